@@ -1,0 +1,1 @@
+# Installation and the CMake package for other programs; filled in with the consumer example.

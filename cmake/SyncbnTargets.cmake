@@ -1,0 +1,39 @@
+# Helpers that make every module of lib/ look the same to CMake.
+
+# Warnings are a target of their own, linked privately: they never reach a consumer.
+add_library(syncbn_warnings INTERFACE)
+target_compile_options(
+  syncbn_warnings
+  INTERFACE -Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual
+            $<$<BOOL:${SYNCBN_WERROR}>:-Werror>)
+
+# syncbn_add_library(<module> [SHARED|STATIC] SOURCES ... [PUBLIC ...] [PRIVATE ...])
+# makes syncbn_<module> with the alias syncbn::<module>; headers in lib/<module>/include.
+function(syncbn_add_library module)
+  cmake_parse_arguments(ARG "SHARED;STATIC" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  set(kind STATIC)
+  if(ARG_SHARED)
+    set(kind SHARED)
+  endif()
+  set(target syncbn_${module})
+  add_library(${target} ${kind} ${ARG_SOURCES})
+  add_library(syncbn::${module} ALIAS ${target})
+  target_include_directories(
+    ${target}
+    PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
+           $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+    PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/src)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE}
+                                                                $<BUILD_INTERFACE:syncbn_warnings>)
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${module})
+  set_property(GLOBAL APPEND PROPERTY SYNCBN_LIBRARIES ${target})
+endfunction()
+
+# syncbn_add_program(<name> SOURCES ... LINK ...) makes build/bin/<name>.
+function(syncbn_add_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} syncbn_warnings)
+  set_property(GLOBAL APPEND PROPERTY SYNCBN_PROGRAMS ${name})
+endfunction()

@@ -1,0 +1,50 @@
+/* The channel from a launcher to its workers: plain C, no library needed.
+ *
+ * The launcher gives each worker the writing end of a pipe and names it in the environment:
+ *   SYNCBN_AGENT_FD       the descriptor's number
+ *   SYNCBN_AGENT_VERSION  the newest record version that the launcher reads
+ *   SYNCBN_AGENT_COLUMNS  the terminal's width when the launcher draws on one, else unset
+ * A worker adopts the descriptor (sets close-on-exec and unsets SYNCBN_AGENT_FD, so that its own
+ * children do not write to it) and sends records of exactly sizeof(struct syncbn_agent_record)
+ * bytes, one write() each: smaller than PIPE_BUF, so records never mix. The descriptor is
+ * non-blocking: a record that does not fit is dropped, never waited for.
+ * A worker that knows nothing of this simply ignores it.
+ */
+#ifndef SYNCBN_AGENT_H
+#define SYNCBN_AGENT_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SYNCBN_AGENT_MAGIC 0x4e425953u /* "SYBN" in memory on a little-endian machine */
+#define SYNCBN_AGENT_VERSION 1u
+
+enum syncbn_agent_kind {
+  SYNCBN_AGENT_HELLO = 1,     /* sent once after adoption; no further fields */
+  SYNCBN_AGENT_HEARTBEAT = 2, /* done = steps since the start of the run */
+  SYNCBN_AGENT_PROGRESS = 3,  /* done of total, and a line of text to stand beside the bar */
+  SYNCBN_AGENT_CLEAR = 4      /* the progress bar is over: remove it */
+};
+
+/* All numbers little-endian, as on every machine this runs on. */
+struct syncbn_agent_record {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t kind;      /* enum syncbn_agent_kind */
+  int32_t rank;       /* global rank of the sender */
+  uint32_t reserved;  /* 0 */
+  uint64_t time_ns;   /* CLOCK_MONOTONIC of the sender */
+  uint64_t done;
+  uint64_t total;     /* 0: unknown */
+  char text[216];     /* UTF-8, ends with NUL */
+};
+
+#ifdef __cplusplus
+}
+static_assert(sizeof(struct syncbn_agent_record) == 256, "the record's size is part of the protocol");
+#endif
+
+#endif

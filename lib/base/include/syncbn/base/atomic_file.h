@@ -1,0 +1,23 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace syncbn::base {
+
+/// Replaces `path` by what `write` puts into the temporary file it is given, or leaves it alone:
+/// temporary in the same folder, fsync, rename, fsync of the folder. Creates missing folders.
+/// A reader sees the old file or the new one, never a part.
+/// @throws UnavailableError naming the file and the reason; the temporary is removed.
+void write_file_atomically(const std::filesystem::path& path,
+                           const std::function<void(const std::filesystem::path&)>& write);
+
+/// The same with the bytes at hand.
+void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
+
+/// The whole file. @throws UserError naming the file when it cannot be read.
+std::string read_file(const std::filesystem::path& path);
+
+}  // namespace syncbn::base

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace syncbn::base {
+
+/// The value of an environment variable; empty when it is unset or the empty string.
+std::optional<std::string> env(const char* name);
+
+/// An environment variable as an integer in [min, max].
+/// @throws UserError naming the variable and its value when it is not such an integer.
+std::optional<int64_t> env_int(const char* name, int64_t min, int64_t max);
+
+/// This machine's host name, for messages.
+std::string hostname();
+
+}  // namespace syncbn::base

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace syncbn::base {
+
+/// The candidate nearest to `word` by edit distance, when it is near enough to be what was meant.
+std::optional<std::string> nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+/// `"; did you mean 'x'?"` or nothing: the tail of a message about an unknown name.
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
+
+std::string join(const std::vector<std::string>& parts, std::string_view separator);
+
+/// "1.5 s", "320 ms", "2 min 5 s".
+std::string format_seconds(double seconds);
+
+/// "57.3 kB", "1.2 GB" (powers of 1000).
+std::string format_bytes(uint64_t bytes);
+
+}  // namespace syncbn::base

@@ -1,0 +1,37 @@
+#include <syncbn/base/env.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+
+namespace syncbn::base {
+
+std::optional<std::string> env(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+std::optional<int64_t> env_int(const char* name, int64_t min, int64_t max) {
+  const auto text = env(name);
+  if (!text) return std::nullopt;
+  int64_t value = 0;
+  const char* end = text->data() + text->size();
+  const auto [stop, error] = std::from_chars(text->data(), end, value);
+  if (error != std::errc() || stop != end || value < min || value > max) {
+    throw UserError(fmt::format("environment variable {}={} is not an integer from {} to {}", name,
+                                *text, min, max));
+  }
+  return value;
+}
+
+std::string hostname() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof(name) - 1) != 0) return "localhost";
+  return name;
+}
+
+}  // namespace syncbn::base

@@ -1,0 +1,47 @@
+#include <syncbn/base/log.h>
+
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <cstdio>
+
+namespace syncbn::base {
+
+void init_logging(int rank) {
+  auto logger = spdlog::stderr_color_mt("");
+  logger->set_pattern("%^%L%$ %v");
+  logger->set_level(rank == 0 ? spdlog::level::info : spdlog::level::warn);
+  if (const auto wanted = env("SYNCBN_LOG")) {
+    const auto level = spdlog::level::from_str(*wanted);
+    // from_str answers `off` for what it does not know.
+    if (level == spdlog::level::off && *wanted != "off") {
+      throw UserError(fmt::format(
+          "environment variable SYNCBN_LOG={} is not one of trace, debug, info, warn, error, off",
+          *wanted));
+    }
+    logger->set_level(level);
+  }
+  spdlog::drop("");
+  spdlog::set_default_logger(std::move(logger));
+}
+
+int run_main(const std::string& program, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const InternalError& error) {
+    fmt::print(stderr, "{}: internal error: {}\n{}: this is a bug; please report it\n", program,
+               error.what(), program);
+    return error.exit_code();
+  } catch (const Error& error) {
+    fmt::print(stderr, "{}: error: {}\n", program, error.what());
+    return error.exit_code();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}: internal error: {}\n", program, error.what());
+    return kExitInternal;
+  }
+}
+
+}  // namespace syncbn::base

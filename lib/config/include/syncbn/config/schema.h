@@ -1,0 +1,554 @@
+#pragma once
+
+// Option structs described once: the description drives reading YAML and the command line,
+// --help, --print-config, the reference in docs/ and error messages. Header-only and free of
+// yaml-cpp, so that lib/data and lib/models describe their options without it.
+//
+//   struct SgdOptions {
+//     double lr = 0.1;
+//     bool nesterov = false;
+//     static void describe(config::Schema<SgdOptions>& schema) {
+//       schema.field("lr", &SgdOptions::lr, "learning rate").above(0);
+//       schema.field("nesterov", &SgdOptions::nesterov, "use Nesterov's momentum");
+//     }
+//   };
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/value.h>
+
+namespace syncbn::config {
+
+/// One line of help or of the reference.
+struct FieldInfo {
+  std::string path;           ///< "optimizer.lr"
+  std::string type;           ///< "number", "integer", "true|false", "text", ...
+  std::string default_value;  ///< "0.1"; empty: none
+  std::string unit;           ///< "s", "samples"; empty: none
+  std::string range;          ///< "above 0"; empty: any
+  std::string help;
+  std::string only_for;  ///< "type: sgd" where the key exists for one alternative only
+  bool required = false;
+};
+
+template <class T>
+class Schema;
+
+/// How a type is read and written. Specialised for bool, integers, floating point, text,
+/// std::optional, std::vector, described structs and Component.
+template <class T>
+struct Codec;
+
+template <class T>
+concept Described = requires(Schema<T>& schema) { T::describe(schema); };
+
+namespace detail {
+
+inline std::string at(const std::string& path, const std::string& key) {
+  return path.empty() ? key : path + "." + key;
+}
+
+/// The whole of `text` as a number.
+template <class Number>
+std::optional<Number> parse_number(const std::string& text) {
+  Number number{};
+  const char* begin = text.data();
+  if (text.size() > 1 && *begin == '+') ++begin;
+  const auto [stop, error] = std::from_chars(begin, text.data() + text.size(), number);
+  if (error != std::errc() || stop != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+inline void wrong_type(const Value& value, const std::string& path, const std::string& wanted,
+                       Faults& faults) {
+  faults.add(value.mark, fmt::format("{}: expected {}, got {}", path, wanted, value.str()));
+}
+
+}  // namespace detail
+
+template <>
+struct Codec<bool> {
+  static std::string type_name() { return "true|false"; }
+  static bool read(const Value& value, bool& out, const std::string& path, Faults& faults) {
+    if (value.kind == Value::Kind::kScalar && !value.quoted) {
+      if (value.scalar == "true") return out = true, true;
+      if (value.scalar == "false") return out = false, true;
+    }
+    detail::wrong_type(value, path, "true or false", faults);
+    return false;
+  }
+  static Value write(bool in) { return Value::of_scalar(in ? "true" : "false"); }
+};
+
+template <class T>
+  requires(std::is_integral_v<T> && !std::is_same_v<T, bool>)
+struct Codec<T> {
+  static std::string type_name() { return "integer"; }
+  static bool read(const Value& value, T& out, const std::string& path, Faults& faults) {
+    if (value.kind == Value::Kind::kScalar && !value.quoted) {
+      if (const auto number = detail::parse_number<T>(value.scalar)) return out = *number, true;
+    }
+    detail::wrong_type(value, path, "an integer", faults);
+    return false;
+  }
+  static Value write(T in) { return Value::of_scalar(fmt::format("{}", in)); }
+};
+
+template <class T>
+  requires std::is_floating_point_v<T>
+struct Codec<T> {
+  static std::string type_name() { return "number"; }
+  static bool read(const Value& value, T& out, const std::string& path, Faults& faults) {
+    if (value.kind == Value::Kind::kScalar && !value.quoted) {
+      const auto number = detail::parse_number<T>(value.scalar);
+      if (number && std::isfinite(*number)) return out = *number, true;
+    }
+    detail::wrong_type(value, path, "a finite number", faults);
+    return false;
+  }
+  static Value write(T in) { return Value::of_scalar(fmt::format("{}", in)); }
+};
+
+template <>
+struct Codec<std::string> {
+  static std::string type_name() { return "text"; }
+  static bool read(const Value& value, std::string& out, const std::string& path, Faults& faults) {
+    if (value.kind == Value::Kind::kScalar) return out = value.scalar, true;
+    detail::wrong_type(value, path, "text", faults);
+    return false;
+  }
+  static Value write(const std::string& in) { return Value::of_scalar(in, /*quoted=*/true); }
+};
+
+template <class T>
+struct Codec<std::optional<T>> {
+  static std::string type_name() { return Codec<T>::type_name() + " or null"; }
+  static bool read(const Value& value, std::optional<T>& out, const std::string& path,
+                   Faults& faults) {
+    if (value.kind == Value::Kind::kNull) return out.reset(), true;
+    T inner{};
+    if (!Codec<T>::read(value, inner, path, faults)) return false;
+    out = std::move(inner);
+    return true;
+  }
+  static Value write(const std::optional<T>& in) { return in ? Codec<T>::write(*in) : Value(); }
+};
+
+template <class T>
+struct Codec<std::vector<T>> {
+  static std::string type_name() { return "list of " + Codec<T>::type_name(); }
+  static bool read(const Value& value, std::vector<T>& out, const std::string& path,
+                   Faults& faults) {
+    if (value.kind != Value::Kind::kList) {
+      detail::wrong_type(value, path, "a list", faults);
+      return false;
+    }
+    std::vector<T> items;
+    bool good = true;
+    for (size_t i = 0; i < value.list.size(); ++i) {
+      T item{};
+      good &= Codec<T>::read(value.list[i], item, fmt::format("{}[{}]", path, i), faults);
+      items.push_back(std::move(item));
+    }
+    if (good) out = std::move(items);
+    return good;
+  }
+  static Value write(const std::vector<T>& in) {
+    Value value;
+    value.kind = Value::Kind::kList;
+    for (const T& item : in) value.list.push_back(Codec<T>::write(item));
+    return value;
+  }
+};
+
+/// The rules of one field; returned by Schema::field to be chained.
+template <class M>
+class Rules {
+ public:
+  Rules& at_least(double bound) {
+    return number_rule(fmt::format("at least {}", bound), [bound](double x) { return x >= bound; });
+  }
+  Rules& at_most(double bound) {
+    return number_rule(fmt::format("at most {}", bound), [bound](double x) { return x <= bound; });
+  }
+  Rules& above(double bound) {
+    return number_rule(fmt::format("above {}", bound), [bound](double x) { return x > bound; });
+  }
+  Rules& below(double bound) {
+    return number_rule(fmt::format("below {}", bound), [bound](double x) { return x < bound; });
+  }
+  Rules& one_of(std::vector<std::string> choices) {
+    choices_ = std::move(choices);
+    return *this;
+  }
+  Rules& unit(std::string text) {
+    unit_ = std::move(text);
+    return *this;
+  }
+  Rules& required() {
+    required_ = true;
+    return *this;
+  }
+
+ private:
+  template <class T>
+  friend class Schema;
+
+  struct Rule {
+    std::string text;
+    std::function<bool(double)> holds;
+  };
+
+  Rules& number_rule(std::string text, std::function<bool(double)> holds) {
+    numbers_.push_back({std::move(text), std::move(holds)});
+    return *this;
+  }
+
+  std::string range() const {
+    if (!choices_.empty()) return "one of " + base::join(choices_, ", ");
+    std::vector<std::string> texts;
+    for (const Rule& rule : numbers_) texts.push_back(rule.text);
+    return base::join(texts, ", ");
+  }
+
+  template <class X>
+  bool check(const X& value, const Mark& mark, const std::string& path, Faults& faults) const {
+    if constexpr (std::is_arithmetic_v<X>) {
+      for (const Rule& rule : numbers_) {
+        if (rule.holds(static_cast<double>(value))) continue;
+        faults.add(mark, fmt::format("{}: must be {}, got {}", path, range(), value));
+        return false;
+      }
+    } else if constexpr (std::is_same_v<X, std::string>) {
+      if (choices_.empty() || std::find(choices_.begin(), choices_.end(), value) != choices_.end())
+        return true;
+      faults.add(mark, fmt::format("{}: must be {}, got '{}'{}", path, range(), value,
+                                   base::did_you_mean(value, choices_)));
+      return false;
+    }
+    return true;
+  }
+  template <class X>
+  bool check(const std::optional<X>& value, const Mark& mark, const std::string& path,
+             Faults& faults) const {
+    return !value || check(*value, mark, path, faults);
+  }
+  template <class X>
+  bool check(const std::vector<X>& values, const Mark& mark, const std::string& path,
+             Faults& faults) const {
+    for (const X& value : values) {
+      if (!check(value, mark, path, faults)) return false;
+    }
+    return true;
+  }
+
+  std::vector<Rule> numbers_;
+  std::vector<std::string> choices_;
+  std::string unit_;
+  bool required_ = false;
+};
+
+/// The description of an option struct T: its keys, their help and rules.
+/// Built once per type; immutable and safe to share between threads afterwards.
+template <class T>
+class Schema {
+ public:
+  static const Schema& get() {
+    static const Schema schema = [] {
+      Schema made;
+      T::describe(made);
+      return made;
+    }();
+    return schema;
+  }
+
+  template <class M>
+  Rules<M>& field(const std::string& name, M T::*member, const std::string& help) {
+    auto rules = std::make_shared<Rules<M>>();
+    Rules<M>& result = *rules;
+    Field field;
+    field.name = name;
+    field.required = [rules] { return rules->required_; };
+    field.read = [member, rules](const Value& value, T& out, const std::string& path,
+                                 Faults& faults) {
+      return Codec<M>::read(value, out.*member, path, faults) &&
+             rules->check(out.*member, value.mark, path, faults);
+    };
+    field.write = [member](const T& in) { return Codec<M>::write(in.*member); };
+    field.info = [member, rules, help](const T& defaults, const std::string& path,
+                                       std::vector<FieldInfo>& out) {
+      if constexpr (requires { Codec<M>::info(defaults.*member, path, help, out); }) {
+        Codec<M>::info(defaults.*member, path, help, out);
+      } else {
+        FieldInfo info;
+        info.path = path;
+        info.type = Codec<M>::type_name();
+        info.help = help;
+        info.unit = rules->unit_;
+        info.range = rules->range();
+        info.required = rules->required_;
+        const Value value = Codec<M>::write(defaults.*member);
+        if (value.kind == Value::Kind::kNull) info.default_value = "null";
+        if (value.kind == Value::Kind::kScalar) info.default_value = value.scalar;
+        if (value.kind == Value::Kind::kList) {
+          std::vector<std::string> items;
+          for (const Value& item : value.list) items.push_back(item.scalar);
+          info.default_value = "[" + base::join(items, ", ") + "]";
+        }
+        out.push_back(std::move(info));
+      }
+    };
+    fields_.push_back(std::move(field));
+    return result;
+  }
+
+  /// A rule over several fields: returns what is wrong, or nothing.
+  void check(std::function<std::optional<std::string>(const T&)> rule) {
+    checks_.push_back(std::move(rule));
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const Field& field : fields_) all.push_back(field.name);
+    return all;
+  }
+
+  /// Reads a section into `out`; keys not written keep their defaults. `skip` names a key that
+  /// belongs to the caller ("type" of a Component). Adds every fault it meets.
+  bool read(const Value& value, T& out, const std::string& path, Faults& faults,
+            const std::string& skip = "") const {
+    if (value.kind != Value::Kind::kMap && value.kind != Value::Kind::kNull) {
+      detail::wrong_type(value, path.empty() ? "the configuration" : path, "a section", faults);
+      return false;
+    }
+    bool good = true;
+    for (const Value::Member& member : value.members) {
+      if (!skip.empty() && member.key == skip) continue;
+      const auto field = std::find_if(fields_.begin(), fields_.end(),
+                                      [&](const Field& f) { return f.name == member.key; });
+      if (field == fields_.end()) {
+        faults.add(member.mark, fmt::format("unknown key '{}'{}", detail::at(path, member.key),
+                                            base::did_you_mean(member.key, names())));
+        good = false;
+      } else {
+        good &= field->read(member.value, out, detail::at(path, member.key), faults);
+      }
+    }
+    for (const Field& field : fields_) {
+      if (field.required() && value.find(field.name) == nullptr) {
+        faults.add(value.mark, fmt::format("the key '{}' is missing", detail::at(path, field.name)));
+        good = false;
+      }
+    }
+    if (!good) return false;
+    for (const auto& rule : checks_) {
+      if (const auto problem = rule(out)) {
+        faults.add(value.mark, path.empty() ? *problem : path + ": " + *problem);
+        good = false;
+      }
+    }
+    return good;
+  }
+
+  Value write(const T& in) const {
+    Value value = Value::of_map();
+    for (const Field& field : fields_) value.set(field.name, field.write(in));
+    return value;
+  }
+
+  void info(const std::string& path, std::vector<FieldInfo>& out) const {
+    const T defaults{};
+    for (const Field& field : fields_) field.info(defaults, detail::at(path, field.name), out);
+  }
+
+ private:
+  struct Field {
+    std::string name;
+    std::function<bool()> required;
+    std::function<bool(const Value&, T&, const std::string&, Faults&)> read;
+    std::function<Value(const T&)> write;
+    std::function<void(const T&, const std::string&, std::vector<FieldInfo>&)> info;
+  };
+  std::vector<Field> fields_;
+  std::vector<std::function<std::optional<std::string>(const T&)>> checks_;
+};
+
+template <Described T>
+struct Codec<T> {
+  static std::string type_name() { return "section"; }
+  static bool read(const Value& value, T& out, const std::string& path, Faults& faults) {
+    return Schema<T>::get().read(value, out, path, faults);
+  }
+  static Value write(const T& in) { return Schema<T>::get().write(in); }
+  static void info(const T&, const std::string& path, const std::string&,
+                   std::vector<FieldInfo>& out) {
+    Schema<T>::get().info(path, out);
+  }
+};
+
+/// Alternatives that a configuration chooses from by name, each with options of its own:
+/// `optimizer: {type: sgd, lr: 0.1}`. Product is what an alternative makes, Args what it needs
+/// besides its options. Registration happens at start-up, before threads.
+template <class Product_, class... Args>
+class Registry {
+ public:
+  using Product = Product_;
+
+  /// One alternative with its options read.
+  class Choice {
+   public:
+    virtual ~Choice() = default;
+    virtual Product make(Args... args) const = 0;
+    virtual Value write() const = 0;
+  };
+
+  struct Entry {
+    std::string help;
+    std::function<std::shared_ptr<const Choice>(const Value&, const std::string&, Faults&)> read;
+    std::function<void(const std::string&, std::vector<FieldInfo>&)> info;
+  };
+
+  template <Described Options, class Make>
+  void add(const std::string& type, const std::string& help, Make make) {
+    Entry entry;
+    entry.help = help;
+    entry.read = [type, make](const Value& value, const std::string& path,
+                              Faults& faults) -> std::shared_ptr<const Choice> {
+      Options options{};
+      if (!Schema<Options>::get().read(value, options, path, faults, "type")) return nullptr;
+      return std::make_shared<Made<Options, Make>>(type, std::move(options), make);
+    };
+    entry.info = [type](const std::string& path, std::vector<FieldInfo>& out) {
+      const size_t first = out.size();
+      Schema<Options>::get().info(path, out);
+      for (size_t i = first; i < out.size(); ++i) out[i].only_for = "type: " + type;
+    };
+    entries_[type] = std::move(entry);
+  }
+
+  const std::map<std::string, Entry>& entries() const { return entries_; }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto& [name, entry] : entries_) all.push_back(name);
+    return all;
+  }
+
+ private:
+  template <class Options, class Make>
+  class Made : public Choice {
+   public:
+    Made(std::string type, Options options, Make make)
+        : type_(std::move(type)), options_(std::move(options)), make_(std::move(make)) {}
+    Product make(Args... args) const override {
+      return make_(options_, std::forward<Args>(args)...);
+    }
+    Value write() const override {
+      Value value = Value::of_map();
+      value.set("type", Value::of_scalar(type_));
+      for (auto& member : Schema<Options>::get().write(options_).members) {
+        value.set(member.key, std::move(member.value));
+      }
+      return value;
+    }
+
+   private:
+    std::string type_;
+    Options options_;
+    Make make_;
+  };
+
+  std::map<std::string, Entry> entries_;
+};
+
+/// A field that chooses from a registry. `Kind` has
+///   using Registry = config::Registry<...>;   static Registry& registry();
+/// Written as `{type: name, ...its options}` or just `name`.
+template <class Kind>
+class Component {
+ public:
+  using Choice = typename Kind::Registry::Choice;
+
+  Component() = default;
+  /// The alternative `type` with its default options.
+  explicit Component(const std::string& type) : type_(type) {
+    Value value = Value::of_map();
+    Faults faults;
+    choice_ = Kind::registry().entries().at(type).read(value, "", faults);
+    faults.throw_if_any();
+  }
+  Component(std::string type, std::shared_ptr<const Choice> choice)
+      : type_(std::move(type)), choice_(std::move(choice)) {}
+
+  const std::string& type() const { return type_; }
+  explicit operator bool() const { return choice_ != nullptr; }
+
+  template <class... Args>
+  auto make(Args&&... args) const {
+    if (!choice_) throw base::InternalError("a component was used that no configuration has set");
+    return choice_->make(std::forward<Args>(args)...);
+  }
+  Value write() const { return choice_ ? choice_->write() : Value(); }
+
+ private:
+  std::string type_;
+  std::shared_ptr<const Choice> choice_;
+};
+
+template <class Kind>
+struct Codec<Component<Kind>> {
+  static std::string type_name() { return "section with a type"; }
+  static bool read(const Value& value, Component<Kind>& out, const std::string& path,
+                   Faults& faults) {
+    const auto& entries = Kind::registry().entries();
+    const Value* type = value.kind == Value::Kind::kScalar ? &value : value.find("type");
+    if (type == nullptr || type->kind != Value::Kind::kScalar) {
+      faults.add(value.mark,
+                 fmt::format("{}: the key 'type' is missing; it is one of {}", path,
+                             base::join(Kind::registry().names(), ", ")));
+      return false;
+    }
+    const auto entry = entries.find(type->scalar);
+    if (entry == entries.end()) {
+      const auto names = Kind::registry().names();
+      faults.add(type->mark,
+                 fmt::format("{}: unknown type '{}'{} (known: {})", path, type->scalar,
+                             base::did_you_mean(type->scalar, names), base::join(names, ", ")));
+      return false;
+    }
+    Value nothing;
+    nothing.mark = value.mark;
+    auto choice = entry->second.read(type == &value ? nothing : value, path, faults);
+    if (!choice) return false;
+    out = Component<Kind>(entry->first, std::move(choice));
+    return true;
+  }
+  static Value write(const Component<Kind>& in) { return in.write(); }
+  static void info(const Component<Kind>& defaults, const std::string& path,
+                   const std::string& help, std::vector<FieldInfo>& out) {
+    FieldInfo type;
+    type.path = detail::at(path, "type");
+    type.type = "text";
+    type.range = "one of " + base::join(Kind::registry().names(), ", ");
+    type.default_value = defaults.type();
+    type.required = !defaults;
+    type.help = help;
+    out.push_back(std::move(type));
+    for (const auto& [name, entry] : Kind::registry().entries()) entry.info(path, out);
+  }
+};
+
+}  // namespace syncbn::config

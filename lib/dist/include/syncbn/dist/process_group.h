@@ -1,0 +1,93 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+// c10d::ProcessGroup: what groups are, so that everything of c10d's interoperates.
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace syncbn::dist {
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+/// How to form the default process group. Twin of torch.distributed.init_process_group.
+struct InitOptions {
+  /// "gloo", "nccl", or "auto": NCCL when CUDA devices are there and the program was built for
+  /// them, Gloo otherwise.
+  std::string backend = "auto";
+  /// "env://": RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as syncbn-launch and torchrun set
+  /// them; "tcp://host:port": rank 0 listens there, rank and world_size are then required.
+  std::string init_method = "env://";
+  /// Of the rendezvous and of every collective afterwards.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Override RANK and WORLD_SIZE.
+  std::optional<int> rank;
+  std::optional<int> world_size;
+  /// How long to wait for the store of rank 0 to answer and all ranks to arrive.
+  std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
+};
+
+/// Forms the default process group; every rank calls it once. Without RANK and WORLD_SIZE in the
+/// environment this is a world of one rank, so that a program also runs without a launcher.
+/// @throws base::UserError for a malformed environment, when two processes claim one rank, or when
+///   the default group exists already; base::UnavailableError when rank 0 or a peer does not come.
+ProcessGroupPtr init_process_group(const InitOptions& options = {});
+
+/// Leaves the default group and all groups made from it. Harmless when there is none.
+void destroy_process_group();
+
+bool is_initialized();
+
+/// The default group. @throws base::UserError naming init_process_group when there is none.
+ProcessGroupPtr default_group();
+
+/// A group over the given ranks of the default group; every rank of the default group calls it, in
+/// the same order. Null on ranks outside. Ranks keep the order given.
+/// @param timeout of its collectives; that of the default group when not given.
+/// @throws base::UserError for a rank that is outside the world or given twice.
+ProcessGroupPtr new_group(const std::vector<int>& ranks,
+                          std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+
+/// Splits the world into neighbouring groups of `group_size` ranks and returns this rank's.
+/// @throws base::UserError when the world's size is not a multiple of it.
+ProcessGroupPtr new_subgroups(int group_size,
+                              std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+
+/// This process's rank in a group; an empty group means the default one.
+int rank(const ProcessGroupPtr& group = {});
+
+/// The number of ranks in a group; an empty group means the default one.
+int world_size(const ProcessGroupPtr& group = {});
+
+/// This process's number on its host: LOCAL_RANK, or 0 when unset.
+int local_rank();
+
+/// The device that this process trains on: CUDA device local_rank() when the default group's
+/// backend is NCCL, the CPU otherwise.
+at::Device device();
+
+// Collectives. All block until the result is there, and throw base::UnavailableError, naming rank,
+// collective, sequence number and group, when a peer fails or the group's timeout passes. Every
+// rank of the group calls them in the same order with tensors of the same shape and dtype. They may
+// be called from any one thread at a time. An empty group means the default one.
+
+/// Reduces `tensor` over all ranks, in place.
+void all_reduce(at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+                const ProcessGroupPtr& group = {});
+
+/// Every rank's tensor, in the order of ranks.
+std::vector<at::Tensor> all_gather(const at::Tensor& tensor, const ProcessGroupPtr& group = {});
+
+/// Overwrites `tensor` by that of the rank `root` of the group.
+void broadcast(at::Tensor& tensor, int root, const ProcessGroupPtr& group = {});
+
+/// The same for bytes of a length that only `root` knows.
+std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group = {});
+
+/// Returns when every rank has called it.
+void barrier(const ProcessGroupPtr& group = {});
+
+}  // namespace syncbn::dist

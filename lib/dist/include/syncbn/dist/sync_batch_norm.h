@@ -1,0 +1,101 @@
+#pragma once
+
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+// torch::nn::Module, ModuleHolder and Cloneable.
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <syncbn/dist/process_group.h>
+
+namespace torch::jit {
+struct Module;
+}
+
+namespace syncbn::dist {
+
+/// Options of SyncBatchNorm; the same names and defaults as torch.nn.SyncBatchNorm.
+struct SyncBatchNormOptions {
+  SyncBatchNormOptions(int64_t num_features) : num_features_(num_features) {}  // NOLINT: as torch's
+
+  /// C of an input of shape [N, C, ...].
+  TORCH_ARG(int64_t, num_features);
+  /// Added to the variance for numerical stability.
+  TORCH_ARG(double, eps) = 1e-5;
+  /// Weight of the new value in running_mean and running_var; nullopt: cumulative average.
+  TORCH_ARG(std::optional<double>, momentum) = 0.1;
+  /// Learn a scale and a shift per channel.
+  TORCH_ARG(bool, affine) = true;
+  /// Keep running statistics for evaluation; without them, evaluation uses the batch's.
+  TORCH_ARG(bool, track_running_stats) = true;
+  /// The ranks that share statistics; empty: all ranks, through a group of SyncBatchNorm's own.
+  TORCH_ARG(ProcessGroupPtr, process_group) = {};
+};
+
+/// Batch normalisation with statistics over the batches of all ranks of a process group
+/// (Ioffe and Szegedy, arXiv:1502.03167; twin of torch.nn.SyncBatchNorm).
+///
+/// Input [N, C, ...] of 2 to 5 dimensions on the CPU or a CUDA device, float32, float64, float16 or
+/// bfloat16; N may differ between ranks and be 0. Output, gradients and running statistics are those
+/// of torch::nn::BatchNorm on the concatenation of all ranks' inputs. Statistics are computed in
+/// float32 or better, merged by Chan, Golub and LeVeque's formula, with an exact count.
+///
+/// Every rank of the group runs each forward (and its backward) the same number of times. In
+/// evaluation mode, or in a group of one rank, nothing is exchanged. DistributedDataParallel is not
+/// needed for the statistics.
+///
+/// Unlike PyTorch's, it works on CPUs, keeps precision for small variances, and does not count on
+/// every rank having the same batch.
+///
+/// @throws (forward) base::UserError when WORLD_SIZE is above 1 and init_process_group was not
+///   called, for an input of the wrong shape, and when all ranks together have one value a channel;
+///   base::UnavailableError when a peer fails. Not to be called from two threads at a time.
+class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
+ public:
+  explicit SyncBatchNormImpl(const SyncBatchNormOptions& options);
+
+  at::Tensor forward(const at::Tensor& input);
+  void reset() override;
+  void reset_parameters();
+  void reset_running_stats();
+  void pretty_print(std::ostream& stream) const override;
+
+  SyncBatchNormOptions options;
+  at::Tensor weight;               ///< [C], undefined without affine
+  at::Tensor bias;                 ///< [C], undefined without affine
+  at::Tensor running_mean;         ///< [C], undefined without track_running_stats
+  at::Tensor running_var;          ///< [C], unbiased
+  at::Tensor num_batches_tracked;  ///< scalar int64
+};
+TORCH_MODULE(SyncBatchNorm);
+
+/// What a conversion did, by the names of named_modules() ("" is the root itself).
+struct ConvertReport {
+  struct NotConverted {
+    std::string name;
+    std::string reason;
+  };
+  std::vector<std::string> converted;
+  std::vector<NotConverted> not_converted;
+};
+
+/// Makes every BatchNorm1d/2d/3d below `module`, and `module` itself, share its statistics over
+/// `group` while training: in place, so that parameters, buffers, names, optimizers and references
+/// to the layers stay as they are. Works wherever the layers sit (Sequential, ModuleHolder members,
+/// containers of containers) since the layers themselves are not replaced: from now on this
+/// process's aten::batch_norm looks its layer up.
+/// A clone of a converted module is not converted. Not thread-safe.
+ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroupPtr& group = {});
+
+/// The same for a TorchScript module: rewrites the graphs of all its methods.
+/// Undo it before saving the module: Python does not know the operator that is put in.
+ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGroupPtr& group = {});
+
+/// Undoes convert_sync_batchnorm.
+void revert_sync_batchnorm(torch::nn::Module& module);
+void revert_sync_batchnorm(torch::jit::Module& module);
+
+}  // namespace syncbn::dist
