@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <syncbn/config/schema.h>
+
+namespace syncbn::data {
+
+/// Where a run is in its data: all that is needed to go on with the very next sample. Plain
+/// integers, for a checkpoint to hold.
+struct SamplerState {
+  static constexpr int64_t kVersion = 1;
+
+  int64_t version = kVersion;
+  int64_t seed = 0;
+  int64_t epoch = 0;
+  /// Samples that all ranks together have taken in this epoch, so that a run can go on with
+  /// another number of ranks.
+  int64_t consumed = 0;
+};
+
+/// Chooses which samples this rank sees in an epoch, and in which order.
+/// The order is a function of (seed, epoch) alone. Not thread-safe.
+class Sampler {
+ public:
+  virtual ~Sampler() = default;
+
+  /// This rank's sample numbers in the present epoch.
+  virtual std::vector<int64_t> indices() const = 0;
+
+  /// The length of indices(), the same in every epoch.
+  virtual int64_t size() const = 0;
+
+  virtual int num_replicas() const = 0;
+  virtual int64_t seed() const = 0;
+
+  /// Call it before each epoch, or every epoch has the first one's order.
+  void set_epoch(int64_t epoch) { epoch_ = epoch; }
+  int64_t epoch() const { return epoch_; }
+
+ private:
+  int64_t epoch_ = 0;
+};
+
+/// Every sample exactly once over all ranks, in order and without padding: rank r takes r, r + W,
+/// r + 2W, ... Ranks may differ by one sample. For exact evaluation.
+class SequentialShardSampler : public Sampler {
+ public:
+  /// @throws base::UserError for a negative size or a rank outside [0, num_replicas).
+  SequentialShardSampler(int64_t size, int num_replicas, int rank);
+
+  std::vector<int64_t> indices() const override;
+  int64_t size() const override;
+  int num_replicas() const override { return num_replicas_; }
+  int64_t seed() const override { return 0; }
+
+ private:
+  int64_t dataset_size_;
+  int num_replicas_;
+  int rank_;
+};
+
+struct ClassSkewedSamplerOptions {
+  int num_replicas = 1;
+  int rank = 0;
+  bool shuffle = true;
+  int64_t seed = 0;
+};
+
+/// Rank r of W sees only the samples whose label y has y % W == r, as happens when data sits where
+/// it was collected.
+///
+/// Shards of unequal size are padded to the longest by repeating from their front, so that all
+/// ranks run the same number of steps.
+class ClassSkewedSampler : public Sampler {
+ public:
+  /// @throws base::UserError when any rank, not only this one, would be left without a sample:
+  ///   names the rank, the number of ranks and the labels there are; for a negative label; for a
+  ///   rank outside [0, num_replicas).
+  ClassSkewedSampler(std::span<const int64_t> labels, const ClassSkewedSamplerOptions& options);
+
+  std::vector<int64_t> indices() const override;
+  int64_t size() const override { return padded_size_; }
+  int num_replicas() const override { return options_.num_replicas; }
+  int64_t seed() const override { return options_.seed; }
+
+ private:
+  ClassSkewedSamplerOptions options_;
+  std::vector<int64_t> shard_;
+  int64_t padded_size_ = 0;
+};
+
+/// What a sampler is made from besides its own options.
+struct SamplerArgs {
+  int64_t size = 0;                 ///< samples in the data set
+  std::span<const int64_t> labels;  ///< of every sample; empty where the data set has none
+  int num_replicas = 1;
+  int rank = 0;
+  int64_t seed = 0;
+};
+
+/// The registry behind `sampler: {type: distributed}`. Knows:
+///   distributed   torch.utils.data.DistributedSampler's order (shuffle, drop_last)
+///   class_skewed  ClassSkewedSampler (shuffle)
+/// make() throws base::UserError when a rank would have no sample of its own; the check is the same
+/// on every rank, so any one process can make it for all.
+struct SamplerKind {
+  using Registry = config::Registry<std::shared_ptr<Sampler>, const SamplerArgs&>;
+  static Registry& registry();
+};
+
+}  // namespace syncbn::data

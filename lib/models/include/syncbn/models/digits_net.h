@@ -1,0 +1,20 @@
+#pragma once
+
+#include <memory>
+
+#include <syncbn/models/model.h>
+
+namespace syncbn::models {
+
+struct DigitsNetOptions {
+  int64_t width = 16;  ///< channels of the first convolution
+
+  static void describe(config::Schema<DigitsNetOptions>& schema);
+};
+
+/// A small convolutional network with batch norm for small images, such as the digits' 8 x 8:
+/// three 3x3 convolutions, each with batch norm and ReLU, and a linear layer.
+/// @throws base::UserError for images below 4 x 4.
+std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options = {});
+
+}  // namespace syncbn::models

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+// torch::nn::Module, and AnyModule to hold either kind of normalisation layer.
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <syncbn/config/schema.h>
+#include <syncbn/dist/process_group.h>
+
+namespace syncbn::models {
+
+/// A network from a batch to its outputs: what DistributedDataParallel<Model> wraps.
+class Model : public torch::nn::Module {
+ public:
+  /// @param input [N, C, H, W], float32. @return logits [N, num_classes].
+  virtual at::Tensor forward(at::Tensor input) = 0;
+};
+
+/// Whose batch the normalisation layers take their statistics from while training.
+enum class Norm {
+  kLocal,  ///< this rank's: torch::nn::BatchNorm2d
+  kSync,   ///< that of all ranks: dist::SyncBatchNorm
+};
+
+/// What a model is made from besides its own options.
+struct ModelArgs {
+  int64_t num_classes = 1000;
+  /// {channels, height, width} of a sample.
+  std::vector<int64_t> sample_shape = {3, 224, 224};
+  Norm norm = Norm::kLocal;
+  /// The ranks that share statistics, for Norm::kSync; empty: all of them.
+  dist::ProcessGroupPtr norm_group;
+};
+
+/// The registry behind `model: {type: resnet50}`. Knows digits, resnet18 and resnet50.
+/// make() draws the initial parameters from torch's default generator (torch::manual_seed); it
+/// throws base::UserError when the model cannot take samples of that shape. Both kinds of
+/// normalisation give the same parameter and buffer names, and the same initial values.
+struct ModelKind {
+  using Registry = config::Registry<std::shared_ptr<Model>, const ModelArgs&>;
+  static Registry& registry();
+};
+
+}  // namespace syncbn::models
