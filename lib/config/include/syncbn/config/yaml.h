@@ -1,0 +1,22 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include <syncbn/config/value.h>
+
+namespace syncbn::config {
+
+/// Reads a YAML file. Every value and key remembers where it was written. Anchors, aliases and
+/// merge keys (`<<: *base`) are resolved.
+/// @throws base::UserError with file:line:column for a syntax error, a key written twice, a key
+///   that is not plain text, or several documents; naming the file when it cannot be read.
+Value load_yaml(const std::filesystem::path& path);
+
+/// The same for text at hand; `source` is what its marks name, in place of a file's path.
+Value parse_yaml(const std::string& text, const std::string& source);
+
+/// A value as YAML text that parse_yaml() reads back to the same value; ends with a newline.
+std::string to_yaml(const Value& value);
+
+}  // namespace syncbn::config

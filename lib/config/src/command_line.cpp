@@ -1,0 +1,1 @@
+#include <syncbn/config/command_line.h>

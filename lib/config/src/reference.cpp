@@ -1,0 +1,1 @@
+#include <syncbn/config/reference.h>
