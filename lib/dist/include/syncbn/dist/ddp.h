@@ -19,7 +19,7 @@ namespace syncbn::dist {
 /// Options of DistributedDataParallel; the same names and defaults as
 /// torch.nn.parallel.DistributedDataParallel.
 struct DdpOptions {
-  /// Before each forward in training mode, overwrite every rank's buffers by rank 0's.
+  /// Before each forward, overwrite every rank's buffers by rank 0's.
   bool broadcast_buffers = true;
   /// Some parameters may get no gradient in some step; costs a walk over the graph per step.
   bool find_unused_parameters = false;

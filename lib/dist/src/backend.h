@@ -1,0 +1,82 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace syncbn::dist::detail {
+
+/// The one backend behind every process group of ours: all collectives pass through it, CPU tensors
+/// on their way to Gloo and CUDA tensors to NCCL. It numbers them, and turns the libraries' errors
+/// into ones that name rank, collective, sequence number and group. Registered as
+/// BackendType::CUSTOM, since c10d's Logger casts a backend of type GLOO to ProcessGroupGloo.
+class Backend : public c10d::Backend {
+ public:
+  struct Delegates {
+    c10::intrusive_ptr<c10d::Backend> cpu;   ///< never null
+    c10::intrusive_ptr<c10d::Backend> cuda;  ///< null without NCCL
+  };
+
+  Backend(Delegates delegates, std::string group_name, std::chrono::milliseconds timeout);
+
+  const std::string& group_name() const { return group_name_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  bool has_cuda() const { return delegates_.cuda != nullptr; }
+  /// The number of collectives started so far on this rank.
+  uint64_t sequence() const { return sequence_; }
+
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  const std::string getBackendName() const override { return "syncbn"; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  bool supportsCoalescing() const override { return false; }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  c10d::Backend& delegate(const at::Tensor& tensor);
+
+  /// Numbers the collective, starts it through `start`, and gives its errors a name.
+  template <class Start>
+  WorkPtr run(c10d::OpType type, const char* name, const at::Tensor& tensor, Start&& start);
+
+  const Delegates delegates_;
+  const std::string group_name_;
+  std::chrono::milliseconds timeout_;
+  std::atomic<uint64_t> sequence_{0};
+};
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,138 @@
+#include "batch_norm_function.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "batch_norm_kernels.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+void check_input(const BatchNormArguments& arguments) {
+  const at::Tensor& input = arguments.input;
+  if (input.dim() < 2 || input.dim() > 5) {
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: expected an input of 2 to 5 dimensions [N, C, ...], got {}",
+                    c10::str(input.sizes())));
+  }
+  if (!input.is_floating_point()) {
+    throw base::UserError(fmt::format("SyncBatchNorm: expected a floating-point input, got {}",
+                                      c10::toString(input.scalar_type())));
+  }
+  for (const at::Tensor* tensor : {&arguments.weight, &arguments.bias, &arguments.running_mean,
+                                   &arguments.running_var}) {
+    if (!tensor->defined()) continue;
+    if (tensor->numel() != input.size(1)) {
+      throw base::UserError(
+          fmt::format("SyncBatchNorm: the layer has {} channels, the input {} has {}",
+                      tensor->numel(), c10::str(input.sizes()), input.size(1)));
+    }
+    if (tensor->device() != input.device()) {
+      throw base::UserError(fmt::format("SyncBatchNorm: the layer is on {}, its input on {}",
+                                        tensor->device().str(), input.device().str()));
+    }
+  }
+}
+
+/// The ranks' statistics, [W, 2C+1] float64: mean, m2, count.
+at::Tensor exchange(const Moments& moments, int64_t count, const ProcessGroupPtr& group) {
+  at::Tensor own = at::cat({moments.mean, moments.m2,
+                            at::full({1}, static_cast<double>(count), moments.mean.options())});
+  at::Tensor all = at::empty({group->getSize(), own.size(0)}, own.options());
+  group->_allgather_base(all, own)->wait();
+  return all;
+}
+
+/// running = (1 - momentum) * running + momentum * new, with the unbiased variance.
+void update_running_statistics(const BatchNormArguments& arguments, const MergedMoments& merged) {
+  const auto blend = [&](const at::Tensor& running, const at::Tensor& value) {
+    if (running.defined()) running.lerp_(value.to(running.scalar_type()), arguments.momentum);
+  };
+  blend(arguments.running_mean, merged.mean);
+  if (arguments.running_var.defined()) {
+    blend(arguments.running_var, merged.m2 / (merged.count - 1));
+  }
+}
+
+class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor& weight, const at::Tensor& bias,
+                            const BatchNormArguments& arguments, const ProcessGroupPtr& group) {
+    const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
+    const int64_t channels = input.size(1);
+    const int64_t count = channels == 0 ? 0 : input.numel() / channels;
+
+    const MergedMoments merged = kernels.merge(exchange(kernels.moments(input), count, group));
+    // Two values or more here are two or more everywhere; only fewer need a look at the sum, which
+    // on a GPU waits for it.
+    const double total = count > 1 ? 2.0 : merged.count.item<double>();
+    if (total == 1) {
+      throw base::UserError(fmt::format(
+          "SyncBatchNorm: the {} ranks together have one value per channel (input {} here), whose "
+          "variance is not defined; train with a larger batch",
+          group->getSize(), c10::str(input.sizes())));
+    }
+    if (total > 1) update_running_statistics(arguments, merged);
+
+    const at::Tensor invstd = (merged.m2 / merged.count + arguments.eps).rsqrt_();
+    context->save_for_backward({input, weight, merged.mean, invstd, merged.count});
+    context->saved_data["group"] = group;
+    context->saved_data["has_bias"] = bias.defined();
+    return kernels.transform(input, weight, bias, merged.mean, invstd);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
+    if (at::GradMode::is_enabled()) {
+      throw base::UserError(
+          "SyncBatchNorm: a gradient of its gradient (create_graph=true) is not supported");
+    }
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &invstd = saved[3],
+                     &count = saved[4];
+    const auto group = context->saved_data["group"].toCustomClass<c10d::ProcessGroup>();
+    const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
+    const at::Tensor& grad_output = grad_outputs[0];
+
+    BackwardSums sums = kernels.backward_reduce(grad_output, input, mean, invstd);
+    at::Tensor grad_weight;
+    at::Tensor grad_bias;
+    if (weight.defined() && context->needs_input_grad(1)) {
+      grad_weight = (sums.dy_xmu * invstd).to(weight.scalar_type());
+    }
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
+      grad_bias = sums.dy.to(weight.scalar_type());
+    }
+    at::Tensor grad_input;
+    // Whether the input needs a gradient follows from the network, so all ranks agree.
+    if (context->needs_input_grad(0)) {
+      std::vector<at::Tensor> both{at::cat({sums.dy, sums.dy_xmu})};
+      group->allreduce(both)->wait();
+      const int64_t channels = input.size(1);
+      sums = {both[0].narrow(0, 0, channels), both[0].narrow(0, channels, channels)};
+      grad_input =
+          kernels.backward_elementwise(grad_output, input, weight, mean, invstd, sums, count);
+    }
+    return {grad_input, grad_weight, grad_bias, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor sync_batch_norm(const BatchNormArguments& arguments, const ProcessGroupPtr& group) {
+  check_input(arguments);
+  return SyncBatchNormFunction::apply(arguments.input, arguments.weight, arguments.bias, arguments,
+                                      group);
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace syncbn::dist::detail {
+
+/// Statistics of one rank's values, per channel.
+struct Moments {
+  at::Tensor mean;  ///< [C] float64
+  at::Tensor m2;    ///< [C] float64: sum of squared deviations from the mean
+};
+
+/// Statistics of all ranks' values, per channel.
+struct MergedMoments {
+  at::Tensor mean;   ///< [C] float64
+  at::Tensor m2;     ///< [C] float64
+  at::Tensor count;  ///< scalar float64: values per channel over all ranks
+};
+
+/// What a rank's backward contributes, per channel.
+struct BackwardSums {
+  at::Tensor dy;      ///< [C] float64: sum of grad_output
+  at::Tensor dy_xmu;  ///< [C] float64: sum of grad_output * (input - mean)
+};
+
+/// The arithmetic of batch normalisation on one kind of device: everything but the exchange.
+/// Inputs are [N, C, ...] of 2 to 5 dimensions and any strides; results have the input's dtype and
+/// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
+/// None of the functions waits for the device.
+struct BatchNormKernels {
+  Moments (*moments)(const at::Tensor& input);
+
+  /// Merges W ranks' statistics by Chan, Golub and LeVeque's formula ("Updating formulae and a
+  /// pairwise algorithm for computing sample variances", 1979), in the order of ranks.
+  /// @param gathered [W, 2C+1] float64: mean, m2 and count of each rank; a rank may have count 0.
+  MergedMoments (*merge)(const at::Tensor& gathered);
+
+  /// (input - mean) * invstd * weight + bias; weight and bias may be undefined.
+  at::Tensor (*transform)(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                          const at::Tensor& mean, const at::Tensor& invstd);
+
+  BackwardSums (*backward_reduce)(const at::Tensor& grad_output, const at::Tensor& input,
+                                  const at::Tensor& mean, const at::Tensor& invstd);
+
+  /// (grad_output - mean_dy - (input - mean) * invstd^2 * mean_dy_xmu) * invstd * weight, the
+  /// gradient in Ioffe and Szegedy (2015), where mean_dy and mean_dy_xmu are sums / count.
+  at::Tensor (*backward_elementwise)(const at::Tensor& grad_output, const at::Tensor& input,
+                                     const at::Tensor& weight, const at::Tensor& mean,
+                                     const at::Tensor& invstd, const BackwardSums& sums,
+                                     const at::Tensor& count);
+};
+
+/// The kernels for a device. @throws base::UserError for a device that has none.
+const BatchNormKernels& batch_norm_kernels(c10::DeviceType device);
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include <syncbn/dist/process_group.h>
+
+namespace syncbn::dist::detail {
+
+// The layers whose statistics are shared, whatever module they belong to. A layer is known by its
+// running mean, or, without running statistics, by its weight: the tensors that aten::batch_norm
+// gets, whose TensorImpl stays the same through to() and loading a state.
+
+/// Shares the statistics of the layer with this key tensor over `group` (may be empty: the group of
+/// statistics_group()).
+void register_layer(const at::Tensor& key, const ProcessGroupPtr& group);
+
+void unregister_layer(const at::Tensor& key);
+
+/// The group of the layer that these tensors belong to; nullopt when it is not converted.
+std::optional<ProcessGroupPtr> find_layer(const at::Tensor& running_mean, const at::Tensor& weight);
+
+/// The tensor to know a layer by; undefined when it has neither.
+at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight);
+
+/// Puts batch_norm_or_sync in front of aten::batch_norm, once per process.
+void install_batch_norm_override();
+
+/// aten::batch_norm, sharing the statistics of layers that were converted.
+at::Tensor batch_norm_or_sync(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                              const std::optional<at::Tensor>& bias,
+                              const std::optional<at::Tensor>& running_mean,
+                              const std::optional<at::Tensor>& running_var, bool training,
+                              double momentum, double eps, bool cudnn_enabled);
+
+}  // namespace syncbn::dist::detail

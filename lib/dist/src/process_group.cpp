@@ -1,0 +1,213 @@
+#include <syncbn/dist/process_group.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <memory>
+#include <numeric>
+#include <set>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "cuda_support.h"
+#include "gloo.h"
+#include "rendezvous.h"
+#include "world.h"
+
+namespace syncbn::dist {
+namespace detail {
+namespace {
+
+/// Everything that init_process_group makes and destroy_process_group drops.
+struct World {
+  Rendezvous place;
+  std::chrono::milliseconds timeout;
+  bool use_cuda = false;
+  int groups_made = 0;
+  ProcessGroupPtr group;
+  ProcessGroupPtr statistics;  ///< made at first use
+};
+
+// Not destroyed at exit: libtorch's own statics may be gone by then.
+std::unique_ptr<World>& world() {
+  static auto* const instance = new std::unique_ptr<World>();
+  return *instance;
+}
+
+World& require_world() {
+  if (!world()) {
+    throw base::UserError(
+        "there is no process group: call syncbn::dist::init_process_group() first");
+  }
+  return *world();
+}
+
+bool choose_cuda(const std::string& backend) {
+  if (backend == "gloo") return false;
+  if (backend != "auto" && backend != "nccl") {
+    throw base::UserError(
+        fmt::format("backend '{}' is not known; it is auto, gloo or nccl", backend));
+  }
+  const CudaSupport* cuda = cuda_support();
+  const int devices = cuda != nullptr ? cuda->device_count() : 0;
+  if (devices > 0) {
+    if (local_rank() >= devices) {
+      throw base::UserError(fmt::format(
+          "LOCAL_RANK={} has no GPU: this host shows {}; start at most that many workers a host, or "
+          "choose backend gloo",
+          local_rank(), devices));
+    }
+    return true;
+  }
+  if (backend == "auto") return false;
+  throw base::UserError(fmt::format(
+      "backend nccl was asked for, and {}",
+      cuda != nullptr ? "this host shows no GPU"
+                      : "the CUDA part of this library does not load: " + cuda_support_error()));
+}
+
+/// Connects the members of a group. The store's prefixes are Python's, so that ranks of Python's
+/// torch.distributed find the same keys.
+ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
+                           const std::string& name, std::chrono::milliseconds timeout) {
+  const int size = static_cast<int>(ranks.size());
+  const auto prefixed = [](const std::string& prefix, c10::intrusive_ptr<c10d::Store> store) {
+    return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
+  };
+  auto store = prefixed(name + "/", prefixed("default_pg", world.place.store));
+  Backend::Delegates delegates;
+  try {
+    delegates.cpu = make_gloo(prefixed("cpu/", store), rank, size, world.place.address, timeout);
+    if (world.use_cuda) {
+      delegates.cuda =
+          cuda_support()->make_nccl(prefixed("cuda/", store), rank, size, local_rank(), timeout);
+    }
+  } catch (const base::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    throw base::UnavailableError(fmt::format(
+        "rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}", world.place.rank,
+        world.place.world_size, base::hostname(), size, name,
+        torch_error != nullptr ? torch_error->what_without_backtrace() : error.what()));
+  }
+  auto backend = c10::make_intrusive<Backend>(std::move(delegates), name, timeout);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
+  group->setBackend(c10::DeviceType::CPU, kType, backend);
+  if (world.use_cuda) group->setBackend(c10::DeviceType::CUDA, kType, backend);
+  group->setDefaultBackend(kType);
+  group->setGroupName(name);
+  return group;
+}
+
+std::vector<int> all_ranks(const World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.place.world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+Backend* backend_of(const ProcessGroupPtr& group) {
+  if (group->getBackendType() != c10d::ProcessGroup::BackendType::CUSTOM) return nullptr;
+  return dynamic_cast<Backend*>(group->getDefaultBackend().get());
+}
+
+ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
+  if (group) return group;
+  if (!world()) {
+    const auto size = base::env_int("WORLD_SIZE", 1, 1 << 20);
+    if (!size || *size == 1) return nullptr;
+    throw base::UserError(fmt::format(
+        "SyncBatchNorm is training with WORLD_SIZE={} and no process group: its statistics would be "
+        "this rank's alone; call syncbn::dist::init_process_group() first",
+        *size));
+  }
+  World& it = *world();
+  if (it.place.world_size == 1) return nullptr;
+  if (!it.statistics) it.statistics = new_group(all_ranks(it));
+  return it.statistics;
+}
+
+}  // namespace detail
+
+using detail::require_world;
+
+ProcessGroupPtr init_process_group(const InitOptions& options) {
+  if (detail::world()) {
+    throw base::UserError(
+        "init_process_group was called twice; call destroy_process_group() in between");
+  }
+  auto made = std::make_unique<detail::World>();
+  made->use_cuda = detail::choose_cuda(options.backend);
+  made->timeout = options.timeout;
+  made->place = detail::rendezvous(options);
+  if (made->use_cuda) detail::cuda_support()->set_device(local_rank());
+  made->group = detail::make_group(*made, detail::all_ranks(*made), made->place.rank,
+                                   std::to_string(made->groups_made++), options.timeout);
+  detail::world() = std::move(made);
+  return detail::world()->group;
+}
+
+void destroy_process_group() { detail::world().reset(); }
+
+bool is_initialized() { return detail::world() != nullptr; }
+
+ProcessGroupPtr default_group() { return require_world().group; }
+
+ProcessGroupPtr new_group(const std::vector<int>& ranks,
+                          std::optional<std::chrono::milliseconds> timeout) {
+  detail::World& world = require_world();
+  const int size = world.place.world_size;
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size) {
+      throw base::UserError(
+          fmt::format("new_group: rank {} is outside the world of {} ranks", rank, size));
+    }
+    if (!seen.insert(rank).second) {
+      throw base::UserError(fmt::format("new_group: rank {} is given twice", rank));
+    }
+  }
+  if (ranks.empty()) throw base::UserError("new_group: no ranks are given");
+  const std::string name = std::to_string(world.groups_made++);
+  const auto self = std::find(ranks.begin(), ranks.end(), world.place.rank);
+  if (self == ranks.end()) return nullptr;
+  return detail::make_group(world, ranks, static_cast<int>(self - ranks.begin()), name,
+                            timeout.value_or(world.timeout));
+}
+
+ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::milliseconds> timeout) {
+  const int size = world_size();
+  if (group_size < 1 || size % group_size != 0) {
+    throw base::UserError(fmt::format(
+        "new_subgroups: the world of {} ranks cannot be split into groups of {}", size, group_size));
+  }
+  ProcessGroupPtr own;
+  for (int first = 0; first < size; first += group_size) {
+    std::vector<int> ranks(static_cast<size_t>(group_size));
+    std::iota(ranks.begin(), ranks.end(), first);
+    if (auto group = new_group(ranks, timeout)) own = group;
+  }
+  return own;
+}
+
+int rank(const ProcessGroupPtr& group) { return (group ? group : default_group())->getRank(); }
+
+int world_size(const ProcessGroupPtr& group) {
+  return (group ? group : default_group())->getSize();
+}
+
+int local_rank() {
+  return static_cast<int>(base::env_int("LOCAL_RANK", 0, 1 << 20).value_or(0));
+}
+
+at::Device device() {
+  if (!require_world().use_cuda) return at::kCPU;
+  return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank())};
+}
+
+}  // namespace syncbn::dist

@@ -1,0 +1,326 @@
+#include "rendezvous.h"
+
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace syncbn::dist::detail {
+namespace {
+
+using base::UnavailableError;
+using base::UserError;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstRetryDelay{10};
+constexpr milliseconds kLongestRetryDelay{500};
+constexpr int kListenBacklog = 2048;
+
+struct Endpoint {
+  std::string host;
+  uint16_t port = 0;
+  std::string str() const { return fmt::format("{}:{}", host, port); }
+};
+
+struct Place {
+  Endpoint master;
+  int rank = 0;
+  int world_size = 1;
+  bool agent_holds_store = false;
+  /// How the user said it, for messages.
+  std::string source;
+};
+
+double seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+Endpoint parse_url(const std::string& url) {
+  const std::string_view rest = std::string_view(url).substr(std::strlen("tcp://"));
+  const size_t colon = rest.rfind(':');
+  Endpoint endpoint;
+  int port = 0;
+  if (colon != std::string_view::npos) {
+    endpoint.host = rest.substr(0, colon);
+    const std::string_view digits = rest.substr(colon + 1);
+    std::from_chars(digits.data(), digits.data() + digits.size(), port);
+  }
+  // An IPv6 address stands in brackets.
+  if (endpoint.host.size() > 2 && endpoint.host.front() == '[' && endpoint.host.back() == ']') {
+    endpoint.host = endpoint.host.substr(1, endpoint.host.size() - 2);
+  }
+  if (endpoint.host.empty() || port < 1 || port > 65535) {
+    throw UserError(fmt::format("init_method '{}' is not tcp://host:port", url));
+  }
+  endpoint.port = static_cast<uint16_t>(port);
+  return endpoint;
+}
+
+int required(const std::optional<int>& given, const char* name, int64_t min, int64_t max,
+             const std::string& source) {
+  if (given) {
+    if (*given < min || *given > max) {
+      throw UserError(fmt::format("{} must be from {} to {}, got {}", name, min, max, *given));
+    }
+    return *given;
+  }
+  if (const auto value = base::env_int(name, min, max)) return static_cast<int>(*value);
+  throw UserError(
+      fmt::format("{} needs {}, which is not set; start the program with syncbn-launch, which sets "
+                  "it, or give it in InitOptions",
+                  source, name));
+}
+
+Place find_place(const InitOptions& options) {
+  constexpr int64_t kMaxRanks = 1 << 20;
+  Place place;
+  place.source = fmt::format("init_method '{}'", options.init_method);
+  if (options.init_method.starts_with("tcp://")) {
+    place.master = parse_url(options.init_method);
+  } else if (options.init_method != "env://") {
+    throw UserError(fmt::format("{} is not known; it is env:// or tcp://host:port", place.source));
+  } else if (!options.rank && !options.world_size && !base::env("RANK") &&
+             !base::env("WORLD_SIZE")) {
+    return place;  // no launcher: a world of one rank
+  }
+  place.world_size =
+      required(options.world_size, "WORLD_SIZE", 1, kMaxRanks, place.source);
+  place.rank = required(options.rank, "RANK", 0, kMaxRanks, place.source);
+  if (place.rank >= place.world_size) {
+    throw UserError(fmt::format("RANK={} is not below WORLD_SIZE={}", place.rank, place.world_size));
+  }
+  if (place.world_size > 1 && place.master.port == 0) {
+    const auto host = base::env("MASTER_ADDR");
+    const auto port = base::env_int("MASTER_PORT", 1, 65535);
+    if (!host || !port) {
+      throw UserError(fmt::format(
+          "WORLD_SIZE={} needs MASTER_ADDR and MASTER_PORT, and {} is not set; start the program "
+          "with syncbn-launch, which sets them",
+          place.world_size, host ? "MASTER_PORT" : "MASTER_ADDR"));
+    }
+    place.master = {*host, static_cast<uint16_t>(*port)};
+    const auto agent = base::env("TORCHELASTIC_USE_AGENT_STORE");
+    place.agent_holds_store = agent && *agent == "True";
+  }
+  return place;
+}
+
+struct AddressListDeleter {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+};
+using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
+
+/// Null and a reason when the name is not known, which may be so only for a while.
+AddressList resolve(const Endpoint& endpoint, std::string& reason) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int error = ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(),
+                                  &hints, &list);
+  if (error != 0) reason = ::gai_strerror(error);
+  return AddressList(error == 0 ? list : nullptr);
+}
+
+std::string numeric(const sockaddr* address, socklen_t size) {
+  char host[NI_MAXHOST];
+  if (::getnameinfo(address, size, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  return host;
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
+/// The address of an interface that is up, for a host whose own name leads to loopback only.
+std::string outside_address() {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return "";
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(all, ::freeifaddrs);
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    const bool usable = one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET &&
+                        (one->ifa_flags & IFF_UP) != 0 && (one->ifa_flags & IFF_LOOPBACK) == 0;
+    if (usable) return numeric(one->ifa_addr, sizeof(sockaddr_in));
+  }
+  return "";
+}
+
+/// Rank 0's listening socket, made here so that a taken port is our message, and so that a job on
+/// one host listens on loopback only.
+base::UniqueFd listen_on(const Place& place) {
+  std::string reason;
+  const AddressList list = resolve(place.master, reason);
+  if (!list) {
+    throw UserError(fmt::format("MASTER_ADDR={} cannot be resolved: {}", place.master.host, reason));
+  }
+  const bool loopback = is_loopback(numeric(list->ai_addr, list->ai_addrlen));
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  any.sin6_port = htons(place.master.port);
+  const sockaddr* address = list->ai_addr;
+  socklen_t size = list->ai_addrlen;
+  int family = list->ai_family;
+  if (!loopback) {
+    address = reinterpret_cast<const sockaddr*>(&any);
+    size = sizeof(any);
+    family = AF_INET6;
+  }
+  base::UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in any4{};
+  if (!fd && !loopback) {  // a host without IPv6
+    any4.sin_family = AF_INET;
+    any4.sin_port = htons(place.master.port);
+    address = reinterpret_cast<const sockaddr*>(&any4);
+    size = sizeof(any4);
+    fd.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  }
+  const int on = 1;
+  const int off = 0;
+  if (!fd) base::throw_errno("cannot make a socket");
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (address->sa_family == AF_INET6) {
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  }
+  if (::bind(fd.get(), address, size) != 0 || ::listen(fd.get(), kListenBacklog) != 0) {
+    throw UnavailableError(fmt::format(
+        "rank 0 cannot listen on {}: {}{}", place.master.str(), std::strerror(errno),
+        errno == EADDRINUSE ? "; another program holds the port, or two workers have rank 0: "
+                              "choose another MASTER_PORT, or check the ranks"
+                            : ""));
+  }
+  return fd;
+}
+
+/// Waits until somebody answers at the store's address, and says by which address of ours.
+/// c10d's own client does this too, with a screenful of warnings.
+std::string wait_for_store(const Place& place, Clock::time_point deadline, milliseconds limit) {
+  std::string reason;
+  milliseconds delay = kFirstRetryDelay;
+  for (;;) {
+    if (const AddressList list = resolve(place.master, reason)) {
+      for (const addrinfo* one = list.get(); one != nullptr; one = one->ai_next) {
+        base::UniqueFd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        // Bounds connect() when packets are dropped instead of refused.
+        const auto left = std::max<int64_t>(
+            1, std::chrono::duration_cast<std::chrono::seconds>(deadline - Clock::now()).count());
+        const timeval bound{.tv_sec = static_cast<time_t>(left), .tv_usec = 0};
+        ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof(bound));
+        if (::connect(fd.get(), one->ai_addr, one->ai_addrlen) == 0) {
+          sockaddr_storage own{};
+          socklen_t size = sizeof(own);
+          ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size);
+          return numeric(reinterpret_cast<const sockaddr*>(&own), size);
+        }
+        reason = std::strerror(errno);
+      }
+    }
+    if (Clock::now() + delay > deadline) break;
+    std::this_thread::sleep_for(delay);
+    delay = std::min(delay * 2, kLongestRetryDelay);
+  }
+  throw UnavailableError(fmt::format(
+      "rank {} of {} on {}: nobody answered at MASTER_ADDR:MASTER_PORT {} within {} ({}); is rank 0 "
+      "running, and is the address right?",
+      place.rank, place.world_size, base::hostname(), place.master.str(),
+      base::format_seconds(seconds(limit)), reason));
+}
+
+std::string rank_key(int rank) { return fmt::format("syncbn/arrived/{}", rank); }
+constexpr char kRefusedKey[] = "syncbn/refused";
+
+std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+/// Says "rank r is here" and waits for the others. Two processes with one rank are told apart by a
+/// counter, and every rank learns of it.
+void arrive(c10d::Store& store, const Place& place, Clock::time_point deadline,
+            milliseconds limit) {
+  const std::string self = fmt::format("{}, process {}", base::hostname(), ::getpid());
+  if (store.add(rank_key(place.rank) + "/count", 1) > 1) {
+    const std::string refusal = fmt::format(
+        "two processes have rank {}: one on {} and one on {}; every process of a job needs a RANK of "
+        "its own (was a local rank passed for the global one?)",
+        place.rank, text(store.get(rank_key(place.rank))), self);
+    store.set(kRefusedKey, bytes(refusal));
+    throw UserError(refusal);
+  }
+  store.set(rank_key(place.rank), bytes(self));
+  milliseconds delay{1};
+  for (int next = 0;;) {
+    while (next < place.world_size && store.check({rank_key(next)})) ++next;
+    if (store.check({kRefusedKey})) throw UserError(text(store.get(kRefusedKey)));
+    if (next == place.world_size) return;
+    if (Clock::now() > deadline) break;
+    std::this_thread::sleep_for(delay);
+    delay = std::min(delay * 2, milliseconds(50));
+  }
+  std::vector<std::string> missing;
+  constexpr size_t kNamed = 8;
+  size_t count = 0;
+  for (int rank = 0; rank < place.world_size; ++rank) {
+    if (store.check({rank_key(rank)})) continue;
+    if (++count <= kNamed) missing.push_back(std::to_string(rank));
+  }
+  if (count > kNamed) missing.push_back(fmt::format("and {} more", count - kNamed));
+  throw UnavailableError(fmt::format(
+      "rank {} of {} waited {} for rank{} {}, which did not come; see the messages of that rank, or "
+      "check that as many processes were started as WORLD_SIZE says",
+      place.rank, place.world_size, base::format_seconds(seconds(limit)), count == 1 ? "" : "s",
+      base::join(missing, ", ")));
+}
+
+}  // namespace
+
+Rendezvous rendezvous(const InitOptions& options) {
+  const Place place = find_place(options);
+  Rendezvous result;
+  result.rank = place.rank;
+  result.world_size = place.world_size;
+  if (place.world_size == 1) {
+    result.store = c10::make_intrusive<c10d::HashStore>();
+    return result;
+  }
+
+  const milliseconds limit = options.connect_timeout;
+  const auto deadline = Clock::now() + limit;
+  c10d::TCPStoreOptions store_options;
+  store_options.port = place.master.port;
+  store_options.waitWorkers = false;  // arrive() waits, and can name who is missing
+  store_options.numWorkers = static_cast<size_t>(place.world_size);
+  store_options.timeout = options.timeout;
+  store_options.isServer = place.rank == 0 && !place.agent_holds_store;
+  if (store_options.isServer) store_options.masterListenFd = listen_on(place).release();
+  try {
+    if (!store_options.isServer) result.address = wait_for_store(place, deadline, limit);
+    result.store = c10::make_intrusive<c10d::TCPStore>(place.master.host, store_options);
+    if (store_options.isServer) result.address = wait_for_store(place, deadline, limit);
+    arrive(*result.store, place, deadline, limit);
+  } catch (const c10::Error& error) {
+    throw UnavailableError(fmt::format("rank {} of {}: the store at {} failed: {}", place.rank,
+                                       place.world_size, place.master.str(),
+                                       error.what_without_backtrace()));
+  }
+  // On rank 0's host its own name often leads to loopback, which no other host can reach.
+  const auto local = base::env_int("LOCAL_WORLD_SIZE", 1, place.world_size);
+  const bool several_hosts = local && *local < place.world_size;
+  if (several_hosts && is_loopback(result.address) && !is_loopback(place.master.host)) {
+    if (const std::string outside = outside_address(); !outside.empty()) result.address = outside;
+  }
+  return result;
+}
+
+}  // namespace syncbn::dist::detail

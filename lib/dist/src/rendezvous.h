@@ -1,0 +1,25 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <syncbn/dist/process_group.h>
+
+namespace syncbn::dist::detail {
+
+/// Where the ranks of a job meet, and who this process is among them.
+struct Rendezvous {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank = 0;
+  int world_size = 1;
+  /// This host's numeric address on the way to rank 0: what peers can reach it by.
+  std::string address = "127.0.0.1";
+};
+
+/// Reads the environment or the URL of `options`, starts the store on rank 0 (unless an agent holds
+/// it already), connects to it on the others, and waits until every rank has arrived.
+Rendezvous rendezvous(const InitOptions& options);
+
+}  // namespace syncbn::dist::detail
