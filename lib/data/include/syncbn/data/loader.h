@@ -45,7 +45,7 @@ class Loader {
   SamplerState state() const;
 
   /// Goes to that place, in the middle of an epoch too, on any number of ranks.
-  /// @throws base::UserError for a state of a later version, of another seed, or at a place that
+  /// @throws base::UserError for a state of another version, seed or data set, or at a place that
   ///   this number of ranks does not reach (consumed samples not a multiple of it).
   void resume(const SamplerState& state);
 

@@ -20,6 +20,8 @@ struct SamplerState {
   /// Samples that all ranks together have taken in this epoch, so that a run can go on with
   /// another number of ranks.
   int64_t consumed = 0;
+  /// Dataset::fingerprint(), bit for bit.
+  int64_t fingerprint = 0;
 };
 
 /// Chooses which samples this rank sees in an epoch, and in which order.

@@ -1,0 +1,27 @@
+#include "permutation.h"
+
+// at::detail::createCPUGenerator.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/randperm.h>
+#include <fmt/format.h>
+
+#include <syncbn/base/error.h>
+
+namespace syncbn::data {
+
+std::vector<int64_t> permutation(int64_t size, int64_t seed, int64_t epoch) {
+  // Unsigned, so that a negative seed wraps as it does in torch.Generator.manual_seed.
+  const uint64_t sum = static_cast<uint64_t>(seed) + static_cast<uint64_t>(epoch);
+  const at::Tensor order = at::randperm(size, at::detail::createCPUGenerator(sum), at::kLong);
+  const auto* first = order.const_data_ptr<int64_t>();
+  return {first, first + size};
+}
+
+void check_rank(int num_replicas, int rank) {
+  if (num_replicas >= 1 && rank >= 0 && rank < num_replicas) return;
+  throw base::UserError(fmt::format(
+      "a sampler was made for rank {} of {} ranks; ranks count from 0 to one below their number",
+      rank, num_replicas));
+}
+
+}  // namespace syncbn::data
