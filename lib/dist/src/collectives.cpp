@@ -67,6 +67,7 @@ void broadcast(at::Tensor& tensor, int root, const ProcessGroupPtr& group) {
 std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group) {
   at::Tensor size = at::scalar_tensor(static_cast<int64_t>(bytes.size()), at::kLong);
   broadcast(size, root, group);
+  if (size.item<int64_t>() == 0) return "";
   at::Tensor buffer = at::empty({size.item<int64_t>()}, at::kByte);
   const bool is_root = rank(group) == root;
   if (is_root) std::memcpy(buffer.data_ptr(), bytes.data(), bytes.size());

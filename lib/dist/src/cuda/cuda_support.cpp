@@ -1,0 +1,111 @@
+// The entry point of libsyncbn_dist_cuda.so: NCCL, devices, and batch norm on CUDA through ATen's
+// operators.
+
+#include <ATen/Functions.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "../cuda_support.h"
+#include "count_to_int.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                            int world_size, int device,
+                                            std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  // Small exchanges inside forward and backward must not queue behind the kernels of other streams.
+  options->is_high_priority_stream = true;
+  auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, world_size, options);
+  nccl->setBoundDeviceId(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device)));
+  return nccl;
+}
+
+int device_count() { return c10::cuda::device_count(); }
+
+void set_device(int device) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(device)); }
+
+int64_t values_per_channel(const at::Tensor& input) {
+  return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
+}
+
+/// float16 and bfloat16 inputs have statistics in float32; ATen's kernels take no other mixture.
+at::ScalarType statistics_type(const at::Tensor& input) {
+  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+at::Tensor as_statistics(const at::Tensor& tensor, const at::Tensor& input) {
+  return tensor.defined() ? tensor.detach().to(statistics_type(input)) : tensor;
+}
+
+Moments moments(const at::Tensor& input) {
+  const auto options = input.options().dtype(at::kDouble);
+  const int64_t count = values_per_channel(input);
+  if (count == 0) {
+    return {at::zeros({input.size(1)}, options), at::zeros({input.size(1)}, options)};
+  }
+  // Local mean and biased variance in float32 or better, without a detour over invstd.
+  auto [mean, variance] =
+      at::batch_norm_update_stats(input.detach(), /*running_mean=*/{}, /*running_var=*/{}, 0.0);
+  return {mean.to(at::kDouble), variance.to(at::kDouble) * static_cast<double>(count)};
+}
+
+MergedMoments merge(const at::Tensor& gathered) {
+  const int64_t channels = (gathered.size(1) - 1) / 2;
+  const at::Tensor means = gathered.narrow(1, 0, channels);
+  const at::Tensor m2s = gathered.narrow(1, channels, channels);
+  const at::Tensor counts = gathered.narrow(1, 2 * channels, 1);
+  const at::Tensor total = counts.sum();
+  // 0/0 of a batch that is empty on every rank must not become NaN.
+  const at::Tensor mean = (means * (counts / total.clamp_min(1.0))).sum(0);
+  const at::Tensor delta = means - mean;
+  return {mean, (m2s + counts * delta * delta).sum(0), total};
+}
+
+at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                     const at::Tensor& mean, const at::Tensor& invstd) {
+  if (input.numel() == 0) return at::empty_like(input);
+  return at::batch_norm_elemt(input.detach(), as_statistics(weight, input),
+                              as_statistics(bias, input), as_statistics(mean, input),
+                              as_statistics(invstd, input), /*eps=*/0.0);
+}
+
+BackwardSums backward_reduce(const at::Tensor& grad_output, const at::Tensor& input,
+                             const at::Tensor& mean, const at::Tensor& invstd) {
+  const auto options = input.options().dtype(at::kDouble);
+  if (input.numel() == 0) {
+    return {at::zeros({input.size(1)}, options), at::zeros({input.size(1)}, options)};
+  }
+  auto [sum_dy, sum_dy_xmu, grad_weight, grad_bias] = at::batch_norm_backward_reduce(
+      grad_output.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
+      as_statistics(invstd, input), /*weight=*/{}, /*input_g=*/true, /*weight_g=*/false,
+      /*bias_g=*/false);
+  return {sum_dy.to(at::kDouble), sum_dy_xmu.to(at::kDouble)};
+}
+
+at::Tensor backward_elementwise(const at::Tensor& grad_output, const at::Tensor& input,
+                                const at::Tensor& weight, const at::Tensor& mean,
+                                const at::Tensor& invstd, const BackwardSums& sums,
+                                const at::Tensor& count) {
+  if (input.numel() == 0) return at::empty_like(input);
+  return at::batch_norm_backward_elemt(
+      grad_output.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
+      as_statistics(invstd, input), as_statistics(weight, input),
+      as_statistics(sums.dy, input), as_statistics(sums.dy_xmu, input), count_to_int(count));
+}
+
+constexpr CudaSupport kSupport{
+    device_count,
+    set_device,
+    make_nccl,
+    {moments, merge, transform, backward_reduce, backward_elementwise}};
+
+}  // namespace
+}  // namespace syncbn::dist::detail
+
+extern "C" __attribute__((visibility("default"))) const syncbn::dist::detail::CudaSupport*
+syncbn_cuda_support() {
+  return &syncbn::dist::detail::kSupport;
+}
