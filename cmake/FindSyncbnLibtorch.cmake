@@ -3,101 +3,177 @@
 # The CMake package inside a CUDA build of torch demands nvcc and all CUDA libraries, even from a
 # program that never touches a GPU; linking torch_cpu and c10 directly needs neither.
 #
-# Looked for, in this order: Torch_ROOT / Torch_DIR / CMAKE_PREFIX_PATH, the torch that the active
-# Python imports, the project's own .venv.
+# Looked for, in this order:
+#   1. Torch_ROOT or Torch_DIR (cache or environment), then CMAKE_PREFIX_PATH (likewise);
+#   2. what an earlier configure of this build folder found;
+#   3. SyncbnLibtorch_HINTS, which syncbn's own CMake package sets to the libtorch it was built with;
+#   4. the torch that the active Python (python3) has;
+#   5. the project's own .venv, where scripts/setup puts it.
+# A libtorch named in 1 must be a supported one; in 4 and 5 others are passed over.
 #
 # Sets SyncbnLibtorch_FOUND, SyncbnLibtorch_VERSION, SyncbnLibtorch_ROOT (the folder that holds
-# include/ and lib/), SyncbnLibtorch_HAS_CUDA, SyncbnLibtorch_RUNTIME_DIRS.
+# include/ and lib/) and SyncbnLibtorch_HAS_CUDA (libtorch_cuda is there, too).
 
-set(_hints ${Torch_ROOT} $ENV{Torch_ROOT})
-if(Torch_DIR)
-  list(APPEND _hints ${Torch_DIR}/../../..)
-endif()
-set(_torch_candidates ${_hints})
-foreach(prefix IN LISTS CMAKE_PREFIX_PATH)
-  list(APPEND _torch_candidates ${prefix} ${prefix}/torch)
-endforeach()
-string(REPLACE ":" ";" _env_prefixes "$ENV{CMAKE_PREFIX_PATH}")
-foreach(prefix IN LISTS _env_prefixes)
-  list(APPEND _torch_candidates ${prefix} ${prefix}/torch)
-endforeach()
+set(_syncbn_torch_oldest 2.11)
+set(_syncbn_torch_newest 2.15)
 
-function(_syncbn_torch_of_python python out)
-  execute_process(
-    COMMAND ${python} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
-    OUTPUT_VARIABLE folder ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE rc)
-  if(rc EQUAL 0)
-    set(${out} ${folder} PARENT_SCOPE)
-  else()
-    set(${out} "" PARENT_SCOPE)
-  endif()
-endfunction()
-
-if(NOT SyncbnLibtorch_ROOT)
-  foreach(candidate IN LISTS _torch_candidates)
-    if(EXISTS ${candidate}/include/torch/version.h OR EXISTS ${candidate}/include/torch/headeronly/version.h)
-      set(SyncbnLibtorch_ROOT ${candidate})
-      break()
-    endif()
-  endforeach()
-endif()
-if(NOT SyncbnLibtorch_ROOT)
-  foreach(python python3 ${PROJECT_SOURCE_DIR}/.venv/bin/python3)
-    _syncbn_torch_of_python(${python} _folder)
-    if(_folder)
-      set(SyncbnLibtorch_ROOT ${_folder})
-      break()
-    endif()
-  endforeach()
-endif()
-
-if(SyncbnLibtorch_ROOT)
-  get_filename_component(SyncbnLibtorch_ROOT ${SyncbnLibtorch_ROOT} ABSOLUTE)
+# "2.11.0", or "" when `folder` holds no libtorch with headers.
+function(_syncbn_torch_version folder out)
+  set(${out} "" PARENT_SCOPE)
   foreach(header torch/headeronly/version.h torch/version.h torch/csrc/api/include/torch/version.h)
-    if(EXISTS ${SyncbnLibtorch_ROOT}/include/${header})
-      file(STRINGS ${SyncbnLibtorch_ROOT}/include/${header} _lines
-           REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
-      if(_lines)
-        string(REGEX REPLACE "[^0-9;]+" "" _numbers "${_lines}")
-        list(JOIN _numbers "." SyncbnLibtorch_VERSION)
-        break()
+    set(path ${folder}/include/${header})
+    if(EXISTS ${path} AND EXISTS ${folder}/lib)
+      file(STRINGS ${path} lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+      if(lines)
+        string(REGEX REPLACE "[^0-9;]+" "" numbers "${lines}")
+        list(JOIN numbers "." version)
+        set(${out} ${version} PARENT_SCOPE)
+        return()
       endif()
     endif()
   endforeach()
+endfunction()
+
+# Is it one of the versions that this project was built and tested with?
+function(_syncbn_torch_supported version out)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${version}")
+  if(minor VERSION_GREATER_EQUAL _syncbn_torch_oldest AND minor VERSION_LESS_EQUAL
+                                                          _syncbn_torch_newest)
+    set(${out} TRUE PARENT_SCOPE)
+  else()
+    set(${out} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
+# The torch folder of a Python, without importing it (that takes seconds).
+function(_syncbn_torch_of_python python out)
+  execute_process(
+    COMMAND ${python} -c
+            "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    WORKING_DIRECTORY /
+    OUTPUT_VARIABLE folder ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    set(folder "")
+  endif()
+  set(${out} "${folder}" PARENT_SCOPE)
+endfunction()
+
+function(_syncbn_find_torch out_root out_problem)
+  set(${out_problem} "" PARENT_SCOPE)
+
+  # 1. What the user names.
+  set(named ${Torch_ROOT} $ENV{Torch_ROOT})
+  foreach(dir ${Torch_DIR} $ENV{Torch_DIR})
+    list(APPEND named ${dir}/../../..)
+  endforeach()
+  foreach(folder IN LISTS named)
+    _syncbn_torch_version(${folder} version)
+    if(version)
+      set(${out_root} ${folder} PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  if(named)
+    set(${out_problem} "Torch_ROOT or Torch_DIR names ${named}, where include/torch is not."
+        PARENT_SCOPE)
+    set(${out_root} "" PARENT_SCOPE)
+    return()
+  endif()
+  string(REPLACE ":" ";" prefixes "$ENV{CMAKE_PREFIX_PATH}")
+  foreach(prefix IN LISTS CMAKE_PREFIX_PATH prefixes)
+    # ${prefix}/../.. is for the value of torch.utils.cmake_prefix_path.
+    foreach(folder ${prefix} ${prefix}/torch ${prefix}/../..)
+      _syncbn_torch_version(${folder} version)
+      if(version)
+        set(${out_root} ${folder} PARENT_SCOPE)
+        return()
+      endif()
+    endforeach()
+  endforeach()
+
+  # 2. and 3. What was used before.
+  foreach(folder IN LISTS SyncbnLibtorch_ROOT SyncbnLibtorch_HINTS)
+    _syncbn_torch_version(${folder} version)
+    if(version)
+      set(${out_root} ${folder} PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+
+  # 4. and 5. Python's.
+  foreach(python python3 ${PROJECT_SOURCE_DIR}/.venv/bin/python3)
+    _syncbn_torch_of_python(${python} folder)
+    if(folder)
+      _syncbn_torch_version(${folder} version)
+      _syncbn_torch_supported("${version}" supported)
+      if(supported)
+        set(${out_root} ${folder} PARENT_SCOPE)
+        return()
+      endif()
+      if(version)
+        set(problem "${folder} is passed over: it is libtorch ${version}.")
+        message(STATUS "${problem}")
+        set(${out_problem} "${problem}" PARENT_SCOPE)
+      endif()
+    endif()
+  endforeach()
+  set(${out_root} "" PARENT_SCOPE)
+endfunction()
+
+_syncbn_find_torch(_syncbn_torch_root _syncbn_torch_problem)
+if(_syncbn_torch_root)
+  get_filename_component(_syncbn_torch_root ${_syncbn_torch_root} REALPATH)
+endif()
+set(SyncbnLibtorch_ROOT "${_syncbn_torch_root}" CACHE PATH "The folder of libtorch" FORCE)
+mark_as_advanced(SyncbnLibtorch_ROOT)
+
+set(SyncbnLibtorch_VERSION "")
+if(SyncbnLibtorch_ROOT)
+  _syncbn_torch_version(${SyncbnLibtorch_ROOT} SyncbnLibtorch_VERSION)
 endif()
 
-find_library(SyncbnLibtorch_TORCH_CPU torch_cpu PATHS ${SyncbnLibtorch_ROOT}/lib NO_DEFAULT_PATH)
-find_library(SyncbnLibtorch_C10 c10 PATHS ${SyncbnLibtorch_ROOT}/lib NO_DEFAULT_PATH)
-mark_as_advanced(SyncbnLibtorch_TORCH_CPU SyncbnLibtorch_C10)
+set(_syncbn_torch_library "")
+if(EXISTS ${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so)
+  set(_syncbn_torch_library ${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so)
+elseif(SyncbnLibtorch_ROOT)
+  set(_syncbn_torch_problem "${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so is missing.")
+endif()
+if(SyncbnLibtorch_VERSION AND SyncbnLibtorch_VERSION VERSION_LESS _syncbn_torch_oldest)
+  set(_syncbn_torch_problem
+      "${SyncbnLibtorch_ROOT} is libtorch ${SyncbnLibtorch_VERSION}, which is too old.")
+  set(_syncbn_torch_library "")
+endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   SyncbnLibtorch
-  REQUIRED_VARS SyncbnLibtorch_ROOT SyncbnLibtorch_TORCH_CPU SyncbnLibtorch_C10
+  REQUIRED_VARS _syncbn_torch_library SyncbnLibtorch_ROOT
   VERSION_VAR SyncbnLibtorch_VERSION
   REASON_FAILURE_MESSAGE
-    "No libtorch 2.11 to 2.15 was found. Run scripts/setup, or set Torch_ROOT to the folder of torch (python3 -c 'import torch; print(torch.__path__[0])').")
+    "${_syncbn_torch_problem}\n  libtorch ${_syncbn_torch_oldest} to ${_syncbn_torch_newest} is needed. scripts/setup installs one into .venv. Or set Torch_ROOT to the folder of an installed torch.\n")
 
 if(SyncbnLibtorch_FOUND AND NOT TARGET syncbn::libtorch)
-  if(SyncbnLibtorch_VERSION VERSION_GREATER_EQUAL 2.16)
-    message(WARNING "libtorch ${SyncbnLibtorch_VERSION} is newer than 2.15, the newest one tested")
+  _syncbn_torch_supported(${SyncbnLibtorch_VERSION} _syncbn_torch_is_supported)
+  if(NOT _syncbn_torch_is_supported)
+    message(WARNING "libtorch ${SyncbnLibtorch_VERSION} is newer than ${_syncbn_torch_newest}, the "
+                    "newest one this project was tested with: it may not compile.")
   endif()
   set(SyncbnLibtorch_HAS_CUDA FALSE)
   if(EXISTS ${SyncbnLibtorch_ROOT}/lib/libtorch_cuda.so)
     set(SyncbnLibtorch_HAS_CUDA TRUE)
   endif()
-  # A CUDA build of torch_cpu needs libcudart and libcupti; the wheels put them side by side.
-  file(GLOB SyncbnLibtorch_RUNTIME_DIRS ${SyncbnLibtorch_ROOT}/../nvidia/*/lib
-       ${SyncbnLibtorch_ROOT}/../nvidia/cu*/lib)
-  list(REMOVE_DUPLICATES SyncbnLibtorch_RUNTIME_DIRS)
+
   add_library(syncbn::libtorch INTERFACE IMPORTED)
   target_include_directories(
     syncbn::libtorch SYSTEM INTERFACE ${SyncbnLibtorch_ROOT}/include
                                       ${SyncbnLibtorch_ROOT}/include/torch/csrc/api/include)
-  target_link_libraries(syncbn::libtorch INTERFACE ${SyncbnLibtorch_TORCH_CPU}
-                                                   ${SyncbnLibtorch_C10})
-  target_link_options(syncbn::libtorch INTERFACE -Wl,-rpath-link,${SyncbnLibtorch_ROOT}/lib)
-  foreach(dir IN LISTS SyncbnLibtorch_RUNTIME_DIRS)
-    target_link_options(syncbn::libtorch INTERFACE -Wl,-rpath-link,${dir})
+  target_link_libraries(syncbn::libtorch INTERFACE ${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so
+                                                   ${SyncbnLibtorch_ROOT}/lib/libc10.so)
+  # torch_cpu of a CUDA build needs libcudart and libcupti. At run time its own RPATH leads to
+  # NVIDIA's wheels beside it; the linker is told here.
+  file(GLOB _syncbn_torch_link_dirs ${SyncbnLibtorch_ROOT}/../nvidia/*/lib)
+  foreach(_dir ${SyncbnLibtorch_ROOT}/lib ${_syncbn_torch_link_dirs})
+    get_filename_component(_dir ${_dir} REALPATH)
+    target_link_options(syncbn::libtorch INTERFACE -Wl,-rpath-link,${_dir})
   endforeach()
 endif()

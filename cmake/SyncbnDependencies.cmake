@@ -1,46 +1,91 @@
-# Outside libraries. Debian's packages where they are there; FetchContent fills in where they are
-# not (offline: -DFETCHCONTENT_SOURCE_DIR_<NAME>=...).
+# Outside libraries: Debian's packages where they are there; FetchContent fills in where they are
+# not. Without a network, give it sources: -DFETCHCONTENT_SOURCE_DIR_FMT=... (scripts/vendor packs
+# them). The versions fetched are those of Debian 12.
 include(FetchContent)
 
 FetchContent_Declare(
-  fmt GIT_REPOSITORY https://github.com/fmtlib/fmt.git GIT_TAG 9.1.0
+  fmt
+  GIT_REPOSITORY https://github.com/fmtlib/fmt.git GIT_TAG 9.1.0 GIT_SHALLOW ON SYSTEM
   FIND_PACKAGE_ARGS 8.1)
 FetchContent_Declare(
-  spdlog GIT_REPOSITORY https://github.com/gabime/spdlog.git GIT_TAG v1.10.0
+  spdlog
+  GIT_REPOSITORY https://github.com/gabime/spdlog.git GIT_TAG v1.10.0 GIT_SHALLOW ON SYSTEM
   FIND_PACKAGE_ARGS 1.9)
 FetchContent_Declare(
-  CLI11 GIT_REPOSITORY https://github.com/CLIUtils/CLI11.git GIT_TAG v2.1.2
+  CLI11
+  GIT_REPOSITORY https://github.com/CLIUtils/CLI11.git GIT_TAG v2.1.2 GIT_SHALLOW ON SYSTEM
   FIND_PACKAGE_ARGS 2.1)
 FetchContent_Declare(
-  yaml-cpp GIT_REPOSITORY https://github.com/jbeder/yaml-cpp.git GIT_TAG yaml-cpp-0.7.0
-  FIND_PACKAGE_ARGS 0.6)
+  yaml-cpp
+  GIT_REPOSITORY https://github.com/jbeder/yaml-cpp.git GIT_TAG yaml-cpp-0.7.0 GIT_SHALLOW ON
+  SYSTEM FIND_PACKAGE_ARGS 0.6)
 FetchContent_Declare(
-  nlohmann_json GIT_REPOSITORY https://github.com/nlohmann/json.git GIT_TAG v3.11.2
+  nlohmann_json
+  GIT_REPOSITORY https://github.com/nlohmann/json.git GIT_TAG v3.11.2 GIT_SHALLOW ON SYSTEM
   FIND_PACKAGE_ARGS 3.10)
-set(SPDLOG_FMT_EXTERNAL ON)
-FetchContent_MakeAvailable(fmt spdlog CLI11 yaml-cpp nlohmann_json)
+FetchContent_Declare(
+  ZLIB
+  GIT_REPOSITORY https://github.com/madler/zlib.git GIT_TAG v1.2.13 GIT_SHALLOW ON SYSTEM
+  FIND_PACKAGE_ARGS)
+FetchContent_Declare(
+  GTest
+  GIT_REPOSITORY https://github.com/google/googletest.git GIT_TAG release-1.12.1 GIT_SHALLOW ON
+  SYSTEM FIND_PACKAGE_ARGS 1.10)
+FetchContent_Declare(
+  benchmark
+  GIT_REPOSITORY https://github.com/google/benchmark.git GIT_TAG v1.7.1 GIT_SHALLOW ON SYSTEM
+  FIND_PACKAGE_ARGS 1.6)
 
-# yaml-cpp named its target plainly until 0.8.
-if(NOT TARGET yaml-cpp::yaml-cpp AND TARGET yaml-cpp)
+# What a fetched library should build; a block, so that these names stay out of our own cache.
+block()
+  if(NOT DEFINED CMAKE_POLICY_VERSION_MINIMUM)
+    set(CMAKE_POLICY_VERSION_MINIMUM 3.5) # for CMake 4: some of these releases ask for less
+  endif()
+  set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # option() respects the variables below
+  set(BUILD_SHARED_LIBS OFF)
+  set(BUILD_TESTING OFF)
+  # They are installed beside this project, whose package refers to theirs.
+  set(FMT_INSTALL ON)
+  set(SPDLOG_INSTALL ON)
+  set(SPDLOG_FMT_EXTERNAL ON)
+  set(YAML_CPP_INSTALL ON)
+  set(YAML_CPP_BUILD_TOOLS OFF)
+  set(YAML_CPP_BUILD_TESTS OFF)
+  set(YAML_CPP_BUILD_CONTRIB OFF)
+  set(JSON_Install ON)
+  set(CLI11_SINGLE_FILE OFF)
+  set(CLI11_BUILD_DOCS OFF)
+  set(CLI11_BUILD_EXAMPLES OFF)
+  set(CLI11_BUILD_TESTS OFF)
+  set(CLI11_INSTALL ON)
+  set(INSTALL_GTEST OFF)
+  set(BENCHMARK_ENABLE_TESTING OFF)
+  set(BENCHMARK_ENABLE_INSTALL OFF)
+  set(BENCHMARK_ENABLE_WERROR OFF)
+  FetchContent_MakeAvailable(fmt spdlog CLI11 yaml-cpp nlohmann_json)
+  if(SYNCBN_WITH_TORCH)
+    FetchContent_MakeAvailable(ZLIB)
+  endif()
+  if(SYNCBN_BUILD_TESTS)
+    FetchContent_MakeAvailable(GTest)
+  endif()
+  if(SYNCBN_BUILD_BENCH)
+    FetchContent_MakeAvailable(benchmark)
+  endif()
+endblock()
+
+# yaml-cpp named its target plainly until 0.8; a fetched zlib has no namespace and leaves its two
+# header folders to whoever uses it.
+if(TARGET yaml-cpp AND NOT TARGET yaml-cpp::yaml-cpp)
   add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
+endif()
+if(TARGET zlibstatic AND NOT TARGET ZLIB::ZLIB)
+  target_include_directories(zlibstatic SYSTEM INTERFACE $<BUILD_INTERFACE:${zlib_SOURCE_DIR}>
+                                                         $<BUILD_INTERFACE:${zlib_BINARY_DIR}>)
+  add_library(ZLIB::ZLIB ALIAS zlibstatic)
 endif()
 
 find_package(Threads REQUIRED)
-
 if(SYNCBN_WITH_TORCH)
-  find_package(ZLIB REQUIRED)
   find_package(SyncbnLibtorch 2.11 REQUIRED)
-endif()
-
-if(SYNCBN_BUILD_TESTS)
-  FetchContent_Declare(
-    GTest URL https://github.com/google/googletest/archive/release-1.12.1.tar.gz
-    FIND_PACKAGE_ARGS 1.10)
-  FetchContent_MakeAvailable(GTest)
-endif()
-if(SYNCBN_BUILD_BENCH)
-  FetchContent_Declare(
-    benchmark GIT_REPOSITORY https://github.com/google/benchmark.git GIT_TAG v1.7.1
-    FIND_PACKAGE_ARGS 1.6)
-  FetchContent_MakeAvailable(benchmark)
 endif()

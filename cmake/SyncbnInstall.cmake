@@ -1,1 +1,59 @@
-# Installation and the CMake package for other programs; filled in with the consumer example.
+# Installation, and the CMake package for other programs (find_package(syncbn CONFIG)).
+include(CMakePackageConfigHelpers)
+
+get_property(_libraries GLOBAL PROPERTY SYNCBN_LIBRARIES)
+get_property(_programs GLOBAL PROPERTY SYNCBN_PROGRAMS)
+get_property(_header_dirs GLOBAL PROPERTY SYNCBN_HEADER_DIRS)
+set(_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/syncbn)
+
+# Where installed files look for libtorch, besides each other. One that lies in this clone or its
+# build folder would be gone with it, so what CPU runs need of it is installed as well.
+set(_torch_rpath "")
+if(SYNCBN_WITH_TORCH)
+  set(_bundle_dir ${CMAKE_INSTALL_LIBDIR}/syncbn/libtorch)
+  file(REAL_PATH ${PROJECT_SOURCE_DIR} _source_dir)
+  cmake_path(IS_PREFIX _source_dir ${SyncbnLibtorch_ROOT} NORMALIZE _torch_in_clone)
+  if(_torch_in_clone)
+    list(APPEND _torch_rpath $ORIGIN/../${_bundle_dir} $ORIGIN/syncbn/libtorch)
+    # torch_cpu looks beside itself for the others.
+    file(GLOB _torch_runtime ${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so
+         ${SyncbnLibtorch_ROOT}/lib/libc10.so ${SyncbnLibtorch_ROOT}/lib/libgomp*.so*
+         ${SyncbnLibtorch_ROOT}/../nvidia/*/lib/libcudart.so.*
+         ${SyncbnLibtorch_ROOT}/../nvidia/*/lib/libcupti.so.*)
+    install(FILES ${_torch_runtime} DESTINATION ${_bundle_dir})
+    install(CODE "message(STATUS \"libtorch ${SyncbnLibtorch_VERSION} lies in the clone, so the installation gets a copy of its CPU libraries (${_bundle_dir})\")")
+    if(SYNCBN_HAVE_CUDA)
+      list(APPEND _torch_rpath ${SyncbnLibtorch_ROOT}/lib)
+      install(CODE "message(WARNING \"GPU runs of the installed programs need ${SyncbnLibtorch_ROOT}, which lies in the clone: keep it, or configure with Torch_ROOT elsewhere\")")
+    endif()
+  else()
+    list(APPEND _torch_rpath ${SyncbnLibtorch_ROOT}/lib)
+  endif()
+endif()
+set_target_properties(
+  ${_libraries} ${_programs}
+  PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_torch_rpath}")
+
+install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(
+  TARGETS ${_libraries}
+  EXPORT syncbnTargets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(_dir IN LISTS _header_dirs)
+  install(DIRECTORY ${_dir}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+endforeach()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/syncbn/configs FILES_MATCHING PATTERN "*.yaml")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+install(EXPORT syncbnTargets NAMESPACE syncbn:: DESTINATION ${_package_dir})
+configure_package_config_file(
+  ${PROJECT_SOURCE_DIR}/cmake/syncbnConfig.cmake.in ${PROJECT_BINARY_DIR}/syncbnConfig.cmake
+  INSTALL_DESTINATION ${_package_dir})
+write_basic_package_version_file(
+  ${PROJECT_BINARY_DIR}/syncbnConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(
+  FILES ${PROJECT_BINARY_DIR}/syncbnConfig.cmake ${PROJECT_BINARY_DIR}/syncbnConfigVersion.cmake
+        ${PROJECT_SOURCE_DIR}/cmake/FindSyncbnLibtorch.cmake
+  DESTINATION ${_package_dir})

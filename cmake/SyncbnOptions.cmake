@@ -1,15 +1,19 @@
 # Every switch of the build, in one place.
-include(CMakeDependentOption)
-
 option(SYNCBN_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
-option(SYNCBN_BUILD_BENCH "Build the benchmarks" OFF)
+option(SYNCBN_BUILD_BENCH "Build the benchmarks (target syncbn_bench)" OFF)
+option(SYNCBN_INSTALL "Make the install target" ${PROJECT_IS_TOP_LEVEL})
 option(SYNCBN_WITH_TORCH "Build the parts that use libtorch (all but the launcher)" ON)
 option(SYNCBN_WERROR "Treat warnings as errors" OFF)
-set(SYNCBN_CUDA AUTO CACHE STRING "Build the NCCL/CUDA library: AUTO, ON or OFF")
+set(SYNCBN_CUDA AUTO CACHE STRING "Build the NCCL/CUDA library: AUTO (if it can be), ON or OFF")
 set_property(CACHE SYNCBN_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(SYNCBN_SANITIZE "" CACHE STRING "Sanitizers for all targets, as -fsanitize takes them")
 
+if(NOT SYNCBN_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "SYNCBN_CUDA is ${SYNCBN_CUDA}; it may be AUTO, ON or OFF")
+endif()
+
 if(SYNCBN_SANITIZE)
-  add_compile_options(-fsanitize=${SYNCBN_SANITIZE} -fno-omit-frame-pointer)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${SYNCBN_SANITIZE}>
+                      $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
   add_link_options(-fsanitize=${SYNCBN_SANITIZE})
 endif()

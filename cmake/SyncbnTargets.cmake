@@ -4,11 +4,12 @@
 add_library(syncbn_warnings INTERFACE)
 target_compile_options(
   syncbn_warnings
-  INTERFACE -Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual
-            $<$<BOOL:${SYNCBN_WERROR}>:-Werror>)
+  INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wnon-virtual-dtor;-Woverloaded-virtual>
+            $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SYNCBN_WERROR}>>:-Werror>)
 
 # syncbn_add_library(<module> [SHARED|STATIC] SOURCES ... [PUBLIC ...] [PRIVATE ...])
-# makes syncbn_<module> with the alias syncbn::<module>; headers in lib/<module>/include.
+# makes syncbn_<module> with the alias syncbn::<module>; headers in lib/<module>/include, which are
+# installed, as is the library.
 function(syncbn_add_library module)
   cmake_parse_arguments(ARG "SHARED;STATIC" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   set(kind STATIC)
@@ -28,12 +29,18 @@ function(syncbn_add_library module)
                                                                 $<BUILD_INTERFACE:syncbn_warnings>)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${module})
   set_property(GLOBAL APPEND PROPERTY SYNCBN_LIBRARIES ${target})
+  set_property(GLOBAL APPEND PROPERTY SYNCBN_HEADER_DIRS ${CMAKE_CURRENT_SOURCE_DIR}/include)
 endfunction()
 
-# syncbn_add_program(<name> SOURCES ... LINK ...) makes build/bin/<name>.
+# syncbn_add_program(<name> SOURCES ... LINK ...) makes build/bin/<name>, which is installed. The
+# target syncbn_programs builds them all and nothing else.
 function(syncbn_add_program name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} syncbn_warnings)
   set_property(GLOBAL APPEND PROPERTY SYNCBN_PROGRAMS ${name})
+  if(NOT TARGET syncbn_programs)
+    add_custom_target(syncbn_programs)
+  endif()
+  add_dependencies(syncbn_programs ${name})
 endfunction()

@@ -1,0 +1,89 @@
+# The GPU part is a shared library of its own, syncbn_dist_cuda, so that everything else builds and
+# runs where there is no CUDA. It needs nvcc, the CUDA runtime, torch's CUDA libraries and NCCL's
+# header; no GPU is needed to build it.
+#
+# Sets SYNCBN_HAVE_CUDA. Included from the top CMakeLists.txt, since a language is enabled for the
+# whole project.
+
+set(SYNCBN_HAVE_CUDA FALSE)
+
+# Why the GPU library cannot be built here; empty when it can.
+function(_syncbn_cuda_obstacle out)
+  set(${out} "" PARENT_SCOPE)
+  if(NOT SYNCBN_WITH_TORCH)
+    set(${out} "SYNCBN_WITH_TORCH is off" PARENT_SCOPE)
+  elseif(NOT SyncbnLibtorch_HAS_CUDA OR NOT EXISTS ${SyncbnLibtorch_ROOT}/lib/libc10_cuda.so)
+    set(${out} "the libtorch in ${SyncbnLibtorch_ROOT} was built without CUDA" PARENT_SCOPE)
+  elseif(NOT SYNCBN_NVCC)
+    set(${out} "nvcc was not found: set CUDACXX to it, or CUDA_HOME to the toolkit" PARENT_SCOPE)
+  elseif(NOT SYNCBN_NCCL_INCLUDE_DIR)
+    set(${out} "nccl.h was found neither beside torch (nvidia/nccl/include) nor in the system: install NCCL's header, or all of torch's requirements (scripts/setup --python)"
+        PARENT_SCOPE)
+  endif()
+endfunction()
+
+if(NOT SYNCBN_CUDA STREQUAL "OFF")
+  find_program(
+    SYNCBN_NVCC nvcc
+    HINTS ENV CUDACXX ${CUDAToolkit_ROOT}/bin $ENV{CUDAToolkit_ROOT}/bin $ENV{CUDA_HOME}/bin
+    PATHS /usr/local/cuda/bin)
+  # torch's own NCCL first: the header must be that of the library which torch was built with.
+  find_path(
+    SYNCBN_NCCL_INCLUDE_DIR nccl.h
+    HINTS ${SyncbnLibtorch_ROOT}/../nvidia/nccl/include
+    PATHS /usr/local/cuda/include)
+  mark_as_advanced(SYNCBN_NVCC SYNCBN_NCCL_INCLUDE_DIR)
+
+  _syncbn_cuda_obstacle(_syncbn_obstacle)
+  if(NOT _syncbn_obstacle)
+    if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+      set(CMAKE_CUDA_COMPILER ${SYNCBN_NVCC})
+    endif()
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80 90) # A100, H100 and H200; newer ones take 90's PTX
+    endif()
+    enable_language(CUDA)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      # nvcc 12 and later know it, CMake before 3.26 does not know that.
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    find_package(CUDAToolkit REQUIRED)
+    set(SYNCBN_HAVE_CUDA TRUE)
+    message(STATUS "GPU library: yes (CUDA ${CMAKE_CUDA_COMPILER_VERSION}, NCCL in "
+                   "${SYNCBN_NCCL_INCLUDE_DIR})")
+  elseif(SYNCBN_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "SYNCBN_CUDA is ON, but ${_syncbn_obstacle}")
+  else()
+    message(STATUS "GPU library: no (${_syncbn_obstacle})")
+  endif()
+endif()
+
+# syncbn_add_cuda_library(SOURCES ... [PRIVATE ...]) makes syncbn_dist_cuda, linked to syncbn::dist.
+# Call it only where SYNCBN_HAVE_CUDA is true. Nothing links it: syncbn_dist opens it at run time,
+# from its own folder.
+function(syncbn_add_cuda_library)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PRIVATE" ${ARGN})
+  add_library(syncbn_dist_cuda SHARED ${ARG_SOURCES})
+  add_library(syncbn::dist_cuda ALIAS syncbn_dist_cuda)
+  target_include_directories(
+    syncbn_dist_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR}/src)
+  target_include_directories(syncbn_dist_cuda SYSTEM PRIVATE ${SYNCBN_NCCL_INCLUDE_DIR})
+  target_compile_definitions(syncbn_dist_cuda PRIVATE USE_DISTRIBUTED USE_C10D_NCCL)
+  target_compile_features(syncbn_dist_cuda PUBLIC cxx_std_20)
+  # CUDA::cudart is the toolkit's; torch brings the same soname along.
+  target_link_libraries(
+    syncbn_dist_cuda
+    PUBLIC syncbn_dist
+    PRIVATE ${ARG_PRIVATE} ${SyncbnLibtorch_ROOT}/lib/libtorch_cuda.so
+            ${SyncbnLibtorch_ROOT}/lib/libc10_cuda.so CUDA::cudart
+            $<BUILD_INTERFACE:syncbn_warnings>)
+  target_compile_options(
+    syncbn_dist_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+  # It exists for its registrations: a linker that drops unused libraries must keep it and torch's.
+  target_link_options(syncbn_dist_cuda PRIVATE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
+  set_target_properties(syncbn_dist_cuda PROPERTIES EXPORT_NAME dist_cuda)
+  set_property(GLOBAL APPEND PROPERTY SYNCBN_LIBRARIES syncbn_dist_cuda)
+endfunction()
