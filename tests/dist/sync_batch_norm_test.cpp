@@ -1,0 +1,361 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <numeric>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include "dist/tensors.h"
+#include "support/multiproc.h"
+#include "world.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+using dist::SyncBatchNorm;
+using dist::SyncBatchNormOptions;
+using syncbn::base::UserError;
+using syncbn::test::close;
+using syncbn::test::run_ranks;
+using syncbn::test::run_ranks_and_collect;
+using ::testing::HasSubstr;
+
+/// What one process computes on the whole batch, in float64.
+struct Reference {
+  at::Tensor output, grad_input, grad_weight, grad_bias, running_mean, running_var;
+};
+
+Reference whole_batch(const at::Tensor& input, const at::Tensor& grad_output,
+                      const at::Tensor& weight, const at::Tensor& bias, double momentum,
+                      double eps) {
+  const at::Tensor x = input.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor w = weight.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor b = bias.detach().to(at::kDouble).requires_grad_();
+  Reference result;
+  result.running_mean = at::zeros({x.size(1)}, at::kDouble);
+  result.running_var = at::ones({x.size(1)}, at::kDouble);
+  result.output = at::batch_norm(x, w, b, result.running_mean, result.running_var, true, momentum,
+                                 eps, false);
+  result.output.backward(grad_output.to(at::kDouble));
+  result.grad_input = x.grad();
+  result.grad_weight = w.grad();
+  result.grad_bias = b.grad();
+  return result;
+}
+
+/// One layer on shards of the batch against the whole batch.
+struct Case {
+  std::vector<int64_t> shares;          ///< samples of each rank
+  std::vector<int64_t> sample = {5, 4, 3};  ///< [C, ...]
+  at::ScalarType type = at::kFloat;
+  bool channels_last = false;
+  double mean = 0.5;
+  double stddev = 2.0;
+  double eps = 1e-5;
+  double rtol = 1e-5;
+  double atol = 2e-6;
+};
+
+void expect_as_whole_batch(const Case& c, int rank) {
+  at::manual_seed(7);
+  std::vector<int64_t> sizes{std::accumulate(c.shares.begin(), c.shares.end(), int64_t{0})};
+  sizes.insert(sizes.end(), c.sample.begin(), c.sample.end());
+  const int64_t channels = c.sample[0];
+  at::Tensor batch = (at::randn(sizes, at::kDouble) * c.stddev + c.mean).to(c.type);
+  at::Tensor grad_batch = at::randn(sizes, at::kDouble).to(c.type);
+  const at::Tensor weight = at::randn({channels}) + 2;
+  const at::Tensor bias = at::randn({channels});
+  const Reference expected = whole_batch(batch, grad_batch, weight, bias, 0.1, c.eps);
+
+  SyncBatchNorm layer(SyncBatchNormOptions(channels).eps(c.eps));
+  layer->to(c.type == at::kDouble ? at::kDouble : at::kFloat);
+  {
+    const at::NoGradGuard no_grad;
+    layer->weight.copy_(weight);
+    layer->bias.copy_(bias);
+  }
+  const auto at_rank = static_cast<size_t>(rank);
+  const int64_t begin = std::accumulate(c.shares.begin(), c.shares.begin() + rank, int64_t{0});
+  const auto share = [&](const at::Tensor& whole) {
+    at::Tensor own = whole.narrow(0, begin, c.shares[at_rank]).clone();
+    if (!c.channels_last) return own;
+    return own.contiguous(own.dim() == 5 ? at::MemoryFormat::ChannelsLast3d
+                                         : at::MemoryFormat::ChannelsLast);
+  };
+  const at::Tensor input = share(batch).requires_grad_();
+  const at::Tensor output = layer->forward(input);
+  output.backward(share(grad_batch));
+
+  EXPECT_EQ(output.scalar_type(), c.type);
+  if (c.channels_last && c.shares[at_rank] > 0) {
+    EXPECT_EQ(output.suggest_memory_format(), input.suggest_memory_format());
+  }
+  EXPECT_TRUE(close(output, share(expected.output), c.rtol, c.atol));
+  EXPECT_TRUE(close(input.grad(), share(expected.grad_input), c.rtol, c.atol));
+  // Parameters' gradients are local sums; DDP averages them.
+  at::Tensor grad_weight = layer->weight.grad().to(at::kDouble);
+  at::Tensor grad_bias = layer->bias.grad().to(at::kDouble);
+  dist::all_reduce(grad_weight);
+  dist::all_reduce(grad_bias);
+  EXPECT_TRUE(close(grad_weight, expected.grad_weight, 10 * c.rtol, 100 * c.atol));
+  EXPECT_TRUE(close(grad_bias, expected.grad_bias, 10 * c.rtol, 100 * c.atol));
+  EXPECT_TRUE(close(layer->running_mean, expected.running_mean, 1e-6, 1e-7));
+  EXPECT_TRUE(close(layer->running_var, expected.running_var, 1e-6, 1e-7));
+  EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 1);
+}
+
+void expect_as_whole_batch(const Case& c) {
+  run_ranks(static_cast<int>(c.shares.size()), [&c](int rank) {
+    dist::init_process_group({.backend = "gloo"});
+    expect_as_whole_batch(c, rank);
+  });
+}
+
+TEST(SyncBatchNormTest, EqualsBatchNorm1dOnTheWholeBatchFor2dInput) {
+  expect_as_whole_batch({.shares = {6, 6}, .sample = {7}});
+}
+
+TEST(SyncBatchNormTest, EqualsBatchNorm1dOnTheWholeBatchFor3dInput) {
+  expect_as_whole_batch({.shares = {4, 4}, .sample = {7, 9}});
+}
+
+TEST(SyncBatchNormTest, EqualsBatchNorm2dOnTheWholeBatch) {
+  expect_as_whole_batch({.shares = {4, 4}, .sample = {6, 33, 40}});
+}
+
+TEST(SyncBatchNormTest, EqualsBatchNorm2dOnTheWholeBatchInChannelsLast) {
+  expect_as_whole_batch({.shares = {4, 4}, .sample = {6, 33, 40}, .channels_last = true});
+}
+
+TEST(SyncBatchNormTest, EqualsBatchNorm3dOnTheWholeBatch) {
+  expect_as_whole_batch({.shares = {3, 3}, .sample = {5, 4, 6, 7}});
+}
+
+TEST(SyncBatchNormTest, EqualsBatchNorm3dOnTheWholeBatchInChannelsLast) {
+  expect_as_whole_batch({.shares = {3, 3}, .sample = {5, 4, 6, 7}, .channels_last = true});
+}
+
+TEST(SyncBatchNormTest, IsExactToFloat64InFloat64) {
+  expect_as_whole_batch(
+      {.shares = {4, 2}, .sample = {5, 11}, .type = at::kDouble, .rtol = 1e-12, .atol = 1e-13});
+}
+
+TEST(SyncBatchNormTest, TakesHalfPrecisionInputs) {
+  expect_as_whole_batch(
+      {.shares = {4, 4}, .sample = {5, 8, 8}, .type = at::kHalf, .rtol = 2e-3, .atol = 2e-3});
+  expect_as_whole_batch(
+      {.shares = {4, 4}, .sample = {5, 8, 8}, .type = at::kBFloat16, .rtol = 2e-2, .atol = 2e-2});
+}
+
+TEST(SyncBatchNormTest, IsExactForUnevenBatches) {
+  expect_as_whole_batch({.shares = {1, 5, 2}});
+}
+
+TEST(SyncBatchNormTest, IsExactWhenARankHasNoSamples) {
+  expect_as_whole_batch({.shares = {4, 0, 3}});
+  expect_as_whole_batch({.shares = {0, 5}, .sample = {4}});
+}
+
+TEST(SyncBatchNormTest, WorksWithOneSampleARank) {
+  expect_as_whole_batch({.shares = {1, 1, 1}, .sample = {6}});
+}
+
+TEST(SyncBatchNormTest, KeepsPrecisionWhenTheMeanIsLargeAgainstTheDeviation) {
+  expect_as_whole_batch({.shares = {4, 4},
+                         .sample = {3, 64, 64},
+                         .mean = 1e3,
+                         .stddev = 0.1,
+                         .rtol = 2e-5,
+                         .atol = 2e-5});
+}
+
+TEST(SyncBatchNormTest, KeepsPrecisionForTinyVariance) {
+  expect_as_whole_batch({.shares = {4, 4},
+                         .sample = {3, 16, 16},
+                         .mean = 0,
+                         .stddev = 1e-6,
+                         .eps = 1e-14,
+                         .rtol = 1e-4,
+                         .atol = 1e-5});
+}
+
+TEST(SyncBatchNormTest, ExchangesOnceForwardAndOnceBackward) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    layer->forward(at::randn({4, 3, 2, 2}));  // makes the group
+    auto* backend = dist::detail::backend_of(dist::detail::statistics_group({}));
+    ASSERT_NE(backend, nullptr);
+    const uint64_t before = backend->sequence();
+    const at::Tensor output = layer->forward(at::randn({4, 3, 2, 2}).requires_grad_());
+    EXPECT_EQ(backend->sequence(), before + 1);
+    output.sum().backward();
+    EXPECT_EQ(backend->sequence(), before + 2);
+  });
+}
+
+TEST(SyncBatchNormTest, EvaluationUsesRunningStatisticsAndExchangesNothing) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(rank);
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    layer->forward(at::randn({4, 3, 2, 2}));
+    layer->eval();
+    auto* backend = dist::detail::backend_of(dist::detail::statistics_group({}));
+    const uint64_t before = backend->sequence();
+    const at::Tensor input = at::randn({4, 3, 2, 2});
+    const at::Tensor expected =
+        at::batch_norm(input, layer->weight, layer->bias, layer->running_mean, layer->running_var,
+                       false, 0.0, 1e-5, false);
+    EXPECT_TRUE(layer->forward(input).equal(expected));
+    EXPECT_EQ(backend->sequence(), before);
+  });
+}
+
+TEST(SyncBatchNormTest, WithoutMomentumAveragesAllBatches) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(3);
+    SyncBatchNorm layer(SyncBatchNormOptions(2).momentum(std::nullopt));
+    at::Tensor mean = at::zeros({2});
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor batch = at::randn({6, 2});
+      mean += batch.mean(0) / 4;
+      layer->forward(batch.narrow(0, 3 * rank, 3));
+    }
+    EXPECT_TRUE(close(layer->running_mean, mean));
+  });
+}
+
+TEST(SyncBatchNormTest, RunningStatisticsFollowTheWholeBatchOverManySteps) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(5);
+    SyncBatchNorm layer(SyncBatchNormOptions(3).momentum(0.99));
+    at::Tensor mean = at::zeros({3});
+    at::Tensor variance = at::ones({3});
+    for (int step = 0; step < 100; ++step) {
+      const at::Tensor batch = at::randn({5, 3, 4}) * (1 + step % 7) + step % 3;
+      at::batch_norm(batch, {}, {}, mean, variance, true, 0.99, 1e-5, false);
+      layer->forward(rank == 0 ? batch.narrow(0, 0, 2) : batch.narrow(0, 2, 3));
+    }
+    EXPECT_TRUE(close(layer->running_mean, mean));
+    EXPECT_TRUE(close(layer->running_var, variance));
+  });
+}
+
+TEST(SyncBatchNormTest, WorksWithoutAffineAndWithoutRunningStatistics) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(1);
+    SyncBatchNorm layer(SyncBatchNormOptions(3).affine(false).track_running_stats(false));
+    const at::Tensor batch = at::randn({6, 3});
+    const at::Tensor expected = at::batch_norm(batch, {}, {}, {}, {}, true, 0.1, 1e-5, false);
+    EXPECT_TRUE(close(layer->forward(batch.narrow(0, 3 * rank, 3)), expected.narrow(0, 3 * rank, 3)));
+    EXPECT_EQ(layer->named_parameters().size(), 0u);
+    EXPECT_EQ(layer->named_buffers().size(), 0u);
+  });
+}
+
+TEST(SyncBatchNormTest, SharesStatisticsWithinItsProcessGroupOnly) {
+  run_ranks(4, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_subgroups(2);
+    at::manual_seed(1);
+    SyncBatchNorm layer(SyncBatchNormOptions(3).process_group(group));
+    const at::Tensor batch = at::randn({8, 3});
+    layer->forward(batch.narrow(0, 2 * rank, 2));
+    const at::Tensor own = batch.narrow(0, rank < 2 ? 0 : 4, 4);
+    EXPECT_TRUE(close(layer->running_mean, own.mean(0) * 0.1));
+  });
+}
+
+TEST(SyncBatchNormTest, EqualsBatchNormInAWorldOfOne) {
+  dist::init_process_group();
+  at::manual_seed(1);
+  SyncBatchNorm layer(SyncBatchNormOptions(3));
+  const at::Tensor batch = at::randn({6, 3, 4});
+  const at::Tensor expected = at::batch_norm(batch, layer->weight, layer->bias, {}, {}, true, 0.1,
+                                             1e-5, false);
+  EXPECT_TRUE(layer->forward(batch).equal(expected));
+}
+
+TEST(SyncBatchNormTest, AForgottenInitProcessGroupIsAnError) {
+  run_ranks(1, [](int) {
+    ::setenv("WORLD_SIZE", "2", 1);
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    try {
+      layer->forward(at::randn({4, 3}));
+      FAIL() << "trained on this rank's statistics alone";
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("init_process_group"));
+    }
+  });
+}
+
+TEST(SyncBatchNormTest, OneValuePerChannelOverAllRanksIsAnErrorOnEveryRank) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    try {
+      layer->forward(at::randn({rank == 0 ? 1 : 0, 3}));
+      FAIL() << "a variance of one value";
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("one value per channel"));
+    }
+    EXPECT_TRUE(layer->running_mean.equal(at::zeros({3})));
+  });
+}
+
+TEST(SyncBatchNormTest, AllRanksEmptyLeavesTheRunningStatisticsAlone) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    EXPECT_EQ(layer->forward(at::empty({0, 3, 2})).numel(), 0);
+    EXPECT_TRUE(layer->running_mean.equal(at::zeros({3})));
+    EXPECT_TRUE(layer->running_var.equal(at::ones({3})));
+  });
+}
+
+TEST(SyncBatchNormTest, WrongInputsAreNamed) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    const auto message = [&](const at::Tensor& input) -> std::string {
+      try {
+        layer->forward(input);
+      } catch (const UserError& error) {
+        return error.what();
+      }
+      return "nothing was thrown";
+    };
+    EXPECT_THAT(message(at::randn({4})), HasSubstr("2 to 5 dimensions"));
+    EXPECT_THAT(message(at::randn({4, 2})), HasSubstr("3 channels"));
+    EXPECT_THAT(message(at::ones({4, 3}, at::kLong)), HasSubstr("floating-point"));
+  });
+}
+
+TEST(SyncBatchNormTest, AGradientOfTheGradientIsRefused) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    const at::Tensor output = layer->forward(at::randn({4, 3}).requires_grad_());
+    EXPECT_THROW(output.sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true),
+                 UserError);
+  });
+}
+
+}  // namespace
