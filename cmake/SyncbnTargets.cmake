@@ -32,15 +32,18 @@ function(syncbn_add_library module)
   set_property(GLOBAL APPEND PROPERTY SYNCBN_HEADER_DIRS ${CMAKE_CURRENT_SOURCE_DIR}/include)
 endfunction()
 
-# syncbn_add_program(<name> SOURCES ... LINK ...) makes build/bin/<name>, which is installed. The
-# target syncbn_programs builds them all and nothing else.
+# syncbn_add_program(<name> SOURCES ... LINK ...) makes build/bin/<name>, which is installed.
 function(syncbn_add_program name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} syncbn_warnings)
   set_property(GLOBAL APPEND PROPERTY SYNCBN_PROGRAMS ${name})
-  if(NOT TARGET syncbn_programs)
-    add_custom_target(syncbn_programs)
-  endif()
-  add_dependencies(syncbn_programs ${name})
+endfunction()
+
+# Call it after all modules: makes the target syncbn_product, everything but tests and benchmarks.
+function(syncbn_add_product_target)
+  get_property(libraries GLOBAL PROPERTY SYNCBN_LIBRARIES)
+  get_property(programs GLOBAL PROPERTY SYNCBN_PROGRAMS)
+  add_custom_target(syncbn_product)
+  add_dependencies(syncbn_product ${libraries} ${programs})
 endfunction()

@@ -1,0 +1,46 @@
+# A thin front: scripts/ and CMake's presets do the work and can be used directly.
+.DEFAULT_GOAL := help
+PREFIX ?= /usr/local
+SHELL := /bin/bash
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+configure:
+	@scripts/setup
+	@cmake --preset release
+
+demo: configure ## install what is missing, build, train the digits twice, compare
+	@cmake --build --preset product
+	@scripts/demo
+
+build: configure ## build everything into build/
+	@cmake --build --preset release
+
+test: build ## build and run all tests
+	@scripts/run-tests release --require multiproc
+
+bench: configure ## build and run the benchmarks
+	@cmake --build --preset bench
+	@scripts/bench
+
+format: ## format the sources with clang-format
+	@scripts/format
+
+lint: ## check format, and run clang-tidy on what does not use libtorch
+	@scripts/setup --dev
+	@scripts/format --check
+	@cmake --preset tidy-fast
+	@cmake --build --preset tidy-fast
+
+check-all: ## what must pass before a release: lint, tests, sanitizers, clang-tidy on everything
+	@scripts/check-all
+
+install: configure ## install to PREFIX (default /usr/local)
+	@cmake --build --preset product
+	@cmake --install build --prefix $(PREFIX)
+
+clean: ## remove build folders (not .venv)
+	rm -rf build build-*
+
+.PHONY: help configure demo build test bench format lint check-all install clean
