@@ -163,10 +163,21 @@ if(SyncbnLibtorch_FOUND AND NOT TARGET syncbn::libtorch)
     set(SyncbnLibtorch_HAS_CUDA TRUE)
   endif()
 
+  # The wheel's include folder also holds the fmt that torch was built with, which would shadow the
+  # fmt that spdlog and this project link. So: a folder of links to everything else in there.
+  set(_syncbn_torch_include ${CMAKE_BINARY_DIR}/libtorch-include)
+  file(MAKE_DIRECTORY ${_syncbn_torch_include})
+  file(GLOB _syncbn_torch_entries ${SyncbnLibtorch_ROOT}/include/*)
+  list(REMOVE_ITEM _syncbn_torch_entries ${SyncbnLibtorch_ROOT}/include/fmt)
+  foreach(_entry IN LISTS _syncbn_torch_entries)
+    get_filename_component(_name ${_entry} NAME)
+    file(CREATE_LINK ${_entry} ${_syncbn_torch_include}/${_name} SYMBOLIC)
+  endforeach()
+
   add_library(syncbn::libtorch INTERFACE IMPORTED)
   target_include_directories(
-    syncbn::libtorch SYSTEM INTERFACE ${SyncbnLibtorch_ROOT}/include
-                                      ${SyncbnLibtorch_ROOT}/include/torch/csrc/api/include)
+    syncbn::libtorch SYSTEM INTERFACE ${_syncbn_torch_include}
+                                      ${_syncbn_torch_include}/torch/csrc/api/include)
   target_link_libraries(syncbn::libtorch INTERFACE ${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so
                                                    ${SyncbnLibtorch_ROOT}/lib/libc10.so)
   # torch_cpu of a CUDA build needs libcudart and libcupti. At run time its own RPATH leads to

@@ -12,6 +12,7 @@
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
@@ -31,15 +32,16 @@ using ::testing::ElementsAre;
 constexpr int kLayers = 5;
 constexpr int kSteps = 5;
 
-/// Batch norm in a Sequential, in holders, in a container of a container, and one layer used twice.
+/// Batch norm in a Sequential, in holders and in a container of a container.
 struct NetImpl : nn::Module {
   NetImpl() {
     conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(3, 4, 3)));
     first = register_module("first", nn::BatchNorm2d(4));
     blocks = register_module(
         "blocks",
-        nn::Sequential(nn::Conv2d(nn::Conv2dOptions(4, 4, 1)), nn::BatchNorm2d(4), nn::ReLU(),
-                       nn::Sequential(nn::Conv2d(nn::Conv2dOptions(4, 4, 1)), nn::BatchNorm2d(4))));
+        nn::Sequential(nn::Conv2d(nn::Conv2dOptions(4, 4, 1)), nn::BatchNorm2d(4), nn::ReLU()));
+    list = register_module("list", nn::ModuleList(nn::Sequential(
+                                       nn::Conv2d(nn::Conv2dOptions(4, 4, 1)), nn::BatchNorm2d(4))));
     last = register_module(
         "last", nn::BatchNorm1d(nn::BatchNorm1dOptions(4).track_running_stats(false)));
     cumulative =
@@ -48,11 +50,13 @@ struct NetImpl : nn::Module {
   }
   at::Tensor forward(at::Tensor x) {
     x = blocks->forward(first(conv(x)));
+    x = list[0]->as<nn::SequentialImpl>()->forward(x);
     return linear(cumulative(last(x.mean({2, 3}))));
   }
   nn::Conv2d conv{nullptr};
   nn::BatchNorm2d first{nullptr};
   nn::Sequential blocks{nullptr};
+  nn::ModuleList list{nullptr};
   nn::BatchNorm1d last{nullptr};
   nn::BatchNorm1d cumulative{nullptr};
   nn::Linear linear{nullptr};
@@ -116,7 +120,7 @@ TEST(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {
     Net reference;
     const auto report = dist::convert_sync_batchnorm(*net);
     EXPECT_THAT(report.converted,
-                ElementsAre("first", "blocks.1", "blocks.3.1", "last", "cumulative"));
+                ElementsAre("first", "blocks.1", "list.0.1", "last", "cumulative"));
     EXPECT_TRUE(report.not_converted.empty());
     dist::DistributedDataParallel<NetImpl> ddp(net);
     expect_trains_as_whole_batch([&](const at::Tensor& x) { return ddp(x); }, net->parameters(),

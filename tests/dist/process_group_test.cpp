@@ -209,7 +209,9 @@ TEST(RendezvousTest, AMissingRankIsNamed) {
     const std::string message = message_of<UnavailableError>(
         [] { dist::init_process_group({.connect_timeout = milliseconds(1000)}); });
     // Rank 0 holds the store: when it gives up first, the other one finds the store gone.
-    if (rank == 0) EXPECT_THAT(message, HasSubstr("waited 1.0 s for rank 2,"));
+    if (rank == 0) {
+      EXPECT_THAT(message, HasSubstr("waited 1.0 s for rank 2,"));
+    }
   });
 }
 

@@ -29,9 +29,9 @@ struct DdpOptions {
   /// Broadcast rank 0's parameters and buffers when constructed.
   bool init_sync = true;
   /// Size of the gradient buckets, MiB; unset: 25, and the first bucket 1.
-  std::optional<double> bucket_cap_mb;
+  std::optional<double> bucket_cap_mb = std::nullopt;
   /// The ranks that share gradients; empty: the default group.
-  ProcessGroupPtr process_group;
+  ProcessGroupPtr process_group = {};
 };
 
 namespace detail {

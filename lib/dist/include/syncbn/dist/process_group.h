@@ -24,8 +24,8 @@ struct InitOptions {
   /// Of the rendezvous and of every collective afterwards.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Override RANK and WORLD_SIZE.
-  std::optional<int> rank;
-  std::optional<int> world_size;
+  std::optional<int> rank = std::nullopt;
+  std::optional<int> world_size = std::nullopt;
   /// How long to wait for the store of rank 0 to answer and all ranks to arrive.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
 };
