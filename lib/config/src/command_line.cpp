@@ -1,1 +1,293 @@
 #include <syncbn/config/command_line.h>
+
+#include <syncbn/config/reference.h>
+#include <syncbn/config/yaml.h>
+
+#include <algorithm>
+#include <string_view>
+
+namespace syncbn::config {
+namespace {
+
+constexpr size_t kHelpColumn = 34;
+constexpr size_t kHelpWidth = 100;
+
+/// "--local-rank" and "--local_rank" are one option.
+std::string normalised(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+bool is_text(const FieldInfo& field) {
+  return field.type.starts_with("text");
+}
+bool is_switch(const FieldInfo& field) {
+  return field.type == "true|false";
+}
+
+/// What an option on the command line stands for.
+struct Target {
+  std::string path;
+  const FieldInfo* field;
+};
+
+std::optional<Target> find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
+  // A section with a type may be set by its type alone.
+  for (const std::string& path : {name, name + ".type"}) {
+    for (const FieldInfo& field : fields) {
+      if (field.path == path) return Target{path, &field};
+    }
+  }
+  return std::nullopt;
+}
+
+void set_marks(Value& value, const Mark& mark) {
+  value.mark = mark;
+  for (Value& item : value.list) set_marks(item, mark);
+  for (Value::Member& member : value.members) {
+    member.mark = mark;
+    set_marks(member.value, mark);
+  }
+}
+
+Value value_of(const std::string& text, const FieldInfo& field, const std::string& option) {
+  Value value = Value::of_scalar(text, /*quoted=*/is_text(field));
+  const bool may_be_null = field.type.ends_with(" or null");
+  if (!is_text(field)) {
+    try {
+      value = parse_yaml(text, option);
+    } catch (const base::UserError&) {
+      // Stays a scalar, of which the reader says what it should have been.
+    }
+  } else if (may_be_null && text == "null") {
+    value = Value();
+  }
+  set_marks(value, {std::make_shared<const std::string>(option)});
+  return value;
+}
+
+/// Walks through the arguments, one option at a time.
+class Parser {
+ public:
+  Parser(const std::vector<std::string>& args, const std::vector<ProgramOption>& options,
+         const std::vector<FieldInfo>& fields, Faults& faults)
+      : args_(args), options_(options), fields_(fields), faults_(faults) {}
+
+  CommandLine parse() {
+    while (next_ < args_.size()) parse_one(args_[next_++]);
+    return std::move(result_);
+  }
+
+ private:
+  void parse_one(const std::string& arg) {
+    if (arg == "-h") return parse_one("--help");
+    if (!arg.starts_with("--") || arg.size() == 2) {
+      faults_.add({}, fmt::format("unexpected argument '{}'; options begin with '--'", arg));
+      return;
+    }
+    const size_t equals = arg.find('=');
+    const std::string option = arg.substr(0, equals);
+    const std::string name = normalised(option.substr(2));
+    std::optional<std::string> attached;
+    if (equals != std::string::npos) attached = arg.substr(equals + 1);
+
+    const auto own = std::find_if(options_.begin(), options_.end(),
+                                  [&](const ProgramOption& o) { return o.name == name; });
+    if (own != options_.end()) {
+      parse_program_option(*own, option, attached);
+    } else if (const auto target = find_key(name, fields_)) {
+      parse_override(*target, option, attached);
+    } else {
+      faults_.add({}, fmt::format("unknown option '{}'{}", option, suggestion(name)));
+      skip_value(attached);
+    }
+  }
+
+  void parse_program_option(const ProgramOption& own, const std::string& option,
+                            std::optional<std::string> attached) {
+    if (own.value_name.empty()) {
+      if (attached) faults_.add({}, fmt::format("the option '{}' takes no value", option));
+      result_.program.push_back({own.name, ""});
+    } else if (const auto text = take_value(option, std::move(attached))) {
+      result_.program.push_back({own.name, *text});
+    }
+  }
+
+  void parse_override(const Target& target, const std::string& option,
+                      std::optional<std::string> attached) {
+    if (is_switch(*target.field) && !attached) {
+      const bool given =
+          next_ < args_.size() && (args_[next_] == "true" || args_[next_] == "false");
+      attached = given ? args_[next_++] : "true";
+    }
+    if (const auto text = take_value(option, std::move(attached))) {
+      result_.overrides.push_back({option, target.path, value_of(*text, *target.field, option)});
+    }
+  }
+
+  std::optional<std::string> take_value(const std::string& option,
+                                        std::optional<std::string> attached) {
+    if (attached) return attached;
+    if (next_ < args_.size() && !args_[next_].starts_with("--")) return args_[next_++];
+    faults_.add({}, fmt::format("the option '{}' needs a value", option));
+    return std::nullopt;
+  }
+
+  /// The value of an option that is unknown is not a fault of its own.
+  void skip_value(const std::optional<std::string>& attached) {
+    if (!attached && next_ < args_.size() && !args_[next_].starts_with("-")) ++next_;
+  }
+
+  std::string suggestion(const std::string& name) const {
+    std::vector<std::string> known;
+    for (const ProgramOption& option : options_) known.push_back(option.name);
+    for (const FieldInfo& field : fields_) known.push_back(field.path);
+    const auto nearest = base::nearest(name, known);
+    return nearest ? fmt::format("; did you mean '--{}'?", *nearest) : "; see --help";
+  }
+
+  const std::vector<std::string>& args_;
+  const std::vector<ProgramOption>& options_;
+  const std::vector<FieldInfo>& fields_;
+  Faults& faults_;
+  CommandLine result_;
+  size_t next_ = 0;
+};
+
+bool chooses_type(const Override& override) {
+  return override.path == "type" || override.path.ends_with(".type");
+}
+
+/// The section `path` of a configuration, made where it is missing; `rest` gets the last part.
+Value& section_of(Value& config, const Override& override, std::string& rest) {
+  Value* section = &config;
+  std::string_view path = override.path;
+  while (true) {
+    if (section->kind == Value::Kind::kScalar) {
+      // `optimizer: sgd` is short for `optimizer: {type: sgd}`.
+      Value full = Value::of_map();
+      full.mark = section->mark;
+      full.set("type", *section);
+      *section = std::move(full);
+    } else if (section->kind == Value::Kind::kNull) {
+      section->kind = Value::Kind::kMap;
+    }
+    const size_t dot = path.find('.');
+    if (dot == std::string_view::npos) break;
+    const std::string key(path.substr(0, dot));
+    if (section->find(key) == nullptr) {
+      Value made = Value::of_map();
+      made.mark = override.value.mark;
+      section->set(key, std::move(made));
+    }
+    section = const_cast<Value*>(section->find(key));
+    path.remove_prefix(dot + 1);
+  }
+  rest = std::string(path);
+  return *section;
+}
+
+void apply(const Override& override, Value& config) {
+  std::string key;
+  Value& section = section_of(config, override, key);
+  // A list where a section belongs: left for the reader to complain about.
+  if (section.kind != Value::Kind::kMap) return;
+  if (chooses_type(override)) {
+    const Value* present = section.find(key);
+    if (present != nullptr && present->scalar != override.value.scalar) section.members.clear();
+  }
+  section.set(key, override.value);
+}
+
+/// Breaks `text` into lines that fit beside the column of option names.
+std::string wrapped(const std::string& text) {
+  const size_t width = kHelpWidth - kHelpColumn;
+  std::string out;
+  size_t column = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t end = text.find(' ', begin);
+    if (end == std::string::npos) end = text.size();
+    const size_t length = end - begin;
+    if (column > 0 && column + 1 + length > width) {
+      out += "\n" + std::string(kHelpColumn, ' ');
+      column = 0;
+    } else if (column > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += text.substr(begin, length);
+    column += length;
+    begin = end + 1;
+  }
+  return out;
+}
+
+std::string help_line(const std::string& name, const std::string& text) {
+  const std::string left = "  " + name;
+  // Names that are too long stand on a line of their own.
+  const std::string gap = left.size() + 2 > kHelpColumn
+                              ? "\n" + std::string(kHelpColumn, ' ')
+                              : std::string(kHelpColumn - left.size(), ' ');
+  return left + gap + wrapped(text) + "\n";
+}
+
+std::string describe(const FieldInfo& field) {
+  std::vector<std::string> notes;
+  if (!field.range.empty()) notes.push_back(field.range);
+  if (!field.unit.empty()) notes.push_back("in " + field.unit);
+  if (field.required) notes.push_back("required");
+  if (!field.default_value.empty()) notes.push_back("default " + field.default_value);
+  return notes.empty() ? field.help : field.help + " (" + base::join(notes, "; ") + ")";
+}
+
+std::string heading(const FieldGroup& group) {
+  if (group.section.empty()) return "Keys of the configuration";
+  return group.only_for.empty() ? group.section : group.section + ", " + group.only_for;
+}
+
+}  // namespace
+
+bool CommandLine::has(const std::string& name) const {
+  return value(name).has_value();
+}
+
+std::optional<std::string> CommandLine::value(const std::string& name) const {
+  const auto last = std::find_if(program.rbegin(), program.rend(),
+                                 [&](const Setting& setting) { return setting.name == name; });
+  if (last == program.rend()) return std::nullopt;
+  return last->value;
+}
+
+CommandLine parse_command_line(const std::vector<std::string>& args,
+                               const std::vector<ProgramOption>& options,
+                               const std::vector<FieldInfo>& fields, Faults& faults) {
+  return Parser(args, options, fields, faults).parse();
+}
+
+void apply_overrides(const std::vector<Override>& overrides, Value& config) {
+  // Types first: a new type empties its section.
+  for (const bool types : {true, false}) {
+    for (const Override& override : overrides) {
+      if (chooses_type(override) == types) apply(override, config);
+    }
+  }
+}
+
+std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options,
+                      const std::vector<FieldInfo>& fields) {
+  std::string out = usage + "\n\nOptions:\n";
+  for (const ProgramOption& option : options) {
+    if (option.help.empty()) continue;
+    const std::string value = option.value_name.empty() ? "" : " " + option.value_name;
+    out += help_line("--" + option.name + value, option.help);
+  }
+  for (const FieldGroup& group : group_fields(fields)) {
+    out += "\n" + heading(group) + ":\n";
+    for (const FieldInfo& field : group.fields) {
+      out += help_line("--" + field.path + " " + field.type, describe(field));
+    }
+  }
+  return out;
+}
+
+}  // namespace syncbn::config

@@ -1,1 +1,73 @@
 #include <syncbn/config/reference.h>
+
+#include <algorithm>
+
+namespace syncbn::config {
+namespace {
+
+std::string section_of(const std::string& path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string::npos ? "" : path.substr(0, dot);
+}
+
+/// A table cell: a bar would end it.
+std::string cell(const std::string& text) {
+  std::string out;
+  for (const char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
+  return out;
+}
+
+std::string code(const std::string& text) {
+  return text.empty() ? "" : "`" + cell(text) + "`";
+}
+
+std::string default_cell(const FieldInfo& field) {
+  if (field.required) return "required";
+  return field.default_value.empty() ? "\"\"" : field.default_value;
+}
+
+std::string heading(const FieldGroup& group) {
+  if (group.section.empty()) return "## Top level";
+  if (group.only_for.empty()) return "## `" + group.section + "`";
+  return "### `" + group.section + "` with `" + group.only_for + "`";
+}
+
+}  // namespace
+
+std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields) {
+  std::vector<FieldGroup> groups(1);
+  for (const FieldInfo& field : fields) {
+    const std::string section = section_of(field.path);
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const FieldGroup& g) {
+      return g.section == section && g.only_for == field.only_for;
+    });
+    if (group == groups.end()) group = groups.insert(groups.end(), {section, field.only_for, {}});
+    group->fields.push_back(field);
+  }
+  if (groups.front().fields.empty()) groups.erase(groups.begin());
+  return groups;
+}
+
+std::string markdown_reference(const std::vector<FieldInfo>& fields) {
+  std::string out;
+  for (const FieldGroup& group : group_fields(fields)) {
+    out += heading(group) + "\n\n";
+    for (const FieldInfo& field : group.fields) {
+      for (const auto& [name, help] : field.alternatives) {
+        out += fmt::format("- `{}`: {}\n", name, help);
+      }
+      if (!field.alternatives.empty()) out += "\n";
+    }
+    out += "| key | type | default | allowed | unit | |\n|---|---|---|---|---|---|\n";
+    for (const FieldInfo& field : group.fields) {
+      out += fmt::format("| {} | {} | {} | {} | {} | {} |\n", code(field.path), cell(field.type),
+                         field.required ? "required" : code(default_cell(field)), cell(field.range),
+                         cell(field.unit), cell(field.help));
+    }
+    out += "\n";
+  }
+  if (!out.empty()) out.pop_back();
+  return out;
+}
+
+}  // namespace syncbn::config

@@ -1,1 +1,229 @@
 #include <syncbn/config/yaml.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/text.h>
+#include <yaml-cpp/yaml.h>
+
+#include <cctype>
+#include <string_view>
+
+namespace syncbn::config {
+namespace {
+
+// A file that exceeds these is not a configuration: aliases can make a small file endless.
+constexpr int kMaxDepth = 100;
+constexpr int kMaxValues = 100'000;
+
+using Source = std::shared_ptr<const std::string>;
+
+Mark mark_of(const YAML::Mark& mark, const Source& source) {
+  if (mark.is_null()) return {source};
+  return {source, mark.line + 1, mark.column + 1};
+}
+
+[[noreturn]] void fail(const Mark& mark, const std::string& message) {
+  throw base::UserError(mark.str() + ": " + message);
+}
+
+/// Turns yaml-cpp's nodes into values.
+class Converter {
+ public:
+  explicit Converter(Source source) : source_(std::move(source)) {}
+
+  Value convert(const YAML::Node& node, int depth = 0) {
+    Value value;
+    value.mark = mark_of(node.Mark(), source_);
+    if (depth > kMaxDepth || ++values_ > kMaxValues) {
+      fail(value.mark, "nested too deep or too large (does an alias contain itself?)");
+    }
+    switch (node.Type()) {
+      case YAML::NodeType::Undefined:
+      case YAML::NodeType::Null:
+        break;
+      case YAML::NodeType::Scalar:
+        value.kind = Value::Kind::kScalar;
+        value.scalar = node.Scalar();
+        // yaml-cpp tags plain scalars "?", and quoted and block ones "!".
+        value.quoted = node.Tag() == "!";
+        break;
+      case YAML::NodeType::Sequence:
+        value.kind = Value::Kind::kList;
+        for (const YAML::Node& item : node) value.list.push_back(convert(item, depth + 1));
+        break;
+      case YAML::NodeType::Map:
+        value.kind = Value::Kind::kMap;
+        convert_members(node, value, depth);
+        break;
+    }
+    return value;
+  }
+
+ private:
+  void convert_members(const YAML::Node& node, Value& value, int depth) {
+    std::vector<Value> merged;
+    for (const auto& member : node) {
+      const YAML::Node& key = member.first;
+      const YAML::Node& content = member.second;
+      const Mark mark = mark_of(key.Mark(), source_);
+      if (!key.IsScalar()) fail(mark, "a key must be plain text");
+      if (key.Scalar() == "<<" && key.Tag() != "!") {
+        merged.push_back(convert(content, depth + 1));
+        continue;
+      }
+      for (const Value::Member& earlier : value.members) {
+        if (earlier.key != key.Scalar()) continue;
+        fail(mark,
+             fmt::format("the key '{}' is already set at line {}", earlier.key, earlier.mark.line));
+      }
+      Value converted = convert(content, depth + 1);
+      // yaml-cpp places an empty value where the next key begins.
+      if (converted.kind == Value::Kind::kNull) converted.mark = mark;
+      value.members.push_back({key.Scalar(), mark, std::move(converted)});
+    }
+    for (const Value& source : merged) merge(source, value);
+  }
+
+  /// Members of `from` that `into` does not set itself; of several, the first counts.
+  static void merge(const Value& from, Value& into) {
+    if (from.kind == Value::Kind::kList) {
+      for (const Value& item : from.list) merge(item, into);
+      return;
+    }
+    if (from.kind != Value::Kind::kMap) {
+      fail(from.mark, "'<<' merges sections, got " + from.str());
+    }
+    for (const Value::Member& member : from.members) {
+      if (into.find(member.key) == nullptr) into.members.push_back(member);
+    }
+  }
+
+  Source source_;
+  int values_ = 0;
+};
+
+/// Whether text may stand without quotes and is still read back as text.
+bool is_plain(std::string_view text) {
+  if (text.empty() ||
+      !(std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '_' || text[0] == '/')) {
+    return false;
+  }
+  constexpr std::string_view kSafe = "_-./+";
+  std::string lower;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (!std::isalnum(byte) && kSafe.find(c) == std::string_view::npos) return false;
+    lower += static_cast<char>(std::tolower(byte));
+  }
+  // What YAML 1.1 or 1.2 readers take for something else than text.
+  for (const std::string_view word :
+       {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}) {
+    if (lower == word) return false;
+  }
+  return true;
+}
+
+std::string in_quotes(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+          out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+        } else {
+          out += c;
+        }
+    }
+  }
+  return out + '"';
+}
+
+std::string scalar_text(const Value& value) {
+  return value.quoted && !is_plain(value.scalar) ? in_quotes(value.scalar) : value.scalar;
+}
+
+std::string key_text(const std::string& key) {
+  return is_plain(key) ? key : in_quotes(key);
+}
+
+/// On one line: `[1, 2]`, `{type: sgd}`.
+std::string flow(const Value& value) {
+  switch (value.kind) {
+    case Value::Kind::kNull:
+      return "null";
+    case Value::Kind::kScalar:
+      return scalar_text(value);
+    case Value::Kind::kList: {
+      std::vector<std::string> items;
+      for (const Value& item : value.list) items.push_back(flow(item));
+      return "[" + base::join(items, ", ") + "]";
+    }
+    case Value::Kind::kMap: {
+      std::vector<std::string> items;
+      for (const auto& member : value.members) {
+        items.push_back(key_text(member.key) + ": " + flow(member.value));
+      }
+      return "{" + base::join(items, ", ") + "}";
+    }
+  }
+  return "";
+}
+
+void write_members(const Value& value, int indent, std::string& out) {
+  for (const Value::Member& member : value.members) {
+    out.append(static_cast<size_t>(indent), ' ');
+    out += key_text(member.key) + ":";
+    if (member.value.kind == Value::Kind::kMap && !member.value.members.empty()) {
+      out += '\n';
+      write_members(member.value, indent + 2, out);
+    } else {
+      out += " " + flow(member.value) + "\n";
+    }
+  }
+}
+
+}  // namespace
+
+Value parse_yaml(const std::string& text, const std::string& source) {
+  const auto name = std::make_shared<const std::string>(source);
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      fail(mark_of(documents[1].Mark(), name), "a second document ('---') starts; one is expected");
+    }
+    if (!documents.empty()) return Converter(name).convert(documents[0]);
+  } catch (const YAML::Exception& error) {
+    fail(mark_of(error.mark, name), "YAML syntax: " + error.msg);
+  }
+  Value nothing;
+  nothing.mark = {name};
+  return nothing;
+}
+
+Value load_yaml(const std::filesystem::path& path) {
+  return parse_yaml(base::read_file(path), path.string());
+}
+
+std::string to_yaml(const Value& value) {
+  if (value.kind != Value::Kind::kMap || value.members.empty()) return flow(value) + "\n";
+  std::string out;
+  write_members(value, 0, out);
+  return out;
+}
+
+}  // namespace syncbn::config

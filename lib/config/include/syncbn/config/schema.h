@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -43,7 +44,12 @@ struct FieldInfo {
   std::string help;
   std::string only_for;  ///< "type: sgd" where the key exists for one alternative only
   bool required = false;
+  /// For the key that chooses between alternatives: their names, and a line about each.
+  std::vector<std::pair<std::string, std::string>> alternatives;
 };
+
+/// What to add to a message about an unknown key; empty: nothing is known about it.
+using Hint = std::function<std::string(const std::string& key)>;
 
 template <class T>
 class Schema;
@@ -54,7 +60,9 @@ template <class T>
 struct Codec;
 
 template <class T>
-concept Described = requires(Schema<T>& schema) { T::describe(schema); };
+concept Described = requires(Schema<T>& schema) {
+  T::describe(schema);
+};
 
 namespace detail {
 
@@ -85,8 +93,13 @@ struct Codec<bool> {
   static std::string type_name() { return "true|false"; }
   static bool read(const Value& value, bool& out, const std::string& path, Faults& faults) {
     if (value.kind == Value::Kind::kScalar && !value.quoted) {
-      if (value.scalar == "true") return out = true, true;
-      if (value.scalar == "false") return out = false, true;
+      // The spellings of YAML 1.2; Python's capitals are among them, yes and no are not.
+      for (const char* word : {"true", "True", "TRUE"}) {
+        if (value.scalar == word) return out = true, true;
+      }
+      for (const char* word : {"false", "False", "FALSE"}) {
+        if (value.scalar == word) return out = false, true;
+      }
     }
     detail::wrong_type(value, path, "true or false", faults);
     return false;
@@ -95,8 +108,7 @@ struct Codec<bool> {
 };
 
 template <class T>
-  requires(std::is_integral_v<T> && !std::is_same_v<T, bool>)
-struct Codec<T> {
+requires(std::is_integral_v<T> && !std::is_same_v<T, bool>) struct Codec<T> {
   static std::string type_name() { return "integer"; }
   static bool read(const Value& value, T& out, const std::string& path, Faults& faults) {
     if (value.kind == Value::Kind::kScalar && !value.quoted) {
@@ -109,7 +121,7 @@ struct Codec<T> {
 };
 
 template <class T>
-  requires std::is_floating_point_v<T>
+requires std::is_floating_point_v<T>
 struct Codec<T> {
   static std::string type_name() { return "number"; }
   static bool read(const Value& value, T& out, const std::string& path, Faults& faults) {
@@ -328,9 +340,10 @@ class Schema {
   }
 
   /// Reads a section into `out`; keys not written keep their defaults. `skip` names a key that
-  /// belongs to the caller ("type" of a Component). Adds every fault it meets.
+  /// belongs to the caller ("type" of a Component), `hint` may know more about an unknown key.
+  /// Adds every fault it meets.
   bool read(const Value& value, T& out, const std::string& path, Faults& faults,
-            const std::string& skip = "") const {
+            const std::string& skip = "", const Hint& hint = {}) const {
     if (value.kind != Value::Kind::kMap && value.kind != Value::Kind::kNull) {
       detail::wrong_type(value, path.empty() ? "the configuration" : path, "a section", faults);
       return false;
@@ -341,8 +354,10 @@ class Schema {
       const auto field = std::find_if(fields_.begin(), fields_.end(),
                                       [&](const Field& f) { return f.name == member.key; });
       if (field == fields_.end()) {
-        faults.add(member.mark, fmt::format("unknown key '{}'{}", detail::at(path, member.key),
-                                            base::did_you_mean(member.key, names())));
+        std::string tail = hint ? hint(member.key) : "";
+        if (tail.empty()) tail = base::did_you_mean(member.key, names());
+        faults.add(member.mark,
+                   fmt::format("unknown key '{}'{}", detail::at(path, member.key), tail));
         good = false;
       } else {
         good &= field->read(member.value, out, detail::at(path, member.key), faults);
@@ -350,7 +365,8 @@ class Schema {
     }
     for (const Field& field : fields_) {
       if (field.required() && value.find(field.name) == nullptr) {
-        faults.add(value.mark, fmt::format("the key '{}' is missing", detail::at(path, field.name)));
+        faults.add(value.mark,
+                   fmt::format("the key '{}' is missing", detail::at(path, field.name)));
         good = false;
       }
     }
@@ -418,18 +434,21 @@ class Registry {
 
   struct Entry {
     std::string help;
-    std::function<std::shared_ptr<const Choice>(const Value&, const std::string&, Faults&)> read;
+    std::function<std::shared_ptr<const Choice>(const Value&, const std::string&, Faults&,
+                                                const Hint&)>
+        read;
     std::function<void(const std::string&, std::vector<FieldInfo>&)> info;
+    std::function<std::vector<std::string>()> keys;
   };
 
   template <Described Options, class Make>
   void add(const std::string& type, const std::string& help, Make make) {
     Entry entry;
     entry.help = help;
-    entry.read = [type, make](const Value& value, const std::string& path,
-                              Faults& faults) -> std::shared_ptr<const Choice> {
+    entry.read = [type, make](const Value& value, const std::string& path, Faults& faults,
+                              const Hint& hint) -> std::shared_ptr<const Choice> {
       Options options{};
-      if (!Schema<Options>::get().read(value, options, path, faults, "type")) return nullptr;
+      if (!Schema<Options>::get().read(value, options, path, faults, "type", hint)) return nullptr;
       return std::make_shared<Made<Options, Make>>(type, std::move(options), make);
     };
     entry.info = [type](const std::string& path, std::vector<FieldInfo>& out) {
@@ -437,6 +456,7 @@ class Registry {
       Schema<Options>::get().info(path, out);
       for (size_t i = first; i < out.size(); ++i) out[i].only_for = "type: " + type;
     };
+    entry.keys = [] { return Schema<Options>::get().names(); };
     entries_[type] = std::move(entry);
   }
 
@@ -445,6 +465,16 @@ class Registry {
     std::vector<std::string> all;
     for (const auto& [name, entry] : entries_) all.push_back(name);
     return all;
+  }
+
+  /// A hint (see Hint) about a key that is known, but to another alternative.
+  std::string belongs_to(const std::string& key) const {
+    std::vector<std::string> types;
+    for (const auto& [type, entry] : entries_) {
+      const auto keys = entry.keys();
+      if (std::find(keys.begin(), keys.end(), key) != keys.end()) types.push_back(type);
+    }
+    return types.empty() ? "" : "; it belongs to type " + base::join(types, ", ");
   }
 
  private:
@@ -487,7 +517,7 @@ class Component {
   explicit Component(const std::string& type) : type_(type) {
     Value value = Value::of_map();
     Faults faults;
-    choice_ = Kind::registry().entries().at(type).read(value, "", faults);
+    choice_ = Kind::registry().entries().at(type).read(value, "", faults, {});
     faults.throw_if_any();
   }
   Component(std::string type, std::shared_ptr<const Choice> choice)
@@ -515,10 +545,12 @@ struct Codec<Component<Kind>> {
                    Faults& faults) {
     const auto& entries = Kind::registry().entries();
     const Value* type = value.kind == Value::Kind::kScalar ? &value : value.find("type");
-    if (type == nullptr || type->kind != Value::Kind::kScalar) {
-      faults.add(value.mark,
-                 fmt::format("{}: the key 'type' is missing; it is one of {}", path,
-                             base::join(Kind::registry().names(), ", ")));
+    // A default names its type, so that its options can be set without repeating it.
+    const Value default_type = Value::of_scalar(out.type());
+    if (type == nullptr && out) type = &default_type;
+    if (value.kind == Value::Kind::kList || type == nullptr || type->kind != Value::Kind::kScalar) {
+      faults.add(value.mark, fmt::format("{}: the key 'type' is missing; it is one of {}", path,
+                                         base::join(Kind::registry().names(), ", ")));
       return false;
     }
     const auto entry = entries.find(type->scalar);
@@ -531,7 +563,8 @@ struct Codec<Component<Kind>> {
     }
     Value nothing;
     nothing.mark = value.mark;
-    auto choice = entry->second.read(type == &value ? nothing : value, path, faults);
+    const Hint hint = [](const std::string& key) { return Kind::registry().belongs_to(key); };
+    auto choice = entry->second.read(type == &value ? nothing : value, path, faults, hint);
     if (!choice) return false;
     out = Component<Kind>(entry->first, std::move(choice));
     return true;
@@ -546,6 +579,9 @@ struct Codec<Component<Kind>> {
     type.default_value = defaults.type();
     type.required = !defaults;
     type.help = help;
+    for (const auto& [name, entry] : Kind::registry().entries()) {
+      type.alternatives.emplace_back(name, entry.help);
+    }
     out.push_back(std::move(type));
     for (const auto& [name, entry] : Kind::registry().entries()) entry.info(path, out);
   }

@@ -56,10 +56,14 @@ struct Value {
   /// In words, for messages: "the list", "'abc'".
   std::string str() const {
     switch (kind) {
-      case Kind::kNull: return "nothing";
-      case Kind::kScalar: return fmt::format("'{}'", scalar);
-      case Kind::kList: return "a list";
-      case Kind::kMap: return "a section";
+      case Kind::kNull:
+        return "nothing";
+      case Kind::kScalar:
+        return fmt::format("'{}'", scalar);
+      case Kind::kList:
+        return "a list";
+      case Kind::kMap:
+        return "a section";
     }
     return "?";
   }

@@ -1,0 +1,155 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/config/command_line.h>
+
+#include "example.h"
+
+namespace syncbn::config::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::vector<ProgramOption> kOptions = {{"config", "FILE", "the configuration"},
+                                             {"print_config", "", "print it"},
+                                             {"local_rank", "N", ""},
+                                             {"help", "", "this text"}};
+
+std::vector<FieldInfo> car_fields() {
+  std::vector<FieldInfo> fields;
+  Schema<CarOptions>::get().info("", fields);
+  return fields;
+}
+
+/// Everything that a program does: command line over file into options.
+struct Outcome {
+  CommandLine line;
+  CarOptions car;
+  std::vector<std::string> faults;
+};
+
+Outcome read_all(const std::vector<std::string>& args, const std::string& file = "") {
+  Outcome outcome;
+  Faults faults;
+  outcome.line = parse_command_line(args, kOptions, car_fields(), faults);
+  Value config = parse_yaml(file, "car.yaml");
+  apply_overrides(outcome.line.overrides, config);
+  Schema<CarOptions>::get().read(config, outcome.car, "", faults);
+  outcome.faults = faults.messages();
+  return outcome;
+}
+
+TEST(CommandLineTest, SetsKeysOverTheFile) {
+  const Outcome outcome = read_all({"--doors", "3", "--wheel.radius=0.75", "--name=a: b #c"},
+                                   "doors: 5\nwheel: {radius: 2, bolts: [9]}\n");
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_EQ(outcome.car.doors, 3);
+  EXPECT_EQ(outcome.car.wheel.radius, 0.75);
+  EXPECT_THAT(outcome.car.wheel.bolts, ElementsAre(9));
+  EXPECT_EQ(outcome.car.name, "a: b #c");
+}
+
+TEST(CommandLineTest, ReadsListsAndNull) {
+  const Outcome outcome = read_all({"--wheel.bolts=[6, 7]", "--seats=null"}, "seats: 3\n");
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_THAT(outcome.car.wheel.bolts, ElementsAre(6, 7));
+  EXPECT_FALSE(outcome.car.seats);
+}
+
+TEST(CommandLineTest, TakesTheLastOfSeveralValues) {
+  EXPECT_EQ(read_all({"--doors=3", "--doors=4"}).car.doors, 4);
+}
+
+TEST(CommandLineTest, LetsSwitchesStandAlone) {
+  EXPECT_TRUE(read_all({"--sunroof"}).car.sunroof);
+  EXPECT_TRUE(read_all({"--sunroof", "true"}).car.sunroof);
+  EXPECT_FALSE(read_all({"--sunroof", "false"}, "sunroof: true").car.sunroof);
+  EXPECT_FALSE(read_all({"--sunroof=false"}, "sunroof: true").car.sunroof);
+  const Outcome outcome = read_all({"--sunroof", "--doors", "3"});
+  EXPECT_TRUE(outcome.car.sunroof);
+  EXPECT_EQ(outcome.car.doors, 3);
+}
+
+TEST(CommandLineTest, KeepsTheProgramsOwnOptionsApart) {
+  const Outcome outcome = read_all({"--config", "a.yaml", "--local-rank=2", "--print-config"});
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_EQ(outcome.line.value("config"), "a.yaml");
+  EXPECT_EQ(outcome.line.value("local_rank"), "2");
+  EXPECT_TRUE(outcome.line.has("print_config"));
+  EXPECT_FALSE(outcome.line.has("help"));
+  EXPECT_TRUE(read_all({"-h"}).line.has("help"));
+}
+
+TEST(CommandLineTest, SwitchesToAnotherTypeAndDropsTheFormersOptions) {
+  const Outcome outcome = read_all({"--engine.range=50", "--engine.type", "electric"},
+                                   "engine: {type: diesel, litres: 3}\n");
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_EQ(outcome.car.engine.make(1), "electric 50 km by ccs at 1");
+}
+
+TEST(CommandLineTest, KeepsTheFilesOptionsWhenTheTypeStays) {
+  const Outcome outcome = read_all({"--engine=diesel"}, "engine: {type: diesel, litres: 3}\n");
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_EQ(outcome.car.engine.make(1), "diesel 3 l at 1");
+}
+
+TEST(CommandLineTest, SetsAnOptionOfASectionWrittenByItsTypeAlone) {
+  const Outcome outcome = read_all({"--engine.range=50"}, "engine: electric\n");
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_EQ(outcome.car.engine.make(1), "electric 50 km by ccs at 1");
+}
+
+TEST(CommandLineTest, NamesTheOptionInFaultsOfItsValue) {
+  EXPECT_THAT(read_all({"--doors=many", "--wheel.radius=-1", "--engine.range=5", "--colour=blue",
+                        "--seats", "[", "--engine.litres=0"})
+                  .faults,
+              ElementsAre("--doors: doors: expected an integer, got 'many'",
+                          "--wheel.radius: wheel.radius: must be above 0, got -1",
+                          "--engine.range: unknown key 'engine.range'; it belongs to type electric",
+                          "--engine.litres: engine.litres: must be above 0, got 0",
+                          "--colour: colour: must be one of red, green, got 'blue'",
+                          "--seats: seats: expected an integer, got '['"));
+}
+
+TEST(CommandLineTest, SuggestsTheNearestOption) {
+  EXPECT_THAT(read_all({"--dors", "3", "--wheel.radus=1", "--conifg", "a.yaml"}).faults,
+              ElementsAre("unknown option '--dors'; did you mean '--doors'?",
+                          "unknown option '--wheel.radus'; did you mean '--wheel.radius'?",
+                          "unknown option '--conifg'; did you mean '--config'?"));
+  EXPECT_THAT(read_all({"--a-word-far-from-any"}).faults,
+              ElementsAre("unknown option '--a-word-far-from-any'; see --help"));
+}
+
+TEST(CommandLineTest, RefusesWhatIsNoOption) {
+  EXPECT_THAT(
+      read_all({"car.yaml", "--doors", "--name"}).faults,
+      ElementsAre("unexpected argument 'car.yaml'; options begin with '--'",
+                  "the option '--doors' needs a value", "the option '--name' needs a value"));
+  EXPECT_THAT(read_all({"--help=1"}).faults, ElementsAre("the option '--help' takes no value"));
+}
+
+TEST(CommandLineTest, TakesNegativeNumbersForValues) {
+  EXPECT_THAT(read_all({"--doors", "-3"}).faults,
+              ElementsAre("--doors: doors: must be at least 2, at most 5, got -3"));
+}
+
+TEST(CommandLineTest, HelpListsOptionsAndKeysByGroup) {
+  const std::string help = help_text("usage: car", kOptions, car_fields());
+  EXPECT_THAT(help, HasSubstr("usage: car\n\nOptions:\n  --config FILE"));
+  EXPECT_THAT(help, ::testing::Not(HasSubstr("--local_rank")));
+  EXPECT_THAT(help, HasSubstr("\nKeys of the configuration:\n  --name text"));
+  EXPECT_THAT(help, HasSubstr("\nwheel:\n"));
+  EXPECT_THAT(help, HasSubstr("from hub to rim (above 0; in m; default 0.5)"));
+  EXPECT_THAT(help, HasSubstr("\nengine, type: electric:\n"));
+  size_t longest = 0;
+  for (size_t begin = 0; begin < help.size();) {
+    const size_t end = help.find('\n', begin);
+    longest = std::max(longest, end - begin);
+    begin = end + 1;
+  }
+  EXPECT_LE(longest, 100u);
+}
+
+}  // namespace
+}  // namespace syncbn::config::test

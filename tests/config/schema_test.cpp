@@ -1,0 +1,160 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "example.h"
+
+namespace syncbn::config::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(SchemaTest, KeepsDefaultsOfKeysThatAreNotWritten) {
+  CarOptions car;
+  EXPECT_THAT(read("doors: 5\n", car), IsEmpty());
+  EXPECT_EQ(car.doors, 5);
+  EXPECT_EQ(car.colour, "red");
+  EXPECT_FALSE(car.seats);
+  EXPECT_EQ(car.engine.type(), "diesel");
+}
+
+TEST(SchemaTest, ReadsEverySortOfField) {
+  CarOptions car;
+  EXPECT_THAT(read("name: 123\ncolour: green\ndoors: 2\nseats: 2\nsunroof: true\n"
+                   "wheel: {radius: 0.25, bolts: [3, 4]}\n"
+                   "engine: {type: electric, range: 500, plug: \"2\"}\n",
+                   car),
+              IsEmpty());
+  EXPECT_EQ(car.name, "123");
+  EXPECT_EQ(car.seats, 2);
+  EXPECT_TRUE(car.sunroof);
+  EXPECT_EQ(car.wheel.radius, 0.25);
+  EXPECT_THAT(car.wheel.bolts, ElementsAre(3, 4));
+  EXPECT_EQ(car.engine.make(30), "electric 500 km by 2 at 30");
+}
+
+TEST(SchemaTest, SaysAllFaultsAtOnceWithTheirPlaces) {
+  CarOptions car;
+  EXPECT_THAT(read("dors: 4\n"
+                   "colour: gren\n"
+                   "doors: 6\n"
+                   "seats: many\n"
+                   "sunroof: 1\n"
+                   "wheel:\n"
+                   "  radius: 0\n"
+                   "  bolts: 4\n"
+                   "engine:\n"
+                   "  type: desel\n",
+                   car),
+              ElementsAre("car.yaml:1:1: unknown key 'dors'; did you mean 'doors'?",
+                          "car.yaml:2:9: colour: must be one of red, green, got 'gren'; did you "
+                          "mean 'green'?",
+                          "car.yaml:3:8: doors: must be at least 2, at most 5, got 6",
+                          "car.yaml:4:8: seats: expected an integer, got 'many'",
+                          "car.yaml:5:10: sunroof: expected true or false, got '1'",
+                          "car.yaml:7:11: wheel.radius: must be above 0, got 0",
+                          "car.yaml:8:10: wheel.bolts: expected a list, got '4'",
+                          "car.yaml:10:9: engine: unknown type 'desel'; did you mean 'diesel'? "
+                          "(known: diesel, electric)"));
+}
+
+TEST(SchemaTest, RefusesNumbersOfTheWrongSort) {
+  CarOptions car;
+  EXPECT_THAT(read("doors: 4.0\n", car),
+              ElementsAre("car.yaml:1:8: doors: expected an integer, got '4.0'"));
+  EXPECT_THAT(read("doors: 99999999999999999999\n", car),
+              ElementsAre("car.yaml:1:8: doors: expected an integer, got '99999999999999999999'"));
+  EXPECT_THAT(read("doors: \"4\"\n", car),
+              ElementsAre("car.yaml:1:8: doors: expected an integer, got '4'"));
+  EXPECT_THAT(read("wheel: {radius: .nan}\n", car),
+              ElementsAre("car.yaml:1:17: wheel.radius: expected a finite number, got '.nan'"));
+  EXPECT_THAT(read("doors:\n", car),
+              ElementsAre("car.yaml:1:1: doors: expected an integer, got nothing"));
+  EXPECT_EQ(car.doors, 4);
+}
+
+TEST(SchemaTest, ReadsNumbersAsPeopleWriteThem) {
+  CarOptions car;
+  for (const auto& [text, value] : std::vector<std::pair<std::string, double>>{
+           {"1e-1", 0.1}, {"+3", 3}, {".5", 0.5}, {"2.", 2}, {"7", 7}}) {
+    EXPECT_THAT(read("wheel: {radius: " + text + "}\n", car), IsEmpty()) << text;
+    EXPECT_EQ(car.wheel.radius, value) << text;
+  }
+}
+
+TEST(SchemaTest, RefusesASectionThatIsNone) {
+  CarOptions car;
+  EXPECT_THAT(read("wheel: 4\n", car),
+              ElementsAre("car.yaml:1:8: wheel: expected a section, got '4'"));
+  EXPECT_THAT(read("- a\n", car),
+              ElementsAre("car.yaml:1:1: the configuration: expected a section, got a list"));
+  EXPECT_THAT(read("engine: [diesel]\n", car),
+              ElementsAre("car.yaml:1:9: engine: the key 'type' is missing; it is one of diesel, "
+                          "electric"));
+}
+
+TEST(SchemaTest, SetsOptionsOfTheDefaultTypeWithoutRepeatingIt) {
+  CarOptions car;
+  EXPECT_THAT(read("engine: {litres: 3}\n", car), IsEmpty());
+  EXPECT_EQ(car.engine.make(1), "diesel 3 l at 1");
+}
+
+TEST(SchemaTest, TakesATypeAloneForASection) {
+  CarOptions car;
+  EXPECT_THAT(read("engine: electric\n", car), IsEmpty());
+  EXPECT_EQ(car.engine.make(1), "electric 300 km by ccs at 1");
+}
+
+TEST(SchemaTest, RefusesKeysOfAnotherAlternative) {
+  CarOptions car;
+  EXPECT_THAT(read("engine: {type: diesel, range: 3}\n", car),
+              ElementsAre("car.yaml:1:24: unknown key 'engine.range'; it belongs to type "
+                          "electric"));
+}
+
+TEST(SchemaTest, ChecksRulesOverSeveralFields) {
+  CarOptions car;
+  EXPECT_THAT(read("doors: 2\nseats: 5\n", car),
+              ElementsAre("car.yaml:1:1: two doors are for two seats"));
+}
+
+struct StrictOptions {
+  int64_t size = 0;
+  static void describe(Schema<StrictOptions>& schema) {
+    schema.field("size", &StrictOptions::size, "how large").required();
+  }
+};
+
+TEST(SchemaTest, NamesARequiredKeyThatIsMissing) {
+  StrictOptions options;
+  EXPECT_THAT(read("{}\n", options), ElementsAre("car.yaml:1:1: the key 'size' is missing"));
+  EXPECT_THAT(read("size: 1\n", options), IsEmpty());
+}
+
+TEST(SchemaTest, WritesWhatItReadsBack) {
+  CarOptions car;
+  ASSERT_THAT(read("name: \"7\"\nseats: 3\nwheel: {bolts: []}\nengine: {type: electric}\n", car),
+              IsEmpty());
+  const std::string text = to_yaml(Schema<CarOptions>::get().write(car));
+  CarOptions back;
+  ASSERT_THAT(read(text, back), IsEmpty()) << text;
+  EXPECT_EQ(to_yaml(Schema<CarOptions>::get().write(back)), text);
+  EXPECT_EQ(back.name, "7");
+  EXPECT_EQ(back.engine.type(), "electric");
+}
+
+TEST(SchemaTest, ThrowsAllFaultsInOneError) {
+  Faults faults;
+  faults.throw_if_any();
+  faults.add({}, "first");
+  faults.add({}, "second");
+  try {
+    faults.throw_if_any();
+    FAIL() << "no error";
+  } catch (const base::UserError& error) {
+    EXPECT_STREQ(error.what(), "first\n  second");
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::config::test

@@ -1,0 +1,141 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/config/yaml.h>
+
+#include <filesystem>
+
+namespace syncbn::config {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_yaml(text, "a.yaml");
+  } catch (const base::UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(YamlTest, RemembersWhereKeysAndValuesStand) {
+  const Value value = parse_yaml("a: 1\nb:\n  c: [2, x]\n", "a.yaml");
+  ASSERT_EQ(value.members.size(), 2u);
+  EXPECT_EQ(value.members[1].mark.str(), "a.yaml:2:1");
+  const Value* c = value.find("b")->find("c");
+  EXPECT_EQ(c->mark.str(), "a.yaml:3:6");
+  EXPECT_EQ(c->list[1].mark.str(), "a.yaml:3:10");
+}
+
+TEST(YamlTest, TellsQuotedTextFromPlain) {
+  const Value value = parse_yaml("a: \"1\"\nb: 1\nc: |\n  1\nd: ''\n", "a.yaml");
+  EXPECT_TRUE(value.find("a")->quoted);
+  EXPECT_FALSE(value.find("b")->quoted);
+  EXPECT_TRUE(value.find("c")->quoted);
+  EXPECT_EQ(value.find("d")->kind, Value::Kind::kScalar);
+}
+
+TEST(YamlTest, ReadsEmptyTextAndNullsAsNothing) {
+  EXPECT_EQ(parse_yaml("", "a.yaml").kind, Value::Kind::kNull);
+  EXPECT_EQ(parse_yaml("", "a.yaml").mark.str(), "a.yaml");
+  EXPECT_EQ(parse_yaml("# nothing\n", "a.yaml").kind, Value::Kind::kNull);
+  const Value value = parse_yaml("a:\nb: ~\nc: null\n", "a.yaml");
+  for (const char* key : {"a", "b", "c"}) EXPECT_EQ(value.find(key)->kind, Value::Kind::kNull);
+}
+
+TEST(YamlTest, SaysLineAndColumnOfASyntaxError) {
+  EXPECT_THAT(error_of("a: 1\nb: [1, 2\nc: 3\n"), StartsWith("a.yaml:3:"));
+  EXPECT_THAT(error_of("a: 1\nb: [1, 2\nc: 3\n"), HasSubstr("YAML syntax"));
+  EXPECT_THAT(error_of("a: {b: 1\n"), StartsWith("a.yaml:2:"));
+  EXPECT_THAT(error_of("\ta: 1\n"), StartsWith("a.yaml:1:"));
+  EXPECT_THAT(error_of("a: *nowhere\n"), StartsWith("a.yaml:1:"));
+}
+
+TEST(YamlTest, RefusesAKeyWrittenTwice) {
+  EXPECT_EQ(error_of("a: 1\nb: 2\na: 3\n"), "a.yaml:3:1: the key 'a' is already set at line 1");
+  EXPECT_EQ(error_of("s:\n  a: 1\n  a: 1\n"), "a.yaml:3:3: the key 'a' is already set at line 2");
+}
+
+TEST(YamlTest, RefusesKeysThatAreNotText) {
+  EXPECT_EQ(error_of("[1, 2]: 3\n"), "a.yaml:1:1: a key must be plain text");
+}
+
+TEST(YamlTest, RefusesASecondDocument) {
+  EXPECT_THAT(error_of("a: 1\n---\nb: 1\n"), HasSubstr("a second document"));
+}
+
+TEST(YamlTest, ResolvesAnchorsAndMergeKeys) {
+  const Value value = parse_yaml(
+      "base: &base {lr: 1, momentum: 2}\n"
+      "other:\n  <<: *base\n  lr: 3\n"
+      "same: *base\n",
+      "a.yaml");
+  EXPECT_EQ(value.find("other")->find("lr")->scalar, "3");
+  EXPECT_EQ(value.find("other")->find("momentum")->scalar, "2");
+  EXPECT_EQ(value.find("other")->members.size(), 2u);
+  EXPECT_EQ(value.find("same")->find("lr")->scalar, "1");
+}
+
+TEST(YamlTest, RefusesAliasesThatExplode) {
+  std::string text = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n";
+  for (int i = 1; i < 9; ++i) {
+    text += fmt::format("a{0}: &a{0} [*a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}]\n", i, i - 1);
+  }
+  EXPECT_THAT(error_of(text), HasSubstr("too large"));
+}
+
+TEST(YamlTest, NamesAFileThatIsNotThere) {
+  try {
+    load_yaml("/nowhere/at/all.yaml");
+    FAIL() << "no error";
+  } catch (const base::UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/nowhere/at/all.yaml"));
+    EXPECT_THAT(error.what(), HasSubstr("No such file"));
+  }
+}
+
+TEST(YamlTest, ReadsAFileAndNamesItInMarks) {
+  char folder[] = "/tmp/syncbn-yaml-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const auto path = std::filesystem::path(folder) / "b.yaml";
+  base::write_file_atomically(path, "a: 1\n");
+  const Value value = load_yaml(path);
+  EXPECT_EQ(value.find("a")->mark.str(), path.string() + ":1:4");
+  std::filesystem::remove_all(folder);
+}
+
+TEST(YamlTest, WritesWhatItReadsBack) {
+  const std::string text =
+      "seed: 0\n"
+      "name: digits\n"
+      "path: \"a b: c#\"\n"
+      "number_as_text: \"12\"\n"
+      "word: \"yes\"\n"
+      "empty: \"\"\n"
+      "control: \"a\\nb\\x01\\\"\\\\\"\n"
+      "nothing: null\n"
+      "list: [1, two, [3, \"4\"], {a: 1}]\n"
+      "none: {}\n"
+      "section:\n"
+      "  type: sgd\n"
+      "  deeper:\n"
+      "    lr: 0.1\n";
+  EXPECT_EQ(to_yaml(parse_yaml(text, "a.yaml")), text);
+}
+
+TEST(YamlTest, WritesTextThatLooksLikeSomethingElseInQuotes) {
+  for (const char* text : {"true", "Null", "no", "1e3", "~", "- a", "a: b", "", " x", "*a", "#"}) {
+    Value value = Value::of_map();
+    value.set("key", Value::of_scalar(text, /*quoted=*/true));
+    const Value back = parse_yaml(to_yaml(value), "a.yaml");
+    ASSERT_EQ(back.find("key")->kind, Value::Kind::kScalar) << text;
+    EXPECT_EQ(back.find("key")->scalar, text);
+    EXPECT_TRUE(back.find("key")->quoted) << text;
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::config
