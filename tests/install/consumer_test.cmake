@@ -1,0 +1,37 @@
+# Installs this build, moves the installation, builds examples/consumer against it with nothing else
+# said, and runs the result on two ranks by the installed launcher.
+file(REMOVE_RECURSE ${WORK})
+
+function(run)
+  list(JOIN ARGN " " line)
+  message(STATUS "${line}")
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output
+                                                         ERROR_VARIABLE output)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "exit code ${status}:\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+function(expect text)
+  if(NOT output MATCHES "${text}")
+    message(FATAL_ERROR "\"${text}\" is not in:\n${output}")
+  endif()
+endfunction()
+
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/first)
+file(RENAME ${WORK}/first ${WORK}/prefix)
+
+run(
+  ${CMAKE_COMMAND} -S ${SOURCE}/examples/consumer -B ${WORK}/build -G ${GENERATOR}
+  -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX}
+  -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
+run(${CMAKE_COMMAND} --build ${WORK}/build)
+
+set(ENV{OMP_NUM_THREADS} 1)
+run(${WORK}/prefix/bin/syncbn-launch --standalone --nproc_per_node=2 ${WORK}/build/two_moons)
+expect("rank 0 of 2: [0-9]+ of 512 points right")
+expect("rank 1 of 2: [0-9]+ of 512 points right")
+
+run(${WORK}/prefix/bin/train --help)
+file(REMOVE_RECURSE ${WORK})
