@@ -207,12 +207,20 @@ def forward(self, x: Tensor) -> Tensor:
 torch::jit::Module script_net() {
   at::manual_seed(0);
   torch::jit::Module net("Net");
-  net.register_parameter("conv", at::randn({4, 3, 3, 3}), false);
-  net.register_parameter("linear", at::randn({4, 2}), false);
+  const auto parameter = [](torch::jit::Module& module, const char* name, at::Tensor value) {
+    module.register_parameter(name, value.requires_grad_(), /*is_buffer=*/false);
+  };
+  const auto training_flag = [](torch::jit::Module& module) {
+    module.register_attribute("training", c10::BoolType::get(), true);
+  };
+  training_flag(net);
+  parameter(net, "conv", at::randn({4, 3, 3, 3}));
+  parameter(net, "linear", at::randn({4, 2}));
   for (int i = 0; i < kLayers; ++i) {
     torch::jit::Module layer("BatchNorm2d" + std::to_string(i));
-    layer.register_parameter("weight", at::ones({4}), false);
-    layer.register_parameter("bias", at::zeros({4}), false);
+    training_flag(layer);
+    parameter(layer, "weight", at::ones({4}));
+    parameter(layer, "bias", at::zeros({4}));
     layer.register_buffer("running_mean", at::zeros({4}));
     layer.register_buffer("running_var", at::ones({4}));
     layer.define(kScriptLayer);

@@ -4,7 +4,7 @@
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
-#include <cmath>
+#include <algorithm>
 #include <cstdlib>
 #include <numeric>
 #include <vector>
@@ -104,7 +104,9 @@ void expect_as_whole_batch(const Case& c, int rank) {
     EXPECT_EQ(output.suggest_memory_format(), input.suggest_memory_format());
   }
   EXPECT_TRUE(close(output, share(expected.output), c.rtol, c.atol));
-  EXPECT_TRUE(close(input.grad(), share(expected.grad_input), c.rtol, c.atol));
+  // A gradient grows with 1 / stddev, and so does what cancels in it.
+  const double scale = std::max(1.0, expected.grad_input.abs().max().item<double>());
+  EXPECT_TRUE(close(input.grad(), share(expected.grad_input), c.rtol, c.atol * scale));
   // Parameters' gradients are local sums; DDP averages them.
   at::Tensor grad_weight = layer->weight.grad().to(at::kDouble);
   at::Tensor grad_bias = layer->bias.grad().to(at::kDouble);
@@ -291,6 +293,7 @@ TEST(SyncBatchNormTest, EqualsBatchNormInAWorldOfOne) {
   const at::Tensor expected = at::batch_norm(batch, layer->weight, layer->bias, {}, {}, true, 0.1,
                                              1e-5, false);
   EXPECT_TRUE(layer->forward(batch).equal(expected));
+  dist::destroy_process_group();
 }
 
 TEST(SyncBatchNormTest, AForgottenInitProcessGroupIsAnError) {

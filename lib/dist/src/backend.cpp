@@ -5,7 +5,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
-#include <optional>
+#include <stdexcept>
 
 namespace syncbn::dist::detail {
 namespace {
@@ -24,6 +24,9 @@ struct Label {
       throw;
     } catch (const base::Error&) {
       throw;
+    } catch (const std::invalid_argument& error) {
+      throw base::UserError(fmt::format("rank {} of {}: {} #{} of group '{}' was refused: {}", rank,
+                                        world_size, name, sequence, group, error.what()));
     } catch (const c10::Error& error) {
       reason = error.what_without_backtrace();
     } catch (const std::exception& error) {

@@ -6,8 +6,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "batch_norm_kernels.h"
@@ -47,8 +45,9 @@ void check_input(const BatchNormArguments& arguments) {
 /// The ranks' statistics, [W, 2C+1] float64: mean, m2, count.
 at::Tensor exchange(const Moments& moments, int64_t count, const ProcessGroupPtr& group) {
   at::Tensor own = at::cat({moments.mean, moments.m2,
-                            at::full({1}, static_cast<double>(count), moments.mean.options())});
-  at::Tensor all = at::empty({group->getSize(), own.size(0)}, own.options());
+                            at::full({1}, static_cast<double>(count), moments.mean.options())})
+                       .unsqueeze_(0);
+  at::Tensor all = at::empty({group->getSize(), own.size(1)}, own.options());
   group->_allgather_base(all, own)->wait();
   return all;
 }
@@ -66,8 +65,10 @@ void update_running_statistics(const BatchNormArguments& arguments, const Merged
 
 class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunction> {
  public:
+  // Weight and bias are named again for autograd: it looks for them among the arguments.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const at::Tensor& weight, const at::Tensor& bias,
+                            const std::optional<at::Tensor>& /*weight*/,
+                            const std::optional<at::Tensor>& /*bias*/,
                             const BatchNormArguments& arguments, const ProcessGroupPtr& group) {
     const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
     const int64_t channels = input.size(1);
@@ -86,10 +87,10 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     if (total > 1) update_running_statistics(arguments, merged);
 
     const at::Tensor invstd = (merged.m2 / merged.count + arguments.eps).rsqrt_();
-    context->save_for_backward({input, weight, merged.mean, invstd, merged.count});
+    context->save_for_backward({input, arguments.weight, merged.mean, invstd, merged.count});
     context->saved_data["group"] = group;
-    context->saved_data["has_bias"] = bias.defined();
-    return kernels.transform(input, weight, bias, merged.mean, invstd);
+    context->saved_data["has_bias"] = arguments.bias.defined();
+    return kernels.transform(input, arguments.weight, arguments.bias, merged.mean, invstd);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
@@ -107,12 +108,13 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     BackwardSums sums = kernels.backward_reduce(grad_output, input, mean, invstd);
     at::Tensor grad_weight;
     at::Tensor grad_bias;
-    if (weight.defined() && context->needs_input_grad(1)) {
-      grad_weight = (sums.dy_xmu * invstd).to(weight.scalar_type());
+    // Autograd counts the tensors that were given: input, weight if any, bias if any.
+    size_t index = 1;
+    const bool has_bias = context->saved_data["has_bias"].toBool();
+    if (weight.defined() && context->needs_input_grad(index++)) {
+      grad_weight = sums.dy_xmu * invstd;
     }
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
-      grad_bias = sums.dy.to(weight.scalar_type());
-    }
+    if (has_bias && context->needs_input_grad(index)) grad_bias = sums.dy.clone();
     at::Tensor grad_input;
     // Whether the input needs a gradient follows from the network, so all ranks agree.
     if (context->needs_input_grad(0)) {
@@ -131,8 +133,11 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 
 at::Tensor sync_batch_norm(const BatchNormArguments& arguments, const ProcessGroupPtr& group) {
   check_input(arguments);
-  return SyncBatchNormFunction::apply(arguments.input, arguments.weight, arguments.bias, arguments,
-                                      group);
+  const auto optional = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional(tensor) : std::nullopt;
+  };
+  return SyncBatchNormFunction::apply(arguments.input, optional(arguments.weight),
+                                      optional(arguments.bias), arguments, group);
 }
 
 }  // namespace syncbn::dist::detail

@@ -9,12 +9,15 @@
 #include <numeric>
 #include <set>
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cuda_support.h"
 #include "gloo.h"
 #include "rendezvous.h"
 #include "world.h"
+
+C10_DECLARE_int(caffe2_log_level);
 
 namespace syncbn::dist {
 namespace detail {
@@ -103,6 +106,11 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   return group;
 }
 
+/// c10d logs a page of stack frames for each connection that is lost; our errors say it in a line.
+void quieten_libtorch() {
+  if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+}
+
 std::vector<int> all_ranks(const World& world) {
   std::vector<int> ranks(static_cast<size_t>(world.place.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -141,6 +149,7 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
     throw base::UserError(
         "init_process_group was called twice; call destroy_process_group() in between");
   }
+  detail::quieten_libtorch();
   auto made = std::make_unique<detail::World>();
   made->use_cuda = detail::choose_cuda(options.backend);
   made->timeout = options.timeout;
@@ -148,6 +157,7 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
   if (made->use_cuda) detail::cuda_support()->set_device(local_rank());
   made->group = detail::make_group(*made, detail::all_ranks(*made), made->place.rank,
                                    std::to_string(made->groups_made++), options.timeout);
+  detail::leave_rendezvous(made->place, options.connect_timeout);
   detail::world() = std::move(made);
   return detail::world()->group;
 }

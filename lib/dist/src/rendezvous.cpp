@@ -303,6 +303,7 @@ Rendezvous rendezvous(const InitOptions& options) {
   store_options.numWorkers = static_cast<size_t>(place.world_size);
   store_options.timeout = options.timeout;
   store_options.isServer = place.rank == 0 && !place.agent_holds_store;
+  result.holds_store = store_options.isServer;
   if (store_options.isServer) store_options.masterListenFd = listen_on(place).release();
   try {
     if (!store_options.isServer) result.address = wait_for_store(place, deadline, limit);
@@ -321,6 +322,21 @@ Rendezvous rendezvous(const InitOptions& options) {
     if (const std::string outside = outside_address(); !outside.empty()) result.address = outside;
   }
   return result;
+}
+
+void leave_rendezvous(const Rendezvous& place, milliseconds limit) {
+  if (place.world_size == 1) return;
+  constexpr char kLastKey[] = "syncbn/connected/all";
+  try {
+    if (place.store->add("syncbn/connected", 1) == place.world_size) {
+      place.store->set(kLastKey, bytes("yes"));
+    }
+    if (place.holds_store) place.store->wait({kLastKey}, limit);
+  } catch (const c10::Error& error) {
+    throw UnavailableError(fmt::format(
+        "rank {} of {}: not every rank connected to its peers within {}: {}", place.rank,
+        place.world_size, base::format_seconds(seconds(limit)), error.what_without_backtrace()));
+  }
 }
 
 }  // namespace syncbn::dist::detail

@@ -16,10 +16,15 @@ struct Rendezvous {
   int world_size = 1;
   /// This host's numeric address on the way to rank 0: what peers can reach it by.
   std::string address = "127.0.0.1";
+  bool holds_store = false;
 };
 
 /// Reads the environment or the URL of `options`, starts the store on rank 0 (unless an agent holds
 /// it already), connects to it on the others, and waits until every rank has arrived.
 Rendezvous rendezvous(const InitOptions& options);
+
+/// Called when a rank is connected to its peers. The rank that holds the store waits here for the
+/// others: they still read from it, and a short program could end before they are through.
+void leave_rendezvous(const Rendezvous& place, std::chrono::milliseconds limit);
 
 }  // namespace syncbn::dist::detail
