@@ -155,7 +155,7 @@ void DigitsOptions::describe(config::Schema<DigitsOptions>& schema) {
 
 std::shared_ptr<const Dataset> load_digits(const DigitsOptions& options, Split split) {
   const std::filesystem::path path =
-      options.path.empty() ? find_data_file("digits.csv.gz") : options.path;
+      options.path.empty() ? find_data_file("digits.csv.gz") : std::filesystem::path(options.path);
   const auto samples = parse_file(path.string(), read_gzip_file(path, kMaxFileBytes));
   const auto chosen = choose_split(samples, options.test_fraction, split);
   if (chosen.empty()) {

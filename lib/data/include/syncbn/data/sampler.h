@@ -97,8 +97,8 @@ class ClassSkewedSampler : public Sampler {
 
 /// What a sampler is made from besides its own options.
 struct SamplerArgs {
-  int64_t size = 0;                 ///< samples in the data set
-  std::span<const int64_t> labels;  ///< of every sample; empty where the data set has none
+  int64_t size = 0;                      ///< samples in the data set
+  std::span<const int64_t> labels = {};  ///< of every sample; empty where the data set has none
   int num_replicas = 1;
   int rank = 0;
   int64_t seed = 0;

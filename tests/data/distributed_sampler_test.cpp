@@ -1,0 +1,159 @@
+#include <syncbn/data/distributed_sampler.h>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+
+#include "support/skip.h"
+
+namespace syncbn::data {
+namespace {
+
+using Orders = std::vector<std::vector<int64_t>>;
+
+/// The order of every rank.
+Orders orders(int64_t size, int64_t epoch, DistributedSamplerOptions options) {
+  Orders all;
+  for (options.rank = 0; options.rank < options.num_replicas; ++options.rank) {
+    DistributedSampler sampler(size, options);
+    sampler.set_epoch(epoch);
+    all.push_back(sampler.indices());
+    EXPECT_EQ(sampler.size(), std::ssize(all.back()));
+  }
+  return all;
+}
+
+// Golden values made with torch 2.11.
+
+TEST(DistributedSamplerTest, ShufflesAsPyTorchDoes) {
+  EXPECT_EQ(orders(10, 0, {.num_replicas = 3}), (Orders{{4, 5, 0, 2}, {1, 3, 8, 4}, {7, 9, 6, 1}}));
+}
+
+TEST(DistributedSamplerTest, ShufflesAnewInTheNextEpoch) {
+  EXPECT_EQ(orders(10, 1, {.num_replicas = 3}), (Orders{{5, 2, 9, 4}, {6, 0, 3, 5}, {1, 8, 7, 6}}));
+}
+
+TEST(DistributedSamplerTest, LeavesOutTheUnevenTailWithDropLast) {
+  EXPECT_EQ(orders(10, 0, {.num_replicas = 3, .drop_last = true}),
+            (Orders{{4, 5, 0}, {1, 3, 8}, {7, 9, 6}}));
+}
+
+TEST(DistributedSamplerTest, PadsFromTheFrontWhenUneven) {
+  EXPECT_EQ(orders(10, 0, {.num_replicas = 3, .shuffle = false}),
+            (Orders{{0, 3, 6, 9}, {1, 4, 7, 0}, {2, 5, 8, 1}}));
+}
+
+TEST(DistributedSamplerTest, RepeatsSamplesWhenThereAreFewerThanRanks) {
+  EXPECT_EQ(orders(2, 0, {.num_replicas = 5, .shuffle = false}), (Orders{{0}, {1}, {0}, {1}, {0}}));
+}
+
+TEST(DistributedSamplerTest, IsEmptyWithDropLastWhenThereAreFewerSamplesThanRanks) {
+  EXPECT_EQ(orders(2, 0, {.num_replicas = 5, .shuffle = false, .drop_last = true}),
+            (Orders{{}, {}, {}, {}, {}}));
+}
+
+TEST(DistributedSamplerTest, IsEmptyForAnEmptyDataSet) {
+  EXPECT_EQ(orders(0, 3, {.num_replicas = 2}), (Orders{{}, {}}));
+}
+
+TEST(DistributedSamplerTest, AddsSeedAndEpoch) {
+  EXPECT_EQ(orders(100, 5, {.seed = 7}), orders(100, 0, {.seed = 12}));
+  EXPECT_NE(orders(100, 5, {.seed = 7}), orders(100, 5, {.seed = 8}));
+}
+
+TEST(DistributedSamplerTest, RefusesARankOutsideTheWorld) {
+  EXPECT_THROW(DistributedSampler(10, {.num_replicas = 3, .rank = 3}), base::UserError);
+  EXPECT_THROW(DistributedSampler(10, {.num_replicas = 3, .rank = -1}), base::UserError);
+  EXPECT_THROW(DistributedSampler(10, {.num_replicas = 0, .rank = 0}), base::UserError);
+}
+
+TEST(DistributedSamplerTest, RefusesANegativeSize) {
+  EXPECT_THROW(DistributedSampler(-1), base::UserError);
+}
+
+struct Case {
+  int64_t size, epoch;
+  DistributedSamplerOptions options;
+};
+
+std::vector<Case> random_cases(size_t count) {
+  std::mt19937_64 random(42);
+  const auto below = [&random](int64_t bound) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(bound));
+  };
+  std::vector<Case> cases;
+  while (cases.size() < count) {
+    Case one;
+    one.options.num_replicas = static_cast<int>(1 + below(9));
+    one.options.rank = static_cast<int>(below(one.options.num_replicas));
+    one.options.shuffle = below(4) != 0;
+    one.options.drop_last = below(2) != 0;
+    one.options.seed = below(1'000'000'000'000);
+    one.size = below(3) == 0 ? below(12) : below(2000);
+    one.epoch = below(1000);
+    cases.push_back(one);
+  }
+  return cases;
+}
+
+std::string python() {
+  return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
+}
+
+bool python_has_torch() {
+  return std::system((python() + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
+}
+
+/// What Python prints for all cases: a line of indices each.
+std::string ask_python(const std::vector<Case>& cases) {
+  std::string program =
+      "from torch.utils.data import DistributedSampler\n"
+      "def ask(size, epoch, **options):\n"
+      "    sampler = DistributedSampler(range(size), **options)\n"
+      "    sampler.set_epoch(epoch)\n"
+      "    print(*sampler)\n";
+  const auto name = [](bool on) { return on ? "True" : "False"; };
+  for (const Case& one : cases) {
+    program +=
+        fmt::format("ask({}, {}, num_replicas={}, rank={}, shuffle={}, seed={}, drop_last={})\n",
+                    one.size, one.epoch, one.options.num_replicas, one.options.rank,
+                    name(one.options.shuffle), one.options.seed, name(one.options.drop_last));
+  }
+  const std::string command = python() + " - <<'END'\n" + program + "END\n";
+  std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
+  std::string output;
+  for (int c = fgetc(pipe.get()); c != EOF; c = fgetc(pipe.get())) {
+    output.push_back(static_cast<char>(c));
+  }
+  return output;
+}
+
+TEST(DistributedSamplerTest, AgreesWithPythonInTwoHundredRandomCases) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  const auto cases = random_cases(200);
+  std::istringstream answers(ask_python(cases));
+  for (const Case& one : cases) {
+    DistributedSampler sampler(one.size, one.options);
+    sampler.set_epoch(one.epoch);
+    std::string line;
+    ASSERT_TRUE(std::getline(answers, line));
+    EXPECT_EQ(fmt::format("{}", fmt::join(sampler.indices(), " ")), line)
+        << "size " << one.size << " epoch " << one.epoch << " replicas " << one.options.num_replicas
+        << " rank " << one.options.rank << " seed " << one.options.seed << " shuffle "
+        << one.options.shuffle << " drop_last " << one.options.drop_last;
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::data

@@ -1,0 +1,188 @@
+#include <syncbn/data/loader.h>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+#include <vector>
+
+#include <syncbn/base/error.h>
+#include <syncbn/data/distributed_sampler.h>
+
+namespace syncbn::data {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::ThrowsMessage;
+
+/// Sample i is the number i.
+class Counting : public Dataset {
+ public:
+  explicit Counting(int64_t size, uint64_t fingerprint = 1)
+      : size_(size), fingerprint_(fingerprint) {}
+  int64_t size() const override { return size_; }
+  Batch get_batch(std::span<const int64_t> indices) const override {
+    const std::vector<int64_t> numbers(indices.begin(), indices.end());
+    return {at::tensor(numbers, at::kFloat), at::tensor(numbers, at::kLong)};
+  }
+  std::span<const int64_t> labels() const override { return {}; }
+  int64_t num_classes() const override { return size_; }
+  std::vector<int64_t> sample_shape() const override { return {}; }
+  uint64_t fingerprint() const override { return fingerprint_; }
+
+ private:
+  int64_t size_;
+  uint64_t fingerprint_;
+};
+
+struct Case {
+  int64_t samples = 10;
+  int64_t batch_size = 4;
+  bool drop_last = false;
+  int ranks = 1;
+  int rank = 0;
+  bool shuffle = false;
+  int64_t seed = 0;
+  uint64_t fingerprint = 1;
+};
+
+Loader make(const Case& setup) {
+  return Loader(std::make_shared<Counting>(setup.samples, setup.fingerprint),
+                std::make_shared<DistributedSampler>(
+                    setup.samples, DistributedSamplerOptions{.num_replicas = setup.ranks,
+                                                             .rank = setup.rank,
+                                                             .shuffle = setup.shuffle,
+                                                             .seed = setup.seed}),
+                {.batch_size = setup.batch_size, .drop_last = setup.drop_last});
+}
+
+std::vector<int64_t> numbers(const Batch& batch) {
+  const auto* first = batch.target.const_data_ptr<int64_t>();
+  return {first, first + batch.size()};
+}
+
+std::vector<std::vector<int64_t>> rest(Loader& loader) {
+  std::vector<std::vector<int64_t>> batches;
+  while (const auto batch = loader.next()) batches.push_back(numbers(*batch));
+  return batches;
+}
+
+TEST(LoaderTest, KeepsASmallerLastBatch) {
+  Loader loader = make({});
+  loader.start_epoch(0);
+  EXPECT_EQ(loader.num_batches(), 3);
+  EXPECT_THAT(rest(loader),
+              ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7), ElementsAre(8, 9)));
+}
+
+TEST(LoaderTest, LeavesASmallerLastBatchOutWithDropLast) {
+  Loader loader = make({.drop_last = true});
+  loader.start_epoch(0);
+  EXPECT_EQ(loader.num_batches(), 2);
+  EXPECT_THAT(rest(loader), ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7)));
+}
+
+TEST(LoaderTest, GivesNothingBeforeAnEpochIsStarted) {
+  Loader loader = make({});
+  EXPECT_FALSE(loader.next().has_value());
+}
+
+TEST(LoaderTest, GivesNothingForAnEmptyDataSet) {
+  Loader loader = make({.samples = 0});
+  loader.start_epoch(0);
+  EXPECT_EQ(loader.num_batches(), 0);
+  EXPECT_THAT(rest(loader), IsEmpty());
+}
+
+TEST(LoaderTest, SetsTheSamplersEpoch) {
+  Loader loader = make({.samples = 100, .shuffle = true});
+  loader.start_epoch(0);
+  const auto first = rest(loader);
+  loader.start_epoch(1);
+  EXPECT_NE(rest(loader), first);
+  loader.start_epoch(0);
+  EXPECT_EQ(rest(loader), first);
+}
+
+TEST(LoaderTest, StartsAnewAfterAnEpochThatWasLeftEarly) {
+  Loader loader = make({});
+  loader.start_epoch(0);
+  loader.next();
+  loader.start_epoch(1);
+  EXPECT_THAT(rest(loader),
+              ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7), ElementsAre(8, 9)));
+}
+
+TEST(LoaderTest, GoesOnAtEveryPlaceOfAnEpoch) {
+  const Case setup{.samples = 23, .ranks = 2, .rank = 1, .shuffle = true, .seed = 9};
+  Loader reference = make(setup);
+  for (int64_t taken = 0; taken <= reference.num_batches(); ++taken) {
+    reference.start_epoch(5);
+    for (int64_t i = 0; i < taken; ++i) reference.next();
+    const SamplerState state = reference.state();
+    Loader resumed = make(setup);
+    resumed.resume(state);
+    EXPECT_EQ(resumed.state().consumed, state.consumed);
+    EXPECT_EQ(rest(resumed), rest(reference)) << taken << " batches";
+  }
+}
+
+TEST(LoaderTest, GoesOnWithAnotherNumberOfRanksOverTheSameSamples) {
+  // Three steps of 2 ranks x 2, then 4 ranks x 1: together they cover the epoch once.
+  std::multiset<int64_t> seen;
+  SamplerState state;
+  for (int rank = 0; rank < 2; ++rank) {
+    Loader loader =
+        make({.samples = 24, .batch_size = 2, .ranks = 2, .rank = rank, .shuffle = true});
+    loader.start_epoch(3);
+    for (int step = 0; step < 3; ++step) {
+      for (const int64_t number : numbers(*loader.next())) seen.insert(number);
+    }
+    state = loader.state();
+  }
+  EXPECT_EQ(state.consumed, 12);
+  for (int rank = 0; rank < 4; ++rank) {
+    Loader loader =
+        make({.samples = 24, .batch_size = 1, .ranks = 4, .rank = rank, .shuffle = true});
+    loader.resume(state);
+    for (const auto& batch : rest(loader)) seen.insert(batch.begin(), batch.end());
+  }
+  EXPECT_EQ(seen.size(), 24U);
+  for (int64_t i = 0; i < 24; ++i) EXPECT_EQ(seen.count(i), 1U) << i;
+}
+
+TEST(LoaderTest, RefusesAStateOfAnotherSeedDataSetOrFormat) {
+  Loader loader = make({});
+  loader.start_epoch(0);
+  const SamplerState state = loader.state();
+  EXPECT_THAT([&] { make({.seed = 4}).resume(state); },
+              ThrowsMessage<base::UserError>(HasSubstr("seed 0, this run has seed 4")));
+  EXPECT_THAT([&] { make({.fingerprint = 2}).resume(state); },
+              ThrowsMessage<base::UserError>(HasSubstr("data set is not the one")));
+  SamplerState later = state;
+  later.version = 2;
+  EXPECT_THAT([&] { make({}).resume(later); },
+              ThrowsMessage<base::UserError>(HasSubstr("format 2")));
+}
+
+TEST(LoaderTest, RefusesAPlaceThatTheseRanksCannotHave) {
+  Loader loader = make({.ranks = 2});
+  loader.start_epoch(0);
+  for (const int64_t consumed : {-2, 3, 12}) {
+    SamplerState state = loader.state();
+    state.consumed = consumed;
+    EXPECT_THROW(loader.resume(state), base::UserError) << consumed;
+  }
+}
+
+TEST(LoaderTest, RefusesABatchSizeBelowOne) {
+  EXPECT_THROW(make({.batch_size = 0}), base::UserError);
+}
+
+}  // namespace
+}  // namespace syncbn::data
