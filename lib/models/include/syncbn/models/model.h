@@ -4,9 +4,8 @@
 #include <memory>
 #include <vector>
 
-// torch::nn::Module, and AnyModule to hold either kind of normalisation layer.
+// torch::nn::Module: parameters, buffers and their names.
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/any.h>
 
 #include <syncbn/config/schema.h>
 #include <syncbn/dist/process_group.h>
@@ -33,13 +32,14 @@ struct ModelArgs {
   std::vector<int64_t> sample_shape = {3, 224, 224};
   Norm norm = Norm::kLocal;
   /// The ranks that share statistics, for Norm::kSync; empty: all of them.
-  dist::ProcessGroupPtr norm_group;
+  dist::ProcessGroupPtr norm_group = {};
 };
 
 /// The registry behind `model: {type: resnet50}`. Knows digits, resnet18 and resnet50.
 /// make() draws the initial parameters from torch's default generator (torch::manual_seed); it
 /// throws base::UserError when the model cannot take samples of that shape. Both kinds of
 /// normalisation give the same parameter and buffer names, and the same initial values.
+/// One's own model is a class and a line of registration, as for data::DatasetKind.
 struct ModelKind {
   using Registry = config::Registry<std::shared_ptr<Model>, const ModelArgs&>;
   static Registry& registry();

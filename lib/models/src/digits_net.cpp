@@ -1,0 +1,68 @@
+#include <syncbn/models/digits_net.h>
+
+#include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/mean.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+
+#include <syncbn/models/norm.h>
+
+#include "init.h"
+
+namespace syncbn::models {
+namespace {
+
+torch::nn::Conv2d conv3x3(int64_t in, int64_t out) {
+  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1).bias(false));
+}
+
+class DigitsNet : public Model {
+ public:
+  DigitsNet(const ModelArgs& args, const DigitsNetOptions& options)
+      : conv1_(conv3x3(image_shape("digits", args, 2).channels, options.width)),
+        conv2_(conv3x3(options.width, 2 * options.width)),
+        conv3_(conv3x3(2 * options.width, 4 * options.width)),
+        fc_(4 * options.width, args.num_classes) {
+    const NormFactory norm(args);
+    bn1_ = norm(options.width);
+    bn2_ = norm(2 * options.width);
+    bn3_ = norm(4 * options.width);
+    register_module("conv1", conv1_);
+    register_module("bn1", bn1_.ptr());
+    register_module("conv2", conv2_);
+    register_module("bn2", bn2_.ptr());
+    register_module("conv3", conv3_);
+    register_module("bn3", bn3_.ptr());
+    register_module("fc", fc_);
+    init_convolutions(*this);
+  }
+
+  at::Tensor forward(at::Tensor x) override {
+    x = bn1_.forward(conv1_->forward(x)).relu_();
+    x = bn2_.forward(conv2_->forward(x)).relu_();
+    x = at::max_pool2d(x, 2);
+    x = bn3_.forward(conv3_->forward(x)).relu_();
+    return fc_->forward(at::mean(x, {2, 3}));
+  }
+
+ private:
+  torch::nn::Conv2d conv1_;
+  torch::nn::Conv2d conv2_;
+  torch::nn::Conv2d conv3_;
+  torch::nn::Linear fc_;
+  torch::nn::AnyModule bn1_;
+  torch::nn::AnyModule bn2_;
+  torch::nn::AnyModule bn3_;
+};
+
+}  // namespace
+
+void DigitsNetOptions::describe(config::Schema<DigitsNetOptions>& schema) {
+  schema.field("width", &DigitsNetOptions::width, "channels of the first convolution").at_least(1);
+}
+
+std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options) {
+  return std::make_shared<DigitsNet>(args, options);
+}
+
+}  // namespace syncbn::models

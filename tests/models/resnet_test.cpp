@@ -1,0 +1,224 @@
+#include <syncbn/models/resnet.h>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <syncbn/base/error.h>
+
+namespace syncbn::models {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+/// One entry of torchvision's state_dict(); see make_resnet_fixtures.py.
+struct Entry {
+  std::string name, shape;
+  double sum, squares;
+};
+
+struct Reference {
+  std::vector<Entry> parameters, buffers;
+  std::vector<std::vector<double>> eval, train;  ///< the first logits of each sample
+};
+
+Reference read_reference(const std::string& model) {
+  const std::string path = SYNCBN_SOURCE_DIR "/tests/models/" + model + ".txt";
+  std::ifstream file(path);
+  EXPECT_TRUE(file.is_open()) << path;
+  Reference reference;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string kind;
+    words >> kind;
+    if (kind == "param" || kind == "buffer") {
+      Entry entry;
+      words >> entry.name >> entry.shape >> entry.sum >> entry.squares;
+      (kind == "param" ? reference.parameters : reference.buffers).push_back(entry);
+    } else {
+      int sample = 0;
+      words >> sample;
+      std::vector<double> logits;
+      for (double logit = 0; words >> logit;) logits.push_back(logit);
+      (kind == "eval" ? reference.eval : reference.train).push_back(logits);
+    }
+  }
+  return reference;
+}
+
+std::string shape_of(const at::Tensor& tensor) {
+  return tensor.dim() == 0 ? "scalar" : fmt::format("{}", fmt::join(tensor.sizes(), "x"));
+}
+
+using Tensors = torch::OrderedDict<std::string, at::Tensor>;
+
+std::vector<std::string> names_and_shapes(const Tensors& tensors) {
+  std::vector<std::string> lines;
+  for (const auto& item : tensors) lines.push_back(item.key() + " " + shape_of(item.value()));
+  return lines;
+}
+
+std::vector<std::string> names_and_shapes(const std::vector<Entry>& entries) {
+  std::vector<std::string> lines;
+  for (const Entry& entry : entries) lines.push_back(entry.name + " " + entry.shape);
+  return lines;
+}
+
+at::Tensor wave(at::IntArrayRef shape) {
+  return at::sin(at::arange(c10::multiply_integers(shape), at::kDouble)).reshape(shape);
+}
+
+/// The same rule as fill() of make_resnet_fixtures.py.
+void fill(const Tensors& tensors) {
+  for (const auto& item : tensors) {
+    const std::string& name = item.key();
+    at::Tensor tensor = item.value();
+    if (name.ends_with("num_batches_tracked")) continue;
+    at::Tensor values = wave(tensor.sizes());
+    if (tensor.dim() > 1) {
+      values *= std::sqrt(2.0 * static_cast<double>(tensor.size(0)) /
+                          static_cast<double>(tensor.numel()));
+    } else if (name.ends_with("running_var")) {
+      values = values * values * 0.5 + 1;
+    } else if (name.ends_with("weight")) {
+      values = values * 0.1 + 1;
+    } else {
+      values *= 0.1;
+    }
+    tensor.copy_(values);
+  }
+}
+
+std::shared_ptr<Model> make(const std::string& type, const ModelArgs& args = {}) {
+  return config::Component<ModelKind>(type).make(args);
+}
+
+class TorchvisionTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  const Reference reference_ = read_reference(GetParam());
+  at::NoGradGuard no_grad_;
+};
+
+TEST_P(TorchvisionTest, HasItsParametersAndBuffersInItsOrder) {
+  for (const Norm norm : {Norm::kLocal, Norm::kSync}) {
+    const auto model = make(GetParam(), {.norm = norm});
+    EXPECT_EQ(names_and_shapes(model->named_parameters()), names_and_shapes(reference_.parameters));
+    EXPECT_EQ(names_and_shapes(model->named_buffers()), names_and_shapes(reference_.buffers));
+  }
+}
+
+TEST_P(TorchvisionTest, DrawsItsInitialValuesFromTheSameSeed) {
+  for (const Norm norm : {Norm::kLocal, Norm::kSync}) {
+    torch::manual_seed(0);
+    const auto model = make(GetParam(), {.norm = norm});
+    const auto expect_same = [](const std::vector<Entry>& entries, const Tensors& tensors) {
+      for (const Entry& entry : entries) {
+        const at::Tensor values = tensors[entry.name].to(at::kDouble);
+        EXPECT_NEAR(values.sum().item<double>(), entry.sum, 1e-4) << entry.name;
+        EXPECT_NEAR(values.square().sum().item<double>(), entry.squares, 1e-6 * (1 + entry.squares))
+            << entry.name;
+      }
+    };
+    expect_same(reference_.parameters, model->named_parameters());
+    expect_same(reference_.buffers, model->named_buffers());
+  }
+}
+
+TEST_P(TorchvisionTest, ComputesItsLogits) {
+  const auto model = make(GetParam());
+  fill(model->named_parameters());
+  fill(model->named_buffers());
+  const at::Tensor images = wave({2, 3, 64, 64}).to(at::kFloat);
+  for (const bool train : {false, true}) {
+    model->train(train);
+    const at::Tensor logits = model->forward(images);
+    ASSERT_EQ(logits.sizes(), (std::vector<int64_t>{2, 1000}));
+    const auto& expected = train ? reference_.train : reference_.eval;
+    ASSERT_EQ(expected.size(), 2U);
+    for (int64_t sample = 0; sample < 2; ++sample) {
+      const auto& row = expected[static_cast<size_t>(sample)];
+      ASSERT_EQ(row.size(), 5U);
+      for (int64_t k = 0; k < 5; ++k) {
+        EXPECT_NEAR(logits[sample][k].item<double>(), row[static_cast<size_t>(k)], 2e-3)
+            << (train ? "train" : "eval") << " sample " << sample << " logit " << k;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ResNet, TorchvisionTest, ::testing::Values("resnet18", "resnet50"),
+                         [](const auto& info) { return info.param; });
+
+TEST(ResNetTest, KeepsTheResolutionOfSmallInputs) {
+  const auto small =
+      resnet18({.num_classes = 10, .sample_shape = {3, 32, 32}}, {.small_input = true});
+  EXPECT_EQ(shape_of(small->named_parameters()["conv1.weight"]), "64x3x3x3");
+  EXPECT_EQ(shape_of(small->forward(at::zeros({2, 3, 32, 32}))), "2x10");
+}
+
+TEST(ResNetTest, TakesAnyNumberOfChannels) {
+  const auto grey = resnet18({.num_classes = 4, .sample_shape = {1, 28, 28}});
+  EXPECT_EQ(shape_of(grey->forward(at::zeros({3, 1, 28, 28}))), "3x4");
+}
+
+TEST(ResNetTest, ZeroInitResidualZeroesTheLastNormOfEachBlock) {
+  const ResNetOptions options{.zero_init_residual = true};
+  for (const auto& [model, last] :
+       {std::pair(resnet18({.num_classes = 2}, options), "bn2.weight"),
+        std::pair(resnet50({.num_classes = 2}, options), "bn3.weight")}) {
+    for (const auto& item : model->named_parameters()) {
+      if (item.value().dim() != 1 || !item.key().ends_with("weight")) continue;
+      const double expected = item.key().ends_with(last) ? 0 : 1;
+      EXPECT_EQ(item.value().mean().item<double>(), expected) << item.key();
+    }
+  }
+}
+
+TEST(ResNetTest, GivesEveryParameterAGradient) {
+  const auto model =
+      resnet18({.num_classes = 2, .sample_shape = {3, 32, 32}}, {.small_input = true});
+  model->forward(wave({4, 3, 32, 32}).to(at::kFloat)).square().sum().backward();
+  for (const auto& item : model->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    EXPECT_GT(item.value().grad().abs().sum().item<double>(), 0) << item.key();
+  }
+}
+
+TEST(ResNetTest, SynchronisedNormGivesTheSameResultOnOneRank) {
+  std::vector<at::Tensor> logits;
+  for (const Norm norm : {Norm::kLocal, Norm::kSync}) {
+    torch::manual_seed(1);
+    const auto model = resnet18({.num_classes = 3, .sample_shape = {3, 32, 32}, .norm = norm},
+                                {.small_input = true});
+    logits.push_back(model->forward(wave({4, 3, 32, 32}).to(at::kFloat)));
+  }
+  EXPECT_TRUE(at::allclose(logits[0], logits[1], 1e-4, 1e-4));
+}
+
+TEST(ResNetTest, RefusesSamplesThatAreNotImages) {
+  for (const std::vector<int64_t>& shape :
+       std::vector<std::vector<int64_t>>{{}, {3}, {3, 32}, {0, 32, 32}, {3, 0, 32}}) {
+    EXPECT_THAT([&] { resnet18({.sample_shape = shape}); },
+                ThrowsMessage<base::UserError>(HasSubstr("model resnet18: takes images")));
+  }
+}
+
+TEST(ResNetTest, RefusesToTellNoClassesApart) {
+  EXPECT_THAT([] { resnet50({.num_classes = 0}); },
+              ThrowsMessage<base::UserError>(HasSubstr("at least one class, got 0")));
+}
+
+}  // namespace
+}  // namespace syncbn::models
