@@ -24,8 +24,7 @@ file(RENAME ${WORK}/first ${WORK}/prefix)
 
 run(
   ${CMAKE_COMMAND} -S ${SOURCE}/examples/consumer -B ${WORK}/build -G ${GENERATOR}
-  -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX}
-  -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
+  -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX})
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 
 set(ENV{OMP_NUM_THREADS} 1)
