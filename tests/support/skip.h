@@ -1,0 +1,29 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <syncbn/base/env.h>
+
+#include <string>
+#include <string_view>
+
+namespace syncbn::test {
+
+/// Whether a missing `need` skips a test. On a user's machine it does; in CI (CI=true) it fails
+/// the test, unless SYNCBN_ALLOW_SKIP, a list with commas, names it.
+inline bool may_skip(std::string_view need) {
+  if (base::env("CI") != "true") return true;
+  const std::string allowed = "," + base::env("SYNCBN_ALLOW_SKIP").value_or("") + ",";
+  return allowed.find("," + std::string(need) + ",") != std::string::npos;
+}
+
+}  // namespace syncbn::test
+
+/// First line of a test that needs something a machine may lack: skipped with "needs: <name>".
+#define SYNCBN_SKIP_UNLESS(condition, name)                                              \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
+      if (::syncbn::test::may_skip(name)) GTEST_SKIP() << "needs: " << (name);           \
+      FAIL() << "needs: " << (name) << " (in CI a skip has to be allowed by its name in" \
+             << " SYNCBN_ALLOW_SKIP)";                                                   \
+    }                                                                                    \
+  } while (false)
