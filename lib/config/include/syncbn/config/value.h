@@ -37,18 +37,9 @@ struct Value {
   std::vector<Member> members;  ///< kMap, in the order written
   Mark mark;
 
-  static Value of_scalar(std::string text, bool quoted = false) {
-    Value value;
-    value.kind = Kind::kScalar;
-    value.scalar = std::move(text);
-    value.quoted = quoted;
-    return value;
-  }
-  static Value of_map() {
-    Value value;
-    value.kind = Kind::kMap;
-    return value;
-  }
+  // Defined below: a Value can be made only where Member is complete.
+  inline static Value of_scalar(std::string text, bool quoted = false);
+  inline static Value of_map();
 
   inline const Value* find(const std::string& key) const;
   inline void set(const std::string& key, Value value);
@@ -74,6 +65,20 @@ struct Value::Member {
   Mark mark;  ///< of the key
   Value value;
 };
+
+Value Value::of_scalar(std::string text, bool quoted) {
+  Value value;
+  value.kind = Kind::kScalar;
+  value.scalar = std::move(text);
+  value.quoted = quoted;
+  return value;
+}
+
+Value Value::of_map() {
+  Value value;
+  value.kind = Kind::kMap;
+  return value;
+}
 
 const Value* Value::find(const std::string& key) const {
   const auto it = std::find_if(members.begin(), members.end(),
