@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <syncbn/config/schema.h>
+
+namespace syncbn::train {
+
+/// The learning rate of each step: a function of the step's number alone, so that it has no state
+/// to save.
+class Schedule {
+ public:
+  virtual ~Schedule() = default;
+  /// @param step from 0, over all epochs.
+  virtual double lr(int64_t step) const = 0;
+};
+
+/// What a schedule is made from besides its own options.
+struct ScheduleArgs {
+  double lr = 0.1;  ///< the optimizer's
+  int64_t epochs = 1;
+  int64_t steps_per_epoch = 1;
+};
+
+/// The registry behind `schedule: {type: cosine}`. Knows constant, step and cosine.
+struct ScheduleKind {
+  using Registry = config::Registry<std::unique_ptr<Schedule>, const ScheduleArgs&>;
+  static Registry& registry();
+};
+
+}  // namespace syncbn::train

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <syncbn/data/dataset.h>
+#include <syncbn/data/sampler.h>
+#include <syncbn/train/config.h>
+
+namespace syncbn::train {
+
+/// What a run works on; made by every rank alone, before any process group exists, so that faults
+/// of the data are found while there is nobody to wait for.
+struct Inputs {
+  std::shared_ptr<const data::Dataset> train_set;
+  std::shared_ptr<const data::Dataset> test_set;
+  std::shared_ptr<data::Sampler> sampler;
+  int64_t batch_size = 1;  ///< of this rank
+};
+
+/// @throws base::UserError when data is missing or damaged, or cannot be dealt to so many ranks.
+Inputs load_inputs(const Config& config, int rank, int world_size);
+
+/// Thrown on ranks that have nothing to add to what rank 0 says: to leave with its code.
+struct LeaveSilently {
+  int exit_code;
+};
+
+/// Trains as described, on all ranks of the environment's world together: forms the default process
+/// group, and leaves it at the end.
+///
+/// Rank 0 writes the run's folder: config.yaml, log.jsonl, last.pt after each epoch and at a stop,
+/// best.pt at the best test accuracy so far, result.json when all epochs are done.
+///
+/// @param config_text the resolved configuration as YAML.
+/// @param name of the configuration, after which the default folder is called.
+/// @return 0, or 128 + N when signal N stopped the run at a step's end, with all of it saved.
+/// @throws base::UserError on rank 0 (LeaveSilently on the others) when the run's folder is taken,
+///   the checkpoint to resume is damaged or does not fit, or the loss is not finite any more;
+///   base::UnavailableError when a peer or a disk fails.
+int train(const Config& config, const std::string& config_text, const std::string& name,
+          const Inputs& inputs);
+
+}  // namespace syncbn::train

@@ -1,0 +1,178 @@
+#include <syncbn/train/checkpoint.h>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/serialization/export.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/csrc/jit/serialization/pickler.h>
+
+namespace syncbn::train {
+namespace {
+
+using Dict = c10::impl::GenericDict;
+
+constexpr const char* kFormat = "syncbn-checkpoint";
+
+Dict make_dict() {
+  return Dict(c10::StringType::get(), c10::AnyType::get());
+}
+
+void put(Dict& dict, const std::string& key, c10::IValue value) {
+  dict.insert(c10::IValue(key), std::move(value));
+}
+
+/// On the CPU and alone in its storage: whole storages are written.
+at::Tensor own_copy(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU).contiguous().clone();
+}
+
+Dict to_dict(const std::map<std::string, at::Tensor>& tensors) {
+  Dict dict = make_dict();
+  for (const auto& [name, tensor] : tensors) put(dict, name, own_copy(tensor));
+  return dict;
+}
+
+Dict to_dict(const OptimizerState& state) {
+  Dict dict = make_dict();
+  for (const auto& [name, tensors] : state) put(dict, name, to_dict(tensors));
+  return dict;
+}
+
+Dict to_dict(const data::SamplerState& state) {
+  Dict dict = make_dict();
+  put(dict, "version", state.version);
+  put(dict, "seed", state.seed);
+  put(dict, "epoch", state.epoch);
+  put(dict, "consumed", state.consumed);
+  put(dict, "fingerprint", state.fingerprint);
+  return dict;
+}
+
+c10::IValue to_list(const std::vector<at::Tensor>& tensors) {
+  // A generic list: Python's weights_only refuses typed ones.
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const at::Tensor& tensor : tensors) list.push_back(own_copy(tensor));
+  return list;
+}
+
+/// Reads a dictionary; what is missing or of another type surfaces as an exception.
+class Reader {
+ public:
+  explicit Reader(const c10::IValue& value) : dict_(value.toGenericDict()) {}
+
+  c10::IValue get(const std::string& key) const { return dict_.at(c10::IValue(key)); }
+  int64_t integer(const std::string& key) const { return get(key).toInt(); }
+  double number(const std::string& key) const { return get(key).toDouble(); }
+  std::string text(const std::string& key) const { return get(key).toStringRef(); }
+  Reader section(const std::string& key) const { return Reader(get(key)); }
+
+  std::map<std::string, at::Tensor> tensors() const {
+    std::map<std::string, at::Tensor> all;
+    for (const auto& entry : dict_) all[entry.key().toStringRef()] = entry.value().toTensor();
+    return all;
+  }
+
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    for (const auto& entry : dict_) visit(entry.key().toStringRef(), Reader(entry.value()));
+  }
+
+ private:
+  Dict dict_;
+};
+
+data::SamplerState read_sampler(const Reader& reader) {
+  data::SamplerState state;
+  state.version = reader.integer("version");
+  state.seed = reader.integer("seed");
+  state.epoch = reader.integer("epoch");
+  state.consumed = reader.integer("consumed");
+  state.fingerprint = reader.integer("fingerprint");
+  return state;
+}
+
+Checkpoint read_checkpoint(const Reader& reader) {
+  Checkpoint checkpoint;
+  checkpoint.model = reader.section("model").tensors();
+  reader.section("optimizer").for_each([&](const std::string& name, const Reader& tensors) {
+    checkpoint.optimizer[name] = tensors.tensors();
+  });
+  checkpoint.step = reader.integer("step");
+  checkpoint.sampler = read_sampler(reader.section("sampler"));
+  checkpoint.epoch_loss = reader.number("epoch_loss");
+  checkpoint.epoch_samples = reader.integer("epoch_samples");
+  checkpoint.world_size = reader.integer("world_size");
+  for (const c10::IValue& state : reader.get("rng_states").toListRef()) {
+    checkpoint.rng_states.push_back(state.toTensor());
+  }
+  checkpoint.best_accuracy = reader.number("best_accuracy");
+  checkpoint.best_epoch = reader.integer("best_epoch");
+  checkpoint.seconds = reader.number("seconds");
+  checkpoint.config = reader.text("config");
+  return checkpoint;
+}
+
+int64_t format_version(const Reader& reader) {
+  if (reader.text("format") != kFormat) throw base::UserError("another format");
+  return reader.integer("format_version");
+}
+
+}  // namespace
+
+std::string serialize(const Checkpoint& checkpoint) {
+  Dict dict = make_dict();
+  put(dict, "format", std::string(kFormat));
+  put(dict, "format_version", Checkpoint::kFormatVersion);
+  put(dict, "model", to_dict(checkpoint.model));
+  put(dict, "optimizer", to_dict(checkpoint.optimizer));
+  put(dict, "step", checkpoint.step);
+  put(dict, "sampler", to_dict(checkpoint.sampler));
+  put(dict, "epoch_loss", checkpoint.epoch_loss);
+  put(dict, "epoch_samples", checkpoint.epoch_samples);
+  put(dict, "world_size", checkpoint.world_size);
+  put(dict, "rng_states", to_list(checkpoint.rng_states));
+  put(dict, "best_accuracy", checkpoint.best_accuracy);
+  put(dict, "best_epoch", checkpoint.best_epoch);
+  put(dict, "seconds", checkpoint.seconds);
+  put(dict, "config", checkpoint.config);
+
+  // torch::pickle_save() tags dictionaries with their types, which weights_only refuses.
+  std::string pickled;
+  const auto append_pickle = [&](const char* data, size_t size) { pickled.append(data, size); };
+  torch::jit::Pickler pickler(append_pickle, /*tensor_table=*/nullptr,
+                              /*type_renamer=*/nullptr, /*memoized_class_types=*/nullptr,
+                              /*get_tensor_id=*/nullptr, /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(dict);
+  pickler.stop();
+
+  std::string bytes;
+  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
+    bytes.append(static_cast<const char*>(data), size);
+    return size;
+  });
+  torch::jit::writeArchiveAndTensors("data", pickled.data(), pickled.size(), pickler.tensorData(),
+                                     writer);
+  writer.writeEndOfFile();
+  return bytes;
+}
+
+Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
+  int64_t version = 0;
+  try {
+    const Reader reader(torch::jit::pickle_load({bytes.begin(), bytes.end()}));
+    version = format_version(reader);
+    if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
+  } catch (const std::exception&) {
+    // What libtorch says of a damaged archive names its own source lines.
+    throw base::UserError(fmt::format(
+        "{} is not a whole checkpoint of this program ({}); it may be cut off or of another one",
+        name, base::format_bytes(bytes.size())));
+  }
+  throw base::UserError(fmt::format("{} has checkpoint format {}; this program reads {}", name,
+                                    version, Checkpoint::kFormatVersion));
+}
+
+}  // namespace syncbn::train

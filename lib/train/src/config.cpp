@@ -1,0 +1,89 @@
+#include <syncbn/train/config.h>
+
+namespace syncbn::train {
+namespace {
+
+std::optional<std::string> one_batch_size(const Config& config) {
+  if (config.batch_size.has_value() == config.global_batch_size.has_value()) {
+    return "set exactly one of batch_size (samples of each rank) and global_batch_size (samples of "
+           "all ranks together)";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void DdpConfig::describe(config::Schema<DdpConfig>& schema) {
+  schema.field("broadcast_buffers", &DdpConfig::broadcast_buffers,
+               "overwrite all ranks' buffers by rank 0's before each forward");
+  schema.field("find_unused_parameters", &DdpConfig::find_unused_parameters,
+               "let parameters get no gradient in some step");
+  schema.field("gradient_as_bucket_view", &DdpConfig::gradient_as_bucket_view,
+               "let gradients lie in the communication buckets: less memory and copying");
+  schema
+      .field("bucket_cap_mb", &DdpConfig::bucket_cap_mb,
+             "size of a gradient bucket; null: 25, and 1 for the first")
+      .above(0)
+      .unit("MiB");
+}
+
+void Config::describe(config::Schema<Config>& schema) {
+  schema.field("seed", &Config::seed, "of the initial parameters and of the order of samples")
+      .at_least(0);
+  schema.field("epochs", &Config::epochs, "passes over the training data").at_least(1);
+  schema.field("batch_size", &Config::batch_size, "samples of each rank in a step")
+      .at_least(1)
+      .unit("samples");
+  schema
+      .field("global_batch_size", &Config::global_batch_size,
+             "samples of all ranks in a step, in place of batch_size")
+      .at_least(1)
+      .unit("samples");
+  schema.field("model", &Config::model, "the network").required();
+  schema.field("sync_batchnorm", &Config::sync_batchnorm,
+               "take batch norm's statistics over all ranks' samples");
+  schema.field("data", &Config::data, "the data set").required();
+  schema.field("sampler", &Config::sampler, "which training samples a rank sees");
+  schema.field("optimizer", &Config::optimizer, "how parameters are updated");
+  schema.field("schedule", &Config::schedule, "how the learning rate changes");
+  schema.field("ddp", &Config::ddp, "");
+  schema
+      .field("eval_interval", &Config::eval_interval,
+             "evaluate after every so many epochs, and after the last")
+      .at_least(1)
+      .unit("epochs");
+  schema.field("log_interval", &Config::log_interval, "a log line every so many steps; 0: none")
+      .at_least(0)
+      .unit("steps");
+  schema.field("run_dir", &Config::run_dir,
+               "folder for logs and checkpoints; empty: runs/NAME after the configuration's file, "
+               "with -2, -3, ... where that holds a run");
+  schema.field("resume", &Config::resume,
+               "a checkpoint to go on from; auto: run_dir's last.pt if it is there; empty: none");
+  schema.field("overwrite", &Config::overwrite, "replace the run that run_dir holds");
+  schema.field("backend", &Config::backend, "what ranks communicate by; auto: NCCL on GPUs")
+      .one_of({"auto", "gloo", "nccl"});
+  schema.field("timeout", &Config::timeout, "of every exchange between ranks").above(0).unit("s");
+  schema.field("connect_timeout", &Config::connect_timeout, "for all ranks to find each other")
+      .above(0)
+      .unit("s");
+  schema
+      .field("threads", &Config::threads,
+             "threads of each rank for computing; 0: as OMP_NUM_THREADS says")
+      .at_least(0);
+  schema.check(one_batch_size);
+}
+
+int64_t Config::local_batch_size(int world_size) const {
+  if (batch_size) return *batch_size;
+  if (!global_batch_size) throw base::InternalError("a configuration without a batch size");
+  if (*global_batch_size % world_size != 0) {
+    throw base::UserError(
+        fmt::format("global_batch_size: {} samples cannot be divided evenly between {} ranks; "
+                    "choose a multiple of {}",
+                    *global_batch_size, world_size, world_size));
+  }
+  return *global_batch_size / world_size;
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,127 @@
+#include "run_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+// Keys stay in the order written, for people who read the files.
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFiles[] = {"config.yaml", "log.jsonl", "result.json", "last.pt", "best.pt"};
+
+double unix_time() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+Json to_json(const EpochRecord& record) {
+  Json json;
+  json["event"] = "epoch";
+  json["time"] = unix_time();
+  json["epoch"] = record.epoch;
+  json["step"] = record.step;
+  json["lr"] = record.lr;
+  json["train_loss"] = record.train_loss;
+  if (record.test_loss) json["test_loss"] = *record.test_loss;
+  if (record.test_accuracy) json["test_accuracy"] = *record.test_accuracy;
+  json["images_per_second"] = record.images_per_second;
+  json["seconds"] = record.seconds;
+  return json;
+}
+
+}  // namespace
+
+bool RunFolder::holds_run(const fs::path& path) {
+  for (const char* file : kFiles) {
+    if (fs::exists(path / file)) return true;
+  }
+  return false;
+}
+
+fs::path RunFolder::choose(const std::string& wanted, const std::string& name, bool resume,
+                           bool overwrite) {
+  const fs::path first = wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
+  if (resume || overwrite || !holds_run(first)) return first;
+  if (!wanted.empty()) {
+    throw base::UserError(
+        fmt::format("run_dir: {} already holds a run; choose another folder, go on with it "
+                    "(--resume auto) or replace it (--overwrite)",
+                    first.string()));
+  }
+  for (int number = 2;; ++number) {
+    const fs::path next = fmt::format("{}-{}", first.string(), number);
+    if (!holds_run(next)) return next;
+  }
+}
+
+RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
+    : path_(std::move(path)) {
+  for (const char* file : kFiles) {
+    std::error_code ignored;
+    // A result tells of a finished run, which this one is not yet.
+    if (!resume || file == std::string("result.json")) fs::remove(path_ / file, ignored);
+  }
+  base::write_file_atomically(path_ / "config.yaml", config);
+  const fs::path log = path_ / "log.jsonl";
+  log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!log_) base::throw_errno(fmt::format("cannot open {}", log.string()));
+}
+
+void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
+  Json json;
+  json["event"] = "start";
+  json["time"] = unix_time();
+  json["world_size"] = world_size;
+  json["step"] = step;
+  json["resumed"] = resumed;
+  append(json.dump());
+}
+
+void RunFolder::log_epoch(const EpochRecord& record) {
+  append(to_json(record).dump());
+}
+
+void RunFolder::log_end(const std::string& reason, int64_t step) {
+  Json json;
+  json["event"] = "end";
+  json["time"] = unix_time();
+  json["reason"] = reason;
+  json["step"] = step;
+  append(json.dump());
+}
+
+void RunFolder::write_result(const ResultRecord& record) {
+  Json json;
+  json["best_test_accuracy"] = record.best_test_accuracy;
+  json["best_epoch"] = record.best_epoch;
+  json["test_accuracy"] = record.last.test_accuracy.value_or(0);
+  json["test_loss"] = record.last.test_loss.value_or(0);
+  json["train_loss"] = record.last.train_loss;
+  json["epochs"] = record.last.epoch;
+  json["steps"] = record.last.step;
+  json["seconds"] = record.last.seconds;
+  json["images_per_second"] = record.last.images_per_second;
+  json["world_size"] = record.world_size;
+  json["seed"] = record.seed;
+  json["sync_batchnorm"] = record.sync_batchnorm;
+  base::write_file_atomically(path_ / "result.json", json.dump(2) + "\n");
+}
+
+void RunFolder::append(const std::string& line) {
+  const std::string whole = line + "\n";
+  // One write: a reader, or a crash, sees the whole line or nothing of it.
+  if (::write(log_.get(), whole.data(), whole.size()) != static_cast<ssize_t>(whole.size())) {
+    base::throw_errno(fmt::format("cannot write {}", (path_ / "log.jsonl").string()));
+  }
+}
+
+}  // namespace syncbn::train
