@@ -11,7 +11,9 @@
 namespace syncbn::base {
 
 void init_logging(int rank) {
-  auto logger = spdlog::stderr_color_mt("");
+  // Made by hand: the name is that of spdlog's own default logger, which this one replaces.
+  auto logger = std::make_shared<spdlog::logger>(
+      "", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_pattern("%^%L%$ %v");
   logger->set_level(rank == 0 ? spdlog::level::info : spdlog::level::warn);
   if (const auto wanted = env("SYNCBN_LOG")) {
@@ -24,7 +26,6 @@ void init_logging(int rank) {
     }
     logger->set_level(level);
   }
-  spdlog::drop("");
   spdlog::set_default_logger(std::move(logger));
 }
 
