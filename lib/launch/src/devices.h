@@ -1,0 +1,12 @@
+#pragma once
+
+namespace syncbn::launch {
+
+/// Cores that this process may run on.
+int count_cores();
+
+/// GPUs that a CUDA program would see: CUDA_VISIBLE_DEVICES, else the driver's list in /proc.
+/// No CUDA library is loaded for it.
+int count_gpus();
+
+}  // namespace syncbn::launch

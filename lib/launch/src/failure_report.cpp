@@ -1,0 +1,87 @@
+#include "failure_report.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <sys/wait.h>
+
+#include <cctype>
+#include <ctime>
+#include <sstream>
+
+#include "processes.h"
+
+namespace syncbn::launch {
+namespace {
+
+std::string quoted(const std::string& word) {
+  const auto harmless = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("_-+=./:,@%").find(c) != std::string_view::npos;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), harmless)) return word;
+  std::string result = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      result += R"('\'')";
+    } else {
+      result += c;
+    }
+  }
+  return result + "'";
+}
+
+std::string local_time(std::chrono::system_clock::time_point time) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm parts{};
+  ::localtime_r(&seconds, &parts);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", parts);
+}
+
+std::string indented(const std::string& text) {
+  std::string result;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) result += "    " + line + "\n";
+  return result;
+}
+
+}  // namespace
+
+std::string shell_quoted(const std::vector<std::string>& argv) {
+  std::vector<std::string> words;
+  for (const std::string& word : argv) words.push_back(quoted(word));
+  return base::join(words, " ");
+}
+
+std::string render_report(const FailureReport& report) {
+  const std::string what = describe_status(report.wait_status);
+  if (exit_code_of(report.wait_status) == base::kExitUsage) {
+    return fmt::format(
+        "syncbn-launch: rank {} exited with 2 (usage or configuration error; see its message "
+        "above)\n",
+        report.rank);
+  }
+  std::string text = fmt::format("syncbn-launch: rank {} failed: {}\n", report.rank, what);
+  const auto line = [&text](std::string_view name, std::string_view value) {
+    text += fmt::format("  {:<12}{}\n", name, value);
+  };
+  line("worker", fmt::format("rank {}, local rank {}, pid {}, host {}", report.rank,
+                             report.local_rank, report.pid, report.host));
+  line("command", shell_quoted(report.argv));
+  line("time", fmt::format("{}, {} after the start", local_time(report.time),
+                           base::format_seconds(report.seconds_after_start)));
+  if (!report.error_message.empty()) {
+    line("error", fmt::format("(from {})", report.error_file));
+    text += indented(report.error_message);
+  }
+  if (!report.stderr_tail.empty()) {
+    line("stderr", fmt::format("(its last {} lines)", report.stderr_tail.size()));
+    text += indented(base::join(report.stderr_tail, "\n"));
+  }
+  if (!report.failed_too.empty()) line("failed too", base::join(report.failed_too, ", "));
+  if (!report.ended.empty()) line("then ended", base::join(report.ended, ", "));
+  return text;
+}
+
+}  // namespace syncbn::launch

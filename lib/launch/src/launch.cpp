@@ -1,0 +1,103 @@
+#include <syncbn/launch/launch.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/launch/options.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <random>
+
+#include "devices.h"
+#include "environment.h"
+#include "failure_report.h"
+#include "master_port.h"
+#include "program.h"
+#include "supervisor.h"
+
+namespace syncbn::launch {
+namespace {
+
+constexpr int kStaticPort = 29500;  // torchrun's, where several nodes have to agree on one
+
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+int omp_num_threads(const LaunchOptions& options) {
+  if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return 0;
+  return std::max(1, count_cores() / options.nproc_per_node);
+}
+
+RunFacts run_facts(const LaunchOptions& options) {
+  RunFacts facts;
+  facts.master_addr = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
+  facts.master_port = options.master_port.value_or(options.nnodes > 1 ? kStaticPort : 0);
+  if (options.standalone) facts.run_id = random_id();
+  facts.omp_num_threads = omp_num_threads(options);
+  return facts;
+}
+
+// Only node 0's launcher can hold the port, and only when it runs where the others will look.
+std::optional<MasterPort> hold_master_port(const LaunchOptions& options, RunFacts& facts) {
+  if (options.node_rank != 0 || !is_local_address(facts.master_addr)) return std::nullopt;
+  MasterPort port = MasterPort::hold(facts.master_port);
+  facts.master_port = port.port();
+  return port;
+}
+
+void print_plan(const LaunchOptions& options, const RunFacts& facts, const Command& command) {
+  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
+    std::string line;
+    for (const auto& [name, value] : worker_variables(options, facts, local_rank)) {
+      line += shell_quoted({name + "=" + value}) + " ";
+    }
+    fmt::print("{}{}\n", line, shell_quoted(command.argv));
+  }
+}
+
+void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
+  if (facts.omp_num_threads == 0) return;
+  fmt::print(stderr,
+             "syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} cores (set it to "
+             "choose another)\n",
+             facts.omp_num_threads, options.nproc_per_node, count_cores());
+}
+
+int run(const LaunchOptions& options) {
+  Command command = resolve_program(options);
+  RunFacts facts = run_facts(options);
+  const std::optional<MasterPort> port = hold_master_port(options, facts);
+  if (facts.master_port == 0) {
+    throw base::UserError(
+        fmt::format("--master_addr={} is not an address of this machine, so that rank 0 could not "
+                    "listen there; "
+                    "leave it out, or give a --master_port that is known to be free",
+                    facts.master_addr));
+  }
+  if (options.dry_run) {
+    print_plan(options, facts, command);
+    return base::kExitOk;
+  }
+  announce_threads(options, facts);
+  return Supervisor(options, facts, std::move(command)).run();
+}
+
+}  // namespace
+
+int launch(int argc, const char* const* argv) {
+  const std::optional<LaunchOptions> options = parse_options(argc, argv);
+  if (!options) return base::kExitOk;
+  try {
+    return run(*options);
+  } catch (const ProgramError& error) {
+    fmt::print(stderr, "syncbn-launch: error: {}\n", error.what());
+    return error.exit_code();
+  }
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace syncbn::launch {
+
+enum class Stream { kOut, kErr };
+
+/// Cuts bytes into lines. A line longer than kLongest is cut: memory stays bounded.
+class LineSplitter {
+ public:
+  static constexpr size_t kLongest = 1 << 20;
+  using Sink = std::function<void(std::string_view line)>;  ///< without its newline
+
+  void feed(std::string_view bytes, const Sink& sink);
+  /// The last line, when it had no newline.
+  void finish(const Sink& sink);
+
+ private:
+  std::string partial_;
+};
+
+struct OutputOptions {
+  std::vector<int> ranks;  ///< global rank of each worker
+  bool prefix = true;      ///< "[rank] " before each line; otherwise bytes pass as they are
+  bool out_is_terminal = false;
+  bool err_is_terminal = false;
+  bool colour = false;  ///< on terminals
+};
+
+/// Everything that the launcher prints: the workers' lines, its own messages, the progress bar
+/// below them. Lines of different workers never mix.
+class Output {
+ public:
+  static constexpr size_t kTailLines = 20;
+
+  explicit Output(OutputOptions options);
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  /// What a worker wrote.
+  void write(size_t worker, Stream stream, std::string_view bytes);
+  /// The end of a worker's stream: prints a last line that had no newline.
+  void finish(size_t worker, Stream stream);
+
+  /// A message of the launcher itself, of one or more lines.
+  void say(std::string_view message);
+
+  /// The bar to show under the lines from now on; empty removes it. Nothing without a terminal.
+  void set_bar(std::string bar);
+
+  /// The last lines of a worker's stderr.
+  std::vector<std::string> tail(size_t worker) const;
+  /// Whether that tail is the last thing that was printed, so that a report need not repeat it.
+  bool tail_is_last(size_t worker) const;
+
+ private:
+  struct TailLine {
+    uint64_t number;  ///< of all lines printed
+    std::string text;
+  };
+  struct Worker {
+    LineSplitter out;
+    LineSplitter err;
+    std::string prefix;
+    std::deque<TailLine> tail;
+  };
+
+  std::string prefix_of(const Worker& worker, Stream stream) const;
+  LineSplitter::Sink sink(Worker& worker, Stream stream, std::string& text);
+  void print(Stream stream, std::string_view text);
+  void erase_bar();
+  void draw_bar();
+
+  OutputOptions options_;
+  std::vector<Worker> workers_;
+  uint64_t lines_ = 0;
+  std::string bar_;
+  bool bar_is_drawn_ = false;
+  bool at_line_start_ = true;
+};
+
+}  // namespace syncbn::launch

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+namespace syncbn::launch {
+
+/// Sends SIGKILL to the children of this process, to those they leave behind, and so on, and waits
+/// until there is none. This process must be a subreaper: then nothing escapes by a fork, setsid
+/// or daemon().
+void kill_all_descendants();
+
+/// Becomes the process that orphaned descendants are given to.
+void become_subreaper();
+
+/// The exit code that stands for a wait status: the code itself, or 128 + signal.
+int exit_code_of(int wait_status);
+
+/// "exit code 3" or "killed by signal 11 (SIGSEGV, Segmentation fault)".
+std::string describe_status(int wait_status);
+
+}  // namespace syncbn::launch

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <syncbn/agent.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+namespace syncbn::launch {
+
+struct ProgressState {
+  uint64_t done = 0;
+  uint64_t total = 0;  ///< 0: unknown
+  std::string text;
+  std::chrono::duration<double> elapsed{};
+  std::optional<std::chrono::duration<double>> remaining;
+};
+
+/// One line of at most `columns` columns:
+/// "[#####.....] 50/100  50 %  epoch 3 loss 0.21  0:12 < 0:12".
+std::string render_progress(const ProgressState& state, int columns);
+
+/// Turns PROGRESS records into a line that changes at most ten times a second.
+class ProgressBar {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kPeriod{100};
+
+  void update(const syncbn_agent_record& record, Clock::time_point now);
+
+  /// When the line has to be drawn anew; empty while there is nothing new.
+  std::optional<Clock::time_point> due() const;
+  std::string draw(int columns, Clock::time_point now);
+
+ private:
+  bool active_ = false;
+  bool changed_ = false;
+  Clock::time_point started_;
+  Clock::time_point drawn_;
+  uint64_t first_done_ = 0;
+  ProgressState state_;
+};
+
+}  // namespace syncbn::launch

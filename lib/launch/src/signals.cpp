@@ -1,0 +1,43 @@
+#include "signals.h"
+
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+namespace syncbn::launch {
+
+Signals::Signals() {
+  ::signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGWINCH}) {
+    ::sigaddset(&set, signal);
+  }
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) ::sigaddset(&set, SIGHUP);
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_) base::throw_errno("signalfd");
+}
+
+std::optional<int> Signals::next() {
+  signalfd_siginfo info;
+  if (::read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return std::nullopt;
+  return static_cast<int>(info.ssi_signo);
+}
+
+void Signals::stop_self() {
+  // The default action, not SIGSTOP: the shell says "Stopped", and where nobody could continue us
+  // (no job control) nothing happens at all.
+  ::signal(SIGTSTP, SIG_DFL);
+  ::raise(SIGTSTP);
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTSTP);
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);  // stopped here
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+}
+
+}  // namespace syncbn::launch
