@@ -35,6 +35,32 @@ set_target_properties(
   PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_torch_rpath}")
 
 install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/syncbn/configs FILES_MATCHING PATTERN "*.yaml")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# Other programs need the same libraries as ours. Those that were fetched are not installed, so then
+# there are only programs to install.
+set(SYNCBN_INSTALL_PACKAGE TRUE)
+foreach(_dependency fmt::fmt spdlog::spdlog CLI11::CLI11 yaml-cpp::yaml-cpp
+                    nlohmann_json::nlohmann_json ZLIB::ZLIB)
+  if(TARGET ${_dependency})
+    get_target_property(_imported ${_dependency} IMPORTED)
+    if(NOT _imported)
+      set(SYNCBN_INSTALL_PACKAGE FALSE)
+    endif()
+  endif()
+endforeach()
+if(NOT SYNCBN_INSTALL_PACKAGE)
+  message(STATUS "Installs programs only: the CMake package needs fmt, spdlog, CLI11, yaml-cpp, "
+                 "nlohmann-json and zlib to be installed, not fetched")
+  install(
+    TARGETS ${_libraries}
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} EXCLUDE_FROM_ALL
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  return()
+endif()
+
 install(
   TARGETS ${_libraries}
   EXPORT syncbnTargets
@@ -43,10 +69,6 @@ install(
 foreach(_dir IN LISTS _header_dirs)
   install(DIRECTORY ${_dir}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 endforeach()
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
-        DESTINATION ${CMAKE_INSTALL_DATADIR}/syncbn/configs FILES_MATCHING PATTERN "*.yaml")
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-
 install(EXPORT syncbnTargets NAMESPACE syncbn:: DESTINATION ${_package_dir})
 configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/syncbnConfig.cmake.in ${PROJECT_BINARY_DIR}/syncbnConfig.cmake
