@@ -37,15 +37,15 @@ struct NetImpl : nn::Module {
   NetImpl() {
     conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(3, 4, 3)));
     first = register_module("first", nn::BatchNorm2d(4));
-    blocks = register_module(
-        "blocks",
-        nn::Sequential(nn::Conv2d(nn::Conv2dOptions(4, 4, 1)), nn::BatchNorm2d(4), nn::ReLU()));
-    list = register_module("list", nn::ModuleList(nn::Sequential(
-                                       nn::Conv2d(nn::Conv2dOptions(4, 4, 1)), nn::BatchNorm2d(4))));
-    last = register_module(
-        "last", nn::BatchNorm1d(nn::BatchNorm1dOptions(4).track_running_stats(false)));
-    cumulative =
-        register_module("cumulative", nn::BatchNorm1d(nn::BatchNormOptions(4).momentum(std::nullopt)));
+    blocks = register_module("blocks", nn::Sequential(nn::Conv2d(nn::Conv2dOptions(4, 4, 1)),
+                                                      nn::BatchNorm2d(4), nn::ReLU()));
+    list = register_module(
+        "list",
+        nn::ModuleList(nn::Sequential(nn::Conv2d(nn::Conv2dOptions(4, 4, 1)), nn::BatchNorm2d(4))));
+    last = register_module("last",
+                           nn::BatchNorm1d(nn::BatchNorm1dOptions(4).track_running_stats(false)));
+    cumulative = register_module("cumulative",
+                                 nn::BatchNorm1d(nn::BatchNormOptions(4).momentum(std::nullopt)));
     linear = register_module("linear", nn::Linear(4, 2));
   }
   at::Tensor forward(at::Tensor x) {
@@ -97,7 +97,10 @@ void expect_trains_as_whole_batch(Forward forward, const std::vector<at::Tensor>
     const at::Tensor batch = at::randn({8, 3, 6, 6});
     const at::Tensor target = at::randn({8, 2});
     const uint64_t before = exchanges();
-    (forward(batch.narrow(0, 4 * rank, 4)) - target.narrow(0, 4 * rank, 4)).pow(2).mean().backward();
+    (forward(batch.narrow(0, 4 * rank, 4)) - target.narrow(0, 4 * rank, 4))
+        .pow(2)
+        .mean()
+        .backward();
     EXPECT_EQ(exchanges() - before, 2u * kLayers) << "step " << step;
     (reference_forward(batch) - target).pow(2).mean().backward();
     if (gradients == Gradients::kLocal) average_gradients(parameters);
@@ -157,7 +160,6 @@ TEST(ConvertTest, RevertAndEvaluationAndOtherModulesExchangeNothing) {
     const uint64_t before = exchanges();
     const at::Tensor batch = at::randn({4, 3, 6, 6});
     other->forward(batch);
-    net->last->options.track_running_stats(true);
     net->eval();
     net->forward(batch);
     net->train();
@@ -196,11 +198,11 @@ def forward(self, x: Tensor) -> Tensor:
 )";
 constexpr char kScriptNet[] = R"(
 def forward(self, x: Tensor) -> Tensor:
-    x = torch.relu(self.bn0(torch.conv2d(x, self.conv)))
-    x = torch.relu(self.bn1(x))
-    x = self.bn2(x) * 0.5
-    x = torch.relu(self.bn3(x))
-    return torch.mm(self.bn4(x).mean([2, 3]), self.linear)
+    x = torch.relu(self.bn0.forward(torch.conv2d(x, self.conv)))
+    x = torch.relu(self.bn1.forward(x))
+    x = self.bn2.forward(x) * 0.5
+    x = torch.relu(self.bn3.forward(x))
+    return torch.mm(self.bn4.forward(x).mean([2, 3]), self.linear)
 )";
 
 /// As torch.jit.load gives it: a net with five batch-norm submodules.

@@ -189,7 +189,8 @@ TEST(DdpTest, ABranchThatOneRankUsesIsAveragedOverAll) {
 
 struct ManyOutputsImpl : nn::Module {
   ManyOutputsImpl() { linear = register_module("linear", nn::Linear(2, 2)); }
-  using Output = std::pair<std::optional<at::Tensor>, std::map<std::string, std::vector<at::Tensor>>>;
+  using Output =
+      std::pair<std::optional<at::Tensor>, std::map<std::string, std::vector<at::Tensor>>>;
   Output forward(const at::Tensor& input) {
     return {std::nullopt, {{"a", {linear(input), linear(input * 2)}}}};
   }

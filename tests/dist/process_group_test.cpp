@@ -37,17 +37,23 @@ std::string message_of(Body body) {
   return "";
 }
 
-at::Tensor value_of(int rank) { return at::full({2, 3}, rank + 1.0); }
+at::Tensor value_of(int rank) {
+  return at::full({2, 3}, rank + 1.0);
+}
 
 TEST(ProcessGroupTest, WithoutALauncherIsAWorldOfOne) {
-  dist::init_process_group();
-  EXPECT_EQ(dist::rank(), 0);
-  EXPECT_EQ(dist::world_size(), 1);
-  at::Tensor tensor = value_of(4);
-  dist::all_reduce(tensor);
-  EXPECT_TRUE(tensor.equal(value_of(4)));
-  dist::destroy_process_group();
-  EXPECT_FALSE(dist::is_initialized());
+  run_ranks(1, [](int) {
+    ::unsetenv("RANK");
+    ::unsetenv("WORLD_SIZE");
+    dist::init_process_group();
+    EXPECT_EQ(dist::rank(), 0);
+    EXPECT_EQ(dist::world_size(), 1);
+    at::Tensor tensor = value_of(4);
+    dist::all_reduce(tensor);
+    EXPECT_TRUE(tensor.equal(value_of(4)));
+    dist::destroy_process_group();
+    EXPECT_FALSE(dist::is_initialized());
+  });
 }
 
 TEST(ProcessGroupTest, UseBeforeInitNamesInitProcessGroup) {
@@ -162,9 +168,8 @@ TEST(ProcessGroupTest, TcpUrlTakesRankAndWorldSizeFromTheOptions) {
   const auto results = run_ranks_and_collect({.set_master = false}, [port](int rank) {
     ::unsetenv("RANK");
     ::unsetenv("WORLD_SIZE");
-    dist::init_process_group({.init_method = "tcp://127.0.0.1:" + std::to_string(port),
-                              .rank = rank,
-                              .world_size = 2});
+    dist::init_process_group(
+        {.init_method = "tcp://127.0.0.1:" + std::to_string(port), .rank = rank, .world_size = 2});
     EXPECT_EQ(dist::world_size(), 2);
   });
   for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
@@ -189,9 +194,8 @@ TEST(RendezvousTest, MalformedEnvironmentIsNamed) {
 TEST(RendezvousTest, UnknownBackendAndMethodAreNamed) {
   EXPECT_THAT(message_of<UserError>([] { dist::init_process_group({.backend = "glo"}); }),
               HasSubstr("'glo'"));
-  EXPECT_THAT(
-      message_of<UserError>([] { dist::init_process_group({.init_method = "udp://x:1"}); }),
-      HasSubstr("udp://x:1"));
+  EXPECT_THAT(message_of<UserError>([] { dist::init_process_group({.init_method = "udp://x:1"}); }),
+              HasSubstr("udp://x:1"));
 }
 
 TEST(RendezvousTest, NobodyAtTheMasterAddressIsSaidAfterTheTimeout) {
@@ -237,8 +241,8 @@ TEST(RendezvousTest, ATakenPortIsNamed) {
     dist::init_process_group({.connect_timeout = milliseconds(1500)});
   });
   EXPECT_EQ(results[1].exit_code, syncbn::base::kExitUnavailable);
-  EXPECT_THAT(results[1].output,
-              AllOf(HasSubstr("cannot listen on 127.0.0.1:"), HasSubstr("two workers have rank 0")));
+  EXPECT_THAT(results[1].output, AllOf(HasSubstr("cannot listen on 127.0.0.1:"),
+                                       HasSubstr("two workers have rank 0")));
 }
 
 TEST(FaultTest, AKilledPeerEndsACollectiveWithItsName) {

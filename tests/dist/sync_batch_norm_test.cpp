@@ -47,8 +47,8 @@ Reference whole_batch(const at::Tensor& input, const at::Tensor& grad_output,
   Reference result;
   result.running_mean = at::zeros({x.size(1)}, at::kDouble);
   result.running_var = at::ones({x.size(1)}, at::kDouble);
-  result.output = at::batch_norm(x, w, b, result.running_mean, result.running_var, true, momentum,
-                                 eps, false);
+  result.output =
+      at::batch_norm(x, w, b, result.running_mean, result.running_var, true, momentum, eps, false);
   result.output.backward(grad_output.to(at::kDouble));
   result.grad_input = x.grad();
   result.grad_weight = w.grad();
@@ -58,7 +58,7 @@ Reference whole_batch(const at::Tensor& input, const at::Tensor& grad_output,
 
 /// One layer on shards of the batch against the whole batch.
 struct Case {
-  std::vector<int64_t> shares;          ///< samples of each rank
+  std::vector<int64_t> shares;              ///< samples of each rank
   std::vector<int64_t> sample = {5, 4, 3};  ///< [C, ...]
   at::ScalarType type = at::kFloat;
   bool channels_last = false;
@@ -266,7 +266,8 @@ TEST(SyncBatchNormTest, WorksWithoutAffineAndWithoutRunningStatistics) {
     SyncBatchNorm layer(SyncBatchNormOptions(3).affine(false).track_running_stats(false));
     const at::Tensor batch = at::randn({6, 3});
     const at::Tensor expected = at::batch_norm(batch, {}, {}, {}, {}, true, 0.1, 1e-5, false);
-    EXPECT_TRUE(close(layer->forward(batch.narrow(0, 3 * rank, 3)), expected.narrow(0, 3 * rank, 3)));
+    EXPECT_TRUE(
+        close(layer->forward(batch.narrow(0, 3 * rank, 3)), expected.narrow(0, 3 * rank, 3)));
     EXPECT_EQ(layer->named_parameters().size(), 0u);
     EXPECT_EQ(layer->named_buffers().size(), 0u);
   });
@@ -286,14 +287,15 @@ TEST(SyncBatchNormTest, SharesStatisticsWithinItsProcessGroupOnly) {
 }
 
 TEST(SyncBatchNormTest, EqualsBatchNormInAWorldOfOne) {
-  dist::init_process_group();
-  at::manual_seed(1);
-  SyncBatchNorm layer(SyncBatchNormOptions(3));
-  const at::Tensor batch = at::randn({6, 3, 4});
-  const at::Tensor expected = at::batch_norm(batch, layer->weight, layer->bias, {}, {}, true, 0.1,
-                                             1e-5, false);
-  EXPECT_TRUE(layer->forward(batch).equal(expected));
-  dist::destroy_process_group();
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    at::manual_seed(1);
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    const at::Tensor batch = at::randn({6, 3, 4});
+    const at::Tensor expected =
+        at::batch_norm(batch, layer->weight, layer->bias, {}, {}, true, 0.1, 1e-5, false);
+    EXPECT_TRUE(layer->forward(batch).equal(expected));
+  });
 }
 
 TEST(SyncBatchNormTest, AForgottenInitProcessGroupIsAnError) {

@@ -23,8 +23,8 @@ inline ::testing::AssertionResult close(const at::Tensor& actual, const at::Tens
   const at::Tensor b = expected.detach().to(at::kDouble);
   if (at::allclose(a, b, rtol, atol)) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
-         << "largest difference " << (a - b).abs().max().item<double>() << ", expected values up to "
-         << b.abs().max().item<double>();
+         << "largest difference " << (a - b).abs().max().item<double>()
+         << ", expected values up to " << b.abs().max().item<double>();
 }
 
 }  // namespace syncbn::test

@@ -6,15 +6,17 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/unique_fd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 
 namespace syncbn::test {
 namespace {
@@ -69,6 +71,11 @@ int free_port() {
 
 std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
                                               const std::function<void(int rank)>& body) {
+  // A forked child has only the forking thread: locks and pools of the others would hang it.
+  const auto threads = std::filesystem::directory_iterator("/proc/self/task");
+  if (std::distance(begin(threads), end(threads)) != 1) {
+    throw base::InternalError("a test forks ranks after its own process started threads");
+  }
   const int port = options.set_master ? free_port() : 0;
   const auto n = static_cast<size_t>(options.world_size);
   std::vector<pid_t> pids;
@@ -128,8 +135,8 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
 }
 
 void run_ranks(int world_size, const std::function<void(int rank)>& body, double timeout_seconds) {
-  const auto results = run_ranks_and_collect(
-      {.world_size = world_size, .timeout_seconds = timeout_seconds}, body);
+  const auto results =
+      run_ranks_and_collect({.world_size = world_size, .timeout_seconds = timeout_seconds}, body);
   for (const RankResult& result : results) {
     EXPECT_EQ(result.exit_code, 0) << "rank " << result.rank << " said:\n" << result.output;
   }

@@ -23,7 +23,8 @@ void sync_to_disk(const fs::path& path, int flags) {
 
 }  // namespace
 
-void write_file_atomically(const fs::path& path, const std::function<void(const fs::path&)>& write) {
+void write_file_atomically(const fs::path& path,
+                           const std::function<void(const fs::path&)>& write) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code error;
   fs::create_directories(folder, error);
@@ -66,7 +67,8 @@ std::string read_file(const fs::path& path) {
     throw UserError(fmt::format("cannot read {}: it is a folder", path.string()));
   }
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw UserError(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));
+  if (!file)
+    throw UserError(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));
   std::ostringstream bytes;
   bytes << file.rdbuf();
   if (file.bad()) throw UnavailableError(fmt::format("reading {} failed", path.string()));

@@ -12,8 +12,8 @@ namespace syncbn::base {
 
 void init_logging(int rank) {
   // Made by hand: the name is that of spdlog's own default logger, which this one replaces.
-  auto logger = std::make_shared<spdlog::logger>(
-      "", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  auto logger =
+      std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_pattern("%^%L%$ %v");
   logger->set_level(rank == 0 ? spdlog::level::info : spdlog::level::warn);
   if (const auto wanted = env("SYNCBN_LOG")) {

@@ -201,9 +201,9 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  return run(
-      OpType::REDUCE_SCATTER, "reduce_scatter", first(outputs),
-      [&](c10d::Backend& library) { return library.reduce_scatter(outputs, inputs, options); });
+  return run(OpType::REDUCE_SCATTER, "reduce_scatter", first(outputs), [&](c10d::Backend& library) {
+    return library.reduce_scatter(outputs, inputs, options);
+  });
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,

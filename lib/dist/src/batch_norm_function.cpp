@@ -27,8 +27,8 @@ void check_input(const BatchNormArguments& arguments) {
     throw base::UserError(fmt::format("SyncBatchNorm: expected a floating-point input, got {}",
                                       c10::toString(input.scalar_type())));
   }
-  for (const at::Tensor* tensor : {&arguments.weight, &arguments.bias, &arguments.running_mean,
-                                   &arguments.running_var}) {
+  for (const at::Tensor* tensor :
+       {&arguments.weight, &arguments.bias, &arguments.running_mean, &arguments.running_var}) {
     if (!tensor->defined()) continue;
     if (tensor->numel() != input.size(1)) {
       throw base::UserError(

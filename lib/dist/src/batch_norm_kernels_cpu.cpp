@@ -81,7 +81,9 @@ void with_type(at::ScalarType type, Run run) {
   }
 }
 
-at::Tensor doubles(at::IntArrayRef size) { return at::empty(size, at::kDouble); }
+at::Tensor doubles(at::IntArrayRef size) {
+  return at::empty(size, at::kDouble);
+}
 
 /// Calls run(part) for parts that cover the tensor, from ATen's threads.
 template <class Run>
@@ -208,8 +210,7 @@ at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at
       for_rows(shape,
                [&](const Rows& part, int64_t) { loops<T>().transform_rows(in, out, part, k); });
     } else {
-      for_planes(shape,
-                 [&](const Planes& part) { loops<T>().transform_planes(in, out, part, k); });
+      for_planes(shape, [&](const Planes& part) { loops<T>().transform_planes(in, out, part, k); });
     }
   });
   return y.to(input.scalar_type());

@@ -7,7 +7,9 @@
 namespace syncbn::dist {
 namespace {
 
-ProcessGroupPtr or_default(const ProcessGroupPtr& group) { return group ? group : default_group(); }
+ProcessGroupPtr or_default(const ProcessGroupPtr& group) {
+  return group ? group : default_group();
+}
 
 void require_dense(const at::Tensor& tensor, const char* collective) {
   if (!tensor.defined()) {
@@ -76,6 +78,8 @@ std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGro
   return {static_cast<const char*>(buffer.data_ptr()), static_cast<size_t>(buffer.numel())};
 }
 
-void barrier(const ProcessGroupPtr& group) { or_default(group)->barrier()->wait(); }
+void barrier(const ProcessGroupPtr& group) {
+  or_default(group)->barrier()->wait();
+}
 
 }  // namespace syncbn::dist

@@ -3,6 +3,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <functional>
 #include <mutex>
 #include <unordered_map>
 
@@ -22,6 +23,7 @@ struct Layer {
   // never be mistaken for it.
   c10::weak_intrusive_ptr<at::TensorImpl> key;
   ProcessGroupPtr group;
+  std::weak_ptr<const torch::nn::Module> module;
 };
 
 struct Layers {
@@ -44,14 +46,15 @@ at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight) {
   return running_mean.defined() ? running_mean : weight;
 }
 
-void register_layer(const at::Tensor& key, const ProcessGroupPtr& group) {
+void register_layer(const at::Tensor& key, const ProcessGroupPtr& group,
+                    std::weak_ptr<const torch::nn::Module> module) {
   Layers& all = layers();
   const std::lock_guard lock(all.mutex);
   // Conversions are rare: a good time to drop the layers that are gone.
   std::erase_if(all.by_key, [](const auto& entry) { return entry.second.key.expired(); });
-  all.by_key.insert_or_assign(
-      key.unsafeGetTensorImpl(),
-      Layer{c10::weak_intrusive_ptr<at::TensorImpl>(key.getIntrusivePtr()), group});
+  all.by_key.insert_or_assign(key.unsafeGetTensorImpl(),
+                              Layer{c10::weak_intrusive_ptr<at::TensorImpl>(key.getIntrusivePtr()),
+                                    group, std::move(module)});
 }
 
 void unregister_layer(const at::Tensor& key) {
@@ -68,6 +71,8 @@ std::optional<ProcessGroupPtr> find_layer(const at::Tensor& running_mean,
   const std::lock_guard lock(all.mutex);
   const auto layer = all.by_key.find(key.unsafeGetTensorImpl());
   if (layer == all.by_key.end() || layer->second.key.expired()) return std::nullopt;
+  const auto module = layer->second.module.lock();
+  if (module && !module->is_training()) return std::nullopt;
   return layer->second.group;
 }
 
@@ -111,6 +116,7 @@ namespace {
 struct FoundLayer {
   std::string name;
   at::Tensor key;
+  std::weak_ptr<const torch::nn::Module> module;  ///< empty for a root that no shared_ptr owns
 };
 
 /// The running mean, or else the weight, of a batch-norm layer; nullopt for other modules.
@@ -129,7 +135,8 @@ std::vector<FoundLayer> batch_norm_layers(torch::nn::Module& module) {
   std::vector<FoundLayer> found;
   const std::function<void(const std::string&, const torch::nn::Module&)> look =
       [&](const std::string& name, const torch::nn::Module& one) {
-        if (const auto key = batch_norm_key(one)) found.push_back({name, *key});
+        if (const auto key = batch_norm_key(one))
+          found.push_back({name, *key, one.weak_from_this()});
         for (const auto& child : one.named_children()) {
           look(name.empty() ? child.key() : name + "." + child.key(), *child.value());
         }
@@ -152,7 +159,7 @@ ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGro
            "them, or use syncbn::dist::SyncBatchNorm"});
       continue;
     }
-    detail::register_layer(layer.key, group);
+    detail::register_layer(layer.key, group, layer.module);
     report.converted.push_back(layer.name);
   }
   return report;

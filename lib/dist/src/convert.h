@@ -1,8 +1,10 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <syncbn/dist/process_group.h>
 
@@ -13,12 +15,15 @@ namespace syncbn::dist::detail {
 // gets, whose TensorImpl stays the same through to() and loading a state.
 
 /// Shares the statistics of the layer with this key tensor over `group` (may be empty: the group of
-/// statistics_group()).
-void register_layer(const at::Tensor& key, const ProcessGroupPtr& group);
+/// statistics_group()). `module`, where there is one to ask, says whether the layer is training: a
+/// layer without running statistics calls aten::batch_norm with training=true in evaluation too.
+void register_layer(const at::Tensor& key, const ProcessGroupPtr& group,
+                    std::weak_ptr<const torch::nn::Module> module = {});
 
 void unregister_layer(const at::Tensor& key);
 
-/// The group of the layer that these tensors belong to; nullopt when it is not converted.
+/// The group of the layer that these tensors belong to; nullopt when it is not converted, or is
+/// being evaluated.
 std::optional<ProcessGroupPtr> find_layer(const at::Tensor& running_mean, const at::Tensor& weight);
 
 /// The tensor to know a layer by; undefined when it has neither.

@@ -12,8 +12,12 @@ namespace {
 
 // TorchScript's executor differentiates aten::batch_norm by itself from the second run on, past any
 // override in the dispatcher. An operator that it does not know stays as it is.
-c10::Symbol plain_symbol() { return c10::Symbol::fromQualString("aten::batch_norm"); }
-c10::Symbol sync_symbol() { return c10::Symbol::fromQualString("syncbn::batch_norm"); }
+c10::Symbol plain_symbol() {
+  return c10::Symbol::fromQualString("aten::batch_norm");
+}
+c10::Symbol sync_symbol() {
+  return c10::Symbol::fromQualString("syncbn::batch_norm");
+}
 
 void define_operator() {
   static auto* const library = [] {

@@ -23,8 +23,7 @@ Loaded load() {
   // Never closed: its kernels and threads live as long as the process.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) return {nullptr, ::dlerror()};
-  const auto entry =
-      reinterpret_cast<CudaSupportFunction>(::dlsym(library, kCudaSupportSymbol));
+  const auto entry = reinterpret_cast<CudaSupportFunction>(::dlsym(library, kCudaSupportSymbol));
   if (entry == nullptr) return {nullptr, ::dlerror()};
   return {entry(), ""};
 }
@@ -36,8 +35,12 @@ const Loaded& loaded() {
 
 }  // namespace
 
-const CudaSupport* cuda_support() { return loaded().support; }
+const CudaSupport* cuda_support() {
+  return loaded().support;
+}
 
-std::string cuda_support_error() { return loaded().error; }
+std::string cuda_support_error() {
+  return loaded().error;
+}
 
 }  // namespace syncbn::dist::detail

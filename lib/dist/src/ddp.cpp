@@ -132,12 +132,13 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, const DdpOptions& op
   state.parameters = trained_parameters(*state.module);
   if (state.parameters.empty()) {
     throw base::UserError(
-        "DistributedDataParallel: the module has no parameter that requires a gradient; it needs no "
+        "DistributedDataParallel: the module has no parameter that requires a gradient; it needs "
+        "no "
         "wrapper");
   }
   if (options.bucket_cap_mb && !(*options.bucket_cap_mb > 0)) {
-    throw base::UserError(fmt::format("DistributedDataParallel: bucket_cap_mb must be above 0, got {}",
-                                      *options.bucket_cap_mb));
+    throw base::UserError(fmt::format(
+        "DistributedDataParallel: bucket_cap_mb must be above 0, got {}", *options.bucket_cap_mb));
   }
   verify_same_parameters(state.parameters, state.group);
   if (options.init_sync) {
@@ -170,7 +171,8 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, const DdpOptions& op
   state.logger = std::make_shared<c10d::Logger>(state.reducer);
   const at::Device device = device_of(state.parameters);
   state.logger->set_construction_data_and_log(
-      state.module->name(), device.is_cuda() ? std::vector<int>{device.index()} : std::vector<int>{},
+      state.module->name(),
+      device.is_cuda() ? std::vector<int>{device.index()} : std::vector<int>{},
       device.is_cuda() ? device.index() : -1, options.broadcast_buffers,
       /*has_sync_bn=*/false, /*static_graph=*/false);
   state.reducer->set_logger(state.logger);
@@ -196,14 +198,17 @@ void DdpCore::after_forward(const std::vector<at::Tensor>& outputs) {
   if (!at::GradMode::is_enabled()) return;
   state.sync_buffers_next = state.require_sync;
   if (!state.require_sync) return;
-  state.reducer->prepare_for_backward(state.options.find_unused_parameters
-                                          ? outputs
-                                          : std::vector<at::Tensor>{});
+  state.reducer->prepare_for_backward(
+      state.options.find_unused_parameters ? outputs : std::vector<at::Tensor>{});
 }
 
-bool DdpCore::require_sync() const { return state_->require_sync; }
+bool DdpCore::require_sync() const {
+  return state_->require_sync;
+}
 
-void DdpCore::set_require_sync(bool on) { state_->require_sync = on; }
+void DdpCore::set_require_sync(bool on) {
+  state_->require_sync = on;
+}
 
 void DdpCore::zero_grad() {
   for (const NamedParameter& parameter : state_->parameters) {
@@ -211,6 +216,8 @@ void DdpCore::zero_grad() {
   }
 }
 
-at::Device DdpCore::device() const { return device_of(state_->parameters); }
+at::Device DdpCore::device() const {
+  return device_of(state_->parameters);
+}
 
 }  // namespace syncbn::dist::detail

@@ -57,10 +57,11 @@ bool choose_cuda(const std::string& backend) {
   const int devices = cuda != nullptr ? cuda->device_count() : 0;
   if (devices > 0) {
     if (local_rank() >= devices) {
-      throw base::UserError(fmt::format(
-          "LOCAL_RANK={} has no GPU: this host shows {}; start at most that many workers a host, or "
-          "choose backend gloo",
-          local_rank(), devices));
+      throw base::UserError(
+          fmt::format("LOCAL_RANK={} has no GPU: this host shows {}; start at most that many "
+                      "workers a host, or "
+                      "choose backend gloo",
+                      local_rank(), devices));
     }
     return true;
   }
@@ -91,10 +92,10 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
     throw;
   } catch (const std::exception& error) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    throw base::UnavailableError(fmt::format(
-        "rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}", world.place.rank,
-        world.place.world_size, base::hostname(), size, name,
-        torch_error != nullptr ? torch_error->what_without_backtrace() : error.what()));
+    throw base::UnavailableError(
+        fmt::format("rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}",
+                    world.place.rank, world.place.world_size, base::hostname(), size, name,
+                    torch_error != nullptr ? torch_error->what_without_backtrace() : error.what()));
   }
   auto backend = c10::make_intrusive<Backend>(std::move(delegates), name, timeout);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
@@ -129,10 +130,11 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
   if (!world()) {
     const auto size = base::env_int("WORLD_SIZE", 1, 1 << 20);
     if (!size || *size == 1) return nullptr;
-    throw base::UserError(fmt::format(
-        "SyncBatchNorm is training with WORLD_SIZE={} and no process group: its statistics would be "
-        "this rank's alone; call syncbn::dist::init_process_group() first",
-        *size));
+    throw base::UserError(
+        fmt::format("SyncBatchNorm is training with WORLD_SIZE={} and no process group: its "
+                    "statistics would be "
+                    "this rank's alone; call syncbn::dist::init_process_group() first",
+                    *size));
   }
   World& it = *world();
   if (it.place.world_size == 1) return nullptr;
@@ -162,11 +164,17 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
   return detail::world()->group;
 }
 
-void destroy_process_group() { detail::world().reset(); }
+void destroy_process_group() {
+  detail::world().reset();
+}
 
-bool is_initialized() { return detail::world() != nullptr; }
+bool is_initialized() {
+  return detail::world() != nullptr;
+}
 
-ProcessGroupPtr default_group() { return require_world().group; }
+ProcessGroupPtr default_group() {
+  return require_world().group;
+}
 
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
                           std::optional<std::chrono::milliseconds> timeout) {
@@ -193,8 +201,9 @@ ProcessGroupPtr new_group(const std::vector<int>& ranks,
 ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::milliseconds> timeout) {
   const int size = world_size();
   if (group_size < 1 || size % group_size != 0) {
-    throw base::UserError(fmt::format(
-        "new_subgroups: the world of {} ranks cannot be split into groups of {}", size, group_size));
+    throw base::UserError(
+        fmt::format("new_subgroups: the world of {} ranks cannot be split into groups of {}", size,
+                    group_size));
   }
   ProcessGroupPtr own;
   for (int first = 0; first < size; first += group_size) {
@@ -205,7 +214,9 @@ ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::millise
   return own;
 }
 
-int rank(const ProcessGroupPtr& group) { return (group ? group : default_group())->getRank(); }
+int rank(const ProcessGroupPtr& group) {
+  return (group ? group : default_group())->getRank();
+}
 
 int world_size(const ProcessGroupPtr& group) {
   return (group ? group : default_group())->getSize();

@@ -5,11 +5,11 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -48,7 +48,9 @@ struct Place {
   std::string source;
 };
 
-double seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
+double seconds(milliseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
 
 Endpoint parse_url(const std::string& url) {
   const std::string_view rest = std::string_view(url).substr(std::strlen("tcp://"));
@@ -98,11 +100,11 @@ Place find_place(const InitOptions& options) {
              !base::env("WORLD_SIZE")) {
     return place;  // no launcher: a world of one rank
   }
-  place.world_size =
-      required(options.world_size, "WORLD_SIZE", 1, kMaxRanks, place.source);
+  place.world_size = required(options.world_size, "WORLD_SIZE", 1, kMaxRanks, place.source);
   place.rank = required(options.rank, "RANK", 0, kMaxRanks, place.source);
   if (place.rank >= place.world_size) {
-    throw UserError(fmt::format("RANK={} is not below WORLD_SIZE={}", place.rank, place.world_size));
+    throw UserError(
+        fmt::format("RANK={} is not below WORLD_SIZE={}", place.rank, place.world_size));
   }
   if (place.world_size > 1 && place.master.port == 0) {
     const auto host = base::env("MASTER_ADDR");
@@ -130,8 +132,8 @@ AddressList resolve(const Endpoint& endpoint, std::string& reason) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  const int error = ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(),
-                                  &hints, &list);
+  const int error =
+      ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &list);
   if (error != 0) reason = ::gai_strerror(error);
   return AddressList(error == 0 ? list : nullptr);
 }
@@ -165,7 +167,8 @@ base::UniqueFd listen_on(const Place& place) {
   std::string reason;
   const AddressList list = resolve(place.master, reason);
   if (!list) {
-    throw UserError(fmt::format("MASTER_ADDR={} cannot be resolved: {}", place.master.host, reason));
+    throw UserError(
+        fmt::format("MASTER_ADDR={} cannot be resolved: {}", place.master.host, reason));
   }
   const bool loopback = is_loopback(numeric(list->ai_addr, list->ai_addrlen));
   sockaddr_in6 any{};
@@ -232,18 +235,25 @@ std::string wait_for_store(const Place& place, Clock::time_point deadline, milli
     std::this_thread::sleep_for(delay);
     delay = std::min(delay * 2, kLongestRetryDelay);
   }
-  throw UnavailableError(fmt::format(
-      "rank {} of {} on {}: nobody answered at MASTER_ADDR:MASTER_PORT {} within {} ({}); is rank 0 "
-      "running, and is the address right?",
-      place.rank, place.world_size, base::hostname(), place.master.str(),
-      base::format_seconds(seconds(limit)), reason));
+  throw UnavailableError(
+      fmt::format("rank {} of {} on {}: nobody answered at MASTER_ADDR:MASTER_PORT {} within {} "
+                  "({}); is rank 0 "
+                  "running, and is the address right?",
+                  place.rank, place.world_size, base::hostname(), place.master.str(),
+                  base::format_seconds(seconds(limit)), reason));
 }
 
-std::string rank_key(int rank) { return fmt::format("syncbn/arrived/{}", rank); }
+std::string rank_key(int rank) {
+  return fmt::format("syncbn/arrived/{}", rank);
+}
 constexpr char kRefusedKey[] = "syncbn/refused";
 
-std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
-std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+std::vector<uint8_t> bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+std::string text(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
 
 /// Says "rank r is here" and waits for the others. Two processes with one rank are told apart by a
 /// counter, and every rank learns of it.
@@ -252,7 +262,8 @@ void arrive(c10d::Store& store, const Place& place, Clock::time_point deadline,
   const std::string self = fmt::format("{}, process {}", base::hostname(), ::getpid());
   if (store.add(rank_key(place.rank) + "/count", 1) > 1) {
     const std::string refusal = fmt::format(
-        "two processes have rank {}: one on {} and one on {}; every process of a job needs a RANK of "
+        "two processes have rank {}: one on {} and one on {}; every process of a job needs a RANK "
+        "of "
         "its own (was a local rank passed for the global one?)",
         place.rank, text(store.get(rank_key(place.rank))), self);
     store.set(kRefusedKey, bytes(refusal));
@@ -276,11 +287,12 @@ void arrive(c10d::Store& store, const Place& place, Clock::time_point deadline,
     if (++count <= kNamed) missing.push_back(std::to_string(rank));
   }
   if (count > kNamed) missing.push_back(fmt::format("and {} more", count - kNamed));
-  throw UnavailableError(fmt::format(
-      "rank {} of {} waited {} for rank{} {}, which did not come; see the messages of that rank, or "
-      "check that as many processes were started as WORLD_SIZE says",
-      place.rank, place.world_size, base::format_seconds(seconds(limit)), count == 1 ? "" : "s",
-      base::join(missing, ", ")));
+  throw UnavailableError(
+      fmt::format("rank {} of {} waited {} for rank{} {}, which did not come; see the messages of "
+                  "that rank, or "
+                  "check that as many processes were started as WORLD_SIZE says",
+                  place.rank, place.world_size, base::format_seconds(seconds(limit)),
+                  count == 1 ? "" : "s", base::join(missing, ", ")));
 }
 
 }  // namespace

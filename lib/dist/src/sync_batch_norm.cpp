@@ -20,8 +20,8 @@ SyncBatchNormImpl::SyncBatchNormImpl(const SyncBatchNormOptions& options) : opti
 void SyncBatchNormImpl::reset() {
   const int64_t channels = options.num_features();
   if (channels < 1) {
-    throw base::UserError(fmt::format("SyncBatchNorm: num_features must be positive, got {}",
-                                      channels));
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: num_features must be positive, got {}", channels));
   }
   // Undefined ones are registered too: the names are the same whatever the options, as in torch.
   const bool affine = options.affine();
@@ -52,11 +52,12 @@ void SyncBatchNormImpl::reset_parameters() {
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
-  stream << fmt::format("syncbn::dist::SyncBatchNorm({}, eps={}, momentum={}, affine={}, "
-                        "track_running_stats={})",
-                        options.num_features(), options.eps(),
-                        options.momentum() ? fmt::format("{}", *options.momentum()) : "none",
-                        options.affine(), options.track_running_stats());
+  stream << fmt::format(
+      "syncbn::dist::SyncBatchNorm({}, eps={}, momentum={}, affine={}, "
+      "track_running_stats={})",
+      options.num_features(), options.eps(),
+      options.momentum() ? fmt::format("{}", *options.momentum()) : "none", options.affine(),
+      options.track_running_stats());
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
@@ -83,10 +84,11 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     }
   }
   if (is_training() && input.dim() >= 2 && input.numel() == input.size(1)) {
-    throw base::UserError(fmt::format(
-        "SyncBatchNorm: one value per channel (input {}) has no variance to train with; use a larger "
-        "batch",
-        c10::str(input.sizes())));
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: one value per channel (input {}) has no variance to train "
+                    "with; use a larger "
+                    "batch",
+                    c10::str(input.sizes())));
   }
   return at::batch_norm(input, weight, bias, running_mean, running_var, use_batch, factor,
                         options.eps(), at::globalContext().userEnabledCuDNN());

@@ -11,10 +11,10 @@ namespace syncbn::dist::detail {
 /// The backend of a group that this library made; null for a group made elsewhere.
 Backend* backend_of(const ProcessGroupPtr& group);
 
-/// The group over which batch-norm statistics are exchanged: `group` itself, or, when it is empty, a
-/// group over all ranks made for this purpose at its first use. A group of its own, since gradient
-/// buckets and forward collectives may be ordered differently on different ranks.
-/// Null when nothing is to be exchanged: no process group and a world of one.
+/// The group over which batch-norm statistics are exchanged: `group` itself, or, when it is empty,
+/// a group over all ranks made for this purpose at its first use. A group of its own, since
+/// gradient buckets and forward collectives may be ordered differently on different ranks. Null
+/// when nothing is to be exchanged: no process group and a world of one.
 /// @throws base::UserError when WORLD_SIZE is above 1 and init_process_group was not called.
 ProcessGroupPtr statistics_group(const ProcessGroupPtr& group);
 

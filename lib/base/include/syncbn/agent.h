@@ -33,18 +33,19 @@ enum syncbn_agent_kind {
 struct syncbn_agent_record {
   uint32_t magic;
   uint16_t version;
-  uint16_t kind;      /* enum syncbn_agent_kind */
-  int32_t rank;       /* global rank of the sender */
-  uint32_t reserved;  /* 0 */
-  uint64_t time_ns;   /* CLOCK_MONOTONIC of the sender */
+  uint16_t kind;     /* enum syncbn_agent_kind */
+  int32_t rank;      /* global rank of the sender */
+  uint32_t reserved; /* 0 */
+  uint64_t time_ns;  /* CLOCK_MONOTONIC of the sender */
   uint64_t done;
-  uint64_t total;     /* 0: unknown */
-  char text[216];     /* UTF-8, ends with NUL */
+  uint64_t total; /* 0: unknown */
+  char text[216]; /* UTF-8, ends with NUL */
 };
 
 #ifdef __cplusplus
 }
-static_assert(sizeof(struct syncbn_agent_record) == 256, "the record's size is part of the protocol");
+static_assert(sizeof(struct syncbn_agent_record) == 256,
+              "the record's size is part of the protocol");
 #endif
 
 #endif

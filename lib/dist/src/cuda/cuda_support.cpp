@@ -23,9 +23,13 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
   return nccl;
 }
 
-int device_count() { return c10::cuda::device_count(); }
+int device_count() {
+  return c10::cuda::device_count();
+}
 
-void set_device(int device) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(device)); }
+void set_device(int device) {
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+}
 
 int64_t values_per_channel(const at::Tensor& input) {
   return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
@@ -90,17 +94,16 @@ at::Tensor backward_elementwise(const at::Tensor& grad_output, const at::Tensor&
                                 const at::Tensor& invstd, const BackwardSums& sums,
                                 const at::Tensor& count) {
   if (input.numel() == 0) return at::empty_like(input);
-  return at::batch_norm_backward_elemt(
-      grad_output.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
-      as_statistics(invstd, input), as_statistics(weight, input),
-      as_statistics(sums.dy, input), as_statistics(sums.dy_xmu, input), count_to_int(count));
+  return at::batch_norm_backward_elemt(grad_output.contiguous(input.suggest_memory_format()), input,
+                                       as_statistics(mean, input), as_statistics(invstd, input),
+                                       as_statistics(weight, input), as_statistics(sums.dy, input),
+                                       as_statistics(sums.dy_xmu, input), count_to_int(count));
 }
 
-constexpr CudaSupport kSupport{
-    device_count,
-    set_device,
-    make_nccl,
-    {moments, merge, transform, backward_reduce, backward_elementwise}};
+constexpr CudaSupport kSupport{device_count,
+                               set_device,
+                               make_nccl,
+                               {moments, merge, transform, backward_reduce, backward_elementwise}};
 
 }  // namespace
 }  // namespace syncbn::dist::detail

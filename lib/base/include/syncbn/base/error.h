@@ -9,12 +9,13 @@ namespace syncbn::base {
 /// Codes that a worker chose itself pass through the launcher unchanged.
 enum ExitCode : int {
   kExitOk = 0,
-  kExitUsage = 2,             ///< the user's mistake: command line, configuration, data set
-  kExitInternal = 70,         ///< a broken invariant: a bug in this project (EX_SOFTWARE)
-  kExitUnavailable = 75,      ///< a peer, the network or a disk failed; a restart may help (EX_TEMPFAIL)
-  kExitCannotExecute = 126,   ///< the program was found but could not be executed
-  kExitNotFound = 127,        ///< the program was not found
-  kExitSignalBase = 128,      ///< 128 + N: ended by signal N
+  kExitUsage = 2,      ///< the user's mistake: command line, configuration, data set
+  kExitInternal = 70,  ///< a broken invariant: a bug in this project (EX_SOFTWARE)
+  kExitUnavailable =
+      75,  ///< a peer, the network or a disk failed; a restart may help (EX_TEMPFAIL)
+  kExitCannotExecute = 126,  ///< the program was found but could not be executed
+  kExitNotFound = 127,       ///< the program was not found
+  kExitSignalBase = 128,     ///< 128 + N: ended by signal N
 };
 
 /// Base of the three kinds of error. what() is the whole message for the user: what went wrong,

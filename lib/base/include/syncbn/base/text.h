@@ -9,7 +9,8 @@
 namespace syncbn::base {
 
 /// The candidate nearest to `word` by edit distance, when it is near enough to be what was meant.
-std::optional<std::string> nearest(std::string_view word, const std::vector<std::string>& candidates);
+std::optional<std::string> nearest(std::string_view word,
+                                   const std::vector<std::string>& candidates);
 
 /// `"; did you mean 'x'?"` or nothing: the tail of a message about an unknown name.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);

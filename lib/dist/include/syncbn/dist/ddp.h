@@ -63,11 +63,17 @@ inline void collect_tensors(const at::Tensor& tensor, std::vector<at::Tensor>& o
 }
 template <class T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
-  if constexpr (requires { value.has_value(); *value; }) {
+  if constexpr (requires {
+                  value.has_value();
+                  *value;
+                }) {
     if (value.has_value()) collect_tensors(*value, out);
   } else if constexpr (requires { value.begin()->second; }) {
     for (const auto& [key, item] : value) collect_tensors(item, out);
-  } else if constexpr (requires { value.begin(); value.end(); }) {
+  } else if constexpr (requires {
+                         value.begin();
+                         value.end();
+                       }) {
     if constexpr (!std::is_convertible_v<T, std::string_view>) {
       for (const auto& item : value) collect_tensors(item, out);
     }
@@ -130,8 +136,7 @@ class DistributedDataParallel {
   template <class... Args>
   auto forward(Args&&... args) {
     core_->before_forward();
-    auto output =
-        module_->forward(detail::to_device(std::forward<Args>(args), core_->device())...);
+    auto output = module_->forward(detail::to_device(std::forward<Args>(args), core_->device())...);
     std::vector<at::Tensor> tensors;
     detail::collect_tensors(output, tensors);
     core_->after_forward(tensors);

@@ -39,9 +39,9 @@ struct SyncBatchNormOptions {
 /// (Ioffe and Szegedy, arXiv:1502.03167; twin of torch.nn.SyncBatchNorm).
 ///
 /// Input [N, C, ...] of 2 to 5 dimensions on the CPU or a CUDA device, float32, float64, float16 or
-/// bfloat16; N may differ between ranks and be 0. Output, gradients and running statistics are those
-/// of torch::nn::BatchNorm on the concatenation of all ranks' inputs. Statistics are computed in
-/// float32 or better, merged by Chan, Golub and LeVeque's formula, with an exact count.
+/// bfloat16; N may differ between ranks and be 0. Output, gradients and running statistics are
+/// those of torch::nn::BatchNorm on the concatenation of all ranks' inputs. Statistics are computed
+/// in float32 or better, merged by Chan, Golub and LeVeque's formula, with an exact count.
 ///
 /// Every rank of the group runs each forward (and its backward) the same number of times. In
 /// evaluation mode, or in a group of one rank, nothing is exchanged. DistributedDataParallel is not
