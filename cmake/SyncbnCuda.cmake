@@ -16,6 +16,10 @@ function(_syncbn_cuda_obstacle out)
     set(${out} "the libtorch in ${SyncbnLibtorch_ROOT} was built without CUDA" PARENT_SCOPE)
   elseif(NOT SYNCBN_NVCC)
     set(${out} "nvcc was not found: set CUDACXX to it, or CUDA_HOME to the toolkit" PARENT_SCOPE)
+  elseif(SYNCBN_CUDA STREQUAL "AUTO" AND _syncbn_torch_cuda_lacks)
+    list(JOIN _syncbn_torch_cuda_lacks ", " lacks)
+    set(${out} "torch's own GPU library lacks ${lacks}: scripts/setup --python installs all of torch"
+        PARENT_SCOPE)
   elseif(NOT SYNCBN_NCCL_INCLUDE_DIR)
     set(${out} "nccl.h was found neither beside torch (nvidia/nccl/include) nor in the system: install NCCL's header, or all of torch's requirements (scripts/setup --python)"
         PARENT_SCOPE)
@@ -33,6 +37,12 @@ if(NOT SYNCBN_CUDA STREQUAL "OFF")
     HINTS ${SyncbnLibtorch_ROOT}/../nvidia/nccl/include
     PATHS /usr/local/cuda/include)
   mark_as_advanced(SYNCBN_NVCC SYNCBN_NCCL_INCLUDE_DIR)
+
+  # Where torch was installed without what only GPUs need, its GPU library would never load.
+  execute_process(COMMAND ldd ${SyncbnLibtorch_ROOT}/lib/libtorch_cuda.so
+                  OUTPUT_VARIABLE _syncbn_ldd ERROR_QUIET)
+  string(REGEX MATCHALL "[^ \t\n]+ => not found" _syncbn_torch_cuda_lacks "${_syncbn_ldd}")
+  list(TRANSFORM _syncbn_torch_cuda_lacks REPLACE " => not found" "")
 
   _syncbn_cuda_obstacle(_syncbn_obstacle)
   if(NOT _syncbn_obstacle)
