@@ -6,8 +6,8 @@
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -82,7 +82,8 @@ Program::Program(const std::vector<std::string>& argv, const RunProgramOptions& 
   if (pid_ < 0) base::throw_errno("fork");
   if (pid_ == 0) become(argv, options, out.writer.get(), err.writer.get());
   ::setpgid(pid_, pid_);  // in both processes: whoever comes first
-  pidfd_.reset(::pidfd_open(pid_, 0));
+  // By number: glibc 2.36 declares pidfd_open without C linkage.
+  pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   if (!pidfd_) base::throw_errno("pidfd_open");
   out_fd_ = std::move(out.reader);
   err_fd_ = std::move(err.reader);

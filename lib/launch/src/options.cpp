@@ -39,10 +39,19 @@ class HelpFormatter : public CLI::Formatter {
   HelpFormatter() { column_width(28); }
 
   std::string make_usage(const CLI::App*, std::string) const override {
-    return fmt::format("\nUsage: {}\n", kUsage);
+    return fmt::format("\nUsage: {}\n\n", kUsage);
+  }
+  std::string make_group(std::string group, bool is_positional,
+                         std::vector<const CLI::Option*> options) const override {
+    // CLI11 puts empty lines both before and between groups.
+    return CLI::Formatter::make_group(std::move(group), is_positional, std::move(options))
+        .substr(1);
   }
   std::string make_option_opts(const CLI::Option* option) const override {
-    return is_flag(*option) ? "" : " " + option->get_type_name();
+    if (is_flag(*option)) return "";
+    // CLI11 appends what the checks accept.
+    const std::string type = option->get_type_name();
+    return " " + type.substr(0, type.find(':'));
   }
   std::string make_option_desc(const CLI::Option* option) const override {
     std::vector<std::string> facts;
@@ -66,10 +75,6 @@ void describe(CLI::App& app, RawOptions& raw) {
   LaunchOptions& options = raw.options;
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer(kExamples);
-  app.set_help_flag("-h,--help", "Show this text")->group("About");
-  app.set_version_flag("-V,--version", "syncbn-launch " SYNCBN_VERSION, "Show the version")
-      ->group("About");
-
   app.add_option("--nproc_per_node", raw.nproc_per_node,
                  "Workers on this machine: a number, cpu (one per core),\n"
                  "gpu (one per GPU), auto (gpu where there is one, else cpu)")
@@ -133,6 +138,10 @@ void describe(CLI::App& app, RawOptions& raw) {
       ->default_str("on")
       ->check(CLI::IsMember({"on", "off"}))
       ->group("Ending and output");
+
+  app.set_help_flag("-h,--help", "Show this text")->group("About");
+  app.set_version_flag("-V,--version", "syncbn-launch " SYNCBN_VERSION, "Show the version")
+      ->group("About");
 }
 
 // CLI11 gets options spelled in full; what users may write instead is settled here.

@@ -11,9 +11,9 @@ namespace syncbn::launch {
 struct ProgressState {
   uint64_t done = 0;
   uint64_t total = 0;  ///< 0: unknown
-  std::string text;
+  std::string text = {};
   std::chrono::duration<double> elapsed{};
-  std::optional<std::chrono::duration<double>> remaining;
+  std::optional<std::chrono::duration<double>> remaining = {};
 };
 
 /// One line of at most `columns` columns:

@@ -1,0 +1,66 @@
+// Does what its arguments say, in order: "progress DONE TOTAL TEXT", "clear" and "garbage BYTES"
+// over the agent channel; "print LINE"; "nap"; "wait" (for a signal); "fail CODE".
+#include <fcntl.h>
+#include <syncbn/agent.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+
+int channel() {
+  const char* fd = std::getenv("SYNCBN_AGENT_FD");
+  return fd == nullptr ? -1 : std::atoi(fd);
+}
+
+bool send(const void* bytes, size_t size) {
+  return ::write(channel(), bytes, size) == static_cast<ssize_t>(size);
+}
+
+bool send_record(syncbn_agent_kind kind, uint64_t done, uint64_t total, const char* text) {
+  syncbn_agent_record record{};
+  record.magic = SYNCBN_AGENT_MAGIC;
+  record.version = SYNCBN_AGENT_VERSION;
+  record.kind = static_cast<uint16_t>(kind);
+  record.rank = std::atoi(std::getenv("RANK"));
+  record.done = done;
+  record.total = total;
+  std::snprintf(record.text, sizeof(record.text), "%s", text);
+  return send(&record, sizeof(record));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    bool sent = true;
+    if (word == "progress" && i + 3 < argc) {
+      sent = send_record(SYNCBN_AGENT_PROGRESS, std::strtoull(argv[i + 1], nullptr, 10),
+                         std::strtoull(argv[i + 2], nullptr, 10), argv[i + 3]);
+      i += 3;
+    } else if (word == "clear") {
+      sent = send_record(SYNCBN_AGENT_CLEAR, 0, 0, "");
+    } else if (word == "garbage" && i + 1 < argc) {
+      sent = send(argv[i + 1], std::strlen(argv[i + 1]));
+      ++i;
+    } else if (word == "print" && i + 1 < argc) {
+      std::printf("%s\n", argv[++i]);
+      std::fflush(stdout);
+    } else if (word == "wait") {
+      ::pause();
+    } else if (word == "nap") {
+      ::usleep(300'000);  // longer than the bar's period
+    } else if (word == "fail" && i + 1 < argc) {
+      return std::atoi(argv[i + 1]);
+    } else {
+      std::fprintf(stderr, "agent_worker: what is '%s'?\n", word.c_str());
+      return 99;
+    }
+    if (!sent) return 98;
+  }
+  return 0;
+}

@@ -1,0 +1,262 @@
+// What is left of a job when its launcher, its keeper or its workers are killed.
+#include <dirent.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "launch/launcher.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace fs = std::filesystem;
+
+// Processes with `marker` in their environment: it is inherited by all of a job, whatever they do.
+std::vector<pid_t> job_processes(const std::string& marker) {
+  std::vector<pid_t> pids;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/proc", error)) {
+    const pid_t pid = std::atoi(entry.path().filename().c_str());
+    if (pid <= 0) continue;
+    std::ifstream file(entry.path() / "environ");
+    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    if (environment.find(marker) != std::string::npos) pids.push_back(pid);
+  }
+  return pids;
+}
+
+size_t count_soon(const std::string& marker) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (!job_processes(marker).empty() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return job_processes(marker).size();
+}
+
+pid_t keeper_of(const Program& launcher) {
+  std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", launcher.pid()));
+  pid_t keeper = 0;
+  file >> keeper;
+  return keeper;
+}
+
+// A job whose processes end by SIGKILL only: each worker has a background child, one in a session
+// of its own, and a grandchild whose parent has gone.
+class StubbornJob {
+ public:
+  static constexpr int kWorkers = 3;
+  static constexpr size_t kProcesses = kWorkers * 4;
+
+  explicit StubbornJob(std::vector<std::string> options = {})
+      : marker_(fmt::format("SYNCBN_TEST_JOB={}", folder_.path().string())) {
+    folder_.write("stubborn",
+                  "#!/bin/sh\n"
+                  "trap '' TERM INT HUP\n"
+                  "sleep 1000 & setsid sleep 1000 & (setsid sleep 1000 &)\n"
+                  "exec sleep 1000\n",
+                  true);
+    options.push_back(fmt::format("--nproc_per_node={}", kWorkers));
+    options.push_back(folder_ / "stubborn");
+    fs::create_directory(folder_ / "tmp");
+    program_ = std::make_unique<Program>(
+        launch_command(options), RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"},
+                                                           {"TMPDIR", folder_ / "tmp"},
+                                                           {"SYNCBN_TEST_JOB", folder_.path()}},
+                                                   .timeout_seconds = 20});
+    started_ = program_->wait_until([this] { return sleepers() == kProcesses; });
+  }
+  ~StubbornJob() {
+    for (const pid_t pid : job_processes(marker_)) ::kill(pid, SIGKILL);
+  }
+
+  bool started() const { return started_; }
+  Program& launcher() { return *program_; }
+  pid_t keeper() const { return keeper_of(*program_); }
+  /// Processes left after at most two seconds, launcher and keeper included.
+  size_t left_over() const { return count_soon(marker_); }
+  bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
+
+ private:
+  size_t sleepers() const {
+    size_t count = 0;
+    for (const pid_t pid : job_processes(marker_)) {
+      std::ifstream file(fmt::format("/proc/{}/comm", pid));
+      std::string name;
+      file >> name;
+      if (name == "sleep") ++count;
+    }
+    return count;
+  }
+
+  TempFolder folder_;
+  std::string marker_;
+  std::unique_ptr<Program> program_;
+  bool started_ = false;
+};
+
+TEST(LaunchFaultTest, NothingOutlivesALauncherThatIsKilled) {
+  StubbornJob job;
+  ASSERT_TRUE(job.started());
+  job.launcher().send_signal(SIGKILL);
+  EXPECT_EQ(job.launcher().wait().exit_code, 137);
+  EXPECT_EQ(job.left_over(), 0U);
+  EXPECT_TRUE(job.temporaries_are_gone());
+}
+
+TEST(LaunchFaultTest, NothingOutlivesAKeeperThatIsKilledAndTheLauncherSaysSo) {
+  StubbornJob job;
+  ASSERT_TRUE(job.started());
+  const pid_t keeper = job.keeper();
+  ASSERT_GT(keeper, 0);
+  ASSERT_EQ(::kill(keeper, SIGKILL), 0);
+  const auto result = job.launcher().wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("keeper"));
+  EXPECT_EQ(job.left_over(), 0U);
+}
+
+TEST(LaunchFaultTest, WorkersThatIgnoreTheSignalAreKilledAfterTheGraceTime) {
+  StubbornJob job({"--shutdown_timeout=0.2"});
+  ASSERT_TRUE(job.started());
+  job.launcher().send_signal(SIGTERM);
+  const auto result = job.launcher().wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_THAT(result.err, HasSubstr("killed"));
+  EXPECT_EQ(job.left_over(), 0U);
+  EXPECT_TRUE(job.temporaries_are_gone());
+}
+
+TEST(LaunchFaultTest, ASecondInterruptKillsAtOnce) {
+  StubbornJob job({"--shutdown_timeout=1000"});
+  ASSERT_TRUE(job.started());
+  job.launcher().send_signal(SIGINT);
+  job.launcher().send_signal(SIGTERM);
+  // Whichever comes first names the exit code.
+  EXPECT_THAT(job.launcher().wait().exit_code, ::testing::AnyOf(130, 143));
+  EXPECT_EQ(job.left_over(), 0U);
+}
+
+TEST(LaunchFaultTest, LeftoversOfAJobThatSucceedsAreKilledToo) {
+  TempFolder folder;
+  const auto result = launch({"sh", "-c", "trap '' TERM; setsid sleep 1000 & sleep 1000 & exit 0"},
+                             {.env = {{"SYNCBN_TEST_JOB", folder.path()}}});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_TRUE(job_processes("SYNCBN_TEST_JOB=" + folder.path().string()).empty());
+}
+
+TEST(LaunchFaultTest, AFailureEndsWorkersThatIgnoreIt) {
+  const auto result =
+      launch({"--nproc_per_node=3", "--shutdown_timeout=0.2", "sh", "-c",
+              "trap '' TERM; [ $RANK = 2 ] && exit 5; while true; do sleep 1; done"});
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 2 failed: exit code 5"),
+                                HasSubstr("rank 0 (killed by signal 9")));
+}
+
+// Workers that write what they catch.
+constexpr const char* kCatching =
+    "trap 'echo got INT; exit 0' INT; trap 'echo got TERM; exit 0' TERM; "
+    "trap 'echo got HUP; exit 0' HUP; trap 'echo got USR1' USR1; trap 'echo got USR2' USR2; "
+    "echo ready; while true; do sleep 0.01; done";
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t result = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++result;
+  return result;
+}
+
+void wait_for_words(Program& launcher, const std::string& words, size_t times) {
+  launcher.wait_until([&] { return count(launcher.out(), words) >= times; });
+}
+
+TEST(LaunchFaultTest, ForwardsTheSignalThatEndsIt) {
+  const std::vector<std::pair<int, std::string>> signals{
+      {SIGINT, "INT"}, {SIGTERM, "TERM"}, {SIGHUP, "HUP"}};
+  for (const auto& [signal, name] : signals) {
+    Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c", kCatching}));
+    wait_for_words(launcher, "ready", 2);
+    launcher.send_signal(signal);
+    const auto result = launcher.wait();
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_EQ(count(result.out, "got " + name), 2U) << result.out;
+    EXPECT_THAT(result.err, Not(HasSubstr("failed")));
+  }
+}
+
+TEST(LaunchFaultTest, PassesUserSignalsThroughAndGoesOn) {
+  Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c", kCatching}));
+  wait_for_words(launcher, "ready", 2);
+  launcher.send_signal(SIGUSR1);
+  wait_for_words(launcher, "got USR1", 2);
+  launcher.send_signal(SIGUSR2);
+  wait_for_words(launcher, "got USR2", 2);
+  EXPECT_TRUE(launcher.running());
+  launcher.send_signal(SIGTERM);
+  EXPECT_EQ(launcher.wait().exit_code, 143);
+}
+
+TEST(LaunchFaultTest, SurvivesAHangupUnderNohup) {
+  TempFolder folder;
+  Program launcher({"sh", "-c",
+                    "trap '' HUP; exec " + kLauncher +
+                        " sh -c 'echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 7'"},
+                   {.cwd = folder.path()});
+  wait_for_words(launcher, "ready", 1);
+  launcher.send_signal(SIGHUP);
+  folder.write("go", "");
+  EXPECT_EQ(launcher.wait().exit_code, 7);
+}
+
+char state_of(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string stat;
+  std::getline(file, stat);
+  const size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos ? '?' : stat[name_end + 2];
+}
+
+TEST(LaunchFaultTest, StopsAndContinuesTheWorkersWithItself) {
+  Program launcher(launch_command({"sh", "-c", "echo $$; while true; do sleep 0.01; done"}));
+  launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; });
+  const pid_t worker = std::atoi(launcher.out().c_str());
+  launcher.send_signal(SIGTSTP);
+  launcher.wait_until([&] { return state_of(worker) == 'T' && state_of(launcher.pid()) == 'T'; });
+  launcher.send_signal(SIGCONT);
+  launcher.wait_until([&] { return state_of(worker) != 'T' && state_of(launcher.pid()) != 'T'; });
+  launcher.send_signal(SIGINT);
+  EXPECT_EQ(launcher.wait().exit_code, 130);
+}
+
+TEST(LaunchFaultTest, EndsAWorkerThatSomebodyStopped) {
+  Program launcher(launch_command({"sh", "-c", "echo $$; while true; do sleep 0.01; done"}));
+  launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; });
+  const pid_t worker = std::atoi(launcher.out().c_str());
+  ASSERT_EQ(::kill(worker, SIGSTOP), 0);
+  launcher.wait_until([&] { return state_of(worker) == 'T'; });
+  launcher.send_signal(SIGTERM);
+  EXPECT_EQ(launcher.wait().exit_code, 143);
+}
+
+TEST(LaunchFaultTest, ReportsAWorkerKilledFromOutside) {
+  Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c",
+                                   "[ $RANK = 1 ] && echo $$; while true; do sleep 0.01; done"}));
+  launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; });
+  ASSERT_EQ(::kill(std::atoi(launcher.out().c_str() + 4), SIGKILL), 0);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed: killed by signal 9 (SIGKILL, Killed)"),
+                                HasSubstr("then ended  rank 0 (killed by signal 15")));
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <stdlib.h>
+#include <syncbn/base/error.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/program.h"
+
+namespace syncbn::test {
+
+inline const std::string kLauncher = SYNCBN_BIN_DIR "/syncbn-launch";
+inline const std::string kAgentWorker = SYNCBN_TEST_BIN_DIR "/launch_agent_worker";
+
+inline std::vector<std::string> launch_command(const std::vector<std::string>& words) {
+  std::vector<std::string> argv{kLauncher};
+  argv.insert(argv.end(), words.begin(), words.end());
+  return argv;
+}
+
+/// Runs syncbn-launch with these words after its name. Two cores' OMP line is switched off.
+inline ProgramResult launch(const std::vector<std::string>& words, RunProgramOptions options = {}) {
+  options.env.emplace("OMP_NUM_THREADS", "1");
+  return run_program(launch_command(words), options);
+}
+
+/// A folder that is removed with this object.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "syncbn-test-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) base::throw_errno(name);
+    path_ = name;
+  }
+  ~TempFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Makes a file; its path.
+  std::string write(const std::string& name, const std::string& text,
+                    bool executable = false) const {
+    const std::filesystem::path file = path_ / name;
+    std::ofstream(file) << text;
+    if (executable) std::filesystem::permissions(file, std::filesystem::perms(0755));
+    return file;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace syncbn::test

@@ -1,0 +1,200 @@
+// Ports, and several nodes: as several launchers on one host, and in network namespaces.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <set>
+
+#include "launch/launcher.h"
+#include "support/multiproc.h"
+#include "support/skip.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// Listens on a port of its own, as another job's rank 0 would.
+class Listener {
+ public:
+  explicit Listener(int port = 0) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    socklen_t size = sizeof(address);
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    if (::bind(socket_.get(), generic, size) != 0 || ::listen(socket_.get(), 5) != 0 ||
+        ::getsockname(socket_.get(), generic, &size) != 0) {
+      base::throw_errno("listen");
+    }
+    port_ = ntohs(address.sin_port);
+  }
+  int port() const { return port_; }
+
+ private:
+  base::UniqueFd socket_;
+  int port_ = 0;
+};
+
+TEST(LaunchNetworkTest, JobsStartedTogetherGetDistinctPorts) {
+  constexpr size_t kJobs = 20;
+  TempFolder folder;
+  std::vector<std::unique_ptr<Program>> jobs;
+  for (size_t i = 0; i < kJobs; ++i) {
+    // Each holds its port until all have theirs.
+    jobs.push_back(std::make_unique<Program>(
+        launch_command({"sh", "-c", "echo $MASTER_PORT; while [ ! -e go ]; do sleep 0.01; done"}),
+        RunProgramOptions{.cwd = folder.path()}));
+  }
+  std::set<std::string> ports;
+  for (const auto& job : jobs) {
+    ASSERT_TRUE(job->wait_until([&] { return !job->out().empty(); }));
+    ports.insert(job->out());
+  }
+  EXPECT_EQ(ports.size(), kJobs);
+  folder.write("go", "");
+  for (const auto& job : jobs) EXPECT_EQ(job->wait().exit_code, 0);
+}
+
+TEST(LaunchNetworkTest, RankZeroCanListenOnThePortThatIsHeldForIt) {
+  TempFolder folder;
+  Program job(
+      launch_command({"sh", "-c", "echo $MASTER_PORT; while [ ! -e go ]; do sleep 0.01; done"}),
+      {.cwd = folder.path()});
+  ASSERT_TRUE(job.wait_until([&] { return !job.out().empty(); }));
+  const int port = std::atoi(job.out().c_str());
+  // With SO_REUSEADDR, as TCPStore does.
+  EXPECT_EQ(Listener(port).port(), port);
+  folder.write("go", "");
+  EXPECT_EQ(job.wait().exit_code, 0);
+}
+
+TEST(LaunchNetworkTest, NamesAPortThatIsInUseBeforeAnythingStarts) {
+  const Listener other;
+  const auto result = launch({fmt::format("--master_port={}", other.port()), "echo", "started"});
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("port {} ", other.port())),
+                                HasSubstr("Address already in use")));
+}
+
+TEST(LaunchNetworkTest, ZeroAsksForAFreePort) {
+  const auto result = launch({"--master_port=0", "sh", "-c", "echo $MASTER_PORT"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_GT(std::atoi(result.out.c_str()), 0);
+}
+
+TEST(LaunchNetworkTest, AGivenPortReachesTheWorkers) {
+  const int port = free_port();
+  const auto result = launch({fmt::format("--master_port={}", port), "--master_addr=localhost",
+                              "sh", "-c", "echo $MASTER_ADDR $MASTER_PORT"});
+  EXPECT_EQ(result.out, fmt::format("localhost {}\n", port));
+}
+
+TEST(LaunchNetworkTest, AStrangersAddressAloneIsRefusedOnOneMachine) {
+  // TEST-NET-1: nobody's address.
+  const auto result = launch({"--master_addr=192.0.2.1", "true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("192.0.2.1 is not an address of this machine"));
+}
+
+TEST(LaunchNetworkTest, TwoNodesOnOneHostShareOutTheRanks) {
+  const std::string port = fmt::format("--master_port={}", free_port());
+  const auto node = [&](const std::string& rank) {
+    return launch_command({"--nnodes=2", "--nproc_per_node=2", "--node_rank=" + rank,
+                           "--master_addr=127.0.0.1", port, "sh", "-c",
+                           "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE"});
+  };
+  Program first(node("0"));
+  Program second(node("1"));
+  const auto zero = first.wait();
+  const auto one = second.wait();
+  EXPECT_EQ(zero.exit_code, 0) << zero.err;
+  EXPECT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_THAT(zero.out, AllOf(HasSubstr("[0] 0 0 4 0 2\n"), HasSubstr("[1] 1 1 4 0 2\n")));
+  EXPECT_THAT(one.out, AllOf(HasSubstr("[2] 2 0 4 1 2\n"), HasSubstr("[3] 3 1 4 1 2\n")));
+}
+
+/// Two namespaces joined by a cable: 10.77.0.1 and 10.77.0.2.
+class TwoHosts {
+ public:
+  TwoHosts() : prefix_(fmt::format("syncbn-{}-", ::getpid())) {
+    available_ = ip("netns add " + host(0)) && ip("netns add " + host(1)) &&
+                 ip(fmt::format("-n {} link add cable type veth peer name cable netns {}", host(0),
+                                host(1)));
+    for (int i = 0; i < 2 && available_; ++i) {
+      available_ = ip(fmt::format("-n {} addr add 10.77.0.{}/24 dev cable", host(i), i + 1)) &&
+                   ip(fmt::format("-n {} link set cable up", host(i))) &&
+                   ip(fmt::format("-n {} link set lo up", host(i)));
+    }
+  }
+  ~TwoHosts() {
+    for (int i = 0; i < 2; ++i) ip("netns delete " + host(i));
+  }
+  TwoHosts(const TwoHosts&) = delete;
+  TwoHosts& operator=(const TwoHosts&) = delete;
+
+  bool available() const { return available_; }
+
+  std::vector<std::string> on(int i, const std::vector<std::string>& command) const {
+    std::vector<std::string> argv{"ip", "netns", "exec", host(i)};
+    argv.insert(argv.end(), command.begin(), command.end());
+    return argv;
+  }
+
+ private:
+  std::string host(int i) const { return prefix_ + std::to_string(i); }
+  static bool ip(const std::string& words) {
+    return run_program({"sh", "-c", "ip " + words}).exit_code == 0;
+  }
+
+  std::string prefix_;
+  bool available_ = false;
+};
+
+// Rank 0 waits for every other rank's number and prints their sum; the others send theirs.
+constexpr const char* kSumOfRanks = R"(import os, socket, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    server = socket.create_server(address)
+    print("sum", sum(int(server.accept()[0].makefile().readline()) for _ in range(world - 1)))
+else:
+    while True:
+        try:
+            with socket.create_connection(address) as connection:
+                connection.sendall(f"{rank}\n".encode())
+                break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+)";
+
+TEST(LaunchNetworkTest, NodesInTwoNetworksMeetAtTheMastersAddress) {
+  const TwoHosts hosts;
+  SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
+  TempFolder folder;
+  const std::string script = folder.write("sum.py", kSumOfRanks);
+  const auto node = [&](int rank) {
+    return hosts.on(rank, launch_command({"--nnodes=2", fmt::format("--node_rank={}", rank),
+                                          "--nproc_per_node=2", "--master_addr=10.77.0.1",
+                                          "--master_port=29501", script}));
+  };
+  Program first(node(0));
+  Program second(node(1));
+  EXPECT_EQ(second.wait().exit_code, 0);
+  const auto result = first.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "[0] sum 6\n");
+}
+
+}  // namespace
+}  // namespace syncbn::test

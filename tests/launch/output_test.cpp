@@ -1,0 +1,113 @@
+#include "output.h"
+
+#include <gmock/gmock.h>
+
+#include <string>
+#include <vector>
+
+namespace syncbn::launch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+std::vector<std::string> lines_of(const std::vector<std::string>& pieces) {
+  LineSplitter splitter;
+  std::vector<std::string> lines;
+  const auto sink = [&](std::string_view line) { lines.emplace_back(line); };
+  for (const std::string& piece : pieces) splitter.feed(piece, sink);
+  splitter.finish(sink);
+  return lines;
+}
+
+TEST(LineSplitterTest, JoinsPiecesAndKeepsEmptyLines) {
+  EXPECT_THAT(lines_of({"on", "e\n\ntw", "o\n"}), ElementsAre("one", "", "two"));
+}
+
+TEST(LineSplitterTest, GivesTheLastLineWithoutNewline) {
+  EXPECT_THAT(lines_of({"a\nb"}), ElementsAre("a", "b"));
+  EXPECT_THAT(lines_of({"a\n"}), ElementsAre("a"));
+  EXPECT_THAT(lines_of({}), ElementsAre());
+}
+
+TEST(LineSplitterTest, CutsALineThatNeverEnds) {
+  const std::string megabyte(LineSplitter::kLongest, 'x');
+  EXPECT_THAT(lines_of({megabyte, "y", "z"}), ElementsAre(SizeIs(megabyte.size() + 1), "z"));
+}
+
+TEST(OutputTest, PrefixesEachLineWithItsRankOnItsOwnStream) {
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  {
+    Output output({.ranks = {4, 5}});
+    output.write(0, Stream::kOut, "hel");
+    output.write(1, Stream::kOut, "other\n");
+    output.write(0, Stream::kOut, "lo\nrest");
+    output.write(1, Stream::kErr, "bad\n");
+    output.finish(0, Stream::kOut);
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "[5] other\n[4] hello\n[4] rest\n");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "[5] bad\n");
+}
+
+TEST(OutputTest, PassesBytesUnchangedWithoutPrefix) {
+  ::testing::internal::CaptureStdout();
+  {
+    Output output({.ranks = {0}, .prefix = false});
+    output.write(0, Stream::kOut, "10 %\r20 %");
+    output.finish(0, Stream::kOut);
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "10 %\r20 %");
+}
+
+TEST(OutputTest, KeepsTheLastLinesOfStderr) {
+  ::testing::internal::CaptureStderr();
+  Output output({.ranks = {0, 1}});
+  for (int i = 0; i < 30; ++i) output.write(0, Stream::kErr, "line " + std::to_string(i) + "\n");
+  EXPECT_THAT(output.tail(0), SizeIs(Output::kTailLines));
+  EXPECT_EQ(output.tail(0).front(), "line 10");
+  EXPECT_EQ(output.tail(0).back(), "line 29");
+  EXPECT_THAT(output.tail(1), SizeIs(0));
+  ::testing::internal::GetCapturedStderr();
+}
+
+TEST(OutputTest, KnowsWhetherTheTailIsTheLastThingPrinted) {
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  Output output({.ranks = {0, 1}});
+  EXPECT_FALSE(output.tail_is_last(0));
+  output.write(1, Stream::kOut, "before\n");
+  output.write(0, Stream::kErr, "a\nb\n");
+  EXPECT_TRUE(output.tail_is_last(0));
+  output.write(1, Stream::kOut, "between\n");
+  output.write(0, Stream::kErr, "c\n");
+  EXPECT_FALSE(output.tail_is_last(0));
+  ::testing::internal::GetCapturedStdout();
+  ::testing::internal::GetCapturedStderr();
+}
+
+TEST(OutputTest, ErasesAndRedrawsTheBarAroundLines) {
+  ::testing::internal::CaptureStderr();
+  {
+    Output output({.ranks = {0}, .prefix = false, .err_is_terminal = true});
+    output.set_bar("BAR");
+    output.write(0, Stream::kErr, "line\n");
+    output.write(0, Stream::kErr, "half");  // no bar behind half a line
+    output.write(0, Stream::kErr, " whole\n");
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "BAR\r\x1b[Kline\nBAR\r\x1b[Khalf whole\nBAR\r\x1b[K");
+}
+
+TEST(OutputTest, DrawsNoBarWithoutATerminal) {
+  ::testing::internal::CaptureStderr();
+  {
+    Output output({.ranks = {0}});
+    output.set_bar("BAR");
+    output.say("message");
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "message\n");
+}
+
+}  // namespace
+}  // namespace syncbn::launch

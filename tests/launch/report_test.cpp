@@ -1,0 +1,100 @@
+#include "failure_report.h"
+
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "error_files.h"
+#include "processes.h"
+
+namespace syncbn::launch {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int exited(int code) {
+  return code << 8;
+}
+
+TEST(FailureReportTest, SaysWhatIsKnown) {
+  setenv("TZ", "UTC", 1);
+  FailureReport report;
+  report.rank = 5;
+  report.local_rank = 1;
+  report.host = "box";
+  report.pid = 42;
+  report.argv = {"prog", "a b"};
+  report.wait_status = exited(3);
+  report.seconds_after_start = 2.25;
+  report.stderr_tail = {"one", "two"};
+  report.error_message = "ValueError: bad";
+  report.error_file = "/tmp/e.json";
+  report.failed_too = {"rank 3 (exit code 1)"};
+  report.ended = {"rank 0 (killed by signal 15)", "rank 1 (exit code 0)"};
+  EXPECT_EQ(render_report(report),
+            "syncbn-launch: rank 5 failed: exit code 3\n"
+            "  worker      rank 5, local rank 1, pid 42, host box\n"
+            "  command     prog 'a b'\n"
+            "  time        1970-01-01 00:00:00, 2.2 s after the start\n"
+            "  error       (from /tmp/e.json)\n"
+            "    ValueError: bad\n"
+            "  stderr      (its last 2 lines)\n"
+            "    one\n"
+            "    two\n"
+            "  failed too  rank 3 (exit code 1)\n"
+            "  then ended  rank 0 (killed by signal 15), rank 1 (exit code 0)\n");
+}
+
+TEST(FailureReportTest, IsOneLineForAUsageError) {
+  FailureReport report;
+  report.wait_status = exited(2);
+  report.stderr_tail = {"said already"};
+  EXPECT_EQ(render_report(report),
+            "syncbn-launch: rank 0 exited with 2 (usage or configuration error; see its message "
+            "above)\n");
+}
+
+TEST(FailureReportTest, PutsSignalsInWords) {
+  EXPECT_EQ(describe_status(SIGSEGV), "killed by signal 11 (SIGSEGV, Segmentation fault)");
+  EXPECT_EQ(describe_status(SIGKILL), "killed by signal 9 (SIGKILL, Killed)");
+  EXPECT_EQ(describe_status(40), "killed by signal 40");
+  EXPECT_EQ(exit_code_of(SIGKILL), 137);
+  EXPECT_EQ(exit_code_of(exited(255)), 255);
+}
+
+TEST(FailureReportTest, QuotesForAShell) {
+  EXPECT_EQ(shell_quoted({"a", "", "b c", "it's", "$(x)", "--k=v"}),
+            R"(a '' 'b c' 'it'\''s' '$(x)' --k=v)");
+}
+
+TEST(ErrorFilesTest, ReadsTorchsRecordPlainTextAndNothing) {
+  ErrorFiles files;
+  std::ofstream(files.path(0)) << R"({"message": {"message": "ValueError: a", "extraInfo": {}}})";
+  std::ofstream(files.path(1)) << R"({"message": "b"})";
+  std::ofstream(files.path(2)) << "not json {";
+  EXPECT_EQ(files.message(0), "ValueError: a");
+  EXPECT_EQ(files.message(1), "b");
+  EXPECT_EQ(files.message(2), "not json {");
+  EXPECT_EQ(files.message(3), "");
+}
+
+TEST(ErrorFilesTest, AreRemovedUnlessKept) {
+  std::filesystem::path removed;
+  std::filesystem::path kept;
+  {
+    ErrorFiles files;
+    ErrorFiles keeping;
+    keeping.keep();
+    removed = files.path(0).parent_path();
+    kept = keeping.path(0).parent_path();
+    EXPECT_TRUE(std::filesystem::exists(removed));
+  }
+  EXPECT_FALSE(std::filesystem::exists(removed));
+  EXPECT_TRUE(std::filesystem::exists(kept));
+  std::filesystem::remove_all(kept);
+}
+
+}  // namespace
+}  // namespace syncbn::launch

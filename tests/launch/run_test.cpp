@@ -1,0 +1,318 @@
+// syncbn-launch from outside: what workers find, and what becomes of what they do.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "launch/launcher.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> result;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) result.push_back(line);
+  return result;
+}
+
+size_t occurrences(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(LaunchTest, GivesEachWorkerTorchrunsVariables) {
+  const auto result =
+      launch({"--nproc_per_node=2", "--role=trainer", "sh", "-c", "[ $RANK = 1 ] && env || true"},
+             {.unset = {"CUDA_VISIBLE_DEVICES"}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::map<std::string, std::string> env;
+  for (const std::string& line : lines(result.out)) {
+    const size_t equals = line.find('=');
+    if (equals != std::string::npos) env[line.substr(4, equals - 4)] = line.substr(equals + 1);
+  }
+  const std::map<std::string, std::string> expected{{"RANK", "1"},
+                                                    {"LOCAL_RANK", "1"},
+                                                    {"WORLD_SIZE", "2"},
+                                                    {"LOCAL_WORLD_SIZE", "2"},
+                                                    {"GROUP_RANK", "0"},
+                                                    {"GROUP_WORLD_SIZE", "1"},
+                                                    {"ROLE_NAME", "trainer"},
+                                                    {"ROLE_RANK", "1"},
+                                                    {"ROLE_WORLD_SIZE", "2"},
+                                                    {"MASTER_ADDR", "127.0.0.1"},
+                                                    {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                                    {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                                                    {"TORCHELASTIC_RUN_ID", "none"},
+                                                    {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+                                                    {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+                                                    {"OMP_NUM_THREADS", "1"},
+                                                    {"SYNCBN_AGENT_VERSION", "1"}};
+  for (const auto& [name, value] : expected) EXPECT_EQ(env[name], value) << name;
+  EXPECT_GT(std::atoi(env["MASTER_PORT"].c_str()), 0);
+  EXPECT_NE(env["TORCHELASTIC_ERROR_FILE"], "");
+  EXPECT_NE(env["SYNCBN_AGENT_FD"], "");
+  EXPECT_EQ(env.count("SYNCBN_AGENT_COLUMNS"), 0U) << "no terminal here";
+}
+
+TEST(LaunchTest, SharesOutTheCoresAndSaysSoOnceUnlessTheUserChose) {
+  const auto shared = run_program(
+      launch_command({"--nproc_per_node=2", "sh", "-c", "echo threads $OMP_NUM_THREADS"}),
+      {.unset = {"OMP_NUM_THREADS"}});
+  EXPECT_EQ(occurrences(shared.err, "OMP_NUM_THREADS"), 1U) << shared.err;
+  EXPECT_THAT(shared.out, Not(HasSubstr("threads \n")));
+  const auto single = run_program(launch_command({"sh", "-c", "echo threads $OMP_NUM_THREADS."}),
+                                  {.unset = {"OMP_NUM_THREADS"}});
+  EXPECT_EQ(single.out, "threads .\n");
+  EXPECT_EQ(single.err, "");
+  const auto chosen = launch({"--nproc_per_node=2", "sh", "-c", "echo $OMP_NUM_THREADS"},
+                             {.env = {{"OMP_NUM_THREADS", "7"}}});
+  EXPECT_EQ(chosen.err, "");
+  EXPECT_THAT(lines(chosen.out), UnorderedElementsAre("[0] 7", "[1] 7"));
+}
+
+TEST(LaunchTest, PassesArgumentsUntouched) {
+  const std::vector<std::string> odd{"two words", "it's",   "\"",       "$(echo x)",
+                                     "$HOME",     "",       "--help",   "--nproc_per_node=3",
+                                     "-m",        "back\\", "new\nline"};
+  std::vector<std::string> words{"sh", "-c", "printf '<%s>' \"$@\"", "sh"};
+  words.insert(words.end(), odd.begin(), odd.end());
+  std::string expected;
+  for (const std::string& word : odd) expected += "<" + word + ">";
+  const auto result = launch(words);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, expected);
+}
+
+TEST(LaunchTest, ReturnsEachOf256ExitCodes) {
+  for (int code = 0; code < 256; ++code) {
+    EXPECT_EQ(launch({"sh", "-c", fmt::format("exit {}", code)}).exit_code, code);
+  }
+}
+
+TEST(LaunchTest, Returns128PlusTheSignalThatKilledAWorker) {
+  for (const int signal : {1, 2, 6, 8, 9, 11, 13, 15}) {
+    const auto result = launch({"sh", "-c", fmt::format("kill -{} $$", signal)});
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_THAT(result.err, HasSubstr(fmt::format("killed by signal {} (SIG", signal)));
+  }
+}
+
+TEST(LaunchTest, GivesWorkersNoDescriptorsButTheirOwn) {
+  // 9 is what a careless caller left open.
+  const auto result = run_program({"sh", "-c", kLauncher + " sh -c 'ls /proc/$$/fd' 9</dev/null"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto agent =
+      launch({"sh", "-c", "[ -p /proc/$$/fd/$SYNCBN_AGENT_FD ] && echo $SYNCBN_AGENT_FD"});
+  EXPECT_EQ(lines(agent.out).size(), 1U);
+  std::set<std::string> fds;
+  for (const std::string& fd : lines(result.out)) fds.insert(fd);
+  EXPECT_EQ(fds.size(), 4U) << result.out;
+  EXPECT_THAT(fds, AllOf(::testing::Contains("0"), ::testing::Contains("1"),
+                         ::testing::Contains("2"), Not(::testing::Contains("9"))));
+}
+
+TEST(LaunchTest, ResetsSignalsForWorkers) {
+  const auto result = run_program(
+      {"sh", "-c",
+       "trap '' INT PIPE; exec " + kLauncher + " grep -E 'Sig(Blk|Ign)' /proc/self/status"});
+  EXPECT_EQ(result.out, "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+}
+
+TEST(LaunchTest, ASingleWorkerReadsTheLaunchersInputAndSeveralReadNone) {
+  EXPECT_EQ(run_program({"sh", "-c", "echo typed | " + kLauncher + " cat"}).out, "typed\n");
+  const auto several = launch({"--nproc_per_node=2", "sh", "-c", "readlink /proc/$$/fd/0"});
+  EXPECT_THAT(lines(several.out), UnorderedElementsAre("[0] /dev/null", "[1] /dev/null"));
+}
+
+TEST(LaunchTest, KeepsStdoutAndStderrApartAndLinesWhole) {
+  const auto result = launch({"--nproc_per_node=4", "sh", "-c",
+                              "i=0; while [ $i -lt 200 ]; do printf 'a'; printf 'b%s\\n' $RANK; "
+                              "echo e$RANK >&2; i=$((i+1)); done; printf last"});
+  ASSERT_EQ(result.exit_code, 0);
+  std::map<std::string, int> seen;
+  for (const std::string& line : lines(result.out)) ++seen[line];
+  std::map<std::string, int> expected;
+  for (int rank = 0; rank < 4; ++rank) {
+    expected[fmt::format("[{0}] ab{0}", rank)] = 200;
+    expected[fmt::format("[{}] last", rank)] = 1;
+  }
+  EXPECT_EQ(seen, expected);
+  EXPECT_EQ(lines(result.err).size(), 800U);
+}
+
+TEST(LaunchTest, LeavesPrefixesOutWhenAsked) {
+  const auto result = launch({"--nproc_per_node=2", "--prefix=off", "echo", "x"});
+  EXPECT_EQ(result.out, "x\nx\n");
+}
+
+TEST(LaunchTest, PassesOnMuchOutputToItsLastByte) {
+  const auto result = launch({"--nproc_per_node=2", "sh", "-c", "yes 0123456789 | head -n 300000"});
+  EXPECT_EQ(result.out.size(), 2U * 300000 * (11 + 4));
+}
+
+TEST(LaunchTest, DoesNotWaitForAGrandchildThatHoldsThePipe) {
+  const auto result = launch({"sh", "-c", "sleep 1000 & echo started"}, {.timeout_seconds = 30});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "started\n");
+}
+
+TEST(LaunchTest, ReportsTheFirstFailureOnceAndEndsTheRest) {
+  // Rank 1 fails when the others are surely there; its words are buried under rank 0's.
+  TempFolder folder;
+  const auto result = launch(
+      {"--nproc_per_node=3", "sh", "-c",
+       "touch up$RANK; if [ $RANK = 1 ]; then while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; "
+       "done; echo 'the reason' >&2; exit 9; fi; trap 'echo noise >&2; exit 0' TERM; "
+       "sleep 1000 & wait"},
+      {.cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 9);
+  EXPECT_EQ(occurrences(result.err, "rank 1 failed"), 1U) << result.err;
+  EXPECT_EQ(occurrences(result.err, "syncbn-launch:"), 1U) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("exit code 9"), HasSubstr("local rank 1"),
+                                HasSubstr("then ended  rank 0"), HasSubstr("pid "),
+                                HasSubstr("    the reason\n")));
+}
+
+TEST(LaunchTest, DoesNotRepeatWordsThatWereTheLastOnesPrinted) {
+  const auto result = launch({"sh", "-c", "echo 'the reason' >&2; exit 9"});
+  EXPECT_EQ(occurrences(result.err, "the reason\n"), 1U) << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("last 1 lines")));
+}
+
+TEST(LaunchTest, IsBriefAboutAUsageErrorOfAllWorkers) {
+  const auto result = launch({"--nproc_per_node=3", "sh", "-c",
+                              "[ $RANK = 0 ] && echo 'config.yaml:3: no such key' >&2; exit 2"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(occurrences(result.err, "no such key"), 1U) << result.err;
+  EXPECT_EQ(lines(result.err).size(), 2U) << result.err;
+}
+
+TEST(LaunchTest, ShowsTheErrorFileOfTheWorkerThatFailed) {
+  TempFolder folder;
+  const auto result = launch(
+      {"sh", "-c",
+       R"(echo '{"message": {"message": "ValueError: boom", "extraInfo": {}}}' > $TORCHELASTIC_ERROR_FILE; exit 1)"},
+      {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("    ValueError: boom\n"));
+}
+
+TEST(LaunchTest, LeavesNoTemporaryFiles) {
+  TempFolder folder;
+  launch({"--nproc_per_node=2", "sh", "-c", "exit 3"}, {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(LaunchTest, RunsPythonScriptsAndModulesUnbuffered) {
+  TempFolder folder;
+  folder.write("script.py", "import sys; print('script', sys.argv[1:], sys.flags.unbuffered)");
+  folder.write("tool.py", "import sys; print('module', __name__, sys.argv[1:])");
+  EXPECT_EQ(launch({"script.py", "-m", "x"}, {.cwd = folder.path()}).out, "script ['-m', 'x'] 1\n");
+  EXPECT_EQ(launch({"-m", "tool", "--a"}, {.cwd = folder.path()}).out, "module __main__ ['--a']\n");
+  folder.write("fake-python", "#!/bin/sh\necho fake \"$@\"\n", true);
+  EXPECT_EQ(launch({"script.py"},
+                   {.env = {{"PYTHON_EXEC", folder / "fake-python"}}, .cwd = folder.path()})
+                .out,
+            "fake -u script.py\n");
+}
+
+TEST(LaunchTest, RunsAScriptAsItIsWithNoPython) {
+  TempFolder folder;
+  folder.write("x.py", "#!/bin/sh\necho shell\n", true);
+  EXPECT_EQ(launch({"--no_python", "./x.py"}, {.cwd = folder.path()}).out, "shell\n");
+}
+
+TEST(LaunchTest, FindsProgramsBesideItselfFirstThenInPath) {
+  TempFolder folder;
+  std::filesystem::create_directory(folder / "bin");
+  std::filesystem::create_directory(folder / "path");
+  std::filesystem::copy_file(kLauncher, folder / "bin/syncbn-launch");
+  folder.write("bin/tool", "#!/bin/sh\necho beside\n", true);
+  folder.write("path/tool", "#!/bin/sh\necho in path\n", true);
+  folder.write("path/other", "#!/bin/sh\necho other\n", true);
+  const std::string path = (folder / "path").string() + ":/usr/bin:/bin";
+  const std::string launcher = folder / "bin/syncbn-launch";
+  EXPECT_EQ(run_program({launcher, "tool"}, {.env = {{"PATH", path}}}).out, "beside\n");
+  EXPECT_EQ(run_program({launcher, "other"}, {.env = {{"PATH", path}}}).out, "other\n");
+}
+
+TEST(LaunchTest, SaysOnceWhyAProgramCannotRun) {
+  TempFolder folder;
+  folder.write("plain", "not executable");
+  folder.write("odd", "no interpreter line", true);
+  folder.write("lost", "#!/no/such/interpreter\n", true);
+  const auto expect_error = [&](const std::string& program, int code, const std::string& reason) {
+    const auto result = launch({"--nproc_per_node=3", program}, {.cwd = folder.path()});
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(reason));
+    EXPECT_EQ(lines(result.err).size(), 1U) << result.err;
+  };
+  expect_error("no-such-program", 127, "beside syncbn-launch");
+  expect_error("./no-such-program", 127, "no file ./no-such-program");
+  expect_error("no-such.py", 127, "no Python script no-such.py");
+  expect_error("plain", 127, "write ./plain");
+  expect_error("./plain", 126, "not executable");
+  expect_error(folder.path(), 126, "not executable");
+  expect_error("./odd", 126, "#!");
+  expect_error("./lost", 127, "interpreter");
+}
+
+TEST(LaunchTest, RefusesBadOptionsWithOneLine) {
+  for (const char* option : {"--nproc_per_node=0", "--nonsense", "--nnodes=2"}) {
+    const auto result = launch({option, "true"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(lines(result.err).size(), 1U) << result.err;
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST(LaunchTest, PrintsThePlanOfADryRun) {
+  TempFolder folder;
+  const auto result =
+      launch({"--nproc_per_node=2", "--dry-run", "touch", "a file"}, {.cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(lines(result.out).size(), 2U);
+  EXPECT_THAT(result.out, AllOf(HasSubstr(" RANK=1 "), HasSubstr("touch 'a file'\n")));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(LaunchTest, DrawsNoProgressWithoutATerminalAndSurvivesGarbage) {
+  const auto result = launch({"--nproc_per_node=2", kAgentWorker, "garbage", "not a record",
+                              "progress", "1", "2", "epoch 1", "print", "line", "clear"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(lines(result.out), UnorderedElementsAre("[0] line", "[1] line"));
+}
+
+TEST(LaunchTest, GoesOnWhenNobodyReadsItsOutput) {
+  TempFolder folder;
+  const auto result = run_program(
+      {"sh", "-c",
+       kLauncher + " sh -c 'i=0; while [ $i -lt 5000 ]; do echo line $i; i=$((i+1)); done; touch "
+                   "finished' | head -n 1"},
+      {.cwd = folder.path()});
+  EXPECT_EQ(result.out, "line 0\n");
+  EXPECT_TRUE(std::filesystem::exists(folder / "finished"));
+}
+
+TEST(LaunchTest, DoesNotLinkLibtorch) {
+  const auto result = run_program({"ldd", kLauncher});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("libc.so"));
+  EXPECT_THAT(result.out, AllOf(Not(HasSubstr("torch")), Not(HasSubstr("libc10"))));
+}
+
+}  // namespace
+}  // namespace syncbn::test
