@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <thread>
 
 #include "launch/launcher.h"
@@ -155,12 +156,15 @@ TEST(LaunchFaultTest, LeftoversOfAJobThatSucceedsAreKilledToo) {
 }
 
 TEST(LaunchFaultTest, AFailureEndsWorkersThatIgnoreIt) {
-  const auto result =
-      launch({"--nproc_per_node=3", "--shutdown_timeout=0.2", "sh", "-c",
-              "trap '' TERM; [ $RANK = 2 ] && exit 5; while true; do sleep 1; done"});
+  TempFolder folder;
+  const auto result = launch({"--nproc_per_node=3", "--shutdown_timeout=0.2", "sh", "-c",
+                              "trap '' TERM; touch up$RANK; [ $RANK != 2 ] && exec sleep 1000; "
+                              "while [ ! -e up0 ] || [ ! -e up1 ]; do sleep 0.01; done; exit 5"},
+                             {.cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 2 failed: exit code 5"),
-                                HasSubstr("rank 0 (killed by signal 9")));
+                                HasSubstr("rank 0 (killed by signal 9"),
+                                HasSubstr("rank 1 (killed by signal 9")));
 }
 
 // Workers that write what they catch.
@@ -215,14 +219,6 @@ TEST(LaunchFaultTest, SurvivesAHangupUnderNohup) {
   launcher.send_signal(SIGHUP);
   folder.write("go", "");
   EXPECT_EQ(launcher.wait().exit_code, 7);
-}
-
-char state_of(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string stat;
-  std::getline(file, stat);
-  const size_t name_end = stat.rfind(')');
-  return name_end == std::string::npos ? '?' : stat[name_end + 2];
 }
 
 TEST(LaunchFaultTest, StopsAndContinuesTheWorkersWithItself) {

@@ -29,6 +29,15 @@ inline ProgramResult launch(const std::vector<std::string>& words, RunProgramOpt
   return run_program(launch_command(words), options);
 }
 
+/// A process's state as in ps: R, S, D, T (stopped), Z; '?' when there is none.
+inline char state_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat;
+  std::getline(file, stat);
+  const size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos ? '?' : stat[name_end + 2];
+}
+
 /// A folder that is removed with this object.
 class TempFolder {
  public:

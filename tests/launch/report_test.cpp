@@ -52,7 +52,7 @@ TEST(FailureReportTest, IsOneLineForAUsageError) {
   report.wait_status = exited(2);
   report.stderr_tail = {"said already"};
   EXPECT_EQ(render_report(report),
-            "syncbn-launch: rank 0 exited with 2 (usage or configuration error; see its message "
+            "syncbn-launch: rank 0 exited with 2 (usage or configuration error; see the message "
             "above)\n");
 }
 

@@ -192,8 +192,10 @@ TEST(LaunchTest, DoesNotRepeatWordsThatWereTheLastOnesPrinted) {
 }
 
 TEST(LaunchTest, IsBriefAboutAUsageErrorOfAllWorkers) {
-  const auto result = launch({"--nproc_per_node=3", "sh", "-c",
-                              "[ $RANK = 0 ] && echo 'config.yaml:3: no such key' >&2; exit 2"});
+  const auto result =
+      launch({"--nproc_per_node=3", "sh", "-c",
+              // Those that say nothing are the first to leave.
+              "[ $RANK = 0 ] && sleep 0.1 && echo 'a.yaml:3: no such key' >&2; exit 2"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(occurrences(result.err, "no such key"), 1U) << result.err;
   EXPECT_EQ(lines(result.err).size(), 2U) << result.err;
@@ -217,9 +219,10 @@ TEST(LaunchTest, LeavesNoTemporaryFiles) {
 
 TEST(LaunchTest, RunsPythonScriptsAndModulesUnbuffered) {
   TempFolder folder;
-  folder.write("script.py", "import sys; print('script', sys.argv[1:], sys.flags.unbuffered)");
+  folder.write("script.py", "import sys; print('script', sys.argv[1:], sys.stdout.write_through)");
   folder.write("tool.py", "import sys; print('module', __name__, sys.argv[1:])");
-  EXPECT_EQ(launch({"script.py", "-m", "x"}, {.cwd = folder.path()}).out, "script ['-m', 'x'] 1\n");
+  EXPECT_EQ(launch({"script.py", "-m", "x"}, {.cwd = folder.path()}).out,
+            "script ['-m', 'x'] True\n");
   EXPECT_EQ(launch({"-m", "tool", "--a"}, {.cwd = folder.path()}).out, "module __main__ ['--a']\n");
   folder.write("fake-python", "#!/bin/sh\necho fake \"$@\"\n", true);
   EXPECT_EQ(launch({"script.py"},

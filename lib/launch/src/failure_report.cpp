@@ -58,7 +58,7 @@ std::string render_report(const FailureReport& report) {
   const std::string what = describe_status(report.wait_status);
   if (exit_code_of(report.wait_status) == base::kExitUsage) {
     return fmt::format(
-        "syncbn-launch: rank {} exited with 2 (usage or configuration error; see its message "
+        "syncbn-launch: rank {} exited with 2 (usage or configuration error; see the message "
         "above)\n",
         report.rank);
   }

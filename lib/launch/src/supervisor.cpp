@@ -25,6 +25,10 @@ namespace {
 // A process that SIGKILL does not end (uninterruptible in the kernel) must not hold us for ever.
 constexpr std::chrono::seconds kKillPatience{5};
 
+// All workers find a mistake in the usage by themselves, and often only rank 0 says what it is: it
+// must not be ended by a quicker one before it has spoken.
+constexpr std::chrono::milliseconds kUsageErrorPatience{500};
+
 // Workers that end faster than this after a failure leave no need to say what is being waited for.
 constexpr std::chrono::seconds kAnnounceAfter{1};
 
@@ -139,7 +143,7 @@ void Supervisor::wait_for_events() {
     }
   }
   auto wake = Clock::time_point::max();
-  for (const auto& time : {deadline_, announce_at_, progress_.due()}) {
+  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due()}) {
     if (time) wake = std::min(wake, *time);
   }
   int timeout_ms = -1;
@@ -183,9 +187,10 @@ void Supervisor::stop_and_continue() {
 void Supervisor::handle_keeper_events() {
   const bool had_failure = first_failure_.has_value();
   while (const auto event = keeper_->next_event()) handle_event(*event);
-  if (had_failure || !first_failure_ || ending_) return;
-  end_workers(SIGTERM);
-  announce_at_ = Clock::now() + kAnnounceAfter;
+  if (had_failure || !first_failure_) return;
+  const int code = exit_code_of(workers_[*first_failure_].wait_status.value_or(0));
+  end_at_ = Clock::now();
+  if (code == base::kExitUsage) *end_at_ += kUsageErrorPatience;
 }
 
 void Supervisor::handle_event(const KeeperEvent& event) {
@@ -268,6 +273,11 @@ void Supervisor::read_records(size_t index) {
 }
 
 void Supervisor::handle_deadlines() {
+  if (end_at_ && Clock::now() >= *end_at_) {
+    end_at_.reset();
+    if (!ending_) end_workers(SIGTERM);
+    announce_at_ = Clock::now() + kAnnounceAfter;
+  }
   if (announce_at_ && Clock::now() >= *announce_at_) {
     announce_at_.reset();
     output_.say(announce_failure(workers_[*first_failure_]));

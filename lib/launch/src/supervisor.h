@@ -91,8 +91,11 @@ class Supervisor {
   std::optional<int> ended_by_signal_;
   bool ending_ = false;
   bool killed_ = false;
+  // Times at which something is due: ending the workers after a failure, saying so, giving up on
+  // the grace time (then on the kill).
+  std::optional<Clock::time_point> end_at_;
   std::optional<Clock::time_point> announce_at_;
-  std::optional<Clock::time_point> deadline_;  ///< of the grace time, then of the kill
+  std::optional<Clock::time_point> deadline_;
 };
 
 }  // namespace syncbn::launch
