@@ -209,7 +209,7 @@ std::string wrapped(const std::string& text) {
     if (end == std::string::npos) end = text.size();
     const size_t length = end - begin;
     if (column > 0 && column + 1 + length > width) {
-      out += "\n" + std::string(kHelpColumn, ' ');
+      out.append(1, '\n').append(kHelpColumn, ' ');
       column = 0;
     } else if (column > 0) {
       out += ' ';
@@ -223,11 +223,10 @@ std::string wrapped(const std::string& text) {
 }
 
 std::string help_line(const std::string& name, const std::string& text) {
-  const std::string left = "  " + name;
+  const std::string left = fmt::format("  {:<{}}", name, kHelpColumn - 2);
   // Names that are too long stand on a line of their own.
-  const std::string gap = left.size() + 2 > kHelpColumn
-                              ? "\n" + std::string(kHelpColumn, ' ')
-                              : std::string(kHelpColumn - left.size(), ' ');
+  const std::string gap =
+      name.size() + 4 > kHelpColumn ? fmt::format("\n{:{}}", "", kHelpColumn) : "";
   return left + gap + wrapped(text) + "\n";
 }
 
@@ -282,7 +281,7 @@ std::string help_text(const std::string& usage, const std::vector<ProgramOption>
     out += help_line("--" + option.name + value, option.help);
   }
   for (const FieldGroup& group : group_fields(fields)) {
-    out += "\n" + heading(group) + ":\n";
+    out += fmt::format("\n{}:\n", heading(group));
     for (const FieldInfo& field : group.fields) {
       out += help_line("--" + field.path + " " + field.type, describe(field));
     }

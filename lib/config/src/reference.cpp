@@ -18,7 +18,7 @@ std::string cell(const std::string& text) {
 }
 
 std::string code(const std::string& text) {
-  return text.empty() ? "" : "`" + cell(text) + "`";
+  return text.empty() ? "" : fmt::format("`{}`", cell(text));
 }
 
 std::string default_cell(const FieldInfo& field) {

@@ -171,14 +171,14 @@ std::string flow(const Value& value) {
     case Value::Kind::kList: {
       std::vector<std::string> items;
       for (const Value& item : value.list) items.push_back(flow(item));
-      return "[" + base::join(items, ", ") + "]";
+      return fmt::format("[{}]", base::join(items, ", "));
     }
     case Value::Kind::kMap: {
       std::vector<std::string> items;
       for (const auto& member : value.members) {
         items.push_back(key_text(member.key) + ": " + flow(member.value));
       }
-      return "{" + base::join(items, ", ") + "}";
+      return fmt::format("{{{}}}", base::join(items, ", "));
     }
   }
   return "";
@@ -192,7 +192,7 @@ void write_members(const Value& value, int indent, std::string& out) {
       out += '\n';
       write_members(member.value, indent + 2, out);
     } else {
-      out += " " + flow(member.value) + "\n";
+      out += fmt::format(" {}\n", flow(member.value));
     }
   }
 }

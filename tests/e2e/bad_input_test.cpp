@@ -1,0 +1,191 @@
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/unique_fd.h>
+#include <sys/socket.h>
+
+#include "e2e/train_program.h"
+#include "support/multiproc.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A run that must fail with one message and leave nothing behind.
+class BadInputTest : public ::testing::Test {
+ protected:
+  /// `train` on the digits' configuration with `text` appended, as `bad.yaml`.
+  ProgramResult train_with(const std::string& text, const std::vector<std::string>& args = {}) {
+    base::write_file_atomically(inputs_ / "bad.yaml",
+                                base::read_file(shipped_config("digits.yaml")) + text);
+    return train_on(inputs_ / "bad.yaml", args);
+  }
+
+  ProgramResult train_on(const std::string& config, const std::vector<std::string>& args = {},
+                         const Env& env = {}) {
+    std::vector<std::string> all = {"--config", config, "--run_dir", run_dir()};
+    all.insert(all.end(), args.begin(), args.end());
+    return run_train(all, env);
+  }
+
+  std::string run_dir() const { return outputs_ / "run"; }
+
+  void expect_one_message(const ProgramResult& result, int exit_code, const std::string& message) {
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+    EXPECT_TRUE(outputs_.empty()) << "the run's folder was begun";
+  }
+
+  TempFolder inputs_;
+  TempFolder outputs_;
+};
+
+TEST_F(BadInputTest, NamesAConfigurationThatIsNotThere) {
+  expect_one_message(train_on("/nowhere/digits.yaml"), base::kExitUsage,
+                     "/nowhere/digits.yaml: No such file");
+}
+
+TEST_F(BadInputTest, AsksForAConfiguration) {
+  expect_one_message(run_train({}), base::kExitUsage, "--config FILE");
+}
+
+TEST_F(BadInputTest, PlacesAYamlSyntaxError) {
+  base::write_file_atomically(inputs_ / "bad.yaml", "epochs: 1\nmodel: {type: digits\ndata: x\n");
+  expect_one_message(train_on(inputs_ / "bad.yaml"), base::kExitUsage, "bad.yaml:3:5: YAML syntax");
+}
+
+TEST_F(BadInputTest, PlacesAnUnknownKeyAndNamesTheNearest) {
+  const auto result = train_with("\nlog_intervall: 3\n");
+  expect_one_message(result, base::kExitUsage,
+                     "unknown key 'log_intervall'; did you mean 'log_interval'?");
+  EXPECT_THAT(result.err, ::testing::ContainsRegex("bad.yaml:[0-9]+:1: unknown key"));
+}
+
+TEST_F(BadInputTest, PlacesAValueOfTheWrongType) {
+  const auto result = train_with("\nlog_interval: often\n");
+  expect_one_message(result, base::kExitUsage, "log_interval: expected an integer, got 'often'");
+  EXPECT_THAT(result.err, ::testing::ContainsRegex("bad.yaml:[0-9]+:15: "));
+}
+
+TEST_F(BadInputTest, PlacesAValueOutOfRange) {
+  expect_one_message(train_with("\neval_interval: 0\n"), base::kExitUsage,
+                     "eval_interval: must be at least 1, got 0");
+}
+
+TEST_F(BadInputTest, SaysAllFaultsOfFileAndCommandLineInOneMessage) {
+  const auto result =
+      train_with("\nlog_intervall: 3\neval_interval: 0\n", {"--optimizer.lr=-1", "--sed=4"});
+  expect_one_message(result, base::kExitUsage, "unknown option '--sed'");
+  for (const char* part : {"log_intervall", "eval_interval: must be", "optimizer.lr: must be"}) {
+    EXPECT_THAT(result.err, HasSubstr(part));
+  }
+}
+
+TEST_F(BadInputTest, RefusesTwoBatchSizes) {
+  expect_one_message(train_with("\nglobal_batch_size: 32\n"), base::kExitUsage,
+                     "exactly one of batch_size");
+}
+
+TEST_F(BadInputTest, NamesBothNumbersOfAnIndivisibleBatch) {
+  expect_one_message(train_on(shipped_config("digits.yaml"),
+                              {"--batch_size=null", "--global_batch_size=10"}, rank_env(0, 4, 1)),
+                     base::kExitUsage, "10 samples cannot be divided evenly between 4 ranks");
+}
+
+TEST_F(BadInputTest, NamesADataFileThatIsNotThere) {
+  expect_one_message(
+      train_on(shipped_config("digits.yaml"), {"--data.path=/nowhere/digits.csv.gz"}),
+      base::kExitUsage, "/nowhere/digits.csv.gz");
+}
+
+TEST_F(BadInputTest, NamesADataFileThatIsCutOff) {
+  const std::string whole = base::read_file(SYNCBN_SOURCE_DIR "/data/digits.csv.gz");
+  const std::string half = inputs_ / "half.csv.gz";
+  base::write_file_atomically(half, whole.substr(0, whole.size() / 2));
+  expect_one_message(train_on(shipped_config("digits.yaml"), {"--data.path", half}),
+                     base::kExitUsage, "half.csv.gz");
+}
+
+TEST_F(BadInputTest, RefusesMoreRanksThanSamples) {
+  expect_one_message(
+      train_on(shipped_config("digits.yaml"),
+               {"--sampler=distributed", "--data=synthetic", "--data.size=3"}, rank_env(0, 4, 1)),
+      base::kExitUsage, "3 samples are too few for 4 ranks");
+}
+
+TEST_F(BadInputTest, SaysAFaultOnceForAllRanksOfANode) {
+  const auto result = launch_train(
+      3, {"--config", shipped_config("digits.yaml"), "--epochs=0", "--run_dir", run_dir()});
+  EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+  EXPECT_EQ(count(result.out + result.err, "epochs: must be at least 1"), 1)
+      << result.out << result.err;
+  EXPECT_TRUE(outputs_.empty());
+}
+
+TEST_F(BadInputTest, LetsOtherLocalRanksLeaveInSilence) {
+  const auto result = train_on(shipped_config("digits.yaml"), {"--epochs=0"}, rank_env(1, 2, 1));
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(result.out + result.err, "");
+}
+
+TEST_F(BadInputTest, GivesUpWhenNobodyAnswersAtTheMastersAddress) {
+  const int port = free_port();
+  const auto result =
+      train_on(shipped_config("digits.yaml"), {"--connect_timeout=2"}, rank_env(1, 2, port));
+  expect_one_message(result, base::kExitUnavailable, "127.0.0.1:" + std::to_string(port));
+}
+
+TEST_F(BadInputTest, NamesAPortThatIsInUse) {
+  const base::UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(listener.get(), generic, size), 0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  ASSERT_EQ(::getsockname(listener.get(), generic, &size), 0);
+  const int port = ntohs(address.sin_port);
+  const auto result =
+      train_on(shipped_config("digits.yaml"), {"--connect_timeout=5"}, rank_env(0, 2, port));
+  expect_one_message(result, base::kExitUnavailable, std::to_string(port));
+}
+
+TEST_F(BadInputTest, FindsTwoWorkersWithOneRank) {
+  const int port = free_port();
+  const std::vector<std::string> args = {
+      "--config",    shipped_config("digits.yaml"), "--run_dir", run_dir(), "--sampler",
+      "distributed", "--connect_timeout=20"};
+  std::vector<std::unique_ptr<Program>> workers;
+  for (const int rank : {0, 1, 1}) workers.push_back(start_train(args, rank_env(rank, 3, port)));
+  std::string said;
+  int usage = 0;
+  for (const ProgramResult& result : wait_for(workers)) {
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+    if (result.exit_code == base::kExitUsage) ++usage;
+    said += result.err;
+  }
+  EXPECT_GE(usage, 1) << said;
+  EXPECT_THAT(said, HasSubstr("rank 1"));
+  EXPECT_TRUE(outputs_.empty());
+}
+
+TEST_F(BadInputTest, StopsAllRanksWhenTheLossIsNotFinite) {
+  auto ranks = start_ranks(2, {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir(),
+                               "--optimizer.lr=1e20"});
+  const auto results = wait_for(ranks);
+  for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
+  EXPECT_THAT(results[0].err, HasSubstr("loss is not finite"));
+  EXPECT_EQ(results[1].err, "");
+  EXPECT_FALSE(std::filesystem::exists(run_dir() + "/result.json"));
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,104 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+
+#include <nlohmann/json.hpp>
+
+#include "e2e/train_program.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+nlohmann::json result_of(const std::string& run_dir) {
+  return nlohmann::json::parse(base::read_file(run_dir + "/result.json"));
+}
+
+class DigitsTest : public ::testing::TestWithParam<int> {};
+
+// What the project is for: on class-skewed shards, statistics over all ranks learn, those of each
+// rank alone do not.
+TEST_P(DigitsTest, SyncBatchNormLearnsWhereBatchNormOfEachRankDoesNot) {
+  const TempFolder folder;
+  const auto accuracy = [&](const std::string& config) {
+    const std::string run_dir = folder / config;
+    const auto result = launch_train(4, {"--config", shipped_config(config), "--run_dir", run_dir,
+                                         "--seed", std::to_string(GetParam())});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.exit_code == 0 ? result_of(run_dir) : nlohmann::json();
+  };
+  const auto sync = accuracy("digits.yaml");
+  const auto local = accuracy("digits-local-bn.yaml");
+  ASSERT_FALSE(HasFailure());
+  EXPECT_EQ(sync["world_size"], 4);
+  EXPECT_EQ(sync["seed"], GetParam());
+  for (const char* measure : {"test_accuracy", "best_test_accuracy"}) {
+    const double with = sync[measure];
+    const double without = local[measure];
+    EXPECT_GE(with, 0.98) << measure;
+    EXPECT_GE(with - without, 0.04) << measure << " of batch norm of each rank: " << without;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DigitsTest, ::testing::Values(0, 1, 2));
+
+TEST(TrainProgramTest, IsOneRankWithoutALauncher) {
+  const TempFolder folder;
+  const auto result = run_train(
+      {"--config", shipped_config("digits.yaml"), "--run_dir", folder / "run", "--epochs", "2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("1 rank x batch 8"));
+  EXPECT_EQ(result_of(folder / "run")["world_size"], 1);
+  EXPECT_EQ(result_of(folder / "run")["epochs"], 2);
+}
+
+TEST(TrainProgramTest, WritesOneJsonLinePerEpochAndItsEnds) {
+  const TempFolder folder;
+  const auto result = run_train({"--config", shipped_config("digits.yaml"), "--run_dir",
+                                 folder / "run", "--epochs", "3", "--eval_interval", "2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::istringstream log(base::read_file(folder / "run/log.jsonl"));
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(log, line);) lines.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_EQ(lines[0]["event"], "start");
+  for (int epoch : {1, 2, 3}) {
+    EXPECT_EQ(lines[static_cast<size_t>(epoch)]["epoch"], epoch);
+    EXPECT_EQ(lines[static_cast<size_t>(epoch)].contains("test_accuracy"), epoch != 1);
+  }
+  EXPECT_EQ(lines[4]["reason"], "finished");
+}
+
+TEST(TrainProgramTest, IgnoresTheLocalRankThatOldLaunchersPass) {
+  const TempFolder folder;
+  for (const char* option : {"--local_rank=0", "--local-rank=0"}) {
+    const auto result = run_train({option, "--config", shipped_config("digits.yaml"), "--run_dir",
+                                   folder / "run", "--epochs", "1", "--overwrite"});
+    EXPECT_EQ(result.exit_code, 0) << option << result.err;
+  }
+}
+
+TEST(TrainProgramTest, PrintsAResolvedConfigurationThatItReadsBack) {
+  const TempFolder folder;
+  const auto first = run_train(
+      {"--config", shipped_config("digits.yaml"), "--optimizer.type", "adamw", "--print-config"});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("type: adamw"));
+  base::write_file_atomically(folder / "again.yaml", first.out);
+  const auto second = run_train({"--config", folder / "again.yaml", "--print_config"});
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_EQ(second.out, first.out);
+}
+
+TEST(TrainProgramTest, HelpListsEveryKey) {
+  const auto result = run_train({"--help"});
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* key : {"--config FILE", "--epochs integer", "--optimizer.lr number",
+                          "--ddp.broadcast_buffers true|false", "optimizer, type: adamw"}) {
+    EXPECT_THAT(result.out, HasSubstr(key));
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,118 @@
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/train/checkpoint.h>
+
+#include "e2e/train_program.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::HasSubstr;
+using train::Checkpoint;
+
+Checkpoint load(const std::string& path) {
+  return train::parse_checkpoint(base::read_file(path), path);
+}
+
+void expect_identical(const Checkpoint& a, const Checkpoint& b) {
+  EXPECT_EQ(a.step, b.step);
+  ASSERT_EQ(a.model.size(), b.model.size());
+  for (const auto& [name, tensor] : a.model) {
+    EXPECT_TRUE(at::equal(tensor, b.model.at(name))) << name;
+  }
+  ASSERT_EQ(a.optimizer.size(), b.optimizer.size());
+  for (const auto& [name, tensors] : a.optimizer) {
+    for (const auto& [key, tensor] : tensors) {
+      EXPECT_TRUE(at::equal(tensor, b.optimizer.at(name).at(key))) << name << " " << key;
+    }
+  }
+}
+
+class ResumeTest : public ::testing::Test {
+ protected:
+  /// Options of a run in the folder `name`.
+  std::vector<std::string> args(const std::string& name,
+                                const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"--config",   shipped_config("digits.yaml"),
+                                    "--run_dir",  folder_ / name,
+                                    "--schedule", "step",
+                                    "--epochs",   "4"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(ResumeTest, EndsBitForBitWhereAnUninterruptedRunDoes) {
+  run_ranks_of_train(2, args("whole"));
+  run_ranks_of_train(2, args("parts", {"--epochs=2"}));
+  run_ranks_of_train(2, args("parts", {"--resume=auto"}));
+  ASSERT_FALSE(HasFailure());
+  expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
+}
+
+TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
+  run_ranks_of_train(2, args("whole"));
+  auto ranks = start_ranks(2, args("parts", {"--log_interval=1"}));
+  ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "step 130/") > 0; }));
+  // One rank only: the vote makes it everybody's.
+  ranks[1]->send_signal(SIGTERM);
+  const auto results = wait_for(ranks);
+  for (const ProgramResult& result : results) {
+    EXPECT_EQ(result.exit_code, base::kExitSignalBase + SIGTERM) << result.err;
+  }
+  EXPECT_EQ(count(results[0].err, "stopped by signal 15"), 1) << results[0].err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "parts/result.json"));
+  run_ranks_of_train(2, args("parts", {"--resume", folder_ / "parts/last.pt"}));
+  ASSERT_FALSE(HasFailure());
+  expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
+}
+
+TEST_F(ResumeTest, KeepsAWholeCheckpointWhenARankIsKilled) {
+  auto ranks = start_ranks(2, args("run", {"--epochs=1000"}));
+  ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "epoch    3/") > 0; }));
+  ranks[1]->send_signal(SIGKILL);
+  const auto results = wait_for(ranks);
+  EXPECT_EQ(results[0].exit_code, base::kExitUnavailable) << results[0].err;
+  EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
+  EXPECT_GE(load(folder_ / "run/last.pt").sampler.epoch, 3);
+  EXPECT_GE(load(folder_ / "run/best.pt").best_epoch, 1);
+}
+
+TEST_F(ResumeTest, StartsAnewWhenThereIsNothingToGoOnFrom) {
+  const auto result = run_train(args("run", {"--resume=auto", "--epochs=1"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/result.json"));
+}
+
+TEST_F(ResumeTest, RefusesACheckpointThatIsCutOffAndTouchesNothing) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  const std::string whole = base::read_file(folder_ / "run/last.pt");
+  base::write_file_atomically(folder_ / "run/last.pt", whole.substr(0, whole.size() / 2));
+  const auto result = run_train(args("run", {"--resume=auto"}));
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("last.pt is not a whole checkpoint"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/result.json"));
+  EXPECT_EQ(base::read_file(folder_ / "run/last.pt").size(), whole.size() / 2);
+}
+
+TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
+  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  auto ranks =
+      start_ranks(2, args("other", {"--model.width=8", "--resume", folder_ / "run/last.pt"}));
+  const auto results = wait_for(ranks);
+  for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
+  EXPECT_THAT(results[0].err, HasSubstr("cannot go on from"));
+  EXPECT_EQ(results[1].err, "");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,111 @@
+#include "e2e/train_program.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include "support/multiproc.h"
+
+namespace syncbn::test {
+namespace {
+
+constexpr double kTimeoutSeconds = 200;
+
+const std::vector<std::string> kLauncherVariables = {
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+
+std::vector<std::string> joined(std::vector<std::string> front,
+                                const std::vector<std::string>& back) {
+  front.insert(front.end(), back.begin(), back.end());
+  return front;
+}
+
+}  // namespace
+
+TempFolder::TempFolder() {
+  char name[] = "/tmp/syncbn-e2e-XXXXXX";
+  if (::mkdtemp(name) == nullptr) throw std::runtime_error("mkdtemp failed");
+  path_ = name;
+}
+
+TempFolder::~TempFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::string program(const std::string& name) {
+  return std::string(SYNCBN_BIN_DIR "/") + name;
+}
+
+std::string shipped_config(const std::string& name) {
+  return std::string(SYNCBN_SOURCE_DIR "/configs/") + name;
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+Env rank_env(int rank, int world_size, int port) {
+  return {{"RANK", std::to_string(rank)},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(world_size)},
+          {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)}};
+}
+
+std::unique_ptr<Program> start_train(const std::vector<std::string>& args, const Env& env,
+                                     const std::string& cwd) {
+  RunProgramOptions options;
+  options.env = env;
+  options.env["OMP_NUM_THREADS"] = "1";
+  for (const std::string& name : kLauncherVariables) {
+    if (!env.contains(name)) options.unset.push_back(name);
+  }
+  options.cwd = cwd;
+  options.timeout_seconds = kTimeoutSeconds;
+  return std::make_unique<Program>(joined({program("train")}, args), options);
+}
+
+ProgramResult run_train(const std::vector<std::string>& args, const Env& env,
+                        const std::string& cwd) {
+  return start_train(args, env, cwd)->wait();
+}
+
+std::vector<std::unique_ptr<Program>> start_ranks(int world_size,
+                                                  const std::vector<std::string>& args) {
+  const int port = free_port();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks.push_back(start_train(args, rank_env(rank, world_size, port)));
+  }
+  return ranks;
+}
+
+std::vector<ProgramResult> wait_for(std::vector<std::unique_ptr<Program>>& ranks) {
+  std::vector<ProgramResult> results;
+  for (const auto& rank : ranks) results.push_back(rank->wait());
+  return results;
+}
+
+void run_ranks_of_train(int world_size, const std::vector<std::string>& args) {
+  auto ranks = start_ranks(world_size, args);
+  for (const ProgramResult& result : wait_for(ranks)) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+}
+
+ProgramResult launch_train(int world_size, const std::vector<std::string>& args,
+                           const std::string& cwd) {
+  RunProgramOptions options;
+  options.unset = kLauncherVariables;
+  options.cwd = cwd;
+  options.timeout_seconds = kTimeoutSeconds;
+  return run_program(joined({program("syncbn-launch"), "--standalone",
+                             "--nproc_per_node=" + std::to_string(world_size), "train"},
+                            args),
+                     options);
+}
+
+}  // namespace syncbn::test

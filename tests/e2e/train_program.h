@@ -1,0 +1,63 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/program.h"
+
+namespace syncbn::test {
+
+/// A folder in /tmp that goes with this object.
+class TempFolder {
+ public:
+  TempFolder();
+  ~TempFolder();
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  bool empty() const { return std::filesystem::is_empty(path_); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+using Env = std::map<std::string, std::string>;
+
+/// Path of a program in the build tree.
+std::string program(const std::string& name);
+
+/// Path of a configuration that ships with the project.
+std::string shipped_config(const std::string& name);
+
+/// How many times `part` occurs in `text`.
+int count(const std::string& text, const std::string& part);
+
+/// Environment of rank `rank` as a launcher sets it.
+Env rank_env(int rank, int world_size, int port);
+
+/// Starts `train`, without a launcher's environment but for `env`, in the folder `cwd`.
+std::unique_ptr<Program> start_train(const std::vector<std::string>& args, const Env& env = {},
+                                     const std::string& cwd = "");
+
+ProgramResult run_train(const std::vector<std::string>& args, const Env& env = {},
+                        const std::string& cwd = "");
+
+/// Starts ranks 0 .. world_size - 1 of `train`.
+std::vector<std::unique_ptr<Program>> start_ranks(int world_size,
+                                                  const std::vector<std::string>& args);
+
+std::vector<ProgramResult> wait_for(std::vector<std::unique_ptr<Program>>& ranks);
+
+/// Runs them, and fails the test unless all succeed.
+void run_ranks_of_train(int world_size, const std::vector<std::string>& args);
+
+/// Runs `syncbn-launch --standalone --nproc_per_node=N train ...`.
+ProgramResult launch_train(int world_size, const std::vector<std::string>& args,
+                           const std::string& cwd = "");
+
+}  // namespace syncbn::test

@@ -1,0 +1,106 @@
+#include "agent_channel.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <syncbn/base/unique_fd.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <vector>
+
+namespace syncbn::train {
+namespace {
+
+class AgentChannelTest : public ::testing::Test {
+ protected:
+  AgentChannelTest() {
+    int ends[2];
+    EXPECT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    reader_.reset(ends[0]);
+    // As a worker inherits it: open across exec.
+    writer_ = ends[1];
+    ::fcntl(writer_, F_SETFD, 0);
+    ::setenv("SYNCBN_AGENT_FD", std::to_string(writer_).c_str(), 1);
+  }
+
+  std::vector<syncbn_agent_record> received() {
+    std::vector<syncbn_agent_record> records;
+    syncbn_agent_record record;
+    while (::read(reader_.get(), &record, sizeof(record)) == sizeof(record)) {
+      EXPECT_EQ(record.magic, SYNCBN_AGENT_MAGIC);
+      EXPECT_EQ(record.version, SYNCBN_AGENT_VERSION);
+      records.push_back(record);
+    }
+    return records;
+  }
+
+  base::UniqueFd reader_;
+  int writer_ = -1;
+};
+
+TEST_F(AgentChannelTest, AdoptsTheDescriptorAndSaysHello) {
+  AgentChannel channel(3);
+  EXPECT_TRUE(channel);
+  EXPECT_EQ(::getenv("SYNCBN_AGENT_FD"), nullptr);
+  EXPECT_TRUE(::fcntl(writer_, F_GETFD) & FD_CLOEXEC);
+  const auto records = received();
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].kind, SYNCBN_AGENT_HELLO);
+  EXPECT_EQ(records[0].rank, 3);
+}
+
+TEST_F(AgentChannelTest, SendsProgressAndClear) {
+  AgentChannel channel(0);
+  channel.progress(5, 10, "epoch 1/2");
+  channel.clear();
+  const auto records = received();
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[1].kind, SYNCBN_AGENT_PROGRESS);
+  EXPECT_EQ(records[1].done, 5u);
+  EXPECT_EQ(records[1].total, 10u);
+  EXPECT_STREQ(records[1].text, "epoch 1/2");
+  EXPECT_EQ(records[2].kind, SYNCBN_AGENT_CLEAR);
+}
+
+TEST_F(AgentChannelTest, CutsLongTextBetweenCharacters) {
+  AgentChannel channel(0);
+  // 215 bytes fit; the two-byte character would be cut in its middle.
+  channel.progress(0, 0, std::string(214, 'x') + "\xc3\xa4");
+  EXPECT_EQ(std::string(received().back().text), std::string(214, 'x'));
+}
+
+TEST_F(AgentChannelTest, BeatsAtMostOnceASecond) {
+  AgentChannel channel(0);
+  for (uint64_t step = 1; step <= 100; ++step) channel.heartbeat(step);
+  const auto records = received();
+  ASSERT_GE(records.size(), 2u);
+  EXPECT_LT(records.size(), 50u);
+  EXPECT_EQ(records[1].kind, SYNCBN_AGENT_HEARTBEAT);
+  EXPECT_EQ(records[1].done, 1u);
+}
+
+TEST_F(AgentChannelTest, DropsWhatAFullPipeCannotTake) {
+  AgentChannel channel(0);
+  for (int i = 0; i < 10'000; ++i) channel.progress(1, 2, "full");
+  EXPECT_LT(received().size(), 10'000u);
+  channel.progress(7, 8, "room again");
+  EXPECT_EQ(received().at(0).done, 7u);
+}
+
+TEST(AgentChannelWithoutLauncherTest, DoesNothing) {
+  ::unsetenv("SYNCBN_AGENT_FD");
+  AgentChannel channel(0);
+  EXPECT_FALSE(channel);
+  channel.progress(1, 2, "nobody listens");
+  channel.clear();
+}
+
+TEST(AgentChannelWithoutLauncherTest, IgnoresADescriptorThatIsNotThere) {
+  ::setenv("SYNCBN_AGENT_FD", "987", 1);
+  EXPECT_FALSE(AgentChannel(0));
+}
+
+}  // namespace
+}  // namespace syncbn::train

@@ -1,0 +1,127 @@
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
+#include <syncbn/train/checkpoint.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <filesystem>
+
+#include "support/program.h"
+#include "support/skip.h"
+
+namespace syncbn::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+Checkpoint example() {
+  Checkpoint checkpoint;
+  checkpoint.model["conv.weight"] = at::arange(6, at::kFloat).view({2, 3});
+  checkpoint.model["bn.num_batches_tracked"] = at::scalar_tensor(7, at::kLong);
+  checkpoint.optimizer["conv.weight"]["momentum_buffer"] = at::ones({2, 3});
+  checkpoint.step = 12;
+  checkpoint.sampler = {.seed = 4, .epoch = 2, .consumed = 96, .fingerprint = -5};
+  checkpoint.epoch_loss = 1.25;
+  checkpoint.epoch_samples = 96;
+  checkpoint.world_size = 2;
+  checkpoint.rng_states = {at::zeros({8}, at::kByte), at::ones({8}, at::kByte)};
+  checkpoint.best_accuracy = 0.5;
+  checkpoint.best_epoch = 1;
+  checkpoint.seconds = 3.5;
+  checkpoint.config = "epochs: 3\n";
+  return checkpoint;
+}
+
+std::string error_of(const std::string& bytes) {
+  try {
+    parse_checkpoint(bytes, "last.pt");
+  } catch (const base::UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(CheckpointTest, HoldsEverythingThatItIsGiven) {
+  const Checkpoint back = parse_checkpoint(serialize(example()), "last.pt");
+  const Checkpoint wanted = example();
+  ASSERT_EQ(back.model.size(), 2u);
+  for (const auto& [name, tensor] : wanted.model) {
+    EXPECT_TRUE(at::equal(back.model.at(name), tensor)) << name;
+    EXPECT_EQ(back.model.at(name).dtype(), tensor.dtype());
+  }
+  EXPECT_TRUE(at::equal(back.optimizer.at("conv.weight").at("momentum_buffer"), at::ones({2, 3})));
+  EXPECT_EQ(back.step, 12);
+  EXPECT_EQ(back.sampler.seed, 4);
+  EXPECT_EQ(back.sampler.epoch, 2);
+  EXPECT_EQ(back.sampler.consumed, 96);
+  EXPECT_EQ(back.sampler.fingerprint, -5);
+  EXPECT_EQ(back.epoch_loss, 1.25);
+  EXPECT_EQ(back.epoch_samples, 96);
+  EXPECT_EQ(back.world_size, 2);
+  ASSERT_EQ(back.rng_states.size(), 2u);
+  EXPECT_TRUE(at::equal(back.rng_states[1], at::ones({8}, at::kByte)));
+  EXPECT_EQ(back.best_accuracy, 0.5);
+  EXPECT_EQ(back.best_epoch, 1);
+  EXPECT_EQ(back.seconds, 3.5);
+  EXPECT_EQ(back.config, "epochs: 3\n");
+}
+
+TEST(CheckpointTest, WritesAViewWithoutTheStorageAroundIt) {
+  Checkpoint checkpoint = example();
+  const size_t small = serialize(checkpoint).size();
+  checkpoint.model["conv.weight"] = at::zeros({1000, 1000}).slice(0, 0, 2).slice(1, 0, 3);
+  EXPECT_LT(serialize(checkpoint).size(), small + 1000);
+}
+
+TEST(CheckpointTest, RefusesAFileThatIsCutOffAnywhere) {
+  const std::string whole = serialize(example());
+  for (const double part : {0.0, 0.1, 0.5, 0.9, 0.999}) {
+    const auto length = static_cast<size_t>(part * static_cast<double>(whole.size()));
+    EXPECT_THAT(error_of(whole.substr(0, length)), HasSubstr("last.pt is not a whole checkpoint"))
+        << part;
+  }
+}
+
+TEST(CheckpointTest, RefusesFilesOfOtherPrograms) {
+  EXPECT_THAT(error_of("not an archive"), HasSubstr("is not a whole checkpoint"));
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("weight", at::ones({2}));
+  const std::vector<char> foreign = torch::jit::pickle_save(dict);
+  EXPECT_THAT(error_of({foreign.begin(), foreign.end()}), HasSubstr("is not a whole checkpoint"));
+}
+
+TEST(CheckpointTest, IsReadByPythonWithWeightsOnly) {
+  const std::string python = base::env("SYNCBN_TEST_PYTHON").value_or("python3");
+  SYNCBN_SKIP_UNLESS(test::run_program({python, "-c", "import torch"}).exit_code == 0,
+                     "python-torch");
+  char folder[] = "/tmp/syncbn-checkpoint-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  const std::string path = std::string(folder) + "/last.pt";
+  base::write_file_atomically(path, serialize(example()));
+  const auto result = test::run_program({python, "-c", R"(
+import sys, torch
+c = torch.load(sys.argv[1], weights_only=True)
+assert c["format"] == "syncbn-checkpoint" and c["format_version"] == 1, c
+assert c["model"]["conv.weight"].tolist() == [[0, 1, 2], [3, 4, 5]], c["model"]
+assert c["model"]["bn.num_batches_tracked"].dtype == torch.int64
+assert c["sampler"]["consumed"] == 96 and c["epoch_loss"] == 1.25
+assert len(c["rng_states"]) == 2
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Linear(3, 2, bias=False)
+        self.bn = torch.nn.Module()
+        self.bn.register_buffer("num_batches_tracked", torch.tensor(0))
+Net().load_state_dict(c["model"], strict=True)
+print("read")
+)",
+                                         path});
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(result.out, "read\n") << result.err;
+}
+
+}  // namespace
+}  // namespace syncbn::train

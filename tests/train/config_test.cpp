@@ -1,0 +1,88 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/train/command.h>
+#include <syncbn/train/config.h>
+
+#include <filesystem>
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::vector<std::string> read(const std::string& yaml, Config& config) {
+  config::Faults faults;
+  config::Schema<Config>::get().read(config::parse_yaml(yaml, "a.yaml"), config, "", faults);
+  return faults.messages();
+}
+
+constexpr const char* kLeast = "model: digits\ndata: digits\n";
+
+TEST(ConfigTest, EveryShippedConfigurationIsRead) {
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(SYNCBN_SOURCE_DIR "/configs")) {
+    Config config;
+    EXPECT_THAT(read(base::read_file(entry.path()), config), IsEmpty()) << entry.path();
+    ++files;
+  }
+  EXPECT_GE(files, 2);
+}
+
+TEST(ConfigTest, TheTwoDigitsConfigurationsDifferInBatchNormOnly) {
+  Config sync;
+  Config local;
+  ASSERT_THAT(read(base::read_file(SYNCBN_SOURCE_DIR "/configs/digits.yaml"), sync), IsEmpty());
+  ASSERT_THAT(read(base::read_file(SYNCBN_SOURCE_DIR "/configs/digits-local-bn.yaml"), local),
+              IsEmpty());
+  EXPECT_TRUE(sync.sync_batchnorm);
+  EXPECT_FALSE(local.sync_batchnorm);
+  EXPECT_TRUE(local.ddp.broadcast_buffers);
+  local.sync_batchnorm = true;
+  const auto& schema = config::Schema<Config>::get();
+  EXPECT_EQ(config::to_yaml(schema.write(sync)), config::to_yaml(schema.write(local)));
+}
+
+TEST(ConfigTest, NeedsModelDataAndABatchSize) {
+  Config config;
+  EXPECT_THAT(
+      read("epochs: 1\nbatch_size: 4\n", config),
+      ElementsAre(HasSubstr("the key 'model' is missing"), HasSubstr("the key 'data' is missing")));
+  EXPECT_THAT(read(kLeast, config), ElementsAre(HasSubstr("exactly one of batch_size")));
+  EXPECT_THAT(read(std::string(kLeast) + "batch_size: 4\nglobal_batch_size: 8\n", config),
+              ElementsAre(HasSubstr("exactly one of batch_size")));
+  Config whole;
+  EXPECT_THAT(read(std::string(kLeast) + "batch_size: 4\n", whole), IsEmpty());
+}
+
+TEST(ConfigTest, DividesTheGlobalBatchOrNamesBothNumbers) {
+  Config config;
+  ASSERT_THAT(read(std::string(kLeast) + "global_batch_size: 12\n", config), IsEmpty());
+  EXPECT_EQ(config.local_batch_size(3), 4);
+  try {
+    config.local_batch_size(5);
+    FAIL() << "no error";
+  } catch (const base::UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("12 samples cannot be divided evenly between 5 ranks"));
+  }
+}
+
+TEST(ConfigTest, ReferenceInDocsIsUpToDate) {
+  const std::string page = SYNCBN_SOURCE_DIR "/docs/config.md";
+  EXPECT_TRUE(base::read_file(page) == config_reference())
+      << page << " is out of date; make it anew with: build/bin/train --print-reference > "
+      << "docs/config.md";
+}
+
+TEST(ConfigTest, EveryKeyHasHelp) {
+  for (const config::FieldInfo& field : config_fields()) {
+    EXPECT_NE(field.help, "") << field.path;
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::train

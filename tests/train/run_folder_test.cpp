@@ -1,0 +1,80 @@
+#include "run_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+
+#include <nlohmann/json.hpp>
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class RunFolderTest : public ::testing::Test {
+ protected:
+  RunFolderTest() {
+    char name[] = "/tmp/syncbn-run-XXXXXX";
+    if (::mkdtemp(name) == nullptr) throw std::runtime_error("mkdtemp failed");
+    temp_ = name;
+  }
+  ~RunFolderTest() override { fs::remove_all(temp_); }
+
+  fs::path temp_;
+};
+
+TEST_F(RunFolderTest, RefusesAFolderThatHoldsARunUnlessToldWhatToDo) {
+  const std::string path = temp_ / "run";
+  EXPECT_EQ(RunFolder::choose(path, "x", false, false), path);
+  RunFolder(path, "a: 1\n", false);
+  EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
+  EXPECT_EQ(RunFolder::choose(path, "x", true, false), path);
+  EXPECT_EQ(RunFolder::choose(path, "x", false, true), path);
+}
+
+TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {
+  base::write_file_atomically(temp_ / "run/notes.txt", "mine");
+  const fs::path path = RunFolder::choose(temp_ / "run", "x", false, false);
+  RunFolder(path, "a: 1\n", false);
+  EXPECT_EQ(base::read_file(path / "notes.txt"), "mine");
+}
+
+TEST_F(RunFolderTest, BeginsAnewOrGoesOn) {
+  for (const char* file : {"log.jsonl", "last.pt", "best.pt", "result.json"}) {
+    base::write_file_atomically(temp_ / file, "old\n");
+  }
+  RunFolder(temp_, "b: 2\n", /*resume=*/true).log_start(2, 7, true);
+  EXPECT_THAT(base::read_file(temp_ / "log.jsonl"), ::testing::StartsWith("old\n{"));
+  EXPECT_TRUE(fs::exists(temp_ / "best.pt"));
+  EXPECT_FALSE(fs::exists(temp_ / "result.json"));
+  EXPECT_EQ(base::read_file(temp_ / "config.yaml"), "b: 2\n");
+  RunFolder(temp_, "c: 3\n", /*resume=*/false);
+  EXPECT_FALSE(fs::exists(temp_ / "last.pt"));
+  EXPECT_EQ(base::read_file(temp_ / "log.jsonl"), "");
+}
+
+TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
+  RunFolder folder(temp_, "", false);
+  folder.log_epoch({.epoch = 2, .step = 20, .lr = 0.1, .train_loss = 0.5, .test_accuracy = 0.75});
+  const auto json = nlohmann::json::parse(base::read_file(temp_ / "log.jsonl"));
+  EXPECT_EQ(json["event"], "epoch");
+  EXPECT_EQ(json["epoch"], 2);
+  EXPECT_EQ(json["test_accuracy"], 0.75);
+  EXPECT_FALSE(json.contains("test_loss"));
+}
+
+TEST_F(RunFolderTest, SaysWhyItCannotBeMade) {
+  base::write_file_atomically(temp_ / "file", "");
+  try {
+    RunFolder(temp_ / "file/run", "", false);
+    FAIL() << "no error";
+  } catch (const base::Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("file/run"));
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::train
