@@ -152,6 +152,15 @@ TEST(LaunchTest, KeepsStdoutAndStderrApartAndLinesWhole) {
   EXPECT_EQ(lines(result.err).size(), 800U);
 }
 
+TEST(LaunchTest, RunsWithoutStandardStreams) {
+  TempFolder folder;
+  const auto result = run_program(
+      {"sh", "-c", kLauncher + " sh -c 'cat; echo x; echo y >&2; touch finished' <&- >&- 2>&-"},
+      {.cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder / "finished"));
+}
+
 TEST(LaunchTest, LeavesPrefixesOutWhenAsked) {
   const auto result = launch({"--nproc_per_node=2", "--prefix=off", "echo", "x"});
   EXPECT_EQ(result.out, "x\nx\n");
@@ -192,10 +201,9 @@ TEST(LaunchTest, DoesNotRepeatWordsThatWereTheLastOnesPrinted) {
 }
 
 TEST(LaunchTest, IsBriefAboutAUsageErrorOfAllWorkers) {
-  const auto result =
-      launch({"--nproc_per_node=3", "sh", "-c",
-              // Those that say nothing are the first to leave.
-              "[ $RANK = 0 ] && sleep 0.1 && echo 'a.yaml:3: no such key' >&2; exit 2"});
+  const auto result = launch({"--nproc_per_node=3", "sh", "-c",
+                              // Those that say nothing are the first to leave.
+                              "[ $RANK = 0 ] && echo 'a.yaml:3: no such key' >&2; exit 2"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(occurrences(result.err, "no such key"), 1U) << result.err;
   EXPECT_EQ(lines(result.err).size(), 2U) << result.err;

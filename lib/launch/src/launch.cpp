@@ -1,10 +1,12 @@
 #include <syncbn/launch/launch.h>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/launch/options.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -22,6 +24,13 @@ namespace syncbn::launch {
 namespace {
 
 constexpr int kStaticPort = 29500;  // torchrun's, where several nodes have to agree on one
+
+// A caller may close them (`<&-`); a pipe to a worker must not get one of their numbers.
+void open_standard_streams() {
+  int fd = ::open("/dev/null", O_RDWR);
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
+  if (fd >= 0) ::close(fd);
+}
 
 std::string random_id() {
   std::random_device random;
@@ -90,6 +99,7 @@ int run(const LaunchOptions& options) {
 }  // namespace
 
 int launch(int argc, const char* const* argv) {
+  open_standard_streams();
   const std::optional<LaunchOptions> options = parse_options(argc, argv);
   if (!options) return base::kExitOk;
   try {

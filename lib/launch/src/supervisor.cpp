@@ -27,7 +27,7 @@ constexpr std::chrono::seconds kKillPatience{5};
 
 // All workers find a mistake in the usage by themselves, and often only rank 0 says what it is: it
 // must not be ended by a quicker one before it has spoken.
-constexpr std::chrono::milliseconds kUsageErrorPatience{500};
+constexpr std::chrono::seconds kUsageErrorPatience{1};
 
 // Workers that end faster than this after a failure leave no need to say what is being waited for.
 constexpr std::chrono::seconds kAnnounceAfter{1};
@@ -284,8 +284,9 @@ void Supervisor::handle_deadlines() {
   }
   if (!deadline_ || Clock::now() < *deadline_) return;
   if (!killed_) {
-    output_.say(fmt::format("syncbn-launch: workers still run {} after the signal to end: killed",
-                            base::format_seconds(options_.shutdown_timeout.count() / 1000.0)));
+    output_.say(fmt::format(
+        "syncbn-launch: workers still run {} after the signal to end: killed",
+        base::format_seconds(std::chrono::duration<double>(options_.shutdown_timeout).count())));
     kill_workers();
     return;
   }
