@@ -1,0 +1,154 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace syncbn::base;  // NOLINT: the module under test
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// A folder that goes away with the test.
+class AtomicFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "syncbn-test-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  size_t entries() const {
+    return static_cast<size_t>(
+        std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(AtomicFileTest, ReplacesTheWholeFileAndLeavesNothingElse) {
+  write_file_atomically(folder_ / "a" / "file", "old and long");
+  write_file_atomically(folder_ / "a" / "file", std::string_view("n\0w", 3));
+  EXPECT_EQ(read_file(folder_ / "a" / "file"), std::string("n\0w", 3));
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(AtomicFileTest, KeepsTheOldFileWhenWritingFails) {
+  write_file_atomically(folder_ / "file", "old");
+  EXPECT_THROW(write_file_atomically(folder_ / "file",
+                                     [](const fs::path& temporary) {
+                                       write_file_atomically(temporary, "half");
+                                       throw UnavailableError("disk full");
+                                     }),
+               UnavailableError);
+  EXPECT_EQ(read_file(folder_ / "file"), "old");
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(AtomicFileTest, ReadingWhatIsNotThereNamesTheFile) {
+  for (const fs::path& path : {folder_ / "missing", folder_}) {
+    try {
+      read_file(path);
+      FAIL() << path;
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(path.string()));
+    }
+  }
+}
+
+TEST(EnvTest, AnEmptyVariableIsUnset) {
+  ::setenv("SYNCBN_TEST_VARIABLE", "", 1);
+  EXPECT_FALSE(env("SYNCBN_TEST_VARIABLE"));
+  EXPECT_FALSE(env_int("SYNCBN_TEST_VARIABLE", 0, 9));
+}
+
+TEST(EnvTest, IntegersAreCheckedWhole) {
+  for (const char* value : {"10", "-1", "3x", " 3", "three", "99999999999999999999"}) {
+    ::setenv("SYNCBN_TEST_VARIABLE", value, 1);
+    try {
+      env_int("SYNCBN_TEST_VARIABLE", 0, 9);
+      FAIL() << value;
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(fmt::format("SYNCBN_TEST_VARIABLE={}", value)),
+                                      HasSubstr("from 0 to 9")));
+    }
+  }
+  ::setenv("SYNCBN_TEST_VARIABLE", "9", 1);
+  EXPECT_EQ(env_int("SYNCBN_TEST_VARIABLE", 0, 9), 9);
+}
+
+TEST(ErrorTest, EachKindHasItsExitCode) {
+  EXPECT_EQ(UserError("").exit_code(), 2);
+  EXPECT_EQ(InternalError("").exit_code(), 70);
+  EXPECT_EQ(UnavailableError("").exit_code(), 75);
+}
+
+TEST(ErrorTest, AFailedCallSaysWhatTheSystemSaid) {
+  errno = ENOENT;
+  try {
+    throw_errno("cannot open x");
+  } catch (const UnavailableError& error) {
+    EXPECT_STREQ(error.what(), "cannot open x: No such file or directory");
+  }
+}
+
+TEST(RunMainTest, AnEscapingErrorIsOneMessageAndItsCode) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_main("prog", []() -> int { throw UserError("no file 'x'"); }), 2);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: error: no file 'x'\n");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_main("prog", []() -> int { throw std::runtime_error("boom"); }), 70);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: internal error: boom\n");
+  EXPECT_EQ(run_main("prog", [] { return 5; }), 5);
+}
+
+TEST(TextTest, NearestFindsTyposAndNothingFarAway) {
+  EXPECT_EQ(nearest("optimzer", {"epochs", "optimizer"}), "optimizer");
+  EXPECT_EQ(nearest("lr", {"momentum", "nesterov"}), std::nullopt);
+  EXPECT_EQ(did_you_mean("epoch", {"epochs"}), "; did you mean 'epochs'?");
+  EXPECT_EQ(did_you_mean("zzzzz", {"epochs"}), "");
+}
+
+TEST(TextTest, DurationsAndSizesReadWell) {
+  EXPECT_EQ(format_seconds(0.00032), "320 us");
+  EXPECT_EQ(format_seconds(0.32), "320 ms");
+  EXPECT_EQ(format_seconds(1.5), "1.5 s");
+  EXPECT_EQ(format_seconds(125), "2 min 5 s");
+  EXPECT_EQ(format_seconds(3720), "1 h 2 min");
+  EXPECT_EQ(format_bytes(999), "999 B");
+  EXPECT_EQ(format_bytes(57'300), "57.3 kB");
+  EXPECT_EQ(format_bytes(999'960), "1.0 MB");
+  EXPECT_EQ(format_bytes(1'200'000'000), "1.2 GB");
+}
+
+bool is_open(int fd) {
+  return ::fcntl(fd, F_GETFD) != -1;
+}
+
+TEST(UniqueFdTest, ClosesOnceAndMoves) {
+  const int number = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  {
+    UniqueFd first(number);
+    UniqueFd second(std::move(first));
+    EXPECT_EQ(second.get(), number);
+    first = std::move(second);
+    EXPECT_TRUE(is_open(number));
+  }
+  EXPECT_FALSE(is_open(number));
+}
+
+}  // namespace
