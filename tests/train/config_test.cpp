@@ -48,15 +48,18 @@ TEST(ConfigTest, TheTwoDigitsConfigurationsDifferInBatchNormOnly) {
 }
 
 TEST(ConfigTest, NeedsModelDataAndABatchSize) {
-  Config config;
+  const auto faults = [](const std::string& yaml) {
+    Config config;
+    return read(yaml, config);
+  };
   EXPECT_THAT(
-      read("epochs: 1\nbatch_size: 4\n", config),
+      faults("epochs: 1\nbatch_size: 4\n"),
       ElementsAre(HasSubstr("the key 'model' is missing"), HasSubstr("the key 'data' is missing")));
-  EXPECT_THAT(read(kLeast, config), ElementsAre(HasSubstr("exactly one of batch_size")));
-  EXPECT_THAT(read(std::string(kLeast) + "batch_size: 4\nglobal_batch_size: 8\n", config),
+  const std::string least = kLeast;
+  EXPECT_THAT(faults(least), ElementsAre(HasSubstr("exactly one of batch_size")));
+  EXPECT_THAT(faults(least + "batch_size: 4\nglobal_batch_size: 8\n"),
               ElementsAre(HasSubstr("exactly one of batch_size")));
-  Config whole;
-  EXPECT_THAT(read(std::string(kLeast) + "batch_size: 4\n", whole), IsEmpty());
+  EXPECT_THAT(faults(least + "batch_size: 4\n"), IsEmpty());
 }
 
 TEST(ConfigTest, DividesTheGlobalBatchOrNamesBothNumbers) {
