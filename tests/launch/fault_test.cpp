@@ -55,7 +55,7 @@ pid_t keeper_of(const Program& launcher) {
 // of its own, and a grandchild whose parent has gone.
 class StubbornJob {
  public:
-  static constexpr int kWorkers = 3;
+  static constexpr size_t kWorkers = 3;
   static constexpr size_t kProcesses = kWorkers * 4;
 
   explicit StubbornJob(std::vector<std::string> options = {})
@@ -157,9 +157,10 @@ TEST(LaunchFaultTest, LeftoversOfAJobThatSucceedsAreKilledToo) {
 
 TEST(LaunchFaultTest, AFailureEndsWorkersThatIgnoreIt) {
   TempFolder folder;
-  const auto result = launch({"--nproc_per_node=3", "--shutdown_timeout=0.2", "sh", "-c",
-                              "trap '' TERM; touch up$RANK; [ $RANK != 2 ] && exec sleep 1000; "
-                              "while [ ! -e up0 ] || [ ! -e up1 ]; do sleep 0.01; done; exit 5"},
+  const std::string script =
+      "trap '' TERM; touch up$RANK; [ $RANK != 2 ] && exec sleep 1000; "
+      "while [ ! -e up0 ] || [ ! -e up1 ]; do sleep 0.01; done; exit 5";
+  const auto result = launch({"--nproc_per_node=3", "--shutdown_timeout=0.2", "sh", "-c", script},
                              {.cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 2 failed: exit code 5"),

@@ -1,6 +1,7 @@
 #include "failure_report.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -10,9 +11,6 @@
 
 namespace syncbn::launch {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr int exited(int code) {
   return code << 8;

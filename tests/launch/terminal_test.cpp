@@ -18,7 +18,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::MatchesRegex;
 using ::testing::Not;
 
 /// A program whose stdin, stdout and stderr are a terminal of 60 columns, its controlling one.
@@ -35,6 +34,7 @@ class OnTerminal {
       ::setenv("OMP_NUM_THREADS", "1", 1);
       ::unsetenv("NO_COLOR");
       std::vector<char*> words;
+      words.reserve(argv.size() + 1);
       for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
       words.push_back(nullptr);
       ::execv(words[0], words.data());

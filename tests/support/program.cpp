@@ -54,6 +54,7 @@ Clock::time_point after(double seconds) {
     ::_exit(base::kExitNotFound);
   }
   std::vector<char*> words;
+  words.reserve(argv.size() + 1);
   for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   ::execvp(words[0], words.data());

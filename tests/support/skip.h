@@ -1,5 +1,6 @@
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/env.h>
 
@@ -12,8 +13,8 @@ namespace syncbn::test {
 /// the test, unless SYNCBN_ALLOW_SKIP, a list with commas, names it.
 inline bool may_skip(std::string_view need) {
   if (base::env("CI") != "true") return true;
-  const std::string allowed = "," + base::env("SYNCBN_ALLOW_SKIP").value_or("") + ",";
-  return allowed.find("," + std::string(need) + ",") != std::string::npos;
+  const auto allowed = fmt::format(",{},", base::env("SYNCBN_ALLOW_SKIP").value_or(""));
+  return allowed.find(fmt::format(",{},", need)) != std::string::npos;
 }
 
 }  // namespace syncbn::test

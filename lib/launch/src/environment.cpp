@@ -1,5 +1,6 @@
 #include "environment.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <string_view>
@@ -45,7 +46,7 @@ std::vector<std::string> merge_environment(const Variables& variables) {
     if (variables.count(std::string(text.substr(0, text.find('=')))) == 0)
       merged.emplace_back(text);
   }
-  for (const auto& [name, value] : variables) merged.push_back(name + "=" + value);
+  for (const auto& [name, value] : variables) merged.push_back(fmt::format("{}={}", name, value));
   return merged;
 }
 

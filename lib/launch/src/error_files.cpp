@@ -34,7 +34,7 @@ std::filesystem::path ErrorFiles::path(int rank) const {
 
 std::string ErrorFiles::message(int rank) const {
   std::ifstream file(path(rank));
-  const std::string text(std::istreambuf_iterator<char>(file), {});
+  std::string text(std::istreambuf_iterator<char>(file), {});
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   // {"message": {"message": "ValueError: …", "extraInfo": {…}}} or {"message": "…"}
   if (!json.is_object() || !json.contains("message")) return text;

@@ -50,6 +50,7 @@ std::string indented(const std::string& text) {
 
 std::string shell_quoted(const std::vector<std::string>& argv) {
   std::vector<std::string> words;
+  words.reserve(argv.size());
   for (const std::string& word : argv) words.push_back(quoted(word));
   return base::join(words, " ");
 }

@@ -63,7 +63,7 @@ void print_plan(const LaunchOptions& options, const RunFacts& facts, const Comma
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
     std::string line;
     for (const auto& [name, value] : worker_variables(options, facts, local_rank)) {
-      line += shell_quoted({name + "=" + value}) + " ";
+      line += fmt::format("{} ", shell_quoted({fmt::format("{}={}", name, value)}));
     }
     fmt::print("{}{}\n", line, shell_quoted(command.argv));
   }

@@ -1,0 +1,34 @@
+// The common mechanism for tests that need what a machine may lack.
+#include "support/skip.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace syncbn::test {
+namespace {
+
+class SkipTest : public ::testing::Test {
+ protected:
+  // Each test runs in a process of its own: nothing to restore.
+  static void set(const char* ci, const char* allowed) {
+    ::setenv("CI", ci, 1);
+    ::setenv("SYNCBN_ALLOW_SKIP", allowed, 1);
+  }
+};
+
+TEST_F(SkipTest, IsAllowedOnAUsersMachine) {
+  set("", "");
+  EXPECT_TRUE(may_skip("netns"));
+}
+
+TEST_F(SkipTest, HasToBeAllowedByItsWholeNameInCi) {
+  set("true", "");
+  EXPECT_FALSE(may_skip("netns"));
+  set("true", "nvcc,netns,sshd");
+  EXPECT_TRUE(may_skip("netns"));
+  EXPECT_FALSE(may_skip("net"));
+}
+
+}  // namespace
+}  // namespace syncbn::test
