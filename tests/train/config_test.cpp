@@ -41,8 +41,10 @@ TEST(ConfigTest, TheTwoDigitsConfigurationsDifferInBatchNormOnly) {
               IsEmpty());
   EXPECT_TRUE(sync.sync_batchnorm);
   EXPECT_FALSE(local.sync_batchnorm);
+  // As PyTorch's users would see it: evaluated with rank 0's statistics.
   EXPECT_TRUE(local.ddp.broadcast_buffers);
   local.sync_batchnorm = true;
+  local.ddp.broadcast_buffers = sync.ddp.broadcast_buffers;
   const auto& schema = config::Schema<Config>::get();
   EXPECT_EQ(config::to_yaml(schema.write(sync)), config::to_yaml(schema.write(local)));
 }
