@@ -18,6 +18,7 @@ std::vector<FieldInfo> car_fields() {
 TEST(ReferenceTest, GroupsKeysBySectionAndAlternative) {
   const auto groups = group_fields(car_fields());
   std::vector<std::string> names;
+  names.reserve(groups.size());
   for (const FieldGroup& group : groups) names.push_back(group.section + "|" + group.only_for);
   EXPECT_THAT(names, ::testing::ElementsAre("|", "wheel|", "engine|", "engine|type: diesel",
                                             "engine|type: electric"));

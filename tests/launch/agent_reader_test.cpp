@@ -44,7 +44,8 @@ TEST(AgentReaderTest, ReadsRecordsHoweverTheyAreCut) {
 TEST(AgentReaderTest, FindsRecordsBetweenGarbageOfAnyLength) {
   for (const size_t length : {1, 3, 255, 256, 300, 5000}) {
     const std::string garbage(length, 'S');  // the magic number's first byte
-    const std::string stream = garbage + bytes(record(7)) + garbage + bytes(record(8));
+    std::string stream;
+    for (const int step : {7, 8}) stream.append(garbage).append(bytes(record(step)));
     EXPECT_THAT(read_in_pieces(stream, 100), ElementsAre(7, 8)) << length;
   }
 }

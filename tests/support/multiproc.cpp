@@ -110,6 +110,7 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
       killed = true;
     }
     std::vector<pollfd> polls;
+    polls.reserve(outputs.size());
     for (const auto& output : outputs) polls.push_back({output.get(), POLLIN, 0});
     ::poll(polls.data(), polls.size(), 100);
     for (size_t i = 0; i < n; ++i) {

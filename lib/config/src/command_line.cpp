@@ -234,7 +234,7 @@ std::string describe(const FieldInfo& field) {
   std::vector<std::string> notes;
   if (!field.range.empty()) notes.push_back(field.range);
   if (!field.unit.empty()) notes.push_back("in " + field.unit);
-  if (field.required) notes.push_back("required");
+  if (field.required) notes.emplace_back("required");
   if (!field.default_value.empty()) notes.push_back("default " + field.default_value);
   return notes.empty() ? field.help : field.help + " (" + base::join(notes, "; ") + ")";
 }

@@ -17,7 +17,9 @@ struct SgdOptions {
 
   static void describe(config::Schema<SgdOptions>& schema) {
     schema.field("lr", &SgdOptions::lr, "learning rate").above(0);
-    schema.field("momentum", &SgdOptions::momentum, "how much of the former update stays").at_least(0).below(1);
+    schema.field("momentum", &SgdOptions::momentum, "how much of the former update stays")
+        .at_least(0)
+        .below(1);
     schema.field("weight_decay", &SgdOptions::weight_decay, "L2 penalty").at_least(0);
     schema.field("nesterov", &SgdOptions::nesterov, "use Nesterov's momentum");
     schema.check([](const SgdOptions& options) -> std::optional<std::string> {
