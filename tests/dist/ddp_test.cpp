@@ -8,6 +8,8 @@
 #include <map>
 
 #include <ATen/Context.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
@@ -184,6 +186,48 @@ TEST(DdpTest, ABranchThatOneRankUsesIsAveragedOverAll) {
     ddp(at::ones({1, 2}), rank == 1).sum().backward();
     EXPECT_TRUE(close(net->left->weight.grad(), at::full({2, 2}, 0.5)));
     EXPECT_TRUE(close(net->right->weight.grad(), at::full({2, 2}, 0.5)));
+  });
+}
+
+struct TwoHeadsImpl : nn::Module {
+  TwoHeadsImpl() {
+    left = register_module("left", nn::Linear(2, 2));
+    right = register_module("right", nn::Linear(2, 2));
+  }
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& input) {
+    return {left(input), right(input)};
+  }
+  nn::Linear left{nullptr}, right{nullptr};
+};
+
+TEST(DdpTest, AnOutputThatTheLossLeavesOutIsNotWaitedFor) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    auto net = std::make_shared<TwoHeadsImpl>();
+    DistributedDataParallel<TwoHeadsImpl> ddp(net, {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      ddp(at::ones({1, 2})).first.sum().backward();
+      EXPECT_TRUE(close(net->left->weight.grad(), at::ones({2, 2})));
+      EXPECT_FALSE(net->right->weight.grad().defined());
+    }
+  });
+}
+
+struct OpaqueOutputImpl : nn::Module {
+  OpaqueOutputImpl() { linear = register_module("linear", nn::Linear(2, 2)); }
+  std::shared_ptr<at::Tensor> forward(const at::Tensor& input) {
+    return std::make_shared<at::Tensor>(linear(input));
+  }
+  nn::Linear linear{nullptr};
+};
+
+TEST(DdpTest, LookingForUnusedParametersInAnOutputWithoutTensorsIsRefused) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    auto net = std::make_shared<OpaqueOutputImpl>();
+    DistributedDataParallel<OpaqueOutputImpl> ddp(net, {.find_unused_parameters = true});
+    EXPECT_THROW(ddp(at::ones({1, 2})), UserError);
   });
 }
 

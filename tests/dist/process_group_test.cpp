@@ -143,9 +143,6 @@ TEST(ProcessGroupTest, NewGroupRefusesRanksThatAreNotThere) {
 TEST(ProcessGroupTest, GroupsCanBeFormedAgainAfterDestroy) {
   run_ranks(2, [](int rank) {
     for (int round = 0; round < 2; ++round) {
-      // A port of its own for each round, as a launcher's next attempt has.
-      const int port = std::atoi(std::getenv("MASTER_PORT")) + round;
-      ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
       dist::init_process_group();
       at::Tensor tensor = value_of(rank);
       dist::all_reduce(tensor);
@@ -264,14 +261,23 @@ TEST(FaultTest, AStuckPeerEndsACollectiveAfterTheTimeout) {
     dist::init_process_group({.timeout = milliseconds(1500)});
     dist::barrier();
     if (rank == 1) {
-      ::usleep(4'000'000);
+      ::usleep(4'000'000);  // longer than the timeout, which the message must name
       return;
     }
     at::Tensor tensor = value_of(rank);
     dist::all_reduce(tensor);
   });
   EXPECT_EQ(results[0].exit_code, syncbn::base::kExitUnavailable) << results[0].output;
-  EXPECT_THAT(results[0].output, HasSubstr("all_reduce"));
+  EXPECT_THAT(results[0].output, AllOf(HasSubstr("all_reduce"), HasSubstr("1500ms")));
+}
+
+TEST(ProcessGroupTest, RefusedArgumentsAreTheCallersMistake) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    std::vector<at::Tensor> unequal{at::ones({2}), at::ones({3})};
+    EXPECT_THAT(message_of<UserError>([&] { dist::default_group()->allreduce(unequal); }),
+                HasSubstr("all_reduce #1 of group '0' was refused"));
+  });
 }
 
 }  // namespace

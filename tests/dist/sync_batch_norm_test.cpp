@@ -329,7 +329,10 @@ TEST(SyncBatchNormTest, AllRanksEmptyLeavesTheRunningStatisticsAlone) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     SyncBatchNorm layer(SyncBatchNormOptions(3));
-    EXPECT_EQ(layer->forward(at::empty({0, 3, 2})).numel(), 0);
+    const at::Tensor output = layer->forward(at::empty({0, 3, 2}).requires_grad_());
+    EXPECT_EQ(output.numel(), 0);
+    output.sum().backward();
+    EXPECT_TRUE(layer->weight.grad().equal(at::zeros({3})));
     EXPECT_TRUE(layer->running_mean.equal(at::zeros({3})));
     EXPECT_TRUE(layer->running_var.equal(at::ones({3})));
   });

@@ -56,8 +56,19 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-int free_port() {
+namespace {
+
+/// Bound and not listening: the kernel gives the port to nobody else, and who sets SO_REUSEADDR, as
+/// TCPStore does, can still listen on it.
+struct HeldPort {
+  base::UniqueFd socket;
+  int port = 0;
+};
+
+HeldPort hold_port() {
   base::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -66,7 +77,13 @@ int free_port() {
   if (!fd || ::bind(fd.get(), generic, size) != 0 || ::getsockname(fd.get(), generic, &size) != 0) {
     base::throw_errno("cannot find a free port");
   }
-  return ntohs(address.sin_port);
+  return {std::move(fd), ntohs(address.sin_port)};
+}
+
+}  // namespace
+
+int free_port() {
+  return hold_port().port;
 }
 
 std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
@@ -76,7 +93,7 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
   if (std::distance(begin(threads), end(threads)) != 1) {
     throw base::InternalError("a test forks ranks after its own process started threads");
   }
-  const int port = options.set_master ? free_port() : 0;
+  const HeldPort held = options.set_master ? hold_port() : HeldPort{};
   const auto n = static_cast<size_t>(options.world_size);
   std::vector<pid_t> pids;
   std::vector<base::UniqueFd> outputs;
@@ -93,7 +110,7 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
       ::dup2(writer.get(), STDERR_FILENO);
       reader.reset();
       outputs.clear();
-      run_child(static_cast<int>(rank), options, port, body);
+      run_child(static_cast<int>(rank), options, held.port, body);
     }
     pids.push_back(pid);
     outputs.push_back(std::move(reader));

@@ -5,8 +5,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
-#include <stdexcept>
-
 namespace syncbn::dist::detail {
 namespace {
 
@@ -18,24 +16,29 @@ struct Label {
   int world_size;
   std::string group;
 
-  [[noreturn]] void rethrow() const {
-    std::string reason;
+  /// Of the exception being handled, without libtorch's stack frames.
+  static std::string reason() {
     try {
       throw;
-    } catch (const base::Error&) {
-      throw;
-    } catch (const std::invalid_argument& error) {
-      throw base::UserError(fmt::format("rank {} of {}: {} #{} of group '{}' was refused: {}", rank,
-                                        world_size, name, sequence, group, error.what()));
     } catch (const c10::Error& error) {
-      reason = error.what_without_backtrace();
+      return error.what_without_backtrace();
     } catch (const std::exception& error) {
-      reason = error.what();
+      return error.what();
     }
+  }
+
+  /// While it was under way: the network, or a peer.
+  [[noreturn]] void rethrow() const {
     throw base::UnavailableError(
         fmt::format("rank {} of {} on {}: {} #{} of group '{}' failed: {}. Another rank probably "
                     "ended or is stuck: its own message, if any, says why",
-                    rank, world_size, base::hostname(), name, sequence, group, reason));
+                    rank, world_size, base::hostname(), name, sequence, group, reason()));
+  }
+
+  /// Before it began: its arguments.
+  [[noreturn]] void rethrow_refusal() const {
+    throw base::UserError(fmt::format("rank {} of {}: {} #{} of group '{}' was refused: {}", rank,
+                                      world_size, name, sequence, group, reason()));
   }
 };
 
@@ -105,6 +108,16 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
   if (delegates_.cuda) delegates_.cuda->setTimeout(timeout);
 }
 
+void Backend::shutdown() {
+  delegates_.cpu->shutdown();
+  if (delegates_.cuda) delegates_.cuda->shutdown();
+}
+
+void Backend::abort() {
+  delegates_.cpu->abort();
+  if (delegates_.cuda) delegates_.cuda->abort();
+}
+
 c10d::Backend& Backend::delegate(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return *delegates_.cpu;
   if (tensor.is_cuda() && delegates_.cuda) return *delegates_.cuda;
@@ -118,13 +131,16 @@ Backend::WorkPtr Backend::run(c10d::OpType type, const char* name, const at::Ten
                               Start&& start) {
   c10d::Backend& library = delegate(tensor);
   Label label{name, ++sequence_, rank_, size_, group_name_};
+  const bool on_cpu = &library == delegates_.cpu.get();
+  WorkPtr work;
   try {
-    auto work = start(library);
-    const bool on_cpu = &library == delegates_.cpu.get();
-    return c10::make_intrusive<NamedWork>(std::move(label), type, std::move(work), on_cpu);
+    work = start(library);
   } catch (...) {
+    // Gloo only queues here; NCCL also connects.
+    if (on_cpu) label.rethrow_refusal();
     label.rethrow();
   }
+  return c10::make_intrusive<NamedWork>(std::move(label), type, std::move(work), on_cpu);
 }
 
 namespace {

@@ -4,17 +4,19 @@
 #include <syncbn/base/error.h>
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "batch_norm_kernels.h"
+#include "gather_rows.h"
 
 namespace syncbn::dist::detail {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+}  // namespace
 
 void check_input(const BatchNormArguments& arguments) {
   const at::Tensor& input = arguments.input;
@@ -42,14 +44,25 @@ void check_input(const BatchNormArguments& arguments) {
   }
 }
 
+namespace {
+
 /// The ranks' statistics, [W, 2C+1] float64: mean, m2, count.
 at::Tensor exchange(const Moments& moments, int64_t count, const ProcessGroupPtr& group) {
-  at::Tensor own = at::cat({moments.mean, moments.m2,
-                            at::full({1}, static_cast<double>(count), moments.mean.options())})
-                       .unsqueeze_(0);
-  at::Tensor all = at::empty({group->getSize(), own.size(1)}, own.options());
-  group->_allgather_base(all, own)->wait();
-  return all;
+  const at::Tensor own_count = at::full({1}, static_cast<double>(count), moments.mean.options());
+  return gather_rows(at::cat({moments.mean, moments.m2, own_count}).unsqueeze_(0), group);
+}
+
+/// The sums over all ranks: the same bits on each.
+BackwardSums exchange(const BackwardSums& sums, const ProcessGroupPtr& group) {
+  const at::Tensor own = at::cat({sums.dy, sums.dy_xmu}).unsqueeze_(0);
+  std::vector<at::Tensor> total{own};
+  if (gathers_in_one_hop(own, group)) {
+    total[0] = gather_rows(own, group).sum(0);
+  } else {
+    group->allreduce(total)->wait();
+  }
+  const auto halves = total[0].view({-1}).chunk(2);
+  return {halves[0], halves[1]};
 }
 
 /// running = (1 - momentum) * running + momentum * new, with the unbiased variance.
@@ -86,7 +99,9 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     }
     if (total > 1) update_running_statistics(arguments, merged);
 
-    const at::Tensor invstd = (merged.m2 / merged.count + arguments.eps).rsqrt_();
+    // No values at all must not become 0 / 0, which would reach the gradients of the parameters.
+    const at::Tensor variance = merged.m2 / merged.count.clamp_min(1.0);
+    const at::Tensor invstd = (variance + arguments.eps).rsqrt_();
     context->save_for_backward({input, arguments.weight, merged.mean, invstd, merged.count});
     context->saved_data["group"] = group;
     context->saved_data["has_bias"] = arguments.bias.defined();
@@ -105,7 +120,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
     const at::Tensor& grad_output = grad_outputs[0];
 
-    BackwardSums sums = kernels.backward_reduce(grad_output, input, mean, invstd);
+    const BackwardSums sums = kernels.backward_reduce(grad_output, input, mean, invstd);
     at::Tensor grad_weight;
     at::Tensor grad_bias;
     // Autograd counts the tensors that were given: input, weight if any, bias if any.
@@ -114,16 +129,12 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     if (weight.defined() && context->needs_input_grad(index++)) {
       grad_weight = sums.dy_xmu * invstd;
     }
-    if (has_bias && context->needs_input_grad(index)) grad_bias = sums.dy.clone();
+    if (has_bias && context->needs_input_grad(index)) grad_bias = sums.dy;
     at::Tensor grad_input;
     // Whether the input needs a gradient follows from the network, so all ranks agree.
     if (context->needs_input_grad(0)) {
-      std::vector<at::Tensor> both{at::cat({sums.dy, sums.dy_xmu})};
-      group->allreduce(both)->wait();
-      const int64_t channels = input.size(1);
-      sums = {both[0].narrow(0, 0, channels), both[0].narrow(0, channels, channels)};
-      grad_input =
-          kernels.backward_elementwise(grad_output, input, weight, mean, invstd, sums, count);
+      grad_input = kernels.backward_elementwise(grad_output, input, weight, mean, invstd,
+                                                exchange(sums, group), count);
     }
     return {grad_input, grad_weight, grad_bias, at::Tensor(), at::Tensor()};
   }

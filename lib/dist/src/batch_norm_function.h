@@ -19,6 +19,10 @@ struct BatchNormArguments {
   double eps = 1e-5;
 };
 
+/// @throws base::UserError for an input that the layer cannot take: dimensions, channels, dtype,
+///   device.
+void check_input(const BatchNormArguments& arguments);
+
 /// Normalises over the batches of all ranks of `group` (which must not be null), with autograd; the
 /// running statistics are updated once. Collective: every rank of the group calls it.
 /// @throws base::UserError for an input that cannot be normalised, and when all ranks together have

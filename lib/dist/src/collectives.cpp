@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "gather_rows.h"
+
 namespace syncbn::dist {
 namespace {
 
@@ -45,11 +47,12 @@ void all_reduce(at::Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& gr
 std::vector<at::Tensor> all_gather(const at::Tensor& tensor, const ProcessGroupPtr& group) {
   require_dense(tensor, "all_gather");
   const auto on = or_default(group);
-  std::vector<at::Tensor> inputs{tensor.detach().contiguous()};
-  std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int rank = 0; rank < on->getSize(); ++rank) outputs[0].push_back(at::empty_like(inputs[0]));
-  on->allgather(outputs, inputs)->wait();
-  return std::move(outputs[0]);
+  const at::Tensor row = tensor.detach().contiguous().view({1, tensor.numel()});
+  std::vector<at::Tensor> outputs;
+  for (const at::Tensor& one : detail::gather_rows(row, on).unbind()) {
+    outputs.push_back(one.view(tensor.sizes()));
+  }
+  return outputs;
 }
 
 void broadcast(at::Tensor& tensor, int root, const ProcessGroupPtr& group) {

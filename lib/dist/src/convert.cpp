@@ -23,7 +23,7 @@ struct Layer {
   // never be mistaken for it.
   c10::weak_intrusive_ptr<at::TensorImpl> key;
   ProcessGroupPtr group;
-  std::weak_ptr<const torch::nn::Module> module;
+  std::function<bool()> is_training;
 };
 
 struct Layers {
@@ -47,14 +47,14 @@ at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight) {
 }
 
 void register_layer(const at::Tensor& key, const ProcessGroupPtr& group,
-                    std::weak_ptr<const torch::nn::Module> module) {
+                    std::function<bool()> is_training) {
   Layers& all = layers();
   const std::lock_guard lock(all.mutex);
   // Conversions are rare: a good time to drop the layers that are gone.
   std::erase_if(all.by_key, [](const auto& entry) { return entry.second.key.expired(); });
   all.by_key.insert_or_assign(key.unsafeGetTensorImpl(),
                               Layer{c10::weak_intrusive_ptr<at::TensorImpl>(key.getIntrusivePtr()),
-                                    group, std::move(module)});
+                                    group, std::move(is_training)});
 }
 
 void unregister_layer(const at::Tensor& key) {
@@ -71,8 +71,7 @@ std::optional<ProcessGroupPtr> find_layer(const at::Tensor& running_mean,
   const std::lock_guard lock(all.mutex);
   const auto layer = all.by_key.find(key.unsafeGetTensorImpl());
   if (layer == all.by_key.end() || layer->second.key.expired()) return std::nullopt;
-  const auto module = layer->second.module.lock();
-  if (module && !module->is_training()) return std::nullopt;
+  if (!layer->second.is_training()) return std::nullopt;
   return layer->second.group;
 }
 
@@ -159,7 +158,10 @@ ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGro
            "them, or use syncbn::dist::SyncBatchNorm"});
       continue;
     }
-    detail::register_layer(layer.key, group, layer.module);
+    detail::register_layer(layer.key, group, [weak = layer.module] {
+      const auto module = weak.lock();
+      return !module || module->is_training();
+    });
     report.converted.push_back(layer.name);
   }
   return report;

@@ -1,10 +1,9 @@
 #pragma once
 
-#include <memory>
+#include <functional>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <syncbn/dist/process_group.h>
 
@@ -15,10 +14,10 @@ namespace syncbn::dist::detail {
 // gets, whose TensorImpl stays the same through to() and loading a state.
 
 /// Shares the statistics of the layer with this key tensor over `group` (may be empty: the group of
-/// statistics_group()). `module`, where there is one to ask, says whether the layer is training: a
-/// layer without running statistics calls aten::batch_norm with training=true in evaluation too.
+/// statistics_group()). `is_training` is asked where it matters: a layer without running statistics
+/// calls aten::batch_norm with training=true in evaluation too.
 void register_layer(const at::Tensor& key, const ProcessGroupPtr& group,
-                    std::weak_ptr<const torch::nn::Module> module = {});
+                    std::function<bool()> is_training);
 
 void unregister_layer(const at::Tensor& key);
 

@@ -82,7 +82,12 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
           {name, "it has neither running statistics nor a weight to be recognised by"});
       continue;
     }
-    detail::register_layer(key, group);
+    // Weak: the registry must not keep the layer alive.
+    c10::weak_intrusive_ptr<c10::ivalue::Object> weak(layer._ivalue());
+    detail::register_layer(key, group, [weak] {
+      const auto object = weak.lock();
+      return !object || torch::jit::Module(object).is_training();
+    });
     report.converted.push_back(name);
   }
   return report;

@@ -9,8 +9,10 @@
 #include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -105,6 +107,27 @@ void broadcast_from_first(const std::vector<at::Tensor>& tensors, const ProcessG
   c10d::broadcast_coalesced(group, aliases, kBroadcastBucketBytes, /*rank=*/0);
 }
 
+/// The identity on all outputs at once. When the loss uses only some of them, the others' graphs
+/// still run, with undefined gradients: their parameters count as ready instead of being waited for.
+struct JoinOutputs : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+};
+
+std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs) {
+  const std::shared_ptr<JoinOutputs> node(new JoinOutputs, torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(outputs));
+  for (at::Tensor& output : outputs) {
+    const auto index = node->add_input_metadata(output);
+    if (!output.requires_grad()) continue;
+    const at::NoGradGuard no_grad;  // a plain view, whose history is the node's alone
+    output = output.view_as(output);
+    torch::autograd::impl::set_gradient_edge(output, {node, index});
+  }
+  return outputs;
+}
+
 at::Device device_of(const std::vector<NamedParameter>& parameters) {
   return parameters.front().tensor.device();
 }
@@ -130,6 +153,7 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, const DdpOptions& op
   state.options = options;
   state.group = options.process_group ? options.process_group : default_group();
   state.parameters = trained_parameters(*state.module);
+  verify_same_parameters(state.parameters, state.group);
   if (state.parameters.empty()) {
     throw base::UserError(
         "DistributedDataParallel: the module has no parameter that requires a gradient; it needs "
@@ -140,7 +164,6 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, const DdpOptions& op
     throw base::UserError(fmt::format(
         "DistributedDataParallel: bucket_cap_mb must be above 0, got {}", *options.bucket_cap_mb));
   }
-  verify_same_parameters(state.parameters, state.group);
   if (options.init_sync) {
     std::vector<at::Tensor> all = state.module->parameters();
     for (const at::Tensor& buffer : state.module->buffers()) all.push_back(buffer);
@@ -193,13 +216,23 @@ void DdpCore::before_forward() {
   }
 }
 
-void DdpCore::after_forward(const std::vector<at::Tensor>& outputs) {
+std::vector<at::Tensor> DdpCore::after_forward(std::vector<at::Tensor> outputs) {
   State& state = *state_;
-  if (!at::GradMode::is_enabled()) return;
-  state.sync_buffers_next = state.require_sync;
-  if (!state.require_sync) return;
-  state.reducer->prepare_for_backward(
-      state.options.find_unused_parameters ? outputs : std::vector<at::Tensor>{});
+  // As in PyTorch: a forward that leads to no exchange of gradients leaves the next one's buffers.
+  const bool exchanges = at::GradMode::is_enabled() && state.require_sync;
+  state.sync_buffers_next = exchanges;
+  if (!exchanges) return outputs;
+  if (!state.options.find_unused_parameters) {
+    state.reducer->prepare_for_backward({});
+    return outputs;
+  }
+  if (outputs.empty()) {
+    throw base::UserError(
+        "DistributedDataParallel: find_unused_parameters found no tensor in the output of forward; "
+        "return tensors, or optionals, pairs, tuples, vectors or maps of them");
+  }
+  state.reducer->prepare_for_backward(outputs);
+  return join_outputs(std::move(outputs));
 }
 
 bool DdpCore::require_sync() const {

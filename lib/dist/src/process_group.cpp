@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -27,8 +29,10 @@ namespace {
 struct World {
   Rendezvous place;
   std::chrono::milliseconds timeout;
+  std::chrono::milliseconds connect_timeout;
   bool use_cuda = false;
   int groups_made = 0;
+  std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> made;
   ProcessGroupPtr group;
   ProcessGroupPtr statistics;  ///< made at first use
 };
@@ -58,22 +62,23 @@ bool choose_cuda(const std::string& backend) {
   if (devices > 0) {
     if (local_rank() >= devices) {
       throw base::UserError(
-          fmt::format("LOCAL_RANK={} has no GPU: this host shows {}; start at most that many "
-                      "workers a host, or "
-                      "choose backend gloo",
+          fmt::format("LOCAL_RANK={} has no GPU: this process sees {}; start at most that many "
+                      "workers a host (and see CUDA_VISIBLE_DEVICES), or choose backend gloo",
                       local_rank(), devices));
     }
     return true;
   }
-  if (backend == "auto") return false;
+  if (backend == "auto") {
+    if (cuda == nullptr) spdlog::debug("no CUDA: {}", cuda_support_error());
+    return false;
+  }
   throw base::UserError(fmt::format(
       "backend nccl was asked for, and {}",
       cuda != nullptr ? "this host shows no GPU"
                       : "the CUDA part of this library does not load: " + cuda_support_error()));
 }
 
-/// Connects the members of a group. The store's prefixes are Python's, so that ranks of Python's
-/// torch.distributed find the same keys.
+/// Connects the members of a group. The store's prefixes are those of Python's torch.distributed.
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
                            const std::string& name, std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(ranks.size());
@@ -104,6 +109,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   if (world.use_cuda) group->setBackend(c10::DeviceType::CUDA, kType, backend);
   group->setDefaultBackend(kType);
   group->setGroupName(name);
+  world.made.emplace_back(group);
   return group;
 }
 
@@ -155,16 +161,23 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
   auto made = std::make_unique<detail::World>();
   made->use_cuda = detail::choose_cuda(options.backend);
   made->timeout = options.timeout;
-  made->place = detail::rendezvous(options);
+  made->place = detail::rendezvous(options, made->use_cuda ? "nccl" : "gloo");
   if (made->use_cuda) detail::cuda_support()->set_device(local_rank());
   made->group = detail::make_group(*made, detail::all_ranks(*made), made->place.rank,
                                    std::to_string(made->groups_made++), options.timeout);
-  detail::leave_rendezvous(made->place, options.connect_timeout);
+  made->connect_timeout = options.connect_timeout;
+  detail::leave_rendezvous(made->place, "0", made->place.world_size, /*member=*/true,
+                           options.connect_timeout);
   detail::world() = std::move(made);
   return detail::world()->group;
 }
 
 void destroy_process_group() {
+  if (!detail::world()) return;
+  // Users' modules and graphs may hold groups for longer: their connections end here.
+  for (const auto& weak : detail::world()->made) {
+    if (const auto group = weak.lock()) group->shutdown();
+  }
   detail::world().reset();
 }
 
@@ -193,9 +206,15 @@ ProcessGroupPtr new_group(const std::vector<int>& ranks,
   if (ranks.empty()) throw base::UserError("new_group: no ranks are given");
   const std::string name = std::to_string(world.groups_made++);
   const auto self = std::find(ranks.begin(), ranks.end(), world.place.rank);
-  if (self == ranks.end()) return nullptr;
-  return detail::make_group(world, ranks, static_cast<int>(self - ranks.begin()), name,
-                            timeout.value_or(world.timeout));
+  const bool member = self != ranks.end();
+  ProcessGroupPtr group;
+  if (member) {
+    group = detail::make_group(world, ranks, static_cast<int>(self - ranks.begin()), name,
+                               timeout.value_or(world.timeout));
+  }
+  detail::leave_rendezvous(world.place, name, static_cast<int>(ranks.size()), member,
+                           world.connect_timeout);
+  return group;
 }
 
 ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::milliseconds> timeout) {

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace syncbn::dist::detail {
@@ -145,7 +147,12 @@ std::string numeric(const sockaddr* address, socklen_t size) {
 }
 
 bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "::1";
+  return address.starts_with("127.") || address == "::1" || address == "localhost";
+}
+
+bool on_several_hosts(int world_size) {
+  const auto local = base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
+  return local && *local < world_size;
 }
 
 /// The address of an interface that is up, for a host whose own name leads to loopback only.
@@ -170,7 +177,9 @@ base::UniqueFd listen_on(const Place& place) {
     throw UserError(
         fmt::format("MASTER_ADDR={} cannot be resolved: {}", place.master.host, reason));
   }
-  const bool loopback = is_loopback(numeric(list->ai_addr, list->ai_addrlen));
+  // A host's own name often leads to loopback (Debian's 127.0.1.1): other hosts need more.
+  const bool loopback = is_loopback(numeric(list->ai_addr, list->ai_addrlen)) &&
+                        (is_loopback(place.master.host) || !on_several_hosts(place.world_size));
   sockaddr_in6 any{};
   any.sin6_family = AF_INET6;
   any.sin6_port = htons(place.master.port);
@@ -217,6 +226,10 @@ std::string wait_for_store(const Place& place, Clock::time_point deadline, milli
     if (const AddressList list = resolve(place.master, reason)) {
       for (const addrinfo* one = list.get(); one != nullptr; one = one->ai_next) {
         base::UniqueFd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        if (!fd) {
+          reason = std::strerror(errno);
+          continue;
+        }
         // Bounds connect() when packets are dropped instead of refused.
         const auto left = std::max<int64_t>(
             1, std::chrono::duration_cast<std::chrono::seconds>(deadline - Clock::now()).count());
@@ -228,7 +241,7 @@ std::string wait_for_store(const Place& place, Clock::time_point deadline, milli
           ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size);
           return numeric(reinterpret_cast<const sockaddr*>(&own), size);
         }
-        reason = std::strerror(errno);
+        reason = std::strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
       }
     }
     if (Clock::now() + delay > deadline) break;
@@ -247,6 +260,8 @@ std::string rank_key(int rank) {
   return fmt::format("syncbn/arrived/{}", rank);
 }
 constexpr char kRefusedKey[] = "syncbn/refused";
+// How long the rank that holds the store stays after a refusal, so that the others can read it.
+constexpr milliseconds kRefusalGrace{300};
 
 std::vector<uint8_t> bytes(const std::string& text) {
   return {text.begin(), text.end()};
@@ -255,26 +270,61 @@ std::string text(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
+/// What a rank says of itself when it arrives: its backend, and where it runs.
+struct Arrival {
+  std::string backend;
+  std::string where;
+
+  std::string str() const { return backend + "|" + where; }
+  static Arrival parse(const std::string& text) {
+    const size_t bar = text.find('|');
+    return {text.substr(0, bar), text.substr(bar + 1)};
+  }
+};
+
+Arrival arrival_of(c10d::Store& store, int rank) {
+  return Arrival::parse(text(store.get(rank_key(rank))));
+}
+
+/// One rank without a working GPU among others would hang them in their first collective. Rank 0
+/// looks at all, the others at rank 0: everybody concerned is told.
+void check_same_backend(c10d::Store& store, const Place& place, const Arrival& own) {
+  const int end = place.rank == 0 ? place.world_size : 1;
+  for (int rank = 0; rank < end; ++rank) {
+    const Arrival other = arrival_of(store, rank);
+    if (other.backend == own.backend) continue;
+    throw UserError(
+        fmt::format("rank {} ({}) uses backend {} and rank {} ({}) uses {}; choose one backend for "
+                    "all, or find "
+                    "out why one of them sees no GPU",
+                    place.rank, own.where, own.backend, rank, other.where, other.backend));
+  }
+}
+
 /// Says "rank r is here" and waits for the others. Two processes with one rank are told apart by a
-/// counter, and every rank learns of it.
-void arrive(c10d::Store& store, const Place& place, Clock::time_point deadline,
-            milliseconds limit) {
-  const std::string self = fmt::format("{}, process {}", base::hostname(), ::getpid());
+/// counter, and the ranks that wait learn of it.
+void arrive(c10d::Store& store, const Place& place, const std::string& backend,
+            Clock::time_point deadline, milliseconds limit) {
+  const Arrival own{backend, fmt::format("{}, process {}", base::hostname(), ::getpid())};
   if (store.add(rank_key(place.rank) + "/count", 1) > 1) {
     const std::string refusal = fmt::format(
         "two processes have rank {}: one on {} and one on {}; every process of a job needs a RANK "
         "of "
         "its own (was a local rank passed for the global one?)",
-        place.rank, text(store.get(rank_key(place.rank))), self);
+        place.rank, arrival_of(store, place.rank).where, own.where);
     store.set(kRefusedKey, bytes(refusal));
     throw UserError(refusal);
   }
-  store.set(rank_key(place.rank), bytes(self));
+  store.set(rank_key(place.rank), bytes(own.str()));
   milliseconds delay{1};
   for (int next = 0;;) {
     while (next < place.world_size && store.check({rank_key(next)})) ++next;
-    if (store.check({kRefusedKey})) throw UserError(text(store.get(kRefusedKey)));
-    if (next == place.world_size) return;
+    if (store.check({kRefusedKey})) {
+      const std::string refusal = text(store.get(kRefusedKey));
+      if (place.rank == 0) std::this_thread::sleep_for(kRefusalGrace);
+      throw UserError(refusal);
+    }
+    if (next == place.world_size) return check_same_backend(store, place, own);
     if (Clock::now() > deadline) break;
     std::this_thread::sleep_for(delay);
     delay = std::min(delay * 2, milliseconds(50));
@@ -297,7 +347,7 @@ void arrive(c10d::Store& store, const Place& place, Clock::time_point deadline,
 
 }  // namespace
 
-Rendezvous rendezvous(const InitOptions& options) {
+Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
   const Place place = find_place(options);
   Rendezvous result;
   result.rank = place.rank;
@@ -321,33 +371,40 @@ Rendezvous rendezvous(const InitOptions& options) {
     if (!store_options.isServer) result.address = wait_for_store(place, deadline, limit);
     result.store = c10::make_intrusive<c10d::TCPStore>(place.master.host, store_options);
     if (store_options.isServer) result.address = wait_for_store(place, deadline, limit);
-    arrive(*result.store, place, deadline, limit);
+    // An agent's store outlives the group: the keys of a second one must not meet the first one's.
+    static int earlier = 0;
+    if (earlier > 0) {
+      result.store =
+          c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), result.store);
+    }
+    ++earlier;
+    arrive(*result.store, place, backend, deadline, limit);
   } catch (const c10::Error& error) {
     throw UnavailableError(fmt::format("rank {} of {}: the store at {} failed: {}", place.rank,
                                        place.world_size, place.master.str(),
                                        error.what_without_backtrace()));
   }
-  // On rank 0's host its own name often leads to loopback, which no other host can reach.
-  const auto local = base::env_int("LOCAL_WORLD_SIZE", 1, place.world_size);
-  const bool several_hosts = local && *local < place.world_size;
-  if (several_hosts && is_loopback(result.address) && !is_loopback(place.master.host)) {
+  // The same for the address that peers get from rank 0's host.
+  if (on_several_hosts(place.world_size) && is_loopback(result.address) &&
+      !is_loopback(place.master.host)) {
     if (const std::string outside = outside_address(); !outside.empty()) result.address = outside;
   }
   return result;
 }
 
-void leave_rendezvous(const Rendezvous& place, milliseconds limit) {
+void leave_rendezvous(const Rendezvous& place, const std::string& group, int members, bool member,
+                      milliseconds limit) {
   if (place.world_size == 1) return;
-  constexpr char kLastKey[] = "syncbn/connected/all";
+  const std::string counter = fmt::format("syncbn/connected/{}", group);
+  const std::string all = counter + "/all";
   try {
-    if (place.store->add("syncbn/connected", 1) == place.world_size) {
-      place.store->set(kLastKey, bytes("yes"));
-    }
-    if (place.holds_store) place.store->wait({kLastKey}, limit);
+    if (member && place.store->add(counter, 1) == members) place.store->set(all, bytes("yes"));
+    if (place.holds_store) place.store->wait({all}, limit);
   } catch (const c10::Error& error) {
     throw UnavailableError(fmt::format(
-        "rank {} of {}: not every rank connected to its peers within {}: {}", place.rank,
-        place.world_size, base::format_seconds(seconds(limit)), error.what_without_backtrace()));
+        "rank {} of {}: not every rank of group '{}' connected to its peers within {}: {}",
+        place.rank, place.world_size, group, base::format_seconds(seconds(limit)),
+        error.what_without_backtrace()));
   }
 }
 

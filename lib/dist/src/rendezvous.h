@@ -20,11 +20,14 @@ struct Rendezvous {
 };
 
 /// Reads the environment or the URL of `options`, starts the store on rank 0 (unless an agent holds
-/// it already), connects to it on the others, and waits until every rank has arrived.
-Rendezvous rendezvous(const InitOptions& options);
+/// it already), connects to it on the others, and waits until every rank has arrived with the same
+/// `backend`.
+Rendezvous rendezvous(const InitOptions& options, const std::string& backend);
 
-/// Called when a rank is connected to its peers. The rank that holds the store waits here for the
-/// others: they still read from it, and a short program could end before they are through.
-void leave_rendezvous(const Rendezvous& place, std::chrono::milliseconds limit);
+/// Every rank calls it when its part of making a group is done. The rank that holds the store waits
+/// here until all `members` are connected, whether it is one or not: they still read from it, and a
+/// short program could end before they are through.
+void leave_rendezvous(const Rendezvous& place, const std::string& group, int members, bool member,
+                      std::chrono::milliseconds limit);
 
 }  // namespace syncbn::dist::detail

@@ -61,37 +61,37 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
-  const bool use_batch = is_training() || !running_mean.defined();
-  // The weight of this batch in the running statistics; without a momentum, all batches weigh the
-  // same.
-  double factor = 0;
-  if (is_training() && num_batches_tracked.defined()) {
-    num_batches_tracked.add_(1);
-    factor = options.momentum() ? *options.momentum()
-                                : 1.0 / static_cast<double>(num_batches_tracked.item<int64_t>());
-  }
+  detail::BatchNormArguments arguments{.input = input,
+                                       .weight = weight,
+                                       .bias = bias,
+                                       .running_mean = running_mean,
+                                       .running_var = running_var,
+                                       .momentum = 0,
+                                       .eps = options.eps()};
+  detail::check_input(arguments);
+  ProcessGroupPtr group;
   if (is_training()) {
-    const ProcessGroupPtr group = detail::statistics_group(options.process_group());
-    if (group && group->getSize() > 1) {
-      return detail::sync_batch_norm({.input = input,
-                                      .weight = weight,
-                                      .bias = bias,
-                                      .running_mean = running_mean,
-                                      .running_var = running_var,
-                                      .momentum = factor,
-                                      .eps = options.eps()},
-                                     group);
+    group = detail::statistics_group(options.process_group());
+    const bool alone = !group || group->getSize() == 1;
+    if (alone && input.numel() == input.size(1)) {
+      throw base::UserError(fmt::format(
+          "SyncBatchNorm: one value per channel (input {}) has no variance to train with; use a "
+          "larger batch",
+          c10::str(input.sizes())));
+    }
+    if (alone) group = nullptr;
+    if (num_batches_tracked.defined()) {
+      num_batches_tracked.add_(1);
+      // The weight of this batch; without a momentum, all batches weigh the same.
+      arguments.momentum = options.momentum()
+                               ? *options.momentum()
+                               : 1.0 / static_cast<double>(num_batches_tracked.item<int64_t>());
     }
   }
-  if (is_training() && input.dim() >= 2 && input.numel() == input.size(1)) {
-    throw base::UserError(
-        fmt::format("SyncBatchNorm: one value per channel (input {}) has no variance to train "
-                    "with; use a larger "
-                    "batch",
-                    c10::str(input.sizes())));
-  }
-  return at::batch_norm(input, weight, bias, running_mean, running_var, use_batch, factor,
-                        options.eps(), at::globalContext().userEnabledCuDNN());
+  if (group) return detail::sync_batch_norm(arguments, group);
+  const bool use_batch = is_training() || !running_mean.defined();
+  return at::batch_norm(input, weight, bias, running_mean, running_var, use_batch,
+                        arguments.momentum, options.eps(), at::globalContext().userEnabledCuDNN());
 }
 
 }  // namespace syncbn::dist

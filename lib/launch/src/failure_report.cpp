@@ -6,6 +6,7 @@
 #include <syncbn/base/text.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cctype>
 #include <ctime>
 #include <sstream>

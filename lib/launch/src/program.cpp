@@ -31,7 +31,12 @@ ProgramError not_executable(const fs::path& path) {
 
 std::string find_path(const std::string& name) {
   if (is_executable(name)) return name;
-  if (fs::exists(name)) throw not_executable(name);
+  std::error_code error;
+  if (fs::is_directory(name, error)) {
+    throw ProgramError(fmt::format("{} is a folder, not a program", name),
+                       base::kExitCannotExecute);
+  }
+  if (fs::exists(name, error)) throw not_executable(name);
   throw ProgramError(fmt::format("program not found: there is no file {}", name),
                      base::kExitNotFound);
 }

@@ -9,6 +9,8 @@ namespace syncbn::launch {
 
 Signals::Signals() {
   ::signal(SIGPIPE, SIG_IGN);
+  // Whoever started us may have ignored it, and then children leave no status behind.
+  ::signal(SIGCHLD, SIG_DFL);
   sigset_t set;
   ::sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGWINCH}) {

@@ -5,7 +5,7 @@
 
 namespace syncbn::train {
 
-/// The one thing that all ranks agree on in every step, in one small all_reduce: whether to go on.
+/// The one thing that all ranks agree on in every step, in one small exchange: whether to go on.
 /// Whatever a single rank notices (a signal, a loss that is not finite) becomes every rank's
 /// decision at the same step, so that none waits for another that has left.
 class StepVote {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -21,7 +22,8 @@ namespace syncbn::dist {
 struct DdpOptions {
   /// Before each forward, overwrite every rank's buffers by rank 0's.
   bool broadcast_buffers = true;
-  /// Some parameters may get no gradient in some step; costs a walk over the graph per step.
+  /// Some parameters may get no gradient in some step; costs a walk over the graph per step, which
+  /// begins at the tensors found in forward's output.
   bool find_unused_parameters = false;
   /// Let gradients be views into the communication buckets: one copy less. torch::optim's
   /// zero_grad() cannot handle such gradients: call zero_grad() of this wrapper.
@@ -30,7 +32,8 @@ struct DdpOptions {
   bool init_sync = true;
   /// Size of the gradient buckets, MiB; unset: 25, and the first bucket 1.
   std::optional<double> bucket_cap_mb = std::nullopt;
-  /// The ranks that share gradients; empty: the default group.
+  /// The ranks that share gradients; empty: the default group. Beware of the null pointer that
+  /// new_group() returns on ranks outside the group.
   ProcessGroupPtr process_group = {};
 };
 
@@ -46,7 +49,8 @@ class DdpCore {
   ~DdpCore();
 
   void before_forward();
-  void after_forward(const std::vector<at::Tensor>& outputs);
+  /// Takes the outputs of forward and returns what the caller gets in their place.
+  std::vector<at::Tensor> after_forward(std::vector<at::Tensor> outputs);
   bool require_sync() const;
   void set_require_sync(bool on);
   void zero_grad();
@@ -57,28 +61,21 @@ class DdpCore {
   std::unique_ptr<State> state_;
 };
 
-// Outputs are searched for tensors through containers; other types hold none.
-inline void collect_tensors(const at::Tensor& tensor, std::vector<at::Tensor>& out) {
-  if (tensor.defined()) out.push_back(tensor);
-}
-template <class T>
-void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
-  if constexpr (requires {
-                  value.has_value();
-                  *value;
-                }) {
-    if (value.has_value()) collect_tensors(*value, out);
-  } else if constexpr (requires { value.begin()->second; }) {
-    for (const auto& [key, item] : value) collect_tensors(item, out);
-  } else if constexpr (requires {
-                         value.begin();
-                         value.end();
-                       }) {
-    if constexpr (!std::is_convertible_v<T, std::string_view>) {
-      for (const auto& item : value) collect_tensors(item, out);
-    }
-  } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    std::apply([&out](const auto&... items) { (collect_tensors(items, out), ...); }, value);
+// Calls visit(tensor) for each defined tensor in a value: through optionals, containers, pairs and
+// tuples. Other types hold none.
+template <class T, class Visit>
+void for_each_tensor(T& value, const Visit& visit) {
+  using Value = std::remove_const_t<T>;
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    if (value.defined()) visit(value);
+  } else if constexpr (std::is_convertible_v<const Value&, std::string_view>) {
+    // text, such as the key of a map
+  } else if constexpr (requires { value.has_value(), *value; }) {
+    if (value.has_value()) for_each_tensor(*value, visit);
+  } else if constexpr (requires { value.begin(), value.end(); }) {
+    for (auto&& item : value) for_each_tensor(item, visit);
+  } else if constexpr (requires { std::tuple_size<Value>::value; }) {
+    std::apply([&visit](auto&... items) { (for_each_tensor(items, visit), ...); }, value);
   }
 }
 
@@ -138,8 +135,10 @@ class DistributedDataParallel {
     core_->before_forward();
     auto output = module_->forward(detail::to_device(std::forward<Args>(args), core_->device())...);
     std::vector<at::Tensor> tensors;
-    detail::collect_tensors(output, tensors);
-    core_->after_forward(tensors);
+    detail::for_each_tensor(output, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+    tensors = core_->after_forward(std::move(tensors));
+    auto next = tensors.begin();
+    detail::for_each_tensor(output, [&](at::Tensor& tensor) { tensor = *next++; });
     return output;
   }
   template <class... Args>

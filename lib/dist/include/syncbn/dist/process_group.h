@@ -36,7 +36,7 @@ struct InitOptions {
 ///   the default group exists already; base::UnavailableError when rank 0 or a peer does not come.
 ProcessGroupPtr init_process_group(const InitOptions& options = {});
 
-/// Leaves the default group and all groups made from it. Harmless when there is none.
+/// Shuts the default group and all groups made from it down. Harmless when there is none.
 void destroy_process_group();
 
 bool is_initialized();
@@ -45,7 +45,8 @@ bool is_initialized();
 ProcessGroupPtr default_group();
 
 /// A group over the given ranks of the default group; every rank of the default group calls it, in
-/// the same order. Null on ranks outside. Ranks keep the order given.
+/// the same order. Ranks keep the order given. Null on ranks outside: do not pass that on to the
+/// functions below or to options, where an empty group means the default one.
 /// @param timeout of its collectives; that of the default group when not given.
 /// @throws base::UserError for a rank that is outside the world or given twice.
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
@@ -69,8 +70,9 @@ int local_rank();
 /// backend is NCCL, the CPU otherwise.
 at::Device device();
 
-// Collectives. All block until the result is there, and throw base::UnavailableError, naming rank,
-// collective, sequence number and group, when a peer fails or the group's timeout passes. Every
+// Collectives. All block until the result is there (on CUDA: until the current stream will wait for
+// it), and throw base::UnavailableError, naming rank, collective, sequence number and group, when a
+// peer fails or the group's timeout passes, base::UserError for a tensor that is refused. Every
 // rank of the group calls them in the same order with tensors of the same shape and dtype. They may
 // be called from any one thread at a time. An empty group means the default one.
 

@@ -88,6 +88,9 @@ struct ConvertReport {
 /// containers of containers) since the layers themselves are not replaced: from now on this
 /// process's aten::batch_norm looks its layer up.
 /// A clone of a converted module is not converted. Not thread-safe.
+///
+/// libtorch checks for more than one value per channel on each rank before the layer is reached: a
+/// converted layer still refuses such an input, where SyncBatchNorm itself takes it.
 ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroupPtr& group = {});
 
 /// The same for a TorchScript module: rewrites the graphs of all its methods.

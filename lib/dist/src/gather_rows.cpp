@@ -1,0 +1,34 @@
+#include "gather_rows.h"
+
+#include <ATen/ops/empty.h>
+
+namespace syncbn::dist::detail {
+namespace {
+
+// Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. Its
+// all-to-all sends to every rank at once; each rank's row then leaves it W - 1 times, which pays
+// while rows and groups are small.
+constexpr int kOneHopRanks = 16;
+constexpr size_t kOneHopBytes = size_t{64} * 1024;
+
+}  // namespace
+
+bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
+  return row.is_cpu() && group->getSize() <= kOneHopRanks && row.nbytes() <= kOneHopBytes;
+}
+
+at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group) {
+  at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
+  if (row.numel() == 0) return all;
+  if (gathers_in_one_hop(row, group)) {
+    at::Tensor copies = row.expand_as(all).contiguous();
+    std::vector<int64_t> equal_splits;
+    group->alltoall_base(all, copies, equal_splits, equal_splits)->wait();
+  } else {
+    at::Tensor own = row;
+    group->_allgather_base(all, own)->wait();
+  }
+  return all;
+}
+
+}  // namespace syncbn::dist::detail
