@@ -289,7 +289,7 @@ TEST(LaunchTest, SaysOnceWhyAProgramCannotRun) {
   expect_error("no-such.py", 127, "no Python script no-such.py");
   expect_error("plain", 127, "write ./plain");
   expect_error("./plain", 126, "not executable");
-  expect_error(folder.path(), 126, "not executable");
+  expect_error(folder.path(), 126, "is a folder");
   expect_error("./odd", 126, "#!");
   expect_error("./lost", 127, "interpreter");
 }

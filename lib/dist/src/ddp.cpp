@@ -108,7 +108,8 @@ void broadcast_from_first(const std::vector<at::Tensor>& tensors, const ProcessG
 }
 
 /// The identity on all outputs at once. When the loss uses only some of them, the others' graphs
-/// still run, with undefined gradients: their parameters count as ready instead of being waited for.
+/// still run, with undefined gradients: their parameters count as ready instead of being waited
+/// for.
 struct JoinOutputs : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     return std::move(gradients);
