@@ -128,19 +128,18 @@ TEST(LaunchTest, ResetsSignalsForWorkers) {
        "trap '' INT PIPE; exec " + kLauncher + " grep -E 'Sig(Blk|Ign)' /proc/self/status"});
   // Signals 32 and 33 are glibc's own: no program can reset them if it was started with them
   // ignored.
-  EXPECT_THAT(result.out, ::testing::MatchesRegex("SigBlk:\t0000000000000000\n"
-                                                  "SigIgn:\t0000000[01]80000000\n|"
-                                                  "SigBlk:\t0000000000000000\n"
-                                                  "SigIgn:\t0000000000000000\n"));
+  EXPECT_THAT(result.out, ::testing::MatchesRegex("SigBlk:\t0+\nSigIgn:\t0000000(18|00)0000000\n"));
 }
 
 TEST(LaunchTest, EndsWithItsWorkersWhenStartedWithChildSignalsIgnored) {
   // Not from a shell: those do not pass an ignored SIGCHLD on.
-  const auto result = run_program({"python3", "-c",
-                                   "import os, signal, sys\n"
-                                   "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-                                   "os.execv(sys.argv[1], sys.argv[1:])",
-                                   kLauncher, "sh", "-c", "exit 3"});
+  constexpr char kIgnoreAndRun[] = R"(
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+)";
+  const auto result =
+      run_program({"python3", "-c", kIgnoreAndRun, kLauncher, "sh", "-c", "exit 3"});
   EXPECT_EQ(result.exit_code, 3);
 }
 
