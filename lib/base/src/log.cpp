@@ -7,6 +7,7 @@
 #include <syncbn/base/text.h>
 
 #include <cstdio>
+#include <string_view>
 
 namespace syncbn::base {
 
@@ -40,7 +41,10 @@ int run_main(const std::string& program, const std::function<int()>& body) {
     fmt::print(stderr, "{}: error: {}\n", program, error.what());
     return error.exit_code();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: internal error: {}\n", program, error.what());
+    // libtorch's errors go on with a page of stack frames.
+    const std::string_view what = error.what();
+    fmt::print(stderr, "{}: internal error: {}\n", program,
+               what.substr(0, what.find("\nException raised from")));
     return kExitInternal;
   }
 }

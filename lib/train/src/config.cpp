@@ -3,6 +3,9 @@
 namespace syncbn::train {
 namespace {
 
+constexpr double kYear = 365.0 * 24 * 3600;  // seconds
+constexpr double kMostThreads = 1024;        // a typing error above; libgomp then hangs
+
 std::optional<std::string> one_batch_size(const Config& config) {
   if (config.batch_size.has_value() == config.global_batch_size.has_value()) {
     return "set exactly one of batch_size (samples of each rank) and global_batch_size (samples of "
@@ -63,14 +66,19 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("overwrite", &Config::overwrite, "replace the run that run_dir holds");
   schema.field("backend", &Config::backend, "what ranks communicate by; auto: NCCL on GPUs")
       .one_of({"auto", "gloo", "nccl"});
-  schema.field("timeout", &Config::timeout, "of every exchange between ranks").above(0).unit("s");
+  schema.field("timeout", &Config::timeout, "of every exchange between ranks")
+      .above(0)
+      .at_most(kYear)
+      .unit("s");
   schema.field("connect_timeout", &Config::connect_timeout, "for all ranks to find each other")
       .above(0)
+      .at_most(kYear)
       .unit("s");
   schema
       .field("threads", &Config::threads,
              "threads of each rank for computing; 0: as OMP_NUM_THREADS says")
-      .at_least(0);
+      .at_least(0)
+      .at_most(kMostThreads);
   schema.check(one_batch_size);
 }
 

@@ -454,8 +454,9 @@ class Trainer {
   const std::string name_;
   const Inputs& inputs_;
   const Clock::time_point begin_ = Clock::now();
-  const StopSignals signals_;
   const DefaultGroup group_;
+  // After the group: until it stands nothing looks at them, and a signal has to end the process.
+  const StopSignals signals_;
   const at::Device device_;
   AgentChannel channel_;
   Progress progress_;
