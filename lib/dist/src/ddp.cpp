@@ -116,8 +116,18 @@ struct JoinOutputs : torch::autograd::Node {
   }
 };
 
+/// Autograd's nodes are held by shared_ptr in libtorch 2.11 and by intrusive_ptr in 2.15.
+template <class Pointer, class Made>
+Pointer make_node() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Made>();
+  } else {
+    return c10::make_intrusive<Made>();
+  }
+}
+
 std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs) {
-  const std::shared_ptr<JoinOutputs> node(new JoinOutputs, torch::autograd::deleteNode);
+  const auto node = make_node<decltype(torch::autograd::Edge::function), JoinOutputs>();
   node->set_next_edges(torch::autograd::collect_next_edges(outputs));
   for (at::Tensor& output : outputs) {
     const auto index = node->add_input_metadata(output);
