@@ -24,7 +24,6 @@ class Backend : public c10d::Backend {
 
   const std::string& group_name() const { return group_name_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
-  bool has_cuda() const { return delegates_.cuda != nullptr; }
   /// The number of collectives started so far on this rank.
   uint64_t sequence() const { return sequence_; }
 

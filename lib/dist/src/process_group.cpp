@@ -118,6 +118,21 @@ void quieten_libtorch() {
   if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
 }
 
+/// Every rank of the world takes part in the same order; null on ranks that are not members.
+ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
+                           std::chrono::milliseconds timeout) {
+  const std::string name = std::to_string(world.groups_made++);
+  const auto self = std::find(ranks.begin(), ranks.end(), world.place.rank);
+  const bool member = self != ranks.end();
+  ProcessGroupPtr group;
+  if (member) {
+    group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout);
+  }
+  leave_rendezvous(world.place, name, static_cast<int>(ranks.size()), member,
+                   world.connect_timeout);
+  return group;
+}
+
 std::vector<int> all_ranks(const World& world) {
   std::vector<int> ranks(static_cast<size_t>(world.place.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -163,11 +178,8 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
   made->timeout = options.timeout;
   made->place = detail::rendezvous(options, made->use_cuda ? "nccl" : "gloo");
   if (made->use_cuda) detail::cuda_support()->set_device(local_rank());
-  made->group = detail::make_group(*made, detail::all_ranks(*made), made->place.rank,
-                                   std::to_string(made->groups_made++), options.timeout);
   made->connect_timeout = options.connect_timeout;
-  detail::leave_rendezvous(made->place, "0", made->place.world_size, /*member=*/true,
-                           options.connect_timeout);
+  made->group = detail::form_group(*made, detail::all_ranks(*made), options.timeout);
   detail::world() = std::move(made);
   return detail::world()->group;
 }
@@ -204,17 +216,7 @@ ProcessGroupPtr new_group(const std::vector<int>& ranks,
     }
   }
   if (ranks.empty()) throw base::UserError("new_group: no ranks are given");
-  const std::string name = std::to_string(world.groups_made++);
-  const auto self = std::find(ranks.begin(), ranks.end(), world.place.rank);
-  const bool member = self != ranks.end();
-  ProcessGroupPtr group;
-  if (member) {
-    group = detail::make_group(world, ranks, static_cast<int>(self - ranks.begin()), name,
-                               timeout.value_or(world.timeout));
-  }
-  detail::leave_rendezvous(world.place, name, static_cast<int>(ranks.size()), member,
-                           world.connect_timeout);
-  return group;
+  return detail::form_group(world, ranks, timeout.value_or(world.timeout));
 }
 
 ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::milliseconds> timeout) {
