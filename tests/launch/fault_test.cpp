@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <thread>
@@ -243,6 +244,63 @@ TEST(LaunchFaultTest, EndsAWorkerThatSomebodyStopped) {
   launcher.wait_until([&] { return state_of(worker) == 'T'; });
   launcher.send_signal(SIGTERM);
   EXPECT_EQ(launcher.wait().exit_code, 143);
+}
+
+// Without reading what the program writes, as Program::wait_until does.
+bool soon(const std::function<bool()>& done) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!done() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return done();
+}
+
+// As in `syncbn-launch ... | less`.
+TEST(LaunchFaultTest, ASignalEndsItWhileNobodyReadsItsOutput) {
+  TempFolder folder;
+  // More than a pipe holds, less than the launcher keeps; then more than both.
+  const std::string script = "yes | head -c 100000; touch written; exec yes";
+  Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c", script}),
+                   {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
+  ASSERT_TRUE(soon([&] { return fs::exists(folder / "written"); }));
+  launcher.send_signal(SIGTERM);
+  ASSERT_TRUE(soon([&] { return state_of(launcher.pid()) == 'Z'; }));
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_THAT(result.out, ::testing::StartsWith("["));
+}
+
+TEST(LaunchFaultTest, KeepsEveryLineForASlowReader) {
+  TempFolder folder;
+  const std::string script = "seq 60000; touch written$RANK";
+  Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c", script}),
+                   {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
+  ASSERT_TRUE(soon([&] { return fs::exists(folder / "written0"); }));
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(count(result.out, "\n"), 120000U);
+  EXPECT_EQ(count(result.out, "[1] 60000\n"), 1U);
+}
+
+TEST(LaunchFaultTest, SaysThatOutputWasLostOnAFullDisk) {
+  const auto result = run_program({"sh", "-c", kLauncher + " seq 100 >/dev/full"});
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("cannot write standard output: No space left on device"));
+}
+
+TEST(LaunchFaultTest, HelpOnAFullDiskIsNoBug) {
+  const auto result = run_program({"sh", "-c", kLauncher + " --help >/dev/full"});
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("standard output"), Not(HasSubstr("internal error"))));
+}
+
+TEST(LaunchFaultTest, EndsAlthoughItsKeeperWasStopped) {
+  StubbornJob job({"--shutdown_timeout=0.2"});
+  ASSERT_TRUE(job.started());
+  ASSERT_EQ(::kill(job.keeper(), SIGSTOP), 0);
+  job.launcher().send_signal(SIGTERM);
+  EXPECT_EQ(job.launcher().wait().exit_code, 143);
+  EXPECT_EQ(job.left_over(), 0U);
 }
 
 TEST(LaunchFaultTest, ReportsAWorkerKilledFromOutside) {

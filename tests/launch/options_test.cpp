@@ -72,6 +72,15 @@ TEST(LaunchOptionsTest, ReadsTheEnvironmentAndPrefersTheCommandLine) {
   EXPECT_EQ(from_command_line, 2);
 }
 
+TEST(LaunchOptionsTest, NamesTheEnvironmentVariableThatIsWrong) {
+  ::setenv("PET_NNODES", "many", 1);
+  const std::string error = error_of({"prog"});
+  ::unsetenv("PET_NNODES");
+  EXPECT_EQ(error,
+            "environment variable PET_NNODES, read as --nnodes: expected a number from 1 to 65536, "
+            "got 'many'");
+}
+
 TEST(LaunchOptionsTest, CountsGpusAsCudaWould) {
   ::setenv("CUDA_VISIBLE_DEVICES", "0,2,GPU-abc,-1,3", 1);
   const int some = parse({"--nproc_per_node=gpu", "prog"}).nproc_per_node;
@@ -93,13 +102,17 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
     EXPECT_THAT(error_of({"--nproc_per_node", bad, "prog"}),
                 AllOf(StartsWith(std::string("--nproc_per_node=") + bad + ":"), HasSubstr("gpu")));
   }
-  EXPECT_THAT(error_of({"--nproc_per_node=", "prog"}), HasSubstr("--nproc_per_node"));
+  EXPECT_EQ(error_of({"--nproc_per_node=", "prog"}), "option --nproc_per_node needs a value");
   EXPECT_THAT(error_of({"--nproc_per_nod3=1", "prog"}), HasSubstr("did you mean 'nproc_per_node'"));
   EXPECT_THAT(error_of({"--no", "prog"}),
               AllOf(HasSubstr("ambiguous"), HasSubstr("--node_rank"), HasSubstr("--no_python")));
   EXPECT_THAT(error_of({"-z", "prog"}), HasSubstr("unknown option -z"));
   EXPECT_THAT(error_of({"--nnodes"}), HasSubstr("--nnodes needs a value"));
-  EXPECT_THAT(error_of({"--nnodes=0", "prog"}), HasSubstr("--nnodes"));
+  EXPECT_EQ(error_of({"--nnodes=0", "prog"}),
+            "--nnodes: expected a number from 1 to 65536, got '0'");
+  EXPECT_THAT(error_of({"--shutdown_timeout=nan", "prog"}), HasSubstr("got 'nan'"));
+  EXPECT_THAT(error_of({"--standalone=maybe", "prog"}),
+              AllOf(HasSubstr("--standalone"), HasSubstr("maybe")));
   EXPECT_THAT(error_of({"--master_port=70000", "prog"}), HasSubstr("--master_port"));
   EXPECT_THAT(error_of({"--prefix=maybe", "prog"}), HasSubstr("--prefix"));
   EXPECT_THAT(error_of({}), HasSubstr("no program given"));

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <string_view>
+#include <system_error>
 
 namespace syncbn::base {
 
@@ -32,7 +33,10 @@ void init_logging(int rank) {
 
 int run_main(const std::string& program, const std::function<int()>& body) {
   try {
-    return body();
+    const int exit_code = body();
+    // Otherwise a full disk shows only after main, where nobody looks.
+    if (std::fflush(stdout) != 0) throw_errno("cannot write standard output");
+    return exit_code;
   } catch (const InternalError& error) {
     fmt::print(stderr, "{}: internal error: {}\n{}: this is a bug; please report it\n", program,
                error.what(), program);
@@ -40,6 +44,9 @@ int run_main(const std::string& program, const std::function<int()>& body) {
   } catch (const Error& error) {
     fmt::print(stderr, "{}: error: {}\n", program, error.what());
     return error.exit_code();
+  } catch (const std::system_error& error) {
+    fmt::print(stderr, "{}: error: {}\n", program, error.what());
+    return kExitUnavailable;
   } catch (const std::exception& error) {
     // libtorch's errors go on with a page of stack frames.
     const std::string_view what = error.what();

@@ -198,6 +198,7 @@ std::optional<KeeperEvent> Keeper::next_event() {
 void Keeper::signal_workers(int signal) {
   const int32_t command = signal;
   ::send(socket_.get(), &command, sizeof(command), MSG_NOSIGNAL);
+  ::kill(pid_, SIGCONT);  // somebody may have stopped it
 }
 
 void Keeper::finish() {

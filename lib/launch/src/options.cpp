@@ -62,6 +62,18 @@ class HelpFormatter : public CLI::Formatter {
   }
 };
 
+// The whole of `typed` as a number from min to max; not CLI::Range, which lets nan through.
+template <class Number>
+auto range(Number min, Number max) {
+  return [min, max](const std::string& typed) -> std::string {
+    Number number{};
+    const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), number);
+    const bool whole = error == std::errc() && end == typed.data() + typed.size();
+    if (whole && number >= min && number <= max) return "";
+    return fmt::format("expected a number from {} to {}, got '{}'", min, max, typed);
+  };
+}
+
 // Values as they were typed, before they are checked together.
 struct RawOptions {
   std::string nproc_per_node = "1";
@@ -92,12 +104,12 @@ void describe(CLI::App& app, RawOptions& raw) {
       ->envname("PET_NNODES")
       ->type_name("N")
       ->default_str("1")
-      ->check(CLI::Range(1, 65536))
+      ->check(range(1, 65536))
       ->group("Nodes");
   app.add_option("--node_rank", options.node_rank, "This machine's number, from 0; with --nnodes")
       ->envname("PET_NODE_RANK")
       ->type_name("N")
-      ->check(CLI::Range(0, 65535))
+      ->check(range(0, 65535))
       ->group("Nodes");
   app.add_option("--master_addr", options.master_addr,
                  "Host name or address of node 0; on one machine 127.0.0.1")
@@ -109,7 +121,7 @@ void describe(CLI::App& app, RawOptions& raw) {
                  "a free one is chosen, else 29500; 0 asks for a free one")
       ->envname("PET_MASTER_PORT")
       ->type_name("PORT")
-      ->check(CLI::Range(0, 65535))
+      ->check(range(0, 65535))
       ->group("Nodes");
   app.add_flag("--standalone", options.standalone, "One machine, apart from all other jobs on it")
       ->envname("PET_STANDALONE")
@@ -129,7 +141,7 @@ void describe(CLI::App& app, RawOptions& raw) {
       ->envname("SYNCBN_SHUTDOWN_TIMEOUT")
       ->type_name("SECONDS")
       ->default_str("30")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->check(range(0.0, 86400.0))
       ->group("Ending and output");
   app.add_option("--prefix", raw.prefix,
                  "Put \"[rank] \" before each line when there are several workers")
@@ -170,15 +182,13 @@ class CommandLine {
       }
       const size_t equals = word.find('=');
       const std::string name = full_name(word.substr(2, equals - 2));
-      if (equals != std::string::npos) {
-        options_.push_back("--" + name + word.substr(equals));
-      } else if (is_flag(*app_.get_option("--" + name))) {
-        options_.push_back("--" + name);
-      } else if (i < words_.size()) {
-        options_.push_back("--" + name + "=" + words_[i++]);
-      } else {
+      const bool takes_value = !is_flag(*app_.get_option("--" + name));
+      std::string value = equals == std::string::npos ? "" : word.substr(equals + 1);
+      if (takes_value && equals == std::string::npos && i < words_.size()) value = words_[i++];
+      if (takes_value && value.empty()) {
         throw base::UserError(fmt::format("option --{} needs a value", name));
       }
+      options_.push_back("--" + name + (value.empty() ? "" : "=" + value));
     }
     program_.assign(words_.begin() + static_cast<std::ptrdiff_t>(i), words_.end());
   }
@@ -210,6 +220,19 @@ class CommandLine {
   std::vector<std::string> options_;
   std::vector<std::string> program_;
 };
+
+/// What CLI11 says, and where a value came from that is not on the command line.
+std::string explain(const CLI::App& app, const CommandLine& line, const CLI::ParseError& error) {
+  const std::string message = error.what();
+  const std::string name = message.substr(0, message.find(':'));
+  const CLI::Option* option = app.get_option_no_throw(name);
+  const auto is_it = [&](const std::string& word) { return word.rfind(name + "=", 0) == 0; };
+  if (option == nullptr || option->get_envname().empty() ||
+      std::any_of(line.options().begin(), line.options().end(), is_it)) {
+    return message;
+  }
+  return fmt::format("environment variable {}, read as {}", option->get_envname(), message);
+}
 
 int count_workers(const std::string& typed) {
   if (typed == "cpu") return count_cores();
@@ -274,7 +297,7 @@ std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
     app.exit(request);
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    throw base::UserError(error.what());
+    throw base::UserError(explain(app, line, error));
   }
 
   LaunchOptions options = raw.options;

@@ -1,36 +1,28 @@
 #include "output.h"
 
 #include <fmt/format.h>
-#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
+#include <cstring>
 #include <utility>
 
 namespace syncbn::launch {
 namespace {
-
-// All of it, or nothing more once nobody reads: workers go on when `| head` has seen enough.
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(fd, text.data(), text.size());
-    if (written >= 0) {
-      text.remove_prefix(static_cast<size_t>(written));
-    } else if (errno == EAGAIN) {
-      pollfd ready{fd, POLLOUT, 0};
-      ::poll(&ready, 1, -1);
-    } else if (errno != EINTR) {
-      return;
-    }
-  }
-}
 
 std::string coloured(int rank, const std::string& text) {
   // Readable on dark and on light backgrounds; red is left to errors.
   constexpr std::array kColours{36, 33, 35, 32, 34, 96, 95, 92};
   return fmt::format("\x1b[{}m{}\x1b[0m", kColours[static_cast<size_t>(rank) % kColours.size()],
                      text);
+}
+
+bool is_one_terminal(const OutputOptions& options) {
+  struct stat out {};
+  struct stat err {};
+  return options.out_is_terminal && options.err_is_terminal && ::fstat(STDOUT_FILENO, &out) == 0 &&
+         ::fstat(STDERR_FILENO, &err) == 0 && out.st_rdev == err.st_rdev;
 }
 
 }  // namespace
@@ -54,7 +46,11 @@ void LineSplitter::finish(const Sink& sink) {
 }
 
 Output::Output(OutputOptions options)
-    : options_(std::move(options)), workers_(options_.ranks.size()) {
+    : options_(std::move(options)),
+      one_terminal_(is_one_terminal(options_)),
+      out_(STDOUT_FILENO),
+      err_(STDERR_FILENO),
+      workers_(options_.ranks.size()) {
   for (size_t i = 0; i < workers_.size(); ++i) {
     workers_[i].prefix = fmt::format("[{}] ", options_.ranks[i]);
     if (options_.colour) workers_[i].prefix = coloured(options_.ranks[i], workers_[i].prefix);
@@ -63,6 +59,7 @@ Output::Output(OutputOptions options)
 
 Output::~Output() {
   erase_bar();
+  flush();
 }
 
 std::string Output::prefix_of(const Worker& worker, Stream stream) const {
@@ -109,7 +106,8 @@ void Output::say(std::string_view message) {
 }
 
 void Output::set_bar(std::string bar) {
-  if (!options_.err_is_terminal) return;
+  // One that nobody sees (Ctrl-S) would pile up.
+  if (!options_.err_is_terminal || (err_.pending() > 0 && !bar.empty())) return;
   erase_bar();
   bar_ = std::move(bar);
   draw_bar();
@@ -126,10 +124,38 @@ bool Output::tail_is_last(size_t worker) const {
   return !tail.empty() && tail.front().number + tail.size() == lines_ + 1;
 }
 
+void Output::flush() {
+  out_.flush();
+  err_.flush();
+}
+
+std::vector<int> Output::waits_for() const {
+  std::vector<int> fds;
+  for (const StandardStream* stream : {&out_, &err_}) {
+    if (stream->pending() > 0) fds.push_back(stream->fd());
+  }
+  return fds;
+}
+
+bool Output::is_full(Stream stream) const {
+  return stream_of(stream).pending() > kMostPending;
+}
+
+std::optional<std::string> Output::error() const {
+  if (const auto error = out_.error()) {
+    return fmt::format("cannot write standard output: {}", std::strerror(*error));
+  }
+  return std::nullopt;
+}
+
+const StandardStream& Output::stream_of(Stream stream) const {
+  return stream == Stream::kOut && !one_terminal_ ? out_ : err_;
+}
+
 void Output::print(Stream stream, std::string_view text) {
   if (text.empty()) return;
   erase_bar();
-  write_all(stream == Stream::kOut ? STDOUT_FILENO : STDERR_FILENO, text);
+  (&stream_of(stream) == &out_ ? out_ : err_).write(text);
   const bool terminal =
       stream == Stream::kOut ? options_.out_is_terminal : options_.err_is_terminal;
   if (terminal) at_line_start_ = text.back() == '\n';
@@ -137,13 +163,13 @@ void Output::print(Stream stream, std::string_view text) {
 }
 
 void Output::erase_bar() {
-  if (std::exchange(bar_is_drawn_, false)) write_all(STDERR_FILENO, "\r\x1b[K");
+  if (std::exchange(bar_is_drawn_, false)) err_.write("\r\x1b[K");
 }
 
 void Output::draw_bar() {
   // Never behind half a line, which erasing the bar would take along.
   if (bar_.empty() || !at_line_start_) return;
-  write_all(STDERR_FILENO, bar_);
+  err_.write(bar_);
   bar_is_drawn_ = true;
 }
 

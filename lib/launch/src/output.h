@@ -4,9 +4,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "standard_stream.h"
 
 namespace syncbn::launch {
 
@@ -35,10 +38,11 @@ struct OutputOptions {
 };
 
 /// Everything that the launcher prints: the workers' lines, its own messages, the progress bar
-/// below them. Lines of different workers never mix.
+/// below them. Lines of different workers never mix. Nothing here waits for the reader.
 class Output {
  public:
   static constexpr size_t kTailLines = 20;
+  static constexpr size_t kMostPending = 1 << 20;
 
   explicit Output(OutputOptions options);
   ~Output();
@@ -55,6 +59,15 @@ class Output {
 
   /// The bar to show under the lines from now on; empty removes it. Nothing without a terminal.
   void set_bar(std::string bar);
+
+  /// Writes what our reader would not take before, as far as it goes.
+  void flush();
+  /// What to poll for POLLOUT before the next flush(); empty: all is written.
+  std::vector<int> waits_for() const;
+  /// So much waits for our reader that the workers should wait, too.
+  bool is_full(Stream stream) const;
+  /// Why lines of the workers were lost, if they were.
+  std::optional<std::string> error() const;
 
   /// The last lines of a worker's stderr.
   std::vector<std::string> tail(size_t worker) const;
@@ -75,11 +88,15 @@ class Output {
 
   std::string prefix_of(const Worker& worker, Stream stream) const;
   LineSplitter::Sink sink(Worker& worker, Stream stream, std::string& text);
+  const StandardStream& stream_of(Stream stream) const;
   void print(Stream stream, std::string_view text);
   void erase_bar();
   void draw_bar();
 
   OutputOptions options_;
+  bool one_terminal_;  ///< one queue then, or lines would change places
+  StandardStream out_;
+  StandardStream err_;
   std::vector<Worker> workers_;
   uint64_t lines_ = 0;
   std::string bar_;

@@ -32,6 +32,10 @@ constexpr std::chrono::seconds kUsageErrorPatience{1};
 // Workers that end faster than this after a failure leave no need to say what is being waited for.
 constexpr std::chrono::seconds kAnnounceAfter{1};
 
+// After a signal to end, for whoever reads our output (`less`, a stopped terminal) to take the
+// rest.
+constexpr std::chrono::seconds kReaderPatience{1};
+
 struct Pipe {
   base::UniqueFd reader;  ///< non-blocking
   base::UniqueFd writer;
@@ -39,7 +43,10 @@ struct Pipe {
 
 Pipe make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) base::throw_errno("cannot make a pipe for a worker");
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    base::throw_errno(fmt::format("cannot make a pipe for a worker{}",
+                                  errno == EMFILE ? " (see `ulimit -n`)" : ""));
+  }
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
 }
@@ -95,7 +102,7 @@ int Supervisor::run() {
     output_.finish(i, Stream::kErr);
   }
   output_.set_bar({});
-  return report_and_exit_code();
+  return wait_for_reader(report_and_exit_code());
 }
 
 void Supervisor::start() {
@@ -137,10 +144,13 @@ void Supervisor::start() {
 
 void Supervisor::wait_for_events() {
   std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
+  for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+  const bool reads_out = !output_.is_full(Stream::kOut);
+  const bool reads_err = !output_.is_full(Stream::kErr);
   for (const Worker& worker : workers_) {
-    for (const base::UniqueFd* fd : {&worker.out, &worker.err, &worker.agent}) {
-      if (*fd) polls.push_back({fd->get(), POLLIN, 0});
-    }
+    if (worker.out && reads_out) polls.push_back({worker.out.get(), POLLIN, 0});
+    if (worker.err && reads_err) polls.push_back({worker.err.get(), POLLIN, 0});
+    if (worker.agent) polls.push_back({worker.agent.get(), POLLIN, 0});
   }
   auto wake = Clock::time_point::max();
   for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due()}) {
@@ -227,10 +237,12 @@ void Supervisor::worker_ended(size_t index) {
 }
 
 void Supervisor::read_outputs() {
+  output_.flush();
   for (size_t i = 0; i < workers_.size(); ++i) {
     // By turns, so that one talkative worker does not silence the others for long.
-    read_stream(i, Stream::kOut);
-    read_stream(i, Stream::kErr);
+    for (const Stream stream : {Stream::kOut, Stream::kErr}) {
+      if (!output_.is_full(stream)) read_stream(i, stream);
+    }
     read_records(i);
   }
   const auto due = progress_.due();
@@ -336,6 +348,30 @@ void Supervisor::keeper_is_lost() {
   output_.set_bar({});
   throw base::UnavailableError(fmt::format(
       "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
+}
+
+int Supervisor::wait_for_reader(int exit_code) {
+  const auto patience = Clock::now() + kReaderPatience;
+  const bool impatient = ended_by_signal_.has_value();
+  for (;;) {
+    output_.flush();
+    std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}};
+    for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+    const bool all_written = polls.size() == 1;
+    if (all_written || (impatient && Clock::now() >= patience)) break;
+    ::poll(polls.data(), polls.size(),
+           impatient ? static_cast<int>(kReaderPatience / std::chrono::milliseconds(1)) : -1);
+    while (const auto signal = signals_.next()) {
+      if (*signal == SIGTSTP) Signals::stop_self();
+      const bool ends = *signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP;
+      if (ends) return exit_code != base::kExitOk ? exit_code : base::kExitSignalBase + *signal;
+    }
+  }
+  const auto error = output_.error();
+  if (!error || exit_code != base::kExitOk) return exit_code;
+  output_.say(
+      fmt::format("syncbn-launch: error: {}; what the workers wrote there is lost", *error));
+  return base::kExitUnavailable;
 }
 
 std::string Supervisor::announce_failure(const Worker& worker) const {

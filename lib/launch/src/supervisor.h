@@ -70,6 +70,8 @@ class Supervisor {
   bool anyone_runs() const;
 
   int report_and_exit_code();
+  /// Waits until our own reader has taken all of the output. Returns the final exit code.
+  int wait_for_reader(int exit_code);
   int report_start_error(const Worker& worker);
   FailureReport failure_report(size_t worker);
   std::string announce_failure(const Worker& worker) const;

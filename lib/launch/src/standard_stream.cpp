@@ -1,0 +1,71 @@
+#include "standard_stream.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace syncbn::launch {
+namespace {
+
+// The most that poll() promises to take without waiting, for a pipe that cannot be opened again.
+constexpr size_t kSurelyTaken = 4096;
+
+}  // namespace
+
+StandardStream::StandardStream(int fd) : fd_(fd) {
+  struct stat what {};
+  if (::fstat(fd, &what) != 0) return;
+  is_socket_ = S_ISSOCK(what.st_mode);
+  if (!S_ISFIFO(what.st_mode) && !S_ISCHR(what.st_mode)) return;
+  own_.reset(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+                    O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+}
+
+void StandardStream::write(std::string_view text) {
+  if (closed_) return;
+  if (pending() == 0) {
+    while (!text.empty()) {
+      const auto written = write_some(text);
+      if (!written) break;
+      text.remove_prefix(*written);
+    }
+  }
+  if (!closed_) pending_.append(text);
+}
+
+void StandardStream::flush() {
+  while (!closed_ && pending() > 0) {
+    const auto written = write_some(std::string_view(pending_).substr(done_));
+    if (!written) return;
+    done_ += *written;
+  }
+  pending_.clear();
+  done_ = 0;
+}
+
+std::optional<size_t> StandardStream::write_some(std::string_view text) {
+  ssize_t written = 0;
+  if (own_) {
+    written = ::write(own_.get(), text.data(), text.size());
+  } else if (is_socket_) {
+    written = ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } else {
+    pollfd ready{fd_, POLLOUT, 0};
+    if (::poll(&ready, 1, 0) == 0) return std::nullopt;
+    written = ::write(fd_, text.data(), std::min(text.size(), kSurelyTaken));
+  }
+  if (written >= 0) return static_cast<size_t>(written);
+  if (errno == EINTR) return 0;
+  if (errno == EAGAIN) return std::nullopt;
+  closed_ = true;
+  if (errno != EPIPE) error_ = errno;
+  return text.size();
+}
+
+}  // namespace syncbn::launch
