@@ -102,6 +102,17 @@ TEST_F(ResumeTest, RefusesACheckpointThatIsCutOffAndTouchesNothing) {
   EXPECT_EQ(base::read_file(folder_ / "run/last.pt").size(), whole.size() / 2);
 }
 
+TEST_F(ResumeTest, RefusesACheckpointInWhichAByteChanged) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  std::string bytes = base::read_file(folder_ / "run/last.pt");
+  bytes[bytes.size() / 2] ^= 1;
+  base::write_file_atomically(folder_ / "run/last.pt", bytes);
+  const auto result = launch_train(2, args("run", {"--resume=auto"}));
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.err;
+  EXPECT_THAT(result.out + result.err, HasSubstr("last.pt is not a whole checkpoint"));
+}
+
 TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
   run_ranks_of_train(2, args("run", {"--epochs=1"}));
   auto ranks =

@@ -85,6 +85,33 @@ TEST(CheckpointTest, RefusesAFileThatIsCutOffAnywhere) {
   }
 }
 
+// Bytes of the archive's own bookkeeping may change without harm; what is read may not.
+TEST(CheckpointTest, RefusesAFileWithAByteThatChangedOrReadsTheSame) {
+  const std::string whole = serialize(example());
+  int refused = 0;
+  for (size_t at = 0; at < whole.size(); ++at) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(~damaged[at]);
+    try {
+      EXPECT_EQ(serialize(parse_checkpoint(damaged, "last.pt")), whole) << "byte " << at;
+    } catch (const base::UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("last.pt is not a whole checkpoint")) << "byte " << at;
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST(CheckpointTest, RefusesATensorWithAByteThatChanged) {
+  std::string damaged = serialize(example());
+  const auto values = example().model.at("conv.weight");
+  const size_t at =
+      damaged.find(std::string(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
+  ASSERT_NE(at, std::string::npos);
+  damaged[at + 9] ^= 1;
+  EXPECT_THAT(error_of(damaged), HasSubstr("damaged"));
+}
+
 TEST(CheckpointTest, RefusesFilesOfOtherPrograms) {
   EXPECT_THAT(error_of("not an archive"), HasSubstr("is not a whole checkpoint"));
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());

@@ -38,7 +38,8 @@ struct Checkpoint {
 std::string serialize(const Checkpoint& checkpoint);
 
 /// @param name of the file, for messages.
-/// @throws base::UserError when the bytes are cut off, of another program or of a newer version.
+/// @throws base::UserError when the bytes are damaged, cut off, of another program or of a newer
+///   version.
 Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name);
 
 }  // namespace syncbn::train
