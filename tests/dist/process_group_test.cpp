@@ -1,8 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/unique_fd.h>
 #include <syncbn/dist/process_group.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -204,6 +207,49 @@ TEST(RendezvousTest, NobodyAtTheMasterAddressIsSaidAfterTheTimeout) {
     EXPECT_THAT(message, AllOf(HasSubstr("nobody answered"), HasSubstr(std::getenv("MASTER_PORT")),
                                HasSubstr("refused")));
   });
+}
+
+// A connection alone proves nothing: c10d's own client would wait for its answer for ever.
+TEST(RendezvousTest, AForeignProgramAtThePortIsNoStore) {
+  run_ranks(1, [](int) {
+    const syncbn::base::UniqueFd silent(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))));
+    const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+    const int on = 1;
+    ::setsockopt(silent.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    ASSERT_EQ(::bind(silent.get(), generic, sizeof(address)), 0);
+    ASSERT_EQ(::listen(silent.get(), 16), 0);
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("RANK", "1", 1);
+    const std::string message = message_of<UnavailableError>(
+        [] { dist::init_process_group({.connect_timeout = milliseconds(300)}); });
+    EXPECT_THAT(message, HasSubstr("does not answer as a store"));
+  });
+}
+
+TEST(RendezvousTest, ARankOfAnotherJobIsTurnedAwayAndTheJobGoesOn) {
+  int turned_away[2];
+  ASSERT_EQ(::pipe(turned_away), 0);
+  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("TORCHELASTIC_RUN_ID", rank == 2 ? "stranger" : "ours", 1);
+    if (rank == 2) {
+      ::setenv("RANK", "1", 1);
+      EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                  HasSubstr("rank 1 of job 'stranger' found another job, 'ours'"));
+      ASSERT_EQ(::write(turned_away[1], "12", 2), 2);
+      return;
+    }
+    dist::init_process_group();
+    // The store has to be there for as long as the stranger comes.
+    char byte = 0;
+    ASSERT_EQ(::read(turned_away[0], &byte, 1), 1);
+    dist::barrier();
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
 }
 
 TEST(RendezvousTest, AMissingRankIsNamed) {

@@ -1,27 +1,19 @@
 #include "rendezvous.h"
 
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
-#include <syncbn/base/unique_fd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <charconv>
-#include <cstring>
-#include <memory>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "store_endpoint.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -33,16 +25,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstRetryDelay{10};
 constexpr milliseconds kLongestRetryDelay{500};
-constexpr int kListenBacklog = 2048;
-
-struct Endpoint {
-  std::string host;
-  uint16_t port = 0;
-  std::string str() const { return fmt::format("{}:{}", host, port); }
-};
 
 struct Place {
-  Endpoint master;
+  StoreEndpoint master;
   int rank = 0;
   int world_size = 1;
   bool agent_holds_store = false;
@@ -52,27 +37,6 @@ struct Place {
 
 double seconds(milliseconds time) {
   return std::chrono::duration<double>(time).count();
-}
-
-Endpoint parse_url(const std::string& url) {
-  const std::string_view rest = std::string_view(url).substr(std::strlen("tcp://"));
-  const size_t colon = rest.rfind(':');
-  Endpoint endpoint;
-  int port = 0;
-  if (colon != std::string_view::npos) {
-    endpoint.host = rest.substr(0, colon);
-    const std::string_view digits = rest.substr(colon + 1);
-    std::from_chars(digits.data(), digits.data() + digits.size(), port);
-  }
-  // An IPv6 address stands in brackets.
-  if (endpoint.host.size() > 2 && endpoint.host.front() == '[' && endpoint.host.back() == ']') {
-    endpoint.host = endpoint.host.substr(1, endpoint.host.size() - 2);
-  }
-  if (endpoint.host.empty() || port < 1 || port > 65535) {
-    throw UserError(fmt::format("init_method '{}' is not tcp://host:port", url));
-  }
-  endpoint.port = static_cast<uint16_t>(port);
-  return endpoint;
 }
 
 int required(const std::optional<int>& given, const char* name, int64_t min, int64_t max,
@@ -95,7 +59,7 @@ Place find_place(const InitOptions& options) {
   Place place;
   place.source = fmt::format("init_method '{}'", options.init_method);
   if (options.init_method.starts_with("tcp://")) {
-    place.master = parse_url(options.init_method);
+    place.master = StoreEndpoint::parse(options.init_method);
   } else if (options.init_method != "env://") {
     throw UserError(fmt::format("{} is not known; it is env:// or tcp://host:port", place.source));
   } else if (!options.rank && !options.world_size && !base::env("RANK") &&
@@ -124,134 +88,26 @@ Place find_place(const InitOptions& options) {
   return place;
 }
 
-struct AddressListDeleter {
-  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
-};
-using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
-
-/// Null and a reason when the name is not known, which may be so only for a while.
-AddressList resolve(const Endpoint& endpoint, std::string& reason) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int error =
-      ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &list);
-  if (error != 0) reason = ::gai_strerror(error);
-  return AddressList(error == 0 ? list : nullptr);
-}
-
-std::string numeric(const sockaddr* address, socklen_t size) {
-  char host[NI_MAXHOST];
-  if (::getnameinfo(address, size, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  return host;
-}
-
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "::1" || address == "localhost";
-}
-
 bool on_several_hosts(int world_size) {
   const auto local = base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
   return local && *local < world_size;
 }
 
-/// The address of an interface that is up, for a host whose own name leads to loopback only.
-std::string outside_address() {
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) != 0) return "";
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(all, ::freeifaddrs);
-  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-    const bool usable = one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET &&
-                        (one->ifa_flags & IFF_UP) != 0 && (one->ifa_flags & IFF_LOOPBACK) == 0;
-    if (usable) return numeric(one->ifa_addr, sizeof(sockaddr_in));
-  }
-  return "";
-}
-
-/// Rank 0's listening socket, made here so that a taken port is our message, and so that a job on
-/// one host listens on loopback only.
-base::UniqueFd listen_on(const Place& place) {
-  std::string reason;
-  const AddressList list = resolve(place.master, reason);
-  if (!list) {
-    throw UserError(
-        fmt::format("MASTER_ADDR={} cannot be resolved: {}", place.master.host, reason));
-  }
-  // A host's own name often leads to loopback (Debian's 127.0.1.1): other hosts need more.
-  const bool loopback = is_loopback(numeric(list->ai_addr, list->ai_addrlen)) &&
-                        (is_loopback(place.master.host) || !on_several_hosts(place.world_size));
-  sockaddr_in6 any{};
-  any.sin6_family = AF_INET6;
-  any.sin6_port = htons(place.master.port);
-  const sockaddr* address = list->ai_addr;
-  socklen_t size = list->ai_addrlen;
-  int family = list->ai_family;
-  if (!loopback) {
-    address = reinterpret_cast<const sockaddr*>(&any);
-    size = sizeof(any);
-    family = AF_INET6;
-  }
-  base::UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in any4{};
-  if (!fd && !loopback) {  // a host without IPv6
-    any4.sin_family = AF_INET;
-    any4.sin_port = htons(place.master.port);
-    address = reinterpret_cast<const sockaddr*>(&any4);
-    size = sizeof(any4);
-    fd.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  }
-  const int on = 1;
-  const int off = 0;
-  if (!fd) base::throw_errno("cannot make a socket");
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (address->sa_family == AF_INET6) {
-    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  }
-  if (::bind(fd.get(), address, size) != 0 || ::listen(fd.get(), kListenBacklog) != 0) {
-    throw UnavailableError(fmt::format(
-        "rank 0 cannot listen on {}: {}{}", place.master.str(), std::strerror(errno),
-        errno == EADDRINUSE ? "; another program holds the port, or two workers have rank 0: "
-                              "choose another MASTER_PORT, or check the ranks"
-                            : ""));
-  }
-  return fd;
-}
-
-/// Waits until somebody answers at the store's address, and says by which address of ours.
-/// c10d's own client does this too, with a screenful of warnings.
+/// Waits until the store answers, and says by which address of ours.
+/// c10d's own client does this too, with a screenful of warnings, and for ever where the port is
+/// that of a program which keeps silent.
 std::string wait_for_store(const Place& place, Clock::time_point deadline, milliseconds limit) {
   std::string reason;
   milliseconds delay = kFirstRetryDelay;
   for (;;) {
-    if (const AddressList list = resolve(place.master, reason)) {
-      for (const addrinfo* one = list.get(); one != nullptr; one = one->ai_next) {
-        base::UniqueFd fd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        if (!fd) {
-          reason = std::strerror(errno);
-          continue;
-        }
-        // Bounds connect() when packets are dropped instead of refused.
-        const auto left = std::max<int64_t>(
-            1, std::chrono::duration_cast<std::chrono::seconds>(deadline - Clock::now()).count());
-        const timeval bound{.tv_sec = static_cast<time_t>(left), .tv_usec = 0};
-        ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof(bound));
-        if (::connect(fd.get(), one->ai_addr, one->ai_addrlen) == 0) {
-          sockaddr_storage own{};
-          socklen_t size = sizeof(own);
-          ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size);
-          return numeric(reinterpret_cast<const sockaddr*>(&own), size);
-        }
-        reason = std::strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
-      }
-    }
+    if (const auto own = place.master.probe(deadline, reason)) return *own;
     if (Clock::now() + delay > deadline) break;
     std::this_thread::sleep_for(delay);
     delay = std::min(delay * 2, kLongestRetryDelay);
   }
   throw UnavailableError(
       fmt::format("rank {} of {} on {}: nobody answered at MASTER_ADDR:MASTER_PORT {} within {} "
-                  "({}); is rank 0 "
-                  "running, and is the address right?",
+                  "({}); is rank 0 running, and is the address right?",
                   place.rank, place.world_size, base::hostname(), place.master.str(),
                   base::format_seconds(seconds(limit)), reason));
 }
@@ -260,6 +116,7 @@ std::string rank_key(int rank) {
   return fmt::format("syncbn/arrived/{}", rank);
 }
 constexpr char kRefusedKey[] = "syncbn/refused";
+constexpr char kJobKey[] = "syncbn/job";
 // How long the rank that holds the store stays after a refusal, so that the others can read it.
 constexpr milliseconds kRefusalGrace{300};
 
@@ -299,6 +156,22 @@ void check_same_backend(c10d::Store& store, const Place& place, const Arrival& o
                     "out why one of them sees no GPU",
                     place.rank, own.where, own.backend, rank, other.where, other.backend));
   }
+}
+
+/// Keeps apart two jobs that were given one port. An agent's store is its job's own.
+void check_same_job(c10d::Store& store, const Place& place, Clock::time_point deadline) {
+  if (place.agent_holds_store) return;
+  const std::string own = base::env("TORCHELASTIC_RUN_ID").value_or("none");
+  if (place.rank == 0) return store.set(kJobKey, bytes(own));
+  while (!store.check({kJobKey})) {
+    if (Clock::now() > deadline) return;  // arrive() says who is missing
+    std::this_thread::sleep_for(kFirstRetryDelay);
+  }
+  const std::string theirs = text(store.get(kJobKey));
+  if (theirs == own) return;
+  throw UserError(fmt::format(
+      "rank {} of job '{}' found another job, '{}', at {}; give each job a MASTER_PORT of its own",
+      place.rank, own, theirs, place.master.str()));
 }
 
 /// Says "rank r is here" and waits for the others. Two processes with one rank are told apart by a
@@ -363,13 +236,17 @@ Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
   store_options.port = place.master.port;
   store_options.waitWorkers = false;  // arrive() waits, and can name who is missing
   store_options.numWorkers = static_cast<size_t>(place.world_size);
-  store_options.timeout = options.timeout;
+  // For its client, which tries again for as long when the store ends between probe and connection.
+  store_options.timeout = limit;
   store_options.isServer = place.rank == 0 && !place.agent_holds_store;
   result.holds_store = store_options.isServer;
-  if (store_options.isServer) store_options.masterListenFd = listen_on(place).release();
+  if (store_options.isServer)
+    store_options.masterListenFd =
+        place.master.listen(on_several_hosts(place.world_size)).release();
   try {
     if (!store_options.isServer) result.address = wait_for_store(place, deadline, limit);
     result.store = c10::make_intrusive<c10d::TCPStore>(place.master.host, store_options);
+    result.store->setTimeout(options.timeout);
     if (store_options.isServer) result.address = wait_for_store(place, deadline, limit);
     // An agent's store outlives the group: the keys of a second one must not meet the first one's.
     static int earlier = 0;
@@ -378,6 +255,7 @@ Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
           c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), result.store);
     }
     ++earlier;
+    check_same_job(*result.store, place, deadline);
     arrive(*result.store, place, backend, deadline, limit);
   } catch (const c10::Error& error) {
     throw UnavailableError(fmt::format("rank {} of {}: the store at {} failed: {}", place.rank,
