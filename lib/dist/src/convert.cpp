@@ -103,9 +103,9 @@ void install_batch_norm_override() {
     library->impl("batch_norm", &batch_norm_or_sync);
     return library;
   };
-  // Never taken back: other threads may be inside.
-  [[maybe_unused]] static const auto* const cpu = install(c10::DispatchKey::AutogradCPU);
-  [[maybe_unused]] static const auto* const cuda = install(c10::DispatchKey::AutogradCUDA);
+  // Never taken back: other threads may be inside. `used`: LeakSanitizer must find the pointers.
+  [[gnu::used]] static const auto* const cpu = install(c10::DispatchKey::AutogradCPU);
+  [[gnu::used]] static const auto* const cuda = install(c10::DispatchKey::AutogradCUDA);
 }
 
 }  // namespace detail
