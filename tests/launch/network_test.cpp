@@ -12,6 +12,7 @@
 #include "launch/launcher.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
+#include "support/two_hosts.h"
 
 namespace syncbn::test {
 namespace {
@@ -123,43 +124,6 @@ TEST(LaunchNetworkTest, TwoNodesOnOneHostShareOutTheRanks) {
   EXPECT_THAT(one.out, AllOf(HasSubstr("[2] 2 0 4 1 2\n"), HasSubstr("[3] 3 1 4 1 2\n")));
 }
 
-/// Two namespaces joined by a cable: 10.77.0.1 and 10.77.0.2.
-class TwoHosts {
- public:
-  TwoHosts() : prefix_(fmt::format("syncbn-{}-", ::getpid())) {
-    available_ = ip("netns add " + host(0)) && ip("netns add " + host(1)) &&
-                 ip(fmt::format("-n {} link add cable type veth peer name cable netns {}", host(0),
-                                host(1)));
-    for (int i = 0; i < 2 && available_; ++i) {
-      available_ = ip(fmt::format("-n {} addr add 10.77.0.{}/24 dev cable", host(i), i + 1)) &&
-                   ip(fmt::format("-n {} link set cable up", host(i))) &&
-                   ip(fmt::format("-n {} link set lo up", host(i)));
-    }
-  }
-  ~TwoHosts() {
-    for (int i = 0; i < 2; ++i) ip("netns delete " + host(i));
-  }
-  TwoHosts(const TwoHosts&) = delete;
-  TwoHosts& operator=(const TwoHosts&) = delete;
-
-  bool available() const { return available_; }
-
-  std::vector<std::string> on(int i, const std::vector<std::string>& command) const {
-    std::vector<std::string> argv{"ip", "netns", "exec", host(i)};
-    argv.insert(argv.end(), command.begin(), command.end());
-    return argv;
-  }
-
- private:
-  std::string host(int i) const { return prefix_ + std::to_string(i); }
-  static bool ip(const std::string& words) {
-    return run_program({"sh", "-c", "ip " + words}).exit_code == 0;
-  }
-
-  std::string prefix_;
-  bool available_ = false;
-};
-
 // Rank 0 waits for every other rank's number and prints their sum; the others send theirs.
 constexpr const char* kSumOfRanks = R"(import os, socket, time
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -183,9 +147,10 @@ TEST(LaunchNetworkTest, NodesInTwoNetworksMeetAtTheMastersAddress) {
   TempFolder folder;
   const std::string script = folder.write("sum.py", kSumOfRanks);
   const auto node = [&](int rank) {
-    return hosts.on(rank, launch_command({"--nnodes=2", fmt::format("--node_rank={}", rank),
-                                          "--nproc_per_node=2", "--master_addr=10.77.0.1",
-                                          "--master_port=29501", script}));
+    return hosts.on(
+        rank,
+        launch_command({"--nnodes=2", fmt::format("--node_rank={}", rank), "--nproc_per_node=2",
+                        "--master_addr=" + TwoHosts::address(0), "--master_port=29501", script}));
   };
   Program first(node(0));
   Program second(node(1));

@@ -132,8 +132,7 @@ base::UniqueFd StoreEndpoint::listen(bool several_hosts) const {
   std::string reason;
   const AddressList list = resolve(*this, reason);
   if (!list) {
-    throw base::UserError(
-        fmt::format("MASTER_ADDR={} cannot be resolved: {}", host, reason));
+    throw base::UserError(fmt::format("MASTER_ADDR={} cannot be resolved: {}", host, reason));
   }
   // A host's own name often leads to loopback (Debian's 127.0.1.1): other hosts need more.
   const bool loopback = is_loopback(numeric(list->ai_addr, list->ai_addrlen)) &&

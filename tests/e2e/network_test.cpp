@@ -1,0 +1,57 @@
+// Training on two nodes, in network namespaces.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <syncbn/base/atomic_file.h>
+
+#include <nlohmann/json.hpp>
+
+#include "e2e/train_program.h"
+#include "support/skip.h"
+#include "support/two_hosts.h"
+
+namespace syncbn::test {
+namespace {
+
+nlohmann::json result_of(const std::string& run_dir) {
+  return nlohmann::json::parse(base::read_file(run_dir + "/result.json"));
+}
+
+// The master's own name leads to its loopback there and to its address elsewhere: the store has to
+// listen beyond loopback, and peers need the address that leads out.
+TEST(TwoNodesTest, LearnWhatFourRanksOfOneNodeLearn) {
+  const TwoHosts hosts;
+  SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
+  const TempFolder folder;
+  const auto arguments = [&](const std::string& run_dir) {
+    return std::vector<std::string>{"--config",  shipped_config("digits.yaml"), "--epochs", "1",
+                                    "--run_dir", folder / run_dir};
+  };
+  const auto node = [&](int rank) {
+    std::vector<std::string> words{program("syncbn-launch"),
+                                   "--nnodes=2",
+                                   fmt::format("--node_rank={}", rank),
+                                   "--nproc_per_node=2",
+                                   "--master_addr=node0",
+                                   "train"};
+    // Nothing is shared between the nodes but the network: only rank 0 writes.
+    const auto more = arguments(fmt::format("node{}", rank));
+    words.insert(words.end(), more.begin(), more.end());
+    return hosts.on(rank, words);
+  };
+  Program first(node(0), {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
+  Program second(node(1), {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
+  const auto zero = first.wait();
+  const auto one = second.wait();
+  ASSERT_EQ(zero.exit_code, 0) << zero.err;
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_FALSE(std::filesystem::exists(folder / "node1"));
+
+  const auto alone = launch_train(4, arguments("alone"));
+  ASSERT_EQ(alone.exit_code, 0) << alone.err;
+  const auto together = result_of(folder / "node0");
+  EXPECT_EQ(together["world_size"], 4);
+  EXPECT_EQ(together["train_loss"], result_of(folder / "alone")["train_loss"]);
+}
+
+}  // namespace
+}  // namespace syncbn::test
