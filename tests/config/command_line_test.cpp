@@ -112,6 +112,20 @@ TEST(CommandLineTest, NamesTheOptionInFaultsOfItsValue) {
                           "--seats: seats: expected an integer, got '['"));
 }
 
+TEST(CommandLineTest, LeavesAFileThatHoldsNoKeysToTheReader) {
+  for (const char* file : {"word", "- a\n- b\n"}) {
+    EXPECT_THAT(read_all({"--doors=3", "--engine.range=5"}, file).faults,
+                ElementsAre(HasSubstr("car.yaml:1:1: expected lines of the form KEY: VALUE")));
+  }
+}
+
+TEST(CommandLineTest, CutsLongArgumentsInMessages) {
+  const std::string text(5000, 'x');
+  for (const std::string& fault : read_all({"--" + text, text, "--doors=" + text}).faults) {
+    EXPECT_LT(fault.size(), 180u) << fault;
+  }
+}
+
 TEST(CommandLineTest, SuggestsTheNearestOption) {
   EXPECT_THAT(read_all({"--dors", "3", "--wheel.radus=1", "--conifg", "a.yaml"}).faults,
               ElementsAre("unknown option '--dors'; did you mean '--doors'?",

@@ -18,9 +18,11 @@ struct EngineKind {
 struct WheelOptions {
   double radius = 0.5;
   std::vector<int64_t> bolts = {4, 5};
+  std::vector<double> pressures = {2, 3};
   static void describe(Schema<WheelOptions>& schema) {
     schema.field("radius", &WheelOptions::radius, "from hub to rim").above(0).unit("m");
     schema.field("bolts", &WheelOptions::bolts, "bolts of each wheel").at_least(3);
+    schema.field("pressures", &WheelOptions::pressures, "least and most").length(2).above(0);
   }
 };
 

@@ -64,13 +64,49 @@ TEST(SchemaTest, RefusesNumbersOfTheWrongSort) {
               ElementsAre("car.yaml:1:8: doors: expected an integer, got '4.0'"));
   EXPECT_THAT(read("doors: 99999999999999999999\n", car),
               ElementsAre("car.yaml:1:8: doors: expected an integer, got '99999999999999999999'"));
-  EXPECT_THAT(read("doors: \"4\"\n", car),
-              ElementsAre("car.yaml:1:8: doors: expected an integer, got '4'"));
   EXPECT_THAT(read("wheel: {radius: .nan}\n", car),
               ElementsAre("car.yaml:1:17: wheel.radius: expected a finite number, got '.nan'"));
   EXPECT_THAT(read("doors:\n", car),
               ElementsAre("car.yaml:1:1: doors: expected an integer, got nothing"));
   EXPECT_EQ(car.doors, 4);
+}
+
+TEST(SchemaTest, SaysThatQuotesMakeText) {
+  CarOptions car;
+  EXPECT_THAT(
+      read("doors: \"4\"\nsunroof: 'true'\nwheel: {radius: \"1e-1\"}\nseats: \"many\"\n", car),
+      ElementsAre("car.yaml:1:8: doors: expected an integer, got the text '4'; remove its quotes",
+                  "car.yaml:2:10: sunroof: expected true or false, got the text 'true'; remove its "
+                  "quotes",
+                  "car.yaml:3:17: wheel.radius: expected a finite number, got the text '1e-1'; "
+                  "remove its quotes",
+                  "car.yaml:4:8: seats: expected an integer, got 'many'"));
+}
+
+TEST(SchemaTest, CutsLongValuesInMessages) {
+  CarOptions car;
+  const std::string longest(60, 'x');
+  EXPECT_THAT(read("doors: " + longest + "\n", car),
+              ElementsAre("car.yaml:1:8: doors: expected an integer, got '" + longest + "'"));
+  const std::string text(900, 'x');
+  const auto faults = read(
+      "doors: " + text + "\ncolour: " + text + "\n" + text + ": 1\nengine: " + text + "\n", car);
+  EXPECT_EQ(faults.size(), 4u);
+  for (const std::string& fault : faults) {
+    EXPECT_THAT(fault, ::testing::HasSubstr("…'"));
+    EXPECT_LT(fault.size(), 180u) << fault;
+  }
+  // Never within a character of two bytes.
+  EXPECT_EQ(shortened(std::string(59, 'x') + "\u00e4"), std::string(59, 'x') + "…");
+}
+
+TEST(SchemaTest, CountsTheValuesOfAListOfFixedLength) {
+  CarOptions car;
+  EXPECT_THAT(read("wheel: {pressures: [2]}\n", car),
+              ElementsAre("car.yaml:1:20: wheel.pressures: must have 2 values, got 1"));
+  EXPECT_THAT(read("wheel: {pressures: [2, -1]}\n", car),
+              ElementsAre("car.yaml:1:20: wheel.pressures: must be above 0, got -1"));
+  EXPECT_THAT(read("wheel: {pressures: [1, 4]}\n", car), IsEmpty());
 }
 
 TEST(SchemaTest, ReadsNumbersAsPeopleWriteThem) {
@@ -87,7 +123,9 @@ TEST(SchemaTest, RefusesASectionThatIsNone) {
   EXPECT_THAT(read("wheel: 4\n", car),
               ElementsAre("car.yaml:1:8: wheel: expected a section, got '4'"));
   EXPECT_THAT(read("- a\n", car),
-              ElementsAre("car.yaml:1:1: the configuration: expected a section, got a list"));
+              ElementsAre("car.yaml:1:1: expected lines of the form KEY: VALUE, got a list"));
+  EXPECT_THAT(read("doors:4\n", car),
+              ElementsAre("car.yaml:1:1: expected lines of the form KEY: VALUE, got 'doors:4'"));
   EXPECT_THAT(read("engine: [diesel]\n", car),
               ElementsAre("car.yaml:1:9: engine: the key 'type' is missing; it is one of diesel, "
                           "electric"));

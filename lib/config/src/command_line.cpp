@@ -82,7 +82,8 @@ class Parser {
   void parse_one(const std::string& arg) {
     if (arg == "-h") return parse_one("--help");
     if (!arg.starts_with("--") || arg.size() == 2) {
-      faults_.add({}, fmt::format("unexpected argument '{}'; options begin with '--'", arg));
+      faults_.add({},
+                  fmt::format("unexpected argument '{}'; options begin with '--'", shortened(arg)));
       return;
     }
     const size_t equals = arg.find('=');
@@ -98,7 +99,7 @@ class Parser {
     } else if (const auto target = find_key(name, fields_)) {
       parse_override(*target, option, attached);
     } else {
-      faults_.add({}, fmt::format("unknown option '{}'{}", option, suggestion(name)));
+      faults_.add({}, fmt::format("unknown option '{}'{}", shortened(option), suggestion(name)));
       skip_value(attached);
     }
   }
@@ -264,6 +265,8 @@ CommandLine parse_command_line(const std::vector<std::string>& args,
 }
 
 void apply_overrides(const std::vector<Override>& overrides, Value& config) {
+  // A word or a list where a configuration belongs: left for the reader to complain about.
+  if (config.kind == Value::Kind::kScalar || config.kind == Value::Kind::kList) return;
   // Types first: a new type empties its section.
   for (const bool types : {true, false}) {
     for (const Override& override : overrides) {

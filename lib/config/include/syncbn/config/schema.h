@@ -86,36 +86,50 @@ inline void wrong_type(const Value& value, const std::string& path, const std::s
   faults.add(value.mark, fmt::format("{}: expected {}, got {}", path, wanted, value.str()));
 }
 
+/// Reads a scalar that must stand without quotes; `parse` gives nothing for what is no T.
+template <class T, class Parse>
+bool read_plain(const Value& value, T& out, const std::string& path, const std::string& wanted,
+                Faults& faults, const Parse& parse) {
+  const std::optional<T> parsed =
+      value.kind == Value::Kind::kScalar ? parse(value.scalar) : std::nullopt;
+  if (parsed && !value.quoted) return out = *parsed, true;
+  if (parsed) {
+    faults.add(value.mark, fmt::format("{}: expected {}, got the text {}; remove its quotes", path,
+                                       wanted, value.str()));
+  } else {
+    wrong_type(value, path, wanted, faults);
+  }
+  return false;
+}
+
 }  // namespace detail
 
 template <>
 struct Codec<bool> {
   static std::string type_name() { return "true|false"; }
   static bool read(const Value& value, bool& out, const std::string& path, Faults& faults) {
-    if (value.kind == Value::Kind::kScalar && !value.quoted) {
-      // The spellings of YAML 1.2; Python's capitals are among them, yes and no are not.
-      for (const char* word : {"true", "True", "TRUE"}) {
-        if (value.scalar == word) return out = true, true;
-      }
-      for (const char* word : {"false", "False", "FALSE"}) {
-        if (value.scalar == word) return out = false, true;
-      }
-    }
-    detail::wrong_type(value, path, "true or false", faults);
-    return false;
+    return detail::read_plain(value, out, path, "true or false", faults, parse);
   }
   static Value write(bool in) { return Value::of_scalar(in ? "true" : "false"); }
+
+ private:
+  static std::optional<bool> parse(const std::string& text) {
+    // The spellings of YAML 1.2; Python's capitals are among them, yes and no are not.
+    for (const char* word : {"true", "True", "TRUE"}) {
+      if (text == word) return true;
+    }
+    for (const char* word : {"false", "False", "FALSE"}) {
+      if (text == word) return false;
+    }
+    return std::nullopt;
+  }
 };
 
 template <class T>
 requires(std::is_integral_v<T> && !std::is_same_v<T, bool>) struct Codec<T> {
   static std::string type_name() { return "integer"; }
   static bool read(const Value& value, T& out, const std::string& path, Faults& faults) {
-    if (value.kind == Value::Kind::kScalar && !value.quoted) {
-      if (const auto number = detail::parse_number<T>(value.scalar)) return out = *number, true;
-    }
-    detail::wrong_type(value, path, "an integer", faults);
-    return false;
+    return detail::read_plain(value, out, path, "an integer", faults, detail::parse_number<T>);
   }
   static Value write(T in) { return Value::of_scalar(fmt::format("{}", in)); }
 };
@@ -125,12 +139,12 @@ requires std::is_floating_point_v<T>
 struct Codec<T> {
   static std::string type_name() { return "number"; }
   static bool read(const Value& value, T& out, const std::string& path, Faults& faults) {
-    if (value.kind == Value::Kind::kScalar && !value.quoted) {
-      const auto number = detail::parse_number<T>(value.scalar);
-      if (number && std::isfinite(*number)) return out = *number, true;
-    }
-    detail::wrong_type(value, path, "a finite number", faults);
-    return false;
+    const auto parse = [](const std::string& text) {
+      auto number = detail::parse_number<T>(text);
+      if (number && !std::isfinite(*number)) number.reset();
+      return number;
+    };
+    return detail::read_plain(value, out, path, "a finite number", faults, parse);
   }
   static Value write(T in) { return Value::of_scalar(fmt::format("{}", in)); }
 };
@@ -203,6 +217,11 @@ class Rules {
   Rules& below(double bound) {
     return number_rule(fmt::format("below {}", bound), [bound](double x) { return x < bound; });
   }
+  /// Of a list: how many values it has.
+  Rules& length(size_t count) {
+    length_ = count;
+    return *this;
+  }
   Rules& one_of(std::vector<std::string> choices) {
     choices_ = std::move(choices);
     return *this;
@@ -231,6 +250,10 @@ class Rules {
   }
 
   std::string range() const {
+    return length_ ? fmt::format("{} values, each {}", *length_, bounds()) : bounds();
+  }
+
+  std::string bounds() const {
     if (!choices_.empty()) return "one of " + base::join(choices_, ", ");
     std::vector<std::string> texts;
     for (const Rule& rule : numbers_) texts.push_back(rule.text);
@@ -242,13 +265,13 @@ class Rules {
     if constexpr (std::is_arithmetic_v<X>) {
       for (const Rule& rule : numbers_) {
         if (rule.holds(static_cast<double>(value))) continue;
-        faults.add(mark, fmt::format("{}: must be {}, got {}", path, range(), value));
+        faults.add(mark, fmt::format("{}: must be {}, got {}", path, bounds(), value));
         return false;
       }
     } else if constexpr (std::is_same_v<X, std::string>) {
       if (choices_.empty() || std::find(choices_.begin(), choices_.end(), value) != choices_.end())
         return true;
-      faults.add(mark, fmt::format("{}: must be {}, got '{}'{}", path, range(), value,
+      faults.add(mark, fmt::format("{}: must be {}, got '{}'{}", path, bounds(), shortened(value),
                                    base::did_you_mean(value, choices_)));
       return false;
     }
@@ -262,6 +285,11 @@ class Rules {
   template <class X>
   bool check(const std::vector<X>& values, const Mark& mark, const std::string& path,
              Faults& faults) const {
+    if (length_ && values.size() != *length_) {
+      faults.add(mark,
+                 fmt::format("{}: must have {} values, got {}", path, *length_, values.size()));
+      return false;
+    }
     for (const X& value : values) {
       if (!check(value, mark, path, faults)) return false;
     }
@@ -269,6 +297,7 @@ class Rules {
   }
 
   std::vector<Rule> numbers_;
+  std::optional<size_t> length_;
   std::vector<std::string> choices_;
   std::string unit_;
   bool required_ = false;
@@ -319,7 +348,7 @@ class Schema {
         if (value.kind == Value::Kind::kList) {
           std::vector<std::string> items;
           for (const Value& item : value.list) items.push_back(item.scalar);
-          info.default_value = "[" + base::join(items, ", ") + "]";
+          info.default_value = fmt::format("[{}]", base::join(items, ", "));
         }
         out.push_back(std::move(info));
       }
@@ -345,7 +374,12 @@ class Schema {
   bool read(const Value& value, T& out, const std::string& path, Faults& faults,
             const std::string& skip = "", const Hint& hint = {}) const {
     if (value.kind != Value::Kind::kMap && value.kind != Value::Kind::kNull) {
-      detail::wrong_type(value, path.empty() ? "the configuration" : path, "a section", faults);
+      if (path.empty()) {
+        faults.add(value.mark,
+                   fmt::format("expected lines of the form KEY: VALUE, got {}", value.str()));
+      } else {
+        detail::wrong_type(value, path, "a section", faults);
+      }
       return false;
     }
     bool good = true;
@@ -356,8 +390,8 @@ class Schema {
       if (field == fields_.end()) {
         std::string tail = hint ? hint(member.key) : "";
         if (tail.empty()) tail = base::did_you_mean(member.key, names());
-        faults.add(member.mark,
-                   fmt::format("unknown key '{}'{}", detail::at(path, member.key), tail));
+        faults.add(member.mark, fmt::format("unknown key '{}'{}",
+                                            shortened(detail::at(path, member.key)), tail));
         good = false;
       } else {
         good &= field->read(member.value, out, detail::at(path, member.key), faults);
@@ -557,7 +591,7 @@ struct Codec<Component<Kind>> {
     if (entry == entries.end()) {
       const auto names = Kind::registry().names();
       faults.add(type->mark,
-                 fmt::format("{}: unknown type '{}'{} (known: {})", path, type->scalar,
+                 fmt::format("{}: unknown type {}{} (known: {})", path, type->str(),
                              base::did_you_mean(type->scalar, names), base::join(names, ", ")));
       return false;
     }

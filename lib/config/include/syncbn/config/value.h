@@ -5,12 +5,23 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <syncbn/base/error.h>
 
 namespace syncbn::config {
+
+/// What a user wrote, for a message: its beginning and "…" when it is long.
+inline std::string shortened(std::string_view text) {
+  constexpr size_t kMost = 60;  // bytes
+  if (text.size() <= kMost) return std::string(text);
+  size_t end = kMost;
+  // Not in the middle of a character of several bytes.
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80) --end;
+  return std::string(text.substr(0, end)) + "…";
+}
 
 /// Where a piece of configuration was written: "configs/digits.yaml:12:3" or "--epochs".
 struct Mark {
@@ -50,7 +61,7 @@ struct Value {
       case Kind::kNull:
         return "nothing";
       case Kind::kScalar:
-        return fmt::format("'{}'", scalar);
+        return fmt::format("'{}'", shortened(scalar));
       case Kind::kList:
         return "a list";
       case Kind::kMap:
