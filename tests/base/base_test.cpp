@@ -59,6 +59,29 @@ TEST_F(AtomicFileTest, KeepsTheOldFileWhenWritingFails) {
   EXPECT_EQ(entries(), 1u);
 }
 
+TEST_F(AtomicFileTest, APathThatCannotBeIsTheUsersToMend) {
+  write_file_atomically(folder_ / "file", "");
+  fs::create_directory(folder_ / "folder");
+  fs::create_symlink("loop", folder_ / "loop");
+  const std::string long_name(300, 'x');
+  for (const fs::path& path :
+       {folder_ / "file/a/b", folder_ / "folder", folder_ / "loop/a", folder_ / long_name / "a",
+        folder_ / long_name, fs::path("/proc/nowhere/a")}) {
+    try {
+      write_file_atomically(path, "bytes");
+      FAIL() << path;
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(path.parent_path().string()));
+    }
+  }
+}
+
+TEST_F(AtomicFileTest, AFailingDiskIsNotTheUsersToMend) {
+  for (const int error : {ENOSPC, EIO, EDQUOT}) {
+    EXPECT_THROW(throw_file_error("cannot write x", error), UnavailableError);
+  }
+}
+
 TEST_F(AtomicFileTest, ReadingWhatIsNotThereNamesTheFile) {
   for (const fs::path& path : {folder_ / "missing", folder_}) {
     try {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/unique_fd.h>
@@ -127,6 +128,91 @@ TEST_F(BadInputTest, SaysAFaultOnceForAllRanksOfANode) {
   EXPECT_TRUE(outputs_.empty());
 }
 
+TEST_F(BadInputTest, RefusesAFileWithoutKeysInIt) {
+  for (const char* text : {"word\n", "- a\n- b\n"}) {
+    base::write_file_atomically(inputs_ / "bad.yaml", text);
+    expect_one_message(train_on(inputs_ / "bad.yaml", {"--epochs=1"}), base::kExitUsage,
+                       "bad.yaml:1:1: expected lines of the form KEY: VALUE");
+  }
+}
+
+TEST_F(BadInputTest, RefusesAnEmptyNameOfAConfiguration) {
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"--config="}, std::vector<std::string>{"--config", ""}}) {
+    expect_one_message(run_train(args), base::kExitUsage, "--config names no file");
+  }
+}
+
+TEST_F(BadInputTest, SaysThatMemoryIsShort) {
+  // More than an address space holds: no machine has it, whatever its kernel promises.
+  const auto result =
+      train_on(shipped_config("digits.yaml"),
+               {"--data=synthetic", "--data.size=2000000", "--batch_size=2000000",
+                "--data.height=4000", "--data.width=4000", "--sampler=distributed"});
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("not enough memory for 384000000000000 bytes"));
+}
+
+TEST_F(BadInputTest, SaysOnceForAllRanksWhyAFolderCannotBeMade) {
+  const TempFolder folder;
+  base::write_file_atomically(folder / "file", "");
+  for (const std::string& path :
+       {folder / "file/run", folder / std::string(300, 'x'), std::string("/proc/nowhere")}) {
+    const auto result =
+        launch_train(3, {"--config", shipped_config("digits.yaml"), "--run_dir", path});
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
+    EXPECT_THAT(result.out + result.err, HasSubstr("cannot create the folder " + path));
+    EXPECT_THAT(result.out + result.err, HasSubstr("rank 0 exited with 2"));
+  }
+}
+
+TEST_F(BadInputTest, SendsTheOtherRanksAwayWithTheCodeOfRank0) {
+  auto ranks =
+      start_ranks(2, {"--config", shipped_config("digits.yaml"), "--run_dir", "/dev/full"});
+  const auto results = wait_for(ranks);
+  for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
+  EXPECT_EQ(results[1].err, "");
+}
+
+TEST_F(BadInputTest, SaysAFaultOfTheEnvironmentOnceForAllRanks) {
+  const std::vector<std::string> args = {"--config", shipped_config("digits.yaml"), "--run_dir",
+                                         run_dir()};
+  ::setenv("SYNCBN_LOG", "chatty", 1);
+  const auto log = launch_train(3, args);
+  ::unsetenv("SYNCBN_LOG");
+  EXPECT_EQ(log.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(log.out + log.err, "error:"), 1) << log.out << log.err;
+  EXPECT_THAT(log.out + log.err, HasSubstr("SYNCBN_LOG=chatty"));
+
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  const auto backend = launch_train(3, {args[0], args[1], args[2], args[3], "--backend=nccl"});
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(backend.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(backend.out + backend.err, "error:"), 1) << backend.out << backend.err;
+  EXPECT_THAT(backend.out + backend.err, HasSubstr("backend nccl was asked for"));
+  EXPECT_TRUE(outputs_.empty());
+}
+
+TEST_F(BadInputTest, SaysOnAnyRankWhatIsWrongWithItsRank) {
+  Env env = rank_env(1, 2, 1);
+  env["RANK"] = "one";
+  expect_one_message(train_on(shipped_config("digits.yaml"), {}, env), base::kExitUsage,
+                     "RANK=one");
+}
+
+TEST_F(BadInputTest, AsksForRankAndWorldSizeTogether) {
+  expect_one_message(train_on(shipped_config("digits.yaml"), {}, {{"RANK", "0"}}), base::kExitUsage,
+                     "the environment sets RANK=0 and not WORLD_SIZE");
+  expect_one_message(train_on(shipped_config("digits.yaml"), {}, {{"WORLD_SIZE", "4"}}),
+                     base::kExitUsage, "the environment sets WORLD_SIZE=4 and not RANK");
+  expect_one_message(
+      train_on(shipped_config("digits.yaml"), {}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
+      base::kExitUsage, "RANK=2 is not below WORLD_SIZE=2");
+}
+
 TEST_F(BadInputTest, LetsOtherLocalRanksLeaveInSilence) {
   const auto result = train_on(shipped_config("digits.yaml"), {"--epochs=0"}, rank_env(1, 2, 1));
   EXPECT_EQ(result.exit_code, base::kExitUsage);
@@ -177,12 +263,13 @@ TEST_F(BadInputTest, FindsTwoWorkersWithOneRank) {
 }
 
 TEST_F(BadInputTest, StopsAllRanksWhenTheLossIsNotFinite) {
-  auto ranks = start_ranks(2, {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir(),
-                               "--optimizer.lr=1e20"});
+  auto ranks = start_ranks(
+      2, {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir(), "--optimizer.lr=1e6"});
   const auto results = wait_for(ranks);
   for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, base::kExitUsage);
   EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
   EXPECT_THAT(results[0].err, HasSubstr("loss is not finite"));
+  EXPECT_THAT(results[0].err, HasSubstr("nothing was saved yet"));
   EXPECT_EQ(results[1].err, "");
   EXPECT_FALSE(std::filesystem::exists(run_dir() + "/result.json"));
 }

@@ -71,11 +71,15 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
 
 TEST_F(RunFolderTest, SaysWhyItCannotBeMade) {
   base::write_file_atomically(temp_ / "file", "");
-  try {
-    RunFolder(temp_ / "file/run", "", false);
-    FAIL() << "no error";
-  } catch (const base::Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("file/run"));
+  for (const std::string& name : {std::string("file/run"), std::string(300, 'x')}) {
+    const fs::path path = temp_ / name;
+    EXPECT_EQ(RunFolder::choose(path, "x", false, false), path);
+    try {
+      RunFolder(path, "", false);
+      FAIL() << "no error";
+    } catch (const base::UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(name));
+    }
   }
 }
 

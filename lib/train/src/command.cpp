@@ -7,13 +7,17 @@
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/dist/process_group.h>
 #include <syncbn/train/config.h>
 #include <syncbn/train/trainer.h>
 
 #include <chrono>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <thread>
+
+#include "out_of_memory.h"
 
 namespace syncbn::train {
 namespace {
@@ -44,17 +48,59 @@ struct Place {
   int local_rank = 0;
 };
 
-Place place_from_environment() {
-  const auto number = [](const char* name, int64_t min, int fallback) {
-    const auto value = base::env_int(name, min, std::numeric_limits<int>::max());
-    return value ? static_cast<int>(*value) : fallback;
-  };
-  Place place;
-  place.local_rank = number("LOCAL_RANK", 0, 0);
-  place.rank = number("RANK", 0, 0);
-  place.world_size = number("WORLD_SIZE", 1, 1);
+std::optional<int> int_from_environment(const char* name, int64_t min) {
+  const auto value = base::env_int(name, min, std::numeric_limits<int>::max());
+  return value ? std::optional(static_cast<int>(*value)) : std::nullopt;
+}
+
+Place place_from_environment(int local_rank) {
+  const auto rank = int_from_environment("RANK", 0);
+  const auto world_size = int_from_environment("WORLD_SIZE", 1);
+  if (rank.has_value() != world_size.has_value()) {
+    throw base::UserError(fmt::format(
+        "the environment sets {} and not {}; start the program with syncbn-launch, which sets "
+        "both, "
+        "or unset it to train with one rank",
+        rank ? fmt::format("RANK={}", *rank) : fmt::format("WORLD_SIZE={}", *world_size),
+        rank ? "WORLD_SIZE" : "RANK"));
+  }
+  const Place place{rank.value_or(0), world_size.value_or(1), local_rank};
+  if (place.rank >= place.world_size) {
+    throw base::UserError(
+        fmt::format("RANK={} is not below WORLD_SIZE={}", place.rank, place.world_size));
+  }
   return place;
 }
+
+/// Does work of before the ranks are connected. A mistake that all ranks share is said by local
+/// rank 0. The others cannot know whether theirs is one: they leave local rank 0 the time to speak,
+/// at which a launcher ends them, and speak afterwards.
+template <class Work>
+auto local_rank_0_first(int local_rank, const Work& work) {
+  try {
+    return work();
+  } catch (const base::UserError&) {
+    if (local_rank != 0) std::this_thread::sleep_for(kSilentRanksWait);
+    throw;
+  }
+}
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+/// The default process group, for as long as it lives.
+class DefaultGroup {
+ public:
+  explicit DefaultGroup(const Config& config) {
+    dist::init_process_group({.backend = config.backend,
+                              .timeout = milliseconds(config.timeout),
+                              .connect_timeout = milliseconds(config.connect_timeout)});
+  }
+  ~DefaultGroup() { dist::destroy_process_group(); }
+  DefaultGroup(const DefaultGroup&) = delete;
+  DefaultGroup& operator=(const DefaultGroup&) = delete;
+};
 
 /// A configuration that has been read, and what it was read from.
 struct Resolved {
@@ -65,8 +111,9 @@ struct Resolved {
 
 Resolved resolve(const config::CommandLine& line, config::Faults& faults) {
   const auto path = line.value("config");
-  if (!path) {
-    faults.add({}, "no configuration is given; name one with --config FILE (see --help)");
+  if (!path || path->empty()) {
+    faults.add({}, path ? "--config names no file; give it one: --config FILE (see --help)"
+                        : "no configuration is given; name one with --config FILE (see --help)");
     faults.throw_if_any();
   }
   Resolved resolved;
@@ -106,19 +153,28 @@ int run(const std::vector<std::string>& args, const Place& place) {
       return base::kExitOk;
     }
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
-    inputs = load_inputs(resolved.config, place.rank, place.world_size);
+    inputs = explain_out_of_memory(
+        [&] { return load_inputs(resolved.config, place.rank, place.world_size); });
   } catch (const base::UserError& error) {
     if (place.local_rank == 0) throw;
     throw LeaveSilently{error.exit_code()};
   }
-  return train(resolved.config, resolved.text, resolved.name, inputs);
+  // A signal still ends the process: until the group stands nobody could look at one.
+  const auto group =
+      local_rank_0_first(place.local_rank, [&] { return DefaultGroup(resolved.config); });
+  return explain_out_of_memory(
+      [&] { return train(resolved.config, resolved.text, resolved.name, inputs); });
 }
 
 }  // namespace
 
 int run_command(const std::vector<std::string>& args) {
-  const Place place = place_from_environment();
-  base::init_logging(place.rank);
+  const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
+  const Place place = local_rank_0_first(local_rank, [&] {
+    const Place found = place_from_environment(local_rank);
+    base::init_logging(found.rank);
+    return found;
+  });
   try {
     return run(args, place);
   } catch (const LeaveSilently& leave) {

@@ -6,6 +6,7 @@
 #include <syncbn/base/error.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
@@ -41,8 +42,10 @@ Json to_json(const EpochRecord& record) {
 }  // namespace
 
 bool RunFolder::holds_run(const fs::path& path) {
+  // What cannot be looked at holds no run; writing there says why.
+  std::error_code ignored;
   for (const char* file : kFiles) {
-    if (fs::exists(path / file)) return true;
+    if (fs::exists(path / file, ignored)) return true;
   }
   return false;
 }
@@ -73,7 +76,7 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
   base::write_file_atomically(path_ / "config.yaml", config);
   const fs::path log = path_ / "log.jsonl";
   log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!log_) base::throw_errno(fmt::format("cannot open {}", log.string()));
+  if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
 }
 
 void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
@@ -119,9 +122,11 @@ void RunFolder::write_result(const ResultRecord& record) {
 void RunFolder::append(const std::string& line) {
   const std::string whole = line + "\n";
   // One write: a reader, or a crash, sees the whole line or nothing of it.
-  if (::write(log_.get(), whole.data(), whole.size()) != static_cast<ssize_t>(whole.size())) {
-    base::throw_errno(fmt::format("cannot write {}", (path_ / "log.jsonl").string()));
-  }
+  const ssize_t written = ::write(log_.get(), whole.data(), whole.size());
+  if (written == static_cast<ssize_t>(whole.size())) return;
+  // A part of it was written: the disk is full.
+  base::throw_file_error(fmt::format("cannot write {}", (path_ / "log.jsonl").string()),
+                         written < 0 ? errno : ENOSPC);
 }
 
 }  // namespace syncbn::train

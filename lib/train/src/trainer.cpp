@@ -16,6 +16,7 @@
 #include <functional>
 
 #include "agent_channel.h"
+#include "out_of_memory.h"
 #include "progress.h"
 #include "run_folder.h"
 #include "step_vote.h"
@@ -32,41 +33,39 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-}
-
-/// The default process group, for as long as it lives.
-class DefaultGroup {
- public:
-  explicit DefaultGroup(const Config& config) {
-    dist::init_process_group({.backend = config.backend,
-                              .timeout = milliseconds(config.timeout),
-                              .connect_timeout = milliseconds(config.connect_timeout)});
-  }
-  ~DefaultGroup() { dist::destroy_process_group(); }
-  DefaultGroup(const DefaultGroup&) = delete;
-  DefaultGroup& operator=(const DefaultGroup&) = delete;
-};
-
 /// Rank 0 does `work` and every rank gets its result. Its error ends all ranks, said by rank 0.
 std::string on_rank_0(const std::function<std::string()>& work) {
-  constexpr char kGood = '+';
-  constexpr char kFailed = '-';
+  // An exit code, and with code 0 the result.
+  const auto send = [](int exit_code, const std::string& result) {
+    dist::broadcast_bytes(static_cast<char>(exit_code) + result, 0);
+  };
   if (dist::rank() != 0) {
     const std::string answer = dist::broadcast_bytes("", 0);
-    if (answer.empty() || answer[0] != kGood) throw LeaveSilently{base::kExitUsage};
+    const int exit_code = static_cast<unsigned char>(answer.at(0));
+    if (exit_code != base::kExitOk) throw LeaveSilently{exit_code};
     return answer.substr(1);
   }
   std::string result;
   try {
     result = work();
-  } catch (const base::Error&) {
-    dist::broadcast_bytes(std::string(1, kFailed), 0);
+  } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const base::Error*>(&error);
+    try {
+      send(known != nullptr ? known->exit_code() : base::kExitInternal, "");
+    } catch (const base::UnavailableError&) {
+      // Of a rank that is gone as well; the error at hand came first.
+    }
     throw;
   }
-  dist::broadcast_bytes(kGood + result, 0);
+  send(base::kExitOk, result);
   return result;
+}
+
+void rank_0_does(const std::function<void()>& work) {
+  on_rank_0([&] {
+    work();
+    return std::string();
+  });
 }
 
 /// For work in which every rank meets the same mistake of the user's: rank 0 says it.
@@ -88,7 +87,8 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   // The same on all ranks; afterwards each rank draws numbers of its own.
   const auto seed = static_cast<uint64_t>(config.seed);
   at::manual_seed(seed);
-  auto model = said_once([&] { return config.model.make(args); });
+  auto model =
+      said_once([&] { return explain_out_of_memory([&] { return config.model.make(args); }); });
   model->to(dist::device());
   at::manual_seed(seed + static_cast<uint64_t>(dist::rank()));
   return model;
@@ -164,7 +164,6 @@ class Trainer {
         config_text_(std::move(config_text)),
         name_(name),
         inputs_(inputs),
-        group_(config),
         device_(dist::device()),
         channel_(dist::rank()),
         progress_(channel_),
@@ -182,7 +181,7 @@ class Trainer {
                                  .gradient_as_bucket_view = config_.ddp.gradient_as_bucket_view,
                                  .bucket_cap_mb = config_.ddp.bucket_cap_mb});
     // Last: until all of the above has succeeded, nothing of a former run is touched.
-    if (is_rank_0()) start_folder(!resumed.empty());
+    rank_0_does([&] { start_folder(!resumed.empty()); });
   }
 
   int run() {
@@ -212,7 +211,8 @@ class Trainer {
     return on_rank_0([&]() -> std::string {
       const bool automatic = config_.resume == "auto";
       fs::path checkpoint = automatic ? wanted_folder() / "last.pt" : fs::path(config_.resume);
-      if (automatic && !fs::exists(checkpoint)) checkpoint.clear();
+      std::error_code ignored;
+      if (automatic && !fs::exists(checkpoint, ignored)) checkpoint.clear();
       // Going on with the run of that very folder replaces nothing.
       continues_folder_ = automatic || (!checkpoint.empty() && is_in_wanted_folder(checkpoint));
       folder_path_ =
@@ -325,11 +325,13 @@ class Trainer {
     if (!is_rank_0()) throw LeaveSilently{base::kExitUsage};
     progress_.clear();
     folder_->log_end("loss is not finite", position_.step);
+    std::error_code ignored;
+    const std::string last = folder_->last().string();
     throw base::UserError(fmt::format(
         "the loss is not finite on some rank in step {} (epoch {}; {} on rank 0, learning rate "
-        "{:.3g}); try a lower learning rate or a warm-up, or look at the data; {} has the last "
-        "whole epoch",
-        position_.step + 1, position_.epoch + 1, loss, lr, folder_->last().string()));
+        "{:.3g}); try a lower learning rate or a warm-up, or look at the data; {}",
+        position_.step + 1, position_.epoch + 1, loss, lr,
+        fs::exists(last, ignored) ? last + " has the last whole epoch" : "nothing was saved yet"));
   }
 
   void show_progress(double loss) {
@@ -382,8 +384,8 @@ class Trainer {
           .epoch = position_.epoch + 1,
           .fingerprint = loader_.state().fingerprint},
          best);
+    rank_0_does([&] { folder_->log_epoch(record); });
     if (!is_rank_0()) return;
-    folder_->log_epoch(record);
     progress_.clear();
     std::string test;
     if (evaluates) {
@@ -402,23 +404,24 @@ class Trainer {
   void save(const data::SamplerState& sampler, bool best) {
     const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
     const auto rng_states = dist::all_gather(own.to(device_));
-    if (!is_rank_0()) return;
-    Checkpoint checkpoint;
-    checkpoint.model = state_of(*model_);
-    checkpoint.optimizer = optimizer_->state();
-    checkpoint.step = position_.step;
-    checkpoint.sampler = sampler;
-    checkpoint.epoch_loss = epoch_sums_.loss;
-    checkpoint.epoch_samples = static_cast<int64_t>(epoch_sums_.samples);
-    checkpoint.world_size = dist::world_size();
-    checkpoint.rng_states = rng_states;
-    checkpoint.best_accuracy = position_.best_accuracy;
-    checkpoint.best_epoch = position_.best_epoch;
-    checkpoint.seconds = seconds();
-    checkpoint.config = config_text_;
-    const std::string bytes = serialize(checkpoint);
-    base::write_file_atomically(folder_->last(), bytes);
-    if (best) base::write_file_atomically(folder_->best(), bytes);
+    rank_0_does([&] {
+      Checkpoint checkpoint;
+      checkpoint.model = state_of(*model_);
+      checkpoint.optimizer = optimizer_->state();
+      checkpoint.step = position_.step;
+      checkpoint.sampler = sampler;
+      checkpoint.epoch_loss = epoch_sums_.loss;
+      checkpoint.epoch_samples = static_cast<int64_t>(epoch_sums_.samples);
+      checkpoint.world_size = dist::world_size();
+      checkpoint.rng_states = rng_states;
+      checkpoint.best_accuracy = position_.best_accuracy;
+      checkpoint.best_epoch = position_.best_epoch;
+      checkpoint.seconds = seconds();
+      checkpoint.config = config_text_;
+      const std::string bytes = serialize(checkpoint);
+      base::write_file_atomically(folder_->last(), bytes);
+      if (best) base::write_file_atomically(folder_->best(), bytes);
+    });
   }
 
   int stop(int signal) {
@@ -433,16 +436,18 @@ class Trainer {
   }
 
   void finish(EpochRecord& record) {
-    if (!is_rank_0()) return;
     record.seconds = seconds();
     if (record.epoch == 0) record.epoch = position_.epoch, record.step = position_.step;
-    folder_->log_end("finished", position_.step);
-    folder_->write_result({.best_test_accuracy = position_.best_accuracy,
-                           .best_epoch = position_.best_epoch,
-                           .last = record,
-                           .world_size = dist::world_size(),
-                           .seed = config_.seed,
-                           .sync_batchnorm = config_.sync_batchnorm});
+    rank_0_does([&] {
+      folder_->log_end("finished", position_.step);
+      folder_->write_result({.best_test_accuracy = position_.best_accuracy,
+                             .best_epoch = position_.best_epoch,
+                             .last = record,
+                             .world_size = dist::world_size(),
+                             .seed = config_.seed,
+                             .sync_batchnorm = config_.sync_batchnorm});
+    });
+    if (!is_rank_0()) return;
     progress_.clear();
     spdlog::info("test accuracy {:.2f} %, best {:.2f} % (epoch {}), in {}",
                  100 * *record.test_accuracy, 100 * position_.best_accuracy, position_.best_epoch,
@@ -454,8 +459,6 @@ class Trainer {
   const std::string name_;
   const Inputs& inputs_;
   const Clock::time_point begin_ = Clock::now();
-  const DefaultGroup group_;
-  // After the group: until it stands nothing looks at them, and a signal has to end the process.
   const StopSignals signals_;
   const at::Device device_;
   AgentChannel channel_;

@@ -10,12 +10,18 @@ namespace syncbn::base {
 /// Replaces `path` by what `write` puts into the temporary file it is given, or leaves it alone:
 /// temporary in the same folder, fsync, rename, fsync of the folder. Creates missing folders.
 /// A reader sees the old file or the new one, never a part.
-/// @throws UnavailableError naming the file and the reason; the temporary is removed.
+/// @throws UserError or UnavailableError (see throw_file_error) naming the file and the reason; the
+///   temporary is removed.
 void write_file_atomically(const std::filesystem::path& path,
                            const std::function<void(const std::filesystem::path&)>& write);
 
 /// The same with the bytes at hand.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
+
+/// Throws what the errno `error` of a failed file operation means: UserError where the path is at
+/// fault (it leads through a file, is not allowed, is too long), UnavailableError where the disk
+/// is.
+[[noreturn]] void throw_file_error(const std::string& what, int error);
 
 /// The whole file. @throws UserError naming the file when it cannot be read.
 std::string read_file(const std::filesystem::path& path);

@@ -9,8 +9,10 @@ namespace syncbn::train {
 
 /// The program `train`: reads the command line and the configuration, then trains.
 ///
-/// What is wrong with them, and with the data they name, is said once for each node: by local rank
-/// 0, before any process group exists. The other local ranks find the same and leave in silence.
+/// What is wrong with them, with the environment and with the data they name is said once for each
+/// node: by local rank 0, before any process group exists. The other local ranks find the same and
+/// leave in silence; what only one of them may have found in its environment it says a little
+/// later.
 ///
 /// @return the program's exit code: 0, or 128 + N after signal N.
 /// @throws base::Error for everything else that goes wrong.
