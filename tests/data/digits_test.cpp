@@ -180,9 +180,9 @@ TEST_F(DigitsFileTest, SaysWhenTheGzipStreamIsDamaged) {
   EXPECT_THAT(message_of(file(bytes)), ThrowsMessage<base::UserError>(HasSubstr("own.csv")));
 }
 
-TEST_F(DigitsFileTest, SaysWhenAnEmptyFileHasNoSamples) {
-  EXPECT_THAT(message_of(file("")),
-              ThrowsMessage<base::UserError>(AllOf(HasSubstr("own.csv"), HasSubstr("0 samples"))));
+TEST_F(DigitsFileTest, SaysThatAFileIsEmpty) {
+  EXPECT_THAT(message_of(file("")), ThrowsMessage<base::UserError>(
+                                        AllOf(HasSubstr("own.csv"), HasSubstr("it is empty"))));
 }
 
 TEST_F(DigitsFileTest, SaysWhenASplitIsEmpty) {

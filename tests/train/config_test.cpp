@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/config/command_line.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/train/command.h>
 #include <syncbn/train/config.h>
@@ -74,6 +75,43 @@ TEST(ConfigTest, DividesTheGlobalBatchOrNamesBothNumbers) {
   } catch (const base::UserError& error) {
     EXPECT_THAT(error.what(), HasSubstr("12 samples cannot be divided evenly between 5 ranks"));
   }
+}
+
+TEST(ConfigTest, RefusesNumbersThatAreTypingErrors) {
+  const std::vector<std::pair<std::string, std::string>> faults = {
+      {"epochs", "9223372036854775807"},
+      {"batch_size", "4611686018427387904"},
+      {"ddp.bucket_cap_mb", "1e308"},
+      {"model.width", "1000000000"},
+      {"data.size", "4611686018427387904"},
+      {"data.test_size", "4611686018427387904"},
+      {"data.channels", "1000000000"},
+      {"data.height", "1000000000"},
+      {"data.width", "1000000000"},
+      {"data.classes", "1000000000000"},
+      {"optimizer.lr", "1e308"},
+      {"schedule.warmup", "1e308"},
+      {"schedule.min_lr", "1e308"},
+  };
+  for (const auto& [key, value] : faults) {
+    config::CommandLine line;
+    config::Faults found;
+    line = config::parse_command_line({"--" + key, value}, {}, config_fields(), found);
+    config::Value yaml = config::parse_yaml(
+        "model: digits\ndata: synthetic\nbatch_size: 1\nschedule: cosine\n", "a");
+    config::apply_overrides(line.overrides, yaml);
+    Config config;
+    config::Schema<Config>::get().read(yaml, config, "", found);
+    EXPECT_THAT(found.messages(), ElementsAre(HasSubstr(key + ": must be "))) << value;
+  }
+}
+
+TEST(ConfigTest, RefusesImagesThatAreTooLargeAsAWhole) {
+  Config config;
+  EXPECT_THAT(read("model: digits\nbatch_size: 1\n"
+                   "data: {type: synthetic, channels: 4096, height: 16384, width: 16384}\n",
+                   config),
+              ElementsAre(HasSubstr("a.yaml:3:7: data: an image of 4096 x 16384 x 16384")));
 }
 
 TEST(ConfigTest, ReferenceInDocsIsUpToDate) {

@@ -63,7 +63,7 @@ class LineParser {
     const auto [stop, error] = std::from_chars(text.data(), end, number);
     if (error != std::errc() || stop != end || number < 0 || number > max) {
       fail(fmt::format("column {}: {} must be an integer from 0 to {}, got '{}'", column + 1, what,
-                       max, text));
+                       max, config::shortened(text)));
     }
     return static_cast<uint8_t>(number);
   }
@@ -157,6 +157,10 @@ std::shared_ptr<const Dataset> load_digits(const DigitsOptions& options, Split s
   const std::filesystem::path path =
       options.path.empty() ? find_data_file("digits.csv.gz") : std::filesystem::path(options.path);
   const auto samples = parse_file(path.string(), read_gzip_file(path, kMaxFileBytes));
+  if (samples.empty()) {
+    throw base::UserError(
+        fmt::format("cannot read the data file '{}': it is empty", path.string()));
+  }
   const auto chosen = choose_split(samples, options.test_fraction, split);
   if (chosen.empty()) {
     throw base::UserError(fmt::format(

@@ -1,9 +1,12 @@
 #include <syncbn/data/synthetic.h>
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <cmath>
 #include <numbers>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "gather.h"
@@ -15,6 +18,20 @@ namespace {
 /// Cells a side of the pattern of +kSignal and -kSignal that tells a class.
 constexpr int64_t kCells = 4;
 constexpr float kSignal = 0.5F;
+
+// More is a typing error: labels are held in memory, and a batch holds whole images.
+constexpr int64_t kMostImages = 100'000'000;
+constexpr int64_t kMostClasses = 1'000'000;
+constexpr int64_t kMostChannels = 4096;
+constexpr int64_t kLongestSide = 16'384;      // pixels
+constexpr int64_t kMostValues = 100'000'000;  // of one image
+
+std::optional<std::string> image_size_fault(const SyntheticOptions& options) {
+  const int64_t values = options.channels * options.height * options.width;
+  if (values <= kMostValues) return std::nullopt;
+  return fmt::format("an image of {} x {} x {} has {} values; {} are the most", options.channels,
+                     options.height, options.width, values, kMostValues);
+}
 
 class Synthetic : public Dataset {
  public:
@@ -90,13 +107,28 @@ class Synthetic : public Dataset {
 }  // namespace
 
 void SyntheticOptions::describe(config::Schema<SyntheticOptions>& schema) {
-  schema.field("size", &SyntheticOptions::size, "images to train on").at_least(1);
-  schema.field("test_size", &SyntheticOptions::test_size, "images to test on").at_least(1);
-  schema.field("channels", &SyntheticOptions::channels, "channels of an image").at_least(1);
-  schema.field("height", &SyntheticOptions::height, "height of an image").at_least(1).unit("px");
-  schema.field("width", &SyntheticOptions::width, "width of an image").at_least(1).unit("px");
-  schema.field("classes", &SyntheticOptions::classes, "number of classes").at_least(1);
+  schema.field("size", &SyntheticOptions::size, "images to train on")
+      .at_least(1)
+      .at_most(kMostImages);
+  schema.field("test_size", &SyntheticOptions::test_size, "images to test on")
+      .at_least(1)
+      .at_most(kMostImages);
+  schema.field("channels", &SyntheticOptions::channels, "channels of an image")
+      .at_least(1)
+      .at_most(kMostChannels);
+  schema.field("height", &SyntheticOptions::height, "height of an image")
+      .at_least(1)
+      .at_most(kLongestSide)
+      .unit("px");
+  schema.field("width", &SyntheticOptions::width, "width of an image")
+      .at_least(1)
+      .at_most(kLongestSide)
+      .unit("px");
+  schema.field("classes", &SyntheticOptions::classes, "number of classes")
+      .at_least(1)
+      .at_most(kMostClasses);
   schema.field("seed", &SyntheticOptions::seed, "of the images; the run's seed has no part in it");
+  schema.check(image_size_fault);
 }
 
 std::shared_ptr<const Dataset> make_synthetic(const SyntheticOptions& options, Split split) {

@@ -5,6 +5,9 @@ namespace {
 
 constexpr double kYear = 365.0 * 24 * 3600;  // seconds
 constexpr double kMostThreads = 1024;        // a typing error above; libgomp then hangs
+constexpr double kMostEpochs = 1e6;          // so that steps can be counted in an int64_t
+constexpr double kLargestBucket = 1e6;       // MiB
+constexpr double kMostSamples = 1e7;         // of a step
 
 std::optional<std::string> one_batch_size(const Config& config) {
   if (config.batch_size.has_value() == config.global_batch_size.has_value()) {
@@ -27,20 +30,25 @@ void DdpConfig::describe(config::Schema<DdpConfig>& schema) {
       .field("bucket_cap_mb", &DdpConfig::bucket_cap_mb,
              "size of a gradient bucket; null: 25, and 1 for the first")
       .above(0)
+      .at_most(kLargestBucket)
       .unit("MiB");
 }
 
 void Config::describe(config::Schema<Config>& schema) {
   schema.field("seed", &Config::seed, "of the initial parameters and of the order of samples")
       .at_least(0);
-  schema.field("epochs", &Config::epochs, "passes over the training data").at_least(1);
+  schema.field("epochs", &Config::epochs, "passes over the training data")
+      .at_least(1)
+      .at_most(kMostEpochs);
   schema.field("batch_size", &Config::batch_size, "samples of each rank in a step")
       .at_least(1)
+      .at_most(kMostSamples)
       .unit("samples");
   schema
       .field("global_batch_size", &Config::global_batch_size,
              "samples of all ranks in a step, in place of batch_size")
       .at_least(1)
+      .at_most(kMostSamples)
       .unit("samples");
   schema.field("model", &Config::model, "the network").required();
   schema.field("sync_batchnorm", &Config::sync_batchnorm,

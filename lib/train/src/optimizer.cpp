@@ -9,6 +9,8 @@
 namespace syncbn::train {
 namespace {
 
+constexpr double kLargestRate = 1e6;  // a typing error above
+
 struct SgdOptions {
   double lr = 0.1;
   double momentum = 0;
@@ -16,7 +18,7 @@ struct SgdOptions {
   bool nesterov = false;
 
   static void describe(config::Schema<SgdOptions>& schema) {
-    schema.field("lr", &SgdOptions::lr, "learning rate").above(0);
+    schema.field("lr", &SgdOptions::lr, "learning rate").above(0).at_most(kLargestRate);
     schema.field("momentum", &SgdOptions::momentum, "how much of the former update stays")
         .at_least(0)
         .below(1);
@@ -36,17 +38,14 @@ struct AdamwOptions {
   double weight_decay = 1e-2;
 
   static void describe(config::Schema<AdamwOptions>& schema) {
-    schema.field("lr", &AdamwOptions::lr, "learning rate").above(0);
+    schema.field("lr", &AdamwOptions::lr, "learning rate").above(0).at_most(kLargestRate);
     schema.field("betas", &AdamwOptions::betas, "decay of the two running averages")
+        .length(2)
         .at_least(0)
         .below(1);
     schema.field("eps", &AdamwOptions::eps, "added to the denominator").above(0);
     schema.field("weight_decay", &AdamwOptions::weight_decay, "decoupled from the gradient")
         .at_least(0);
-    schema.check([](const AdamwOptions& options) -> std::optional<std::string> {
-      if (options.betas.size() == 2) return std::nullopt;
-      return fmt::format("betas are two numbers, got {}", options.betas.size());
-    });
   }
 };
 

@@ -23,6 +23,11 @@ std::unique_ptr<Schedule> from(Function function) {
   return std::make_unique<FunctionSchedule<Function>>(std::move(function));
 }
 
+// Typing errors above.
+constexpr double kMostEpochs = 1e6;
+constexpr double kLargestRate = 1e6;
+constexpr double kLargestFactor = 1000;
+
 struct ConstantOptions {
   static void describe(config::Schema<ConstantOptions>&) {}
 };
@@ -34,8 +39,11 @@ struct StepOptions {
   static void describe(config::Schema<StepOptions>& schema) {
     schema.field("step_size", &StepOptions::step_size, "epochs between two changes")
         .at_least(1)
+        .at_most(kMostEpochs)
         .unit("epochs");
-    schema.field("gamma", &StepOptions::gamma, "what the rate is multiplied by").above(0);
+    schema.field("gamma", &StepOptions::gamma, "what the rate is multiplied by")
+        .above(0)
+        .at_most(kLargestFactor);
   }
 };
 
@@ -46,8 +54,11 @@ struct CosineOptions {
   static void describe(config::Schema<CosineOptions>& schema) {
     schema.field("warmup", &CosineOptions::warmup, "rise linearly from 0 for so long")
         .at_least(0)
+        .at_most(kMostEpochs)
         .unit("epochs");
-    schema.field("min_lr", &CosineOptions::min_lr, "the rate at the end").at_least(0);
+    schema.field("min_lr", &CosineOptions::min_lr, "the rate at the end")
+        .at_least(0)
+        .at_most(kLargestRate);
   }
 };
 
