@@ -126,6 +126,18 @@ TEST(YamlTest, WritesWhatItReadsBack) {
   EXPECT_EQ(to_yaml(parse_yaml(text, "a.yaml")), text);
 }
 
+TEST(YamlTest, FindsTheKeysThatChanged) {
+  const auto found =
+      changes(parse_yaml("a: 1\nb: {c: [1, 2], d: x, gone: 1}\ne: null\nf: {g: 1}\n", "before"),
+              parse_yaml("a: 1\nb: {c: [1, 3], d: x, new: 1}\ne: 2\nf: none\n", "after"));
+  std::vector<std::string> texts;
+  for (const Change& change : found) {
+    texts.push_back(fmt::format("{}: {} -> {}", change.path, change.before, change.after));
+  }
+  EXPECT_THAT(texts,
+              ::testing::ElementsAre("b.c: [1, 2] -> [1, 3]", "e: null -> 2", "f: {g: 1} -> none"));
+}
+
 TEST(YamlTest, WritesTextThatLooksLikeSomethingElseInQuotes) {
   for (const char* text : {"true", "Null", "no", "1e3", "~", "- a", "a: b", "", " x", "*a", "#"}) {
     Value value = Value::of_map();

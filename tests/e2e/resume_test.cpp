@@ -125,5 +125,28 @@ TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
 }
 
+TEST_F(ResumeTest, NamesTheKeysThatAreNotAsTheyWere) {
+  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  const auto same = launch_train(2, args("run", {"--resume=auto", "--epochs=2"}));
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_THAT(same.out + same.err, ::testing::Not(HasSubstr("another configuration")));
+  const auto other =
+      launch_train(2, args("run", {"--resume=auto", "--epochs=3", "--log_interval=50",
+                                   "--optimizer.lr=0.05", "--eval_interval=2"}));
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_EQ(count(other.out + other.err, "another configuration"), 1) << other.out << other.err;
+  EXPECT_THAT(other.out + other.err,
+              HasSubstr("goes on with optimizer.lr 0.05 (was 0.1), eval_interval 2 (was 1)\n"));
+}
+
+TEST_F(ResumeTest, RefusesTheStateOfAnotherOptimizer) {
+  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  const auto result = launch_train(2, args("run", {"--resume=auto", "--optimizer=adamw"}));
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
+  EXPECT_THAT(result.out + result.err,
+              HasSubstr("made with optimizer.type sgd and this configuration has adamw"));
+}
+
 }  // namespace
 }  // namespace syncbn::test

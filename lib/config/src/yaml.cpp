@@ -73,8 +73,8 @@ class Converter {
       }
       for (const Value::Member& earlier : value.members) {
         if (earlier.key != key.Scalar()) continue;
-        fail(mark,
-             fmt::format("the key '{}' is already set at line {}", earlier.key, earlier.mark.line));
+        fail(mark, fmt::format("the key '{}' is already set at line {}", shortened(earlier.key),
+                               earlier.mark.line));
       }
       Value converted = convert(content, depth + 1);
       // yaml-cpp places an empty value where the next key begins.
@@ -184,6 +184,20 @@ std::string flow(const Value& value) {
   return "";
 }
 
+void add_changes(const Value& before, const Value& after, const std::string& path,
+                 std::vector<Change>& out) {
+  if (before.kind != Value::Kind::kMap || after.kind != Value::Kind::kMap) {
+    Change change{path, flow(before), flow(after)};
+    if (change.before != change.after) out.push_back(std::move(change));
+    return;
+  }
+  for (const Value::Member& member : before.members) {
+    const Value* other = after.find(member.key);
+    if (other == nullptr) continue;
+    add_changes(member.value, *other, path.empty() ? member.key : path + "." + member.key, out);
+  }
+}
+
 void write_members(const Value& value, int indent, std::string& out) {
   for (const Value::Member& member : value.members) {
     out.append(static_cast<size_t>(indent), ' ');
@@ -217,6 +231,12 @@ Value parse_yaml(const std::string& text, const std::string& source) {
 
 Value load_yaml(const std::filesystem::path& path) {
   return parse_yaml(base::read_file(path), path.string());
+}
+
+std::vector<Change> changes(const Value& before, const Value& after) {
+  std::vector<Change> all;
+  add_changes(before, after, "", all);
+  return all;
 }
 
 std::string to_yaml(const Value& value) {

@@ -5,15 +5,19 @@
 #include <ATen/core/grad_mode.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/yaml.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <string_view>
 
 #include "agent_channel.h"
 #include "out_of_memory.h"
@@ -28,6 +32,11 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using Ddp = dist::DistributedDataParallel<models::Model>;
+
+/// Keys that say where and for how long a run goes on, not what it computes.
+constexpr std::array<std::string_view, 9> kKeysThatMayChange = {
+    "run_dir", "resume",          "overwrite", "epochs",      "threads",
+    "timeout", "connect_timeout", "backend",   "log_interval"};
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -235,13 +244,37 @@ class Trainer {
     return config_.run_dir.empty() ? fs::path("runs") / name_ : fs::path(config_.run_dir);
   }
 
+  /// What of this configuration is not as it was when the checkpoint was made.
+  std::vector<std::string> compare_configuration(const Checkpoint& checkpoint) const {
+    std::vector<std::string> changed;
+    for (const auto& [key, before, after] :
+         config::changes(config::parse_yaml(checkpoint.config, resume_path_),
+                         config::parse_yaml(config_text_, name_))) {
+      if (key == "optimizer.type") {
+        throw base::UserError(fmt::format(
+            "it was made with optimizer.type {} and this configuration has {}, which cannot use "
+            "the former's state; set it back, or begin a new run without --resume",
+            before, after));
+      }
+      if (std::ranges::find(kKeysThatMayChange, key) != kKeysThatMayChange.end()) continue;
+      changed.push_back(fmt::format("{} {} (was {})", key, after, before));
+    }
+    return changed;
+  }
+
   void restore(const Checkpoint& checkpoint) {
+    std::vector<std::string> changed;
     try {
+      changed = compare_configuration(checkpoint);
       load_model(checkpoint.model, *model_);
       optimizer_->load(checkpoint.optimizer);
       loader_.resume(checkpoint.sampler);
     } catch (const base::UserError& error) {
       throw base::UserError(fmt::format("cannot go on from {}: {}", resume_path_, error.what()));
+    }
+    if (!changed.empty() && is_rank_0()) {
+      spdlog::warn("{} was made with another configuration; the run goes on with {}", resume_path_,
+                   base::join(changed, ", "));
     }
     continues_epoch_ = true;
     position_.epoch = checkpoint.sampler.epoch;

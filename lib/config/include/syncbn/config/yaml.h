@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include <syncbn/config/value.h>
 
@@ -18,5 +19,15 @@ Value parse_yaml(const std::string& text, const std::string& source);
 
 /// A value as YAML text that parse_yaml() reads back to the same value; ends with a newline.
 std::string to_yaml(const Value& value);
+
+/// A key whose value is another than before.
+struct Change {
+  std::string path;    ///< "optimizer.lr"
+  std::string before;  ///< as YAML on one line
+  std::string after;
+};
+
+/// Keys with other values in `after`, of those that both hold, sections taken key by key.
+std::vector<Change> changes(const Value& before, const Value& after);
 
 }  // namespace syncbn::config
