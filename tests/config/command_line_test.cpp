@@ -106,7 +106,8 @@ TEST(CommandLineTest, NamesTheOptionInFaultsOfItsValue) {
                   .faults,
               ElementsAre("--doors: doors: expected an integer, got 'many'",
                           "--wheel.radius: wheel.radius: must be above 0, got -1",
-                          "--engine.range: unknown key 'engine.range'; it belongs to type electric",
+                          "--engine.range: unknown key 'engine.range'; it belongs to type "
+                          "electric, the type here is diesel",
                           "--engine.litres: engine.litres: must be above 0, got 0",
                           "--colour: colour: must be one of red, green, got 'blue'",
                           "--seats: seats: expected an integer, got '['"));

@@ -147,7 +147,7 @@ TEST(SchemaTest, RefusesKeysOfAnotherAlternative) {
   CarOptions car;
   EXPECT_THAT(read("engine: {type: diesel, range: 3}\n", car),
               ElementsAre("car.yaml:1:24: unknown key 'engine.range'; it belongs to type "
-                          "electric"));
+                          "electric, the type here is diesel"));
 }
 
 TEST(SchemaTest, ChecksRulesOverSeveralFields) {

@@ -597,7 +597,10 @@ struct Codec<Component<Kind>> {
     }
     Value nothing;
     nothing.mark = value.mark;
-    const Hint hint = [](const std::string& key) { return Kind::registry().belongs_to(key); };
+    const Hint hint = [&](const std::string& key) {
+      const std::string owner = Kind::registry().belongs_to(key);
+      return owner.empty() ? owner : fmt::format("{}, the type here is {}", owner, entry->first);
+    };
     auto choice = entry->second.read(type == &value ? nothing : value, path, faults, hint);
     if (!choice) return false;
     out = Component<Kind>(entry->first, std::move(choice));
