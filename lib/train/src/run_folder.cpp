@@ -52,7 +52,7 @@ bool RunFolder::holds_run(const fs::path& path) {
 
 fs::path RunFolder::choose(const std::string& wanted, const std::string& name, bool resume,
                            bool overwrite) {
-  const fs::path first = wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
+  fs::path first = wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
   if (resume || overwrite || !holds_run(first)) return first;
   if (!wanted.empty()) {
     throw base::UserError(
@@ -61,7 +61,7 @@ fs::path RunFolder::choose(const std::string& wanted, const std::string& name, b
                     first.string()));
   }
   for (int number = 2;; ++number) {
-    const fs::path next = fmt::format("{}-{}", first.string(), number);
+    fs::path next = fmt::format("{}-{}", first.string(), number);
     if (!holds_run(next)) return next;
   }
 }
