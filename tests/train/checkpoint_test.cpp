@@ -85,31 +85,13 @@ TEST(CheckpointTest, RefusesAFileThatIsCutOffAnywhere) {
   }
 }
 
-// Bytes of the archive's own bookkeeping may change without harm; what is read may not.
-TEST(CheckpointTest, RefusesAFileWithAByteThatChangedOrReadsTheSame) {
+TEST(CheckpointTest, RefusesAFileInWhichAnyByteChanged) {
   const std::string whole = serialize(example());
-  int refused = 0;
   for (size_t at = 0; at < whole.size(); ++at) {
     std::string damaged = whole;
-    damaged[at] = static_cast<char>(~damaged[at]);
-    try {
-      EXPECT_EQ(serialize(parse_checkpoint(damaged, "last.pt")), whole) << "byte " << at;
-    } catch (const base::UserError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("last.pt is not a whole checkpoint")) << "byte " << at;
-      ++refused;
-    }
+    damaged[at] ^= 1;
+    ASSERT_THAT(error_of(damaged), HasSubstr("last.pt is not a whole checkpoint")) << "byte " << at;
   }
-  EXPECT_GT(refused, 0);
-}
-
-TEST(CheckpointTest, RefusesATensorWithAByteThatChanged) {
-  std::string damaged = serialize(example());
-  const auto values = example().model.at("conv.weight");
-  const size_t at =
-      damaged.find(std::string(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
-  ASSERT_NE(at, std::string::npos);
-  damaged[at + 9] ^= 1;
-  EXPECT_THAT(error_of(damaged), HasSubstr("damaged"));
 }
 
 TEST(CheckpointTest, RefusesFilesOfOtherPrograms) {
@@ -129,7 +111,8 @@ TEST(CheckpointTest, IsReadByPythonWithWeightsOnly) {
   const std::string path = std::string(folder) + "/last.pt";
   base::write_file_atomically(path, serialize(example()));
   const auto result = test::run_program({python, "-c", R"(
-import sys, torch
+import sys, torch, zipfile
+assert zipfile.ZipFile(sys.argv[1]).testzip() is None
 c = torch.load(sys.argv[1], weights_only=True)
 assert c["format"] == "syncbn-checkpoint" and c["format_version"] == 1, c
 assert c["model"]["conv.weight"].tolist() == [[0, 1, 2], [3, 4, 5]], c["model"]

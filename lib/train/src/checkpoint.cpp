@@ -4,12 +4,13 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <caffe2/serialize/inline_container.h>
-#include <caffe2/serialize/read_adapter_interface.h>
 #include <torch/csrc/jit/serialization/export.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
-// crc32_z: the checksum of a checkpoint's content.
+#include <string_view>
+
+// crc32_z: the checksum at a checkpoint's end.
 #include <zlib.h>
 
 namespace syncbn::train {
@@ -18,22 +19,31 @@ namespace {
 using Dict = c10::impl::GenericDict;
 
 constexpr const char* kFormat = "syncbn-checkpoint";
-constexpr const char* kArchive = "data";
-constexpr const char* kChecksum = "checksum";
 
-/// CRC-32 of a checkpoint's pickle and tensors, kept beside them: libtorch's reader neither checks
-/// the checksums that a zip archive has, nor tells them.
-class Checksum {
- public:
-  void add(const void* data, size_t size) {
-    // A null pointer would mean: begin anew.
-    if (size > 0) crc_ = crc32_z(crc_, static_cast<const Bytef*>(data), size);
-  }
-  std::string str() const { return fmt::format("{:08x}", crc_); }
+// The end of a checkpoint is the comment of its zip archive: this, and the CRC-32 in hexadecimal of
+// all that stands before. The archive's own checksums are not checked by libtorch, and would not
+// tell a damage of its table of contents.
+constexpr std::string_view kChecksum = "syncbn crc32 ";
+constexpr size_t kDigits = 8;
 
- private:
-  unsigned long crc_ = 0;  // zlib's type
-};
+std::string checksum(std::string_view bytes) {
+  return fmt::format("{:08x}",
+                     crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+}
+
+/// Puts the checksum at the end of an archive that has no comment yet.
+void seal(std::string& archive) {
+  // An archive ends with the length of its comment, two bytes, the lower one first.
+  archive[archive.size() - 2] = static_cast<char>(kChecksum.size() + kDigits);
+  archive += kChecksum;
+  archive += checksum(archive);
+}
+
+bool is_sealed(std::string_view bytes) {
+  if (bytes.size() < kChecksum.size() + kDigits) return false;
+  const std::string_view content = bytes.substr(0, bytes.size() - kDigits);
+  return content.ends_with(kChecksum) && bytes.substr(content.size()) == checksum(content);
+}
 
 Dict make_dict() {
   return Dict(c10::StringType::get(), c10::AnyType::get());
@@ -134,39 +144,6 @@ Checkpoint read_checkpoint(const Reader& reader) {
   return checkpoint;
 }
 
-/// The bytes of an archive; never past their end, wherever a damaged header points.
-class BytesReader : public caffe2::serialize::ReadAdapterInterface {
- public:
-  explicit BytesReader(const std::string& bytes) : bytes_(bytes) {}
-  size_t size() const override { return bytes_.size(); }
-  size_t read(uint64_t pos, void* out, size_t count, const char*) const override {
-    return pos < bytes_.size() ? bytes_.copy(static_cast<char*>(out), count, pos) : 0;
-  }
-
- private:
-  const std::string& bytes_;
-};
-
-/// @throws std::exception when a byte of the content is not what was written.
-void verify(const std::string& bytes) {
-  caffe2::serialize::PyTorchStreamReader archive(std::make_shared<BytesReader>(bytes));
-  Checksum checksum;
-  const auto add = [&](const std::string& record) {
-    const auto [data, size] = archive.getRecord(record);
-    checksum.add(data.get(), size);
-  };
-  add(fmt::format("{}.pkl", kArchive));
-  for (int64_t i = 0;; ++i) {
-    const std::string tensor = fmt::format("{}/{}", kArchive, i);
-    if (!archive.hasRecord(tensor)) break;
-    add(tensor);
-  }
-  const auto [data, size] = archive.getRecord(kChecksum);
-  if (std::string(static_cast<const char*>(data.get()), size) != checksum.str()) {
-    throw base::UserError("the content is not what its checksum says");
-  }
-}
-
 int64_t format_version(const Reader& reader) {
   if (reader.text("format") != kFormat) throw base::UserError("another format");
   return reader.integer("format_version");
@@ -206,22 +183,17 @@ std::string serialize(const Checkpoint& checkpoint) {
     bytes.append(static_cast<const char*>(data), size);
     return size;
   });
-  torch::jit::writeArchiveAndTensors(kArchive, pickled.data(), pickled.size(), pickler.tensorData(),
+  torch::jit::writeArchiveAndTensors("data", pickled.data(), pickled.size(), pickler.tensorData(),
                                      writer);
-  Checksum checksum;
-  checksum.add(pickled.data(), pickled.size());
-  for (const at::Tensor& tensor : pickler.tensorData()) {
-    checksum.add(tensor.storage().data(), tensor.storage().nbytes());
-  }
-  writer.writeRecord(kChecksum, checksum.str().data(), checksum.str().size());
   writer.writeEndOfFile();
+  seal(bytes);
   return bytes;
 }
 
 Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
   int64_t version = 0;
   try {
-    verify(bytes);
+    if (!is_sealed(bytes)) throw base::UserError("not what was written");
     const Reader reader(torch::jit::pickle_load({bytes.begin(), bytes.end()}));
     version = format_version(reader);
     if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
