@@ -23,16 +23,13 @@ TEST(TwoNodesTest, LearnWhatFourRanksOfOneNodeLearn) {
   SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
   const TempFolder folder;
   const auto arguments = [&](const std::string& run_dir) {
-    return std::vector<std::string>{"--config",  shipped_config("digits.yaml"), "--epochs", "1",
-                                    "--run_dir", folder / run_dir};
+    return std::vector<std::string>{
+        "--config", shipped_config("digits.yaml"), "--epochs", "1", "--run_dir", folder / run_dir};
   };
   const auto node = [&](int rank) {
-    std::vector<std::string> words{program("syncbn-launch"),
-                                   "--nnodes=2",
-                                   fmt::format("--node_rank={}", rank),
-                                   "--nproc_per_node=2",
-                                   "--master_addr=node0",
-                                   "train"};
+    std::vector<std::string> words{
+        program("syncbn-launch"), "--nnodes=2",          fmt::format("--node_rank={}", rank),
+        "--nproc_per_node=2",     "--master_addr=node0", "train"};
     // Nothing is shared between the nodes but the network: only rank 0 writes.
     const auto more = arguments(fmt::format("node{}", rank));
     words.insert(words.end(), more.begin(), more.end());

@@ -225,7 +225,7 @@ TEST(LaunchFaultTest, SurvivesAHangupUnderNohup) {
 
 // The worker loops without children: a shell whose vfork'ed child is stopped is in state D, not T.
 TEST(LaunchFaultTest, StopsAndContinuesTheWorkersWithItself) {
-  Program launcher(launch_command({"sh", "-c", "echo $$; while true; do :; done"}));
+  Program launcher(launch_command({"sh", "-c", "echo $$$$; while true; do :; done"}));
   launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; });
   const pid_t worker = std::atoi(launcher.out().c_str());
   launcher.send_signal(SIGTSTP);
@@ -237,7 +237,7 @@ TEST(LaunchFaultTest, StopsAndContinuesTheWorkersWithItself) {
 }
 
 TEST(LaunchFaultTest, EndsAWorkerThatSomebodyStopped) {
-  Program launcher(launch_command({"sh", "-c", "echo $$; while true; do sleep 0.01; done"}));
+  Program launcher(launch_command({"sh", "-c", "echo $$$$; while true; do sleep 0.01; done"}));
   launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; });
   const pid_t worker = std::atoi(launcher.out().c_str());
   ASSERT_EQ(::kill(worker, SIGSTOP), 0);
@@ -305,7 +305,7 @@ TEST(LaunchFaultTest, EndsAlthoughItsKeeperWasStopped) {
 
 TEST(LaunchFaultTest, ReportsAWorkerKilledFromOutside) {
   Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c",
-                                   "[ $RANK = 1 ] && echo $$; while true; do sleep 0.01; done"}));
+                                   "[ $RANK = 1 ] && echo $$$$; while true; do sleep 0.01; done"}));
   launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; });
   ASSERT_EQ(::kill(std::atoi(launcher.out().c_str() + 4), SIGKILL), 0);
   const auto result = launcher.wait();

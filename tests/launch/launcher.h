@@ -17,8 +17,9 @@ namespace syncbn::test {
 inline const std::string kLauncher = SYNCBN_BIN_DIR "/syncbn-launch";
 inline const std::string kAgentWorker = SYNCBN_TEST_BIN_DIR "/launch_agent_worker";
 
+/// Lines begin with "[rank] " alone, which does not depend on this machine's name.
 inline std::vector<std::string> launch_command(const std::vector<std::string>& words) {
-  std::vector<std::string> argv{kLauncher};
+  std::vector<std::string> argv{kLauncher, "--prefix=[${rank}] "};
   argv.insert(argv.end(), words.begin(), words.end());
   return argv;
 }

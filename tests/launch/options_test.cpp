@@ -35,12 +35,12 @@ std::string error_of(const std::vector<const char*>& words) {
 TEST(LaunchOptionsTest, HasTorchrunsDefaults) {
   const LaunchOptions options = parse({"prog"});
   EXPECT_EQ(options.nproc_per_node, 1);
-  EXPECT_EQ(options.nnodes, 1);
+  EXPECT_EQ(options.nnodes.max, 1);
   EXPECT_EQ(options.node_rank, 0);
   EXPECT_EQ(options.role, "default");
   EXPECT_FALSE(options.master_port);
   EXPECT_FALSE(options.standalone);
-  EXPECT_TRUE(options.prefix);
+  EXPECT_EQ(options.prefix, "[${host}:${rank}] ");
   EXPECT_EQ(options.shutdown_timeout, std::chrono::seconds(30));
 }
 
@@ -72,13 +72,74 @@ TEST(LaunchOptionsTest, ReadsTheEnvironmentAndPrefersTheCommandLine) {
   EXPECT_EQ(from_command_line, 2);
 }
 
+// Kubeflow's operators set these.
+TEST(LaunchOptionsTest, ReadsTheEnvironmentOfKubernetesJobs) {
+  ::setenv("PET_N_PROC_PER_NODE", "3", 1);
+  ::setenv("PET_STANDALONE", "", 1);
+  ::setenv("PET_MODULE", "0", 1);
+  const LaunchOptions options = parse({"prog"});
+  ::unsetenv("PET_N_PROC_PER_NODE");
+  ::unsetenv("PET_STANDALONE");
+  ::unsetenv("PET_MODULE");
+  EXPECT_EQ(options.nproc_per_node, 3);
+  EXPECT_TRUE(options.standalone);
+  EXPECT_FALSE(options.module);
+}
+
+TEST(LaunchOptionsTest, ReadsStreamsAsTorchrun) {
+  const LaunchOptions all = parse({"-r", "3", "-t2", "--nproc=2", "prog"});
+  EXPECT_TRUE(all.redirects.of(1).out && all.redirects.of(1).err);
+  EXPECT_TRUE(!all.tee.of(0).out && all.tee.of(0).err);
+  const LaunchOptions some = parse({"--redirects=0:1,11:2", "--nproc=12", "prog"});
+  EXPECT_TRUE(some.redirects.of(0).out && !some.redirects.of(0).err);
+  EXPECT_TRUE(!some.redirects.of(11).out && some.redirects.of(11).err);
+  EXPECT_FALSE(some.redirects.of(5).out || some.redirects.of(5).err);
+}
+
+TEST(LaunchOptionsTest, SplitsFiltersAtSingleCommas) {
+  EXPECT_THAT(parse({"--duplicate_stdout_filters=apple,a,,b,", "prog"}).duplicate_stdout_filters,
+              ElementsAre("apple", "a,b"));
+}
+
+TEST(LaunchOptionsTest, TakesTheMasterFromTheEndpoint) {
+  const LaunchOptions both = parse({"--rdzv_endpoint=node0:1234", "prog"});
+  EXPECT_EQ(both.master_addr, "node0");
+  EXPECT_EQ(both.master_port, 1234);
+  const LaunchOptions six = parse({"--rdzv-endpoint", "[::1]:7", "prog"});
+  EXPECT_EQ(six.master_addr, "::1");
+  EXPECT_EQ(six.master_port, 7);
+  EXPECT_FALSE(parse({"--rdzv_endpoint=node0", "prog"}).master_port);
+  EXPECT_EQ(parse({"--standalone", "--rdzv_endpoint=node0:1", "prog"}).master_addr, "");
+}
+
+TEST(LaunchOptionsTest, TellsTheLocalRankAsTheOldLauncherOnRequest) {
+  EXPECT_EQ(parse({"prog"}).local_rank_arg, "");
+  EXPECT_EQ(parse({"--use_env", "prog"}).local_rank_arg, "");
+  EXPECT_EQ(parse({"--use_env=True", "prog"}).local_rank_arg, "");
+  EXPECT_EQ(parse({"--no-use-env", "prog"}).local_rank_arg, "--local-rank");
+  EXPECT_EQ(parse({"--use_env=False", "prog"}).local_rank_arg, "--local-rank");
+  EXPECT_EQ(parse({"--no-use-env", "--local-rank-arg=--local_rank", "prog"}).local_rank_arg,
+            "--local_rank");
+  const auto called = [](std::vector<const char*> words) {
+    return parse_options(static_cast<int>(words.size()), words.data())->local_rank_arg;
+  };
+  EXPECT_EQ(called({"/opt/bin/torch.distributed.launch", "prog"}), "--local-rank");
+  EXPECT_EQ(called({"torch.distributed.launch", "--use_env", "prog"}), "");
+}
+
+TEST(LaunchOptionsTest, AcceptsTheRestOfTorchrunsOptions) {
+  EXPECT_EQ(parse({"--monitor-interval=5", "--start-method=spawn", "--logs-specs=x", "prog"})
+                .nproc_per_node,
+            1);
+}
+
 TEST(LaunchOptionsTest, NamesTheEnvironmentVariableThatIsWrong) {
-  ::setenv("PET_NNODES", "many", 1);
+  ::setenv("PET_NODE_RANK", "many", 1);
   const std::string error = error_of({"prog"});
-  ::unsetenv("PET_NNODES");
+  ::unsetenv("PET_NODE_RANK");
   EXPECT_EQ(error,
-            "environment variable PET_NNODES, read as --nnodes: expected a number from 1 to 65536, "
-            "got 'many'");
+            "environment variable PET_NODE_RANK, read as --node_rank: expected a number from 0 to "
+            "65535, got 'many'");
 }
 
 TEST(LaunchOptionsTest, CountsGpusAsCudaWould) {
@@ -108,13 +169,26 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
               AllOf(HasSubstr("ambiguous"), HasSubstr("--node_rank"), HasSubstr("--no_python")));
   EXPECT_THAT(error_of({"-z", "prog"}), HasSubstr("unknown option -z"));
   EXPECT_THAT(error_of({"--nnodes"}), HasSubstr("--nnodes needs a value"));
-  EXPECT_EQ(error_of({"--nnodes=0", "prog"}),
-            "--nnodes: expected a number from 1 to 65536, got '0'");
+  for (const char* bad : {"0", "x", "2:1", "1:2:3", "1:", ":2"}) {
+    EXPECT_THAT(error_of({"--nnodes", bad, "prog"}),
+                StartsWith(std::string("--nnodes=") + bad + ": expected a number from 1 to 65536"));
+  }
+  EXPECT_EQ(error_of({"--max_restarts=-1", "prog"}),
+            "--max_restarts: expected a number from 0 to 1000000, got '-1'");
+  EXPECT_THAT(error_of({"--rdzv_backend=c10", "prog"}), HasSubstr("did you mean 'c10d'"));
+  EXPECT_THAT(error_of({"--rdzv_endpoint=:1", "prog"}), HasSubstr("expected HOST:PORT"));
+  EXPECT_THAT(error_of({"--rdzv_endpoint=h:70000", "prog"}), HasSubstr("expected HOST:PORT"));
+  EXPECT_THAT(error_of({"--redirects=4", "prog"}), HasSubstr("--redirects=4: expected 0 (none)"));
+  EXPECT_THAT(error_of({"--tee=0:3,1", "prog"}), HasSubstr("--tee=0:3,1: expected"));
+  EXPECT_THAT(error_of({"--tee=1:3", "prog"}), HasSubstr("local rank 1 is not below"));
+  EXPECT_THAT(error_of({"--local_ranks_filter=0,a", "prog"}), HasSubstr("got 'a'"));
+  EXPECT_THAT(error_of({"--signals_to_handle=SIGTERM,SIGFOO", "prog"}), HasSubstr("'SIGFOO'"));
+  EXPECT_THAT(error_of({"-m", "--no_python", "prog"}), HasSubstr("leave one of them out"));
+  EXPECT_THAT(error_of({"--use_env", "--no_use_env", "prog"}), HasSubstr("exclude"));
   EXPECT_THAT(error_of({"--shutdown_timeout=nan", "prog"}), HasSubstr("got 'nan'"));
   EXPECT_THAT(error_of({"--standalone=maybe", "prog"}),
               AllOf(HasSubstr("--standalone"), HasSubstr("maybe")));
   EXPECT_THAT(error_of({"--master_port=70000", "prog"}), HasSubstr("--master_port"));
-  EXPECT_THAT(error_of({"--prefix=maybe", "prog"}), HasSubstr("--prefix"));
   EXPECT_THAT(error_of({}), HasSubstr("no program given"));
 }
 

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "error_files.h"
 #include "processes.h"
 
 namespace syncbn::launch {
@@ -65,33 +64,6 @@ TEST(FailureReportTest, PutsSignalsInWords) {
 TEST(FailureReportTest, QuotesForAShell) {
   EXPECT_EQ(shell_quoted({"a", "", "b c", "it's", "$(x)", "--k=v"}),
             R"(a '' 'b c' 'it'\''s' '$(x)' --k=v)");
-}
-
-TEST(ErrorFilesTest, ReadsTorchsRecordPlainTextAndNothing) {
-  ErrorFiles files;
-  std::ofstream(files.path(0)) << R"({"message": {"message": "ValueError: a", "extraInfo": {}}})";
-  std::ofstream(files.path(1)) << R"({"message": "b"})";
-  std::ofstream(files.path(2)) << "not json {";
-  EXPECT_EQ(files.message(0), "ValueError: a");
-  EXPECT_EQ(files.message(1), "b");
-  EXPECT_EQ(files.message(2), "not json {");
-  EXPECT_EQ(files.message(3), "");
-}
-
-TEST(ErrorFilesTest, AreRemovedUnlessKept) {
-  std::filesystem::path removed;
-  std::filesystem::path kept;
-  {
-    ErrorFiles files;
-    ErrorFiles keeping;
-    keeping.keep();
-    removed = files.path(0).parent_path();
-    kept = keeping.path(0).parent_path();
-    EXPECT_TRUE(std::filesystem::exists(removed));
-  }
-  EXPECT_FALSE(std::filesystem::exists(removed));
-  EXPECT_TRUE(std::filesystem::exists(kept));
-  std::filesystem::remove_all(kept);
 }
 
 }  // namespace

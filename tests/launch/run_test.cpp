@@ -41,23 +41,25 @@ TEST(LaunchTest, GivesEachWorkerTorchrunsVariables) {
     const size_t equals = line.find('=');
     if (equals != std::string::npos) env[line.substr(4, equals - 4)] = line.substr(equals + 1);
   }
-  const std::map<std::string, std::string> expected{{"RANK", "1"},
-                                                    {"LOCAL_RANK", "1"},
-                                                    {"WORLD_SIZE", "2"},
-                                                    {"LOCAL_WORLD_SIZE", "2"},
-                                                    {"GROUP_RANK", "0"},
-                                                    {"GROUP_WORLD_SIZE", "1"},
-                                                    {"ROLE_NAME", "trainer"},
-                                                    {"ROLE_RANK", "1"},
-                                                    {"ROLE_WORLD_SIZE", "2"},
-                                                    {"MASTER_ADDR", "127.0.0.1"},
-                                                    {"TORCHELASTIC_RESTART_COUNT", "0"},
-                                                    {"TORCHELASTIC_MAX_RESTARTS", "0"},
-                                                    {"TORCHELASTIC_RUN_ID", "none"},
-                                                    {"TORCHELASTIC_USE_AGENT_STORE", "False"},
-                                                    {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
-                                                    {"OMP_NUM_THREADS", "1"},
-                                                    {"SYNCBN_AGENT_VERSION", "1"}};
+  const std::map<std::string, std::string> expected{
+      {"RANK", "1"},
+      {"LOCAL_RANK", "1"},
+      {"WORLD_SIZE", "2"},
+      {"LOCAL_WORLD_SIZE", "2"},
+      {"GROUP_RANK", "0"},
+      {"GROUP_WORLD_SIZE", "1"},
+      {"ROLE_NAME", "trainer"},
+      {"ROLE_RANK", "1"},
+      {"ROLE_WORLD_SIZE", "2"},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RUN_ID", "none"},
+      {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+      {"OMP_NUM_THREADS", "1"},
+      {"SYNCBN_AGENT_VERSION", "1"}};
   for (const auto& [name, value] : expected) EXPECT_EQ(env[name], value) << name;
   EXPECT_GT(std::atoi(env["MASTER_PORT"].c_str()), 0);
   EXPECT_NE(env["TORCHELASTIC_ERROR_FILE"], "");
@@ -102,7 +104,7 @@ TEST(LaunchTest, ReturnsEachOf256ExitCodes) {
 
 TEST(LaunchTest, Returns128PlusTheSignalThatKilledAWorker) {
   for (const int signal : {1, 2, 6, 8, 9, 11, 13, 15}) {
-    const auto result = launch({"sh", "-c", fmt::format("kill -{} $$", signal)});
+    const auto result = launch({"sh", "-c", fmt::format("kill -{} $$$$", signal)});
     EXPECT_EQ(result.exit_code, 128 + signal);
     EXPECT_THAT(result.err, HasSubstr(fmt::format("killed by signal {} (SIG", signal)));
   }
@@ -110,10 +112,11 @@ TEST(LaunchTest, Returns128PlusTheSignalThatKilledAWorker) {
 
 TEST(LaunchTest, GivesWorkersNoDescriptorsButTheirOwn) {
   // 9 is what a careless caller left open.
-  const auto result = run_program({"sh", "-c", kLauncher + " sh -c 'ls /proc/$$/fd' 9</dev/null"});
+  const auto result =
+      run_program({"sh", "-c", kLauncher + " sh -c 'ls /proc/$$$$/fd' 9</dev/null"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto agent =
-      launch({"sh", "-c", "[ -p /proc/$$/fd/$SYNCBN_AGENT_FD ] && echo $SYNCBN_AGENT_FD"});
+      launch({"sh", "-c", "[ -p /proc/$$$$/fd/$SYNCBN_AGENT_FD ] && echo $SYNCBN_AGENT_FD"});
   EXPECT_EQ(lines(agent.out).size(), 1U);
   std::set<std::string> fds;
   for (const std::string& fd : lines(result.out)) fds.insert(fd);
@@ -145,7 +148,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 TEST(LaunchTest, ASingleWorkerReadsTheLaunchersInputAndSeveralReadNone) {
   EXPECT_EQ(run_program({"sh", "-c", "echo typed | " + kLauncher + " cat"}).out, "typed\n");
-  const auto several = launch({"--nproc_per_node=2", "sh", "-c", "readlink /proc/$$/fd/0"});
+  const auto several = launch({"--nproc_per_node=2", "sh", "-c", "readlink /proc/$$$$/fd/0"});
   EXPECT_THAT(lines(several.out), UnorderedElementsAre("[0] /dev/null", "[1] /dev/null"));
 }
 
@@ -250,6 +253,38 @@ TEST(LaunchTest, RunsPythonScriptsAndModulesUnbuffered) {
                    {.env = {{"PYTHON_EXEC", folder / "fake-python"}}, .cwd = folder.path()})
                 .out,
             "fake -u script.py\n");
+}
+
+TEST(LaunchTest, ExpandsTheLocalRankInArguments) {
+  const auto result = launch({"--nproc_per_node=2", "echo", "$local_rank", "a${local_rank}b",
+                              "$local_ranks", "$$", "$other", "cost$"});
+  EXPECT_THAT(lines(result.out), UnorderedElementsAre("[0] 0 a0b $local_ranks $ $other cost$",
+                                                      "[1] 1 a1b $local_ranks $ $other cost$"));
+}
+
+TEST(LaunchTest, PutsTheLocalRankBeforeTheArgumentsAsTheOldLauncherDid) {
+  TempFolder folder;
+  folder.write("old.py", "import sys; print(*sys.argv)");
+  const auto result = launch({"--nproc_per_node=2", "--no_use_env", "old.py", "--epochs", "3"},
+                             {.cwd = folder.path()});
+  EXPECT_THAT(lines(result.out), UnorderedElementsAre("[0] old.py --local-rank=0 --epochs 3",
+                                                      "[1] old.py --local-rank=1 --epochs 3"));
+  EXPECT_EQ(launch({"--no_use_env", "--local_rank_arg=--local_rank", "echo", "x"}).out,
+            "--local_rank=0 x\n");
+}
+
+TEST(LaunchTest, RunsAScriptThroughRunpy) {
+  TempFolder folder;
+  const std::string script = folder.write("s.py", "import sys; print(__name__, sys.argv)");
+  EXPECT_EQ(launch({"--run_path", script, "--a", "1"}).out,
+            "__main__ ['" + script + "', '--a', '1']\n");
+}
+
+TEST(LaunchTest, GivesEachWorkerItsGpuAsTheOnlyOne) {
+  const auto result = launch({"--nproc_per_node=2", "--virtual-local-rank", "sh", "-c",
+                              "echo $LOCAL_RANK $CUDA_VISIBLE_DEVICES"},
+                             {.env = {{"CUDA_VISIBLE_DEVICES", "5,GPU-7"}}});
+  EXPECT_THAT(lines(result.out), UnorderedElementsAre("[0] 0 5", "[1] 0 GPU-7"));
 }
 
 TEST(LaunchTest, RunsAScriptAsItIsWithNoPython) {

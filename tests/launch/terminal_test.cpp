@@ -140,7 +140,7 @@ TEST(LaunchTerminalTest, ControlZStopsTheWorkersAndFgContinuesThem) {
   TempFolder folder;
   OnTerminal terminal({"/bin/bash", "--norc", "--noprofile", "--noediting", "-i"});
   terminal.type("PS1='$ '; cd " + folder.path().string() + "\n" + kLauncher +
-                " sh -c 'echo $$ > pid; echo re''ady; while [ ! -e go ]; do :; done; echo "
+                " sh -c 'echo $$$$ > pid; echo re''ady; while [ ! -e go ]; do :; done; echo "
                 "fi''nished'\n");
   ASSERT_TRUE(terminal.shows("ready\r\n"));
   terminal.type("\x1a");

@@ -36,6 +36,7 @@ int run_main(const std::string& program, const std::function<int()>& body) {
     const int exit_code = body();
     // Otherwise a full disk shows only after main, where nobody looks.
     if (std::fflush(stdout) != 0) throw_errno("cannot write standard output");
+    if (std::ferror(stdout) != 0) throw UnavailableError("cannot write all of standard output");
     return exit_code;
   } catch (const InternalError& error) {
     fmt::print(stderr, "{}: internal error: {}\n{}: this is a bug; please report it\n", program,

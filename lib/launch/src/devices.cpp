@@ -8,21 +8,22 @@
 #include <iterator>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 namespace syncbn::launch {
 namespace {
 
 // As CUDA reads it: the list counts up to its first invalid entry.
-int count_listed(std::string_view list) {
-  int count = 0;
+std::vector<std::string> listed(std::string_view list) {
+  std::vector<std::string> devices;
   while (!list.empty()) {
     const size_t comma = std::min(list.find(','), list.size());
     const std::string_view entry = list.substr(0, comma);
     if (entry.empty() || entry.front() == '-') break;
-    ++count;
+    devices.emplace_back(entry);
     list.remove_prefix(std::min(comma + 1, list.size()));
   }
-  return count;
+  return devices;
 }
 
 }  // namespace
@@ -36,11 +37,21 @@ int count_cores() {
 
 int count_gpus() {
   // Set but empty means none, which base::env does not tell from unset.
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) return count_listed(visible);
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    return static_cast<int>(listed(visible).size());
+  }
   std::error_code error;
   const std::filesystem::directory_iterator gpus("/proc/driver/nvidia/gpus", error);
   if (error) return 0;
   return static_cast<int>(std::distance(begin(gpus), end(gpus)));
+}
+
+std::string visible_gpu(int index) {
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    const std::vector<std::string> devices = listed(visible);
+    if (static_cast<size_t>(index) < devices.size()) return devices[static_cast<size_t>(index)];
+  }
+  return std::to_string(index);
 }
 
 }  // namespace syncbn::launch

@@ -1,9 +1,14 @@
 #include "environment.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/text.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <string_view>
+
+#include "devices.h"
 
 namespace syncbn::launch {
 
@@ -11,32 +16,67 @@ int global_rank(const LaunchOptions& options, int local_rank) {
   return options.node_rank * options.nproc_per_node + local_rank;
 }
 
+namespace {
+
+std::string signal_names(const std::vector<int>& signals) {
+  std::vector<std::string> names;
+  for (const int signal : signals) {
+    names.push_back(fmt::format("SIG{}", ::sigabbrev_np(signal)));
+  }
+  return base::join(names, ",");
+}
+
+}  // namespace
+
 Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, int local_rank) {
   const std::string rank = std::to_string(global_rank(options, local_rank));
-  const std::string world_size = std::to_string(options.nnodes * options.nproc_per_node);
+  const std::string world_size = std::to_string(options.nnodes.max * options.nproc_per_node);
   Variables variables{
       {"RANK", rank},
       {"LOCAL_RANK", std::to_string(local_rank)},
       {"WORLD_SIZE", world_size},
       {"LOCAL_WORLD_SIZE", std::to_string(options.nproc_per_node)},
       {"GROUP_RANK", std::to_string(options.node_rank)},
-      {"GROUP_WORLD_SIZE", std::to_string(options.nnodes)},
+      {"GROUP_WORLD_SIZE", std::to_string(options.nnodes.max)},
       {"ROLE_NAME", options.role},
       {"ROLE_RANK", rank},
       {"ROLE_WORLD_SIZE", world_size},
       {"MASTER_ADDR", facts.master_addr},
       {"MASTER_PORT", std::to_string(facts.master_port)},
-      {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(facts.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", facts.run_id},
+      {"TORCHELASTIC_SIGNALS_TO_HANDLE", signal_names(options.ending_signals)},
       // Rank 0 of the workers hosts the store on MASTER_PORT: the launcher needs none of its own.
       {"TORCHELASTIC_USE_AGENT_STORE", "False"},
-      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING",
+       base::env("TORCH_NCCL_ASYNC_ERROR_HANDLING").value_or("1")},
   };
+  if (options.virtual_local_rank) {
+    variables["LOCAL_RANK"] = "0";
+    variables["CUDA_VISIBLE_DEVICES"] = visible_gpu(local_rank);
+  }
   if (facts.omp_num_threads > 0) {
     variables["OMP_NUM_THREADS"] = std::to_string(facts.omp_num_threads);
   }
   return variables;
+}
+
+std::string line_prefix(const LaunchOptions& options, int local_rank) {
+  const std::string host = base::hostname();
+  const std::map<std::string, std::string> values{
+      {"${host}", host.substr(0, host.find('.'))},
+      {"${rank}", std::to_string(global_rank(options, local_rank))},
+      {"${local_rank}", std::to_string(local_rank)},
+      {"${role_name}", options.role},
+  };
+  std::string prefix = options.prefix;
+  for (const auto& [name, value] : values) {
+    for (size_t at = 0; (at = prefix.find(name, at)) != std::string::npos; at += value.size()) {
+      prefix.replace(at, name.size(), value);
+    }
+  }
+  return prefix;
 }
 
 std::vector<std::string> merge_environment(const Variables& variables) {

@@ -45,8 +45,8 @@ int omp_num_threads(const LaunchOptions& options) {
 RunFacts run_facts(const LaunchOptions& options) {
   RunFacts facts;
   facts.master_addr = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
-  facts.master_port = options.master_port.value_or(options.nnodes > 1 ? kStaticPort : 0);
-  if (options.standalone) facts.run_id = random_id();
+  facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? kStaticPort : 0);
+  facts.run_id = options.standalone ? random_id() : options.run_id;
   facts.omp_num_threads = omp_num_threads(options);
   return facts;
 }
@@ -65,7 +65,7 @@ void print_plan(const LaunchOptions& options, const RunFacts& facts, const Comma
     for (const auto& [name, value] : worker_variables(options, facts, local_rank)) {
       line += fmt::format("{} ", shell_quoted({fmt::format("{}={}", name, value)}));
     }
-    fmt::print("{}{}\n", line, shell_quoted(command.argv));
+    fmt::print("{}{}\n", line, shell_quoted(worker_argv(command, local_rank)));
   }
 }
 
@@ -78,7 +78,7 @@ void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
 }
 
 int run(const LaunchOptions& options) {
-  Command command = resolve_program(options);
+  const Command command = resolve_program(options);
   RunFacts facts = run_facts(options);
   const std::optional<MasterPort> port = hold_master_port(options, facts);
   if (facts.master_port == 0) {
@@ -93,7 +93,7 @@ int run(const LaunchOptions& options) {
     return base::kExitOk;
   }
   announce_threads(options, facts);
-  return Supervisor(options, facts, std::move(command)).run();
+  return Supervisor(options, facts, command).run();
 }
 
 }  // namespace

@@ -1,237 +1,158 @@
 #include <syncbn/launch/options.h>
 
 #include <fmt/format.h>
+#include <signal.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <memory>
+#include <cstdlib>
+#include <set>
 #include <string_view>
 
 #include "devices.h"
+#include "option_table.h"
 
 namespace syncbn::launch {
 namespace {
 
-constexpr const char* kUsage = "syncbn-launch [options] program [its arguments ...]";
-
-constexpr const char* kExamples =
-    R"(Everything after the program's name goes to the program. NAME.py runs as ${PYTHON_EXEC:-python3} -u;
-another name without a slash is looked for beside syncbn-launch, then in PATH.
-
-Examples:
-  Four workers on this machine, with the trainer that stands beside syncbn-launch:
-    syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml
-  One worker per GPU, with a Python script:
-    syncbn-launch --nproc_per_node=gpu train.py --epochs 10
-  The second of two machines, eight workers each:
-    syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py)";
-
-bool is_flag(const CLI::Option& option) {
-  return option.get_type_size() == 0 || option.get_expected_min() == 0;
-}
-
-// "  --nnodes N      Number of machines" + "(default 1, environment PET_NNODES)".
-class HelpFormatter : public CLI::Formatter {
- public:
-  HelpFormatter() { column_width(28); }
-
-  std::string make_usage(const CLI::App*, std::string) const override {
-    return fmt::format("\nUsage: {}\n\n", kUsage);
-  }
-  std::string make_group(std::string group, bool is_positional,
-                         std::vector<const CLI::Option*> options) const override {
-    // CLI11 puts empty lines both before and between groups.
-    return CLI::Formatter::make_group(std::move(group), is_positional, std::move(options))
-        .substr(1);
-  }
-  std::string make_option_opts(const CLI::Option* option) const override {
-    if (is_flag(*option)) return "";
-    // CLI11 appends what the checks accept.
-    const std::string type = option->get_type_name();
-    return " " + type.substr(0, type.find(':'));
-  }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    std::vector<std::string> facts;
-    if (!option->get_default_str().empty()) facts.push_back("default " + option->get_default_str());
-    if (!option->get_envname().empty()) facts.push_back("environment " + option->get_envname());
-    if (facts.empty()) return option->get_description();
-    return fmt::format("{}\n({})", option->get_description(), base::join(facts, ", "));
-  }
-};
-
-// The whole of `typed` as a number from min to max; not CLI::Range, which lets nan through.
-template <class Number>
-auto range(Number min, Number max) {
-  return [min, max](const std::string& typed) -> std::string {
-    Number number{};
-    const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), number);
-    const bool whole = error == std::errc() && end == typed.data() + typed.size();
-    if (whole && number >= min && number <= max) return "";
-    return fmt::format("expected a number from {} to {}, got '{}'", min, max, typed);
-  };
-}
-
-// Values as they were typed, before they are checked together.
-struct RawOptions {
-  std::string nproc_per_node = "1";
-  std::string prefix = "on";
-  double shutdown_timeout = 30;
-  int master_port = 29500;
-  LaunchOptions options;
-};
-
-void describe(CLI::App& app, RawOptions& raw) {
-  LaunchOptions& options = raw.options;
-  app.formatter(std::make_shared<HelpFormatter>());
-  app.footer(kExamples);
-  app.add_option("--nproc_per_node", raw.nproc_per_node,
-                 "Workers on this machine: a number, cpu (one per core),\n"
-                 "gpu (one per GPU), auto (gpu where there is one, else cpu)")
-      ->envname("PET_NPROC_PER_NODE")
-      ->type_name("N")
-      ->default_str("1")
-      ->group("Workers");
-  app.add_option("--role", options.role, "What the workers find as ROLE_NAME")
-      ->envname("PET_ROLE")
-      ->type_name("NAME")
-      ->default_str("default")
-      ->group("Workers");
-
-  app.add_option("--nnodes", options.nnodes, "Number of machines, or of launchers")
-      ->envname("PET_NNODES")
-      ->type_name("N")
-      ->default_str("1")
-      ->check(range(1, 65536))
-      ->group("Nodes");
-  app.add_option("--node_rank", options.node_rank, "This machine's number, from 0; with --nnodes")
-      ->envname("PET_NODE_RANK")
-      ->type_name("N")
-      ->check(range(0, 65535))
-      ->group("Nodes");
-  app.add_option("--master_addr", options.master_addr,
-                 "Host name or address of node 0; on one machine 127.0.0.1")
-      ->envname("PET_MASTER_ADDR")
-      ->type_name("HOST")
-      ->group("Nodes");
-  app.add_option("--master_port", raw.master_port,
-                 "TCP port on node 0 that rank 0 listens on; with one machine\n"
-                 "a free one is chosen, else 29500; 0 asks for a free one")
-      ->envname("PET_MASTER_PORT")
-      ->type_name("PORT")
-      ->check(range(0, 65535))
-      ->group("Nodes");
-  app.add_flag("--standalone", options.standalone, "One machine, apart from all other jobs on it")
-      ->envname("PET_STANDALONE")
-      ->group("Nodes");
-
-  app.add_flag("-m,--module", options.module, "The program is a Python module, as in python -m")
-      ->envname("PET_MODULE")
-      ->group("Program");
-  app.add_flag("--no_python", options.no_python, "Run NAME.py as it is, without Python before it")
-      ->envname("PET_NO_PYTHON")
-      ->group("Program");
-  app.add_flag("--dry_run", options.dry_run, "Print what would be started, and start nothing")
-      ->group("Program");
-
-  app.add_option("--shutdown_timeout", raw.shutdown_timeout,
-                 "Seconds that workers have to end after a signal, before they are\nkilled")
-      ->envname("SYNCBN_SHUTDOWN_TIMEOUT")
-      ->type_name("SECONDS")
-      ->default_str("30")
-      ->check(range(0.0, 86400.0))
-      ->group("Ending and output");
-  app.add_option("--prefix", raw.prefix,
-                 "Put \"[rank] \" before each line when there are several workers")
-      ->envname("SYNCBN_PREFIX")
-      ->type_name("on|off")
-      ->default_str("on")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->group("Ending and output");
-
-  app.set_help_flag("-h,--help", "Show this text")->group("About");
-  app.set_version_flag("-V,--version", "syncbn-launch " SYNCBN_VERSION, "Show the version")
-      ->group("About");
-}
-
-// CLI11 gets options spelled in full; what users may write instead is settled here.
+// CLI11 gets options spelled in full, those of the environment among them; what users may write
+// instead is settled here.
 class CommandLine {
  public:
-  CommandLine(const CLI::App& app, int argc, const char* const* argv)
-      : app_(app), words_(argv + 1, argv + argc) {
-    for (const CLI::Option* option : app.get_options()) {
-      for (const std::string& name : option->get_lnames()) names_.push_back(name);
-    }
+  CommandLine(const std::vector<OptionSource>& sources, const CLI::App& app, int argc,
+              const char* const* argv)
+      : app_(app), sources_(sources), words_(argv + 1, argv + argc) {
     split();
+    add_environment();
   }
 
-  const std::vector<std::string>& options() const { return options_; }
+  /// "--name=value" and "--name", as CLI11 wants them: last first.
+  std::vector<std::string> reversed_options() const { return {options_.rbegin(), options_.rend()}; }
   const std::vector<std::string>& program() const { return program_; }
+
+  bool has(const std::string& name) const { return given_.count(name) > 0; }
+
+  /// "--nnodes", or the variable that stands for it here.
+  std::string source_of(const std::string& name) const {
+    const auto found = from_environment_.find(name);
+    return found == from_environment_.end()
+               ? name
+               : fmt::format("environment variable {}, read as {}", found->second, name);
+  }
 
  private:
   void split() {
     size_t i = 0;
     while (i < words_.size() && words_[i].size() > 1 && words_[i][0] == '-') {
-      const std::string& word = words_[i++];
+      const std::string word = words_[i++];
       if (word == "--") break;
-      if (word[1] != '-') {
-        options_.push_back(short_option(word));
-        continue;
-      }
+      const bool is_short = word[1] != '-';
+      // "-r=3" is unusual, "-r3" and "-r 3" are not.
+      const std::string name = is_short ? full_name_of_letter(word) : full_name(word);
       const size_t equals = word.find('=');
-      const std::string name = full_name(word.substr(2, equals - 2));
-      const bool takes_value = !is_flag(*app_.get_option("--" + name));
-      std::string value = equals == std::string::npos ? "" : word.substr(equals + 1);
-      if (takes_value && equals == std::string::npos && i < words_.size()) value = words_[i++];
-      if (takes_value && value.empty()) {
-        throw base::UserError(fmt::format("option --{} needs a value", name));
+      std::string value;
+      bool has_value = !is_short && equals != std::string::npos;
+      if (has_value) value = word.substr(equals + 1);
+      if (is_short && word.size() > 2) value = word.substr(2), has_value = true;
+      if (!is_flag(name)) {
+        if (!has_value && i < words_.size()) value = words_[i++];
+        if (value.empty()) {
+          throw base::UserError(fmt::format("option {} needs a value", name));
+        }
       }
-      options_.push_back("--" + name + (value.empty() ? "" : "=" + value));
+      add(name, value);
     }
     program_.assign(words_.begin() + static_cast<std::ptrdiff_t>(i), words_.end());
   }
 
-  std::string short_option(const std::string& word) const {
-    if (app_.get_option_no_throw(word) != nullptr) return word;
+  void add_environment() {
+    for (const OptionSource& source : sources_) {
+      if (has(source.name)) continue;
+      for (const std::string& variable : source.environment) {
+        const char* value = std::getenv(variable.c_str());
+        // Kubeflow's training operator sets a flag's variable to nothing.
+        if (value == nullptr || (*value == '\0' && !source.is_flag)) continue;
+        from_environment_[source.name] = variable;
+        add(source.name, value);
+        break;
+      }
+    }
+  }
+
+  void add(const std::string& name, std::string value) {
+    if (is_flag(name) && !value.empty()) {
+      const auto lower = [](std::string text) {
+        std::transform(text.begin(), text.end(), text.begin(),
+                       [](unsigned char c) { return std::tolower(c); });
+        return text;
+      };
+      value = lower(value);
+      const bool on = value == "1" || value == "true" || value == "on" || value == "yes";
+      const bool off = value == "0" || value == "false" || value == "off" || value == "no";
+      if (!on && !off) {
+        throw base::UserError(
+            fmt::format("{}: expected true or false, got '{}'", source_of(name), value));
+      }
+      value = on ? "true" : "false";
+    }
+    given_.insert(name);
+    options_.push_back(value.empty() ? name : name + "=" + value);
+  }
+
+  bool is_flag(const std::string& name) const {
+    const auto source = std::find_if(sources_.begin(), sources_.end(),
+                                     [&](const OptionSource& one) { return one.name == name; });
+    return source != sources_.end() && source->is_flag;
+  }
+
+  std::string full_name_of_letter(const std::string& word) const {
+    const CLI::Option* option = app_.get_option_no_throw(word.substr(0, 2));
+    const bool known = option != nullptr && (word.size() == 2 || !is_flag(long_name(*option)));
+    if (known) return long_name(*option);
     throw base::UserError(fmt::format("unknown option {}; see syncbn-launch --help", word));
   }
 
-  std::string full_name(std::string typed) const {
-    std::replace(typed.begin(), typed.end(), '-', '_');
+  static std::string long_name(const CLI::Option& option) {
+    return "--" + option.get_lnames().front();
+  }
+
+  std::string full_name(const std::string& word) const {
+    std::string typed = word.substr(0, word.find('='));
+    std::replace(typed.begin() + 2, typed.end(), '-', '_');
     std::vector<std::string> matches;
-    for (const std::string& name : names_) {
-      if (name == typed) return name;
-      if (!typed.empty() && name.rfind(typed, 0) == 0) matches.push_back("--" + name);
+    std::vector<std::string> names;
+    for (const OptionSource& source : sources_) {
+      if (source.name == typed) return source.name;
+      if (typed.size() > 2 && source.name.rfind(typed, 0) == 0) matches.push_back(source.name);
+      names.push_back(source.name.substr(2));
     }
-    if (matches.size() == 1) return matches[0].substr(2);
+    if (matches.size() == 1) return matches[0];
     if (matches.size() > 1) {
       throw base::UserError(
-          fmt::format("option --{} is ambiguous: {}", typed, base::join(matches, ", ")));
+          fmt::format("option {} is ambiguous: {}", typed, base::join(matches, ", ")));
     }
-    throw base::UserError(fmt::format("unknown option --{}{}; see syncbn-launch --help", typed,
-                                      base::did_you_mean(typed, names_)));
+    throw base::UserError(fmt::format("unknown option {}{}; see syncbn-launch --help", typed,
+                                      base::did_you_mean(typed.substr(2), names)));
   }
 
   const CLI::App& app_;
+  const std::vector<OptionSource>& sources_;
   std::vector<std::string> words_;
-  std::vector<std::string> names_;
+  std::set<std::string> given_;
+  std::map<std::string, std::string> from_environment_;  ///< option: variable
   std::vector<std::string> options_;
   std::vector<std::string> program_;
 };
 
-/// What CLI11 says, and where a value came from that is not on the command line.
-std::string explain(const CLI::App& app, const CommandLine& line, const CLI::ParseError& error) {
-  const std::string message = error.what();
-  const std::string name = message.substr(0, message.find(':'));
-  const CLI::Option* option = app.get_option_no_throw(name);
-  const auto is_it = [&](const std::string& word) { return word.rfind(name + "=", 0) == 0; };
-  if (option == nullptr || option->get_envname().empty() ||
-      std::any_of(line.options().begin(), line.options().end(), is_it)) {
-    return message;
-  }
-  return fmt::format("environment variable {}, read as {}", option->get_envname(), message);
+std::optional<int> whole_number(std::string_view text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
 }
 
 int count_workers(const std::string& typed) {
@@ -244,73 +165,251 @@ int count_workers(const std::string& typed) {
         "use a number, or cpu");
   }
   constexpr int kMost = 4096;
-  int count = 0;
-  const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), count);
-  if (error != std::errc() || end != typed.data() + typed.size() || count < 1 || count > kMost) {
+  const auto count = whole_number(typed);
+  if (!count || *count < 1 || *count > kMost) {
     throw base::UserError(fmt::format(
         "--nproc_per_node={}: expected a number from 1 to {}, or auto, cpu, gpu", typed, kMost));
   }
-  return count;
+  return *count;
 }
 
-void check_nodes(const CLI::App& app, const LaunchOptions& options) {
-  const bool node_rank_given = app.count("--node_rank") > 0;
-  if (options.standalone && options.nnodes > 1) {
+NodeRange read_nodes(const std::string& typed) {
+  constexpr int kMost = 65536;
+  const size_t colon = typed.find(':');
+  const auto min = whole_number(std::string_view(typed).substr(0, colon));
+  const auto max =
+      colon == std::string::npos ? min : whole_number(std::string_view(typed).substr(colon + 1));
+  if (!min || !max || *min < 1 || *max < *min || *max > kMost) {
+    throw base::UserError(fmt::format(
+        "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMost));
+  }
+  return {*min, *max};
+}
+
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    words.emplace_back(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return words;
+}
+
+std::vector<int> read_signals(const std::string& typed) {
+  std::vector<int> signals;
+  for (const std::string& name : words_of(typed)) {
+    int signal = 0;
+    // What a terminal, a scheduler or a person sends to end a program.
+    for (const int known : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
+      if (name == std::string("SIG") + ::sigabbrev_np(known)) signal = known;
+    }
+    const bool passes = name == "SIGUSR1" || name == "SIGUSR2";
+    if (signal != 0) signals.push_back(signal);
+    if (signal != 0 || passes) continue;
+    throw base::UserError(fmt::format(
+        "--signals_to_handle={}: '{}' is not one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, "
+        "SIGUSR2",
+        typed, name));
+  }
+  return signals;
+}
+
+std::optional<Streams> read_streams(std::string_view number) {
+  if (number.size() != 1 || number[0] < '0' || number[0] > '3') return std::nullopt;
+  const int bits = number[0] - '0';
+  return Streams{.out = (bits & 1) != 0, .err = (bits & 2) != 0};
+}
+
+StreamChoice read_stream_choice(const std::string& option, const std::string& typed, int nproc) {
+  StreamChoice choice;
+  if (const auto all = read_streams(typed)) {
+    choice.all = *all;
+    return choice;
+  }
+  for (const std::string& word : words_of(typed)) {
+    const size_t colon = std::min(word.find(':'), word.size() - 1);
+    const auto local_rank = whole_number(std::string_view(word).substr(0, colon));
+    const auto streams = read_streams(std::string_view(word).substr(colon + 1));
+    if (!local_rank || !streams || *local_rank < 0) {
+      throw base::UserError(
+          fmt::format("{}={}: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or some for "
+                      "each local rank, as 0:3,1:2",
+                      option, typed));
+    }
+    if (*local_rank >= nproc) {
+      throw base::UserError(fmt::format("{}={}: local rank {} is not below --nproc_per_node={}",
+                                        option, typed, *local_rank, nproc));
+    }
+    choice.by_local_rank[*local_rank] = *streams;
+  }
+  return choice;
+}
+
+std::vector<int> read_local_ranks(const std::string& typed, int nproc) {
+  std::vector<int> ranks;
+  for (const std::string& word : words_of(typed)) {
+    const auto rank = whole_number(word);
+    if (!rank || *rank < 0 || *rank >= nproc) {
+      throw base::UserError(
+          fmt::format("--local_ranks_filter={}: expected local ranks from 0 to {} with commas "
+                      "between, got '{}'",
+                      typed, nproc - 1, word));
+    }
+    ranks.push_back(*rank);
+  }
+  return ranks;
+}
+
+// As torchrun splits them: ",," is a comma in a text.
+std::vector<std::string> read_filters(const std::string& typed) {
+  std::vector<std::string> texts;
+  std::string text;
+  for (size_t i = 0; i < typed.size(); ++i) {
+    if (typed[i] != ',') {
+      text += typed[i];
+    } else if (i + 1 < typed.size() && typed[i + 1] == ',') {
+      text += typed[i++];
+    } else {
+      if (!text.empty()) texts.push_back(text);
+      text.clear();
+    }
+  }
+  if (!text.empty()) texts.push_back(text);
+  return texts;
+}
+
+void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
+  const size_t colon = endpoint.rfind(':');
+  // An IPv6 address has more than one, and stands in brackets when a port follows.
+  const bool has_port =
+      colon != std::string::npos && endpoint.find(']', colon) == std::string::npos;
+  std::string host = endpoint.substr(0, has_port ? colon : endpoint.size());
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  const int port =
+      has_port ? whole_number(std::string_view(endpoint).substr(colon + 1)).value_or(-1) : 0;
+  if (host.empty() || port < 0 || port > 65535) {
+    throw base::UserError(
+        fmt::format("--rdzv_endpoint={}: expected HOST:PORT, or HOST alone", endpoint));
+  }
+  options.master_addr = host;
+  if (has_port) options.master_port = port;
+}
+
+void check_nodes(const CommandLine& line, const LaunchOptions& options) {
+  const int nnodes = options.nnodes.max;
+  if (options.standalone && nnodes > 1) {
     throw base::UserError(fmt::format(
         "--standalone is for one machine, and --nnodes={} asks for more; leave one of them out",
-        options.nnodes));
+        nnodes));
   }
-  if (options.node_rank >= options.nnodes) {
-    throw base::UserError(
-        fmt::format("--node_rank={} is not below --nnodes={}", options.node_rank, options.nnodes));
+  if (options.nnodes.min != nnodes) {
+    throw base::UserError(fmt::format(
+        "--nnodes={}:{}: machines that come and go are not supported yet; give one number",
+        options.nnodes.min, nnodes));
   }
-  if (options.nnodes == 1) return;
-  if (!node_rank_given) {
-    throw base::UserError(
-        fmt::format("--nnodes={0} needs --node_rank, this machine's number from 0 to {1}",
-                    options.nnodes, options.nnodes - 1));
+  if (options.node_rank >= nnodes) {
+    throw base::UserError(fmt::format("{}={} is not below --nnodes={}",
+                                      line.source_of("--node_rank"), options.node_rank, nnodes));
+  }
+  if (nnodes == 1) return;
+  if (!line.has("--node_rank")) {
+    throw base::UserError(fmt::format(
+        "--nnodes={0} needs --node_rank, this machine's number from 0 to {1}", nnodes, nnodes - 1));
   }
   if (options.master_addr.empty()) {
-    throw base::UserError(fmt::format(
-        "--nnodes={} needs --master_addr, the name or address of node 0", options.nnodes));
+    throw base::UserError(
+        fmt::format("--nnodes={} needs --master_addr, the name or address of node 0", nnodes));
   }
   if (options.master_port == 0) {
     throw base::UserError(
         "--master_port=0 (any free port) is for one machine: others cannot know it");
   }
+  if (options.max_restarts > 0) {
+    throw base::UserError(fmt::format(
+        "--max_restarts={} with --nnodes={}: starting again on several machines is not supported "
+        "yet",
+        options.max_restarts, nnodes));
+  }
+}
+
+void check_program(const TypedOptions& typed) {
+  const LaunchOptions& options = typed.options;
+  if (options.module && options.no_python) {
+    throw base::UserError(
+        "--module runs Python, and --no_python forbids it; leave one of them out");
+  }
+  if (typed.use_env && typed.no_use_env) {
+    throw base::UserError("--use_env and --no_use_env exclude each other");
+  }
+}
+
+/// `python -m torch.distributed.launch` told the local rank by an argument, too.
+bool tells_local_rank(const TypedOptions& typed, const CommandLine& line, std::string_view name) {
+  const bool is_old_launcher = name.substr(name.rfind('/') + 1) == "torch.distributed.launch";
+  const bool use_env = line.has("--use_env") ? typed.use_env : !is_old_launcher;
+  return typed.no_use_env || !use_env;
+}
+
+LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_view launcher_name) {
+  LaunchOptions options = typed.options;
+  options.nproc_per_node = count_workers(typed.nproc_per_node);
+  options.nnodes = read_nodes(typed.nnodes);
+  options.ending_signals = read_signals(typed.signals);
+  options.shutdown_timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_timeout * 1000));
+  options.redirects = read_stream_choice("--redirects", typed.redirects, options.nproc_per_node);
+  options.tee = read_stream_choice("--tee", typed.tee, options.nproc_per_node);
+  options.local_ranks_filter = read_local_ranks(typed.local_ranks_filter, options.nproc_per_node);
+  options.duplicate_stdout_filters = read_filters(typed.duplicate_stdout_filters);
+  options.duplicate_stderr_filters = read_filters(typed.duplicate_stderr_filters);
+  options.prefix = typed.prefix;
+  if (typed.prefix == "on") options.prefix = kDefaultPrefix;
+  if (typed.prefix == "off") options.prefix.clear();
+  if (line.has("--master_port")) options.master_port = typed.master_port;
+  // torchrun, too, lets --standalone overrule it.
+  if (!typed.rdzv_endpoint.empty() && !options.standalone) {
+    read_endpoint(typed.rdzv_endpoint, options);
+  }
+  if (tells_local_rank(typed, line, launcher_name)) options.local_rank_arg = typed.local_rank_arg;
+  return options;
 }
 
 }  // namespace
 
+Streams StreamChoice::of(int local_rank) const {
+  if (by_local_rank.empty()) return all;
+  const auto found = by_local_rank.find(local_rank);
+  return found == by_local_rank.end() ? Streams{} : found->second;
+}
+
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
-  RawOptions raw;
+  TypedOptions typed;
   CLI::App app(
       "Starts the workers of a distributed training run on this machine and stays with\n"
       "them to their end.",
       "syncbn-launch");
-  describe(app, raw);
-  const CommandLine line(app, argc, argv);
+  const std::vector<OptionSource> sources = describe_options(app, typed);
+  const CommandLine line(sources, app, argc, argv);
   try {
-    std::vector<std::string> reversed(line.options().rbegin(), line.options().rend());
-    app.parse(reversed);
+    app.parse(line.reversed_options());
   } catch (const CLI::Success& request) {
     app.exit(request);
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    throw base::UserError(explain(app, line, error));
+    const std::string message = error.what();
+    const size_t colon = std::min(message.find(':'), message.size());
+    throw base::UserError(line.source_of(message.substr(0, colon)) + message.substr(colon));
   }
-
-  LaunchOptions options = raw.options;
-  options.program = line.program();
-  if (options.program.empty()) {
+  if (line.program().empty()) {
     throw base::UserError(fmt::format("no program given; usage: {}", kUsage));
   }
-  options.nproc_per_node = count_workers(raw.nproc_per_node);
-  options.shutdown_timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(raw.shutdown_timeout * 1000));
-  options.prefix = raw.prefix == "on";
-  if (app.count("--master_port") > 0) options.master_port = raw.master_port;
-  check_nodes(app, options);
+  check_program(typed);
+  LaunchOptions options = read(typed, line, argv[0]);
+  options.program = line.program();
+  check_nodes(line, options);
   return options;
 }
 

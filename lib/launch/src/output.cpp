@@ -1,12 +1,18 @@
 #include "output.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <utility>
+
+#include "log_folder.h"
 
 namespace syncbn::launch {
 namespace {
@@ -16,6 +22,23 @@ std::string coloured(int rank, const std::string& text) {
   constexpr std::array kColours{36, 33, 35, 32, 34, 96, 95, 92};
   return fmt::format("\x1b[{}m{}\x1b[0m", kColours[static_cast<size_t>(rank) % kColours.size()],
                      text);
+}
+
+std::string time_of_day() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::localtime_r(&now, &parts);
+  return fmt::format("{:%H:%M:%S}", parts);
+}
+
+// A disk that is full must not stop the run.
+void write_to_log(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
 }
 
 bool is_one_terminal(const OutputOptions& options) {
@@ -50,50 +73,77 @@ Output::Output(OutputOptions options)
       one_terminal_(is_one_terminal(options_)),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
-      workers_(options_.ranks.size()) {
-  for (size_t i = 0; i < workers_.size(); ++i) {
-    workers_[i].prefix = fmt::format("[{}] ", options_.ranks[i]);
-    if (options_.colour) workers_[i].prefix = coloured(options_.ranks[i], workers_[i].prefix);
-  }
-}
+      workers_(options_.workers.size()) {}
 
 Output::~Output() {
   erase_bar();
   flush();
 }
 
-std::string Output::prefix_of(const Worker& worker, Stream stream) const {
-  const bool terminal =
-      stream == Stream::kOut ? options_.out_is_terminal : options_.err_is_terminal;
-  if (terminal || !options_.colour) return worker.prefix;
-  const auto rank = options_.ranks[static_cast<size_t>(&worker - workers_.data())];
-  return fmt::format("[{}] ", rank);
+void Output::begin_attempt(const std::filesystem::path& folder) {
+  workers_ = std::vector<Worker>(options_.workers.size());
+  if (!options_.out_filters.empty()) {
+    filtered_out_ = LogFolder::open(folder / "filtered_stdout.log");
+  }
+  if (!options_.err_filters.empty()) {
+    filtered_err_ = LogFolder::open(folder / "filtered_stderr.log");
+  }
 }
 
-LineSplitter::Sink Output::sink(Worker& worker, Stream stream, std::string& text) {
-  return [this, &worker, stream, &text, prefix = prefix_of(worker, stream)](std::string_view line) {
+void Output::log_to(size_t worker, Stream stream, base::UniqueFd file) {
+  workers_[worker].of(stream).log = std::move(file);
+}
+
+std::string Output::prefix_of(size_t worker, Stream stream) const {
+  const OutputOptions::Worker& options = options_.workers[worker];
+  std::string prefix = options.prefix;
+  constexpr std::string_view kTime = "${time}";
+  if (const size_t at = prefix.find(kTime); at != std::string::npos) {
+    prefix.replace(at, kTime.size(), time_of_day());
+  }
+  const bool terminal =
+      stream == Stream::kOut ? options_.out_is_terminal : options_.err_is_terminal;
+  return terminal && options_.colour ? coloured(options.rank, prefix) : prefix;
+}
+
+LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text) {
+  return [this, worker, stream, &text, prefix = prefix_of(worker, stream)](std::string_view line) {
     ++lines_;
     if (stream == Stream::kErr) {
-      worker.tail.push_back({lines_, std::string(line)});
-      if (worker.tail.size() > kTailLines) worker.tail.pop_front();
+      auto& tail = workers_[worker].tail;
+      tail.push_back({lines_, std::string(line)});
+      if (tail.size() > kTailLines) tail.pop_front();
     }
-    if (!options_.prefix) return;
+    filter(stream, prefix, line);
+    if (prefix.empty()) return;
     text.append(prefix).append(line).append("\n");
   };
 }
 
+void Output::filter(Stream stream, const std::string& prefix, std::string_view line) {
+  const bool is_out = stream == Stream::kOut;
+  const auto& texts = is_out ? options_.out_filters : options_.err_filters;
+  const auto is_in_line = [line](const std::string& text) {
+    return line.find(text) != std::string_view::npos;
+  };
+  if (std::none_of(texts.begin(), texts.end(), is_in_line)) return;
+  write_to_log((is_out ? filtered_out_ : filtered_err_).get(), fmt::format("{}{}\n", prefix, line));
+}
+
 void Output::write(size_t worker, Stream stream, std::string_view bytes) {
-  Worker& from = workers_[worker];
+  WorkerStream& from = workers_[worker].of(stream);
+  if (from.log) write_to_log(from.log.get(), bytes);
   std::string text;
-  (stream == Stream::kOut ? from.out : from.err).feed(bytes, sink(from, stream, text));
-  print(stream, options_.prefix ? text : bytes);
+  from.lines.feed(bytes, sink(worker, stream, text));
+  const OutputOptions::Worker& options = options_.workers[worker];
+  if (options.shown) print(stream, options.prefix.empty() ? bytes : text);
 }
 
 void Output::finish(size_t worker, Stream stream) {
-  Worker& from = workers_[worker];
   std::string text;
-  (stream == Stream::kOut ? from.out : from.err).finish(sink(from, stream, text));
-  if (options_.prefix) print(stream, text);
+  workers_[worker].of(stream).lines.finish(sink(worker, stream, text));
+  const OutputOptions::Worker& options = options_.workers[worker];
+  if (options.shown && !options.prefix.empty()) print(stream, text);
 }
 
 void Output::say(std::string_view message) {

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <syncbn/base/unique_fd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -30,11 +33,19 @@ class LineSplitter {
 };
 
 struct OutputOptions {
-  std::vector<int> ranks;  ///< global rank of each worker
-  bool prefix = true;      ///< "[rank] " before each line; otherwise bytes pass as they are
+  struct Worker {
+    int rank = 0;  ///< the global one, which chooses the colour
+    std::string prefix =
+        {};             ///< before each line, with ${time} replaced; empty: bytes pass as they are
+    bool shown = true;  ///< here, and not only in log files
+  };
+  std::vector<Worker> workers;
   bool out_is_terminal = false;
   bool err_is_terminal = false;
   bool colour = false;  ///< on terminals
+  /// Lines with one of these texts are copied to filtered_stdout.log and filtered_stderr.log.
+  std::vector<std::string> out_filters = {};
+  std::vector<std::string> err_filters = {};
 };
 
 /// Everything that the launcher prints: the workers' lines, its own messages, the progress bar
@@ -48,6 +59,12 @@ class Output {
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
+
+  /// Forgets what workers said before. `folder` is where filtered lines are copied to.
+  void begin_attempt(const std::filesystem::path& folder);
+
+  /// Copies what a worker writes to a file as well.
+  void log_to(size_t worker, Stream stream, base::UniqueFd file);
 
   /// What a worker wrote.
   void write(size_t worker, Stream stream, std::string_view bytes);
@@ -79,15 +96,21 @@ class Output {
     uint64_t number;  ///< of all lines printed
     std::string text;
   };
+  struct WorkerStream {
+    LineSplitter lines;
+    base::UniqueFd log;
+  };
   struct Worker {
-    LineSplitter out;
-    LineSplitter err;
-    std::string prefix;
+    WorkerStream out;
+    WorkerStream err;
     std::deque<TailLine> tail;
+
+    WorkerStream& of(Stream stream) { return stream == Stream::kOut ? out : err; }
   };
 
-  std::string prefix_of(const Worker& worker, Stream stream) const;
-  LineSplitter::Sink sink(Worker& worker, Stream stream, std::string& text);
+  std::string prefix_of(size_t worker, Stream stream) const;
+  LineSplitter::Sink sink(size_t worker, Stream stream, std::string& text);
+  void filter(Stream stream, const std::string& prefix, std::string_view line);
   const StandardStream& stream_of(Stream stream) const;
   void print(Stream stream, std::string_view text);
   void erase_bar();
@@ -98,6 +121,8 @@ class Output {
   StandardStream out_;
   StandardStream err_;
   std::vector<Worker> workers_;
+  base::UniqueFd filtered_out_;
+  base::UniqueFd filtered_err_;
   uint64_t lines_ = 0;
   std::string bar_;
   bool bar_is_drawn_ = false;

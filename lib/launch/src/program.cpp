@@ -5,9 +5,12 @@
 #include <syncbn/base/error.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <optional>
 #include <sstream>
+#include <string_view>
 
 namespace syncbn::launch {
 namespace {
@@ -78,20 +81,66 @@ bool is_python_script(const std::string& name) {
   return fs::path(name).extension() == ".py";
 }
 
+// runpy.run_path, with the script's own name and arguments in sys.argv.
+constexpr const char* kRunPath =
+    "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')";
+
+bool is_name_character(char c) {
+  return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0;
+}
+
+std::string expanded(std::string_view word, const std::string& local_rank) {
+  constexpr std::string_view kPlain = "$local_rank";
+  constexpr std::string_view kBraced = "${local_rank}";
+  std::string result;
+  while (!word.empty()) {
+    const bool plain = word.starts_with(kPlain) &&
+                       (word.size() == kPlain.size() || !is_name_character(word[kPlain.size()]));
+    if (plain || word.starts_with(kBraced)) {
+      result += local_rank;
+      word.remove_prefix(plain ? kPlain.size() : kBraced.size());
+    } else {
+      result += word.front();
+      word.remove_prefix(word.starts_with("$$") ? 2 : 1);
+    }
+  }
+  return result;
+}
+
 }  // namespace
+
+std::vector<std::string> worker_argv(const Command& command, int local_rank) {
+  const std::string rank = std::to_string(local_rank);
+  std::vector<std::string> argv = command.argv;
+  const auto first = argv.begin() + static_cast<std::ptrdiff_t>(command.first_argument);
+  std::transform(first, argv.end(), first,
+                 [&](const std::string& word) { return expanded(word, rank); });
+  if (!command.local_rank_arg.empty()) {
+    argv.insert(first, fmt::format("{}={}", command.local_rank_arg, rank));
+  }
+  return argv;
+}
 
 Command resolve_program(const LaunchOptions& options) {
   const std::string& name = options.program.front();
-  if (!options.module && (options.no_python || !is_python_script(name))) {
-    return {find_program(name), options.program};
+  const bool runs_python =
+      options.module || options.run_path || (is_python_script(name) && !options.no_python);
+  Command command;
+  command.local_rank_arg = options.local_rank_arg;
+  if (!runs_python) {
+    command.file = find_program(name);
+  } else {
+    if (!options.module && !is_file(name)) {
+      throw ProgramError(fmt::format("program not found: there is no Python script {}", name),
+                         base::kExitNotFound);
+    }
+    const std::string python = base::env("PYTHON_EXEC").value_or("python3");
+    command.file = find_program(python);
+    command.argv = {python, "-u"};
+    if (options.module) command.argv.emplace_back("-m");
+    if (options.run_path) command.argv.insert(command.argv.end(), {"-c", kRunPath});
   }
-  if (!options.module && !is_file(name)) {
-    throw ProgramError(fmt::format("program not found: there is no Python script {}", name),
-                       base::kExitNotFound);
-  }
-  const std::string python = base::env("PYTHON_EXEC").value_or("python3");
-  Command command{find_program(python), {python, "-u"}};
-  if (options.module) command.argv.emplace_back("-m");
+  command.first_argument = command.argv.size() + 1;
   command.argv.insert(command.argv.end(), options.program.begin(), options.program.end());
   return command;
 }

@@ -12,7 +12,13 @@ namespace syncbn::launch {
 struct Command {
   std::string file;               ///< path for execve
   std::vector<std::string> argv;  ///< argv[0] as the user wrote it
+  size_t first_argument = 1;      ///< in argv: what follows the program's name
+  std::string local_rank_arg;     ///< LaunchOptions::local_rank_arg
 };
+
+/// The words for one worker: $local_rank and ${local_rank} are replaced in its arguments, $$ is a
+/// dollar sign, other names after one stay (Python's string.Template.safe_substitute).
+std::vector<std::string> worker_argv(const Command& command, int local_rank);
 
 /// The program cannot be started: one message, exit code 127 (not found) or 126 (not executable).
 class ProgramError : public std::runtime_error {

@@ -5,20 +5,23 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace syncbn::launch {
 
-Signals::Signals() {
+Signals::Signals(std::vector<int> ending) : ending_(std::move(ending)) {
   ::signal(SIGPIPE, SIG_IGN);
   // Whoever started us may have ignored it, and then children leave no status behind.
   ::signal(SIGCHLD, SIG_DFL);
   sigset_t set;
   ::sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGWINCH}) {
-    ::sigaddset(&set, signal);
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGTSTP, SIGWINCH}) ::sigaddset(&set, signal);
+  for (const int signal : ending_) {
+    struct sigaction now {};
+    ::sigaction(signal, nullptr, &now);
+    if (signal != SIGHUP || now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
   }
-  struct sigaction hangup {};
-  ::sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) ::sigaddset(&set, SIGHUP);
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
   fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) base::throw_errno("signalfd");
@@ -28,6 +31,10 @@ std::optional<int> Signals::next() {
   signalfd_siginfo info;
   if (::read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return std::nullopt;
   return static_cast<int>(info.ssi_signo);
+}
+
+bool Signals::ends(int signal) const {
+  return std::find(ending_.begin(), ending_.end(), signal) != ending_.end();
 }
 
 void Signals::stop_self() {

@@ -1,35 +1,78 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace syncbn::launch {
 
+inline constexpr const char* kDefaultPrefix = "[${host}:${rank}] ";
+
+/// A number of nodes, or a range of them.
+struct NodeRange {
+  int min = 1;
+  int max = 1;
+};
+
+/// Which standard streams of a worker; a set of bits, numbered as torchrun's -r and -t do.
+struct Streams {
+  bool out = false;  ///< 1
+  bool err = false;  ///< 2
+};
+
+/// Streams for all workers, or for some by local rank.
+struct StreamChoice {
+  Streams all;
+  std::map<int, Streams> by_local_rank;  ///< when not empty, others have none
+
+  Streams of(int local_rank) const;
+};
+
 /// What the command line and the PET_* environment ask for, checked.
 struct LaunchOptions {
   int nproc_per_node = 1;
-  int nnodes = 1;
+  std::string role = "default";
+  bool virtual_local_rank = false;  ///< each worker sees its GPU as the only one
+
+  NodeRange nnodes;
   int node_rank = 0;
   std::string master_addr;         ///< empty: not given
   std::optional<int> master_port;  ///< 0: any free one
   bool standalone = false;
-  std::string role = "default";
+  std::string run_id = "none";
+  std::string local_addr;  ///< empty: not given
+
+  int max_restarts = 0;
+  std::vector<int> ending_signals;               ///< those that end the run
+  std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
 
   bool module = false;     ///< -m: the program is a Python module's name
   bool no_python = false;  ///< run a *.py file as any other program
+  bool run_path = false;   ///< through Python's runpy.run_path
+  /// Put right after the program's name, with "=<local rank>"; empty: only the environment tells.
+  std::string local_rank_arg;
 
-  std::chrono::milliseconds shutdown_timeout{30'000};  ///< between SIGTERM and SIGKILL
-  bool prefix = true;  ///< "[rank] " before lines of several workers
+  /// Before each line of several workers, with ${host}, ${rank}, ${local_rank}, ${role_name} and
+  /// ${time}; empty: lines pass as they are.
+  std::string prefix;
+  std::string log_dir;  ///< empty: not given
+  StreamChoice redirects;
+  StreamChoice tee;
+  std::vector<int> local_ranks_filter;  ///< whose output is shown; empty: everybody's
+  std::vector<std::string> duplicate_stdout_filters;
+  std::vector<std::string> duplicate_stderr_filters;
   bool dry_run = false;
 
   std::vector<std::string> program;  ///< the program's name and its arguments, untouched
 };
 
 /// Reads argv[1…] (dashes or underscores, unambiguous prefixes of long options, `--x=v` or `--x v`)
-/// up to the program's name; everything after it is the program's.
-/// @throws UserError with one message: unknown option, bad value, options that exclude each other.
+/// up to the program's name; everything after it is the program's. What is not on the command line
+/// is taken from the environment: PET_NNODES for --nnodes, and so on.
+/// @throws base::UserError with one message: unknown option, bad value, options that exclude each
+///   other.
 /// Empty after --help or --version, whose text went to stdout.
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv);
 

@@ -1,0 +1,111 @@
+#include "log_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+
+#include <algorithm>
+#include <deque>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+namespace syncbn::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+void make_folders(const fs::path& path, const char* option) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (!error) return;
+  throw base::UserError(
+      fmt::format("{}: cannot make the folder {}: {}", option, path.string(), error.message()));
+}
+
+// An id may hold what a file's name cannot.
+std::string as_file_name(std::string id) {
+  std::replace(id.begin(), id.end(), '/', '_');
+  return id.substr(0, 100);
+}
+
+}  // namespace
+
+LogFolder::LogFolder(const LaunchOptions& options)
+    : nproc_per_node_(options.nproc_per_node), temporary_(options.log_dir.empty()) {
+  std::string name;
+  if (temporary_) {
+    name = base::env("TMPDIR").value_or("/tmp") + "/syncbn-launch-XXXXXX";
+  } else {
+    make_folders(options.log_dir, "--log_dir");
+    name = fs::absolute(options.log_dir) / (as_file_name(options.run_id) + "_XXXXXX");
+  }
+  if (::mkdtemp(name.data()) == nullptr) {
+    base::throw_errno(
+        fmt::format("cannot make a folder {} ({})", name, temporary_ ? "TMPDIR" : "--log_dir"));
+  }
+  folder_ = name;
+}
+
+LogFolder::~LogFolder() {
+  if (!keep_) remove();
+}
+
+void LogFolder::remove() const {
+  std::error_code ignored;
+  if (temporary_) fs::remove_all(folder_, ignored);
+}
+
+void LogFolder::begin_attempt(int restart_count) {
+  attempt_ = folder_ / fmt::format("attempt_{}", restart_count);
+  for (int rank = 0; rank < nproc_per_node_; ++rank) make_folders(of_worker(rank), "log folder");
+}
+
+fs::path LogFolder::of_worker(int local_rank) const {
+  return attempt_ / std::to_string(local_rank);
+}
+
+fs::path LogFolder::error_file(int local_rank) const {
+  return of_worker(local_rank) / "error.json";
+}
+
+base::UniqueFd LogFolder::open(const fs::path& path) {
+  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd) base::throw_errno(fmt::format("cannot open the log file {}", path.string()));
+  return fd;
+}
+
+std::string LogFolder::error_message(int local_rank) const {
+  std::ifstream file(error_file(local_rank));
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  // {"message": {"message": "ValueError: …", "extraInfo": {…}}} or {"message": "…"}
+  if (!json.is_object() || !json.contains("message")) return text;
+  const nlohmann::json& message = json["message"];
+  if (message.is_string()) return message.get<std::string>();
+  if (message.is_object() && message.contains("message") && message["message"].is_string()) {
+    return message["message"].get<std::string>();
+  }
+  return text;
+}
+
+std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
+  // Far more than so many lines take, and little to read of a log of gigabytes.
+  constexpr std::streamoff kMostBytes = 64 * 1024;
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const std::streamoff size = file.tellg();
+  const std::streamoff start = std::max<std::streamoff>(0, size - kMostBytes);
+  file.seekg(start);
+  std::deque<std::string> last;
+  std::string line;
+  if (start > 0) std::getline(file, line);  // half a line
+  while (std::getline(file, line)) {
+    last.push_back(line);
+    if (last.size() > lines) last.pop_front();
+  }
+  return {last.begin(), last.end()};
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <syncbn/base/unique_fd.h>
+#include <syncbn/launch/options.h>
+
+#include <filesystem>
+#include <string>
+
+namespace syncbn::launch {
+
+/// The folder of a run, laid out as torchrun's:
+/// `<log_dir>/<run id>_xxxxxx/attempt_<N>/<local rank>/` with stdout.log, stderr.log and
+/// error.json, where torch's @record leaves a worker's exception (TORCHELASTIC_ERROR_FILE).
+///
+/// Without a log_dir it lies in TMPDIR, and is removed at the end unless keep() was called.
+class LogFolder {
+ public:
+  explicit LogFolder(const LaunchOptions& options);
+  ~LogFolder();
+  LogFolder(const LogFolder&) = delete;
+  LogFolder& operator=(const LogFolder&) = delete;
+
+  /// Makes the folders of an attempt; the functions below are about it.
+  void begin_attempt(int restart_count);
+
+  const std::filesystem::path& path() const { return folder_; }
+  std::filesystem::path attempt() const { return attempt_; }
+  std::filesystem::path of_worker(int local_rank) const;
+  std::filesystem::path error_file(int local_rank) const;
+
+  /// A file to append to.
+  static base::UniqueFd open(const std::filesystem::path& path);
+
+  /// The message in a worker's error file; the whole file when it is no JSON of torch's; empty when
+  /// there is none.
+  std::string error_message(int local_rank) const;
+
+  /// The last lines of a file, for workers whose stderr goes to one.
+  static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
+
+  void keep() { keep_ = true; }
+  /// Removes it if it is a temporary one.
+  void remove() const;
+
+ private:
+  int nproc_per_node_;
+  bool temporary_;
+  bool keep_ = false;
+  std::filesystem::path folder_;
+  std::filesystem::path attempt_;
+};
+
+}  // namespace syncbn::launch

@@ -1,0 +1,288 @@
+#include "option_table.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <memory>
+
+namespace syncbn::launch {
+namespace {
+
+constexpr const char* kExamples =
+    R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
+replaced, and $$ by $. NAME.py runs as ${PYTHON_EXEC:-python3} -u; another name without a slash is
+looked for beside syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
+long as they stay unambiguous.
+
+Examples:
+  Four workers on this machine, with the trainer that stands beside syncbn-launch:
+    syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml
+  One worker per GPU, with a Python script, started again up to three times when a worker fails:
+    syncbn-launch --nproc_per_node=gpu --max_restarts=3 train.py --epochs 10
+  The second of two machines, eight workers each:
+    syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py
+  Every worker's output in files, that of rank 0 on the terminal as well:
+    syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py)";
+
+bool is_flag(const CLI::Option& option) {
+  return option.get_type_size() == 0 || option.get_expected_min() == 0;
+}
+
+// "  --nnodes N      Number of machines" + "(default 1, environment PET_NNODES)".
+class HelpFormatter : public CLI::Formatter {
+ public:
+  explicit HelpFormatter(std::vector<OptionSource> sources) : sources_(std::move(sources)) {
+    column_width(28);
+  }
+
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return fmt::format("\nUsage: {}\n\n", kUsage);
+  }
+  std::string make_group(std::string group, bool is_positional,
+                         std::vector<const CLI::Option*> options) const override {
+    // CLI11 puts empty lines both before and between groups.
+    return CLI::Formatter::make_group(std::move(group), is_positional, std::move(options))
+        .substr(1);
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    if (is_flag(*option)) return "";
+    // CLI11 appends what the checks accept.
+    const std::string type = option->get_type_name();
+    return " " + type.substr(0, type.find(':'));
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    std::vector<std::string> facts;
+    if (!option->get_default_str().empty()) facts.push_back("default " + option->get_default_str());
+    const auto source = std::find_if(
+        sources_.begin(), sources_.end(),
+        [&](const OptionSource& one) { return option->check_lname(one.name.substr(2)); });
+    if (source != sources_.end() && !source->environment.empty()) {
+      facts.push_back("environment " + source->environment.front());
+    }
+    if (facts.empty()) return option->get_description();
+    return fmt::format("{}\n({})", option->get_description(), base::join(facts, ", "));
+  }
+
+ private:
+  std::vector<OptionSource> sources_;
+};
+
+// The whole of `typed` as a number from min to max; not CLI::Range, which lets nan through.
+template <class Number>
+auto range(Number min, Number max) {
+  return [min, max](const std::string& typed) -> std::string {
+    Number number{};
+    const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), number);
+    const bool whole = error == std::errc() && end == typed.data() + typed.size();
+    if (whole && number >= min && number <= max) return "";
+    return fmt::format("expected a number from {} to {}, got '{}'", min, max, typed);
+  };
+}
+
+auto one_of(std::vector<std::string> choices) {
+  return [choices = std::move(choices)](const std::string& typed) -> std::string {
+    if (std::find(choices.begin(), choices.end(), typed) != choices.end()) return "";
+    return fmt::format("expected one of {}, got '{}'{}", base::join(choices, ", "), typed,
+                       base::did_you_mean(typed, choices));
+  };
+}
+
+/// Adds options to one group of the help after the other.
+class Table {
+ public:
+  Table(CLI::App& app, std::vector<OptionSource>& sources) : app_(app), sources_(sources) {}
+
+  void group(const std::string& name) { group_ = name; }
+
+  /// `names` as in CLI11, the long one last; its environment variable is PET_<NAME>.
+  template <class T>
+  CLI::Option* value(const std::string& names, T& into, const std::string& type,
+                     const std::string& help) {
+    CLI::Option* option = app_.add_option(names, into, help)->type_name(type);
+    // As argparse: the last one counts.
+    return added(names, option->take_last(), false);
+  }
+  CLI::Option* flag(const std::string& names, bool& into, const std::string& help) {
+    return added(names, app_.add_flag(names, into, help), true);
+  }
+  /// The variables that stand for the option that was added last.
+  void environment(std::vector<std::string> names) {
+    sources_.back().environment = std::move(names);
+  }
+  /// torchrun has it, and nothing here depends on it.
+  void accepted(const std::string& names, const std::string& type, const std::string& help) {
+    app_.add_option_function<std::string>(
+            names, [](const std::string&) {}, help)
+        ->type_name(type)
+        ->group(group_);
+    sources_.push_back({long_name(names), {}, false});
+  }
+
+ private:
+  static std::string long_name(const std::string& names) { return names.substr(names.find("--")); }
+
+  CLI::Option* added(const std::string& names, CLI::Option* option, bool is_flag) {
+    const std::string name = long_name(names);
+    std::string variable = "PET_" + name.substr(2);
+    std::transform(variable.begin(), variable.end(), variable.begin(),
+                   [](unsigned char c) { return std::toupper(c); });
+    sources_.push_back({name, {variable}, is_flag});
+    return option->group(group_);
+  }
+
+  CLI::App& app_;
+  std::vector<OptionSource>& sources_;
+  std::string group_;
+};
+
+void describe_workers(Table& table, TypedOptions& typed) {
+  table.group("Workers");
+  table
+      .value("--nproc_per_node", typed.nproc_per_node, "N",
+             "Workers on this machine: a number, cpu (one per core),\n"
+             "gpu (one per GPU), auto (gpu where there is one, else cpu)")
+      ->default_str("1");
+  table.environment({"PET_NPROC_PER_NODE", "PET_N_PROC_PER_NODE"});
+  table.value("--role", typed.options.role, "NAME", "What the workers find as ROLE_NAME")
+      ->default_str("default");
+  table.flag("--virtual_local_rank", typed.options.virtual_local_rank,
+             "Each worker has LOCAL_RANK=0 and sees its GPU as the only one");
+}
+
+void describe_nodes(Table& table, TypedOptions& typed) {
+  table.group("Nodes");
+  table
+      .value("--nnodes", typed.nnodes, "N",
+             "Number of machines, or of launchers; MIN:MAX when machines may\ncome and go")
+      ->default_str("1");
+  table
+      .value("--node_rank", typed.options.node_rank, "N",
+             "This machine's number, from 0; with --nnodes")
+      ->check(range(0, 65535));
+  table.value("--master_addr", typed.options.master_addr, "HOST",
+              "Host name or address of node 0; on one machine 127.0.0.1");
+  table
+      .value("--master_port", typed.master_port, "PORT",
+             "TCP port on node 0 that rank 0 listens on; with one machine\n"
+             "a free one is chosen, else 29500; 0 asks for a free one")
+      ->check(range(0, 65535));
+  table.flag("--standalone", typed.options.standalone,
+             "One machine, apart from all other jobs on it");
+  table
+      .value("--rdzv_backend", typed.rdzv_backend, "static|c10d",
+             "How nodes meet: at --master_addr, or at --rdzv_endpoint")
+      ->check(one_of({"static", "c10d"}))
+      ->default_str("static");
+  table.value(
+      "--rdzv_endpoint", typed.rdzv_endpoint, "ADDRESS",
+      "HOST:PORT where nodes meet; with static in place of --master_addr and\n--master_port");
+  table.value("--rdzv_id", typed.options.run_id, "ID", "Name of the job, the same on all nodes")
+      ->default_str("none");
+  table.value("--rdzv_conf", typed.rdzv_conf, "K=V,...",
+              "join_timeout, last_call_timeout, timeout");
+  table.value("--local_addr", typed.options.local_addr, "HOST",
+              "Address by which other nodes reach this one");
+}
+
+void describe_failures(Table& table, TypedOptions& typed) {
+  table.group("Failures and ending");
+  table
+      .value("--max_restarts", typed.options.max_restarts, "N",
+             "Start all workers again, up to N times, when one has failed;\n"
+             "exit code 2, a usage error, ends the run at once")
+      ->check(range(0, 1'000'000))
+      ->default_str("0");
+  table
+      .value("--signals_to_handle", typed.signals, "NAMES",
+             "Signals that end the workers, and then the launcher; SIGUSR1\n"
+             "and SIGUSR2 always pass through to the workers")
+      ->default_str(typed.signals);
+  table
+      .value("--shutdown_timeout", typed.shutdown_timeout, "SECONDS",
+             "Time that workers have to end after a signal, before they are\nkilled")
+      ->check(range(0.0, 86400.0))
+      ->default_str("30");
+  table.environment({"SYNCBN_SHUTDOWN_TIMEOUT"});
+}
+
+void describe_program(Table& table, TypedOptions& typed) {
+  table.group("Program");
+  table.flag("-m,--module", typed.options.module,
+             "The program is a Python module, as in python -m");
+  table.flag("--no_python", typed.options.no_python,
+             "Run NAME.py as it is, without Python before it");
+  table.flag("--run_path", typed.options.run_path,
+             "Run the Python script NAME through runpy.run_path");
+  table.flag("--use_env", typed.use_env, "Tell the local rank by LOCAL_RANK only; the default");
+  table.environment({});
+  table.flag(
+      "--no_use_env", typed.no_use_env,
+      "Tell the local rank by an argument, too, as\npython -m torch.distributed.launch does");
+  table.environment({});
+  table
+      .value("--local_rank_arg", typed.local_rank_arg, "NAME",
+             "That argument's name; =RANK is appended")
+      ->default_str(typed.local_rank_arg);
+  table.environment({});
+  table.flag("--dry_run", typed.options.dry_run, "Print what would be started, and start nothing");
+  table.environment({});
+}
+
+void describe_output(Table& table, TypedOptions& typed) {
+  table.group("Output");
+  table
+      .value("--prefix", typed.prefix, "on|off|TEXT",
+             "What stands before each line of several workers; TEXT may hold\n"
+             "${host}, ${rank}, ${local_rank}, ${role_name}, ${time}")
+      ->default_str("on, \"[${host}:${rank}] \"");
+  table.environment({"SYNCBN_PREFIX", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"});
+  table.value("--log_dir", typed.options.log_dir, "FOLDER",
+              "Where log files go; a folder is made in it for each run:\n"
+              "ID_xxxxxx/attempt_0/LOCAL_RANK/stdout.log, stderr.log, error.json");
+  table
+      .value("-r,--redirects", typed.redirects, "STREAMS",
+             "Streams that go to log files instead of here: 1 stdout,\n"
+             "2 stderr, 3 both, or for some local ranks: 0:3,1:2")
+      ->default_str("0");
+  table.value("-t,--tee", typed.tee, "STREAMS", "Streams that go to log files as well as here")
+      ->default_str("0");
+  table.value("--local_ranks_filter", typed.local_ranks_filter, "RANKS",
+              "Show the output of these local ranks only: 0,1");
+  table.value("--duplicate_stdout_filters", typed.duplicate_stdout_filters, "TEXTS",
+              "Copy lines with one of these texts to filtered_stdout.log: a,b");
+  table.value("--duplicate_stderr_filters", typed.duplicate_stderr_filters, "TEXTS",
+              "The same for stderr and filtered_stderr.log");
+}
+
+void describe_accepted(Table& table) {
+  table.group("Accepted for torchrun's sake, without effect");
+  table.accepted("--monitor_interval", "SECONDS", "Failures are seen at once");
+  table.accepted("--start_method", "spawn|fork|forkserver", "Workers are programs");
+  table.accepted("--logs_specs", "NAME", "A Python plug-in of torchrun's");
+}
+
+}  // namespace
+
+std::vector<OptionSource> describe_options(CLI::App& app, TypedOptions& typed) {
+  std::vector<OptionSource> sources;
+  Table table(app, sources);
+  describe_workers(table, typed);
+  describe_nodes(table, typed);
+  describe_failures(table, typed);
+  describe_program(table, typed);
+  describe_output(table, typed);
+  describe_accepted(table);
+  app.set_help_flag("-h,--help", "Show this text")->group("About");
+  app.set_version_flag("-V,--version", "syncbn-launch " SYNCBN_VERSION, "Show the version")
+      ->group("About");
+  sources.push_back({"--help", {}, true});
+  sources.push_back({"--version", {}, true});
+  app.formatter(std::make_shared<HelpFormatter>(sources));
+  app.footer(kExamples);
+  return sources;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,420 @@
+#include "worker_group.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <syncbn/agent.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "processes.h"
+
+namespace syncbn::launch {
+namespace {
+
+// A process that SIGKILL does not end (uninterruptible in the kernel) must not hold us for ever.
+constexpr std::chrono::seconds kKillPatience{5};
+
+// All workers find a mistake in the usage by themselves, and often only rank 0 says what it is: it
+// must not be ended by a quicker one before it has spoken.
+constexpr std::chrono::seconds kUsageErrorPatience{1};
+
+// Workers that end faster than this after a failure leave no need to say what is being waited for.
+constexpr std::chrono::seconds kAnnounceAfter{1};
+
+struct Pipe {
+  base::UniqueFd reader;  ///< non-blocking
+  base::UniqueFd writer;
+};
+
+Pipe make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    base::throw_errno(fmt::format("cannot make a pipe for a worker{}",
+                                  errno == EMFILE ? " (see `ulimit -n`)" : ""));
+  }
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
+}
+
+int terminal_columns() {
+  winsize size{};
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
+}
+
+}  // namespace
+
+WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
+    : options_(run.options),
+      command_(run.command),
+      signals_(run.signals),
+      output_(run.output),
+      logs_(run.logs),
+      facts_(facts),
+      workers_(static_cast<size_t>(options_.nproc_per_node)),
+      started_(Clock::now()) {}
+
+GroupResult WorkerGroup::run() {
+  start();
+  while (anyone_runs() && !keeper_->gone()) {
+    wait_for_events();
+    handle_signals();
+    // What a worker said is shown before what became of it.
+    read_outputs();
+    handle_keeper_events();
+    handle_deadlines();
+  }
+  if (keeper_->gone()) {
+    keeper_is_lost();
+  } else {
+    wait_for_keeper();
+  }
+  // Nobody writes any more, so all of it can be read.
+  for (size_t i = 0; i < workers_.size(); ++i) drain(i);
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    output_.finish(i, Stream::kOut);
+    output_.finish(i, Stream::kErr);
+  }
+  output_.set_bar({});
+  return result();
+}
+
+void WorkerGroup::start() {
+  // For the orphans of a keeper that is killed.
+  become_subreaper();
+  const bool on_terminal = ::isatty(STDERR_FILENO) == 1;
+  std::vector<WorkerSpec> specs;
+  std::vector<base::UniqueFd> workers_ends;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    Worker& worker = workers_[i];
+    base::UniqueFd out = open_stream(i, Stream::kOut, worker.out);
+    base::UniqueFd err = open_stream(i, Stream::kErr, worker.err);
+    Pipe agent = make_pipe();
+    ::fcntl(agent.writer.get(), F_SETFL, O_NONBLOCK);
+    const int local_rank = static_cast<int>(i);
+    worker.rank = global_rank(options_, local_rank);
+    worker.argv = worker_argv(command_, local_rank);
+
+    Variables variables = worker_variables(options_, facts_, local_rank);
+    variables["TORCHELASTIC_ERROR_FILE"] = logs_.error_file(local_rank);
+    variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
+    variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
+    if (on_terminal) variables["SYNCBN_AGENT_COLUMNS"] = std::to_string(terminal_columns());
+
+    specs.push_back({.file = command_.file,
+                     .argv = worker.argv,
+                     .env = merge_environment(variables),
+                     // Several readers would share out the input by chance.
+                     .stdin_fd = workers_.size() == 1 ? STDIN_FILENO : -1,
+                     .stdout_fd = out.get(),
+                     .stderr_fd = err.get(),
+                     .agent_fd = agent.writer.get()});
+    worker.agent = std::move(agent.reader);
+    for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
+  }
+  keeper_ = std::make_unique<Keeper>(specs, [this] { logs_.remove(); });
+}
+
+base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::UniqueFd& reader) {
+  const int local_rank = static_cast<int>(index);
+  const bool is_out = stream == Stream::kOut;
+  const Streams tee = options_.tee.of(local_rank);
+  const Streams redirect = options_.redirects.of(local_rank);
+  const bool tees = is_out ? tee.out : tee.err;
+  const auto path = logs_.of_worker(local_rank) / (is_out ? "stdout.log" : "stderr.log");
+  if (tees) output_.log_to(index, stream, LogFolder::open(path));
+  if (!tees && (is_out ? redirect.out : redirect.err)) return LogFolder::open(path);
+  Pipe pipe = make_pipe();
+  reader = std::move(pipe.reader);
+  return std::move(pipe.writer);
+}
+
+void WorkerGroup::wait_for_events() {
+  std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
+  for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+  const bool reads_out = !output_.is_full(Stream::kOut);
+  const bool reads_err = !output_.is_full(Stream::kErr);
+  for (const Worker& worker : workers_) {
+    if (worker.out && reads_out) polls.push_back({worker.out.get(), POLLIN, 0});
+    if (worker.err && reads_err) polls.push_back({worker.err.get(), POLLIN, 0});
+    if (worker.agent) polls.push_back({worker.agent.get(), POLLIN, 0});
+  }
+  auto wake = Clock::time_point::max();
+  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due()}) {
+    if (time) wake = std::min(wake, *time);
+  }
+  int timeout_ms = -1;
+  if (wake != Clock::time_point::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake - Clock::now()).count();
+    timeout_ms = static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+  }
+  ::poll(polls.data(), polls.size(), timeout_ms);
+}
+
+void WorkerGroup::handle_signals() {
+  while (const auto signal = signals_.next()) {
+    switch (*signal) {
+      case SIGUSR1:
+      case SIGUSR2:
+        keeper_->signal_workers(*signal);
+        break;
+      case SIGTSTP:
+        stop_and_continue();
+        break;
+      case SIGWINCH:
+        break;  // the next drawing asks for the width anew
+      default:
+        if (ending_) {
+          kill_workers();
+        } else {
+          ended_by_signal_ = *signal;
+          end_workers(*signal);
+        }
+    }
+  }
+}
+
+void WorkerGroup::stop_and_continue() {
+  output_.set_bar({});
+  keeper_->signal_workers(SIGSTOP);
+  Signals::stop_self();
+  keeper_->signal_workers(SIGCONT);
+}
+
+void WorkerGroup::handle_keeper_events() {
+  const bool had_failure = first_failure_.has_value();
+  while (const auto event = keeper_->next_event()) handle_event(*event);
+  if (had_failure || !first_failure_) return;
+  const int code = exit_code_of(workers_[*first_failure_].wait_status.value_or(0));
+  end_at_ = Clock::now();
+  if (code == base::kExitUsage) *end_at_ += kUsageErrorPatience;
+}
+
+void WorkerGroup::handle_event(const KeeperEvent& event) {
+  const auto index = static_cast<size_t>(event.worker);
+  Worker& worker = workers_[index];
+  switch (event.kind) {
+    case KeeperEvent::Kind::kStarted:
+      worker.pid = event.pid;
+      break;
+    case KeeperEvent::Kind::kForkFailed:
+      worker.start_error = event.value;
+      worker_ended(index);
+      break;
+    case KeeperEvent::Kind::kExecFailed:
+      worker.start_error = event.value;
+      break;
+    case KeeperEvent::Kind::kExited:
+      drain(index);  // its last words come before what is said about its end
+      worker.wait_status = event.value;
+      worker_ended(index);
+      break;
+  }
+}
+
+void WorkerGroup::worker_ended(size_t index) {
+  Worker& worker = workers_[index];
+  worker.running = false;
+  worker.ended_by_us = ending_;
+  const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
+  if (!failed || ending_ || first_failure_) return;
+  first_failure_ = index;
+  failed_at_ = std::chrono::system_clock::now();
+  failed_after_seconds_ = std::chrono::duration<double>(Clock::now() - started_).count();
+}
+
+void WorkerGroup::read_outputs() {
+  output_.flush();
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    // By turns, so that one talkative worker does not silence the others for long.
+    for (const Stream stream : {Stream::kOut, Stream::kErr}) {
+      if (!output_.is_full(stream)) read_stream(i, stream);
+    }
+    read_records(i);
+  }
+  const auto due = progress_.due();
+  if (due && Clock::now() >= *due) {
+    output_.set_bar(progress_.draw(terminal_columns(), Clock::now()));
+  }
+}
+
+void WorkerGroup::drain(size_t index) {
+  // Bounded: a grandchild may hold the pipe and write for ever.
+  constexpr int kMostReads = 64;
+  for (int i = 0; i < kMostReads; ++i) {
+    const bool more_out = read_stream(index, Stream::kOut);
+    const bool more_err = read_stream(index, Stream::kErr);
+    if (!more_out && !more_err) return;
+  }
+}
+
+bool WorkerGroup::read_stream(size_t index, Stream stream) {
+  base::UniqueFd& fd = stream == Stream::kOut ? workers_[index].out : workers_[index].err;
+  std::array<char, 65536> buffer;
+  if (!fd) return false;
+  const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
+  if (got > 0) output_.write(index, stream, {buffer.data(), static_cast<size_t>(got)});
+  if (got == 0) fd.reset();
+  return got > 0;
+}
+
+void WorkerGroup::read_records(size_t index) {
+  Worker& worker = workers_[index];
+  std::array<char, 16 * sizeof(syncbn_agent_record)> buffer;
+  if (!worker.agent) return;
+  const ssize_t got = ::read(worker.agent.get(), buffer.data(), buffer.size());
+  if (got == 0) worker.agent.reset();
+  if (got <= 0) return;
+  worker.records.feed({buffer.data(), static_cast<size_t>(got)},
+                      [&](const syncbn_agent_record& record) {
+                        if (worker.rank == 0) progress_.update(record, Clock::now());
+                      });
+}
+
+void WorkerGroup::handle_deadlines() {
+  if (end_at_ && Clock::now() >= *end_at_) {
+    end_at_.reset();
+    if (!ending_) end_workers(SIGTERM);
+    announce_at_ = Clock::now() + kAnnounceAfter;
+  }
+  if (announce_at_ && Clock::now() >= *announce_at_) {
+    announce_at_.reset();
+    output_.say(announce_failure(workers_[*first_failure_]));
+  }
+  if (!deadline_ || Clock::now() < *deadline_) return;
+  if (!killed_) {
+    output_.say(fmt::format(
+        "syncbn-launch: workers still run {} after the signal to end: killed",
+        base::format_seconds(std::chrono::duration<double>(options_.shutdown_timeout).count())));
+    kill_workers();
+    return;
+  }
+  // Beyond anybody's reach; the keeper goes on waiting for them.
+  deadline_.reset();
+  for (Worker& worker : workers_) {
+    if (!std::exchange(worker.running, false)) continue;
+    worker.ended_by_us = true;
+    output_.say(fmt::format("syncbn-launch: rank {} (pid {}) does not die; left behind",
+                            worker.rank, worker.pid));
+  }
+}
+
+void WorkerGroup::end_workers(int signal) {
+  ending_ = true;
+  deadline_ = Clock::now() + options_.shutdown_timeout;
+  keeper_->signal_workers(signal);
+  keeper_->signal_workers(SIGCONT);  // a stopped worker acts on it only then
+}
+
+void WorkerGroup::kill_workers() {
+  killed_ = true;
+  deadline_ = Clock::now() + kKillPatience;
+  keeper_->signal_workers(SIGKILL);
+}
+
+bool WorkerGroup::anyone_runs() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const Worker& worker) { return worker.running; });
+}
+
+void WorkerGroup::wait_for_keeper() {
+  keeper_->finish();
+  const auto deadline = Clock::now() + kKillPatience;
+  while (!keeper_->gone() && Clock::now() < deadline) {
+    pollfd ended{keeper_->fd(), POLLIN, 0};
+    ::poll(&ended, 1, static_cast<int>(kKillPatience / std::chrono::milliseconds(1)));
+    while (keeper_->next_event()) {
+    }
+  }
+}
+
+void WorkerGroup::keeper_is_lost() {
+  kill_all_descendants();
+  if (!anyone_runs()) return;  // it was about to end anyway
+  for (size_t i = 0; i < workers_.size(); ++i) drain(i);
+  output_.set_bar({});
+  throw base::UnavailableError(fmt::format(
+      "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
+}
+
+std::string WorkerGroup::announce_failure(const Worker& worker) const {
+  const auto others = std::count_if(workers_.begin(), workers_.end(),
+                                    [](const Worker& other) { return other.running; });
+  const std::string what =
+      worker.wait_status ? describe_status(*worker.wait_status) : std::string("cannot be started");
+  return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} other worker{} to end",
+                     worker.rank, what, others, others == 1 ? "" : "s");
+}
+
+GroupResult WorkerGroup::result() {
+  if (first_failure_) {
+    const Worker& worker = workers_[*first_failure_];
+    if (worker.start_error) return start_failure(worker);
+    return {.exit_code = exit_code_of(*worker.wait_status),
+            .failure = failure_report(*first_failure_)};
+  }
+  if (ended_by_signal_) {
+    return {.exit_code = base::kExitSignalBase + *ended_by_signal_, .signal = ended_by_signal_};
+  }
+  return {};
+}
+
+GroupResult WorkerGroup::start_failure(const Worker& worker) const {
+  const int error = *worker.start_error;
+  if (!worker.wait_status) {
+    return {
+        .exit_code = base::kExitUnavailable,
+        .start_error = fmt::format("cannot start rank {}: {}", worker.rank, std::strerror(error))};
+  }
+  std::string hint;
+  if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";
+  if (error == ENOENT) hint = " (its interpreter, after #!, does not exist)";
+  return {.exit_code = exit_code_of(*worker.wait_status),
+          .start_error =
+              fmt::format("cannot execute {}: {}{}", command_.file, std::strerror(error), hint)};
+}
+
+FailureReport WorkerGroup::failure_report(size_t index) {
+  const Worker& worker = workers_[index];
+  FailureReport report;
+  report.rank = worker.rank;
+  report.local_rank = static_cast<int>(index);
+  report.host = base::hostname();
+  report.pid = worker.pid;
+  report.argv = worker.argv;
+  report.wait_status = *worker.wait_status;
+  report.time = failed_at_;
+  report.seconds_after_start = failed_after_seconds_;
+  report.error_message = logs_.error_message(report.local_rank);
+  report.error_file = logs_.error_file(report.local_rank);
+  if (!report.error_message.empty()) logs_.keep();
+  if (!output_.tail_is_last(index)) report.stderr_tail = output_.tail(index);
+  if (report.stderr_tail.empty() && !output_.tail_is_last(index)) {
+    // It went to a file and not through us.
+    report.stderr_tail =
+        LogFolder::tail(logs_.of_worker(report.local_rank) / "stderr.log", Output::kTailLines);
+  }
+  for (const Worker& other : workers_) {
+    if (&other == &worker || !other.wait_status) continue;
+    const int status = *other.wait_status;
+    if (other.ended_by_us) {
+      report.ended.push_back(fmt::format("rank {} ({})", other.rank, describe_status(status)));
+    } else if (status != 0) {
+      report.failed_too.push_back(fmt::format("rank {} ({})", other.rank, describe_status(status)));
+    }
+  }
+  return report;
+}
+
+}  // namespace syncbn::launch

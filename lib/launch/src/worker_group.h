@@ -1,0 +1,122 @@
+#pragma once
+
+#include <syncbn/base/unique_fd.h>
+#include <syncbn/launch/options.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "agent_reader.h"
+#include "environment.h"
+#include "failure_report.h"
+#include "keeper.h"
+#include "log_folder.h"
+#include "output.h"
+#include "program.h"
+#include "progress_bar.h"
+#include "signals.h"
+
+namespace syncbn::launch {
+
+/// How an attempt ended.
+struct GroupResult {
+  int exit_code = 0;
+  std::optional<FailureReport> failure = {};  ///< of the first worker that failed
+  std::string start_error = {};               ///< why that worker could not even be started
+  std::optional<int> signal = {};             ///< that ended the launcher
+};
+
+/// The workers of this node in one attempt, from start to end.
+///
+/// The attempt goes on until every worker has ended. The first worker that fails, or a signal that
+/// asks to end, makes it end early: the workers get SIGTERM (or that signal), after the grace time
+/// SIGKILL. Single-threaded: one poll loop.
+class WorkerGroup {
+ public:
+  /// What attempts share, and outlives them.
+  struct Run {
+    const LaunchOptions& options;
+    const Command& command;
+    Signals& signals;
+    Output& output;
+    LogFolder& logs;
+  };
+
+  WorkerGroup(const Run& run, const RunFacts& facts);
+
+  /// The exit code is 0; that of the first worker that failed (128 + signal); 128 + the signal that
+  /// ended the launcher.
+  /// @throws base::UnavailableError when the keeper was killed; all workers are then dead.
+  GroupResult run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Worker {
+    int rank = 0;
+    pid_t pid = 0;
+    std::vector<std::string> argv;
+    bool running = true;
+    std::optional<int> start_error;  ///< errno of a failed fork or exec
+    std::optional<int> wait_status;
+    bool ended_by_us = false;
+    base::UniqueFd out;
+    base::UniqueFd err;
+    base::UniqueFd agent;
+    AgentReader records;
+  };
+
+  void start();
+  /// The end that the worker gets for a stream: a pipe's, whose reader is kept, or a log file.
+  base::UniqueFd open_stream(size_t worker, Stream stream, base::UniqueFd& reader);
+  void wait_for_events();
+  void handle_signals();
+  void handle_keeper_events();
+  void handle_event(const KeeperEvent& event);
+  void read_outputs();
+  bool read_stream(size_t worker, Stream stream);
+  void read_records(size_t worker);
+  void drain(size_t worker);
+  void handle_deadlines();
+
+  void worker_ended(size_t worker);
+  void end_workers(int signal);
+  void kill_workers();
+  void keeper_is_lost();
+  void wait_for_keeper();
+  void stop_and_continue();
+  bool anyone_runs() const;
+
+  GroupResult result();
+  GroupResult start_failure(const Worker& worker) const;
+  FailureReport failure_report(size_t worker);
+  std::string announce_failure(const Worker& worker) const;
+
+  const LaunchOptions& options_;
+  const Command& command_;
+  Signals& signals_;
+  Output& output_;
+  LogFolder& logs_;
+  const RunFacts& facts_;
+  ProgressBar progress_;
+  std::vector<Worker> workers_;
+  std::unique_ptr<Keeper> keeper_;
+
+  Clock::time_point started_;
+  std::optional<size_t> first_failure_;
+  std::chrono::system_clock::time_point failed_at_;
+  double failed_after_seconds_ = 0;
+  std::optional<int> ended_by_signal_;
+  bool ending_ = false;
+  bool killed_ = false;
+  // Times at which something is due: ending the workers after a failure, saying so, giving up on
+  // the grace time (then on the kill).
+  std::optional<Clock::time_point> end_at_;
+  std::optional<Clock::time_point> announce_at_;
+  std::optional<Clock::time_point> deadline_;
+};
+
+}  // namespace syncbn::launch

@@ -1,0 +1,153 @@
+// Where workers' output goes: log folder, redirects, tee, filters, prefixes.
+#include <gmock/gmock.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "launch/launcher.h"
+
+namespace syncbn::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+/// The one folder in `folder`.
+fs::path only_folder(const fs::path& folder) {
+  const std::vector<fs::directory_entry> entries(fs::directory_iterator(folder),
+                                                 fs::directory_iterator{});
+  EXPECT_EQ(entries.size(), 1U);
+  return entries.empty() ? fs::path() : entries.front().path();
+}
+
+std::string text_of(const fs::path& file) {
+  return base::read_file(file);
+}
+
+constexpr const char* kSpeaks = "echo out $RANK; echo err $RANK >&2";
+
+TEST(LaunchLogsTest, HasTorchrunsLayout) {
+  TempFolder folder;
+  const std::string logs = folder / "logs";
+  const auto result = launch(
+      {"--nproc_per_node=2", "--log_dir=" + logs, "--rdzv_id=job", "-r", "3", "sh", "-c", kSpeaks});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, AllOf(HasSubstr("log files are in " + logs), Not(HasSubstr("err 0"))));
+  const fs::path run = only_folder(logs);
+  EXPECT_THAT(run.filename().string(), StartsWith("job_"));
+  for (const char* rank : {"0", "1"}) {
+    EXPECT_EQ(text_of(run / "attempt_0" / rank / "stdout.log"), std::string("out ") + rank + "\n");
+    EXPECT_EQ(text_of(run / "attempt_0" / rank / "stderr.log"), std::string("err ") + rank + "\n");
+  }
+}
+
+TEST(LaunchLogsTest, TeeShowsAndWrites) {
+  TempFolder folder;
+  const auto result = launch({"--nproc_per_node=2", "--log_dir=" + folder.path().string(), "-t",
+                              "1:1", "-r", "0:1", "sh", "-c", kSpeaks});
+  EXPECT_EQ(result.out, "[1] out 1\n");
+  EXPECT_THAT(result.err, AllOf(HasSubstr("[0] err 0\n"), HasSubstr("[1] err 1\n")));
+  const fs::path attempt = only_folder(folder.path()) / "attempt_0";
+  EXPECT_EQ(text_of(attempt / "0/stdout.log"), "out 0\n");
+  EXPECT_EQ(text_of(attempt / "1/stdout.log"), "out 1\n");
+  EXPECT_FALSE(fs::exists(attempt / "1/stderr.log"));
+}
+
+// torchrun's redirect syntax refuses local ranks of two digits.
+TEST(LaunchLogsTest, TakesRanksOfAnyNumber) {
+  TempFolder folder;
+  const auto result = launch({"--nproc_per_node=12", "--log_dir=" + folder.path().string(), "-r",
+                              "11:1", "sh", "-c", "[ $RANK = 11 ] && echo eleven || true"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(text_of(only_folder(folder.path()) / "attempt_0/11/stdout.log"), "eleven\n");
+}
+
+TEST(LaunchLogsTest, KeepsTheLogsOfEveryAttempt) {
+  TempFolder folder;
+  launch({"--max_restarts=1", "--log_dir=" + folder.path().string(), "-r", "1", "sh", "-c",
+          "echo attempt $TORCHELASTIC_RESTART_COUNT; exit 1"});
+  const fs::path run = only_folder(folder.path());
+  EXPECT_EQ(text_of(run / "attempt_0/0/stdout.log"), "attempt 0\n");
+  EXPECT_EQ(text_of(run / "attempt_1/0/stdout.log"), "attempt 1\n");
+}
+
+TEST(LaunchLogsTest, TheReportHasTheLastLinesOfAStderrThatWentToAFile) {
+  TempFolder folder;
+  const auto result = launch({"--log_dir=" + folder.path().string(), "-r", "2", "sh", "-c",
+                              "seq 100000 >&2; echo the reason >&2; exit 3"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("(its last 20 lines)"), HasSubstr("    99999\n"),
+                                HasSubstr("    the reason\n"), Not(HasSubstr("    99981\n"))));
+}
+
+TEST(LaunchLogsTest, ShowsTheChosenLocalRanksOnly) {
+  TempFolder folder;
+  const auto result =
+      launch({"--nproc_per_node=3", "--local_ranks_filter=0,2",
+              "--log_dir=" + folder.path().string(), "-t", "1", "sh", "-c", "echo out $RANK"});
+  EXPECT_THAT(result.out, AllOf(HasSubstr("out 0"), HasSubstr("out 2"), Not(HasSubstr("out 1"))));
+  EXPECT_EQ(text_of(only_folder(folder.path()) / "attempt_0/1/stdout.log"), "out 1\n");
+}
+
+TEST(LaunchLogsTest, CopiesLinesThatAreFiltered) {
+  TempFolder folder;
+  launch({"--nproc_per_node=2", "--log_dir=" + folder.path().string(),
+          "--duplicate_stdout_filters=apple,a,,b", "--duplicate_stderr_filters=bad", "sh", "-c",
+          "[ $RANK = 1 ] && exit 0; echo an apple; echo a pear; echo a,b; echo bad >&2"});
+  const fs::path attempt = only_folder(folder.path()) / "attempt_0";
+  EXPECT_EQ(text_of(attempt / "filtered_stdout.log"), "[0] an apple\n[0] a,b\n");
+  EXPECT_EQ(text_of(attempt / "filtered_stderr.log"), "[0] bad\n");
+}
+
+TEST(LaunchLogsTest, LeavesNoFolderBehindWithoutALogDir) {
+  TempFolder folder;
+  launch({"sh", "-c", "exit 1"}, {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
+TEST(LaunchLogsTest, SaysWhatIsWrongWithALogDir) {
+  TempFolder folder;
+  const std::string file = folder.write("file", "");
+  const auto result = launch({"--log_dir=" + file + "/x", "true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("--log_dir"), HasSubstr("Not a directory")));
+}
+
+TEST(LaunchLogsTest, PrefixesLinesWithHostAndRank) {
+  const std::string host = base::hostname();
+  const auto result =
+      run_program({kLauncher, "--nproc_per_node=2", "sh", "-c", "[ $RANK = 1 ] && echo x || true"},
+                  {.env = {{"OMP_NUM_THREADS", "1"}}});
+  EXPECT_EQ(result.out, "[" + host.substr(0, host.find('.')) + ":1] x\n");
+}
+
+TEST(LaunchLogsTest, PrefixesLinesAsAsked) {
+  const std::string script = "[ $RANK = 1 ] && echo x || true";
+  const auto out = [&](const std::string& prefix) {
+    return launch(
+               {"--nproc_per_node=2", "--role=trainer", "--prefix=" + prefix, "sh", "-c", script})
+        .out;
+  };
+  EXPECT_EQ(out("<${role_name}${local_rank}/${rank}>"), "<trainer1/1>x\n");
+  EXPECT_THAT(out("${time} "), ::testing::MatchesRegex("[0-9][0-9]:[0-9][0-9]:[0-9][0-9] x\n"));
+  EXPECT_EQ(out("off"), "x\n");
+}
+
+// torchrun's variable.
+TEST(LaunchLogsTest, TakesThePrefixFromTorchrunsVariable) {
+  const auto result =
+      run_program({kLauncher, "--nproc_per_node=2", "sh", "-c", "[ $RANK = 1 ] && echo x || true"},
+                  {.env = {{"OMP_NUM_THREADS", "1"},
+                           {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${role_name}-${rank}]:"}}});
+  EXPECT_EQ(result.out, "[default-1]:x\n");
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,98 @@
+// --max_restarts: what the attempts of a run share, and what each has for itself.
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "launch/launcher.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(LaunchRestartTest, FailsTwiceThenSucceeds) {
+  TempFolder folder;
+  const auto result =
+      launch({"--max_restarts=2", "--nproc_per_node=2", "sh", "-c",
+              "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
+              "[ $RANK = 1 ] && exit 0; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7"},
+             {.cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* line : {"[0] attempt 0 of 2", "[0] attempt 1 of 2", "[0] attempt 2 of 2"}) {
+    EXPECT_THAT(result.out, HasSubstr(line));
+  }
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("rank 0 failed: exit code 7"), HasSubstr("restart 1 of 2"),
+                    HasSubstr("restart 2 of 2"), Not(HasSubstr("used up"))));
+}
+
+TEST(LaunchRestartTest, GivesUpAfterTheLastWithTheWorkersCode) {
+  const auto result = launch({"--max_restarts=1", "sh", "-c", "echo up; exit 9"});
+  EXPECT_EQ(result.exit_code, 9);
+  EXPECT_EQ(result.out, "up\nup\n");
+  EXPECT_THAT(result.err, HasSubstr("all 1 restarts (--max_restarts) are used up"));
+}
+
+// Started again, it would make the same mistake.
+TEST(LaunchRestartTest, DoesNotRepeatAUsageError) {
+  const auto result = launch({"--max_restarts=3", "sh", "-c", "echo up; exit 2"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.out, "up\n");
+}
+
+TEST(LaunchRestartTest, DoesNotRepeatAProgramThatCannotRun) {
+  TempFolder folder;
+  const std::string odd = folder.write("odd", "no interpreter line", true);
+  const auto result = launch({"--max_restarts=3", odd});
+  EXPECT_EQ(result.exit_code, 126);
+  EXPECT_THAT(result.err, Not(HasSubstr("restart")));
+}
+
+TEST(LaunchRestartTest, EachAttemptHasAFreshPort) {
+  const auto result = launch({"--max_restarts=2", "sh", "-c", "echo $MASTER_PORT; exit 1"});
+  std::istringstream words(result.out);
+  std::set<std::string> ports;
+  for (std::string port; words >> port;) ports.insert(port);
+  EXPECT_EQ(ports.size(), 3U) << result.out;
+}
+
+TEST(LaunchRestartTest, NothingOfAnAttemptIsLeftWhenTheNextBegins) {
+  TempFolder folder;
+  // Ignores SIGTERM and has a child in a session of its own; the next attempt looks for both.
+  const auto result =
+      launch({"--max_restarts=1", "--shutdown_timeout=0.1", "--nproc_per_node=2", "sh", "-c",
+              "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then "
+              "  for pid in $(cat pids); do [ -d /proc/$pid ] && echo left $pid; done; exit 0; fi; "
+              "trap '' TERM; setsid sleep 1000 & echo $! $$$$ >> pids; "
+              "while [ $(wc -l < pids) -lt 2 ]; do sleep 0.01; done; "
+              "[ $RANK = 1 ] && exit 3; exec sleep 1000"},
+             {.cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "");
+}
+
+TEST(LaunchRestartTest, ASignalEndsTheRunWithoutARestart) {
+  Program launcher(launch_command({"--max_restarts=3", "sh", "-c",
+                                   "trap 'exit 5' TERM; echo up; while :; do sleep 0.01; done"}));
+  launcher.wait_until([&] { return launcher.out() == "up\n"; });
+  launcher.send_signal(SIGTERM);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_EQ(result.out, "up\n");
+}
+
+// The crash of a real training job: the worker dies by a signal while the others wait for it.
+TEST(LaunchRestartTest, RecoversAtTheFirstRestartEveryTime) {
+  const auto result = launch({"--max_restarts=1", "--nproc_per_node=4", "sh", "-c",
+                              "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
+                              "[ $RANK = 2 ] && kill -SEGV $$$$; exec sleep 1000"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 2 failed: killed by signal 11 (SIGSEGV"));
+}
+
+}  // namespace
+}  // namespace syncbn::test
