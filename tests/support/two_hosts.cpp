@@ -31,9 +31,8 @@ TwoHosts::TwoHosts() {
     // `ip netns exec` puts it over /etc/hosts.
     std::error_code ignored;
     fs::create_directories(folder_of(host), ignored);
-    std::ofstream(folder_of(host) + "/hosts")
-        << fmt::format("127.0.0.1 localhost\n127.0.1.1 node{}\n{} node{}\n", host,
-                       address(1 - host), 1 - host);
+    std::ofstream(folder_of(host) + "/hosts") << fmt::format(
+        "127.0.0.1 localhost\n127.0.1.1 node{}\n{} node{}\n", host, address(1 - host), 1 - host);
   }
 }
 
