@@ -31,6 +31,7 @@ struct Place {
   int rank = 0;
   int world_size = 1;
   bool agent_holds_store = false;
+  bool holds_store() const { return rank == 0 && !agent_holds_store; }
   /// How the user said it, for messages.
   std::string source;
 };
@@ -174,6 +175,51 @@ void check_same_job(c10d::Store& store, const Place& place, Clock::time_point de
       place.rank, own, theirs, place.master.str()));
 }
 
+/// The store of this job, in which the keys of the `earlier` groups are not seen: an agent's store
+/// outlives a group. `address` becomes ours on the way to it.
+c10::intrusive_ptr<c10d::Store> join_store(const Place& place, const InitOptions& options,
+                                           int earlier, Clock::time_point deadline,
+                                           std::string& address) {
+  const milliseconds limit = options.connect_timeout;
+  c10d::TCPStoreOptions store_options;
+  store_options.port = place.master.port;
+  store_options.waitWorkers = false;  // arrive() waits, and can name who is missing
+  store_options.numWorkers = static_cast<size_t>(place.world_size);
+  // For its client, which tries again for as long when the store ends between probe and connection.
+  store_options.timeout = limit;
+  store_options.isServer = place.holds_store();
+  if (place.holds_store()) {
+    store_options.masterListenFd =
+        place.master.listen(on_several_hosts(place.world_size)).release();
+  } else {
+    address = wait_for_store(place, deadline, limit);
+  }
+  c10::intrusive_ptr<c10d::Store> store =
+      c10::make_intrusive<c10d::TCPStore>(place.master.host, store_options);
+  store->setTimeout(options.timeout);
+  if (place.holds_store()) address = wait_for_store(place, deadline, limit);
+  if (earlier > 0) {
+    store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), store);
+  }
+  check_same_job(*store, place, deadline);
+  return store;
+}
+
+/// The same, for a rank that may be so early that it meets the store of the group before, which
+/// rank 0 is about to close.
+c10::intrusive_ptr<c10d::Store> join_new_store(const Place& place, const InitOptions& options,
+                                               int earlier, Clock::time_point deadline,
+                                               std::string& address) {
+  for (;;) {
+    try {
+      return join_store(place, options, earlier, deadline, address);
+    } catch (const c10::Error&) {
+      if (place.holds_store() || Clock::now() > deadline) throw;
+    }
+    std::this_thread::sleep_for(kFirstRetryDelay);
+  }
+}
+
 /// Says "rank r is here" and waits for the others. Two processes with one rank are told apart by a
 /// counter, and the ranks that wait learn of it.
 void arrive(c10d::Store& store, const Place& place, const std::string& backend,
@@ -232,30 +278,11 @@ Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
 
   const milliseconds limit = options.connect_timeout;
   const auto deadline = Clock::now() + limit;
-  c10d::TCPStoreOptions store_options;
-  store_options.port = place.master.port;
-  store_options.waitWorkers = false;  // arrive() waits, and can name who is missing
-  store_options.numWorkers = static_cast<size_t>(place.world_size);
-  // For its client, which tries again for as long when the store ends between probe and connection.
-  store_options.timeout = limit;
-  store_options.isServer = place.rank == 0 && !place.agent_holds_store;
-  result.holds_store = store_options.isServer;
-  if (store_options.isServer)
-    store_options.masterListenFd =
-        place.master.listen(on_several_hosts(place.world_size)).release();
+  result.holds_store = place.holds_store();
+  static int groups = 0;
+  const int earlier = groups++;
   try {
-    if (!store_options.isServer) result.address = wait_for_store(place, deadline, limit);
-    result.store = c10::make_intrusive<c10d::TCPStore>(place.master.host, store_options);
-    result.store->setTimeout(options.timeout);
-    if (store_options.isServer) result.address = wait_for_store(place, deadline, limit);
-    // An agent's store outlives the group: the keys of a second one must not meet the first one's.
-    static int earlier = 0;
-    if (earlier > 0) {
-      result.store =
-          c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), result.store);
-    }
-    ++earlier;
-    check_same_job(*result.store, place, deadline);
+    result.store = join_new_store(place, options, earlier, deadline, result.address);
     arrive(*result.store, place, backend, deadline, limit);
   } catch (const c10::Error& error) {
     throw UnavailableError(fmt::format("rank {} of {}: the store at {} failed: {}", place.rank,
