@@ -1,0 +1,132 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// The protocol of c10d's TCPStore. A connection carries queries, a number and its fields each, and
+/// answers in the order of the queries. Integers are in the host's byte order; strings follow their
+/// length in 8 bytes. The first query of a connection is kValidate.
+namespace syncbn::launch::store {
+
+/// As in torch's TCPStoreBackend.hpp. kBarrier came with torch 2.15.
+enum class Query : uint8_t {
+  kValidate,    ///< magic number; no answer
+  kSet,         ///< key, value; no answer
+  kCompareSet,  ///< key, expected, desired; the value now
+  kGet,         ///< key; the value, "" when there is none
+  kAdd,         ///< key, 8-byte amount; the sum in 8 bytes
+  kCheck,       ///< keys; kReady or kNotReady
+  kWait,        ///< keys; kStopWaiting once all are there
+  kGetNumKeys,  ///< the number in 8 bytes
+  kDeleteKey,   ///< key; how many were deleted in 8 bytes
+  kAppend,      ///< key, value; no answer
+  kMultiGet,    ///< keys; the values
+  kMultiSet,    ///< pairs of key and value; no answer
+  kCancelWait,  ///< kWaitCanceled, even when kStopWaiting has just been sent
+  kPing,        ///< 4-byte number; the same
+  kQueuePush,   ///< key, value; no answer
+  kQueuePop,    ///< key; the length before in 8 bytes, and the value unless that was 0
+  kQueueLen,    ///< key; the length in 8 bytes
+  kListKeys,    ///< their number in 8 bytes, and the keys
+  kBarrier,     ///< key, 8-byte world size; kStopWaiting once so many have come
+};
+
+constexpr uint32_t kMagic = 0x3C85F7CE;
+
+// Answers of one byte.
+constexpr uint8_t kReady = 0;
+constexpr uint8_t kNotReady = 1;
+constexpr uint8_t kStopWaiting = 0;
+constexpr uint8_t kWaitCanceled = 1;
+
+// The limits of torch's server.
+constexpr size_t kMaxKeySize = size_t{8} << 10;
+constexpr size_t kMaxValueSize = size_t{8} << 20;
+constexpr size_t kMaxKeys = size_t{128} << 10;
+/// Ours, since the others together allow a terabyte.
+constexpr size_t kMaxMessageSize = size_t{256} << 20;
+
+/// What TCPStore's methods put before the keys of their callers.
+inline std::string wire_key(std::string_view key) {
+  return std::string("/").append(key);
+}
+
+template <typename Integer>
+void put_integer(std::string& out, Integer value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+inline void put_string(std::string& out, std::string_view text) {
+  put_integer<uint64_t>(out, text.size());
+  out.append(text);
+}
+
+/// @param bytes at least as many as the integer has.
+template <typename Integer>
+Integer integer_at(std::string_view bytes) {
+  Integer value;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  return value;
+}
+
+/// A query without its fields.
+inline std::string begin_query(Query query) {
+  return std::string(1, static_cast<char>(query));
+}
+
+/// Finds the end of one query in a stream, however its bytes are cut, and checks its sizes before
+/// its bytes have come. Each byte is looked at once.
+class QueryScanner {
+ public:
+  enum class Result { kIncomplete, kComplete, kMalformed };
+
+  /// @param bytes the stream from the query's first byte on; every call may bring more of it.
+  Result scan(std::string_view bytes);
+
+  /// Bytes of the query, once it is complete.
+  size_t size() const { return at_; }
+
+ private:
+  size_t at_ = 0;
+  std::string_view item_;  ///< the layout of one item
+  std::string_view rest_;  ///< of that, what has not been seen of this item
+  uint64_t items_ = 0;     ///< this one and those that follow
+};
+
+/// Reads the fields of a query that is complete, in their order.
+class QueryReader {
+ public:
+  explicit QueryReader(std::string_view query) : rest_(query) {}
+
+  Query query() { return static_cast<Query>(integer<uint8_t>()); }
+
+  template <typename Integer>
+  Integer integer() {
+    const auto value = integer_at<Integer>(rest_);
+    rest_.remove_prefix(sizeof(Integer));
+    return value;
+  }
+
+  std::string string() {
+    const auto size = integer<uint64_t>();
+    std::string text(rest_.substr(0, size));
+    rest_.remove_prefix(size);
+    return text;
+  }
+
+  /// A count and that many strings.
+  std::vector<std::string> strings() {
+    std::vector<std::string> all(integer<uint64_t>());
+    for (std::string& one : all) one = string();
+    return all;
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+}  // namespace syncbn::launch::store
