@@ -1,0 +1,531 @@
+// Our client of TCPStore's protocol against our server, and against those who break it.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <array>
+#include <deque>
+#include <optional>
+
+#include "store_serving.h"
+
+namespace syncbn::launch::test {
+namespace {
+
+using store::begin_query;
+using store::put_integer;
+using store::put_string;
+using store::Query;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string greeting() {
+  std::string bytes = begin_query(Query::kValidate);
+  put_integer(bytes, store::kMagic);
+  return bytes;
+}
+
+std::string query(Query kind, const std::vector<std::string>& strings) {
+  std::string bytes = begin_query(kind);
+  for (const std::string& one : strings) put_string(bytes, one);
+  return bytes;
+}
+
+std::string keys_query(Query kind, const std::vector<std::string>& keys) {
+  std::string bytes = begin_query(kind);
+  put_integer<uint64_t>(bytes, keys.size());
+  for (const std::string& key : keys) put_string(bytes, key);
+  return bytes;
+}
+
+template <typename Integer>
+std::string with_integer(std::string bytes, Integer value) {
+  put_integer(bytes, value);
+  return bytes;
+}
+
+template <typename Integer>
+std::string integer(Integer value) {
+  return with_integer("", value);
+}
+
+std::string string(const std::string& text) {
+  std::string bytes;
+  put_string(bytes, text);
+  return bytes;
+}
+
+const std::string kStop = integer(store::kStopWaiting);
+const std::string kCanceled = integer(store::kWaitCanceled);
+
+RawConnection greeted(const ServingStore& store) {
+  RawConnection connection(store.port());
+  connection.send(greeting());
+  return connection;
+}
+
+/// The answer to a query, of a known size.
+std::string ask(const RawConnection& connection, const std::string& bytes, size_t size) {
+  connection.send(bytes);
+  return connection.receive(size);
+}
+
+/// Returns when the server has done all that `connection` has asked for.
+void sync(const RawConnection& connection) {
+  EXPECT_EQ(ask(connection, with_integer<uint32_t>(begin_query(Query::kPing), 7), 4),
+            integer<uint32_t>(7));
+}
+
+template <typename Call>
+std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const base::UnavailableError& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(StoreTest, SetsAndGets) {
+  const ServingStore store;
+  StoreClient one = store.client();
+  StoreClient other = store.client();
+  const std::string binary("a\0b\xff", 4);
+  one.set("key", binary, soon());
+  EXPECT_EQ(other.get("key", soon()), binary);
+  one.set("key", "", soon());
+  one.set("large", std::string(store::kMaxValueSize, 'x'), soon());
+  EXPECT_EQ(one.get("key", soon()), "");
+  EXPECT_EQ(one.get("large", soon()), std::string(store::kMaxValueSize, 'x'));
+}
+
+TEST(StoreTest, GetWaitsForTheKey) {
+  const ServingStore store;
+  StoreClient reader = store.client();
+  StoreClient writer = store.client();
+  auto value = std::async(std::launch::async, [&] { return reader.get("late", soon()); });
+  writer.set("late", "now", soon());
+  EXPECT_EQ(value.get(), "now");
+}
+
+TEST(StoreTest, AddsUp) {
+  const ServingStore store;
+  StoreClient client = store.client();
+  EXPECT_EQ(client.add("n", 5, soon()), 5);
+  EXPECT_EQ(client.add("n", -7, soon()), -2);
+  EXPECT_EQ(client.get("n", soon()), "-2");
+  client.set("n", "41", soon());
+  EXPECT_EQ(client.add("n", 1, soon()), 42);
+}
+
+TEST(StoreTest, ChecksAllKeys) {
+  const ServingStore store;
+  StoreClient client = store.client();
+  client.set("a", "1", soon());
+  EXPECT_TRUE(client.check({"a"}, soon()));
+  EXPECT_FALSE(client.check({"a", "b"}, soon()));
+  EXPECT_TRUE(client.check({}, soon()));
+}
+
+TEST(StoreTest, ComparesAndSets) {
+  const ServingStore store;
+  StoreClient client = store.client();
+  EXPECT_EQ(client.compare_set("k", "expected", "new", soon()), "expected");
+  EXPECT_FALSE(client.check({"k"}, soon()));
+  EXPECT_EQ(client.compare_set("k", "", "first", soon()), "first");
+  EXPECT_EQ(client.compare_set("k", "wrong", "new", soon()), "first");
+  EXPECT_EQ(client.compare_set("k", "first", "second", soon()), "second");
+}
+
+TEST(StoreTest, GetsSeveral) {
+  const ServingStore store;
+  StoreClient client = store.client();
+  client.set("a", "1", soon());
+  client.set("b", "22", soon());
+  EXPECT_THAT(client.multi_get({"b", "a", "b"}, soon()), ElementsAre("22", "1", "22"));
+  EXPECT_THAT(client.multi_get({}, soon()), IsEmpty());
+}
+
+TEST(StoreTest, Deletes) {
+  const ServingStore store;
+  StoreClient client = store.client();
+  client.set("a", "1", soon());
+  EXPECT_TRUE(client.delete_key("a", soon()));
+  EXPECT_FALSE(client.delete_key("a", soon()));
+  EXPECT_FALSE(client.check({"a"}, soon()));
+}
+
+TEST(StoreTest, WaitsInTheBackgroundUntilAllKeysAreThere) {
+  const ServingStore store;
+  StoreClient waiting = store.client();
+  StoreClient writer = store.client();
+  waiting.start_wait({"a", "b", "a"}, soon());
+  writer.set("a", "1", soon());
+  EXPECT_TRUE(writer.check({"a"}, soon()));
+  EXPECT_FALSE(waiting.wait_done());
+  writer.set("b", "1", soon());
+  pollfd ready{waiting.fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&ready, 1, -1), 1);
+  EXPECT_TRUE(waiting.wait_done());
+  EXPECT_EQ(waiting.get("b", soon()), "1");
+}
+
+TEST(StoreTest, AWaitCanBeCancelled) {
+  const ServingStore store;
+  StoreClient client = store.client();
+  StoreClient writer = store.client();
+  client.start_wait({"a"}, soon());
+  EXPECT_FALSE(client.cancel_wait(soon()));
+  client.start_wait({"a"}, soon());
+  writer.set("a", "1", soon());
+  EXPECT_TRUE(writer.check({"a"}, soon()));
+  EXPECT_TRUE(client.cancel_wait(soon()));
+  EXPECT_EQ(client.get("a", soon()), "1");
+}
+
+TEST(StoreTest, AskingDuringAWaitIsAnError) {
+  const ServingStore store;
+  StoreClient client = store.client();
+  EXPECT_THROW(client.wait_done(), base::InternalError);
+  client.start_wait({"a"}, soon());
+  EXPECT_THROW(client.check({"a"}, soon()), base::InternalError);
+}
+
+TEST(StoreTest, AWaitThatTakesTooLongNamesTheKeysAndLeavesTheConnection) {
+  const ServingStore store;
+  StoreClient client = store.client();
+  EXPECT_THAT(message_of([&] {
+                client.wait({"a", "b", "c", "d"}, now());
+              }),
+              HasSubstr(fmt::format(
+                  "127.0.0.1:{}: cannot wait for 'a', 'b', 'c', 1 more: not there", store.port())));
+  EXPECT_EQ(client.add("a", 1, soon()), 1);
+}
+
+TEST(StoreTest, NobodyListening) {
+  const int port = Listener().port;
+  EXPECT_THAT(message_of([&] { StoreClient::connect("127.0.0.1", port, now()); }),
+              HasSubstr(fmt::format("127.0.0.1:{}: cannot connect: Connection refused", port)));
+}
+
+TEST(StoreTest, ConnectWaitsForTheStore) {
+  Listener listener;  // nobody accepts yet
+  auto client = std::async(std::launch::async, [&] {
+    return StoreClient::connect("localhost", listener.port, soon()).add("n", 1, soon());
+  });
+  StoreServer server(std::move(listener.fd));
+  while (client.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+    server.handle();
+  }
+  EXPECT_EQ(client.get(), 1);
+}
+
+TEST(StoreTest, WhatAnswersOtherwiseIsNoStore) {
+  const Listener listener;
+  std::thread stranger([&] {
+    const base::UniqueFd fd(::accept(listener.fd.get(), nullptr, nullptr));
+    EXPECT_EQ(::send(fd.get(), "HTTP/1.1 400", 12, MSG_NOSIGNAL), 12);
+    std::array<char, 64> rest;
+    while (::recv(fd.get(), rest.data(), rest.size(), 0) > 0) {
+    }
+  });
+  EXPECT_THAT(message_of([&] { StoreClient::connect("127.0.0.1", listener.port, soon()); }),
+              HasSubstr("does not answer as a store of torch does"));
+  stranger.join();
+}
+
+TEST(StoreTest, ALostConnectionIsSaidAndStaysLost) {
+  ServingStore store;
+  StoreClient client = store.client();
+  client.start_wait({"a"}, soon());
+  store.run([](StoreServer& server) { server.clear(); });
+  pollfd ready{client.fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&ready, 1, -1), 1);
+  EXPECT_THAT(message_of([&] { client.wait_done(); }),
+              HasSubstr("cannot wait for 'a': it closed the connection"));
+  EXPECT_THAT(message_of([&] { client.get("b", soon()); }), HasSubstr("earlier failure"));
+}
+
+TEST(StoreServerTest, ServesItsOwnProcess) {
+  ServingStore store;
+  StoreClient client = store.client();
+  client.set("theirs", "5", soon());
+  client.wait({"theirs"}, soon());
+  StoreClient waiting = store.client();
+  waiting.start_wait({"ours"}, soon());
+  store.run([](StoreServer& server) {
+    EXPECT_EQ(server.get("theirs"), "5");
+    EXPECT_EQ(server.get("none"), std::nullopt);
+    EXPECT_EQ(server.add("theirs", 2), 7);
+    server.set("ours", "text");
+    EXPECT_TRUE(server.check({"ours", "theirs"}));
+    EXPECT_FALSE(server.check({"ours", "none"}));
+    EXPECT_THAT(message_of([&] { server.add("ours", 1); }),
+                HasSubstr("cannot add 1 to the store's key 'ours': its value 'text'"));
+  });
+  EXPECT_TRUE(waiting.cancel_wait(soon()));
+  EXPECT_EQ(client.get("theirs", soon()), "7");
+}
+
+TEST(StoreServerTest, ClearForgetsKeysAndWaitsAndConnections) {
+  ServingStore store;
+  const RawConnection waiting = greeted(store);
+  waiting.send(keys_query(Query::kWait, {"/late"}));
+  waiting.send(query(Query::kQueuePush, {"/queue", "1"}));
+  waiting.send(query(Query::kSet, {"/key", "1"}));
+  sync(waiting);
+  store.run([](StoreServer& server) {
+    server.clear();
+    EXPECT_FALSE(server.check({"key"}));
+    EXPECT_FALSE(server.check({"queue"}));
+    server.set("late", "1");
+  });
+  EXPECT_TRUE(waiting.is_closed());
+  EXPECT_EQ(store.client().get("late", soon()), "1");
+}
+
+TEST(StoreServerTest, QueuesGiveWhatCameFirst) {
+  const ServingStore store;
+  const RawConnection one = greeted(store);
+  const std::string pop = query(Query::kQueuePop, {"/q"});
+  EXPECT_EQ(ask(one, pop, 8), integer<int64_t>(0));
+  one.send(query(Query::kQueuePush, {"/q", "first"}));
+  one.send(query(Query::kQueuePush, {"/q", "second"}));
+  EXPECT_EQ(ask(one, query(Query::kQueueLen, {"/q"}), 8), integer<int64_t>(2));
+  EXPECT_EQ(ask(one, keys_query(Query::kCheck, {"/q"}), 1), integer(store::kReady));
+  EXPECT_EQ(ask(one, begin_query(Query::kGetNumKeys), 8), integer<int64_t>(0));
+  EXPECT_EQ(ask(one, pop, 21), integer<int64_t>(2) + string("first"));
+  EXPECT_EQ(ask(one, pop, 22), integer<int64_t>(1) + string("second"));
+  EXPECT_EQ(ask(one, query(Query::kQueueLen, {"/q"}), 8), integer<int64_t>(0));
+}
+
+TEST(StoreServerTest, OneIsWokenForEachThatIsPushed) {
+  const ServingStore store;
+  std::deque<RawConnection> waiting;
+  for (int i = 0; i < 3; ++i) {
+    waiting.push_back(greeted(store));
+    waiting.back().send(keys_query(Query::kWait, {"/q"}));
+    sync(waiting.back());
+  }
+  const RawConnection pusher = greeted(store);
+  for (int i = 0; i < 2; ++i) pusher.send(query(Query::kQueuePush, {"/q", "x"}));
+  EXPECT_EQ(waiting[0].receive(1), kStop);
+  EXPECT_EQ(waiting[1].receive(1), kStop);
+  EXPECT_EQ(ask(waiting[2], begin_query(Query::kCancelWait), 1), kCanceled);
+}
+
+TEST(StoreServerTest, AppendsAndSetsSeveralAndListsKeys) {
+  const ServingStore store;
+  const RawConnection one = greeted(store);
+  one.send(query(Query::kAppend, {"/a", "x"}));
+  one.send(query(Query::kAppend, {"/a", "y"}));
+  EXPECT_EQ(ask(one, query(Query::kGet, {"/a"}), 10), string("xy"));
+  EXPECT_EQ(ask(one, begin_query(Query::kListKeys), 18), integer<int64_t>(1) + string("/a"));
+  std::string several = with_integer<uint64_t>(begin_query(Query::kMultiSet), 2);
+  for (const char* text : {"/b", "1", "/c", "2"}) put_string(several, text);
+  one.send(several);
+  EXPECT_EQ(ask(one, begin_query(Query::kGetNumKeys), 8), integer<int64_t>(3));
+  EXPECT_EQ(ask(one, keys_query(Query::kMultiGet, {"/c", "/none"}), 17), string("2") + string(""));
+}
+
+TEST(StoreServerTest, ABarrierLetsAllGoWithTheLast) {
+  const ServingStore store;
+  const std::string enter = with_integer<int64_t>(query(Query::kBarrier, {"/b"}), 3);
+  std::deque<RawConnection> waiting;
+  for (int i = 0; i < 2; ++i) {
+    waiting.push_back(greeted(store));
+    waiting.back().send(enter);
+    sync(waiting.back());
+  }
+  const RawConnection last = greeted(store);
+  EXPECT_EQ(ask(last, enter, 1), kStop);
+  for (const RawConnection& one : waiting) EXPECT_EQ(one.receive(1), kStop);
+}
+
+TEST(StoreServerTest, HandsOverAConnectionThatSpeaksAnotherProtocol) {
+  std::promise<std::string> heard;
+  ServingStore store([&](const base::UniqueFd& fd, const std::string& first_bytes) {
+    EXPECT_EQ(::send(fd.get(), "hello", 5, 0), 5);
+    heard.set_value(first_bytes);
+  });
+  const RawConnection foreign(store.port());
+  EXPECT_EQ(ask(foreign, "GET / HTTP/1.1", 5), "hello");
+  EXPECT_EQ(heard.get_future().get().front(), 'G');
+  EXPECT_TRUE(foreign.is_closed());
+}
+
+TEST(StoreServerTest, ClosesWhatBreaksTheProtocol) {
+  const ServingStore store;
+  const std::vector<std::string> garbage{
+      "GET / HTTP/1.1\r\n\r\n",
+      with_integer<uint32_t>(begin_query(Query::kValidate), 0xdeadbeef),
+      greeting() + greeting(),
+      greeting() + '\x13',
+      greeting() + '\xff',
+      // Sizes that no bytes follow.
+      greeting() + with_integer(begin_query(Query::kGet), store::kMaxKeySize + 1),
+      greeting() + with_integer(begin_query(Query::kGet), ~uint64_t{0}),
+      greeting() + with_integer(query(Query::kSet, {"/k"}), store::kMaxValueSize + 1),
+      greeting() + with_integer(begin_query(Query::kWait), store::kMaxKeys + 1),
+      greeting() + with_integer(begin_query(Query::kMultiSet), ~uint64_t{0}),
+      // What is not a number cannot be added to.
+      greeting() + query(Query::kSet, {"/k", "1x"}) +
+          with_integer<int64_t>(query(Query::kAdd, {"/k"}), 1),
+      greeting() + query(Query::kSet, {"/k", "9223372036854775807"}) +
+          with_integer<int64_t>(query(Query::kAdd, {"/k"}), 1),
+      greeting() + query(Query::kSet, {"/k", ""}) +
+          with_integer<int64_t>(query(Query::kBarrier, {"/k"}), 1),
+      // Two waits at a time.
+      greeting() + keys_query(Query::kWait, {"/w"}) + keys_query(Query::kWait, {"/v"}),
+      greeting() + keys_query(Query::kWait, {"/w"}) +
+          with_integer<int64_t>(query(Query::kBarrier, {"/b"}), 2),
+  };
+  StoreClient bystander = store.client();
+  for (size_t i = 0; i < garbage.size(); ++i) {
+    const RawConnection one(store.port());
+    one.send(garbage[i]);
+    EXPECT_TRUE(one.is_closed()) << i;
+    EXPECT_EQ(bystander.add("n", 1, soon()), static_cast<int64_t>(i + 1));
+  }
+}
+
+TEST(StoreServerTest, ClosesWhoAsksForMoreThanAMessageHolds) {
+  const ServingStore store;
+  const RawConnection one = greeted(store);
+  one.send(query(Query::kSet, {"/k", std::string(store::kMaxValueSize, 'x')}));
+  const size_t too_many = store::kMaxMessageSize / store::kMaxValueSize + 1;
+  one.send(keys_query(Query::kMultiGet, std::vector<std::string>(too_many, "/k")));
+  EXPECT_TRUE(one.is_closed());
+}
+
+TEST(StoreServerTest, OutlivesClientsThatLeaveInTheMiddle) {
+  const ServingStore store;
+  const std::string whole = greeting() + keys_query(Query::kWait, {"/a", "/b"});
+  for (size_t size = 0; size <= whole.size(); ++size) {
+    RawConnection(store.port()).send(whole.substr(0, size));
+  }
+  StoreClient client = store.client();
+  client.set("a", "1", soon());
+  client.set("b", "1", soon());
+  EXPECT_TRUE(client.check({"a", "b"}, soon()));
+}
+
+TEST(StoreServerTest, ReadsQueriesThatComeByteByByte) {
+  const ServingStore store;
+  const RawConnection slow(store.port());
+  StoreClient other = store.client();
+  std::string bytes = greeting() + query(Query::kSet, {"/k", "value"});
+  bytes += keys_query(Query::kCheck, {"/k", "/none"});
+  bytes += query(Query::kCompareSet, {"/k", "value", "new"});
+  bytes += keys_query(Query::kMultiGet, {"/k", "/k"});
+  for (const char byte : bytes) {
+    slow.send({&byte, 1});
+    // The server is not held up, and has seen the byte.
+    other.add("n", 1, soon());
+  }
+  EXPECT_EQ(slow.receive(34),
+            integer(store::kNotReady) + string("new") + string("new") + string("new"));
+}
+
+TEST(StoreServerTest, ScansEachByteOnce) {
+  std::string bytes = with_integer<uint64_t>(begin_query(Query::kMultiSet), store::kMaxKeys);
+  for (size_t i = 0; i < store::kMaxKeys; ++i) {
+    put_string(bytes, "");
+    put_string(bytes, "");
+  }
+  store::QueryScanner scanner;
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    ASSERT_EQ(scanner.scan(std::string_view(bytes).substr(0, size)),
+              store::QueryScanner::Result::kIncomplete);
+  }
+  EXPECT_EQ(scanner.scan(bytes + "more"), store::QueryScanner::Result::kComplete);
+  EXPECT_EQ(scanner.size(), bytes.size());
+}
+
+TEST(StoreServerTest, DoesNotReadFromWhoDoesNotReadItsAnswers) {
+  const ServingStore store;
+  const RawConnection lazy = greeted(store);
+  const std::string value(store::kMaxValueSize, 'x');
+  lazy.send(query(Query::kSet, {"/k", value}));
+  sync(lazy);
+  // Without the bound the answers would take 80 GB.
+  constexpr size_t kQueries = 10'000;
+  std::thread asker([&] {
+    for (size_t i = 0; i < kQueries; ++i) lazy.send(query(Query::kGet, {"/k"}));
+  });
+  StoreClient other = store.client();
+  for (int i = 1; i <= 100; ++i) EXPECT_EQ(other.add("n", 1, soon()), i);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(lazy.receive(8 + value.size()), string(value));
+  lazy.shutdown();
+  asker.join();
+  EXPECT_EQ(other.add("n", 1, soon()), 101);
+}
+
+TEST(StoreServerTest, AnswersAllQueriesOfWhoReadsLate) {
+  const ServingStore store;
+  const RawConnection late = greeted(store);
+  const std::string value(size_t{1} << 16, 'x');
+  std::string bytes = query(Query::kSet, {"/k", value});
+  constexpr size_t kQueries = 300;  // 20 MB: more than the kernel takes for us
+  for (size_t i = 0; i < kQueries; ++i) bytes += query(Query::kGet, {"/k"});
+  late.send(bytes);
+  for (size_t i = 0; i < kQueries; ++i) ASSERT_EQ(late.receive(8 + value.size()), string(value));
+  sync(late);
+}
+
+TEST(StoreServerTest, ServesTwoHundredConnections) {
+  ServingStore store;
+  constexpr int kClients = 200;
+  std::deque<StoreClient> clients;
+  for (int i = 0; i < kClients; ++i) {
+    clients.push_back(store.client());
+    EXPECT_EQ(clients.back().add("came", 1, soon()), i + 1);
+    clients.back().start_wait({"go", fmt::format("go {}", i)}, soon());
+  }
+  store.run([&](StoreServer& server) {
+    EXPECT_EQ(server.get("came"), std::to_string(kClients));
+    for (int i = 0; i < kClients; ++i) server.set(fmt::format("go {}", i), "");
+    server.set("go", "");
+  });
+  for (StoreClient& client : clients) {
+    pollfd ready{client.fd(), POLLIN, 0};
+    EXPECT_EQ(::poll(&ready, 1, -1), 1);
+    EXPECT_TRUE(client.wait_done());
+  }
+}
+
+/// Leaves the process so many descriptors.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(rlim_t left) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const base::UniqueFd next(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(next.get()) + left;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  ~DescriptorLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  DescriptorLimit(const DescriptorLimit&) = delete;
+  DescriptorLimit& operator=(const DescriptorLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(StoreServerTest, DropsWhoComesWhenNoDescriptorIsLeft) {
+  const ServingStore store;
+  const RawConnection before = greeted(store);
+  sync(before);
+  {
+    const DescriptorLimit limit(1);
+    const RawConnection refused(store.port());
+    EXPECT_TRUE(refused.is_closed());
+    sync(before);
+  }
+  EXPECT_EQ(store.client().add("n", 1, soon()), 1);
+}
+
+}  // namespace
+}  // namespace syncbn::launch::test
