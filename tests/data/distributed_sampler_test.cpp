@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 
+#include "support/python.h"
 #include "support/skip.h"
 
 namespace syncbn::data {
@@ -107,14 +107,6 @@ std::vector<Case> random_cases(size_t count) {
   return cases;
 }
 
-std::string python() {
-  return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
-}
-
-bool python_has_torch() {
-  return std::system((python() + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
-}
-
 /// What Python prints for all cases: a line of indices each.
 std::string ask_python(const std::vector<Case>& cases) {
   std::string program =
@@ -130,7 +122,7 @@ std::string ask_python(const std::vector<Case>& cases) {
                     one.size, one.epoch, one.options.num_replicas, one.options.rank,
                     name(one.options.shuffle), one.options.seed, name(one.options.drop_last));
   }
-  const std::string command = python() + " - <<'END'\n" + program + "END\n";
+  const std::string command = test::python() + " - <<'END'\n" + program + "END\n";
   std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
   std::string output;
   for (int c = fgetc(pipe.get()); c != EOF; c = fgetc(pipe.get())) {
@@ -140,7 +132,7 @@ std::string ask_python(const std::vector<Case>& cases) {
 }
 
 TEST(DistributedSamplerTest, AgreesWithPythonInTwoHundredRandomCases) {
-  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
   const auto cases = random_cases(200);
   std::istringstream answers(ask_python(cases));
   for (const Case& one : cases) {

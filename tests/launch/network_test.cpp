@@ -152,8 +152,10 @@ TEST(LaunchNetworkTest, NodesInTwoNetworksMeetAtTheMastersAddress) {
         launch_command({"--nnodes=2", fmt::format("--node_rank={}", rank), "--nproc_per_node=2",
                         "--master_addr=" + TwoHosts::address(0), "--master_port=29501", script}));
   };
-  Program first(node(0));
-  Program second(node(1));
+  // The launcher's own store would be at that port.
+  const RunProgramOptions options{.env = {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}}};
+  Program first(node(0), options);
+  Program second(node(1), options);
   EXPECT_EQ(second.wait().exit_code, 0);
   const auto result = first.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;

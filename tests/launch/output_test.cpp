@@ -39,7 +39,8 @@ TEST(OutputTest, PrefixesEachLineWithItsRankOnItsOwnStream) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
   {
-    Output output({.workers = {{.rank = 4, .prefix = "[4] "}, {.rank = 5, .prefix = "[5] "}}});
+    Output output({});
+    output.begin_attempt({{.rank = 4, .prefix = "[4] "}, {.rank = 5, .prefix = "[5] "}}, "");
     output.write(0, Stream::kOut, "hel");
     output.write(1, Stream::kOut, "other\n");
     output.write(0, Stream::kOut, "lo\nrest");
@@ -53,7 +54,8 @@ TEST(OutputTest, PrefixesEachLineWithItsRankOnItsOwnStream) {
 TEST(OutputTest, PassesBytesUnchangedWithoutPrefix) {
   ::testing::internal::CaptureStdout();
   {
-    Output output({.workers = {{}}});
+    Output output({});
+    output.begin_attempt({{}}, "");
     output.write(0, Stream::kOut, "10 %\r20 %");
     output.finish(0, Stream::kOut);
   }
@@ -62,7 +64,8 @@ TEST(OutputTest, PassesBytesUnchangedWithoutPrefix) {
 
 TEST(OutputTest, KeepsTheLastLinesOfStderr) {
   ::testing::internal::CaptureStderr();
-  Output output({.workers = {{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}}});
+  Output output({});
+  output.begin_attempt({{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}}, "");
   for (int i = 0; i < 30; ++i) output.write(0, Stream::kErr, "line " + std::to_string(i) + "\n");
   EXPECT_THAT(output.tail(0), SizeIs(Output::kTailLines));
   EXPECT_EQ(output.tail(0).front(), "line 10");
@@ -74,7 +77,8 @@ TEST(OutputTest, KeepsTheLastLinesOfStderr) {
 TEST(OutputTest, KnowsWhetherTheTailIsTheLastThingPrinted) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
-  Output output({.workers = {{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}}});
+  Output output({});
+  output.begin_attempt({{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}}, "");
   EXPECT_FALSE(output.tail_is_last(0));
   output.write(1, Stream::kOut, "before\n");
   output.write(0, Stream::kErr, "a\nb\n");
@@ -89,7 +93,8 @@ TEST(OutputTest, KnowsWhetherTheTailIsTheLastThingPrinted) {
 TEST(OutputTest, ErasesAndRedrawsTheBarAroundLines) {
   ::testing::internal::CaptureStderr();
   {
-    Output output({.workers = {{}}, .err_is_terminal = true});
+    Output output({.err_is_terminal = true});
+    output.begin_attempt({{}}, "");
     output.set_bar("BAR");
     output.write(0, Stream::kErr, "line\n");
     output.write(0, Stream::kErr, "half");  // no bar behind half a line
@@ -102,7 +107,8 @@ TEST(OutputTest, ErasesAndRedrawsTheBarAroundLines) {
 TEST(OutputTest, DrawsNoBarWithoutATerminal) {
   ::testing::internal::CaptureStderr();
   {
-    Output output({.workers = {{.rank = 0, .prefix = "[0] "}}});
+    Output output({});
+    output.begin_attempt({{.rank = 0, .prefix = "[0] "}}, "");
     output.set_bar("BAR");
     output.say("message");
   }

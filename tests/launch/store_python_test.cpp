@@ -7,6 +7,7 @@
 
 #include "store_serving.h"
 #include "support/program.h"
+#include "support/python.h"
 #include "support/skip.h"
 
 namespace syncbn::launch::test {
@@ -14,6 +15,8 @@ namespace {
 
 using ::syncbn::test::Program;
 using ::syncbn::test::ProgramResult;
+using ::syncbn::test::python;
+using ::syncbn::test::python_has_torch;
 using ::syncbn::test::run_program;
 using ::syncbn::test::RunProgramOptions;
 using ::testing::ElementsAre;
@@ -21,15 +24,6 @@ using ::testing::HasSubstr;
 
 // Importing torch takes seconds, of several processes on few cores more.
 constexpr double kPatience = 110;
-
-std::string python() {
-  return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
-}
-
-bool python_has_torch() {
-  static const bool has = run_program({python(), "-c", "import torch.distributed"}).exit_code == 0;
-  return has;
-}
 
 RunProgramOptions options(const ServingStore& store) {
   return {.env = {{"MASTER_ADDR", "127.0.0.1"},

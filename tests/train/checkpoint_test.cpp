@@ -3,13 +3,13 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/env.h>
 #include <syncbn/train/checkpoint.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <filesystem>
 
 #include "support/program.h"
+#include "support/python.h"
 #include "support/skip.h"
 
 namespace syncbn::train {
@@ -103,14 +103,12 @@ TEST(CheckpointTest, RefusesFilesOfOtherPrograms) {
 }
 
 TEST(CheckpointTest, IsReadByPythonWithWeightsOnly) {
-  const std::string python = base::env("SYNCBN_TEST_PYTHON").value_or("python3");
-  SYNCBN_SKIP_UNLESS(test::run_program({python, "-c", "import torch"}).exit_code == 0,
-                     "python-torch");
+  SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
   char folder[] = "/tmp/syncbn-checkpoint-XXXXXX";
   ASSERT_NE(::mkdtemp(folder), nullptr);
   const std::string path = std::string(folder) + "/last.pt";
   base::write_file_atomically(path, serialize(example()));
-  const auto result = test::run_program({python, "-c", R"(
+  const auto result = test::run_program({test::python(), "-c", R"(
 import sys, torch, zipfile
 assert zipfile.ZipFile(sys.argv[1]).testzip() is None
 c = torch.load(sys.argv[1], weights_only=True)

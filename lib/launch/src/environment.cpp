@@ -12,10 +12,6 @@
 
 namespace syncbn::launch {
 
-int global_rank(const LaunchOptions& options, int local_rank) {
-  return options.node_rank * options.nproc_per_node + local_rank;
-}
-
 namespace {
 
 std::string signal_names(const std::vector<int>& signals) {
@@ -29,26 +25,24 @@ std::string signal_names(const std::vector<int>& signals) {
 }  // namespace
 
 Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, int local_rank) {
-  const std::string rank = std::to_string(global_rank(options, local_rank));
-  const std::string world_size = std::to_string(options.nnodes.max * options.nproc_per_node);
   Variables variables{
-      {"RANK", rank},
+      {"RANK", std::to_string(facts.rank_base + local_rank)},
       {"LOCAL_RANK", std::to_string(local_rank)},
-      {"WORLD_SIZE", world_size},
+      {"WORLD_SIZE", std::to_string(facts.world_size)},
       {"LOCAL_WORLD_SIZE", std::to_string(options.nproc_per_node)},
-      {"GROUP_RANK", std::to_string(options.node_rank)},
-      {"GROUP_WORLD_SIZE", std::to_string(options.nnodes.max)},
+      {"GROUP_RANK", std::to_string(facts.node)},
+      {"GROUP_WORLD_SIZE", std::to_string(facts.nodes)},
       {"ROLE_NAME", options.role},
-      {"ROLE_RANK", rank},
-      {"ROLE_WORLD_SIZE", world_size},
+      {"ROLE_RANK", std::to_string(facts.role_rank_base + local_rank)},
+      {"ROLE_WORLD_SIZE", std::to_string(facts.role_world_size)},
       {"MASTER_ADDR", facts.master_addr},
       {"MASTER_PORT", std::to_string(facts.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(facts.restart_count)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", facts.run_id},
       {"TORCHELASTIC_SIGNALS_TO_HANDLE", signal_names(options.ending_signals)},
-      // Rank 0 of the workers hosts the store on MASTER_PORT: the launcher needs none of its own.
-      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      // On one node rank 0 of the workers hosts the store on MASTER_PORT.
+      {"TORCHELASTIC_USE_AGENT_STORE", facts.agent_store ? "True" : "False"},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING",
        base::env("TORCH_NCCL_ASYNC_ERROR_HANDLING").value_or("1")},
   };
@@ -62,11 +56,11 @@ Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, 
   return variables;
 }
 
-std::string line_prefix(const LaunchOptions& options, int local_rank) {
+std::string line_prefix(const LaunchOptions& options, int rank, int local_rank) {
   const std::string host = base::hostname();
   const std::map<std::string, std::string> values{
       {"${host}", host.substr(0, host.find('.'))},
-      {"${rank}", std::to_string(global_rank(options, local_rank))},
+      {"${rank}", std::to_string(rank)},
       {"${local_rank}", std::to_string(local_rank)},
       {"${role_name}", options.role},
   };

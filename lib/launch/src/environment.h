@@ -10,23 +10,28 @@ namespace syncbn::launch {
 
 using Variables = std::map<std::string, std::string>;
 
-/// What all workers of a run share.
+/// What all workers of this node share in one attempt.
 struct RunFacts {
   std::string master_addr;
   int master_port = 0;
   std::string run_id = "none";
+  bool agent_store = false;  ///< the launcher of node 0 holds the store, not rank 0
   int restart_count = 0;
   int omp_num_threads = 0;  ///< 0: the environment has OMP_NUM_THREADS already
+  // The node among the nodes, and its workers among all workers.
+  int node = 0;
+  int nodes = 1;
+  int rank_base = 0;  ///< the global rank of local rank 0
+  int world_size = 1;
+  int role_rank_base = 0;
+  int role_world_size = 1;
 };
-
-/// The global rank of a worker of this node.
-int global_rank(const LaunchOptions& options, int local_rank);
 
 /// The variables that a worker finds on top of the launcher's own environment: torchrun's names.
 Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, int local_rank);
 
 /// --prefix for one worker, with ${time} left in it.
-std::string line_prefix(const LaunchOptions& options, int local_rank);
+std::string line_prefix(const LaunchOptions& options, int rank, int local_rank);
 
 /// The launcher's environment with `variables` over it, as execve takes it.
 std::vector<std::string> merge_environment(const Variables& variables);

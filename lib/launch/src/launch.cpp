@@ -13,6 +13,7 @@
 #include <optional>
 #include <random>
 
+#include "cluster.h"
 #include "devices.h"
 #include "environment.h"
 #include "failure_report.h"
@@ -23,7 +24,9 @@
 namespace syncbn::launch {
 namespace {
 
-constexpr int kStaticPort = 29500;  // torchrun's, where several nodes have to agree on one
+// torchrun's, where several nodes have to agree on one.
+constexpr int kStaticPort = 29500;
+constexpr int kC10dPort = 29400;
 
 // A caller may close them (`<&-`); a pipe to a worker must not get one of their numbers.
 void open_standard_streams() {
@@ -45,18 +48,45 @@ int omp_num_threads(const LaunchOptions& options) {
 RunFacts run_facts(const LaunchOptions& options) {
   RunFacts facts;
   facts.master_addr = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
-  facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? kStaticPort : 0);
+  const int default_port = options.c10d ? kC10dPort : kStaticPort;
+  facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
   facts.run_id = options.standalone ? random_id() : options.run_id;
   facts.omp_num_threads = omp_num_threads(options);
+  facts.nodes = options.nnodes.max;
+  facts.agent_store = facts.nodes > 1;
+  // Of several nodes the coordinator tells; this holds where all have as many workers.
+  facts.node = std::max(0, options.node_rank);
+  facts.rank_base = facts.node * options.nproc_per_node;
+  facts.world_size = facts.nodes * options.nproc_per_node;
+  facts.role_rank_base = facts.rank_base;
+  facts.role_world_size = facts.world_size;
   return facts;
 }
 
-// Only node 0's launcher can hold the port, and only when it runs where the others will look.
-std::optional<MasterPort> hold_master_port(const LaunchOptions& options, RunFacts& facts) {
-  if (options.node_rank != 0 || !is_local_address(facts.master_addr)) return std::nullopt;
+// The port of a run on one node, for its rank 0.
+MasterPort hold_master_port(RunFacts& facts) {
+  if (!is_local_address(facts.master_addr)) {
+    throw base::UserError(
+        fmt::format("--master_addr={} is not an address of this machine, so that rank 0 could not "
+                    "listen there; leave it out, or start the other nodes with --nnodes",
+                    facts.master_addr));
+  }
   MasterPort port = MasterPort::hold(facts.master_port);
   facts.master_port = port.port();
   return port;
+}
+
+// Of several nodes one coordinates: node 0, or where ranks are not given the first launcher on the
+// host of the endpoint.
+std::optional<MasterPort> hold_cluster_port(const LaunchOptions& options, const RunFacts& facts) {
+  if (options.node_rank > 0) return std::nullopt;
+  if (options.node_rank == 0) return MasterPort::hold(facts.master_port);
+  if (!is_local_address(facts.master_addr)) return std::nullopt;
+  try {
+    return MasterPort::hold(facts.master_port);
+  } catch (const base::UnavailableError&) {
+    return std::nullopt;  // another launcher of this host was first
+  }
 }
 
 void print_plan(const LaunchOptions& options, const RunFacts& facts, const Command& command) {
@@ -80,20 +110,21 @@ void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
 int run(const LaunchOptions& options) {
   const Command command = resolve_program(options);
   RunFacts facts = run_facts(options);
-  const std::optional<MasterPort> port = hold_master_port(options, facts);
-  if (facts.master_port == 0) {
-    throw base::UserError(
-        fmt::format("--master_addr={} is not an address of this machine, so that rank 0 could not "
-                    "listen there; "
-                    "leave it out, or give a --master_port that is known to be free",
-                    facts.master_addr));
+  std::optional<MasterPort> port;
+  std::optional<MasterPort> cluster_port;
+  if (facts.nodes == 1) {
+    port = hold_master_port(facts);
+  } else if (!options.dry_run) {
+    cluster_port = hold_cluster_port(options, facts);
   }
   if (options.dry_run) {
     print_plan(options, facts, command);
     return base::kExitOk;
   }
   announce_threads(options, facts);
-  return Supervisor(options, facts, command).run();
+  std::optional<Cluster> cluster;
+  if (facts.nodes > 1) cluster.emplace(options, facts.master_port, std::move(cluster_port));
+  return Supervisor(options, facts, command, cluster ? &*cluster : nullptr).run();
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 namespace syncbn::launch {
 namespace {
@@ -61,6 +62,13 @@ MasterPort MasterPort::hold(int port) {
   }
   held.port_ = bound_port(held.socket_.get());
   return held;
+}
+
+base::UniqueFd MasterPort::listen() && {
+  if (::listen(socket_.get(), SOMAXCONN) != 0) {
+    base::throw_errno(fmt::format("cannot listen on port {} (--master_port)", port_));
+  }
+  return std::move(socket_);
 }
 
 bool is_local_address(const std::string& host) {

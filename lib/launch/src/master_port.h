@@ -20,6 +20,9 @@ class MasterPort {
 
   int port() const { return port_; }
 
+  /// The socket, listening now: for a launcher that holds the store itself.
+  base::UniqueFd listen() &&;
+
  private:
   base::UniqueFd socket_;
   int port_ = 0;

@@ -298,6 +298,24 @@ void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
   if (has_port) options.master_port = port;
 }
 
+// torchrun's names; what it offers beyond these is about its own store.
+void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) {
+  for (const std::string& word : words_of(typed)) {
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    if (equals == std::string::npos) {
+      throw base::UserError(fmt::format(
+          "--rdzv_conf={}: expected NAME=VALUE with commas between, got '{}'", typed, word));
+    }
+    if (name != "join_timeout" && name != "timeout") continue;
+    const auto seconds = whole_number(std::string_view(word).substr(equals + 1));
+    if (!seconds || *seconds < 1) {
+      throw base::UserError(fmt::format("--rdzv_conf={}: {} is a number of seconds", typed, name));
+    }
+    options.join_timeout = std::chrono::seconds(*seconds);
+  }
+}
+
 void check_nodes(const CommandLine& line, const LaunchOptions& options) {
   const int nnodes = options.nnodes.max;
   if (options.standalone && nnodes > 1) {
@@ -315,23 +333,17 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
                                       line.source_of("--node_rank"), options.node_rank, nnodes));
   }
   if (nnodes == 1) return;
-  if (!line.has("--node_rank")) {
+  if (!line.has("--node_rank") && !options.c10d) {
     throw base::UserError(fmt::format(
         "--nnodes={0} needs --node_rank, this machine's number from 0 to {1}", nnodes, nnodes - 1));
   }
   if (options.master_addr.empty()) {
-    throw base::UserError(
-        fmt::format("--nnodes={} needs --master_addr, the name or address of node 0", nnodes));
+    throw base::UserError(fmt::format("--nnodes={} needs {}, the name or address of node 0", nnodes,
+                                      options.c10d ? "--rdzv_endpoint" : "--master_addr"));
   }
   if (options.master_port == 0) {
     throw base::UserError(
         "--master_port=0 (any free port) is for one machine: others cannot know it");
-  }
-  if (options.max_restarts > 0) {
-    throw base::UserError(fmt::format(
-        "--max_restarts={} with --nnodes={}: starting again on several machines is not supported "
-        "yet",
-        options.max_restarts, nnodes));
   }
 }
 
@@ -368,6 +380,9 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   options.prefix = typed.prefix;
   if (typed.prefix == "on") options.prefix = kDefaultPrefix;
   if (typed.prefix == "off") options.prefix.clear();
+  options.c10d = typed.rdzv_backend == "c10d";
+  if (options.c10d && !line.has("--node_rank")) options.node_rank = options.nnodes.max > 1 ? -1 : 0;
+  read_rendezvous_settings(typed.rdzv_conf, options);
   if (line.has("--master_port")) options.master_port = typed.master_port;
   // torchrun, too, lets --standalone overrule it.
   if (!typed.rdzv_endpoint.empty() && !options.standalone) {

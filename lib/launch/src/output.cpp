@@ -72,16 +72,16 @@ Output::Output(OutputOptions options)
     : options_(std::move(options)),
       one_terminal_(is_one_terminal(options_)),
       out_(STDOUT_FILENO),
-      err_(STDERR_FILENO),
-      workers_(options_.workers.size()) {}
+      err_(STDERR_FILENO) {}
 
 Output::~Output() {
   erase_bar();
   flush();
 }
 
-void Output::begin_attempt(const std::filesystem::path& folder) {
-  workers_ = std::vector<Worker>(options_.workers.size());
+void Output::begin_attempt(std::vector<WorkerOutput> workers, const std::filesystem::path& folder) {
+  workers_ = std::vector<Worker>(workers.size());
+  for (size_t i = 0; i < workers.size(); ++i) workers_[i].options = std::move(workers[i]);
   if (!options_.out_filters.empty()) {
     filtered_out_ = LogFolder::open(folder / "filtered_stdout.log");
   }
@@ -95,7 +95,7 @@ void Output::log_to(size_t worker, Stream stream, base::UniqueFd file) {
 }
 
 std::string Output::prefix_of(size_t worker, Stream stream) const {
-  const OutputOptions::Worker& options = options_.workers[worker];
+  const WorkerOutput& options = workers_[worker].options;
   std::string prefix = options.prefix;
   constexpr std::string_view kTime = "${time}";
   if (const size_t at = prefix.find(kTime); at != std::string::npos) {
@@ -135,14 +135,14 @@ void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   if (from.log) write_to_log(from.log.get(), bytes);
   std::string text;
   from.lines.feed(bytes, sink(worker, stream, text));
-  const OutputOptions::Worker& options = options_.workers[worker];
+  const WorkerOutput& options = workers_[worker].options;
   if (options.shown) print(stream, options.prefix.empty() ? bytes : text);
 }
 
 void Output::finish(size_t worker, Stream stream) {
   std::string text;
   workers_[worker].of(stream).lines.finish(sink(worker, stream, text));
-  const OutputOptions::Worker& options = options_.workers[worker];
+  const WorkerOutput& options = workers_[worker].options;
   if (options.shown && !options.prefix.empty()) print(stream, text);
 }
 

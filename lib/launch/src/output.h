@@ -32,14 +32,14 @@ class LineSplitter {
   std::string partial_;
 };
 
+struct WorkerOutput {
+  int rank = 0;  ///< the global one, which chooses the colour
+  std::string prefix =
+      {};             ///< before each line, with ${time} replaced; empty: bytes pass as they are
+  bool shown = true;  ///< here, and not only in log files
+};
+
 struct OutputOptions {
-  struct Worker {
-    int rank = 0;  ///< the global one, which chooses the colour
-    std::string prefix =
-        {};             ///< before each line, with ${time} replaced; empty: bytes pass as they are
-    bool shown = true;  ///< here, and not only in log files
-  };
-  std::vector<Worker> workers;
   bool out_is_terminal = false;
   bool err_is_terminal = false;
   bool colour = false;  ///< on terminals
@@ -60,8 +60,8 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  /// Forgets what workers said before. `folder` is where filtered lines are copied to.
-  void begin_attempt(const std::filesystem::path& folder);
+  /// Begins anew with these workers. `folder` is where filtered lines are copied to.
+  void begin_attempt(std::vector<WorkerOutput> workers, const std::filesystem::path& folder);
 
   /// Copies what a worker writes to a file as well.
   void log_to(size_t worker, Stream stream, base::UniqueFd file);
@@ -101,6 +101,7 @@ class Output {
     base::UniqueFd log;
   };
   struct Worker {
+    WorkerOutput options;
     WorkerStream out;
     WorkerStream err;
     std::deque<TailLine> tail;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "failure_report.h"
+#include "poll_timeout.h"
 #include "processes.h"
 
 namespace syncbn::launch {
@@ -27,21 +28,26 @@ constexpr std::chrono::seconds kReaderPatience{1};
 
 OutputOptions output_options(const LaunchOptions& options) {
   OutputOptions result;
-  const auto& shown = options.local_ranks_filter;
-  for (int local = 0; local < options.nproc_per_node; ++local) {
-    OutputOptions::Worker worker;
-    worker.rank = global_rank(options, local);
-    // A single worker speaks for itself; its prompts and carriage returns pass as they are.
-    if (options.nproc_per_node > 1) worker.prefix = line_prefix(options, local);
-    worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
-    result.workers.push_back(std::move(worker));
-  }
   result.out_is_terminal = ::isatty(STDOUT_FILENO) == 1;
   result.err_is_terminal = ::isatty(STDERR_FILENO) == 1;
   result.colour = !base::env("NO_COLOR") && base::env("TERM").value_or("dumb") != "dumb";
   result.out_filters = options.duplicate_stdout_filters;
   result.err_filters = options.duplicate_stderr_filters;
   return result;
+}
+
+std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const RunFacts& facts) {
+  std::vector<WorkerOutput> workers;
+  const auto& shown = options.local_ranks_filter;
+  for (int local = 0; local < options.nproc_per_node; ++local) {
+    WorkerOutput worker;
+    worker.rank = facts.rank_base + local;
+    // A single worker speaks for itself; its prompts and carriage returns pass as they are.
+    if (facts.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
+    worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
+    workers.push_back(std::move(worker));
+  }
+  return workers;
 }
 
 // As torchrun, for a launcher that was started with @record around it.
@@ -55,10 +61,12 @@ void copy_error_file(const FailureReport& failure) {
 
 }  // namespace
 
-Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command)
+Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
+                       Cluster* cluster)
     : options_(options),
       facts_(facts),
       command_(command),
+      cluster_(cluster),
       signals_(options.ending_signals),
       logs_(options),
       output_(output_options(options)) {}
@@ -67,19 +75,81 @@ int Supervisor::run() {
   if (!options_.log_dir.empty()) {
     output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
   }
+  return wait_for_reader(cluster_ != nullptr ? run_with_others() : run_alone());
+}
+
+GroupResult Supervisor::run_alone() {
   for (;;) {
-    logs_.begin_attempt(facts_.restart_count);
-    output_.begin_attempt(logs_.attempt());
-    const WorkerGroup::Run run{options_, command_, signals_, output_, logs_};
-    const GroupResult result = WorkerGroup(run, facts_).run();
-    if (!may_restart(result)) {
-      report(result);
-      return wait_for_reader(result);
-    }
+    const GroupResult result = run_attempt();
+    report(result);
+    if (!may_restart(result)) return result;
     ++facts_.restart_count;
     renew_master_port();
-    announce_restart(result);
+    announce_restart();
   }
+}
+
+GroupResult Supervisor::run_with_others() {
+  for (;;) {
+    if (const auto signal = wait_for_orders()) {
+      const GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
+      cluster_->report_failure(result.exit_code, false,
+                               fmt::format("ended by SIG{}", ::sigabbrev_np(*signal)));
+      report(result);
+      return result;
+    }
+    if (const auto& finish = cluster_->finish()) {
+      if (finish->exit_code != base::kExitOk) {
+        output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
+      }
+      return {.exit_code = finish->exit_code};
+    }
+    const auto start = cluster_->take_start();
+    if (!start) continue;
+    take_place(*start);
+    if (start->attempt > 0) announce_restart();
+    const GroupResult result = run_attempt();
+    cluster_->report_end();
+    report(result);
+    if (result.signal) return result;
+  }
+}
+
+GroupResult Supervisor::run_attempt() {
+  logs_.begin_attempt(facts_.restart_count);
+  output_.begin_attempt(worker_outputs(options_, facts_), logs_.attempt());
+  const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, cluster_};
+  return WorkerGroup(run, facts_).run();
+}
+
+std::optional<int> Supervisor::wait_for_orders() {
+  for (;;) {
+    cluster_->handle();
+    for (const std::string& notice : cluster_->take_notices()) {
+      output_.say(fmt::format("syncbn-launch: {}", notice));
+    }
+    if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
+    std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}};
+    for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+    ::poll(polls.data(), polls.size(), milliseconds_until(cluster_->due()));
+    output_.flush();
+    while (const auto signal = signals_.next()) {
+      if (*signal == SIGTSTP) Signals::stop_self();
+      if (signals_.ends(*signal)) return signal;
+    }
+  }
+}
+
+void Supervisor::take_place(const Cluster::Start& start) {
+  facts_.restart_count = start.attempt;
+  facts_.node = start.node;
+  facts_.rank_base = start.rank_base;
+  facts_.world_size = start.world_size;
+  facts_.role_rank_base = start.role_rank_base;
+  facts_.role_world_size = start.role_world_size;
+  facts_.master_addr = start.master_addr;
+  facts_.master_port = start.master_port;
+  facts_.agent_store = start.agent_store;
 }
 
 bool Supervisor::may_restart(const GroupResult& result) const {
@@ -94,8 +164,7 @@ void Supervisor::renew_master_port() {
   facts_.master_port = port_->port();
 }
 
-void Supervisor::announce_restart(const GroupResult& result) {
-  output_.say(render_report(*result.failure));
+void Supervisor::announce_restart() {
   output_.say(
       fmt::format("syncbn-launch: restart {} of {}", facts_.restart_count, options_.max_restarts));
 }

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "cluster.h"
 #include "environment.h"
 #include "log_folder.h"
 #include "master_port.h"
@@ -18,17 +19,26 @@ namespace syncbn::launch {
 /// says what became of them.
 class Supervisor {
  public:
-  Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command);
+  /// @param cluster the other nodes; null on one.
+  Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
+             Cluster* cluster);
 
   /// The launcher's exit code: 0; that of the first worker that failed (128 + signal) in the last
-  /// attempt; 128 + the signal that ended the launcher; 75 when output was lost.
+  /// attempt, on whatever node; 128 + the signal that ended the launcher; 75 when output was lost.
   int run();
 
  private:
+  GroupResult run_alone();
+  GroupResult run_with_others();
+  GroupResult run_attempt();
+  /// Waits for the next attempt or the end of the job. The signal that ended the wait, if one did.
+  std::optional<int> wait_for_orders();
+  void take_place(const Cluster::Start& start);
+
   bool may_restart(const GroupResult& result) const;
   /// A store with keys of the attempt before would lead the new one astray.
   void renew_master_port();
-  void announce_restart(const GroupResult& result);
+  void announce_restart();
   void report(const GroupResult& result);
   /// Waits until our own reader has taken all of the output. Returns the final exit code.
   int wait_for_reader(const GroupResult& result);
@@ -36,6 +46,7 @@ class Supervisor {
   const LaunchOptions& options_;
   RunFacts facts_;
   const Command& command_;
+  Cluster* const cluster_;
   Signals signals_;
   LogFolder logs_;
   Output output_;

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <utility>
 
+#include "poll_timeout.h"
 #include "processes.h"
 
 namespace syncbn::launch {
@@ -61,6 +62,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
       signals_(run.signals),
       output_(run.output),
       logs_(run.logs),
+      cluster_(run.cluster),
       facts_(facts),
       workers_(static_cast<size_t>(options_.nproc_per_node)),
       started_(Clock::now()) {}
@@ -70,6 +72,7 @@ GroupResult WorkerGroup::run() {
   while (anyone_runs() && !keeper_->gone()) {
     wait_for_events();
     handle_signals();
+    handle_cluster();
     // What a worker said is shown before what became of it.
     read_outputs();
     handle_keeper_events();
@@ -103,7 +106,7 @@ void WorkerGroup::start() {
     Pipe agent = make_pipe();
     ::fcntl(agent.writer.get(), F_SETFL, O_NONBLOCK);
     const int local_rank = static_cast<int>(i);
-    worker.rank = global_rank(options_, local_rank);
+    worker.rank = facts_.rank_base + local_rank;
     worker.argv = worker_argv(command_, local_rank);
 
     Variables variables = worker_variables(options_, facts_, local_rank);
@@ -150,15 +153,13 @@ void WorkerGroup::wait_for_events() {
     if (worker.err && reads_err) polls.push_back({worker.err.get(), POLLIN, 0});
     if (worker.agent) polls.push_back({worker.agent.get(), POLLIN, 0});
   }
+  if (cluster_ != nullptr) polls.push_back({cluster_->fd(), POLLIN, 0});
   auto wake = Clock::time_point::max();
+  if (cluster_ != nullptr) wake = cluster_->due();
   for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due()}) {
     if (time) wake = std::min(wake, *time);
   }
-  int timeout_ms = -1;
-  if (wake != Clock::time_point::max()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake - Clock::now()).count();
-    timeout_ms = static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
-  }
+  const int timeout_ms = wake == Clock::time_point::max() ? -1 : milliseconds_until(wake);
   ::poll(polls.data(), polls.size(), timeout_ms);
 }
 
@@ -179,10 +180,25 @@ void WorkerGroup::handle_signals() {
           kill_workers();
         } else {
           ended_by_signal_ = *signal;
+          tell_cluster(base::kExitSignalBase + *signal, false,
+                       fmt::format("ended by SIG{}", ::sigabbrev_np(*signal)));
           end_workers(*signal);
         }
     }
   }
+}
+
+void WorkerGroup::handle_cluster() {
+  if (cluster_ == nullptr) return;
+  cluster_->handle();
+  if (ending_ || first_failure_ || cluster_->stop_reason().empty()) return;
+  output_.say(
+      fmt::format("syncbn-launch: {}; ending the workers of this node", cluster_->stop_reason()));
+  end_workers(SIGTERM);
+}
+
+void WorkerGroup::tell_cluster(int exit_code, bool may_restart, const std::string& what) {
+  if (cluster_ != nullptr) cluster_->report_failure(exit_code, may_restart, what);
 }
 
 void WorkerGroup::stop_and_continue() {
@@ -232,6 +248,11 @@ void WorkerGroup::worker_ended(size_t index) {
   first_failure_ = index;
   failed_at_ = std::chrono::system_clock::now();
   failed_after_seconds_ = std::chrono::duration<double>(Clock::now() - started_).count();
+  const int code = worker.wait_status ? exit_code_of(*worker.wait_status) : base::kExitUnavailable;
+  const std::string what =
+      worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
+  tell_cluster(code, !worker.start_error && code != base::kExitUsage,
+               fmt::format("rank {} failed: {}", worker.rank, what));
 }
 
 void WorkerGroup::read_outputs() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "agent_reader.h"
+#include "cluster.h"
 #include "environment.h"
 #include "failure_report.h"
 #include "keeper.h"
@@ -31,9 +32,9 @@ struct GroupResult {
 
 /// The workers of this node in one attempt, from start to end.
 ///
-/// The attempt goes on until every worker has ended. The first worker that fails, or a signal that
-/// asks to end, makes it end early: the workers get SIGTERM (or that signal), after the grace time
-/// SIGKILL. Single-threaded: one poll loop.
+/// The attempt goes on until every worker has ended. The first worker that fails, on whatever node,
+/// or a signal that asks to end, makes it end early: the workers get SIGTERM (or that signal),
+/// after the grace time SIGKILL. Single-threaded: one poll loop.
 class WorkerGroup {
  public:
   /// What attempts share, and outlives them.
@@ -43,6 +44,7 @@ class WorkerGroup {
     Signals& signals;
     Output& output;
     LogFolder& logs;
+    Cluster* cluster;  ///< null on one node
   };
 
   WorkerGroup(const Run& run, const RunFacts& facts);
@@ -74,6 +76,8 @@ class WorkerGroup {
   base::UniqueFd open_stream(size_t worker, Stream stream, base::UniqueFd& reader);
   void wait_for_events();
   void handle_signals();
+  void handle_cluster();
+  void tell_cluster(int exit_code, bool may_restart, const std::string& what);
   void handle_keeper_events();
   void handle_event(const KeeperEvent& event);
   void read_outputs();
@@ -100,6 +104,7 @@ class WorkerGroup {
   Signals& signals_;
   Output& output_;
   LogFolder& logs_;
+  Cluster* const cluster_;
   const RunFacts& facts_;
   ProgressBar progress_;
   std::vector<Worker> workers_;

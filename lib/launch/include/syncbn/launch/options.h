@@ -37,12 +37,14 @@ struct LaunchOptions {
   bool virtual_local_rank = false;  ///< each worker sees its GPU as the only one
 
   NodeRange nnodes;
-  int node_rank = 0;
+  int node_rank = 0;               ///< -1: any
   std::string master_addr;         ///< empty: not given
   std::optional<int> master_port;  ///< 0: any free one
   bool standalone = false;
+  bool c10d = false;  ///< --rdzv_backend: node ranks need not be given
   std::string run_id = "none";
-  std::string local_addr;  ///< empty: not given
+  std::string local_addr;                           ///< empty: not given
+  std::chrono::milliseconds join_timeout{600'000};  ///< for all nodes to come
 
   int max_restarts = 0;
   std::vector<int> ending_signals;               ///< those that end the run

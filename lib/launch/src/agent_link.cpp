@@ -1,0 +1,73 @@
+#include "agent_link.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace syncbn::launch {
+namespace {
+
+// A report with twenty lines of stderr is a few kilobytes.
+constexpr size_t kLongestLine = 1 << 20;
+
+}  // namespace
+
+AgentLink::AgentLink(base::UniqueFd socket, std::string first_bytes)
+    : socket_(std::move(socket)), incoming_(std::move(first_bytes)) {}
+
+void AgentLink::send_text(const std::string& text) {
+  outgoing_ += text;
+  handle();
+}
+
+void AgentLink::send(const nlohmann::json& message) {
+  // Workers' words may be any bytes.
+  send_text(message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+void AgentLink::handle() {
+  while (!closed_ && !outgoing_.empty()) {
+    const ssize_t sent =
+        ::send(socket_.get(), outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) {
+      closed_ = errno != EAGAIN;
+      break;
+    }
+    outgoing_.erase(0, static_cast<size_t>(sent));
+  }
+  std::array<char, 16384> buffer;
+  while (!closed_) {
+    const ssize_t got = ::recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got > 0) incoming_.append(buffer.data(), static_cast<size_t>(got));
+    closed_ = got <= 0 || incoming_.size() > kLongestLine;
+  }
+}
+
+std::optional<std::string> AgentLink::next_line() {
+  const size_t end = incoming_.find('\n');
+  if (end == std::string::npos) return std::nullopt;
+  std::string line = incoming_.substr(0, end);
+  incoming_.erase(0, end + 1);
+  return line;
+}
+
+std::optional<nlohmann::json> AgentLink::next() {
+  const auto line = next_line();
+  if (!line) return std::nullopt;
+  auto message = nlohmann::json::parse(*line, nullptr, /*allow_exceptions=*/false);
+  if (message.is_object() && message.contains("type") && message["type"].is_string()) {
+    return message;
+  }
+  closed_ = true;
+  incoming_.clear();
+  return std::nullopt;
+}
+
+}  // namespace syncbn::launch

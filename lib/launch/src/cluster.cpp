@@ -1,0 +1,232 @@
+#include "cluster.h"
+
+#include <fmt/format.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace syncbn::launch {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kRetryPeriod{200};
+constexpr seconds kNoticePeriod{10};
+constexpr seconds kAlivePeriod{5};
+constexpr seconds kSilence{15};
+
+// torch's variable.
+bool shares_store() {
+  return base::env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").value_or("0") != "1";
+}
+
+void set_watch(int epoll, int operation, int fd, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  ::epoll_ctl(epoll, operation, fd, &event);
+}
+
+}  // namespace
+
+Cluster::Cluster(const LaunchOptions& options, int master_port, std::optional<MasterPort> port)
+    : options_(options),
+      host_(port ? "127.0.0.1" : options.master_addr),
+      port_(master_port),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      join_deadline_(Clock::now() + options.join_timeout),
+      next_try_(Clock::now()),
+      next_notice_(Clock::now() + kNoticePeriod),
+      next_alive_(Clock::now() + kAlivePeriod),
+      heard_(Clock::now()) {
+  if (!epoll_) base::throw_errno("epoll_create1");
+  if (!port) return;
+  coordinator_ = std::make_unique<Coordinator>(
+      Coordinator::Options{.run_id = options.run_id,
+                           .nodes = options.nnodes.max,
+                           .max_restarts = options.max_restarts,
+                           .master_addr = options.master_addr,
+                           .agent_store = shares_store(),
+                           .join_timeout = options.join_timeout},
+      std::move(*port));
+  set_watch(epoll_.get(), EPOLL_CTL_ADD, coordinator_->fd(), EPOLLIN);
+}
+
+Cluster::~Cluster() = default;
+
+Cluster::Clock::time_point Cluster::due() const {
+  auto due = next_alive_;
+  if (next_try_) due = std::min(due, *next_try_);
+  if (!accepted_) due = std::min(due, next_notice_);
+  if (coordinator_) due = std::min(due, coordinator_->due());
+  return due;
+}
+
+void Cluster::handle() {
+  const auto now = Clock::now();
+  if (coordinator_) coordinator_->handle();
+  if (finish_) return;
+  if (connecting_) finish_connecting();
+  if (next_try_ && now >= *next_try_) connect();
+  if (link_) handle_messages();
+  // What has just been said to ourselves.
+  if (coordinator_) coordinator_->handle();
+  if (!link_ && now >= join_deadline_) {
+    end(base::kExitUnavailable,
+        fmt::format("node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
+                    "there with --node_rank=0?",
+                    options_.master_addr, port_,
+                    base::format_seconds(
+                        std::chrono::duration<double>(options_.join_timeout).count()),
+                    connect_error_));
+  }
+  if (!link_ && now >= next_notice_) {
+    next_notice_ = now + kNoticePeriod;
+    notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
+                                   connect_error_));
+  }
+  if (link_ && now >= next_alive_) link_->send({{"type", "alive"}});
+  if (now >= next_alive_) next_alive_ = now + kAlivePeriod;
+  if (link_ && !finish_ && (link_->closed() || now - heard_ > kSilence)) lose_coordinator();
+}
+
+void Cluster::connect() {
+  next_try_ = Clock::now() + kRetryPeriod;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(host_.c_str(), std::to_string(port_).c_str(), &hints, &found);
+  if (error != 0) {
+    connect_error_ = ::gai_strerror(error);
+    return;
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  connecting_.reset(
+      ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!connecting_) base::throw_errno("cannot make a socket");
+  const int result = ::connect(connecting_.get(), found->ai_addr, found->ai_addrlen);
+  if (result != 0 && errno != EINPROGRESS) {
+    connect_error_ = std::strerror(errno);
+    connecting_.reset();
+    return;
+  }
+  set_watch(epoll_.get(), EPOLL_CTL_ADD, connecting_.get(), EPOLLOUT);
+  // A host that drops packets is tried again by the kernel.
+  next_try_.reset();
+  finish_connecting();
+}
+
+void Cluster::finish_connecting() {
+  pollfd ready{connecting_.get(), POLLOUT, 0};
+  if (::poll(&ready, 1, 0) == 0) return;
+  int error = 0;
+  socklen_t size = sizeof(error);
+  ::getsockopt(connecting_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error != 0) {
+    connect_error_ = std::strerror(error);
+    connecting_.reset();
+    next_try_ = Clock::now() + kRetryPeriod;
+    return;
+  }
+  link_.emplace(std::move(connecting_));
+  heard_ = Clock::now();
+  say_hello();
+}
+
+void Cluster::say_hello() {
+  link_->send_text(AgentLink::kGreeting);
+  link_->send({{"type", "hello"},
+               {"job", options_.run_id},
+               {"node", options_.node_rank},
+               {"nodes", options_.nnodes.max},
+               {"nproc", options_.nproc_per_node},
+               {"role", options_.role},
+               {"host", base::hostname()},
+               {"max_restarts", options_.max_restarts},
+               {"auth", ""}});
+  watch();
+}
+
+void Cluster::watch() {
+  set_watch(epoll_.get(), EPOLL_CTL_MOD, link_->fd(),
+            EPOLLIN | (link_->wants_to_write() ? EPOLLOUT : 0U));
+}
+
+void Cluster::handle_messages() {
+  link_->handle();
+  while (const auto message = link_->next()) {
+    heard_ = Clock::now();
+    accepted_ = true;
+    handle_message(*message);
+  }
+  watch();
+}
+
+void Cluster::handle_message(const Json& message) {
+  const std::string type = message.at("type");
+  if (type == "refuse") end(message.at("exit_code"), message.at("message"));
+  if (type == "waiting") notices_.push_back(message.at("message"));
+  if (type == "finish") end(message.at("exit_code"), message.at("what"));
+  if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = message.at("what");
+  if (type == "start") {
+    attempt_ = message.at("attempt");
+    stop_reason_.clear();
+    start_ = Start{.attempt = attempt_,
+                   .node = message.at("node"),
+                   .rank_base = message.at("rank_base"),
+                   .world_size = message.at("world_size"),
+                   .role_rank_base = message.at("role_rank_base"),
+                   .role_world_size = message.at("role_world_size"),
+                   .master_addr = message.at("master_addr"),
+                   .master_port = message.at("master_port"),
+                   .agent_store = message.at("agent_store")};
+  }
+}
+
+void Cluster::lose_coordinator() {
+  const std::string why =
+      accepted_ ? "is gone"
+                : "closed the connection; is that a syncbn-launch of this job, with --node_rank=0?";
+  end(base::kExitUnavailable,
+      fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
+}
+
+void Cluster::end(int exit_code, const std::string& what) {
+  if (!finish_) finish_ = Finish{exit_code, what};
+  // Also where workers still run.
+  if (stop_reason_.empty()) stop_reason_ = what;
+}
+
+std::optional<Cluster::Start> Cluster::take_start() {
+  return std::exchange(start_, std::nullopt);
+}
+
+std::vector<std::string> Cluster::take_notices() {
+  return std::exchange(notices_, {});
+}
+
+void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {
+  if (!link_) return;
+  link_->send({{"type", "failed"},
+               {"attempt", attempt_},
+               {"exit_code", exit_code},
+               {"may_restart", may_restart},
+               {"what", what}});
+}
+
+void Cluster::report_end() {
+  if (link_) link_->send({{"type", "ended"}, {"attempt", attempt_}});
+}
+
+}  // namespace syncbn::launch

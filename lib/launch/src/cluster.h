@@ -1,0 +1,102 @@
+#pragma once
+
+#include <syncbn/base/unique_fd.h>
+#include <syncbn/launch/options.h>
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "agent_link.h"
+#include "coordinator.h"
+#include "master_port.h"
+
+namespace syncbn::launch {
+
+/// A node's link to the others of its job: to the coordinator, which on node 0 runs in here, too.
+/// Everything happens in handle(), inside the poll loop of whoever waits: for the job's begin, for
+/// the workers, for the other nodes' workers. Not thread-safe.
+class Cluster {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Where the workers of this node stand in one attempt.
+  struct Start {
+    int attempt = 0;
+    int node = 0;
+    int rank_base = 0;  ///< of local rank 0
+    int world_size = 1;
+    int role_rank_base = 0;
+    int role_world_size = 1;
+    std::string master_addr;
+    int master_port = 0;
+    bool agent_store = true;
+  };
+  /// The end of the job, for all nodes alike.
+  struct Finish {
+    int exit_code = 0;
+    std::string what;  ///< the first failure; empty: all went well
+  };
+
+  /// @param port the one that node 0 holds for the job, nothing on the others.
+  Cluster(const LaunchOptions& options, int master_port, std::optional<MasterPort> port);
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  /// Readable when handle() has something to do; besides, it is due at a time.
+  int fd() const { return epoll_.get(); }
+  Clock::time_point due() const;
+  void handle();
+
+  /// The next attempt, once; empty until all nodes are ready for it.
+  std::optional<Start> take_start();
+  bool has_start() const { return start_.has_value(); }
+  const std::optional<Finish>& finish() const { return finish_; }
+  /// Why this node's workers have to end before their time; empty: they need not.
+  const std::string& stop_reason() const { return stop_reason_; }
+  /// Lines for the person who waits.
+  std::vector<std::string> take_notices();
+
+  /// The first failure among this node's workers, or the signal that ended its launcher.
+  void report_failure(int exit_code, bool may_restart, const std::string& what);
+  /// All workers of this node have ended.
+  void report_end();
+
+ private:
+  void connect();
+  void finish_connecting();
+  void handle_messages();
+  void handle_message(const nlohmann::json& message);
+  void watch();
+  void say_hello();
+  void lose_coordinator();
+  void end(int exit_code, const std::string& what);
+
+  const LaunchOptions& options_;
+  const std::string host_;  ///< of the coordinator
+  const int port_;
+  base::UniqueFd epoll_;
+  std::unique_ptr<Coordinator> coordinator_;  ///< on node 0
+  base::UniqueFd connecting_;
+  std::optional<AgentLink> link_;
+  std::string connect_error_;
+  bool accepted_ = false;  ///< the coordinator has answered
+
+  Clock::time_point join_deadline_;
+  std::optional<Clock::time_point> next_try_;
+  Clock::time_point next_notice_;
+  Clock::time_point next_alive_;
+  Clock::time_point heard_;
+
+  int attempt_ = 0;
+  std::optional<Start> start_;
+  std::optional<Finish> finish_;
+  std::string stop_reason_;
+  std::vector<std::string> notices_;
+};
+
+}  // namespace syncbn::launch

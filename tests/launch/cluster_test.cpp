@@ -1,0 +1,264 @@
+// Several nodes: launchers on one host that know each other by --master_addr only.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "launch/launcher.h"
+#include "support/multiproc.h"
+#include "support/python.h"
+#include "support/skip.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// Launchers that are to meet at one port.
+class Nodes {
+ public:
+  explicit Nodes(int count) : count_(count), port_(free_port()) {}
+
+  /// Options come after those that name the job, and overrule them.
+  Program& start(int rank, int nproc, const std::vector<std::string>& options,
+                 const std::vector<std::string>& program) {
+    std::vector<std::string> words{fmt::format("--nnodes={}", count_),
+                                   fmt::format("--node_rank={}", rank),
+                                   fmt::format("--nproc_per_node={}", nproc),
+                                   "--master_addr=127.0.0.1",
+                                   fmt::format("--master_port={}", port_)};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(), program.begin(), program.end());
+    programs_.push_back(std::make_unique<Program>(
+        launch_command(words),
+        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()}));
+    return *programs_.back();
+  }
+
+  std::vector<ProgramResult> wait() {
+    std::vector<ProgramResult> results;
+    for (const auto& program : programs_) results.push_back(program->wait());
+    return results;
+  }
+
+  const TempFolder& folder() const { return folder_; }
+  int port() const { return port_; }
+
+ private:
+  const int count_;
+  const int port_;
+  TempFolder folder_;
+  std::vector<std::unique_ptr<Program>> programs_;
+};
+
+/// Whether a process has blocked a signal, as a launcher does before it waits for others.
+bool blocks(pid_t pid, int signal) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("SigBlk:", 0) != 0) continue;
+    return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+  return false;
+}
+
+std::vector<std::string> shell(const std::string& script) {
+  return {"sh", "-c", script};
+}
+
+TEST(LaunchClusterTest, RanksGoOnFromNodeToNodeWhateverTheirNumber) {
+  Nodes nodes(3);
+  const auto program = shell(
+      "echo $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE "
+      "role $ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE");
+  nodes.start(2, 3, {"--role=b"}, program);
+  nodes.start(0, 1, {"--role=a"}, program);
+  nodes.start(1, 2, {"--role=b"}, program);
+  const auto results = nodes.wait();
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(results[1].out, HasSubstr("[0] 0/6 local 0/1 node 0/3 role a 0/1\n"));
+  EXPECT_THAT(results[2].out, AllOf(HasSubstr("[1] 1/6 local 0/2 node 1/3 role b 0/5\n"),
+                                    HasSubstr("[2] 2/6 local 1/2 node 1/3 role b 1/5\n")));
+  EXPECT_THAT(results[0].out, HasSubstr("[5] 5/6 local 2/3 node 2/3 role b 4/5\n"));
+}
+
+TEST(LaunchClusterTest, AFailureEndsEveryNodeWithTheFailedWorkersCode) {
+  Nodes nodes(3);
+  nodes.start(0, 2, {}, shell("touch up0; exec sleep 1000"));
+  nodes.start(1, 1, {},
+              shell("while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; done; exit 7"));
+  nodes.start(2, 1, {}, shell("touch up2; exec sleep 1000"));
+  const auto results = nodes.wait();
+  for (const auto& result : results) {
+    EXPECT_EQ(result.exit_code, 7);
+    EXPECT_THAT(result.err, HasSubstr("rank 2 failed: exit code 7"));
+  }
+  EXPECT_THAT(results[0].err, HasSubstr("ending the workers of this node"));
+}
+
+TEST(LaunchClusterTest, ANodeThatIsReadyWaitsForTheOthers) {
+  Nodes nodes(2);
+  Program& quick = nodes.start(0, 1, {}, shell("touch done0"));
+  nodes.start(1, 1, {}, shell("while [ ! -e go ]; do sleep 0.01; done; exit 4"));
+  quick.wait_until([&] { return std::filesystem::exists(nodes.folder() / "done0"); });
+  EXPECT_TRUE(quick.running());
+  nodes.folder().write("go", "");
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 4);
+}
+
+TEST(LaunchClusterTest, AllNodesStartAgainTogether) {
+  Nodes nodes(2);
+  const auto program = shell(
+      "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
+      "[ $RANK = 1 ] && exit 9; exec sleep 1000");
+  nodes.start(0, 1, {"--max_restarts=1"}, program);
+  nodes.start(1, 1, {"--max_restarts=1"}, program);
+  const auto results = nodes.wait();
+  for (const auto& result : results) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("attempt 1"));
+    EXPECT_THAT(result.err, HasSubstr("restart 1 of 1"));
+  }
+}
+
+TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
+  Nodes nodes(2);
+  nodes.start(0, 1, {}, shell("touch up0; exec sleep 1000"));
+  Program& second = nodes.start(1, 1, {}, shell("touch up1; exec sleep 1000"));
+  second.wait_until([&] {
+    return std::filesystem::exists(nodes.folder() / "up0") &&
+           std::filesystem::exists(nodes.folder() / "up1");
+  });
+  second.send_signal(SIGINT);
+  const auto results = nodes.wait();
+  EXPECT_EQ(results[0].exit_code, 130);
+  EXPECT_EQ(results[1].exit_code, 130);
+  EXPECT_THAT(results[0].err, HasSubstr("node 1"));
+}
+
+TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
+  for (const int victim : {0, 1}) {
+    std::vector<Program*> programs;
+    Nodes nodes(2);
+    programs.push_back(&nodes.start(0, 1, {}, shell("touch up0; exec sleep 1000")));
+    programs.push_back(&nodes.start(1, 1, {}, shell("touch up1; exec sleep 1000")));
+    programs[0]->wait_until([&] {
+      return std::filesystem::exists(nodes.folder() / "up0") &&
+             std::filesystem::exists(nodes.folder() / "up1");
+    });
+    programs[static_cast<size_t>(victim)]->send_signal(SIGKILL);
+    const auto result = programs[static_cast<size_t>(1 - victim)]->wait();
+    EXPECT_EQ(result.exit_code, 75);
+    EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("node {}", victim)), HasSubstr("is gone")));
+  }
+}
+
+TEST(LaunchClusterTest, MistakesAreNamedAtOnce) {
+  const auto refused = [](const std::vector<std::string>& options) {
+    Nodes nodes(3);
+    Program& first = nodes.start(0, 1, {}, {"true"});
+    nodes.start(1, 1, {}, {"true"});
+    Program& odd = nodes.start(1, 1, options, {"true"});
+    const auto result = odd.wait();
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_TRUE(first.running());
+    return result.err;
+  };
+  EXPECT_THAT(refused({"--nnodes=2"}), HasSubstr("--nnodes=2, and node 0 with --nnodes=3"));
+  EXPECT_THAT(refused({"--max_restarts=2"}), HasSubstr("--max_restarts=2"));
+  EXPECT_THAT(refused({"--rdzv_id=other"}), HasSubstr("belongs to job 'other'"));
+}
+
+TEST(LaunchClusterTest, ADuplicateNodeRankIsNamed) {
+  Nodes nodes(3);
+  nodes.start(0, 1, {}, {"true"});
+  Program& one = nodes.start(1, 1, {}, {"true"});
+  Program& other = nodes.start(1, 1, {}, {"true"});
+  // Whichever comes second is turned away.
+  one.wait_until([&] { return !one.running() || !other.running(); });
+  const auto result = one.running() ? other.wait() : one.wait();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("two launchers have --node_rank=1"));
+}
+
+TEST(LaunchClusterTest, SaysWhichNodesDidNotCome) {
+  Nodes nodes(4);
+  nodes.start(0, 1, {"--rdzv_conf=join_timeout=1"}, {"true"});
+  nodes.start(2, 1, {}, {"true"});
+  for (const auto& result : nodes.wait()) {
+    EXPECT_EQ(result.exit_code, 75);
+    EXPECT_THAT(result.err, HasSubstr("nodes 1, 3 did not come within 1.0 s"));
+  }
+}
+
+TEST(LaunchClusterTest, SaysThatNode0DidNotAnswer) {
+  Nodes nodes(2);
+  nodes.start(1, 1, {"--rdzv_conf=join_timeout=1"}, {"true"});
+  const auto result = nodes.wait().front();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("127.0.0.1:{}", nodes.port())),
+                                HasSubstr("Connection refused")));
+}
+
+TEST(LaunchClusterTest, ASignalEndsTheWaitForOthers) {
+  Nodes nodes(2);
+  Program& alone = nodes.start(0, 1, {"--rdzv_conf=join_timeout=1000"}, {"true"});
+  Program& lost = nodes.start(1, 1, {"--master_port=1"}, {"true"});
+  for (Program* program : {&alone, &lost}) {
+    program->wait_until([&] { return blocks(program->pid(), SIGINT); });
+    program->send_signal(SIGINT);
+    const auto result = program->wait();
+    EXPECT_EQ(result.exit_code, 130);
+    EXPECT_THAT(result.err, HasSubstr("ended by SIGINT"));
+  }
+}
+
+TEST(LaunchClusterTest, NodesOfTheC10dBackendNeedNoRank) {
+  TempFolder folder;
+  const std::string endpoint = fmt::format("--rdzv_endpoint=127.0.0.1:{}", free_port());
+  const auto command =
+      launch_command({"--nnodes=2", "--rdzv_backend=c10d", endpoint, "--rdzv_id=job", "sh", "-c",
+                      "echo rank $RANK of $WORLD_SIZE, job $TORCHELASTIC_RUN_ID"});
+  Program one(command);
+  Program other(command);
+  const auto first = one.wait();
+  const auto second = other.wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(first.out + second.out, AllOf(HasSubstr("[0] rank 0 of 2, job job\n"),
+                                            HasSubstr("[1] rank 1 of 2, job job\n")));
+}
+
+// Unmodified Python workers, which find the launcher's store; its keys of the attempt before would
+// lead them astray.
+TEST(LaunchClusterTest, PythonWorkersRecoverAtTheFirstRestart) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  Nodes nodes(2);
+  nodes.folder().write("work.py", R"(import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+assert dist.is_torchelastic_launched()
+total = torch.ones(1)
+dist.all_reduce(total)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if dist.get_rank() == 2:
+        os._exit(3)
+    dist.barrier()
+print("total", int(total), flush=True)
+dist.destroy_process_group()
+)");
+  for (const int rank : {0, 1}) {
+    nodes.start(rank, rank + 1, {"--max_restarts=1", "--no_python"}, {python(), "work.py"});
+  }
+  for (const auto& result : nodes.wait()) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("total 3\n"));
+    EXPECT_THAT(result.err, AllOf(HasSubstr("restart 1 of 1"), Not(HasSubstr("restart 2"))));
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::test

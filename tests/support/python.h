@@ -1,0 +1,22 @@
+#pragma once
+
+#include <syncbn/base/env.h>
+
+#include <string>
+
+#include "support/program.h"
+
+namespace syncbn::test {
+
+/// The Python to compare with: SYNCBN_TEST_PYTHON, else the one in PATH.
+inline std::string python() {
+  return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
+}
+
+/// Whether that one has torch; tests that need it are skipped otherwise ("python-torch").
+inline bool python_has_torch() {
+  static const bool has = run_program({python(), "-c", "import torch.distributed"}).exit_code == 0;
+  return has;
+}
+
+}  // namespace syncbn::test
