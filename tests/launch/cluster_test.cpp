@@ -27,11 +27,10 @@ class Nodes {
   /// Options come after those that name the job, and overrule them.
   Program& start(int rank, int nproc, const std::vector<std::string>& options,
                  const std::vector<std::string>& program) {
-    std::vector<std::string> words{fmt::format("--nnodes={}", count_),
-                                   fmt::format("--node_rank={}", rank),
-                                   fmt::format("--nproc_per_node={}", nproc),
-                                   "--master_addr=127.0.0.1",
-                                   fmt::format("--master_port={}", port_)};
+    std::vector<std::string> words{
+        fmt::format("--nnodes={}", count_), fmt::format("--node_rank={}", rank),
+        fmt::format("--nproc_per_node={}", nproc), "--master_addr=127.0.0.1",
+        fmt::format("--master_port={}", port_)};
     words.insert(words.end(), options.begin(), options.end());
     words.insert(words.end(), program.begin(), program.end());
     programs_.push_back(std::make_unique<Program>(
@@ -73,7 +72,8 @@ std::vector<std::string> shell(const std::string& script) {
 TEST(LaunchClusterTest, RanksGoOnFromNodeToNodeWhateverTheirNumber) {
   Nodes nodes(3);
   const auto program = shell(
-      "echo $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE "
+      "echo $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE node "
+      "$GROUP_RANK/$GROUP_WORLD_SIZE "
       "role $ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE");
   nodes.start(2, 3, {"--role=b"}, program);
   nodes.start(0, 1, {"--role=a"}, program);
@@ -89,8 +89,7 @@ TEST(LaunchClusterTest, RanksGoOnFromNodeToNodeWhateverTheirNumber) {
 TEST(LaunchClusterTest, AFailureEndsEveryNodeWithTheFailedWorkersCode) {
   Nodes nodes(3);
   nodes.start(0, 2, {}, shell("touch up0; exec sleep 1000"));
-  nodes.start(1, 1, {},
-              shell("while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; done; exit 7"));
+  nodes.start(1, 1, {}, shell("while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; done; exit 7"));
   nodes.start(2, 1, {}, shell("touch up2; exec sleep 1000"));
   const auto results = nodes.wait();
   for (const auto& result : results) {

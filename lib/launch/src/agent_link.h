@@ -34,7 +34,8 @@ class AgentLink {
   int fd() const { return socket_.get(); }
   /// Whether handle() waits for the peer to read.
   bool wants_to_write() const { return !outgoing_.empty(); }
-  /// The peer has gone, or does not keep to the protocol. Messages that came before are still there.
+  /// The peer has gone, or does not keep to the protocol. Messages that came before are still
+  /// there.
   bool closed() const { return closed_; }
 
  private:

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <netdb.h>
 #include <poll.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -40,9 +40,9 @@ void set_watch(int epoll, int operation, int fd, uint32_t events) {
 
 }  // namespace
 
-Cluster::Cluster(const LaunchOptions& options, int master_port, std::optional<MasterPort> port)
+Cluster::Cluster(const LaunchOptions& options, int master_port, base::UniqueFd listener)
     : options_(options),
-      host_(port ? "127.0.0.1" : options.master_addr),
+      host_(listener ? "127.0.0.1" : options.master_addr),
       port_(master_port),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       join_deadline_(Clock::now() + options.join_timeout),
@@ -51,15 +51,16 @@ Cluster::Cluster(const LaunchOptions& options, int master_port, std::optional<Ma
       next_alive_(Clock::now() + kAlivePeriod),
       heard_(Clock::now()) {
   if (!epoll_) base::throw_errno("epoll_create1");
-  if (!port) return;
-  coordinator_ = std::make_unique<Coordinator>(
-      Coordinator::Options{.run_id = options.run_id,
-                           .nodes = options.nnodes.max,
-                           .max_restarts = options.max_restarts,
-                           .master_addr = options.master_addr,
-                           .agent_store = shares_store(),
-                           .join_timeout = options.join_timeout},
-      std::move(*port));
+  if (!listener) return;
+  coordinator_ =
+      std::make_unique<Coordinator>(Coordinator::Options{.run_id = options.run_id,
+                                                         .nodes = options.nnodes.max,
+                                                         .max_restarts = options.max_restarts,
+                                                         .master_addr = options.master_addr,
+                                                         .master_port = master_port,
+                                                         .agent_store = shares_store(),
+                                                         .join_timeout = options.join_timeout},
+                                    std::move(listener));
   set_watch(epoll_.get(), EPOLL_CTL_ADD, coordinator_->fd(), EPOLLIN);
 }
 
@@ -84,12 +85,12 @@ void Cluster::handle() {
   if (coordinator_) coordinator_->handle();
   if (!link_ && now >= join_deadline_) {
     end(base::kExitUnavailable,
-        fmt::format("node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
-                    "there with --node_rank=0?",
-                    options_.master_addr, port_,
-                    base::format_seconds(
-                        std::chrono::duration<double>(options_.join_timeout).count()),
-                    connect_error_));
+        fmt::format(
+            "node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
+            "there with --node_rank=0?",
+            options_.master_addr, port_,
+            base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count()),
+            connect_error_));
   }
   if (!link_ && now >= next_notice_) {
     next_notice_ = now + kNoticePeriod;
@@ -112,8 +113,7 @@ void Cluster::connect() {
     return;
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
-  connecting_.reset(
-      ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  connecting_.reset(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!connecting_) base::throw_errno("cannot make a socket");
   const int result = ::connect(connecting_.get(), found->ai_addr, found->ai_addrlen);
   if (result != 0 && errno != EINPROGRESS) {
@@ -198,8 +198,7 @@ void Cluster::lose_coordinator() {
   const std::string why =
       accepted_ ? "is gone"
                 : "closed the connection; is that a syncbn-launch of this job, with --node_rank=0?";
-  end(base::kExitUnavailable,
-      fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
+  end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
 }
 
 void Cluster::end(int exit_code, const std::string& what) {

@@ -41,8 +41,8 @@ class Cluster {
     std::string what;  ///< the first failure; empty: all went well
   };
 
-  /// @param port the one that node 0 holds for the job, nothing on the others.
-  Cluster(const LaunchOptions& options, int master_port, std::optional<MasterPort> port);
+  /// @param listener listens on that port where the coordinator shall be; nothing elsewhere.
+  Cluster(const LaunchOptions& options, int master_port, base::UniqueFd listener);
   ~Cluster();
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;

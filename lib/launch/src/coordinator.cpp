@@ -1,10 +1,10 @@
 #include "coordinator.h"
 
 #include <fmt/format.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -39,10 +39,9 @@ struct Coordinator::Node {
   std::string name() const { return fmt::format("node {} ({})", rank, host); }
 };
 
-Coordinator::Coordinator(Options options, MasterPort port)
+Coordinator::Coordinator(Options options, base::UniqueFd listener)
     : options_(std::move(options)),
-      port_(port.port()),
-      store_(std::move(port).listen(),
+      store_(std::move(listener),
              [this](base::UniqueFd socket, std::string bytes) {
                take(std::move(socket), std::move(bytes));
              }),
@@ -167,8 +166,8 @@ std::string Coordinator::misfit(const Node& node, const Json& message) const {
   if (node.rank >= 0) return "a launcher said hello twice";
   if (message.at("job") != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'", host,
-                       message.at("job").get<std::string>(), options_.master_addr, port_,
-                       options_.run_id);
+                       message.at("job").get<std::string>(), options_.master_addr,
+                       options_.master_port, options_.run_id);
   }
   if (message.at("nodes") != options_.nodes) {
     return fmt::format("{} was started with --nnodes={}, and node 0 with --nnodes={}", host,
@@ -211,9 +210,9 @@ void Coordinator::handle_times() {
   const auto now = Clock::now();
   if (state_ == State::kJoining && now >= join_deadline_) {
     finish(base::kExitUnavailable,
-           fmt::format("{} did not come within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
-                       base::format_seconds(
-                           std::chrono::duration<double>(options_.join_timeout).count())));
+           fmt::format(
+               "{} did not come within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
+               base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count())));
   }
   if (state_ == State::kJoining && now >= next_notice_) {
     next_notice_ = now + kNoticePeriod;
@@ -273,7 +272,7 @@ void Coordinator::start_attempt() {
                      {"role_rank_base", role_bases[node->role]},
                      {"role_world_size", role_sizes[node->role]},
                      {"master_addr", options_.master_addr},
-                     {"master_port", workers_port_ ? workers_port_->port() : port_},
+                     {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
                      {"agent_store", options_.agent_store}});
     watch(*node);
     rank_base += node->nproc;

@@ -32,13 +32,14 @@ class Coordinator {
     int nodes = 1;
     int max_restarts = 0;
     std::string master_addr;
+    int master_port = 0;
     /// Whether workers use our store; otherwise their rank 0 gets a free port of node 0 for one.
     bool agent_store = true;
     std::chrono::milliseconds join_timeout{600'000};
   };
 
-  /// Listens on the port.
-  Coordinator(Options options, MasterPort port);
+  /// @param listener listens on the port.
+  Coordinator(Options options, base::UniqueFd listener);
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
@@ -77,11 +78,10 @@ class Coordinator {
   void send_to_all(const nlohmann::json& message);
 
   const Options options_;
-  const int port_;
   StoreServer store_;
   base::UniqueFd epoll_;
-  std::vector<std::unique_ptr<Node>> newcomers_;        ///< that have not said hello
-  std::map<int, std::unique_ptr<Node>> nodes_;          ///< by node rank
+  std::vector<std::unique_ptr<Node>> newcomers_;  ///< that have not said hello
+  std::map<int, std::unique_ptr<Node>> nodes_;    ///< by node rank
   Clock::time_point due_;
   Clock::time_point join_deadline_;
   Clock::time_point next_notice_;

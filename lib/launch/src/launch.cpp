@@ -78,15 +78,14 @@ MasterPort hold_master_port(RunFacts& facts) {
 
 // Of several nodes one coordinates: node 0, or where ranks are not given the first launcher on the
 // host of the endpoint.
-std::optional<MasterPort> hold_cluster_port(const LaunchOptions& options, const RunFacts& facts) {
-  if (options.node_rank > 0) return std::nullopt;
-  if (options.node_rank == 0) return MasterPort::hold(facts.master_port);
-  if (!is_local_address(facts.master_addr)) return std::nullopt;
-  try {
-    return MasterPort::hold(facts.master_port);
-  } catch (const base::UnavailableError&) {
-    return std::nullopt;  // another launcher of this host was first
-  }
+base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunFacts& facts) {
+  const bool may_lead =
+      options.node_rank == 0 || (options.node_rank < 0 && is_local_address(facts.master_addr));
+  if (!may_lead) return {};
+  base::UniqueFd listener = listen_on(facts.master_port);
+  // Without ranks another launcher of this host may have been first.
+  if (!listener && options.node_rank == 0) throw_port_error(facts.master_port);
+  return listener;
 }
 
 void print_plan(const LaunchOptions& options, const RunFacts& facts, const Command& command) {
@@ -111,19 +110,16 @@ int run(const LaunchOptions& options) {
   const Command command = resolve_program(options);
   RunFacts facts = run_facts(options);
   std::optional<MasterPort> port;
-  std::optional<MasterPort> cluster_port;
-  if (facts.nodes == 1) {
-    port = hold_master_port(facts);
-  } else if (!options.dry_run) {
-    cluster_port = hold_cluster_port(options, facts);
-  }
+  if (facts.nodes == 1) port = hold_master_port(facts);
   if (options.dry_run) {
     print_plan(options, facts, command);
     return base::kExitOk;
   }
   announce_threads(options, facts);
   std::optional<Cluster> cluster;
-  if (facts.nodes > 1) cluster.emplace(options, facts.master_port, std::move(cluster_port));
+  if (facts.nodes > 1) {
+    cluster.emplace(options, facts.master_port, listen_for_cluster(options, facts));
+  }
   return Supervisor(options, facts, command, cluster ? &*cluster : nullptr).run();
 }
 

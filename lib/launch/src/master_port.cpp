@@ -7,9 +7,11 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
-#include <utility>
+#include <random>
+#include <thread>
 
 namespace syncbn::launch {
 namespace {
@@ -50,25 +52,35 @@ int bound_port(int socket) {
 
 }  // namespace
 
+void throw_port_error(int port) {
+  throw base::UnavailableError(
+      fmt::format("port {} (--master_port) cannot be used on this machine: {}; choose another, or "
+                  "leave --master_port out on a single machine to get a free one",
+                  port, std::strerror(errno)));
+}
+
 MasterPort MasterPort::hold(int port) {
   MasterPort held;
   held.socket_ = bind_all_addresses(port);
   if (!held.socket_ && port == 0) base::throw_errno("no free TCP port for rank 0");
-  if (!held.socket_) {
-    throw base::UnavailableError(fmt::format(
-        "port {} (--master_port) cannot be used on this machine: {}; choose another, or "
-        "leave --master_port out on a single machine to get a free one",
-        port, std::strerror(errno)));
-  }
+  if (!held.socket_) throw_port_error(port);
   held.port_ = bound_port(held.socket_.get());
   return held;
 }
 
-base::UniqueFd MasterPort::listen() && {
-  if (::listen(socket_.get(), SOMAXCONN) != 0) {
-    base::throw_errno(fmt::format("cannot listen on port {} (--master_port)", port_));
+base::UniqueFd listen_on(int port) {
+  // Two processes that come to listen in the same moment are both turned away.
+  constexpr int kTries = 10;
+  std::minstd_rand random(std::random_device{}());
+  for (int i = 0; i < kTries; ++i) {
+    base::UniqueFd socket = bind_all_addresses(port);
+    if (!socket) return {};
+    if (::listen(socket.get(), SOMAXCONN) == 0) return socket;
+    if (errno != EADDRINUSE) return {};
+    std::this_thread::sleep_for(std::chrono::milliseconds(1 + random() % 20));
   }
-  return std::move(socket_);
+  errno = EADDRINUSE;
+  return {};
 }
 
 bool is_local_address(const std::string& host) {

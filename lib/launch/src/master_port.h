@@ -20,13 +20,17 @@ class MasterPort {
 
   int port() const { return port_; }
 
-  /// The socket, listening now: for a launcher that holds the store itself.
-  base::UniqueFd listen() &&;
-
  private:
   base::UniqueFd socket_;
   int port_ = 0;
 };
+
+/// @throws base::UnavailableError that tells of errno and what to do.
+[[noreturn]] void throw_port_error(int port);
+
+/// A socket that listens on the port, for a launcher that holds the store itself; nothing and errno
+/// when another process does.
+base::UniqueFd listen_on(int port);
 
 /// Whether `host` is one of this machine's own addresses. False when it cannot be resolved.
 bool is_local_address(const std::string& host);
