@@ -1,16 +1,12 @@
 #pragma once
 
-#include <stdlib.h>
-#include <syncbn/base/error.h>
-
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "support/program.h"
+#include "support/temp_folder.h"
 
 namespace syncbn::test {
 
@@ -38,36 +34,5 @@ inline char state_of(pid_t pid) {
   const size_t name_end = stat.rfind(')');
   return name_end == std::string::npos ? '?' : stat[name_end + 2];
 }
-
-/// A folder that is removed with this object.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "syncbn-test-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) base::throw_errno(name);
-    path_ = name;
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
-  /// Makes a file; its path.
-  std::string write(const std::string& name, const std::string& text,
-                    bool executable = false) const {
-    const std::filesystem::path file = path_ / name;
-    std::ofstream(file) << text;
-    if (executable) std::filesystem::permissions(file, std::filesystem::perms(0755));
-    return file;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace syncbn::test

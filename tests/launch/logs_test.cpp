@@ -112,12 +112,58 @@ TEST(LaunchLogsTest, LeavesNoFolderBehindWithoutALogDir) {
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
+// torchrun keeps them in /tmp, too.
+TEST(LaunchLogsTest, KeepsLogsThatWereAskedForWithoutALogDir) {
+  TempFolder folder;
+  const auto result = launch({"-r", "1", "echo", "precious"}, {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_THAT(result.err, HasSubstr("log files are in " + folder.path().string()));
+  EXPECT_EQ(text_of(only_folder(folder.path()) / "attempt_0/0/stdout.log"), "precious\n");
+}
+
+TEST(LaunchLogsTest, DevNullTakesWhatNobodyWants) {
+  TempFolder folder;
+  const auto result = launch({"--log_dir=/dev/null", "-r", "3", "sh", "-c", kSpeaks},
+                             {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out + result.err, "");
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
+TEST(LaunchLogsTest, TheReportHasTheReasonOfARankThatIsNotShown) {
+  const auto result = launch({"--nproc_per_node=2", "--local_ranks_filter=0", "sh", "-c",
+                              "[ $RANK = 0 ] && exec sleep 1000; echo the reason >&2; exit 3"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("    the reason\n"));
+}
+
+TEST(LaunchLogsTest, SaysThatALogFileCouldNotBeWritten) {
+  TempFolder folder;
+  // A limit in place of a full disk; as there, the process is not killed for it.
+  const auto result = run_program({"sh", "-c",
+                                   "ulimit -f 8; trap '' XFSZ; exec " + kLauncher + " --log_dir=" +
+                                       folder.path().string() + " -t 1 seq 100000 >/dev/null"});
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("stdout.log"), HasSubstr("File too large")));
+}
+
+// As in `2>&1 | less`: one pipe for both.
+TEST(LaunchLogsTest, LinesOfBothStreamsStayWholeForASlowReader) {
+  const auto result = run_program(
+      {"bash", "-c",
+       kLauncher + " --nproc_per_node=2 --prefix='${rank} ' sh -c 'seq -f out%.0f 60000 & "
+                   "seq -f err%.0f 60000 >&2; wait' 2>&1 | (sleep 0.2; cat) | "
+                   "grep -c -x -E '[01] (out|err)[0-9]+'"},
+      {.env = {{"OMP_NUM_THREADS", "1"}}});
+  EXPECT_EQ(result.out, "240000\n");
+}
+
 TEST(LaunchLogsTest, SaysWhatIsWrongWithALogDir) {
   TempFolder folder;
   const std::string file = folder.write("file", "");
   const auto result = launch({"--log_dir=" + file + "/x", "true"});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("--log_dir"), HasSubstr("Not a directory")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("log folder"), HasSubstr("Not a directory")));
+  EXPECT_EQ(launch({"--log_dir=/proc/x", "true"}).exit_code, 2);
 }
 
 TEST(LaunchLogsTest, PrefixesLinesWithHostAndRank) {
@@ -136,7 +182,8 @@ TEST(LaunchLogsTest, PrefixesLinesAsAsked) {
         .out;
   };
   EXPECT_EQ(out("<${role_name}${local_rank}/${rank}>"), "<trainer1/1>x\n");
-  EXPECT_THAT(out("${time} "), ::testing::MatchesRegex("[0-9][0-9]:[0-9][0-9]:[0-9][0-9] x\n"));
+  const std::string time = "[0-9][0-9]:[0-9][0-9]:[0-9][0-9]";
+  EXPECT_THAT(out("${time}|${time} "), ::testing::MatchesRegex(time + "[|]" + time + " x\n"));
   EXPECT_EQ(out("off"), "x\n");
 }
 

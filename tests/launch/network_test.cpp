@@ -1,15 +1,12 @@
 // Ports, and several nodes: as several launchers on one host, and in network namespaces.
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <memory>
 #include <set>
 
 #include "launch/launcher.h"
+#include "support/listener.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/two_hosts.h"
@@ -19,31 +16,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// Listens on a port of its own, as another job's rank 0 would.
-class Listener {
- public:
-  explicit Listener(int port = 0) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const int on = 1;
-    ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    socklen_t size = sizeof(address);
-    auto* generic = reinterpret_cast<sockaddr*>(&address);
-    if (::bind(socket_.get(), generic, size) != 0 || ::listen(socket_.get(), 5) != 0 ||
-        ::getsockname(socket_.get(), generic, &size) != 0) {
-      base::throw_errno("listen");
-    }
-    port_ = ntohs(address.sin_port);
-  }
-  int port() const { return port_; }
-
- private:
-  base::UniqueFd socket_;
-  int port_ = 0;
-};
 
 TEST(LaunchNetworkTest, JobsStartedTogetherGetDistinctPorts) {
   constexpr size_t kJobs = 20;
@@ -73,17 +45,17 @@ TEST(LaunchNetworkTest, RankZeroCanListenOnThePortThatIsHeldForIt) {
   ASSERT_TRUE(job.wait_until([&] { return !job.out().empty(); }));
   const int port = std::atoi(job.out().c_str());
   // With SO_REUSEADDR, as TCPStore does.
-  EXPECT_EQ(Listener(port).port(), port);
+  EXPECT_EQ(Listener(port, INADDR_ANY).port, port);
   folder.write("go", "");
   EXPECT_EQ(job.wait().exit_code, 0);
 }
 
 TEST(LaunchNetworkTest, NamesAPortThatIsInUseBeforeAnythingStarts) {
-  const Listener other;
-  const auto result = launch({fmt::format("--master_port={}", other.port()), "echo", "started"});
+  const Listener other(0, INADDR_ANY);
+  const auto result = launch({fmt::format("--master_port={}", other.port), "echo", "started"});
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_EQ(result.out, "");
-  EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("port {} ", other.port())),
+  EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("port {} ", other.port)),
                                 HasSubstr("Address already in use")));
 }
 

@@ -108,6 +108,7 @@ TEST(LaunchOptionsTest, TakesTheMasterFromTheEndpoint) {
   const LaunchOptions six = parse({"--rdzv-endpoint", "[::1]:7", "prog"});
   EXPECT_EQ(six.master_addr, "::1");
   EXPECT_EQ(six.master_port, 7);
+  EXPECT_EQ(parse({"--master_addr=[::1]", "prog"}).master_addr, "::1");
   EXPECT_FALSE(parse({"--rdzv_endpoint=node0", "prog"}).master_port);
   EXPECT_EQ(parse({"--standalone", "--rdzv_endpoint=node0:1", "prog"}).master_addr, "");
 }
@@ -128,9 +129,31 @@ TEST(LaunchOptionsTest, TellsTheLocalRankAsTheOldLauncherOnRequest) {
 }
 
 TEST(LaunchOptionsTest, AcceptsTheRestOfTorchrunsOptions) {
-  EXPECT_EQ(parse({"--monitor-interval=5", "--start-method=spawn", "--logs-specs=x", "prog"})
+  EXPECT_EQ(parse({"--monitor-interval=5", "--monitor-interval=1", "--start-method=spawn",
+                   "--logs-specs=x", "--event-log-handler=null", "--numa-binding=node", "prog"})
                 .nproc_per_node,
             1);
+}
+
+TEST(LaunchOptionsTest, NumbersAreDecimalAndTheLastOneCounts) {
+  EXPECT_EQ(parse({"--max_restarts=010", "prog"}).max_restarts, 10);
+  EXPECT_EQ(parse({"--master_port=08", "prog"}).master_port, 8);
+  EXPECT_EQ(parse({"--max_restarts=1", "--max_restarts=2", "prog"}).max_restarts, 2);
+}
+
+// Names that are ours alone do not make torchrun's abbreviations ambiguous.
+TEST(LaunchOptionsTest, AbbreviationsOfTorchrunStayWhatTheyWere) {
+  EXPECT_TRUE(parse({"--no-p", "prog"}).no_python);
+  EXPECT_TRUE(parse({"--v", "prog"}).virtual_local_rank);
+  EXPECT_THAT(parse({"--local-r=0", "prog"}).local_ranks_filter, ElementsAre(0));
+}
+
+TEST(LaunchOptionsTest, StandaloneOverrulesAddressAndPort) {
+  ::setenv("PET_MASTER_ADDR", "job-master-0", 1);
+  const LaunchOptions options = parse({"--standalone", "--master_port=1", "prog"});
+  ::unsetenv("PET_MASTER_ADDR");
+  EXPECT_EQ(options.master_addr, "");
+  EXPECT_FALSE(options.master_port);
 }
 
 TEST(LaunchOptionsTest, NamesTheEnvironmentVariableThatIsWrong) {

@@ -40,7 +40,7 @@ TEST(OutputTest, PrefixesEachLineWithItsRankOnItsOwnStream) {
   ::testing::internal::CaptureStderr();
   {
     Output output({});
-    output.begin_attempt({{.rank = 4, .prefix = "[4] "}, {.rank = 5, .prefix = "[5] "}}, "");
+    output.begin_attempt({{.rank = 4, .prefix = "[4] "}, {.rank = 5, .prefix = "[5] "}});
     output.write(0, Stream::kOut, "hel");
     output.write(1, Stream::kOut, "other\n");
     output.write(0, Stream::kOut, "lo\nrest");
@@ -55,7 +55,7 @@ TEST(OutputTest, PassesBytesUnchangedWithoutPrefix) {
   ::testing::internal::CaptureStdout();
   {
     Output output({});
-    output.begin_attempt({{}}, "");
+    output.begin_attempt({{}});
     output.write(0, Stream::kOut, "10 %\r20 %");
     output.finish(0, Stream::kOut);
   }
@@ -65,7 +65,7 @@ TEST(OutputTest, PassesBytesUnchangedWithoutPrefix) {
 TEST(OutputTest, KeepsTheLastLinesOfStderr) {
   ::testing::internal::CaptureStderr();
   Output output({});
-  output.begin_attempt({{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}}, "");
+  output.begin_attempt({{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}});
   for (int i = 0; i < 30; ++i) output.write(0, Stream::kErr, "line " + std::to_string(i) + "\n");
   EXPECT_THAT(output.tail(0), SizeIs(Output::kTailLines));
   EXPECT_EQ(output.tail(0).front(), "line 10");
@@ -78,7 +78,7 @@ TEST(OutputTest, KnowsWhetherTheTailIsTheLastThingPrinted) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
   Output output({});
-  output.begin_attempt({{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}}, "");
+  output.begin_attempt({{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}});
   EXPECT_FALSE(output.tail_is_last(0));
   output.write(1, Stream::kOut, "before\n");
   output.write(0, Stream::kErr, "a\nb\n");
@@ -93,8 +93,8 @@ TEST(OutputTest, KnowsWhetherTheTailIsTheLastThingPrinted) {
 TEST(OutputTest, ErasesAndRedrawsTheBarAroundLines) {
   ::testing::internal::CaptureStderr();
   {
-    Output output({.err_is_terminal = true});
-    output.begin_attempt({{}}, "");
+    Output output({.err = {.is_terminal = true}});
+    output.begin_attempt({{}});
     output.set_bar("BAR");
     output.write(0, Stream::kErr, "line\n");
     output.write(0, Stream::kErr, "half");  // no bar behind half a line
@@ -108,11 +108,23 @@ TEST(OutputTest, DrawsNoBarWithoutATerminal) {
   ::testing::internal::CaptureStderr();
   {
     Output output({});
-    output.begin_attempt({{.rank = 0, .prefix = "[0] "}}, "");
+    output.begin_attempt({{.rank = 0, .prefix = "[0] "}});
     output.set_bar("BAR");
     output.say("message");
   }
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "message\n");
+}
+
+TEST(SendBufferTest, GivesBackMemoryEvenIfItNeverRunsEmpty) {
+  SendBuffer buffer;
+  const std::string piece(1000, 'x');
+  buffer.append(piece);
+  for (int i = 0; i < 10'000; ++i) {
+    buffer.append(piece);
+    buffer.take(piece.size());
+    ASSERT_EQ(buffer.size(), piece.size());
+  }
+  EXPECT_LT(buffer.bytes().capacity(), 1U << 20);
 }
 
 }  // namespace

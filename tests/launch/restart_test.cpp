@@ -85,6 +85,24 @@ TEST(LaunchRestartTest, ASignalEndsTheRunWithoutARestart) {
   EXPECT_EQ(result.out, "up\n");
 }
 
+// Not only one that comes while all is well.
+TEST(LaunchRestartTest, ASignalInTheGraceTimeEndsTheRunToo) {
+  TempFolder folder;
+  Program launcher(
+      launch_command({"--max_restarts=3", "--nproc_per_node=2", "sh", "-c",
+                      "[ $RANK = 1 ] && { while [ ! -e up ]; do sleep 0.01; done; exit 4; }; "
+                      "trap 'echo ending' TERM; touch up; "
+                      "while [ ! -e go ]; do sleep 0.01; done; exit 0"}),
+      {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
+  ASSERT_TRUE(launcher.wait_until([&] { return launcher.out() == "[0] ending\n"; }));
+  launcher.send_signal(SIGTERM);
+  ASSERT_TRUE(launcher.running());
+  folder.write("go", "");  // the first signal leaves it the rest of its time
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_THAT(result.err, Not(HasSubstr("restart 1")));
+}
+
 // The crash of a real training job: the worker dies by a signal while the others wait for it.
 TEST(LaunchRestartTest, RecoversAtTheFirstRestartEveryTime) {
   const auto result = launch({"--max_restarts=1", "--nproc_per_node=4", "sh", "-c",

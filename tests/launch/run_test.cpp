@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "launch/launcher.h"
+#include "support/text.h"
 
 namespace syncbn::test {
 namespace {
@@ -23,12 +24,6 @@ std::vector<std::string> lines(const std::string& text) {
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) result.push_back(line);
   return result;
-}
-
-size_t occurrences(const std::string& text, const std::string& part) {
-  size_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
 }
 
 TEST(LaunchTest, GivesEachWorkerTorchrunsVariables) {
@@ -71,7 +66,7 @@ TEST(LaunchTest, SharesOutTheCoresAndSaysSoOnceUnlessTheUserChose) {
   const auto shared = run_program(
       launch_command({"--nproc_per_node=2", "sh", "-c", "echo threads $OMP_NUM_THREADS"}),
       {.unset = {"OMP_NUM_THREADS"}});
-  EXPECT_EQ(occurrences(shared.err, "OMP_NUM_THREADS"), 1U) << shared.err;
+  EXPECT_EQ(count(shared.err, "OMP_NUM_THREADS"), 1) << shared.err;
   EXPECT_THAT(shared.out, Not(HasSubstr("threads \n")));
   const auto single = run_program(launch_command({"sh", "-c", "echo threads $OMP_NUM_THREADS."}),
                                   {.unset = {"OMP_NUM_THREADS"}});
@@ -203,8 +198,8 @@ TEST(LaunchTest, ReportsTheFirstFailureOnceAndEndsTheRest) {
        "sleep 1000 & wait"},
       {.cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 9);
-  EXPECT_EQ(occurrences(result.err, "rank 1 failed"), 1U) << result.err;
-  EXPECT_EQ(occurrences(result.err, "syncbn-launch:"), 1U) << result.err;
+  EXPECT_EQ(count(result.err, "rank 1 failed"), 1) << result.err;
+  EXPECT_EQ(count(result.err, "syncbn-launch:"), 1) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("exit code 9"), HasSubstr("local rank 1"),
                                 HasSubstr("then ended  rank 0"), HasSubstr("pid "),
                                 HasSubstr("    the reason\n")));
@@ -212,7 +207,7 @@ TEST(LaunchTest, ReportsTheFirstFailureOnceAndEndsTheRest) {
 
 TEST(LaunchTest, DoesNotRepeatWordsThatWereTheLastOnesPrinted) {
   const auto result = launch({"sh", "-c", "echo 'the reason' >&2; exit 9"});
-  EXPECT_EQ(occurrences(result.err, "the reason\n"), 1U) << result.err;
+  EXPECT_EQ(count(result.err, "the reason\n"), 1) << result.err;
   EXPECT_THAT(result.err, Not(HasSubstr("last 1 lines")));
 }
 
@@ -221,7 +216,7 @@ TEST(LaunchTest, IsBriefAboutAUsageErrorOfAllWorkers) {
                               // Those that say nothing are the first to leave.
                               "[ $RANK = 0 ] && echo 'a.yaml:3: no such key' >&2; exit 2"});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_EQ(occurrences(result.err, "no such key"), 1U) << result.err;
+  EXPECT_EQ(count(result.err, "no such key"), 1) << result.err;
   EXPECT_EQ(lines(result.err).size(), 2U) << result.err;
 }
 

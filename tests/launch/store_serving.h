@@ -20,8 +20,11 @@
 
 #include "store_client.h"
 #include "store_server.h"
+#include "support/listener.h"
 
 namespace syncbn::launch::test {
+
+using ::syncbn::test::Listener;
 
 /// Far enough away that only a test that hangs gets there.
 inline StoreClient::TimePoint soon() {
@@ -32,25 +35,6 @@ inline StoreClient::TimePoint soon() {
 inline StoreClient::TimePoint now() {
   return std::chrono::steady_clock::now();
 }
-
-/// A socket that listens on a free port of 127.0.0.1.
-struct Listener {
-  Listener() : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    auto* generic = reinterpret_cast<sockaddr*>(&address);
-    if (::bind(fd.get(), generic, size) != 0 || ::listen(fd.get(), SOMAXCONN) != 0 ||
-        ::getsockname(fd.get(), generic, &size) != 0) {
-      base::throw_errno("listen");
-    }
-    port = ntohs(address.sin_port);
-  }
-
-  base::UniqueFd fd;
-  int port = 0;
-};
 
 /// A StoreServer and the thread that runs its poll loop.
 class ServingStore {

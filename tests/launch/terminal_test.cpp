@@ -9,9 +9,9 @@
 
 #include <chrono>
 #include <fstream>
-#include <thread>
 
 #include "launch/launcher.h"
+#include "support/eventually.h"
 
 namespace syncbn::test {
 namespace {
@@ -147,11 +147,7 @@ TEST(LaunchTerminalTest, ControlZStopsTheWorkersAndFgContinuesThem) {
   ASSERT_TRUE(terminal.shows("Stopped"));
   pid_t worker = 0;
   std::ifstream(folder / "pid") >> worker;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (state_of(worker) != 'T' && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  EXPECT_EQ(state_of(worker), 'T');
+  EXPECT_TRUE(eventually([&] { return state_of(worker) == 'T'; }));
   terminal.type("touch go; fg\n");
   ASSERT_TRUE(terminal.shows("finished\r\n"));
   terminal.type("exit $?\n");

@@ -20,7 +20,7 @@ AgentLink::AgentLink(base::UniqueFd socket, std::string first_bytes)
     : socket_(std::move(socket)), incoming_(std::move(first_bytes)) {}
 
 void AgentLink::send_text(const std::string& text) {
-  outgoing_ += text;
+  outgoing_.append(text);
   handle();
 }
 
@@ -31,14 +31,14 @@ void AgentLink::send(const nlohmann::json& message) {
 
 void AgentLink::handle() {
   while (!closed_ && !outgoing_.empty()) {
-    const ssize_t sent =
-        ::send(socket_.get(), outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = ::send(socket_.get(), outgoing_.view().data(), outgoing_.size(),
+                                MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
       closed_ = errno != EAGAIN;
       break;
     }
-    outgoing_.erase(0, static_cast<size_t>(sent));
+    outgoing_.take(static_cast<size_t>(sent));
   }
   std::array<char, 16384> buffer;
   while (!closed_) {

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "send_buffer.h"
+
 namespace syncbn::launch {
 
 /// A connection between two launchers. It carries messages both ways: JSON objects with a "type", a
@@ -41,7 +43,7 @@ class AgentLink {
  private:
   base::UniqueFd socket_;
   std::string incoming_;
-  std::string outgoing_;
+  SendBuffer outgoing_;
   bool closed_ = false;
 };
 

@@ -152,7 +152,7 @@ void Cluster::say_hello() {
                {"nodes", options_.nnodes.max},
                {"nproc", options_.nproc_per_node},
                {"role", options_.role},
-               {"host", base::hostname()},
+               {"host", options_.local_addr.empty() ? base::hostname() : options_.local_addr},
                {"max_restarts", options_.max_restarts},
                {"auth", ""}});
   watch();

@@ -1,6 +1,8 @@
 #include "devices.h"
 
+#include <fmt/format.h>
 #include <sched.h>
+#include <syncbn/base/error.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,7 +20,9 @@ std::vector<std::string> listed(std::string_view list) {
   std::vector<std::string> devices;
   while (!list.empty()) {
     const size_t comma = std::min(list.find(','), list.size());
-    const std::string_view entry = list.substr(0, comma);
+    std::string_view entry = list.substr(0, comma);
+    while (entry.starts_with(' ')) entry.remove_prefix(1);
+    while (entry.ends_with(' ')) entry.remove_suffix(1);
     if (entry.empty() || entry.front() == '-') break;
     devices.emplace_back(entry);
     list.remove_prefix(std::min(comma + 1, list.size()));
@@ -47,11 +51,14 @@ int count_gpus() {
 }
 
 std::string visible_gpu(int index) {
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    const std::vector<std::string> devices = listed(visible);
-    if (static_cast<size_t>(index) < devices.size()) return devices[static_cast<size_t>(index)];
-  }
-  return std::to_string(index);
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return std::to_string(index);
+  const std::vector<std::string> devices = listed(visible);
+  if (static_cast<size_t>(index) < devices.size()) return devices[static_cast<size_t>(index)];
+  throw base::UserError(
+      fmt::format("--virtual_local_rank: local rank {} needs a GPU of its own, and "
+                  "CUDA_VISIBLE_DEVICES={} names {}",
+                  index, visible, devices.size()));
 }
 
 }  // namespace syncbn::launch

@@ -11,7 +11,8 @@ int count_cores();
 /// No CUDA library is loaded for it.
 int count_gpus();
 
-/// The entry of CUDA_VISIBLE_DEVICES that stands for device `index`, or its number.
+/// The entry of CUDA_VISIBLE_DEVICES that stands for device `index`; its number where that variable
+/// is not set. @throws base::UserError when the list is too short.
 std::string visible_gpu(int index);
 
 }  // namespace syncbn::launch

@@ -2,27 +2,13 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
-#include <syncbn/base/text.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <string_view>
 
 #include "devices.h"
 
 namespace syncbn::launch {
-
-namespace {
-
-std::string signal_names(const std::vector<int>& signals) {
-  std::vector<std::string> names;
-  for (const int signal : signals) {
-    names.push_back(fmt::format("SIG{}", ::sigabbrev_np(signal)));
-  }
-  return base::join(names, ",");
-}
-
-}  // namespace
 
 Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, int local_rank) {
   Variables variables{
@@ -40,7 +26,7 @@ Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, 
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(facts.restart_count)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", facts.run_id},
-      {"TORCHELASTIC_SIGNALS_TO_HANDLE", signal_names(options.ending_signals)},
+      {"TORCHELASTIC_SIGNALS_TO_HANDLE", options.signals_to_handle},
       // On one node rank 0 of the workers hosts the store on MASTER_PORT.
       {"TORCHELASTIC_USE_AGENT_STORE", facts.agent_store ? "True" : "False"},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING",

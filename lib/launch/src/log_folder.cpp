@@ -3,10 +3,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <stdlib.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
-#include <syncbn/base/error.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <deque>
 #include <fstream>
 #include <iterator>
@@ -17,12 +18,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void make_folders(const fs::path& path, const char* option) {
+void make_folders(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (!error) return;
-  throw base::UserError(
-      fmt::format("{}: cannot make the folder {}: {}", option, path.string(), error.message()));
+  if (error) {
+    base::throw_file_error(fmt::format("cannot make the log folder {}", path.string()),
+                           error.value());
+  }
+}
+
+bool writes_logs(const LaunchOptions& options) {
+  const auto some = [&](const StreamChoice& choice) {
+    for (int rank = 0; rank < options.nproc_per_node; ++rank) {
+      const Streams streams = choice.of(rank);
+      if (streams.out || streams.err) return true;
+    }
+    return false;
+  };
+  return !options.log_dir.empty() || some(options.redirects) || some(options.tee) ||
+         !options.duplicate_stdout_filters.empty() || !options.duplicate_stderr_filters.empty();
 }
 
 // An id may hold what a file's name cannot.
@@ -34,19 +48,24 @@ std::string as_file_name(std::string id) {
 }  // namespace
 
 LogFolder::LogFolder(const LaunchOptions& options)
-    : nproc_per_node_(options.nproc_per_node), temporary_(options.log_dir.empty()) {
+    : nproc_per_node_(options.nproc_per_node),
+      discards_(options.log_dir == "/dev/null"),
+      temporary_(options.log_dir.empty() || discards_) {
   std::string name;
   if (temporary_) {
     name = base::env("TMPDIR").value_or("/tmp") + "/syncbn-launch-XXXXXX";
   } else {
-    make_folders(options.log_dir, "--log_dir");
+    make_folders(options.log_dir);
     name = fs::absolute(options.log_dir) / (as_file_name(options.run_id) + "_XXXXXX");
   }
   if (::mkdtemp(name.data()) == nullptr) {
-    base::throw_errno(
-        fmt::format("cannot make a folder {} ({})", name, temporary_ ? "TMPDIR" : "--log_dir"));
+    base::throw_file_error(
+        fmt::format("cannot make a folder {} ({})", name, temporary_ ? "TMPDIR" : "--log_dir"),
+        errno);
   }
   folder_ = name;
+  // What was asked for stays, even where nobody said where to.
+  keep_ = !discards_ && writes_logs(options);
 }
 
 LogFolder::~LogFolder() {
@@ -60,7 +79,7 @@ void LogFolder::remove() const {
 
 void LogFolder::begin_attempt(int restart_count) {
   attempt_ = folder_ / fmt::format("attempt_{}", restart_count);
-  for (int rank = 0; rank < nproc_per_node_; ++rank) make_folders(of_worker(rank), "log folder");
+  for (int rank = 0; rank < nproc_per_node_; ++rank) make_folders(of_worker(rank));
 }
 
 fs::path LogFolder::of_worker(int local_rank) const {
@@ -71,9 +90,13 @@ fs::path LogFolder::error_file(int local_rank) const {
   return of_worker(local_rank) / "error.json";
 }
 
+fs::path LogFolder::file(const fs::path& folder, const char* name) const {
+  return discards_ ? fs::path("/dev/null") : folder / name;
+}
+
 base::UniqueFd LogFolder::open(const fs::path& path) {
   base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!fd) base::throw_errno(fmt::format("cannot open the log file {}", path.string()));
+  if (!fd) base::throw_file_error(fmt::format("cannot open the log file {}", path.string()), errno);
   return fd;
 }
 
@@ -93,7 +116,7 @@ std::string LogFolder::error_message(int local_rank) const {
 
 std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
   // Far more than so many lines take, and little to read of a log of gigabytes.
-  constexpr std::streamoff kMostBytes = 64 * 1024;
+  constexpr std::streamoff kMostBytes = 65536;
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const std::streamoff size = file.tellg();
   const std::streamoff start = std::max<std::streamoff>(0, size - kMostBytes);

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace syncbn::launch {
 
@@ -12,9 +13,12 @@ namespace syncbn::launch {
 /// `<log_dir>/<run id>_xxxxxx/attempt_<N>/<local rank>/` with stdout.log, stderr.log and
 /// error.json, where torch's @record leaves a worker's exception (TORCHELASTIC_ERROR_FILE).
 ///
-/// Without a log_dir it lies in TMPDIR, and is removed at the end unless keep() was called.
+/// Without a log_dir it lies in TMPDIR, and is removed at the end unless logs were asked for or
+/// keep() was called. With /dev/null for a log_dir what would go to log files is lost.
 class LogFolder {
  public:
+  /// @throws base::UserError where the folder cannot be, base::UnavailableError when the disk
+  /// fails.
   explicit LogFolder(const LaunchOptions& options);
   ~LogFolder();
   LogFolder(const LogFolder&) = delete;
@@ -27,6 +31,10 @@ class LogFolder {
   std::filesystem::path attempt() const { return attempt_; }
   std::filesystem::path of_worker(int local_rank) const;
   std::filesystem::path error_file(int local_rank) const;
+  /// A log file in the attempt's folder or a worker's.
+  std::filesystem::path file(const std::filesystem::path& folder, const char* name) const;
+  /// Whether there is more in it than error files.
+  bool is_wanted() const { return keep_; }
 
   /// A file to append to.
   static base::UniqueFd open(const std::filesystem::path& path);
@@ -44,6 +52,7 @@ class LogFolder {
 
  private:
   int nproc_per_node_;
+  bool discards_;
   bool temporary_;
   bool keep_ = false;
   std::filesystem::path folder_;

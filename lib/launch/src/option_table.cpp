@@ -70,18 +70,6 @@ class HelpFormatter : public CLI::Formatter {
   std::vector<OptionSource> sources_;
 };
 
-// The whole of `typed` as a number from min to max; not CLI::Range, which lets nan through.
-template <class Number>
-auto range(Number min, Number max) {
-  return [min, max](const std::string& typed) -> std::string {
-    Number number{};
-    const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), number);
-    const bool whole = error == std::errc() && end == typed.data() + typed.size();
-    if (whole && number >= min && number <= max) return "";
-    return fmt::format("expected a number from {} to {}, got '{}'", min, max, typed);
-  };
-}
-
 auto one_of(std::vector<std::string> choices) {
   return [choices = std::move(choices)](const std::string& typed) -> std::string {
     if (std::find(choices.begin(), choices.end(), typed) != choices.end()) return "";
@@ -105,6 +93,21 @@ class Table {
     // As argparse: the last one counts.
     return added(names, option->take_last(), false);
   }
+  /// A decimal number from min to max. CLI11 would read 010 as eight, and let nan through.
+  template <class Number>
+  CLI::Option* number(const std::string& names, Number& into, Number min, Number max,
+                      const std::string& type, const std::string& help) {
+    const std::string name = long_name(names);
+    const auto read = [name, &into, min, max](const std::string& typed) {
+      const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), into);
+      const bool whole = error == std::errc() && end == typed.data() + typed.size();
+      if (whole && into >= min && into <= max) return;
+      throw CLI::ValidationError(
+          name, fmt::format("expected a number from {} to {}, got '{}'", min, max, typed));
+    };
+    CLI::Option* option = app_.add_option_function<std::string>(names, read, help);
+    return added(names, option->type_name(type)->take_last(), false);
+  }
   CLI::Option* flag(const std::string& names, bool& into, const std::string& help) {
     return added(names, app_.add_flag(names, into, help), true);
   }
@@ -112,13 +115,17 @@ class Table {
   void environment(std::vector<std::string> names) {
     sources_.back().environment = std::move(names);
   }
+  /// The option that was added last is not torchrun's; these variables stand for it.
+  void ours(std::vector<std::string> environment = {}) {
+    sources_.back().is_torchruns = false;
+    sources_.back().environment = std::move(environment);
+  }
   /// torchrun has it, and nothing here depends on it.
   void accepted(const std::string& names, const std::string& type, const std::string& help) {
-    app_.add_option_function<std::string>(
-            names, [](const std::string&) {}, help)
-        ->type_name(type)
-        ->group(group_);
-    sources_.push_back({long_name(names), {}, false});
+    const auto ignore = [](const std::string&) {};
+    CLI::Option* option = app_.add_option_function<std::string>(names, ignore, help);
+    option->type_name(type)->take_last()->group(group_);
+    sources_.push_back({.name = long_name(names), .environment = {}});
   }
 
  private:
@@ -129,7 +136,7 @@ class Table {
     std::string variable = "PET_" + name.substr(2);
     std::transform(variable.begin(), variable.end(), variable.begin(),
                    [](unsigned char c) { return std::toupper(c); });
-    sources_.push_back({name, {variable}, is_flag});
+    sources_.push_back({.name = name, .environment = {variable}, .is_flag = is_flag});
     return option->group(group_);
   }
 
@@ -156,24 +163,22 @@ void describe_nodes(Table& table, TypedOptions& typed) {
   table.group("Nodes");
   table
       .value("--nnodes", typed.nnodes, "N",
-             "Number of machines, or of launchers; MIN:MAX when machines may\ncome and go")
+             "Number of machines, or of launchers; N:N is accepted, a range\nis not supported yet")
       ->default_str("1");
-  table
-      .value("--node_rank", typed.options.node_rank, "N",
-             "This machine's number, from 0; with --nnodes")
-      ->check(range(0, 65535));
+  table.number("--node_rank", typed.options.node_rank, 0, 65535, "N",
+               "This machine's number, from 0; with --nnodes");
   table.value("--master_addr", typed.options.master_addr, "HOST",
               "Host name or address of node 0; on one machine 127.0.0.1");
-  table
-      .value("--master_port", typed.master_port, "PORT",
-             "TCP port on node 0 that rank 0 listens on; with one machine\n"
-             "a free one is chosen, else 29500; 0 asks for a free one")
-      ->check(range(0, 65535));
+  table.number("--master_port", typed.master_port, 0, 65535, "PORT",
+               "TCP port on node 0 for the workers' store; with one machine a\n"
+               "free one is chosen, else 29500 (c10d: 29400); 0 asks for a free\n"
+               "one");
   table.flag("--standalone", typed.options.standalone,
              "One machine, apart from all other jobs on it");
   table
       .value("--rdzv_backend", typed.rdzv_backend, "static|c10d",
-             "How nodes meet: at --master_addr, or at --rdzv_endpoint")
+             "static: node 0 leads, at --master_addr; c10d: the host of\n--rdzv_endpoint leads, "
+             "and nodes need no --node_rank")
       ->check(one_of({"static", "c10d"}))
       ->default_str("static");
   table.value(
@@ -182,18 +187,18 @@ void describe_nodes(Table& table, TypedOptions& typed) {
   table.value("--rdzv_id", typed.options.run_id, "ID", "Name of the job, the same on all nodes")
       ->default_str("none");
   table.value("--rdzv_conf", typed.rdzv_conf, "K=V,...",
-              "join_timeout, last_call_timeout, timeout");
+              "join_timeout=SECONDS for all nodes to come (600); others of\n"
+              "torchrun's settings are accepted");
   table.value("--local_addr", typed.options.local_addr, "HOST",
-              "Address by which other nodes reach this one");
+              "Name of this machine in messages to the other nodes");
 }
 
 void describe_failures(Table& table, TypedOptions& typed) {
   table.group("Failures and ending");
   table
-      .value("--max_restarts", typed.options.max_restarts, "N",
-             "Start all workers again, up to N times, when one has failed;\n"
-             "exit code 2, a usage error, ends the run at once")
-      ->check(range(0, 1'000'000))
+      .number("--max_restarts", typed.options.max_restarts, 0, 1'000'000, "N",
+              "Start all workers again, up to N times, when one has failed;\n"
+              "exit code 2, a usage error, ends the run at once")
       ->default_str("0");
   table
       .value("--signals_to_handle", typed.signals, "NAMES",
@@ -201,11 +206,10 @@ void describe_failures(Table& table, TypedOptions& typed) {
              "and SIGUSR2 always pass through to the workers")
       ->default_str(typed.signals);
   table
-      .value("--shutdown_timeout", typed.shutdown_timeout, "SECONDS",
-             "Time that workers have to end after a signal, before they are\nkilled")
-      ->check(range(0.0, 86400.0))
+      .number("--shutdown_timeout", typed.shutdown_timeout, 0.0, 86400.0, "SECONDS",
+              "Time that workers have to end after a signal, before they are\nkilled")
       ->default_str("30");
-  table.environment({"SYNCBN_SHUTDOWN_TIMEOUT"});
+  table.ours({"SYNCBN_SHUTDOWN_TIMEOUT"});
 }
 
 void describe_program(Table& table, TypedOptions& typed) {
@@ -217,18 +221,18 @@ void describe_program(Table& table, TypedOptions& typed) {
   table.flag("--run_path", typed.options.run_path,
              "Run the Python script NAME through runpy.run_path");
   table.flag("--use_env", typed.use_env, "Tell the local rank by LOCAL_RANK only; the default");
-  table.environment({});
+  table.ours();
   table.flag(
       "--no_use_env", typed.no_use_env,
       "Tell the local rank by an argument, too, as\npython -m torch.distributed.launch does");
-  table.environment({});
+  table.ours();
   table
       .value("--local_rank_arg", typed.local_rank_arg, "NAME",
              "That argument's name; =RANK is appended")
       ->default_str(typed.local_rank_arg);
-  table.environment({});
+  table.ours();
   table.flag("--dry_run", typed.options.dry_run, "Print what would be started, and start nothing");
-  table.environment({});
+  table.ours();
 }
 
 void describe_output(Table& table, TypedOptions& typed) {
@@ -238,7 +242,7 @@ void describe_output(Table& table, TypedOptions& typed) {
              "What stands before each line of several workers; TEXT may hold\n"
              "${host}, ${rank}, ${local_rank}, ${role_name}, ${time}")
       ->default_str("on, \"[${host}:${rank}] \"");
-  table.environment({"SYNCBN_PREFIX", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"});
+  table.ours({"SYNCBN_PREFIX", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"});
   table.value("--log_dir", typed.options.log_dir, "FOLDER",
               "Where log files go; a folder is made in it for each run:\n"
               "ID_xxxxxx/attempt_0/LOCAL_RANK/stdout.log, stderr.log, error.json");
@@ -259,6 +263,8 @@ void describe_output(Table& table, TypedOptions& typed) {
 
 void describe_accepted(Table& table) {
   table.group("Accepted for torchrun's sake, without effect");
+  table.accepted("--event_log_handler", "NAME", "There is no event log yet");
+  table.accepted("--numa_binding", "MODE", "Workers are not bound yet");
   table.accepted("--monitor_interval", "SECONDS", "Failures are seen at once");
   table.accepted("--start_method", "spawn|fork|forkserver", "Workers are programs");
   table.accepted("--logs_specs", "NAME", "A Python plug-in of torchrun's");
@@ -278,8 +284,9 @@ std::vector<OptionSource> describe_options(CLI::App& app, TypedOptions& typed) {
   app.set_help_flag("-h,--help", "Show this text")->group("About");
   app.set_version_flag("-V,--version", "syncbn-launch " SYNCBN_VERSION, "Show the version")
       ->group("About");
-  sources.push_back({"--help", {}, true});
-  sources.push_back({"--version", {}, true});
+  sources.push_back({.name = "--help", .environment = {}, .is_flag = true});
+  sources.push_back(
+      {.name = "--version", .environment = {}, .is_flag = true, .is_torchruns = false});
   app.formatter(std::make_shared<HelpFormatter>(sources));
   app.footer(kExamples);
   return sources;

@@ -37,6 +37,7 @@ struct OptionSource {
   std::string name;                      ///< "--nnodes"
   std::vector<std::string> environment;  ///< "PET_NNODES"; the first that is set counts
   bool is_flag = false;
+  bool is_torchruns = true;  ///< its abbreviations come before ours
 };
 
 /// Describes every option to CLI11: name, help, range, group. The list of the environment variables

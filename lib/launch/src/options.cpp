@@ -91,8 +91,11 @@ class CommandLine {
         return text;
       };
       value = lower(value);
-      const bool on = value == "1" || value == "true" || value == "on" || value == "yes";
+      // torchrun's flags are on for any number but 0.
+      const bool is_number = std::all_of(value.begin(), value.end(),
+                                         [](unsigned char c) { return std::isdigit(c) != 0; });
       const bool off = value == "0" || value == "false" || value == "off" || value == "no";
+      const bool on = !off && (is_number || value == "true" || value == "on" || value == "yes");
       if (!on && !off) {
         throw base::UserError(
             fmt::format("{}: expected true or false, got '{}'", source_of(name), value));
@@ -124,12 +127,16 @@ class CommandLine {
     std::string typed = word.substr(0, word.find('='));
     std::replace(typed.begin() + 2, typed.end(), '-', '_');
     std::vector<std::string> matches;
+    std::vector<std::string> torchruns;
     std::vector<std::string> names;
     for (const OptionSource& source : sources_) {
       if (source.name == typed) return source.name;
-      if (typed.size() > 2 && source.name.rfind(typed, 0) == 0) matches.push_back(source.name);
       names.push_back(source.name.substr(2));
+      if (typed.size() == 2 || source.name.rfind(typed, 0) != 0) continue;
+      matches.push_back(source.name);
+      if (source.is_torchruns) torchruns.push_back(source.name);
     }
+    if (torchruns.size() == 1) return torchruns[0];
     if (matches.size() == 1) return matches[0];
     if (matches.size() > 1) {
       throw base::UserError(
@@ -279,15 +286,18 @@ std::vector<std::string> read_filters(const std::string& typed) {
   return texts;
 }
 
+/// An IPv6 address may stand in them.
+std::string without_brackets(const std::string& host) {
+  const bool has = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  return has ? host.substr(1, host.size() - 2) : host;
+}
+
 void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
   const size_t colon = endpoint.rfind(':');
   // An IPv6 address has more than one, and stands in brackets when a port follows.
   const bool has_port =
       colon != std::string::npos && endpoint.find(']', colon) == std::string::npos;
-  std::string host = endpoint.substr(0, has_port ? colon : endpoint.size());
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
+  const std::string host = without_brackets(endpoint.substr(0, has_port ? colon : endpoint.size()));
   const int port =
       has_port ? whole_number(std::string_view(endpoint).substr(colon + 1)).value_or(-1) : 0;
   if (host.empty() || port < 0 || port > 65535) {
@@ -369,6 +379,7 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   LaunchOptions options = typed.options;
   options.nproc_per_node = count_workers(typed.nproc_per_node);
   options.nnodes = read_nodes(typed.nnodes);
+  options.signals_to_handle = typed.signals;
   options.ending_signals = read_signals(typed.signals);
   options.shutdown_timeout =
       std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_timeout * 1000));
@@ -384,9 +395,12 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   if (options.c10d && !line.has("--node_rank")) options.node_rank = options.nnodes.max > 1 ? -1 : 0;
   read_rendezvous_settings(typed.rdzv_conf, options);
   if (line.has("--master_port")) options.master_port = typed.master_port;
-  // torchrun, too, lets --standalone overrule it.
-  if (!typed.rdzv_endpoint.empty() && !options.standalone) {
-    read_endpoint(typed.rdzv_endpoint, options);
+  options.master_addr = without_brackets(options.master_addr);
+  if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
+  // torchrun, too, lets --standalone overrule them.
+  if (options.standalone) {
+    options.master_addr.clear();
+    options.master_port.reset();
   }
   if (tells_local_rank(typed, line, launcher_name)) options.local_rank_arg = typed.local_rank_arg;
   return options;

@@ -31,21 +31,11 @@ std::string time_of_day() {
   return fmt::format("{:%H:%M:%S}", parts);
 }
 
-// A disk that is full must not stop the run.
-void write_to_log(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return;
-    text.remove_prefix(static_cast<size_t>(written));
-  }
-}
-
-bool is_one_terminal(const OutputOptions& options) {
+bool lead_to_the_same() {
   struct stat out {};
   struct stat err {};
-  return options.out_is_terminal && options.err_is_terminal && ::fstat(STDOUT_FILENO, &out) == 0 &&
-         ::fstat(STDERR_FILENO, &err) == 0 && out.st_rdev == err.st_rdev;
+  return ::fstat(STDOUT_FILENO, &out) == 0 && ::fstat(STDERR_FILENO, &err) == 0 &&
+         out.st_dev == err.st_dev && out.st_ino == err.st_ino;
 }
 
 }  // namespace
@@ -69,50 +59,47 @@ void LineSplitter::finish(const Sink& sink) {
 }
 
 Output::Output(OutputOptions options)
-    : options_(std::move(options)),
-      one_terminal_(is_one_terminal(options_)),
-      out_(STDOUT_FILENO),
-      err_(STDERR_FILENO) {}
+    : colour_(options.colour),
+      out_{std::move(options.out), StandardStream(STDOUT_FILENO), {}},
+      err_{std::move(options.err), StandardStream(STDERR_FILENO), {}},
+      same_destination_(lead_to_the_same()) {}
 
 Output::~Output() {
   erase_bar();
   flush();
 }
 
-void Output::begin_attempt(std::vector<WorkerOutput> workers, const std::filesystem::path& folder) {
+void Output::begin_attempt(std::vector<WorkerOutput> workers) {
   workers_ = std::vector<Worker>(workers.size());
   for (size_t i = 0; i < workers.size(); ++i) workers_[i].options = std::move(workers[i]);
-  if (!options_.out_filters.empty()) {
-    filtered_out_ = LogFolder::open(folder / "filtered_stdout.log");
-  }
-  if (!options_.err_filters.empty()) {
-    filtered_err_ = LogFolder::open(folder / "filtered_stderr.log");
-  }
 }
 
-void Output::log_to(size_t worker, Stream stream, base::UniqueFd file) {
-  workers_[worker].of(stream).log = std::move(file);
+void Output::log_to(size_t worker, Stream stream, const std::filesystem::path& file) {
+  workers_[worker].of(stream).log = {LogFolder::open(file), file};
 }
 
-std::string Output::prefix_of(size_t worker, Stream stream) const {
+void Output::copy_filtered(Stream stream, const std::filesystem::path& file) {
+  destination(stream).filtered = {LogFolder::open(file), file};
+}
+
+std::string Output::prefix_of(size_t worker, Stream stream) {
   const WorkerOutput& options = workers_[worker].options;
   std::string prefix = options.prefix;
   constexpr std::string_view kTime = "${time}";
-  if (const size_t at = prefix.find(kTime); at != std::string::npos) {
+  for (size_t at = 0; (at = prefix.find(kTime)) != std::string::npos;) {
     prefix.replace(at, kTime.size(), time_of_day());
   }
-  const bool terminal =
-      stream == Stream::kOut ? options_.out_is_terminal : options_.err_is_terminal;
-  return terminal && options_.colour ? coloured(options.rank, prefix) : prefix;
+  const bool colours = colour_ && destination(stream).options.is_terminal;
+  return colours ? coloured(options.rank, prefix) : prefix;
 }
 
 LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text) {
   return [this, worker, stream, &text, prefix = prefix_of(worker, stream)](std::string_view line) {
-    ++lines_;
+    Worker& from = workers_[worker];
+    if (from.options.shown) ++lines_;
     if (stream == Stream::kErr) {
-      auto& tail = workers_[worker].tail;
-      tail.push_back({lines_, std::string(line)});
-      if (tail.size() > kTailLines) tail.pop_front();
+      from.tail.push_back({lines_, std::string(line)});
+      if (from.tail.size() > kTailLines) from.tail.pop_front();
     }
     filter(stream, prefix, line);
     if (prefix.empty()) return;
@@ -121,18 +108,32 @@ LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text)
 }
 
 void Output::filter(Stream stream, const std::string& prefix, std::string_view line) {
-  const bool is_out = stream == Stream::kOut;
-  const auto& texts = is_out ? options_.out_filters : options_.err_filters;
+  const Destination& to = destination(stream);
   const auto is_in_line = [line](const std::string& text) {
     return line.find(text) != std::string_view::npos;
   };
-  if (std::none_of(texts.begin(), texts.end(), is_in_line)) return;
-  write_to_log((is_out ? filtered_out_ : filtered_err_).get(), fmt::format("{}{}\n", prefix, line));
+  if (std::none_of(to.options.filters.begin(), to.options.filters.end(), is_in_line)) return;
+  write_to_log(to.filtered, fmt::format("{}{}\n", prefix, line));
+}
+
+// A disk that is full does not stop the run.
+void Output::write_to_log(const LogFile& log, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(log.fd.get(), text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      if (log_error_.empty()) {
+        log_error_ = fmt::format("cannot write {}: {}", log.path.string(), std::strerror(errno));
+      }
+      return;
+    }
+    text.remove_prefix(static_cast<size_t>(written));
+  }
 }
 
 void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   WorkerStream& from = workers_[worker].of(stream);
-  if (from.log) write_to_log(from.log.get(), bytes);
+  if (from.log.fd) write_to_log(from.log, bytes);
   std::string text;
   from.lines.feed(bytes, sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;
@@ -149,7 +150,7 @@ void Output::finish(size_t worker, Stream stream) {
 void Output::say(std::string_view message) {
   std::string text;
   // After a worker's last words without a newline.
-  if (!at_line_start_ && options_.err_is_terminal) text = "\n";
+  if (!at_line_start_ && err_.options.is_terminal) text = "\n";
   text.append(message);
   if (text.back() != '\n') text.push_back('\n');
   print(Stream::kErr, text);
@@ -157,7 +158,7 @@ void Output::say(std::string_view message) {
 
 void Output::set_bar(std::string bar) {
   // One that nobody sees (Ctrl-S) would pile up.
-  if (!options_.err_is_terminal || (err_.pending() > 0 && !bar.empty())) return;
+  if (!err_.options.is_terminal || (err_.stream.pending() > 0 && !bar.empty())) return;
   erase_bar();
   bar_ = std::move(bar);
   draw_bar();
@@ -170,56 +171,55 @@ std::vector<std::string> Output::tail(size_t worker) const {
 }
 
 bool Output::tail_is_last(size_t worker) const {
-  const auto& tail = workers_[worker].tail;
-  return !tail.empty() && tail.front().number + tail.size() == lines_ + 1;
+  const Worker& from = workers_[worker];
+  const auto& tail = from.tail;
+  return from.options.shown && !tail.empty() && tail.front().number + tail.size() == lines_ + 1;
 }
 
 void Output::flush() {
-  out_.flush();
-  err_.flush();
+  out_.stream.flush();
+  err_.stream.flush();
 }
 
 std::vector<int> Output::waits_for() const {
   std::vector<int> fds;
-  for (const StandardStream* stream : {&out_, &err_}) {
-    if (stream->pending() > 0) fds.push_back(stream->fd());
+  for (const Destination* to : {&out_, &err_}) {
+    if (to->stream.pending() > 0) fds.push_back(to->stream.fd());
   }
   return fds;
 }
 
-bool Output::is_full(Stream stream) const {
-  return stream_of(stream).pending() > kMostPending;
+bool Output::is_full(Stream stream) {
+  return queue(stream).pending() > kMostPending;
 }
 
 std::optional<std::string> Output::error() const {
-  if (const auto error = out_.error()) {
-    return fmt::format("cannot write standard output: {}", std::strerror(*error));
-  }
+  const auto error = same_destination_ ? err_.stream.error() : out_.stream.error();
+  if (error) return fmt::format("cannot write standard output: {}", std::strerror(*error));
+  if (!log_error_.empty()) return log_error_;
   return std::nullopt;
 }
 
-const StandardStream& Output::stream_of(Stream stream) const {
-  return stream == Stream::kOut && !one_terminal_ ? out_ : err_;
+StandardStream& Output::queue(Stream stream) {
+  return same_destination_ ? err_.stream : destination(stream).stream;
 }
 
 void Output::print(Stream stream, std::string_view text) {
   if (text.empty()) return;
   erase_bar();
-  (&stream_of(stream) == &out_ ? out_ : err_).write(text);
-  const bool terminal =
-      stream == Stream::kOut ? options_.out_is_terminal : options_.err_is_terminal;
-  if (terminal) at_line_start_ = text.back() == '\n';
+  queue(stream).write(text);
+  if (destination(stream).options.is_terminal) at_line_start_ = text.back() == '\n';
   draw_bar();
 }
 
 void Output::erase_bar() {
-  if (std::exchange(bar_is_drawn_, false)) err_.write("\r\x1b[K");
+  if (std::exchange(bar_is_drawn_, false)) err_.stream.write("\r\x1b[K");
 }
 
 void Output::draw_bar() {
   // Never behind half a line, which erasing the bar would take along.
   if (bar_.empty() || !at_line_start_) return;
-  err_.write(bar_);
+  err_.stream.write(bar_);
   bar_is_drawn_ = true;
 }
 

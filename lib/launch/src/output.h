@@ -34,18 +34,20 @@ class LineSplitter {
 
 struct WorkerOutput {
   int rank = 0;  ///< the global one, which chooses the colour
-  std::string prefix =
-      {};             ///< before each line, with ${time} replaced; empty: bytes pass as they are
+  /// Before each line, with ${time} replaced; empty: bytes pass as they are.
+  std::string prefix = {};
   bool shown = true;  ///< here, and not only in log files
 };
 
 struct OutputOptions {
-  bool out_is_terminal = false;
-  bool err_is_terminal = false;
+  struct Destination {
+    bool is_terminal = false;
+    /// Lines with one of these texts are copied to a file.
+    std::vector<std::string> filters = {};
+  };
+  Destination out = {};
+  Destination err = {};
   bool colour = false;  ///< on terminals
-  /// Lines with one of these texts are copied to filtered_stdout.log and filtered_stderr.log.
-  std::vector<std::string> out_filters = {};
-  std::vector<std::string> err_filters = {};
 };
 
 /// Everything that the launcher prints: the workers' lines, its own messages, the progress bar
@@ -60,11 +62,13 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  /// Begins anew with these workers. `folder` is where filtered lines are copied to.
-  void begin_attempt(std::vector<WorkerOutput> workers, const std::filesystem::path& folder);
+  /// Begins anew with these workers.
+  void begin_attempt(std::vector<WorkerOutput> workers);
 
   /// Copies what a worker writes to a file as well.
-  void log_to(size_t worker, Stream stream, base::UniqueFd file);
+  void log_to(size_t worker, Stream stream, const std::filesystem::path& file);
+  /// Copies lines that the options' filters choose to a file as well.
+  void copy_filtered(Stream stream, const std::filesystem::path& file);
 
   /// What a worker wrote.
   void write(size_t worker, Stream stream, std::string_view bytes);
@@ -82,23 +86,27 @@ class Output {
   /// What to poll for POLLOUT before the next flush(); empty: all is written.
   std::vector<int> waits_for() const;
   /// So much waits for our reader that the workers should wait, too.
-  bool is_full(Stream stream) const;
-  /// Why lines of the workers were lost, if they were.
+  bool is_full(Stream stream);
+  /// Why lines of the workers were lost here or in a log file, if they were.
   std::optional<std::string> error() const;
 
   /// The last lines of a worker's stderr.
   std::vector<std::string> tail(size_t worker) const;
-  /// Whether that tail is the last thing that was printed, so that a report need not repeat it.
+  /// Whether that tail is the last thing that was shown, so that a report need not repeat it.
   bool tail_is_last(size_t worker) const;
 
  private:
   struct TailLine {
-    uint64_t number;  ///< of all lines printed
+    uint64_t number;  ///< of all lines shown
     std::string text;
+  };
+  struct LogFile {
+    base::UniqueFd fd;
+    std::filesystem::path path;
   };
   struct WorkerStream {
     LineSplitter lines;
-    base::UniqueFd log;
+    LogFile log;
   };
   struct Worker {
     WorkerOutput options;
@@ -108,22 +116,31 @@ class Output {
 
     WorkerStream& of(Stream stream) { return stream == Stream::kOut ? out : err; }
   };
+  /// Our own stdout or stderr.
+  struct Destination {
+    OutputOptions::Destination options;
+    StandardStream stream;
+    LogFile filtered;
+  };
 
-  std::string prefix_of(size_t worker, Stream stream) const;
+  Destination& destination(Stream stream) { return stream == Stream::kOut ? out_ : err_; }
+  /// Where its lines wait for the reader.
+  StandardStream& queue(Stream stream);
+  std::string prefix_of(size_t worker, Stream stream);
   LineSplitter::Sink sink(size_t worker, Stream stream, std::string& text);
   void filter(Stream stream, const std::string& prefix, std::string_view line);
-  const StandardStream& stream_of(Stream stream) const;
+  void write_to_log(const LogFile& log, std::string_view text);
   void print(Stream stream, std::string_view text);
   void erase_bar();
   void draw_bar();
 
-  OutputOptions options_;
-  bool one_terminal_;  ///< one queue then, or lines would change places
-  StandardStream out_;
-  StandardStream err_;
+  bool colour_;
+  Destination out_;
+  Destination err_;
+  /// Both lead to the same terminal, pipe or file: one queue, or lines would be torn.
+  bool same_destination_;
   std::vector<Worker> workers_;
-  base::UniqueFd filtered_out_;
-  base::UniqueFd filtered_err_;
+  std::string log_error_;  ///< the first
   uint64_t lines_ = 0;
   std::string bar_;
   bool bar_is_drawn_ = false;

@@ -130,15 +130,19 @@ Command resolve_program(const LaunchOptions& options) {
   if (!runs_python) {
     command.file = find_program(name);
   } else {
-    if (!options.module && !is_file(name)) {
+    if ((!options.module || options.run_path) && !is_file(name)) {
       throw ProgramError(fmt::format("program not found: there is no Python script {}", name),
                          base::kExitNotFound);
     }
     const std::string python = base::env("PYTHON_EXEC").value_or("python3");
     command.file = find_program(python);
     command.argv = {python, "-u"};
-    if (options.module) command.argv.emplace_back("-m");
-    if (options.run_path) command.argv.insert(command.argv.end(), {"-c", kRunPath});
+    // As torchrun: --run_path counts.
+    if (options.run_path) {
+      command.argv.insert(command.argv.end(), {"-c", kRunPath});
+    } else if (options.module) {
+      command.argv.emplace_back("-m");
+    }
   }
   command.first_argument = command.argv.size() + 1;
   command.argv.insert(command.argv.end(), options.program.begin(), options.program.end());

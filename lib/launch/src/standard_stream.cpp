@@ -22,6 +22,7 @@ StandardStream::StandardStream(int fd) : fd_(fd) {
   struct stat what {};
   if (::fstat(fd, &what) != 0) return;
   is_socket_ = S_ISSOCK(what.st_mode);
+  is_file_ = S_ISREG(what.st_mode);
   if (!S_ISFIFO(what.st_mode) && !S_ISCHR(what.st_mode)) return;
   own_.reset(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
                     O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
@@ -41,18 +42,17 @@ void StandardStream::write(std::string_view text) {
 
 void StandardStream::flush() {
   while (!closed_ && pending() > 0) {
-    const auto written = write_some(std::string_view(pending_).substr(done_));
+    const auto written = write_some(pending_.view());
     if (!written) return;
-    done_ += *written;
+    pending_.take(*written);
   }
-  pending_.clear();
-  done_ = 0;
+  if (closed_) pending_.clear();
 }
 
 std::optional<size_t> StandardStream::write_some(std::string_view text) {
   ssize_t written = 0;
-  if (own_) {
-    written = ::write(own_.get(), text.data(), text.size());
+  if (own_ || is_file_) {
+    written = ::write(fd(), text.data(), text.size());
   } else if (is_socket_) {
     written = ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } else {

@@ -4,8 +4,9 @@
 
 #include <cstddef>
 #include <optional>
-#include <string>
 #include <string_view>
+
+#include "send_buffer.h"
 
 namespace syncbn::launch {
 
@@ -23,7 +24,7 @@ class StandardStream {
   void flush();
 
   /// Bytes that the reader has not taken yet.
-  size_t pending() const { return pending_.size() - done_; }
+  size_t pending() const { return pending_.size(); }
   /// For poll(POLLOUT) while something is pending.
   int fd() const { return own_ ? own_.get() : fd_; }
   /// errno of the first write that failed; all text is dropped from then on. A reader that has seen
@@ -37,10 +38,10 @@ class StandardStream {
   int fd_;
   base::UniqueFd own_;
   bool is_socket_ = false;
+  bool is_file_ = false;
   bool closed_ = false;
   std::optional<int> error_;
-  std::string pending_;
-  size_t done_ = 0;  ///< of pending_
+  SendBuffer pending_;
 };
 
 }  // namespace syncbn::launch

@@ -38,8 +38,6 @@ base::UniqueFd open_spare() {
 }  // namespace
 
 struct StoreServer::Connection {
-  size_t pending() const { return output.size() - sent; }
-
   uint64_t id = 0;
   base::UniqueFd fd;
   uint32_t watched = 0;
@@ -47,8 +45,7 @@ struct StoreServer::Connection {
   bool broken = false;  ///< nothing can be written to it any more
   std::string input;
   QueryScanner scanner;  ///< of the first query in input
-  std::string output;
-  size_t sent = 0;                          ///< of output
+  SendBuffer output;
   uint64_t ticket = 0;                      ///< its place among those who wait
   std::unordered_set<std::string> awaited;  ///< empty: it does not wait
 };
@@ -103,6 +100,7 @@ void StoreServer::accept_connections() {
 
 // Otherwise it would keep us busy for as long as no descriptor is free. Clients try again.
 void StoreServer::drop_one_connection() {
+  if (!spare_) spare_ = open_spare();
   spare_.reset();
   base::UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
   spare_ = open_spare();
@@ -154,14 +152,14 @@ bool StoreServer::answer_queries(Connection& connection) {
 }
 
 bool StoreServer::has_room(Connection& connection) {
-  if (connection.pending() >= kMostPending) flush(connection);
-  return connection.pending() < kMostPending;
+  if (connection.output.size() >= kMostPending) flush(connection);
+  return connection.output.size() < kMostPending;
 }
 
 // False: the connection is to be closed.
 bool StoreServer::answer(Connection& connection, std::string_view query) {
   QueryReader in(query);
-  std::string& out = connection.output;
+  std::string& out = connection.output.bytes();
   const Query kind = in.query();
   // The greeting comes first, and once.
   if ((kind == Query::kValidate) == connection.greeted) return false;
@@ -204,7 +202,7 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
 // The queries whose first field is the one key that they are about.
 bool StoreServer::answer_about(const std::string& key, Query kind, QueryReader& in,
                                Connection& connection) {
-  std::string& out = connection.output;
+  std::string& out = connection.output.bytes();
   switch (kind) {
     case Query::kSet:
       set_value(key, in.string());
@@ -246,31 +244,28 @@ bool StoreServer::answer_about(const std::string& key, Query kind, QueryReader& 
 }
 
 void StoreServer::flush(Connection& connection) {
-  while (connection.pending() > 0) {
-    const ssize_t sent = ::send(connection.fd.get(), connection.output.data() + connection.sent,
-                                connection.pending(), MSG_NOSIGNAL);
+  SendBuffer& output = connection.output;
+  while (!output.empty()) {
+    const ssize_t sent =
+        ::send(connection.fd.get(), output.view().data(), output.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN) {
       // The connection is closed in its own turn; this makes sure that it gets one.
       connection.broken = true;
       ::shutdown(connection.fd.get(), SHUT_RDWR);
-      connection.sent = connection.output.size();
+      output.clear();
       break;
     }
     if (sent < 0) break;
-    connection.sent += static_cast<size_t>(sent);
-  }
-  if (connection.pending() == 0) {
-    connection.output = {};
-    connection.sent = 0;
+    output.take(static_cast<size_t>(sent));
   }
   watch(connection);
 }
 
 void StoreServer::watch(Connection& connection) {
   uint32_t events = 0;
-  if (connection.pending() < kMostPending) events |= EPOLLIN;
-  if (connection.pending() > 0) events |= EPOLLOUT;
+  if (connection.output.size() < kMostPending) events |= EPOLLIN;
+  if (connection.output.size() > 0) events |= EPOLLOUT;
   if (events == connection.watched) return;
   connection.watched = events;
   epoll_event event{.events = events, .data = {.u64 = connection.id}};
@@ -313,6 +308,9 @@ bool StoreServer::check(const std::vector<std::string>& keys) const {
 }
 
 void StoreServer::clear() {
+  // Those of the attempt that has ended, which the kernel has accepted for us, among them.
+  while (base::UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC))) {
+  }
   while (!connections_.empty()) take(*connections_.begin()->second).reset();
   values_.clear();
   queues_.clear();
@@ -396,7 +394,7 @@ bool StoreServer::enter_barrier(Connection& connection, const std::string& key,
     return true;
   }
   wake_all(key);
-  put_integer(connection.output, store::kStopWaiting);
+  put_integer(connection.output.bytes(), store::kStopWaiting);
   return true;
 }
 
@@ -407,7 +405,7 @@ bool StoreServer::start_wait(Connection& connection, const std::vector<std::stri
   for (const std::string& key : keys) {
     if (!has(key)) add_waiter(connection, key);
   }
-  if (connection.awaited.empty()) put_integer(connection.output, store::kStopWaiting);
+  if (connection.awaited.empty()) put_integer(connection.output.bytes(), store::kStopWaiting);
   return true;
 }
 
@@ -446,7 +444,7 @@ void StoreServer::wake_one(const std::string& key) {
 bool StoreServer::key_came(Connection& connection, const std::string& key) {
   connection.awaited.erase(key);
   if (!connection.awaited.empty()) return false;
-  put_integer(connection.output, store::kStopWaiting);
+  put_integer(connection.output.bytes(), store::kStopWaiting);
   flush(connection);
   return true;
 }

@@ -14,6 +14,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "send_buffer.h"
 #include "store_protocol.h"
 
 namespace syncbn::launch {

@@ -28,11 +28,9 @@ constexpr std::chrono::seconds kReaderPatience{1};
 
 OutputOptions output_options(const LaunchOptions& options) {
   OutputOptions result;
-  result.out_is_terminal = ::isatty(STDOUT_FILENO) == 1;
-  result.err_is_terminal = ::isatty(STDERR_FILENO) == 1;
+  result.out = {::isatty(STDOUT_FILENO) == 1, options.duplicate_stdout_filters};
+  result.err = {::isatty(STDERR_FILENO) == 1, options.duplicate_stderr_filters};
   result.colour = !base::env("NO_COLOR") && base::env("TERM").value_or("dumb") != "dumb";
-  result.out_filters = options.duplicate_stdout_filters;
-  result.err_filters = options.duplicate_stderr_filters;
   return result;
 }
 
@@ -72,7 +70,7 @@ Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, cons
       output_(output_options(options)) {}
 
 int Supervisor::run() {
-  if (!options_.log_dir.empty()) {
+  if (logs_.is_wanted()) {
     output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
   }
   return wait_for_reader(cluster_ != nullptr ? run_with_others() : run_alone());
@@ -117,7 +115,13 @@ GroupResult Supervisor::run_with_others() {
 
 GroupResult Supervisor::run_attempt() {
   logs_.begin_attempt(facts_.restart_count);
-  output_.begin_attempt(worker_outputs(options_, facts_), logs_.attempt());
+  output_.begin_attempt(worker_outputs(options_, facts_));
+  if (!options_.duplicate_stdout_filters.empty()) {
+    output_.copy_filtered(Stream::kOut, logs_.file(logs_.attempt(), "filtered_stdout.log"));
+  }
+  if (!options_.duplicate_stderr_filters.empty()) {
+    output_.copy_filtered(Stream::kErr, logs_.file(logs_.attempt(), "filtered_stderr.log"));
+  }
   const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, cluster_};
   return WorkerGroup(run, facts_).run();
 }
@@ -158,7 +162,7 @@ bool Supervisor::may_restart(const GroupResult& result) const {
 }
 
 void Supervisor::renew_master_port() {
-  // A port that was asked for is free again, with the worker that held the store.
+  // One that was asked for stays; the store on it is as new as the worker that holds it.
   if (options_.master_port.value_or(0) != 0) return;
   port_ = MasterPort::hold(0);
   facts_.master_port = port_->port();

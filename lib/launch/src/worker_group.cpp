@@ -135,8 +135,8 @@ base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::Uniqu
   const Streams tee = options_.tee.of(local_rank);
   const Streams redirect = options_.redirects.of(local_rank);
   const bool tees = is_out ? tee.out : tee.err;
-  const auto path = logs_.of_worker(local_rank) / (is_out ? "stdout.log" : "stderr.log");
-  if (tees) output_.log_to(index, stream, LogFolder::open(path));
+  const auto path = logs_.file(logs_.of_worker(local_rank), is_out ? "stdout.log" : "stderr.log");
+  if (tees) output_.log_to(index, stream, path);
   if (!tees && (is_out ? redirect.out : redirect.err)) return LogFolder::open(path);
   Pipe pipe = make_pipe();
   reader = std::move(pipe.reader);
@@ -176,16 +176,18 @@ void WorkerGroup::handle_signals() {
       case SIGWINCH:
         break;  // the next drawing asks for the width anew
       default:
-        if (ending_) {
-          kill_workers();
-        } else {
-          ended_by_signal_ = *signal;
-          tell_cluster(base::kExitSignalBase + *signal, false,
-                       fmt::format("ended by SIG{}", ::sigabbrev_np(*signal)));
-          end_workers(*signal);
-        }
+        end_by_signal(*signal);
     }
   }
+}
+
+void WorkerGroup::end_by_signal(int signal) {
+  if (ended_by_signal_) return kill_workers();  // the second time
+  ended_by_signal_ = signal;
+  tell_cluster(base::kExitSignalBase + signal, false,
+               fmt::format("ended by SIG{}", ::sigabbrev_np(signal)));
+  // Those that end already because of a failure have what is left of their time.
+  if (!ending_) end_workers(signal);
 }
 
 void WorkerGroup::handle_cluster() {
@@ -383,7 +385,8 @@ GroupResult WorkerGroup::result() {
     const Worker& worker = workers_[*first_failure_];
     if (worker.start_error) return start_failure(worker);
     return {.exit_code = exit_code_of(*worker.wait_status),
-            .failure = failure_report(*first_failure_)};
+            .failure = failure_report(*first_failure_),
+            .signal = ended_by_signal_};
   }
   if (ended_by_signal_) {
     return {.exit_code = base::kExitSignalBase + *ended_by_signal_, .signal = ended_by_signal_};

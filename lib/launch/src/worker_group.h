@@ -27,7 +27,7 @@ struct GroupResult {
   int exit_code = 0;
   std::optional<FailureReport> failure = {};  ///< of the first worker that failed
   std::string start_error = {};               ///< why that worker could not even be started
-  std::optional<int> signal = {};             ///< that ended the launcher
+  std::optional<int> signal = {};             ///< that the launcher got, before or after it
 };
 
 /// The workers of this node in one attempt, from start to end.
@@ -76,6 +76,7 @@ class WorkerGroup {
   base::UniqueFd open_stream(size_t worker, Stream stream, base::UniqueFd& reader);
   void wait_for_events();
   void handle_signals();
+  void end_by_signal(int signal);
   void handle_cluster();
   void tell_cluster(int exit_code, bool may_restart, const std::string& what);
   void handle_keeper_events();

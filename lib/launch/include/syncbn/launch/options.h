@@ -47,7 +47,8 @@ struct LaunchOptions {
   std::chrono::milliseconds join_timeout{600'000};  ///< for all nodes to come
 
   int max_restarts = 0;
-  std::vector<int> ending_signals;               ///< those that end the run
+  std::string signals_to_handle;                 ///< as it was typed
+  std::vector<int> ending_signals;               ///< those of them that end the run
   std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
 
   bool module = false;     ///< -m: the program is a Python module's name
@@ -59,10 +60,11 @@ struct LaunchOptions {
   /// Before each line of several workers, with ${host}, ${rank}, ${local_rank}, ${role_name} and
   /// ${time}; empty: lines pass as they are.
   std::string prefix;
-  std::string log_dir;  ///< empty: not given
-  StreamChoice redirects;
-  StreamChoice tee;
+  std::string log_dir;                  ///< empty: not given
+  StreamChoice redirects;               ///< to log files only
+  StreamChoice tee;                     ///< to log files as well
   std::vector<int> local_ranks_filter;  ///< whose output is shown; empty: everybody's
+  /// Lines with one of these texts are copied to filtered_stdout.log, filtered_stderr.log.
   std::vector<std::string> duplicate_stdout_filters;
   std::vector<std::string> duplicate_stderr_filters;
   bool dry_run = false;

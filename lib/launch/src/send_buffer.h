@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace syncbn::launch {
+
+/// Bytes that wait to be written. What has been taken is given back in large pieces: memory follows
+/// what waits, even where the buffer never runs empty.
+class SendBuffer {
+ public:
+  void append(std::string_view bytes) { bytes_.append(bytes); }
+  std::string_view view() const { return std::string_view(bytes_).substr(taken_); }
+  size_t size() const { return bytes_.size() - taken_; }
+  bool empty() const { return size() == 0; }
+
+  /// @param count of the first bytes of view().
+  void take(size_t count) {
+    taken_ += count;
+    if (taken_ == bytes_.size()) return clear();
+    if (taken_ < kPiece || taken_ < bytes_.size() / 2) return;
+    bytes_.erase(0, taken_);
+    taken_ = 0;
+  }
+  void clear() {
+    bytes_ = {};
+    taken_ = 0;
+  }
+
+  /// To append in place.
+  std::string& bytes() { return bytes_; }
+
+ private:
+  static constexpr size_t kPiece = 64 << 10;
+  std::string bytes_;
+  size_t taken_ = 0;
+};
+
+}  // namespace syncbn::launch
