@@ -15,6 +15,8 @@
 #include <filesystem>
 #include <string>
 
+#include "support/temp_folder.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -22,22 +24,15 @@ using namespace syncbn::base;  // NOLINT: the module under test
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A folder that goes away with the test.
 class AtomicFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "syncbn-test-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   size_t entries() const {
     return static_cast<size_t>(
         std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
   }
 
-  fs::path folder_;
+  const syncbn::test::TempFolder temp_;
+  const fs::path folder_ = temp_.path();
 };
 
 TEST_F(AtomicFileTest, ReplacesTheWholeFileAndLeavesNothingElse) {

@@ -1,10 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/config/yaml.h>
 
 #include <filesystem>
+
+#include "support/temp_folder.h"
 
 namespace syncbn::config {
 namespace {
@@ -98,13 +99,11 @@ TEST(YamlTest, NamesAFileThatIsNotThere) {
 }
 
 TEST(YamlTest, ReadsAFileAndNamesItInMarks) {
-  char folder[] = "/tmp/syncbn-yaml-XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const auto path = std::filesystem::path(folder) / "b.yaml";
+  const test::TempFolder folder;
+  const auto path = folder / "b.yaml";
   base::write_file_atomically(path, "a: 1\n");
   const Value value = load_yaml(path);
   EXPECT_EQ(value.find("a")->mark.str(), path.string() + ":1:4");
-  std::filesystem::remove_all(folder);
 }
 
 TEST(YamlTest, WritesWhatItReadsBack) {

@@ -18,6 +18,8 @@
 #include <syncbn/base/error.h>
 #include <syncbn/data/data_files.h>
 
+#include "support/temp_folder.h"
+
 namespace syncbn::data {
 namespace {
 
@@ -113,13 +115,6 @@ TEST(DigitsTest, IsFoundByItsTypeAlone) {
 /// A file of the test's own, removed afterwards.
 class DigitsFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "digits-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::string file(const std::string& bytes) {
     const auto path = folder_ / "own.csv";
     std::ofstream(path, std::ios::binary) << bytes;
@@ -137,7 +132,8 @@ class DigitsFileTest : public ::testing::Test {
     return [path] { load_digits({.path = path}, Split::kTrain); };
   }
 
-  std::filesystem::path folder_;
+  const test::TempFolder temp_;
+  const std::filesystem::path folder_ = temp_.path();
 };
 
 TEST_F(DigitsFileTest, ReadsPlainCsvToo) {

@@ -1,11 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/unique_fd.h>
 #include <syncbn/dist/process_group.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +12,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
+#include "support/listener.h"
 #include "support/multiproc.h"
 
 namespace {
@@ -23,6 +21,7 @@ namespace dist = syncbn::dist;
 using std::chrono::milliseconds;
 using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
+using syncbn::test::Listener;
 using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
 using ::testing::AllOf;
@@ -214,16 +213,7 @@ TEST(RendezvousTest, NobodyAtTheMasterAddressIsSaidAfterTheTimeout) {
 // A connection alone proves nothing: c10d's own client would wait for its answer for ever.
 TEST(RendezvousTest, AForeignProgramAtThePortIsNoStore) {
   run_ranks(1, [](int) {
-    const syncbn::base::UniqueFd silent(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))));
-    const auto* generic = reinterpret_cast<const sockaddr*>(&address);
-    const int on = 1;
-    ::setsockopt(silent.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    ASSERT_EQ(::bind(silent.get(), generic, sizeof(address)), 0);
-    ASSERT_EQ(::listen(silent.get(), 16), 0);
+    const Listener silent(std::atoi(std::getenv("MASTER_PORT")));
     ::setenv("WORLD_SIZE", "2", 1);
     ::setenv("RANK", "1", 1);
     const std::string message = message_of<UnavailableError>(

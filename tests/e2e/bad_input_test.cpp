@@ -1,14 +1,10 @@
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/unique_fd.h>
-#include <sys/socket.h>
 
 #include "e2e/train_program.h"
+#include "support/listener.h"
 #include "support/multiproc.h"
 
 namespace syncbn::test {
@@ -157,8 +153,8 @@ TEST_F(BadInputTest, SaysThatMemoryIsShort) {
 TEST_F(BadInputTest, SaysOnceForAllRanksWhyAFolderCannotBeMade) {
   const TempFolder folder;
   base::write_file_atomically(folder / "file", "");
-  for (const std::string& path :
-       {folder / "file/run", folder / std::string(300, 'x'), std::string("/proc/nowhere")}) {
+  for (const std::string path : {folder / "file/run", folder / std::string(300, 'x'),
+                                 std::filesystem::path("/proc/nowhere")}) {
     const auto result =
         launch_train(3, {"--config", shipped_config("digits.yaml"), "--run_dir", path});
     EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
@@ -227,19 +223,10 @@ TEST_F(BadInputTest, GivesUpWhenNobodyAnswersAtTheMastersAddress) {
 }
 
 TEST_F(BadInputTest, NamesAPortThatIsInUse) {
-  const base::UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  ASSERT_EQ(::bind(listener.get(), generic, size), 0);
-  ASSERT_EQ(::listen(listener.get(), 1), 0);
-  ASSERT_EQ(::getsockname(listener.get(), generic, &size), 0);
-  const int port = ntohs(address.sin_port);
-  const auto result =
-      train_on(shipped_config("digits.yaml"), {"--connect_timeout=5"}, rank_env(0, 2, port));
-  expect_one_message(result, base::kExitUnavailable, std::to_string(port));
+  const Listener listener;
+  const auto result = train_on(shipped_config("digits.yaml"), {"--connect_timeout=5"},
+                               rank_env(0, 2, listener.port));
+  expect_one_message(result, base::kExitUnavailable, std::to_string(listener.port));
 }
 
 TEST_F(BadInputTest, FindsTwoWorkersWithOneRank) {

@@ -1,7 +1,6 @@
 #include "e2e/train_program.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include "support/multiproc.h"
 
@@ -21,29 +20,12 @@ std::vector<std::string> joined(std::vector<std::string> front,
 
 }  // namespace
 
-TempFolder::TempFolder() {
-  char name[] = "/tmp/syncbn-e2e-XXXXXX";
-  if (::mkdtemp(name) == nullptr) throw std::runtime_error("mkdtemp failed");
-  path_ = name;
-}
-
-TempFolder::~TempFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
 std::string program(const std::string& name) {
   return std::string(SYNCBN_BIN_DIR "/") + name;
 }
 
 std::string shipped_config(const std::string& name) {
   return std::string(SYNCBN_SOURCE_DIR "/configs/") + name;
-}
-
-int count(const std::string& text, const std::string& part) {
-  int found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
-  return found;
 }
 
 Env rank_env(int rank, int world_size, int port) {

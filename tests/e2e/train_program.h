@@ -1,30 +1,15 @@
 #pragma once
 
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "support/program.h"
+#include "support/temp_folder.h"
+#include "support/text.h"
 
 namespace syncbn::test {
-
-/// A folder in /tmp that goes with this object.
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  bool empty() const { return std::filesystem::is_empty(path_); }
-
- private:
-  std::filesystem::path path_;
-};
 
 using Env = std::map<std::string, std::string>;
 
@@ -33,9 +18,6 @@ std::string program(const std::string& name);
 
 /// Path of a configuration that ships with the project.
 std::string shipped_config(const std::string& name);
-
-/// How many times `part` occurs in `text`.
-int count(const std::string& text, const std::string& part);
 
 /// Environment of rank `rank` as a launcher sets it.
 Env rank_env(int rank, int world_size, int port);

@@ -1,14 +1,11 @@
 #include "support/multiproc.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/unique_fd.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +14,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+
+#include "support/listener.h"
 
 namespace syncbn::test {
 namespace {
@@ -56,34 +55,8 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-namespace {
-
-/// Bound and not listening: the kernel gives the port to nobody else, and who sets SO_REUSEADDR, as
-/// TCPStore does, can still listen on it.
-struct HeldPort {
-  base::UniqueFd socket;
-  int port = 0;
-};
-
-HeldPort hold_port() {
-  base::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (!fd || ::bind(fd.get(), generic, size) != 0 || ::getsockname(fd.get(), generic, &size) != 0) {
-    base::throw_errno("cannot find a free port");
-  }
-  return {std::move(fd), ntohs(address.sin_port)};
-}
-
-}  // namespace
-
 int free_port() {
-  return hold_port().port;
+  return BoundPort().port;
 }
 
 std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
@@ -93,7 +66,9 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
   if (std::distance(begin(threads), end(threads)) != 1) {
     throw base::InternalError("a test forks ranks after its own process started threads");
   }
-  const HeldPort held = options.set_master ? hold_port() : HeldPort{};
+  // The kernel gives it to nobody else, and who sets SO_REUSEADDR, as TCPStore does, can listen on
+  // it.
+  const BoundPort held;
   const auto n = static_cast<size_t>(options.world_size);
   std::vector<pid_t> pids;
   std::vector<base::UniqueFd> outputs;

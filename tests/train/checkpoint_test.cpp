@@ -1,16 +1,14 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/train/checkpoint.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <filesystem>
-
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
+#include "support/temp_folder.h"
 
 namespace syncbn::train {
 namespace {
@@ -104,9 +102,8 @@ TEST(CheckpointTest, RefusesFilesOfOtherPrograms) {
 
 TEST(CheckpointTest, IsReadByPythonWithWeightsOnly) {
   SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
-  char folder[] = "/tmp/syncbn-checkpoint-XXXXXX";
-  ASSERT_NE(::mkdtemp(folder), nullptr);
-  const std::string path = std::string(folder) + "/last.pt";
+  const test::TempFolder folder;
+  const std::string path = folder / "last.pt";
   base::write_file_atomically(path, serialize(example()));
   const auto result = test::run_program({test::python(), "-c", R"(
 import sys, torch, zipfile
@@ -127,7 +124,6 @@ Net().load_state_dict(c["model"], strict=True)
 print("read")
 )",
                                          path});
-  std::filesystem::remove_all(folder);
   EXPECT_EQ(result.out, "read\n") << result.err;
 }
 

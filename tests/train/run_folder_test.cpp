@@ -2,11 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
 #include <nlohmann/json.hpp>
+
+#include "support/temp_folder.h"
 
 namespace syncbn::train {
 namespace {
@@ -16,14 +17,8 @@ using ::testing::HasSubstr;
 
 class RunFolderTest : public ::testing::Test {
  protected:
-  RunFolderTest() {
-    char name[] = "/tmp/syncbn-run-XXXXXX";
-    if (::mkdtemp(name) == nullptr) throw std::runtime_error("mkdtemp failed");
-    temp_ = name;
-  }
-  ~RunFolderTest() override { fs::remove_all(temp_); }
-
-  fs::path temp_;
+  const test::TempFolder folder_;
+  const fs::path temp_ = folder_.path();
 };
 
 TEST_F(RunFolderTest, RefusesAFolderThatHoldsARunUnlessToldWhatToDo) {
