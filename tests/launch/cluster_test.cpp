@@ -259,5 +259,76 @@ dist.destroy_process_group()
   }
 }
 
+/// torchrun beside our launchers: the same options, another program.
+class MixedClusterTest : public ::testing::Test {
+ protected:
+  void SetUp() override { SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch"); }
+
+  std::unique_ptr<Program> start(bool torchrun, int nodes, int rank, int nproc,
+                                 const std::vector<std::string>& program) {
+    std::vector<std::string> words{python(), "-m", "torch.distributed.run"};
+    if (!torchrun) words = launch_command({});
+    for (const std::string& word :
+         {fmt::format("--nnodes={}", nodes), fmt::format("--node_rank={}", rank),
+          fmt::format("--nproc_per_node={}", nproc), std::string("--master_addr=127.0.0.1"),
+          fmt::format("--master_port={}", port_), std::string("--no_python")}) {
+      words.push_back(word);
+    }
+    words.insert(words.end(), program.begin(), program.end());
+    return std::make_unique<Program>(words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}},
+                                                              .cwd = folder_.path(),
+                                                              .timeout_seconds = 100});
+  }
+
+  /// Each worker's rank and the sum of all ranks.
+  std::vector<std::string> sum_of_ranks() {
+    folder_.write("sum.py", R"(import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank()])
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", int(total), flush=True)
+dist.destroy_process_group()
+)");
+    return {python(), "sum.py"};
+  }
+
+  TempFolder folder_;
+  const int port_ = free_port();
+};
+
+TEST_F(MixedClusterTest, TorchrunTakesPartInOurJob) {
+  const auto work = sum_of_ranks();
+  const auto ours = start(false, 2, 0, 1, work);
+  const auto torchruns = start(true, 2, 1, 2, work);
+  const auto first = ours->wait();
+  const auto second = torchruns->wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
+  EXPECT_THAT(second.out,
+              AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
+}
+
+TEST_F(MixedClusterTest, WeTakePartInTorchrunsJob) {
+  const auto work = sum_of_ranks();
+  const auto ours = start(false, 2, 1, 2, work);
+  const auto torchruns = start(true, 2, 0, 1, work);
+  const auto second = ours->wait();
+  const auto first = torchruns->wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
+  EXPECT_THAT(second.out,
+              AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
+  EXPECT_THAT(second.err, HasSubstr("torchrun runs node 0"));
+}
+
+TEST_F(MixedClusterTest, ATorchrunThatLeavesEarlyIsNoSuccess) {
+  const auto ours = start(false, 2, 0, 1, {"true"});
+  const auto torchruns = start(true, 2, 1, 1, {"sh", "-c", "exit 3"});
+  EXPECT_EQ(ours->wait().exit_code, 75);
+  EXPECT_NE(torchruns->wait().exit_code, 0);
+}
+
 }  // namespace
 }  // namespace syncbn::test

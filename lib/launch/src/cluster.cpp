@@ -67,6 +67,7 @@ Cluster::Cluster(const LaunchOptions& options, int master_port, base::UniqueFd l
 Cluster::~Cluster() = default;
 
 Cluster::Clock::time_point Cluster::due() const {
+  if (torchrun_) return Clock::now() + kNoticePeriod;  // only its store has news
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);
   if (!accepted_) due = std::min(due, next_notice_);
@@ -78,12 +79,13 @@ void Cluster::handle() {
   const auto now = Clock::now();
   if (coordinator_) coordinator_->handle();
   if (finish_) return;
+  if (torchrun_) return handle_torchrun();
   if (connecting_) finish_connecting();
   if (next_try_ && now >= *next_try_) connect();
   if (link_) handle_messages();
   // What has just been said to ourselves.
   if (coordinator_) coordinator_->handle();
-  if (!link_ && now >= join_deadline_) {
+  if (!link_ && !torchrun_ && now >= join_deadline_) {
     end(base::kExitUnavailable,
         fmt::format(
             "node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
@@ -92,7 +94,7 @@ void Cluster::handle() {
             base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count()),
             connect_error_));
   }
-  if (!link_ && now >= next_notice_) {
+  if (!link_ && !torchrun_ && now >= next_notice_) {
     next_notice_ = now + kNoticePeriod;
     notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
                                    connect_error_));
@@ -194,7 +196,47 @@ void Cluster::handle_message(const Json& message) {
   }
 }
 
+// Its store closes a connection that begins with our greeting.
+bool Cluster::find_torchrun() {
+  if (coordinator_ || options_.node_rank < 1) return false;
+  try {
+    torchrun_.emplace(StoreClient::connect(host_, port_, Clock::now() + seconds(2)), options_);
+  } catch (const base::UnavailableError&) {
+    return false;
+  }
+  set_watch(epoll_.get(), EPOLL_CTL_ADD, torchrun_->fd(), EPOLLIN);
+  link_.reset();
+  notices_.push_back(
+      fmt::format("torchrun runs node 0 at {}:{}: no restarts, and failures there "
+                  "show as lost connections here",
+                  options_.master_addr, port_));
+  return true;
+}
+
+void Cluster::handle_torchrun() {
+  try {
+    if (torchrun_state_ == TorchrunState::kJoining) {
+      const auto ranks = torchrun_->ranks();
+      if (!ranks) return;
+      start_ = Start{.node = options_.node_rank,
+                     .rank_base = ranks->base,
+                     .world_size = ranks->world_size,
+                     .role_rank_base = ranks->role_base,
+                     .role_world_size = ranks->role_world_size,
+                     .master_addr = options_.master_addr,
+                     .master_port = port_,
+                     .agent_store = shares_store()};
+      torchrun_state_ = TorchrunState::kRunning;
+    } else if (torchrun_state_ == TorchrunState::kLeaving && torchrun_->all_have_left()) {
+      end(base::kExitOk, "");
+    }
+  } catch (const base::UnavailableError& error) {
+    end(base::kExitUnavailable, fmt::format("torchrun's node 0 is gone: {}", error.what()));
+  }
+}
+
 void Cluster::lose_coordinator() {
+  if (!accepted_ && find_torchrun()) return;
   const std::string why =
       accepted_ ? "is gone"
                 : "closed the connection; is that a syncbn-launch of this job, with --node_rank=0?";
@@ -216,6 +258,7 @@ std::vector<std::string> Cluster::take_notices() {
 }
 
 void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {
+  if (torchrun_) return end(exit_code, what);
   if (!link_) return;
   link_->send({{"type", "failed"},
                {"attempt", attempt_},
@@ -225,6 +268,15 @@ void Cluster::report_failure(int exit_code, bool may_restart, const std::string&
 }
 
 void Cluster::report_end() {
+  if (torchrun_ && !finish_) {
+    torchrun_state_ = TorchrunState::kLeaving;
+    try {
+      torchrun_->leave();
+    } catch (const base::UnavailableError& error) {
+      end(base::kExitUnavailable, fmt::format("torchrun's node 0 is gone: {}", error.what()));
+    }
+    return;
+  }
   if (link_) link_->send({{"type", "ended"}, {"attempt", attempt_}});
 }
 

@@ -12,13 +12,14 @@
 
 #include "agent_link.h"
 #include "coordinator.h"
-#include "master_port.h"
+#include "torchrun_lead.h"
 
 namespace syncbn::launch {
 
-/// A node's link to the others of its job: to the coordinator, which on node 0 runs in here, too.
-/// Everything happens in handle(), inside the poll loop of whoever waits: for the job's begin, for
-/// the workers, for the other nodes' workers. Not thread-safe.
+/// A node's link to the others of its job: to the coordinator, which on node 0 runs in here, too;
+/// or to torchrun's agent, where that runs node 0. Everything happens in handle(), inside the poll
+/// loop of whoever waits: for the job's begin, for the workers, for the other nodes' workers. Not
+/// thread-safe.
 class Cluster {
  public:
   using Clock = std::chrono::steady_clock;
@@ -74,6 +75,9 @@ class Cluster {
   void watch();
   void say_hello();
   void lose_coordinator();
+  /// Whether it is torchrun that runs node 0.
+  bool find_torchrun();
+  void handle_torchrun();
   void end(int exit_code, const std::string& what);
 
   const LaunchOptions& options_;
@@ -83,6 +87,9 @@ class Cluster {
   std::unique_ptr<Coordinator> coordinator_;  ///< on node 0
   base::UniqueFd connecting_;
   std::optional<AgentLink> link_;
+  std::optional<TorchrunLead> torchrun_;
+  enum class TorchrunState { kJoining, kRunning, kLeaving };
+  TorchrunState torchrun_state_ = TorchrunState::kJoining;
   std::string connect_error_;
   bool accepted_ = false;  ///< the coordinator has answered
 

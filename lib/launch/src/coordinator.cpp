@@ -41,6 +41,7 @@ struct Coordinator::Node {
 
 Coordinator::Coordinator(Options options, base::UniqueFd listener)
     : options_(std::move(options)),
+      torchrun_keys_(options_.run_id),
       store_(std::move(listener),
              [this](base::UniqueFd socket, std::string bytes) {
                take(std::move(socket), std::move(bytes));
@@ -77,6 +78,8 @@ void Coordinator::watch(Node& node) {
 
 void Coordinator::handle() {
   store_.handle();
+  if (state_ == State::kJoining) find_torchrun_nodes();
+  if (state_ == State::kLeaving) leave_torchruns_barrier();
   // All of them: a message may come with the connection, and there are few. A newcomer that says
   // hello moves to the nodes.
   for (size_t i = 0; i < newcomers_.size();) {
@@ -156,7 +159,7 @@ void Coordinator::hello(Node& node, const Json& message) {
 
 int Coordinator::rank_for(int wanted) const {
   int rank = 0;
-  while (nodes_.count(rank) > 0) ++rank;
+  while (is_here(rank)) ++rank;
   return wanted >= 0 ? wanted : rank;
 }
 
@@ -180,6 +183,9 @@ std::string Coordinator::misfit(const Node& node, const Json& message) const {
   if (const auto other = nodes_.find(rank); other != nodes_.end()) {
     return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", rank,
                        other->second->host, host);
+  }
+  if (torchrun_nodes_.count(rank) > 0) {
+    return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", host, rank);
   }
   if (state_ != State::kJoining) return "the job has begun without this launcher";
   return "";
@@ -206,6 +212,36 @@ void Coordinator::lost(Node& node) {
   if (all_ended()) end_attempt();
 }
 
+void Coordinator::find_torchrun_nodes() {
+  for (int node = 0; node < options_.nodes; ++node) {
+    if (is_here(node)) continue;
+    const auto text = store_.get(torchrun_keys_.role_info(node));
+    if (!text) continue;
+    const auto role = TorchrunRole::parse(*text);
+    if (role && role->node == node && role->nproc > 0) torchrun_nodes_[node] = *role;
+  }
+  if (all_here()) start_attempt();
+}
+
+bool Coordinator::is_here(int node) const {
+  return nodes_.count(node) > 0 || torchrun_nodes_.count(node) > 0;
+}
+
+void Coordinator::enter_torchruns_barrier() {
+  state_ = State::kLeaving;
+  store_.add(torchrun_keys_.members(), static_cast<int64_t>(nodes_.size()));
+  leave_torchruns_barrier();
+}
+
+void Coordinator::leave_torchruns_barrier() {
+  const bool all_in = store_.get(torchrun_keys_.members()) == std::to_string(options_.nodes);
+  if (all_in) store_.set(torchrun_keys_.last_member(), "all are here");
+  // They still read from the store.
+  if (store_.connections() > 0) return;
+  if (all_in) return finish(base::kExitOk, "");
+  finish(base::kExitUnavailable, "a node that torchrun runs left before its workers had succeeded");
+}
+
 void Coordinator::handle_times() {
   const auto now = Clock::now();
   if (state_ == State::kJoining && now >= join_deadline_) {
@@ -229,7 +265,7 @@ void Coordinator::handle_times() {
 std::string Coordinator::missing() const {
   std::vector<std::string> names;
   for (int rank = 0; rank < options_.nodes; ++rank) {
-    if (nodes_.count(rank) == 0) names.push_back(std::to_string(rank));
+    if (!is_here(rank)) names.push_back(std::to_string(rank));
   }
   constexpr size_t kNamed = 16;
   std::string rest;
@@ -241,7 +277,7 @@ std::string Coordinator::missing() const {
 }
 
 bool Coordinator::all_here() const {
-  return static_cast<int>(nodes_.size()) == options_.nodes;
+  return static_cast<int>(nodes_.size() + torchrun_nodes_.size()) == options_.nodes;
 }
 
 bool Coordinator::all_ended() const {
@@ -252,43 +288,57 @@ bool Coordinator::all_ended() const {
 void Coordinator::start_attempt() {
   state_ = State::kRunning;
   failed_ = false;
-  store_.clear();
+  // In the first one there are the keys of torchrun's nodes.
+  if (attempt_ > 0) store_.clear();
   if (!options_.agent_store) workers_port_ = MasterPort::hold(0);
+  std::map<int, TorchrunRole> all = torchrun_nodes_;
+  for (const auto& [rank, node] : nodes_) all[rank] = {node->role, rank, node->nproc};
   int world_size = 0;
   std::map<std::string, int> role_sizes;
-  for (const auto& [rank, node] : nodes_) {
-    world_size += node->nproc;
-    role_sizes[node->role] += node->nproc;
+  for (const auto& [rank, role] : all) {
+    world_size += role.nproc;
+    role_sizes[role.role] += role.nproc;
   }
   int rank_base = 0;
   std::map<std::string, int> role_bases;
-  for (const auto& [rank, node] : nodes_) {
-    node->ended = false;
-    node->link.send({{"type", "start"},
-                     {"attempt", attempt_},
-                     {"node", rank},
-                     {"rank_base", rank_base},
-                     {"world_size", world_size},
-                     {"role_rank_base", role_bases[node->role]},
-                     {"role_world_size", role_sizes[node->role]},
-                     {"master_addr", options_.master_addr},
-                     {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
-                     {"agent_store", options_.agent_store}});
-    watch(*node);
-    rank_base += node->nproc;
-    role_bases[node->role] += node->nproc;
+  for (const auto& [rank, role] : all) {
+    start_node(rank, {rank_base, world_size, role_bases[role.role], role_sizes[role.role]});
+    rank_base += role.nproc;
+    role_bases[role.role] += role.nproc;
   }
+}
+
+void Coordinator::start_node(int rank, const Ranks& ranks) {
+  if (torchrun_nodes_.count(rank) > 0) {
+    const Json assigned{ranks.base, ranks.world_size, ranks.role_base, ranks.role_world_size};
+    store_.set(torchrun_keys_.assigned_ranks(rank), assigned.dump());
+    return;
+  }
+  Node& node = *nodes_.at(rank);
+  node.ended = false;
+  node.link.send({{"type", "start"},
+                  {"attempt", attempt_},
+                  {"node", rank},
+                  {"rank_base", ranks.base},
+                  {"world_size", ranks.world_size},
+                  {"role_rank_base", ranks.role_base},
+                  {"role_world_size", ranks.role_world_size},
+                  {"master_addr", options_.master_addr},
+                  {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
+                  {"agent_store", options_.agent_store}});
+  watch(node);
 }
 
 void Coordinator::fail(int exit_code, bool may_restart, const std::string& text) {
   if (std::exchange(failed_, true)) return;  // what follows from the first failure
   exit_code_ = exit_code;
-  may_restart_ = may_restart && attempt_ < options_.max_restarts;
+  may_restart_ = may_restart && attempt_ < options_.max_restarts && torchrun_nodes_.empty();
   failure_text_ = text;
   send_to_all({{"type", "stop"}, {"attempt", attempt_}, {"what", text}});
 }
 
 void Coordinator::end_attempt() {
+  if (!failed_ && !torchrun_nodes_.empty()) return enter_torchruns_barrier();
   if (!failed_) return finish(base::kExitOk, "");
   if (!may_restart_ || !all_here()) return finish(exit_code_, failure_text_);
   ++attempt_;

@@ -13,12 +13,16 @@
 #include "agent_link.h"
 #include "master_port.h"
 #include "store_server.h"
+#include "torchrun_keys.h"
 
 namespace syncbn::launch {
 
 /// Leads the launchers of a job, inside the launcher of node 0: waits for all of them, deals out
 /// the ranks, starts every attempt, ends it everywhere when a worker fails anywhere, and says what
 /// the job's exit code is. It also holds the store of the workers, which is emptied before each
+/// attempt.
+///
+/// Nodes that torchrun runs meet us in the store, by torchrun's keys: they take part in one
 /// attempt.
 ///
 /// Messages to it: hello, failed, ended, alive. From it: refuse, waiting, start, stop, finish,
@@ -51,6 +55,13 @@ class Coordinator {
 
  private:
   struct Node;
+  /// The global rank and the role rank of local rank 0, and the number of all.
+  struct Ranks {
+    int base = 0;
+    int world_size = 1;
+    int role_base = 0;
+    int role_world_size = 1;
+  };
 
   void take(base::UniqueFd socket, std::string first_bytes);
   void watch(Node& node);
@@ -67,27 +78,35 @@ class Coordinator {
   /// The rank of a node that wants this one, -1: any.
   int rank_for(int wanted) const;
 
+  void find_torchrun_nodes();
+  bool is_here(int node) const;
+  void enter_torchruns_barrier();
+  void leave_torchruns_barrier();
+
   void handle_times();
   std::string missing() const;
   bool all_here() const;
   bool all_ended() const;
   void start_attempt();
+  void start_node(int rank, const Ranks& ranks);
   void end_attempt();
   void fail(int exit_code, bool may_restart, const std::string& text);
   void finish(int exit_code, const std::string& text);
   void send_to_all(const nlohmann::json& message);
 
   const Options options_;
+  const TorchrunKeys torchrun_keys_;
   StoreServer store_;
   base::UniqueFd epoll_;
   std::vector<std::unique_ptr<Node>> newcomers_;  ///< that have not said hello
   std::map<int, std::unique_ptr<Node>> nodes_;    ///< by node rank
+  std::map<int, TorchrunRole> torchrun_nodes_;    ///< those that torchrun runs
   Clock::time_point due_;
   Clock::time_point join_deadline_;
   Clock::time_point next_notice_;
   Clock::time_point next_alive_;
 
-  enum class State { kJoining, kRunning, kFinished };
+  enum class State { kJoining, kRunning, kLeaving, kFinished };
   State state_ = State::kJoining;
   int attempt_ = 0;
   std::optional<MasterPort> workers_port_;  ///< of this attempt, where they have their own store

@@ -178,6 +178,14 @@ int64_t StoreClient::add(std::string_view key, int64_t amount, TimePoint deadlin
   return receive_integer<int64_t>(deadline);
 }
 
+void StoreClient::count_in(TimePoint deadline) {
+  std::string query = store::begin_query(Query::kAdd);
+  put_string(query, "init/");  // as it is on the wire
+  put_integer<int64_t>(query, 1);
+  ask("count ourselves in", query, deadline);
+  receive_integer<int64_t>(deadline);
+}
+
 bool StoreClient::check(const std::vector<std::string>& keys, TimePoint deadline) {
   ask(fmt::format("check {}", quoted(keys)), keys_query(Query::kCheck, keys), deadline);
   const auto answer = receive_integer<uint8_t>(deadline);

@@ -35,6 +35,8 @@ class StoreClient {
   std::vector<std::string> multi_get(const std::vector<std::string>& keys, TimePoint deadline);
   /// The sum. A store closes the connection when the value is no integer.
   int64_t add(std::string_view key, int64_t amount, TimePoint deadline);
+  /// torch's own server waits in its constructor until so many clients have done this.
+  void count_in(TimePoint deadline);
   /// Whether all of the keys are there.
   bool check(const std::vector<std::string>& keys, TimePoint deadline);
   /// Returns once all of the keys are there.

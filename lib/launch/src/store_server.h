@@ -50,6 +50,9 @@ class StoreServer {
   /// Whether all of the keys are there.
   bool check(const std::vector<std::string>& keys) const;
 
+  /// Open ones.
+  size_t connections() const { return connections_.size(); }
+
   /// Forgets all keys and closes all connections, so that the next attempt finds a fresh store.
   void clear();
 

@@ -78,7 +78,7 @@ int Supervisor::run() {
 
 GroupResult Supervisor::run_alone() {
   for (;;) {
-    const GroupResult result = run_attempt();
+    GroupResult result = run_attempt();
     report(result);
     if (!may_restart(result)) return result;
     ++facts_.restart_count;
@@ -90,7 +90,7 @@ GroupResult Supervisor::run_alone() {
 GroupResult Supervisor::run_with_others() {
   for (;;) {
     if (const auto signal = wait_for_orders()) {
-      const GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
+      GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
       cluster_->report_failure(result.exit_code, false,
                                fmt::format("ended by SIG{}", ::sigabbrev_np(*signal)));
       report(result);
@@ -106,7 +106,7 @@ GroupResult Supervisor::run_with_others() {
     if (!start) continue;
     take_place(*start);
     if (start->attempt > 0) announce_restart();
-    const GroupResult result = run_attempt();
+    GroupResult result = run_attempt();
     cluster_->report_end();
     report(result);
     if (result.signal) return result;
