@@ -1,14 +1,18 @@
 // syncbn-launch from outside: what workers find, and what becomes of what they do.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <syncbn/base/atomic_file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "launch/launcher.h"
+#include "support/skip.h"
 #include "support/text.h"
 
 namespace syncbn::test {
@@ -366,6 +370,64 @@ TEST(LaunchTest, DoesNotLinkLibtorch) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("libc.so"));
   EXPECT_THAT(result.out, AllOf(Not(HasSubstr("torch")), Not(HasSubstr("libc10"))));
+}
+
+TEST(LaunchTest, WritesAReportInJson) {
+  TempFolder folder;
+  const std::string file = folder / "report.json";
+  launch({"--report=" + file, "true"});
+  EXPECT_EQ(nlohmann::json::parse(base::read_file(file)),
+            nlohmann::json::parse(R"({"exit_code": 0, "restarts": 0, "failure": null})"));
+  launch({"--report", file, "--max_restarts=1", "--nproc_per_node=2", "sh", "-c",
+          "[ $RANK = 0 ] && exec sleep 1000; echo why >&2; kill -SEGV $$$$"});
+  const auto report = nlohmann::json::parse(base::read_file(file));
+  EXPECT_EQ(report["exit_code"], 139);
+  EXPECT_EQ(report["restarts"], 1);
+  EXPECT_EQ(report["failure"]["rank"], 1);
+  EXPECT_EQ(report["failure"]["signal"], 11);
+  EXPECT_EQ(report["failure"]["command"][0], "sh");
+  EXPECT_EQ(report["failure"]["ended"].size(), 1U);
+}
+
+TEST(LaunchTest, AReportThatCannotBeWrittenChangesNoExitCode) {
+  const auto result = launch({"--report=/proc/x/y", "sh", "-c", "exit 5"});
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.err, HasSubstr("--report: cannot"));
+}
+
+/// A control group of version 1 with little memory.
+class SmallMemory {
+ public:
+  SmallMemory() : folder_(fmt::format("/sys/fs/cgroup/memory/syncbn-test-{}", ::getpid())) {
+    std::error_code error;
+    available_ = std::filesystem::create_directory(folder_, error) && !error;
+    if (!available_) return;
+    std::ofstream(folder_ + "/memory.limit_in_bytes") << "64M";
+    available_ = std::filesystem::exists(folder_ + "/memory.oom_control");
+  }
+  ~SmallMemory() {
+    std::error_code ignored;
+    std::filesystem::remove(folder_, ignored);
+  }
+  SmallMemory(const SmallMemory&) = delete;
+  SmallMemory& operator=(const SmallMemory&) = delete;
+  bool available() const { return available_; }
+  std::string processes() const { return folder_ + "/cgroup.procs"; }
+
+ private:
+  std::string folder_;
+  bool available_ = false;
+};
+
+TEST(LaunchTest, TellsAnOutOfMemoryKillFromAnother) {
+  const SmallMemory memory;
+  SYNCBN_SKIP_UNLESS(memory.available(), "cgroup");
+  const auto result = run_program({"sh", "-c",
+                                   "echo $$ > " + memory.processes() + "; exec " + kLauncher +
+                                       " python3 -c 'x = bytearray(500 << 20)'"});
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err, HasSubstr("ran out of memory"));
+  EXPECT_THAT(launch({"sh", "-c", "kill -KILL $$$$"}).err, Not(HasSubstr("ran out of memory")));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cctype>
 #include <ctime>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "processes.h"
@@ -57,7 +58,8 @@ std::string shell_quoted(const std::vector<std::string>& argv) {
 }
 
 std::string render_report(const FailureReport& report) {
-  const std::string what = describe_status(report.wait_status);
+  std::string what = describe_status(report.wait_status);
+  if (report.out_of_memory) what += ", as the kernel ran out of memory for this job";
   if (exit_code_of(report.wait_status) == base::kExitUsage) {
     return fmt::format(
         "syncbn-launch: rank {} exited with 2 (usage or configuration error; see the message "
@@ -84,6 +86,34 @@ std::string render_report(const FailureReport& report) {
   if (!report.failed_too.empty()) line("failed too", base::join(report.failed_too, ", "));
   if (!report.ended.empty()) line("then ended", base::join(report.ended, ", "));
   return text;
+}
+
+std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure) {
+  nlohmann::ordered_json json;
+  json["exit_code"] = exit_code;
+  json["restarts"] = restarts;
+  json["failure"] = nullptr;
+  if (failure) {
+    auto& first = json["failure"];
+    first["rank"] = failure->rank;
+    first["local_rank"] = failure->local_rank;
+    first["host"] = failure->host;
+    first["pid"] = failure->pid;
+    first["command"] = failure->argv;
+    const bool exited = WIFEXITED(failure->wait_status);
+    const char* const how = exited ? "exit_code" : "signal";
+    first[how] = exited ? WEXITSTATUS(failure->wait_status) : WTERMSIG(failure->wait_status);
+    first["out_of_memory"] = failure->out_of_memory;
+    first["time"] = std::chrono::duration<double>(failure->time.time_since_epoch()).count();
+    first["seconds_after_start"] = failure->seconds_after_start;
+    first["stderr_tail"] = failure->stderr_tail;
+    first["error_message"] = failure->error_message;
+    first["error_file"] = failure->error_message.empty() ? "" : failure->error_file;
+    first["failed_too"] = failure->failed_too;
+    first["ended"] = failure->ended;
+  }
+  // Workers' words may be any bytes.
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace syncbn::launch

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct FailureReport {
   pid_t pid = 0;
   std::vector<std::string> argv;
   int wait_status = 0;
+  bool out_of_memory = false;  ///< the kernel killed for lack of memory in our control group
   std::chrono::system_clock::time_point time;
   double seconds_after_start = 0;
   std::vector<std::string> stderr_tail;  ///< empty where it need not be repeated
@@ -28,6 +30,10 @@ struct FailureReport {
 /// The report as it is printed, one block of text. A usage error (exit code 2) has been explained
 /// by the worker itself and gets one line.
 std::string render_report(const FailureReport& report);
+
+/// How the run ended, as one JSON object: exit_code, restarts, and `failure` (null when there was
+/// none), whose keys are those of FailureReport, with exit_code or signal for the wait status.
+std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure);
 
 /// argv as one could type it into a shell.
 std::string shell_quoted(const std::vector<std::string>& argv);

@@ -261,6 +261,12 @@ void describe_output(Table& table, TypedOptions& typed) {
               "The same for stderr and filtered_stderr.log");
 }
 
+void describe_report(Table& table, TypedOptions& typed) {
+  table.value("--report", typed.options.report, "FILE",
+              "Write how the run ended, and the first failure, to this file as\nJSON");
+  table.ours({"SYNCBN_REPORT"});
+}
+
 void describe_accepted(Table& table) {
   table.group("Accepted for torchrun's sake, without effect");
   table.accepted("--event_log_handler", "NAME", "There is no event log yet");
@@ -280,6 +286,7 @@ std::vector<OptionSource> describe_options(CLI::App& app, TypedOptions& typed) {
   describe_failures(table, typed);
   describe_program(table, typed);
   describe_output(table, typed);
+  describe_report(table, typed);
   describe_accepted(table);
   app.set_help_flag("-h,--help", "Show this text")->group("About");
   app.set_version_flag("-V,--version", "syncbn-launch " SYNCBN_VERSION, "Show the version")

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -73,7 +74,9 @@ int Supervisor::run() {
   if (logs_.is_wanted()) {
     output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
   }
-  return wait_for_reader(cluster_ != nullptr ? run_with_others() : run_alone());
+  const GroupResult result = cluster_ != nullptr ? run_with_others() : run_alone();
+  write_report(result);
+  return wait_for_reader(result);
 }
 
 GroupResult Supervisor::run_alone() {
@@ -177,6 +180,7 @@ void Supervisor::report(const GroupResult& result) {
   if (!result.start_error.empty()) {
     output_.say(fmt::format("syncbn-launch: error: {}", result.start_error));
   } else if (result.failure) {
+    last_failure_ = result.failure;
     output_.say(render_report(*result.failure));
     copy_error_file(*result.failure);
     if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
@@ -185,6 +189,18 @@ void Supervisor::report(const GroupResult& result) {
     }
   } else if (result.signal) {
     output_.say(fmt::format("syncbn-launch: ended by SIG{}", ::sigabbrev_np(*result.signal)));
+  }
+}
+
+void Supervisor::write_report(const GroupResult& result) {
+  if (options_.report.empty()) return;
+  const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_failure_;
+  try {
+    base::write_file_atomically(options_.report,
+                                json_report(result.exit_code, facts_.restart_count, failure));
+  } catch (const base::Error& error) {
+    // The run's own end matters more.
+    output_.say(fmt::format("syncbn-launch: --report: {}", error.what()));
   }
 }
 

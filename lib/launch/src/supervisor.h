@@ -40,6 +40,7 @@ class Supervisor {
   void renew_master_port();
   void announce_restart();
   void report(const GroupResult& result);
+  void write_report(const GroupResult& result);
   /// Waits until our own reader has taken all of the output. Returns the final exit code.
   int wait_for_reader(const GroupResult& result);
 
@@ -47,6 +48,7 @@ class Supervisor {
   RunFacts facts_;
   const Command& command_;
   Cluster* const cluster_;
+  std::optional<FailureReport> last_failure_;
   Signals signals_;
   LogFolder logs_;
   Output output_;

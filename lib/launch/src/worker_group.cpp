@@ -9,6 +9,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <sys/ioctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -418,6 +419,8 @@ FailureReport WorkerGroup::failure_report(size_t index) {
   report.pid = worker.pid;
   report.argv = worker.argv;
   report.wait_status = *worker.wait_status;
+  const bool killed = WIFSIGNALED(report.wait_status) && WTERMSIG(report.wait_status) == SIGKILL;
+  report.out_of_memory = killed && oom_.struck();
   report.time = failed_at_;
   report.seconds_after_start = failed_after_seconds_;
   report.error_message = logs_.error_message(report.local_rank);

@@ -15,6 +15,7 @@
 #include "failure_report.h"
 #include "keeper.h"
 #include "log_folder.h"
+#include "oom_watch.h"
 #include "output.h"
 #include "program.h"
 #include "progress_bar.h"
@@ -107,6 +108,7 @@ class WorkerGroup {
   LogFolder& logs_;
   Cluster* const cluster_;
   const RunFacts& facts_;
+  const OomWatch oom_;
   ProgressBar progress_;
   std::vector<Worker> workers_;
   std::unique_ptr<Keeper> keeper_;

@@ -67,6 +67,7 @@ struct LaunchOptions {
   /// Lines with one of these texts are copied to filtered_stdout.log, filtered_stderr.log.
   std::vector<std::string> duplicate_stdout_filters;
   std::vector<std::string> duplicate_stderr_filters;
+  std::string report;  ///< the file for a report in JSON; empty: none
   bool dry_run = false;
 
   std::vector<std::string> program;  ///< the program's name and its arguments, untouched
