@@ -1,0 +1,119 @@
+#include <syncbn/base/socket.h>
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <cstring>
+
+namespace syncbn::base {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kMostPatience{10};
+
+bool is_ipv6(std::string_view host) {
+  // What follows is the interface of a link-local address.
+  const std::string address(host.substr(0, host.find('%')));
+  in6_addr ignored{};
+  return ::inet_pton(AF_INET6, address.c_str(), &ignored) == 1;
+}
+
+std::optional<int> parse_port(std::string_view digits) {
+  uint16_t port = 0;
+  const char* const end = digits.data() + digits.size();
+  const auto [rest, error] = std::from_chars(digits.data(), end, port);
+  if (error != std::errc() || rest != end) return std::nullopt;
+  return port;
+}
+
+/// Nothing and a reason otherwise.
+UniqueFd connect_to(const addrinfo& address, Deadline deadline, std::string& reason) {
+  UniqueFd fd = start_connect(address);
+  int error = fd ? 0 : errno;
+  if (fd) error = poll_until(fd.get(), POLLOUT, deadline) ? connect_error(fd.get()) : ETIMEDOUT;
+  if (error == 0) return fd;
+  reason = std::strerror(error);
+  return {};
+}
+
+}  // namespace
+
+std::optional<HostPort> parse_host_port(std::string_view text) {
+  if (is_ipv6(text)) return HostPort{std::string(text), std::nullopt};
+  const bool in_brackets = text.starts_with('[');
+  const size_t colon = text.find(':', in_brackets ? text.find(']') : 0);
+  std::string_view host = text.substr(0, colon);
+  if (in_brackets) {
+    if (!host.ends_with(']')) return std::nullopt;
+    host = host.substr(1, host.size() - 2);
+    if (!is_ipv6(host)) return std::nullopt;
+  }
+  if (host.empty()) return std::nullopt;
+  HostPort result{std::string(host), std::nullopt};
+  if (colon == std::string_view::npos) return result;
+  result.port = parse_port(text.substr(colon + 1));
+  return result.port ? std::optional(result) : std::nullopt;
+}
+
+AddressList resolve(const std::string& host, int port, std::string& reason) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  if (error == 0) return AddressList(list);
+  reason = ::gai_strerror(error);
+  return nullptr;
+}
+
+bool poll_until(int fd, short events, Deadline deadline) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    pollfd ready{fd, events, 0};
+    if (::poll(&ready, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 60'000))) > 0) return true;
+    if (left <= 0) return false;
+  }
+}
+
+UniqueFd start_connect(const addrinfo& address) {
+  UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd || ::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0 ||
+      errno == EINPROGRESS) {
+    return fd;
+  }
+  const int error = errno;
+  fd.reset();
+  errno = error;
+  return fd;
+}
+
+int connect_error(int fd) {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  return error;
+}
+
+Deadline patience_with_first(Deadline now, Deadline deadline, size_t addresses) {
+  const Deadline share = now + (deadline - now) / static_cast<int64_t>(addresses);
+  return std::min(share, now + kMostPatience);
+}
+
+UniqueFd connect_to_any(const addrinfo* addresses, Deadline deadline, std::string& reason,
+                        const ConnectionCheck& usable) {
+  size_t left = 0;
+  for (const addrinfo* one = addresses; one != nullptr; one = one->ai_next) ++left;
+  for (const addrinfo* one = addresses; one != nullptr; one = one->ai_next) {
+    const Deadline patience = patience_with_first(Clock::now(), deadline, left--);
+    UniqueFd fd = connect_to(*one, patience, reason);
+    if (fd && (!usable || usable(fd.get(), patience))) return fd;
+  }
+  return {};
+}
+
+}  // namespace syncbn::base
