@@ -197,6 +197,10 @@ TEST(RendezvousTest, UnknownBackendAndMethodAreNamed) {
               HasSubstr("'glo'"));
   EXPECT_THAT(message_of<UserError>([] { dist::init_process_group({.init_method = "udp://x:1"}); }),
               HasSubstr("udp://x:1"));
+  for (const char* url : {"tcp://h:123abc", "tcp://h", "tcp://h:0"}) {
+    EXPECT_THAT(message_of<UserError>([&] { dist::init_process_group({.init_method = url}); }),
+                HasSubstr(std::string(url) + "' is not tcp://host:port"));
+  }
 }
 
 TEST(RendezvousTest, NobodyAtTheMasterAddressIsSaidAfterTheTimeout) {
@@ -267,6 +271,31 @@ TEST(RendezvousTest, TwoProcessesWithOneRankAreBothTold) {
     told += result.output.find("two processes have rank 1") != std::string::npos;
   }
   EXPECT_GE(told, 2);
+}
+
+// Rank 1 gives up twice: before there is a store, and while it waits for rank 2.
+TEST(RendezvousTest, ARankThatGaveUpCanComeAgain) {
+  int no_store[2];
+  int waited[2];
+  ASSERT_EQ(::pipe(no_store), 0);
+  ASSERT_EQ(::pipe(waited), 0);
+  run_ranks(3, [&](int rank) {
+    char byte = 0;
+    if (rank != 1) {
+      ASSERT_EQ(::read(rank == 0 ? no_store[0] : waited[0], &byte, 1), 1);
+    }
+    if (rank == 1) {
+      EXPECT_THROW(dist::init_process_group({.connect_timeout = milliseconds(100)}),
+                   UnavailableError);
+      ASSERT_EQ(::write(no_store[1], "0", 1), 1);
+      EXPECT_THROW(dist::init_process_group({.connect_timeout = milliseconds(1500)}),
+                   UnavailableError);
+      ASSERT_EQ(::write(waited[1], "2", 1), 1);
+    }
+    dist::init_process_group();
+    EXPECT_EQ(dist::world_size(), 3);
+    dist::barrier();
+  });
 }
 
 TEST(RendezvousTest, ATakenPortIsNamed) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <random>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -94,14 +95,15 @@ bool on_several_hosts(int world_size) {
   return local && *local < world_size;
 }
 
-/// Waits until the store answers, and says by which address of ours.
+/// Waits until the store answers, and says on which way.
 /// c10d's own client does this too, with a screenful of warnings, and for ever where the port is
 /// that of a program which keeps silent.
-std::string wait_for_store(const Place& place, Clock::time_point deadline, milliseconds limit) {
+StoreEndpoint::Route wait_for_store(const Place& place, Clock::time_point deadline,
+                                    milliseconds limit) {
   std::string reason;
   milliseconds delay = kFirstRetryDelay;
   for (;;) {
-    if (const auto own = place.master.probe(deadline, reason)) return *own;
+    if (const auto route = place.master.probe(deadline, reason)) return *route;
     if (Clock::now() + delay > deadline) break;
     std::this_thread::sleep_for(delay);
     delay = std::min(delay * 2, kLongestRetryDelay);
@@ -131,14 +133,23 @@ std::string text(const std::vector<uint8_t>& bytes) {
 /// What a rank says of itself when it arrives: its backend, and where it runs.
 struct Arrival {
   std::string backend;
+  /// Unlike `where`, never that of another process: containers may share a host's name and PID 1.
+  std::string process;
   std::string where;
 
-  std::string str() const { return backend + "|" + where; }
+  std::string str() const { return fmt::format("{}|{}|{}", backend, process, where); }
   static Arrival parse(const std::string& text) {
-    const size_t bar = text.find('|');
-    return {text.substr(0, bar), text.substr(bar + 1)};
+    const size_t first = text.find('|');
+    const size_t second = text.find('|', first + 1);
+    return {text.substr(0, first), text.substr(first + 1, second - first - 1),
+            text.substr(second + 1)};
   }
 };
+
+std::string process_id() {
+  static const std::string id = fmt::format("{:08x}", std::random_device()());
+  return id;
+}
 
 Arrival arrival_of(c10d::Store& store, int rank) {
   return Arrival::parse(text(store.get(rank_key(rank))));
@@ -188,16 +199,19 @@ c10::intrusive_ptr<c10d::Store> join_store(const Place& place, const InitOptions
   // For its client, which tries again for as long when the store ends between probe and connection.
   store_options.timeout = limit;
   store_options.isServer = place.holds_store();
+  std::string host = place.master.host;
   if (place.holds_store()) {
     store_options.masterListenFd =
         place.master.listen(on_several_hosts(place.world_size)).release();
   } else {
-    address = wait_for_store(place, deadline, limit);
+    const StoreEndpoint::Route route = wait_for_store(place, deadline, limit);
+    address = route.own;
+    // Its client would spend all of its time on an address that swallows packets.
+    host = route.store;
   }
-  c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<c10d::TCPStore>(place.master.host, store_options);
+  c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(host, store_options);
   store->setTimeout(options.timeout);
-  if (place.holds_store()) address = wait_for_store(place, deadline, limit);
+  if (place.holds_store()) address = wait_for_store(place, deadline, limit).own;
   if (earlier > 0) {
     store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), store);
   }
@@ -224,8 +238,11 @@ c10::intrusive_ptr<c10d::Store> join_new_store(const Place& place, const InitOpt
 /// counter, and the ranks that wait learn of it.
 void arrive(c10d::Store& store, const Place& place, const std::string& backend,
             Clock::time_point deadline, milliseconds limit) {
-  const Arrival own{backend, fmt::format("{}, process {}", base::hostname(), ::getpid())};
-  if (store.add(rank_key(place.rank) + "/count", 1) > 1) {
+  const Arrival own{backend, process_id(),
+                    fmt::format("{}, process {}", base::hostname(), ::getpid())};
+  // A process that gave up may come a second time.
+  if (store.add(rank_key(place.rank) + "/count", 1) > 1 &&
+      arrival_of(store, place.rank).str() != own.str()) {
     const std::string refusal = fmt::format(
         "two processes have rank {}: one on {} and one on {}; every process of a job needs a RANK "
         "of "
@@ -279,11 +296,12 @@ Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
   const milliseconds limit = options.connect_timeout;
   const auto deadline = Clock::now() + limit;
   result.holds_store = place.holds_store();
+  // Not attempts: some ranks may have made more of them than others.
   static int groups = 0;
-  const int earlier = groups++;
   try {
-    result.store = join_new_store(place, options, earlier, deadline, result.address);
+    result.store = join_new_store(place, options, groups, deadline, result.address);
     arrive(*result.store, place, backend, deadline, limit);
+    ++groups;
   } catch (const c10::Error& error) {
     throw UnavailableError(fmt::format("rank {} of {}: the store at {} failed: {}", place.rank,
                                        place.world_size, place.master.str(),

@@ -7,12 +7,13 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/store_greeting.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <memory>
 #include <string_view>
@@ -20,27 +21,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kListenBacklog = 2048;
-// A store that is alive answers at once; of one that does not, the next probe may find more.
-constexpr std::chrono::seconds kAnswerPatience{10};
-
-struct AddressListDeleter {
-  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
-};
-using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
-
-/// Null and a reason when the name is not known, which may be so only for a while.
-AddressList resolve(const StoreEndpoint& endpoint, std::string& reason) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int error =
-      ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &list);
-  if (error != 0) reason = ::gai_strerror(error);
-  return AddressList(error == 0 ? list : nullptr);
-}
 
 std::string numeric(const sockaddr* address, socklen_t size) {
   std::array<char, NI_MAXHOST> host;
@@ -50,50 +31,23 @@ std::string numeric(const sockaddr* address, socklen_t size) {
   return host.data();
 }
 
-bool wait_for(int fd, short events, Clock::time_point deadline) {
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    pollfd ready{fd, events, 0};
-    const int found = ::poll(&ready, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 60'000)));
-    if (found > 0) return true;
-    if (left <= 0) return false;
-  }
+/// @param name getsockname or getpeername.
+template <typename Name>
+std::string numeric_end(int fd, Name name) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  return name(fd, generic, &size) == 0 ? numeric(generic, size) : "";
 }
 
-/// A connected, non-blocking socket; nothing and errno otherwise.
-base::UniqueFd connect_to(const addrinfo& address, Clock::time_point deadline) {
-  base::UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd || ::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return fd;
-  int error = errno;
-  if (error == EINPROGRESS) {
-    error = ETIMEDOUT;
-    socklen_t size = sizeof(error);
-    if (wait_for(fd.get(), POLLOUT, deadline)) {
-      ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    }
-  }
-  if (error == 0) return fd;
-  errno = error;
-  return {};
-}
-
-/// The greeting of TCPStore's protocol (TCPStoreBackend.hpp): a magic number, then a ping, which
-/// comes back.
-bool answers_as_store(int fd, Clock::time_point deadline) {
-  constexpr uint8_t kValidate = 0;
-  constexpr uint8_t kPing = 13;
-  constexpr uint32_t kMagic = 0x3C85F7CE;
+bool answers_as_store(int fd, base::Deadline deadline) {
   constexpr uint32_t kNonce = 0x6e636273;
-  std::array<char, 10> greeting;
-  greeting[0] = kValidate;
-  std::memcpy(&greeting[1], &kMagic, sizeof(kMagic));
-  greeting[5] = kPing;
-  std::memcpy(&greeting[6], &kNonce, sizeof(kNonce));
-  constexpr auto kSize = static_cast<ssize_t>(greeting.size());
-  if (::send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL) != kSize) return false;
+  const std::string greeting = base::store_greeting(kNonce);
+  const ssize_t sent = ::send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL);
+  if (sent != static_cast<ssize_t>(greeting.size())) return false;
   std::array<char, sizeof(kNonce)> answer;
   for (size_t got = 0; got < answer.size();) {
-    if (!wait_for(fd, POLLIN, deadline)) return false;
+    if (!base::poll_until(fd, POLLIN, deadline)) return false;
     const ssize_t more = ::recv(fd, &answer[got], answer.size() - got, 0);
     if (more <= 0) return false;
     got += static_cast<size_t>(more);
@@ -104,24 +58,12 @@ bool answers_as_store(int fd, Clock::time_point deadline) {
 }  // namespace
 
 StoreEndpoint StoreEndpoint::parse(const std::string& url) {
-  const std::string_view rest = std::string_view(url).substr(std::strlen("tcp://"));
-  const size_t colon = rest.rfind(':');
-  StoreEndpoint endpoint;
-  int port = 0;
-  if (colon != std::string_view::npos) {
-    endpoint.host = rest.substr(0, colon);
-    const std::string_view digits = rest.substr(colon + 1);
-    std::from_chars(digits.data(), digits.data() + digits.size(), port);
-  }
-  std::string& host = endpoint.host;
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  if (host.empty() || port < 1 || port > 65535) {
+  constexpr std::string_view kScheme = "tcp://";
+  const auto place = base::parse_host_port(std::string_view(url).substr(kScheme.size()));
+  if (!place || place->port.value_or(0) == 0) {
     throw base::UserError(fmt::format("init_method '{}' is not tcp://host:port", url));
   }
-  endpoint.port = static_cast<uint16_t>(port);
-  return endpoint;
+  return {place->host, static_cast<uint16_t>(*place->port)};
 }
 
 std::string StoreEndpoint::str() const {
@@ -130,7 +72,7 @@ std::string StoreEndpoint::str() const {
 
 base::UniqueFd StoreEndpoint::listen(bool several_hosts) const {
   std::string reason;
-  const AddressList list = resolve(*this, reason);
+  const base::AddressList list = base::resolve(host, port, reason);
   if (!list) {
     throw base::UserError(fmt::format("MASTER_ADDR={} cannot be resolved: {}", host, reason));
   }
@@ -174,25 +116,17 @@ base::UniqueFd StoreEndpoint::listen(bool several_hosts) const {
   return fd;
 }
 
-std::optional<std::string> StoreEndpoint::probe(Clock::time_point deadline,
-                                                std::string& reason) const {
-  const AddressList list = resolve(*this, reason);
-  for (const addrinfo* one = list.get(); one != nullptr; one = one->ai_next) {
-    const base::UniqueFd fd = connect_to(*one, deadline);
-    if (!fd) {
-      reason = std::strerror(errno);
-      continue;
-    }
-    if (!answers_as_store(fd.get(), std::min(deadline, Clock::now() + kAnswerPatience))) {
-      reason = "what listens there does not answer as a store of torch does";
-      continue;
-    }
-    sockaddr_storage own{};
-    socklen_t size = sizeof(own);
-    ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size);
-    return numeric(reinterpret_cast<const sockaddr*>(&own), size);
-  }
-  return std::nullopt;
+std::optional<StoreEndpoint::Route> StoreEndpoint::probe(base::Deadline deadline,
+                                                         std::string& reason) const {
+  const base::AddressList list = base::resolve(host, port, reason);
+  const base::UniqueFd fd = base::connect_to_any(
+      list.get(), deadline, reason, [&](int connection, base::Deadline patience) {
+        if (answers_as_store(connection, patience)) return true;
+        reason = "what listens there does not answer as a store of torch does";
+        return false;
+      });
+  if (!fd) return std::nullopt;
+  return Route{numeric_end(fd.get(), ::getsockname), numeric_end(fd.get(), ::getpeername)};
 }
 
 bool is_loopback(const std::string& address) {

@@ -1,8 +1,8 @@
 #pragma once
 
+#include <syncbn/base/socket.h>
 #include <syncbn/base/unique_fd.h>
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -26,10 +26,15 @@ struct StoreEndpoint {
   ///   taken.
   base::UniqueFd listen(bool several_hosts) const;
 
-  /// Whether c10d's TCPStore answers there: our own numeric address on the way to it. Otherwise
-  /// nothing, and why in `reason`. Returns by `deadline`.
-  std::optional<std::string> probe(std::chrono::steady_clock::time_point deadline,
-                                   std::string& reason) const;
+  /// The numeric addresses of a connection to the store.
+  struct Route {
+    std::string own;
+    std::string store;
+  };
+
+  /// Whether c10d's TCPStore answers there, and on which way. Otherwise nothing, and why in
+  /// `reason`. Returns by `deadline`, but for the time it takes to resolve the host's name.
+  std::optional<Route> probe(base::Deadline deadline, std::string& reason) const;
 };
 
 /// Of a name or a numeric address.
