@@ -1,13 +1,12 @@
 #include "cluster.h"
 
 #include <fmt/format.h>
-#include <netdb.h>
 #include <poll.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -106,21 +105,11 @@ void Cluster::handle() {
 
 void Cluster::connect() {
   next_try_ = Clock::now() + kRetryPeriod;
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(host_.c_str(), std::to_string(port_).c_str(), &hints, &found);
-  if (error != 0) {
-    connect_error_ = ::gai_strerror(error);
-    return;
-  }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
-  connecting_.reset(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!connecting_) base::throw_errno("cannot make a socket");
-  const int result = ::connect(connecting_.get(), found->ai_addr, found->ai_addrlen);
-  if (result != 0 && errno != EINPROGRESS) {
+  const base::AddressList found = base::resolve(host_, port_, connect_error_);
+  if (!found) return;
+  connecting_ = base::start_connect(*found);
+  if (!connecting_) {
     connect_error_ = std::strerror(errno);
-    connecting_.reset();
     return;
   }
   set_watch(epoll_.get(), EPOLL_CTL_ADD, connecting_.get(), EPOLLOUT);
@@ -130,12 +119,8 @@ void Cluster::connect() {
 }
 
 void Cluster::finish_connecting() {
-  pollfd ready{connecting_.get(), POLLOUT, 0};
-  if (::poll(&ready, 1, 0) == 0) return;
-  int error = 0;
-  socklen_t size = sizeof(error);
-  ::getsockopt(connecting_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error != 0) {
+  if (!base::poll_until(connecting_.get(), POLLOUT, Clock::now())) return;
+  if (const int error = base::connect_error(connecting_.get()); error != 0) {
     connect_error_ = std::strerror(error);
     connecting_.reset();
     next_try_ = Clock::now() + kRetryPeriod;

@@ -1,11 +1,12 @@
 #include "store_client.h"
 
 #include <fmt/format.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/store_greeting.h>
 #include <syncbn/base/text.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,7 +14,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "store_protocol.h"
@@ -37,57 +37,6 @@ constexpr size_t kReceiveSize = size_t{64} << 10;
 constexpr std::string_view kTooLate = "no answer in time";
 constexpr std::string_view kClosed = "it closed the connection";
 constexpr std::string_view kNoStore = "what listens there does not answer as a store of torch does";
-
-struct AddressListDeleter {
-  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
-};
-using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
-
-bool poll_until(int fd, short events, TimePoint deadline) {
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    pollfd ready{fd, events, 0};
-    if (::poll(&ready, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 60'000))) > 0) return true;
-    if (left <= 0) return false;
-  }
-}
-
-/// A connected, non-blocking socket; nothing and errno otherwise.
-base::UniqueFd connect_to(const addrinfo& address, TimePoint deadline) {
-  base::UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd || ::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return fd;
-  int error = errno;
-  if (error == EINPROGRESS) {
-    error = ETIMEDOUT;
-    socklen_t size = sizeof(error);
-    if (poll_until(fd.get(), POLLOUT, deadline)) {
-      ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    }
-  }
-  if (error == 0) return fd;
-  errno = error;
-  return {};
-}
-
-/// Nothing, and a reason, when none of the host's addresses can be reached now.
-base::UniqueFd connect_to_any(const std::string& host, int port, TimePoint deadline,
-                              std::string& reason) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) {
-    reason = ::gai_strerror(error);
-    return {};
-  }
-  const AddressList list(found);
-  for (const addrinfo* one = list.get(); one != nullptr; one = one->ai_next) {
-    base::UniqueFd fd = connect_to(*one, deadline);
-    if (fd) return fd;
-    reason = std::strerror(errno);
-  }
-  return {};
-}
 
 std::string keys_query(Query query, const std::vector<std::string>& keys) {
   std::string bytes = begin_query(query);
@@ -134,17 +83,14 @@ StoreClient StoreClient::connect(const std::string& host, int port, TimePoint de
 bool StoreClient::connect_once(const std::string& host, int port, TimePoint deadline) {
   what_ = "connect";
   std::string reason;
-  fd_ = connect_to_any(host, port, deadline, reason);
+  const base::AddressList addresses = base::resolve(host, port, reason);
+  fd_ = base::connect_to_any(addresses.get(), deadline, reason);
   if (!fd_) fail(reason);
   // Queries are small, and each waits for its answer.
   const int on = 1;
   ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   const auto nonce = static_cast<uint32_t>(::getpid());
-  std::string greeting = begin_query(Query::kValidate);
-  put_integer(greeting, store::kMagic);
-  greeting += begin_query(Query::kPing);
-  put_integer(greeting, nonce);
-  ask("connect", greeting, deadline);
+  ask("connect", base::store_greeting(nonce), deadline);
   return receive_integer<uint32_t>(deadline) == nonce;
 }
 
@@ -246,7 +192,7 @@ void StoreClient::ask_and_wait(const std::string& what, const std::vector<std::s
   ask(what, keys_query(Query::kWait, keys), deadline);
   waiting_ = true;
   while (!wait_done()) {
-    if (poll_until(fd_.get(), POLLIN, deadline)) continue;
+    if (base::poll_until(fd_.get(), POLLIN, deadline)) continue;
     if (!cancel_wait(Clock::now() + kCancelPatience)) fail("not there in time");
     return;
   }
@@ -261,7 +207,7 @@ void StoreClient::ask(const std::string& what, std::string_view query, TimePoint
     if (sent >= 0) {
       query.remove_prefix(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
-      if (!poll_until(fd_.get(), POLLOUT, deadline)) disconnect(kTooLate);
+      if (!base::poll_until(fd_.get(), POLLOUT, deadline)) disconnect(kTooLate);
     } else if (errno != EINTR) {
       disconnect(std::strerror(errno));
     }
@@ -280,7 +226,7 @@ std::string StoreClient::receive(size_t size, TimePoint deadline) {
     if (got == 0) disconnect(kClosed);
     if (got > 0 || error == EINTR) continue;
     if (error != EAGAIN) disconnect(std::strerror(error));
-    if (!poll_until(fd_.get(), POLLIN, deadline)) disconnect(kTooLate);
+    if (!base::poll_until(fd_.get(), POLLIN, deadline)) disconnect(kTooLate);
   }
   return bytes;
 }

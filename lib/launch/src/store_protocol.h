@@ -1,5 +1,7 @@
 #pragma once
 
+#include <syncbn/base/store_greeting.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,7 +37,7 @@ enum class Query : uint8_t {
   kBarrier,     ///< key, 8-byte world size; kStopWaiting once so many have come
 };
 
-constexpr uint32_t kMagic = 0x3C85F7CE;
+constexpr uint32_t kMagic = base::kStoreMagic;
 
 // Answers of one byte.
 constexpr uint8_t kReady = 0;
