@@ -276,6 +276,24 @@ TEST(LaunchFaultTest, HelpOnAFullDiskIsNoBug) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("standard output"), Not(HasSubstr("internal error"))));
 }
 
+TEST(LaunchFaultTest, AnErrorFileThatIsNoFileHoldsUpNothing) {
+  for (const char* what : {"mkfifo", "mkdir", "ln -s /dev/zero"}) {
+    const auto result =
+        launch({"sh", "-c", fmt::format("{} $TORCHELASTIC_ERROR_FILE; exit 3", what)});
+    EXPECT_EQ(result.exit_code, 3) << what;
+    EXPECT_THAT(result.err, HasSubstr("rank 0 failed: exit code 3"));
+  }
+}
+
+TEST(LaunchFaultTest, NothingOutlivesALauncherThatIsKilledWhileItsKeeperIsStopped) {
+  StubbornJob job;
+  ASSERT_TRUE(job.started());
+  ASSERT_EQ(::kill(job.keeper(), SIGSTOP), 0);
+  job.launcher().send_signal(SIGKILL);
+  EXPECT_EQ(job.launcher().wait().exit_code, 137);
+  EXPECT_EQ(job.left_over(), 0U);
+}
+
 TEST(LaunchFaultTest, EndsAlthoughItsKeeperWasStopped) {
   StubbornJob job({"--shutdown_timeout=0.2"});
   ASSERT_TRUE(job.started());

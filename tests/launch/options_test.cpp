@@ -5,8 +5,11 @@
 #include <syncbn/base/error.h>
 
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
+
+#include "scheduler.h"
 
 namespace syncbn::launch {
 namespace {
@@ -31,6 +34,25 @@ std::string error_of(const std::vector<const char*>& words) {
   }
   return "no error";
 }
+
+/// Environment variables for as long as this object lives.
+class Environment {
+ public:
+  explicit Environment(const std::map<std::string, std::string>& variables) {
+    for (const auto& [name, value] : variables) {
+      ::setenv(name.c_str(), value.c_str(), 1);
+      names_.push_back(name);
+    }
+  }
+  ~Environment() {
+    for (const std::string& name : names_) ::unsetenv(name.c_str());
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  std::vector<std::string> names_;
+};
 
 TEST(LaunchOptionsTest, HasTorchrunsDefaults) {
   const LaunchOptions options = parse({"prog"});
@@ -160,6 +182,9 @@ TEST(LaunchOptionsTest, NamesTheEnvironmentVariableThatIsWrong) {
   ::setenv("PET_NODE_RANK", "many", 1);
   const std::string error = error_of({"prog"});
   ::unsetenv("PET_NODE_RANK");
+  const Environment nnodes(std::map<std::string, std::string>{{"PET_NNODES", "a"}});
+  EXPECT_THAT(error_of({"prog"}),
+              StartsWith("environment variable PET_NNODES, read as --nnodes=a: expected"));
   EXPECT_EQ(error,
             "environment variable PET_NODE_RANK, read as --node_rank: expected a number from 0 to "
             "65535, got 'many'");
@@ -235,6 +260,59 @@ TEST(LaunchOptionsTest, HelpIsWordForWordTheGoldenFile) {
   EXPECT_EQ(::testing::internal::GetCapturedStdout(),
             base::read_file(SYNCBN_SOURCE_DIR "/tests/launch/help.txt"))
       << "if the change is meant: syncbn-launch --help > tests/launch/help.txt";
+}
+
+TEST(LaunchSchedulerTest, TakesNodesFromAStepOfSlurm) {
+  const Environment slurm({{"SLURM_STEP_NUM_NODES", "4"},
+                           {"SLURM_STEP_NUM_TASKS", "4"},
+                           {"SLURM_NODEID", "2"},
+                           {"SLURM_STEP_NODELIST", "gpu[03-05,9]"},
+                           {"SLURM_JOB_ID", "123456"}});
+  const LaunchOptions options = parse({"--nproc_per_node=8", "prog"});
+  EXPECT_EQ(options.nnodes.max, 4);
+  EXPECT_EQ(options.node_rank, 2);
+  EXPECT_EQ(options.master_addr, "gpu03");
+  EXPECT_EQ(options.master_port, 29500 + 123456 % 2000);
+  EXPECT_EQ(parse({"--standalone", "prog"}).nnodes.max, 1);
+  EXPECT_EQ(parse({"--nnodes=1", "prog"}).nnodes.max, 1);
+  EXPECT_EQ(parse({"--master_addr=x", "--master_port=5", "prog"}).master_port, 5);
+}
+
+// Without srun there is one launcher, whatever the allocation.
+TEST(LaunchSchedulerTest, ABatchScriptOfSlurmIsOneNode) {
+  const Environment slurm({{"SLURM_NNODES", "4"}, {"SLURM_NODEID", "0"}, {"SLURM_JOB_ID", "1"}});
+  EXPECT_EQ(parse({"prog"}).nnodes.max, 1);
+}
+
+TEST(LaunchSchedulerTest, RefusesSeveralLaunchersOnANode) {
+  const Environment slurm({{"SLURM_STEP_NUM_NODES", "2"},
+                           {"SLURM_STEP_NUM_TASKS", "16"},
+                           {"SLURM_NODEID", "0"},
+                           {"SLURM_STEP_NODELIST", "a,b"}});
+  EXPECT_THAT(error_of({"prog"}), HasSubstr("srun --ntasks-per-node=1"));
+}
+
+TEST(LaunchSchedulerTest, OpenMpiSaysNoMaster) {
+  const Environment mpi({{"OMPI_COMM_WORLD_SIZE", "2"},
+                         {"OMPI_COMM_WORLD_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  EXPECT_THAT(error_of({"prog"}),
+              HasSubstr("Open MPI, which starts 2 launchers, needs --master_addr"));
+  EXPECT_EQ(parse({"--master_addr=a", "prog"}).node_rank, 1);
+}
+
+TEST(LaunchSchedulerTest, TakesTheRankOfAnIndexedKubernetesJob) {
+  const Environment job(std::map<std::string, std::string>{{"JOB_COMPLETION_INDEX", "3"}});
+  EXPECT_EQ(parse({"--nnodes=4", "--master_addr=job-0.svc", "prog"}).node_rank, 3);
+  EXPECT_EQ(parse({"prog"}).node_rank, 0);
+}
+
+TEST(LaunchSchedulerTest, FindsTheFirstNameInSlurmsLists) {
+  EXPECT_EQ(first_slurm_node("a"), "a");
+  EXPECT_EQ(first_slurm_node("a,b[1-2]"), "a");
+  EXPECT_EQ(first_slurm_node("b[1-2],a"), "b1");
+  EXPECT_EQ(first_slurm_node("n[007,9-11]-ib,x"), "n007-ib");
+  EXPECT_EQ(first_slurm_node("rack-2-gpu[5]"), "rack-2-gpu5");
 }
 
 }  // namespace

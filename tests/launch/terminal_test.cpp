@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 
 #include "launch/launcher.h"
@@ -152,6 +153,19 @@ TEST(LaunchTerminalTest, ControlZStopsTheWorkersAndFgContinuesThem) {
   ASSERT_TRUE(terminal.shows("finished\r\n"));
   terminal.type("exit $?\n");
   EXPECT_EQ(terminal.wait(), 0);
+}
+
+TEST(LaunchTerminalTest, AJobInTheBackgroundTakesNoKeys) {
+  TempFolder folder;
+  OnTerminal terminal({"/bin/bash", "--norc", "--noprofile", "--noediting", "-i"});
+  terminal.type("PS1='$ '; cd " + folder.path().string() + "\n" + kLauncher +
+                " sh -c 'cat > eaten; touch ready' & \n");
+  const bool ended = eventually([&] { return std::filesystem::exists(folder / "ready"); });
+  EXPECT_TRUE(ended) << "it should find the end of its input at once";
+  terminal.type("echo mi''ne\n");
+  EXPECT_TRUE(terminal.shows("mine\r\n"));
+  terminal.type("exit\n");
+  terminal.wait();
 }
 
 }  // namespace

@@ -65,6 +65,8 @@ class KeeperProcess {
   [[noreturn]] void run(const std::function<void()>& when_orphaned) {
     ::setsid();
     ::prctl(PR_SET_NAME, "syncbn-keeper");
+    // Somebody may have stopped it, and then it would not see that the launcher is gone.
+    ::prctl(PR_SET_PDEATHSIG, SIGCONT);
     become_subreaper();
     sigset_t all;
     ::sigfillset(&all);

@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <deque>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 namespace syncbn::launch {
 namespace {
@@ -37,6 +38,17 @@ bool writes_logs(const LaunchOptions& options) {
   };
   return !options.log_dir.empty() || some(options.redirects) || some(options.tee) ||
          !options.duplicate_stdout_filters.empty() || !options.duplicate_stderr_filters.empty();
+}
+
+// A worker can put anything there: a pipe that nobody writes to, a folder, /dev/zero.
+std::string read_regular(const fs::path& path, uintmax_t start, size_t most) {
+  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+  struct stat what {};
+  if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return "";
+  std::string text(most, '\0');
+  const ssize_t got = ::pread(fd.get(), text.data(), most, static_cast<off_t>(start));
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return text;
 }
 
 // An id may hold what a file's name cannot.
@@ -101,8 +113,8 @@ base::UniqueFd LogFolder::open(const fs::path& path) {
 }
 
 std::string LogFolder::error_message(int local_rank) const {
-  std::ifstream file(error_file(local_rank));
-  std::string text(std::istreambuf_iterator<char>(file), {});
+  constexpr size_t kMostBytes = 1 << 20;
+  const std::string text = read_regular(error_file(local_rank), 0, kMostBytes);
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   // {"message": {"message": "ValueError: …", "extraInfo": {…}}} or {"message": "…"}
   if (!json.is_object() || !json.contains("message")) return text;
@@ -116,11 +128,11 @@ std::string LogFolder::error_message(int local_rank) const {
 
 std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
   // Far more than so many lines take, and little to read of a log of gigabytes.
-  constexpr std::streamoff kMostBytes = 65536;
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const std::streamoff size = file.tellg();
-  const std::streamoff start = std::max<std::streamoff>(0, size - kMostBytes);
-  file.seekg(start);
+  constexpr size_t kMostBytes = 65536;
+  std::error_code error;
+  const uintmax_t size = fs::file_size(path, error);
+  const uintmax_t start = error || size < kMostBytes ? 0 : size - kMostBytes;
+  std::istringstream file(read_regular(path, start, kMostBytes));
   std::deque<std::string> last;
   std::string line;
   if (start > 0) std::getline(file, line);  // half a line

@@ -5,8 +5,8 @@
 
 namespace syncbn::launch {
 
-/// Tells whether the kernel's out-of-memory killer struck in our own control group, which is that of
-/// the workers, since this object was made: version 2's memory.events, or version 1's
+/// Tells whether the kernel's out-of-memory killer struck in our own control group, which is that
+/// of the workers, since this object was made: version 2's memory.events, or version 1's
 /// memory.oom_control. False where neither can be read.
 class OomWatch {
  public:

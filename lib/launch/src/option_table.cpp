@@ -15,7 +15,8 @@ constexpr const char* kExamples =
     R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
 replaced, and $$ by $. NAME.py runs as ${PYTHON_EXEC:-python3} -u; another name without a slash is
 looked for beside syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
-long as they stay unambiguous.
+long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
+nodes, node rank and master are taken from the environment unless given.
 
 Examples:
   Four workers on this machine, with the trainer that stands beside syncbn-launch:

@@ -15,6 +15,7 @@
 
 #include "devices.h"
 #include "option_table.h"
+#include "scheduler.h"
 
 namespace syncbn::launch {
 namespace {
@@ -205,7 +206,9 @@ std::vector<std::string> words_of(std::string_view text) {
 
 std::vector<int> read_signals(const std::string& typed) {
   std::vector<int> signals;
-  for (const std::string& name : words_of(typed)) {
+  for (std::string name : words_of(typed)) {
+    name.erase(0, name.find_first_not_of(' '));
+    name.erase(name.find_last_not_of(' ') + 1);
     int signal = 0;
     // What a terminal, a scheduler or a person sends to end a program.
     for (const int known : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
@@ -326,6 +329,23 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
   }
 }
 
+/// What was not given is taken from SLURM, Open MPI or Kubernetes.
+void ask_scheduler(const CommandLine& line, LaunchOptions& options) {
+  const bool says_nodes = line.has("--nnodes") || line.has("--node_rank");
+  if (options.standalone || options.c10d) return;
+  if (line.has("--nnodes") && !line.has("--node_rank")) {
+    if (const auto index = kubernetes_index()) options.node_rank = *index;
+  }
+  if (says_nodes) return;
+  const auto place = place_from_scheduler();
+  if (!place) return;
+  options.nnodes = {place->nodes, place->nodes};
+  options.node_rank = place->node_rank;
+  options.scheduler = place->source;
+  if (options.master_addr.empty()) options.master_addr = place->master_addr;
+  if (!options.master_port && place->master_port != 0) options.master_port = place->master_port;
+}
+
 void check_nodes(const CommandLine& line, const LaunchOptions& options) {
   const int nnodes = options.nnodes.max;
   if (options.standalone && nnodes > 1) {
@@ -339,11 +359,13 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
         options.nnodes.min, nnodes));
   }
   if (options.node_rank >= nnodes) {
-    throw base::UserError(fmt::format("{}={} is not below --nnodes={}",
-                                      line.source_of("--node_rank"), options.node_rank, nnodes));
+    throw base::UserError(
+        fmt::format("{}={} is not below --nnodes={}", "--node_rank", options.node_rank, nnodes));
   }
   if (nnodes == 1) return;
-  if (!line.has("--node_rank") && !options.c10d) {
+  const bool has_rank =
+      line.has("--node_rank") || !options.scheduler.empty() || kubernetes_index().has_value();
+  if (!has_rank && !options.c10d) {
     throw base::UserError(fmt::format(
         "--nnodes={0} needs --node_rank, this machine's number from 0 to {1}", nnodes, nnodes - 1));
   }
@@ -402,6 +424,7 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
     options.master_addr.clear();
     options.master_port.reset();
   }
+  ask_scheduler(line, options);
   if (tells_local_rank(typed, line, launcher_name)) options.local_rank_arg = typed.local_rank_arg;
   return options;
 }
@@ -435,11 +458,17 @@ std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
   if (line.program().empty()) {
     throw base::UserError(fmt::format("no program given; usage: {}", kUsage));
   }
-  check_program(typed);
-  LaunchOptions options = read(typed, line, argv[0]);
-  options.program = line.program();
-  check_nodes(line, options);
-  return options;
+  try {
+    check_program(typed);
+    LaunchOptions options = read(typed, line, argv[0]);
+    options.program = line.program();
+    check_nodes(line, options);
+    return options;
+  } catch (const base::UserError& error) {
+    const std::string message = error.what();
+    const size_t name_end = std::min(message.find_first_of("=: "), message.size());
+    throw base::UserError(line.source_of(message.substr(0, name_end)) + message.substr(name_end));
+  }
 }
 
 }  // namespace syncbn::launch

@@ -98,7 +98,7 @@ LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text)
     Worker& from = workers_[worker];
     if (from.options.shown) ++lines_;
     if (stream == Stream::kErr) {
-      from.tail.push_back({lines_, std::string(line)});
+      from.tail.push_back({lines_, std::string(line.substr(0, kTailLineLength))});
       if (from.tail.size() > kTailLines) from.tail.pop_front();
     }
     filter(stream, prefix, line);
@@ -131,9 +131,19 @@ void Output::write_to_log(const LogFile& log, std::string_view text) {
   }
 }
 
+bool Output::needs_lines(size_t worker, Stream stream) {
+  return stream == Stream::kErr || !workers_[worker].options.prefix.empty() ||
+         !destination(stream).options.filters.empty();
+}
+
 void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   WorkerStream& from = workers_[worker].of(stream);
   if (from.log.fd) write_to_log(from.log, bytes);
+  if (!needs_lines(worker, stream)) {
+    ++lines_;  // one or more
+    if (workers_[worker].options.shown) print(stream, bytes);
+    return;
+  }
   std::string text;
   from.lines.feed(bytes, sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;

@@ -55,6 +55,7 @@ struct OutputOptions {
 class Output {
  public:
   static constexpr size_t kTailLines = 20;
+  static constexpr size_t kTailLineLength = 2000;  ///< bytes; what is longer is cut
   static constexpr size_t kMostPending = 1 << 20;
 
   explicit Output(OutputOptions options);
@@ -128,6 +129,7 @@ class Output {
   StandardStream& queue(Stream stream);
   std::string prefix_of(size_t worker, Stream stream);
   LineSplitter::Sink sink(size_t worker, Stream stream, std::string& text);
+  bool needs_lines(size_t worker, Stream stream);
   void filter(Stream stream, const std::string& prefix, std::string_view line);
   void write_to_log(const LogFile& log, std::string_view text);
   void print(Stream stream, std::string_view text);

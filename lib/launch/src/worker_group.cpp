@@ -49,6 +49,12 @@ Pipe make_pipe() {
   return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
 }
 
+// A job in the background must not take a terminal's keys; the kernel keeps only processes of the
+// terminal's own session from it, and a worker is in the keeper's.
+bool may_read_input() {
+  return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_FILENO) == ::getpgrp();
+}
+
 int terminal_columns() {
   winsize size{};
   if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
@@ -120,7 +126,7 @@ void WorkerGroup::start() {
                      .argv = worker.argv,
                      .env = merge_environment(variables),
                      // Several readers would share out the input by chance.
-                     .stdin_fd = workers_.size() == 1 ? STDIN_FILENO : -1,
+                     .stdin_fd = workers_.size() == 1 && may_read_input() ? STDIN_FILENO : -1,
                      .stdout_fd = out.get(),
                      .stderr_fd = err.get(),
                      .agent_fd = agent.writer.get()});

@@ -41,7 +41,8 @@ struct LaunchOptions {
   std::string master_addr;         ///< empty: not given
   std::optional<int> master_port;  ///< 0: any free one
   bool standalone = false;
-  bool c10d = false;  ///< --rdzv_backend: node ranks need not be given
+  std::string scheduler;  ///< that said where this node stands; empty: none
+  bool c10d = false;      ///< --rdzv_backend: node ranks need not be given
   std::string run_id = "none";
   std::string local_addr;                           ///< empty: not given
   std::chrono::milliseconds join_timeout{600'000};  ///< for all nodes to come
