@@ -24,6 +24,7 @@
 
 namespace syncbn::launch::test {
 
+using ::syncbn::test::BoundPort;
 using ::syncbn::test::Listener;
 
 /// Far enough away that only a test that hangs gets there.
@@ -119,6 +120,18 @@ class RawConnection {
       if (sent <= 0) return;  // closed, which receive() shows
       bytes.remove_prefix(static_cast<size_t>(sent));
     }
+  }
+
+  /// What the other side has not made room for when nothing has moved for half a second.
+  std::string_view send_until_stuck(std::string_view bytes) const {
+    const timeval patience{.tv_sec = 0, .tv_usec = 500'000};
+    ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent <= 0) break;
+      bytes.remove_prefix(static_cast<size_t>(sent));
+    }
+    return bytes;
   }
 
   /// So many bytes, fewer where the other side closes before.

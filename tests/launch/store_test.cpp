@@ -2,7 +2,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <array>
 #include <deque>
@@ -205,9 +207,10 @@ TEST(StoreTest, AWaitThatTakesTooLongNamesTheKeysAndLeavesTheConnection) {
 }
 
 TEST(StoreTest, NobodyListening) {
-  const int port = Listener().port;
-  EXPECT_THAT(message_of([&] { StoreClient::connect("127.0.0.1", port, now()); }),
-              HasSubstr(fmt::format("127.0.0.1:{}: cannot connect: Connection refused", port)));
+  const BoundPort nobody;
+  EXPECT_THAT(
+      message_of([&] { StoreClient::connect("127.0.0.1", nobody.port, now()); }),
+      HasSubstr(fmt::format("127.0.0.1:{}: cannot connect: Connection refused", nobody.port)));
 }
 
 TEST(StoreTest, ConnectWaitsForTheStore) {
@@ -429,37 +432,60 @@ TEST(StoreServerTest, ReadsQueriesThatComeByteByByte) {
             integer(store::kNotReady) + string("new") + string("new") + string("new"));
 }
 
+/// Bytes of which the first can be made unreadable.
+class VanishingBytes {
+ public:
+  explicit VanishingBytes(std::string_view bytes)
+      : size_(bytes.size()),
+        memory_(
+            ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    std::memcpy(memory_, bytes.data(), size_);
+  }
+  ~VanishingBytes() { ::munmap(memory_, size_); }
+  VanishingBytes(const VanishingBytes&) = delete;
+  VanishingBytes& operator=(const VanishingBytes&) = delete;
+
+  std::string_view first(size_t count) const { return {static_cast<const char*>(memory_), count}; }
+  void vanish(size_t count) { ::mprotect(memory_, count, PROT_NONE); }
+
+ private:
+  size_t size_;
+  void* memory_;
+};
+
 TEST(StoreServerTest, ScansEachByteOnce) {
-  std::string bytes = with_integer<uint64_t>(begin_query(Query::kMultiSet), store::kMaxKeys);
+  std::string query = with_integer<uint64_t>(begin_query(Query::kMultiSet), store::kMaxKeys);
   for (size_t i = 0; i < store::kMaxKeys; ++i) {
-    put_string(bytes, "");
-    put_string(bytes, "");
+    put_string(query, "");
+    put_string(query, "");
   }
+  VanishingBytes bytes(query + "more");
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   store::QueryScanner scanner;
-  for (size_t size = 0; size < bytes.size(); ++size) {
-    ASSERT_EQ(scanner.scan(std::string_view(bytes).substr(0, size)),
-              store::QueryScanner::Result::kIncomplete);
+  for (size_t size = 0; size < query.size(); ++size) {
+    ASSERT_EQ(scanner.scan(bytes.first(size)), store::QueryScanner::Result::kIncomplete);
+    // All but a length of which only some bytes have come.
+    if (size > page && size % page == 0) bytes.vanish(size - page);
   }
-  EXPECT_EQ(scanner.scan(bytes + "more"), store::QueryScanner::Result::kComplete);
-  EXPECT_EQ(scanner.size(), bytes.size());
+  EXPECT_EQ(scanner.scan(bytes.first(query.size() + 4)), store::QueryScanner::Result::kComplete);
+  EXPECT_EQ(scanner.size(), query.size());
 }
 
 TEST(StoreServerTest, DoesNotReadFromWhoDoesNotReadItsAnswers) {
   const ServingStore store;
   const RawConnection lazy = greeted(store);
-  const std::string value(store::kMaxValueSize, 'x');
-  lazy.send(query(Query::kSet, {"/k", value}));
+  const std::string key = "/" + std::string(100, 'k');
+  const std::string value(1000, 'x');
+  lazy.send(query(Query::kSet, {key, value}));
   sync(lazy);
-  // Without the bound the answers would take 80 GB.
-  constexpr size_t kQueries = 10'000;
-  std::thread asker([&] {
-    for (size_t i = 0; i < kQueries; ++i) lazy.send(query(Query::kGet, {"/k"}));
-  });
+  // 30 MB are more than the kernel holds of them. The answers to all would take 300 MB.
+  std::string queries;
+  for (int i = 0; i < 300'000; ++i) queries += query(Query::kGet, {key});
+  EXPECT_FALSE(lazy.send_until_stuck(queries).empty());
   StoreClient other = store.client();
   for (int i = 1; i <= 100; ++i) EXPECT_EQ(other.add("n", 1, soon()), i);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(lazy.receive(8 + value.size()), string(value));
   lazy.shutdown();
-  asker.join();
   EXPECT_EQ(other.add("n", 1, soon()), 101);
 }
 

@@ -1,0 +1,125 @@
+#include "log_folder.h"
+
+#include <gmock/gmock.h>
+#include <stdlib.h>
+#include <syncbn/base/error.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "support/temp_folder.h"
+
+namespace syncbn::launch {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+using ::testing::ThrowsMessage;
+
+class LogFolderTest : public ::testing::Test {
+ protected:
+  LogFolderTest() { ::setenv("TMPDIR", temp_.path().c_str(), 1); }
+  ~LogFolderTest() override { ::unsetenv("TMPDIR"); }
+
+  const test::TempFolder temp_;
+  LaunchOptions options_{.nproc_per_node = 5};
+};
+
+TEST_F(LogFolderTest, ReadsTorchsRecordPlainTextAndNothing) {
+  LogFolder folder(options_);
+  folder.begin_attempt(0);
+  std::ofstream(folder.error_file(0))
+      << R"({"message": {"message": "ValueError: a", "extraInfo": {}}})";
+  std::ofstream(folder.error_file(1)) << R"({"message": "b"})";
+  std::ofstream(folder.error_file(2)) << "not json {";
+  std::ofstream(folder.error_file(3)) << R"({"message": {"code": 3}})";
+  EXPECT_EQ(folder.error_message(0), "ValueError: a");
+  EXPECT_EQ(folder.error_message(1), "b");
+  EXPECT_EQ(folder.error_message(2), "not json {");
+  EXPECT_EQ(folder.error_message(3), R"({"message": {"code": 3}})");
+  EXPECT_EQ(folder.error_message(4), "");
+}
+
+TEST_F(LogFolderTest, EachAttemptHasItsOwn) {
+  LogFolder folder(options_);
+  folder.begin_attempt(0);
+  EXPECT_EQ(folder.attempt(), folder.path() / "attempt_0");
+  std::ofstream(folder.error_file(0)) << "first";
+  folder.begin_attempt(1);
+  EXPECT_EQ(folder.of_worker(4), folder.path() / "attempt_1/4");
+  EXPECT_TRUE(fs::is_directory(folder.of_worker(4)));
+  EXPECT_FALSE(fs::exists(folder.of_worker(5)));
+  EXPECT_EQ(folder.error_message(0), "");
+  EXPECT_TRUE(fs::exists(folder.path() / "attempt_0/0/error.json"));
+}
+
+TEST_F(LogFolderTest, ATemporaryOneGoesUnlessItIsKept) {
+  fs::path kept;
+  {
+    LogFolder going(options_);
+    going.begin_attempt(0);
+    LogFolder keeping(options_);
+    keeping.keep();
+    kept = keeping.path();
+    EXPECT_TRUE(fs::exists(going.attempt()));
+  }
+  EXPECT_THAT(std::vector<fs::directory_entry>(fs::directory_iterator(temp_.path()), {}),
+              ElementsAre(kept));
+}
+
+TEST_F(LogFolderTest, OneWithLogsStays) {
+  options_.redirects.all.err = true;
+  EXPECT_TRUE(LogFolder(options_).is_wanted());
+  EXPECT_FALSE(temp_.empty());
+}
+
+TEST_F(LogFolderTest, LiesInTheFolderThatIsNamedUnderTheRunsId) {
+  options_.log_dir = temp_ / "logs";
+  options_.run_id = "a/b";
+  const fs::path path = LogFolder(options_).path();
+  EXPECT_EQ(path.parent_path(), temp_ / "logs");
+  EXPECT_THAT(path.filename().string(), StartsWith("a_b_"));
+  EXPECT_TRUE(fs::exists(path));
+}
+
+TEST_F(LogFolderTest, WhereAFileStandsThereIsNoFolder) {
+  options_.log_dir = temp_.write("file", "");
+  EXPECT_THAT([&] { LogFolder folder(options_); },
+              ThrowsMessage<base::UserError>(HasSubstr(options_.log_dir)));
+}
+
+TEST_F(LogFolderTest, DevNullTakesTheLogsAndLeavesNothing) {
+  options_.log_dir = "/dev/null";
+  {
+    LogFolder folder(options_);
+    folder.begin_attempt(0);
+    EXPECT_EQ(folder.file(folder.of_worker(0), "stdout.log"), "/dev/null");
+    EXPECT_FALSE(folder.is_wanted());
+  }
+  EXPECT_TRUE(temp_.empty());
+}
+
+TEST_F(LogFolderTest, TailIsTheLastLines) {
+  EXPECT_THAT(LogFolder::tail(temp_.write("log", "a\nb\n\nd"), 3), ElementsAre("b", "", "d"));
+  EXPECT_THAT(LogFolder::tail(temp_.write("log", "a\n"), 3), ElementsAre("a"));
+  EXPECT_THAT(LogFolder::tail(temp_.write("log", ""), 3), IsEmpty());
+  EXPECT_THAT(LogFolder::tail(temp_ / "none", 3), IsEmpty());
+}
+
+TEST_F(LogFolderTest, TailOfALargeFileHasWholeLines) {
+  const std::string line(40'000, 'x');
+  EXPECT_THAT(LogFolder::tail(temp_.write("log", line + "1\n" + line + "2\nend\n"), 3),
+              ElementsAre(line + "2", "end"));
+}
+
+TEST_F(LogFolderTest, AFileIsAppendedTo) {
+  const std::string path = temp_.write("log", "before ");
+  EXPECT_EQ(::write(LogFolder::open(path).get(), "after", 5), 5);
+  EXPECT_THAT(LogFolder::tail(path, 1), ElementsAre("before after"));
+}
+
+}  // namespace
+}  // namespace syncbn::launch
