@@ -130,6 +130,7 @@ TEST(YamlTest, FindsTheKeysThatChanged) {
       changes(parse_yaml("a: 1\nb: {c: [1, 2], d: x, gone: 1}\ne: null\nf: {g: 1}\n", "before"),
               parse_yaml("a: 1\nb: {c: [1, 3], d: x, new: 1}\ne: 2\nf: none\n", "after"));
   std::vector<std::string> texts;
+  texts.reserve(found.size());
   for (const Change& change : found) {
     texts.push_back(fmt::format("{}: {} -> {}", change.path, change.before, change.after));
   }

@@ -30,7 +30,6 @@ using dist::SyncBatchNormOptions;
 using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::run_ranks;
-using syncbn::test::run_ranks_and_collect;
 using ::testing::HasSubstr;
 
 /// What one process computes on the whole batch, in float64.
@@ -236,7 +235,7 @@ TEST(SyncBatchNormTest, WithoutMomentumAveragesAllBatches) {
     for (int step = 0; step < 4; ++step) {
       const at::Tensor batch = at::randn({6, 2});
       mean += batch.mean(0) / 4;
-      layer->forward(batch.narrow(0, 3 * rank, 3));
+      layer->forward(batch.narrow(0, int64_t{3} * rank, 3));
     }
     EXPECT_TRUE(close(layer->running_mean, mean));
   });
@@ -266,8 +265,8 @@ TEST(SyncBatchNormTest, WorksWithoutAffineAndWithoutRunningStatistics) {
     SyncBatchNorm layer(SyncBatchNormOptions(3).affine(false).track_running_stats(false));
     const at::Tensor batch = at::randn({6, 3});
     const at::Tensor expected = at::batch_norm(batch, {}, {}, {}, {}, true, 0.1, 1e-5, false);
-    EXPECT_TRUE(
-        close(layer->forward(batch.narrow(0, 3 * rank, 3)), expected.narrow(0, 3 * rank, 3)));
+    EXPECT_TRUE(close(layer->forward(batch.narrow(0, int64_t{3} * rank, 3)),
+                      expected.narrow(0, int64_t{3} * rank, 3)));
     EXPECT_EQ(layer->named_parameters().size(), 0u);
     EXPECT_EQ(layer->named_buffers().size(), 0u);
   });
@@ -280,7 +279,7 @@ TEST(SyncBatchNormTest, SharesStatisticsWithinItsProcessGroupOnly) {
     at::manual_seed(1);
     SyncBatchNorm layer(SyncBatchNormOptions(3).process_group(group));
     const at::Tensor batch = at::randn({8, 3});
-    layer->forward(batch.narrow(0, 2 * rank, 2));
+    layer->forward(batch.narrow(0, int64_t{2} * rank, 2));
     const at::Tensor own = batch.narrow(0, rank < 2 ? 0 : 4, 4);
     EXPECT_TRUE(close(layer->running_mean, own.mean(0) * 0.1));
   });

@@ -90,6 +90,9 @@ TEST(ConfigTest, RefusesNumbersThatAreTypingErrors) {
       {"data.width", "1000000000"},
       {"data.classes", "1000000000000"},
       {"optimizer.lr", "1e308"},
+      {"optimizer.weight_decay", "1e300"},
+      {"timeout", "1e-9"},
+      {"connect_timeout", "1e-9"},
       {"schedule.warmup", "1e308"},
       {"schedule.min_lr", "1e308"},
   };

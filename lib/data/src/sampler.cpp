@@ -68,6 +68,7 @@ std::shared_ptr<Sampler> make_class_skewed(const ClassSkewedChoice& choice,
 [[noreturn]] void fail_for_empty_shard(int rank, int num_replicas,
                                        const std::set<int64_t>& labels) {
   std::vector<std::string> names;
+  names.reserve(labels.size());
   for (const int64_t label : labels) names.push_back(std::to_string(label));
   throw base::UserError(fmt::format(
       "class_skewed sampler: rank {} of {} has no sample: it takes the labels y with y % {} == {}, "

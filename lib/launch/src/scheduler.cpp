@@ -47,8 +47,11 @@ std::optional<SchedulerPlace> place_from_open_mpi() {
   if (!size || !rank || *size < 2) return std::nullopt;
   const int here = number("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(1);
   check_one_per_node("mpirun", here, 1, "mpirun --map-by ppr:1:node");
-  return SchedulerPlace{
-      .source = "Open MPI", .nodes = *size, .node_rank = *rank, .master_addr = "", .master_port = 0};
+  return SchedulerPlace{.source = "Open MPI",
+                        .nodes = *size,
+                        .node_rank = *rank,
+                        .master_addr = "",
+                        .master_port = 0};
 }
 
 }  // namespace

@@ -3,11 +3,12 @@
 namespace syncbn::train {
 namespace {
 
-constexpr double kYear = 365.0 * 24 * 3600;  // seconds
-constexpr double kMostThreads = 1024;        // a typing error above; libgomp then hangs
-constexpr double kMostEpochs = 1e6;          // so that steps can be counted in an int64_t
-constexpr double kLargestBucket = 1e6;       // MiB
-constexpr double kMostSamples = 1e7;         // of a step
+constexpr double kMillisecond = 0.001;  // seconds, as is the next
+constexpr double kYear = 365.0 * 24 * 3600;
+constexpr double kMostThreads = 1024;   // a typing error above; libgomp then hangs
+constexpr double kMostEpochs = 1e6;     // so that steps can be counted in an int64_t
+constexpr double kLargestBucket = 1e6;  // MiB
+constexpr double kMostSamples = 1e7;    // of a step
 
 std::optional<std::string> one_batch_size(const Config& config) {
   if (config.batch_size.has_value() == config.global_batch_size.has_value()) {
@@ -75,11 +76,11 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("backend", &Config::backend, "what ranks communicate by; auto: NCCL on GPUs")
       .one_of({"auto", "gloo", "nccl"});
   schema.field("timeout", &Config::timeout, "of every exchange between ranks")
-      .above(0)
+      .at_least(kMillisecond)
       .at_most(kYear)
       .unit("s");
   schema.field("connect_timeout", &Config::connect_timeout, "for all ranks to find each other")
-      .above(0)
+      .at_least(kMillisecond)
       .at_most(kYear)
       .unit("s");
   schema

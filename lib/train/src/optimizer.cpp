@@ -22,7 +22,9 @@ struct SgdOptions {
     schema.field("momentum", &SgdOptions::momentum, "how much of the former update stays")
         .at_least(0)
         .below(1);
-    schema.field("weight_decay", &SgdOptions::weight_decay, "L2 penalty").at_least(0);
+    schema.field("weight_decay", &SgdOptions::weight_decay, "L2 penalty")
+        .at_least(0)
+        .at_most(kLargestRate);
     schema.field("nesterov", &SgdOptions::nesterov, "use Nesterov's momentum");
     schema.check([](const SgdOptions& options) -> std::optional<std::string> {
       if (options.nesterov && options.momentum == 0) return "nesterov needs a momentum above 0";
@@ -43,9 +45,12 @@ struct AdamwOptions {
         .length(2)
         .at_least(0)
         .below(1);
-    schema.field("eps", &AdamwOptions::eps, "added to the denominator").above(0);
+    schema.field("eps", &AdamwOptions::eps, "added to the denominator")
+        .above(0)
+        .at_most(kLargestRate);
     schema.field("weight_decay", &AdamwOptions::weight_decay, "decoupled from the gradient")
-        .at_least(0);
+        .at_least(0)
+        .at_most(kLargestRate);
   }
 };
 
