@@ -13,7 +13,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
 #include <string>
+#include <system_error>
 
 #include "support/temp_folder.h"
 
@@ -131,7 +133,23 @@ TEST(RunMainTest, AnEscapingErrorIsOneMessageAndItsCode) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_main("prog", []() -> int { throw std::runtime_error("boom"); }), 70);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: internal error: boom\n");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_main("prog", []() -> int { throw std::bad_alloc(); }), 75);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: error: there is not enough memory\n");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_main("prog", []() -> int { throw InternalError("n is 3"); }), 70);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "prog: internal error: n is 3\nprog: this is a bug; please report it\n");
   EXPECT_EQ(run_main("prog", [] { return 5; }), 5);
+}
+
+TEST(ErrorTest, EachExceptionHasItsExitCode) {
+  EXPECT_EQ(exit_code_of(UserError("")), kExitUsage);
+  EXPECT_EQ(exit_code_of(UnavailableError("")), kExitUnavailable);
+  EXPECT_EQ(exit_code_of(InternalError("")), kExitInternal);
+  EXPECT_EQ(exit_code_of(std::system_error(ENOSPC, std::generic_category())), kExitUnavailable);
+  EXPECT_EQ(exit_code_of(std::bad_alloc()), kExitUnavailable);
+  EXPECT_EQ(exit_code_of(std::runtime_error("")), kExitInternal);
 }
 
 TEST(TextTest, NearestFindsTyposAndNothingFarAway) {

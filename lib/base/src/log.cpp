@@ -7,10 +7,20 @@
 #include <syncbn/base/text.h>
 
 #include <cstdio>
+#include <new>
 #include <string_view>
-#include <system_error>
 
 namespace syncbn::base {
+namespace {
+
+std::string_view message_of(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "there is not enough memory";
+  // libtorch's errors go on with a page of stack frames.
+  const std::string_view what = error.what();
+  return what.substr(0, what.find("\nException raised from"));
+}
+
+}  // namespace
 
 void init_logging(int rank) {
   // Made by hand: the name is that of spdlog's own default logger, which this one replaces.
@@ -38,22 +48,14 @@ int run_main(const std::string& program, const std::function<int()>& body) {
     if (std::fflush(stdout) != 0) throw_errno("cannot write standard output");
     if (std::ferror(stdout) != 0) throw UnavailableError("cannot write all of standard output");
     return exit_code;
-  } catch (const InternalError& error) {
-    fmt::print(stderr, "{}: internal error: {}\n{}: this is a bug; please report it\n", program,
-               error.what(), program);
-    return error.exit_code();
-  } catch (const Error& error) {
-    fmt::print(stderr, "{}: error: {}\n", program, error.what());
-    return error.exit_code();
-  } catch (const std::system_error& error) {
-    fmt::print(stderr, "{}: error: {}\n", program, error.what());
-    return kExitUnavailable;
   } catch (const std::exception& error) {
-    // libtorch's errors go on with a page of stack frames.
-    const std::string_view what = error.what();
-    fmt::print(stderr, "{}: internal error: {}\n", program,
-               what.substr(0, what.find("\nException raised from")));
-    return kExitInternal;
+    const int exit_code = exit_code_of(error);
+    fmt::print(stderr, "{}: {}: {}\n", program,
+               exit_code == kExitInternal ? "internal error" : "error", message_of(error));
+    if (dynamic_cast<const InternalError*>(&error) != nullptr) {
+      fmt::print(stderr, "{}: this is a bug; please report it\n", program);
+    }
+    return exit_code;
   }
 }
 

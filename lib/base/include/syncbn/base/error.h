@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -50,7 +51,11 @@ class InternalError : public Error {
   explicit InternalError(const std::string& message) : Error(message, kExitInternal) {}
 };
 
-/// The same for a failed system call: "<what>: <strerror(errno)>".
+/// The code with which a program ends for any exception: an Error's own, kExitUnavailable for what
+/// the system denies (memory, std::system_error), kExitInternal for the rest.
+int exit_code_of(const std::exception& error);
+
+/// UnavailableError for a failed system call: "<what>: <strerror(errno)>".
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace syncbn::base
