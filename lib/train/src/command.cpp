@@ -153,8 +153,9 @@ int run(const std::vector<std::string>& args, const Place& place) {
       return base::kExitOk;
     }
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
-    inputs = explain_out_of_memory(
-        [&] { return load_inputs(resolved.config, place.rank, place.world_size); });
+    inputs = explain_out_of_memory(MemoryFor::kMaking, [&] {
+      return load_inputs(resolved.config, place.rank, place.world_size);
+    });
   } catch (const base::UserError& error) {
     if (place.local_rank == 0) throw;
     throw LeaveSilently{error.exit_code()};
@@ -162,8 +163,7 @@ int run(const std::vector<std::string>& args, const Place& place) {
   // A signal still ends the process: until the group stands nobody could look at one.
   const auto group =
       local_rank_0_first(place.local_rank, [&] { return DefaultGroup(resolved.config); });
-  return explain_out_of_memory(
-      [&] { return train(resolved.config, resolved.text, resolved.name, inputs); });
+  return train(resolved.config, resolved.text, resolved.name, inputs);
 }
 
 }  // namespace

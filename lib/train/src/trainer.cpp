@@ -56,11 +56,10 @@ std::string on_rank_0(const std::function<std::string()>& work) {
   }
   std::string result;
   try {
-    result = work();
+    result = explain_out_of_memory(MemoryFor::kLater, work);
   } catch (const std::exception& error) {
-    const auto* known = dynamic_cast<const base::Error*>(&error);
     try {
-      send(known != nullptr ? known->exit_code() : base::kExitInternal, "");
+      send(base::exit_code_of(error), "");
     } catch (const base::UnavailableError&) {
       // Of a rank that is gone as well; the error at hand came first.
     }
@@ -96,8 +95,9 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   // The same on all ranks; afterwards each rank draws numbers of its own.
   const auto seed = static_cast<uint64_t>(config.seed);
   at::manual_seed(seed);
-  auto model =
-      said_once([&] { return explain_out_of_memory([&] { return config.model.make(args); }); });
+  auto model = said_once([&] {
+    return explain_out_of_memory(MemoryFor::kMaking, [&] { return config.model.make(args); });
+  });
   model->to(dist::device());
   at::manual_seed(seed + static_cast<uint64_t>(dist::rank()));
   return model;
@@ -317,11 +317,14 @@ class Trainer {
     epoch_sums_ = {};
     const auto begin = Clock::now();
     int signal = 0;
-    while (signal == 0) {
+    const auto step = [&] {
       const auto batch = loader_.next();
-      if (!batch) break;
-      signal = train_step(*batch, record);
-    }
+      if (batch) signal = train_step(*batch, record);
+      return batch && signal == 0;
+    };
+    bool goes_on = is_first_step_ ? explain_out_of_memory(MemoryFor::kFirstStep, step) : step();
+    is_first_step_ = false;
+    while (goes_on) goes_on = step();
     const double trained = seconds_since(begin);
     const Sums all = epoch_sums_.reduced(device_);
     epoch_sums_ = {.loss = all.loss + position_.earlier_in_epoch.loss,
@@ -459,9 +462,9 @@ class Trainer {
 
   int stop(int signal) {
     save(loader_.state(), /*best=*/false);
+    rank_0_does([&] { folder_->log_end(fmt::format("signal {}", signal), position_.step); });
     if (is_rank_0()) {
       progress_.clear();
-      folder_->log_end(fmt::format("signal {}", signal), position_.step);
       spdlog::warn("stopped by signal {} after step {}; go on with --run_dir {} --resume auto",
                    signal, position_.step, folder_->path().string());
     }
@@ -507,6 +510,7 @@ class Trainer {
   std::string resume_path_;
   bool continues_folder_ = false;
   bool continues_epoch_ = false;
+  bool is_first_step_ = true;
   Position position_;
   Sums epoch_sums_;
 };
@@ -531,7 +535,9 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
 
 int train(const Config& config, const std::string& config_text, const std::string& name,
           const Inputs& inputs) {
-  return Trainer(config, config_text, name, inputs).run();
+  auto trainer = explain_out_of_memory(MemoryFor::kMaking,
+                                       [&] { return Trainer(config, config_text, name, inputs); });
+  return explain_out_of_memory(MemoryFor::kLater, [&] { return trainer.run(); });
 }
 
 }  // namespace syncbn::train
