@@ -56,6 +56,23 @@ TEST_F(ResumeTest, EndsBitForBitWhereAnUninterruptedRunDoes) {
   expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
 }
 
+// Without being told: the launcher's restart says it.
+TEST_F(ResumeTest, GoesOnWhereTheAttemptBeforeTheRestartWas) {
+  run_ranks_of_train(2, args("whole"));
+  std::vector<std::string> words{
+      program("syncbn-launch"), "--standalone", "--nproc_per_node=2", "--max_restarts=1", "sh",
+      "-c",
+      // Two epochs, then a crash.
+      R"([ $TORCHELASTIC_RESTART_COUNT = 1 ] && exec "$0" "$@"; "$0" "$@" --epochs=2; exit 1)",
+      program("train")};
+  const auto more = args("parts");
+  words.insert(words.end(), more.begin(), more.end());
+  const auto result =
+      run_program(words, {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
+}
+
 TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   run_ranks_of_train(2, args("whole"));
   auto ranks = start_ranks(2, args("parts", {"--log_interval=1"}));

@@ -24,7 +24,7 @@ class RunFolderTest : public ::testing::Test {
 TEST_F(RunFolderTest, RefusesAFolderThatHoldsARunUnlessToldWhatToDo) {
   const std::string path = temp_ / "run";
   EXPECT_EQ(RunFolder::choose(path, "x", false, false), path);
-  RunFolder(path, "a: 1\n", false);
+  const RunFolder made(path, "a: 1\n", false);
   EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
   EXPECT_EQ(RunFolder::choose(path, "x", true, false), path);
   EXPECT_EQ(RunFolder::choose(path, "x", false, true), path);
@@ -33,8 +33,16 @@ TEST_F(RunFolderTest, RefusesAFolderThatHoldsARunUnlessToldWhatToDo) {
 TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {
   base::write_file_atomically(temp_ / "run/notes.txt", "mine");
   const fs::path path = RunFolder::choose(temp_ / "run", "x", false, false);
-  RunFolder(path, "a: 1\n", false);
+  const RunFolder made(path, "a: 1\n", false);
   EXPECT_EQ(base::read_file(path / "notes.txt"), "mine");
+}
+
+TEST_F(RunFolderTest, FindsTheLatestOfItsName) {
+  const fs::path first = temp_ / "run";
+  EXPECT_EQ(RunFolder::latest(first), first);
+  const RunFolder one(first, "", false);
+  const RunFolder two(temp_ / "run-2", "", false);
+  EXPECT_EQ(RunFolder::latest(first), temp_ / "run-2");
 }
 
 TEST_F(RunFolderTest, BeginsAnewOrGoesOn) {
@@ -46,7 +54,7 @@ TEST_F(RunFolderTest, BeginsAnewOrGoesOn) {
   EXPECT_TRUE(fs::exists(temp_ / "best.pt"));
   EXPECT_FALSE(fs::exists(temp_ / "result.json"));
   EXPECT_EQ(base::read_file(temp_ / "config.yaml"), "b: 2\n");
-  RunFolder(temp_, "c: 3\n", /*resume=*/false);
+  const RunFolder anew(temp_, "c: 3\n", /*resume=*/false);
   EXPECT_FALSE(fs::exists(temp_ / "last.pt"));
   EXPECT_EQ(base::read_file(temp_ / "log.jsonl"), "");
 }
@@ -70,7 +78,7 @@ TEST_F(RunFolderTest, SaysWhyItCannotBeMade) {
     const fs::path path = temp_ / name;
     EXPECT_EQ(RunFolder::choose(path, "x", false, false), path);
     try {
-      RunFolder(path, "", false);
+      const RunFolder impossible(path, "", false);
       FAIL() << "no error";
     } catch (const base::UserError& error) {
       EXPECT_THAT(error.what(), HasSubstr(name));

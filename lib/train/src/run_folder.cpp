@@ -66,6 +66,15 @@ fs::path RunFolder::choose(const std::string& wanted, const std::string& name, b
   }
 }
 
+fs::path RunFolder::latest(const fs::path& first) {
+  fs::path last = first;
+  for (int number = 2;; ++number) {
+    fs::path next = fmt::format("{}-{}", first.string(), number);
+    if (!holds_run(next)) return last;
+    last = std::move(next);
+  }
+}
+
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     : path_(std::move(path)) {
   for (const char* file : kFiles) {

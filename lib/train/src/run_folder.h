@@ -41,6 +41,9 @@ class RunFolder {
   static std::filesystem::path choose(const std::string& wanted, const std::string& name,
                                       bool resume, bool overwrite);
 
+  /// The last of `first`, `first`-2, ... that holds a run; `first` when none does.
+  static std::filesystem::path latest(const std::filesystem::path& first);
+
   /// Whether a folder holds anything of a run.
   static bool holds_run(const std::filesystem::path& path);
 

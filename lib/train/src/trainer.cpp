@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
@@ -17,6 +18,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <string_view>
 
 #include "agent_channel.h"
@@ -219,19 +221,29 @@ class Trainer {
   std::string choose_folder_and_read_checkpoint() {
     return on_rank_0([&]() -> std::string {
       const bool automatic = config_.resume == "auto";
-      fs::path checkpoint = automatic ? wanted_folder() / "last.pt" : fs::path(config_.resume);
+      const fs::path last = wanted_folder() / "last.pt";
       std::error_code ignored;
+      fs::path checkpoint = automatic ? last : fs::path(config_.resume);
+      // After a restart the attempt before counts, whatever it went on from itself.
+      if (is_restart() && fs::exists(last, ignored)) checkpoint = last;
       if (automatic && !fs::exists(checkpoint, ignored)) checkpoint.clear();
       // Going on with the run of that very folder replaces nothing.
       continues_folder_ = automatic || (!checkpoint.empty() && is_in_wanted_folder(checkpoint));
-      folder_path_ =
-          RunFolder::choose(config_.run_dir, name_, continues_folder_, config_.overwrite);
+      folder_path_ = is_restart() ? wanted_folder()
+                                  : RunFolder::choose(config_.run_dir, name_, continues_folder_,
+                                                      config_.overwrite);
       if (checkpoint.empty()) return "";
       resume_path_ = checkpoint.string();
       std::string bytes = base::read_file(checkpoint);
       parse_checkpoint(bytes, resume_path_);
       return bytes;
     });
+  }
+
+  /// Whether the launcher has started the workers again (--max_restarts): this run goes on.
+  static bool is_restart() {
+    return base::env_int("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max())
+               .value_or(0) > 0;
   }
 
   bool is_in_wanted_folder(const fs::path& file) const {
@@ -241,7 +253,9 @@ class Trainer {
   }
 
   fs::path wanted_folder() const {
-    return config_.run_dir.empty() ? fs::path("runs") / name_ : fs::path(config_.run_dir);
+    if (!config_.run_dir.empty()) return config_.run_dir;
+    const fs::path first = fs::path("runs") / name_;
+    return is_restart() ? RunFolder::latest(first) : first;
   }
 
   /// What of this configuration is not as it was when the checkpoint was made.
