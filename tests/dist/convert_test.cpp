@@ -97,7 +97,7 @@ void expect_trains_as_whole_batch(Forward forward, const std::vector<at::Tensor>
     const at::Tensor batch = at::randn({8, 3, 6, 6});
     const at::Tensor target = at::randn({8, 2});
     const uint64_t before = exchanges();
-    (forward(batch.narrow(0, 4 * rank, 4)) - target.narrow(0, 4 * rank, 4))
+    (forward(batch.narrow(0, int64_t{4} * rank, 4)) - target.narrow(0, int64_t{4} * rank, 4))
         .pow(2)
         .mean()
         .backward();
@@ -209,7 +209,7 @@ def forward(self, x: Tensor) -> Tensor:
 torch::jit::Module script_net() {
   at::manual_seed(0);
   torch::jit::Module net("Net");
-  const auto parameter = [](torch::jit::Module& module, const char* name, at::Tensor value) {
+  const auto parameter = [](torch::jit::Module& module, const char* name, const at::Tensor& value) {
     module.register_parameter(name, value.requires_grad_(), /*is_buffer=*/false);
   };
   const auto training_flag = [](torch::jit::Module& module) {

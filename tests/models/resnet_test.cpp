@@ -72,6 +72,7 @@ std::vector<std::string> names_and_shapes(const Tensors& tensors) {
 
 std::vector<std::string> names_and_shapes(const std::vector<Entry>& entries) {
   std::vector<std::string> lines;
+  lines.reserve(entries.size());
   for (const Entry& entry : entries) lines.push_back(entry.name + " " + entry.shape);
   return lines;
 }
@@ -84,7 +85,7 @@ at::Tensor wave(at::IntArrayRef shape) {
 void fill(const Tensors& tensors) {
   for (const auto& item : tensors) {
     const std::string& name = item.key();
-    at::Tensor tensor = item.value();
+    const at::Tensor& tensor = item.value();
     if (name.ends_with("num_batches_tracked")) continue;
     at::Tensor values = wave(tensor.sizes());
     if (tensor.dim() > 1) {
