@@ -37,12 +37,18 @@ TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {
   EXPECT_EQ(base::read_file(path / "notes.txt"), "mine");
 }
 
-TEST_F(RunFolderTest, FindsTheLatestOfItsName) {
-  const fs::path first = temp_ / "run";
-  EXPECT_EQ(RunFolder::latest(first), first);
-  const RunFolder one(first, "", false);
-  const RunFolder two(temp_ / "run-2", "", false);
-  EXPECT_EQ(RunFolder::latest(first), temp_ / "run-2");
+TEST_F(RunFolderTest, IsFoundAgainByTheJobThatBeganIt) {
+  const fs::path path = temp_ / "run";
+  ::setenv("SYNCBN_JOB_ID", "job-1", 1);
+  EXPECT_FALSE(RunFolder::of_job("job-1", path, "x")) << "it never began";
+  RunFolder(path, "", false).log_start(1, 0, false);
+  EXPECT_EQ(RunFolder::of_job("job-1", path, "x"), path);
+  EXPECT_FALSE(RunFolder::of_job("job-2", path, "x")) << "another run's";
+  ::setenv("SYNCBN_JOB_ID", "job-2", 1);
+  RunFolder(path, "", true).log_start(1, 5, true);
+  EXPECT_EQ(RunFolder::of_job("job-2", path, "x"), path);
+  EXPECT_FALSE(RunFolder::of_job("job-1", path, "x"));
+  ::unsetenv("SYNCBN_JOB_ID");
 }
 
 TEST_F(RunFolderTest, BeginsAnewOrGoesOn) {

@@ -50,7 +50,8 @@ RunFacts run_facts(const LaunchOptions& options) {
   facts.master_addr = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
   const int default_port = options.c10d ? kC10dPort : kStaticPort;
   facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
-  facts.run_id = options.standalone ? random_id() : options.run_id;
+  facts.job_id = random_id();
+  facts.run_id = options.standalone ? facts.job_id : options.run_id;
   facts.omp_num_threads = omp_num_threads(options);
   facts.nodes = options.nnodes.max;
   facts.agent_store = facts.nodes > 1;

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
 #include <CLI/CLI.hpp>
@@ -296,19 +297,13 @@ std::string without_brackets(const std::string& host) {
 }
 
 void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
-  const size_t colon = endpoint.rfind(':');
-  // An IPv6 address has more than one, and stands in brackets when a port follows.
-  const bool has_port =
-      colon != std::string::npos && endpoint.find(']', colon) == std::string::npos;
-  const std::string host = without_brackets(endpoint.substr(0, has_port ? colon : endpoint.size()));
-  const int port =
-      has_port ? whole_number(std::string_view(endpoint).substr(colon + 1)).value_or(-1) : 0;
-  if (host.empty() || port < 0 || port > 65535) {
+  const auto parsed = base::parse_host_port(endpoint);
+  if (!parsed) {
     throw base::UserError(
         fmt::format("--rdzv_endpoint={}: expected HOST:PORT, or HOST alone", endpoint));
   }
-  options.master_addr = host;
-  if (has_port) options.master_port = port;
+  options.master_addr = parsed->host;
+  if (parsed->port) options.master_port = *parsed->port;
 }
 
 // torchrun's names; what it offers beyond these is about its own store.

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace syncbn::train {
@@ -18,6 +20,21 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFiles[] = {"config.yaml", "log.jsonl", "result.json", "last.pt", "best.pt"};
+
+fs::path default_folder(const std::string& wanted, const std::string& name) {
+  return wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
+}
+
+/// Whether the last start in the folder's log was one of this job.
+bool began_with(const fs::path& folder, const std::string& job) {
+  std::ifstream log(folder / "log.jsonl");
+  std::string last;
+  for (std::string line; std::getline(log, line);) {
+    const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.value("event", "") == "start") last = json.value("job", "");
+  }
+  return !job.empty() && last == job;
+}
 
 double unix_time() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -66,12 +83,15 @@ fs::path RunFolder::choose(const std::string& wanted, const std::string& name, b
   }
 }
 
-fs::path RunFolder::latest(const fs::path& first) {
-  fs::path last = first;
+std::optional<fs::path> RunFolder::of_job(const std::string& id, const std::string& wanted,
+                                          const std::string& name) {
+  const fs::path first = default_folder(wanted, name);
+  if (began_with(first, id)) return first;
+  if (!wanted.empty()) return std::nullopt;
   for (int number = 2;; ++number) {
     fs::path next = fmt::format("{}-{}", first.string(), number);
-    if (!holds_run(next)) return last;
-    last = std::move(next);
+    if (began_with(next, id)) return next;
+    if (!holds_run(next)) return std::nullopt;
   }
 }
 
@@ -92,6 +112,7 @@ void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
   Json json;
   json["event"] = "start";
   json["time"] = unix_time();
+  json["job"] = base::env("SYNCBN_JOB_ID").value_or("");
   json["world_size"] = world_size;
   json["step"] = step;
   json["resumed"] = resumed;

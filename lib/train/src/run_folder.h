@@ -41,8 +41,11 @@ class RunFolder {
   static std::filesystem::path choose(const std::string& wanted, const std::string& name,
                                       bool resume, bool overwrite);
 
-  /// The last of `first`, `first`-2, ... that holds a run; `first` when none does.
-  static std::filesystem::path latest(const std::filesystem::path& first);
+  /// The folder of a run that the job `id` (SYNCBN_JOB_ID) began in an earlier attempt, where
+  /// choose() would have let it; nothing when it did not come so far.
+  static std::optional<std::filesystem::path> of_job(const std::string& id,
+                                                     const std::string& wanted,
+                                                     const std::string& name);
 
   /// Whether a folder holds anything of a run.
   static bool holds_run(const std::filesystem::path& path);

@@ -19,6 +19,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string_view>
 
 #include "agent_channel.h"
@@ -220,18 +221,19 @@ class Trainer {
   /// The bytes of the checkpoint to go on from, the same on all ranks; empty: none.
   std::string choose_folder_and_read_checkpoint() {
     return on_rank_0([&]() -> std::string {
+      restarted_ = folder_of_attempt_before();
       const bool automatic = config_.resume == "auto";
       const fs::path last = wanted_folder() / "last.pt";
       std::error_code ignored;
       fs::path checkpoint = automatic ? last : fs::path(config_.resume);
       // After a restart the attempt before counts, whatever it went on from itself.
-      if (is_restart() && fs::exists(last, ignored)) checkpoint = last;
+      if (restarted_ && fs::exists(last, ignored)) checkpoint = last;
       if (automatic && !fs::exists(checkpoint, ignored)) checkpoint.clear();
       // Going on with the run of that very folder replaces nothing.
       continues_folder_ = automatic || (!checkpoint.empty() && is_in_wanted_folder(checkpoint));
-      folder_path_ = is_restart() ? wanted_folder()
-                                  : RunFolder::choose(config_.run_dir, name_, continues_folder_,
-                                                      config_.overwrite);
+      folder_path_ = restarted_ ? *restarted_
+                                : RunFolder::choose(config_.run_dir, name_, continues_folder_,
+                                                    config_.overwrite);
       if (checkpoint.empty()) return "";
       resume_path_ = checkpoint.string();
       std::string bytes = base::read_file(checkpoint);
@@ -240,10 +242,13 @@ class Trainer {
     });
   }
 
-  /// Whether the launcher has started the workers again (--max_restarts): this run goes on.
-  static bool is_restart() {
-    return base::env_int("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max())
-               .value_or(0) > 0;
+  /// Where this run is when the launcher has started the workers again (--max_restarts).
+  std::optional<fs::path> folder_of_attempt_before() const {
+    const auto restarts =
+        base::env_int("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max());
+    const auto job = base::env("SYNCBN_JOB_ID");
+    if (restarts.value_or(0) == 0 || !job) return std::nullopt;
+    return RunFolder::of_job(*job, config_.run_dir, name_);
   }
 
   bool is_in_wanted_folder(const fs::path& file) const {
@@ -253,9 +258,8 @@ class Trainer {
   }
 
   fs::path wanted_folder() const {
-    if (!config_.run_dir.empty()) return config_.run_dir;
-    const fs::path first = fs::path("runs") / name_;
-    return is_restart() ? RunFolder::latest(first) : first;
+    if (restarted_) return *restarted_;
+    return config_.run_dir.empty() ? fs::path("runs") / name_ : fs::path(config_.run_dir);
   }
 
   /// What of this configuration is not as it was when the checkpoint was made.
@@ -519,6 +523,7 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Schedule> schedule_;
   std::unique_ptr<Ddp> ddp_;
+  std::optional<fs::path> restarted_;  ///< rank 0's only
   fs::path folder_path_;
   std::unique_ptr<RunFolder> folder_;  ///< rank 0's only
   std::string resume_path_;
