@@ -365,7 +365,11 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
         "--nnodes={0} needs --node_rank, this machine's number from 0 to {1}", nnodes, nnodes - 1));
   }
   if (options.master_addr.empty()) {
-    throw base::UserError(fmt::format("--nnodes={} needs {}, the name or address of node 0", nnodes,
+    const std::string who =
+        options.scheduler.empty()
+            ? fmt::format("--nnodes={}", nnodes)
+            : fmt::format("{}, which starts {} launchers,", options.scheduler, nnodes);
+    throw base::UserError(fmt::format("{} needs {}, the name or address of node 0", who,
                                       options.c10d ? "--rdzv_endpoint" : "--master_addr"));
   }
   if (options.master_port == 0) {
