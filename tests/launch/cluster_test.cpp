@@ -125,18 +125,37 @@ TEST(LaunchClusterTest, AllNodesStartAgainTogether) {
 }
 
 TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
-  Nodes nodes(2);
-  nodes.start(0, 1, {}, shell("touch up0; exec sleep 1000"));
-  Program& second = nodes.start(1, 1, {}, shell("touch up1; exec sleep 1000"));
-  second.wait_until([&] {
-    return std::filesystem::exists(nodes.folder() / "up0") &&
-           std::filesystem::exists(nodes.folder() / "up1");
-  });
-  second.send_signal(SIGINT);
-  const auto results = nodes.wait();
-  EXPECT_EQ(results[0].exit_code, 130);
-  EXPECT_EQ(results[1].exit_code, 130);
-  EXPECT_THAT(results[0].err, HasSubstr("node 1"));
+  for (const size_t signalled : {0U, 1U}) {
+    Nodes nodes(2);
+    // The other one takes its time.
+    const std::string work =
+        "trap 'sleep 0.2; exit 0' TERM; touch up$RANK; "
+        "while true; do sleep 0.01; done";
+    std::vector<Program*> programs{&nodes.start(0, 1, {}, shell(work)),
+                                   &nodes.start(1, 1, {}, shell(work))};
+    programs[0]->wait_until([&] {
+      return std::filesystem::exists(nodes.folder() / "up0") &&
+             std::filesystem::exists(nodes.folder() / "up1");
+    });
+    programs[signalled]->send_signal(SIGINT);
+    const auto results = nodes.wait();
+    EXPECT_EQ(results[0].exit_code, 130);
+    EXPECT_EQ(results[1].exit_code, 130);
+    EXPECT_THAT(results[1 - signalled].err, HasSubstr(fmt::format("node {} (", signalled)));
+  }
+}
+
+TEST(LaunchClusterTest, ASignalToTheOneThatLeadsEndsTheWaitOfAll) {
+  Nodes nodes(3);
+  Program& lead = nodes.start(0, 1, {"--rdzv_conf=join_timeout=1000"}, {"true"});
+  Program& other = nodes.start(1, 1, {}, {"true"});
+  // Of two with one rank one is refused, and the other has then been taken.
+  Program& twin = nodes.start(1, 1, {}, {"true"});
+  twin.wait_until([&] { return !twin.running() || !other.running(); });
+  lead.send_signal(SIGINT);
+  EXPECT_EQ(lead.wait().exit_code, 130);
+  Program& taken = twin.running() ? twin : other;
+  EXPECT_EQ(taken.wait().exit_code, 130);
 }
 
 TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {

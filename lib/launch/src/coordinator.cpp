@@ -193,8 +193,11 @@ std::string Coordinator::misfit(const Node& node, const Json& message) const {
 
 void Coordinator::failed(Node& node, const Json& message) {
   if (message.at("attempt") != attempt_) return;
-  fail(message.at("exit_code"), message.at("may_restart"),
-       fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()));
+  const std::string what =
+      fmt::format("{}: {}", node.name(), message.at("what").get<std::string>());
+  // Somebody does not want to wait for the others any more.
+  if (state_ == State::kJoining) return finish(message.at("exit_code"), what);
+  fail(message.at("exit_code"), message.at("may_restart"), what);
 }
 
 void Coordinator::ended(Node& node, const Json& message) {

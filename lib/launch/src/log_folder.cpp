@@ -114,7 +114,7 @@ base::UniqueFd LogFolder::open(const fs::path& path) {
 
 std::string LogFolder::error_message(int local_rank) const {
   constexpr size_t kMostBytes = 1 << 20;
-  const std::string text = read_regular(error_file(local_rank), 0, kMostBytes);
+  std::string text = read_regular(error_file(local_rank), 0, kMostBytes);
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   // {"message": {"message": "ValueError: …", "extraInfo": {…}}} or {"message": "…"}
   if (!json.is_object() || !json.contains("message")) return text;

@@ -96,6 +96,7 @@ GroupResult Supervisor::run_with_others() {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
       cluster_->report_failure(result.exit_code, false,
                                fmt::format("ended by SIG{}", ::sigabbrev_np(*signal)));
+      cluster_->handle();  // where the coordinator is ours, it tells the others
       report(result);
       return result;
     }
@@ -110,9 +111,9 @@ GroupResult Supervisor::run_with_others() {
     take_place(*start);
     if (start->attempt > 0) announce_restart();
     GroupResult result = run_attempt();
+    // Also after a signal: the others end in their own time, and the coordinator may be ours.
     cluster_->report_end();
     report(result);
-    if (result.signal) return result;
   }
 }
 
