@@ -21,8 +21,8 @@ fs::path counter_file() {
     if (!is_v2 && name != "memory") continue;
     // In a container the path is that of the host, and its root is mounted in place of ours.
     for (const std::string& group : {line.substr(path), std::string("/")}) {
-      const fs::path file = is_v2 ? root / group.substr(1) / "memory.events"
-                                  : root / "memory" / group.substr(1) / "memory.oom_control";
+      fs::path file = is_v2 ? root / group.substr(1) / "memory.events"
+                            : root / "memory" / group.substr(1) / "memory.oom_control";
       if (std::ifstream(file).good()) return file;
     }
   }
