@@ -16,11 +16,11 @@ using ::testing::Not;
 
 TEST(LaunchRestartTest, FailsTwiceThenSucceeds) {
   TempFolder folder;
-  const auto result =
-      launch({"--max_restarts=2", "--nproc_per_node=2", "sh", "-c",
-              "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
-              "[ $RANK = 1 ] && exit 0; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7"},
-             {.cwd = folder.path()});
+  const std::string script =
+      "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
+      "[ $RANK = 1 ] && exit 0; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7";
+  const auto result = launch({"--max_restarts=2", "--nproc_per_node=2", "sh", "-c", script},
+                             {.cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   for (const char* line : {"[0] attempt 0 of 2", "[0] attempt 1 of 2", "[0] attempt 2 of 2"}) {
     EXPECT_THAT(result.out, HasSubstr(line));
@@ -88,12 +88,11 @@ TEST(LaunchRestartTest, ASignalEndsTheRunWithoutARestart) {
 // Not only one that comes while all is well.
 TEST(LaunchRestartTest, ASignalInTheGraceTimeEndsTheRunToo) {
   TempFolder folder;
-  Program launcher(
-      launch_command({"--max_restarts=3", "--nproc_per_node=2", "sh", "-c",
-                      "[ $RANK = 1 ] && { while [ ! -e up ]; do sleep 0.01; done; exit 4; }; "
-                      "trap 'echo ending' TERM; touch up; "
-                      "while [ ! -e go ]; do sleep 0.01; done; exit 0"}),
-      {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
+  const std::string script =
+      "[ $RANK = 1 ] && { while [ ! -e up ]; do sleep 0.01; done; exit 4; }; "
+      "trap 'echo ending' TERM; touch up; while [ ! -e go ]; do sleep 0.01; done; exit 0";
+  Program launcher(launch_command({"--max_restarts=3", "--nproc_per_node=2", "sh", "-c", script}),
+                   {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
   ASSERT_TRUE(launcher.wait_until([&] { return launcher.out() == "[0] ending\n"; }));
   launcher.send_signal(SIGTERM);
   ASSERT_TRUE(launcher.running());
@@ -104,10 +103,11 @@ TEST(LaunchRestartTest, ASignalInTheGraceTimeEndsTheRunToo) {
 }
 
 // The crash of a real training job: the worker dies by a signal while the others wait for it.
-TEST(LaunchRestartTest, RecoversAtTheFirstRestartEveryTime) {
-  const auto result = launch({"--max_restarts=1", "--nproc_per_node=4", "sh", "-c",
-                              "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
-                              "[ $RANK = 2 ] && kill -SEGV $$$$; exec sleep 1000"});
+TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
+  const std::string script =
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
+      "[ $RANK = 2 ] && kill -SEGV $$$$; exec sleep 1000";
+  const auto result = launch({"--max_restarts=1", "--nproc_per_node=4", "sh", "-c", script});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("rank 2 failed: killed by signal 11 (SIGSEGV"));
 }
