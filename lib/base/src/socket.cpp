@@ -71,12 +71,17 @@ AddressList resolve(const std::string& host, int port, std::string& reason) {
   return nullptr;
 }
 
+int milliseconds_until(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+}
+
 bool poll_until(int fd, short events, Deadline deadline) {
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    const int left = milliseconds_until(deadline);
     pollfd ready{fd, events, 0};
-    if (::poll(&ready, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 60'000))) > 0) return true;
-    if (left <= 0) return false;
+    if (::poll(&ready, 1, left) > 0) return true;
+    if (left == 0) return false;
   }
 }
 

@@ -10,152 +10,15 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
-#include <set>
 #include <string_view>
 
+#include "command_line.h"
 #include "devices.h"
 #include "option_table.h"
 #include "scheduler.h"
 
 namespace syncbn::launch {
 namespace {
-
-// CLI11 gets options spelled in full, those of the environment among them; what users may write
-// instead is settled here.
-class CommandLine {
- public:
-  CommandLine(const std::vector<OptionSource>& sources, const CLI::App& app, int argc,
-              const char* const* argv)
-      : app_(app), sources_(sources), words_(argv + 1, argv + argc) {
-    split();
-    add_environment();
-  }
-
-  /// "--name=value" and "--name", as CLI11 wants them: last first.
-  std::vector<std::string> reversed_options() const { return {options_.rbegin(), options_.rend()}; }
-  const std::vector<std::string>& program() const { return program_; }
-
-  bool has(const std::string& name) const { return given_.count(name) > 0; }
-
-  /// "--nnodes", or the variable that stands for it here.
-  std::string source_of(const std::string& name) const {
-    const auto found = from_environment_.find(name);
-    return found == from_environment_.end()
-               ? name
-               : fmt::format("environment variable {}, read as {}", found->second, name);
-  }
-
- private:
-  void split() {
-    size_t i = 0;
-    while (i < words_.size() && words_[i].size() > 1 && words_[i][0] == '-') {
-      const std::string word = words_[i++];
-      if (word == "--") break;
-      const bool is_short = word[1] != '-';
-      // "-r=3" is unusual, "-r3" and "-r 3" are not.
-      const std::string name = is_short ? full_name_of_letter(word) : full_name(word);
-      const size_t equals = word.find('=');
-      std::string value;
-      bool has_value = !is_short && equals != std::string::npos;
-      if (has_value) value = word.substr(equals + 1);
-      if (is_short && word.size() > 2) value = word.substr(2), has_value = true;
-      if (!is_flag(name)) {
-        if (!has_value && i < words_.size()) value = words_[i++];
-        if (value.empty()) {
-          throw base::UserError(fmt::format("option {} needs a value", name));
-        }
-      }
-      add(name, value);
-    }
-    program_.assign(words_.begin() + static_cast<std::ptrdiff_t>(i), words_.end());
-  }
-
-  void add_environment() {
-    for (const OptionSource& source : sources_) {
-      if (has(source.name)) continue;
-      for (const std::string& variable : source.environment) {
-        const char* value = std::getenv(variable.c_str());
-        // Kubeflow's training operator sets a flag's variable to nothing.
-        if (value == nullptr || (*value == '\0' && !source.is_flag)) continue;
-        from_environment_[source.name] = variable;
-        add(source.name, value);
-        break;
-      }
-    }
-  }
-
-  void add(const std::string& name, std::string value) {
-    if (is_flag(name) && !value.empty()) {
-      const auto lower = [](std::string text) {
-        std::transform(text.begin(), text.end(), text.begin(),
-                       [](unsigned char c) { return std::tolower(c); });
-        return text;
-      };
-      value = lower(value);
-      // torchrun's flags are on for any number but 0.
-      const bool is_number = std::all_of(value.begin(), value.end(),
-                                         [](unsigned char c) { return std::isdigit(c) != 0; });
-      const bool off = value == "0" || value == "false" || value == "off" || value == "no";
-      const bool on = !off && (is_number || value == "true" || value == "on" || value == "yes");
-      if (!on && !off) {
-        throw base::UserError(
-            fmt::format("{}: expected true or false, got '{}'", source_of(name), value));
-      }
-      value = on ? "true" : "false";
-    }
-    given_.insert(name);
-    options_.push_back(value.empty() ? name : name + "=" + value);
-  }
-
-  bool is_flag(const std::string& name) const {
-    const auto source = std::find_if(sources_.begin(), sources_.end(),
-                                     [&](const OptionSource& one) { return one.name == name; });
-    return source != sources_.end() && source->is_flag;
-  }
-
-  std::string full_name_of_letter(const std::string& word) const {
-    const CLI::Option* option = app_.get_option_no_throw(word.substr(0, 2));
-    const bool known = option != nullptr && (word.size() == 2 || !is_flag(long_name(*option)));
-    if (known) return long_name(*option);
-    throw base::UserError(fmt::format("unknown option {}; see syncbn-launch --help", word));
-  }
-
-  static std::string long_name(const CLI::Option& option) {
-    return "--" + option.get_lnames().front();
-  }
-
-  std::string full_name(const std::string& word) const {
-    std::string typed = word.substr(0, word.find('='));
-    std::replace(typed.begin() + 2, typed.end(), '-', '_');
-    std::vector<std::string> matches;
-    std::vector<std::string> torchruns;
-    std::vector<std::string> names;
-    for (const OptionSource& source : sources_) {
-      if (source.name == typed) return source.name;
-      names.push_back(source.name.substr(2));
-      if (typed.size() == 2 || source.name.rfind(typed, 0) != 0) continue;
-      matches.push_back(source.name);
-      if (source.is_torchruns) torchruns.push_back(source.name);
-    }
-    if (torchruns.size() == 1) return torchruns[0];
-    if (matches.size() == 1) return matches[0];
-    if (matches.size() > 1) {
-      throw base::UserError(
-          fmt::format("option {} is ambiguous: {}", typed, base::join(matches, ", ")));
-    }
-    throw base::UserError(fmt::format("unknown option {}{}; see syncbn-launch --help", typed,
-                                      base::did_you_mean(typed.substr(2), names)));
-  }
-
-  const CLI::App& app_;
-  const std::vector<OptionSource>& sources_;
-  std::vector<std::string> words_;
-  std::set<std::string> given_;
-  std::map<std::string, std::string> from_environment_;  ///< option: variable
-  std::vector<std::string> options_;
-  std::vector<std::string> program_;
-};
 
 std::optional<int> whole_number(std::string_view text) {
   int number = 0;
@@ -290,12 +153,6 @@ std::vector<std::string> read_filters(const std::string& typed) {
   return texts;
 }
 
-/// An IPv6 address may stand in them.
-std::string without_brackets(const std::string& host) {
-  const bool has = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  return has ? host.substr(1, host.size() - 2) : host;
-}
-
 void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
   const auto parsed = base::parse_host_port(endpoint);
   if (!parsed) {
@@ -416,7 +273,9 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   if (options.c10d && !line.has("--node_rank")) options.node_rank = options.nnodes.max > 1 ? -1 : 0;
   read_rendezvous_settings(typed.rdzv_conf, options);
   if (line.has("--master_port")) options.master_port = typed.master_port;
-  options.master_addr = without_brackets(options.master_addr);
+  // An IPv6 address may stand in brackets.
+  const auto master = base::parse_host_port(options.master_addr);
+  if (master && !master->port) options.master_addr = master->host;
   if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
   // torchrun, too, lets --standalone overrule them.
   if (options.standalone) {

@@ -6,6 +6,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
@@ -15,7 +16,6 @@
 #include <vector>
 
 #include "failure_report.h"
-#include "poll_timeout.h"
 #include "processes.h"
 
 namespace syncbn::launch {
@@ -139,7 +139,7 @@ std::optional<int> Supervisor::wait_for_orders() {
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}};
     for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
-    ::poll(polls.data(), polls.size(), milliseconds_until(cluster_->due()));
+    ::poll(polls.data(), polls.size(), base::milliseconds_until(cluster_->due()));
     output_.flush();
     while (const auto signal = signals_.next()) {
       if (*signal == SIGTSTP) Signals::stop_self();

@@ -7,6 +7,7 @@
 #include <syncbn/agent.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
@@ -18,7 +19,6 @@
 #include <cstring>
 #include <utility>
 
-#include "poll_timeout.h"
 #include "processes.h"
 
 namespace syncbn::launch {
@@ -166,7 +166,7 @@ void WorkerGroup::wait_for_events() {
   for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due()}) {
     if (time) wake = std::min(wake, *time);
   }
-  const int timeout_ms = wake == Clock::time_point::max() ? -1 : milliseconds_until(wake);
+  const int timeout_ms = wake == Clock::time_point::max() ? -1 : base::milliseconds_until(wake);
   ::poll(polls.data(), polls.size(), timeout_ms);
 }
 

@@ -33,6 +33,9 @@ AddressList resolve(const std::string& host, int port, std::string& reason);
 
 using Deadline = std::chrono::steady_clock::time_point;
 
+/// For poll(): the time until then, rounded up, at most a minute; 0 when it has passed.
+int milliseconds_until(Deadline deadline);
+
 /// Whether one of `events`, those of poll(), or an error comes by the deadline. Looks at least
 /// once.
 bool poll_until(int fd, short events, Deadline deadline);
