@@ -2,6 +2,7 @@
 
 #include <syncbn/base/unique_fd.h>
 
+#include <chrono>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -17,6 +18,12 @@ class AgentLink {
  public:
   /// The number is the protocol's version.
   static constexpr const char* kGreeting = "syncbn-agent 1\n";
+  /// Between two signs of life, and without one until the peer counts as gone: torchrun's
+  /// keep-alive of 5 s, three times.
+  static constexpr std::chrono::seconds kAlivePeriod{5};
+  static constexpr std::chrono::seconds kSilence{15};
+  /// Between two lines that say what is being waited for.
+  static constexpr std::chrono::seconds kNoticePeriod{10};
 
   /// @param socket non-blocking, and connected.
   /// @param first_bytes what has been read from it already.

@@ -22,9 +22,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kRetryPeriod{200};
-constexpr seconds kNoticePeriod{10};
-constexpr seconds kAlivePeriod{5};
-constexpr seconds kSilence{15};
 
 // torch's variable.
 bool shares_store() {
@@ -46,8 +43,8 @@ Cluster::Cluster(const LaunchOptions& options, int master_port, base::UniqueFd l
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
-      next_notice_(Clock::now() + kNoticePeriod),
-      next_alive_(Clock::now() + kAlivePeriod),
+      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_alive_(Clock::now() + AgentLink::kAlivePeriod),
       heard_(Clock::now()) {
   if (!epoll_) base::throw_errno("epoll_create1");
   if (!listener) return;
@@ -66,7 +63,7 @@ Cluster::Cluster(const LaunchOptions& options, int master_port, base::UniqueFd l
 Cluster::~Cluster() = default;
 
 Cluster::Clock::time_point Cluster::due() const {
-  if (torchrun_) return Clock::now() + kNoticePeriod;  // only its store has news
+  if (torchrun_) return Clock::now() + AgentLink::kNoticePeriod;  // only its store has news
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);
   if (!accepted_) due = std::min(due, next_notice_);
@@ -82,8 +79,6 @@ void Cluster::handle() {
   if (connecting_) finish_connecting();
   if (next_try_ && now >= *next_try_) connect();
   if (link_) handle_messages();
-  // What has just been said to ourselves.
-  if (coordinator_) coordinator_->handle();
   if (!link_ && !torchrun_ && now >= join_deadline_) {
     end(base::kExitUnavailable,
         fmt::format(
@@ -94,13 +89,14 @@ void Cluster::handle() {
             connect_error_));
   }
   if (!link_ && !torchrun_ && now >= next_notice_) {
-    next_notice_ = now + kNoticePeriod;
+    next_notice_ = now + AgentLink::kNoticePeriod;
     notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
                                    connect_error_));
   }
-  if (link_ && now >= next_alive_) link_->send({{"type", "alive"}});
-  if (now >= next_alive_) next_alive_ = now + kAlivePeriod;
-  if (link_ && !finish_ && (link_->closed() || now - heard_ > kSilence)) lose_coordinator();
+  if (link_ && now >= next_alive_) send({{"type", "alive"}});
+  if (now >= next_alive_) next_alive_ = now + AgentLink::kAlivePeriod;
+  if (link_ && !finish_ && (link_->closed() || now - heard_ > AgentLink::kSilence))
+    lose_coordinator();
 }
 
 void Cluster::connect() {
@@ -145,6 +141,12 @@ void Cluster::say_hello() {
   watch();
 }
 
+void Cluster::send(const Json& message) {
+  if (!link_) return;
+  link_->send(message);
+  watch();
+}
+
 void Cluster::watch() {
   set_watch(epoll_.get(), EPOLL_CTL_MOD, link_->fd(),
             EPOLLIN | (link_->wants_to_write() ? EPOLLOUT : 0U));
@@ -171,10 +173,7 @@ void Cluster::handle_message(const Json& message) {
     stop_reason_.clear();
     start_ = Start{.attempt = attempt_,
                    .node = message.at("node"),
-                   .rank_base = message.at("rank_base"),
-                   .world_size = message.at("world_size"),
-                   .role_rank_base = message.at("role_rank_base"),
-                   .role_world_size = message.at("role_world_size"),
+                   .ranks = AssignedRanks::parse(message.at("ranks")).value(),
                    .master_addr = message.at("master_addr"),
                    .master_port = message.at("master_port"),
                    .agent_store = message.at("agent_store")};
@@ -204,10 +203,7 @@ void Cluster::handle_torchrun() {
       const auto ranks = torchrun_->ranks();
       if (!ranks) return;
       start_ = Start{.node = options_.node_rank,
-                     .rank_base = ranks->base,
-                     .world_size = ranks->world_size,
-                     .role_rank_base = ranks->role_base,
-                     .role_world_size = ranks->role_world_size,
+                     .ranks = *ranks,
                      .master_addr = options_.master_addr,
                      .master_port = port_,
                      .agent_store = shares_store()};
@@ -248,12 +244,11 @@ std::vector<std::string> Cluster::take_notices() {
 
 void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {
   if (torchrun_) return end(exit_code, what);
-  if (!link_) return;
-  link_->send({{"type", "failed"},
-               {"attempt", attempt_},
-               {"exit_code", exit_code},
-               {"may_restart", may_restart},
-               {"what", what}});
+  send({{"type", "failed"},
+        {"attempt", attempt_},
+        {"exit_code", exit_code},
+        {"may_restart", may_restart},
+        {"what", what}});
 }
 
 void Cluster::report_end() {
@@ -266,7 +261,7 @@ void Cluster::report_end() {
     }
     return;
   }
-  if (link_) link_->send({{"type", "ended"}, {"attempt", attempt_}});
+  send({{"type", "ended"}, {"attempt", attempt_}});
 }
 
 }  // namespace syncbn::launch

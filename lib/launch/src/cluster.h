@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent_link.h"
+#include "assigned_ranks.h"
 #include "coordinator.h"
 #include "torchrun_lead.h"
 
@@ -28,10 +29,7 @@ class Cluster {
   struct Start {
     int attempt = 0;
     int node = 0;
-    int rank_base = 0;  ///< of local rank 0
-    int world_size = 1;
-    int role_rank_base = 0;
-    int role_world_size = 1;
+    AssignedRanks ranks;
     std::string master_addr;
     int master_port = 0;
     bool agent_store = true;
@@ -72,6 +70,7 @@ class Cluster {
   void finish_connecting();
   void handle_messages();
   void handle_message(const nlohmann::json& message);
+  void send(const nlohmann::json& message);
   void watch();
   void say_hello();
   void lose_coordinator();

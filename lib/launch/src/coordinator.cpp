@@ -14,12 +14,6 @@ namespace syncbn::launch {
 namespace {
 
 using Json = nlohmann::json;
-using std::chrono::seconds;
-
-constexpr seconds kNoticePeriod{10};
-// torchrun's keep-alive: 5 s, three times.
-constexpr seconds kAlivePeriod{5};
-constexpr seconds kSilence{15};
 
 }  // namespace
 
@@ -48,8 +42,8 @@ Coordinator::Coordinator(Options options, base::UniqueFd listener)
              }),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       join_deadline_(Clock::now() + options_.join_timeout),
-      next_notice_(Clock::now() + kNoticePeriod),
-      next_alive_(Clock::now() + kAlivePeriod) {
+      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_alive_(Clock::now() + AgentLink::kAlivePeriod) {
   if (!epoll_) base::throw_errno("epoll_create1");
   epoll_event event{};
   event.events = EPOLLIN;
@@ -102,7 +96,7 @@ void Coordinator::handle() {
 }
 
 bool Coordinator::is_gone(const Node& node) {
-  return node.link.closed() || Clock::now() - node.heard > kSilence;
+  return node.link.closed() || Clock::now() - node.heard > AgentLink::kSilence;
 }
 
 void Coordinator::handle_node(Node& node) {
@@ -254,11 +248,11 @@ void Coordinator::handle_times() {
                base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count())));
   }
   if (state_ == State::kJoining && now >= next_notice_) {
-    next_notice_ = now + kNoticePeriod;
+    next_notice_ = now + AgentLink::kNoticePeriod;
     send_to_all({{"type", "waiting"}, {"message", fmt::format("waiting for {}", missing())}});
   }
   if (now >= next_alive_) {
-    next_alive_ = now + kAlivePeriod;
+    next_alive_ = now + AgentLink::kAlivePeriod;
     send_to_all({{"type", "alive"}});
   }
   due_ = next_alive_;
@@ -311,10 +305,9 @@ void Coordinator::start_attempt() {
   }
 }
 
-void Coordinator::start_node(int rank, const Ranks& ranks) {
+void Coordinator::start_node(int rank, const AssignedRanks& ranks) {
   if (torchrun_nodes_.count(rank) > 0) {
-    const Json assigned{ranks.base, ranks.world_size, ranks.role_base, ranks.role_world_size};
-    store_.set(torchrun_keys_.assigned_ranks(rank), assigned.dump());
+    store_.set(torchrun_keys_.assigned_ranks(rank), ranks.json().dump());
     return;
   }
   Node& node = *nodes_.at(rank);
@@ -322,10 +315,7 @@ void Coordinator::start_node(int rank, const Ranks& ranks) {
   node.link.send({{"type", "start"},
                   {"attempt", attempt_},
                   {"node", rank},
-                  {"rank_base", ranks.base},
-                  {"world_size", ranks.world_size},
-                  {"role_rank_base", ranks.role_base},
-                  {"role_world_size", ranks.role_world_size},
+                  {"ranks", ranks.json()},
                   {"master_addr", options_.master_addr},
                   {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
                   {"agent_store", options_.agent_store}});

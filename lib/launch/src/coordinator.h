@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent_link.h"
+#include "assigned_ranks.h"
 #include "master_port.h"
 #include "store_server.h"
 #include "torchrun_keys.h"
@@ -55,13 +56,6 @@ class Coordinator {
 
  private:
   struct Node;
-  /// The global rank and the role rank of local rank 0, and the number of all.
-  struct Ranks {
-    int base = 0;
-    int world_size = 1;
-    int role_base = 0;
-    int role_world_size = 1;
-  };
 
   void take(base::UniqueFd socket, std::string first_bytes);
   void watch(Node& node);
@@ -88,7 +82,7 @@ class Coordinator {
   bool all_here() const;
   bool all_ended() const;
   void start_attempt();
-  void start_node(int rank, const Ranks& ranks);
+  void start_node(int rank, const AssignedRanks& ranks);
   void end_attempt();
   void fail(int exit_code, bool may_restart, const std::string& text);
   void finish(int exit_code, const std::string& text);

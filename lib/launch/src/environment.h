@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "assigned_ranks.h"
+
 namespace syncbn::launch {
 
 using Variables = std::map<std::string, std::string>;
@@ -22,10 +24,7 @@ struct RunFacts {
   // The node among the nodes, and its workers among all workers.
   int node = 0;
   int nodes = 1;
-  int rank_base = 0;  ///< the global rank of local rank 0
-  int world_size = 1;
-  int role_rank_base = 0;
-  int role_world_size = 1;
+  AssignedRanks ranks;
 };
 
 /// The variables that a worker finds on top of the launcher's own environment: torchrun's names.

@@ -57,10 +57,9 @@ RunFacts run_facts(const LaunchOptions& options) {
   facts.agent_store = facts.nodes > 1;
   // Of several nodes the coordinator tells; this holds where all have as many workers.
   facts.node = std::max(0, options.node_rank);
-  facts.rank_base = facts.node * options.nproc_per_node;
-  facts.world_size = facts.nodes * options.nproc_per_node;
-  facts.role_rank_base = facts.rank_base;
-  facts.role_world_size = facts.world_size;
+  const int first = facts.node * options.nproc_per_node;
+  const int all = facts.nodes * options.nproc_per_node;
+  facts.ranks = {first, all, first, all};
   return facts;
 }
 

@@ -40,9 +40,9 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
   const auto& shown = options.local_ranks_filter;
   for (int local = 0; local < options.nproc_per_node; ++local) {
     WorkerOutput worker;
-    worker.rank = facts.rank_base + local;
+    worker.rank = facts.ranks.base + local;
     // A single worker speaks for itself; its prompts and carriage returns pass as they are.
-    if (facts.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
+    if (facts.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
     workers.push_back(std::move(worker));
   }
@@ -151,10 +151,7 @@ std::optional<int> Supervisor::wait_for_orders() {
 void Supervisor::take_place(const Cluster::Start& start) {
   facts_.restart_count = start.attempt;
   facts_.node = start.node;
-  facts_.rank_base = start.rank_base;
-  facts_.world_size = start.world_size;
-  facts_.role_rank_base = start.role_rank_base;
-  facts_.role_world_size = start.role_world_size;
+  facts_.ranks = start.ranks;
   facts_.master_addr = start.master_addr;
   facts_.master_port = start.master_port;
   facts_.agent_store = start.agent_store;

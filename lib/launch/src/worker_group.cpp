@@ -113,7 +113,7 @@ void WorkerGroup::start() {
     Pipe agent = make_pipe();
     ::fcntl(agent.writer.get(), F_SETFL, O_NONBLOCK);
     const int local_rank = static_cast<int>(i);
-    worker.rank = facts_.rank_base + local_rank;
+    worker.rank = facts_.ranks.base + local_rank;
     worker.argv = worker_argv(command_, local_rank);
 
     Variables variables = worker_variables(options_, facts_, local_rank);
@@ -168,6 +168,9 @@ void WorkerGroup::wait_for_events() {
   }
   const int timeout_ms = wake == Clock::time_point::max() ? -1 : base::milliseconds_until(wake);
   ::poll(polls.data(), polls.size(), timeout_ms);
+  // Its handle() looks at every node; a talkative worker alone is no reason.
+  cluster_is_due_ =
+      cluster_ != nullptr && (polls.back().revents != 0 || Clock::now() >= cluster_->due());
 }
 
 void WorkerGroup::handle_signals() {
@@ -198,7 +201,7 @@ void WorkerGroup::end_by_signal(int signal) {
 }
 
 void WorkerGroup::handle_cluster() {
-  if (cluster_ == nullptr) return;
+  if (!cluster_is_due_) return;
   cluster_->handle();
   if (ending_ || first_failure_ || cluster_->stop_reason().empty()) return;
   output_.say(
