@@ -18,10 +18,6 @@ class AgentLink {
  public:
   /// The number is the protocol's version.
   static constexpr const char* kGreeting = "syncbn-agent 1\n";
-  /// Between two signs of life, and without one until the peer counts as gone: torchrun's
-  /// keep-alive of 5 s, three times.
-  static constexpr std::chrono::seconds kAlivePeriod{5};
-  static constexpr std::chrono::seconds kSilence{15};
   /// Between two lines that say what is being waited for.
   static constexpr std::chrono::seconds kNoticePeriod{10};
 
@@ -29,7 +25,8 @@ class AgentLink {
   /// @param first_bytes what has been read from it already.
   explicit AgentLink(base::UniqueFd socket, std::string first_bytes = "");
 
-  /// Text as it is: the greeting.
+  /// Text as it is: the greeting. Like send() it reads nothing: a message that came with it would
+  /// wait for the next event.
   void send_text(const std::string& text);
   void send(const nlohmann::json& message);
 
@@ -48,6 +45,9 @@ class AgentLink {
   bool closed() const { return closed_; }
 
  private:
+  void write();
+  void read();
+
   base::UniqueFd socket_;
   std::string incoming_;
   SendBuffer outgoing_;

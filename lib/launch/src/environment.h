@@ -17,9 +17,10 @@ struct RunFacts {
   std::string master_addr;
   int master_port = 0;
   std::string run_id = "none";
-  std::string job_id;  ///< of this launcher's run, the same in all attempts and in no other run
+  std::string job_id;        ///< the same on all nodes, in all attempts, and in no other run
   bool agent_store = false;  ///< the launcher of node 0 holds the store, not rank 0
-  int restart_count = 0;
+  int attempt = 0;
+  int restart_count = 0;    ///< attempts because of other nodes do not count
   int omp_num_threads = 0;  ///< 0: the environment has OMP_NUM_THREADS already
   // The node among the nodes, and its workers among all workers.
   int node = 0;

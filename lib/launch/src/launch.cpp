@@ -79,12 +79,13 @@ MasterPort hold_master_port(RunFacts& facts) {
 // Of several nodes one coordinates: node 0, or where ranks are not given the first launcher on the
 // host of the endpoint.
 base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunFacts& facts) {
-  const bool may_lead =
-      options.node_rank == 0 || (options.node_rank < 0 && is_local_address(facts.master_addr));
+  const bool may_lead = options.c10d ? options.is_host.value_or(is_local_address(facts.master_addr))
+                                     : options.node_rank == 0;
   if (!may_lead) return {};
   base::UniqueFd listener = listen_on(facts.master_port);
   // Without ranks another launcher of this host may have been first.
-  if (!listener && options.node_rank == 0) throw_port_error(facts.master_port);
+  const bool has_to_lead = !options.c10d || options.is_host;
+  if (!listener && has_to_lead) throw_port_error(facts.master_port);
   return listener;
 }
 
@@ -118,7 +119,7 @@ int run(const LaunchOptions& options) {
   announce_threads(options, facts);
   std::optional<Cluster> cluster;
   if (facts.nodes > 1) {
-    cluster.emplace(options, facts.master_port, listen_for_cluster(options, facts));
+    cluster.emplace(options, facts.job_id, facts.master_port, listen_for_cluster(options, facts));
   }
   return Supervisor(options, facts, command, cluster ? &*cluster : nullptr).run();
 }

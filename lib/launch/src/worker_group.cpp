@@ -194,8 +194,7 @@ void WorkerGroup::handle_signals() {
 void WorkerGroup::end_by_signal(int signal) {
   if (ended_by_signal_) return kill_workers();  // the second time
   ended_by_signal_ = signal;
-  tell_cluster(base::kExitSignalBase + signal, false,
-               fmt::format("ended by SIG{}", ::sigabbrev_np(signal)));
+  if (cluster_ != nullptr) cluster_->report_signal(signal);
   // Those that end already because of a failure have what is left of their time.
   if (!ending_) end_workers(signal);
 }
