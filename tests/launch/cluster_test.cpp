@@ -176,8 +176,8 @@ TEST(LaunchClusterTest, ASignalBetweenTwoAttemptsEndsTheJob) {
              node.err().find("exit code 9") != std::string::npos;
     });
     node.send_signal(SIGINT);
-    // The launcher has taken it, or has ended.
-    node.wait_until([&] { return !node.running() || !pending(node.pid(), SIGINT); });
+    node.wait_until(
+        [&] { return signalled == 0 ? !pending(node.pid(), SIGINT) : !node.running(); });
     nodes.folder().write("go", "");
     const auto results = nodes.wait();
     EXPECT_EQ(results[1 - signalled].exit_code, 9);

@@ -24,16 +24,16 @@ class LaunchElasticTest : public ::testing::Test {
   /// The first that is started leads.
   Program& start(const std::string& nnodes, const std::vector<std::string>& options,
                  const std::vector<std::string>& program) {
-    std::vector<std::string> words{"--nnodes=" + nnodes, "--rdzv_backend=c10d",
-                                   fmt::format("--rdzv_endpoint=127.0.0.1:{}", port_),
-                                   fmt::format("--rdzv_conf={},is_host={}", conf_,
-                                               programs_.empty() ? 1 : 0)};
+    std::vector<std::string> words{
+        "--nnodes=" + nnodes, "--rdzv_backend=c10d",
+        fmt::format("--rdzv_endpoint=127.0.0.1:{}", port_),
+        fmt::format("--rdzv_conf={},is_host={}", conf_, programs_.empty() ? 1 : 0)};
     words.insert(words.end(), options.begin(), options.end());
     words.insert(words.end(), program.begin(), program.end());
     programs_.push_back(std::make_unique<Program>(
-        launch_command(words), RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}},
-                                                 .cwd = folder_.path(),
-                                                 .timeout_seconds = 100}));
+        launch_command(words),
+        RunProgramOptions{
+            .env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path(), .timeout_seconds = 100}));
     return *programs_.back();
   }
 
@@ -187,7 +187,8 @@ TEST_F(LaunchElasticTest, GivesUpWhenNobodyComesInItsPlace) {
   one.send_signal(SIGKILL);
   const auto result = lead.wait();
   EXPECT_EQ(result.exit_code, 75);
-  EXPECT_THAT(result.err, HasSubstr("1 more node (1 here, --nnodes=2:3) did not come within 1.0 s"));
+  EXPECT_THAT(result.err,
+              HasSubstr("1 more node (1 here, --nnodes=2:3) did not come within 1.0 s"));
 }
 
 TEST_F(LaunchElasticTest, FailuresOfWorkersCountAndChangesOfNodesDoNot) {

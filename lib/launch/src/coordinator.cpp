@@ -163,6 +163,7 @@ void Coordinator::welcome(Node& node) {
   node.link.send({{"type", "welcome"},
                   {"alive_ms", options_.alive_period.count()},
                   {"silence_ms", options_.silence.count()}});
+  if (state_ == State::kFinished) return send_finish(node);
   if (state_ == State::kJoining) return start_when_complete();
   if (failed_ || !node_change_.empty()) return;  // the next attempt takes it along
   const bool about_to_end =
@@ -210,10 +211,8 @@ std::string Coordinator::misfit(const Node& node, const Json& message) const {
   if (torchrun_nodes_.count(rank) > 0) {
     return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", host, rank);
   }
-  if (state_ == State::kFinished) return "the job has ended without this launcher";
-  if (state_ != State::kJoining && !options_.nodes_may_change) {
-    return "the job has begun without this launcher";
-  }
+  const bool has_begun = state_ == State::kRunning || state_ == State::kLeaving;
+  if (has_begun && !options_.nodes_may_change) return "the job has begun without this launcher";
   return "";
 }
 
@@ -462,7 +461,14 @@ void Coordinator::start_again(const std::string& reason) {
 
 void Coordinator::finish(int exit_code, const std::string& text) {
   state_ = State::kFinished;
-  send_to_all({{"type", "finish"}, {"exit_code", exit_code}, {"what", text}});
+  exit_code_ = exit_code;
+  failure_text_ = text;
+  for (const auto& [rank, node] : nodes_) send_finish(*node);
+}
+
+void Coordinator::send_finish(Node& node) {
+  node.link.send({{"type", "finish"}, {"exit_code", exit_code_}, {"what", failure_text_}});
+  watch(node);
 }
 
 void Coordinator::send_to_all(const Json& message) {

@@ -110,6 +110,7 @@ class Coordinator {
   void fail(int exit_code, bool may_restart, const std::string& text);
   void stop_attempt(const std::string& text);
   void finish(int exit_code, const std::string& text);
+  void send_finish(Node& node);
   void send_to_all(const nlohmann::json& message);
 
   const Options options_;
@@ -133,8 +134,8 @@ class Coordinator {
   bool over_ = false;                       ///< this attempt is the last
   std::string node_change_;                 ///< that ends this attempt; empty: none
   std::optional<MasterPort> workers_port_;  ///< of this attempt, where they have their own store
-  // Of the first failure in this attempt.
-  bool failed_ = false;
+  bool failed_ = false;                     ///< this attempt
+  // Of the first failure in this attempt, and in the end of the job.
   int exit_code_ = 0;
   bool may_restart_ = false;
   std::string failure_text_;

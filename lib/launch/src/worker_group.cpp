@@ -200,8 +200,9 @@ void WorkerGroup::end_by_signal(int signal) {
 }
 
 void WorkerGroup::handle_cluster() {
-  if (!cluster_is_due_) return;
-  cluster_->handle();
+  if (cluster_ == nullptr) return;
+  if (cluster_is_due_) cluster_->handle();
+  // The reason may have come together with the start.
   if (ending_ || first_failure_ || cluster_->stop_reason().empty()) return;
   output_.say(
       fmt::format("syncbn-launch: {}; ending the workers of this node", cluster_->stop_reason()));
