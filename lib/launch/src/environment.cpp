@@ -27,6 +27,7 @@ Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, 
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", facts.run_id},
       {"SYNCBN_JOB_ID", facts.job_id},
+      {"SYNCBN_ATTEMPT", std::to_string(facts.attempt)},
       {"TORCHELASTIC_SIGNALS_TO_HANDLE", options.signals_to_handle},
       // On one node rank 0 of the workers hosts the store on MASTER_PORT.
       {"TORCHELASTIC_USE_AGENT_STORE", facts.agent_store ? "True" : "False"},
