@@ -264,6 +264,20 @@ TEST(LaunchClusterTest, SaysThatNode0DidNotAnswer) {
                                 HasSubstr("Connection refused")));
 }
 
+TEST(LaunchClusterTest, SaysAtOnceThatAMasterAddressIsNobodys) {
+  for (const std::string& rank : {"0", "1"}) {
+    Program node(
+        launch_command({"--nnodes=2", "--node_rank=" + rank, "--master_addr=nobody.invalid",
+                        fmt::format("--master_port={}", free_port()), "true"}),
+        {.env = {{"OMP_NUM_THREADS", "1"}}});
+    EXPECT_TRUE(node.wait_until(
+        [&] { return node.err().find("cannot find nobody.invalid") != std::string::npos; }));
+    if (rank != "0") continue;
+    EXPECT_THAT(node.err(), HasSubstr("--master_addr=nobody.invalid is not an address of this "
+                                      "machine, which is node 0"));
+  }
+}
+
 TEST(LaunchClusterTest, ASignalEndsTheWaitForOthers) {
   Nodes nodes(2);
   Program& alone = nodes.start(0, 1, {"--rdzv_conf=join_timeout=1000"}, {"true"});

@@ -134,5 +134,18 @@ TEST(LaunchNetworkTest, NodesInTwoNetworksMeetAtTheMastersAddress) {
   EXPECT_EQ(result.out, "[0] sum 6\n");
 }
 
+TEST(LaunchNetworkTest, AMasterWithSeveralAddressesIsFoundAtTheOneThatAnswers) {
+  const TwoHosts hosts;
+  SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
+  const auto node = [&](int rank, const std::string& master) {
+    return hosts.on(rank, launch_command({"--nnodes=2", fmt::format("--node_rank={}", rank),
+                                          "--master_addr=" + master, "true"}));
+  };
+  Program first(node(0, TwoHosts::address(0)));
+  Program second(node(1, "both0"));
+  EXPECT_EQ(second.wait().exit_code, 0) << second.err();
+  EXPECT_EQ(first.wait().exit_code, 0) << first.err();
+}
+
 }  // namespace
 }  // namespace syncbn::test

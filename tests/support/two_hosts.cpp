@@ -32,7 +32,8 @@ TwoHosts::TwoHosts() {
     std::error_code ignored;
     fs::create_directories(folder_of(host), ignored);
     std::ofstream(folder_of(host) + "/hosts") << fmt::format(
-        "127.0.0.1 localhost\n127.0.1.1 node{}\n{} node{}\n", host, address(1 - host), 1 - host);
+        "127.0.0.1 localhost\n127.0.1.1 node{0}\n{1} node{2}\n10.77.0.99 both{2}\n{1} both{2}\n",
+        host, address(1 - host), 1 - host);
   }
 }
 

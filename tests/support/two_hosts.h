@@ -8,7 +8,8 @@ namespace syncbn::test {
 /// Two network namespaces joined by a cable, in place of two machines. Needs root and `ip`.
 ///
 /// Both know "node0" and "node1". As on Debian, a host's own name leads to 127.0.1.1, and the
-/// other's to its address on the cable.
+/// other's to its address on the cable. The other has a second name, "both0" or "both1", which
+/// leads to an address of nobody's, too.
 class TwoHosts {
  public:
   TwoHosts();

@@ -15,6 +15,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "master_port.h"
+
 namespace syncbn::launch {
 namespace {
 
@@ -23,6 +25,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kRetryPeriod{200};
+constexpr seconds kResolvePeriod{1};
+// For one of several addresses, when packets to it are lost without an error.
+constexpr seconds kAddressPatience{2};
 
 // torch's variable.
 bool shares_store() {
@@ -40,7 +45,7 @@ void set_watch(int epoll, int operation, int fd, uint32_t events) {
 Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
                  base::UniqueFd listener)
     : options_(options),
-      host_(listener ? "127.0.0.1" : options.master_addr),
+      host_(listener && is_local_address(options.master_addr) ? "127.0.0.1" : options.master_addr),
       port_(master_port),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       join_deadline_(Clock::now() + options.join_timeout),
@@ -52,6 +57,11 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       silence_(options.alive_period * options.alive_misses) {
   if (!epoll_) base::throw_errno("epoll_create1");
   if (!listener) return;
+  if (host_ == options.master_addr && host_ != "127.0.0.1") {
+    // It may still lead here, by way of a service or a router.
+    notices_.push_back(
+        fmt::format("--master_addr={} is not an address of this machine, which is node 0", host_));
+  }
   coordinator_ = std::make_unique<Coordinator>(
       Coordinator::Options{.run_id = options.run_id,
                            .job_id = job_id,
@@ -109,17 +119,29 @@ void Cluster::handle() {
 }
 
 void Cluster::connect() {
-  next_try_ = Clock::now() + kRetryPeriod;
+  connecting_.reset();
   const base::AddressList found = base::resolve(host_, port_, connect_error_);
-  if (!found) return;
-  connecting_ = base::start_connect(*found);
+  if (!found) {
+    next_try_ = Clock::now() + kResolvePeriod;
+    if (std::exchange(resolve_error_said_, true)) return;
+    notices_.push_back(fmt::format("cannot find {}: {}; trying again", host_, connect_error_));
+    return;
+  }
+  std::vector<const addrinfo*> addresses;
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    addresses.push_back(one);
+  }
+  // A host that drops packets is tried again by the kernel.
+  next_try_.reset();
+  if (addresses.size() > 1) next_try_ = Clock::now() + kAddressPatience;
+  connect_error_ = "no answer";
+  connecting_ = base::start_connect(*addresses[next_address_++ % addresses.size()]);
   if (!connecting_) {
     connect_error_ = std::strerror(errno);
+    next_try_ = Clock::now() + kRetryPeriod;
     return;
   }
   set_watch(epoll_.get(), EPOLL_CTL_ADD, connecting_.get(), EPOLLOUT);
-  // A host that drops packets is tried again by the kernel.
-  next_try_.reset();
   finish_connecting();
 }
 
@@ -131,6 +153,7 @@ void Cluster::finish_connecting() {
     next_try_ = Clock::now() + kRetryPeriod;
     return;
   }
+  next_try_.reset();
   link_.emplace(std::move(connecting_));
   heard_ = Clock::now();
   say_hello();

@@ -102,6 +102,8 @@ class Cluster {
   enum class TorchrunState { kJoining, kRunning, kLeaving };
   TorchrunState torchrun_state_ = TorchrunState::kJoining;
   std::string connect_error_;
+  size_t next_address_ = 0;  ///< of the coordinator's host
+  bool resolve_error_said_ = false;
   bool accepted_ = false;  ///< the coordinator has answered
 
   Clock::time_point join_deadline_;
