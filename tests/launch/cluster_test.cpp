@@ -217,6 +217,17 @@ TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
   }
 }
 
+TEST(LaunchClusterTest, ALauncherThatIsKilledWhileItWaitsLeavesNoFolder) {
+  TempFolder folder;
+  Program node(launch_command({"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
+                               fmt::format("--master_port={}", free_port()), "true"}),
+               {.env = {{"OMP_NUM_THREADS", "1"}, {"TMPDIR", folder.path()}}});
+  node.wait_until([&] { return blocks(node.pid(), SIGINT) && folder.empty(); });
+  node.send_signal(SIGKILL);
+  node.wait();
+  EXPECT_TRUE(folder.empty());
+}
+
 TEST(LaunchClusterTest, MistakesAreNamedAtOnce) {
   const auto refused = [](const std::vector<std::string>& options) {
     Nodes nodes(3);

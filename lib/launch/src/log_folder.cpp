@@ -62,22 +62,26 @@ std::string as_file_name(std::string id) {
 LogFolder::LogFolder(const LaunchOptions& options)
     : nproc_per_node_(options.nproc_per_node),
       discards_(options.log_dir == "/dev/null"),
-      temporary_(options.log_dir.empty() || discards_) {
-  std::string name;
+      temporary_(options.log_dir.empty() || discards_),
+      // What was asked for stays, even where nobody said where to.
+      keep_(!discards_ && writes_logs(options)) {
   if (temporary_) {
-    name = base::env("TMPDIR").value_or("/tmp") + "/syncbn-launch-XXXXXX";
+    template_ = base::env("TMPDIR").value_or("/tmp") + "/syncbn-launch-XXXXXX";
   } else {
     make_folders(options.log_dir);
-    name = fs::absolute(options.log_dir) / (as_file_name(options.run_id) + "_XXXXXX");
+    template_ = fs::absolute(options.log_dir) / (as_file_name(options.run_id) + "_XXXXXX");
   }
+  make();
+}
+
+void LogFolder::make() {
+  std::string name = template_;
   if (::mkdtemp(name.data()) == nullptr) {
     base::throw_file_error(
         fmt::format("cannot make a folder {} ({})", name, temporary_ ? "TMPDIR" : "--log_dir"),
         errno);
   }
   folder_ = name;
-  // What was asked for stays, even where nobody said where to.
-  keep_ = !discards_ && writes_logs(options);
 }
 
 LogFolder::~LogFolder() {
@@ -89,8 +93,15 @@ void LogFolder::remove() const {
   if (temporary_) fs::remove_all(folder_, ignored);
 }
 
-void LogFolder::begin_attempt(int restart_count) {
-  attempt_ = folder_ / fmt::format("attempt_{}", restart_count);
+void LogFolder::put_away() {
+  if (keep_) return;
+  remove();
+  folder_.clear();
+}
+
+void LogFolder::begin_attempt(int number) {
+  if (folder_.empty()) make();
+  attempt_ = folder_ / fmt::format("attempt_{}", number);
   for (int rank = 0; rank < nproc_per_node_; ++rank) make_folders(of_worker(rank));
 }
 

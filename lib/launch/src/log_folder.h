@@ -25,7 +25,9 @@ class LogFolder {
   LogFolder& operator=(const LogFolder&) = delete;
 
   /// Makes the folders of an attempt; the functions below are about it.
-  void begin_attempt(int restart_count);
+  void begin_attempt(int number);
+  /// Before a wait in which nobody would remove it after a kill: it is made anew when needed.
+  void put_away();
 
   const std::filesystem::path& path() const { return folder_; }
   std::filesystem::path attempt() const { return attempt_; }
@@ -51,10 +53,13 @@ class LogFolder {
   void remove() const;
 
  private:
+  void make();
+
   int nproc_per_node_;
   bool discards_;
   bool temporary_;
-  bool keep_ = false;
+  bool keep_;
+  std::string template_;  ///< as mkdtemp takes it
   std::filesystem::path folder_;
   std::filesystem::path attempt_;
 };

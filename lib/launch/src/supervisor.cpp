@@ -94,6 +94,7 @@ GroupResult Supervisor::run_alone() {
 
 GroupResult Supervisor::run_with_others() {
   for (;;) {
+    logs_.put_away();
     if (const auto signal = wait_for_orders()) {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
       report(result);
