@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
-#include <random>
 
 #include "cluster.h"
 #include "devices.h"
@@ -20,6 +19,7 @@
 #include "master_port.h"
 #include "program.h"
 #include "supervisor.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -33,11 +33,6 @@ void open_standard_streams() {
   int fd = ::open("/dev/null", O_RDWR);
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
   if (fd >= 0) ::close(fd);
-}
-
-std::string random_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
 }
 
 int omp_num_threads(const LaunchOptions& options) {

@@ -9,23 +9,16 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 
 #include "command_line.h"
 #include "devices.h"
 #include "option_table.h"
 #include "scheduler.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {
-
-std::optional<int> whole_number(std::string_view text) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
 
 int count_workers(const std::string& typed) {
   if (typed == "cpu") return count_cores();
@@ -56,16 +49,6 @@ NodeRange read_nodes(const std::string& typed) {
         "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMost));
   }
   return {*min, *max};
-}
-
-std::vector<std::string> words_of(std::string_view text) {
-  std::vector<std::string> words;
-  while (!text.empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    words.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return words;
 }
 
 std::vector<int> read_signals(const std::string& typed) {

@@ -11,21 +11,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <vector>
 
 #include "failure_report.h"
+#include "last_output.h"
 #include "processes.h"
 
 namespace syncbn::launch {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// After a signal to end, for whoever reads our output (`less`, a stopped terminal) to take the
-// rest.
-constexpr std::chrono::seconds kReaderPatience{1};
 
 OutputOptions output_options(const LaunchOptions& options) {
   OutputOptions result;
@@ -76,7 +70,7 @@ int Supervisor::run() {
   }
   const GroupResult result = cluster_ != nullptr ? run_with_others() : run_alone();
   write_report(result);
-  return wait_for_reader(result);
+  return wait_for_reader(output_, signals_, result.exit_code, result.signal.has_value());
 }
 
 GroupResult Supervisor::run_alone() {
@@ -203,29 +197,6 @@ void Supervisor::write_report(const GroupResult& result) {
     // The run's own end matters more.
     output_.say(fmt::format("syncbn-launch: --report: {}", error.what()));
   }
-}
-
-int Supervisor::wait_for_reader(const GroupResult& result) {
-  const auto patience = Clock::now() + kReaderPatience;
-  for (;;) {
-    output_.flush();
-    std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}};
-    for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
-    const bool all_written = polls.size() == 1;
-    if (all_written || (result.signal && Clock::now() >= patience)) break;
-    ::poll(polls.data(), polls.size(),
-           result.signal ? static_cast<int>(kReaderPatience / std::chrono::milliseconds(1)) : -1);
-    while (const auto signal = signals_.next()) {
-      if (*signal == SIGTSTP) Signals::stop_self();
-      if (!signals_.ends(*signal)) continue;
-      return result.exit_code != base::kExitOk ? result.exit_code : base::kExitSignalBase + *signal;
-    }
-  }
-  const auto error = output_.error();
-  if (!error || result.exit_code != base::kExitOk) return result.exit_code;
-  output_.say(
-      fmt::format("syncbn-launch: error: {}; what the workers wrote there is lost", *error));
-  return base::kExitUnavailable;
 }
 
 }  // namespace syncbn::launch

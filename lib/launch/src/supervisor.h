@@ -41,8 +41,6 @@ class Supervisor {
   void announce_restart();
   void report(const GroupResult& result);
   void write_report(const GroupResult& result);
-  /// Waits until our own reader has taken all of the output. Returns the final exit code.
-  int wait_for_reader(const GroupResult& result);
 
   const LaunchOptions& options_;
   RunFacts facts_;
