@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
 
 namespace syncbn::launch {
@@ -22,8 +23,8 @@ std::optional<bool> read_flag(std::string text) {
                  [](unsigned char c) { return std::tolower(c); });
   if (text == "0" || text == "false" || text == "off" || text == "no") return false;
   // torchrun's flags are on for any number but 0.
-  const bool is_number = std::all_of(text.begin(), text.end(),
-                                     [](unsigned char c) { return std::isdigit(c) != 0; });
+  const bool is_number =
+      std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
   if (is_number || text == "true" || text == "on" || text == "yes") return true;
   return std::nullopt;
 }
@@ -31,10 +32,20 @@ std::optional<bool> read_flag(std::string text) {
 }  // namespace
 
 CommandLine::CommandLine(const std::vector<OptionSource>& sources, const CLI::App& app, int argc,
-                         const char* const* argv)
+                         const char* const* argv, Environment environment)
     : app_(app), sources_(sources) {
   split({argv + 1, argv + argc});
-  add_environment();
+  if (environment == Environment::kCounts) add_environment();
+}
+
+std::vector<std::string> CommandLine::options_without(const std::vector<std::string>& names) const {
+  std::vector<std::string> options;
+  std::copy_if(options_.begin(), options_.end(), std::back_inserter(options),
+               [&](const std::string& option) {
+                 const std::string name = option.substr(0, option.find('='));
+                 return std::find(names.begin(), names.end(), name) == names.end();
+               });
+  return options;
 }
 
 std::string CommandLine::source_of(const std::string& name) const {

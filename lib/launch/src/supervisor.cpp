@@ -22,10 +22,10 @@ namespace syncbn::launch {
 namespace {
 
 OutputOptions output_options(const LaunchOptions& options) {
+  const Streams colours = options.colours.value_or(terminal_colours());
   OutputOptions result;
-  result.out = {::isatty(STDOUT_FILENO) == 1, options.duplicate_stdout_filters};
-  result.err = {::isatty(STDERR_FILENO) == 1, options.duplicate_stderr_filters};
-  result.colour = !base::env("NO_COLOR") && base::env("TERM").value_or("dumb") != "dumb";
+  result.out = {::isatty(STDOUT_FILENO) == 1, colours.out, options.duplicate_stdout_filters};
+  result.err = {::isatty(STDERR_FILENO) == 1, colours.err, options.duplicate_stderr_filters};
   return result;
 }
 
@@ -55,12 +55,13 @@ void copy_error_file(const FailureReport& failure) {
 }  // namespace
 
 Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
-                       Cluster* cluster)
+                       Cluster* cluster, SshNode* node)
     : options_(options),
       facts_(facts),
       command_(command),
       cluster_(cluster),
-      signals_(options.ending_signals),
+      node_(node),
+      signals_(options.ending_signals, node != nullptr ? &node->head() : nullptr),
       logs_(options),
       output_(output_options(options)) {}
 
@@ -69,7 +70,11 @@ int Supervisor::run() {
     output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
   }
   const GroupResult result = cluster_ != nullptr ? run_with_others() : run_alone();
-  write_report(result);
+  if (node_ != nullptr) {
+    output_.say(node_->ended(result.exit_code, json_of(result)));
+  } else {
+    write_report(result);
+  }
   return wait_for_reader(output_, signals_, result.exit_code, result.signal.has_value());
 }
 
@@ -85,6 +90,8 @@ GroupResult Supervisor::run_alone() {
 }
 
 GroupResult Supervisor::run_with_others() {
+  // Of a head's nodes each says by itself why its workers had to end.
+  bool has_been_said = options_.voice == Voice::kOfItself;
   for (;;) {
     if (const auto signal = wait_for_orders()) {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
@@ -95,7 +102,7 @@ GroupResult Supervisor::run_with_others() {
       return result;
     }
     if (const auto& finish = cluster_->finish()) {
-      if (finish->exit_code != base::kExitOk) {
+      if (finish->exit_code != base::kExitOk && !has_been_said) {
         output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
       }
       return {.exit_code = finish->exit_code};
@@ -105,6 +112,7 @@ GroupResult Supervisor::run_with_others() {
     take_place(*start);
     if (start->attempt > 0) announce_restart();
     GroupResult result = run_attempt();
+    if (options_.voice != Voice::kOwn) has_been_said = true;
     // Also after a signal: the others end in their own time, and the coordinator may be ours.
     cluster_->report_end();
     report(result);
@@ -128,7 +136,7 @@ std::optional<int> Supervisor::wait_for_orders() {
   for (;;) {
     cluster_->handle();
     for (const std::string& notice : cluster_->take_notices()) {
-      output_.say(fmt::format("syncbn-launch: {}", notice));
+      if (options_.voice != Voice::kOfItself) output_.say(fmt::format("syncbn-launch: {}", notice));
     }
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}};
@@ -167,6 +175,7 @@ void Supervisor::renew_master_port() {
 }
 
 void Supervisor::announce_restart() {
+  if (options_.voice == Voice::kOfItself) return;
   output_.say(
       fmt::format("syncbn-launch: restart {} of {}", facts_.restart_count, options_.max_restarts));
 }
@@ -182,17 +191,20 @@ void Supervisor::report(const GroupResult& result) {
       output_.say(fmt::format("syncbn-launch: all {} restarts (--max_restarts) are used up",
                               options_.max_restarts));
     }
-  } else if (result.signal) {
+  } else if (result.signal && options_.voice != Voice::kOfItself) {
     output_.say(fmt::format("syncbn-launch: ended by SIG{}", ::sigabbrev_np(*result.signal)));
   }
 }
 
+std::string Supervisor::json_of(const GroupResult& result) const {
+  const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_failure_;
+  return json_report(result.exit_code, facts_.restart_count, failure);
+}
+
 void Supervisor::write_report(const GroupResult& result) {
   if (options_.report.empty()) return;
-  const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_failure_;
   try {
-    base::write_file_atomically(options_.report,
-                                json_report(result.exit_code, facts_.restart_count, failure));
+    base::write_file_atomically(options_.report, json_of(result));
   } catch (const base::Error& error) {
     // The run's own end matters more.
     output_.say(fmt::format("syncbn-launch: --report: {}", error.what()));

@@ -162,6 +162,8 @@ void WorkerGroup::handle_signals() {
     switch (*signal) {
       case SIGUSR1:
       case SIGUSR2:
+      case SIGSTOP:
+      case SIGCONT:
         keeper_->signal_workers(*signal);
         break;
       case SIGTSTP:
@@ -188,8 +190,10 @@ void WorkerGroup::handle_cluster() {
   if (cluster_ == nullptr) return;
   cluster_->handle();
   if (ending_ || first_failure_ || cluster_->stop_reason().empty()) return;
-  output_.say(
-      fmt::format("syncbn-launch: {}; ending the workers of this node", cluster_->stop_reason()));
+  if (options_.voice != Voice::kOfItself) {
+    output_.say(fmt::format("syncbn-launch: {}; ending the workers of {}", cluster_->stop_reason(),
+                            options_.voice == Voice::kForAll ? "all nodes" : "this node"));
+  }
   end_workers(SIGTERM);
 }
 
