@@ -24,6 +24,7 @@ using ::testing::Optional;
 /// "user@name=slots" of each.
 std::vector<std::string> in_words(const std::vector<Host>& hosts) {
   std::vector<std::string> words;
+  words.reserve(hosts.size());
   for (const Host& host : hosts) {
     words.push_back(host.full_name() + "=" + std::to_string(host.slots));
   }

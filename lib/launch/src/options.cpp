@@ -425,6 +425,7 @@ std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
 
 LaunchOptions parse_settled_options(const std::vector<std::string>& words) {
   std::vector<const char*> argv;
+  argv.reserve(words.size());
   for (const std::string& word : words) argv.push_back(word.c_str());
   const auto options =
       parse(static_cast<int>(argv.size()), argv.data(), CommandLine::Environment::kIsSettled);
