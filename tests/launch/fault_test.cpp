@@ -1,15 +1,14 @@
 // What is left of a job when its launcher, its keeper or its workers are killed.
-#include <dirent.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 
 #include "launch/launcher.h"
+#include "launch/leftovers.h"
 #include "support/eventually.h"
 #include "support/text.h"
 
@@ -21,26 +20,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 namespace fs = std::filesystem;
-
-// Processes with `marker` in their environment: it is inherited by all of a job, whatever they do.
-std::vector<pid_t> job_processes(const std::string& marker) {
-  std::vector<pid_t> pids;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/proc", error)) {
-    const pid_t pid = std::atoi(entry.path().filename().c_str());
-    if (pid <= 0) continue;
-    std::ifstream file(entry.path() / "environ");
-    const std::string environment(std::istreambuf_iterator<char>(file), {});
-    if (environment.find(marker) != std::string::npos) pids.push_back(pid);
-  }
-  return pids;
-}
-
-size_t count_soon(const std::string& marker) {
-  // Two seconds are the promise; a machine with more to do is not broken.
-  eventually([&] { return job_processes(marker).empty(); });
-  return job_processes(marker).size();
-}
 
 pid_t keeper_of(const Program& launcher) {
   std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", launcher.pid()));

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <iterator>
 
 namespace syncbn::launch {
 namespace {
@@ -29,10 +30,20 @@ std::optional<bool> read_flag(std::string text) {
 }
 
 CommandLine::CommandLine(const std::vector<OptionSource>& sources, const CLI::App& app, int argc,
-                         const char* const* argv)
+                         const char* const* argv, Environment environment)
     : app_(app), sources_(sources) {
   split({argv + 1, argv + argc});
-  add_environment();
+  if (environment == Environment::kCounts) add_environment();
+}
+
+std::vector<std::string> CommandLine::options_without(const std::vector<std::string>& names) const {
+  std::vector<std::string> options;
+  std::copy_if(options_.begin(), options_.end(), std::back_inserter(options),
+               [&](const std::string& option) {
+                 const std::string name = option.substr(0, option.find('='));
+                 return std::find(names.begin(), names.end(), name) == names.end();
+               });
+  return options;
 }
 
 std::string CommandLine::source_of(const std::string& name) const {

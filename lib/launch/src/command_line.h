@@ -19,9 +19,12 @@ std::optional<bool> read_flag(std::string text);
 /// stands after the program's name is the program's.
 class CommandLine {
  public:
+  /// Where to look for options that are not given.
+  enum class Environment { kCounts, kIsSettled };
+
   /// @throws base::UserError for unknown and ambiguous options, and for missing values.
   CommandLine(const std::vector<OptionSource>& sources, const CLI::App& app, int argc,
-              const char* const* argv);
+              const char* const* argv, Environment environment);
 
   /// "--name=value" and "--name", as CLI11 wants them: last first.
   std::vector<std::string> reversed_options() const { return {options_.rbegin(), options_.rend()}; }
@@ -29,6 +32,14 @@ class CommandLine {
 
   /// Whether the option was given, here or in the environment.
   bool has(const std::string& name) const { return given_.count(name) > 0; }
+
+  /// Whether it was given here, and not in the environment.
+  bool is_typed(const std::string& name) const {
+    return has(name) && from_environment_.count(name) == 0;
+  }
+
+  /// All that was given, "--name=value", but for these options.
+  std::vector<std::string> options_without(const std::vector<std::string>& names) const;
 
   /// "--nnodes", or the variable that stands for it here.
   std::string source_of(const std::string& name) const;

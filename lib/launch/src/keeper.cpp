@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -19,6 +20,8 @@
 
 namespace syncbn::launch {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // Launcher to keeper: a signal's number to pass on, or this.
 constexpr int32_t kFinish = 0;
@@ -62,7 +65,8 @@ class KeeperProcess {
   KeeperProcess(int socket, const std::vector<WorkerSpec>& specs)
       : socket_(socket), specs_(specs) {}
 
-  [[noreturn]] void run(const std::function<void()>& when_orphaned) {
+  [[noreturn]] void run(const std::function<void()>& when_orphaned,
+                        std::chrono::milliseconds grace) {
     ::setsid();
     ::prctl(PR_SET_NAME, "syncbn-keeper");
     // Somebody may have stopped it, and then it would not see that the launcher is gone.
@@ -84,6 +88,7 @@ class KeeperProcess {
     ::close(null);
 
     const bool orphaned = serve();
+    if (orphaned) wait_for_all(Clock::now() + grace);
     kill_all_descendants();
     if (orphaned) when_orphaned();
     ::_exit(0);
@@ -142,6 +147,13 @@ class KeeperProcess {
     }
   }
 
+  void wait_for_all(Clock::time_point deadline) {
+    while (std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid > 0; }) &&
+           base::poll_until(child_ended_, POLLIN, deadline)) {
+      reap();
+    }
+  }
+
   void reap() {
     signalfd_siginfo info;
     while (::read(child_ended_, &info, sizeof(info)) > 0) {
@@ -167,7 +179,8 @@ class KeeperProcess {
 
 }  // namespace
 
-Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned) {
+Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned,
+               std::chrono::milliseconds grace) {
   int ends[2];
   // Keeps the borders between messages, so an event is never read in part.
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
@@ -179,7 +192,7 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
   if (pid_ < 0) base::throw_errno("cannot start the keeper process");
   if (pid_ == 0) {
     socket_.reset();
-    KeeperProcess(keepers.get(), workers).run(when_orphaned);
+    KeeperProcess(keepers.get(), workers).run(when_orphaned, grace);
   }
 }
 
@@ -203,8 +216,13 @@ void Keeper::signal_workers(int signal) {
   ::kill(pid_, SIGCONT);  // somebody may have stopped it
 }
 
-void Keeper::finish() {
+void Keeper::finish(std::chrono::seconds patience) {
   signal_workers(kFinish);
+  const auto deadline = Clock::now() + patience;
+  while (!gone_ && base::poll_until(socket_.get(), POLLIN, deadline)) {
+    while (next_event()) {
+    }
+  }
 }
 
 }  // namespace syncbn::launch

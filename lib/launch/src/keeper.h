@@ -3,6 +3,7 @@
 #include <syncbn/base/unique_fd.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -48,7 +49,9 @@ class Keeper {
  public:
   /// Forks the keeper, which starts the workers. `when_orphaned` runs in the keeper after it has
   /// cleaned up after a dead launcher.
-  Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned);
+  /// @param grace time that the processes have to end by themselves when the launcher is gone.
+  Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned,
+         std::chrono::milliseconds grace = {});
   ~Keeper();
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
@@ -65,8 +68,8 @@ class Keeper {
   /// Sends a signal to the process group of each worker that has not ended.
   void signal_workers(int signal);
 
-  /// Asks the keeper to kill all that is left, and then to end.
-  void finish();
+  /// Has the keeper kill all that is left, and waits for its end as long as that.
+  void finish(std::chrono::seconds patience);
 
  private:
   base::UniqueFd socket_;

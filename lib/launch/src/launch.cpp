@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
-#include <random>
+#include <string_view>
 
 #include "cluster.h"
 #include "devices.h"
@@ -19,7 +19,10 @@
 #include "failure_report.h"
 #include "master_port.h"
 #include "program.h"
+#include "ssh_head.h"
+#include "ssh_node.h"
 #include "supervisor.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -33,11 +36,6 @@ void open_standard_streams() {
   int fd = ::open("/dev/null", O_RDWR);
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
   if (fd >= 0) ::close(fd);
-}
-
-std::string random_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
 }
 
 int omp_num_threads(const LaunchOptions& options) {
@@ -100,14 +98,14 @@ void print_plan(const LaunchOptions& options, const RunFacts& facts, const Comma
 }
 
 void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
-  if (facts.omp_num_threads == 0) return;
+  if (facts.omp_num_threads == 0 || options.voice == Voice::kOfItself) return;
   fmt::print(stderr,
              "syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} cores (set it to "
              "choose another)\n",
              facts.omp_num_threads, options.nproc_per_node, count_cores());
 }
 
-int run(const LaunchOptions& options) {
+int run(const LaunchOptions& options, SshNode* node) {
   const Command command = resolve_program(options);
   RunFacts facts = run_facts(options);
   std::optional<MasterPort> port;
@@ -121,17 +119,31 @@ int run(const LaunchOptions& options) {
   if (facts.nodes > 1) {
     cluster.emplace(options, facts.job_id, facts.master_port, listen_for_cluster(options, facts));
   }
-  return Supervisor(options, facts, command, cluster ? &*cluster : nullptr).run();
+  return Supervisor(options, facts, command, cluster ? &*cluster : nullptr, node).run();
+}
+
+int run_on_hosts(const LaunchOptions& options) {
+  SshHead head(options);
+  if (!options.dry_run) return head.run();
+  head.print_plan();
+  return base::kExitOk;
+}
+
+int run_as_node() {
+  SshNode node;
+  const auto options = node.prepare();
+  return options ? run(*options, &node) : node.exit_code();
 }
 
 }  // namespace
 
 int launch(int argc, const char* const* argv) {
   open_standard_streams();
+  if (argc == 2 && std::string_view(argv[1]) == kFromHead) return run_as_node();
   const std::optional<LaunchOptions> options = parse_options(argc, argv);
   if (!options) return base::kExitOk;
   try {
-    return run(*options);
+    return options->head.hosts.empty() ? run(*options, nullptr) : run_on_hosts(*options);
   } catch (const ProgramError& error) {
     fmt::print(stderr, "syncbn-launch: error: {}\n", error.what());
     return error.exit_code();

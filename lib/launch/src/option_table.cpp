@@ -25,6 +25,8 @@ Examples:
     syncbn-launch --nproc_per_node=gpu --max_restarts=3 train.py --epochs 10
   The second of two machines, eight workers each:
     syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py
+  Four workers on each of two machines, started from here:
+    syncbn-launch -H node0:4,node1:4 train.py
   Every worker's output in files, that of rank 0 on the terminal as well:
     syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py)";
 
@@ -121,6 +123,11 @@ class Table {
     sources_.back().is_torchruns = false;
     sources_.back().environment = std::move(environment);
   }
+  /// The same for one that the launchers on other hosts are not told.
+  void heads(std::vector<std::string> environment = {}) {
+    ours(std::move(environment));
+    sources_.back().is_heads = true;
+  }
   /// torchrun has it, and nothing here depends on it.
   void accepted(const std::string& names, const std::string& type, const std::string& help) {
     const auto ignore = [](const std::string&) {};
@@ -195,6 +202,49 @@ void describe_nodes(Table& table, TypedOptions& typed) {
               "others of torchrun's settings are accepted");
   table.value("--local_addr", typed.options.local_addr, "HOST",
               "Name of this machine in messages to the other nodes");
+}
+
+void describe_hosts(Table& table, TypedOptions& typed) {
+  table.group("Nodes over ssh");
+  table.value("-H,--hosts", typed.hosts, "HOSTS",
+              "Start workers on these machines, from here: a:4,user@b:4;\n"
+              "without a number as many as --nproc_per_node says there");
+  table.heads({"SYNCBN_HOSTS"});
+  table.value("--hostfile", typed.hostfile, "FILE",
+              "The same from a file: HOST, HOST:N or HOST slots=N a line");
+  table.heads({"SYNCBN_HOSTFILE"});
+  table.value("--include", typed.include, "HOSTS", "Of the hosts take only these");
+  table.heads();
+  table.value("--exclude", typed.exclude, "HOSTS", "Of the hosts leave these out");
+  table.heads();
+  table.value("--export", typed.exports, "NAMES",
+              "Variables that the workers on other hosts get besides those in\n"
+              "docs/ssh.md: NAME,PREFIX_*; !NAME leaves one out");
+  table.heads({"SYNCBN_EXPORT"});
+  table.number("--ssh_port", typed.ssh_port, 1, 65535, "PORT", "Where sshd listens");
+  table.heads({"SYNCBN_SSH_PORT"});
+  table.value("--ssh_user", typed.ssh_user, "NAME", "Log in as this user");
+  table.heads({"SYNCBN_SSH_USER"});
+  table.value("--ssh_identity", typed.ssh_identity, "FILE", "Log in with this private key");
+  table.heads({"SYNCBN_SSH_IDENTITY"});
+  table.value("--ssh_options", typed.ssh_options, "WORDS",
+              "More options for ssh, in one word: '-o ProxyJump=gate'");
+  table.heads({"SYNCBN_SSH_OPTIONS"});
+  table.value("--ssh_command", typed.ssh_command, "WORDS", "What to run in place of ssh")
+      ->default_str(typed.ssh_command);
+  table.heads({"SYNCBN_SSH_COMMAND"});
+  table.value("--ssh_launcher", typed.options.head.launcher, "PATH",
+              "syncbn-launch on the other hosts; where it is here unless given");
+  table.heads({"SYNCBN_SSH_LAUNCHER"});
+  table
+      .number("--ssh_timeout", typed.ssh_timeout, 0.1, 86400.0, "SECONDS",
+              "Time for all hosts to say that they are ready")
+      ->default_str("20");
+  table.heads({"SYNCBN_SSH_TIMEOUT"});
+  table.flag(
+      "--ssh_all", typed.options.head.ssh_all,
+      "Reach this machine, too, by ssh; else a host that is this machine\nis started directly");
+  table.heads();
 }
 
 void describe_failures(Table& table, TypedOptions& typed) {
@@ -287,6 +337,7 @@ std::vector<OptionSource> describe_options(CLI::App& app, TypedOptions& typed) {
   Table table(app, sources);
   describe_workers(table, typed);
   describe_nodes(table, typed);
+  describe_hosts(table, typed);
   describe_failures(table, typed);
   describe_program(table, typed);
   describe_output(table, typed);

@@ -29,6 +29,17 @@ struct TypedOptions {
   bool use_env = false;
   bool no_use_env = false;
   std::string local_rank_arg = "--local-rank";
+  std::string hosts;
+  std::string hostfile;
+  std::string include;
+  std::string exclude;
+  int ssh_port = 0;  ///< 0: not given
+  std::string ssh_user;
+  std::string ssh_identity;
+  std::string ssh_options;
+  std::string ssh_command = "ssh";
+  double ssh_timeout = 20;  ///< s
+  std::string exports;
   LaunchOptions options;  ///< what needs no further reading
 };
 
@@ -38,6 +49,7 @@ struct OptionSource {
   std::vector<std::string> environment;  ///< "PET_NNODES"; the first that is set counts
   bool is_flag = false;
   bool is_torchruns = true;  ///< its abbreviations come before ours
+  bool is_heads = false;     ///< for the launcher that starts the others, not for those
 };
 
 /// Describes every option to CLI11: name, help, range, group. The list of the environment variables

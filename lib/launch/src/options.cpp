@@ -9,23 +9,18 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <string_view>
 
 #include "command_line.h"
 #include "devices.h"
+#include "hosts.h"
 #include "option_table.h"
 #include "scheduler.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {
-
-std::optional<int> whole_number(std::string_view text) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
 
 int count_workers(const std::string& typed) {
   if (typed == "cpu") return count_cores();
@@ -36,11 +31,11 @@ int count_workers(const std::string& typed) {
         "--nproc_per_node=gpu: no GPU is visible (CUDA_VISIBLE_DEVICES, /proc/driver/nvidia); "
         "use a number, or cpu");
   }
-  constexpr int kMost = 4096;
   const auto count = whole_number(typed);
-  if (!count || *count < 1 || *count > kMost) {
-    throw base::UserError(fmt::format(
-        "--nproc_per_node={}: expected a number from 1 to {}, or auto, cpu, gpu", typed, kMost));
+  if (!count || *count < 1 || *count > kMostWorkers) {
+    throw base::UserError(
+        fmt::format("--nproc_per_node={}: expected a number from 1 to {}, or auto, cpu, gpu", typed,
+                    kMostWorkers));
   }
   return *count;
 }
@@ -56,16 +51,6 @@ NodeRange read_nodes(const std::string& typed) {
         "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMost));
   }
   return {*min, *max};
-}
-
-std::vector<std::string> words_of(std::string_view text) {
-  std::vector<std::string> words;
-  while (!text.empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    words.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return words;
 }
 
 std::vector<int> read_signals(const std::string& typed) {
@@ -270,14 +255,24 @@ bool tells_local_rank(const TypedOptions& typed, const CommandLine& line, std::s
   return typed.no_use_env || !use_env;
 }
 
-LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_view launcher_name) {
-  LaunchOptions options = typed.options;
-  options.nproc_per_node = count_workers(typed.nproc_per_node);
-  options.nnodes = read_nodes(typed.nnodes);
+void read_ending(const TypedOptions& typed, LaunchOptions& options) {
   options.signals_to_handle = typed.signals;
   options.ending_signals = read_signals(typed.signals);
   options.shutdown_timeout =
       std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_timeout * 1000));
+}
+
+void read_master_addr(LaunchOptions& options) {
+  // An IPv6 address may stand in brackets.
+  const auto master = base::parse_host_port(options.master_addr);
+  if (master && !master->port) options.master_addr = master->host;
+}
+
+LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_view launcher_name) {
+  LaunchOptions options = typed.options;
+  options.nproc_per_node = count_workers(typed.nproc_per_node);
+  options.nnodes = read_nodes(typed.nnodes);
+  read_ending(typed, options);
   options.redirects = read_stream_choice("--redirects", typed.redirects, options.nproc_per_node);
   options.tee = read_stream_choice("--tee", typed.tee, options.nproc_per_node);
   options.local_ranks_filter = read_local_ranks(typed.local_ranks_filter, options.nproc_per_node);
@@ -290,9 +285,7 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   if (options.c10d && !line.has("--node_rank")) options.node_rank = options.nnodes.max > 1 ? -1 : 0;
   read_rendezvous_settings(typed.rdzv_conf, options);
   if (line.has("--master_port")) options.master_port = typed.master_port;
-  // An IPv6 address may stand in brackets.
-  const auto master = base::parse_host_port(options.master_addr);
-  if (master && !master->port) options.master_addr = master->host;
+  read_master_addr(options);
   if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
   // torchrun, too, lets --standalone overrule them.
   if (options.standalone) {
@@ -304,30 +297,108 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   return options;
 }
 
-}  // namespace
+// What the hosts say instead.
+constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
+                                   "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
 
-Streams StreamChoice::of(int local_rank) const {
-  if (by_local_rank.empty()) return all;
-  const auto found = by_local_rank.find(local_rank);
-  return found == by_local_rank.end() ? Streams{} : found->second;
+// The one that says which hosts there are, if one does: the command line comes before the
+// environment.
+std::string hosts_option(const CommandLine& line) {
+  for (const char* name : {"--hosts", "--hostfile"}) {
+    if (line.is_typed(name)) return name;
+  }
+  for (const char* name : {"--hosts", "--hostfile"}) {
+    if (line.has(name)) return name;
+  }
+  return "";
 }
 
-std::string NodeRange::str() const {
-  return min == max ? std::to_string(max) : fmt::format("{}:{}", min, max);
+void check_hosts(const TypedOptions& typed, const CommandLine& line,
+                 const std::vector<OptionSource>& sources) {
+  const std::string hosts = hosts_option(line);
+  for (const OptionSource& source : sources) {
+    if (!hosts.empty() || !source.is_heads || !line.is_typed(source.name)) continue;
+    throw base::UserError(fmt::format("{} needs --hosts or --hostfile", source.name));
+  }
+  if (hosts.empty()) return;
+  if (line.is_typed("--hosts") && line.is_typed("--hostfile")) {
+    throw base::UserError("--hosts and --hostfile exclude each other; --include chooses some");
+  }
+  for (const std::string name : kPlaceOptions) {
+    const bool same = name == "--rdzv_backend" && typed.rdzv_backend == "static";
+    if (same || !line.is_typed(name)) continue;
+    throw base::UserError(fmt::format("{} and {} exclude each other: the hosts are the nodes",
+                                      line.source_of(hosts), name));
+  }
 }
 
-bool LaunchOptions::nodes_may_change() const {
-  return c10d && nnodes.max > 1 && (nnodes.min < nnodes.max || max_restarts > 0);
+std::vector<std::string> words_of_option(const std::string& name, const std::string& typed) {
+  auto words = shell_words(typed);
+  if (!words) throw base::UserError(fmt::format("{}={}: a quote is not closed", name, typed));
+  return *words;
 }
 
-std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
+std::vector<std::string> ssh_command(const TypedOptions& typed) {
+  std::vector<std::string> words = words_of_option("--ssh_command", typed.ssh_command);
+  if (words.empty()) throw base::UserError("--ssh_command is empty");
+  const auto add = [&words](const std::vector<std::string>& more) {
+    words.insert(words.end(), more.begin(), more.end());
+  };
+  // Of an option that is there twice ssh takes the first.
+  add(words_of_option("--ssh_options", typed.ssh_options));
+  if (typed.ssh_port != 0) add({"-p", std::to_string(typed.ssh_port)});
+  if (!typed.ssh_user.empty()) add({"-l", typed.ssh_user});
+  if (!typed.ssh_identity.empty()) add({"-i", typed.ssh_identity});
+  // It must not ask, nor take a terminal, nor do what a user's file asks for in other sessions, nor
+  // become the connection of such sessions, which would end with the job. It shall see when the
+  // other machine is gone.
+  add({"-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
+       "-o", "ControlMaster=no", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"});
+  return words;
+}
+
+HeadOptions read_head(const TypedOptions& typed, const CommandLine& line,
+                      const std::vector<OptionSource>& sources, std::string_view launcher_name) {
+  HeadOptions head = typed.options.head;
+  head.hosts = choose_hosts(hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
+                                                            : read_host_file(typed.hostfile),
+                            typed.include, typed.exclude);
+  head.ssh = ssh_command(typed);
+  head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_timeout * 1000));
+  head.exports = words_of(typed.exports);
+  std::vector<std::string> own{kPlaceOptions.begin(), kPlaceOptions.end()};
+  own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run"});
+  for (const OptionSource& source : sources) {
+    if (source.is_heads) own.push_back(source.name);
+  }
+  head.node_options = line.options_without(own);
+  head.launcher_name = launcher_name;
+  return head;
+}
+
+/// What concerns the head; the nodes read, and check, the rest.
+LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
+                            const std::vector<OptionSource>& sources,
+                            std::string_view launcher_name) {
+  LaunchOptions options = typed.options;
+  read_ending(typed, options);
+  // In the environment they are of a scheduler that knows nothing of the hosts.
+  if (!line.is_typed("--master_addr")) options.master_addr.clear();
+  if (line.is_typed("--master_port")) options.master_port = typed.master_port;
+  read_master_addr(options);
+  options.head = read_head(typed, line, sources, launcher_name);
+  return options;
+}
+
+std::optional<LaunchOptions> parse(int argc, const char* const* argv,
+                                   CommandLine::Environment environment) {
   TypedOptions typed;
   CLI::App app(
       "Starts the workers of a distributed training run on this machine and stays with\n"
       "them to their end.",
       "syncbn-launch");
   const std::vector<OptionSource> sources = describe_options(app, typed);
-  const CommandLine line(sources, app, argc, argv);
+  const CommandLine line(sources, app, argc, argv, environment);
   try {
     app.parse(line.reversed_options());
   } catch (const CLI::Success& request) {
@@ -343,15 +414,48 @@ std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
   }
   try {
     check_program(typed);
-    LaunchOptions options = read(typed, line, argv[0]);
+    check_hosts(typed, line, sources);
+    const bool is_head = !hosts_option(line).empty();
+    LaunchOptions options =
+        is_head ? read_for_head(typed, line, sources, argv[0]) : read(typed, line, argv[0]);
     options.program = line.program();
-    check_nodes(line, options);
+    if (!is_head) check_nodes(line, options);
     return options;
   } catch (const base::UserError& error) {
     const std::string message = error.what();
     const size_t name_end = std::min(message.find_first_of("=: "), message.size());
     throw base::UserError(line.source_of(message.substr(0, name_end)) + message.substr(name_end));
   }
+}
+
+}  // namespace
+
+std::string NodeRange::str() const {
+  return min == max ? std::to_string(max) : fmt::format("{}:{}", min, max);
+}
+
+bool LaunchOptions::nodes_may_change() const {
+  return c10d && nnodes.max > 1 && (nnodes.min < nnodes.max || max_restarts > 0);
+}
+
+Streams StreamChoice::of(int local_rank) const {
+  if (by_local_rank.empty()) return all;
+  const auto found = by_local_rank.find(local_rank);
+  return found == by_local_rank.end() ? Streams{} : found->second;
+}
+
+std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
+  return parse(argc, argv, CommandLine::Environment::kCounts);
+}
+
+LaunchOptions parse_settled_options(const std::vector<std::string>& words) {
+  std::vector<const char*> argv;
+  argv.reserve(words.size());
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  const auto options =
+      parse(static_cast<int>(argv.size()), argv.data(), CommandLine::Environment::kIsSettled);
+  if (!options) throw base::UserError("a node's launcher cannot be asked for help");
+  return *options;
 }
 
 }  // namespace syncbn::launch

@@ -2,6 +2,7 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <syncbn/base/env.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -40,6 +41,12 @@ bool lead_to_the_same() {
 
 }  // namespace
 
+Streams terminal_colours() {
+  const bool wanted = !base::env("NO_COLOR") && base::env("TERM").value_or("dumb") != "dumb";
+  return {.out = wanted && ::isatty(STDOUT_FILENO) == 1,
+          .err = wanted && ::isatty(STDERR_FILENO) == 1};
+}
+
 void LineSplitter::feed(std::string_view bytes, const Sink& sink) {
   for (size_t end = 0; (end = bytes.find('\n')) != std::string_view::npos;) {
     if (partial_.empty()) {
@@ -59,8 +66,7 @@ void LineSplitter::finish(const Sink& sink) {
 }
 
 Output::Output(OutputOptions options)
-    : colour_(options.colour),
-      out_{std::move(options.out), StandardStream(STDOUT_FILENO), {}},
+    : out_{std::move(options.out), StandardStream(STDOUT_FILENO), {}},
       err_{std::move(options.err), StandardStream(STDERR_FILENO), {}},
       same_destination_(lead_to_the_same()) {}
 
@@ -89,8 +95,7 @@ std::string Output::prefix_of(size_t worker, Stream stream) {
   for (size_t at = 0; (at = prefix.find(kTime)) != std::string::npos;) {
     prefix.replace(at, kTime.size(), time_of_day());
   }
-  const bool colours = colour_ && destination(stream).options.is_terminal;
-  return colours ? coloured(options.rank, prefix) : prefix;
+  return destination(stream).options.takes_colours ? coloured(options.rank, prefix) : prefix;
 }
 
 LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text) {
@@ -102,7 +107,7 @@ LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text)
       if (from.tail.size() > kTailLines) from.tail.pop_front();
     }
     filter(stream, prefix, line);
-    if (prefix.empty()) return;
+    if (!from.options.is_cut()) return;
     text.append(prefix).append(line).append("\n");
   };
 }
@@ -132,7 +137,7 @@ void Output::write_to_log(const LogFile& log, std::string_view text) {
 }
 
 bool Output::needs_lines(size_t worker, Stream stream) {
-  return stream == Stream::kErr || !workers_[worker].options.prefix.empty() ||
+  return stream == Stream::kErr || workers_[worker].options.is_cut() ||
          !destination(stream).options.filters.empty();
 }
 
@@ -147,14 +152,14 @@ void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   std::string text;
   from.lines.feed(bytes, sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;
-  if (options.shown) print(stream, options.prefix.empty() ? bytes : text);
+  if (options.shown) print(stream, options.is_cut() ? text : bytes);
 }
 
 void Output::finish(size_t worker, Stream stream) {
   std::string text;
   workers_[worker].of(stream).lines.finish(sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;
-  if (options.shown && !options.prefix.empty()) print(stream, text);
+  if (options.shown && options.is_cut()) print(stream, text);
 }
 
 void Output::say(std::string_view message) {

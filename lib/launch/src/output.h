@@ -1,6 +1,7 @@
 #pragma once
 
 #include <syncbn/base/unique_fd.h>
+#include <syncbn/launch/options.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,19 +37,25 @@ struct WorkerOutput {
   int rank = 0;  ///< the global one, which chooses the colour
   /// Before each line, with ${time} replaced; empty: bytes pass as they are.
   std::string prefix = {};
-  bool shown = true;  ///< here, and not only in log files
+  bool shown = true;         ///< here, and not only in log files
+  bool whole_lines = false;  ///< also without a prefix
+
+  bool is_cut() const { return whole_lines || !prefix.empty(); }
 };
 
 struct OutputOptions {
   struct Destination {
     bool is_terminal = false;
+    bool takes_colours = false;
     /// Lines with one of these texts are copied to a file.
     std::vector<std::string> filters = {};
   };
   Destination out = {};
   Destination err = {};
-  bool colour = false;  ///< on terminals
 };
+
+/// Which of our standard streams are terminals whose user wants colours.
+Streams terminal_colours();
 
 /// Everything that the launcher prints: the workers' lines, its own messages, the progress bar
 /// below them. Lines of different workers never mix. Nothing here waits for the reader.
@@ -136,7 +143,6 @@ class Output {
   void erase_bar();
   void draw_bar();
 
-  bool colour_;
   Destination out_;
   Destination err_;
   /// Both lead to the same terminal, pipe or file: one queue, or lines would be torn.

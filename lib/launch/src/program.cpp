@@ -44,11 +44,6 @@ std::string find_path(const std::string& name) {
                      base::kExitNotFound);
 }
 
-fs::path launcher_folder() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).parent_path();
-}
-
 std::vector<fs::path> path_folders() {
   std::vector<fs::path> folders;
   std::istringstream path(base::env("PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
@@ -57,24 +52,6 @@ std::vector<fs::path> path_folders() {
     folders.emplace_back(folder.empty() ? "." : folder);
   }
   return folders;
-}
-
-std::string find_program(const std::string& name) {
-  if (name.find('/') != std::string::npos) return find_path(name);
-  std::vector<fs::path> folders = path_folders();
-  folders.insert(folders.begin(), launcher_folder());
-  std::optional<fs::path> unusable;
-  for (const fs::path& folder : folders) {
-    const fs::path candidate = folder / name;
-    if (is_executable(candidate)) return candidate;
-    if (!unusable && is_file(candidate)) unusable = candidate;
-  }
-  if (unusable) throw not_executable(*unusable);
-  std::string hint;
-  if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);
-  throw ProgramError(fmt::format("program '{}' not found beside syncbn-launch ({}) nor in PATH{}",
-                                 name, folders.front().string(), hint),
-                     base::kExitNotFound);
 }
 
 bool is_python_script(const std::string& name) {
@@ -108,6 +85,29 @@ std::string expanded(std::string_view word, const std::string& local_rank) {
 }
 
 }  // namespace
+
+std::string launcher_path() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error);
+}
+
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return find_path(name);
+  std::vector<fs::path> folders = path_folders();
+  folders.insert(folders.begin(), fs::path(launcher_path()).parent_path());
+  std::optional<fs::path> unusable;
+  for (const fs::path& folder : folders) {
+    const fs::path candidate = folder / name;
+    if (is_executable(candidate)) return candidate;
+    if (!unusable && is_file(candidate)) unusable = candidate;
+  }
+  if (unusable) throw not_executable(*unusable);
+  std::string hint;
+  if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);
+  throw ProgramError(fmt::format("program '{}' not found beside syncbn-launch ({}) nor in PATH{}",
+                                 name, folders.front().string(), hint),
+                     base::kExitNotFound);
+}
 
 std::vector<std::string> worker_argv(const Command& command, int local_rank) {
   const std::string rank = std::to_string(local_rank);

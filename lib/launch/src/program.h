@@ -31,6 +31,13 @@ class ProgramError : public std::runtime_error {
   int exit_code_;
 };
 
+/// The path of a program: a name with a slash is one; another is looked for beside the launcher,
+/// then in PATH. @throws ProgramError
+std::string find_program(const std::string& name);
+
+/// Where this launcher itself is.
+std::string launcher_path();
+
 /// Finds the program: a path with a slash as it is; another name beside the launcher, then in PATH;
 /// NAME.py and modules through ${PYTHON_EXEC:-python3} -u.
 /// @throws ProgramError naming where it was looked for.

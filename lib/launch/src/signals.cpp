@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <sys/epoll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -10,7 +11,8 @@
 
 namespace syncbn::launch {
 
-Signals::Signals(std::vector<int> ending) : ending_(std::move(ending)) {
+Signals::Signals(std::vector<int> ending, HeadLink* head)
+    : ending_(std::move(ending)), head_(head) {
   ::signal(SIGPIPE, SIG_IGN);
   // Whoever started us may have ignored it, and then children leave no status behind.
   ::signal(SIGCHLD, SIG_DFL);
@@ -25,12 +27,20 @@ Signals::Signals(std::vector<int> ending) : ending_(std::move(ending)) {
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
   fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) base::throw_errno("signalfd");
+  if (head_ == nullptr) return;
+  both_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!both_) base::throw_errno("epoll_create1");
+  epoll_event event{};
+  event.events = EPOLLIN;
+  for (const int fd : {fd_.get(), head_->fd()}) ::epoll_ctl(both_.get(), EPOLL_CTL_ADD, fd, &event);
 }
 
 std::optional<int> Signals::next() {
   signalfd_siginfo info;
-  if (::read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return std::nullopt;
-  return static_cast<int>(info.ssi_signo);
+  if (::read(fd_.get(), &info, sizeof(info)) == sizeof(info)) {
+    return static_cast<int>(info.ssi_signo);
+  }
+  return head_ != nullptr ? head_->next_signal() : std::nullopt;
 }
 
 bool Signals::ends(int signal) const {

@@ -5,16 +5,22 @@
 #include <optional>
 #include <vector>
 
+#include "head_link.h"
+
 namespace syncbn::launch {
 
 /// The signals that the launcher acts on, as a descriptor to poll: they are blocked from
-/// construction on. SIGHUP is left alone where it was ignored (nohup), and SIGPIPE is ignored.
+/// construction on. SIGHUP is left alone where it was ignored (nohup), and SIGPIPE is ignored. In a
+/// node those that its head passes on come here, too.
 class Signals {
  public:
   /// @param ending those that end the run.
-  explicit Signals(std::vector<int> ending);
+  /// @param head of a node; null without one.
+  explicit Signals(std::vector<int> ending, HeadLink* head = nullptr);
 
-  int fd() const { return fd_.get(); }
+  int fd() const { return both_ ? both_.get() : fd_.get(); }
+  /// SIGSTOP and SIGCONT come only from a head, and are for the workers.
+  /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next();
   bool ends(int signal) const;
 
@@ -24,6 +30,8 @@ class Signals {
  private:
   std::vector<int> ending_;
   base::UniqueFd fd_;
+  HeadLink* head_;
+  base::UniqueFd both_;  ///< with a head: readable when one of the two is
 };
 
 }  // namespace syncbn::launch

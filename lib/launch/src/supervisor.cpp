@@ -11,28 +11,22 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <utility>
 #include <vector>
 
 #include "failure_report.h"
+#include "last_output.h"
 #include "processes.h"
 
 namespace syncbn::launch {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// After a signal to end, for whoever reads our output (`less`, a stopped terminal) to take the
-// rest.
-constexpr std::chrono::seconds kReaderPatience{1};
-
 OutputOptions output_options(const LaunchOptions& options) {
+  const Streams colours = options.colours.value_or(terminal_colours());
   OutputOptions result;
-  result.out = {::isatty(STDOUT_FILENO) == 1, options.duplicate_stdout_filters};
-  result.err = {::isatty(STDERR_FILENO) == 1, options.duplicate_stderr_filters};
-  result.colour = !base::env("NO_COLOR") && base::env("TERM").value_or("dumb") != "dumb";
+  result.out = {::isatty(STDOUT_FILENO) == 1, colours.out, options.duplicate_stdout_filters};
+  result.err = {::isatty(STDERR_FILENO) == 1, colours.err, options.duplicate_stderr_filters};
   return result;
 }
 
@@ -62,12 +56,13 @@ void copy_error_file(const FailureReport& failure) {
 }  // namespace
 
 Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
-                       Cluster* cluster)
+                       Cluster* cluster, SshNode* node)
     : options_(options),
       facts_(facts),
       command_(command),
       cluster_(cluster),
-      signals_(options.ending_signals),
+      node_(node),
+      signals_(options.ending_signals, node != nullptr ? &node->head() : nullptr),
       logs_(options),
       output_(output_options(options)) {}
 
@@ -76,8 +71,12 @@ int Supervisor::run() {
     output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
   }
   const GroupResult result = cluster_ != nullptr ? run_with_others() : run_alone();
-  write_report(result);
-  return wait_for_reader(result);
+  if (node_ != nullptr) {
+    output_.say(node_->ended(result.exit_code, json_of(result)));
+  } else {
+    write_report(result);
+  }
+  return wait_for_reader(output_, signals_, result.exit_code, result.signal.has_value());
 }
 
 GroupResult Supervisor::run_alone() {
@@ -93,6 +92,8 @@ GroupResult Supervisor::run_alone() {
 }
 
 GroupResult Supervisor::run_with_others() {
+  // Of a head's nodes each says by itself why its workers had to end.
+  bool has_been_said = options_.voice == Voice::kOfItself;
   for (;;) {
     logs_.put_away();
     if (const auto signal = wait_for_orders()) {
@@ -101,7 +102,7 @@ GroupResult Supervisor::run_with_others() {
       return result;
     }
     if (const auto& finish = cluster_->finish()) {
-      if (finish->exit_code != base::kExitOk && !finish->what.empty()) {
+      if (finish->exit_code != base::kExitOk && !finish->what.empty() && !has_been_said) {
         output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
       }
       return {.exit_code = finish->exit_code};
@@ -112,6 +113,7 @@ GroupResult Supervisor::run_with_others() {
     take_place(*start);
     if (start->attempt > 0) announce_attempt(*start, restarts_before);
     GroupResult result = run_attempt();
+    if (options_.voice != Voice::kOwn) has_been_said = true;
     // Also after a signal: the others end in their own time, and the coordinator may be ours.
     cluster_->report_end();
     report(result);
@@ -136,7 +138,7 @@ std::optional<int> Supervisor::wait_for_orders() {
   for (;;) {
     cluster_->handle();
     for (const std::string& notice : cluster_->take_notices()) {
-      output_.say(fmt::format("syncbn-launch: {}", notice));
+      if (options_.voice != Voice::kOfItself) output_.say(fmt::format("syncbn-launch: {}", notice));
     }
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}};
@@ -177,6 +179,7 @@ void Supervisor::renew_master_port() {
 }
 
 void Supervisor::announce_restart() {
+  if (options_.voice == Voice::kOfItself) return;
   output_.say(
       fmt::format("syncbn-launch: restart {} of {}", facts_.restart_count, options_.max_restarts));
 }
@@ -199,44 +202,24 @@ void Supervisor::report(const GroupResult& result) {
       output_.say(fmt::format("syncbn-launch: all {} restarts (--max_restarts) are used up",
                               options_.max_restarts));
     }
-  } else if (result.signal) {
+  } else if (result.signal && options_.voice != Voice::kOfItself) {
     output_.say(fmt::format("syncbn-launch: ended by SIG{}", ::sigabbrev_np(*result.signal)));
   }
 }
 
+std::string Supervisor::json_of(const GroupResult& result) const {
+  const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_failure_;
+  return json_report(result.exit_code, facts_.restart_count, failure);
+}
+
 void Supervisor::write_report(const GroupResult& result) {
   if (options_.report.empty()) return;
-  const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_failure_;
   try {
-    base::write_file_atomically(options_.report,
-                                json_report(result.exit_code, facts_.restart_count, failure));
+    base::write_file_atomically(options_.report, json_of(result));
   } catch (const base::Error& error) {
     // The run's own end matters more.
     output_.say(fmt::format("syncbn-launch: --report: {}", error.what()));
   }
-}
-
-int Supervisor::wait_for_reader(const GroupResult& result) {
-  const auto patience = Clock::now() + kReaderPatience;
-  for (;;) {
-    output_.flush();
-    std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}};
-    for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
-    const bool all_written = polls.size() == 1;
-    if (all_written || (result.signal && Clock::now() >= patience)) break;
-    ::poll(polls.data(), polls.size(),
-           result.signal ? static_cast<int>(kReaderPatience / std::chrono::milliseconds(1)) : -1);
-    while (const auto signal = signals_.next()) {
-      if (*signal == SIGTSTP) Signals::stop_self();
-      if (!signals_.ends(*signal)) continue;
-      return result.exit_code != base::kExitOk ? result.exit_code : base::kExitSignalBase + *signal;
-    }
-  }
-  const auto error = output_.error();
-  if (!error || result.exit_code != base::kExitOk) return result.exit_code;
-  output_.say(
-      fmt::format("syncbn-launch: error: {}; what the workers wrote there is lost", *error));
-  return base::kExitUnavailable;
 }
 
 }  // namespace syncbn::launch

@@ -11,6 +11,7 @@
 #include "output.h"
 #include "program.h"
 #include "signals.h"
+#include "ssh_node.h"
 #include "worker_group.h"
 
 namespace syncbn::launch {
@@ -20,8 +21,9 @@ namespace syncbn::launch {
 class Supervisor {
  public:
   /// @param cluster the other nodes; null on one.
+  /// @param node to a head that started this launcher; null without one.
   Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
-             Cluster* cluster);
+             Cluster* cluster, SshNode* node);
 
   /// The launcher's exit code: 0; that of the first worker that failed (128 + signal) in the last
   /// attempt, on whatever node; 128 + the signal that ended the launcher; 75 when output was lost.
@@ -41,14 +43,14 @@ class Supervisor {
   void announce_restart();
   void announce_attempt(const Cluster::Start& start, int restarts_before);
   void report(const GroupResult& result);
+  std::string json_of(const GroupResult& result) const;
   void write_report(const GroupResult& result);
-  /// Waits until our own reader has taken all of the output. Returns the final exit code.
-  int wait_for_reader(const GroupResult& result);
 
   const LaunchOptions& options_;
   RunFacts facts_;
   const Command& command_;
   Cluster* const cluster_;
+  SshNode* const node_;
   std::optional<FailureReport> last_failure_;
   Signals signals_;
   LogFolder logs_;

@@ -1,6 +1,5 @@
 #include "worker_group.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -19,6 +18,7 @@
 #include <cstring>
 #include <utility>
 
+#include "pipe.h"
 #include "processes.h"
 
 namespace syncbn::launch {
@@ -33,21 +33,6 @@ constexpr std::chrono::seconds kUsageErrorPatience{1};
 
 // Workers that end faster than this after a failure leave no need to say what is being waited for.
 constexpr std::chrono::seconds kAnnounceAfter{1};
-
-struct Pipe {
-  base::UniqueFd reader;  ///< non-blocking
-  base::UniqueFd writer;
-};
-
-Pipe make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    base::throw_errno(fmt::format("cannot make a pipe for a worker{}",
-                                  errno == EMFILE ? " (see `ulimit -n`)" : ""));
-  }
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
-}
 
 // A job in the background must not take a terminal's keys; the kernel keeps only processes of the
 // terminal's own session from it, and a worker is in the keeper's.
@@ -88,7 +73,7 @@ GroupResult WorkerGroup::run() {
   if (keeper_->gone()) {
     keeper_is_lost();
   } else {
-    wait_for_keeper();
+    keeper_->finish(kKillPatience);
   }
   // Nobody writes any more, so all of it can be read.
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
@@ -110,8 +95,9 @@ void WorkerGroup::start() {
     Worker& worker = workers_[i];
     base::UniqueFd out = open_stream(i, Stream::kOut, worker.out);
     base::UniqueFd err = open_stream(i, Stream::kErr, worker.err);
-    Pipe agent = make_pipe();
-    ::fcntl(agent.writer.get(), F_SETFL, O_NONBLOCK);
+    Pipe agent = Pipe::make();
+    set_nonblocking(agent.reader);
+    set_nonblocking(agent.writer);
     const int local_rank = static_cast<int>(i);
     worker.rank = facts_.ranks.base + local_rank;
     worker.argv = worker_argv(command_, local_rank);
@@ -145,7 +131,8 @@ base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::Uniqu
   const auto path = logs_.file(logs_.of_worker(local_rank), is_out ? "stdout.log" : "stderr.log");
   if (tees) output_.log_to(index, stream, path);
   if (!tees && (is_out ? redirect.out : redirect.err)) return LogFolder::open(path);
-  Pipe pipe = make_pipe();
+  Pipe pipe = Pipe::make();
+  set_nonblocking(pipe.reader);
   reader = std::move(pipe.reader);
   return std::move(pipe.writer);
 }
@@ -178,6 +165,8 @@ void WorkerGroup::handle_signals() {
     switch (*signal) {
       case SIGUSR1:
       case SIGUSR2:
+      case SIGSTOP:
+      case SIGCONT:
         keeper_->signal_workers(*signal);
         break;
       case SIGTSTP:
@@ -204,8 +193,10 @@ void WorkerGroup::handle_cluster() {
   if (cluster_is_due_) cluster_->handle();
   // The reason may have come together with the start.
   if (ending_ || first_failure_ || cluster_->stop_reason().empty()) return;
-  output_.say(
-      fmt::format("syncbn-launch: {}; ending the workers of this node", cluster_->stop_reason()));
+  if (options_.voice != Voice::kOfItself) {
+    output_.say(fmt::format("syncbn-launch: {}; ending the workers of {}", cluster_->stop_reason(),
+                            options_.voice == Voice::kForAll ? "all nodes" : "this node"));
+  }
   end_workers(SIGTERM);
 }
 
@@ -359,17 +350,6 @@ void WorkerGroup::kill_workers() {
 bool WorkerGroup::anyone_runs() const {
   return std::any_of(workers_.begin(), workers_.end(),
                      [](const Worker& worker) { return worker.running; });
-}
-
-void WorkerGroup::wait_for_keeper() {
-  keeper_->finish();
-  const auto deadline = Clock::now() + kKillPatience;
-  while (!keeper_->gone() && Clock::now() < deadline) {
-    pollfd ended{keeper_->fd(), POLLIN, 0};
-    ::poll(&ended, 1, static_cast<int>(kKillPatience / std::chrono::milliseconds(1)));
-    while (keeper_->next_event()) {
-    }
-  }
 }
 
 void WorkerGroup::keeper_is_lost() {

@@ -92,7 +92,6 @@ class WorkerGroup {
   void end_workers(int signal);
   void kill_workers();
   void keeper_is_lost();
-  void wait_for_keeper();
   void stop_and_continue();
   bool anyone_runs() const;
 

@@ -33,6 +33,35 @@ struct StreamChoice {
   Streams of(int local_rank) const;
 };
 
+/// A machine that is reached by ssh.
+struct Host {
+  std::string user;  ///< empty: ssh's own choice
+  std::string name;
+  int slots = 0;  ///< workers; 0: --nproc_per_node tells
+
+  std::string full_name() const { return user.empty() ? name : user + "@" + name; }
+};
+
+/// How all nodes are started from one command.
+struct HeadOptions {
+  std::vector<Host> hosts;       ///< the nodes in order of their ranks; empty: no head is wanted
+  std::vector<std::string> ssh;  ///< the command and its options, before the host
+  std::string launcher;          ///< on the hosts; empty: where it is here
+  std::chrono::milliseconds ssh_timeout{};  ///< for all hosts to answer
+  bool ssh_all = false;                     ///< also this machine
+  std::vector<std::string> exports;         ///< what of the environment goes along; see exports.h
+  /// What the nodes' launchers are told: the options, spelled in full, and the launcher's own name.
+  std::vector<std::string> node_options;
+  std::string launcher_name;
+};
+
+/// Whom a launcher speaks for, where several show their messages on one terminal.
+enum class Voice {
+  kOwn,      ///< it is the only one there
+  kForAll,   ///< of a head's nodes the first says what concerns all
+  kOfItself  ///< and the others only what concerns their own workers
+};
+
 /// What the command line and the PET_* environment ask for, checked.
 struct LaunchOptions {
   int nproc_per_node = 1;
@@ -77,6 +106,10 @@ struct LaunchOptions {
   std::vector<std::string> duplicate_stderr_filters;
   std::string report;  ///< the file for a report in JSON; empty: none
   bool dry_run = false;
+  HeadOptions head = {};
+  /// Of a node that a head has started.
+  Voice voice = Voice::kOwn;
+  std::optional<Streams> colours = {};  ///< the head's streams that take them; empty: ask our own
 
   std::vector<std::string> program;  ///< the program's name and its arguments, untouched
 
@@ -92,5 +125,8 @@ struct LaunchOptions {
 ///   other.
 /// Empty after --help or --version, whose text went to stdout.
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv);
+
+/// The same for words that hold what the environment asks for already, as a head settles them.
+LaunchOptions parse_settled_options(const std::vector<std::string>& words);
 
 }  // namespace syncbn::launch

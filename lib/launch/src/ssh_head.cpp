@@ -1,0 +1,491 @@
+#include "ssh_head.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "exports.h"
+#include "failure_report.h"
+#include "last_output.h"
+#include "master_port.h"
+#include "node_job.h"
+#include "pipe.h"
+#include "processes.h"
+#include "program.h"
+#include "send_buffer.h"
+#include "words.h"
+
+namespace syncbn::launch {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A quarter of what head_link.cpp waits for.
+constexpr seconds kAlivePeriod{15};
+constexpr seconds kNoticePeriod{10};
+
+// What nodes need beyond the workers' time to end, before they are left alone. They end then, too,
+// but nobody hears of it.
+constexpr seconds kNodePatience{10};
+constexpr seconds kKillPatience{3};
+
+// For nodes to clean up behind themselves after a head that was killed: less than the two seconds
+// after which nothing may be left.
+constexpr milliseconds kOrphanGrace{1000};
+
+// With which ssh says that it failed itself.
+constexpr int kSshFailed = 255;
+
+bool is_loopback_name(const std::string& host) {
+  return host == "localhost" || host.starts_with("127.") || host == "::1";
+}
+
+OutputOptions output_options() {
+  return {.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
+          .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}};
+}
+
+}  // namespace
+
+struct SshHead::Node {
+  enum class State { kAsked, kReady, kRefused, kEnded };
+  struct Problem {
+    int exit_code = 0;
+    std::string what;
+  };
+
+  Host host;
+  bool is_here = false;  ///< on this machine, and started without ssh
+  State state = State::kAsked;
+  base::UniqueFd in;
+  base::UniqueFd out;
+  base::UniqueFd err;
+  SendBuffer to_send;
+  LineSplitter lines;
+  std::string last_words;  ///< on its stderr, before the job has begun
+  std::optional<int> start_error;
+  std::optional<int> exit_code;  ///< as its launcher told it
+  std::optional<Problem> problem;
+
+  std::string end_in_words(int status, const std::string& launcher) const;
+};
+
+// Why it ended before it answered.
+std::string SshHead::Node::end_in_words(int status, const std::string& launcher) const {
+  const std::string last = last_words.empty() ? "" : fmt::format(": {}", last_words);
+  const int code = exit_code_of(status);
+  if (start_error) return fmt::format("cannot be started: {}", std::strerror(*start_error));
+  if (code == kSshFailed && !is_here) {
+    return last_words.empty() ? "ssh failed without a message" : last_words;
+  }
+  if (code == base::kExitNotFound || code == base::kExitCannotExecute) {
+    return fmt::format("there is no {} to execute (--ssh_launcher){}", launcher, last);
+  }
+  return fmt::format("its launcher ended with {}{}", describe_status(status), last);
+}
+
+SshHead::SshHead(const LaunchOptions& options)
+    : options_(options),
+      mark_(fmt::format("syncbn-node-{}", random_id())),
+      signals_(options.ending_signals),
+      output_(output_options()),
+      next_alive_(Clock::now() + kAlivePeriod) {
+  for (const Host& host : options.head.hosts) {
+    Node& node = nodes_.emplace_back();
+    node.host = host;
+    node.is_here = !options.head.ssh_all && host.user.empty() && is_local_address(host.name);
+  }
+}
+
+SshHead::~SshHead() = default;
+
+int SshHead::run() {
+  start();
+  if (!wait_until_ready()) {
+    report_problems();
+  } else if (!ended_by_signal_) {
+    let_begin();
+    wait_for_end();
+  }
+  keeper_->finish(kKillPatience);
+  for (size_t i = 0; i < nodes_.size(); ++i) output_.finish(i, Stream::kOut);
+  const int code = exit_code();
+  write_report(code);
+  return wait_for_reader(output_, signals_, code, ended_by_signal_.has_value());
+}
+
+std::string SshHead::launcher() const {
+  return options_.head.launcher.empty() ? launcher_path() : options_.head.launcher;
+}
+
+std::string SshHead::master_addr() const {
+  const Node& first = nodes_.front();
+  if (!options_.master_addr.empty()) return options_.master_addr;
+  const bool all_are_here = std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
+    return is_loopback_name(node.host.name);
+  });
+  // Elsewhere that name means another machine.
+  const bool has_other_name = is_loopback_name(first.host.name) && !all_are_here;
+  return has_other_name ? base::hostname() : first.host.name;
+}
+
+std::vector<std::string> SshHead::node_words(size_t index) const {
+  const Host& host = nodes_[index].host;
+  std::vector<std::string> words{options_.head.launcher_name};
+  const auto& given = options_.head.node_options;
+  words.insert(words.end(), given.begin(), given.end());
+  if (host.slots != 0) words.push_back(fmt::format("--nproc_per_node={}", host.slots));
+  words.push_back(fmt::format("--nnodes={}", nodes_.size()));
+  words.push_back(fmt::format("--node_rank={}", index));
+  words.push_back(fmt::format("--local_addr={}", host.name));
+  const bool needs_master = nodes_.size() > 1 || !options_.master_addr.empty();
+  if (needs_master) words.push_back(fmt::format("--master_addr={}", master_addr()));
+  const int port = options_.master_port.value_or(0);
+  if (port != 0) words.push_back(fmt::format("--master_port={}", port));
+  words.emplace_back("--");
+  words.insert(words.end(), options_.program.begin(), options_.program.end());
+  return words;
+}
+
+std::vector<std::string> SshHead::start_words(size_t index) const {
+  const Node& node = nodes_[index];
+  if (node.is_here) return {launcher_path(), kFromHead};
+  std::vector<std::string> words = options_.head.ssh;
+  const auto timeout = std::chrono::ceil<seconds>(options_.head.ssh_timeout).count();
+  words.insert(words.end(),
+               {"-o", fmt::format("ConnectTimeout={}", timeout), "--", node.host.full_name(),
+                fmt::format("exec {} {}", shell_quoted({launcher()}), kFromHead)});
+  return words;
+}
+
+void SshHead::print_plan() const {
+  const std::string folder = std::filesystem::current_path();
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& node = nodes_[i];
+    fmt::print("# node {}, on {}{}: {}\n", i, node.host.full_name(),
+               node.is_here ? " (this machine)" : "", shell_quoted(start_words(i)));
+    std::vector<std::string> words = node_words(i);
+    if (!node.is_here) {
+      std::vector<std::string> variables{"env"};
+      for (const auto& [name, value] : exported_variables(options_.head.exports)) {
+        variables.push_back(fmt::format("{}={}", name, value));
+      }
+      words.insert(words.begin(), variables.begin(), variables.end());
+    }
+    fmt::print("cd {} && {}\n", shell_quoted({folder}), shell_quoted(words));
+  }
+}
+
+void SshHead::start() {
+  // For the orphans of a keeper that is killed.
+  become_subreaper();
+  NodeJob job{.version = SYNCBN_VERSION,
+              .mark = mark_,
+              .folder = std::filesystem::current_path(),
+              .colours = terminal_colours()};
+  const Variables exported = exported_variables(options_.head.exports);
+  std::vector<WorkerSpec> specs;
+  std::vector<base::UniqueFd> their_ends;
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    Node& node = nodes_[i];
+    Pipe in = Pipe::make();
+    Pipe out = Pipe::make();
+    Pipe err = Pipe::make();
+    const auto words = start_words(i);
+    specs.push_back({.file = find_program(words[0]),
+                     .argv = words,
+                     .env = merge_environment({}),
+                     .stdin_fd = in.reader.get(),
+                     .stdout_fd = out.writer.get(),
+                     .stderr_fd = err.writer.get()});
+    for (base::UniqueFd* fd : {&in.reader, &out.writer, &err.writer}) {
+      their_ends.push_back(std::move(*fd));
+    }
+    node.in = std::move(in.writer);
+    node.out = std::move(out.reader);
+    node.err = std::move(err.reader);
+    for (const base::UniqueFd* fd : {&node.in, &node.out, &node.err}) set_nonblocking(*fd);
+    job.words = node_words(i);
+    job.environment = node.is_here ? Variables{} : exported;
+    job.speaks_for_all = i == 0;
+    node.to_send.append(job.to_json().dump() + "\n");
+  }
+  output_.begin_attempt(
+      std::vector<WorkerOutput>(nodes_.size(), {.whole_lines = nodes_.size() > 1}));
+  keeper_ = std::make_unique<Keeper>(
+      specs, [] {}, kOrphanGrace);
+}
+
+bool SshHead::wait_until_ready() {
+  const auto deadline = Clock::now() + options_.head.ssh_timeout;
+  auto next_notice = Clock::now() + kNoticePeriod;
+  while (!unanswered().empty() && !ended_by_signal_ && Clock::now() < deadline) {
+    turn(std::min(deadline, next_notice));
+    if (Clock::now() < next_notice) continue;
+    next_notice = Clock::now() + kNoticePeriod;
+    output_.say(fmt::format("syncbn-launch: waiting for an answer of {}", unanswered()));
+  }
+  for (Node& node : nodes_) {
+    if (node.state != Node::State::kAsked || ended_by_signal_) continue;
+    const double waited = std::chrono::duration<double>(options_.head.ssh_timeout).count();
+    node.problem = {base::kExitUnavailable, fmt::format("no answer within {} (--ssh_timeout)",
+                                                        base::format_seconds(waited))};
+  }
+  return std::none_of(nodes_.begin(), nodes_.end(),
+                      [](const Node& node) { return node.problem.has_value(); });
+}
+
+std::string SshHead::unanswered() const {
+  std::vector<std::string> names;
+  for (const Node& node : nodes_) {
+    if (node.state == Node::State::kAsked) names.push_back(node.host.full_name());
+  }
+  return base::join(names, ", ");
+}
+
+void SshHead::report_problems() {
+  // What is wrong on all hosts alike is said once.
+  std::vector<std::pair<std::string, std::vector<std::string>>> problems;
+  for (const Node& node : nodes_) {
+    if (!node.problem) continue;
+    if (first_failure_ == 0) first_failure_ = node.problem->exit_code;
+    auto same = std::find_if(problems.begin(), problems.end(),
+                             [&](const auto& one) { return one.first == node.problem->what; });
+    if (same == problems.end()) same = problems.insert(same, {node.problem->what, {}});
+    same->second.push_back(node.host.full_name());
+  }
+  for (const auto& [what, hosts] : problems) {
+    output_.say(fmt::format("syncbn-launch: error: {}: {}", base::join(hosts, ", "), what));
+  }
+  output_.say("syncbn-launch: nothing has been started");
+}
+
+void SshHead::let_begin() {
+  begun_ = true;
+  send_to_all({{"type", "go"}, {"master_port", master_port_}});
+}
+
+void SshHead::wait_for_end() {
+  const auto runs = [](const Node& node) { return node.state != Node::State::kEnded; };
+  while (std::any_of(nodes_.begin(), nodes_.end(), runs)) {
+    if (give_up_at_ && Clock::now() >= *give_up_at_) return;
+    turn(give_up_at_.value_or(Clock::time_point::max()));
+  }
+}
+
+void SshHead::turn(Clock::time_point until) {
+  std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
+  for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+  const bool reads_out = !output_.is_full(Stream::kOut);
+  const bool reads_err = !output_.is_full(Stream::kErr);
+  for (const Node& node : nodes_) {
+    if (node.in && !node.to_send.empty()) polls.push_back({node.in.get(), POLLOUT, 0});
+    if (node.out && reads_out) polls.push_back({node.out.get(), POLLIN, 0});
+    if (node.err && reads_err) polls.push_back({node.err.get(), POLLIN, 0});
+  }
+  ::poll(polls.data(), polls.size(), base::milliseconds_until(std::min(until, next_alive_)));
+  handle_signals();
+  output_.flush();
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    write_some(nodes_[i]);
+    for (const Stream stream : {Stream::kOut, Stream::kErr}) {
+      if (!output_.is_full(stream)) read_stream(i, stream);
+    }
+  }
+  while (const auto event = keeper_->next_event()) handle_event(*event);
+  if (keeper_->gone()) {
+    kill_all_descendants();
+    throw base::UnavailableError(
+        fmt::format("the keeper process (pid {}) was killed; the connections to all hosts have "
+                    "been closed",
+                    keeper_->pid()));
+  }
+  if (Clock::now() < next_alive_) return;
+  next_alive_ = Clock::now() + kAlivePeriod;
+  send_to_all({{"type", "alive"}});
+}
+
+void SshHead::handle_signals() {
+  while (const auto signal = signals_.next()) {
+    if (signals_.ends(*signal)) {
+      end_by_signal(*signal);
+    } else if (*signal == SIGTSTP) {
+      // Workers in sessions of their own, on other machines, do not feel the terminal's.
+      pass_on(SIGSTOP);
+      Signals::stop_self();
+      pass_on(SIGCONT);
+    } else if (*signal != SIGWINCH) {
+      pass_on(*signal);
+    }
+  }
+}
+
+void SshHead::end_by_signal(int signal) {
+  const bool again = ended_by_signal_.has_value();
+  if (!again) ended_by_signal_ = signal;
+  // To nodes, too, the second one means to kill at once.
+  pass_on(signal);
+  give_up_at_ = Clock::now() + (again ? kKillPatience : kNodePatience + options_.shutdown_timeout);
+}
+
+void SshHead::pass_on(int signal) {
+  send_to_all({{"type", "signal"}, {"signal", signal}});
+}
+
+void SshHead::handle_event(const KeeperEvent& event) {
+  const auto index = static_cast<size_t>(event.worker);
+  Node& node = nodes_[index];
+  switch (event.kind) {
+    case KeeperEvent::Kind::kStarted:
+      break;
+    case KeeperEvent::Kind::kExecFailed:
+      node.start_error = event.value;
+      break;
+    case KeeperEvent::Kind::kForkFailed:
+      node.start_error = event.value;
+      node_ended(node, 0);
+      break;
+    case KeeperEvent::Kind::kExited:
+      drain(index);  // its last words come before what is said about its end
+      node_ended(node, event.value);
+      break;
+  }
+}
+
+void SshHead::node_ended(Node& node, int status) {
+  node.state = Node::State::kEnded;
+  if (node.exit_code || node.problem) return;  // it has said why
+  const int code = exit_code_of(status);
+  const bool is_connection = !node.is_here && (code == kSshFailed || WIFSIGNALED(status));
+  const bool failed = code != base::kExitOk && !is_connection && !WIFSIGNALED(status);
+  if (!begun_) {
+    node.problem = {failed ? code : base::kExitUnavailable, node.end_in_words(status, launcher())};
+    return;
+  }
+  if (failed && first_failure_ == 0) first_failure_ = code;
+  if (!failed) lost_any_ = true;
+  output_.say(fmt::format("syncbn-launch: error: the {} {} is gone ({}{}); so are its workers",
+                          is_connection ? "connection to" : "launcher on", node.host.full_name(),
+                          is_connection ? "ssh: " : "", describe_status(status)));
+}
+
+bool SshHead::read_stream(size_t index, Stream stream) {
+  Node& node = nodes_[index];
+  base::UniqueFd& fd = stream == Stream::kOut ? node.out : node.err;
+  std::array<char, 65536> buffer;
+  if (!fd) return false;
+  const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
+  if (got == 0) fd.reset();
+  if (got <= 0) return false;
+  const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
+  if (stream == Stream::kErr) {
+    node.lines.feed(bytes, [&](std::string_view line) { take_line(index, line); });
+  } else if (begun_) {  // before, it is what somebody's .bashrc says
+    output_.write(index, stream, bytes);
+  }
+  return true;
+}
+
+void SshHead::drain(size_t index) {
+  // Bounded: a process that ssh left behind may hold the pipe.
+  constexpr int kMostReads = 64;
+  for (int i = 0; i < kMostReads; ++i) {
+    const bool more_out = read_stream(index, Stream::kOut);
+    const bool more_err = read_stream(index, Stream::kErr);
+    if (!more_out && !more_err) break;
+  }
+  nodes_[index].lines.finish([&](std::string_view line) { take_line(index, line); });
+}
+
+void SshHead::take_line(size_t index, std::string_view line) {
+  const size_t mark = line.find(mark_);
+  if (mark != std::string_view::npos) {
+    const auto message =
+        Json::parse(line.substr(mark + mark_.size()), nullptr, /*allow_exceptions=*/false);
+    if (message.is_object()) handle_message(index, message);
+    line = line.substr(0, mark);
+    if (line.empty()) return;
+  }
+  if (begun_) {
+    output_.write(index, Stream::kErr, fmt::format("{}\n", line));
+  } else if (line.find_first_not_of(" \r") != std::string_view::npos) {
+    nodes_[index].last_words = line.substr(0, line.find('\r'));
+  }
+}
+
+void SshHead::handle_message(size_t index, const Json& message) {
+  Node& node = nodes_[index];
+  const std::string type = message.at("type");
+  if (type == "ready") {
+    node.state = Node::State::kReady;
+    if (index == 0) master_port_ = message.at("master_port");
+  } else if (type == "problem") {
+    node.state = Node::State::kRefused;
+    node.problem = {message.at("exit_code"), message.at("what")};
+  } else if (type == "ended") {
+    node.exit_code = message.at("exit_code").get<int>();
+    if (first_failure_ == 0) first_failure_ = *node.exit_code;
+    const std::string report = message.at("report");
+    // Only the node of the first failure can tell of it.
+    if (report_.empty() || !Json::parse(report).at("failure").is_null()) report_ = report;
+  }
+}
+
+void SshHead::send_to_all(const Json& message) {
+  for (Node& node : nodes_) {
+    if (node.state == Node::State::kEnded) continue;
+    node.to_send.append(message.dump() + "\n");
+    write_some(node);
+  }
+}
+
+void SshHead::write_some(Node& node) {
+  while (node.in && !node.to_send.empty()) {
+    const ssize_t written = ::write(node.in.get(), node.to_send.view().data(), node.to_send.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EAGAIN) return;
+    if (written < 0) {  // its end is told by the keeper
+      node.in.reset();
+      return;
+    }
+    node.to_send.take(static_cast<size_t>(written));
+  }
+}
+
+int SshHead::exit_code() const {
+  if (first_failure_ != 0) return first_failure_;
+  if (ended_by_signal_) return base::kExitSignalBase + *ended_by_signal_;
+  return lost_any_ ? base::kExitUnavailable : base::kExitOk;
+}
+
+void SshHead::write_report(int exit_code) {
+  if (options_.report.empty()) return;
+  auto report = nlohmann::ordered_json::parse(
+      report_.empty() ? json_report(exit_code, 0, std::nullopt) : report_);
+  report["exit_code"] = exit_code;
+  try {
+    base::write_file_atomically(options_.report, report.dump(2) + "\n");
+  } catch (const base::Error& error) {
+    output_.say(fmt::format("syncbn-launch: --report: {}", error.what()));
+  }
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <syncbn/launch/options.h>
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "keeper.h"
+#include "output.h"
+#include "signals.h"
+
+namespace syncbn::launch {
+
+/// The launcher that somebody started with a list of hosts: it runs no workers, but on each host a
+/// launcher that does, by ssh, and stays with them to their end. Once all hosts have said that they
+/// are ready, those launchers are the nodes of a job as if each had been started by hand; they talk
+/// to each other without the head. The head passes signals on and shows what they write.
+///
+/// A keeper owns the ssh processes. When the head dies, their stdin ends, and so do the nodes.
+class SshHead {
+ public:
+  explicit SshHead(const LaunchOptions& options);
+  ~SshHead();
+  SshHead(const SshHead&) = delete;
+  SshHead& operator=(const SshHead&) = delete;
+
+  /// The exit code: that of the first worker that failed, as the nodes tell it; 75 when a
+  /// connection broke; 128 + the signal that ended the job. Before anything has started that of the
+  /// first host with a problem.
+  int run();
+
+  /// Prints what run() would start.
+  void print_plan() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Node;
+
+  /// What a node's launcher would be told on the command line.
+  std::vector<std::string> node_words(size_t node) const;
+  /// argv that starts it.
+  std::vector<std::string> start_words(size_t node) const;
+  std::string launcher() const;
+  std::string master_addr() const;
+
+  void start();
+  /// Whether all are.
+  bool wait_until_ready();
+  void report_problems();
+  void let_begin();
+  void wait_for_end();
+
+  /// Handles what happens until then, once.
+  void turn(Clock::time_point until);
+  void handle_signals();
+  void end_by_signal(int signal);
+  void pass_on(int signal);
+  void handle_event(const KeeperEvent& event);
+  void node_ended(Node& node, int status);
+  bool read_stream(size_t index, Stream stream);
+  void drain(size_t index);
+  void take_line(size_t index, std::string_view line);
+  void handle_message(size_t index, const nlohmann::json& message);
+  void send_to_all(const nlohmann::json& message);
+  static void write_some(Node& node);
+
+  /// The hosts that have not answered, with commas between.
+  std::string unanswered() const;
+  int exit_code() const;
+  void write_report(int exit_code);
+
+  const LaunchOptions& options_;
+  const std::string mark_;
+  std::vector<Node> nodes_;
+  Signals signals_;
+  Output output_;
+  std::unique_ptr<Keeper> keeper_;
+  int master_port_ = 0;
+  bool begun_ = false;  ///< the nodes have been let begin
+  int first_failure_ = 0;
+  bool lost_any_ = false;
+  std::string report_;  ///< of the node that failed first
+  Clock::time_point next_alive_;
+  std::optional<int> ended_by_signal_;
+  std::optional<Clock::time_point> give_up_at_;
+};
+
+}  // namespace syncbn::launch

@@ -1,0 +1,101 @@
+#include "ssh_node.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "program.h"
+
+namespace syncbn::launch {
+namespace {
+
+base::UniqueFd take_stdin() {
+  base::UniqueFd input(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+  const base::UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!input || !null) base::throw_errno("cannot take over stdin");
+  ::dup2(null.get(), STDIN_FILENO);
+  return input;
+}
+
+void enter(const NodeJob& job) {
+  if (::chdir(job.folder.c_str()) != 0) {
+    throw base::UserError(
+        fmt::format("cannot enter the working directory {}: {}; start from a folder that all "
+                    "hosts have",
+                    job.folder, std::strerror(errno)));
+  }
+  for (const auto& [name, value] : job.environment) ::setenv(name.c_str(), value.c_str(), 1);
+  // A launcher that a worker starts is not meant to start on all hosts again.
+  for (const char* name : {"SYNCBN_HOSTS", "SYNCBN_HOSTFILE"}) ::unsetenv(name);
+}
+
+void check_master(const LaunchOptions& options) {
+  std::string reason;
+  if (options.node_rank == 0 || base::resolve(options.master_addr, 0, reason)) return;
+  throw base::UserError(
+      fmt::format("the name of node 0, '{}', is not known there ({}); give --master_addr, a name "
+                  "or address that all hosts know",
+                  options.master_addr, reason));
+}
+
+}  // namespace
+
+SshNode::SshNode() : head_(take_stdin()) {}
+
+std::optional<LaunchOptions> SshNode::prepare() {
+  const NodeJob job = NodeJob::from_json(head_.wait_for("job"));
+  mark_ = job.mark;
+  LaunchOptions options;
+  try {
+    options = get_ready(job);
+  } catch (const ProgramError& error) {
+    refuse(error.exit_code(), error.what());
+    return std::nullopt;
+  } catch (const base::Error& error) {
+    refuse(error.exit_code(), error.what());
+    return std::nullopt;
+  }
+  say({{"type", "ready"}, {"master_port", port_ ? port_->port() : 0}});
+  const int port = head_.wait_for("go").at("master_port");
+  if (port != 0) options.master_port = port;
+  return options;
+}
+
+LaunchOptions SshNode::get_ready(const NodeJob& job) {
+  if (job.version != SYNCBN_VERSION) {
+    throw base::UserError(
+        fmt::format("syncbn-launch is version {} there, and {} here", SYNCBN_VERSION, job.version));
+  }
+  enter(job);
+  LaunchOptions options = parse_settled_options(job.words);
+  options.voice = job.speaks_for_all ? Voice::kForAll : Voice::kOfItself;
+  options.colours = job.colours;
+  resolve_program(options);
+  check_master(options);
+  const bool leads = options.node_rank == 0 && options.nnodes.max > 1;
+  if (leads || options.master_port) port_ = MasterPort::hold(options.master_port.value_or(0));
+  return options;
+}
+
+std::string SshNode::ended(int exit_code, const std::string& report) const {
+  return node_line(mark_, {{"type", "ended"}, {"exit_code", exit_code}, {"report", report}});
+}
+
+void SshNode::refuse(int exit_code, const std::string& what) {
+  exit_code_ = exit_code;
+  say({{"type", "problem"}, {"exit_code", exit_code}, {"what", what}});
+}
+
+void SshNode::say(const nlohmann::json& message) const {
+  fmt::print(stderr, "{}\n", node_line(mark_, message));
+}
+
+}  // namespace syncbn::launch

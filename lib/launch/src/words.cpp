@@ -1,0 +1,62 @@
+#include "words.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <random>
+
+namespace syncbn::launch {
+
+std::optional<int> whole_number(std::string_view text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    words.emplace_back(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return words;
+}
+
+std::optional<std::vector<std::string>> shell_words(std::string_view text) {
+  std::vector<std::string> words;
+  std::optional<std::string> word;  // the one that has begun: it may be ''
+  char quote = '\0';
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool is_space = std::isspace(static_cast<unsigned char>(c)) != 0;
+    if (quote == '\0' && is_space) {
+      if (word) words.push_back(*word);
+      word.reset();
+      continue;
+    }
+    if (!word) word.emplace();
+    if (c == quote) {
+      quote = '\0';
+    } else if (quote == '\0' && (c == '\'' || c == '"')) {
+      quote = c;
+    } else if (c == '\\' && quote != '\'' && i + 1 < text.size()) {
+      *word += text[++i];
+    } else {
+      *word += c;
+    }
+  }
+  if (quote != '\0') return std::nullopt;
+  if (word) words.push_back(*word);
+  return words;
+}
+
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace syncbn::launch {
+
+/// A decimal number and nothing else.
+std::optional<int> whole_number(std::string_view text);
+
+/// "a,b" as "a" and "b"; of nothing there are none.
+std::vector<std::string> words_of(std::string_view text);
+
+/// Words as a shell would split them, quotes and backslashes taken off, and nothing else expanded.
+/// Nothing where a quote is not closed.
+std::optional<std::vector<std::string>> shell_words(std::string_view text);
+
+/// Sixteen hexadecimal digits that nobody else has.
+std::string random_id();
+
+}  // namespace syncbn::launch

@@ -1,0 +1,135 @@
+// Which hosts a job runs on, what they are told, and which variables go along.
+#include "hosts.h"
+
+#include <gmock/gmock.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "exports.h"
+#include "node_job.h"
+#include "support/temp_folder.h"
+#include "words.h"
+
+namespace syncbn::launch {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Optional;
+
+/// "user@name=slots" of each.
+std::vector<std::string> in_words(const std::vector<Host>& hosts) {
+  std::vector<std::string> words;
+  words.reserve(hosts.size());
+  for (const Host& host : hosts) {
+    words.push_back(host.full_name() + "=" + std::to_string(host.slots));
+  }
+  return words;
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const base::UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(HostsTest, AListNamesHostsAndSlots) {
+  EXPECT_THAT(in_words(read_host_list("a:4,b,me@c.example:2,[::1]:3,::2,me@x@d")),
+              ElementsAre("a=4", "b=0", "me@c.example=2", "::1=3", "::2=0", "me@x@d=0"));
+}
+
+TEST(HostsTest, WhatIsNoHostIsNamed) {
+  for (const char* text : {"a,,b", "a:", "a:x", "-oProxyCommand=x", "a b", "$(x)", "@a", "-l@a",
+                           "a;b", "a:1:2", "[a]:1", "a\nb"}) {
+    EXPECT_THAT(error_of([&] { read_host_list(text); }),
+                AllOf(HasSubstr("--hosts="), HasSubstr("is not a host")))
+        << text;
+  }
+  EXPECT_THAT(error_of([] { read_host_list("a:0"); }), HasSubstr("a:0 needs a number of workers"));
+  EXPECT_THAT(error_of([] { read_host_list("a:4097"); }), HasSubstr("from 1 to 4096"));
+}
+
+TEST(HostsTest, AHostIsThereOnce) {
+  EXPECT_THAT(error_of([] { read_host_list("a:1,b,a:2"); }), HasSubstr("a is there twice"));
+}
+
+TEST(HostsTest, AFileHasAHostALine) {
+  const test::TempFolder folder;
+  const auto file =
+      folder.write("hosts", "# all of them\n\na slots=4  # the new one\n\tb:2\r\nc\n");
+  EXPECT_THAT(in_words(read_host_file(file)), ElementsAre("a=4", "b=2", "c=0"));
+}
+
+TEST(HostsTest, AFaultInAFileIsNamedByItsLine) {
+  const test::TempFolder folder;
+  const auto error = [&](const std::string& text) {
+    const auto file = folder.write("hosts", text);
+    return error_of([&] { read_host_file(file); });
+  };
+  EXPECT_THAT(error("a\nb slots=x\n"), HasSubstr("hosts:2: b needs a number of workers"));
+  EXPECT_THAT(error("a\n\nb max=3\n"), HasSubstr("hosts:3: expected HOST or HOST slots=N"));
+  EXPECT_THAT(error("a:1 slots=1\n"), HasSubstr("hosts:1: a:1 has its number of workers twice"));
+  EXPECT_THAT(error("a\nb\na\n"), HasSubstr("hosts:3: a is there twice"));
+  EXPECT_THAT(error("# nobody\n"), HasSubstr("names no host"));
+  EXPECT_THAT(error_of([] { read_host_file("/nonexistent/hosts"); }),
+              HasSubstr("/nonexistent/hosts"));
+}
+
+TEST(HostsTest, SomeAreChosenInTheirOldOrder) {
+  const auto hosts = read_host_list("a:1,me@b:2,c:3");
+  EXPECT_THAT(in_words(choose_hosts(hosts, "", "")), ElementsAre("a=1", "me@b=2", "c=3"));
+  EXPECT_THAT(in_words(choose_hosts(hosts, "c,b", "")), ElementsAre("me@b=2", "c=3"));
+  EXPECT_THAT(in_words(choose_hosts(hosts, "", "me@b")), ElementsAre("a=1", "c=3"));
+  EXPECT_THAT(in_words(choose_hosts(hosts, "a,b", "a")), ElementsAre("me@b=2"));
+  EXPECT_THAT(error_of([&] { choose_hosts(hosts, "d", ""); }),
+              HasSubstr("--include=d: there is no host 'd'"));
+  EXPECT_THAT(error_of([&] { choose_hosts(hosts, "a", "a"); }), HasSubstr("no host is left"));
+}
+
+TEST(WordsTest, AreSplitAsAShellDoes) {
+  EXPECT_THAT(shell_words("-o  'a b' \"c 'd\" e\\ f ''"),
+              Optional(ElementsAre("-o", "a b", "c 'd", "e f", "")));
+  EXPECT_THAT(shell_words(" $(x) `y` *"), Optional(ElementsAre("$(x)", "`y`", "*")));
+  EXPECT_EQ(shell_words("'a"), std::nullopt);
+}
+
+TEST(ExportsTest, ThePatternThatFitsLastCounts) {
+  const std::vector<std::string> patterns{"A_*", "!A_SECRET", "B"};
+  EXPECT_TRUE(is_exported("A_X", patterns));
+  EXPECT_FALSE(is_exported("A_SECRET", patterns));
+  EXPECT_TRUE(is_exported("B", patterns));
+  EXPECT_FALSE(is_exported("BB", patterns));
+  EXPECT_FALSE(is_exported("XA_", patterns));
+}
+
+TEST(ExportsTest, TheDocumentListsThem) {
+  const std::string text = base::read_file(SYNCBN_SOURCE_DIR "/docs/ssh.md");
+  for (const std::string pattern : kDefaultExports) {
+    EXPECT_THAT(text, HasSubstr("`" + pattern + "`"));
+  }
+}
+
+TEST(NodeJobTest, AnyBytesArriveAsTheyWere) {
+  std::string bytes;
+  for (int byte = 1; byte < 256; ++byte) bytes += static_cast<char>(byte);
+  NodeJob job{.version = SYNCBN_VERSION, .mark = "mark", .folder = bytes};
+  job.environment["NAME" + bytes] = bytes;
+  job.words = {"a", bytes, "", "\n"};
+  job.colours.err = true;
+  const NodeJob read = NodeJob::from_json(nlohmann::json::parse(job.to_json().dump()));
+  EXPECT_EQ(read.folder, bytes);
+  EXPECT_EQ(read.environment, job.environment);
+  EXPECT_EQ(read.words, job.words);
+  EXPECT_FALSE(read.colours.out);
+  EXPECT_TRUE(read.colours.err);
+}
+
+}  // namespace
+}  // namespace syncbn::launch

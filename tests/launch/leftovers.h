@@ -1,0 +1,53 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "support/eventually.h"
+
+namespace syncbn::test {
+
+/// Processes of whose folder in /proc that holds.
+inline std::vector<pid_t> processes_that(
+    const std::function<bool(const std::filesystem::path&)>& holds) {
+  std::vector<pid_t> pids;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const pid_t pid = std::atoi(entry.path().filename().c_str());
+    if (pid > 0 && holds(entry.path())) pids.push_back(pid);
+  }
+  return pids;
+}
+
+/// Processes with `marker` in their environment: it is inherited by all of a job, whatever they do.
+inline std::vector<pid_t> job_processes(const std::string& marker) {
+  return processes_that([&](const std::filesystem::path& process) {
+    std::ifstream file(process / "environ");
+    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    return environment.find(marker) != std::string::npos;
+  });
+}
+
+/// Processes that have this working directory.
+inline std::vector<pid_t> processes_in(const std::filesystem::path& folder) {
+  return processes_that([&](const std::filesystem::path& process) {
+    std::error_code error;
+    return std::filesystem::read_symlink(process / "cwd", error) == folder;
+  });
+}
+
+/// How many processes with that marker do not go.
+inline size_t count_soon(const std::string& marker) {
+  // Two seconds are the promise; a machine with more to do is not broken.
+  eventually([&] { return job_processes(marker).empty(); });
+  return job_processes(marker).size();
+}
+
+}  // namespace syncbn::test

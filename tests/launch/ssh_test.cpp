@@ -1,0 +1,497 @@
+// Nodes that one command starts over ssh, with a real sshd on two loopback addresses.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <syncbn/base/atomic_file.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "launch/launcher.h"
+#include "launch/leftovers.h"
+#include "support/python.h"
+#include "support/skip.h"
+#include "support/ssh_server.h"
+#include "support/text.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFirst = "127.0.0.1";
+constexpr const char* kSecond = "127.0.0.2";
+
+std::vector<pid_t> children_of(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", pid));
+  std::vector<pid_t> pids;
+  for (pid_t child = 0; file >> child;) pids.push_back(child);
+  return pids;
+}
+
+class SshTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SYNCBN_SKIP_UNLESS(server_.available(), "sshd");
+    fs::create_directory(folder_ / "tmp");
+  }
+  void TearDown() override {
+    for (const pid_t pid : job()) ::kill(pid, SIGKILL);
+  }
+
+  /// All processes of the job, launchers and keepers included: on other hosts, too, they run in the
+  /// head's folder.
+  std::vector<pid_t> job() const { return processes_in(folder_.path()); }
+
+  /// The options that lead to the test's sshd, then these words.
+  std::vector<std::string> over_ssh(const std::vector<std::string>& words) const {
+    std::vector<std::string> argv{
+        "--ssh_all", "--export=TMPDIR", fmt::format("--ssh_port={}", server_.port()),
+        "--ssh_identity=" + server_.identity(), "--ssh_options=" + server_.options()};
+    argv.insert(argv.end(), words.begin(), words.end());
+    return argv;
+  }
+  /// The same with two workers on the first host and one on the second.
+  std::vector<std::string> on_two(const std::vector<std::string>& words) const {
+    std::vector<std::string> argv{fmt::format("--hosts={}:2,{}:1", kFirst, kSecond)};
+    argv.insert(argv.end(), words.begin(), words.end());
+    return over_ssh(argv);
+  }
+
+  RunProgramOptions run_options(std::map<std::string, std::string> env = {}) const {
+    env.insert({{"OMP_NUM_THREADS", "1"}, {"TMPDIR", folder_ / "tmp"}});
+    return {.env = std::move(env), .cwd = folder_.path(), .timeout_seconds = 100};
+  }
+  ProgramResult run(const std::vector<std::string>& words,
+                    std::map<std::string, std::string> env = {}) const {
+    return launch(words, run_options(std::move(env)));
+  }
+  std::unique_ptr<Program> start(const std::vector<std::string>& words) const {
+    return std::make_unique<Program>(launch_command(words), run_options());
+  }
+
+  /// Three workers of two processes each, which end by SIGKILL only.
+  std::unique_ptr<Program> start_stubborn(const std::vector<std::string>& options,
+                                          bool directly = false) const {
+    folder_.write("stubborn",
+                  "#!/bin/sh\ntrap '' TERM INT HUP\nsetsid sleep 1000 &\nexec sleep 1000\n", true);
+    std::vector<std::string> words = options;
+    words.push_back(folder_ / "stubborn");
+    if (directly) words.insert(words.begin(), "--hosts=127.0.0.1:2,127.0.0.2:1");
+    auto program = start(directly ? words : on_two(words));
+    EXPECT_TRUE(program->wait_until([this] { return sleepers() == 6; }));
+    return program;
+  }
+  size_t sleepers() const {
+    size_t count = 0;
+    for (const pid_t pid : job()) {
+      if (name_of(pid) == "sleep") ++count;
+    }
+    return count;
+  }
+  static std::string name_of(pid_t pid) {
+    std::ifstream file(fmt::format("/proc/{}/comm", pid));
+    std::string name;
+    file >> name;
+    return name;
+  }
+
+  void expect_nothing_left() const {
+    // Two seconds are the promise; a machine with more to do is not broken.
+    EXPECT_TRUE(eventually([this] { return job().empty(); }));
+    EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
+  }
+
+  SshServer server_;
+  TempFolder folder_;
+};
+
+TEST_F(SshTest, StartsTheNodesOfOneJobInTheFolderOfTheHead) {
+  const auto result = run(
+      on_two({"sh", "-c",
+              "echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, node $GROUP_RANK; "
+              "pwd > folder$RANK; echo problem >&2; echo $SSH_CONNECTION > connection$RANK"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* line : {"[0] rank 0 of 3, 0 of 2, node 0\n", "[1] rank 1 of 3, 1 of 2, node 0\n",
+                           "[2] rank 2 of 3, 0 of 1, node 1\n"}) {
+    EXPECT_THAT(result.out, HasSubstr(line));
+  }
+  for (const char* line : {"[0] problem\n", "[1] problem\n", "[2] problem\n"}) {
+    EXPECT_THAT(result.err, HasSubstr(line));
+  }
+  EXPECT_EQ(count(result.out + result.err, "\n"), 6);
+  EXPECT_EQ(base::read_file(folder_ / "folder2"), folder_.path().string() + "\n");
+  // It was ssh, and to each of the addresses.
+  EXPECT_THAT(base::read_file(folder_ / "connection0"), HasSubstr(std::string(kFirst) + " "));
+  EXPECT_THAT(base::read_file(folder_ / "connection2"), HasSubstr(std::string(kSecond) + " "));
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, ArgumentsAndValuesArriveAsTheyWere) {
+  const std::vector<std::string> hostile{"a b",   "it's",     "\"quoted\"", "$(touch pwned)",
+                                         "`id`",  "",         "two\nlines", "back\\slash",
+                                         "\xff*", "; exit 9", "~",          "-x"};
+  std::vector<std::string> words =
+      on_two({"sh", "-c", "printf '%s\\0' \"$@\" \"$SYNCBN_TEST_VALUE\" > args$RANK", "sh"});
+  words.insert(words.end(), hostile.begin(), hostile.end());
+  const std::string value = "'$(touch pwned)\n\" \xfe";
+  const auto result = run(words, {{"SYNCBN_TEST_VALUE", value}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::string expected;
+  for (const std::string& word : hostile) expected += word + '\0';
+  expected += value + '\0';
+  for (const char* file : {"args0", "args1", "args2"}) {
+    EXPECT_EQ(base::read_file(folder_ / file), expected);
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "pwned"));
+}
+
+TEST_F(SshTest, OnlyVariablesOfTheListGoAlong) {
+  const auto result = run(on_two({"--export=MINE_*,!NCCL_SECRET", "env"}), {{"AWS_SECRET", "no"},
+                                                                            {"NCCL_DEBUG", "yes"},
+                                                                            {"NCCL_SECRET", "no"},
+                                                                            {"MINE_X", "yes"},
+                                                                            {"LD_PRELOAD", ""}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "] NCCL_DEBUG=yes\n"), 3);
+  EXPECT_EQ(count(result.out, "] MINE_X=yes\n"), 3);
+  EXPECT_THAT(result.out, AllOf(Not(HasSubstr("AWS_SECRET")), Not(HasSubstr("NCCL_SECRET")),
+                                Not(HasSubstr("LD_PRELOAD"))));
+}
+
+TEST_F(SshTest, TheFirstFailingWorkersCodeIsTheHeads) {
+  for (const int code : {7, 255}) {
+    const auto result = run(on_two({"--report=report.json", "sh", "-c",
+                                    fmt::format("[ $RANK = 2 ] && exit {}; sleep 1000", code)}));
+    EXPECT_EQ(result.exit_code, code);
+    EXPECT_EQ(count(result.err, fmt::format("syncbn-launch: rank 2 failed: exit code {}\n", code)),
+              1)
+        << result.err;
+    // Besides, the first node says once why all end.
+    EXPECT_EQ(count(result.err, "failed"), 2) << result.err;
+    EXPECT_EQ(count(result.err, "ending the workers of all nodes"), 1) << result.err;
+    const auto report = nlohmann::json::parse(base::read_file(folder_ / "report.json"));
+    EXPECT_EQ(report["exit_code"], code);
+    EXPECT_EQ(report["failure"]["rank"], 2);
+    expect_nothing_left();
+  }
+}
+
+TEST_F(SshTest, AFailureOfTheFirstNodeIsSaidOnce) {
+  const auto result = run(on_two({"sh", "-c", "[ $RANK = 0 ] && exit 5; sleep 1000"}));
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_EQ(count(result.err, "failed"), 1) << result.err;
+}
+
+TEST_F(SshTest, RestartsOnAllHosts) {
+  const auto result =
+      run(on_two({"--max_restarts=1", "sh", "-c",
+                  "echo attempt $TORCHELASTIC_RESTART_COUNT; "
+                  "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || [ $RANK != 2 ] || exit 3; "
+                  "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 1000"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "attempt 1\n"), 3);
+  EXPECT_EQ(count(result.err, "restart 1 of 1"), 1);
+}
+
+TEST_F(SshTest, NothingStartsUnlessAllHostsAreReady) {
+  const std::vector<std::string> trace{"sh", "-c", "touch trace"};
+  const auto expect_nothing_started = [&](std::vector<std::string> options, int code,
+                                          const auto& message) {
+    options.insert(options.end(), trace.begin(), trace.end());
+    const auto result = run(over_ssh(options));
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    EXPECT_THAT(result.err, AllOf(message, HasSubstr("nothing has been started")));
+    EXPECT_FALSE(fs::exists(folder_ / "trace"));
+    expect_nothing_left();
+  };
+  // Nobody listens there.
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.3"}, 75,
+                         AllOf(HasSubstr("error: 127.0.0.3: "), HasSubstr("Connection refused"),
+                               Not(HasSubstr("127.0.0.1: "))));
+  expect_nothing_started({"--hosts=127.0.0.1,no-such-host.invalid"}, 75,
+                         AllOf(HasSubstr("error: no-such-host.invalid: "), HasSubstr("resolve")));
+  expect_nothing_started(
+      {"--hosts=127.0.0.1,nobody@127.0.0.2"}, 75,
+      AllOf(HasSubstr("error: nobody@127.0.0.2: "), HasSubstr("Permission denied")));
+  // Every message of equal words is said once.
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--ssh_launcher=/nowhere/syncbn-launch"},
+                         127,
+                         AllOf(HasSubstr("error: 127.0.0.1, 127.0.0.2: there is no "
+                                         "/nowhere/syncbn-launch"),
+                               HasSubstr("--ssh_launcher")));
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--redirects=9"}, 2,
+                         HasSubstr("127.0.0.1, 127.0.0.2: --redirects=9: expected"));
+  expect_nothing_started(
+      {"--hosts=127.0.0.1,127.0.0.2", "--master_addr=no-such-host.invalid"}, 2,
+      AllOf(HasSubstr("error: 127.0.0.2: the name of node 0"), HasSubstr("no-such-host.invalid")));
+}
+
+TEST_F(SshTest, NamesTheOneHostThatHasNoLauncher) {
+  // In place of ssh: the second host finds another command.
+  const auto wrapper = folder_.write("wrapper",
+                                     "#!/bin/sh\n"
+                                     "case \" $* \" in *' 127.0.0.2 '*) exec ssh "
+                                     "\"$@\" -bad-;; esac; exec ssh \"$@\"\n",
+                                     true);
+  const auto result = run(on_two({"--ssh_command=" + wrapper, "touch", "trace"}));
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("error: 127.0.0.2: its launcher ended with exit code 2"),
+                                Not(HasSubstr("127.0.0.1"))));
+  EXPECT_FALSE(fs::exists(folder_ / "trace"));
+}
+
+TEST_F(SshTest, AProgramThatIsMissingThereIsNamed) {
+  const auto result = run(on_two({"/nowhere/program"}));
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_THAT(result.err, HasSubstr("127.0.0.1, 127.0.0.2: program not found: there is no file "
+                                    "/nowhere/program"));
+}
+
+TEST_F(SshTest, AHostThatDoesNotAnswerIsNamed) {
+  const auto result =
+      run(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "--ssh_timeout=0.3", "true"}));
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("127.0.0.1, 127.0.0.2: no answer within 300 ms"));
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, SaysWhichHostsItWaitsFor) {
+  const auto head = start(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "true"}));
+  EXPECT_TRUE(head->wait_until([&] {
+    return head->err().find("waiting for an answer of 127.0.0.1, 127.0.0.2\n") != head->err().npos;
+  }));
+}
+
+TEST_F(SshTest, NothingOutlivesAHeadThatIsKilled) {
+  const auto head = start_stubborn({});
+  head->send_signal(SIGKILL);
+  EXPECT_EQ(head->wait().exit_code, 137);
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, NothingOutlivesAHeadThatIsKilledBesideItsNodes) {
+  const auto head = start_stubborn({}, true);
+  head->send_signal(SIGKILL);
+  EXPECT_EQ(head->wait().exit_code, 137);
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, NothingOutlivesTheKeeperOfTheConnections) {
+  const auto head = start_stubborn({});
+  const auto keeper = children_of(head->pid());
+  ASSERT_EQ(keeper.size(), 1U);
+  ASSERT_EQ(::kill(keeper[0], SIGKILL), 0);
+  const auto result = head->wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("the keeper process"));
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, ALostConnectionEndsTheJobEverywhere) {
+  const auto head = start_stubborn({"--shutdown_timeout=0.2"});
+  const auto keeper = children_of(head->pid());
+  ASSERT_EQ(keeper.size(), 1U);
+  const auto connections = children_of(keeper[0]);
+  ASSERT_EQ(connections.size(), 2U);
+  ASSERT_EQ(::kill(connections[1], SIGKILL), 0);
+  const auto result = head->wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("the connection to 127.0.0.2 is gone"));
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, AServerThatIsKilledEndsTheJobEverywhere) {
+  const auto head = start_stubborn({"--shutdown_timeout=0.2"});
+  for (const pid_t pid : job()) {
+    std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+    std::string skipped;
+    pid_t parent = 0;
+    stat >> skipped >> skipped >> skipped >> parent;
+    if (name_of(pid) != "syncbn-launch" || name_of(parent) != "sshd") continue;
+    ASSERT_EQ(::kill(parent, SIGKILL), 0);
+    break;  // one is enough
+  }
+  const auto result = head->wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("the connection to 127.0.0."));
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, ASignalToTheHeadReachesAllWorkers) {
+  for (const auto& [signal, name] :
+       std::vector<std::pair<int, std::string>>{{SIGINT, "INT"}, {SIGTERM, "TERM"}}) {
+    const auto head = start(on_two({"sh", "-c",
+                                    "trap 'echo got INT; exit 0' INT; "
+                                    "trap 'echo got TERM; exit 0' TERM; trap 'echo got USR1' USR1; "
+                                    "echo ready; while true; do sleep 0.01; done"}));
+    ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "ready") == 3; }));
+    head->send_signal(SIGUSR1);
+    ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "got USR1") == 3; }));
+    head->send_signal(signal);
+    const auto result = head->wait();
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_GE(count(result.out, "got " + name), 1) << result.out;
+    EXPECT_THAT(result.err, Not(HasSubstr("error")));
+    expect_nothing_left();
+  }
+}
+
+TEST_F(SshTest, ASecondInterruptKillsAtOnce) {
+  const auto head = start_stubborn({"--shutdown_timeout=1000"});
+  head->send_signal(SIGINT);
+  head->send_signal(SIGTERM);
+  EXPECT_THAT(head->wait().exit_code, AnyOf(130, 143));
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, ASignalWhileHostsAreAskedEndsIt) {
+  const auto head = start(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "true"}));
+  ASSERT_TRUE(head->wait_until([&] { return sleepers() == 2; }));
+  head->send_signal(SIGINT);
+  EXPECT_EQ(head->wait().exit_code, 130);
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, StopsAndContinuesTheWorkersWithItself) {
+  const auto head = start(on_two({"sh", "-c", "echo $$$$; while true; do :; done"}));
+  ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "\n") == 3; }));
+  std::vector<pid_t> workers;
+  std::istringstream lines(head->out());
+  for (std::string line; std::getline(lines, line);) {
+    workers.push_back(std::atoi(line.substr(line.find(' ')).c_str()));
+  }
+  const auto all_are = [&](bool stopped) {
+    return (state_of(head->pid()) == 'T') == stopped &&
+           std::all_of(workers.begin(), workers.end(),
+                       [&](pid_t pid) { return (state_of(pid) == 'T') == stopped; });
+  };
+  head->send_signal(SIGTSTP);
+  ASSERT_TRUE(head->wait_until([&] { return all_are(true); }));
+  head->send_signal(SIGCONT);
+  ASSERT_TRUE(head->wait_until([&] { return all_are(false); }));
+  head->send_signal(SIGTERM);
+  EXPECT_EQ(head->wait().exit_code, 143);
+}
+
+TEST_F(SshTest, TakesTheHostsFromAFile) {
+  const auto file = folder_.write("hosts", "127.0.0.1 slots=2  # two\n127.0.0.2:1\n127.0.0.3\n");
+  const std::vector<std::string> program{"sh", "-c", "echo $RANK of $WORLD_SIZE"};
+  auto words = over_ssh({"--hostfile=" + file, "--exclude=127.0.0.3"});
+  words.insert(words.end(), program.begin(), program.end());
+  EXPECT_EQ(count(run(words).out, "of 3\n"), 3);
+  words = over_ssh({"--include=127.0.0.2"});
+  words.insert(words.end(), program.begin(), program.end());
+  EXPECT_EQ(run(words, {{"SYNCBN_HOSTFILE", file}}).out, "0 of 1\n");
+}
+
+TEST_F(SshTest, HostsWithoutSlotsTakeTheNumberThatWasGiven) {
+  const auto result = run(over_ssh({"--hosts=127.0.0.1,127.0.0.2:1", "--nproc_per_node=2", "sh",
+                                    "-c", "echo $RANK of $WORLD_SIZE"}));
+  EXPECT_EQ(count(result.out, "of 3\n"), 3) << result.err;
+}
+
+TEST_F(SshTest, LinesOfDifferentHostsDoNotMix) {
+  const auto result = run(on_two({"seq", "20000"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::map<std::string, int> next;
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t space = line.find(' ');
+    EXPECT_EQ(line.substr(space), fmt::format(" {}", ++next[line.substr(0, space)]));
+  }
+  EXPECT_THAT(next, ElementsAre(std::pair<const std::string, int>("[0]", 20000),
+                                std::pair<const std::string, int>("[1]", 20000),
+                                std::pair<const std::string, int>("[2]", 20000)));
+}
+
+TEST_F(SshTest, ThisMachineNeedsNoSsh) {
+  const std::vector<std::string> options{"--hosts=localhost:2", "--ssh_command=false"};
+  auto words = options;
+  words.insert(words.end(), {"sh", "-c", "echo $RANK of $WORLD_SIZE; cat"});
+  auto result = run(words);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "of 2\n"), 2);
+  words = options;
+  words.insert(words.end(), {"sh", "-c", "[ $RANK = 1 ] && exit 3; sleep 1000"});
+  result = run(words);
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_EQ(count(result.err, "failed"), 1) << result.err;
+}
+
+TEST_F(SshTest, ADryRunPrintsAndStartsNothing) {
+  const auto result = run(on_two({"--dry_run", "--ssh_command=no-ssh-at-all", "touch", "a b"}),
+                          {{"AWS_SECRET", "no"}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("# node 0, on 127.0.0.1: no-ssh-at-all "),
+                                HasSubstr("# node 1, on 127.0.0.2: no-ssh-at-all "),
+                                HasSubstr("--nproc_per_node=2 --nnodes=2 --node_rank=0"),
+                                HasSubstr("--nproc_per_node=1 --nnodes=2 --node_rank=1"),
+                                HasSubstr("-- touch 'a b'\n"), HasSubstr("OMP_NUM_THREADS=1"),
+                                Not(HasSubstr("AWS_SECRET"))));
+  EXPECT_FALSE(fs::exists(folder_ / "a b"));
+}
+
+TEST_F(SshTest, PythonWorkersOfTwoHostsAddUp) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  folder_.write("sum.py", R"(import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank()])
+dist.all_reduce(total)
+print("sum", int(total), flush=True)
+dist.destroy_process_group()
+)");
+  const auto result = run(on_two({"sum.py"}), {{"PYTHON_EXEC", python()}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "sum 3\n"), 3) << result.err;
+}
+
+/// What the launcher of a node answers to this first line.
+std::string answer_to(const std::string& line) {
+  const TempFolder folder;
+  const auto file = folder.write("job", line + "\n");
+  return run_program({"sh", "-c", fmt::format("cat {} | {} --from_head", file, kLauncher)}).err;
+}
+
+TEST(SshNodeTest, NamesAHeadOfAnotherVersion) {
+  EXPECT_THAT(answer_to(R"({"type":"job","version":"0.0.1-other","mark":"MARK"})"),
+              AllOf(HasSubstr("MARK {"), HasSubstr("\"exit_code\":2"), HasSubstr("0.0.1-other")));
+}
+
+TEST(SshNodeTest, AFileThatIsNoHeadEndsItWithoutABug) {
+  EXPECT_THAT(answer_to("hello"), HasSubstr("does not keep to the protocol"));
+}
+
+std::string error_of(const std::vector<std::string>& words,
+                     const std::map<std::string, std::string>& env = {}) {
+  const auto result = launch(words, {.env = env});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  return result.err;
+}
+
+TEST(SshOptionsTest, WhatDoesNotGoTogetherIsNamed) {
+  for (const char* option : {"--nnodes=2", "--node_rank=0", "--standalone", "--rdzv_backend=c10d",
+                             "--rdzv_endpoint=a", "--local_addr=a"}) {
+    EXPECT_THAT(error_of({"--hosts=a", option, "true"}),
+                HasSubstr("--hosts and " + std::string(option).substr(0, 6)));
+  }
+  EXPECT_THAT(error_of({"--hosts=a", "--hostfile=b", "true"}), HasSubstr("exclude each other"));
+  EXPECT_THAT(error_of({"--ssh_port=22", "true"}), HasSubstr("--ssh_port needs --hosts"));
+  EXPECT_THAT(error_of({"--standalone", "true"}, {{"SYNCBN_HOSTS", "a"}}),
+              HasSubstr("environment variable SYNCBN_HOSTS, read as --hosts and --standalone"));
+  EXPECT_THAT(error_of({"-H", "a", "--ssh_options=-o 'x", "true"}),
+              HasSubstr("a quote is not closed"));
+}
+
+TEST(SshOptionsTest, AnIdleSshOptionInTheEnvironmentIsNoMistake) {
+  EXPECT_EQ(launch({"true"}, {.env = {{"SYNCBN_SSH_PORT", "22"}}}).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/program.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::test {
+
+/// A real sshd of the test's own: on a free port of 127.0.0.1 and 127.0.0.2, which stand for two
+/// machines, with keys and configuration in a temporary folder. It lets the test's user in.
+class SshServer {
+ public:
+  SshServer();
+
+  /// Whether this machine has what that takes; a test is skipped otherwise ("sshd").
+  bool available() const { return available_; }
+
+  int port() const { return port_; }
+  /// A private key that opens it.
+  std::string identity() const { return folder_ / "user"; }
+  /// ssh's options for this test: nothing of the user's own configuration counts.
+  std::string options() const;
+
+ private:
+  bool make_key(const std::string& name) const;
+
+  TempFolder folder_;
+  int port_ = 0;
+  std::unique_ptr<Program> sshd_;
+  bool available_ = false;
+};
+
+}  // namespace syncbn::test
