@@ -30,11 +30,15 @@ struct StreamChoice {
   Streams of(int local_rank) const;
 };
 
+/// Which processors a worker may use (bind_workers() says how they are chosen).
+enum class Binding { kNone, kCores, kNode, kSocket, kExclusive, kCoreComplex };
+
 /// What the command line and the PET_* environment ask for, checked.
 struct LaunchOptions {
   int nproc_per_node = 1;
   std::string role = "default";
   bool virtual_local_rank = false;  ///< each worker sees its GPU as the only one
+  Binding binding = Binding::kNone;
 
   NodeRange nnodes;
   int node_rank = 0;               ///< -1: any
