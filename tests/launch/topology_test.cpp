@@ -67,8 +67,8 @@ class TwoSocketsTest : public ::testing::Test {
       sys_.add_cpu(cpu, node / 2, fmt::format("{},{}", core, core + 8));
       sys_.add_cache(cpu, 0, 1, "Data", fmt::format("{},{}", core, core + 8));
       sys_.add_cache(cpu, 1, 3, "Instruction", std::to_string(cpu));
-      const std::string whole = fmt::format("{0}-{1},{2}-{3}", 2 * node, 2 * node + 1, 2 * node + 8,
-                                            2 * node + 9);
+      const std::string whole =
+          fmt::format("{0}-{1},{2}-{3}", 2 * node, 2 * node + 1, 2 * node + 8, 2 * node + 9);
       if (node != 3) sys_.add_cache(cpu, 2, 2, "Unified", whole);
     }
     sys_.write("devices/system/node/possible", "0-4");
@@ -76,8 +76,7 @@ class TwoSocketsTest : public ::testing::Test {
 
   std::vector<std::string> bound(Binding binding, int workers, const GpuNodes& gpus = {},
                                  const std::string& allowed = "0-15") const {
-    return texts(
-        bind_workers(Topology(sys_.path(), parse_cpus(allowed)), binding, workers, gpus));
+    return texts(bind_workers(Topology(sys_.path(), parse_cpus(allowed)), binding, workers, gpus));
   }
 
   test::MadeUpSys sys_;
@@ -94,9 +93,12 @@ TEST_F(TwoSocketsTest, BindsToTheSocketOfTheGpu) {
 
 TEST_F(TwoSocketsTest, SharesANodeOutAmongTheWorkersOfItsGpus) {
   EXPECT_THAT(bound(Binding::kExclusive, 3, {3, 0, 3}), ElementsAre("6,14", "0-1,8-9", "7,15"));
-  EXPECT_THAT([&] { bound(Binding::kExclusive, 3, {2, 2, 2}); },
-              ThrowsMessage<base::UserError>(
-                  HasSubstr("NUMA node 2 has 2 cores (CPU 4-5,12-13) for 3 workers")));
+  EXPECT_THAT(
+      [&] {
+        bound(Binding::kExclusive, 3, {2, 2, 2});
+      },
+      ThrowsMessage<base::UserError>(
+          HasSubstr("NUMA node 2 has 2 cores (CPU 4-5,12-13) for 3 workers")));
 }
 
 TEST_F(TwoSocketsTest, GivesCoreComplexesInTurn) {
@@ -117,15 +119,16 @@ TEST_F(TwoSocketsTest, SpreadsWorkersOverTheNodesWithoutGpus) {
 
 TEST_F(TwoSocketsTest, SharesWholeCoresOutWhileThereAreEnough) {
   EXPECT_THAT(bound(Binding::kCores, 3), ElementsAre("0-2,8-10", "3-5,11-13", "6-7,14-15"));
-  EXPECT_THAT(bound(Binding::kCores, 8), ElementsAre("0,8", "1,9", "2,10", "3,11", "4,12", "5,13",
-                                                     "6,14", "7,15"));
+  EXPECT_THAT(bound(Binding::kCores, 8),
+              ElementsAre("0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"));
   EXPECT_THAT(bound(Binding::kCores, 10),
               ElementsAre("0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6", "14", "7", "15"));
 }
 
 TEST_F(TwoSocketsTest, NamesHowManyCoresThereAreForTooManyWorkers) {
-  EXPECT_THAT([&] { bound(Binding::kCores, 3, {}, "1,9"); },
-              ThrowsMessage<base::UserError>(AllOf(HasSubstr("3 workers"), HasSubstr("on 2 (CPU 1,9)"))));
+  EXPECT_THAT(
+      [&] { bound(Binding::kCores, 3, {}, "1,9"); },
+      ThrowsMessage<base::UserError>(AllOf(HasSubstr("3 workers"), HasSubstr("on 2 (CPU 1,9)"))));
 }
 
 TEST_F(TwoSocketsTest, KeepsToItsOwnCpuSet) {
@@ -133,8 +136,8 @@ TEST_F(TwoSocketsTest, KeepsToItsOwnCpuSet) {
   EXPECT_THAT(bound(Binding::kNode, 2, {}, "1,5,13"), ElementsAre("1", "5,13"));
   EXPECT_THAT(bound(Binding::kSocket, 1, {1}, "0,2,5"), ElementsAre("0,2"));
   EXPECT_THAT([&] { bound(Binding::kNode, 1, {3}, "1,5"); },
-              ThrowsMessage<base::UserError>(AllOf(HasSubstr("GPU 0 is at NUMA node 3"),
-                                                   HasSubstr("(it has CPU 1,5)"))));
+              ThrowsMessage<base::UserError>(
+                  AllOf(HasSubstr("GPU 0 is at NUMA node 3"), HasSubstr("(it has CPU 1,5)"))));
 }
 
 TEST(TopologyTest, IsOneNodeOfCoresWhereTheKernelSaysNothing) {

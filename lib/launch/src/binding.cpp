@@ -64,9 +64,9 @@ const Node& node_of_gpu(const Topology& topology, int gpu, int id) {
 /// The NUMA node that each worker belongs to.
 std::vector<const Node*> homes(const Topology& topology, size_t workers,
                                const std::vector<std::optional<int>>& gpu_nodes) {
-  const bool by_gpu = gpu_nodes.size() >= workers &&
-                      std::all_of(gpu_nodes.begin(), gpu_nodes.end(),
-                                  [](const auto& node) { return node.has_value(); });
+  const bool by_gpu =
+      gpu_nodes.size() >= workers && std::all_of(gpu_nodes.begin(), gpu_nodes.end(),
+                                                 [](const auto& node) { return node.has_value(); });
   std::vector<const Node*> result;
   for (size_t worker = 0; worker < workers; ++worker) {
     const auto& nodes = topology.nodes();
@@ -87,10 +87,11 @@ Cpus cpus_of_socket(const Topology& topology, int socket) {
 std::vector<Cpus> exclusive_shares(const Topology& topology, const Node& node, size_t workers) {
   const std::vector<Cpus> cores = topology.cores(node.cpus);
   if (cores.size() >= workers) return shares(cores, workers);
-  throw base::UserError(fmt::format(
-      "--numa_binding=exclusive: NUMA node {} has {} cores (CPU {}) for {} workers; start fewer, or "
-      "use --bind=cores or --numa_binding=node",
-      node.id, cores.size(), format_cpus(node.cpus), workers));
+  throw base::UserError(
+      fmt::format("--numa_binding=exclusive: NUMA node {} has {} cores (CPU {}) for {} workers; "
+                  "start fewer, or "
+                  "use --bind=cores or --numa_binding=node",
+                  node.id, cores.size(), format_cpus(node.cpus), workers));
 }
 
 /// The largest first: others may have lost cores to a CPU set.
@@ -109,8 +110,7 @@ std::vector<Cpus> bind_on_node(const Topology& topology, Binding binding, const 
                                size_t workers) {
   if (binding == Binding::kExclusive) return exclusive_shares(topology, node, workers);
   if (binding == Binding::kCoreComplex) return complexes_in_turn(topology, node, workers);
-  const Cpus cpus =
-      binding == Binding::kSocket ? cpus_of_socket(topology, node.socket) : node.cpus;
+  const Cpus cpus = binding == Binding::kSocket ? cpus_of_socket(topology, node.socket) : node.cpus;
   return std::vector<Cpus>(workers, cpus);
 }
 

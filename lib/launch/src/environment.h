@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cpus.h"
+
 namespace syncbn::launch {
 
 using Variables = std::map<std::string, std::string>;
@@ -18,7 +20,8 @@ struct RunFacts {
   std::string job_id;  ///< of this launcher's run, the same in all attempts and in no other run
   bool agent_store = false;  ///< the launcher of node 0 holds the store, not rank 0
   int restart_count = 0;
-  int omp_num_threads = 0;  ///< 0: the environment has OMP_NUM_THREADS already
+  std::vector<Cpus> cpus;            ///< by local rank; empty: workers are not bound
+  std::vector<int> omp_num_threads;  ///< by local rank; empty: OMP_NUM_THREADS stays as it is
   // The node among the nodes, and its workers among all workers.
   int node = 0;
   int nodes = 1;

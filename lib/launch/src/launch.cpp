@@ -10,9 +10,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <random>
+#include <vector>
 
+#include "binding.h"
 #include "cluster.h"
 #include "devices.h"
 #include "environment.h"
@@ -20,6 +23,7 @@
 #include "master_port.h"
 #include "program.h"
 #include "supervisor.h"
+#include "topology.h"
 
 namespace syncbn::launch {
 namespace {
@@ -40,9 +44,22 @@ std::string random_id() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-int omp_num_threads(const LaunchOptions& options) {
-  if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return 0;
-  return std::max(1, count_cores() / options.nproc_per_node);
+std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
+  if (options.binding == Binding::kNone) return {};
+  const Topology topology("/sys", allowed_cpus());
+  // What is not asked for is not loaded.
+  const bool wants_gpus = options.binding != Binding::kCores;
+  const auto gpu_nodes = wants_gpus ? nodes_of_visible_gpus(topology, machine_gpus())
+                                    : std::vector<std::optional<int>>{};
+  return bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
+}
+
+std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector<Cpus>& cpus) {
+  // One worker finds all of its cores itself.
+  if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return {};
+  if (!cpus.empty()) return threads_of_workers(cpus);
+  const auto workers = static_cast<size_t>(options.nproc_per_node);
+  return std::vector<int>(workers, std::max(1, count_cores() / options.nproc_per_node));
 }
 
 RunFacts run_facts(const LaunchOptions& options) {
@@ -52,7 +69,8 @@ RunFacts run_facts(const LaunchOptions& options) {
   facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
   facts.job_id = random_id();
   facts.run_id = options.standalone ? facts.job_id : options.run_id;
-  facts.omp_num_threads = omp_num_threads(options);
+  facts.cpus = cpus_of_workers(options);
+  facts.omp_num_threads = omp_num_threads(options, facts.cpus);
   facts.nodes = options.nnodes.max;
   facts.agent_store = facts.nodes > 1;
   // Of several nodes the coordinator tells; this holds where all have as many workers.
@@ -100,14 +118,40 @@ void print_plan(const LaunchOptions& options, const RunFacts& facts, const Comma
 }
 
 void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
-  if (facts.omp_num_threads == 0) return;
+  if (facts.omp_num_threads.empty()) return;
+  const auto [least, most] =
+      std::minmax_element(facts.omp_num_threads.begin(), facts.omp_num_threads.end());
+  const std::string threads =
+      *least == *most ? std::to_string(*least) : fmt::format("{} to {}", *least, *most);
   fmt::print(stderr,
              "syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} cores (set it to "
              "choose another)\n",
-             facts.omp_num_threads, options.nproc_per_node, count_cores());
+             threads, options.nproc_per_node, count_cores());
+}
+
+void check_gpus(const LaunchOptions& options) {
+  const auto gpus = count_gpus_at_hand(options.virtual_local_rank);
+  if (!gpus || options.nproc_per_node <= *gpus) return;
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const std::string there = fmt::format(
+      "{} workers, and CUDA sees {} GPU{} ({})", options.nproc_per_node, *gpus,
+      *gpus == 1 ? "" : "s",
+      visible == nullptr ? "/proc/driver/nvidia" : fmt::format("CUDA_VISIBLE_DEVICES={}", visible));
+  if (options.virtual_local_rank) {
+    throw base::UserError(fmt::format(
+        "--virtual_local_rank: {}; each worker needs one: start fewer, or leave the option out",
+        there));
+  }
+  // Workers on CPUs are legitimate on a machine with GPUs, too.
+  if (*gpus == 0) return;
+  fmt::print(stderr,
+             "syncbn-launch: warning: {}: there is none for local ranks from {} on (nothing wrong "
+             "if the workers compute on CPUs)\n",
+             there, *gpus);
 }
 
 int run(const LaunchOptions& options) {
+  check_gpus(options);
   const Command command = resolve_program(options);
   RunFacts facts = run_facts(options);
   std::optional<MasterPort> port;

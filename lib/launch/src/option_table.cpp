@@ -149,7 +149,7 @@ class Table {
 void describe_workers(Table& table, TypedOptions& typed) {
   table.group("Workers");
   table
-      .value("--nproc_per_node", typed.nproc_per_node, "N",
+      .value("--nproc_per_node", typed.nproc_per_node, "N|cpu|gpu|auto",
              "Workers on this machine: a number, cpu (one per core),\n"
              "gpu (one per GPU), auto (gpu where there is one, else cpu)")
       ->default_str("1");
@@ -158,6 +158,18 @@ void describe_workers(Table& table, TypedOptions& typed) {
       ->default_str("default");
   table.flag("--virtual_local_rank", typed.options.virtual_local_rank,
              "Each worker has LOCAL_RANK=0 and sees its GPU as the only one");
+  table
+      .value("--numa_binding", typed.numa_binding, "node|socket|exclusive|core-complex",
+             "Bind each worker to the cores near its GPU (without GPUs, spread\n"
+             "evenly): of the NUMA node, of its socket, to a share of the node's,\n"
+             "to one core complex (last level of cache)")
+      ->check(one_of({"node", "socket", "exclusive", "core-complex"}));
+  table
+      .value("--bind", typed.bind, "none|cores",
+             "cores: bind each worker to its own share of this machine's cores")
+      ->check(one_of({"none", "cores"}))
+      ->default_str("none");
+  table.ours({"SYNCBN_BIND"});
 }
 
 void describe_nodes(Table& table, TypedOptions& typed) {
@@ -271,7 +283,6 @@ void describe_report(Table& table, TypedOptions& typed) {
 void describe_accepted(Table& table) {
   table.group("Accepted for torchrun's sake, without effect");
   table.accepted("--event_log_handler", "NAME", "There is no event log yet");
-  table.accepted("--numa_binding", "MODE", "Workers are not bound yet");
   table.accepted("--monitor_interval", "SECONDS", "Failures are seen at once");
   table.accepted("--start_method", "spawn|fork|forkserver", "Workers are programs");
   table.accepted("--logs_specs", "NAME", "A Python plug-in of torchrun's");

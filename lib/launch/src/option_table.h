@@ -13,6 +13,8 @@ inline constexpr const char* kUsage = "syncbn-launch [options] program [its argu
 /// Values as they were typed, before they are checked together.
 struct TypedOptions {
   std::string nproc_per_node = "1";
+  std::string bind = "none";
+  std::string numa_binding;
   std::string nnodes = "1";
   int master_port = -1;  ///< -1: not given
   std::string rdzv_backend = "static";

@@ -27,14 +27,15 @@ std::optional<int> whole_number(std::string_view text) {
   return number;
 }
 
-int count_workers(const std::string& typed) {
+int count_workers(const std::string& typed, bool virtual_local_rank) {
   if (typed == "cpu") return count_cores();
-  if (typed == "auto") return count_gpus() > 0 ? count_gpus() : count_cores();
-  if (typed == "gpu") {
-    if (count_gpus() > 0) return count_gpus();
+  if (typed == "auto" || typed == "gpu") {
+    const int gpus = count_gpus(virtual_local_rank);
+    if (gpus > 0) return gpus;
+    if (typed == "auto") return count_cores();
     throw base::UserError(
-        "--nproc_per_node=gpu: no GPU is visible (CUDA_VISIBLE_DEVICES, /proc/driver/nvidia); "
-        "use a number, or cpu");
+        "--nproc_per_node=gpu: no GPU is visible (CUDA_VISIBLE_DEVICES, /proc/driver/nvidia, "
+        "NVML); use a number, or cpu");
   }
   constexpr int kMost = 4096;
   const auto count = whole_number(typed);
@@ -43,6 +44,21 @@ int count_workers(const std::string& typed) {
         "--nproc_per_node={}: expected a number from 1 to {}, or auto, cpu, gpu", typed, kMost));
   }
   return *count;
+}
+
+Binding read_binding(const TypedOptions& typed) {
+  const bool cores = typed.bind == "cores";
+  if (cores && !typed.numa_binding.empty()) {
+    throw base::UserError(fmt::format(
+        "--bind=cores and --numa_binding={} exclude each other; --numa_binding=exclusive gives "
+        "each worker its own cores near its GPU",
+        typed.numa_binding));
+  }
+  if (typed.numa_binding == "node") return Binding::kNode;
+  if (typed.numa_binding == "socket") return Binding::kSocket;
+  if (typed.numa_binding == "exclusive") return Binding::kExclusive;
+  if (typed.numa_binding == "core-complex") return Binding::kCoreComplex;
+  return cores ? Binding::kCores : Binding::kNone;
 }
 
 NodeRange read_nodes(const std::string& typed) {
@@ -255,7 +271,8 @@ bool tells_local_rank(const TypedOptions& typed, const CommandLine& line, std::s
 
 LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_view launcher_name) {
   LaunchOptions options = typed.options;
-  options.nproc_per_node = count_workers(typed.nproc_per_node);
+  options.nproc_per_node = count_workers(typed.nproc_per_node, options.virtual_local_rank);
+  options.binding = read_binding(typed);
   options.nnodes = read_nodes(typed.nnodes);
   options.signals_to_handle = typed.signals;
   options.ending_signals = read_signals(typed.signals);

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <functional>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <string_view>
@@ -63,7 +63,8 @@ std::vector<Cpus> split(const Cpus& cpus, const std::function<Cpus(int)>& group_
 
 }  // namespace
 
-Topology::Topology(fs::path sys, Cpus allowed) : sys_(std::move(sys)), allowed_(std::move(allowed)) {
+Topology::Topology(fs::path sys, Cpus allowed)
+    : sys_(std::move(sys)), allowed_(std::move(allowed)) {
   std::map<int, Cpus> by_id;
   std::error_code error;
   for (fs::directory_iterator entry(sys_ / "devices/system/node", error), end;

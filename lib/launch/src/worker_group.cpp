@@ -130,6 +130,7 @@ void WorkerGroup::start() {
                      .stdout_fd = out.get(),
                      .stderr_fd = err.get(),
                      .agent_fd = agent.writer.get()});
+    if (!facts_.cpus.empty()) specs.back().cpu_mask = cpu_mask(facts_.cpus[i]);
     worker.agent = std::move(agent.reader);
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
   }
@@ -236,6 +237,10 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
     case KeeperEvent::Kind::kForkFailed:
       worker.start_error = event.value;
       worker_ended(index);
+      break;
+    case KeeperEvent::Kind::kBindFailed:
+      worker.bind_failed = true;
+      worker.start_error = event.value;
       break;
     case KeeperEvent::Kind::kExecFailed:
       worker.start_error = event.value;
@@ -407,6 +412,13 @@ GroupResult WorkerGroup::start_failure(const Worker& worker) const {
     return {
         .exit_code = base::kExitUnavailable,
         .start_error = fmt::format("cannot start rank {}: {}", worker.rank, std::strerror(error))};
+  }
+  if (worker.bind_failed) {
+    return {
+        .exit_code = base::kExitUnavailable,
+        .start_error = fmt::format("cannot bind rank {} to its cores: {} (its CPU set has changed "
+                                   "since the launcher started?)",
+                                   worker.rank, std::strerror(error))};
   }
   std::string hint;
   if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";

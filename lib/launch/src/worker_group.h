@@ -63,7 +63,8 @@ class WorkerGroup {
     pid_t pid = 0;
     std::vector<std::string> argv;
     bool running = true;
-    std::optional<int> start_error;  ///< errno of a failed fork or exec
+    std::optional<int> start_error;  ///< errno of a failed fork, binding or exec
+    bool bind_failed = false;
     std::optional<int> wait_status;
     bool ended_by_us = false;
     base::UniqueFd out;
