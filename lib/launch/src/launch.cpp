@@ -21,6 +21,7 @@
 #include "environment.h"
 #include "failure_report.h"
 #include "master_port.h"
+#include "plan.h"
 #include "program.h"
 #include "supervisor.h"
 #include "topology.h"
@@ -107,16 +108,6 @@ base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunFacts& 
   return listener;
 }
 
-void print_plan(const LaunchOptions& options, const RunFacts& facts, const Command& command) {
-  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    std::string line;
-    for (const auto& [name, value] : worker_variables(options, facts, local_rank)) {
-      line += fmt::format("{} ", shell_quoted({fmt::format("{}={}", name, value)}));
-    }
-    fmt::print("{}{}\n", line, shell_quoted(worker_argv(command, local_rank)));
-  }
-}
-
 void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
   if (facts.omp_num_threads.empty()) return;
   const auto [least, most] =
@@ -157,7 +148,7 @@ int run(const LaunchOptions& options) {
   std::optional<MasterPort> port;
   if (facts.nodes == 1) port = hold_master_port(facts);
   if (options.dry_run) {
-    print_plan(options, facts, command);
+    fmt::print("{}", render_plan(options, facts, command));
     return base::kExitOk;
   }
   announce_threads(options, facts);
