@@ -49,28 +49,32 @@ TEST(BindingTest, KeepsToTheLaunchersOwnCpuSet) {
   const std::string last = std::to_string(*launch::allowed_cpus().rbegin());
   for (const char* option : {"--bind=cores", "--numa-binding=node", "--numa-binding=socket",
                              "--numa-binding=exclusive", "--numa-binding=core-complex"}) {
-    const auto result = run_program({"taskset", "-c", last, kLauncher, option, "sh", "-c", kPrintCpus},
-                                    {.env = {{"CUDA_VISIBLE_DEVICES", ""}}});
+    const auto result =
+        run_program({"taskset", "-c", last, kLauncher, option, "sh", "-c", kPrintCpus},
+                    {.env = {{"CUDA_VISIBLE_DEVICES", ""}}});
     EXPECT_EQ(result.out, last + "\n") << option << result.err;
   }
 }
 
 TEST(BindingTest, RefusesMoreWorkersThanCores) {
   const size_t cores = launch::allowed_cpus().size();
-  const auto result = test::launch({fmt::format("--nproc_per_node={}", cores + 1), "--bind=cores", "true"});
+  const auto result =
+      test::launch({fmt::format("--nproc_per_node={}", cores + 1), "--bind=cores", "true"});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr(fmt::format("--bind=cores: {} workers need a core each, and this "
-                                                "process may run on {}",
-                                                cores + 1, cores)));
+  EXPECT_THAT(result.err,
+              HasSubstr(fmt::format("--bind=cores: {} workers need a core each, and this "
+                                    "process may run on {}",
+                                    cores + 1, cores)));
 }
 
 TEST(BindingTest, GivesThreadsByTheShareOfCores) {
   SYNCBN_SKIP_UNLESS(launch::allowed_cpus().size() >= 2, "two-cores");
   const auto cpus = launch::allowed_cpus();
   const std::string two = fmt::format("{},{}", *cpus.begin(), *std::next(cpus.begin()));
-  const auto result = run_program({"taskset", "-c", two, kLauncher, "--prefix=off", "--nproc_per_node=2",
-                                   "--bind=cores", "sh", "-c", "echo $OMP_NUM_THREADS"},
-                                  {.unset = {"OMP_NUM_THREADS"}});
+  const auto result =
+      run_program({"taskset", "-c", two, kLauncher, "--prefix=off", "--nproc_per_node=2",
+                   "--bind=cores", "sh", "-c", "echo $OMP_NUM_THREADS"},
+                  {.unset = {"OMP_NUM_THREADS"}});
   EXPECT_EQ(result.out, "1\n1\n");
   EXPECT_THAT(result.err, HasSubstr("OMP_NUM_THREADS=1 for each of 2 workers on 2 cores"));
 }
@@ -99,8 +103,9 @@ TEST(KeeperTest, TellsThatAWorkerCannotBeBound) {
   }
   using Kind = launch::KeeperEvent::Kind;
   ASSERT_EQ(events.size(), 3U);
-  const auto failed = std::find_if(events.begin(), events.end(),
-                                   [](const auto& event) { return event.kind == Kind::kBindFailed; });
+  const auto failed = std::find_if(events.begin(), events.end(), [](const auto& event) {
+    return event.kind == Kind::kBindFailed;
+  });
   ASSERT_NE(failed, events.end());
   EXPECT_EQ(failed->value, EINVAL);
   EXPECT_EQ(events.back().kind, Kind::kExited);
@@ -110,10 +115,10 @@ TEST(KeeperTest, TellsThatAWorkerCannotBeBound) {
 TEST(GpuCountTest, AsksNvmlWhereThereIsNoOtherWord) {
   SYNCBN_SKIP_UNLESS(!std::filesystem::exists("/proc/driver/nvidia/gpus"), "no-gpu-driver");
   for (const char* how : {"gpu", "auto"}) {
-    const auto result = test::launch(
-        {std::string("--nproc_per_node=") + how, "sh", "-c", "echo $LOCAL_WORLD_SIZE"},
-        {.env = {{"LD_LIBRARY_PATH", SYNCBN_FAKE_NVML_DIR}, {"FAKE_NVML_GPUS", "3"}},
-         .unset = {"CUDA_VISIBLE_DEVICES"}});
+    const auto result =
+        test::launch({std::string("--nproc_per_node=") + how, "sh", "-c", "echo $LOCAL_WORLD_SIZE"},
+                     {.env = {{"LD_LIBRARY_PATH", SYNCBN_FAKE_NVML_DIR}, {"FAKE_NVML_GPUS", "3"}},
+                      .unset = {"CUDA_VISIBLE_DEVICES"}});
     EXPECT_EQ(count(result.out, "] 3\n"), 3) << result.out << result.err;
   }
 }
@@ -124,8 +129,9 @@ TEST(GpuCountTest, DoesNotLoadNvmlForNothing) {
                                                {"FAKE_NVML_GPUS", "3"},
                                                {"FAKE_NVML_TRACE", folder / "trace"}};
   for (const char* option : {"--nproc_per_node=2", "--nproc_per_node=cpu", "--standalone"}) {
-    EXPECT_EQ(test::launch({option, "true"}, {.env = env, .unset = {"CUDA_VISIBLE_DEVICES"}}).exit_code,
-              0);
+    EXPECT_EQ(
+        test::launch({option, "true"}, {.env = env, .unset = {"CUDA_VISIBLE_DEVICES"}}).exit_code,
+        0);
   }
   auto listed = env;
   listed["CUDA_VISIBLE_DEVICES"] = "0";
@@ -138,8 +144,8 @@ TEST(GpuCountTest, DoesNotLoadNvmlForNothing) {
 }
 
 TEST(GpuCountTest, WarnsOfMoreWorkersThanGpus) {
-  const auto result = test::launch({"--nproc_per_node=4", "true"},
-                                   {.env = {{"CUDA_VISIBLE_DEVICES", "0,1"}}});
+  const auto result =
+      test::launch({"--nproc_per_node=4", "true"}, {.env = {{"CUDA_VISIBLE_DEVICES", "0,1"}}});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.err,
             "syncbn-launch: warning: 4 workers, and CUDA sees 2 GPUs (CUDA_VISIBLE_DEVICES=0,1): "
@@ -147,7 +153,8 @@ TEST(GpuCountTest, WarnsOfMoreWorkersThanGpus) {
             "CPUs)\n");
   for (const char* enough : {"0,1,2,3", "0,1,2,3,4", ""}) {
     EXPECT_EQ(
-        test::launch({"--nproc_per_node=4", "true"}, {.env = {{"CUDA_VISIBLE_DEVICES", enough}}}).err,
+        test::launch({"--nproc_per_node=4", "true"}, {.env = {{"CUDA_VISIBLE_DEVICES", enough}}})
+            .err,
         "");
   }
 }
@@ -156,9 +163,8 @@ TEST(GpuCountTest, RefusesMoreWorkersThanGpusWhereEachShallHaveOne) {
   const auto result = test::launch({"--nproc_per_node=4", "--virtual_local_rank", "true"},
                                    {.env = {{"CUDA_VISIBLE_DEVICES", "0,GPU-7"}}});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err,
-              HasSubstr("--virtual_local_rank: 4 workers, and CUDA sees 2 GPUs "
-                        "(CUDA_VISIBLE_DEVICES=0,GPU-7); each worker needs one"));
+  EXPECT_THAT(result.err, HasSubstr("--virtual_local_rank: 4 workers, and CUDA sees 2 GPUs "
+                                    "(CUDA_VISIBLE_DEVICES=0,GPU-7); each worker needs one"));
 }
 
 }  // namespace

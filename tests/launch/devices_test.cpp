@@ -14,11 +14,11 @@
 namespace syncbn::launch {
 namespace {
 
+using test::Environment;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Optional;
 using ::testing::SizeIs;
-using test::Environment;
 
 /// /proc of a machine with two GPUs.
 class MadeUpProc {

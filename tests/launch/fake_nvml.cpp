@@ -56,7 +56,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
 }
 
 int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
-  std::snprintf(uuid, length, "GPU-fake-%d", static_cast<int>(reinterpret_cast<uintptr_t>(device)) - 1);
+  std::snprintf(uuid, length, "GPU-fake-%d",
+                static_cast<int>(reinterpret_cast<uintptr_t>(device)) - 1);
   return kSuccess;
 }
 

@@ -135,7 +135,7 @@ TEST(LaunchOptionsTest, TellsTheLocalRankAsTheOldLauncherOnRequest) {
 
 TEST(LaunchOptionsTest, AcceptsTheRestOfTorchrunsOptions) {
   EXPECT_EQ(parse({"--monitor-interval=5", "--monitor-interval=1", "--start-method=spawn",
-                   "--logs-specs=x", "--event-log-handler=null", "prog"})
+                   "--logs-specs=x", "prog"})
                 .nproc_per_node,
             1);
 }
@@ -199,6 +199,22 @@ TEST(LaunchOptionsTest, ReadsWhereWorkersAreBound) {
   const Environment mode("PET_NUMA_BINDING", "core-complex");
   EXPECT_EQ(parse({"prog"}).binding, Binding::kCoreComplex);
   EXPECT_THAT(error_of({"--bind=cores", "prog"}), HasSubstr("exclude each other"));
+}
+
+TEST(LaunchOptionsTest, ReadsWhereEventsGo) {
+  EXPECT_EQ(parse({"prog"}).events, EventTarget::kNone);
+  EXPECT_EQ(parse({"--event-log-handler=null", "prog"}).events, EventTarget::kNone);
+  EXPECT_EQ(parse({"--event-log-handler=console", "prog"}).events, EventTarget::kConsole);
+  EXPECT_EQ(parse({"--event-log-handler=json", "prog"}).events, EventTarget::kLogFolder);
+  const Environment file("PET_EVENT_LOG_HANDLER", "json:a/b:c");
+  EXPECT_EQ(parse({"prog"}).events, EventTarget::kFile);
+  EXPECT_EQ(parse({"prog"}).events_file, "a/b:c");
+  EXPECT_THAT(parse({"-r3", "--standalone", "prog"}).given,
+              ElementsAre("--redirects=3", "--standalone", "--event_log_handler=json:a/b:c"));
+  EXPECT_THAT(error_of({"--event_log_handler=jsn", "prog"}),
+              AllOf(HasSubstr("expected null, console, json or json:FILE"),
+                    HasSubstr("did you mean 'json'")));
+  EXPECT_THAT(error_of({"--event_log_handler=json:", "prog"}), HasSubstr("expected null"));
 }
 
 TEST(LaunchOptionsTest, NamesWhatIsWrong) {

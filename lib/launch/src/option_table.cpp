@@ -278,11 +278,16 @@ void describe_report(Table& table, TypedOptions& typed) {
   table.value("--report", typed.options.report, "FILE",
               "Write how the run ended, and the first failure, to this file as\nJSON");
   table.ours({"SYNCBN_REPORT"});
+  table
+      .value("--event_log_handler", typed.event_log_handler, "null|console|json|json:FILE",
+             "Write each start, end, failure and restart as a line of JSON:\n"
+             "to stderr, to events.jsonl in the log folder, or to the end of a\n"
+             "file; every node has its own")
+      ->default_str("null");
 }
 
 void describe_accepted(Table& table) {
   table.group("Accepted for torchrun's sake, without effect");
-  table.accepted("--event_log_handler", "NAME", "There is no event log yet");
   table.accepted("--monitor_interval", "SECONDS", "Failures are seen at once");
   table.accepted("--start_method", "spawn|fork|forkserver", "Workers are programs");
   table.accepted("--logs_specs", "NAME", "A Python plug-in of torchrun's");

@@ -169,6 +169,23 @@ std::vector<std::string> read_filters(const std::string& typed) {
   return texts;
 }
 
+void read_event_log(const std::string& typed, LaunchOptions& options) {
+  constexpr std::string_view kFile = "json:";
+  if (typed == "console") {
+    options.events = EventTarget::kConsole;
+  } else if (typed == "json") {
+    options.events = EventTarget::kLogFolder;
+  } else if (typed.starts_with(kFile) && typed.size() > kFile.size()) {
+    options.events = EventTarget::kFile;
+    options.events_file = typed.substr(kFile.size());
+  } else if (typed != "null") {
+    throw base::UserError(fmt::format(
+        "--event_log_handler={}: expected null, console, json or json:FILE{} (torchrun's "
+        "registered handlers are Python, which this launcher does not load)",
+        typed, base::did_you_mean(typed, {"null", "console", "json"})));
+  }
+}
+
 void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
   const auto parsed = base::parse_host_port(endpoint);
   if (!parsed) {
@@ -286,6 +303,8 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   options.prefix = typed.prefix;
   if (typed.prefix == "on") options.prefix = kDefaultPrefix;
   if (typed.prefix == "off") options.prefix.clear();
+  read_event_log(typed.event_log_handler, options);
+  options.given = line.options();
   options.c10d = typed.rdzv_backend == "c10d";
   if (options.c10d && !line.has("--node_rank")) options.node_rank = options.nnodes.max > 1 ? -1 : 0;
   read_rendezvous_settings(typed.rdzv_conf, options);

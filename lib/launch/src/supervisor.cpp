@@ -58,6 +58,17 @@ void copy_error_file(const FailureReport& failure) {
                              std::filesystem::copy_options::overwrite_existing, ignored);
 }
 
+// Empty when all went well.
+std::string reason_of(const GroupResult& result) {
+  if (!result.start_error.empty()) return result.start_error;
+  if (result.failure) {
+    return fmt::format("rank {} failed: {}", result.failure->rank,
+                       describe_status(result.failure->wait_status));
+  }
+  if (result.signal) return fmt::format("ended by SIG{}", ::sigabbrev_np(*result.signal));
+  return result.of_job;
+}
+
 }  // namespace
 
 Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
@@ -68,15 +79,27 @@ Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, cons
       cluster_(cluster),
       signals_(options.ending_signals),
       logs_(options),
-      output_(output_options(options)) {}
+      output_(output_options(options)),
+      events_(options, facts_, logs_, output_) {}
 
 int Supervisor::run() {
   if (logs_.is_wanted()) {
     output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
   }
-  const GroupResult result = cluster_ != nullptr ? run_with_others() : run_alone();
+  events_.job_started();
+  const GroupResult result = run_attempts();
+  events_.job_ended(result.exit_code, reason_of(result));
   write_report(result);
   return wait_for_reader(result);
+}
+
+GroupResult Supervisor::run_attempts() {
+  try {
+    return cluster_ != nullptr ? run_with_others() : run_alone();
+  } catch (const std::exception& error) {
+    events_.job_ended(base::exit_code_of(error), error.what());
+    throw;
+  }
 }
 
 GroupResult Supervisor::run_alone() {
@@ -94,8 +117,7 @@ GroupResult Supervisor::run_with_others() {
   for (;;) {
     if (const auto signal = wait_for_orders()) {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
-      cluster_->report_failure(result.exit_code, false,
-                               fmt::format("ended by SIG{}", ::sigabbrev_np(*signal)));
+      cluster_->report_failure(result.exit_code, false, reason_of(result));
       cluster_->handle();  // where the coordinator is ours, it tells the others
       report(result);
       return result;
@@ -104,7 +126,7 @@ GroupResult Supervisor::run_with_others() {
       if (finish->exit_code != base::kExitOk) {
         output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
       }
-      return {.exit_code = finish->exit_code};
+      return {.exit_code = finish->exit_code, .of_job = finish->what};
     }
     const auto start = cluster_->take_start();
     if (!start) continue;
@@ -126,7 +148,8 @@ GroupResult Supervisor::run_attempt() {
   if (!options_.duplicate_stderr_filters.empty()) {
     output_.copy_filtered(Stream::kErr, logs_.file(logs_.attempt(), "filtered_stderr.log"));
   }
-  const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, cluster_};
+  events_.attempt_started();
+  const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, events_, cluster_};
   return WorkerGroup(run, facts_).run();
 }
 
@@ -173,15 +196,18 @@ void Supervisor::renew_master_port() {
 }
 
 void Supervisor::announce_restart() {
+  events_.restart();
   output_.say(
       fmt::format("syncbn-launch: restart {} of {}", facts_.restart_count, options_.max_restarts));
 }
 
 void Supervisor::report(const GroupResult& result) {
   if (!result.start_error.empty()) {
+    events_.failure(result.start_error, std::nullopt);
     output_.say(fmt::format("syncbn-launch: error: {}", result.start_error));
   } else if (result.failure) {
     last_failure_ = result.failure;
+    events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
     copy_error_file(*result.failure);
     if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
@@ -189,7 +215,7 @@ void Supervisor::report(const GroupResult& result) {
                               options_.max_restarts));
     }
   } else if (result.signal) {
-    output_.say(fmt::format("syncbn-launch: ended by SIG{}", ::sigabbrev_np(*result.signal)));
+    output_.say(fmt::format("syncbn-launch: {}", reason_of(result)));
   }
 }
 

@@ -69,6 +69,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
       signals_(run.signals),
       output_(run.output),
       logs_(run.logs),
+      events_(run.events),
       cluster_(run.cluster),
       facts_(facts),
       workers_(static_cast<size_t>(options_.nproc_per_node)),
@@ -233,6 +234,7 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
       worker.pid = event.pid;
+      events_.worker_started(worker.rank, static_cast<int>(index), worker.pid);
       break;
     case KeeperEvent::Kind::kForkFailed:
       worker.start_error = event.value;
@@ -257,6 +259,7 @@ void WorkerGroup::worker_ended(size_t index) {
   Worker& worker = workers_[index];
   worker.running = false;
   worker.ended_by_us = ending_;
+  log_end(index, worker.start_error ? std::strerror(*worker.start_error) : "");
   const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
   if (!failed || ending_ || first_failure_) return;
   first_failure_ = index;
@@ -267,6 +270,18 @@ void WorkerGroup::worker_ended(size_t index) {
       worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
   tell_cluster(code, !worker.start_error && code != base::kExitUsage,
                fmt::format("rank {} failed: {}", worker.rank, what));
+}
+
+void WorkerGroup::log_end(size_t index, const std::string& error) {
+  const Worker& worker = workers_[index];
+  const std::chrono::duration<double> lived = Clock::now() - started_;
+  events_.worker_ended({.rank = worker.rank,
+                        .local_rank = static_cast<int>(index),
+                        .pid = worker.pid,
+                        .wait_status = worker.wait_status,
+                        .seconds = lived.count(),
+                        .by_launcher = worker.ended_by_us,
+                        .error = error});
 }
 
 void WorkerGroup::read_outputs() {
@@ -337,9 +352,11 @@ void WorkerGroup::handle_deadlines() {
   }
   // Beyond anybody's reach; the keeper goes on waiting for them.
   deadline_.reset();
-  for (Worker& worker : workers_) {
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    Worker& worker = workers_[i];
     if (!std::exchange(worker.running, false)) continue;
     worker.ended_by_us = true;
+    log_end(i, "does not die; left behind");
     output_.say(fmt::format("syncbn-launch: rank {} (pid {}) does not die; left behind",
                             worker.rank, worker.pid));
   }

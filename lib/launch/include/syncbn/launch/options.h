@@ -33,6 +33,9 @@ struct StreamChoice {
 /// Which processors a worker may use (bind_workers() says how they are chosen).
 enum class Binding { kNone, kCores, kNode, kSocket, kExclusive, kCoreComplex };
 
+/// Where the events of a run go, as lines of JSON.
+enum class EventTarget { kNone, kConsole, kLogFolder, kFile };
+
 /// What the command line and the PET_* environment ask for, checked.
 struct LaunchOptions {
   int nproc_per_node = 1;
@@ -73,9 +76,12 @@ struct LaunchOptions {
   std::vector<std::string> duplicate_stdout_filters;
   std::vector<std::string> duplicate_stderr_filters;
   std::string report;  ///< the file for a report in JSON; empty: none
+  EventTarget events = EventTarget::kNone;
+  std::string events_file = {};  ///< for kFile
   bool dry_run = false;
 
-  std::vector<std::string> program;  ///< the program's name and its arguments, untouched
+  std::vector<std::string> given = {};  ///< the options, also the environment's, spelled in full
+  std::vector<std::string> program;     ///< the program's name and its arguments, untouched
 };
 
 /// Reads argv[1…] (dashes or underscores, unambiguous prefixes of long options, `--x=v` or `--x v`)
