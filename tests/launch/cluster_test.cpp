@@ -152,9 +152,9 @@ TEST(LaunchClusterTest, ASignalToTheOneThatLeadsEndsTheWaitOfAll) {
   // Of two with one rank one is refused, and the other has then been taken.
   Program& twin = nodes.start(1, 1, {}, {"true"});
   twin.wait_until([&] { return !twin.running() || !other.running(); });
+  Program& taken = twin.running() ? twin : other;
   lead.send_signal(SIGINT);
   EXPECT_EQ(lead.wait().exit_code, 130);
-  Program& taken = twin.running() ? twin : other;
   EXPECT_EQ(taken.wait().exit_code, 130);
 }
 
