@@ -43,8 +43,8 @@ base::UniqueFd open_log(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   // A pipe that nobody reads must not hold up the run.
-  base::UniqueFd file(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
+  base::UniqueFd file(::open(
+      path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
   if (!file) base::throw_file_error(fmt::format("cannot open the event log {}", path), errno);
   return file;
 }
@@ -94,9 +94,14 @@ void EventLog::worker_started(int rank, int local_rank, pid_t pid) {
 }
 
 void EventLog::worker_ended(const WorkerEnd& end) {
-  Json fields{{"rank", end.rank}, {"local_rank", end.local_rank}, {"pid", end.pid},
-              {"exit_code", nullptr}, {"signal", nullptr}, {"seconds", end.seconds},
-              {"by_launcher", end.by_launcher}, {"error", nullptr}};
+  Json fields{{"rank", end.rank},
+              {"local_rank", end.local_rank},
+              {"pid", end.pid},
+              {"exit_code", nullptr},
+              {"signal", nullptr},
+              {"seconds", end.seconds},
+              {"by_launcher", end.by_launcher},
+              {"error", nullptr}};
   if (end.wait_status && WIFEXITED(*end.wait_status)) {
     fields["exit_code"] = WEXITSTATUS(*end.wait_status);
   } else if (end.wait_status) {

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <sys/types.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
+#include <sys/types.h>
 
 #include <chrono>
 #include <nlohmann/json_fwd.hpp>

@@ -13,7 +13,9 @@
 #include <string_view>
 
 #include "command_line.h"
+#include "completion.h"
 #include "devices.h"
+#include "man_page.h"
 #include "option_table.h"
 #include "scheduler.h"
 
@@ -333,10 +335,7 @@ Streams StreamChoice::of(int local_rank) const {
 
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
   TypedOptions typed;
-  CLI::App app(
-      "Starts the workers of a distributed training run on this machine and stays with\n"
-      "them to their end.",
-      "syncbn-launch");
+  CLI::App app(kSummary, "syncbn-launch");
   const std::vector<OptionSource> sources = describe_options(app, typed);
   const CommandLine line(sources, app, argc, argv);
   try {
@@ -348,6 +347,15 @@ std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
     const std::string message = error.what();
     const size_t colon = std::min(message.find(':'), message.size());
     throw base::UserError(line.source_of(message.substr(0, colon)) + message.substr(colon));
+  }
+  if (!typed.completion.empty()) {
+    const auto script = typed.completion == "bash" ? bash_completion : zsh_completion;
+    fmt::print("{}", script(option_facts(app, sources)));
+    return std::nullopt;
+  }
+  if (typed.man_page) {
+    fmt::print("{}", man_page(option_facts(app, sources)));
+    return std::nullopt;
   }
   if (line.program().empty()) {
     throw base::UserError(fmt::format("no program given; usage: {}", kUsage));
