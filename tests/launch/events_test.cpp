@@ -43,6 +43,7 @@ std::vector<Json> named(const std::vector<Json>& events, const std::string& name
 
 std::vector<std::string> names(const std::vector<Json>& events) {
   std::vector<std::string> result;
+  result.reserve(events.size());
   for (const Json& event : events) result.push_back(event["event"]);
   return result;
 }

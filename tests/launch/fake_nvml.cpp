@@ -1,7 +1,6 @@
 // Stands in for NVIDIA's libnvidia-ml.so.1: FAKE_NVML_GPUS GPUs, or with "none" a driver that does
 // not start. Leaves the file FAKE_NVML_TRACE when it is loaded.
 #include <array>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +11,8 @@ namespace {
 constexpr int kSuccess = 0;
 constexpr int kDriverNotLoaded = 9;
 bool running = false;
+// A device's handle is the address of its number here.
+std::array<unsigned, 64> numbers{};
 
 std::string wanted() {
   const char* gpus = std::getenv("FAKE_NVML_GPUS");
@@ -51,18 +52,18 @@ int nvmlDeviceGetCount_v2(unsigned* count) {
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
-  *device = reinterpret_cast<void*>(static_cast<uintptr_t>(index + 1));
+  numbers.at(index) = index;
+  *device = &numbers.at(index);
   return kSuccess;
 }
 
 int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
-  std::snprintf(uuid, length, "GPU-fake-%d",
-                static_cast<int>(reinterpret_cast<uintptr_t>(device)) - 1);
+  std::snprintf(uuid, length, "GPU-fake-%u", *static_cast<unsigned*>(device));
   return kSuccess;
 }
 
 int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* info) {
-  const int index = static_cast<int>(reinterpret_cast<uintptr_t>(device)) - 1;
+  const unsigned index = *static_cast<unsigned*>(device);
   std::memset(info, 0xff, sizeof(*info));
   std::snprintf(info->busId.data(), info->busId.size(), "%08X:C%X:00.0", index, index);
   return kSuccess;

@@ -22,6 +22,7 @@ using GpuNodes = std::vector<std::optional<int>>;
 
 std::vector<std::string> texts(const std::vector<Cpus>& sets) {
   std::vector<std::string> result;
+  result.reserve(sets.size());
   for (const Cpus& cpus : sets) result.push_back(format_cpus(cpus));
   return result;
 }

@@ -121,6 +121,7 @@ std::vector<std::optional<int>> nodes_of_visible_gpus(const Topology& topology,
     for (const Gpu& gpu : machine) gpus.push_back(&gpu);
   }
   std::vector<std::optional<int>> nodes;
+  nodes.reserve(gpus.size());
   for (const Gpu* gpu : gpus) {
     nodes.push_back(gpu == nullptr ? std::nullopt : topology.node_of_pci(gpu->address));
   }

@@ -52,6 +52,7 @@ Variables common_to(const std::vector<Variables>& workers) {
 std::string render_plan(const LaunchOptions& options, const RunFacts& facts,
                         const Command& command) {
   std::vector<Variables> workers;
+  workers.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
     workers.push_back(worker_variables(options, facts, local_rank));
   }
