@@ -2,18 +2,12 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 
-#include <nlohmann/json.hpp>
-
 #include "e2e/train_program.h"
 
 namespace syncbn::test {
 namespace {
 
 using ::testing::HasSubstr;
-
-nlohmann::json result_of(const std::string& run_dir) {
-  return nlohmann::json::parse(base::read_file(run_dir + "/result.json"));
-}
 
 class DigitsTest : public ::testing::TestWithParam<int> {};
 

@@ -1,9 +1,6 @@
 // Training on two nodes, in network namespaces.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <syncbn/base/atomic_file.h>
-
-#include <nlohmann/json.hpp>
 
 #include "e2e/train_program.h"
 #include "support/skip.h"
@@ -11,10 +8,6 @@
 
 namespace syncbn::test {
 namespace {
-
-nlohmann::json result_of(const std::string& run_dir) {
-  return nlohmann::json::parse(base::read_file(run_dir + "/result.json"));
-}
 
 // The master's own name leads to its loopback there and to its address elsewhere: the store has to
 // listen beyond loopback, and peers need the address that leads out.

@@ -1,4 +1,5 @@
 #include <ATen/Functions.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -7,6 +8,7 @@
 #include <syncbn/train/checkpoint.h>
 
 #include "e2e/train_program.h"
+#include "support/multiproc.h"
 
 namespace syncbn::test {
 namespace {
@@ -71,6 +73,33 @@ TEST_F(ResumeTest, GoesOnWhereTheAttemptBeforeTheRestartWas) {
       run_program(words, {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
+}
+
+TEST_F(ResumeTest, GoesOnOnTheNodesThatAreLeft) {
+  const std::string endpoint = fmt::format("--rdzv_endpoint=127.0.0.1:{}", free_port());
+  const auto node = [&](bool leads) {
+    std::vector<std::string> words{
+        program("syncbn-launch"),
+        "--nnodes=1:2",
+        "--rdzv_backend=c10d",
+        endpoint,
+        fmt::format("--rdzv_conf=last_call_timeout=1000,is_host={}", leads),
+        "train"};
+    const auto more = args("run");
+    words.insert(words.end(), more.begin(), more.end());
+    return std::make_unique<Program>(
+        words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
+  };
+  const auto lead = node(true);
+  const auto guest = node(false);
+  ASSERT_TRUE(lead->wait_until([&] { return lead->err().find("epoch 1/4") != std::string::npos; }));
+  guest->send_signal(SIGKILL);
+  const auto result = lead->wait();
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("is of 2 ranks and this run has 1"));
+  const auto record = result_of(folder_ / "run");
+  EXPECT_EQ(record["world_size"], 1);
+  EXPECT_EQ(record["epochs"], 4);
 }
 
 TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {

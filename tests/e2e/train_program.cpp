@@ -1,6 +1,7 @@
 #include "e2e/train_program.h"
 
 #include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
 
 #include "support/multiproc.h"
 
@@ -26,6 +27,10 @@ std::string program(const std::string& name) {
 
 std::string shipped_config(const std::string& name) {
   return std::string(SYNCBN_SOURCE_DIR "/configs/") + name;
+}
+
+nlohmann::json result_of(const std::string& run_dir) {
+  return nlohmann::json::parse(base::read_file(run_dir + "/result.json"));
 }
 
 Env rank_env(int rank, int world_size, int port) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ std::string program(const std::string& name);
 
 /// Path of a configuration that ships with the project.
 std::string shipped_config(const std::string& name);
+
+/// The result.json of a run.
+nlohmann::json result_of(const std::string& run_dir);
 
 /// Environment of rank `rank` as a launcher sets it.
 Env rank_env(int rank, int world_size, int port);

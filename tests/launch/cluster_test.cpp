@@ -55,14 +55,24 @@ class Nodes {
   std::vector<std::unique_ptr<Program>> programs_;
 };
 
-/// Whether a process has blocked a signal, as a launcher does before it waits for others.
-bool blocks(pid_t pid, int signal) {
+/// Whether a mask of signals in a process's status has this one.
+bool has_signal(pid_t pid, const std::string& mask, int signal) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   for (std::string line; std::getline(status, line);) {
-    if (line.rfind("SigBlk:", 0) != 0) continue;
-    return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+    if (line.rfind(mask, 0) != 0) continue;
+    return (std::stoull(line.substr(mask.size()), nullptr, 16) >> (signal - 1) & 1) != 0;
   }
   return false;
+}
+
+/// Whether a process has blocked a signal, as a launcher does before it waits for others.
+bool blocks(pid_t pid, int signal) {
+  return has_signal(pid, "SigBlk:", signal);
+}
+
+/// Whether a signal has been sent to a process that has not taken it yet.
+bool pending(pid_t pid, int signal) {
+  return has_signal(pid, "ShdPnd:", signal);
 }
 
 std::vector<std::string> shell(const std::string& script) {
@@ -142,6 +152,38 @@ TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
     EXPECT_EQ(results[0].exit_code, 130);
     EXPECT_EQ(results[1].exit_code, 130);
     EXPECT_THAT(results[1 - signalled].err, HasSubstr(fmt::format("node {} (", signalled)));
+  }
+}
+
+// Node 1 has failed, and both would begin again; the leader has to stay until the others have
+// ended.
+TEST(LaunchClusterTest, ASignalBetweenTwoAttemptsEndsTheJob) {
+  for (const size_t signalled : {0U, 1U}) {
+    Nodes nodes(2);
+    const size_t failing = signalled;
+    const auto program = shell(fmt::format(
+        "trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; exit 0' TERM; touch up$RANK; "
+        "[ $RANK = {} ] && while [ ! -e up{} ]; do sleep 0.01; done && exit 9; "
+        "while true; do sleep 0.01; done",
+        failing, 1 - failing));
+    std::vector<Program*> programs;
+    for (const int rank : {0, 1}) {
+      programs.push_back(&nodes.start(rank, 1, {"--max_restarts=5"}, program));
+    }
+    Program& node = *programs[signalled];
+    node.wait_until([&] {
+      return std::filesystem::exists(nodes.folder() / "told") &&
+             node.err().find("exit code 9") != std::string::npos;
+    });
+    node.send_signal(SIGINT);
+    node.wait_until(
+        [&] { return signalled == 0 ? !pending(node.pid(), SIGINT) : !node.running(); });
+    nodes.folder().write("go", "");
+    const auto results = nodes.wait();
+    EXPECT_EQ(results[1 - signalled].exit_code, 9);
+    for (const auto& result : results) {
+      EXPECT_THAT(result.err, Not(HasSubstr("restart 1")));
+    }
   }
 }
 

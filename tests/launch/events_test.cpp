@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "launch/launcher.h"
@@ -105,6 +106,7 @@ TEST_F(LaunchEventsTest, TellsFailuresRestartsAndWhoWasEnded) {
   const auto restarts = named(events, "restart");
   ASSERT_THAT(restarts, SizeIs(1));
   EXPECT_EQ(restarts[0]["attempt"], 1);
+  EXPECT_EQ(restarts[0]["restarts"], 1);
   EXPECT_EQ(restarts[0]["max_restarts"], 1);
   EXPECT_THAT(named(events, "worker_started"), SizeIs(4));
   const auto ends = named(events, "worker_ended");
@@ -192,6 +194,7 @@ TEST_F(LaunchEventsTest, EveryNodeHasItsOwn) {
   const auto second = node(1, "exit 9");
   EXPECT_EQ(first->wait().exit_code, 9);
   EXPECT_EQ(second->wait().exit_code, 9);
+  std::set<Json> jobs;
   for (const int rank : {0, 1}) {
     const auto events = events_in(base::read_file(folder_ / std::to_string(rank)));
     EXPECT_EQ(events.front()["world_size"], nullptr);
@@ -201,7 +204,10 @@ TEST_F(LaunchEventsTest, EveryNodeHasItsOwn) {
     EXPECT_EQ(named(events, "worker_started")[0]["rank"], rank);
     EXPECT_EQ(events.back()["exit_code"], 9);
     EXPECT_THAT(events.back()["reason"].get<std::string>(), HasSubstr("rank 1"));
+    EXPECT_EQ(events.front()["job_id"], nullptr);
+    jobs.insert(events.back()["job_id"]);
   }
+  EXPECT_THAT(jobs, SizeIs(1));
 }
 
 TEST_F(LaunchEventsTest, SaysOnceThatItCannotBeWritten) {

@@ -118,6 +118,31 @@ TEST(LaunchOptionsTest, TakesTheMasterFromTheEndpoint) {
   EXPECT_EQ(parse({"--standalone", "--rdzv_endpoint=node0:1", "prog"}).master_addr, "");
 }
 
+TEST(LaunchOptionsTest, ReadsTorchrunsSettingsOfTheRendezvous) {
+  const auto options = parse({"--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=host",
+                              "--rdzv-conf=join_timeout=5,last_call_timeout=0,is_host=False,"
+                              "keep_alive_interval=1,keep_alive_max_attempt=2,close_timeout=9",
+                              "true"});
+  EXPECT_EQ(options.nnodes.str(), "2:4");
+  EXPECT_EQ(options.join_timeout, std::chrono::seconds(5));
+  EXPECT_EQ(options.last_call, std::chrono::seconds(0));
+  EXPECT_EQ(options.alive_period, std::chrono::seconds(1));
+  EXPECT_EQ(options.alive_misses, 2);
+  EXPECT_EQ(options.is_host, false);
+}
+
+TEST(LaunchOptionsTest, NodesMayChangeWhereTheUserAskedForIt) {
+  const auto may_change = [](std::vector<const char*> words) {
+    for (const char* word : {"--rdzv-endpoint=host", "true"}) words.push_back(word);
+    return parse(words).nodes_may_change();
+  };
+  EXPECT_TRUE(may_change({"--nnodes=1:2", "--rdzv-backend=c10d"}));
+  EXPECT_TRUE(may_change({"--nnodes=2", "--rdzv-backend=c10d", "--max-restarts=1"}));
+  EXPECT_FALSE(may_change({"--nnodes=2", "--rdzv-backend=c10d"}));
+  EXPECT_FALSE(may_change({"--nnodes=1", "--rdzv-backend=c10d", "--max-restarts=1"}));
+  EXPECT_FALSE(may_change({"--nnodes=2", "--node-rank=0", "--max-restarts=1"}));
+}
+
 TEST(LaunchOptionsTest, TellsTheLocalRankAsTheOldLauncherOnRequest) {
   EXPECT_EQ(parse({"prog"}).local_rank_arg, "");
   EXPECT_EQ(parse({"--use_env", "prog"}).local_rank_arg, "");

@@ -379,10 +379,9 @@ TEST(LaunchTest, SaysWhatAPlanForSeveralNodesTakesForGranted) {
   const auto plan = launch({"--nnodes=3", "--node_rank=2", "--master_addr=box",
                             "--nproc_per_node=4", "--dry_run", "true"})
                         .out;
-  EXPECT_THAT(
-      lines(plan).front(),
-      AllOf(StartsWith("# node 2 of 3"),
-            EndsWith("ranks 8 to 11 of 12 (if every node has --nproc_per_node=4, as this one)")));
+  EXPECT_THAT(lines(plan).front(), AllOf(StartsWith("# node 2 of 3"),
+                                         EndsWith("ranks 8 to 11 of 12 (if 3 nodes take part, each "
+                                                  "with --nproc_per_node=4 as this one)")));
 }
 
 TEST(LaunchTest, PlansWithTheCoresOfEachWorker) {

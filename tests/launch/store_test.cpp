@@ -289,6 +289,21 @@ TEST(StoreServerTest, ClearForgetsKeysAndWaitsAndConnections) {
   EXPECT_EQ(store.client().get("late", soon()), "1");
 }
 
+// A launcher may come at any time; it would take a closed connection for a refusal.
+TEST(StoreServerTest, ClearKeepsConnectionsThatAreNoClients) {
+  ServingStore store([](base::UniqueFd connection, const std::string&) {
+    ::send(connection.get(), "hello", 5, MSG_NOSIGNAL);
+  });
+  const RawConnection silent(store.port());
+  const RawConnection foreign(store.port());
+  store.run([&](StoreServer& server) {
+    foreign.send("x");
+    server.clear();
+  });
+  EXPECT_EQ(foreign.receive(5), "hello");
+  EXPECT_EQ(ask(silent, "x", 5), "hello");
+}
+
 TEST(StoreServerTest, QueuesGiveWhatCameFirst) {
   const ServingStore store;
   const RawConnection one = greeted(store);

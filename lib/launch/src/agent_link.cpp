@@ -21,7 +21,7 @@ AgentLink::AgentLink(base::UniqueFd socket, std::string first_bytes)
 
 void AgentLink::send_text(const std::string& text) {
   outgoing_.append(text);
-  handle();
+  write();
 }
 
 void AgentLink::send(const nlohmann::json& message) {
@@ -30,16 +30,24 @@ void AgentLink::send(const nlohmann::json& message) {
 }
 
 void AgentLink::handle() {
+  write();
+  read();
+}
+
+void AgentLink::write() {
   while (!closed_ && !outgoing_.empty()) {
     const ssize_t sent = ::send(socket_.get(), outgoing_.view().data(), outgoing_.size(),
                                 MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
       closed_ = errno != EAGAIN;
-      break;
+      return;
     }
     outgoing_.take(static_cast<size_t>(sent));
   }
+}
+
+void AgentLink::read() {
   std::array<char, 16384> buffer;
   while (!closed_) {
     const ssize_t got = ::recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);

@@ -2,6 +2,7 @@
 
 #include <syncbn/base/unique_fd.h>
 
+#include <chrono>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -17,12 +18,15 @@ class AgentLink {
  public:
   /// The number is the protocol's version.
   static constexpr const char* kGreeting = "syncbn-agent 1\n";
+  /// Between two lines that say what is being waited for.
+  static constexpr std::chrono::seconds kNoticePeriod{10};
 
   /// @param socket non-blocking, and connected.
   /// @param first_bytes what has been read from it already.
   explicit AgentLink(base::UniqueFd socket, std::string first_bytes = "");
 
-  /// Text as it is: the greeting.
+  /// Text as it is: the greeting. Like send() it reads nothing: a message that came with it would
+  /// wait for the next event.
   void send_text(const std::string& text);
   void send(const nlohmann::json& message);
 
@@ -41,6 +45,9 @@ class AgentLink {
   bool closed() const { return closed_; }
 
  private:
+  void write();
+  void read();
+
   base::UniqueFd socket_;
   std::string incoming_;
   SendBuffer outgoing_;

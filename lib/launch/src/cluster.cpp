@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
@@ -22,9 +23,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kRetryPeriod{200};
-constexpr seconds kNoticePeriod{10};
-constexpr seconds kAlivePeriod{5};
-constexpr seconds kSilence{15};
 
 // torch's variable.
 bool shares_store() {
@@ -39,34 +37,43 @@ void set_watch(int epoll, int operation, int fd, uint32_t events) {
 
 }  // namespace
 
-Cluster::Cluster(const LaunchOptions& options, int master_port, base::UniqueFd listener)
+Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
+                 base::UniqueFd listener)
     : options_(options),
       host_(listener ? "127.0.0.1" : options.master_addr),
       port_(master_port),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
-      next_notice_(Clock::now() + kNoticePeriod),
-      next_alive_(Clock::now() + kAlivePeriod),
-      heard_(Clock::now()) {
+      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_alive_(Clock::now() + options.alive_period),
+      heard_(Clock::now()),
+      alive_period_(options.alive_period),
+      silence_(options.alive_period * options.alive_misses) {
   if (!epoll_) base::throw_errno("epoll_create1");
   if (!listener) return;
-  coordinator_ =
-      std::make_unique<Coordinator>(Coordinator::Options{.run_id = options.run_id,
-                                                         .nodes = options.nnodes.max,
-                                                         .max_restarts = options.max_restarts,
-                                                         .master_addr = options.master_addr,
-                                                         .master_port = master_port,
-                                                         .agent_store = shares_store(),
-                                                         .join_timeout = options.join_timeout},
-                                    std::move(listener));
+  coordinator_ = std::make_unique<Coordinator>(
+      Coordinator::Options{.run_id = options.run_id,
+                           .job_id = job_id,
+                           .nodes = options.nnodes,
+                           .nodes_may_change = options.nodes_may_change(),
+                           .knows_ranks = !options.c10d,
+                           .max_restarts = options.max_restarts,
+                           .master_addr = options.master_addr,
+                           .master_port = master_port,
+                           .agent_store = shares_store(),
+                           .join_timeout = options.join_timeout,
+                           .last_call = options.last_call,
+                           .alive_period = alive_period_,
+                           .silence = silence_},
+      std::move(listener));
   set_watch(epoll_.get(), EPOLL_CTL_ADD, coordinator_->fd(), EPOLLIN);
 }
 
 Cluster::~Cluster() = default;
 
 Cluster::Clock::time_point Cluster::due() const {
-  if (torchrun_) return Clock::now() + kNoticePeriod;  // only its store has news
+  if (torchrun_) return Clock::now() + AgentLink::kNoticePeriod;  // only its store has news
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);
   if (!accepted_) due = std::min(due, next_notice_);
@@ -82,8 +89,6 @@ void Cluster::handle() {
   if (connecting_) finish_connecting();
   if (next_try_ && now >= *next_try_) connect();
   if (link_) handle_messages();
-  // What has just been said to ourselves.
-  if (coordinator_) coordinator_->handle();
   if (!link_ && !torchrun_ && now >= join_deadline_) {
     end(base::kExitUnavailable,
         fmt::format(
@@ -94,13 +99,13 @@ void Cluster::handle() {
             connect_error_));
   }
   if (!link_ && !torchrun_ && now >= next_notice_) {
-    next_notice_ = now + kNoticePeriod;
+    next_notice_ = now + AgentLink::kNoticePeriod;
     notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
                                    connect_error_));
   }
-  if (link_ && now >= next_alive_) link_->send({{"type", "alive"}});
-  if (now >= next_alive_) next_alive_ = now + kAlivePeriod;
-  if (link_ && !finish_ && (link_->closed() || now - heard_ > kSilence)) lose_coordinator();
+  if (link_ && now >= next_alive_) send({{"type", "alive"}});
+  if (now >= next_alive_) next_alive_ = now + alive_period_;
+  if (link_ && !finish_ && (link_->closed() || now - heard_ > silence_)) lose_coordinator();
 }
 
 void Cluster::connect() {
@@ -131,17 +136,28 @@ void Cluster::finish_connecting() {
   say_hello();
 }
 
+std::string Cluster::own_name() const {
+  return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
+}
+
 void Cluster::say_hello() {
   link_->send_text(AgentLink::kGreeting);
   link_->send({{"type", "hello"},
                {"job", options_.run_id},
                {"node", options_.node_rank},
-               {"nodes", options_.nnodes.max},
+               {"leads", coordinator_ != nullptr},
+               {"nodes", options_.nnodes.str()},
                {"nproc", options_.nproc_per_node},
                {"role", options_.role},
-               {"host", options_.local_addr.empty() ? base::hostname() : options_.local_addr},
+               {"host", own_name()},
                {"max_restarts", options_.max_restarts},
                {"auth", ""}});
+  watch();
+}
+
+void Cluster::send(const Json& message) {
+  if (!link_) return;
+  link_->send(message);
   watch();
 }
 
@@ -162,6 +178,11 @@ void Cluster::handle_messages() {
 
 void Cluster::handle_message(const Json& message) {
   const std::string type = message.at("type");
+  if (type == "welcome") {
+    alive_period_ = milliseconds(message.at("alive_ms"));
+    silence_ = milliseconds(message.at("silence_ms"));
+    next_alive_ = Clock::now();
+  }
   if (type == "refuse") end(message.at("exit_code"), message.at("message"));
   if (type == "waiting") notices_.push_back(message.at("message"));
   if (type == "finish") end(message.at("exit_code"), message.at("what"));
@@ -170,11 +191,12 @@ void Cluster::handle_message(const Json& message) {
     attempt_ = message.at("attempt");
     stop_reason_.clear();
     start_ = Start{.attempt = attempt_,
+                   .restarts = message.at("restarts"),
+                   .reason = message.at("reason"),
+                   .job_id = message.at("job_id"),
                    .node = message.at("node"),
-                   .rank_base = message.at("rank_base"),
-                   .world_size = message.at("world_size"),
-                   .role_rank_base = message.at("role_rank_base"),
-                   .role_world_size = message.at("role_world_size"),
+                   .nodes = message.at("nodes"),
+                   .ranks = AssignedRanks::parse(message.at("ranks")).value(),
                    .master_addr = message.at("master_addr"),
                    .master_port = message.at("master_port"),
                    .agent_store = message.at("agent_store")};
@@ -204,10 +226,8 @@ void Cluster::handle_torchrun() {
       const auto ranks = torchrun_->ranks();
       if (!ranks) return;
       start_ = Start{.node = options_.node_rank,
-                     .rank_base = ranks->base,
-                     .world_size = ranks->world_size,
-                     .role_rank_base = ranks->role_base,
-                     .role_world_size = ranks->role_world_size,
+                     .nodes = options_.nnodes.max,
+                     .ranks = *ranks,
                      .master_addr = options_.master_addr,
                      .master_port = port_,
                      .agent_store = shares_store()};
@@ -248,12 +268,26 @@ std::vector<std::string> Cluster::take_notices() {
 
 void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {
   if (torchrun_) return end(exit_code, what);
-  if (!link_) return;
-  link_->send({{"type", "failed"},
-               {"attempt", attempt_},
-               {"exit_code", exit_code},
-               {"may_restart", may_restart},
-               {"what", what}});
+  send({{"type", "failed"},
+        {"attempt", attempt_},
+        {"exit_code", exit_code},
+        {"may_restart", may_restart},
+        {"what", what}});
+}
+
+void Cluster::report_signal(int signal) {
+  if (!coordinator_ && options_.nodes_may_change()) {
+    left_by_signal_ = signal;
+    return send({{"type", "leave"}});
+  }
+  const int exit_code = base::kExitSignalBase + signal;
+  const std::string what = fmt::format("ended by SIG{}", ::sigabbrev_np(signal));
+  if (torchrun_) return end(exit_code, what);
+  if (coordinator_) {
+    // Not by way of the link, where another node's message could overtake it.
+    return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
+  }
+  send({{"type", "end"}, {"exit_code", exit_code}, {"what", what}});
 }
 
 void Cluster::report_end() {
@@ -266,7 +300,8 @@ void Cluster::report_end() {
     }
     return;
   }
-  if (link_) link_->send({{"type", "ended"}, {"attempt", attempt_}});
+  send({{"type", "ended"}, {"attempt", attempt_}});
+  if (left_by_signal_) end(base::kExitSignalBase + *left_by_signal_, "");
 }
 
 }  // namespace syncbn::launch

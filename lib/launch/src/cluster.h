@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent_link.h"
+#include "assigned_ranks.h"
 #include "coordinator.h"
 #include "torchrun_lead.h"
 
@@ -27,11 +28,12 @@ class Cluster {
   /// Where the workers of this node stand in one attempt.
   struct Start {
     int attempt = 0;
+    int restarts = 0;    ///< those that count
+    std::string reason;  ///< why it follows another attempt; empty: it is the first
+    std::string job_id;  ///< empty: the coordinator is torchrun's
     int node = 0;
-    int rank_base = 0;  ///< of local rank 0
-    int world_size = 1;
-    int role_rank_base = 0;
-    int role_world_size = 1;
+    int nodes = 1;
+    AssignedRanks ranks;
     std::string master_addr;
     int master_port = 0;
     bool agent_store = true;
@@ -42,8 +44,10 @@ class Cluster {
     std::string what;  ///< the first failure; empty: all went well
   };
 
+  /// @param job_id of the job, should this launcher lead it.
   /// @param listener listens on that port where the coordinator shall be; nothing elsewhere.
-  Cluster(const LaunchOptions& options, int master_port, base::UniqueFd listener);
+  Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
+          base::UniqueFd listener);
   ~Cluster();
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
@@ -52,6 +56,9 @@ class Cluster {
   int fd() const { return epoll_.get(); }
   Clock::time_point due() const;
   void handle();
+
+  /// Whether the coordinator runs in here: the others need this launcher until finish().
+  bool leads() const { return coordinator_ != nullptr; }
 
   /// The next attempt, once; empty until all nodes are ready for it.
   std::optional<Start> take_start();
@@ -62,8 +69,10 @@ class Cluster {
   /// Lines for the person who waits.
   std::vector<std::string> take_notices();
 
-  /// The first failure among this node's workers, or the signal that ended its launcher.
+  /// The first failure among this node's workers.
   void report_failure(int exit_code, bool may_restart, const std::string& what);
+  /// A signal ends this launcher: it ends the job, or only takes this node out of it.
+  void report_signal(int signal);
   /// All workers of this node have ended.
   void report_end();
 
@@ -72,8 +81,10 @@ class Cluster {
   void finish_connecting();
   void handle_messages();
   void handle_message(const nlohmann::json& message);
+  void send(const nlohmann::json& message);
   void watch();
   void say_hello();
+  std::string own_name() const;
   void lose_coordinator();
   /// Whether it is torchrun that runs node 0.
   bool find_torchrun();
@@ -100,6 +111,9 @@ class Cluster {
   Clock::time_point heard_;
 
   int attempt_ = 0;
+  std::chrono::milliseconds alive_period_;
+  std::chrono::milliseconds silence_;
+  std::optional<int> left_by_signal_;
   std::optional<Start> start_;
   std::optional<Finish> finish_;
   std::string stop_reason_;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <optional>
 
 namespace syncbn::launch {
 namespace {
@@ -17,18 +16,17 @@ std::string long_name(const CLI::Option& option) {
   return "--" + option.get_lnames().front();
 }
 
+}  // namespace
+
 std::optional<bool> read_flag(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return std::tolower(c); });
   if (text == "0" || text == "false" || text == "off" || text == "no") return false;
-  // torchrun's flags are on for any number but 0.
-  const bool is_number = std::all_of(text.begin(), text.end(),
-                                     [](unsigned char c) { return std::isdigit(c) != 0; });
+  const bool is_number =
+      std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
   if (is_number || text == "true" || text == "on" || text == "yes") return true;
   return std::nullopt;
 }
-
-}  // namespace
 
 CommandLine::CommandLine(const std::vector<OptionSource>& sources, const CLI::App& app, int argc,
                          const char* const* argv)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -8,6 +9,10 @@
 #include "option_table.h"
 
 namespace syncbn::launch {
+
+/// true, 1, on, yes or false, 0, off, no, in any case; nothing when it is something else. Any
+/// number but 0 is on, as torchrun has it.
+std::optional<bool> read_flag(std::string text);
 
 /// The launcher's own words, settled for CLI11, which gets every option spelled in full, those of
 /// the environment among them: abbreviations, dashes for underscores, true and false in words. What

@@ -14,12 +14,6 @@ namespace syncbn::launch {
 namespace {
 
 using Json = nlohmann::json;
-using std::chrono::seconds;
-
-constexpr seconds kNoticePeriod{10};
-// torchrun's keep-alive: 5 s, three times.
-constexpr seconds kAlivePeriod{5};
-constexpr seconds kSilence{15};
 
 }  // namespace
 
@@ -33,7 +27,9 @@ struct Coordinator::Node {
   int nproc = 0;
   std::string host;
   std::string role;
-  bool ended = false;  ///< its workers, in this attempt
+  bool takes_part = false;  ///< in this attempt
+  bool ended = false;       ///< its workers, in this attempt
+  bool leaving = false;     ///< it ends, and the others do not
   Clock::time_point heard = Clock::now();
 
   std::string name() const { return fmt::format("node {} ({})", rank, host); }
@@ -48,8 +44,8 @@ Coordinator::Coordinator(Options options, base::UniqueFd listener)
              }),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       join_deadline_(Clock::now() + options_.join_timeout),
-      next_notice_(Clock::now() + kNoticePeriod),
-      next_alive_(Clock::now() + kAlivePeriod) {
+      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_alive_(Clock::now() + options_.alive_period) {
   if (!epoll_) base::throw_errno("epoll_create1");
   epoll_event event{};
   event.events = EPOLLIN;
@@ -78,7 +74,7 @@ void Coordinator::watch(Node& node) {
 
 void Coordinator::handle() {
   store_.handle();
-  if (state_ == State::kJoining) find_torchrun_nodes();
+  if (state_ == State::kJoining && options_.knows_ranks) find_torchrun_nodes();
   if (state_ == State::kLeaving) leave_torchruns_barrier();
   // All of them: a message may come with the connection, and there are few. A newcomer that says
   // hello moves to the nodes.
@@ -101,8 +97,9 @@ void Coordinator::handle() {
   handle_times();
 }
 
-bool Coordinator::is_gone(const Node& node) {
-  return node.link.closed() || Clock::now() - node.heard > kSilence;
+bool Coordinator::is_gone(const Node& node) const {
+  const bool has_left = node.leaving && (node.ended || !node.takes_part);
+  return has_left || node.link.closed() || Clock::now() - node.heard > options_.silence;
 }
 
 void Coordinator::handle_node(Node& node) {
@@ -137,6 +134,11 @@ void Coordinator::handle_message(Node& node, const Json& message) {
   if (type == "hello") hello(node, message);
   if (node.rank < 0) return;
   if (type == "failed") failed(node, message);
+  if (type == "end") {
+    end_job(message.at("exit_code"),
+            fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()));
+  }
+  if (type == "leave") leave(node);
   if (type == "ended") ended(node, message);
 }
 
@@ -146,7 +148,7 @@ void Coordinator::hello(Node& node, const Json& message) {
     node.link.send({{"type", "refuse"}, {"exit_code", base::kExitUsage}, {"message", why}});
     return;
   }
-  node.rank = rank_for(message.at("node"));
+  node.rank = rank_for(message.at("node"), message.at("leads"));
   node.nproc = message.at("nproc");
   node.role = message.at("role");
   node.host = message.at("host");
@@ -154,13 +156,34 @@ void Coordinator::hello(Node& node, const Json& message) {
                                  [&](const auto& one) { return one.get() == &node; });
   nodes_[node.rank] = std::move(*self);
   newcomers_.erase(self);
-  if (state_ == State::kJoining && all_here()) start_attempt();
+  welcome(node);
 }
 
-int Coordinator::rank_for(int wanted) const {
-  int rank = 0;
+void Coordinator::welcome(Node& node) {
+  node.link.send({{"type", "welcome"},
+                  {"alive_ms", options_.alive_period.count()},
+                  {"silence_ms", options_.silence.count()}});
+  if (state_ == State::kFinished) return send_finish(node);
+  if (state_ == State::kJoining) return start_when_complete();
+  if (failed_ || !node_change_.empty()) return;  // the next attempt takes it along
+  const bool about_to_end =
+      std::any_of(nodes_.begin(), nodes_.end(), [](const auto& one) { return one.second->ended; });
+  if (about_to_end || taking_part() >= options_.nodes.max) {
+    node.link.send({{"type", "waiting"},
+                    {"message", fmt::format("the job runs on {} nodes without this one, which "
+                                            "stands by",
+                                            taking_part())}});
+    return;
+  }
+  change_nodes(node.name() + " has come");
+}
+
+int Coordinator::rank_for(int wanted, bool leads) const {
+  if (wanted >= 0) return wanted;
+  // Rank 0 writes the job's files, and is where the store is.
+  int rank = leads ? 0 : 1;
   while (is_here(rank)) ++rank;
-  return wanted >= 0 ? wanted : rank;
+  return rank;
 }
 
 std::string Coordinator::misfit(const Node& node, const Json& message) const {
@@ -172,9 +195,10 @@ std::string Coordinator::misfit(const Node& node, const Json& message) const {
                        message.at("job").get<std::string>(), options_.master_addr,
                        options_.master_port, options_.run_id);
   }
-  if (message.at("nodes") != options_.nodes) {
+  const std::string nodes = options_.nodes.str();
+  if (message.at("nodes") != nodes) {
     return fmt::format("{} was started with --nnodes={}, and node 0 with --nnodes={}", host,
-                       message.at("nodes").get<int>(), options_.nodes);
+                       message.at("nodes").get<std::string>(), nodes);
   }
   if (message.at("max_restarts") != options_.max_restarts) {
     return fmt::format("{} was started with --max_restarts={}, and node 0 with --max_restarts={}",
@@ -187,17 +211,28 @@ std::string Coordinator::misfit(const Node& node, const Json& message) const {
   if (torchrun_nodes_.count(rank) > 0) {
     return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", host, rank);
   }
-  if (state_ != State::kJoining) return "the job has begun without this launcher";
+  const bool has_begun = state_ == State::kRunning || state_ == State::kLeaving;
+  if (has_begun && !options_.nodes_may_change) return "the job has begun without this launcher";
   return "";
 }
 
 void Coordinator::failed(Node& node, const Json& message) {
   if (message.at("attempt") != attempt_) return;
-  const std::string what =
-      fmt::format("{}: {}", node.name(), message.at("what").get<std::string>());
-  // Somebody does not want to wait for the others any more.
-  if (state_ == State::kJoining) return finish(message.at("exit_code"), what);
-  fail(message.at("exit_code"), message.at("may_restart"), what);
+  fail(message.at("exit_code"), message.at("may_restart"),
+       fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()));
+}
+
+void Coordinator::end_job(int exit_code, const std::string& text) {
+  if (state_ == State::kJoining) return finish(exit_code, text);
+  node_change_.clear();
+  fail(exit_code, false, text);
+  over_ = true;
+  may_restart_ = false;
+}
+
+void Coordinator::leave(Node& node) {
+  node.leaving = true;
+  if (node.takes_part && !failed_) change_nodes(node.name() + " leaves");
 }
 
 void Coordinator::ended(Node& node, const Json& message) {
@@ -208,22 +243,29 @@ void Coordinator::ended(Node& node, const Json& message) {
 
 void Coordinator::lost(Node& node) {
   const std::string name = node.name();
+  const bool takes_part = node.takes_part;
+  const bool has_left = node.leaving || node.ended;
   nodes_.erase(node.rank);
-  if (state_ != State::kRunning) return;  // one that joins may come again
-  // Its workers are dead, or its keeper sees to that.
-  fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
+  // One that joins may come again.
+  if (state_ == State::kJoining) return start_when_complete();
+  if (state_ != State::kRunning || !takes_part) return;
+  // Its workers are dead, or its keeper sees to that. If they have ended well, nothing is lost.
+  if (!has_left && options_.nodes_may_change) change_nodes(name + " is lost");
+  if (!has_left && !options_.nodes_may_change) {
+    fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
+  }
   if (all_ended()) end_attempt();
 }
 
 void Coordinator::find_torchrun_nodes() {
-  for (int node = 0; node < options_.nodes; ++node) {
+  for (int node = 0; node < options_.nodes.max; ++node) {
     if (is_here(node)) continue;
     const auto text = store_.get(torchrun_keys_.role_info(node));
     if (!text) continue;
     const auto role = TorchrunRole::parse(*text);
     if (role && role->node == node && role->nproc > 0) torchrun_nodes_[node] = *role;
   }
-  if (all_here()) start_attempt();
+  start_when_complete();
 }
 
 bool Coordinator::is_here(int node) const {
@@ -237,7 +279,7 @@ void Coordinator::enter_torchruns_barrier() {
 }
 
 void Coordinator::leave_torchruns_barrier() {
-  const bool all_in = store_.get(torchrun_keys_.members()) == std::to_string(options_.nodes);
+  const bool all_in = store_.get(torchrun_keys_.members()) == std::to_string(options_.nodes.max);
   if (all_in) store_.set(torchrun_keys_.last_member(), "all are here");
   // They still read from the store.
   if (store_.connections() > 0) return;
@@ -247,110 +289,186 @@ void Coordinator::leave_torchruns_barrier() {
 
 void Coordinator::handle_times() {
   const auto now = Clock::now();
-  if (state_ == State::kJoining && now >= join_deadline_) {
+  if (state_ == State::kJoining && last_call_ && now >= *last_call_) start_attempt();
+  if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
     finish(base::kExitUnavailable,
            fmt::format(
                "{} did not come within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
                base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count())));
   }
   if (state_ == State::kJoining && now >= next_notice_) {
-    next_notice_ = now + kNoticePeriod;
+    next_notice_ = now + AgentLink::kNoticePeriod;
     send_to_all({{"type", "waiting"}, {"message", fmt::format("waiting for {}", missing())}});
   }
   if (now >= next_alive_) {
-    next_alive_ = now + kAlivePeriod;
+    next_alive_ = now + options_.alive_period;
     send_to_all({{"type", "alive"}});
   }
   due_ = next_alive_;
-  if (state_ == State::kJoining) due_ = std::min({due_, next_notice_, join_deadline_});
+  if (state_ != State::kJoining) return;
+  due_ = std::min({due_, next_notice_, last_call_.value_or(join_deadline_)});
 }
 
 std::string Coordinator::missing() const {
+  const auto plural = [](int count) { return count == 1 ? "" : "s"; };
+  if (!options_.knows_ranks) {
+    const int here = present();
+    const int wanted = last_call_ ? options_.nodes.max : options_.nodes.min;
+    return fmt::format("{} more node{} ({} here, --nnodes={})", wanted - here,
+                       plural(wanted - here), here, options_.nodes.str());
+  }
   std::vector<std::string> names;
-  for (int rank = 0; rank < options_.nodes; ++rank) {
+  for (int rank = 0; rank < options_.nodes.max; ++rank) {
     if (!is_here(rank)) names.push_back(std::to_string(rank));
   }
   constexpr size_t kNamed = 16;
+  const char* const ending = plural(static_cast<int>(names.size()));
   std::string rest;
   if (names.size() > kNamed) {
     rest = fmt::format(" and {} more", names.size() - kNamed);
     names.resize(kNamed);
   }
-  return fmt::format("node{} {}{}", names.size() == 1 ? "" : "s", base::join(names, ", "), rest);
+  return fmt::format("node{} {}{}", ending, base::join(names, ", "), rest);
 }
 
-bool Coordinator::all_here() const {
-  return static_cast<int>(nodes_.size() + torchrun_nodes_.size()) == options_.nodes;
+int Coordinator::present() const {
+  const auto leaving = std::count_if(nodes_.begin(), nodes_.end(),
+                                     [](const auto& one) { return one.second->leaving; });
+  return static_cast<int>(nodes_.size() + torchrun_nodes_.size()) - static_cast<int>(leaving);
+}
+
+int Coordinator::taking_part() const {
+  const auto ours = std::count_if(nodes_.begin(), nodes_.end(),
+                                  [](const auto& one) { return one.second->takes_part; });
+  return static_cast<int>(ours) + static_cast<int>(torchrun_nodes_.size());
 }
 
 bool Coordinator::all_ended() const {
   return std::all_of(nodes_.begin(), nodes_.end(),
-                     [](const auto& one) { return one.second->ended; });
+                     [](const auto& one) { return one.second->ended || !one.second->takes_part; });
+}
+
+void Coordinator::start_when_complete() {
+  const int here = present();
+  if (here >= options_.nodes.max) return start_attempt();
+  if (here < options_.nodes.min) return last_call_.reset();
+  if (!last_call_) last_call_ = Clock::now() + options_.last_call;
+}
+
+void Coordinator::choose_nodes() {
+  int room = options_.nodes.max - static_cast<int>(torchrun_nodes_.size());
+  // Those that took part stay; a newcomer may have got the rank of one that is lost.
+  for (const bool took_part : {true, false}) {
+    for (const auto& [rank, node] : nodes_) {
+      if (node->takes_part != took_part) continue;
+      node->takes_part = !node->leaving && room > 0;
+      if (node->takes_part) --room;
+    }
+  }
 }
 
 void Coordinator::start_attempt() {
   state_ = State::kRunning;
   failed_ = false;
+  node_change_.clear();
+  last_call_.reset();
+  choose_nodes();
   // In the first one there are the keys of torchrun's nodes.
   if (attempt_ > 0) store_.clear();
   if (!options_.agent_store) workers_port_ = MasterPort::hold(0);
   std::map<int, TorchrunRole> all = torchrun_nodes_;
-  for (const auto& [rank, node] : nodes_) all[rank] = {node->role, rank, node->nproc};
+  for (const auto& [rank, node] : nodes_) {
+    if (node->takes_part) all[rank] = {node->role, rank, node->nproc};
+  }
   int world_size = 0;
   std::map<std::string, int> role_sizes;
   for (const auto& [rank, role] : all) {
     world_size += role.nproc;
     role_sizes[role.role] += role.nproc;
   }
+  int index = 0;
   int rank_base = 0;
   std::map<std::string, int> role_bases;
   for (const auto& [rank, role] : all) {
-    start_node(rank, {rank_base, world_size, role_bases[role.role], role_sizes[role.role]});
+    start_node(rank, index++,
+               {rank_base, world_size, role_bases[role.role], role_sizes[role.role]});
     rank_base += role.nproc;
     role_bases[role.role] += role.nproc;
   }
 }
 
-void Coordinator::start_node(int rank, const Ranks& ranks) {
+void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
   if (torchrun_nodes_.count(rank) > 0) {
-    const Json assigned{ranks.base, ranks.world_size, ranks.role_base, ranks.role_world_size};
-    store_.set(torchrun_keys_.assigned_ranks(rank), assigned.dump());
+    store_.set(torchrun_keys_.assigned_ranks(rank), ranks.json().dump());
     return;
   }
   Node& node = *nodes_.at(rank);
   node.ended = false;
   node.link.send({{"type", "start"},
                   {"attempt", attempt_},
-                  {"node", rank},
-                  {"rank_base", ranks.base},
-                  {"world_size", ranks.world_size},
-                  {"role_rank_base", ranks.role_base},
-                  {"role_world_size", ranks.role_world_size},
+                  {"restarts", restarts_},
+                  {"reason", reason_},
+                  {"job_id", options_.job_id},
+                  {"node", index},
+                  {"nodes", taking_part()},
+                  {"ranks", ranks.json()},
                   {"master_addr", options_.master_addr},
                   {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
                   {"agent_store", options_.agent_store}});
   watch(node);
 }
 
+void Coordinator::change_nodes(const std::string& text) {
+  if (state_ != State::kRunning || over_ || !node_change_.empty()) return;
+  // Workers often notice sooner than we do that a node is lost, and fail.
+  node_change_ = text;
+  if (!failed_) stop_attempt(text);
+}
+
 void Coordinator::fail(int exit_code, bool may_restart, const std::string& text) {
-  if (std::exchange(failed_, true)) return;  // what follows from the first failure
+  // What follows from the first failure, or from the end of workers elsewhere.
+  if (failed_ || !node_change_.empty()) return;
+  failed_ = true;
   exit_code_ = exit_code;
-  may_restart_ = may_restart && attempt_ < options_.max_restarts && torchrun_nodes_.empty();
+  may_restart_ = may_restart && restarts_ < options_.max_restarts && torchrun_nodes_.empty();
   failure_text_ = text;
+  stop_attempt(text);
+}
+
+void Coordinator::stop_attempt(const std::string& text) {
   send_to_all({{"type", "stop"}, {"attempt", attempt_}, {"what", text}});
 }
 
 void Coordinator::end_attempt() {
+  if (!node_change_.empty()) return start_again(node_change_);
   if (!failed_ && !torchrun_nodes_.empty()) return enter_torchruns_barrier();
   if (!failed_) return finish(base::kExitOk, "");
-  if (!may_restart_ || !all_here()) return finish(exit_code_, failure_text_);
+  const bool can_restart = options_.nodes_may_change || present() == options_.nodes.max;
+  if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
+  ++restarts_;
+  start_again(failure_text_);
+}
+
+void Coordinator::start_again(const std::string& reason) {
   ++attempt_;
-  start_attempt();
+  reason_ = reason;
+  state_ = State::kJoining;
+  join_deadline_ = Clock::now() + options_.join_timeout;
+  next_notice_ = Clock::now();
+  // Those that are there have waited long enough.
+  if (present() >= options_.nodes.min) start_attempt();
 }
 
 void Coordinator::finish(int exit_code, const std::string& text) {
   state_ = State::kFinished;
-  send_to_all({{"type", "finish"}, {"exit_code", exit_code}, {"what", text}});
+  exit_code_ = exit_code;
+  failure_text_ = text;
+  for (const auto& [rank, node] : nodes_) send_finish(*node);
+}
+
+void Coordinator::send_finish(Node& node) {
+  node.link.send({{"type", "finish"}, {"exit_code", exit_code_}, {"what", failure_text_}});
+  watch(node);
 }
 
 void Coordinator::send_to_all(const Json& message) {

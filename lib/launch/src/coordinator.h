@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent_link.h"
+#include "assigned_ranks.h"
 #include "master_port.h"
 #include "store_server.h"
 #include "torchrun_keys.h"
@@ -22,24 +23,35 @@ namespace syncbn::launch {
 /// the job's exit code is. It also holds the store of the workers, which is emptied before each
 /// attempt.
 ///
+/// Where nodes may change, the first attempt waits for the most of them, but once the fewest are
+/// there only for the time of a last call. A node that comes later, leaves, or is lost begins a new
+/// attempt of those that are there, which does not count as a restart; one that comes when the most
+/// take part stands by.
+///
 /// Nodes that torchrun runs meet us in the store, by torchrun's keys: they take part in one
 /// attempt.
 ///
-/// Messages to it: hello, failed, ended, alive. From it: refuse, waiting, start, stop, finish,
-/// alive; docs/architecture.md has their order. Never waits. Not thread-safe.
+/// Messages to it: hello, failed, end, leave, ended, alive. From it: welcome, refuse, waiting,
+/// start, stop, finish, alive; docs/architecture.md has their order. Never waits. Not thread-safe.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
 
   struct Options {
     std::string run_id;
-    int nodes = 1;
+    std::string job_id;  ///< of this run, which workers find as SYNCBN_JOB_ID
+    NodeRange nodes;
+    bool nodes_may_change = false;
+    bool knows_ranks = true;  ///< nodes come with their ranks
     int max_restarts = 0;
     std::string master_addr;
     int master_port = 0;
     /// Whether workers use our store; otherwise their rank 0 gets a free port of node 0 for one.
     bool agent_store = true;
-    std::chrono::milliseconds join_timeout{600'000};
+    std::chrono::milliseconds join_timeout{};
+    std::chrono::milliseconds last_call{};
+    std::chrono::milliseconds alive_period{};
+    std::chrono::milliseconds silence{};  ///< after which a node counts as lost
   };
 
   /// @param listener listens on the port.
@@ -53,15 +65,11 @@ class Coordinator {
   Clock::time_point due() const { return due_; }
   void handle();
 
+  /// Ends the job, everywhere, for another reason than a worker.
+  void end_job(int exit_code, const std::string& text);
+
  private:
   struct Node;
-  /// The global rank and the role rank of local rank 0, and the number of all.
-  struct Ranks {
-    int base = 0;
-    int world_size = 1;
-    int role_base = 0;
-    int role_world_size = 1;
-  };
 
   void take(base::UniqueFd socket, std::string first_bytes);
   void watch(Node& node);
@@ -70,13 +78,15 @@ class Coordinator {
   void hello(Node& node, const nlohmann::json& message);
   /// Why the newcomer does not fit; empty: it does.
   std::string misfit(const Node& node, const nlohmann::json& message) const;
+  void welcome(Node& node);
   void failed(Node& node, const nlohmann::json& message);
+  void leave(Node& node);
   void ended(Node& node, const nlohmann::json& message);
   void lost(Node& node);
-  /// It has closed the connection, or has been silent for too long.
-  static bool is_gone(const Node& node);
+  /// It has left or closed the connection, or has been silent for too long.
+  bool is_gone(const Node& node) const;
   /// The rank of a node that wants this one, -1: any.
-  int rank_for(int wanted) const;
+  int rank_for(int wanted, bool leads) const;
 
   void find_torchrun_nodes();
   bool is_here(int node) const;
@@ -85,13 +95,22 @@ class Coordinator {
 
   void handle_times();
   std::string missing() const;
-  bool all_here() const;
+  /// Nodes that could take part in an attempt.
+  int present() const;
+  int taking_part() const;
   bool all_ended() const;
+  void start_when_complete();
+  void choose_nodes();
   void start_attempt();
-  void start_node(int rank, const Ranks& ranks);
+  void start_node(int rank, int index, const AssignedRanks& ranks);
   void end_attempt();
+  void start_again(const std::string& reason);
+  /// The nodes are others than those with which this attempt began.
+  void change_nodes(const std::string& text);
   void fail(int exit_code, bool may_restart, const std::string& text);
+  void stop_attempt(const std::string& text);
   void finish(int exit_code, const std::string& text);
+  void send_finish(Node& node);
   void send_to_all(const nlohmann::json& message);
 
   const Options options_;
@@ -103,15 +122,20 @@ class Coordinator {
   std::map<int, TorchrunRole> torchrun_nodes_;    ///< those that torchrun runs
   Clock::time_point due_;
   Clock::time_point join_deadline_;
+  std::optional<Clock::time_point> last_call_;  ///< when it ends
   Clock::time_point next_notice_;
   Clock::time_point next_alive_;
 
   enum class State { kJoining, kRunning, kLeaving, kFinished };
   State state_ = State::kJoining;
   int attempt_ = 0;
+  int restarts_ = 0;                        ///< those that count
+  std::string reason_;                      ///< why this attempt follows another
+  bool over_ = false;                       ///< this attempt is the last
+  std::string node_change_;                 ///< that ends this attempt; empty: none
   std::optional<MasterPort> workers_port_;  ///< of this attempt, where they have their own store
-  // Of the first failure in this attempt.
-  bool failed_ = false;
+  bool failed_ = false;                     ///< this attempt
+  // Of the first failure in this attempt, and in the end of the job.
   int exit_code_ = 0;
   bool may_restart_ = false;
   std::string failure_text_;

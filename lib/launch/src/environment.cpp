@@ -12,21 +12,22 @@ namespace syncbn::launch {
 
 Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, int local_rank) {
   Variables variables{
-      {"RANK", std::to_string(facts.rank_base + local_rank)},
+      {"RANK", std::to_string(facts.ranks.base + local_rank)},
       {"LOCAL_RANK", std::to_string(local_rank)},
-      {"WORLD_SIZE", std::to_string(facts.world_size)},
+      {"WORLD_SIZE", std::to_string(facts.ranks.world_size)},
       {"LOCAL_WORLD_SIZE", std::to_string(options.nproc_per_node)},
       {"GROUP_RANK", std::to_string(facts.node)},
       {"GROUP_WORLD_SIZE", std::to_string(facts.nodes)},
       {"ROLE_NAME", options.role},
-      {"ROLE_RANK", std::to_string(facts.role_rank_base + local_rank)},
-      {"ROLE_WORLD_SIZE", std::to_string(facts.role_world_size)},
+      {"ROLE_RANK", std::to_string(facts.ranks.role_base + local_rank)},
+      {"ROLE_WORLD_SIZE", std::to_string(facts.ranks.role_world_size)},
       {"MASTER_ADDR", facts.master_addr},
       {"MASTER_PORT", std::to_string(facts.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(facts.restart_count)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", facts.run_id},
       {"SYNCBN_JOB_ID", facts.job_id},
+      {"SYNCBN_ATTEMPT", std::to_string(facts.attempt)},
       {"TORCHELASTIC_SIGNALS_TO_HANDLE", options.signals_to_handle},
       // On one node rank 0 of the workers hosts the store on MASTER_PORT.
       {"TORCHELASTIC_USE_AGENT_STORE", facts.agent_store ? "True" : "False"},

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "assigned_ranks.h"
 #include "cpus.h"
 
 namespace syncbn::launch {
@@ -17,18 +18,16 @@ struct RunFacts {
   std::string master_addr;
   int master_port = 0;
   std::string run_id = "none";
-  std::string job_id;  ///< of this launcher's run, the same in all attempts and in no other run
+  std::string job_id;        ///< the same on all nodes, in all attempts, and in no other run
   bool agent_store = false;  ///< the launcher of node 0 holds the store, not rank 0
-  int restart_count = 0;
+  int attempt = 0;
+  int restart_count = 0;             ///< attempts because of other nodes do not count
   std::vector<Cpus> cpus;            ///< by local rank; empty: workers are not bound
   std::vector<int> omp_num_threads;  ///< by local rank; empty: OMP_NUM_THREADS stays as it is
   // The node among the nodes, and its workers among all workers.
   int node = 0;
   int nodes = 1;
-  int rank_base = 0;  ///< the global rank of local rank 0
-  int world_size = 1;
-  int role_rank_base = 0;
-  int role_world_size = 1;
+  AssignedRanks ranks;
 };
 
 /// The variables that a worker finds on top of the launcher's own environment: torchrun's names.

@@ -58,6 +58,7 @@ EventLog::EventLog(const LaunchOptions& options, const RunFacts& facts, const Lo
       output_(output),
       started_(Clock::now()),
       knows_node_(options.node_rank >= 0),
+      knows_job_(facts.nodes == 1),
       path_(path_of(options, logs)) {
   if (!path_.empty()) file_ = open_log(path_);
 }
@@ -67,19 +68,21 @@ void EventLog::job_started() {
               {"pid", ::getpid()},
               {"options", options_.given},
               {"program", options_.program},
-              {"nnodes", facts_.nodes},
+              {"min_nodes", options_.nnodes.min},
+              {"max_nodes", options_.nnodes.max},
               {"nproc_per_node", options_.nproc_per_node},
               {"world_size", nullptr},
               {"max_restarts", options_.max_restarts}};
   // Other nodes may have other numbers of workers.
-  if (facts_.nodes == 1) fields["world_size"] = facts_.world_size;
+  if (options_.nnodes.max == 1) fields["world_size"] = facts_.ranks.world_size;
   write("job_started", fields);
 }
 
 void EventLog::attempt_started() {
-  knows_node_ = true;
-  write("attempt_started", {{"world_size", facts_.world_size},
-                            {"first_rank", facts_.rank_base},
+  knows_node_ = knows_job_ = true;
+  write("attempt_started", {{"nnodes", facts_.nodes},
+                            {"world_size", facts_.ranks.world_size},
+                            {"first_rank", facts_.ranks.base},
                             {"workers", options_.nproc_per_node},
                             {"master_addr", facts_.master_addr},
                             {"master_port", facts_.master_port}});
@@ -116,8 +119,12 @@ void EventLog::failure(const std::string& what, const std::optional<FailureRepor
         {{"what", what}, {"failure", failure ? json_of_failure(*failure) : Json(nullptr)}});
 }
 
-void EventLog::restart() {
-  write("restart", {{"max_restarts", options_.max_restarts}});
+void EventLog::restart(const std::string& reason) {
+  Json fields{{"restarts", facts_.restart_count},
+              {"max_restarts", options_.max_restarts},
+              {"reason", nullptr}};
+  if (!reason.empty()) fields["reason"] = reason;
+  write("restart", fields);
 }
 
 void EventLog::job_ended(int exit_code, const std::string& reason) {
@@ -128,13 +135,10 @@ void EventLog::job_ended(int exit_code, const std::string& reason) {
 
 void EventLog::write(const char* event, const Json& fields) {
   if (options_.events == EventTarget::kNone) return;
-  Json line{{"time", utc_now()},
-            {"event", event},
-            {"host", base::hostname()},
-            {"run_id", facts_.run_id},
-            {"job_id", facts_.job_id},
-            {"node_rank", nullptr},
-            {"attempt", facts_.restart_count}};
+  Json line{{"time", utc_now()},        {"event", event},    {"host", base::hostname()},
+            {"run_id", facts_.run_id},  {"job_id", nullptr}, {"node_rank", nullptr},
+            {"attempt", facts_.attempt}};
+  if (knows_job_) line["job_id"] = facts_.job_id;
   if (knows_node_) line["node_rank"] = facts_.node;
   line.update(fields);
   // Names and workers' words may be any bytes.

@@ -43,7 +43,8 @@ class EventLog {
   void worker_ended(const WorkerEnd& end);
   /// @param failure of a worker that had been started.
   void failure(const std::string& what, const std::optional<FailureReport>& failure);
-  void restart();
+  /// @param reason empty: the failure before it.
+  void restart(const std::string& reason);
   /// @param reason empty when all went well.
   void job_ended(int exit_code, const std::string& reason);
 
@@ -56,6 +57,7 @@ class EventLog {
   Output& output_;
   const std::chrono::steady_clock::time_point started_;
   bool knows_node_;
+  bool knows_job_;
   std::string path_;
   base::UniqueFd file_;
 };

@@ -76,10 +76,9 @@ RunFacts run_facts(const LaunchOptions& options) {
   facts.agent_store = facts.nodes > 1;
   // Of several nodes the coordinator tells; this holds where all have as many workers.
   facts.node = std::max(0, options.node_rank);
-  facts.rank_base = facts.node * options.nproc_per_node;
-  facts.world_size = facts.nodes * options.nproc_per_node;
-  facts.role_rank_base = facts.rank_base;
-  facts.role_world_size = facts.world_size;
+  const int first = facts.node * options.nproc_per_node;
+  const int all = facts.nodes * options.nproc_per_node;
+  facts.ranks = {first, all, first, all};
   return facts;
 }
 
@@ -99,12 +98,13 @@ MasterPort hold_master_port(RunFacts& facts) {
 // Of several nodes one coordinates: node 0, or where ranks are not given the first launcher on the
 // host of the endpoint.
 base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunFacts& facts) {
-  const bool may_lead =
-      options.node_rank == 0 || (options.node_rank < 0 && is_local_address(facts.master_addr));
+  const bool may_lead = options.c10d ? options.is_host.value_or(is_local_address(facts.master_addr))
+                                     : options.node_rank == 0;
   if (!may_lead) return {};
   base::UniqueFd listener = listen_on(facts.master_port);
   // Without ranks another launcher of this host may have been first.
-  if (!listener && options.node_rank == 0) throw_port_error(facts.master_port);
+  const bool has_to_lead = !options.c10d || options.is_host;
+  if (!listener && has_to_lead) throw_port_error(facts.master_port);
   return listener;
 }
 
@@ -154,7 +154,7 @@ int run(const LaunchOptions& options) {
   announce_threads(options, facts);
   std::optional<Cluster> cluster;
   if (facts.nodes > 1) {
-    cluster.emplace(options, facts.master_port, listen_for_cluster(options, facts));
+    cluster.emplace(options, facts.job_id, facts.master_port, listen_for_cluster(options, facts));
   }
   return Supervisor(options, facts, command, cluster ? &*cluster : nullptr).run();
 }

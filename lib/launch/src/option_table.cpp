@@ -168,8 +168,9 @@ void describe_workers(Table& table, TypedOptions& typed) {
 void describe_nodes(Table& table, TypedOptions& typed) {
   table.group("Nodes");
   table
-      .value("--nnodes", typed.nnodes, "N",
-             "Number of machines, or of launchers; N:N is accepted, a range\nis not supported yet")
+      .value("--nnodes", typed.nnodes, "N|MIN:MAX",
+             "Number of machines, or of launchers; with c10d a range, within which\n"
+             "they may come and go: all workers then begin again")
       ->default_str("1");
   table.number("--node_rank", typed.options.node_rank, 0, 65535, "N",
                "This machine's number, from 0; with --nnodes");
@@ -193,8 +194,10 @@ void describe_nodes(Table& table, TypedOptions& typed) {
   table.value("--rdzv_id", typed.options.run_id, "ID", "Name of the job, the same on all nodes")
       ->default_str("none");
   table.value("--rdzv_conf", typed.rdzv_conf, "K=V,...",
-              "join_timeout=SECONDS for all nodes to come (600); others of\n"
-              "torchrun's settings are accepted");
+              "Whole seconds: join_timeout for all nodes to come (600),\n"
+              "last_call_timeout for more than MIN (30), keep_alive_interval (5);\n"
+              "keep_alive_max_attempt (3) until a silent node is lost; is_host;\n"
+              "others of torchrun's settings are accepted");
   table.value("--local_addr", typed.options.local_addr, "HOST",
               "Name of this machine in messages to the other nodes");
 }

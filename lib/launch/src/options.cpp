@@ -207,12 +207,28 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
       throw base::UserError(fmt::format(
           "--rdzv_conf={}: expected NAME=VALUE with commas between, got '{}'", typed, word));
     }
-    if (name != "join_timeout" && name != "timeout") continue;
-    const auto seconds = whole_number(std::string_view(word).substr(equals + 1));
-    if (!seconds || *seconds < 1) {
-      throw base::UserError(fmt::format("--rdzv_conf={}: {} is a number of seconds", typed, name));
+    const std::string value = word.substr(equals + 1);
+    const auto number = [&](int least) {
+      const auto read = whole_number(value);
+      if (read && *read >= least) return *read;
+      throw base::UserError(fmt::format("--rdzv_conf={}: {} is a whole number from {}, got '{}'",
+                                        typed, name, least, value));
+    };
+    if (name == "join_timeout" || name == "timeout") {
+      options.join_timeout = std::chrono::seconds(number(1));
+    } else if (name == "last_call_timeout") {
+      options.last_call = std::chrono::seconds(number(0));
+    } else if (name == "keep_alive_interval") {
+      options.alive_period = std::chrono::seconds(number(1));
+    } else if (name == "keep_alive_max_attempt") {
+      options.alive_misses = number(1);
+    } else if (name == "is_host") {
+      options.is_host = read_flag(value);
+      if (!options.is_host) {
+        throw base::UserError(
+            fmt::format("--rdzv_conf={}: is_host is true or false, got '{}'", typed, value));
+      }
     }
-    options.join_timeout = std::chrono::seconds(*seconds);
   }
 }
 
@@ -240,10 +256,11 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
         "--standalone is for one machine, and --nnodes={} asks for more; leave one of them out",
         nnodes));
   }
-  if (options.nnodes.min != nnodes) {
-    throw base::UserError(fmt::format(
-        "--nnodes={}:{}: machines that come and go are not supported yet; give one number",
-        options.nnodes.min, nnodes));
+  if (options.nnodes.min != nnodes && !options.c10d) {
+    throw base::UserError(
+        fmt::format("--nnodes={}:{}, a range, needs --rdzv_backend=c10d and --rdzv_endpoint: with "
+                    "the static backend all nodes are known from the start",
+                    options.nnodes.min, nnodes));
   }
   if (options.node_rank >= nnodes) {
     throw base::UserError(
@@ -331,6 +348,14 @@ Streams StreamChoice::of(int local_rank) const {
   if (by_local_rank.empty()) return all;
   const auto found = by_local_rank.find(local_rank);
   return found == by_local_rank.end() ? Streams{} : found->second;
+}
+
+std::string NodeRange::str() const {
+  return min == max ? std::to_string(max) : fmt::format("{}:{}", min, max);
+}
+
+bool LaunchOptions::nodes_may_change() const {
+  return c10d && nnodes.max > 1 && (nnodes.min < nnodes.max || max_restarts > 0);
 }
 
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {

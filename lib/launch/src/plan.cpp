@@ -21,10 +21,11 @@ std::string node_line(const LaunchOptions& options, const RunFacts& facts) {
   const int workers = options.nproc_per_node;
   std::string line = fmt::format("# node {} of {}, host {}: {} worker{}, {} of {}", facts.node,
                                  facts.nodes, base::hostname(), workers, workers == 1 ? "" : "s",
-                                 ranks(facts.rank_base, workers), facts.world_size);
+                                 ranks(facts.ranks.base, workers), facts.ranks.world_size);
   if (facts.nodes > 1) {
-    line += fmt::format(" (if every node has --nproc_per_node={}, as this one{})", workers,
-                        options.node_rank < 0 ? ", which takes part as the first" : "");
+    line += fmt::format(" (if {} nodes take part, each with --nproc_per_node={} as this one{})",
+                        facts.nodes, workers,
+                        options.node_rank < 0 ? ", which is taken for the first" : "");
   }
   return line + "\n";
 }
@@ -67,7 +68,7 @@ std::string render_plan(const LaunchOptions& options, const RunFacts& facts,
                         std::inserter(own, own.end()));
     std::vector<std::string> argv = worker_argv(command, local_rank);
     argv.front() = command.file;
-    text += fmt::format("# rank {}, local rank {}", facts.rank_base + local_rank, local_rank);
+    text += fmt::format("# rank {}, local rank {}", facts.ranks.base + local_rank, local_rank);
     if (!facts.cpus.empty()) {
       const std::string cpus = format_cpus(facts.cpus[index]);
       text += ", CPU " + cpus;

@@ -78,12 +78,13 @@ void StoreServer::handle() {
   }
 }
 
-void StoreServer::accept_connections() {
+// Whether there may be more.
+bool StoreServer::accept_connections() {
   for (size_t i = 0; i < kMostEvents; ++i) {
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
       if (errno == EMFILE || errno == ENFILE) drop_one_connection();
-      return;
+      return false;
     }
     // The answers are small, and their readers wait for them.
     const int on = 1;
@@ -96,6 +97,15 @@ void StoreServer::accept_connections() {
     connection->watched = event.events;
     connections_.emplace(connection->id, std::move(connection));
   }
+  return true;
+}
+
+// It has not said a word yet, or not as a client does.
+bool StoreServer::may_be_foreign(const Connection& connection) {
+  if (connection.greeted || !connection.input.empty()) return false;
+  char first = 0;
+  const ssize_t got = ::recv(connection.fd.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got < 0 || (got == 1 && first != static_cast<char>(Query::kValidate));
 }
 
 // Otherwise it would keep us busy for as long as no descriptor is free. Clients try again.
@@ -309,9 +319,13 @@ bool StoreServer::check(const std::vector<std::string>& keys) const {
 
 void StoreServer::clear() {
   // Those of the attempt that has ended, which the kernel has accepted for us, among them.
-  while (base::UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC))) {
+  while (accept_connections()) {
   }
-  while (!connections_.empty()) take(*connections_.begin()->second).reset();
+  std::vector<Connection*> clients;
+  for (const auto& [id, connection] : connections_) {
+    if (!may_be_foreign(*connection)) clients.push_back(connection.get());
+  }
+  for (Connection* client : clients) take(*client).reset();
   values_.clear();
   queues_.clear();
 }

@@ -53,14 +53,16 @@ class StoreServer {
   /// Open ones.
   size_t connections() const { return connections_.size(); }
 
-  /// Forgets all keys and closes all connections, so that the next attempt finds a fresh store.
+  /// Forgets all keys and closes the connections of all clients, so that the next attempt finds a
+  /// fresh store. A connection that may still turn out to be foreign stays.
   void clear();
 
  private:
   struct Connection;
   using Waiters = std::map<uint64_t, Connection*>;  ///< in the order in which they came
 
-  void accept_connections();
+  bool accept_connections();
+  static bool may_be_foreign(const Connection& connection);
   void drop_one_connection();
   void handle_connection(uint64_t id, uint32_t events);
   bool read(Connection& connection);

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include "failure_report.h"
@@ -40,9 +41,9 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
   const auto& shown = options.local_ranks_filter;
   for (int local = 0; local < options.nproc_per_node; ++local) {
     WorkerOutput worker;
-    worker.rank = facts.rank_base + local;
+    worker.rank = facts.ranks.base + local;
     // A single worker speaks for itself; its prompts and carriage returns pass as they are.
-    if (facts.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
+    if (facts.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
     workers.push_back(std::move(worker));
   }
@@ -107,8 +108,10 @@ GroupResult Supervisor::run_alone() {
     GroupResult result = run_attempt();
     report(result);
     if (!may_restart(result)) return result;
+    ++facts_.attempt;
     ++facts_.restart_count;
     renew_master_port();
+    events_.restart("");
     announce_restart();
   }
 }
@@ -117,21 +120,20 @@ GroupResult Supervisor::run_with_others() {
   for (;;) {
     if (const auto signal = wait_for_orders()) {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
-      cluster_->report_failure(result.exit_code, false, reason_of(result));
-      cluster_->handle();  // where the coordinator is ours, it tells the others
       report(result);
       return result;
     }
     if (const auto& finish = cluster_->finish()) {
-      if (finish->exit_code != base::kExitOk) {
+      if (finish->exit_code != base::kExitOk && !finish->what.empty()) {
         output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
       }
       return {.exit_code = finish->exit_code, .of_job = finish->what};
     }
     const auto start = cluster_->take_start();
     if (!start) continue;
+    const int restarts_before = std::exchange(facts_.restart_count, start->restarts);
     take_place(*start);
-    if (start->attempt > 0) announce_restart();
+    if (start->attempt > 0) announce_attempt(*start, restarts_before);
     GroupResult result = run_attempt();
     // Also after a signal: the others end in their own time, and the coordinator may be ours.
     cluster_->report_end();
@@ -140,7 +142,7 @@ GroupResult Supervisor::run_with_others() {
 }
 
 GroupResult Supervisor::run_attempt() {
-  logs_.begin_attempt(facts_.restart_count);
+  logs_.begin_attempt(facts_.attempt);
   output_.begin_attempt(worker_outputs(options_, facts_));
   if (!options_.duplicate_stdout_filters.empty()) {
     output_.copy_filtered(Stream::kOut, logs_.file(logs_.attempt(), "filtered_stdout.log"));
@@ -154,6 +156,7 @@ GroupResult Supervisor::run_attempt() {
 }
 
 std::optional<int> Supervisor::wait_for_orders() {
+  bool signalled = false;
   for (;;) {
     cluster_->handle();
     for (const std::string& notice : cluster_->take_notices()) {
@@ -166,18 +169,20 @@ std::optional<int> Supervisor::wait_for_orders() {
     output_.flush();
     while (const auto signal = signals_.next()) {
       if (*signal == SIGTSTP) Signals::stop_self();
-      if (signals_.ends(*signal)) return signal;
+      if (!signals_.ends(*signal)) continue;
+      cluster_->report_signal(*signal);
+      // The second time at once.
+      if (std::exchange(signalled, true) || !cluster_->leads()) return signal;
     }
   }
 }
 
 void Supervisor::take_place(const Cluster::Start& start) {
-  facts_.restart_count = start.attempt;
+  facts_.attempt = start.attempt;
+  if (!start.job_id.empty()) facts_.job_id = start.job_id;
   facts_.node = start.node;
-  facts_.rank_base = start.rank_base;
-  facts_.world_size = start.world_size;
-  facts_.role_rank_base = start.role_rank_base;
-  facts_.role_world_size = start.role_world_size;
+  facts_.nodes = start.nodes;
+  facts_.ranks = start.ranks;
   facts_.master_addr = start.master_addr;
   facts_.master_port = start.master_port;
   facts_.agent_store = start.agent_store;
@@ -196,9 +201,16 @@ void Supervisor::renew_master_port() {
 }
 
 void Supervisor::announce_restart() {
-  events_.restart();
   output_.say(
       fmt::format("syncbn-launch: restart {} of {}", facts_.restart_count, options_.max_restarts));
+}
+
+void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_before) {
+  events_.restart(start.reason);
+  if (start.restarts > restarts_before) return announce_restart();
+  output_.say(fmt::format("syncbn-launch: begins again on {} node{} with {} workers: {}",
+                          start.nodes, start.nodes == 1 ? "" : "s", start.ranks.world_size,
+                          start.reason));
 }
 
 void Supervisor::report(const GroupResult& result) {

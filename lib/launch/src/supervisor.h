@@ -41,6 +41,7 @@ class Supervisor {
   /// A store with keys of the attempt before would lead the new one astray.
   void renew_master_port();
   void announce_restart();
+  void announce_attempt(const Cluster::Start& start, int restarts_before);
   void report(const GroupResult& result);
   void write_report(const GroupResult& result);
   /// Waits until our own reader has taken all of the output. Returns the final exit code.

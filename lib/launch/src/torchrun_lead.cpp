@@ -31,16 +31,13 @@ TorchrunLead::TorchrunLead(StoreClient store, const LaunchOptions& options)
   store_.start_wait({keys_.assigned_ranks(options.node_rank)}, never());
 }
 
-std::optional<TorchrunLead::Ranks> TorchrunLead::ranks() {
+std::optional<AssignedRanks> TorchrunLead::ranks() {
   if (!store_.wait_done()) return std::nullopt;
   const std::string text = store_.get(keys_.assigned_ranks(options_.node_rank), soon());
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  try {
-    return Ranks{json.at(0), json.at(1), json.at(2), json.at(3)};
-  } catch (const nlohmann::json::exception&) {
-    throw base::UnavailableError(
-        fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));
-  }
+  const auto ranks = AssignedRanks::parse(nlohmann::json::parse(text, nullptr, false));
+  if (ranks) return ranks;
+  throw base::UnavailableError(
+      fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));
 }
 
 void TorchrunLead::leave() {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "assigned_ranks.h"
 #include "store_client.h"
 #include "torchrun_keys.h"
 
@@ -16,14 +17,6 @@ namespace syncbn::launch {
 /// base::UnavailableError when it is gone.
 class TorchrunLead {
  public:
-  /// The global rank and the role rank of local rank 0, and the number of all.
-  struct Ranks {
-    int base = 0;
-    int world_size = 1;
-    int role_base = 0;
-    int role_world_size = 1;
-  };
-
   /// @param store of the agent of node 0.
   TorchrunLead(StoreClient store, const LaunchOptions& options);
 
@@ -31,7 +24,7 @@ class TorchrunLead {
   int fd() const { return store_.fd(); }
 
   /// Once all agents are there.
-  std::optional<Ranks> ranks();
+  std::optional<AssignedRanks> ranks();
 
   /// Our workers have ended well: enters the barrier.
   void leave();

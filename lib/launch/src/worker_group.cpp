@@ -114,7 +114,7 @@ void WorkerGroup::start() {
     Pipe agent = make_pipe();
     ::fcntl(agent.writer.get(), F_SETFL, O_NONBLOCK);
     const int local_rank = static_cast<int>(i);
-    worker.rank = facts_.rank_base + local_rank;
+    worker.rank = facts_.ranks.base + local_rank;
     worker.argv = worker_argv(command_, local_rank);
 
     Variables variables = worker_variables(options_, facts_, local_rank);
@@ -170,6 +170,9 @@ void WorkerGroup::wait_for_events() {
   }
   const int timeout_ms = wake == Clock::time_point::max() ? -1 : base::milliseconds_until(wake);
   ::poll(polls.data(), polls.size(), timeout_ms);
+  // Its handle() looks at every node; a talkative worker alone is no reason.
+  cluster_is_due_ =
+      cluster_ != nullptr && (polls.back().revents != 0 || Clock::now() >= cluster_->due());
 }
 
 void WorkerGroup::handle_signals() {
@@ -193,15 +196,15 @@ void WorkerGroup::handle_signals() {
 void WorkerGroup::end_by_signal(int signal) {
   if (ended_by_signal_) return kill_workers();  // the second time
   ended_by_signal_ = signal;
-  tell_cluster(base::kExitSignalBase + signal, false,
-               fmt::format("ended by SIG{}", ::sigabbrev_np(signal)));
+  if (cluster_ != nullptr) cluster_->report_signal(signal);
   // Those that end already because of a failure have what is left of their time.
   if (!ending_) end_workers(signal);
 }
 
 void WorkerGroup::handle_cluster() {
   if (cluster_ == nullptr) return;
-  cluster_->handle();
+  if (cluster_is_due_) cluster_->handle();
+  // The reason may have come together with the start.
   if (ending_ || first_failure_ || cluster_->stop_reason().empty()) return;
   output_.say(
       fmt::format("syncbn-launch: {}; ending the workers of this node", cluster_->stop_reason()));

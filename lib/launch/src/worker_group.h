@@ -124,6 +124,7 @@ class WorkerGroup {
   std::chrono::system_clock::time_point failed_at_;
   double failed_after_seconds_ = 0;
   std::optional<int> ended_by_signal_;
+  bool cluster_is_due_ = false;
   bool ending_ = false;
   bool killed_ = false;
   // Times at which something is due: ending the workers after a failure, saying so, giving up on

@@ -21,10 +21,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kFiles[] = {"config.yaml", "log.jsonl", "result.json", "last.pt", "best.pt"};
 
-fs::path default_folder(const std::string& wanted, const std::string& name) {
-  return wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
-}
-
 /// Whether the last start in the folder's log was one of this job.
 bool began_with(const fs::path& folder, const std::string& job) {
   std::ifstream log(folder / "log.jsonl");
@@ -67,9 +63,13 @@ bool RunFolder::holds_run(const fs::path& path) {
   return false;
 }
 
+fs::path RunFolder::wanted_path(const std::string& wanted, const std::string& name) {
+  return wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
+}
+
 fs::path RunFolder::choose(const std::string& wanted, const std::string& name, bool resume,
                            bool overwrite) {
-  fs::path first = wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
+  fs::path first = wanted_path(wanted, name);
   if (resume || overwrite || !holds_run(first)) return first;
   if (!wanted.empty()) {
     throw base::UserError(
@@ -85,7 +85,7 @@ fs::path RunFolder::choose(const std::string& wanted, const std::string& name, b
 
 std::optional<fs::path> RunFolder::of_job(const std::string& id, const std::string& wanted,
                                           const std::string& name) {
-  const fs::path first = default_folder(wanted, name);
+  const fs::path first = wanted_path(wanted, name);
   if (began_with(first, id)) return first;
   if (!wanted.empty()) return std::nullopt;
   for (int number = 2;; ++number) {

@@ -35,7 +35,10 @@ struct ResultRecord {
 /// result.json. Rank 0's only; not thread-safe.
 class RunFolder {
  public:
-  /// Where a run shall write: `wanted`, or runs/`name` when that is empty (then the next free of
+  /// `wanted`, or runs/`name` when that is empty.
+  static std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
+
+  /// Where a run shall write: wanted_path() (where none is wanted, the next free of
   /// runs/name, runs/name-2, ... unless `resume` or `overwrite`).
   /// @throws base::UserError when it holds a run and neither is set. Writes nothing.
   static std::filesystem::path choose(const std::string& wanted, const std::string& name,

@@ -242,12 +242,12 @@ class Trainer {
     });
   }
 
-  /// Where this run is when the launcher has started the workers again (--max_restarts).
+  /// Where this run is when the launcher has started the workers again: after a failure, or on
+  /// other nodes.
   std::optional<fs::path> folder_of_attempt_before() const {
-    const auto restarts =
-        base::env_int("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<int>::max());
+    const auto attempt = base::env_int("SYNCBN_ATTEMPT", 0, std::numeric_limits<int>::max());
     const auto job = base::env("SYNCBN_JOB_ID");
-    if (restarts.value_or(0) == 0 || !job) return std::nullopt;
+    if (attempt.value_or(0) == 0 || !job) return std::nullopt;
     return RunFolder::of_job(*job, config_.run_dir, name_);
   }
 
@@ -259,7 +259,7 @@ class Trainer {
 
   fs::path wanted_folder() const {
     if (restarted_) return *restarted_;
-    return config_.run_dir.empty() ? fs::path("runs") / name_ : fs::path(config_.run_dir);
+    return RunFolder::wanted_path(config_.run_dir, name_);
   }
 
   /// What of this configuration is not as it was when the checkpoint was made.

@@ -14,6 +14,9 @@ inline constexpr const char* kDefaultPrefix = "[${host}:${rank}] ";
 struct NodeRange {
   int min = 1;
   int max = 1;
+
+  /// As it is typed: "4" or "2:4".
+  std::string str() const;
 };
 
 /// Which standard streams of a worker; a set of bits, numbered as torchrun's -r and -t do.
@@ -52,7 +55,11 @@ struct LaunchOptions {
   bool c10d = false;      ///< --rdzv_backend: node ranks need not be given
   std::string run_id = "none";
   std::string local_addr;                           ///< empty: not given
-  std::chrono::milliseconds join_timeout{600'000};  ///< for all nodes to come
+  std::chrono::milliseconds join_timeout{600'000};  ///< for all nodes, or the fewest, to come
+  std::chrono::milliseconds last_call{30'000};      ///< for more, once the fewest are there
+  std::chrono::milliseconds alive_period{5'000};    ///< between two signs of life
+  int alive_misses = 3;         ///< so many periods without one: the other is gone
+  std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: finds out
 
   int max_restarts = 0;
   std::string signals_to_handle;                 ///< as it was typed
@@ -82,6 +89,10 @@ struct LaunchOptions {
 
   std::vector<std::string> given = {};  ///< the options, also the environment's, spelled in full
   std::vector<std::string> program;     ///< the program's name and its arguments, untouched
+
+  /// Whether nodes may come and go during the job: with c10d, for a range of nodes; and for a fixed
+  /// number with restarts, where another may take the place of one that is lost.
+  bool nodes_may_change() const;
 };
 
 /// Reads argv[1…] (dashes or underscores, unambiguous prefixes of long options, `--x=v` or `--x v`)

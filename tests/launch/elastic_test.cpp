@@ -1,0 +1,304 @@
+// Nodes that come and go during a job: launchers on one host with the c10d backend.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "launch/launcher.h"
+#include "support/multiproc.h"
+#include "support/python.h"
+#include "support/skip.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class LaunchElasticTest : public ::testing::Test {
+ protected:
+  /// The first that is started leads.
+  Program& start(const std::string& nnodes, const std::vector<std::string>& options,
+                 const std::vector<std::string>& program) {
+    std::vector<std::string> words{
+        "--nnodes=" + nnodes, "--rdzv_backend=c10d",
+        fmt::format("--rdzv_endpoint=127.0.0.1:{}", port_),
+        fmt::format("--rdzv_conf={},is_host={}", conf_, programs_.empty() ? 1 : 0)};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(), program.begin(), program.end());
+    programs_.push_back(std::make_unique<Program>(
+        launch_command(words),
+        RunProgramOptions{
+            .env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path(), .timeout_seconds = 100}));
+    return *programs_.back();
+  }
+
+  /// Each worker says where it stands, leaves a mark of it, and ends when there is a file "go".
+  static std::vector<std::string> until_go() {
+    return {"sh", "-c",
+            "echo worker $RANK/$WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE restarts "
+            "$TORCHELASTIC_RESTART_COUNT; touch up$RANK.$WORLD_SIZE; "
+            "while [ ! -e go ]; do sleep 0.01; done"};
+  }
+  /// until_go() has begun on so many nodes of one worker each.
+  void wait_for_world(Program& program, int size) {
+    ASSERT_TRUE(program.wait_until([&] {
+      for (int rank = 0; rank < size; ++rank) {
+        if (!std::filesystem::exists(folder_ / fmt::format("up{}.{}", rank, size))) return false;
+      }
+      return true;
+    })) << program.err();
+  }
+  void go() { folder_.write("go", ""); }
+
+  const TempFolder folder_;
+  const int port_ = free_port();
+  std::string conf_ = "last_call_timeout=0";
+  std::vector<std::unique_ptr<Program>> programs_;
+};
+
+TEST_F(LaunchElasticTest, BeginsWithTheFewestAfterTheLastCall) {
+  go();
+  conf_ = "last_call_timeout=1";
+  const auto result = start("1:3", {}, until_go()).wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("worker 0/1 node 0/1 restarts 0\n"));
+}
+
+TEST_F(LaunchElasticTest, BeginsAtOnceWithTheMost) {
+  go();
+  conf_ = "last_call_timeout=1000";
+  Program& one = start("1:2", {"--nproc_per_node=2"}, until_go());
+  Program& other = start("1:2", {}, until_go());
+  const auto first = one.wait();
+  const auto second = other.wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(first.out + second.out,
+              AllOf(HasSubstr("worker 0/3 node 0/2"), HasSubstr("worker 2/3 node 1/2")));
+}
+
+TEST_F(LaunchElasticTest, ANodeThatComesLaterTakesPart) {
+  Program& lead = start("1:3", {}, until_go());
+  wait_for_world(lead, 1);
+  Program& late = start("1:3", {}, until_go());
+  wait_for_world(late, 2);
+  go();
+  const auto first = lead.wait();
+  const auto second = late.wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(first.out, AllOf(HasSubstr("worker 0/1 node 0/1 restarts 0\n"),
+                               HasSubstr("worker 0/2 node 0/2 restarts 0\n")));
+  EXPECT_THAT(first.err, AllOf(HasSubstr("begins again on 2 nodes with 2 workers: node 1 ("),
+                               HasSubstr("has come")));
+  EXPECT_THAT(second.out, HasSubstr("[1] worker 1/2 node 1/2 restarts 0\n"));
+}
+
+// Of three the one in the middle: ranks have no gap after it.
+TEST_F(LaunchElasticTest, GoesOnWithoutANodeThatIsKilled) {
+  conf_ = "last_call_timeout=1000";
+  Program& lead = start("2:3", {}, until_go());
+  Program& one = start("2:3", {"--node_rank=1"}, until_go());
+  Program& two = start("2:3", {"--node_rank=2"}, until_go());
+  wait_for_world(lead, 3);
+  one.send_signal(SIGKILL);
+  wait_for_world(lead, 2);
+  go();
+  const auto first = lead.wait();
+  const auto last = two.wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(last.exit_code, 0) << last.err;
+  EXPECT_THAT(first.err, HasSubstr("begins again on 2 nodes with 2 workers: node 1 ("));
+  EXPECT_THAT(first.err, HasSubstr("is lost"));
+  EXPECT_THAT(last.out, AllOf(HasSubstr("[2] worker 2/3 node 2/3 restarts 0\n"),
+                              HasSubstr("[1] worker 1/2 node 1/2 restarts 0\n")));
+}
+
+TEST_F(LaunchElasticTest, ASignalTakesANodeOut) {
+  Program& lead = start("1:2", {}, until_go());
+  wait_for_world(lead, 1);
+  std::filesystem::remove(folder_ / "up0.1");
+  Program& guest = start("1:2", {}, until_go());
+  wait_for_world(guest, 2);
+  guest.send_signal(SIGTERM);
+  EXPECT_EQ(guest.wait().exit_code, 128 + SIGTERM);
+  wait_for_world(lead, 1);
+  go();
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("begins again on 1 node with 1 workers: node 1 ("),
+                                HasSubstr("leaves")));
+}
+
+TEST_F(LaunchElasticTest, ASignalToTheOneThatLeadsEndsAll) {
+  Program& lead = start("1:2", {}, until_go());
+  wait_for_world(lead, 1);
+  Program& guest = start("1:2", {}, until_go());
+  wait_for_world(guest, 2);
+  lead.send_signal(SIGINT);
+  EXPECT_EQ(lead.wait().exit_code, 128 + SIGINT);
+  EXPECT_EQ(guest.wait().exit_code, 128 + SIGINT);
+}
+
+TEST_F(LaunchElasticTest, ANodeTooManyStandsBy) {
+  conf_ = "last_call_timeout=1000";
+  Program& lead = start("2:2", {"--max_restarts=1"}, until_go());
+  Program& one = start("2", {"--max_restarts=1"}, until_go());
+  wait_for_world(lead, 2);
+  for (const std::string mark : {"up0.2", "up1.2"}) std::filesystem::remove(folder_ / mark);
+  Program& spare = start("2", {"--max_restarts=1"}, until_go());
+  ASSERT_TRUE(spare.wait_until([&] { return spare.err().find("stands by") != std::string::npos; }));
+  one.send_signal(SIGKILL);
+  wait_for_world(spare, 2);
+  go();
+  const auto first = lead.wait();
+  const auto second = spare.wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(second.out, HasSubstr("[1] worker 1/2 node 1/2 restarts 0\n"));
+}
+
+TEST_F(LaunchElasticTest, WaitsForAnotherInPlaceOfANodeThatIsLost) {
+  Program& lead = start("2", {"--max_restarts=1"}, until_go());
+  Program& one = start("2", {"--max_restarts=1"}, until_go());
+  wait_for_world(lead, 2);
+  for (const std::string mark : {"up0.2", "up1.2"}) std::filesystem::remove(folder_ / mark);
+  one.send_signal(SIGKILL);
+  ASSERT_TRUE(lead.wait_until([&] {
+    return lead.err().find("waiting for 1 more node (1 here, --nnodes=2)") != std::string::npos;
+  }));
+  Program& replacement = start("2", {"--max_restarts=1"}, until_go());
+  wait_for_world(replacement, 2);
+  go();
+  EXPECT_EQ(lead.wait().exit_code, 0) << lead.err();
+  EXPECT_EQ(replacement.wait().exit_code, 0) << replacement.err();
+}
+
+TEST_F(LaunchElasticTest, GivesUpWhenNobodyComesInItsPlace) {
+  conf_ = "join_timeout=1,last_call_timeout=0";
+  Program& lead = start("2:3", {}, until_go());
+  Program& one = start("2:3", {}, until_go());
+  wait_for_world(lead, 2);
+  one.send_signal(SIGKILL);
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err,
+              HasSubstr("1 more node (1 here, --nnodes=2:3) did not come within 1.0 s"));
+}
+
+TEST_F(LaunchElasticTest, FailuresOfWorkersCountAndChangesOfNodesDoNot) {
+  const std::vector<std::string> program{
+      "sh", "-c",
+      "echo worker $RANK/$WORLD_SIZE restarts $TORCHELASTIC_RESTART_COUNT; "
+      "touch up$RANK.$WORLD_SIZE; touch up.$WORLD_SIZE.$RANK.$TORCHELASTIC_RESTART_COUNT; "
+      "[ $RANK = 0 ] && exec sleep 1000; "
+      "while [ ! -e up.2.0.$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.01; done; exit 9"};
+  Program& lead = start("1:2", {"--max_restarts=1"}, program);
+  wait_for_world(lead, 1);
+  Program& guest = start("1:2", {"--max_restarts=1"}, program);
+  for (Program* node : {&lead, &guest}) {
+    const auto result = node->wait();
+    EXPECT_EQ(result.exit_code, 9);
+    EXPECT_THAT(result.out, AllOf(HasSubstr("/2 restarts 0\n"), HasSubstr("/2 restarts 1\n"),
+                                  Not(HasSubstr("restarts 2"))));
+    EXPECT_THAT(result.err, HasSubstr("restart 1 of 1"));
+  }
+}
+
+// Workers often see sooner than the launchers that others are gone, and fail.
+TEST_F(LaunchElasticTest, AWorkerThatFailsBecauseANodeIsLostDoesNotEndTheJob) {
+  const std::vector<std::string> program{
+      "sh", "-c",
+      "echo $PPID > keeper$RANK.$WORLD_SIZE; touch up$RANK.$WORLD_SIZE; "
+      "if [ $WORLD_SIZE = 2 ] && [ $RANK = 0 ]; then "
+      "while [ ! -s keeper1.2 ] || kill -0 $(cat keeper1.2); do sleep 0.001; done; exit 5; fi; "
+      "while [ ! -e go ]; do sleep 0.01; done"};
+  Program& lead = start("1:2", {}, program);
+  wait_for_world(lead, 1);
+  std::filesystem::remove(folder_ / "up0.1");
+  Program& guest = start("1:2", {}, program);
+  wait_for_world(guest, 2);
+  guest.send_signal(SIGKILL);
+  wait_for_world(lead, 1);
+  go();
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("is lost"));
+}
+
+TEST_F(LaunchElasticTest, AllNodesAndAttemptsAreOneJob) {
+  const std::vector<std::string> program{
+      "sh", "-c",
+      "echo $SYNCBN_JOB_ID > job$RANK.$WORLD_SIZE; touch up$RANK.$WORLD_SIZE; "
+      "while [ ! -e go ]; do sleep 0.01; done"};
+  Program& lead = start("1:2", {"--log_dir=logs", "--redirects=3"}, program);
+  wait_for_world(lead, 1);
+  Program& guest = start("1:2", {}, program);
+  wait_for_world(guest, 2);
+  go();
+  EXPECT_EQ(lead.wait().exit_code, 0);
+  EXPECT_EQ(guest.wait().exit_code, 0);
+  const auto id = [&](const std::string& name) {
+    std::ifstream file(folder_ / name);
+    std::string text;
+    file >> text;
+    return text;
+  };
+  EXPECT_NE(id("job0.1"), "");
+  EXPECT_EQ(id("job0.2"), id("job0.1"));
+  EXPECT_EQ(id("job1.2"), id("job0.1"));
+  // Each attempt has a log folder of its own.
+  const auto run = std::filesystem::directory_iterator(folder_ / "logs")->path();
+  EXPECT_TRUE(std::filesystem::exists(run / "attempt_0" / "0" / "stdout.log"));
+  EXPECT_TRUE(std::filesystem::exists(run / "attempt_1" / "0" / "stdout.log"));
+}
+
+TEST_F(LaunchElasticTest, ARangeNeedsC10d) {
+  const auto result = launch({"--nnodes=1:2", "--node_rank=0", "--master_addr=127.0.0.1", "true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--nnodes=1:2, a range, needs --rdzv_backend=c10d"));
+}
+
+TEST_F(LaunchElasticTest, WhoLeadsMayBeSaid) {
+  Program& guest = start("1:2", {"--rdzv_conf=is_host=0,last_call_timeout=1000"}, until_go());
+  Program& lead = start("1:2", {"--rdzv_conf=is_host=1,last_call_timeout=1000"}, until_go());
+  go();
+  EXPECT_EQ(guest.wait().exit_code, 0) << guest.err();
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[0] worker 0/2 node 0/2"));
+}
+
+// Unmodified Python workers; torchrun's own case of two elastic agents of which one is killed.
+TEST_F(LaunchElasticTest, PythonWorkersGoOnWithTheNodesThatAreLeft) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  folder_.write("work.py", R"(import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+size = dist.get_world_size()
+total = torch.ones(1)
+dist.all_reduce(total)
+print("world", size, "sum", int(total), flush=True)
+open(f"up{dist.get_rank()}.{size}", "w").close()
+while size == 2:
+    dist.all_reduce(total)
+    time.sleep(0.01)
+dist.destroy_process_group()
+)");
+  const std::vector<std::string> program{python(), "work.py"};
+  conf_ = "last_call_timeout=1000";
+  Program& lead = start("1:2", {}, program);
+  Program& guest = start("1:2", {}, program);
+  wait_for_world(lead, 2);
+  guest.send_signal(SIGKILL);
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("world 2 sum 2\n"), HasSubstr("world 1 sum 1\n")));
+}
+
+}  // namespace
+}  // namespace syncbn::test
