@@ -21,6 +21,13 @@ endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/first)
 file(RENAME ${WORK}/first ${WORK}/prefix)
+foreach(page man/man1/syncbn-launch.1 bash-completion/completions/syncbn-launch
+             zsh/site-functions/_syncbn-launch)
+  file(SIZE ${WORK}/prefix/share/${page} size)
+  if(size EQUAL 0)
+    message(FATAL_ERROR "${page} is empty")
+  endif()
+endforeach()
 
 run(
   ${CMAKE_COMMAND} -S ${SOURCE}/examples/consumer -B ${WORK}/build -G ${GENERATOR}

@@ -21,11 +21,14 @@ using ::testing::ThrowsMessage;
 
 class LogFolderTest : public ::testing::Test {
  protected:
-  LogFolderTest() { ::setenv("TMPDIR", temp_.path().c_str(), 1); }
+  LogFolderTest() {
+    ::setenv("TMPDIR", temp_.path().c_str(), 1);
+    options_.nproc_per_node = 5;
+  }
   ~LogFolderTest() override { ::unsetenv("TMPDIR"); }
 
   const test::TempFolder temp_;
-  LaunchOptions options_{.nproc_per_node = 5};
+  LaunchOptions options_;
 };
 
 TEST_F(LogFolderTest, ReadsTorchsRecordPlainTextAndNothing) {

@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "launch/environment_guard.h"
 #include "scheduler.h"
 
 namespace syncbn::launch {
 namespace {
 
+using test::Environment;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -34,25 +36,6 @@ std::string error_of(const std::vector<const char*>& words) {
   }
   return "no error";
 }
-
-/// Environment variables for as long as this object lives.
-class Environment {
- public:
-  explicit Environment(const std::map<std::string, std::string>& variables) {
-    for (const auto& [name, value] : variables) {
-      ::setenv(name.c_str(), value.c_str(), 1);
-      names_.push_back(name);
-    }
-  }
-  ~Environment() {
-    for (const std::string& name : names_) ::unsetenv(name.c_str());
-  }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  std::vector<std::string> names_;
-};
 
 TEST(LaunchOptionsTest, HasTorchrunsDefaults) {
   const LaunchOptions options = parse({"prog"});
@@ -177,7 +160,7 @@ TEST(LaunchOptionsTest, TellsTheLocalRankAsTheOldLauncherOnRequest) {
 
 TEST(LaunchOptionsTest, AcceptsTheRestOfTorchrunsOptions) {
   EXPECT_EQ(parse({"--monitor-interval=5", "--monitor-interval=1", "--start-method=spawn",
-                   "--logs-specs=x", "--event-log-handler=null", "--numa-binding=node", "prog"})
+                   "--logs-specs=x", "prog"})
                 .nproc_per_node,
             1);
 }
@@ -207,7 +190,7 @@ TEST(LaunchOptionsTest, NamesTheEnvironmentVariableThatIsWrong) {
   ::setenv("PET_NODE_RANK", "many", 1);
   const std::string error = error_of({"prog"});
   ::unsetenv("PET_NODE_RANK");
-  const Environment nnodes(std::map<std::string, std::string>{{"PET_NNODES", "a"}});
+  const Environment nnodes("PET_NNODES", "a");
   EXPECT_THAT(error_of({"prog"}),
               StartsWith("environment variable PET_NNODES, read as --nnodes=a: expected"));
   EXPECT_EQ(error,
@@ -231,6 +214,34 @@ TEST(LaunchOptionsTest, CountsGpusAsCudaWould) {
   EXPECT_EQ(automatic_without, cpu);
 }
 
+TEST(LaunchOptionsTest, ReadsWhereWorkersAreBound) {
+  EXPECT_EQ(parse({"prog"}).binding, Binding::kNone);
+  EXPECT_EQ(parse({"--bind=cores", "prog"}).binding, Binding::kCores);
+  EXPECT_EQ(parse({"--numa-binding=node", "prog"}).binding, Binding::kNode);
+  EXPECT_EQ(parse({"--numa-binding=socket", "prog"}).binding, Binding::kSocket);
+  EXPECT_EQ(parse({"--numa-binding=exclusive", "--bind=none", "prog"}).binding,
+            Binding::kExclusive);
+  const Environment mode("PET_NUMA_BINDING", "core-complex");
+  EXPECT_EQ(parse({"prog"}).binding, Binding::kCoreComplex);
+  EXPECT_THAT(error_of({"--bind=cores", "prog"}), HasSubstr("exclude each other"));
+}
+
+TEST(LaunchOptionsTest, ReadsWhereEventsGo) {
+  EXPECT_EQ(parse({"prog"}).events, EventTarget::kNone);
+  EXPECT_EQ(parse({"--event-log-handler=null", "prog"}).events, EventTarget::kNone);
+  EXPECT_EQ(parse({"--event-log-handler=console", "prog"}).events, EventTarget::kConsole);
+  EXPECT_EQ(parse({"--event-log-handler=json", "prog"}).events, EventTarget::kLogFolder);
+  const Environment file("PET_EVENT_LOG_HANDLER", "json:a/b:c");
+  EXPECT_EQ(parse({"prog"}).events, EventTarget::kFile);
+  EXPECT_EQ(parse({"prog"}).events_file, "a/b:c");
+  EXPECT_THAT(parse({"-r3", "--standalone", "prog"}).given,
+              ElementsAre("--redirects=3", "--standalone", "--event_log_handler=json:a/b:c"));
+  EXPECT_THAT(error_of({"--event_log_handler=jsn", "prog"}),
+              AllOf(HasSubstr("expected null, console, json or json:FILE"),
+                    HasSubstr("did you mean 'json'")));
+  EXPECT_THAT(error_of({"--event_log_handler=json:", "prog"}), HasSubstr("expected null"));
+}
+
 TEST(LaunchOptionsTest, NamesWhatIsWrong) {
   for (const char* bad : {"0", "-1", "x", "1.5", "99999"}) {
     EXPECT_THAT(error_of({"--nproc_per_node", bad, "prog"}),
@@ -249,6 +260,8 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
   EXPECT_EQ(error_of({"--max_restarts=-1", "prog"}),
             "--max_restarts: expected a number from 0 to 1000000, got '-1'");
   EXPECT_THAT(error_of({"--rdzv_backend=c10", "prog"}), HasSubstr("did you mean 'c10d'"));
+  EXPECT_THAT(error_of({"--numa_binding=nodes", "prog"}), HasSubstr("did you mean 'node'"));
+  EXPECT_THAT(error_of({"--bind=core", "prog"}), HasSubstr("did you mean 'cores'"));
   EXPECT_THAT(error_of({"--rdzv_endpoint=:1", "prog"}), HasSubstr("expected HOST:PORT"));
   EXPECT_THAT(error_of({"--rdzv_endpoint=h:70000", "prog"}), HasSubstr("expected HOST:PORT"));
   EXPECT_THAT(error_of({"--redirects=4", "prog"}), HasSubstr("--redirects=4: expected 0 (none)"));
@@ -327,7 +340,7 @@ TEST(LaunchSchedulerTest, OpenMpiSaysNoMaster) {
 }
 
 TEST(LaunchSchedulerTest, TakesTheRankOfAnIndexedKubernetesJob) {
-  const Environment job(std::map<std::string, std::string>{{"JOB_COMPLETION_INDEX", "3"}});
+  const Environment job("JOB_COMPLETION_INDEX", "3");
   EXPECT_EQ(parse({"--nnodes=4", "--master_addr=job-0.svc", "prog"}).node_rank, 3);
   EXPECT_EQ(parse({"prog"}).node_rank, 0);
 }

@@ -19,9 +19,12 @@ namespace syncbn::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
+using ::testing::UnorderedElementsAreArray;
 
 std::vector<std::string> lines(const std::string& text) {
   std::vector<std::string> result;
@@ -339,11 +342,54 @@ TEST(LaunchTest, RefusesBadOptionsWithOneLine) {
 TEST(LaunchTest, PrintsThePlanOfADryRun) {
   TempFolder folder;
   const auto result =
-      launch({"--nproc_per_node=2", "--dry-run", "touch", "a file"}, {.cwd = folder.path()});
+      launch({"--nproc_per_node=2", "--master-port=29511", "--dry-run", "touch", "a file"},
+             {.cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_EQ(lines(result.out).size(), 2U);
-  EXPECT_THAT(result.out, AllOf(HasSubstr(" RANK=1 "), HasSubstr("touch 'a file'\n")));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  const auto plan = lines(result.out);
+  ASSERT_EQ(plan.size(), 6U) << result.out;
+  EXPECT_THAT(plan[0], AllOf(StartsWith("# node 0 of 1, host "),
+                             EndsWith(": 2 workers, ranks 0 to 1 of 2")));
+  EXPECT_THAT(plan[1], AllOf(StartsWith("export "), HasSubstr(" MASTER_PORT=29511 "),
+                             HasSubstr(" WORLD_SIZE=2"), Not(HasSubstr("RANK=1 "))));
+  EXPECT_EQ(plan[4], "# rank 1, local rank 1");
+  EXPECT_THAT(plan[5],
+              AllOf(StartsWith("LOCAL_RANK=1 RANK=1 ROLE_RANK=1 /"), EndsWith("/touch 'a file'")));
+}
+
+TEST(LaunchTest, PlansWhatAShellCanDoByHand) {
+  const std::vector<std::string> words{"--nproc_per_node=2",
+                                       "--prefix=off",
+                                       "--bind=none",
+                                       "sh",
+                                       "-c",
+                                       "echo $RANK $WORLD_SIZE $ROLE_NAME \"$1\"",
+                                       "sh",
+                                       "it's $local_rank"};
+  auto plan = words;
+  plan.insert(plan.begin(), {"--dry_run", "--role=a b"});
+  auto really = words;
+  really.insert(really.begin(), "--role=a b");
+  const auto by_hand = run_program({"sh", "-c", launch(plan).out});
+  EXPECT_EQ(by_hand.out, "0 2 a b it's 0\n1 2 a b it's 1\n") << by_hand.err;
+  EXPECT_THAT(lines(launch(really).out), UnorderedElementsAreArray(lines(by_hand.out)));
+}
+
+TEST(LaunchTest, SaysWhatAPlanForSeveralNodesTakesForGranted) {
+  const auto plan = launch({"--nnodes=3", "--node_rank=2", "--master_addr=box",
+                            "--nproc_per_node=4", "--dry_run", "true"})
+                        .out;
+  EXPECT_THAT(lines(plan).front(), AllOf(StartsWith("# node 2 of 3"),
+                                         EndsWith("ranks 8 to 11 of 12 (if 3 nodes take part, each "
+                                                  "with --nproc_per_node=4 as this one)")));
+}
+
+TEST(LaunchTest, PlansWithTheCoresOfEachWorker) {
+  const auto result =
+      run_program({"taskset", "-c", "0", kLauncher, "--bind=cores", "--dry_run", "true"});
+  SYNCBN_SKIP_UNLESS(result.exit_code == 0, "cpu-0");
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("# rank 0, local rank 0, CPU 0\n"), HasSubstr("taskset -c 0 /")));
 }
 
 TEST(LaunchTest, DrawsNoProgressWithoutATerminalAndSurvivesGarbage) {

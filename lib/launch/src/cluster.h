@@ -28,9 +28,9 @@ class Cluster {
   /// Where the workers of this node stand in one attempt.
   struct Start {
     int attempt = 0;
-    int restarts = 0;    ///< those that count
-    std::string reason;  ///< why it follows another attempt; empty: it is the first
-    std::string job_id;  ///< empty: the coordinator is torchrun's
+    int restarts = 0;         ///< those that count
+    std::string reason = {};  ///< why it follows another attempt; empty: it is the first
+    std::string job_id = {};  ///< empty: the coordinator is torchrun's
     int node = 0;
     int nodes = 1;
     AssignedRanks ranks;

@@ -26,7 +26,9 @@ class CommandLine {
   CommandLine(const std::vector<OptionSource>& sources, const CLI::App& app, int argc,
               const char* const* argv, Environment environment);
 
-  /// "--name=value" and "--name", as CLI11 wants them: last first.
+  /// "--name=value" and "--name", those of the environment last.
+  const std::vector<std::string>& options() const { return options_; }
+  /// As CLI11 wants them: last first.
   std::vector<std::string> reversed_options() const { return {options_.rbegin(), options_.rend()}; }
   const std::vector<std::string>& program() const { return program_; }
 

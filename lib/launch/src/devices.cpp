@@ -1,19 +1,18 @@
 #include "devices.h"
 
-#include <fmt/format.h>
-#include <sched.h>
-#include <syncbn/base/error.h>
-
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
-#include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <string_view>
-#include <thread>
-#include <vector>
+
+#include "nvml.h"
 
 namespace syncbn::launch {
 namespace {
+
+namespace fs = std::filesystem;
 
 // As CUDA reads it: the list counts up to its first invalid entry.
 std::vector<std::string> listed(std::string_view list) {
@@ -30,35 +29,103 @@ std::vector<std::string> listed(std::string_view list) {
   return devices;
 }
 
+// Set but empty means none, which base::env does not tell from unset.
+std::optional<std::vector<std::string>> visible_devices() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible == nullptr ? std::nullopt : std::optional(listed(visible));
+}
+
+fs::path drivers_folder(const fs::path& proc) {
+  return proc / "driver/nvidia/gpus";
+}
+
+// "GPU UUID: 	 GPU-…", among others.
+std::string uuid_in(const fs::path& information) {
+  std::ifstream file(information);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("GPU UUID:")) return line.substr(line.find_last_of(" \t") + 1);
+  }
+  return "";
+}
+
+std::vector<Gpu> gpus_of_driver(const fs::path& proc) {
+  std::vector<Gpu> gpus;
+  std::error_code error;
+  for (fs::directory_iterator entry(drivers_folder(proc), error), end; !error && entry != end;
+       entry.increment(error)) {
+    gpus.push_back({entry->path().filename(), uuid_in(entry->path() / "information")});
+  }
+  std::sort(gpus.begin(), gpus.end(),
+            [](const Gpu& a, const Gpu& b) { return a.address < b.address; });
+  return gpus;
+}
+
+/// The GPU that an entry of CUDA_VISIBLE_DEVICES stands for: a number, the first letters of a UUID,
+/// or "MIG-<UUID>/…".
+const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
+  size_t index = 0;
+  const char* const last = entry.data() + entry.size();
+  const auto [end, error] = std::from_chars(entry.data(), last, index);
+  if (error == std::errc() && end == last)
+    return index < machine.size() ? &machine[index] : nullptr;
+  constexpr std::string_view kMig = "MIG-";
+  std::string_view uuid = entry;
+  if (uuid.starts_with(kMig)) uuid.remove_prefix(kMig.size());
+  uuid = uuid.substr(0, uuid.find('/'));
+  const auto found = std::find_if(machine.begin(), machine.end(), [&](const Gpu& gpu) {
+    return !uuid.empty() && gpu.uuid.starts_with(uuid);
+  });
+  return found == machine.end() ? nullptr : &*found;
+}
+
 }  // namespace
 
 int count_cores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  // More cores than cpu_set_t holds.
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return static_cast<int>(allowed_cpus().size());
 }
 
-int count_gpus() {
-  // Set but empty means none, which base::env does not tell from unset.
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    return static_cast<int>(listed(visible).size());
+int count_gpus(bool virtual_local_rank) {
+  if (const auto count = count_gpus_at_hand(virtual_local_rank)) return *count;
+  return Nvml().count();
+}
+
+std::optional<int> count_gpus_at_hand(bool virtual_local_rank) {
+  if (const auto visible = visible_devices()) {
+    const bool only_first =
+        !virtual_local_rank && !visible->empty() && visible->front().starts_with("MIG-");
+    return only_first ? 1 : static_cast<int>(visible->size());
   }
   std::error_code error;
-  const std::filesystem::directory_iterator gpus("/proc/driver/nvidia/gpus", error);
-  if (error) return 0;
+  const fs::directory_iterator gpus(drivers_folder("/proc"), error);
+  if (error) return std::nullopt;
   return static_cast<int>(std::distance(begin(gpus), end(gpus)));
 }
 
 std::string visible_gpu(int index) {
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) return std::to_string(index);
-  const std::vector<std::string> devices = listed(visible);
-  if (static_cast<size_t>(index) < devices.size()) return devices[static_cast<size_t>(index)];
-  throw base::UserError(
-      fmt::format("--virtual_local_rank: local rank {} needs a GPU of its own, and "
-                  "CUDA_VISIBLE_DEVICES={} names {}",
-                  index, visible, devices.size()));
+  const auto visible = visible_devices();
+  if (!visible) return std::to_string(index);
+  return visible->at(static_cast<size_t>(index));
+}
+
+std::vector<Gpu> machine_gpus(const fs::path& proc) {
+  std::error_code error;
+  return fs::exists(drivers_folder(proc), error) ? gpus_of_driver(proc) : Nvml().gpus();
+}
+
+std::vector<std::optional<int>> nodes_of_visible_gpus(const Topology& topology,
+                                                      const std::vector<Gpu>& machine) {
+  std::vector<const Gpu*> gpus;
+  if (const auto visible = visible_devices()) {
+    for (const std::string& entry : *visible) gpus.push_back(find_gpu(entry, machine));
+  } else {
+    for (const Gpu& gpu : machine) gpus.push_back(&gpu);
+  }
+  std::vector<std::optional<int>> nodes;
+  nodes.reserve(gpus.size());
+  for (const Gpu* gpu : gpus) {
+    nodes.push_back(gpu == nullptr ? std::nullopt : topology.node_of_pci(gpu->address));
+  }
+  return nodes;
 }
 
 }  // namespace syncbn::launch

@@ -38,8 +38,9 @@ Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, 
     variables["LOCAL_RANK"] = "0";
     variables["CUDA_VISIBLE_DEVICES"] = visible_gpu(local_rank);
   }
-  if (facts.omp_num_threads > 0) {
-    variables["OMP_NUM_THREADS"] = std::to_string(facts.omp_num_threads);
+  if (!facts.omp_num_threads.empty()) {
+    const int threads = facts.omp_num_threads.at(static_cast<size_t>(local_rank));
+    variables["OMP_NUM_THREADS"] = std::to_string(threads);
   }
   return variables;
 }

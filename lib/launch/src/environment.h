@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "assigned_ranks.h"
+#include "cpus.h"
 
 namespace syncbn::launch {
 
@@ -20,8 +21,9 @@ struct RunFacts {
   std::string job_id;        ///< the same on all nodes, in all attempts, and in no other run
   bool agent_store = false;  ///< the launcher of node 0 holds the store, not rank 0
   int attempt = 0;
-  int restart_count = 0;    ///< attempts because of other nodes do not count
-  int omp_num_threads = 0;  ///< 0: the environment has OMP_NUM_THREADS already
+  int restart_count = 0;             ///< attempts because of other nodes do not count
+  std::vector<Cpus> cpus;            ///< by local rank; empty: workers are not bound
+  std::vector<int> omp_num_threads;  ///< by local rank; empty: OMP_NUM_THREADS stays as it is
   // The node among the nodes, and its workers among all workers.
   int node = 0;
   int nodes = 1;

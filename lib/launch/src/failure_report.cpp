@@ -88,30 +88,33 @@ std::string render_report(const FailureReport& report) {
   return text;
 }
 
+nlohmann::ordered_json json_of_failure(const FailureReport& failure) {
+  nlohmann::ordered_json json;
+  json["rank"] = failure.rank;
+  json["local_rank"] = failure.local_rank;
+  json["host"] = failure.host;
+  json["pid"] = failure.pid;
+  json["command"] = failure.argv;
+  const bool exited = WIFEXITED(failure.wait_status);
+  const char* const how = exited ? "exit_code" : "signal";
+  json[how] = exited ? WEXITSTATUS(failure.wait_status) : WTERMSIG(failure.wait_status);
+  json["out_of_memory"] = failure.out_of_memory;
+  json["time"] = std::chrono::duration<double>(failure.time.time_since_epoch()).count();
+  json["seconds_after_start"] = failure.seconds_after_start;
+  json["stderr_tail"] = failure.stderr_tail;
+  json["error_message"] = failure.error_message;
+  json["error_file"] = failure.error_message.empty() ? "" : failure.error_file;
+  json["failed_too"] = failure.failed_too;
+  json["ended"] = failure.ended;
+  return json;
+}
+
 std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure) {
   nlohmann::ordered_json json;
   json["exit_code"] = exit_code;
   json["restarts"] = restarts;
   json["failure"] = nullptr;
-  if (failure) {
-    auto& first = json["failure"];
-    first["rank"] = failure->rank;
-    first["local_rank"] = failure->local_rank;
-    first["host"] = failure->host;
-    first["pid"] = failure->pid;
-    first["command"] = failure->argv;
-    const bool exited = WIFEXITED(failure->wait_status);
-    const char* const how = exited ? "exit_code" : "signal";
-    first[how] = exited ? WEXITSTATUS(failure->wait_status) : WTERMSIG(failure->wait_status);
-    first["out_of_memory"] = failure->out_of_memory;
-    first["time"] = std::chrono::duration<double>(failure->time.time_since_epoch()).count();
-    first["seconds_after_start"] = failure->seconds_after_start;
-    first["stderr_tail"] = failure->stderr_tail;
-    first["error_message"] = failure->error_message;
-    first["error_file"] = failure->error_message.empty() ? "" : failure->error_file;
-    first["failed_too"] = failure->failed_too;
-    first["ended"] = failure->ended;
-  }
+  if (failure) json["failure"] = json_of_failure(*failure);
   // Workers' words may be any bytes.
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,8 +32,11 @@ struct FailureReport {
 /// by the worker itself and gets one line.
 std::string render_report(const FailureReport& report);
 
+/// All of it; the keys are those of FailureReport, with exit_code or signal for the wait status.
+nlohmann::ordered_json json_of_failure(const FailureReport& failure);
+
 /// How the run ended, as one JSON object: exit_code, restarts, and `failure` (null when there was
-/// none), whose keys are those of FailureReport, with exit_code or signal for the wait status.
+/// none).
 std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure);
 
 /// argv as one could type it into a shell.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
@@ -114,6 +115,7 @@ class KeeperProcess {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != keeper) ::_exit(base::kExitSignalBase + SIGKILL);
+    bind(worker);
     const int input = spec.stdin_fd >= 0 ? spec.stdin_fd : ::open("/dev/null", O_RDONLY);
     ::dup2(input, STDIN_FILENO);
     ::dup2(spec.stdout_fd, STDOUT_FILENO);
@@ -129,6 +131,15 @@ class KeeperProcess {
     const int error = errno;
     report(KeeperEvent::Kind::kExecFailed, worker, ::getpid(), error);
     ::_exit(error == ENOENT ? base::kExitNotFound : base::kExitCannotExecute);
+  }
+
+  void bind(size_t worker) const {
+    const std::vector<unsigned long>& mask = specs_[worker].cpu_mask;
+    const size_t bytes = mask.size() * sizeof(unsigned long);
+    const auto* const cpus = reinterpret_cast<const cpu_set_t*>(mask.data());
+    if (mask.empty() || ::sched_setaffinity(0, bytes, cpus) == 0) return;
+    report(KeeperEvent::Kind::kBindFailed, worker, ::getpid(), errno);
+    ::_exit(base::kExitUnavailable);
   }
 
   // Until the launcher says so (false) or is gone (true).

@@ -20,7 +20,8 @@ struct WorkerSpec {
   int stdin_fd = -1;  ///< -1: /dev/null
   int stdout_fd = -1;
   int stderr_fd = -1;
-  int agent_fd = -1;  ///< keeps its number
+  int agent_fd = -1;                         ///< keeps its number
+  std::vector<unsigned long> cpu_mask = {};  ///< see cpu_mask(); empty: the launcher's
 };
 
 /// What became of a worker; `worker` is its index in the list of specs.
@@ -28,6 +29,7 @@ struct KeeperEvent {
   enum class Kind : int32_t {
     kStarted,     ///< it has been forked as `pid`
     kForkFailed,  ///< it could not be forked: `value` is errno; no further event
+    kBindFailed,  ///< its sched_setaffinity failed: `value` is errno; kExited follows
     kExecFailed,  ///< its execve failed: `value` is errno; kExited follows
     kExited,      ///< it has ended: `value` is its wait status
   };

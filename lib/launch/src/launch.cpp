@@ -10,18 +10,23 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <string_view>
+#include <vector>
 
+#include "binding.h"
 #include "cluster.h"
 #include "devices.h"
 #include "environment.h"
 #include "failure_report.h"
 #include "master_port.h"
+#include "plan.h"
 #include "program.h"
 #include "ssh_head.h"
 #include "ssh_node.h"
 #include "supervisor.h"
+#include "topology.h"
 #include "words.h"
 
 namespace syncbn::launch {
@@ -38,9 +43,22 @@ void open_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
-int omp_num_threads(const LaunchOptions& options) {
-  if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return 0;
-  return std::max(1, count_cores() / options.nproc_per_node);
+std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
+  if (options.binding == Binding::kNone) return {};
+  const Topology topology("/sys", allowed_cpus());
+  // What is not asked for is not loaded.
+  const bool wants_gpus = options.binding != Binding::kCores;
+  const auto gpu_nodes = wants_gpus ? nodes_of_visible_gpus(topology, machine_gpus())
+                                    : std::vector<std::optional<int>>{};
+  return bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
+}
+
+std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector<Cpus>& cpus) {
+  // One worker finds all of its cores itself.
+  if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return {};
+  if (!cpus.empty()) return threads_of_workers(cpus);
+  const auto workers = static_cast<size_t>(options.nproc_per_node);
+  return std::vector<int>(workers, std::max(1, count_cores() / options.nproc_per_node));
 }
 
 RunFacts run_facts(const LaunchOptions& options) {
@@ -50,7 +68,8 @@ RunFacts run_facts(const LaunchOptions& options) {
   facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
   facts.job_id = random_id();
   facts.run_id = options.standalone ? facts.job_id : options.run_id;
-  facts.omp_num_threads = omp_num_threads(options);
+  facts.cpus = cpus_of_workers(options);
+  facts.omp_num_threads = omp_num_threads(options, facts.cpus);
   facts.nodes = options.nnodes.max;
   facts.agent_store = facts.nodes > 1;
   // Of several nodes the coordinator tells; this holds where all have as many workers.
@@ -87,31 +106,47 @@ base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunFacts& 
   return listener;
 }
 
-void print_plan(const LaunchOptions& options, const RunFacts& facts, const Command& command) {
-  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    std::string line;
-    for (const auto& [name, value] : worker_variables(options, facts, local_rank)) {
-      line += fmt::format("{} ", shell_quoted({fmt::format("{}={}", name, value)}));
-    }
-    fmt::print("{}{}\n", line, shell_quoted(worker_argv(command, local_rank)));
-  }
-}
-
 void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
-  if (facts.omp_num_threads == 0 || options.voice == Voice::kOfItself) return;
+  if (facts.omp_num_threads.empty() || options.voice == Voice::kOfItself) return;
+  const auto [least, most] =
+      std::minmax_element(facts.omp_num_threads.begin(), facts.omp_num_threads.end());
+  const std::string threads =
+      *least == *most ? std::to_string(*least) : fmt::format("{} to {}", *least, *most);
   fmt::print(stderr,
              "syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} cores (set it to "
              "choose another)\n",
-             facts.omp_num_threads, options.nproc_per_node, count_cores());
+             threads, options.nproc_per_node, count_cores());
+}
+
+void check_gpus(const LaunchOptions& options) {
+  const auto gpus = count_gpus_at_hand(options.virtual_local_rank);
+  if (!gpus || options.nproc_per_node <= *gpus) return;
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const std::string there = fmt::format(
+      "{} workers, and CUDA sees {} GPU{} ({})", options.nproc_per_node, *gpus,
+      *gpus == 1 ? "" : "s",
+      visible == nullptr ? "/proc/driver/nvidia" : fmt::format("CUDA_VISIBLE_DEVICES={}", visible));
+  if (options.virtual_local_rank) {
+    throw base::UserError(fmt::format(
+        "--virtual_local_rank: {}; each worker needs one: start fewer, or leave the option out",
+        there));
+  }
+  // Workers on CPUs are legitimate on a machine with GPUs, too.
+  if (*gpus == 0) return;
+  fmt::print(stderr,
+             "syncbn-launch: warning: {}: there is none for local ranks from {} on (nothing wrong "
+             "if the workers compute on CPUs)\n",
+             there, *gpus);
 }
 
 int run(const LaunchOptions& options, SshNode* node) {
+  check_gpus(options);
   const Command command = resolve_program(options);
   RunFacts facts = run_facts(options);
   std::optional<MasterPort> port;
   if (facts.nodes == 1) port = hold_master_port(facts);
   if (options.dry_run) {
-    print_plan(options, facts, command);
+    fmt::print("{}", render_plan(options, facts, command));
     return base::kExitOk;
   }
   announce_threads(options, facts);

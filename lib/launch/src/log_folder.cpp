@@ -37,7 +37,8 @@ bool writes_logs(const LaunchOptions& options) {
     return false;
   };
   return !options.log_dir.empty() || some(options.redirects) || some(options.tee) ||
-         !options.duplicate_stdout_filters.empty() || !options.duplicate_stderr_filters.empty();
+         options.events == EventTarget::kLogFolder || !options.duplicate_stdout_filters.empty() ||
+         !options.duplicate_stderr_filters.empty();
 }
 
 // A worker can put anything there: a pipe that nobody writes to, a folder, /dev/zero.

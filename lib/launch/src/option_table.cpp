@@ -11,27 +11,24 @@
 namespace syncbn::launch {
 namespace {
 
-constexpr const char* kExamples =
-    R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
-replaced, and $$ by $. NAME.py runs as ${PYTHON_EXEC:-python3} -u; another name without a slash is
-looked for beside syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
-long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
-nodes, node rank and master are taken from the environment unless given.
-
-Examples:
-  Four workers on this machine, with the trainer that stands beside syncbn-launch:
-    syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml
-  One worker per GPU, with a Python script, started again up to three times when a worker fails:
-    syncbn-launch --nproc_per_node=gpu --max_restarts=3 train.py --epochs 10
-  The second of two machines, eight workers each:
-    syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py
-  Four workers on each of two machines, started from here:
-    syncbn-launch -H node0:4,node1:4 train.py
-  Every worker's output in files, that of rank 0 on the terminal as well:
-    syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py)";
-
 bool is_flag(const CLI::Option& option) {
   return option.get_type_size() == 0 || option.get_expected_min() == 0;
+}
+
+OptionFacts facts_of(const CLI::Option& option, const std::vector<OptionSource>& sources) {
+  OptionFacts facts;
+  facts.name = "--" + option.get_lnames().front();
+  if (!option.get_snames().empty()) facts.letter = "-" + option.get_snames().front();
+  if (!is_flag(option)) facts.type = option.get_type_name();
+  facts.help = option.get_description();
+  facts.group = option.get_group();
+  facts.default_value = option.get_default_str();
+  const auto source = std::find_if(sources.begin(), sources.end(),
+                                   [&](const OptionSource& one) { return one.name == facts.name; });
+  if (source != sources.end() && !source->environment.empty()) {
+    facts.environment = source->environment.front();
+  }
+  return facts;
 }
 
 // "  --nnodes N      Number of machines" + "(default 1, environment PET_NNODES)".
@@ -51,22 +48,16 @@ class HelpFormatter : public CLI::Formatter {
         .substr(1);
   }
   std::string make_option_opts(const CLI::Option* option) const override {
-    if (is_flag(*option)) return "";
-    // CLI11 appends what the checks accept.
-    const std::string type = option->get_type_name();
-    return " " + type.substr(0, type.find(':'));
+    const std::string type = facts_of(*option, sources_).type;
+    return type.empty() ? "" : " " + type;
   }
   std::string make_option_desc(const CLI::Option* option) const override {
-    std::vector<std::string> facts;
-    if (!option->get_default_str().empty()) facts.push_back("default " + option->get_default_str());
-    const auto source = std::find_if(
-        sources_.begin(), sources_.end(),
-        [&](const OptionSource& one) { return option->check_lname(one.name.substr(2)); });
-    if (source != sources_.end() && !source->environment.empty()) {
-      facts.push_back("environment " + source->environment.front());
-    }
-    if (facts.empty()) return option->get_description();
-    return fmt::format("{}\n({})", option->get_description(), base::join(facts, ", "));
+    const OptionFacts facts = facts_of(*option, sources_);
+    std::vector<std::string> notes;
+    if (!facts.default_value.empty()) notes.push_back("default " + facts.default_value);
+    if (!facts.environment.empty()) notes.push_back("environment " + facts.environment);
+    if (notes.empty()) return facts.help;
+    return fmt::format("{}\n({})", facts.help, base::join(notes, ", "));
   }
 
  private:
@@ -156,7 +147,7 @@ class Table {
 void describe_workers(Table& table, TypedOptions& typed) {
   table.group("Workers");
   table
-      .value("--nproc_per_node", typed.nproc_per_node, "N",
+      .value("--nproc_per_node", typed.nproc_per_node, "N|cpu|gpu|auto",
              "Workers on this machine: a number, cpu (one per core),\n"
              "gpu (one per GPU), auto (gpu where there is one, else cpu)")
       ->default_str("1");
@@ -165,6 +156,18 @@ void describe_workers(Table& table, TypedOptions& typed) {
       ->default_str("default");
   table.flag("--virtual_local_rank", typed.options.virtual_local_rank,
              "Each worker has LOCAL_RANK=0 and sees its GPU as the only one");
+  table
+      .value("--numa_binding", typed.numa_binding, "node|socket|exclusive|core-complex",
+             "Bind each worker to the cores near its GPU (without GPUs, spread\n"
+             "evenly): of the NUMA node, of its socket, to a share of the node's,\n"
+             "to one core complex (last level of cache)")
+      ->check(one_of({"node", "socket", "exclusive", "core-complex"}));
+  table
+      .value("--bind", typed.bind, "none|cores",
+             "cores: bind each worker to its own share of this machine's cores")
+      ->check(one_of({"none", "cores"}))
+      ->default_str("none");
+  table.ours({"SYNCBN_BIND"});
 }
 
 void describe_nodes(Table& table, TypedOptions& typed) {
@@ -319,18 +322,72 @@ void describe_report(Table& table, TypedOptions& typed) {
   table.value("--report", typed.options.report, "FILE",
               "Write how the run ended, and the first failure, to this file as\nJSON");
   table.ours({"SYNCBN_REPORT"});
+  table
+      .value("--event_log_handler", typed.event_log_handler, "null|console|json|json:FILE",
+             "Write each start, end, failure and restart as a line of JSON:\n"
+             "to stderr, to events.jsonl in the log folder, or to the end of a\n"
+             "file; every node has its own")
+      ->default_str("null");
 }
 
 void describe_accepted(Table& table) {
   table.group("Accepted for torchrun's sake, without effect");
-  table.accepted("--event_log_handler", "NAME", "There is no event log yet");
-  table.accepted("--numa_binding", "MODE", "Workers are not bound yet");
   table.accepted("--monitor_interval", "SECONDS", "Failures are seen at once");
   table.accepted("--start_method", "spawn|fork|forkserver", "Workers are programs");
   table.accepted("--logs_specs", "NAME", "A Python plug-in of torchrun's");
 }
 
+void describe_about(Table& table, TypedOptions& typed) {
+  table.group("About");
+  table
+      .value("--completion", typed.completion, "bash|zsh",
+             "Print a script that completes this command line in a shell")
+      ->check(one_of({"bash", "zsh"}));
+  table.ours();
+  table.flag("--man", typed.man_page, "Print the manual page, for man -l");
+  table.ours();
+}
+
+std::string footer() {
+  std::string text = std::string(notes()) + "\n\nExamples:";
+  for (const Example& example : examples()) {
+    text += fmt::format("\n  {}:\n    {}", example.what, example.command);
+  }
+  return text;
+}
+
 }  // namespace
+
+const char* notes() {
+  return R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
+replaced, and $$ by $. NAME.py runs as ${PYTHON_EXEC:-python3} -u; another name without a slash is
+looked for beside syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
+long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
+nodes, node rank and master are taken from the environment unless given.)";
+}
+
+std::vector<Example> examples() {
+  return {
+      {"Four workers on this machine, with the trainer that stands beside syncbn-launch",
+       "syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml"},
+      {"One worker per GPU, with a Python script, started again up to three times when a worker "
+       "fails",
+       "syncbn-launch --nproc_per_node=gpu --max_restarts=3 train.py --epochs 10"},
+      {"The second of two machines, eight workers each",
+       "syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py"},
+      {"Four workers on each of two machines, started from here",
+       "syncbn-launch -H node0:4,node1:4 train.py"},
+      {"Every worker's output in files, that of rank 0 on the terminal as well",
+       "syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py"},
+  };
+}
+
+std::vector<OptionFacts> option_facts(const CLI::App& app,
+                                      const std::vector<OptionSource>& sources) {
+  std::vector<OptionFacts> facts;
+  for (const CLI::Option* option : app.get_options()) facts.push_back(facts_of(*option, sources));
+  return facts;
+}
 
 std::vector<OptionSource> describe_options(CLI::App& app, TypedOptions& typed) {
   std::vector<OptionSource> sources;
@@ -349,8 +406,9 @@ std::vector<OptionSource> describe_options(CLI::App& app, TypedOptions& typed) {
   sources.push_back({.name = "--help", .environment = {}, .is_flag = true});
   sources.push_back(
       {.name = "--version", .environment = {}, .is_flag = true, .is_torchruns = false});
+  describe_about(table, typed);
   app.formatter(std::make_shared<HelpFormatter>(sources));
-  app.footer(kExamples);
+  app.footer(footer());
   return sources;
 }
 

@@ -13,8 +13,10 @@
 #include <string_view>
 
 #include "command_line.h"
+#include "completion.h"
 #include "devices.h"
 #include "hosts.h"
+#include "man_page.h"
 #include "option_table.h"
 #include "scheduler.h"
 #include "words.h"
@@ -22,14 +24,15 @@
 namespace syncbn::launch {
 namespace {
 
-int count_workers(const std::string& typed) {
+int count_workers(const std::string& typed, bool virtual_local_rank) {
   if (typed == "cpu") return count_cores();
-  if (typed == "auto") return count_gpus() > 0 ? count_gpus() : count_cores();
-  if (typed == "gpu") {
-    if (count_gpus() > 0) return count_gpus();
+  if (typed == "auto" || typed == "gpu") {
+    const int gpus = count_gpus(virtual_local_rank);
+    if (gpus > 0) return gpus;
+    if (typed == "auto") return count_cores();
     throw base::UserError(
-        "--nproc_per_node=gpu: no GPU is visible (CUDA_VISIBLE_DEVICES, /proc/driver/nvidia); "
-        "use a number, or cpu");
+        "--nproc_per_node=gpu: no GPU is visible (CUDA_VISIBLE_DEVICES, /proc/driver/nvidia, "
+        "NVML); use a number, or cpu");
   }
   const auto count = whole_number(typed);
   if (!count || *count < 1 || *count > kMostWorkers) {
@@ -38,6 +41,21 @@ int count_workers(const std::string& typed) {
                     kMostWorkers));
   }
   return *count;
+}
+
+Binding read_binding(const TypedOptions& typed) {
+  const bool cores = typed.bind == "cores";
+  if (cores && !typed.numa_binding.empty()) {
+    throw base::UserError(fmt::format(
+        "--bind=cores and --numa_binding={} exclude each other; --numa_binding=exclusive gives "
+        "each worker its own cores near its GPU",
+        typed.numa_binding));
+  }
+  if (typed.numa_binding == "node") return Binding::kNode;
+  if (typed.numa_binding == "socket") return Binding::kSocket;
+  if (typed.numa_binding == "exclusive") return Binding::kExclusive;
+  if (typed.numa_binding == "core-complex") return Binding::kCoreComplex;
+  return cores ? Binding::kCores : Binding::kNone;
 }
 
 NodeRange read_nodes(const std::string& typed) {
@@ -136,6 +154,23 @@ std::vector<std::string> read_filters(const std::string& typed) {
   }
   if (!text.empty()) texts.push_back(text);
   return texts;
+}
+
+void read_event_log(const std::string& typed, LaunchOptions& options) {
+  constexpr std::string_view kFile = "json:";
+  if (typed == "console") {
+    options.events = EventTarget::kConsole;
+  } else if (typed == "json") {
+    options.events = EventTarget::kLogFolder;
+  } else if (typed.starts_with(kFile) && typed.size() > kFile.size()) {
+    options.events = EventTarget::kFile;
+    options.events_file = typed.substr(kFile.size());
+  } else if (typed != "null") {
+    throw base::UserError(fmt::format(
+        "--event_log_handler={}: expected null, console, json or json:FILE{} (torchrun's "
+        "registered handlers are Python, which this launcher does not load)",
+        typed, base::did_you_mean(typed, {"null", "console", "json"})));
+  }
 }
 
 void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
@@ -270,7 +305,8 @@ void read_master_addr(LaunchOptions& options) {
 
 LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_view launcher_name) {
   LaunchOptions options = typed.options;
-  options.nproc_per_node = count_workers(typed.nproc_per_node);
+  options.nproc_per_node = count_workers(typed.nproc_per_node, options.virtual_local_rank);
+  options.binding = read_binding(typed);
   options.nnodes = read_nodes(typed.nnodes);
   read_ending(typed, options);
   options.redirects = read_stream_choice("--redirects", typed.redirects, options.nproc_per_node);
@@ -281,6 +317,8 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   options.prefix = typed.prefix;
   if (typed.prefix == "on") options.prefix = kDefaultPrefix;
   if (typed.prefix == "off") options.prefix.clear();
+  read_event_log(typed.event_log_handler, options);
+  options.given = line.options();
   options.c10d = typed.rdzv_backend == "c10d";
   if (options.c10d && !line.has("--node_rank")) options.node_rank = options.nnodes.max > 1 ? -1 : 0;
   read_rendezvous_settings(typed.rdzv_conf, options);
@@ -393,10 +431,7 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
 std::optional<LaunchOptions> parse(int argc, const char* const* argv,
                                    CommandLine::Environment environment) {
   TypedOptions typed;
-  CLI::App app(
-      "Starts the workers of a distributed training run on this machine and stays with\n"
-      "them to their end.",
-      "syncbn-launch");
+  CLI::App app(kSummary, "syncbn-launch");
   const std::vector<OptionSource> sources = describe_options(app, typed);
   const CommandLine line(sources, app, argc, argv, environment);
   try {
@@ -408,6 +443,15 @@ std::optional<LaunchOptions> parse(int argc, const char* const* argv,
     const std::string message = error.what();
     const size_t colon = std::min(message.find(':'), message.size());
     throw base::UserError(line.source_of(message.substr(0, colon)) + message.substr(colon));
+  }
+  if (!typed.completion.empty()) {
+    const auto script = typed.completion == "bash" ? bash_completion : zsh_completion;
+    fmt::print("{}", script(option_facts(app, sources)));
+    return std::nullopt;
+  }
+  if (typed.man_page) {
+    fmt::print("{}", man_page(option_facts(app, sources)));
+    return std::nullopt;
   }
   if (line.program().empty()) {
     throw base::UserError(fmt::format("no program given; usage: {}", kUsage));

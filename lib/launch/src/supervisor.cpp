@@ -53,6 +53,17 @@ void copy_error_file(const FailureReport& failure) {
                              std::filesystem::copy_options::overwrite_existing, ignored);
 }
 
+// Empty when all went well.
+std::string reason_of(const GroupResult& result) {
+  if (!result.start_error.empty()) return result.start_error;
+  if (result.failure) {
+    return fmt::format("rank {} failed: {}", result.failure->rank,
+                       describe_status(result.failure->wait_status));
+  }
+  if (result.signal) return fmt::format("ended by SIG{}", ::sigabbrev_np(*result.signal));
+  return result.of_job;
+}
+
 }  // namespace
 
 Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
@@ -64,19 +75,31 @@ Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, cons
       node_(node),
       signals_(options.ending_signals, node != nullptr ? &node->head() : nullptr),
       logs_(options),
-      output_(output_options(options)) {}
+      output_(output_options(options)),
+      events_(options, facts_, logs_, output_) {}
 
 int Supervisor::run() {
   if (logs_.is_wanted()) {
     output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
   }
-  const GroupResult result = cluster_ != nullptr ? run_with_others() : run_alone();
+  events_.job_started();
+  const GroupResult result = run_attempts();
+  events_.job_ended(result.exit_code, reason_of(result));
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
   } else {
     write_report(result);
   }
   return wait_for_reader(output_, signals_, result.exit_code, result.signal.has_value());
+}
+
+GroupResult Supervisor::run_attempts() {
+  try {
+    return cluster_ != nullptr ? run_with_others() : run_alone();
+  } catch (const std::exception& error) {
+    events_.job_ended(base::exit_code_of(error), error.what());
+    throw;
+  }
 }
 
 GroupResult Supervisor::run_alone() {
@@ -87,6 +110,7 @@ GroupResult Supervisor::run_alone() {
     ++facts_.attempt;
     ++facts_.restart_count;
     renew_master_port();
+    events_.restart("");
     announce_restart();
   }
 }
@@ -105,7 +129,7 @@ GroupResult Supervisor::run_with_others() {
       if (finish->exit_code != base::kExitOk && !finish->what.empty() && !has_been_said) {
         output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
       }
-      return {.exit_code = finish->exit_code};
+      return {.exit_code = finish->exit_code, .of_job = finish->what};
     }
     const auto start = cluster_->take_start();
     if (!start) continue;
@@ -129,7 +153,8 @@ GroupResult Supervisor::run_attempt() {
   if (!options_.duplicate_stderr_filters.empty()) {
     output_.copy_filtered(Stream::kErr, logs_.file(logs_.attempt(), "filtered_stderr.log"));
   }
-  const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, cluster_};
+  events_.attempt_started();
+  const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, events_, cluster_};
   return WorkerGroup(run, facts_).run();
 }
 
@@ -185,6 +210,7 @@ void Supervisor::announce_restart() {
 }
 
 void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_before) {
+  events_.restart(start.reason);
   if (start.restarts > restarts_before) return announce_restart();
   output_.say(fmt::format("syncbn-launch: begins again on {} node{} with {} workers: {}",
                           start.nodes, start.nodes == 1 ? "" : "s", start.ranks.world_size,
@@ -193,9 +219,11 @@ void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_befo
 
 void Supervisor::report(const GroupResult& result) {
   if (!result.start_error.empty()) {
+    events_.failure(result.start_error, std::nullopt);
     output_.say(fmt::format("syncbn-launch: error: {}", result.start_error));
   } else if (result.failure) {
     last_failure_ = result.failure;
+    events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
     copy_error_file(*result.failure);
     if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
@@ -203,7 +231,7 @@ void Supervisor::report(const GroupResult& result) {
                               options_.max_restarts));
     }
   } else if (result.signal && options_.voice != Voice::kOfItself) {
-    output_.say(fmt::format("syncbn-launch: ended by SIG{}", ::sigabbrev_np(*result.signal)));
+    output_.say(fmt::format("syncbn-launch: {}", reason_of(result)));
   }
 }
 

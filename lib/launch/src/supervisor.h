@@ -6,6 +6,7 @@
 
 #include "cluster.h"
 #include "environment.h"
+#include "event_log.h"
 #include "log_folder.h"
 #include "master_port.h"
 #include "output.h"
@@ -30,6 +31,7 @@ class Supervisor {
   int run();
 
  private:
+  GroupResult run_attempts();
   GroupResult run_alone();
   GroupResult run_with_others();
   GroupResult run_attempt();
@@ -55,6 +57,7 @@ class Supervisor {
   Signals signals_;
   LogFolder logs_;
   Output output_;
+  EventLog events_;
   std::optional<MasterPort> port_;
 };
 

@@ -54,6 +54,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
       signals_(run.signals),
       output_(run.output),
       logs_(run.logs),
+      events_(run.events),
       cluster_(run.cluster),
       facts_(facts),
       workers_(static_cast<size_t>(options_.nproc_per_node)),
@@ -116,6 +117,7 @@ void WorkerGroup::start() {
                      .stdout_fd = out.get(),
                      .stderr_fd = err.get(),
                      .agent_fd = agent.writer.get()});
+    if (!facts_.cpus.empty()) specs.back().cpu_mask = cpu_mask(facts_.cpus[i]);
     worker.agent = std::move(agent.reader);
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
   }
@@ -226,10 +228,15 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
       worker.pid = event.pid;
+      events_.worker_started(worker.rank, static_cast<int>(index), worker.pid);
       break;
     case KeeperEvent::Kind::kForkFailed:
       worker.start_error = event.value;
       worker_ended(index);
+      break;
+    case KeeperEvent::Kind::kBindFailed:
+      worker.bind_failed = true;
+      worker.start_error = event.value;
       break;
     case KeeperEvent::Kind::kExecFailed:
       worker.start_error = event.value;
@@ -246,6 +253,7 @@ void WorkerGroup::worker_ended(size_t index) {
   Worker& worker = workers_[index];
   worker.running = false;
   worker.ended_by_us = ending_;
+  log_end(index, worker.start_error ? std::strerror(*worker.start_error) : "");
   const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
   if (!failed || ending_ || first_failure_) return;
   first_failure_ = index;
@@ -256,6 +264,18 @@ void WorkerGroup::worker_ended(size_t index) {
       worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
   tell_cluster(code, !worker.start_error && code != base::kExitUsage,
                fmt::format("rank {} failed: {}", worker.rank, what));
+}
+
+void WorkerGroup::log_end(size_t index, const std::string& error) {
+  const Worker& worker = workers_[index];
+  const std::chrono::duration<double> lived = Clock::now() - started_;
+  events_.worker_ended({.rank = worker.rank,
+                        .local_rank = static_cast<int>(index),
+                        .pid = worker.pid,
+                        .wait_status = worker.wait_status,
+                        .seconds = lived.count(),
+                        .by_launcher = worker.ended_by_us,
+                        .error = error});
 }
 
 void WorkerGroup::read_outputs() {
@@ -326,9 +346,11 @@ void WorkerGroup::handle_deadlines() {
   }
   // Beyond anybody's reach; the keeper goes on waiting for them.
   deadline_.reset();
-  for (Worker& worker : workers_) {
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    Worker& worker = workers_[i];
     if (!std::exchange(worker.running, false)) continue;
     worker.ended_by_us = true;
+    log_end(i, "does not die; left behind");
     output_.say(fmt::format("syncbn-launch: rank {} (pid {}) does not die; left behind",
                             worker.rank, worker.pid));
   }
@@ -390,6 +412,13 @@ GroupResult WorkerGroup::start_failure(const Worker& worker) const {
     return {
         .exit_code = base::kExitUnavailable,
         .start_error = fmt::format("cannot start rank {}: {}", worker.rank, std::strerror(error))};
+  }
+  if (worker.bind_failed) {
+    return {
+        .exit_code = base::kExitUnavailable,
+        .start_error = fmt::format("cannot bind rank {} to its cores: {} (its CPU set has changed "
+                                   "since the launcher started?)",
+                                   worker.rank, std::strerror(error))};
   }
   std::string hint;
   if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";

@@ -12,6 +12,7 @@
 #include "agent_reader.h"
 #include "cluster.h"
 #include "environment.h"
+#include "event_log.h"
 #include "failure_report.h"
 #include "keeper.h"
 #include "log_folder.h"
@@ -29,6 +30,7 @@ struct GroupResult {
   std::optional<FailureReport> failure = {};  ///< of the first worker that failed
   std::string start_error = {};               ///< why that worker could not even be started
   std::optional<int> signal = {};             ///< that the launcher got, before or after it
+  std::string of_job = {};                    ///< with several nodes: the job's first failure
 };
 
 /// The workers of this node in one attempt, from start to end.
@@ -45,6 +47,7 @@ class WorkerGroup {
     Signals& signals;
     Output& output;
     LogFolder& logs;
+    EventLog& events;
     Cluster* cluster;  ///< null on one node
   };
 
@@ -63,7 +66,8 @@ class WorkerGroup {
     pid_t pid = 0;
     std::vector<std::string> argv;
     bool running = true;
-    std::optional<int> start_error;  ///< errno of a failed fork or exec
+    std::optional<int> start_error;  ///< errno of a failed fork, binding or exec
+    bool bind_failed = false;
     std::optional<int> wait_status;
     bool ended_by_us = false;
     base::UniqueFd out;
@@ -89,6 +93,7 @@ class WorkerGroup {
   void handle_deadlines();
 
   void worker_ended(size_t worker);
+  void log_end(size_t worker, const std::string& error);
   void end_workers(int signal);
   void kill_workers();
   void keeper_is_lost();
@@ -105,6 +110,7 @@ class WorkerGroup {
   Signals& signals_;
   Output& output_;
   LogFolder& logs_;
+  EventLog& events_;
   Cluster* const cluster_;
   const RunFacts& facts_;
   const OomWatch oom_;

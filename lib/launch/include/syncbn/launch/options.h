@@ -33,6 +33,12 @@ struct StreamChoice {
   Streams of(int local_rank) const;
 };
 
+/// Which processors a worker may use (bind_workers() says how they are chosen).
+enum class Binding { kNone, kCores, kNode, kSocket, kExclusive, kCoreComplex };
+
+/// Where the events of a run go, as lines of JSON.
+enum class EventTarget { kNone, kConsole, kLogFolder, kFile };
+
 /// A machine that is reached by ssh.
 struct Host {
   std::string user;  ///< empty: ssh's own choice
@@ -67,6 +73,7 @@ struct LaunchOptions {
   int nproc_per_node = 1;
   std::string role = "default";
   bool virtual_local_rank = false;  ///< each worker sees its GPU as the only one
+  Binding binding = Binding::kNone;
 
   NodeRange nnodes;
   int node_rank = 0;               ///< -1: any
@@ -105,13 +112,16 @@ struct LaunchOptions {
   std::vector<std::string> duplicate_stdout_filters;
   std::vector<std::string> duplicate_stderr_filters;
   std::string report;  ///< the file for a report in JSON; empty: none
+  EventTarget events = EventTarget::kNone;
+  std::string events_file = {};  ///< for kFile
   bool dry_run = false;
   HeadOptions head = {};
   /// Of a node that a head has started.
   Voice voice = Voice::kOwn;
   std::optional<Streams> colours = {};  ///< the head's streams that take them; empty: ask our own
 
-  std::vector<std::string> program;  ///< the program's name and its arguments, untouched
+  std::vector<std::string> given = {};  ///< the options, also the environment's, spelled in full
+  std::vector<std::string> program;     ///< the program's name and its arguments, untouched
 
   /// Whether nodes may come and go during the job: with c10d, for a range of nodes; and for a fixed
   /// number with restarts, where another may take the place of one that is lost.

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "option_table.h"
+
+namespace syncbn::launch {
+
+/// syncbn-launch(1), for troff's man macros.
+std::string man_page(const std::vector<OptionFacts>& options);
+
+}  // namespace syncbn::launch

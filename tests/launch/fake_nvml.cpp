@@ -1,0 +1,72 @@
+// Stands in for NVIDIA's libnvidia-ml.so.1: FAKE_NVML_GPUS GPUs, or with "none" a driver that does
+// not start. Leaves the file FAKE_NVML_TRACE when it is loaded.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kDriverNotLoaded = 9;
+bool running = false;
+// A device's handle is the address of its number here.
+std::array<unsigned, 64> numbers{};
+
+std::string wanted() {
+  const char* gpus = std::getenv("FAKE_NVML_GPUS");
+  return gpus == nullptr ? "none" : gpus;
+}
+
+__attribute__((constructor)) void leave_trace() {
+  const char* trace = std::getenv("FAKE_NVML_TRACE");
+  if (trace == nullptr) return;
+  if (std::FILE* file = std::fopen(trace, "w")) std::fclose(file);
+}
+
+struct PciInfo {
+  std::array<char, 16> busIdLegacy;
+  unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+  std::array<char, 32> busId;
+};
+
+}  // namespace
+
+extern "C" {
+
+int nvmlInit_v2() {
+  running = wanted() != "none";
+  return running ? kSuccess : kDriverNotLoaded;
+}
+
+int nvmlShutdown() {
+  running = false;
+  return kSuccess;
+}
+
+int nvmlDeviceGetCount_v2(unsigned* count) {
+  if (!running) return kDriverNotLoaded;
+  *count = static_cast<unsigned>(std::stoi(wanted()));
+  return kSuccess;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  numbers.at(index) = index;
+  *device = &numbers.at(index);
+  return kSuccess;
+}
+
+int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
+  std::snprintf(uuid, length, "GPU-fake-%u", *static_cast<unsigned*>(device));
+  return kSuccess;
+}
+
+int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* info) {
+  const unsigned index = *static_cast<unsigned*>(device);
+  std::memset(info, 0xff, sizeof(*info));
+  std::snprintf(info->busId.data(), info->busId.size(), "%08X:C%X:00.0", index, index);
+  return kSuccess;
+}
+
+}  // extern "C"
