@@ -199,19 +199,20 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
 
 /// What was not given is taken from SLURM, Open MPI or Kubernetes.
 void ask_scheduler(const CommandLine& line, LaunchOptions& options) {
-  const bool says_nodes = line.has("--nnodes") || line.has("--node_rank");
   if (options.standalone || options.c10d) return;
-  if (line.has("--nnodes") && !line.has("--node_rank")) {
+  const bool says_nodes = line.has("--nnodes");
+  if (says_nodes && !line.has("--node_rank")) {
     if (const auto index = kubernetes_index()) options.node_rank = *index;
   }
-  if (says_nodes) return;
+  if (line.has("--node_rank") || (says_nodes && options.nnodes.max == 1)) return;
   const auto place = place_from_scheduler();
-  if (!place) return;
-  options.nnodes = {place->nodes, place->nodes};
+  if (!place || (says_nodes && options.nnodes.max != place->nodes)) return;
+  if (!says_nodes) options.nnodes = {place->nodes, place->nodes};
   options.node_rank = place->node_rank;
   options.scheduler = place->source;
   if (options.master_addr.empty()) options.master_addr = place->master_addr;
   if (!options.master_port && place->master_port != 0) options.master_port = place->master_port;
+  if (!line.has("--rdzv_id") && !place->run_id.empty()) options.run_id = place->run_id;
 }
 
 void check_nodes(const CommandLine& line, const LaunchOptions& options) {
