@@ -1,14 +1,13 @@
 // What is left of a job when its launcher, its keeper or its workers are killed.
-#include <dirent.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 
+#include "launch/job_processes.h"
 #include "launch/launcher.h"
 #include "support/eventually.h"
 #include "support/text.h"
@@ -21,20 +20,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 namespace fs = std::filesystem;
-
-// Processes with `marker` in their environment: it is inherited by all of a job, whatever they do.
-std::vector<pid_t> job_processes(const std::string& marker) {
-  std::vector<pid_t> pids;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/proc", error)) {
-    const pid_t pid = std::atoi(entry.path().filename().c_str());
-    if (pid <= 0) continue;
-    std::ifstream file(entry.path() / "environ");
-    const std::string environment(std::istreambuf_iterator<char>(file), {});
-    if (environment.find(marker) != std::string::npos) pids.push_back(pid);
-  }
-  return pids;
-}
 
 size_t count_soon(const std::string& marker) {
   // Two seconds are the promise; a machine with more to do is not broken.
@@ -72,7 +57,8 @@ class StubbornJob {
                                                            {"TMPDIR", folder_ / "tmp"},
                                                            {"SYNCBN_TEST_JOB", folder_.path()}},
                                                    .timeout_seconds = 20});
-    started_ = program_->wait_until([this] { return sleepers() == kProcesses; });
+    started_ =
+        program_->wait_until([this] { return count_programs(marker_, "sleep") == kProcesses; });
   }
   ~StubbornJob() {
     for (const pid_t pid : job_processes(marker_)) ::kill(pid, SIGKILL);
@@ -86,17 +72,6 @@ class StubbornJob {
   bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
 
  private:
-  size_t sleepers() const {
-    size_t count = 0;
-    for (const pid_t pid : job_processes(marker_)) {
-      std::ifstream file(fmt::format("/proc/{}/comm", pid));
-      std::string name;
-      file >> name;
-      if (name == "sleep") ++count;
-    }
-    return count;
-  }
-
   TempFolder folder_;
   std::string marker_;
   std::unique_ptr<Program> program_;
