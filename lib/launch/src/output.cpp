@@ -89,7 +89,7 @@ std::string Output::prefix_of(size_t worker, Stream stream) {
   for (size_t at = 0; (at = prefix.find(kTime)) != std::string::npos;) {
     prefix.replace(at, kTime.size(), time_of_day());
   }
-  const bool colours = colour_ && destination(stream).options.is_terminal;
+  const bool colours = colour_ && destination(stream).options.is_terminal && !prefix.empty();
   return colours ? coloured(options.rank, prefix) : prefix;
 }
 
@@ -102,8 +102,7 @@ LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text)
       if (from.tail.size() > kTailLines) from.tail.pop_front();
     }
     filter(stream, prefix, line);
-    if (prefix.empty()) return;
-    text.append(prefix).append(line).append("\n");
+    if (from.options.whole_lines) text.append(prefix).append(line).append("\n");
   };
 }
 
@@ -132,7 +131,7 @@ void Output::write_to_log(const LogFile& log, std::string_view text) {
 }
 
 bool Output::needs_lines(size_t worker, Stream stream) {
-  return stream == Stream::kErr || !workers_[worker].options.prefix.empty() ||
+  return stream == Stream::kErr || workers_[worker].options.whole_lines ||
          !destination(stream).options.filters.empty();
 }
 
@@ -147,14 +146,14 @@ void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   std::string text;
   from.lines.feed(bytes, sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;
-  if (options.shown) print(stream, options.prefix.empty() ? bytes : text);
+  if (options.shown) print(stream, options.whole_lines ? text : bytes);
 }
 
 void Output::finish(size_t worker, Stream stream) {
   std::string text;
   workers_[worker].of(stream).lines.finish(sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;
-  if (options.shown && !options.prefix.empty()) print(stream, text);
+  if (options.shown && options.whole_lines) print(stream, text);
 }
 
 void Output::say(std::string_view message) {

@@ -44,6 +44,7 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
     worker.rank = facts.ranks.base + local;
     // A single worker speaks for itself; its prompts and carriage returns pass as they are.
     if (facts.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
+    worker.whole_lines = options.nproc_per_node > 1 || !worker.prefix.empty();
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
     workers.push_back(std::move(worker));
   }
