@@ -252,9 +252,13 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
   EXPECT_THAT(error_of({"--rdzv_endpoint=:1", "prog"}), HasSubstr("expected HOST:PORT"));
   EXPECT_THAT(error_of({"--rdzv_endpoint=h:70000", "prog"}), HasSubstr("expected HOST:PORT"));
   EXPECT_THAT(error_of({"--redirects=4", "prog"}), HasSubstr("--redirects=4: expected 0 (none)"));
-  EXPECT_THAT(error_of({"--tee=0:3,1", "prog"}), HasSubstr("--tee=0:3,1: expected"));
+  for (const char* bad : {"0:3,1", "1,0:1", "0:1,", "11", "0:", ":1", ","}) {
+    EXPECT_THAT(error_of({"--tee", bad, "prog"}),
+                HasSubstr(std::string("--tee=") + bad + ": expected"));
+  }
   EXPECT_THAT(error_of({"--tee=1:3", "prog"}), HasSubstr("local rank 1 is not below"));
   EXPECT_THAT(error_of({"--local_ranks_filter=0,a", "prog"}), HasSubstr("got 'a'"));
+  EXPECT_THAT(error_of({"--local_ranks_filter=0,", "prog"}), HasSubstr("got ''"));
   EXPECT_THAT(error_of({"--signals_to_handle=SIGTERM,SIGFOO", "prog"}), HasSubstr("'SIGFOO'"));
   EXPECT_THAT(error_of({"-m", "--no_python", "prog"}), HasSubstr("leave one of them out"));
   EXPECT_THAT(error_of({"--use_env", "--no_use_env", "prog"}), HasSubstr("exclude"));

@@ -58,12 +58,14 @@ NodeRange read_nodes(const std::string& typed) {
   return {*min, *max};
 }
 
+// A comma at the end leaves an empty word behind it, for the caller to refuse.
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> words;
-  while (!text.empty()) {
+  for (bool more = !text.empty(); more;) {
     const size_t comma = std::min(text.find(','), text.size());
+    more = comma < text.size();
     words.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
+    text.remove_prefix(more ? comma + 1 : comma);
   }
   return words;
 }
@@ -102,9 +104,10 @@ StreamChoice read_stream_choice(const std::string& option, const std::string& ty
     return choice;
   }
   for (const std::string& word : words_of(typed)) {
-    const size_t colon = std::min(word.find(':'), word.size() - 1);
+    const size_t colon = std::min(word.find(':'), word.size());
     const auto local_rank = whole_number(std::string_view(word).substr(0, colon));
-    const auto streams = read_streams(std::string_view(word).substr(colon + 1));
+    const auto streams =
+        read_streams(std::string_view(word).substr(std::min(colon + 1, word.size())));
     if (!local_rank || !streams || *local_rank < 0) {
       throw base::UserError(
           fmt::format("{}={}: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or some for "
