@@ -77,6 +77,7 @@ int Supervisor::run() {
     output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
   }
   const GroupResult result = cluster_ != nullptr ? run_with_others() : run_alone();
+  if (result.exit_code != base::kExitOk && last_failure_) copy_error_file(*last_failure_);
   write_report(result);
   return wait_for_reader(result);
 }
@@ -189,12 +190,12 @@ void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_befo
 }
 
 void Supervisor::report(const GroupResult& result) {
+  last_failure_.reset();  // that of an attempt before
   if (!result.start_error.empty()) {
     output_.say(fmt::format("syncbn-launch: error: {}", result.start_error));
   } else if (result.failure) {
     last_failure_ = result.failure;
     output_.say(render_report(*result.failure));
-    copy_error_file(*result.failure);
     if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
       output_.say(fmt::format("syncbn-launch: all {} restarts (--max_restarts) are used up",
                               options_.max_restarts));
