@@ -102,6 +102,18 @@ TEST_F(ResumeTest, GoesOnOnTheNodesThatAreLeft) {
   EXPECT_EQ(record["epochs"], 4);
 }
 
+// Crashes before and after the group has formed; bench/recovery by itself does many.
+TEST_F(ResumeTest, RecoversAtTheFirstRestart) {
+  for (const char* kind : {"standalone/c++", "static/c++"}) {
+    const auto result =
+        run_program({SYNCBN_SOURCE_DIR "/bench/recovery", "--runs=2", "--launcher",
+                     program("syncbn-launch"), "--train", program("train"), "--only", kind},
+                    {.timeout_seconds = 200});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("2 of 2"));
+  }
+}
+
 TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   run_ranks_of_train(2, args("whole"));
   auto ranks = start_ranks(2, args("parts", {"--log_interval=1"}));

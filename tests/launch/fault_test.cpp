@@ -51,7 +51,8 @@ class StubbornJob {
                                                            {"TMPDIR", folder_ / "tmp"},
                                                            {"SYNCBN_TEST_JOB", folder_.path()}},
                                                    .timeout_seconds = 20});
-    started_ = program_->wait_until([this] { return sleepers() == kProcesses; });
+    started_ =
+        program_->wait_until([this] { return count_programs(marker_, "sleep") == kProcesses; });
   }
   ~StubbornJob() {
     for (const pid_t pid : job_processes(marker_)) ::kill(pid, SIGKILL);
@@ -65,17 +66,6 @@ class StubbornJob {
   bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
 
  private:
-  size_t sleepers() const {
-    size_t count = 0;
-    for (const pid_t pid : job_processes(marker_)) {
-      std::ifstream file(fmt::format("/proc/{}/comm", pid));
-      std::string name;
-      file >> name;
-      if (name == "sleep") ++count;
-    }
-    return count;
-  }
-
   TempFolder folder_;
   std::string marker_;
   std::unique_ptr<Program> program_;

@@ -35,6 +35,18 @@ inline std::vector<pid_t> job_processes(const std::string& marker) {
   });
 }
 
+/// Those of them that run the program `name`, as `ps -o comm` shows it.
+inline size_t count_programs(const std::string& marker, const std::string& name) {
+  size_t count = 0;
+  for (const pid_t pid : job_processes(marker)) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
+    std::string program;
+    file >> program;
+    if (program == name) ++count;
+  }
+  return count;
+}
+
 /// Processes that have this working directory.
 inline std::vector<pid_t> processes_in(const std::filesystem::path& folder) {
   return processes_that([&](const std::filesystem::path& process) {

@@ -265,9 +265,13 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
   EXPECT_THAT(error_of({"--rdzv_endpoint=:1", "prog"}), HasSubstr("expected HOST:PORT"));
   EXPECT_THAT(error_of({"--rdzv_endpoint=h:70000", "prog"}), HasSubstr("expected HOST:PORT"));
   EXPECT_THAT(error_of({"--redirects=4", "prog"}), HasSubstr("--redirects=4: expected 0 (none)"));
-  EXPECT_THAT(error_of({"--tee=0:3,1", "prog"}), HasSubstr("--tee=0:3,1: expected"));
+  for (const char* bad : {"0:3,1", "1,0:1", "0:1,", "11", "0:", ":1", ","}) {
+    EXPECT_THAT(error_of({"--tee", bad, "prog"}),
+                HasSubstr(std::string("--tee=") + bad + ": expected"));
+  }
   EXPECT_THAT(error_of({"--tee=1:3", "prog"}), HasSubstr("local rank 1 is not below"));
   EXPECT_THAT(error_of({"--local_ranks_filter=0,a", "prog"}), HasSubstr("got 'a'"));
+  EXPECT_THAT(error_of({"--local_ranks_filter=0,", "prog"}), HasSubstr("got ''"));
   EXPECT_THAT(error_of({"--signals_to_handle=SIGTERM,SIGFOO", "prog"}), HasSubstr("'SIGFOO'"));
   EXPECT_THAT(error_of({"-m", "--no_python", "prog"}), HasSubstr("leave one of them out"));
   EXPECT_THAT(error_of({"--use_env", "--no_use_env", "prog"}), HasSubstr("exclude"));
@@ -311,9 +315,29 @@ TEST(LaunchSchedulerTest, TakesNodesFromAStepOfSlurm) {
   EXPECT_EQ(options.node_rank, 2);
   EXPECT_EQ(options.master_addr, "gpu03");
   EXPECT_EQ(options.master_port, 29500 + 123456 % 2000);
+  EXPECT_EQ(options.run_id, "123456.0");
+  EXPECT_EQ(parse({"--rdzv_id=mine", "prog"}).run_id, "mine");
   EXPECT_EQ(parse({"--standalone", "prog"}).nnodes.max, 1);
   EXPECT_EQ(parse({"--nnodes=1", "prog"}).nnodes.max, 1);
+  EXPECT_EQ(parse({"--nnodes=4", "prog"}).node_rank, 2);
+  EXPECT_THAT(error_of({"--nnodes=3", "prog"}), HasSubstr("--nnodes=3 needs --node_rank"));
   EXPECT_EQ(parse({"--master_addr=x", "--master_port=5", "prog"}).master_port, 5);
+}
+
+// `srun … & srun … & wait`: on the same nodes, at the same time.
+TEST(LaunchSchedulerTest, KeepsTheStepsOfAJobOfSlurmApart) {
+  // A federation's ids use all 32 bits.
+  const Environment slurm({{"SLURM_STEP_NUM_NODES", "2"},
+                           {"SLURM_NODEID", "0"},
+                           {"SLURM_STEP_NODELIST", "a,b"},
+                           {"SLURM_JOB_ID", "4227858432"},
+                           {"SLURM_STEP_ID", "0"}});
+  const LaunchOptions first = parse({"prog"});
+  const Environment second(std::map<std::string, std::string>{{"SLURM_STEP_ID", "1"}});
+  const LaunchOptions next = parse({"prog"});
+  EXPECT_EQ(first.run_id, "4227858432.0");
+  EXPECT_EQ(next.run_id, "4227858432.1");
+  EXPECT_NE(first.master_port, next.master_port);
 }
 
 // Without srun there is one launcher, whatever the allocation.

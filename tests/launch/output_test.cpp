@@ -51,11 +51,24 @@ TEST(OutputTest, PrefixesEachLineWithItsRankOnItsOwnStream) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "[5] bad\n");
 }
 
-TEST(OutputTest, PassesBytesUnchangedWithoutPrefix) {
+TEST(OutputTest, KeepsLinesWholeWithoutPrefix) {
   ::testing::internal::CaptureStdout();
   {
     Output output({});
-    output.begin_attempt({{}});
+    output.begin_attempt({{.rank = 0}, {.rank = 1}});
+    output.write(0, Stream::kOut, "on");
+    output.write(1, Stream::kOut, "other\n");
+    output.write(0, Stream::kOut, "e\nlast");
+    output.finish(0, Stream::kOut);
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "other\none\nlast\n");
+}
+
+TEST(OutputTest, PassesBytesUnchangedForAWorkerAlone) {
+  ::testing::internal::CaptureStdout();
+  {
+    Output output({});
+    output.begin_attempt({{.whole_lines = false}});
     output.write(0, Stream::kOut, "10 %\r20 %");
     output.finish(0, Stream::kOut);
   }
@@ -94,7 +107,7 @@ TEST(OutputTest, ErasesAndRedrawsTheBarAroundLines) {
   ::testing::internal::CaptureStderr();
   {
     Output output({.err = {.is_terminal = true}});
-    output.begin_attempt({{}});
+    output.begin_attempt({{.whole_lines = false}});
     output.set_bar("BAR");
     output.write(0, Stream::kErr, "line\n");
     output.write(0, Stream::kErr, "half");  // no bar behind half a line

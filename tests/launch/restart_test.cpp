@@ -6,6 +6,8 @@
 #include <sstream>
 
 #include "launch/launcher.h"
+#include "support/python.h"
+#include "support/skip.h"
 
 namespace syncbn::test {
 namespace {
@@ -110,6 +112,17 @@ TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
   const auto result = launch({"--max_restarts=1", "--nproc_per_node=4", "sh", "-c", script});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("rank 2 failed: killed by signal 11 (SIGSEGV"));
+}
+
+// Crashes before and after the group has formed; bench/recovery by itself does many, and on two
+// nodes.
+TEST(LaunchRestartTest, PythonWorkersRecoverAtTheFirstRestart) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  const auto result = run_program({SYNCBN_SOURCE_DIR "/bench/recovery", "--runs=2", "--launcher",
+                                   kLauncher, "--python", python(), "--only", "standalone/python"},
+                                  {.timeout_seconds = 200});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 of 2"));
 }
 
 }  // namespace

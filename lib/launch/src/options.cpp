@@ -105,9 +105,10 @@ StreamChoice read_stream_choice(const std::string& option, const std::string& ty
     return choice;
   }
   for (const std::string& word : words_of(typed)) {
-    const size_t colon = std::min(word.find(':'), word.size() - 1);
+    const size_t colon = std::min(word.find(':'), word.size());
     const auto local_rank = whole_number(std::string_view(word).substr(0, colon));
-    const auto streams = read_streams(std::string_view(word).substr(colon + 1));
+    const auto streams =
+        read_streams(std::string_view(word).substr(std::min(colon + 1, word.size())));
     if (!local_rank || !streams || *local_rank < 0) {
       throw base::UserError(
           fmt::format("{}={}: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or some for "
@@ -186,6 +187,7 @@ void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
 // torchrun's names; what it offers beyond these is about its own store.
 void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) {
   for (const std::string& word : words_of(typed)) {
+    if (word.empty()) continue;  // torchrun, too, takes a comma too many here
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     if (equals == std::string::npos) {
@@ -219,19 +221,20 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
 
 /// What was not given is taken from SLURM, Open MPI or Kubernetes.
 void ask_scheduler(const CommandLine& line, LaunchOptions& options) {
-  const bool says_nodes = line.has("--nnodes") || line.has("--node_rank");
   if (options.standalone || options.c10d) return;
-  if (line.has("--nnodes") && !line.has("--node_rank")) {
+  const bool says_nodes = line.has("--nnodes");
+  if (says_nodes && !line.has("--node_rank")) {
     if (const auto index = kubernetes_index()) options.node_rank = *index;
   }
-  if (says_nodes) return;
+  if (line.has("--node_rank") || (says_nodes && options.nnodes.max == 1)) return;
   const auto place = place_from_scheduler();
-  if (!place) return;
-  options.nnodes = {place->nodes, place->nodes};
+  if (!place || (says_nodes && options.nnodes.max != place->nodes)) return;
+  if (!says_nodes) options.nnodes = {place->nodes, place->nodes};
   options.node_rank = place->node_rank;
   options.scheduler = place->source;
   if (options.master_addr.empty()) options.master_addr = place->master_addr;
   if (!options.master_port && place->master_port != 0) options.master_port = place->master_port;
+  if (!line.has("--rdzv_id") && !place->run_id.empty()) options.run_id = place->run_id;
 }
 
 void check_nodes(const CommandLine& line, const LaunchOptions& options) {

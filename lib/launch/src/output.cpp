@@ -95,7 +95,8 @@ std::string Output::prefix_of(size_t worker, Stream stream) {
   for (size_t at = 0; (at = prefix.find(kTime)) != std::string::npos;) {
     prefix.replace(at, kTime.size(), time_of_day());
   }
-  return destination(stream).options.takes_colours ? coloured(options.rank, prefix) : prefix;
+  const bool colours = destination(stream).options.takes_colours && !prefix.empty();
+  return colours ? coloured(options.rank, prefix) : prefix;
 }
 
 LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text) {
@@ -107,8 +108,7 @@ LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text)
       if (from.tail.size() > kTailLines) from.tail.pop_front();
     }
     filter(stream, prefix, line);
-    if (!from.options.is_cut()) return;
-    text.append(prefix).append(line).append("\n");
+    if (from.options.whole_lines) text.append(prefix).append(line).append("\n");
   };
 }
 
@@ -137,7 +137,7 @@ void Output::write_to_log(const LogFile& log, std::string_view text) {
 }
 
 bool Output::needs_lines(size_t worker, Stream stream) {
-  return stream == Stream::kErr || workers_[worker].options.is_cut() ||
+  return stream == Stream::kErr || workers_[worker].options.whole_lines ||
          !destination(stream).options.filters.empty();
 }
 
@@ -152,14 +152,14 @@ void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   std::string text;
   from.lines.feed(bytes, sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;
-  if (options.shown) print(stream, options.is_cut() ? text : bytes);
+  if (options.shown) print(stream, options.whole_lines ? text : bytes);
 }
 
 void Output::finish(size_t worker, Stream stream) {
   std::string text;
   workers_[worker].of(stream).lines.finish(sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;
-  if (options.shown && options.is_cut()) print(stream, text);
+  if (options.shown && options.whole_lines) print(stream, text);
 }
 
 void Output::say(std::string_view message) {

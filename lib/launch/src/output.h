@@ -34,13 +34,11 @@ class LineSplitter {
 };
 
 struct WorkerOutput {
-  int rank = 0;  ///< the global one, which chooses the colour
-  /// Before each line, with ${time} replaced; empty: bytes pass as they are.
+  int rank = 0;             ///< the global one, which chooses the colour
+  bool whole_lines = true;  ///< as others write here, too; false: bytes pass as they are
+  /// Before each whole line, with ${time} replaced.
   std::string prefix = {};
-  bool shown = true;         ///< here, and not only in log files
-  bool whole_lines = false;  ///< also without a prefix
-
-  bool is_cut() const { return whole_lines || !prefix.empty(); }
+  bool shown = true;  ///< here, and not only in log files
 };
 
 struct OutputOptions {

@@ -9,13 +9,20 @@
 namespace syncbn::launch {
 namespace {
 
-// Jobs that share a node most likely differ in the last digits of their ids.
+// Jobs that share a node most likely differ in the last digits of their ids, and so do the steps of
+// one job (`srun … & srun … & wait`), which are counted from 0.
 constexpr int kFirstPort = 29500;
-constexpr int kPorts = 2000;
+constexpr int64_t kPorts = 2000;
+constexpr int64_t kPortsBetweenSteps = 101;
 
 std::optional<int> number(const char* name) {
   const auto value = base::env_int(name, 0, std::numeric_limits<int>::max());
   return value ? std::optional<int>(static_cast<int>(*value)) : std::nullopt;
+}
+
+// SLURM's ids have 32 bits; a federation of clusters uses the upper ones.
+int64_t slurm_id(const char* name) {
+  return base::env_int(name, 0, std::numeric_limits<uint32_t>::max()).value_or(0);
 }
 
 void check_one_per_node(const std::string& source, int launchers, int nodes,
@@ -34,11 +41,15 @@ std::optional<SchedulerPlace> place_from_slurm() {
   if (!nodes || !node || !list || *nodes < 2) return std::nullopt;
   check_one_per_node("SLURM", number("SLURM_STEP_NUM_TASKS").value_or(*nodes), *nodes,
                      "srun --ntasks-per-node=1");
+  const int64_t job = slurm_id("SLURM_JOB_ID");
+  const int64_t step = slurm_id("SLURM_STEP_ID");
+  const int64_t port = kFirstPort + (job + kPortsBetweenSteps * step) % kPorts;
   return SchedulerPlace{.source = "SLURM",
                         .nodes = *nodes,
                         .node_rank = *node,
                         .master_addr = first_slurm_node(*list),
-                        .master_port = kFirstPort + number("SLURM_JOB_ID").value_or(0) % kPorts};
+                        .master_port = static_cast<int>(port),
+                        .run_id = fmt::format("{}.{}", job, step)};
 }
 
 std::optional<SchedulerPlace> place_from_open_mpi() {
@@ -51,7 +62,8 @@ std::optional<SchedulerPlace> place_from_open_mpi() {
                         .nodes = *size,
                         .node_rank = *rank,
                         .master_addr = "",
-                        .master_port = 0};
+                        .master_port = 0,
+                        .run_id = ""};
 }
 
 }  // namespace

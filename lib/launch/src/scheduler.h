@@ -11,8 +11,9 @@ struct SchedulerPlace {
   int nodes = 1;
   int node_rank = 0;
   std::string master_addr;  ///< empty: it does not say
-  int master_port =
-      0;  ///< the same for all nodes of a job, apart from other jobs' as far as can be
+  /// The same for all nodes of a job, apart from other jobs' as far as can be; 0: it does not say.
+  int master_port = 0;
+  std::string run_id;  ///< tells this job from all others; empty: it does not say
 };
 
 /// Inside a step of SLURM (`srun --ntasks-per-node=1 syncbn-launch …`), or under Open MPI's

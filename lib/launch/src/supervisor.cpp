@@ -38,6 +38,7 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
     worker.rank = facts.ranks.base + local;
     // A single worker speaks for itself; its prompts and carriage returns pass as they are.
     if (facts.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
+    worker.whole_lines = options.nproc_per_node > 1 || !worker.prefix.empty();
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
     workers.push_back(std::move(worker));
   }
@@ -84,6 +85,7 @@ int Supervisor::run() {
   }
   events_.job_started();
   const GroupResult result = run_attempts();
+  if (result.exit_code != base::kExitOk && last_failure_) copy_error_file(*last_failure_);
   events_.job_ended(result.exit_code, reason_of(result));
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
@@ -218,6 +220,7 @@ void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_befo
 }
 
 void Supervisor::report(const GroupResult& result) {
+  last_failure_.reset();  // that of an attempt before
   if (!result.start_error.empty()) {
     events_.failure(result.start_error, std::nullopt);
     output_.say(fmt::format("syncbn-launch: error: {}", result.start_error));
@@ -225,7 +228,6 @@ void Supervisor::report(const GroupResult& result) {
     last_failure_ = result.failure;
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
-    copy_error_file(*result.failure);
     if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
       output_.say(fmt::format("syncbn-launch: all {} restarts (--max_restarts) are used up",
                               options_.max_restarts));

@@ -18,10 +18,11 @@ std::optional<int> whole_number(std::string_view text) {
 
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> words;
-  while (!text.empty()) {
+  for (bool more = !text.empty(); more;) {
     const size_t comma = std::min(text.find(','), text.size());
+    more = comma < text.size();
     words.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
+    text.remove_prefix(more ? comma + 1 : comma);
   }
   return words;
 }

@@ -10,7 +10,8 @@ namespace syncbn::launch {
 /// A decimal number and nothing else.
 std::optional<int> whole_number(std::string_view text);
 
-/// "a,b" as "a" and "b"; of nothing there are none.
+/// "a,b" as "a" and "b"; of nothing there are none. A comma at the end leaves an empty word behind
+/// it, for the caller to refuse.
 std::vector<std::string> words_of(std::string_view text);
 
 /// Words as a shell would split them, quotes and backslashes taken off, and nothing else expanded.

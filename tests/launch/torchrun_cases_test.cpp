@@ -1,0 +1,513 @@
+// The cases of torchrun's own tests with syncbn-launch in its place; docs/torchrun.md has the list.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <syncbn/base/atomic_file.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "launch/launcher.h"
+#include "launch/leftovers.h"
+#include "launch/torchrun_cases.h"
+#include "support/eventually.h"
+#include "support/multiproc.h"
+#include "support/python.h"
+#include "support/skip.h"
+#include "support/text.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+namespace fs = std::filesystem;
+// What most of torchrun's cases give.
+const Words kUsual{"--nnodes=1", "--rdzv-id=7", "--monitor-interval=1", "--start-method=spawn"};
+
+// ---- launcher/test_run.py, launch_test.py, api_test.py -----------------------------------------
+
+/// Programs of which each worker leaves a file with its rank for a name.
+class TorchrunRunCases : public ::testing::Test {
+ protected:
+  /// The files' names.
+  std::set<std::string> ranks_of(const Words& options, const std::string& program,
+                                 const Environment& env = {}) {
+    const TempFolder folder;
+    folder.write("touch.sh", "#!/bin/sh\ntouch \"$1/$RANK\"\n", true);
+    folder.write("touch.py",
+                 "import os, pathlib, sys\n"
+                 "assert os.environ['SENTINEL'] == 'of the parent'\n"
+                 "pathlib.Path(sys.argv[1], os.environ['RANK']).touch()\n");
+    fs::create_directory(folder / "ranks");
+    RunProgramOptions run = options_in(folder, env);
+    run.env["SENTINEL"] = "of the parent";
+    exit_code_ = run_program(launch_command(options + Words{program, "ranks"}), run).exit_code;
+    return names_in(folder / "ranks");
+  }
+
+  static std::set<std::string> ranks(int count) {
+    std::set<std::string> names;
+    for (int rank = 0; rank < count; ++rank) names.insert(std::to_string(rank));
+    return names;
+  }
+
+  int exit_code_ = -1;
+};
+
+TEST_F(TorchrunRunCases, APythonScript) {
+  EXPECT_EQ(ranks_of(kUsual + Words{"--nproc-per-node=4"}, "touch.py"), ranks(4));
+}
+
+TEST_F(TorchrunRunCases, APythonScriptWithAMastersAddress) {
+  const Words master{"--nproc-per-node=4", "--node-rank=0", "--master-addr=localhost",
+                     fmt::format("--master-port={}", free_port())};
+  EXPECT_EQ(ranks_of(kUsual + master, "touch.py"), ranks(4));
+}
+
+TEST_F(TorchrunRunCases, AScriptByRunPath) {
+  EXPECT_EQ(ranks_of(kUsual + Words{"--run-path", "--nproc-per-node=4"}, "touch.py"), ranks(4));
+}
+
+TEST_F(TorchrunRunCases, Standalone) {
+  EXPECT_EQ(ranks_of(kUsual + Words{"--standalone", "--nproc-per-node=4"}, "touch.py"), ranks(4));
+}
+
+TEST_F(TorchrunRunCases, AShellScriptWhichIsNoModule) {
+  const Words words = kUsual + Words{"--nproc-per-node=4", "--no-python"};
+  EXPECT_THAT(ranks_of(words + Words{"--module"}, "./touch.sh"), IsEmpty());
+  EXPECT_EQ(exit_code_, 2);
+  EXPECT_EQ(ranks_of(words, "./touch.sh"), ranks(4));
+}
+
+TEST_F(TorchrunRunCases, OneWorkerByDefault) {
+  EXPECT_EQ(ranks_of(kUsual + Words{"--no-python"}, "./touch.sh"), ranks(1));
+}
+
+TEST_F(TorchrunRunCases, OptionsInTheEnvironment) {
+  Environment env{{"PET_NNODES", "1"},
+                  {"PET_NPROC_PER_NODE", "4"},
+                  {"PET_RDZV_ID", "7"},
+                  {"PET_MONITOR_INTERVAL", "1"},
+                  {"PET_START_METHOD", "spawn"},
+                  {"PET_NO_PYTHON", "1"},
+                  {"PET_MODULE", "1"}};
+  EXPECT_THAT(ranks_of({}, "./touch.sh", env), IsEmpty());
+  EXPECT_EQ(exit_code_, 2);
+  env["PET_MODULE"] = "0";
+  EXPECT_EQ(ranks_of({}, "./touch.sh", env), ranks(4));
+}
+
+TEST_F(TorchrunRunCases, AWorkerForEachDevice) {
+  const auto ranks_with = [this](const std::string& nproc, const std::string& gpus) {
+    return ranks_of(kUsual + Words{"--nproc-per-node=" + nproc}, "./touch.sh",
+                    {{"CUDA_VISIBLE_DEVICES", gpus}});
+  };
+  const int cores = std::stoi(run_program({"nproc"}, {.unset = {"OMP_NUM_THREADS"}}).out);
+  EXPECT_EQ(ranks_with("auto", ""), ranks(cores));
+  EXPECT_EQ(ranks_with("cpu", "0,1,2"), ranks(cores));
+  EXPECT_EQ(ranks_with("auto", "0,1,2"), ranks(3));
+  EXPECT_EQ(ranks_with("gpu", "0,1,2"), ranks(3));
+  for (const char* refused : {"unknown", "gpu"}) {
+    EXPECT_THAT(ranks_with(refused, ""), IsEmpty());
+    EXPECT_EQ(exit_code_, 2);
+  }
+}
+
+TEST_F(TorchrunRunCases, AWorkerThatRaisesEndsTheRun) {
+  const TempFolder folder;
+  folder.write("sad.py", "raise RuntimeError('sad because I raise')");
+  const auto result = run_program(launch_command(kUsual + Words{"--nproc-per-node=4", "sad.py"}),
+                                  options_in(folder));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("RuntimeError: sad because I raise"),
+                                HasSubstr("failed: exit code 1")));
+}
+
+TEST_F(TorchrunRunCases, LogsWithALinePrefixTemplate) {
+  const TempFolder folder;
+  // "--redirect" is an abbreviation.
+  const auto result = run_program(
+      Words{kLauncher} + kUsual +
+          Words{"--nproc-per-node=4", "--redirect=3", "--tee=3", "--log-dir=logs", "sh", "-c",
+                "echo creating $RANK"},
+      options_in(folder, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: "}}));
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_THAT(result.out, HasSubstr(fmt::format("[rank{0}]: creating {0}\n", rank)));
+    const fs::path log = attempt_in(folder / "logs") / std::to_string(rank) / "stdout.log";
+    EXPECT_EQ(text_of(log), fmt::format("creating {}\n", rank));
+  }
+}
+
+TEST_F(TorchrunRunCases, WorkersKnowThatTorchelasticLaunchedThem) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  const TempFolder folder;
+  const std::string script = folder.write(
+      "launched.py", "import torch.distributed as dist\nprint(dist.is_torchelastic_launched())");
+  const RunProgramOptions options = options_in(folder);
+  EXPECT_EQ(run_program({python(), script}, options).out, "False\n");
+  EXPECT_EQ(run_program(launch_command({"--run-path", script}), options).out, "True\n");
+  EXPECT_EQ(run_program(launch_command({"--logs_specs=default", script}), options).out, "True\n");
+}
+
+// By the old name, without and with --use-env.
+TEST_F(TorchrunRunCases, TheOldLaunchersWay) {
+  const TempFolder folder;
+  fs::create_symlink(kLauncher, folder / "torch.distributed.launch");
+  folder.write("say.py", "import os, sys; print(*sys.argv, 'in', os.environ['LOCAL_RANK'])");
+  const auto said = [&](const Words& options) {
+    const Words name{folder / "torch.distributed.launch", "--prefix=off", "--nproc-per-node=2"};
+    const auto result = run_program(name + options + Words{"say.py", "--x"}, options_in(folder));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::istringstream text(result.out);
+    std::set<std::string> lines;
+    for (std::string line; std::getline(text, line);) lines.insert(line);
+    return lines;
+  };
+  using Lines = std::set<std::string>;
+  EXPECT_EQ(said({}), (Lines{"say.py --local-rank=0 --x in 0", "say.py --local-rank=1 --x in 1"}));
+  EXPECT_EQ(said({"--use-env"}), (Lines{"say.py --x in 0", "say.py --x in 1"}));
+}
+
+constexpr const char* kInitMethod = R"(
+import os, sys, torch, torch.distributed as dist
+numbers = {}
+if sys.argv[1].startswith("tcp"):
+    numbers = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+dist.init_process_group("gloo", init_method=sys.argv[1], **numbers)
+total = torch.tensor(dist.get_rank())
+dist.all_reduce(total)
+print("sum", total.item())
+dist.destroy_process_group()
+)";
+
+TEST_F(TorchrunRunCases, InitMethodsOnOneNode) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  for (const bool tcp : {true, false}) {
+    const TempFolder folder;
+    folder.write("init.py", kInitMethod);
+    const int port = free_port();
+    const auto result =
+        run_program(launch_command({"--run-path", "--nproc-per-node=2", "--master-addr=localhost",
+                                    fmt::format("--master-port={}", port), "init.py",
+                                    tcp ? fmt::format("tcp://localhost:{}", port) : "env://"}),
+                    options_in(folder));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(count(result.out, "sum 1\n"), 2) << result.out;
+  }
+}
+
+// The launchers' store is at that address already.
+TEST_F(TorchrunRunCases, InitMethodTcpOnTwoNodes) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  Job job(2);
+  job.folder().write("init.py", kInitMethod);
+  for (int node = 0; node < 2; ++node) {
+    job.start({}, {"init.py", fmt::format("tcp://127.0.0.1:{}", job.port())});
+  }
+  EXPECT_EQ(count(job.output(), "sum 1\n"), 2);
+}
+
+// ---- elastic/agent/server/test/local_elastic_agent_test.py --------------------------------------
+
+TEST(TorchrunAgentCases, WorkersFindAllVariables) {
+  const std::string script =
+      "for name in RANK LOCAL_RANK ROLE_RANK ROLE_NAME GROUP_RANK LOCAL_WORLD_SIZE ROLE_WORLD_SIZE "
+      "WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT "
+      "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE "
+      "TORCH_NCCL_ASYNC_ERROR_HANDLING; do eval [ -n \"\\$$$name\" ] || echo no $name; done";
+  EXPECT_EQ(launch({"sh", "-c", script}).out, "");
+}
+
+TEST(TorchrunAgentCases, TheUsersVariablesAreHonoured) {
+  const auto out = [](const std::string& name, const Environment& env) {
+    return launch({"sh", "-c", "echo \"${" + name + "-unset}\""},
+                  {.env = env, .unset = env.empty() ? Words{name} : Words{}})
+        .out;
+  };
+  for (const char* name : {"TORCHELASTIC_TIMER_FILE", "TORCHELASTIC_HEALTH_CHECK_PORT"}) {
+    EXPECT_EQ(out(name, {}), "unset\n");
+    EXPECT_EQ(out(name, {{name, "12345"}}), "12345\n");
+  }
+  const std::string nccl = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+  EXPECT_EQ(out(nccl, {}), "1\n");
+  EXPECT_EQ(out(nccl, {{nccl, "0"}}), "0\n");
+}
+
+constexpr const char* kSumOfRanks = R"(
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(dist.get_rank())
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "sum", total.item())
+dist.destroy_process_group()
+)";
+
+TEST(TorchrunAgentCases, SumOverEqualNodesWithACustomPrefix) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  Job job(2);
+  job.folder().write("sum.py", kSumOfRanks);
+  for (int node = 0; node < 2; ++node) {
+    job.start({"--nproc-per-node=4", "--role=sum", "--tee=3",
+               "--prefix=[${role_name}-${local_rank}:${rank}]: "},
+              {"sum.py"});
+  }
+  const std::string out = job.output();
+  for (int rank = 0; rank < 8; ++rank) {
+    const auto line = fmt::format("[sum-{}:{}]: rank {} sum 28\n", rank % 4, rank, rank);
+    EXPECT_THAT(out, HasSubstr(line));
+  }
+}
+
+TEST(TorchrunAgentCases, SumOverUnequalNodes) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  Job job(3);
+  job.folder().write("sum.py", kSumOfRanks);
+  for (int node = 0; node < 3; ++node) {
+    job.start({fmt::format("--nproc-per-node={}", node + 1), "--prefix=off"}, {"sum.py"});
+  }
+  const std::string out = job.output();
+  for (int rank = 0; rank < 6; ++rank) {
+    EXPECT_THAT(out, HasSubstr(fmt::format("rank {} sum 15\n", rank)));
+  }
+}
+
+TEST(TorchrunAgentCases, RemoteProcedureCallsBetweenRoles) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  Job job(2);
+  job.folder().write("rpc.py", R"(
+import os, torch.distributed.rpc as rpc
+role = os.environ["ROLE_NAME"]
+rpc.init_rpc(role, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+if role == "master":
+    print(rpc.rpc_sync("worker", str.upper, args=("hello world",)))
+rpc.shutdown()
+)");
+  for (const char* role : {"master", "worker"}) {
+    job.start({fmt::format("--role={}", role)}, {"rpc.py"});
+  }
+  EXPECT_THAT(job.output(), HasSubstr("HELLO WORLD\n"));
+}
+
+struct RoleNode {
+  std::string role;
+  int workers;
+};
+
+/// Ranks, overall and in each role, go on from node to node.
+void expect_ranks_of(const std::vector<RoleNode>& nodes) {
+  Job job(static_cast<int>(nodes.size()));
+  std::map<std::string, int> role_sizes;
+  int world_size = 0;
+  for (const auto& [role, workers] : nodes) {
+    role_sizes[role] += workers;
+    world_size += workers;
+    job.start({fmt::format("--nproc-per-node={}", workers), "--role=" + role, "--prefix=off"},
+              {"sh", "-c",
+               "echo $RANK/$WORLD_SIZE node $GROUP_RANK $ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE"});
+  }
+  const std::string out = job.output();
+  std::map<std::string, int> role_ranks;
+  int rank = 0;
+  for (size_t node = 0; node < nodes.size(); ++node) {
+    const auto& [role, workers] = nodes[node];
+    for (int worker = 0; worker < workers; ++worker) {
+      EXPECT_THAT(out, HasSubstr(fmt::format("{}/{} node {} {} {}/{}\n", rank++, world_size, node,
+                                             role, role_ranks[role]++, role_sizes[role])));
+    }
+  }
+}
+
+TEST(TorchrunAgentCases, RanksInRolesOfUnequalNodes) {
+  expect_ranks_of({{"master", 8},
+                   {"trainer", 1},
+                   {"trainer", 2},
+                   {"trainer", 3},
+                   {"trainer", 4},
+                   {"ps", 5},
+                   {"ps", 2}});
+}
+
+TEST(TorchrunAgentCases, RanksInRolesOfEqualNodes) {
+  expect_ranks_of({{"master", 1},
+                   {"trainer", 4},
+                   {"trainer", 4},
+                   {"trainer", 4},
+                   {"trainer", 4},
+                   {"ps", 3},
+                   {"ps", 3}});
+}
+
+TEST(TorchrunAgentCases, FailsWhenEveryAttemptDoes) {
+  const auto result =
+      launch({"--nproc_per_node=4", "--max-restarts=2", "sh", "-c",
+              "[ $((RANK % 2)) = 0 ] || { echo attempt $TORCHELASTIC_RESTART_COUNT; exit 1; }"});
+  EXPECT_EQ(result.exit_code, 1);
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    EXPECT_THAT(result.out, HasSubstr(fmt::format("attempt {}\n", attempt)));
+  }
+  EXPECT_THAT(result.out, Not(HasSubstr("attempt 3")));
+}
+
+// Rank 1 is killed once.
+TEST(TorchrunAgentCases, GoesOnAfterARankWasKilled) {
+  const auto result =
+      launch({"--nproc_per_node=2", "--max-restarts=3", "sh", "-c",
+              "[ $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 ] && kill -9 $$$$; echo done"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "restart 1 of 3"), 1);
+  EXPECT_EQ(count(result.err, "restart 2 of 3"), 0);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[0] done\n"), HasSubstr("[1] done\n")));
+}
+
+// torchrun's exit barrier: a node that is ready early waits for the others, however long.
+TEST(TorchrunAgentCases, NodesMayEndFarApart) {
+  Job job(2);
+  Program& early = job.start({}, {"touch", "ended0"});
+  job.start({}, {"sh", "-c", "while [ ! -e go ]; do sleep 0.01; done; echo late"});
+  ASSERT_TRUE(early.wait_until([&] { return fs::exists(job.folder() / "ended0"); }));
+  EXPECT_TRUE(early.running());
+  job.folder().write("go", "");
+  EXPECT_EQ(job.output(), "[1] late\n");
+}
+
+// Half of each node's workers fail, the others would sleep on.
+TEST(TorchrunAgentCases, AFailureIsNotWaitedOutAnywhere) {
+  Job job(2);
+  for (int node = 0; node < 2; ++node) {
+    job.start({"--nproc_per_node=2"},
+              {"sh", "-c", "[ $((RANK % 2)) = 1 ] && exit 6; exec sleep 1000"});
+  }
+  for (Program& program : job.programs()) EXPECT_EQ(program.wait().exit_code, 6);
+}
+
+/// torch's @record writes what a worker raised; a launcher that somebody watches the same way hands
+/// the first one on.
+class TorchrunErrorCases : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+    folder_.write("sad.py", R"(import os
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise RuntimeError("sad because I raise")
+main()
+)");
+  }
+
+  ProgramResult run(const Words& launcher) const {
+    return run_program(launcher + Words{"sad.py"},
+                       options_in(folder_, {{"TORCHELASTIC_ERROR_FILE", folder_ / "reply.json"}}));
+  }
+  std::string reply() const {
+    const auto json = nlohmann::json::parse(text_of(folder_ / "reply.json"), nullptr, false);
+    return json.is_discarded() ? "none" : json["message"]["message"].get<std::string>();
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_F(TorchrunErrorCases, TheFirstErrorIsHandedOnAsTorchrunDoes) {
+  const auto ours = run(launch_command({"--nproc-per-node=2"}));
+  EXPECT_EQ(ours.exit_code, 1);
+  EXPECT_THAT(ours.err, HasSubstr("    RuntimeError: sad because I raise\n"));
+  const std::string message = reply();
+  EXPECT_EQ(message, "RuntimeError: sad because I raise");
+  fs::remove(folder_ / "reply.json");
+  EXPECT_EQ(run({python(), "-m", "torch.distributed.run", "--nproc-per-node=2"}).exit_code, 1);
+  EXPECT_EQ(message, reply());
+}
+
+TEST_F(TorchrunErrorCases, ARunThatRecoversHandsNoErrorOn) {
+  const auto result = run(launch_command({"--max-restarts=1"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("    RuntimeError: sad because I raise\n"));
+  EXPECT_EQ(reply(), "none");
+}
+
+// ---- elastic/multiprocessing/api_test.py --------------------------------------------------------
+
+const Words kHello{"sh", "-c", "echo hello stdout from $RANK; echo hello stderr from $RANK >&2"};
+
+TEST(TorchrunProcessCases, RedirectsOfAllKinds) {
+  for (int streams = 0; streams < 4; ++streams) {
+    const TempFolder folder;
+    const auto result = launch(Words{"--nproc_per_node=2", "--log-dir=logs", "--prefix=off",
+                                     fmt::format("--redirects={}", streams)} +
+                                   kHello,
+                               {.cwd = folder.path()});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    for (const char* rank : {"0", "1"}) {
+      const fs::path logs = attempt_in(folder / "logs") / rank;
+      const auto expect_at_one_place = [&](bool redirected, const std::string& name,
+                                           const std::string& shown) {
+        const std::string line = fmt::format("hello {} from {}\n", name, rank);
+        EXPECT_EQ(text_of(logs / (name + ".log")), redirected ? line : "no file");
+        EXPECT_EQ(count(shown, line), redirected ? 0 : 1);
+      };
+      expect_at_one_place((streams & 1) != 0, "stdout", result.out);
+      expect_at_one_place((streams & 2) != 0, "stderr", result.err);
+    }
+  }
+}
+
+TEST(TorchrunProcessCases, RedirectAndTeeByLocalRank) {
+  const TempFolder folder;
+  const auto result = launch(
+      Words{"--nproc_per_node=2", "--log-dir=logs", "--redirects=0:2", "--tee=0:1,1:2"} + kHello,
+      {.cwd = folder.path()});
+  const fs::path logs = attempt_in(folder / "logs");
+  EXPECT_EQ(text_of(logs / "0/stdout.log"), "hello stdout from 0\n");
+  EXPECT_EQ(text_of(logs / "0/stderr.log"), "hello stderr from 0\n");
+  EXPECT_EQ(text_of(logs / "1/stderr.log"), "hello stderr from 1\n");
+  EXPECT_EQ(text_of(logs / "1/stdout.log"), "no file");
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[0] hello stdout from 0\n"),
+                                HasSubstr("[1] hello stdout from 1\n")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("[1] hello stderr from 1\n"), Not(HasSubstr("hello stderr from 0"))));
+}
+
+TEST(TorchrunProcessCases, ExitCode138IsNoSignal) {
+  const TempFolder folder;
+  const auto result = launch({"--nproc_per_node=2", "--log-dir=logs", "--redirects=0:3", "sh", "-c",
+                              "[ $RANK = 1 ] && exit 0; echo exit 138 from 0 >&2; exit 138"},
+                             {.cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 138);
+  EXPECT_THAT(result.err, HasSubstr("rank 0 failed: exit code 138\n"));
+  const fs::path logs = attempt_in(folder / "logs");
+  EXPECT_EQ(text_of(logs / "0/stderr.log"), "exit 138 from 0\n");
+  EXPECT_EQ(text_of(logs / "0/stdout.log"), "");
+  EXPECT_TRUE(fs::is_empty(logs / "1"));
+}
+
+TEST(TorchrunProcessCases, ASegmentationFaultIsOne) {
+  const auto result = launch({"--nproc_per_node=2", "python3", "-c",
+                              "import ctypes, os\n"
+                              "if os.environ['RANK'] == '0': ctypes.string_at(0)"});
+  EXPECT_EQ(result.exit_code, 139);
+  EXPECT_THAT(result.err, HasSubstr("rank 0 failed: killed by signal 11 (SIGSEGV"));
+}
+
+TEST(TorchrunProcessCases, NoSignalLeavesAWorker) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
+    const TempFolder folder;
+    const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
+    Program launcher(launch_command({"--nproc_per_node=2", "sleep", "1000"}),
+                     options_in(folder, {{"SYNCBN_TEST_JOB", folder.path()}}));
+    ASSERT_TRUE(launcher.wait_until([&] { return count_programs(marker, "sleep") == 2; }));
+    launcher.send_signal(signal);
+    EXPECT_EQ(launcher.wait().exit_code, 128 + signal);
+    EXPECT_TRUE(eventually([&] { return job_processes(marker).empty(); })) << signal;
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::test
