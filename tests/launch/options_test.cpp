@@ -119,10 +119,11 @@ TEST(LaunchOptionsTest, TakesTheMasterFromTheEndpoint) {
 }
 
 TEST(LaunchOptionsTest, ReadsTorchrunsSettingsOfTheRendezvous) {
-  const auto options = parse({"--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=host",
-                              "--rdzv-conf=join_timeout=5,last_call_timeout=0,is_host=False,"
-                              "keep_alive_interval=1,keep_alive_max_attempt=2,close_timeout=9",
-                              "true"});
+  constexpr const char* conf =
+      "--rdzv-conf=join_timeout=5,last_call_timeout=0,is_host=False,"
+      "keep_alive_interval=1,keep_alive_max_attempt=2,close_timeout=9";
+  const auto options =
+      parse({"--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=host", conf, "true"});
   EXPECT_EQ(options.nnodes.str(), "2:4");
   EXPECT_EQ(options.join_timeout, std::chrono::seconds(5));
   EXPECT_EQ(options.last_call, std::chrono::seconds(0));

@@ -56,7 +56,7 @@ std::string CommandLine::source_of(const std::string& name) const {
 void CommandLine::split(const std::vector<std::string>& words) {
   size_t i = 0;
   while (i < words.size() && words[i].size() > 1 && words[i][0] == '-') {
-    const std::string word = words[i++];
+    const std::string& word = words[i++];
     if (word == "--") break;
     const bool is_short = word[1] != '-';
     // "-r=3" is unusual, "-r3" and "-r 3" are not.
