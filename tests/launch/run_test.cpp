@@ -448,7 +448,7 @@ class SmallMemory {
     std::error_code error;
     available_ = std::filesystem::create_directory(folder_, error) && !error;
     if (!available_) return;
-    std::ofstream(folder_ + "/memory.limit_in_bytes") << "64M";
+    std::ofstream(folder_ + "/memory.limit_in_bytes") << "256M";
     available_ = std::filesystem::exists(folder_ + "/memory.oom_control");
   }
   ~SmallMemory() {
@@ -470,7 +470,7 @@ TEST(LaunchTest, TellsAnOutOfMemoryKillFromAnother) {
   SYNCBN_SKIP_UNLESS(memory.available(), "cgroup");
   const auto result = run_program({"sh", "-c",
                                    "echo $$ > " + memory.processes() + "; exec " + kLauncher +
-                                       " python3 -c 'x = bytearray(500 << 20)'"});
+                                       " python3 -c 'x = bytearray(1000 << 20)'"});
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(result.err, HasSubstr("ran out of memory"));
   EXPECT_THAT(launch({"sh", "-c", "kill -KILL $$$$"}).err, Not(HasSubstr("ran out of memory")));
