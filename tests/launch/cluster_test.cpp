@@ -5,9 +5,9 @@
 
 #include <filesystem>
 #include <fstream>
-#include <memory>
 
 #include "launch/launcher.h"
+#include "launch/nodes.h"
 #include "support/multiproc.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -18,42 +18,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-/// Launchers that are to meet at one port.
-class Nodes {
- public:
-  explicit Nodes(int count) : count_(count), port_(free_port()) {}
-
-  /// Options come after those that name the job, and overrule them.
-  Program& start(int rank, int nproc, const std::vector<std::string>& options,
-                 const std::vector<std::string>& program) {
-    std::vector<std::string> words{
-        fmt::format("--nnodes={}", count_), fmt::format("--node_rank={}", rank),
-        fmt::format("--nproc_per_node={}", nproc), "--master_addr=127.0.0.1",
-        fmt::format("--master_port={}", port_)};
-    words.insert(words.end(), options.begin(), options.end());
-    words.insert(words.end(), program.begin(), program.end());
-    programs_.push_back(std::make_unique<Program>(
-        launch_command(words),
-        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()}));
-    return *programs_.back();
-  }
-
-  std::vector<ProgramResult> wait() {
-    std::vector<ProgramResult> results;
-    for (const auto& program : programs_) results.push_back(program->wait());
-    return results;
-  }
-
-  const TempFolder& folder() const { return folder_; }
-  int port() const { return port_; }
-
- private:
-  const int count_;
-  const int port_;
-  TempFolder folder_;
-  std::vector<std::unique_ptr<Program>> programs_;
-};
 
 /// Whether a mask of signals in a process's status has this one.
 bool has_signal(pid_t pid, const std::string& mask, int signal) {
@@ -73,10 +37,6 @@ bool blocks(pid_t pid, int signal) {
 /// Whether a signal has been sent to a process that has not taken it yet.
 bool pending(pid_t pid, int signal) {
   return has_signal(pid, "ShdPnd:", signal);
-}
-
-std::vector<std::string> shell(const std::string& script) {
-  return {"sh", "-c", script};
 }
 
 TEST(LaunchClusterTest, RanksGoOnFromNodeToNodeWhateverTheirNumber) {
@@ -236,7 +196,8 @@ TEST(LaunchClusterTest, MistakesAreNamedAtOnce) {
     Program& odd = nodes.start(1, 1, options, {"true"});
     const auto result = odd.wait();
     EXPECT_EQ(result.exit_code, 2);
-    EXPECT_TRUE(first.running());
+    EXPECT_TRUE(first.wait_until(
+        [&] { return first.err().find("turned a launcher away: ") != std::string::npos; }));
     return result.err;
   };
   EXPECT_THAT(refused({"--nnodes=2"}), HasSubstr("--nnodes=2, and node 0 with --nnodes=3"));
@@ -276,16 +237,16 @@ TEST(LaunchClusterTest, SaysThatNode0DidNotAnswer) {
 }
 
 TEST(LaunchClusterTest, SaysAtOnceThatAMasterAddressIsNobodys) {
-  for (const std::string& rank : {"0", "1"}) {
+  for (const std::string rank : {"0", "1"}) {
     Program node(
         launch_command({"--nnodes=2", "--node_rank=" + rank, "--master_addr=nobody.invalid",
                         fmt::format("--master_port={}", free_port()), "true"}),
         {.env = {{"OMP_NUM_THREADS", "1"}}});
-    EXPECT_TRUE(node.wait_until(
-        [&] { return node.err().find("cannot find nobody.invalid") != std::string::npos; }));
-    if (rank != "0") continue;
-    EXPECT_THAT(node.err(), HasSubstr("--master_addr=nobody.invalid is not an address of this "
-                                      "machine, which is node 0"));
+    // Node 0 finds itself without it.
+    const std::string said = rank == "0" ? "--master_addr=nobody.invalid is not an address of this "
+                                           "machine, which is node 0"
+                                         : "cannot find nobody.invalid";
+    EXPECT_TRUE(node.wait_until([&] { return node.err().find(said) != std::string::npos; }));
   }
 }
 
@@ -343,77 +304,6 @@ dist.destroy_process_group()
     EXPECT_THAT(result.out, HasSubstr("total 3\n"));
     EXPECT_THAT(result.err, AllOf(HasSubstr("restart 1 of 1"), Not(HasSubstr("restart 2"))));
   }
-}
-
-/// torchrun beside our launchers: the same options, another program.
-class MixedClusterTest : public ::testing::Test {
- protected:
-  void SetUp() override { SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch"); }
-
-  std::unique_ptr<Program> start(bool torchrun, int nodes, int rank, int nproc,
-                                 const std::vector<std::string>& program) {
-    std::vector<std::string> words{python(), "-m", "torch.distributed.run"};
-    if (!torchrun) words = launch_command({});
-    for (const std::string& word :
-         {fmt::format("--nnodes={}", nodes), fmt::format("--node_rank={}", rank),
-          fmt::format("--nproc_per_node={}", nproc), std::string("--master_addr=127.0.0.1"),
-          fmt::format("--master_port={}", port_), std::string("--no_python")}) {
-      words.push_back(word);
-    }
-    words.insert(words.end(), program.begin(), program.end());
-    return std::make_unique<Program>(words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}},
-                                                              .cwd = folder_.path(),
-                                                              .timeout_seconds = 100});
-  }
-
-  /// Each worker's rank and the sum of all ranks.
-  std::vector<std::string> sum_of_ranks() {
-    folder_.write("sum.py", R"(import os, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([dist.get_rank()])
-dist.all_reduce(total)
-print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", int(total), flush=True)
-dist.destroy_process_group()
-)");
-    return {python(), "sum.py"};
-  }
-
-  TempFolder folder_;
-  const int port_ = free_port();
-};
-
-TEST_F(MixedClusterTest, TorchrunTakesPartInOurJob) {
-  const auto work = sum_of_ranks();
-  const auto ours = start(false, 2, 0, 1, work);
-  const auto torchruns = start(true, 2, 1, 2, work);
-  const auto first = ours->wait();
-  const auto second = torchruns->wait();
-  EXPECT_EQ(first.exit_code, 0) << first.err;
-  EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
-  EXPECT_THAT(second.out,
-              AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
-}
-
-TEST_F(MixedClusterTest, WeTakePartInTorchrunsJob) {
-  const auto work = sum_of_ranks();
-  const auto ours = start(false, 2, 1, 2, work);
-  const auto torchruns = start(true, 2, 0, 1, work);
-  const auto second = ours->wait();
-  const auto first = torchruns->wait();
-  EXPECT_EQ(first.exit_code, 0) << first.err;
-  EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
-  EXPECT_THAT(second.out,
-              AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
-  EXPECT_THAT(second.err, HasSubstr("torchrun runs node 0"));
-}
-
-TEST_F(MixedClusterTest, ATorchrunThatLeavesEarlyIsNoSuccess) {
-  const auto ours = start(false, 2, 0, 1, {"true"});
-  const auto torchruns = start(true, 2, 1, 1, {"sh", "-c", "exit 3"});
-  EXPECT_EQ(ours->wait().exit_code, 75);
-  EXPECT_NE(torchruns->wait().exit_code, 0);
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 namespace syncbn::launch {
 namespace {
 
-// A report with twenty lines of stderr is a few kilobytes.
-constexpr size_t kLongestLine = 1 << 20;
+// Messages are short, and handled as they come: this is nobody of ours.
+constexpr size_t kMostUnread = 1 << 20;
 
 }  // namespace
 
@@ -35,13 +35,15 @@ void AgentLink::handle() {
 }
 
 void AgentLink::write() {
-  while (!closed_ && !outgoing_.empty()) {
+  while (!broken_ && !outgoing_.empty()) {
     const ssize_t sent = ::send(socket_.get(), outgoing_.view().data(), outgoing_.size(),
                                 MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno == EAGAIN) return;
     if (sent < 0) {
-      closed_ = errno != EAGAIN;
-      return;
+      // read() still finds the peer's last words.
+      broken_ = true;
+      return outgoing_.clear();
     }
     outgoing_.take(static_cast<size_t>(sent));
   }
@@ -52,10 +54,11 @@ void AgentLink::read() {
   while (!closed_) {
     const ssize_t got = ::recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) return;
+    if (got < 0 && errno == EAGAIN) break;
     if (got > 0) incoming_.append(buffer.data(), static_cast<size_t>(got));
-    closed_ = got <= 0 || incoming_.size() > kLongestLine;
+    closed_ = got <= 0 || incoming_.size() > kMostUnread;
   }
+  closed_ = closed_ || broken_;
 }
 
 std::optional<std::string> AgentLink::next_line() {

@@ -51,6 +51,7 @@ class AgentLink {
   base::UniqueFd socket_;
   std::string incoming_;
   SendBuffer outgoing_;
+  bool broken_ = false;  ///< nothing can be written any more
   bool closed_ = false;
 };
 

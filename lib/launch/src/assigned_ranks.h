@@ -15,10 +15,14 @@ struct AssignedRanks {
 
   /// As torchrun writes them under its key of this name, and our launchers to each other.
   nlohmann::json json() const { return {base, world_size, role_base, role_world_size}; }
-  /// Nothing when it is not what json() gives.
+  /// @throws nlohmann's exceptions when it is not what json() gives.
+  static AssignedRanks of(const nlohmann::json& json) {
+    return {json.at(0), json.at(1), json.at(2), json.at(3)};
+  }
+  /// Nothing when it is not.
   static std::optional<AssignedRanks> parse(const nlohmann::json& json) {
     try {
-      return AssignedRanks{json.at(0), json.at(1), json.at(2), json.at(3)};
+      return of(json);
     } catch (const nlohmann::json::exception&) {
       return std::nullopt;
     }

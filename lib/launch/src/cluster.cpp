@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "master_port.h"
+#include "signals.h"
 
 namespace syncbn::launch {
 namespace {
@@ -45,7 +46,7 @@ void set_watch(int epoll, int operation, int fd, uint32_t events) {
 Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
                  base::UniqueFd listener)
     : options_(options),
-      host_(listener && is_local_address(options.master_addr) ? "127.0.0.1" : options.master_addr),
+      host_(listener ? "127.0.0.1" : options.master_addr),
       port_(master_port),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       join_deadline_(Clock::now() + options.join_timeout),
@@ -57,10 +58,11 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       silence_(options.alive_period * options.alive_misses) {
   if (!epoll_) base::throw_errno("epoll_create1");
   if (!listener) return;
-  if (host_ == options.master_addr && host_ != "127.0.0.1") {
-    // It may still lead here, by way of a service or a router.
+  if (!is_local_address(options.master_addr)) {
+    // The others may still find it, by way of a service or a router.
     notices_.push_back(
-        fmt::format("--master_addr={} is not an address of this machine, which is node 0", host_));
+        fmt::format("--master_addr={} is not an address of this machine, which is node 0",
+                    options.master_addr));
   }
   coordinator_ = std::make_unique<Coordinator>(
       Coordinator::Options{.run_id = options.run_id,
@@ -83,7 +85,8 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
 Cluster::~Cluster() = default;
 
 Cluster::Clock::time_point Cluster::due() const {
-  if (torchrun_) return Clock::now() + AgentLink::kNoticePeriod;  // only its store has news
+  if (finish_) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
+  if (torchrun_) return Clock::time_point::max();  // only its store has news
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);
   if (!accepted_) due = std::min(due, next_notice_);
@@ -93,13 +96,17 @@ Cluster::Clock::time_point Cluster::due() const {
 
 void Cluster::handle() {
   const auto now = Clock::now();
-  if (coordinator_) coordinator_->handle();
+  if (coordinator_) {
+    coordinator_->handle();
+    for (std::string& notice : coordinator_->take_notices()) notices_.push_back(std::move(notice));
+  }
   if (finish_) return;
   if (torchrun_) return handle_torchrun();
   if (connecting_) finish_connecting();
   if (next_try_ && now >= *next_try_) connect();
   if (link_) handle_messages();
-  if (!link_ && !torchrun_ && now >= join_deadline_) {
+  const bool waits = !accepted_ && !torchrun_ && !finish_;
+  if (waits && now >= join_deadline_) {
     end(base::kExitUnavailable,
         fmt::format(
             "node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
@@ -108,19 +115,25 @@ void Cluster::handle() {
             base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count()),
             connect_error_));
   }
-  if (!link_ && !torchrun_ && now >= next_notice_) {
+  if (waits && now >= next_notice_) {
     next_notice_ = now + AgentLink::kNoticePeriod;
     notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
                                    connect_error_));
   }
   if (link_ && now >= next_alive_) send({{"type", "alive"}});
   if (now >= next_alive_) next_alive_ = now + alive_period_;
-  if (link_ && !finish_ && (link_->closed() || now - heard_ > silence_)) lose_coordinator();
+  if (!link_ || finish_) return;
+  const bool silent = !paused_ && Clock::now() - heard_ > silence_;
+  if (link_->closed() || silent) lose_coordinator();
 }
 
 void Cluster::connect() {
   connecting_.reset();
-  const base::AddressList found = base::resolve(host_, port_, connect_error_);
+  const base::AddressList found = [&] {
+    // A name server may take its time; nothing has begun that a signal would have to end first.
+    const Signals::DefaultActions interruptible;
+    return base::resolve(host_, port_, connect_error_);
+  }();
   if (!found) {
     next_try_ = Clock::now() + kResolvePeriod;
     if (std::exchange(resolve_error_said_, true)) return;
@@ -154,6 +167,7 @@ void Cluster::finish_connecting() {
     return;
   }
   next_try_.reset();
+  connect_error_ = "it says nothing";
   link_.emplace(std::move(connecting_));
   heard_ = Clock::now();
   say_hello();
@@ -194,7 +208,16 @@ void Cluster::handle_messages() {
   while (const auto message = link_->next()) {
     heard_ = Clock::now();
     accepted_ = true;
-    handle_message(*message);
+    paused_ = false;
+    try {
+      handle_message(*message);
+    } catch (const Json::exception&) {
+      return end(base::kExitUnavailable,
+                 fmt::format("node 0 at {}:{} says what this launcher does not understand; is that "
+                             "a syncbn-launch of this version?",
+                             options_.master_addr, port_));
+    }
+    if (finish_) return;
   }
   watch();
 }
@@ -208,6 +231,7 @@ void Cluster::handle_message(const Json& message) {
   }
   if (type == "refuse") end(message.at("exit_code"), message.at("message"));
   if (type == "waiting") notices_.push_back(message.at("message"));
+  if (type == "pause") paused_ = true;
   if (type == "finish") end(message.at("exit_code"), message.at("what"));
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = message.at("what");
   if (type == "start") {
@@ -219,7 +243,7 @@ void Cluster::handle_message(const Json& message) {
                    .job_id = message.at("job_id"),
                    .node = message.at("node"),
                    .nodes = message.at("nodes"),
-                   .ranks = AssignedRanks::parse(message.at("ranks")).value(),
+                   .ranks = AssignedRanks::of(message.at("ranks")),
                    .master_addr = message.at("master_addr"),
                    .master_port = message.at("master_port"),
                    .agent_store = message.at("agent_store")};
@@ -255,7 +279,9 @@ void Cluster::handle_torchrun() {
                      .master_port = port_,
                      .agent_store = shares_store()};
       torchrun_state_ = TorchrunState::kRunning;
-    } else if (torchrun_state_ == TorchrunState::kLeaving && torchrun_->all_have_left()) {
+    } else if (torchrun_state_ == TorchrunState::kRunning) {
+      torchrun_->check();
+    } else if (torchrun_->all_have_left()) {
       end(base::kExitOk, "");
     }
   } catch (const base::UnavailableError& error) {
@@ -271,7 +297,8 @@ void Cluster::lose_coordinator() {
   if (!accepted_ && find_torchrun()) return;
   const std::string why =
       accepted_ ? "is gone"
-                : "closed the connection; is that a syncbn-launch of this job, with --node_rank=0?";
+                : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
+                              link_->closed() ? "closed the connection" : "says nothing");
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
 }
 
@@ -279,6 +306,15 @@ void Cluster::end(int exit_code, const std::string& what) {
   if (!finish_) finish_ = Finish{exit_code, what};
   // Also where workers still run.
   if (stop_reason_.empty()) stop_reason_ = what;
+  stop_watching();
+}
+
+// What the others say no longer matters, and would wake whoever waits again and again.
+void Cluster::stop_watching() {
+  for (const int fd : {link_ ? link_->fd() : -1, torchrun_ ? torchrun_->fd() : -1,
+                       connecting_ ? connecting_.get() : -1}) {
+    if (fd >= 0) set_watch(epoll_.get(), EPOLL_CTL_DEL, fd, 0);
+  }
 }
 
 std::optional<Cluster::Start> Cluster::take_start() {
@@ -325,6 +361,11 @@ void Cluster::report_end() {
   }
   send({{"type", "ended"}, {"attempt", attempt_}});
   if (left_by_signal_) end(base::kExitSignalBase + *left_by_signal_, "");
+}
+
+void Cluster::pause() {
+  if (coordinator_) coordinator_->pause();
+  send({{"type", "pause"}});
 }
 
 }  // namespace syncbn::launch

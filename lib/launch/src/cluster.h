@@ -75,6 +75,8 @@ class Cluster {
   void report_signal(int signal);
   /// All workers of this node have ended.
   void report_end();
+  /// This process is about to be stopped, as by Ctrl-Z: the others must not take it for lost.
+  void pause();
 
  private:
   void connect();
@@ -90,6 +92,7 @@ class Cluster {
   bool find_torchrun();
   void handle_torchrun();
   void end(int exit_code, const std::string& what);
+  void stop_watching();
 
   const LaunchOptions& options_;
   const std::string host_;  ///< of the coordinator
@@ -111,6 +114,7 @@ class Cluster {
   Clock::time_point next_notice_;
   Clock::time_point next_alive_;
   Clock::time_point heard_;
+  bool paused_ = false;  ///< the coordinator's process is stopped
 
   int attempt_ = 0;
   std::chrono::milliseconds alive_period_;

@@ -10,12 +10,35 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "hosts.h"
+
 namespace syncbn::launch {
 namespace {
 
 using Json = nlohmann::json;
 
+// For agents of torchrun, between the last one's arrival in the barrier and their end.
+constexpr std::chrono::seconds kBarrierPatience{5};
+
 }  // namespace
+
+/// What a launcher says of itself.
+struct Coordinator::Hello {
+  std::string job;
+  int node = -1;  ///< -1: any
+  bool leads = false;
+  std::string nodes;
+  int nproc = 0;
+  std::string role;
+  std::string host;
+  int max_restarts = 0;
+
+  static Hello parse(const Json& message) {
+    return {message.at("job"),   message.at("node"),        message.at("leads"),
+            message.at("nodes"), message.at("nproc"),       message.at("role"),
+            message.at("host"),  message.at("max_restarts")};
+  }
+};
 
 struct Coordinator::Node {
   Node(base::UniqueFd socket, std::string first_bytes)
@@ -30,6 +53,7 @@ struct Coordinator::Node {
   bool takes_part = false;  ///< in this attempt
   bool ended = false;       ///< its workers, in this attempt
   bool leaving = false;     ///< it ends, and the others do not
+  bool paused = false;      ///< stopped, as by Ctrl-Z
   Clock::time_point heard = Clock::now();
 
   std::string name() const { return fmt::format("node {} ({})", rank, host); }
@@ -98,8 +122,10 @@ void Coordinator::handle() {
 }
 
 bool Coordinator::is_gone(const Node& node) const {
-  const bool has_left = node.leaving && (node.ended || !node.takes_part);
-  return has_left || node.link.closed() || Clock::now() - node.heard > options_.silence;
+  if (node.link.closed() || (node.leaving && (node.ended || !node.takes_part))) return true;
+  // The end of the job does not wait until somebody continues it.
+  const bool may_be_silent = node.paused && !failed_;
+  return !may_be_silent && Clock::now() - node.heard > options_.silence;
 }
 
 void Coordinator::handle_node(Node& node) {
@@ -117,6 +143,7 @@ void Coordinator::handle_node(Node& node) {
   }
   while (const auto message = node.link.next()) {
     node.heard = Clock::now();
+    node.paused = false;
     try {
       handle_message(node, *message);
     } catch (const Json::exception&) {
@@ -131,7 +158,7 @@ void Coordinator::handle_node(Node& node) {
 
 void Coordinator::handle_message(Node& node, const Json& message) {
   const std::string type = message.at("type");
-  if (type == "hello") hello(node, message);
+  if (type == "hello") hello(node, Hello::parse(message));
   if (node.rank < 0) return;
   if (type == "failed") failed(node, message);
   if (type == "end") {
@@ -140,18 +167,20 @@ void Coordinator::handle_message(Node& node, const Json& message) {
   }
   if (type == "leave") leave(node);
   if (type == "ended") ended(node, message);
+  if (type == "pause") node.paused = true;
 }
 
-void Coordinator::hello(Node& node, const Json& message) {
-  const std::string why = misfit(node, message);
+void Coordinator::hello(Node& node, const Hello& hello) {
+  const std::string why = misfit(node, hello);
   if (!why.empty()) {
     node.link.send({{"type", "refuse"}, {"exit_code", base::kExitUsage}, {"message", why}});
+    if (state_ == State::kJoining) notices_.push_back("turned a launcher away: " + why);
     return;
   }
-  node.rank = rank_for(message.at("node"), message.at("leads"));
-  node.nproc = message.at("nproc");
-  node.role = message.at("role");
-  node.host = message.at("host");
+  node.rank = rank_for(hello.node, hello.leads);
+  node.nproc = hello.nproc;
+  node.role = hello.role;
+  node.host = hello.host;
   const auto self = std::find_if(newcomers_.begin(), newcomers_.end(),
                                  [&](const auto& one) { return one.get() == &node; });
   nodes_[node.rank] = std::move(*self);
@@ -186,30 +215,33 @@ int Coordinator::rank_for(int wanted, bool leads) const {
   return rank;
 }
 
-std::string Coordinator::misfit(const Node& node, const Json& message) const {
-  const int rank = message.at("node");
-  const std::string host = message.at("host");
+std::string Coordinator::misfit(const Node& node, const Hello& hello) const {
   if (node.rank >= 0) return "a launcher said hello twice";
-  if (message.at("job") != options_.run_id) {
-    return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'", host,
-                       message.at("job").get<std::string>(), options_.master_addr,
-                       options_.master_port, options_.run_id);
+  if (hello.job != options_.run_id) {
+    return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
+                       hello.host, hello.job, options_.master_addr, options_.master_port,
+                       options_.run_id);
   }
   const std::string nodes = options_.nodes.str();
-  if (message.at("nodes") != nodes) {
-    return fmt::format("{} was started with --nnodes={}, and node 0 with --nnodes={}", host,
-                       message.at("nodes").get<std::string>(), nodes);
+  if (hello.nodes != nodes) {
+    return fmt::format("{} was started with --nnodes={}, and node 0 with --nnodes={}", hello.host,
+                       hello.nodes, nodes);
   }
-  if (message.at("max_restarts") != options_.max_restarts) {
+  if (hello.max_restarts != options_.max_restarts) {
     return fmt::format("{} was started with --max_restarts={}, and node 0 with --max_restarts={}",
-                       host, message.at("max_restarts").get<int>(), options_.max_restarts);
+                       hello.host, hello.max_restarts, options_.max_restarts);
   }
-  if (const auto other = nodes_.find(rank); other != nodes_.end()) {
-    return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", rank,
-                       other->second->host, host);
+  if (hello.node >= options_.nodes.max || hello.nproc < 1 || hello.nproc > kMostWorkers) {
+    return fmt::format("{} says that it is node {} with {} workers", hello.host, hello.node,
+                       hello.nproc);
   }
-  if (torchrun_nodes_.count(rank) > 0) {
-    return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", host, rank);
+  if (const auto other = nodes_.find(hello.node); other != nodes_.end()) {
+    return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", hello.node,
+                       other->second->host, hello.host);
+  }
+  if (torchrun_nodes_.count(hello.node) > 0) {
+    return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", hello.host,
+                       hello.node);
   }
   const bool has_begun = state_ == State::kRunning || state_ == State::kLeaving;
   if (has_begun && !options_.nodes_may_change) return "the job has begun without this launcher";
@@ -223,11 +255,16 @@ void Coordinator::failed(Node& node, const Json& message) {
 }
 
 void Coordinator::end_job(int exit_code, const std::string& text) {
-  if (state_ == State::kJoining) return finish(exit_code, text);
+  // No workers run.
+  if (state_ == State::kJoining || state_ == State::kLeaving) return finish(exit_code, text);
   node_change_.clear();
   fail(exit_code, false, text);
   over_ = true;
   may_restart_ = false;
+}
+
+void Coordinator::pause() {
+  send_to_all({{"type", "pause"}});
 }
 
 void Coordinator::leave(Node& node) {
@@ -263,7 +300,8 @@ void Coordinator::find_torchrun_nodes() {
     const auto text = store_.get(torchrun_keys_.role_info(node));
     if (!text) continue;
     const auto role = TorchrunRole::parse(*text);
-    if (role && role->node == node && role->nproc > 0) torchrun_nodes_[node] = *role;
+    if (!role || role->node != node || role->nproc < 1 || role->nproc > kMostWorkers) continue;
+    torchrun_nodes_[node] = *role;
   }
   start_when_complete();
 }
@@ -280,9 +318,12 @@ void Coordinator::enter_torchruns_barrier() {
 
 void Coordinator::leave_torchruns_barrier() {
   const bool all_in = store_.get(torchrun_keys_.members()) == std::to_string(options_.nodes.max);
-  if (all_in) store_.set(torchrun_keys_.last_member(), "all are here");
+  if (all_in && !barrier_deadline_) {
+    store_.set(torchrun_keys_.last_member(), "all are here");
+    barrier_deadline_ = Clock::now() + kBarrierPatience;
+  }
   // They still read from the store.
-  if (store_.connections() > 0) return;
+  if (store_.clients() > 0 && !(barrier_deadline_ && Clock::now() >= *barrier_deadline_)) return;
   if (all_in) return finish(base::kExitOk, "");
   finish(base::kExitUnavailable, "a node that torchrun runs left before its workers had succeeded");
 }
@@ -305,6 +346,7 @@ void Coordinator::handle_times() {
     send_to_all({{"type", "alive"}});
   }
   due_ = next_alive_;
+  if (state_ == State::kLeaving && barrier_deadline_) due_ = std::min(due_, *barrier_deadline_);
   if (state_ != State::kJoining) return;
   due_ = std::min({due_, next_notice_, last_call_.value_or(join_deadline_)});
 }

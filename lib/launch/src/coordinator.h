@@ -8,6 +8,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent_link.h"
@@ -20,8 +21,8 @@ namespace syncbn::launch {
 
 /// Leads the launchers of a job, inside the launcher of node 0: waits for all of them, deals out
 /// the ranks, starts every attempt, ends it everywhere when a worker fails anywhere, and says what
-/// the job's exit code is. It also holds the store of the workers, which is emptied before each
-/// attempt.
+/// the job's exit code is. It also holds the store of the workers, which is emptied between
+/// attempts.
 ///
 /// Where nodes may change, the first attempt waits for the most of them, but once the fewest are
 /// there only for the time of a last call. A node that comes later, leaves, or is lost begins a new
@@ -31,8 +32,9 @@ namespace syncbn::launch {
 /// Nodes that torchrun runs meet us in the store, by torchrun's keys: they take part in one
 /// attempt.
 ///
-/// Messages to it: hello, failed, end, leave, ended, alive. From it: welcome, refuse, waiting,
-/// start, stop, finish, alive; docs/architecture.md has their order. Never waits. Not thread-safe.
+/// Messages to it: hello, failed, end, leave, ended, pause, alive. From it: welcome, refuse,
+/// waiting, start, stop, finish, pause, alive; docs/architecture.md has their order. Never waits.
+/// Not thread-safe.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
@@ -67,17 +69,22 @@ class Coordinator {
 
   /// Ends the job, everywhere, for another reason than a worker.
   void end_job(int exit_code, const std::string& text);
+  /// Lines for the person who waits here.
+  std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
+  /// This process is about to be stopped: its silence means nothing.
+  void pause();
 
  private:
+  struct Hello;
   struct Node;
 
   void take(base::UniqueFd socket, std::string first_bytes);
   void watch(Node& node);
   void handle_node(Node& node);
   void handle_message(Node& node, const nlohmann::json& message);
-  void hello(Node& node, const nlohmann::json& message);
+  void hello(Node& node, const Hello& hello);
   /// Why the newcomer does not fit; empty: it does.
-  std::string misfit(const Node& node, const nlohmann::json& message) const;
+  std::string misfit(const Node& node, const Hello& hello) const;
   void welcome(Node& node);
   void failed(Node& node, const nlohmann::json& message);
   void leave(Node& node);
@@ -123,6 +130,8 @@ class Coordinator {
   Clock::time_point due_;
   Clock::time_point join_deadline_;
   std::optional<Clock::time_point> last_call_;  ///< when it ends
+  /// When the last agents of torchrun have to have left the barrier.
+  std::optional<Clock::time_point> barrier_deadline_;
   Clock::time_point next_notice_;
   Clock::time_point next_alive_;
 
@@ -139,6 +148,7 @@ class Coordinator {
   int exit_code_ = 0;
   bool may_restart_ = false;
   std::string failure_text_;
+  std::vector<std::string> notices_;
 };
 
 }  // namespace syncbn::launch

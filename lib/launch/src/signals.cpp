@@ -47,6 +47,17 @@ bool Signals::ends(int signal) const {
   return std::find(ending_.begin(), ending_.end(), signal) != ending_.end();
 }
 
+Signals::DefaultActions::DefaultActions() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::sigaddset(&set, signal);
+  ::sigprocmask(SIG_UNBLOCK, &set, &before_);
+}
+
+Signals::DefaultActions::~DefaultActions() {
+  ::sigprocmask(SIG_SETMASK, &before_, nullptr);
+}
+
 void Signals::stop_self() {
   // The default action, not SIGSTOP: the shell says "Stopped", and where nobody could continue us
   // (no job control) nothing happens at all.

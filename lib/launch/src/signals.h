@@ -1,5 +1,6 @@
 #pragma once
 
+#include <signal.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <optional>
@@ -23,6 +24,19 @@ class Signals {
   /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next();
   bool ends(int signal) const;
+
+  /// While it lives, SIGINT, SIGTERM, SIGHUP and SIGQUIT end this process as they do any other: for
+  /// calls that may take long, where nothing would have to be tidied up.
+  class DefaultActions {
+   public:
+    DefaultActions();
+    ~DefaultActions();
+    DefaultActions(const DefaultActions&) = delete;
+    DefaultActions& operator=(const DefaultActions&) = delete;
+
+   private:
+    sigset_t before_;
+  };
 
   /// Stops this process as Ctrl-Z does and returns when it is continued.
   static void stop_self();

@@ -187,6 +187,15 @@ bool StoreClient::cancel_wait(TimePoint deadline) {
   return true;
 }
 
+void StoreClient::check_connection() {
+  what_ = "stay connected";
+  char unasked = 0;
+  const ssize_t got = ::recv(fd_.get(), &unasked, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (got == 0) disconnect(kClosed);
+  if (got > 0) disconnect(kNoStore);
+  if (errno != EAGAIN && errno != EINTR) disconnect(std::strerror(errno));
+}
+
 void StoreClient::ask_and_wait(const std::string& what, const std::vector<std::string>& keys,
                                TimePoint deadline) {
   ask(what, keys_query(Query::kWait, keys), deadline);

@@ -56,6 +56,8 @@ class StoreClient {
   /// Ends the wait. Whether the keys came in the last moment.
   bool cancel_wait(TimePoint deadline);
   int fd() const { return fd_.get(); }
+  /// Asks nothing: throws when the store is gone.
+  void check_connection();
 
  private:
   explicit StoreClient(std::string name) : name_(std::move(name)) {}

@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <syncbn/base/error.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -35,6 +36,13 @@ base::UniqueFd open_spare() {
   return base::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
+// Of the descriptors that this process may have, whose owner needs some, too.
+size_t most_silent_connections() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
+  return std::max<size_t>(1, limit.rlim_cur / 4);
+}
+
 }  // namespace
 
 struct StoreServer::Connection {
@@ -54,7 +62,8 @@ StoreServer::StoreServer(base::UniqueFd listener, ForeignSink foreign)
     : listener_(std::move(listener)),
       foreign_(std::move(foreign)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
-      spare_(open_spare()) {
+      spare_(open_spare()),
+      most_silent_(most_silent_connections()) {
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kListenerId}};
   // Whoever was about to be accepted may be gone by then.
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
@@ -83,9 +92,10 @@ bool StoreServer::accept_connections() {
   for (size_t i = 0; i < kMostEvents; ++i) {
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
-      if (errno == EMFILE || errno == ENFILE) drop_one_connection();
+      if (errno == EMFILE || errno == ENFILE) drop_newcomer();
       return false;
     }
+    make_room();
     // The answers are small, and their readers wait for them.
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -108,8 +118,27 @@ bool StoreServer::may_be_foreign(const Connection& connection) {
   return got < 0 || (got == 1 && first != static_cast<char>(Query::kValidate));
 }
 
+// It has not said a word, and has not left either.
+bool StoreServer::is_silent(const Connection& connection) {
+  char first = 0;
+  return !connection.greeted && connection.input.empty() &&
+         ::recv(connection.fd.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT) < 0;
+}
+
+// Those that never speak must not keep out those that do: the one that came first goes.
+void StoreServer::make_room() {
+  size_t silent = 0;
+  Connection* first = nullptr;
+  for (const auto& [id, connection] : connections_) {
+    if (!is_silent(*connection)) continue;
+    ++silent;
+    if (first == nullptr || id < first->id) first = connection.get();
+  }
+  if (silent >= most_silent_) take(*first).reset();
+}
+
 // Otherwise it would keep us busy for as long as no descriptor is free. Clients try again.
-void StoreServer::drop_one_connection() {
+void StoreServer::drop_newcomer() {
   if (!spare_) spare_ = open_spare();
   spare_.reset();
   base::UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
@@ -315,6 +344,11 @@ int64_t StoreServer::add(std::string_view key, int64_t amount) {
 bool StoreServer::check(const std::vector<std::string>& keys) const {
   return std::all_of(keys.begin(), keys.end(),
                      [&](const std::string& key) { return has(wire_key(key)); });
+}
+
+size_t StoreServer::clients() const {
+  return static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(),
+                                           [](const auto& one) { return one.second->greeted; }));
 }
 
 void StoreServer::clear() {

@@ -50,8 +50,8 @@ class StoreServer {
   /// Whether all of the keys are there.
   bool check(const std::vector<std::string>& keys) const;
 
-  /// Open ones.
-  size_t connections() const { return connections_.size(); }
+  /// Connections that have greeted as a store's client does.
+  size_t clients() const;
 
   /// Forgets all keys and closes the connections of all clients, so that the next attempt finds a
   /// fresh store. A connection that may still turn out to be foreign stays.
@@ -63,7 +63,9 @@ class StoreServer {
 
   bool accept_connections();
   static bool may_be_foreign(const Connection& connection);
-  void drop_one_connection();
+  static bool is_silent(const Connection& connection);
+  void make_room();
+  void drop_newcomer();
   void handle_connection(uint64_t id, uint32_t events);
   bool read(Connection& connection);
   bool answer_queries(Connection& connection);
@@ -98,6 +100,7 @@ class StoreServer {
   ForeignSink foreign_;
   base::UniqueFd epoll_;
   base::UniqueFd spare_;  ///< given up for a moment when no descriptor is left
+  const size_t most_silent_;
   uint64_t last_id_ = 0;
   uint64_t last_ticket_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;

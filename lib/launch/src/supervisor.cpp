@@ -173,7 +173,10 @@ std::optional<int> Supervisor::wait_for_orders() {
     ::poll(polls.data(), polls.size(), base::milliseconds_until(cluster_->due()));
     output_.flush();
     while (const auto signal = signals_.next()) {
-      if (*signal == SIGTSTP) Signals::stop_self();
+      if (*signal == SIGTSTP) {
+        cluster_->pause();
+        Signals::stop_self();
+      }
       if (!signals_.ends(*signal)) continue;
       cluster_->report_signal(*signal);
       // The second time at once.

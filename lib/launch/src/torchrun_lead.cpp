@@ -40,6 +40,10 @@ std::optional<AssignedRanks> TorchrunLead::ranks() {
       fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));
 }
 
+void TorchrunLead::check() {
+  store_.check_connection();
+}
+
 void TorchrunLead::leave() {
   if (store_.add(keys_.members(), 1, soon()) == options_.nnodes.max) {
     store_.set(keys_.last_member(), "all are here", soon());

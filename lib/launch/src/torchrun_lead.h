@@ -26,6 +26,9 @@ class TorchrunLead {
   /// Once all agents are there.
   std::optional<AssignedRanks> ranks();
 
+  /// While workers run. @throws base::UnavailableError when the store is gone.
+  void check();
+
   /// Our workers have ended well: enters the barrier.
   void leave();
   /// Once all agents are in the barrier.

@@ -209,6 +209,7 @@ void WorkerGroup::tell_cluster(int exit_code, bool may_restart, const std::strin
 void WorkerGroup::stop_and_continue() {
   output_.set_bar({});
   keeper_->signal_workers(SIGSTOP);
+  if (cluster_ != nullptr) cluster_->pause();
   Signals::stop_self();
   keeper_->signal_workers(SIGCONT);
 }

@@ -1,0 +1,208 @@
+// What may go wrong between launchers: silence, strangers, nonsense.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "launch/launcher.h"
+#include "launch/nodes.h"
+#include "support/connection.h"
+#include "support/eventually.h"
+#include "support/listener.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kLittlePatience =
+    "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=2";
+// Longer than that.
+constexpr std::chrono::seconds kSilence{4};
+
+/// Says that it is there, and stays until there is a file "go".
+std::vector<std::string> until_go() {
+  return shell("touch up$RANK; while [ ! -e go ]; do sleep 0.01; done");
+}
+
+bool both_are_up(const Nodes& nodes) {
+  return std::filesystem::exists(nodes.folder() / "up0") &&
+         std::filesystem::exists(nodes.folder() / "up1");
+}
+
+/// Of the process itself, without its children.
+double cpu_seconds(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string stat;
+  std::getline(file, stat);
+  std::istringstream rest(stat.substr(stat.rfind(')') + 2));
+  std::string skipped;
+  for (int field = 3; field < 14; ++field) rest >> skipped;
+  double user = 0;
+  double system = 0;
+  rest >> user >> system;
+  return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+TEST(LaunchClusterFaultTest, ALauncherThatFallsSilentIsLost) {
+  for (const size_t silent : {0U, 1U}) {
+    Nodes nodes(2);
+    std::vector<Program*> programs;
+    for (const int rank : {0, 1}) {
+      programs.push_back(&nodes.start(rank, 1, {kLittlePatience}, until_go()));
+    }
+    ASSERT_TRUE(programs[0]->wait_until([&] { return both_are_up(nodes); }));
+    programs[silent]->send_signal(SIGSTOP);
+    const auto result = programs[1 - silent]->wait();
+    EXPECT_EQ(result.exit_code, 75);
+    EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("node {}", silent)), HasSubstr("is gone")));
+    programs[silent]->send_signal(SIGCONT);
+    EXPECT_EQ(programs[silent]->wait().exit_code, 75);
+  }
+}
+
+// SIGTSTP, which a terminal sends to the processes in its foreground.
+TEST(LaunchClusterFaultTest, ControlZIsNoSilence) {
+  for (const size_t stopped : {0U, 1U}) {
+    Nodes nodes(2);
+    std::vector<Program*> programs;
+    for (const int rank : {0, 1}) {
+      programs.push_back(&nodes.start(rank, 1, {kLittlePatience}, until_go()));
+    }
+    ASSERT_TRUE(programs[0]->wait_until([&] { return both_are_up(nodes); }));
+    programs[stopped]->send_signal(SIGTSTP);
+    ASSERT_TRUE(eventually([&] { return state_of(programs[stopped]->pid()) == 'T'; }));
+    std::this_thread::sleep_for(kSilence);
+    EXPECT_TRUE(programs[1 - stopped]->running());
+    programs[stopped]->send_signal(SIGCONT);
+    // For as long again, what was missed must not tell.
+    std::this_thread::sleep_for(kSilence);
+    nodes.folder().write("go", "");
+    for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+}
+
+TEST(LaunchClusterFaultTest, AStoppedNodeDoesNotKeepTheOthersFromEnding) {
+  Nodes nodes(2);
+  Program& node0 = nodes.start(
+      0, 1, {kLittlePatience}, shell("touch up0; while [ ! -e fail ]; do sleep 0.01; done; exit 7"));
+  Program& node1 = nodes.start(1, 1, {kLittlePatience}, until_go());
+  ASSERT_TRUE(node0.wait_until([&] { return both_are_up(nodes); }));
+  node1.send_signal(SIGTSTP);
+  ASSERT_TRUE(eventually([&] { return state_of(node1.pid()) == 'T'; }));
+  nodes.folder().write("fail", "");
+  EXPECT_EQ(node0.wait().exit_code, 7);
+  node1.send_signal(SIGCONT);
+  EXPECT_NE(node1.wait().exit_code, 0);
+}
+
+// A service in front of it, or a router, may have the master's address.
+TEST(LaunchClusterFaultTest, TheMasterNeedNotReachItsOwnAddress) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {"--master_addr=192.0.2.1"}, until_go());
+  nodes.start(1, 1, {}, until_go());
+  ASSERT_TRUE(lead.wait_until([&] { return both_are_up(nodes); }));
+  lead.send_signal(SIGTERM);
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
+}
+
+TEST(LaunchClusterFaultTest, WaitsWithoutBeingBusy) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {}, until_go());
+  Program& node = nodes.start(
+      1, 1, {},
+      shell("trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; exit 0' TERM; touch up1; "
+            "while true; do sleep 0.01; done"));
+  ASSERT_TRUE(lead.wait_until([&] { return both_are_up(nodes); }));
+  lead.send_signal(SIGKILL);
+  ASSERT_TRUE(
+      node.wait_until([&] { return std::filesystem::exists(nodes.folder() / "told"); }));
+  const double before = cpu_seconds(node.pid());
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  EXPECT_LT(cpu_seconds(node.pid()) - before, 0.5);
+  nodes.folder().write("go", "");
+  EXPECT_EQ(node.wait().exit_code, 75);
+}
+
+TEST(LaunchClusterFaultTest, SilentConnectionsDoNotKeepNodesOut) {
+  Nodes nodes(2);
+  // So few that the silent ones take all.
+  std::string command = "ulimit -n 64; exec";
+  for (const std::string& word : launch_command(
+           {"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
+            fmt::format("--master_port={}", nodes.port()), "true"})) {
+    command += " '" + word + "'";
+  }
+  Program lead({"bash", "-c", command}, {.env = {{"OMP_NUM_THREADS", "1"}}});
+  std::vector<base::UniqueFd> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(connect_to(nodes.port()));
+  const auto result = nodes.start(1, 1, {}, {"true"}).wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(lead.wait().exit_code, 0);
+}
+
+TEST(LaunchClusterFaultTest, AMasterThatSaysNothingIsWaitedForAsLongAsOneThatIsNotThere) {
+  const Listener master;
+  const auto result = launch({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
+                              fmt::format("--master_port={}", master.port),
+                              "--rdzv_conf=join_timeout=1", "true"});
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("did not answer at"));
+  EXPECT_THAT(result.err, HasSubstr("(it says nothing)"));
+}
+
+TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
+  for (const char* nonsense : {R"({"type":"start"})", R"({"type":"finish","exit_code":"no"})",
+                               R"({"type":"start","attempt":0,"restarts":0,"reason":"",)"
+                               R"("job_id":"","node":0,"nodes":1,"ranks":[1]})",
+                               "[]", "no JSON"}) {
+    const Listener master;
+    Program node(launch_command({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
+                                 fmt::format("--master_port={}", master.port), "true"}));
+    const base::UniqueFd peer(::accept(master.fd.get(), nullptr, nullptr));
+    ASSERT_TRUE(send_to(peer, std::string(nonsense) + "\n"));
+    const auto result = node.wait();
+    EXPECT_EQ(result.exit_code, 75) << nonsense;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("node 0 at 127.0.0.1"), Not(HasSubstr("internal"))))
+        << nonsense;
+  }
+}
+
+TEST(LaunchClusterFaultTest, NonsenseFromALauncherIsRefused) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {}, {"true"});
+  const auto hello = [](const char* node, const char* nproc) {
+    return std::string("syncbn-agent 1\n") +
+           fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
+                       R"("nproc":{},"role":"default","host":"stranger","max_restarts":0,)"
+                       R"("auth":""}})",
+                       node, nproc) +
+           "\n";
+  };
+  std::vector<base::UniqueFd> strangers;
+  for (const std::string& text :
+       {hello("7", "1"), hello("1", "0"), hello("1", "2000000000"), hello("1", "\"x\""),
+        std::string("syncbn-agent 1\n{\"type\":\"hello\",\"node\":1}\n"),
+        std::string("syncbn-agent 1\n{\"type\":\"failed\"}\n"),
+        std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1 << 20, 'x')}) {
+    strangers.push_back(connect_to(nodes.port()));
+    send_to(strangers.back(), text);
+  }
+  EXPECT_TRUE(lead.running());
+  EXPECT_EQ(nodes.start(1, 1, {}, {"true"}).wait().exit_code, 0);
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+}  // namespace
+}  // namespace syncbn::test

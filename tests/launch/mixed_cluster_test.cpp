@@ -1,0 +1,142 @@
+// Nodes of which torchrun runs some.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "launch/launcher.h"
+#include "support/connection.h"
+#include "support/multiproc.h"
+#include "support/python.h"
+#include "support/skip.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// torchrun beside our launchers: the same options, another program.
+class MixedClusterTest : public ::testing::Test {
+ protected:
+  void SetUp() override { SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch"); }
+
+  std::unique_ptr<Program> start(bool torchrun, int nodes, int rank, int nproc,
+                                 const std::vector<std::string>& program) {
+    std::vector<std::string> words{python(), "-m", "torch.distributed.run"};
+    if (!torchrun) words = launch_command({});
+    for (const std::string& word :
+         {fmt::format("--nnodes={}", nodes), fmt::format("--node_rank={}", rank),
+          fmt::format("--nproc_per_node={}", nproc), std::string("--master_addr=127.0.0.1"),
+          fmt::format("--master_port={}", port_), std::string("--no_python")}) {
+      words.push_back(word);
+    }
+    words.insert(words.end(), program.begin(), program.end());
+    return std::make_unique<Program>(words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}},
+                                                              .cwd = folder_.path(),
+                                                              .timeout_seconds = 100});
+  }
+
+  /// Each worker's rank and the sum of all ranks.
+  std::vector<std::string> sum_of_ranks() {
+    folder_.write("sum.py", R"(import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank()])
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", int(total), flush=True)
+dist.destroy_process_group()
+)");
+    return {python(), "sum.py"};
+  }
+
+  /// Says that it is there, and stays until there is a file "end".
+  static std::vector<std::string> wait_for_end() {
+    return {"sh", "-c", "touch up$RANK; while [ ! -e end ]; do sleep 0.01; done"};
+  }
+
+  TempFolder folder_;
+  const int port_ = free_port();
+};
+
+TEST_F(MixedClusterTest, TorchrunTakesPartInOurJob) {
+  const auto work = sum_of_ranks();
+  const auto ours = start(false, 2, 0, 1, work);
+  const auto torchruns = start(true, 2, 1, 2, work);
+  const auto first = ours->wait();
+  const auto second = torchruns->wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
+  EXPECT_THAT(second.out,
+              AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
+}
+
+TEST_F(MixedClusterTest, WeTakePartInTorchrunsJob) {
+  const auto work = sum_of_ranks();
+  const auto ours = start(false, 2, 1, 2, work);
+  const auto torchruns = start(true, 2, 0, 1, work);
+  const auto second = ours->wait();
+  const auto first = torchruns->wait();
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
+  EXPECT_THAT(second.out,
+              AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
+  EXPECT_THAT(second.err, HasSubstr("torchrun runs node 0"));
+}
+
+TEST_F(MixedClusterTest, ATorchrunThatLeavesEarlyIsNoSuccess) {
+  const auto ours = start(false, 2, 0, 1, {"true"});
+  const auto torchruns = start(true, 2, 1, 1, {"sh", "-c", "exit 3"});
+  EXPECT_EQ(ours->wait().exit_code, 75);
+  EXPECT_NE(torchruns->wait().exit_code, 0);
+}
+
+TEST_F(MixedClusterTest, OurFailureEndsUs) {
+  for (const bool leads : {true, false}) {
+    const auto torchruns = start(true, 2, leads ? 1 : 0, 1, wait_for_end());
+    const auto ours = start(false, 2, leads ? 0 : 1, 1, {"sh", "-c", "exit 7"});
+    const auto result = ours->wait();
+    EXPECT_EQ(result.exit_code, 7);
+    EXPECT_THAT(result.err, HasSubstr("exit code 7"));
+    folder_.write("end", "");  // what torchrun does then is its own affair
+  }
+}
+
+TEST_F(MixedClusterTest, ATorchrunOfNode0ThatDiesEndsOurWorkers) {
+  const auto torchruns = start(true, 2, 0, 1, wait_for_end());
+  const auto ours = start(false, 2, 1, 1, wait_for_end());
+  ASSERT_TRUE(ours->wait_until([&] { return std::filesystem::exists(folder_ / "up1"); }));
+  torchruns->send_signal(SIGKILL);
+  const auto result = ours->wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("torchrun's node 0 is gone"));
+  folder_.write("end", "");  // for the worker of torchrun, which it leaves alone
+}
+
+TEST_F(MixedClusterTest, ASignalInTheBarrierEndsUs) {
+  const auto ours = start(false, 2, 0, 1, {"true"});
+  const auto torchruns = start(true, 2, 1, 1, wait_for_end());
+  ASSERT_TRUE(ours->wait_until([&] { return std::filesystem::exists(folder_ / "up1"); }));
+  // Its worker has long ended.
+  ours->send_signal(SIGTERM);
+  EXPECT_EQ(ours->wait().exit_code, 128 + SIGTERM);
+  folder_.write("end", "");
+  torchruns->wait();
+}
+
+// A port scanner, or a load balancer's probe.
+TEST_F(MixedClusterTest, ASilentConnectionDoesNotKeepTheJob) {
+  const auto ours = start(false, 2, 0, 1, {"true"});
+  const auto silent = connect_to(port_);
+  ASSERT_TRUE(silent);
+  const auto torchruns = start(true, 2, 1, 1, {"true"});
+  const auto result = ours->wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(torchruns->wait().exit_code, 0);
+}
+
+}  // namespace
+}  // namespace syncbn::test
