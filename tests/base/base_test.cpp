@@ -8,8 +8,10 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -54,6 +56,54 @@ TEST_F(AtomicFileTest, KeepsTheOldFileWhenWritingFails) {
                UnavailableError);
   EXPECT_EQ(read_file(folder_ / "file"), "old");
   EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(AtomicFileTest, WritesTheFileBehindALink) {
+  write_file_atomically(folder_ / "file", "old");
+  fs::create_symlink("file", folder_ / "link");
+  fs::create_symlink("new", folder_ / "dangling");
+  write_file_atomically(folder_ / "link", "one");
+  write_file_atomically(folder_ / "dangling", "two");
+  EXPECT_EQ(read_file(folder_ / "file"), "one");
+  EXPECT_EQ(read_file(folder_ / "new"), "two");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
+  EXPECT_TRUE(fs::is_symlink(folder_ / "dangling"));
+}
+
+TEST_F(AtomicFileTest, LeavesWhatIsNoRegularFileInItsPlace) {
+  const fs::path fifo = folder_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_THROW(write_file_atomically(fifo, "nobody reads"), Error);
+  EXPECT_THROW(check_can_write(fifo), Error);
+  const UniqueFd reader(::open(fifo.c_str(), O_RDONLY | O_NONBLOCK));
+  check_can_write(fifo);
+  write_file_atomically(fifo, "bytes");
+  std::array<char, 16> buffer{};
+  EXPECT_EQ(::read(reader.get(), buffer.data(), buffer.size()), 5);
+  EXPECT_TRUE(fs::is_fifo(fifo));
+
+  // An open file, by the name that /dev/stdout leads to.
+  const UniqueFd open(::open((folder_ / "open").c_str(), O_WRONLY | O_CREAT, 0600));
+  ASSERT_EQ(::write(open.get(), "before ", 7), 7);
+  write_file_atomically(fmt::format("/proc/self/fd/{}", open.get()), "after");
+  EXPECT_EQ(read_file(folder_ / "open"), "before after");
+}
+
+TEST_F(AtomicFileTest, SaysBeforehandWhatCannotBeWritten) {
+  check_can_write(folder_ / "a" / "file");
+  EXPECT_FALSE(fs::exists(folder_ / "a" / "file"));
+  EXPECT_TRUE(fs::is_empty(folder_ / "a"));
+  write_file_atomically(folder_ / "kept", "old");
+  check_can_write(folder_ / "kept");
+  EXPECT_EQ(read_file(folder_ / "kept"), "old");
+  EXPECT_THROW(check_can_write(folder_), UserError);
+  EXPECT_THROW(check_can_write("/proc/nowhere"), UserError);
+}
+
+TEST_F(AtomicFileTest, TakesNamesAsLongAsTheyMayBe) {
+  const std::string name(255, 'x');
+  write_file_atomically(folder_ / name, "bytes");
+  EXPECT_EQ(read_file(folder_ / name), "bytes");
 }
 
 TEST_F(AtomicFileTest, APathThatCannotBeIsTheUsersToMend) {

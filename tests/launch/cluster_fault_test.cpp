@@ -94,8 +94,9 @@ TEST(LaunchClusterFaultTest, ControlZIsNoSilence) {
 
 TEST(LaunchClusterFaultTest, AStoppedNodeDoesNotKeepTheOthersFromEnding) {
   Nodes nodes(2);
-  Program& node0 = nodes.start(
-      0, 1, {kLittlePatience}, shell("touch up0; while [ ! -e fail ]; do sleep 0.01; done; exit 7"));
+  Program& node0 =
+      nodes.start(0, 1, {kLittlePatience},
+                  shell("touch up0; while [ ! -e fail ]; do sleep 0.01; done; exit 7"));
   Program& node1 = nodes.start(1, 1, {kLittlePatience}, until_go());
   ASSERT_TRUE(node0.wait_until([&] { return both_are_up(nodes); }));
   node1.send_signal(SIGTSTP);
@@ -125,8 +126,7 @@ TEST(LaunchClusterFaultTest, WaitsWithoutBeingBusy) {
             "while true; do sleep 0.01; done"));
   ASSERT_TRUE(lead.wait_until([&] { return both_are_up(nodes); }));
   lead.send_signal(SIGKILL);
-  ASSERT_TRUE(
-      node.wait_until([&] { return std::filesystem::exists(nodes.folder() / "told"); }));
+  ASSERT_TRUE(node.wait_until([&] { return std::filesystem::exists(nodes.folder() / "told"); }));
   const double before = cpu_seconds(node.pid());
   std::this_thread::sleep_for(std::chrono::seconds(2));
   EXPECT_LT(cpu_seconds(node.pid()) - before, 0.5);
@@ -138,9 +138,9 @@ TEST(LaunchClusterFaultTest, SilentConnectionsDoNotKeepNodesOut) {
   Nodes nodes(2);
   // So few that the silent ones take all.
   std::string command = "ulimit -n 64; exec";
-  for (const std::string& word : launch_command(
-           {"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
-            fmt::format("--master_port={}", nodes.port()), "true"})) {
+  for (const std::string& word :
+       launch_command({"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
+                       fmt::format("--master_port={}", nodes.port()), "true"})) {
     command += " '" + word + "'";
   }
   Program lead({"bash", "-c", command}, {.env = {{"OMP_NUM_THREADS", "1"}}});
@@ -153,9 +153,9 @@ TEST(LaunchClusterFaultTest, SilentConnectionsDoNotKeepNodesOut) {
 
 TEST(LaunchClusterFaultTest, AMasterThatSaysNothingIsWaitedForAsLongAsOneThatIsNotThere) {
   const Listener master;
-  const auto result = launch({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
-                              fmt::format("--master_port={}", master.port),
-                              "--rdzv_conf=join_timeout=1", "true"});
+  const auto result =
+      launch({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
+              fmt::format("--master_port={}", master.port), "--rdzv_conf=join_timeout=1", "true"});
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("did not answer at"));
   EXPECT_THAT(result.err, HasSubstr("(it says nothing)"));

@@ -38,18 +38,63 @@ void sync_to_disk(const fs::path& path, int flags) {
   if (!fd || ::fsync(fd.get()) != 0) throw_errno(fmt::format("cannot sync {}", path.string()));
 }
 
-}  // namespace
+// The file that a link leads to, which need not be there yet.
+fs::path behind_links(fs::path path) {
+  constexpr int kMostLinks = 40;  // as the kernel
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
+    path = path.parent_path() / fs::read_symlink(path, error);
+  }
+  return path;
+}
 
-void write_file_atomically(const fs::path& path,
-                           const std::function<void(const fs::path&)>& write) {
+// Something that must not be replaced: a device, a FIFO, an open file by its name in /dev or /proc.
+bool is_special(const fs::path& link) {
+  const std::string name = fs::absolute(link).lexically_normal().string();
+  std::error_code error;
+  const fs::file_status status = fs::status(link, error);
+  if (!fs::exists(status) || fs::is_directory(status)) return false;
+  return !fs::is_regular_file(status) || name.starts_with("/dev/") || name.starts_with("/proc/");
+}
+
+/// Where the new bytes of `path` are kept until they are complete; its folder exists then.
+fs::path temporary_of(const fs::path& path) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) {
     throw_file_error(fmt::format("cannot create the folder {}", folder.string()), error.value());
   }
-  const fs::path temporary =
-      folder / fmt::format(".{}.{}.tmp", path.filename().string(), ::getpid());
+  // A name may have 255 bytes.
+  constexpr size_t kMostOfName = 200;
+  return folder /
+         fmt::format(".{}.{}.tmp", path.filename().string().substr(0, kMostOfName), ::getpid());
+}
+
+void write_all(const UniqueFd& fd, std::string_view bytes, const fs::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd.get(), bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw_errno(fmt::format("cannot write {}", path.string()));
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+// A FIFO that nobody reads is an error, not a wait.
+UniqueFd open_special(const fs::path& path) {
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!fd) throw_file_error(fmt::format("cannot open {}", path.string()), errno);
+  ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
+  return fd;
+}
+
+}  // namespace
+
+void write_file_atomically(const fs::path& link,
+                           const std::function<void(const fs::path&)>& write) {
+  const fs::path path = behind_links(link);
+  const fs::path temporary = temporary_of(path);
+  std::error_code error;
   try {
     write(temporary);
     sync_to_disk(temporary, O_RDONLY);
@@ -61,21 +106,32 @@ void write_file_atomically(const fs::path& path,
     fs::remove(temporary, error);
     throw;
   }
-  sync_to_disk(folder, O_RDONLY | O_DIRECTORY);
+  sync_to_disk(temporary.parent_path(), O_RDONLY | O_DIRECTORY);
 }
 
 void write_file_atomically(const fs::path& path, std::string_view bytes) {
+  if (is_special(path)) return write_all(open_special(path), bytes, path);
   write_file_atomically(path, [&](const fs::path& temporary) {
     UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!fd) throw_file_error(fmt::format("cannot create {}", temporary.string()), errno);
-    size_t done = 0;
-    while (done < bytes.size()) {
-      const ssize_t n = ::write(fd.get(), bytes.data() + done, bytes.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw_errno(fmt::format("cannot write {}", temporary.string()));
-      done += static_cast<size_t>(n);
-    }
+    write_all(fd, bytes, temporary);
   });
+}
+
+void check_can_write(const fs::path& link) {
+  if (is_special(link)) {
+    open_special(link);
+    return;
+  }
+  const fs::path path = behind_links(link);
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    throw_file_error(fmt::format("cannot write {}", link.string()), EISDIR);
+  }
+  const fs::path temporary = temporary_of(path);
+  const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  if (!fd) throw_file_error(fmt::format("cannot write {}", link.string()), errno);
+  fs::remove(temporary, error);
 }
 
 void throw_file_error(const std::string& what, int error) {

@@ -41,6 +41,11 @@ void init_logging(int rank) {
   spdlog::set_default_logger(std::move(logger));
 }
 
+void write_stderr(std::string_view text) noexcept {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
 int run_main(const std::string& program, const std::function<int()>& body) {
   try {
     const int exit_code = body();
@@ -50,10 +55,11 @@ int run_main(const std::string& program, const std::function<int()>& body) {
     return exit_code;
   } catch (const std::exception& error) {
     const int exit_code = exit_code_of(error);
-    fmt::print(stderr, "{}: {}: {}\n", program,
-               exit_code == kExitInternal ? "internal error" : "error", message_of(error));
+    write_stderr(fmt::format("{}: {}: {}\n", program,
+                             exit_code == kExitInternal ? "internal error" : "error",
+                             message_of(error)));
     if (dynamic_cast<const InternalError*>(&error) != nullptr) {
-      fmt::print(stderr, "{}: this is a bug; please report it\n", program);
+      write_stderr(fmt::format("{}: this is a bug; please report it\n", program));
     }
     return exit_code;
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/log.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -42,16 +43,14 @@ void Progress::show(int64_t done, int64_t total, const std::string& text) {
   last_ = now;
   channel_.progress(static_cast<uint64_t>(done), static_cast<uint64_t>(total), text);
   if (!draws_) return;
-  fmt::print(stderr, "\r\x1b[K{}", bar(done, total, text, terminal_columns()));
-  std::fflush(stderr);
+  base::write_stderr("\r\x1b[K" + bar(done, total, text, terminal_columns()));
   drawn_ = true;
 }
 
 void Progress::clear() {
   channel_.clear();
   if (!drawn_) return;
-  fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  base::write_stderr("\r\x1b[K");
   drawn_ = false;
 }
 

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 namespace syncbn::base {
 
@@ -12,6 +13,9 @@ namespace syncbn::base {
 /// Level from SYNCBN_LOG (trace|debug|info|warn|error|off), `info` when unset. Ranks other than 0
 /// log warnings and worse only: the launcher's prefix says who speaks.
 void init_logging(int rank = 0);
+
+/// Writes to stderr and forgets what cannot be written: nobody could be told.
+void write_stderr(std::string_view text) noexcept;
 
 /// The body of every main(): runs `body`, and turns an escaping error into one message on stderr
 /// ("<program>: error: <what>") and its documented exit code.
