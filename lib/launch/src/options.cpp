@@ -223,7 +223,8 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
 void ask_scheduler(const CommandLine& line, LaunchOptions& options) {
   if (options.standalone || options.c10d) return;
   const bool says_nodes = line.has("--nnodes");
-  if (says_nodes && !line.has("--node_rank")) {
+  // A pod's launcher may run on its own, too.
+  if (says_nodes && options.nnodes.max > 1 && !line.has("--node_rank")) {
     if (const auto index = kubernetes_index()) options.node_rank = *index;
   }
   if (line.has("--node_rank") || (says_nodes && options.nnodes.max == 1)) return;

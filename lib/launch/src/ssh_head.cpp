@@ -356,6 +356,7 @@ void SshHead::handle_event(const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
       break;
+    case KeeperEvent::Kind::kBindFailed:
     case KeeperEvent::Kind::kExecFailed:
       node.start_error = event.value;
       break;
