@@ -425,6 +425,26 @@ TEST_F(SshTest, ThisMachineNeedsNoSsh) {
   EXPECT_EQ(count(result.err, "failed"), 1) << result.err;
 }
 
+// That of a worker with a long command, in a report, is longer than any line of workers.
+TEST_F(SshTest, ALongReportArrives) {
+  const std::string argument(100'000, '\'');
+  std::vector<std::string> words{"--hosts=localhost:1",
+                                 "--report=report.json",
+                                 "sh",
+                                 "-c",
+                                 "echo '{\"message\": \"too bad\"}' > $TORCHELASTIC_ERROR_FILE; "
+                                 "exit 7",
+                                 "sh"};
+  words.insert(words.end(), 15, argument);
+  const auto result = run(words);
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(result.err, AllOf(Not(HasSubstr("is gone")), Not(HasSubstr("\"exit_code\""))));
+  const auto report = nlohmann::json::parse(base::read_file(folder_ / "report.json"));
+  EXPECT_EQ(report["exit_code"], 7);
+  EXPECT_EQ(report["failure"]["command"].back(), argument);
+  EXPECT_THAT(report["failure"]["error_message"], HasSubstr("too bad"));
+}
+
 TEST_F(SshTest, ADryRunPrintsAndStartsNothing) {
   const auto result = run(on_two({"--dry_run", "--ssh_command=no-ssh-at-all", "touch", "a b"}),
                           {{"AWS_SECRET", "no"}});
@@ -452,20 +472,81 @@ dist.destroy_process_group()
   EXPECT_EQ(count(result.out, "sum 3\n"), 3) << result.err;
 }
 
-/// What the launcher of a node answers to this first line.
-std::string answer_to(const std::string& line) {
+/// The launcher of a node that is told these lines.
+ProgramResult node_told(const std::string& lines) {
   const TempFolder folder;
-  const auto file = folder.write("job", line + "\n");
-  return run_program({"sh", "-c", fmt::format("cat {} | {} --from_head", file, kLauncher)}).err;
+  const auto file = folder.write("head", lines + "\n");
+  return run_program({"sh", "-c", fmt::format("cat {} | {} --from_head", file, kLauncher)});
 }
 
 TEST(SshNodeTest, NamesAHeadOfAnotherVersion) {
-  EXPECT_THAT(answer_to(R"({"type":"job","version":"0.0.1-other","mark":"MARK"})"),
-              AllOf(HasSubstr("MARK {"), HasSubstr("\"exit_code\":2"), HasSubstr("0.0.1-other")));
+  EXPECT_THAT(node_told(R"({"type":"job","version":"0.0.1-other","mark":"MARK"})").err,
+              AllOf(HasSubstr("MARK{"), HasSubstr("\"exit_code\":2"), HasSubstr("0.0.1-other")));
 }
 
 TEST(SshNodeTest, AFileThatIsNoHeadEndsItWithoutABug) {
-  EXPECT_THAT(answer_to("hello"), HasSubstr("does not keep to the protocol"));
+  const std::string job =
+      fmt::format(R"({{"type":"job","version":"{}","mark":"MARK")", SYNCBN_VERSION);
+  for (const std::string& line :
+       {std::string("hello"), std::string(R"({"type":"job"})"),
+        std::string(R"({"type":"job","version":1,"mark":"MARK"})"), job + "}",
+        job + R"(,"folder":"/","environment":[],"words":["a",1]})",
+        job +
+            R"(,"folder":"/","environment":{},"words":["syncbn-launch","true"],)"
+            R"("speaks_for_all":true,"colours":[false,false]})" +
+            "\n" + R"({"type":"go","master_port":"x"})"}) {
+    const auto result = node_told(line);
+    EXPECT_EQ(result.exit_code, 75) << line;
+    EXPECT_THAT(result.err, HasSubstr("does not keep to the protocol")) << line;
+  }
+}
+
+/// A head whose one node is a script in place of ssh, which says `answer` behind the job's mark,
+/// and after the head's next message `end`.
+ProgramResult head_told(const std::string& answer, const std::string& end = "") {
+  const TempFolder folder;
+  const auto node = folder.write(
+      "node",
+      "#!/bin/sh\nread -r job\n"
+      "mark=$(printf '%s\\n' \"$job\" | sed 's/.*\"mark\":\"\\([^\"]*\\)\".*/\\1/')\n" +
+          fmt::format("printf '%s%s\\n' $mark '{}' >&2\nread -r go\n"
+                      "printf '%s%s\\n' $mark '{}' >&2\n",
+                      answer, end) +
+          "exec sleep 1000\n",
+      true);
+  return launch({"--hosts=a,b", "--ssh_all", "--ssh_command=" + node,
+                 "--report=" + (folder / "report").string(), "true"});
+}
+
+TEST(SshHeadTest, ANodeWhoseAnswerMakesNoSenseIsNamed) {
+  for (const char* answer :
+       {"", "hello", "[]", "{", "{}", R"({"type":1})", R"({"type":"hello"})", R"({"type":"ready"})",
+        R"({"type":"ready","master_port":"x"})", R"({"type":"problem","what":"x"})",
+        R"({"type":"problem","exit_code":0,"what":"x"})", R"({"type":"problem","exit_code":2})",
+        R"({"type":"ended","exit_code":0,"report":"{\"failure\":null}"})"}) {
+    const auto result = head_told(answer);
+    EXPECT_EQ(result.exit_code, 75) << answer;
+    EXPECT_THAT(result.err,
+                HasSubstr(fmt::format("error: a, b: its launcher does not keep to the protocol: it "
+                                      "sent '{}'\nsyncbn-launch: nothing has been started",
+                                      answer)));
+  }
+}
+
+TEST(SshHeadTest, ANodeWhoseEndMakesNoSenseIsNamed) {
+  for (const char* end : {"{", R"({"type":"ended"})", R"({"type":"ready","master_port":0})",
+                          R"({"type":"ended","exit_code":256,"report":"{\"failure\":null}"})",
+                          R"({"type":"ended","exit_code":"0","report":"{\"failure\":null}"})",
+                          R"({"type":"ended","exit_code":0,"report":"{"})",
+                          R"({"type":"ended","exit_code":0,"report":"{}"})"}) {
+    const auto result = head_told(R"({"type":"ready","master_port":0})", end);
+    EXPECT_EQ(result.exit_code, 75) << end;
+    for (const char* host : {"a", "b"}) {
+      EXPECT_THAT(result.err, HasSubstr(fmt::format("error: the launcher on {} does not keep to "
+                                                    "the protocol: it sent '{}'; its workers",
+                                                    host, end)));
+    }
+  }
 }
 
 std::string error_of(const std::vector<std::string>& words,

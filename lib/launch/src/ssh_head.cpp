@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -58,6 +59,13 @@ bool is_loopback_name(const std::string& host) {
   return host == "localhost" || host.starts_with("127.") || host == "::1";
 }
 
+/// Nothing where that is none. @throws nlohmann's exceptions.
+std::optional<int> exit_code_in(const Json& message) {
+  constexpr int64_t kMost = 255;
+  const int64_t code = message.at("exit_code");
+  return code >= 0 && code <= kMost ? std::optional(static_cast<int>(code)) : std::nullopt;
+}
+
 OutputOptions output_options() {
   return {.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
           .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}};
@@ -66,6 +74,8 @@ OutputOptions output_options() {
 }  // namespace
 
 struct SshHead::Node {
+  Node(Host where, const std::string& mark) : host(std::move(where)), lines(mark) {}
+
   enum class State { kAsked, kReady, kRefused, kEnded };
   struct Problem {
     int exit_code = 0;
@@ -79,7 +89,7 @@ struct SshHead::Node {
   base::UniqueFd out;
   base::UniqueFd err;
   SendBuffer to_send;
-  LineSplitter lines;
+  NodeLines lines;
   std::string last_words;  ///< on its stderr, before the job has begun
   std::optional<int> start_error;
   std::optional<int> exit_code;  ///< as its launcher told it
@@ -109,8 +119,7 @@ SshHead::SshHead(const LaunchOptions& options)
       output_(output_options()),
       next_alive_(Clock::now() + kAlivePeriod) {
   for (const Host& host : options.head.hosts) {
-    Node& node = nodes_.emplace_back();
-    node.host = host;
+    Node& node = nodes_.emplace_back(host, mark_);
     node.is_here = !options.head.ssh_all && host.user.empty() && is_local_address(host.name);
   }
 }
@@ -398,7 +407,7 @@ bool SshHead::read_stream(size_t index, Stream stream) {
   if (got <= 0) return false;
   const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
   if (stream == Stream::kErr) {
-    node.lines.feed(bytes, [&](std::string_view line) { take_line(index, line); });
+    node.lines.feed(bytes, sinks(index));
   } else if (begun_) {  // before, it is what somebody's .bashrc says
     output_.write(index, stream, bytes);
   }
@@ -413,18 +422,15 @@ void SshHead::drain(size_t index) {
     const bool more_err = read_stream(index, Stream::kErr);
     if (!more_out && !more_err) break;
   }
-  nodes_[index].lines.finish([&](std::string_view line) { take_line(index, line); });
+  nodes_[index].lines.finish(sinks(index));
+}
+
+NodeLines::Sinks SshHead::sinks(size_t index) {
+  return {.line = [this, index](std::string_view line) { take_line(index, line); },
+          .message = [this, index](std::string_view text) { take_message(index, text); }};
 }
 
 void SshHead::take_line(size_t index, std::string_view line) {
-  const size_t mark = line.find(mark_);
-  if (mark != std::string_view::npos) {
-    const auto message =
-        Json::parse(line.substr(mark + mark_.size()), nullptr, /*allow_exceptions=*/false);
-    if (message.is_object()) handle_message(index, message);
-    line = line.substr(0, mark);
-    if (line.empty()) return;
-  }
   if (begun_) {
     output_.write(index, Stream::kErr, fmt::format("{}\n", line));
   } else if (line.find_first_not_of(" \r") != std::string_view::npos) {
@@ -432,22 +438,59 @@ void SshHead::take_line(size_t index, std::string_view line) {
   }
 }
 
-void SshHead::handle_message(size_t index, const Json& message) {
+void SshHead::take_message(size_t index, std::string_view text) {
+  Node& node = nodes_[index];
+  if (node.problem) return;
+  try {
+    if (handle_message(index, Json::parse(text))) return;
+  } catch (const Json::exception&) {
+    // Said below.
+  }
+  give_up(node, text);
+}
+
+bool SshHead::handle_message(size_t index, const Json& message) {
   Node& node = nodes_[index];
   const std::string type = message.at("type");
-  if (type == "ready") {
+  const bool is_asked = node.state == Node::State::kAsked;
+  if (type == "ready" && is_asked) {
+    const int port = message.at("master_port");
+    if (index == 0) master_port_ = port;
     node.state = Node::State::kReady;
-    if (index == 0) master_port_ = message.at("master_port");
-  } else if (type == "problem") {
-    node.state = Node::State::kRefused;
-    node.problem = {message.at("exit_code"), message.at("what")};
-  } else if (type == "ended") {
-    node.exit_code = message.at("exit_code").get<int>();
-    if (first_failure_ == 0) first_failure_ = *node.exit_code;
-    const std::string report = message.at("report");
-    // Only the node of the first failure can tell of it.
-    if (report_.empty() || !Json::parse(report).at("failure").is_null()) report_ = report;
+    return true;
   }
+  if (type == "problem" && is_asked) {
+    const int code = exit_code_in(message).value_or(base::kExitOk);
+    if (code == base::kExitOk) return false;
+    node.problem = {code, message.at("what")};
+    node.state = Node::State::kRefused;
+    return true;
+  }
+  const auto code = exit_code_in(message);
+  if (type != "ended" || !begun_ || !code) return false;
+  const std::string report = message.at("report");
+  // Only the node of the first failure can tell of it.
+  if (!Json::parse(report).at("failure").is_null() || report_.empty()) report_ = report;
+  node.exit_code = code;
+  if (first_failure_ == 0) first_failure_ = *code;
+  return true;
+}
+
+// Whoever speaks there is not a launcher of this version, or not alone.
+void SshHead::give_up(Node& node, std::string_view message) {
+  constexpr size_t kShown = 80;
+  const std::string what =
+      fmt::format("does not keep to the protocol: it sent '{}'{}", message.substr(0, kShown),
+                  message.size() > kShown ? "…" : "");
+  node.problem = {base::kExitUnavailable, "its launcher " + what};
+  // With its stdin it ends.
+  node.in.reset();
+  node.err.reset();
+  node.state = Node::State::kEnded;
+  if (!begun_) return;
+  lost_any_ = true;
+  output_.say(fmt::format("syncbn-launch: error: the launcher on {} {}; its workers are killed",
+                          node.host.full_name(), what));
 }
 
 void SshHead::send_to_all(const Json& message) {

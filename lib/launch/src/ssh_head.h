@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "keeper.h"
+#include "node_lines.h"
 #include "output.h"
 #include "signals.h"
 
@@ -64,8 +65,12 @@ class SshHead {
   void node_ended(Node& node, int status);
   bool read_stream(size_t index, Stream stream);
   void drain(size_t index);
+  NodeLines::Sinks sinks(size_t index);
   void take_line(size_t index, std::string_view line);
-  void handle_message(size_t index, const nlohmann::json& message);
+  void take_message(size_t index, std::string_view text);
+  /// Whether the message means something now. @throws nlohmann's exceptions where it does not.
+  bool handle_message(size_t index, const nlohmann::json& message);
+  void give_up(Node& node, std::string_view message);
   void send_to_all(const nlohmann::json& message);
   static void write_some(Node& node);
 
