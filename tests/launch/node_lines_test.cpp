@@ -36,7 +36,8 @@ TEST(NodeLinesTest, TellsMessagesFromLines) {
 
 TEST(NodeLinesTest, AMessageMayBeLongerThanAnyLine) {
   const std::string words(3 * LineSplitter::kLongest, 'x');
-  const Read read({"MARK", words.substr(0, words.size() / 2), words.substr(words.size() / 2), "\n"});
+  const Read read(
+      {"MARK", words.substr(0, words.size() / 2), words.substr(words.size() / 2), "\n"});
   EXPECT_TRUE(read.messages == std::vector{words});  // not printed
   EXPECT_THAT(read.lines, IsEmpty());
 }

@@ -183,6 +183,30 @@ TEST_F(SshTest, TheFirstFailingWorkersCodeIsTheHeads) {
   }
 }
 
+TEST_F(SshTest, OfFailuresAtTheSameTimeTheReportHoldsTheOneOfTheExitCode) {
+  const auto head =
+      start({"--hosts=127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", "--report=report.json", "sh", "-c",
+             "echo up; while [ ! -e go$RANK ]; do sleep 0.01; done; exit $((6 + RANK))"});
+  ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 3; }));
+  const auto keeper = children_of(head->pid());
+  ASSERT_EQ(keeper.size(), 1U);
+  const auto launchers = children_of(keeper[0]);
+  ASSERT_EQ(launchers.size(), 3U);
+  // It hears of both failures at once.
+  ASSERT_EQ(::kill(launchers[0], SIGSTOP), 0);
+  for (int rank = 1; rank < 3; ++rank) {
+    folder_.write(fmt::format("go{}", rank), "");
+    const std::string report = fmt::format("rank {} failed: exit code {}\n", rank, 6 + rank);
+    ASSERT_TRUE(head->wait_until([&] { return head->err().find(report) != std::string::npos; }));
+  }
+  ASSERT_EQ(::kill(launchers[0], SIGCONT), 0);
+  const int code = head->wait().exit_code;
+  EXPECT_THAT(code, AnyOf(7, 8));
+  const auto report = nlohmann::json::parse(base::read_file(folder_ / "report.json"));
+  EXPECT_EQ(report["exit_code"], code);
+  EXPECT_EQ(report["failure"]["exit_code"], code);
+}
+
 TEST_F(SshTest, AFailureOfTheFirstNodeIsSaidOnce) {
   const auto result = run(on_two({"sh", "-c", "[ $RANK = 0 ] && exit 5; sleep 1000"}));
   EXPECT_EQ(result.exit_code, 5);
