@@ -573,6 +573,19 @@ TEST(SshHeadTest, ANodeWhoseEndMakesNoSenseIsNamed) {
   }
 }
 
+TEST(SshHeadTest, AnInterruptWhileNamesAreLookedUpEndsIt) {
+  const TempFolder folder;
+  const std::string trace = folder / "trace";
+  Program head(launch_command({"--hosts=a,b", "true"}),
+               {.env = {{"LD_PRELOAD", SYNCBN_DEAD_NAMES},
+                        {"DEAD_NAMES_TRACE", trace},
+                        // A sanitizer's runtime wants to be the first library.
+                        {"ASAN_OPTIONS", "verify_asan_link_order=0"}}});
+  ASSERT_TRUE(head.wait_until([&] { return fs::exists(trace); }));
+  head.send_signal(SIGINT);
+  EXPECT_EQ(head.wait().exit_code, 130);
+}
+
 std::string error_of(const std::vector<std::string>& words,
                      const std::map<std::string, std::string>& env = {}) {
   const auto result = launch(words, {.env = env});
