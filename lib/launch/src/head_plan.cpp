@@ -36,9 +36,8 @@ std::string HeadPlan::launcher() const {
 std::string HeadPlan::master_addr() const {
   const std::string& first = hosts().front().name;
   if (!options_.master_addr.empty()) return options_.master_addr;
-  const bool all_are_here = std::all_of(hosts().begin(), hosts().end(), [](const Host& host) {
-    return is_loopback_name(host.name);
-  });
+  const bool all_are_here = std::all_of(
+      hosts().begin(), hosts().end(), [](const Host& host) { return is_loopback_name(host.name); });
   // Elsewhere that name means another machine.
   return is_loopback_name(first) && !all_are_here ? base::hostname() : first;
 }
