@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -68,9 +69,15 @@ class SshTest : public ::testing::Test {
     env.insert({{"OMP_NUM_THREADS", "1"}, {"TMPDIR", folder_ / "tmp"}});
     return {.env = std::move(env), .cwd = folder_.path(), .timeout_seconds = 100};
   }
+  /// Counts the job's processes meanwhile.
   ProgramResult run(const std::vector<std::string>& words,
                     std::map<std::string, std::string> env = {}) const {
-    return launch(words, run_options(std::move(env)));
+    Program head(launch_command(words), run_options(std::move(env)));
+    eventually([&] {
+      most_seen_ = std::max(most_seen_, job().size());
+      return !head.running();
+    });
+    return head.wait();
   }
   std::unique_ptr<Program> start(const std::vector<std::string>& words) const {
     return std::make_unique<Program>(launch_command(words), run_options());
@@ -86,6 +93,7 @@ class SshTest : public ::testing::Test {
     if (directly) words.insert(words.begin(), "--hosts=127.0.0.1:2,127.0.0.2:1");
     auto program = start(directly ? words : on_two(words));
     EXPECT_TRUE(program->wait_until([this] { return sleepers() == 6; }));
+    most_seen_ = job().size();
     return program;
   }
   size_t sleepers() const {
@@ -102,7 +110,11 @@ class SshTest : public ::testing::Test {
     return name;
   }
 
+  /// After run(), start_stubborn(), or a count of one's own.
   void expect_nothing_left() const {
+    // The head, its keeper, and whom that started.
+    EXPECT_GE(most_seen_, 3U) << "nothing was seen to run";
+    most_seen_ = 0;
     // Two seconds are the promise; a machine with more to do is not broken.
     EXPECT_TRUE(eventually([this] { return job().empty(); }));
     EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
@@ -110,6 +122,7 @@ class SshTest : public ::testing::Test {
 
   SshServer server_;
   TempFolder folder_;
+  mutable size_t most_seen_ = 0;  ///< of the job's processes, at a time
 };
 
 TEST_F(SshTest, StartsTheNodesOfOneJobInTheFolderOfTheHead) {
@@ -358,9 +371,13 @@ TEST_F(SshTest, ASignalToTheHeadReachesAllWorkers) {
     ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "ready") == 3; }));
     head->send_signal(SIGUSR1);
     ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "got USR1") == 3; }));
+    most_seen_ = job().size();
     head->send_signal(signal);
     const auto result = head->wait();
     EXPECT_EQ(result.exit_code, 128 + signal);
+    // A node may hear first that the job ends, and then ends its workers by SIGTERM.
+    const int by_other = signal == SIGTERM ? 0 : count(result.out, "got TERM");
+    EXPECT_EQ(count(result.out, "got " + name) + by_other, 3) << result.out;
     EXPECT_GE(count(result.out, "got " + name), 1) << result.out;
     EXPECT_THAT(result.err, Not(HasSubstr("error")));
     expect_nothing_left();
@@ -378,6 +395,7 @@ TEST_F(SshTest, ASecondInterruptKillsAtOnce) {
 TEST_F(SshTest, ASignalWhileHostsAreAskedEndsIt) {
   const auto head = start(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "true"}));
   ASSERT_TRUE(head->wait_until([&] { return sleepers() == 2; }));
+  most_seen_ = job().size();
   head->send_signal(SIGINT);
   EXPECT_EQ(head->wait().exit_code, 130);
   expect_nothing_left();

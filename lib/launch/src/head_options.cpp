@@ -74,7 +74,8 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line,
 }
 
 HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
-                      const std::vector<OptionSource>& sources, std::string_view launcher_name) {
+                              const std::vector<OptionSource>& sources,
+                              std::string_view launcher_name) {
   HeadOptions head = typed.options.head;
   head.hosts = choose_hosts(hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
                                                             : read_host_file(typed.hostfile),
