@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <syncbn/base/atomic_file.h>
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "launch/launcher.h"
 #include "launch/nodes.h"
@@ -16,6 +18,7 @@ namespace syncbn::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -67,6 +70,43 @@ TEST(LaunchClusterTest, AFailureEndsEveryNodeWithTheFailedWorkersCode) {
     EXPECT_THAT(result.err, HasSubstr("rank 2 failed: exit code 7"));
   }
   EXPECT_THAT(results[0].err, HasSubstr("ending the workers of this node"));
+}
+
+TEST(LaunchClusterTest, OfFailuresAtTheSameTimeTheReportsHoldTheOneOfTheExitCode) {
+  Nodes nodes(3);
+  const auto program =
+      shell("touch up$RANK; while [ ! -e go$RANK ]; do sleep 0.01; done; exit $((6 + RANK))");
+  std::vector<Program*> programs;
+  for (int node = 0; node < 3; ++node) {
+    programs.push_back(&nodes.start(node, 1, {fmt::format("--report=report{}", node)}, program));
+  }
+  for (int node = 0; node < 3; ++node) {
+    ASSERT_TRUE(programs[node]->wait_until(
+        [&] { return std::filesystem::exists(nodes.folder() / fmt::format("up{}", node)); }));
+  }
+  // It hears of both failures at once.
+  programs[0]->send_signal(SIGSTOP);
+  for (int node = 1; node < 3; ++node) {
+    nodes.folder().write(fmt::format("go{}", node), "");
+    const std::string report = fmt::format("rank {0} failed: exit code {1}\n", node, 6 + node);
+    ASSERT_TRUE(programs[node]->wait_until(
+        [&] { return programs[node]->err().find(report) != std::string::npos; }));
+  }
+  programs[0]->send_signal(SIGCONT);
+  const auto results = nodes.wait();
+  const int code = results[0].exit_code;
+  EXPECT_THAT(code, AnyOf(7, 8));
+  for (int node = 0; node < 3; ++node) {
+    EXPECT_EQ(results[node].exit_code, code);
+    const auto report =
+        nlohmann::json::parse(base::read_file(nodes.folder() / fmt::format("report{}", node)));
+    EXPECT_EQ(report["exit_code"], code);
+    if (node + 6 == code) {
+      EXPECT_EQ(report["failure"]["exit_code"], code);
+    } else {
+      EXPECT_TRUE(report["failure"].is_null()) << report;
+    }
+  }
 }
 
 TEST(LaunchClusterTest, ANodeThatIsReadyWaitsForTheOthers) {

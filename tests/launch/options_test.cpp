@@ -279,6 +279,9 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
   EXPECT_THAT(error_of({"--shutdown_timeout=nan", "prog"}), HasSubstr("got 'nan'"));
   EXPECT_THAT(error_of({"--standalone=maybe", "prog"}),
               AllOf(HasSubstr("--standalone"), HasSubstr("maybe")));
+  EXPECT_THAT(error_of({"--rdzv_conf=is_host=", "prog"}),
+              HasSubstr("--rdzv_conf=is_host=: is_host is true or false, got ''"));
+  EXPECT_THAT(error_of({"--rdzv_conf=join_timeout=", "prog"}), HasSubstr("got ''"));
   EXPECT_THAT(error_of({"--master_port=70000", "prog"}), HasSubstr("--master_port"));
   EXPECT_THAT(error_of({}), HasSubstr("no program given"));
 }
@@ -368,6 +371,8 @@ TEST(LaunchSchedulerTest, TakesTheRankOfAnIndexedKubernetesJob) {
   const Environment job("JOB_COMPLETION_INDEX", "3");
   EXPECT_EQ(parse({"--nnodes=4", "--master_addr=job-0.svc", "prog"}).node_rank, 3);
   EXPECT_EQ(parse({"prog"}).node_rank, 0);
+  // A launcher of its own in each pod.
+  EXPECT_EQ(parse({"--nnodes=1", "prog"}).node_rank, 0);
 }
 
 TEST(LaunchSchedulerTest, FindsTheFirstNameInSlurmsLists) {

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -68,9 +69,15 @@ class SshTest : public ::testing::Test {
     env.insert({{"OMP_NUM_THREADS", "1"}, {"TMPDIR", folder_ / "tmp"}});
     return {.env = std::move(env), .cwd = folder_.path(), .timeout_seconds = 100};
   }
+  /// Counts the job's processes meanwhile.
   ProgramResult run(const std::vector<std::string>& words,
                     std::map<std::string, std::string> env = {}) const {
-    return launch(words, run_options(std::move(env)));
+    Program head(launch_command(words), run_options(std::move(env)));
+    eventually([&] {
+      most_seen_ = std::max(most_seen_, job().size());
+      return !head.running();
+    });
+    return head.wait();
   }
   std::unique_ptr<Program> start(const std::vector<std::string>& words) const {
     return std::make_unique<Program>(launch_command(words), run_options());
@@ -86,6 +93,7 @@ class SshTest : public ::testing::Test {
     if (directly) words.insert(words.begin(), "--hosts=127.0.0.1:2,127.0.0.2:1");
     auto program = start(directly ? words : on_two(words));
     EXPECT_TRUE(program->wait_until([this] { return sleepers() == 6; }));
+    most_seen_ = job().size();
     return program;
   }
   size_t sleepers() const {
@@ -102,7 +110,11 @@ class SshTest : public ::testing::Test {
     return name;
   }
 
+  /// After run(), start_stubborn(), or a count of one's own.
   void expect_nothing_left() const {
+    // The head, its keeper, and whom that started.
+    EXPECT_GE(most_seen_, 3U) << "nothing was seen to run";
+    most_seen_ = 0;
     // Two seconds are the promise; a machine with more to do is not broken.
     EXPECT_TRUE(eventually([this] { return job().empty(); }));
     EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
@@ -110,6 +122,7 @@ class SshTest : public ::testing::Test {
 
   SshServer server_;
   TempFolder folder_;
+  mutable size_t most_seen_ = 0;  ///< of the job's processes, at a time
 };
 
 TEST_F(SshTest, StartsTheNodesOfOneJobInTheFolderOfTheHead) {
@@ -181,6 +194,30 @@ TEST_F(SshTest, TheFirstFailingWorkersCodeIsTheHeads) {
     EXPECT_EQ(report["failure"]["rank"], 2);
     expect_nothing_left();
   }
+}
+
+TEST_F(SshTest, OfFailuresAtTheSameTimeTheReportHoldsTheOneOfTheExitCode) {
+  const auto head =
+      start({"--hosts=127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", "--report=report.json", "sh", "-c",
+             "echo up; while [ ! -e go$RANK ]; do sleep 0.01; done; exit $((6 + RANK))"});
+  ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 3; }));
+  const auto keeper = children_of(head->pid());
+  ASSERT_EQ(keeper.size(), 1U);
+  const auto launchers = children_of(keeper[0]);
+  ASSERT_EQ(launchers.size(), 3U);
+  // It hears of both failures at once.
+  ASSERT_EQ(::kill(launchers[0], SIGSTOP), 0);
+  for (int rank = 1; rank < 3; ++rank) {
+    folder_.write(fmt::format("go{}", rank), "");
+    const std::string report = fmt::format("rank {} failed: exit code {}\n", rank, 6 + rank);
+    ASSERT_TRUE(head->wait_until([&] { return head->err().find(report) != std::string::npos; }));
+  }
+  ASSERT_EQ(::kill(launchers[0], SIGCONT), 0);
+  const int code = head->wait().exit_code;
+  EXPECT_THAT(code, AnyOf(7, 8));
+  const auto report = nlohmann::json::parse(base::read_file(folder_ / "report.json"));
+  EXPECT_EQ(report["exit_code"], code);
+  EXPECT_EQ(report["failure"]["exit_code"], code);
 }
 
 TEST_F(SshTest, AFailureOfTheFirstNodeIsSaidOnce) {
@@ -334,9 +371,13 @@ TEST_F(SshTest, ASignalToTheHeadReachesAllWorkers) {
     ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "ready") == 3; }));
     head->send_signal(SIGUSR1);
     ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "got USR1") == 3; }));
+    most_seen_ = job().size();
     head->send_signal(signal);
     const auto result = head->wait();
     EXPECT_EQ(result.exit_code, 128 + signal);
+    // A node may hear first that the job ends, and then ends its workers by SIGTERM.
+    const int by_other = signal == SIGTERM ? 0 : count(result.out, "got TERM");
+    EXPECT_EQ(count(result.out, "got " + name) + by_other, 3) << result.out;
     EXPECT_GE(count(result.out, "got " + name), 1) << result.out;
     EXPECT_THAT(result.err, Not(HasSubstr("error")));
     expect_nothing_left();
@@ -354,6 +395,7 @@ TEST_F(SshTest, ASecondInterruptKillsAtOnce) {
 TEST_F(SshTest, ASignalWhileHostsAreAskedEndsIt) {
   const auto head = start(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "true"}));
   ASSERT_TRUE(head->wait_until([&] { return sleepers() == 2; }));
+  most_seen_ = job().size();
   head->send_signal(SIGINT);
   EXPECT_EQ(head->wait().exit_code, 130);
   expect_nothing_left();
@@ -425,6 +467,26 @@ TEST_F(SshTest, ThisMachineNeedsNoSsh) {
   EXPECT_EQ(count(result.err, "failed"), 1) << result.err;
 }
 
+// That of a worker with a long command, in a report, is longer than any line of workers.
+TEST_F(SshTest, ALongReportArrives) {
+  const std::string argument(100'000, '\'');
+  std::vector<std::string> words{"--hosts=localhost:1",
+                                 "--report=report.json",
+                                 "sh",
+                                 "-c",
+                                 "echo '{\"message\": \"too bad\"}' > $TORCHELASTIC_ERROR_FILE; "
+                                 "exit 7",
+                                 "sh"};
+  words.insert(words.end(), 15, argument);
+  const auto result = run(words);
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(result.err, AllOf(Not(HasSubstr("is gone")), Not(HasSubstr("\"exit_code\""))));
+  const auto report = nlohmann::json::parse(base::read_file(folder_ / "report.json"));
+  EXPECT_EQ(report["exit_code"], 7);
+  EXPECT_EQ(report["failure"]["command"].back(), argument);
+  EXPECT_THAT(report["failure"]["error_message"], HasSubstr("too bad"));
+}
+
 TEST_F(SshTest, ADryRunPrintsAndStartsNothing) {
   const auto result = run(on_two({"--dry_run", "--ssh_command=no-ssh-at-all", "touch", "a b"}),
                           {{"AWS_SECRET", "no"}});
@@ -452,20 +514,94 @@ dist.destroy_process_group()
   EXPECT_EQ(count(result.out, "sum 3\n"), 3) << result.err;
 }
 
-/// What the launcher of a node answers to this first line.
-std::string answer_to(const std::string& line) {
+/// The launcher of a node that is told these lines.
+ProgramResult node_told(const std::string& lines) {
   const TempFolder folder;
-  const auto file = folder.write("job", line + "\n");
-  return run_program({"sh", "-c", fmt::format("cat {} | {} --from_head", file, kLauncher)}).err;
+  const auto file = folder.write("head", lines + "\n");
+  return run_program({"sh", "-c", fmt::format("cat {} | {} --from_head", file, kLauncher)});
 }
 
 TEST(SshNodeTest, NamesAHeadOfAnotherVersion) {
-  EXPECT_THAT(answer_to(R"({"type":"job","version":"0.0.1-other","mark":"MARK"})"),
-              AllOf(HasSubstr("MARK {"), HasSubstr("\"exit_code\":2"), HasSubstr("0.0.1-other")));
+  EXPECT_THAT(node_told(R"({"type":"job","version":"0.0.1-other","mark":"MARK"})").err,
+              AllOf(HasSubstr("MARK{"), HasSubstr("\"exit_code\":2"), HasSubstr("0.0.1-other")));
 }
 
 TEST(SshNodeTest, AFileThatIsNoHeadEndsItWithoutABug) {
-  EXPECT_THAT(answer_to("hello"), HasSubstr("does not keep to the protocol"));
+  const std::string job =
+      fmt::format(R"({{"type":"job","version":"{}","mark":"MARK")", SYNCBN_VERSION);
+  for (const std::string& line :
+       {std::string("hello"), std::string(R"({"type":"job"})"),
+        std::string(R"({"type":"job","version":1,"mark":"MARK"})"), job + "}",
+        job + R"(,"folder":"/","environment":[],"words":["a",1]})",
+        job +
+            R"(,"folder":"/","environment":{},"words":["syncbn-launch","true"],)"
+            R"("speaks_for_all":true,"colours":[false,false]})" +
+            "\n" + R"({"type":"go","master_port":"x"})"}) {
+    const auto result = node_told(line);
+    EXPECT_EQ(result.exit_code, 75) << line;
+    EXPECT_THAT(result.err, HasSubstr("does not keep to the protocol")) << line;
+  }
+}
+
+/// A head whose one node is a script in place of ssh, which says `answer` behind the job's mark,
+/// and after the head's next message `end`.
+ProgramResult head_told(const std::string& answer, const std::string& end = "") {
+  const TempFolder folder;
+  const auto node = folder.write(
+      "node",
+      "#!/bin/sh\nread -r job\n"
+      "mark=$(printf '%s\\n' \"$job\" | sed 's/.*\"mark\":\"\\([^\"]*\\)\".*/\\1/')\n" +
+          fmt::format("printf '%s%s\\n' $mark '{}' >&2\nread -r go\n"
+                      "printf '%s%s\\n' $mark '{}' >&2\n",
+                      answer, end) +
+          "exec sleep 1000\n",
+      true);
+  return launch({"--hosts=a,b", "--ssh_all", "--ssh_command=" + node,
+                 "--report=" + (folder / "report").string(), "true"});
+}
+
+TEST(SshHeadTest, ANodeWhoseAnswerMakesNoSenseIsNamed) {
+  for (const char* answer :
+       {"", "hello", "[]", "{", "{}", R"({"type":1})", R"({"type":"hello"})", R"({"type":"ready"})",
+        R"({"type":"ready","master_port":"x"})", R"({"type":"problem","what":"x"})",
+        R"({"type":"problem","exit_code":0,"what":"x"})", R"({"type":"problem","exit_code":2})",
+        R"({"type":"ended","exit_code":0,"report":"{\"failure\":null}"})"}) {
+    const auto result = head_told(answer);
+    EXPECT_EQ(result.exit_code, 75) << answer;
+    EXPECT_THAT(result.err,
+                HasSubstr(fmt::format("error: a, b: its launcher does not keep to the protocol: it "
+                                      "sent '{}'\nsyncbn-launch: nothing has been started",
+                                      answer)));
+  }
+}
+
+TEST(SshHeadTest, ANodeWhoseEndMakesNoSenseIsNamed) {
+  for (const char* end : {"{", R"({"type":"ended"})", R"({"type":"ready","master_port":0})",
+                          R"({"type":"ended","exit_code":256,"report":"{\"failure\":null}"})",
+                          R"({"type":"ended","exit_code":"0","report":"{\"failure\":null}"})",
+                          R"({"type":"ended","exit_code":0,"report":"{"})",
+                          R"({"type":"ended","exit_code":0,"report":"{}"})"}) {
+    const auto result = head_told(R"({"type":"ready","master_port":0})", end);
+    EXPECT_EQ(result.exit_code, 75) << end;
+    for (const char* host : {"a", "b"}) {
+      EXPECT_THAT(result.err, HasSubstr(fmt::format("error: the launcher on {} does not keep to "
+                                                    "the protocol: it sent '{}'; its workers",
+                                                    host, end)));
+    }
+  }
+}
+
+TEST(SshHeadTest, AnInterruptWhileNamesAreLookedUpEndsIt) {
+  const TempFolder folder;
+  const std::string trace = folder / "trace";
+  Program head(launch_command({"--hosts=a,b", "true"}),
+               {.env = {{"LD_PRELOAD", SYNCBN_DEAD_NAMES},
+                        {"DEAD_NAMES_TRACE", trace},
+                        // A sanitizer's runtime wants to be the first library.
+                        {"ASAN_OPTIONS", "verify_asan_link_order=0"}}});
+  ASSERT_TRUE(head.wait_until([&] { return fs::exists(trace); }));
+  head.send_signal(SIGINT);
+  EXPECT_EQ(head.wait().exit_code, 130);
 }
 
 std::string error_of(const std::vector<std::string>& words,

@@ -232,7 +232,9 @@ void Cluster::handle_message(const Json& message) {
   if (type == "refuse") end(message.at("exit_code"), message.at("message"));
   if (type == "waiting") notices_.push_back(message.at("message"));
   if (type == "pause") paused_ = true;
-  if (type == "finish") end(message.at("exit_code"), message.at("what"));
+  if (type == "finish") {
+    end(message.at("exit_code"), message.at("what"), message.at("yours"));
+  }
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = message.at("what");
   if (type == "start") {
     attempt_ = message.at("attempt");
@@ -302,8 +304,8 @@ void Cluster::lose_coordinator() {
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
 }
 
-void Cluster::end(int exit_code, const std::string& what) {
-  if (!finish_) finish_ = Finish{exit_code, what};
+void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
+  if (!finish_) finish_ = Finish{exit_code, what, is_ours};
   // Also where workers still run.
   if (stop_reason_.empty()) stop_reason_ = what;
   stop_watching();
@@ -326,7 +328,7 @@ std::vector<std::string> Cluster::take_notices() {
 }
 
 void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {
-  if (torchrun_) return end(exit_code, what);
+  if (torchrun_) return end(exit_code, what, true);
   send({{"type", "failed"},
         {"attempt", attempt_},
         {"exit_code", exit_code},

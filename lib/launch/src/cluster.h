@@ -41,7 +41,8 @@ class Cluster {
   /// The end of the job, for all nodes alike.
   struct Finish {
     int exit_code = 0;
-    std::string what;  ///< the first failure; empty: all went well
+    std::string what;      ///< the first failure; empty: all went well
+    bool is_ours = false;  ///< that is one of this node's workers
   };
 
   /// @param job_id of the job, should this launcher lead it.
@@ -91,7 +92,7 @@ class Cluster {
   /// Whether it is torchrun that runs node 0.
   bool find_torchrun();
   void handle_torchrun();
-  void end(int exit_code, const std::string& what);
+  void end(int exit_code, const std::string& what, bool is_ours = false);
   void stop_watching();
 
   const LaunchOptions& options_;

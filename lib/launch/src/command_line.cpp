@@ -24,6 +24,7 @@ std::optional<bool> read_flag(std::string text) {
                  [](unsigned char c) { return std::tolower(c); });
   if (text == "0" || text == "false" || text == "off" || text == "no") return false;
   const bool is_number =
+      !text.empty() &&
       std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
   if (is_number || text == "true" || text == "on" || text == "yes") return true;
   return std::nullopt;

@@ -10,8 +10,8 @@
 
 namespace syncbn::launch {
 
-/// true, 1, on, yes or false, 0, off, no, in any case; nothing when it is something else. Any
-/// number but 0 is on, as torchrun has it.
+/// true, 1, on, yes or false, 0, off, no, in any case; nothing when it is something else, or empty.
+/// Any number but 0 is on, as torchrun has it.
 std::optional<bool> read_flag(std::string text);
 
 /// The launcher's own words, settled for CLI11, which gets every option spelled in full, those of

@@ -251,7 +251,7 @@ std::string Coordinator::misfit(const Node& node, const Hello& hello) const {
 void Coordinator::failed(Node& node, const Json& message) {
   if (message.at("attempt") != attempt_) return;
   fail(message.at("exit_code"), message.at("may_restart"),
-       fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()));
+       fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()), node.rank);
 }
 
 void Coordinator::end_job(int exit_code, const std::string& text) {
@@ -467,13 +467,14 @@ void Coordinator::change_nodes(const std::string& text) {
   if (!failed_) stop_attempt(text);
 }
 
-void Coordinator::fail(int exit_code, bool may_restart, const std::string& text) {
+void Coordinator::fail(int exit_code, bool may_restart, const std::string& text, int node) {
   // What follows from the first failure, or from the end of workers elsewhere.
   if (failed_ || !node_change_.empty()) return;
   failed_ = true;
   exit_code_ = exit_code;
   may_restart_ = may_restart && restarts_ < options_.max_restarts && torchrun_nodes_.empty();
   failure_text_ = text;
+  failed_node_ = node;
   stop_attempt(text);
 }
 
@@ -494,6 +495,7 @@ void Coordinator::end_attempt() {
 void Coordinator::start_again(const std::string& reason) {
   ++attempt_;
   reason_ = reason;
+  failed_node_ = kNoNode;
   state_ = State::kJoining;
   join_deadline_ = Clock::now() + options_.join_timeout;
   next_notice_ = Clock::now();
@@ -509,7 +511,10 @@ void Coordinator::finish(int exit_code, const std::string& text) {
 }
 
 void Coordinator::send_finish(Node& node) {
-  node.link.send({{"type", "finish"}, {"exit_code", exit_code_}, {"what", failure_text_}});
+  node.link.send({{"type", "finish"},
+                  {"exit_code", exit_code_},
+                  {"what", failure_text_},
+                  {"yours", node.rank == failed_node_}});
   watch(node);
 }
 

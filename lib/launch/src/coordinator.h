@@ -114,11 +114,14 @@ class Coordinator {
   void start_again(const std::string& reason);
   /// The nodes are others than those with which this attempt began.
   void change_nodes(const std::string& text);
-  void fail(int exit_code, bool may_restart, const std::string& text);
+  /// @param node where a worker is the reason.
+  void fail(int exit_code, bool may_restart, const std::string& text, int node = kNoNode);
   void stop_attempt(const std::string& text);
   void finish(int exit_code, const std::string& text);
   void send_finish(Node& node);
   void send_to_all(const nlohmann::json& message);
+
+  static constexpr int kNoNode = -1;
 
   const Options options_;
   const TorchrunKeys torchrun_keys_;
@@ -148,6 +151,7 @@ class Coordinator {
   int exit_code_ = 0;
   bool may_restart_ = false;
   std::string failure_text_;
+  int failed_node_ = kNoNode;
   std::vector<std::string> notices_;
 };
 

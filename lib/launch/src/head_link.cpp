@@ -27,6 +27,16 @@ void watch(int epoll, int fd) {
 
 }  // namespace
 
+void throw_broken_protocol() {
+  throw base::UnavailableError("the launcher that started this one does not keep to the protocol");
+}
+
+int number_in(const Json& message, const char* key) {
+  const auto found = message.find(key);
+  if (found == message.end() || !found->is_number_integer()) throw_broken_protocol();
+  return *found;
+}
+
 HeadLink::HeadLink(base::UniqueFd input, std::chrono::milliseconds silence)
     : silence_(silence),
       input_(std::move(input)),
@@ -42,7 +52,7 @@ std::optional<int> HeadLink::next_signal() {
   read();
   while (const auto message = next()) {
     if (message->at("type") != "signal") continue;
-    const int signal = message->at("signal");
+    const int signal = number_in(*message, "signal");
     await_next(signal != SIGSTOP);
     return signal;
   }
@@ -81,7 +91,7 @@ std::optional<Json> HeadLink::next() {
   auto message = Json::parse(incoming_.substr(0, end), nullptr, /*allow_exceptions=*/false);
   incoming_.erase(0, end + 1);
   if (message.is_object() && message.contains("type")) return message;
-  throw base::UnavailableError("the launcher that started this one does not keep to the protocol");
+  throw_broken_protocol();
 }
 
 void HeadLink::throw_if_gone() const {

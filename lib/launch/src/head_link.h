@@ -9,6 +9,12 @@
 
 namespace syncbn::launch {
 
+/// The head does not say what a head says. @throws base::UnavailableError always.
+[[noreturn]] void throw_broken_protocol();
+
+/// A number that the head's message has to hold. @throws base::UnavailableError where it does not.
+int number_in(const nlohmann::json& message, const char* key);
+
 /// A node's end of the connection to the head that started it: what the head says comes in on
 /// stdin. Its end, or a head that is silent for too long, ends the node. Not thread-safe.
 class HeadLink {

@@ -20,6 +20,7 @@
 #include "devices.h"
 #include "environment.h"
 #include "failure_report.h"
+#include "head_plan.h"
 #include "master_port.h"
 #include "plan.h"
 #include "program.h"
@@ -158,9 +159,10 @@ int run(const LaunchOptions& options, SshNode* node) {
 }
 
 int run_on_hosts(const LaunchOptions& options) {
-  SshHead head(options);
-  if (!options.dry_run) return head.run();
-  head.print_plan();
+  // First: it may take long, and a head has its own way with signals.
+  const HeadPlan plan(options);
+  if (!options.dry_run) return SshHead(options, plan).run();
+  fmt::print("{}", plan.render());
   return base::kExitOk;
 }
 

@@ -72,9 +72,9 @@ NodeJob NodeJob::from_json(const Json& message) {
   return job;
 }
 
-std::string node_line(const std::string& mark, const Json& message) {
+std::string marked_line(const std::string& mark, const Json& message) {
   // Workers' words, in a report, may be any bytes.
-  return mark + " " + message.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return mark + message.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace syncbn::launch

@@ -37,7 +37,7 @@ struct NodeJob {
   static NodeJob from_json(const nlohmann::json& message);
 };
 
-/// One line from a node to its head.
-std::string node_line(const std::string& mark, const nlohmann::json& message);
+/// A message from a node to its head: one line, as NodeLines reads it.
+std::string marked_line(const std::string& mark, const nlohmann::json& message);
 
 }  // namespace syncbn::launch

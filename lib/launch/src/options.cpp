@@ -9,12 +9,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "command_line.h"
 #include "completion.h"
 #include "devices.h"
+#include "head_options.h"
 #include "hosts.h"
 #include "man_page.h"
 #include "option_table.h"
@@ -223,7 +223,8 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
 void ask_scheduler(const CommandLine& line, LaunchOptions& options) {
   if (options.standalone || options.c10d) return;
   const bool says_nodes = line.has("--nnodes");
-  if (says_nodes && !line.has("--node_rank")) {
+  // A pod's launcher may run on its own, too.
+  if (says_nodes && options.nnodes.max > 1 && !line.has("--node_rank")) {
     if (const auto index = kubernetes_index()) options.node_rank = *index;
   }
   if (line.has("--node_rank") || (says_nodes && options.nnodes.max == 1)) return;
@@ -338,85 +339,6 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   return options;
 }
 
-// What the hosts say instead.
-constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
-                                   "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
-
-// The one that says which hosts there are, if one does: the command line comes before the
-// environment.
-std::string hosts_option(const CommandLine& line) {
-  for (const char* name : {"--hosts", "--hostfile"}) {
-    if (line.is_typed(name)) return name;
-  }
-  for (const char* name : {"--hosts", "--hostfile"}) {
-    if (line.has(name)) return name;
-  }
-  return "";
-}
-
-void check_hosts(const TypedOptions& typed, const CommandLine& line,
-                 const std::vector<OptionSource>& sources) {
-  const std::string hosts = hosts_option(line);
-  for (const OptionSource& source : sources) {
-    if (!hosts.empty() || !source.is_heads || !line.is_typed(source.name)) continue;
-    throw base::UserError(fmt::format("{} needs --hosts or --hostfile", source.name));
-  }
-  if (hosts.empty()) return;
-  if (line.is_typed("--hosts") && line.is_typed("--hostfile")) {
-    throw base::UserError("--hosts and --hostfile exclude each other; --include chooses some");
-  }
-  for (const std::string name : kPlaceOptions) {
-    const bool same = name == "--rdzv_backend" && typed.rdzv_backend == "static";
-    if (same || !line.is_typed(name)) continue;
-    throw base::UserError(fmt::format("{} and {} exclude each other: the hosts are the nodes",
-                                      line.source_of(hosts), name));
-  }
-}
-
-std::vector<std::string> words_of_option(const std::string& name, const std::string& typed) {
-  auto words = shell_words(typed);
-  if (!words) throw base::UserError(fmt::format("{}={}: a quote is not closed", name, typed));
-  return *words;
-}
-
-std::vector<std::string> ssh_command(const TypedOptions& typed) {
-  std::vector<std::string> words = words_of_option("--ssh_command", typed.ssh_command);
-  if (words.empty()) throw base::UserError("--ssh_command is empty");
-  const auto add = [&words](const std::vector<std::string>& more) {
-    words.insert(words.end(), more.begin(), more.end());
-  };
-  // Of an option that is there twice ssh takes the first.
-  add(words_of_option("--ssh_options", typed.ssh_options));
-  if (typed.ssh_port != 0) add({"-p", std::to_string(typed.ssh_port)});
-  if (!typed.ssh_user.empty()) add({"-l", typed.ssh_user});
-  if (!typed.ssh_identity.empty()) add({"-i", typed.ssh_identity});
-  // It must not ask, nor take a terminal, nor do what a user's file asks for in other sessions, nor
-  // become the connection of such sessions, which would end with the job. It shall see when the
-  // other machine is gone.
-  add({"-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
-       "-o", "ControlMaster=no", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"});
-  return words;
-}
-
-HeadOptions read_head(const TypedOptions& typed, const CommandLine& line,
-                      const std::vector<OptionSource>& sources, std::string_view launcher_name) {
-  HeadOptions head = typed.options.head;
-  head.hosts = choose_hosts(hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
-                                                            : read_host_file(typed.hostfile),
-                            typed.include, typed.exclude);
-  head.ssh = ssh_command(typed);
-  head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_timeout * 1000));
-  head.exports = words_of(typed.exports);
-  std::vector<std::string> own{kPlaceOptions.begin(), kPlaceOptions.end()};
-  own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run"});
-  for (const OptionSource& source : sources) {
-    if (source.is_heads) own.push_back(source.name);
-  }
-  head.node_options = line.options_without(own);
-  head.launcher_name = launcher_name;
-  return head;
-}
-
 /// What concerns the head; the nodes read, and check, the rest.
 LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
                             const std::vector<OptionSource>& sources,
@@ -427,7 +349,7 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
   if (!line.is_typed("--master_addr")) options.master_addr.clear();
   if (line.is_typed("--master_port")) options.master_port = typed.master_port;
   read_master_addr(options);
-  options.head = read_head(typed, line, sources, launcher_name);
+  options.head = read_head_options(typed, line, sources, launcher_name);
   return options;
 }
 

@@ -17,7 +17,7 @@ std::string ranks(int first, int count) {
   return fmt::format("ranks {} to {}", first, first + count - 1);
 }
 
-std::string node_line(const LaunchOptions& options, const RunFacts& facts) {
+std::string node_comment(const LaunchOptions& options, const RunFacts& facts) {
   const int workers = options.nproc_per_node;
   std::string line = fmt::format("# node {} of {}, host {}: {} worker{}, {} of {}", facts.node,
                                  facts.nodes, base::hostname(), workers, workers == 1 ? "" : "s",
@@ -58,7 +58,7 @@ std::string render_plan(const LaunchOptions& options, const RunFacts& facts,
     workers.push_back(worker_variables(options, facts, local_rank));
   }
   const Variables common = common_to(workers);
-  std::string text = node_line(options, facts);
+  std::string text = node_comment(options, facts);
   text += "export " + assignments(common);
   text.back() = '\n';
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {

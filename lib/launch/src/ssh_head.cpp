@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
@@ -14,16 +13,15 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "exports.h"
 #include "failure_report.h"
 #include "last_output.h"
-#include "master_port.h"
 #include "node_job.h"
 #include "pipe.h"
 #include "processes.h"
@@ -54,8 +52,11 @@ constexpr milliseconds kOrphanGrace{1000};
 // With which ssh says that it failed itself.
 constexpr int kSshFailed = 255;
 
-bool is_loopback_name(const std::string& host) {
-  return host == "localhost" || host.starts_with("127.") || host == "::1";
+/// Nothing where that is none. @throws nlohmann's exceptions.
+std::optional<int> exit_code_in(const Json& message) {
+  constexpr int64_t kMost = 255;
+  const int64_t code = message.at("exit_code");
+  return code >= 0 && code <= kMost ? std::optional(static_cast<int>(code)) : std::nullopt;
 }
 
 OutputOptions output_options() {
@@ -66,6 +67,9 @@ OutputOptions output_options() {
 }  // namespace
 
 struct SshHead::Node {
+  Node(Host where, bool here, const std::string& mark)
+      : host(std::move(where)), is_here(here), lines(mark) {}
+
   enum class State { kAsked, kReady, kRefused, kEnded };
   struct Problem {
     int exit_code = 0;
@@ -73,13 +77,13 @@ struct SshHead::Node {
   };
 
   Host host;
-  bool is_here = false;  ///< on this machine, and started without ssh
+  bool is_here;  ///< HeadPlan::is_here()
   State state = State::kAsked;
   base::UniqueFd in;
   base::UniqueFd out;
   base::UniqueFd err;
   SendBuffer to_send;
-  LineSplitter lines;
+  NodeLines lines;
   std::string last_words;  ///< on its stderr, before the job has begun
   std::optional<int> start_error;
   std::optional<int> exit_code;  ///< as its launcher told it
@@ -102,16 +106,15 @@ std::string SshHead::Node::end_in_words(int status, const std::string& launcher)
   return fmt::format("its launcher ended with {}{}", describe_status(status), last);
 }
 
-SshHead::SshHead(const LaunchOptions& options)
+SshHead::SshHead(const LaunchOptions& options, const HeadPlan& plan)
     : options_(options),
+      plan_(plan),
       mark_(fmt::format("syncbn-node-{}", random_id())),
       signals_(options.ending_signals),
       output_(output_options()),
       next_alive_(Clock::now() + kAlivePeriod) {
-  for (const Host& host : options.head.hosts) {
-    Node& node = nodes_.emplace_back();
-    node.host = host;
-    node.is_here = !options.head.ssh_all && host.user.empty() && is_local_address(host.name);
+  for (size_t i = 0; i < options.head.hosts.size(); ++i) {
+    nodes_.emplace_back(options.head.hosts[i], plan.is_here(i), mark_);
   }
 }
 
@@ -132,68 +135,6 @@ int SshHead::run() {
   return wait_for_reader(output_, signals_, code, ended_by_signal_.has_value());
 }
 
-std::string SshHead::launcher() const {
-  return options_.head.launcher.empty() ? launcher_path() : options_.head.launcher;
-}
-
-std::string SshHead::master_addr() const {
-  const Node& first = nodes_.front();
-  if (!options_.master_addr.empty()) return options_.master_addr;
-  const bool all_are_here = std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
-    return is_loopback_name(node.host.name);
-  });
-  // Elsewhere that name means another machine.
-  const bool has_other_name = is_loopback_name(first.host.name) && !all_are_here;
-  return has_other_name ? base::hostname() : first.host.name;
-}
-
-std::vector<std::string> SshHead::node_words(size_t index) const {
-  const Host& host = nodes_[index].host;
-  std::vector<std::string> words{options_.head.launcher_name};
-  const auto& given = options_.head.node_options;
-  words.insert(words.end(), given.begin(), given.end());
-  if (host.slots != 0) words.push_back(fmt::format("--nproc_per_node={}", host.slots));
-  words.push_back(fmt::format("--nnodes={}", nodes_.size()));
-  words.push_back(fmt::format("--node_rank={}", index));
-  words.push_back(fmt::format("--local_addr={}", host.name));
-  const bool needs_master = nodes_.size() > 1 || !options_.master_addr.empty();
-  if (needs_master) words.push_back(fmt::format("--master_addr={}", master_addr()));
-  const int port = options_.master_port.value_or(0);
-  if (port != 0) words.push_back(fmt::format("--master_port={}", port));
-  words.emplace_back("--");
-  words.insert(words.end(), options_.program.begin(), options_.program.end());
-  return words;
-}
-
-std::vector<std::string> SshHead::start_words(size_t index) const {
-  const Node& node = nodes_[index];
-  if (node.is_here) return {launcher_path(), kFromHead};
-  std::vector<std::string> words = options_.head.ssh;
-  const auto timeout = std::chrono::ceil<seconds>(options_.head.ssh_timeout).count();
-  words.insert(words.end(),
-               {"-o", fmt::format("ConnectTimeout={}", timeout), "--", node.host.full_name(),
-                fmt::format("exec {} {}", shell_quoted({launcher()}), kFromHead)});
-  return words;
-}
-
-void SshHead::print_plan() const {
-  const std::string folder = std::filesystem::current_path();
-  for (size_t i = 0; i < nodes_.size(); ++i) {
-    const Node& node = nodes_[i];
-    fmt::print("# node {}, on {}{}: {}\n", i, node.host.full_name(),
-               node.is_here ? " (this machine)" : "", shell_quoted(start_words(i)));
-    std::vector<std::string> words = node_words(i);
-    if (!node.is_here) {
-      std::vector<std::string> variables{"env"};
-      for (const auto& [name, value] : exported_variables(options_.head.exports)) {
-        variables.push_back(fmt::format("{}={}", name, value));
-      }
-      words.insert(words.begin(), variables.begin(), variables.end());
-    }
-    fmt::print("cd {} && {}\n", shell_quoted({folder}), shell_quoted(words));
-  }
-}
-
 void SshHead::start() {
   // For the orphans of a keeper that is killed.
   become_subreaper();
@@ -201,7 +142,6 @@ void SshHead::start() {
               .mark = mark_,
               .folder = std::filesystem::current_path(),
               .colours = terminal_colours()};
-  const Variables exported = exported_variables(options_.head.exports);
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> their_ends;
   for (size_t i = 0; i < nodes_.size(); ++i) {
@@ -209,7 +149,7 @@ void SshHead::start() {
     Pipe in = Pipe::make();
     Pipe out = Pipe::make();
     Pipe err = Pipe::make();
-    const auto words = start_words(i);
+    const auto words = plan_.start_words(i);
     specs.push_back({.file = find_program(words[0]),
                      .argv = words,
                      .env = merge_environment({}),
@@ -223,8 +163,8 @@ void SshHead::start() {
     node.out = std::move(out.reader);
     node.err = std::move(err.reader);
     for (const base::UniqueFd* fd : {&node.in, &node.out, &node.err}) set_nonblocking(*fd);
-    job.words = node_words(i);
-    job.environment = node.is_here ? Variables{} : exported;
+    job.words = plan_.node_words(i);
+    job.environment = plan_.environment(i);
     job.speaks_for_all = i == 0;
     node.to_send.append(job.to_json().dump() + "\n");
   }
@@ -356,6 +296,7 @@ void SshHead::handle_event(const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
       break;
+    case KeeperEvent::Kind::kBindFailed:
     case KeeperEvent::Kind::kExecFailed:
       node.start_error = event.value;
       break;
@@ -377,7 +318,8 @@ void SshHead::node_ended(Node& node, int status) {
   const bool is_connection = !node.is_here && (code == kSshFailed || WIFSIGNALED(status));
   const bool failed = code != base::kExitOk && !is_connection && !WIFSIGNALED(status);
   if (!begun_) {
-    node.problem = {failed ? code : base::kExitUnavailable, node.end_in_words(status, launcher())};
+    node.problem = {failed ? code : base::kExitUnavailable,
+                    node.end_in_words(status, plan_.launcher())};
     return;
   }
   if (failed && first_failure_ == 0) first_failure_ = code;
@@ -397,7 +339,7 @@ bool SshHead::read_stream(size_t index, Stream stream) {
   if (got <= 0) return false;
   const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
   if (stream == Stream::kErr) {
-    node.lines.feed(bytes, [&](std::string_view line) { take_line(index, line); });
+    node.lines.feed(bytes, sinks(index));
   } else if (begun_) {  // before, it is what somebody's .bashrc says
     output_.write(index, stream, bytes);
   }
@@ -412,18 +354,15 @@ void SshHead::drain(size_t index) {
     const bool more_err = read_stream(index, Stream::kErr);
     if (!more_out && !more_err) break;
   }
-  nodes_[index].lines.finish([&](std::string_view line) { take_line(index, line); });
+  nodes_[index].lines.finish(sinks(index));
+}
+
+NodeLines::Sinks SshHead::sinks(size_t index) {
+  return {.line = [this, index](std::string_view line) { take_line(index, line); },
+          .message = [this, index](std::string_view text) { take_message(index, text); }};
 }
 
 void SshHead::take_line(size_t index, std::string_view line) {
-  const size_t mark = line.find(mark_);
-  if (mark != std::string_view::npos) {
-    const auto message =
-        Json::parse(line.substr(mark + mark_.size()), nullptr, /*allow_exceptions=*/false);
-    if (message.is_object()) handle_message(index, message);
-    line = line.substr(0, mark);
-    if (line.empty()) return;
-  }
   if (begun_) {
     output_.write(index, Stream::kErr, fmt::format("{}\n", line));
   } else if (line.find_first_not_of(" \r") != std::string_view::npos) {
@@ -431,22 +370,59 @@ void SshHead::take_line(size_t index, std::string_view line) {
   }
 }
 
-void SshHead::handle_message(size_t index, const Json& message) {
+void SshHead::take_message(size_t index, std::string_view text) {
+  Node& node = nodes_[index];
+  if (node.problem) return;
+  try {
+    if (handle_message(index, Json::parse(text))) return;
+  } catch (const Json::exception&) {
+    // Said below.
+  }
+  give_up(node, text);
+}
+
+bool SshHead::handle_message(size_t index, const Json& message) {
   Node& node = nodes_[index];
   const std::string type = message.at("type");
-  if (type == "ready") {
+  const bool is_asked = node.state == Node::State::kAsked;
+  if (type == "ready" && is_asked) {
+    const int port = message.at("master_port");
+    if (index == 0) master_port_ = port;
     node.state = Node::State::kReady;
-    if (index == 0) master_port_ = message.at("master_port");
-  } else if (type == "problem") {
-    node.state = Node::State::kRefused;
-    node.problem = {message.at("exit_code"), message.at("what")};
-  } else if (type == "ended") {
-    node.exit_code = message.at("exit_code").get<int>();
-    if (first_failure_ == 0) first_failure_ = *node.exit_code;
-    const std::string report = message.at("report");
-    // Only the node of the first failure can tell of it.
-    if (report_.empty() || !Json::parse(report).at("failure").is_null()) report_ = report;
+    return true;
   }
+  if (type == "problem" && is_asked) {
+    const int code = exit_code_in(message).value_or(base::kExitOk);
+    if (code == base::kExitOk) return false;
+    node.problem = {code, message.at("what")};
+    node.state = Node::State::kRefused;
+    return true;
+  }
+  const auto code = exit_code_in(message);
+  if (type != "ended" || !begun_ || !code) return false;
+  const std::string report = message.at("report");
+  // Only the node of the first failure can tell of it.
+  if (!Json::parse(report).at("failure").is_null() || report_.empty()) report_ = report;
+  node.exit_code = code;
+  if (first_failure_ == 0) first_failure_ = *code;
+  return true;
+}
+
+// Whoever speaks there is not a launcher of this version, or not alone.
+void SshHead::give_up(Node& node, std::string_view message) {
+  constexpr size_t kShown = 80;
+  const std::string what =
+      fmt::format("does not keep to the protocol: it sent '{}'{}", message.substr(0, kShown),
+                  message.size() > kShown ? "…" : "");
+  node.problem = {base::kExitUnavailable, "its launcher " + what};
+  // With its stdin it ends.
+  node.in.reset();
+  node.err.reset();
+  node.state = Node::State::kEnded;
+  if (!begun_) return;
+  lost_any_ = true;
+  output_.say(fmt::format("syncbn-launch: error: the launcher on {} {}; its workers are killed",
+                          node.host.full_name(), what));
 }
 
 void SshHead::send_to_all(const Json& message) {

@@ -10,7 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "head_plan.h"
 #include "keeper.h"
+#include "node_lines.h"
 #include "output.h"
 #include "signals.h"
 
@@ -24,7 +26,7 @@ namespace syncbn::launch {
 /// A keeper owns the ssh processes. When the head dies, their stdin ends, and so do the nodes.
 class SshHead {
  public:
-  explicit SshHead(const LaunchOptions& options);
+  SshHead(const LaunchOptions& options, const HeadPlan& plan);
   ~SshHead();
   SshHead(const SshHead&) = delete;
   SshHead& operator=(const SshHead&) = delete;
@@ -34,19 +36,9 @@ class SshHead {
   /// first host with a problem.
   int run();
 
-  /// Prints what run() would start.
-  void print_plan() const;
-
  private:
   using Clock = std::chrono::steady_clock;
   struct Node;
-
-  /// What a node's launcher would be told on the command line.
-  std::vector<std::string> node_words(size_t node) const;
-  /// argv that starts it.
-  std::vector<std::string> start_words(size_t node) const;
-  std::string launcher() const;
-  std::string master_addr() const;
 
   void start();
   /// Whether all are.
@@ -64,8 +56,12 @@ class SshHead {
   void node_ended(Node& node, int status);
   bool read_stream(size_t index, Stream stream);
   void drain(size_t index);
+  NodeLines::Sinks sinks(size_t index);
   void take_line(size_t index, std::string_view line);
-  void handle_message(size_t index, const nlohmann::json& message);
+  void take_message(size_t index, std::string_view text);
+  /// Whether the message means something now. @throws nlohmann's exceptions where it does not.
+  bool handle_message(size_t index, const nlohmann::json& message);
+  void give_up(Node& node, std::string_view message);
   void send_to_all(const nlohmann::json& message);
   static void write_some(Node& node);
 
@@ -75,6 +71,7 @@ class SshHead {
   void write_report(int exit_code);
 
   const LaunchOptions& options_;
+  const HeadPlan& plan_;
   const std::string mark_;
   std::vector<Node> nodes_;
   Signals signals_;

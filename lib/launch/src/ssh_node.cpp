@@ -25,6 +25,14 @@ base::UniqueFd take_stdin() {
   return input;
 }
 
+NodeJob job_in(const nlohmann::json& message) {
+  try {
+    return NodeJob::from_json(message);
+  } catch (const nlohmann::json::exception&) {
+    throw_broken_protocol();
+  }
+}
+
 void enter(const NodeJob& job) {
   if (::chdir(job.folder.c_str()) != 0) {
     throw base::UserError(
@@ -51,7 +59,7 @@ void check_master(const LaunchOptions& options) {
 SshNode::SshNode() : head_(take_stdin()) {}
 
 std::optional<LaunchOptions> SshNode::prepare() {
-  const NodeJob job = NodeJob::from_json(head_.wait_for("job"));
+  const NodeJob job = job_in(head_.wait_for("job"));
   mark_ = job.mark;
   LaunchOptions options;
   try {
@@ -64,7 +72,7 @@ std::optional<LaunchOptions> SshNode::prepare() {
     return std::nullopt;
   }
   say({{"type", "ready"}, {"master_port", port_ ? port_->port() : 0}});
-  const int port = head_.wait_for("go").at("master_port");
+  const int port = number_in(head_.wait_for("go"), "master_port");
   if (port != 0) options.master_port = port;
   return options;
 }
@@ -86,7 +94,7 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
 }
 
 std::string SshNode::ended(int exit_code, const std::string& report) const {
-  return node_line(mark_, {{"type", "ended"}, {"exit_code", exit_code}, {"report", report}});
+  return marked_line(mark_, {{"type", "ended"}, {"exit_code", exit_code}, {"report", report}});
 }
 
 void SshNode::refuse(int exit_code, const std::string& what) {
@@ -95,7 +103,7 @@ void SshNode::refuse(int exit_code, const std::string& what) {
 }
 
 void SshNode::say(const nlohmann::json& message) const {
-  fmt::print(stderr, "{}\n", node_line(mark_, message));
+  fmt::print(stderr, "{}\n", marked_line(mark_, message));
 }
 
 }  // namespace syncbn::launch

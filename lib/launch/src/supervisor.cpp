@@ -131,6 +131,8 @@ GroupResult Supervisor::run_with_others() {
       if (finish->exit_code != base::kExitOk && !finish->what.empty() && !has_been_said) {
         output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
       }
+      // The report explains the exit code.
+      if (!finish->is_ours) last_failure_.reset();
       return {.exit_code = finish->exit_code, .of_job = finish->what};
     }
     const auto start = cluster_->take_start();
