@@ -35,4 +35,19 @@ inline char state_of(pid_t pid) {
   return name_end == std::string::npos ? '?' : stat[name_end + 2];
 }
 
+/// Whether a process has ended, be its status fetched or not.
+inline bool has_ended(pid_t pid) {
+  const char state = state_of(pid);
+  return state == '?' || state == 'Z';
+}
+
+/// The launcher's only child is its keeper.
+inline std::vector<pid_t> children_of(pid_t pid) {
+  const std::string process = std::to_string(pid);
+  std::ifstream file("/proc/" + process + "/task/" + process + "/children");
+  std::vector<pid_t> pids;
+  for (pid_t child = 0; file >> child;) pids.push_back(child);
+  return pids;
+}
+
 }  // namespace syncbn::test

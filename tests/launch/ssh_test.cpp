@@ -28,13 +28,6 @@ namespace fs = std::filesystem;
 constexpr const char* kFirst = "127.0.0.1";
 constexpr const char* kSecond = "127.0.0.2";
 
-std::vector<pid_t> children_of(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", pid));
-  std::vector<pid_t> pids;
-  for (pid_t child = 0; file >> child;) pids.push_back(child);
-  return pids;
-}
-
 class SshTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -85,7 +85,11 @@ int Supervisor::run() {
   }
   events_.job_started();
   const GroupResult result = run_attempts();
-  if (result.exit_code != base::kExitOk && last_failure_) copy_error_file(*last_failure_);
+  if (result.exit_code == base::kExitOk) {
+    logs_.forget_errors();
+  } else if (last_failure_) {
+    copy_error_file(*last_failure_);
+  }
   events_.job_ended(result.exit_code, reason_of(result));
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
