@@ -230,6 +230,20 @@ TEST(LaunchFaultTest, SaysThatOutputWasLostOnAFullDisk) {
   EXPECT_THAT(result.err, HasSubstr("cannot write standard output: No space left on device"));
 }
 
+// Wherever it runs out of them, before a worker has started.
+TEST(LaunchFaultTest, SaysThatThereAreTooFewFileDescriptors) {
+  int refused = 0;
+  for (int most = 5; most < 64; ++most) {
+    const auto result =
+        run_program({"sh", "-c", fmt::format("ulimit -n {}; exec {} true", most, kLauncher)});
+    if (result.exit_code == 0) break;
+    ++refused;
+    EXPECT_EQ(result.exit_code, 75) << most;
+    EXPECT_THAT(result.err, HasSubstr(": Too many open files")) << most;
+  }
+  EXPECT_GT(refused, 3);
+}
+
 TEST(LaunchFaultTest, HelpOnAFullDiskIsNoBug) {
   const auto result = run_program({"sh", "-c", kLauncher + " --help >/dev/full"});
   EXPECT_EQ(result.exit_code, 75);
