@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "launch/launcher.h"
+#include "support/eventually.h"
 #include "support/multiproc.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -46,6 +47,7 @@ class Nodes {
   }
 
   const TempFolder& folder() const { return folder_; }
+  bool has(const std::string& file) const { return std::filesystem::exists(folder_ / file); }
   int port() const { return port_; }
 
  private:
@@ -153,6 +155,32 @@ TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
     EXPECT_EQ(results[1].exit_code, 130);
     EXPECT_THAT(results[1 - signalled].err, HasSubstr(fmt::format("node {} (", signalled)));
   }
+}
+
+// More than a pipe holds, less than a launcher keeps; then more than both.
+constexpr const char* kTalkative = "yes | head -c 100000; touch talks$RANK; exec yes";
+
+// As in `syncbn-launch ... | less`.
+TEST(LaunchClusterTest, ASignalEndsEveryNodeWhileNobodyReadsTheirOutput) {
+  for (const size_t signalled : {0U, 1U}) {
+    Nodes nodes(2);
+    std::vector<Program*> programs{&nodes.start(0, 1, {}, shell(kTalkative)),
+                                   &nodes.start(1, 1, {}, shell(kTalkative))};
+    ASSERT_TRUE(eventually([&] { return nodes.has("talks0") && nodes.has("talks1"); }));
+    programs[signalled]->send_signal(SIGTERM);
+    EXPECT_TRUE(eventually(
+        [&] { return has_ended(programs[0]->pid()) && has_ended(programs[1]->pid()); }, kPromptly));
+    for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143);
+  }
+}
+
+TEST(LaunchClusterTest, AFailureEndsTheOtherNodesWhileNobodyReadsTheirOutput) {
+  Nodes nodes(2);
+  const Program& other = nodes.start(0, 1, {}, shell(kTalkative));
+  nodes.start(1, 1, {}, shell("while [ ! -e talks0 ]; do sleep 0.01; done; exit 7"));
+  ASSERT_TRUE(eventually([&] { return nodes.has("talks0"); }));
+  EXPECT_TRUE(eventually([&] { return has_ended(other.pid()); }, kPromptly));
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 7);
 }
 
 // Node 1 has failed, and both would begin again; the leader has to stay until the others have

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -12,6 +13,10 @@ namespace syncbn::test {
 
 inline const std::string kLauncher = SYNCBN_BIN_DIR "/syncbn-launch";
 inline const std::string kAgentWorker = SYNCBN_TEST_BIN_DIR "/launch_agent_worker";
+
+/// For what is promised within 2 s or 5 s: a machine with more to do is not broken, but whoever
+/// waits for the grace time (30 s) is.
+inline constexpr std::chrono::seconds kPromptly{10};
 
 /// Lines begin with "[rank] " alone, which does not depend on this machine's name.
 inline std::vector<std::string> launch_command(const std::vector<std::string>& words) {
