@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -44,6 +45,13 @@ class Nodes {
     std::vector<ProgramResult> results;
     for (const auto& program : programs_) results.push_back(program->wait());
     return results;
+  }
+
+  /// Whether all launchers end as soon as they should.
+  bool end_promptly() const {
+    const auto ended = [](const auto& program) { return has_ended(program->pid()); };
+    return eventually([&] { return std::all_of(programs_.begin(), programs_.end(), ended); },
+                      kPromptly);
   }
 
   const TempFolder& folder() const { return folder_; }
@@ -103,6 +111,8 @@ TEST(LaunchClusterTest, AFailureEndsEveryNodeWithTheFailedWorkersCode) {
   nodes.start(0, 2, {}, shell("touch up0; exec sleep 1000"));
   nodes.start(1, 1, {}, shell("while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; done; exit 7"));
   nodes.start(2, 1, {}, shell("touch up2; exec sleep 1000"));
+  ASSERT_TRUE(eventually([&] { return nodes.has("up0") && nodes.has("up2"); }));
+  EXPECT_TRUE(nodes.end_promptly());
   const auto results = nodes.wait();
   for (const auto& result : results) {
     EXPECT_EQ(result.exit_code, 7);
@@ -145,11 +155,9 @@ TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
         "while true; do sleep 0.01; done";
     std::vector<Program*> programs{&nodes.start(0, 1, {}, shell(work)),
                                    &nodes.start(1, 1, {}, shell(work))};
-    programs[0]->wait_until([&] {
-      return std::filesystem::exists(nodes.folder() / "up0") &&
-             std::filesystem::exists(nodes.folder() / "up1");
-    });
+    programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); });
     programs[signalled]->send_signal(SIGINT);
+    EXPECT_TRUE(nodes.end_promptly());
     const auto results = nodes.wait();
     EXPECT_EQ(results[0].exit_code, 130);
     EXPECT_EQ(results[1].exit_code, 130);
@@ -168,18 +176,17 @@ TEST(LaunchClusterTest, ASignalEndsEveryNodeWhileNobodyReadsTheirOutput) {
                                    &nodes.start(1, 1, {}, shell(kTalkative))};
     ASSERT_TRUE(eventually([&] { return nodes.has("talks0") && nodes.has("talks1"); }));
     programs[signalled]->send_signal(SIGTERM);
-    EXPECT_TRUE(eventually(
-        [&] { return has_ended(programs[0]->pid()) && has_ended(programs[1]->pid()); }, kPromptly));
+    EXPECT_TRUE(nodes.end_promptly());
     for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143);
   }
 }
 
 TEST(LaunchClusterTest, AFailureEndsTheOtherNodesWhileNobodyReadsTheirOutput) {
   Nodes nodes(2);
-  const Program& other = nodes.start(0, 1, {}, shell(kTalkative));
+  nodes.start(0, 1, {}, shell(kTalkative));
   nodes.start(1, 1, {}, shell("while [ ! -e talks0 ]; do sleep 0.01; done; exit 7"));
   ASSERT_TRUE(eventually([&] { return nodes.has("talks0"); }));
-  EXPECT_TRUE(eventually([&] { return has_ended(other.pid()); }, kPromptly));
+  EXPECT_TRUE(nodes.end_promptly());
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 7);
 }
 
@@ -234,11 +241,9 @@ TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
     Nodes nodes(2);
     programs.push_back(&nodes.start(0, 1, {}, shell("touch up0; exec sleep 1000")));
     programs.push_back(&nodes.start(1, 1, {}, shell("touch up1; exec sleep 1000")));
-    programs[0]->wait_until([&] {
-      return std::filesystem::exists(nodes.folder() / "up0") &&
-             std::filesystem::exists(nodes.folder() / "up1");
-    });
+    programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); });
     programs[static_cast<size_t>(victim)]->send_signal(SIGKILL);
+    EXPECT_TRUE(nodes.end_promptly());
     const auto result = programs[static_cast<size_t>(1 - victim)]->wait();
     EXPECT_EQ(result.exit_code, 75);
     EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("node {}", victim)), HasSubstr("is gone")));

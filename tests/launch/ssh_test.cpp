@@ -96,8 +96,7 @@ class SshTest : public ::testing::Test {
   }
 
   void expect_nothing_left() const {
-    // Two seconds are the promise; a machine with more to do is not broken.
-    EXPECT_TRUE(eventually([this] { return job().empty(); }));
+    EXPECT_TRUE(eventually([this] { return job().empty(); }, kPromptly));
     EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
   }
 
