@@ -97,10 +97,5 @@ TEST(FailureReportTest, PutsSignalsInWords) {
   EXPECT_EQ(exit_code_of(exited(255)), 255);
 }
 
-TEST(FailureReportTest, QuotesForAShell) {
-  EXPECT_EQ(shell_quoted({"a", "", "b c", "it's", "$(x)", "--k=v"}),
-            R"(a '' 'b c' 'it'\''s' '$(x)' --k=v)");
-}
-
 }  // namespace
 }  // namespace syncbn::launch

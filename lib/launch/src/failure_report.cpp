@@ -7,12 +7,12 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cctype>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "processes.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -20,23 +20,6 @@ namespace {
 // What of an error message a person reads.
 constexpr size_t kShownBytes = 8192;
 constexpr size_t kShownLines = 40;
-
-std::string quoted(const std::string& word) {
-  const auto harmless = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view("_-+=./:,@%").find(c) != std::string_view::npos;
-  };
-  if (!word.empty() && std::all_of(word.begin(), word.end(), harmless)) return word;
-  std::string result = "'";
-  for (const char c : word) {
-    if (c == '\'') {
-      result += R"('\'')";
-    } else {
-      result += c;
-    }
-  }
-  return result + "'";
-}
 
 std::string local_time(std::chrono::system_clock::time_point time) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
@@ -53,13 +36,6 @@ std::string indented(const std::string& text) {
 }
 
 }  // namespace
-
-std::string shell_quoted(const std::vector<std::string>& argv) {
-  std::vector<std::string> words;
-  words.reserve(argv.size());
-  for (const std::string& word : argv) words.push_back(quoted(word));
-  return base::join(words, " ");
-}
 
 std::string cut_message(const std::string& message, const std::string& file, size_t most_bytes,
                         size_t most_lines) {

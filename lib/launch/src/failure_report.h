@@ -47,7 +47,4 @@ nlohmann::ordered_json json_of_failure(const FailureReport& failure);
 /// none).
 std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure);
 
-/// argv as one could type it into a shell.
-std::string shell_quoted(const std::vector<std::string>& argv);
-
 }  // namespace syncbn::launch
