@@ -22,6 +22,7 @@ namespace syncbn::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kPrintCpus = "sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status";
 
@@ -117,6 +118,25 @@ TEST(GpuCountTest, AsksNvmlWhereThereIsNoOtherWord) {
                      {.env = {{"LD_LIBRARY_PATH", SYNCBN_FAKE_NVML_DIR}, {"FAKE_NVML_GPUS", "3"}},
                       .unset = {"CUDA_VISIBLE_DEVICES"}});
     EXPECT_EQ(count(result.out, "] 3\n"), 3) << result.out << result.err;
+  }
+}
+
+// What it links is another test; this is what it has loaded by itself.
+TEST(GpuCountTest, LoadsNoLibtorchEither) {
+  SYNCBN_SKIP_UNLESS(!std::filesystem::exists("/proc/driver/nvidia/gpus"), "no-gpu-driver");
+  const TempFolder folder;
+  Program launcher(launch_command({"--nproc_per_node=gpu", "sh", "-c", "echo up; exec sleep 1000"}),
+                   {.env = {{"OMP_NUM_THREADS", "1"},
+                            {"LD_LIBRARY_PATH", SYNCBN_FAKE_NVML_DIR},
+                            {"FAKE_NVML_GPUS", "1"},
+                            {"FAKE_NVML_TRACE", folder / "trace"}},
+                    .unset = {"CUDA_VISIBLE_DEVICES"}});
+  ASSERT_TRUE(launcher.wait_until([&] { return launcher.out() == "up\n"; }));
+  ASSERT_TRUE(std::filesystem::exists(folder / "trace"));
+  const std::string maps = base::read_file(fmt::format("/proc/{}/maps", launcher.pid()));
+  EXPECT_THAT(maps, HasSubstr("libc.so"));
+  for (const char* library : {"/libtorch.so", "/libtorch_", "/libc10", "/libcuda", "/libnccl"}) {
+    EXPECT_THAT(maps, Not(HasSubstr(library)));
   }
 }
 

@@ -64,6 +64,8 @@ TEST(LaunchClusterTest, AFailureEndsEveryNodeWithTheFailedWorkersCode) {
   nodes.start(0, 2, {}, shell("touch up0; exec sleep 1000"));
   nodes.start(1, 1, {}, shell("while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; done; exit 7"));
   nodes.start(2, 1, {}, shell("touch up2; exec sleep 1000"));
+  ASSERT_TRUE(eventually([&] { return nodes.has("up0") && nodes.has("up2"); }));
+  EXPECT_TRUE(nodes.end_promptly());
   const auto results = nodes.wait();
   for (const auto& result : results) {
     EXPECT_EQ(result.exit_code, 7);
@@ -143,16 +145,39 @@ TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
         "while true; do sleep 0.01; done";
     std::vector<Program*> programs{&nodes.start(0, 1, {}, shell(work)),
                                    &nodes.start(1, 1, {}, shell(work))};
-    programs[0]->wait_until([&] {
-      return std::filesystem::exists(nodes.folder() / "up0") &&
-             std::filesystem::exists(nodes.folder() / "up1");
-    });
+    programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); });
     programs[signalled]->send_signal(SIGINT);
+    EXPECT_TRUE(nodes.end_promptly());
     const auto results = nodes.wait();
     EXPECT_EQ(results[0].exit_code, 130);
     EXPECT_EQ(results[1].exit_code, 130);
     EXPECT_THAT(results[1 - signalled].err, HasSubstr(fmt::format("node {} (", signalled)));
   }
+}
+
+// More than a pipe holds, less than a launcher keeps; then more than both.
+constexpr const char* kTalkative = "yes | head -c 100000; touch talks$RANK; exec yes";
+
+// As in `syncbn-launch ... | less`.
+TEST(LaunchClusterTest, ASignalEndsEveryNodeWhileNobodyReadsTheirOutput) {
+  for (const size_t signalled : {0U, 1U}) {
+    Nodes nodes(2);
+    std::vector<Program*> programs{&nodes.start(0, 1, {}, shell(kTalkative)),
+                                   &nodes.start(1, 1, {}, shell(kTalkative))};
+    ASSERT_TRUE(eventually([&] { return nodes.has("talks0") && nodes.has("talks1"); }));
+    programs[signalled]->send_signal(SIGTERM);
+    EXPECT_TRUE(nodes.end_promptly());
+    for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143);
+  }
+}
+
+TEST(LaunchClusterTest, AFailureEndsTheOtherNodesWhileNobodyReadsTheirOutput) {
+  Nodes nodes(2);
+  nodes.start(0, 1, {}, shell(kTalkative));
+  nodes.start(1, 1, {}, shell("while [ ! -e talks0 ]; do sleep 0.01; done; exit 7"));
+  ASSERT_TRUE(eventually([&] { return nodes.has("talks0"); }));
+  EXPECT_TRUE(nodes.end_promptly());
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 7);
 }
 
 // Node 1 has failed, and both would begin again; the leader has to stay until the others have
@@ -206,11 +231,9 @@ TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
     Nodes nodes(2);
     programs.push_back(&nodes.start(0, 1, {}, shell("touch up0; exec sleep 1000")));
     programs.push_back(&nodes.start(1, 1, {}, shell("touch up1; exec sleep 1000")));
-    programs[0]->wait_until([&] {
-      return std::filesystem::exists(nodes.folder() / "up0") &&
-             std::filesystem::exists(nodes.folder() / "up1");
-    });
+    programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); });
     programs[static_cast<size_t>(victim)]->send_signal(SIGKILL);
+    EXPECT_TRUE(nodes.end_promptly());
     const auto result = programs[static_cast<size_t>(1 - victim)]->wait();
     EXPECT_EQ(result.exit_code, 75);
     EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("node {}", victim)), HasSubstr("is gone")));

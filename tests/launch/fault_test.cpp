@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -10,6 +12,7 @@
 #include "launch/launcher.h"
 #include "launch/leftovers.h"
 #include "support/eventually.h"
+#include "support/skip.h"
 #include "support/text.h"
 
 namespace syncbn::test {
@@ -20,13 +23,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 namespace fs = std::filesystem;
-
-pid_t keeper_of(const Program& launcher) {
-  std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", launcher.pid()));
-  pid_t keeper = 0;
-  file >> keeper;
-  return keeper;
-}
 
 // A job whose processes end by SIGKILL only: each worker has a background child, one in a session
 // of its own, and a grandchild whose parent has gone.
@@ -60,7 +56,7 @@ class StubbornJob {
 
   bool started() const { return started_; }
   Program& launcher() { return *program_; }
-  pid_t keeper() const { return keeper_of(*program_); }
+  pid_t keeper() const { return children_of(program_->pid()).at(0); }
   /// Processes that do not go, launcher and keeper included.
   size_t left_over() const { return count_soon(marker_); }
   bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
@@ -84,9 +80,7 @@ TEST(LaunchFaultTest, NothingOutlivesALauncherThatIsKilled) {
 TEST(LaunchFaultTest, NothingOutlivesAKeeperThatIsKilledAndTheLauncherSaysSo) {
   StubbornJob job;
   ASSERT_TRUE(job.started());
-  const pid_t keeper = job.keeper();
-  ASSERT_GT(keeper, 0);
-  ASSERT_EQ(::kill(keeper, SIGKILL), 0);
+  ASSERT_EQ(::kill(job.keeper(), SIGKILL), 0);
   const auto result = job.launcher().wait();
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("keeper"));
@@ -116,10 +110,60 @@ TEST(LaunchFaultTest, ASecondInterruptKillsAtOnce) {
 
 TEST(LaunchFaultTest, LeftoversOfAJobThatSucceedsAreKilledToo) {
   TempFolder folder;
-  const auto result = launch({"sh", "-c", "trap '' TERM; setsid sleep 1000 & sleep 1000 & exit 0"},
-                             {.env = {{"SYNCBN_TEST_JOB", folder.path()}}});
-  EXPECT_EQ(result.exit_code, 0);
-  EXPECT_TRUE(job_processes("SYNCBN_TEST_JOB=" + folder.path().string()).empty());
+  const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
+  Program launcher(launch_command({"sh", "-c",
+                                   "trap '' TERM; setsid sleep 1000 & sleep 1000 & "
+                                   "while [ ! -e go ]; do :; done; exit 0"}),
+                   {.env = {{"SYNCBN_TEST_JOB", folder.path()}}, .cwd = folder.path()});
+  ASSERT_TRUE(launcher.wait_until([&] { return count_programs(marker, "sleep") == 2; }));
+  folder.write("go", "");
+  EXPECT_EQ(launcher.wait().exit_code, 0);
+  EXPECT_TRUE(job_processes(marker).empty());
+}
+
+/// A control group of version 1 whose processes can be frozen: then they are in state D, and
+/// SIGKILL does not end them.
+class Freezer {
+ public:
+  Freezer() : folder_(fmt::format("/sys/fs/cgroup/freezer/syncbn-test-{}", ::getpid())) {
+    std::error_code error;
+    fs::create_directory(folder_, error);
+  }
+  ~Freezer() {
+    thaw();
+    eventually([this] { return ::rmdir(folder_.c_str()) == 0 || errno != EBUSY; });
+  }
+  Freezer(const Freezer&) = delete;
+  Freezer& operator=(const Freezer&) = delete;
+  bool available() const { return fs::exists(folder_ / "freezer.state"); }
+
+  void freeze(pid_t pid) {
+    std::ofstream(folder_ / "cgroup.procs") << pid;
+    std::ofstream(folder_ / "freezer.state") << "FROZEN";
+  }
+  void thaw() { std::ofstream(folder_ / "freezer.state") << "THAWED"; }
+
+ private:
+  const fs::path folder_;
+};
+
+TEST(LaunchFaultTest, AWorkerThatHangsInTheKernelDoesNotBlockTheExit) {
+  Freezer freezer;
+  SYNCBN_SKIP_UNLESS(freezer.available(), "cgroup");
+  Program launcher(
+      launch_command({"--shutdown_timeout=0.2", "sh", "-c", "echo $$$$; exec sleep 1000"}));
+  ASSERT_TRUE(launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; }));
+  const pid_t worker = std::atoi(launcher.out().c_str());
+  freezer.freeze(worker);
+  ASSERT_TRUE(eventually([&] { return state_of(worker) == 'D'; }));
+  launcher.send_signal(SIGTERM);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_THAT(result.err, HasSubstr(fmt::format("(pid {}) does not die; left behind", worker)));
+  EXPECT_EQ(state_of(worker), 'D');
+  // Nor does it come back to life when the kernel lets it go.
+  freezer.thaw();
+  EXPECT_TRUE(eventually([&] { return has_ended(worker); }));
 }
 
 TEST(LaunchFaultTest, AFailureEndsWorkersThatIgnoreIt) {
@@ -138,7 +182,8 @@ TEST(LaunchFaultTest, AFailureEndsWorkersThatIgnoreIt) {
 // Workers that write what they catch.
 constexpr const char* kCatching =
     "trap 'echo got INT; exit 0' INT; trap 'echo got TERM; exit 0' TERM; "
-    "trap 'echo got HUP; exit 0' HUP; trap 'echo got USR1' USR1; trap 'echo got USR2' USR2; "
+    "trap 'echo got HUP; exit 0' HUP; trap 'echo got QUIT; exit 0' QUIT; trap 'echo got USR1' "
+    "USR1; trap 'echo got USR2' USR2; "
     "echo ready; while true; do sleep 0.01; done";
 
 void wait_for_words(Program& launcher, const std::string& words, int times) {
@@ -147,7 +192,7 @@ void wait_for_words(Program& launcher, const std::string& words, int times) {
 
 TEST(LaunchFaultTest, ForwardsTheSignalThatEndsIt) {
   const std::vector<std::pair<int, std::string>> signals{
-      {SIGINT, "INT"}, {SIGTERM, "TERM"}, {SIGHUP, "HUP"}};
+      {SIGINT, "INT"}, {SIGTERM, "TERM"}, {SIGHUP, "HUP"}, {SIGQUIT, "QUIT"}};
   for (const auto& [signal, name] : signals) {
     Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c", kCatching}));
     wait_for_words(launcher, "ready", 2);
@@ -237,6 +282,20 @@ TEST(LaunchFaultTest, SaysThatOutputWasLostOnAFullDisk) {
   const auto result = run_program({"sh", "-c", kLauncher + " seq 100 >/dev/full"});
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("cannot write standard output: No space left on device"));
+}
+
+// Wherever it runs out of them, before a worker has started.
+TEST(LaunchFaultTest, SaysThatThereAreTooFewFileDescriptors) {
+  int refused = 0;
+  for (int most = 5; most < 64; ++most) {
+    const auto result =
+        run_program({"sh", "-c", fmt::format("ulimit -n {}; exec {} true", most, kLauncher)});
+    if (result.exit_code == 0) break;
+    ++refused;
+    EXPECT_EQ(result.exit_code, 75) << most;
+    EXPECT_THAT(result.err, HasSubstr(": Too many open files")) << most;
+  }
+  EXPECT_GT(refused, 3);
 }
 
 TEST(LaunchFaultTest, HelpOnAFullDiskIsNoBug) {

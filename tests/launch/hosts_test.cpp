@@ -100,6 +100,12 @@ TEST(WordsTest, AreSplitAsAShellDoes) {
   EXPECT_EQ(shell_words("'a"), std::nullopt);
 }
 
+TEST(WordsTest, AreQuotedForAShellWhereNeedBe) {
+  EXPECT_EQ(shell_quoted({"a", "", "b c", "it's", "$(x)", "--k=v"}),
+            R"(a '' 'b c' 'it'\''s' '$(x)' --k=v)");
+  EXPECT_EQ(in_single_quotes("a"), "'a'");
+}
+
 TEST(ExportsTest, ThePatternThatFitsLastCounts) {
   const std::vector<std::string> patterns{"A_*", "!A_SECRET", "B"};
   EXPECT_TRUE(is_exported("A_X", patterns));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -12,6 +13,10 @@ namespace syncbn::test {
 
 inline const std::string kLauncher = SYNCBN_BIN_DIR "/syncbn-launch";
 inline const std::string kAgentWorker = SYNCBN_TEST_BIN_DIR "/launch_agent_worker";
+
+/// For what is promised within 2 s or 5 s: a machine with more to do is not broken, but whoever
+/// waits for the grace time (30 s) is.
+inline constexpr std::chrono::seconds kPromptly{10};
 
 /// Lines begin with "[rank] " alone, which does not depend on this machine's name.
 inline std::vector<std::string> launch_command(const std::vector<std::string>& words) {
@@ -33,6 +38,21 @@ inline char state_of(pid_t pid) {
   std::getline(file, stat);
   const size_t name_end = stat.rfind(')');
   return name_end == std::string::npos ? '?' : stat[name_end + 2];
+}
+
+/// Whether a process has ended, be its status fetched or not.
+inline bool has_ended(pid_t pid) {
+  const char state = state_of(pid);
+  return state == '?' || state == 'Z';
+}
+
+/// The launcher's only child is its keeper.
+inline std::vector<pid_t> children_of(pid_t pid) {
+  const std::string process = std::to_string(pid);
+  std::ifstream file("/proc/" + process + "/task/" + process + "/children");
+  std::vector<pid_t> pids;
+  for (pid_t child = 0; file >> child;) pids.push_back(child);
+  return pids;
 }
 
 }  // namespace syncbn::test

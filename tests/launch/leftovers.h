@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/launcher.h"
 #include "support/eventually.h"
 
 namespace syncbn::test {
@@ -57,8 +58,7 @@ inline std::vector<pid_t> processes_in(const std::filesystem::path& folder) {
 
 /// How many processes with that marker do not go.
 inline size_t count_soon(const std::string& marker) {
-  // Two seconds are the promise; a machine with more to do is not broken.
-  eventually([&] { return job_processes(marker).empty(); });
+  eventually([&] { return job_processes(marker).empty(); }, kPromptly);
   return job_processes(marker).size();
 }
 

@@ -73,9 +73,24 @@ TEST_F(LogFolderTest, ATemporaryOneGoesUnlessItIsKept) {
               ElementsAre(kept));
 }
 
+TEST_F(LogFolderTest, ErrorsOfARunThatWentWellAreForgotten) {
+  {
+    LogFolder folder(options_);
+    folder.keep();
+    EXPECT_FALSE(folder.is_wanted());
+    folder.forget_errors();
+  }
+  EXPECT_TRUE(temp_.empty());
+}
+
 TEST_F(LogFolderTest, OneWithLogsStays) {
   options_.redirects.all.err = true;
-  EXPECT_TRUE(LogFolder(options_).is_wanted());
+  {
+    LogFolder folder(options_);
+    EXPECT_TRUE(folder.is_wanted());
+    folder.forget_errors();
+    folder.remove();
+  }
   EXPECT_FALSE(temp_.empty());
 }
 

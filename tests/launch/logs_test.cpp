@@ -1,5 +1,6 @@
 // Where workers' output goes: log folder, redirects, tee, filters, prefixes.
 #include <gmock/gmock.h>
+#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 
@@ -7,6 +8,7 @@
 #include <filesystem>
 
 #include "launch/launcher.h"
+#include "support/eventually.h"
 
 namespace syncbn::test {
 namespace {
@@ -118,6 +120,50 @@ TEST(LaunchLogsTest, KeepsLogsThatWereAskedForWithoutALogDir) {
   const auto result = launch({"-r", "1", "echo", "precious"}, {.env = {{"TMPDIR", folder.path()}}});
   EXPECT_THAT(result.err, HasSubstr("log files are in " + folder.path().string()));
   EXPECT_EQ(text_of(only_folder(folder.path()) / "attempt_0/0/stdout.log"), "precious\n");
+}
+
+TEST(LaunchLogsTest, KeepsThemWhenTheLauncherIsKilled) {
+  TempFolder folder;
+  Program launcher(launch_command({"-r", "1", "--event_log_handler=json", "sh", "-c",
+                                   "echo precious; echo up >&2; exec sleep 1000"}),
+                   {.env = {{"TMPDIR", folder.path()}}});
+  ASSERT_TRUE(launcher.wait_until([&] { return launcher.err().ends_with("up\n"); }));
+  const pid_t keeper = children_of(launcher.pid()).at(0);
+  launcher.send_signal(SIGKILL);
+  launcher.wait();
+  // It would be the keeper's work to remove them.
+  ASSERT_TRUE(eventually([&] { return has_ended(keeper); }));
+  const fs::path run = only_folder(folder.path());
+  EXPECT_EQ(text_of(run / "attempt_0/0/stdout.log"), "precious\n");
+  EXPECT_THAT(text_of(run / "events.jsonl"), HasSubstr("worker_started"));
+}
+
+constexpr const char* kFailsOnceWithAnErrorFile =
+    "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; echo bad > $TORCHELASTIC_ERROR_FILE; exit 1";
+
+TEST(LaunchLogsTest, ARunThatRecoversLeavesNoFolderBehind) {
+  TempFolder folder;
+  const auto result = launch({"--max_restarts=1", "sh", "-c", kFailsOnceWithAnErrorFile},
+                             {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
+TEST(LaunchLogsTest, ARunThatRecoversKeepsTheLogsThatWereAskedFor) {
+  TempFolder folder;
+  launch({"--max_restarts=1", "-r", "1", "sh", "-c", kFailsOnceWithAnErrorFile},
+         {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_EQ(text_of(only_folder(folder.path()) / "attempt_0/0/error.json"), "bad\n");
+}
+
+TEST(LaunchLogsTest, ARunThatFailsKeepsTheErrorFileThatItsReportNames) {
+  TempFolder folder;
+  const auto result =
+      launch({"sh", "-c", kFailsOnceWithAnErrorFile}, {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_EQ(result.exit_code, 1);
+  const fs::path file = only_folder(folder.path()) / "attempt_0/0/error.json";
+  EXPECT_EQ(text_of(file), "bad\n");
+  EXPECT_THAT(result.err, HasSubstr("(from " + file.string() + ")"));
 }
 
 TEST(LaunchLogsTest, DevNullTakesWhatNobodyWants) {

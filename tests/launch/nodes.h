@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "launch/launcher.h"
+#include "support/eventually.h"
 #include "support/multiproc.h"
 
 namespace syncbn::test {
@@ -37,7 +40,15 @@ class Nodes {
     return results;
   }
 
+  /// Whether all launchers end as soon as they should.
+  bool end_promptly() const {
+    const auto ended = [](const auto& program) { return has_ended(program->pid()); };
+    return eventually([&] { return std::all_of(programs_.begin(), programs_.end(), ended); },
+                      kPromptly);
+  }
+
   const TempFolder& folder() const { return folder_; }
+  bool has(const std::string& file) const { return std::filesystem::exists(folder_ / file); }
   int port() const { return port_; }
 
  private:

@@ -60,9 +60,12 @@ class OnTerminal {
     return true;
   }
 
+  /// As when the window is closed or the connection to it is lost.
+  void hang_up() { master_.reset(); }
+
   /// Its exit code, after everything has been read.
   int wait() {
-    while (read_more()) {
+    while (master_ && read_more()) {
     }
     int status = 0;
     ::waitpid(pid_, &status, 0);

@@ -1,6 +1,7 @@
 #include "failure_report.h"
 
-#include <gtest/gtest.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <signal.h>
 
 #include <cstdlib>
@@ -10,6 +11,11 @@
 
 namespace syncbn::launch {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int exited(int code) {
   return code << 8;
@@ -53,17 +59,42 @@ TEST(FailureReportTest, IsOneLineForAUsageError) {
             "above)\n");
 }
 
+TEST(FailureReportTest, DoesNotRepeatATailThatWasShown) {
+  FailureReport report;
+  report.wait_status = exited(3);
+  report.stderr_tail = {"said already"};
+  report.tail_was_shown = true;
+  EXPECT_THAT(render_report(report), Not(HasSubstr("said already")));
+  EXPECT_THAT(json_report(3, 0, report), HasSubstr("said already"));
+}
+
+TEST(FailureReportTest, ShowsAsMuchOfAnErrorMessageAsAPersonReads) {
+  FailureReport report;
+  report.wait_status = exited(3);
+  report.error_file = "/tmp/e.json";
+  for (int i = 0; i < 100'000; ++i) report.error_message += fmt::format("line {}\n", i);
+  EXPECT_THAT(render_report(report),
+              AllOf(HasSubstr("    line 0\n"),
+                    EndsWith("    line 39\n    [cut here; the whole is in /tmp/e.json]\n")));
+  report.error_message = std::string(100'000, 'x');
+  EXPECT_LT(render_report(report).size(), 10'000U);
+}
+
+TEST(FailureReportTest, CutsAMessageBetweenLinesAndCharacters) {
+  const std::string note = "\n[cut here; the whole is in f]";
+  EXPECT_EQ(cut_message("a\nb\n", "f", 100, 2), "a\nb\n");
+  EXPECT_EQ(cut_message("a\nb\nc", "f", 100, 2), "a\nb" + note);
+  EXPECT_EQ(cut_message("abc\ndef", "f", 5), "abc\nd" + note);
+  EXPECT_EQ(cut_message("a\u00e9\u00e9", "f", 2), "a" + note);
+  EXPECT_EQ(cut_message("", "f", 5), "");
+}
+
 TEST(FailureReportTest, PutsSignalsInWords) {
   EXPECT_EQ(describe_status(SIGSEGV), "killed by signal 11 (SIGSEGV, Segmentation fault)");
   EXPECT_EQ(describe_status(SIGKILL), "killed by signal 9 (SIGKILL, Killed)");
   EXPECT_EQ(describe_status(40), "killed by signal 40");
   EXPECT_EQ(exit_code_of(SIGKILL), 137);
   EXPECT_EQ(exit_code_of(exited(255)), 255);
-}
-
-TEST(FailureReportTest, QuotesForAShell) {
-  EXPECT_EQ(shell_quoted({"a", "", "b c", "it's", "$(x)", "--k=v"}),
-            R"(a '' 'b c' 'it'\''s' '$(x)' --k=v)");
 }
 
 }  // namespace

@@ -435,6 +435,36 @@ TEST(LaunchTest, WritesAReportInJson) {
   EXPECT_EQ(report["failure"]["ended"].size(), 1U);
 }
 
+// The printed one leaves out what stands just above it.
+TEST(LaunchTest, ReportsInJsonHaveTheLastLinesThatWereShown) {
+  TempFolder folder;
+  const std::string report = folder / "report.json";
+  const std::string events = folder / "events.jsonl";
+  const auto result = launch({"--report=" + report, "--event_log_handler=json:" + events, "sh",
+                              "-c", "echo bad >&2; exit 3"});
+  EXPECT_EQ(count(result.err, "bad\n"), 1);
+  const auto tail = nlohmann::json::array({"bad"});
+  EXPECT_EQ(nlohmann::json::parse(base::read_file(report))["failure"]["stderr_tail"], tail);
+  EXPECT_THAT(base::read_file(events), HasSubstr(R"("stderr_tail":["bad"])"));
+}
+
+TEST(LaunchTest, ALongErrorMessageIsCutAndItsFileNamed) {
+  TempFolder folder;
+  const std::string report = folder / "report.json";
+  const auto result =
+      launch({"--report=" + report, "--log_dir=" + (folder / "logs").string(), "sh", "-c",
+              "yes bad | head -c 1000000 > $TORCHELASTIC_ERROR_FILE; exit 3"});
+  EXPECT_LE(count(result.err, "bad\n"), 40);
+  EXPECT_THAT(result.err, HasSubstr("    [cut here; the whole is in " + folder.path().string()));
+  const auto failure = nlohmann::json::parse(base::read_file(report))["failure"];
+  const std::string message = failure["error_message"];
+  EXPECT_GT(count(message, "bad\n"), 1000);
+  EXPECT_LT(message.size(), 70'000U);
+  const std::string file = failure["error_file"];
+  EXPECT_THAT(message, EndsWith("[cut here; the whole is in " + file + "]"));
+  EXPECT_EQ(std::filesystem::file_size(file), 1'000'000U);
+}
+
 TEST(LaunchTest, AReportThatCannotBeWrittenChangesNoExitCode) {
   const auto result = launch({"--report=/proc/x/y", "sh", "-c", "exit 5"});
   EXPECT_EQ(result.exit_code, 5);

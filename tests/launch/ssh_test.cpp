@@ -29,13 +29,6 @@ namespace fs = std::filesystem;
 constexpr const char* kFirst = "127.0.0.1";
 constexpr const char* kSecond = "127.0.0.2";
 
-std::vector<pid_t> children_of(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", pid));
-  std::vector<pid_t> pids;
-  for (pid_t child = 0; file >> child;) pids.push_back(child);
-  return pids;
-}
-
 class SshTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -115,8 +108,7 @@ class SshTest : public ::testing::Test {
     // The head, its keeper, and whom that started.
     EXPECT_GE(most_seen_, 3U) << "nothing was seen to run";
     most_seen_ = 0;
-    // Two seconds are the promise; a machine with more to do is not broken.
-    EXPECT_TRUE(eventually([this] { return job().empty(); }));
+    EXPECT_TRUE(eventually([this] { return job().empty(); }, kPromptly));
     EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
   }
 

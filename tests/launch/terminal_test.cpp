@@ -54,6 +54,20 @@ TEST(LaunchTerminalTest, ControlCEndsTheJob) {
 }
 
 // The worker loops without children: a shell whose vfork'ed child is stopped is in state D, not T.
+// SIGHUP is ignored, as under nohup, whose output goes on to the terminal when it is told so.
+TEST(LaunchTerminalTest, ARunThatOutlivesItsTerminalSucceeds) {
+  TempFolder folder;
+  OnTerminal terminal({"/bin/sh", "-c",
+                       "trap '' HUP; cd " + folder.path().string() + "; exec " + kLauncher +
+                           " sh -c 'echo ready; while [ ! -e go ]; do sleep 0.01; done; "
+                           "echo more; echo more >&2; touch finished'"});
+  ASSERT_TRUE(terminal.shows("ready"));
+  terminal.hang_up();
+  folder.write("go", "");
+  EXPECT_EQ(terminal.wait(), 0);
+  EXPECT_TRUE(std::filesystem::exists(folder / "finished"));
+}
+
 TEST(LaunchTerminalTest, ControlZStopsTheWorkersAndFgContinuesThem) {
   TempFolder folder;
   OnTerminal terminal({"/bin/bash", "--norc", "--noprofile", "--noediting", "-i"});

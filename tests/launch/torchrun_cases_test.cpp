@@ -13,7 +13,6 @@
 #include "launch/launcher.h"
 #include "launch/leftovers.h"
 #include "launch/torchrun_cases.h"
-#include "support/eventually.h"
 #include "support/multiproc.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -505,7 +504,7 @@ TEST(TorchrunProcessCases, NoSignalLeavesAWorker) {
     ASSERT_TRUE(launcher.wait_until([&] { return count_programs(marker, "sleep") == 2; }));
     launcher.send_signal(signal);
     EXPECT_EQ(launcher.wait().exit_code, 128 + signal);
-    EXPECT_TRUE(eventually([&] { return job_processes(marker).empty(); })) << signal;
+    EXPECT_EQ(count_soon(marker), 0U) << signal;
   }
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "words.h"
+
 namespace syncbn::launch {
 namespace {
 
@@ -183,19 +185,6 @@ std::string escaped(std::string_view text, std::string_view special) {
   return result;
 }
 
-/// A word in single quotes.
-std::string in_quotes(std::string_view text) {
-  std::string result = "'";
-  for (const char c : text) {
-    if (c == '\'') {
-      result += R"('\'')";
-    } else {
-      result += c;
-    }
-  }
-  return result + "'";
-}
-
 /// _arguments' specifications of one option, one for each way to spell it.
 std::string specs_for_zsh(const OptionFacts& option) {
   std::vector<std::string> spellings{option.name};
@@ -211,7 +200,7 @@ std::string specs_for_zsh(const OptionFacts& option) {
       spec = fmt::format("*{}{}[{}]:{}:{}", spelling, spelling.starts_with("--") ? "=" : "+", help,
                          escaped(option.type, ":"), action_for_zsh(option));
     }
-    specs += fmt::format("    {} \\\n", in_quotes(spec));
+    specs += fmt::format("    {} \\\n", in_single_quotes(spec));
   }
   return specs;
 }

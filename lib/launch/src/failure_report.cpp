@@ -7,32 +7,19 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cctype>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "processes.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {
 
-std::string quoted(const std::string& word) {
-  const auto harmless = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view("_-+=./:,@%").find(c) != std::string_view::npos;
-  };
-  if (!word.empty() && std::all_of(word.begin(), word.end(), harmless)) return word;
-  std::string result = "'";
-  for (const char c : word) {
-    if (c == '\'') {
-      result += R"('\'')";
-    } else {
-      result += c;
-    }
-  }
-  return result + "'";
-}
+// What of an error message a person reads.
+constexpr size_t kShownBytes = 8192;
+constexpr size_t kShownLines = 40;
 
 std::string local_time(std::chrono::system_clock::time_point time) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
@@ -50,11 +37,17 @@ std::string indented(const std::string& text) {
 
 }  // namespace
 
-std::string shell_quoted(const std::vector<std::string>& argv) {
-  std::vector<std::string> words;
-  words.reserve(argv.size());
-  for (const std::string& word : argv) words.push_back(quoted(word));
-  return base::join(words, " ");
+std::string cut_message(const std::string& message, const std::string& file, size_t most_bytes,
+                        size_t most_lines) {
+  size_t end = std::min(message.size(), most_bytes);
+  size_t lines = 0;
+  for (size_t at = 0; (at = message.find('\n', at)) < end; ++at) {
+    if (++lines == most_lines) end = at;
+  }
+  if (message.size() <= end + 1) return message;
+  const auto is_inside_character = [](char c) { return (c & 0xC0) == 0x80; };  // of UTF-8
+  while (end > 0 && is_inside_character(message[end])) --end;
+  return fmt::format("{}\n[cut here; the whole is in {}]", message.substr(0, end), file);
 }
 
 std::string render_report(const FailureReport& report) {
@@ -77,9 +70,10 @@ std::string render_report(const FailureReport& report) {
                            base::format_seconds(report.seconds_after_start)));
   if (!report.error_message.empty()) {
     line("error", fmt::format("(from {})", report.error_file));
-    text += indented(report.error_message);
+    text +=
+        indented(cut_message(report.error_message, report.error_file, kShownBytes, kShownLines));
   }
-  if (!report.stderr_tail.empty()) {
+  if (!report.stderr_tail.empty() && !report.tail_was_shown) {
     line("stderr", fmt::format("(its last {} lines)", report.stderr_tail.size()));
     text += indented(base::join(report.stderr_tail, "\n"));
   }

@@ -8,10 +8,10 @@
 #include <filesystem>
 
 #include "exports.h"
-#include "failure_report.h"
 #include "master_port.h"
 #include "node_job.h"
 #include "program.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {

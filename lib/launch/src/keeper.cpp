@@ -60,14 +60,26 @@ void close_all_but(int a, int b) {
   close_between(high + 1, INT_MAX);
 }
 
+// It tells of the children of whoever reads it.
+base::UniqueFd watch_children() {
+  sigset_t child;
+  ::sigemptyset(&child);
+  ::sigaddset(&child, SIGCHLD);
+  base::UniqueFd fd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) base::throw_errno("signalfd");
+  return fd;
+}
+
 // The keeper process itself.
 class KeeperProcess {
  public:
-  KeeperProcess(int socket, const std::vector<WorkerSpec>& specs)
-      : socket_(socket), specs_(specs) {}
+  KeeperProcess(int socket, int child_ended, const std::vector<WorkerSpec>& specs)
+      : socket_(socket), child_ended_(child_ended), specs_(specs) {}
 
+  // An exception must not unwind into the launcher's frames, of which this process has a copy: it
+  // would end the run a second time. This way the launcher finds its keeper killed.
   [[noreturn]] void run(const std::function<void()>& when_orphaned,
-                        std::chrono::milliseconds grace) {
+                        std::chrono::milliseconds grace) noexcept {
     ::setsid();
     ::prctl(PR_SET_NAME, "syncbn-keeper");
     // Somebody may have stopped it, and then it would not see that the launcher is gone.
@@ -76,10 +88,6 @@ class KeeperProcess {
     sigset_t all;
     ::sigfillset(&all);
     ::sigprocmask(SIG_SETMASK, &all, nullptr);
-    sigset_t child;
-    ::sigemptyset(&child);
-    ::sigaddset(&child, SIGCHLD);
-    child_ended_ = ::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
 
     for (size_t worker = 0; worker < specs_.size(); ++worker) start(worker);
     // The pipes' ends are the workers' now; whoever reads them must see their end.
@@ -183,8 +191,8 @@ class KeeperProcess {
   }
 
   int socket_;
+  int child_ended_;  // a signalfd for SIGCHLD
   const std::vector<WorkerSpec>& specs_;
-  int child_ended_ = -1;
   std::vector<pid_t> pids_;  // 0: has ended
 };
 
@@ -199,11 +207,12 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
   }
   socket_.reset(ends[0]);
   base::UniqueFd keepers(ends[1]);
+  const base::UniqueFd child_ended = watch_children();  // here, where a failure can be told
   pid_ = ::fork();
   if (pid_ < 0) base::throw_errno("cannot start the keeper process");
   if (pid_ == 0) {
     socket_.reset();
-    KeeperProcess(keepers.get(), workers).run(when_orphaned, grace);
+    KeeperProcess(keepers.get(), child_ended.get(), workers).run(when_orphaned, grace);
   }
 }
 

@@ -19,7 +19,6 @@
 #include "cluster.h"
 #include "devices.h"
 #include "environment.h"
-#include "failure_report.h"
 #include "head_plan.h"
 #include "master_port.h"
 #include "plan.h"
@@ -179,12 +178,7 @@ int launch(int argc, const char* const* argv) {
   if (argc == 2 && std::string_view(argv[1]) == kFromHead) return run_as_node();
   const std::optional<LaunchOptions> options = parse_options(argc, argv);
   if (!options) return base::kExitOk;
-  try {
-    return options->head.hosts.empty() ? run(*options, nullptr) : run_on_hosts(*options);
-  } catch (const ProgramError& error) {
-    fmt::print(stderr, "syncbn-launch: error: {}\n", error.what());
-    return error.exit_code();
-  }
+  return options->head.hosts.empty() ? run(*options, nullptr) : run_on_hosts(*options);
 }
 
 }  // namespace syncbn::launch

@@ -65,7 +65,8 @@ LogFolder::LogFolder(const LaunchOptions& options)
       discards_(options.log_dir == "/dev/null"),
       temporary_(options.log_dir.empty() || discards_),
       // What was asked for stays, even where nobody said where to.
-      keep_(!discards_ && writes_logs(options)) {
+      wanted_(!discards_ && writes_logs(options)),
+      keep_(wanted_) {
   if (temporary_) {
     template_ = base::env("TMPDIR").value_or("/tmp") + "/syncbn-launch-XXXXXX";
   } else {
@@ -86,12 +87,12 @@ void LogFolder::make() {
 }
 
 LogFolder::~LogFolder() {
-  if (!keep_) remove();
+  remove();
 }
 
 void LogFolder::remove() const {
   std::error_code ignored;
-  if (temporary_) fs::remove_all(folder_, ignored);
+  if (temporary_ && !keep_) fs::remove_all(folder_, ignored);
 }
 
 void LogFolder::put_away() {

@@ -14,7 +14,8 @@ namespace syncbn::launch {
 /// error.json, where torch's @record leaves a worker's exception (TORCHELASTIC_ERROR_FILE).
 ///
 /// Without a log_dir it lies in TMPDIR, and is removed at the end unless logs were asked for or
-/// keep() was called. With /dev/null for a log_dir what would go to log files is lost.
+/// somebody was pointed to an error file (keep()). With /dev/null for a log_dir what would go to
+/// log files is lost.
 class LogFolder {
  public:
   /// @throws base::UserError where the folder cannot be, base::UnavailableError when the disk
@@ -36,7 +37,7 @@ class LogFolder {
   /// A log file in the attempt's folder or a worker's.
   std::filesystem::path file(const std::filesystem::path& folder, const char* name) const;
   /// Whether there is more in it than error files.
-  bool is_wanted() const { return keep_; }
+  bool is_wanted() const { return wanted_; }
 
   /// A file to append to.
   static base::UniqueFd open(const std::filesystem::path& path);
@@ -49,7 +50,9 @@ class LogFolder {
   static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
 
   void keep() { keep_ = true; }
-  /// Removes it if it is a temporary one.
+  /// The run went well in the end: its error files are of no more use.
+  void forget_errors() { keep_ = wanted_; }
+  /// Removes it if it is a temporary one that nobody wants.
   void remove() const;
 
  private:
@@ -58,6 +61,7 @@ class LogFolder {
   int nproc_per_node_;
   bool discards_;
   bool temporary_;
+  bool wanted_;
   bool keep_;
   std::string template_;  ///< as mkdtemp takes it
   std::filesystem::path folder_;

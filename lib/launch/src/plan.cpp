@@ -7,7 +7,7 @@
 #include <iterator>
 #include <vector>
 
-#include "failure_report.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {

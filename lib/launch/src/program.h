@@ -1,8 +1,8 @@
 #pragma once
 
+#include <syncbn/base/error.h>
 #include <syncbn/launch/options.h>
 
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -20,15 +20,11 @@ struct Command {
 /// dollar sign, other names after one stay (Python's string.Template.safe_substitute).
 std::vector<std::string> worker_argv(const Command& command, int local_rank);
 
-/// The program cannot be started: one message, exit code 127 (not found) or 126 (not executable).
-class ProgramError : public std::runtime_error {
+/// The program cannot be started: an error with a shell's exit code, 127 (not found) or 126 (not
+/// executable).
+class ProgramError : public base::Error {
  public:
-  ProgramError(const std::string& message, int exit_code)
-      : std::runtime_error(message), exit_code_(exit_code) {}
-  int exit_code() const noexcept { return exit_code_; }
-
- private:
-  int exit_code_;
+  ProgramError(const std::string& message, int exit_code) : Error(message, exit_code) {}
 };
 
 /// The path of a program: a name with a slash is one; another is looked for beside the launcher,

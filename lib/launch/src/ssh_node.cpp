@@ -64,9 +64,6 @@ std::optional<LaunchOptions> SshNode::prepare() {
   LaunchOptions options;
   try {
     options = get_ready(job);
-  } catch (const ProgramError& error) {
-    refuse(error.exit_code(), error.what());
-    return std::nullopt;
   } catch (const base::Error& error) {
     refuse(error.exit_code(), error.what());
     return std::nullopt;

@@ -23,7 +23,8 @@ StandardStream::StandardStream(int fd) : fd_(fd) {
   if (::fstat(fd, &what) != 0) return;
   is_socket_ = S_ISSOCK(what.st_mode);
   is_file_ = S_ISREG(what.st_mode);
-  if (!S_ISFIFO(what.st_mode) && !S_ISCHR(what.st_mode)) return;
+  is_device_ = S_ISCHR(what.st_mode);
+  if (!S_ISFIFO(what.st_mode) && !is_device_) return;
   own_.reset(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
                     O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
 }
@@ -64,7 +65,9 @@ std::optional<size_t> StandardStream::write_some(std::string_view text) {
   if (errno == EINTR) return 0;
   if (errno == EAGAIN) return std::nullopt;
   closed_ = true;
-  if (errno != EPIPE) error_ = errno;
+  // Of a terminal that has been hung up isatty() says nothing any more.
+  const bool has_no_reader = errno == EPIPE || (errno == EIO && is_device_);
+  if (!has_no_reader) error_ = errno;
   return text.size();
 }
 

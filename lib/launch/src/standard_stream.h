@@ -28,7 +28,7 @@ class StandardStream {
   /// For poll(POLLOUT) while something is pending.
   int fd() const { return own_ ? own_.get() : fd_; }
   /// errno of the first write that failed; all text is dropped from then on. A reader that has seen
-  /// enough (EPIPE, as `| head`) is no error.
+  /// enough (EPIPE, as `| head`) is no error, nor is a terminal that has been hung up (EIO).
   std::optional<int> error() const { return error_; }
 
  private:
@@ -39,6 +39,7 @@ class StandardStream {
   base::UniqueFd own_;
   bool is_socket_ = false;
   bool is_file_ = false;
+  bool is_device_ = false;
   bool closed_ = false;
   std::optional<int> error_;
   SendBuffer pending_;

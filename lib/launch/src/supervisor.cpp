@@ -85,14 +85,18 @@ int Supervisor::run() {
   }
   events_.job_started();
   const GroupResult result = run_attempts();
-  if (result.exit_code != base::kExitOk && last_failure_) copy_error_file(*last_failure_);
+  if (result.exit_code == base::kExitOk) {
+    logs_.forget_errors();
+  } else if (last_.failure) {
+    copy_error_file(*last_.failure);
+  }
   events_.job_ended(result.exit_code, reason_of(result));
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
   } else {
     write_report(result);
   }
-  return wait_for_reader(output_, signals_, result.exit_code, result.signal.has_value());
+  return wait_for_reader(output_, signals_, result.exit_code, hurried_);
 }
 
 GroupResult Supervisor::run_attempts() {
@@ -131,8 +135,11 @@ GroupResult Supervisor::run_with_others() {
       if (finish->exit_code != base::kExitOk && !finish->what.empty() && !has_been_said) {
         output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
       }
+      const bool failed_here = last_.failure || !last_.start_error.empty();
+      // A node's reader is its head, which ends by itself.
+      if (finish->exit_code != base::kExitOk && !failed_here && node_ == nullptr) hurried_ = true;
       // The report explains the exit code.
-      if (!finish->is_ours) last_failure_.reset();
+      if (!finish->is_ours) last_.failure.reset();
       return {.exit_code = finish->exit_code, .of_job = finish->what};
     }
     const auto start = cluster_->take_start();
@@ -180,6 +187,7 @@ std::optional<int> Supervisor::wait_for_orders() {
         Signals::stop_self();
       }
       if (!signals_.ends(*signal)) continue;
+      hurried_ = true;
       cluster_->report_signal(*signal);
       // The second time at once.
       if (std::exchange(signalled, true) || !cluster_->leads()) return signal;
@@ -225,12 +233,12 @@ void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_befo
 }
 
 void Supervisor::report(const GroupResult& result) {
-  last_failure_.reset();  // that of an attempt before
+  last_ = result;
+  if (result.signal) hurried_ = true;
   if (!result.start_error.empty()) {
     events_.failure(result.start_error, std::nullopt);
     output_.say(fmt::format("syncbn-launch: error: {}", result.start_error));
   } else if (result.failure) {
-    last_failure_ = result.failure;
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
     if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
@@ -243,7 +251,7 @@ void Supervisor::report(const GroupResult& result) {
 }
 
 std::string Supervisor::json_of(const GroupResult& result) const {
-  const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_failure_;
+  const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_.failure;
   return json_report(result.exit_code, facts_.restart_count, failure);
 }
 

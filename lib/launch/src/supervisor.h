@@ -53,7 +53,10 @@ class Supervisor {
   const Command& command_;
   Cluster* const cluster_;
   SshNode* const node_;
-  std::optional<FailureReport> last_failure_;
+  GroupResult last_;  ///< attempt of this node
+  /// A signal or another node has ended the job: whoever does not read our output is not waited
+  /// for.
+  bool hurried_ = false;
   Signals signals_;
   LogFolder logs_;
   Output output_;

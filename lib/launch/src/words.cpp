@@ -1,6 +1,7 @@
 #include "words.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <cctype>
@@ -8,6 +9,15 @@
 #include <random>
 
 namespace syncbn::launch {
+namespace {
+
+// To a shell.
+bool is_harmless(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+         std::string_view("_-+=./:,@%").find(c) != std::string_view::npos;
+}
+
+}  // namespace
 
 std::optional<int> whole_number(std::string_view text) {
   int number = 0;
@@ -53,6 +63,28 @@ std::optional<std::vector<std::string>> shell_words(std::string_view text) {
   if (quote != '\0') return std::nullopt;
   if (word) words.push_back(*word);
   return words;
+}
+
+std::string in_single_quotes(std::string_view word) {
+  std::string result = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      result += R"('\'')";
+    } else {
+      result += c;
+    }
+  }
+  return result + "'";
+}
+
+std::string shell_quoted(const std::vector<std::string>& words) {
+  std::vector<std::string> quoted;
+  quoted.reserve(words.size());
+  for (const std::string& word : words) {
+    const bool harmless = !word.empty() && std::all_of(word.begin(), word.end(), is_harmless);
+    quoted.push_back(harmless ? word : in_single_quotes(word));
+  }
+  return base::join(quoted, " ");
 }
 
 std::string random_id() {

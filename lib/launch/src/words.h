@@ -18,6 +18,12 @@ std::vector<std::string> words_of(std::string_view text);
 /// Nothing where a quote is not closed.
 std::optional<std::vector<std::string>> shell_words(std::string_view text);
 
+/// A word in single quotes, as a shell takes them.
+std::string in_single_quotes(std::string_view word);
+
+/// Words as one could type them into a shell; quotes only where they are needed.
+std::string shell_quoted(const std::vector<std::string>& words);
+
 /// Sixteen hexadecimal digits that nobody else has.
 std::string random_id();
 

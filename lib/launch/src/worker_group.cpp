@@ -31,6 +31,9 @@ constexpr std::chrono::seconds kKillPatience{5};
 // must not be ended by a quicker one before it has spoken.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
 
+// Of a worker's error message in a report; a node sends it over the network, too.
+constexpr size_t kMostErrorBytes = 1 << 16;
+
 // Workers that end faster than this after a failure leave no need to say what is being waited for.
 constexpr std::chrono::seconds kAnnounceAfter{1};
 
@@ -442,11 +445,13 @@ FailureReport WorkerGroup::failure_report(size_t index) {
   report.out_of_memory = killed && oom_.struck();
   report.time = failed_at_;
   report.seconds_after_start = failed_after_seconds_;
-  report.error_message = logs_.error_message(report.local_rank);
   report.error_file = logs_.error_file(report.local_rank);
+  report.error_message =
+      cut_message(logs_.error_message(report.local_rank), report.error_file, kMostErrorBytes);
   if (!report.error_message.empty()) logs_.keep();
-  if (!output_.tail_is_last(index)) report.stderr_tail = output_.tail(index);
-  if (report.stderr_tail.empty() && !output_.tail_is_last(index)) {
+  report.stderr_tail = output_.tail(index);
+  report.tail_was_shown = output_.tail_is_last(index);
+  if (report.stderr_tail.empty()) {
     // It went to a file and not through us.
     report.stderr_tail =
         LogFolder::tail(logs_.of_worker(report.local_rank) / "stderr.log", Output::kTailLines);
