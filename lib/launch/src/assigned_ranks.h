@@ -1,8 +1,7 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <string>
 
 namespace syncbn::launch {
 
@@ -14,15 +13,9 @@ struct AssignedRanks {
   int role_world_size = 1;
 
   /// As torchrun writes them under its key of this name, and our launchers to each other.
-  nlohmann::json json() const { return {base, world_size, role_base, role_world_size}; }
+  nlohmann::json json() const;
   /// Nothing when it is not what json() gives.
-  static std::optional<AssignedRanks> parse(const nlohmann::json& json) {
-    try {
-      return AssignedRanks{json.at(0), json.at(1), json.at(2), json.at(3)};
-    } catch (const nlohmann::json::exception&) {
-      return std::nullopt;
-    }
-  }
+  static std::optional<AssignedRanks> parse(const nlohmann::json& json);
 };
 
 }  // namespace syncbn::launch
