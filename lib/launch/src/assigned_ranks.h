@@ -1,8 +1,7 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <string>
 
 namespace syncbn::launch {
 
@@ -14,19 +13,11 @@ struct AssignedRanks {
   int role_world_size = 1;
 
   /// As torchrun writes them under its key of this name, and our launchers to each other.
-  nlohmann::json json() const { return {base, world_size, role_base, role_world_size}; }
+  nlohmann::json json() const;
   /// @throws nlohmann's exceptions when it is not what json() gives.
-  static AssignedRanks of(const nlohmann::json& json) {
-    return {json.at(0), json.at(1), json.at(2), json.at(3)};
-  }
+  static AssignedRanks of(const nlohmann::json& json);
   /// Nothing when it is not.
-  static std::optional<AssignedRanks> parse(const nlohmann::json& json) {
-    try {
-      return of(json);
-    } catch (const nlohmann::json::exception&) {
-      return std::nullopt;
-    }
-  }
+  static std::optional<AssignedRanks> parse(const nlohmann::json& json);
 };
 
 }  // namespace syncbn::launch

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <syncbn/base/unique_fd.h>
+#include <syncbn/launch/options.h>
 
 #include <chrono>
 #include <map>

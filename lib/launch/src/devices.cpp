@@ -1,13 +1,13 @@
 #include "devices.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <string_view>
 
 #include "nvml.h"
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -63,11 +63,10 @@ std::vector<Gpu> gpus_of_driver(const fs::path& proc) {
 /// The GPU that an entry of CUDA_VISIBLE_DEVICES stands for: a number, the first letters of a UUID,
 /// or "MIG-<UUID>/…".
 const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
-  size_t index = 0;
-  const char* const last = entry.data() + entry.size();
-  const auto [end, error] = std::from_chars(entry.data(), last, index);
-  if (error == std::errc() && end == last)
+  if (const auto number = whole_number(entry)) {
+    const auto index = static_cast<size_t>(*number);  // listed() ends before negative ones
     return index < machine.size() ? &machine[index] : nullptr;
+  }
   constexpr std::string_view kMig = "MIG-";
   std::string_view uuid = entry;
   if (uuid.starts_with(kMig)) uuid.remove_prefix(kMig.size());

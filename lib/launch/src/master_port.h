@@ -1,7 +1,6 @@
 #pragma once
 
 #include <syncbn/base/unique_fd.h>
-#include <syncbn/launch/options.h>
 
 #include <string>
 

@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
 #include <string_view>
 #include <utility>
+
+#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -41,10 +42,7 @@ Cpus common(const Cpus& a, const Cpus& b) {
 std::optional<int> numbered(const fs::path& path, std::string_view prefix) {
   const std::string name = path.filename();
   if (!name.starts_with(prefix)) return std::nullopt;
-  int number = 0;
-  const char* const last = name.data() + name.size();
-  const auto [end, error] = std::from_chars(name.data() + prefix.size(), last, number);
-  return error == std::errc() && end == last ? std::optional<int>(number) : std::nullopt;
+  return whole_number(std::string_view(name).substr(prefix.size()));
 }
 
 /// Splits into the sets that `group_of` gives for their members.

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace syncbn::launch {
 
@@ -30,18 +30,9 @@ struct TorchrunRole {
   int node = 0;
   int nproc = 0;
 
-  std::string str() const {
-    return nlohmann::json{{"role", role}, {"rank", node}, {"local_world_size", nproc}}.dump();
-  }
+  std::string str() const;
   /// Nothing when it is not what an agent writes.
-  static std::optional<TorchrunRole> parse(const std::string& text) {
-    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    try {
-      return TorchrunRole{json.at("role"), json.at("rank"), json.at("local_world_size")};
-    } catch (const nlohmann::json::exception&) {
-      return std::nullopt;
-    }
-  }
+  static std::optional<TorchrunRole> parse(const std::string& text);
 };
 
 }  // namespace syncbn::launch
