@@ -284,6 +284,49 @@ TEST(LaunchFaultTest, SaysThatOutputWasLostOnAFullDisk) {
   EXPECT_THAT(result.err, HasSubstr("cannot write standard output: No space left on device"));
 }
 
+TEST(LaunchFaultTest, AStandardErrorThatCannotBeWrittenChangesNoOtherCode) {
+  const auto run = [](const std::string& words) {
+    return run_program({"sh", "-c", kLauncher + " " + words + " 2>/dev/full"},
+                       {.unset = {"OMP_NUM_THREADS"}})
+        .exit_code;
+  };
+  EXPECT_EQ(run("--rubbish true"), 2);
+  EXPECT_EQ(run("no-such-program"), 127);
+  EXPECT_EQ(run("sh -c 'echo lost >&2'"), 75);
+  EXPECT_EQ(run("sh -c 'echo lost >&2; exit 4'"), 4);
+}
+
+TEST(LaunchFaultTest, AFileSizeLimitIsAnErrorOfTheWrite) {
+  const TempFolder folder;
+  const auto result = run_program(
+      {"sh", "-c",
+       "ulimit -f 20; " + kLauncher + " --nproc_per_node=2 sh -c 'seq 1 100000; exit 4' >out"},
+      {.cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_THAT(result.err, HasSubstr("cannot write standard output: File too large"));
+}
+
+TEST(LaunchFaultTest, TakesTheDescriptorsThatItMayHaveAndLeavesTheWorkersLimit) {
+  const auto result = run_program(
+      {"sh", "-c",
+       "ulimit -Sn 64; exec " + kLauncher + " --nproc_per_node=30 sh -c 'ulimit -Sn' 2>&1"});
+  EXPECT_EQ(result.exit_code, 0) << result.out;
+  EXPECT_EQ(count(result.out, "64\n"), 30) << result.out;
+}
+
+TEST(LaunchFaultTest, AReportThatCannotBeWrittenIsSaidBeforeAnythingStarts) {
+  const TempFolder folder;
+  for (const char* report : {"/proc/x", ".", "/"}) {
+    const auto result = run_program({kLauncher, std::string("--report=") + report, "touch", "ran"},
+                                    {.cwd = folder.path()});
+    EXPECT_EQ(result.exit_code, 2) << report;
+    EXPECT_THAT(result.err, HasSubstr(report));
+    EXPECT_FALSE(std::filesystem::exists(folder / "ran"));
+  }
+  EXPECT_EQ(run_program({kLauncher, "--report=/dev/null", "true"}).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+}
+
 // Wherever it runs out of them, before a worker has started.
 TEST(LaunchFaultTest, SaysThatThereAreTooFewFileDescriptors) {
   int refused = 0;

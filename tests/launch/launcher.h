@@ -1,5 +1,7 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <fstream>
 #include <string>
@@ -53,6 +55,26 @@ inline std::vector<pid_t> children_of(pid_t pid) {
   std::vector<pid_t> pids;
   for (pid_t child = 0; file >> child;) pids.push_back(child);
   return pids;
+}
+
+/// Whether a mask of signals in a process's status has this one.
+inline bool has_signal(pid_t pid, const std::string& mask, int signal) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(mask, 0) != 0) continue;
+    return (std::stoull(line.substr(mask.size()), nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+  return false;
+}
+
+/// Whether a process has blocked a signal, as a launcher does before it waits for others.
+inline bool blocks(pid_t pid, int signal) {
+  return has_signal(pid, "SigBlk:", signal);
+}
+
+/// Whether a signal has been sent to a process that has not taken it yet.
+inline bool pending(pid_t pid, int signal) {
+  return has_signal(pid, "ShdPnd:", signal);
 }
 
 }  // namespace syncbn::test

@@ -198,12 +198,12 @@ TEST(LaunchTest, DoesNotWaitForAGrandchildThatHoldsThePipe) {
 TEST(LaunchTest, ReportsTheFirstFailureOnceAndEndsTheRest) {
   // Rank 1 fails when the others are surely there; its words are buried under rank 0's.
   TempFolder folder;
-  const auto result = launch(
-      {"--nproc_per_node=3", "sh", "-c",
-       "touch up$RANK; if [ $RANK = 1 ]; then while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; "
-       "done; echo 'the reason' >&2; exit 9; fi; trap 'echo noise >&2; exit 0' TERM; "
-       "sleep 1000 & wait"},
-      {.cwd = folder.path()});
+  const auto result =
+      launch({"--nproc_per_node=3", "sh", "-c",
+              "trap 'echo noise >&2; exit 0' TERM; touch up$RANK; "
+              "if [ $RANK = 1 ]; then while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; done; "
+              "echo 'the reason' >&2; exit 9; fi; sleep 1000 & wait"},
+             {.cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 9);
   EXPECT_EQ(count(result.err, "rank 1 failed"), 1) << result.err;
   EXPECT_EQ(count(result.err, "syncbn-launch:"), 1) << result.err;
@@ -466,7 +466,9 @@ TEST(LaunchTest, ALongErrorMessageIsCutAndItsFileNamed) {
 }
 
 TEST(LaunchTest, AReportThatCannotBeWrittenChangesNoExitCode) {
-  const auto result = launch({"--report=/proc/x/y", "sh", "-c", "exit 5"});
+  const TempFolder folder;
+  const auto result = launch({"--report=gone/report", "sh", "-c", "rmdir gone; touch gone; exit 5"},
+                             {.cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.err, HasSubstr("--report: cannot"));
 }

@@ -1,5 +1,7 @@
 #include "agent_link.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,7 +19,11 @@ constexpr size_t kMostUnread = 1 << 20;
 }  // namespace
 
 AgentLink::AgentLink(base::UniqueFd socket, std::string first_bytes)
-    : socket_(std::move(socket)), incoming_(std::move(first_bytes)) {}
+    : socket_(std::move(socket)), incoming_(std::move(first_bytes)) {
+  // Of two failures the one that came first shall arrive first.
+  const int on = 1;
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
 
 void AgentLink::send_text(const std::string& text) {
   outgoing_.append(text);

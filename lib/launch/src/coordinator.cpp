@@ -258,6 +258,12 @@ void Coordinator::end_job(int exit_code, const std::string& text) {
   // No workers run.
   if (state_ == State::kJoining || state_ == State::kLeaving) return finish(exit_code, text);
   node_change_.clear();
+  if (failed_ && may_restart_) {
+    // The failure alone would not have ended the job.
+    exit_code_ = exit_code;
+    failure_text_ = text;
+    failed_node_ = kNoNode;
+  }
   fail(exit_code, false, text);
   over_ = true;
   may_restart_ = false;

@@ -135,6 +135,7 @@ class KeeperProcess {
     const auto argv = pointers(spec.argv);
     const auto env = pointers(spec.env);
     reset_signals();
+    restore_descriptor_limit();
     ::execve(spec.file.c_str(), argv.data(), env.data());
     const int error = errno;
     report(KeeperEvent::Kind::kExecFailed, worker, ::getpid(), error);

@@ -34,9 +34,9 @@ int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurrie
     }
   }
   const auto error = output.error();
-  if (!error || exit_code != base::kExitOk) return exit_code;
+  if (!error) return exit_code;
   output.say(fmt::format("syncbn-launch: error: {}; what the workers wrote there is lost", *error));
-  return base::kExitUnavailable;
+  return exit_code != base::kExitOk ? exit_code : base::kExitUnavailable;
 }
 
 }  // namespace syncbn::launch

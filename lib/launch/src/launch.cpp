@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/launch/options.h>
 #include <unistd.h>
@@ -22,6 +24,7 @@
 #include "head_plan.h"
 #include "master_port.h"
 #include "plan.h"
+#include "processes.h"
 #include "program.h"
 #include "ssh_head.h"
 #include "ssh_node.h"
@@ -112,10 +115,10 @@ void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
       std::minmax_element(facts.omp_num_threads.begin(), facts.omp_num_threads.end());
   const std::string threads =
       *least == *most ? std::to_string(*least) : fmt::format("{} to {}", *least, *most);
-  fmt::print(stderr,
-             "syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} cores (set it to "
-             "choose another)\n",
-             threads, options.nproc_per_node, count_cores());
+  base::write_stderr(
+      fmt::format("syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} cores (set it to "
+                  "choose another)\n",
+                  threads, options.nproc_per_node, count_cores()));
 }
 
 void check_gpus(const LaunchOptions& options) {
@@ -133,10 +136,10 @@ void check_gpus(const LaunchOptions& options) {
   }
   // Workers on CPUs are legitimate on a machine with GPUs, too.
   if (*gpus == 0) return;
-  fmt::print(stderr,
-             "syncbn-launch: warning: {}: there is none for local ranks from {} on (nothing wrong "
-             "if the workers compute on CPUs)\n",
-             there, *gpus);
+  base::write_stderr(fmt::format(
+      "syncbn-launch: warning: {}: there is none for local ranks from {} on (nothing wrong "
+      "if the workers compute on CPUs)\n",
+      there, *gpus));
 }
 
 int run(const LaunchOptions& options, SshNode* node) {
@@ -175,9 +178,11 @@ int run_as_node() {
 
 int launch(int argc, const char* const* argv) {
   open_standard_streams();
+  raise_descriptor_limit();
   if (argc == 2 && std::string_view(argv[1]) == kFromHead) return run_as_node();
   const std::optional<LaunchOptions> options = parse_options(argc, argv);
   if (!options) return base::kExitOk;
+  if (!options->report.empty() && !options->dry_run) base::check_can_write(options->report);
   return options->head.hosts.empty() ? run(*options, nullptr) : run_on_hosts(*options);
 }
 

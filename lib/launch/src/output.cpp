@@ -209,8 +209,11 @@ bool Output::is_full(Stream stream) {
 }
 
 std::optional<std::string> Output::error() const {
-  const auto error = same_destination_ ? err_.stream.error() : out_.stream.error();
-  if (error) return fmt::format("cannot write standard output: {}", std::strerror(*error));
+  const auto out = same_destination_ ? err_.stream.error() : out_.stream.error();
+  if (out) return fmt::format("cannot write standard output: {}", std::strerror(*out));
+  if (const auto err = err_.stream.error()) {
+    return fmt::format("cannot write standard error: {}", std::strerror(*err));
+  }
   if (!log_error_.empty()) return log_error_;
   return std::nullopt;
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,12 +13,16 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <vector>
 
 namespace syncbn::launch {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Before raise_descriptor_limit().
+std::optional<rlimit> first_limit;
 
 // For kernels without /proc/PID/task/TID/children.
 std::vector<pid_t> children_by_parent() {
@@ -59,6 +64,18 @@ void kill_all_descendants() {
 
 void become_subreaper() {
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) base::throw_errno("PR_SET_CHILD_SUBREAPER");
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  first_limit = limit;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void restore_descriptor_limit() {
+  if (first_limit) ::setrlimit(RLIMIT_NOFILE, &*first_limit);
 }
 
 int exit_code_of(int wait_status) {

@@ -12,6 +12,12 @@ void kill_all_descendants();
 /// Becomes the process that orphaned descendants are given to.
 void become_subreaper();
 
+/// Raises the limit of open files to what this process may have (`ulimit -Hn`): each worker takes a
+/// few.
+void raise_descriptor_limit();
+/// Back to the limit before, for what is executed next. Safe between fork and exec.
+void restore_descriptor_limit();
+
 /// The exit code that stands for a wait status: the code itself, or 128 + signal.
 int exit_code_of(int wait_status);
 

@@ -14,6 +14,7 @@ namespace syncbn::launch {
 Signals::Signals(std::vector<int> ending, HeadLink* head)
     : ending_(std::move(ending)), head_(head) {
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit (`ulimit -f`) is an error of the write
   // Whoever started us may have ignored it, and then children leave no status behind.
   ::signal(SIGCHLD, SIG_DFL);
   sigset_t set;

@@ -11,8 +11,8 @@
 namespace syncbn::launch {
 
 /// The signals that the launcher acts on, as a descriptor to poll: they are blocked from
-/// construction on. SIGHUP is left alone where it was ignored (nohup), and SIGPIPE is ignored. In a
-/// node those that its head passes on come here, too.
+/// construction on. SIGHUP is left alone where it was ignored (nohup), and SIGPIPE and SIGXFSZ are
+/// ignored. In a node those that its head passes on come here, too.
 class Signals {
  public:
   /// @param ending those that end the run.

@@ -113,6 +113,7 @@ GroupResult Supervisor::run_alone() {
     GroupResult result = run_attempt();
     report(result);
     if (!may_restart(result)) return result;
+    if (result.signal) return ended_instead_of_restart(*result.signal);
     ++facts_.attempt;
     ++facts_.restart_count;
     renew_master_port();
@@ -124,6 +125,7 @@ GroupResult Supervisor::run_alone() {
 GroupResult Supervisor::run_with_others() {
   // Of a head's nodes each says by itself why its workers had to end.
   bool has_been_said = options_.voice == Voice::kOfItself;
+  std::string said;
   for (;;) {
     logs_.put_away();
     if (const auto signal = wait_for_orders()) {
@@ -132,7 +134,8 @@ GroupResult Supervisor::run_with_others() {
       return result;
     }
     if (const auto& finish = cluster_->finish()) {
-      if (finish->exit_code != base::kExitOk && !finish->what.empty() && !has_been_said) {
+      const bool is_news = !has_been_said && finish->what != said;
+      if (finish->exit_code != base::kExitOk && !finish->what.empty() && is_news) {
         output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
       }
       const bool failed_here = last_.failure || !last_.start_error.empty();
@@ -149,6 +152,7 @@ GroupResult Supervisor::run_with_others() {
     if (start->attempt > 0) announce_attempt(*start, restarts_before);
     GroupResult result = run_attempt();
     if (options_.voice != Voice::kOwn) has_been_said = true;
+    said = result.of_job;
     // Also after a signal: the others end in their own time, and the coordinator may be ours.
     cluster_->report_end();
     report(result);
@@ -207,8 +211,16 @@ void Supervisor::take_place(const Cluster::Start& start) {
 }
 
 bool Supervisor::may_restart(const GroupResult& result) const {
-  return result.failure && !result.signal && facts_.restart_count < options_.max_restarts &&
+  return result.failure && facts_.restart_count < options_.max_restarts &&
          result.exit_code != base::kExitUsage;
+}
+
+GroupResult Supervisor::ended_instead_of_restart(int signal) {
+  const GroupResult result{.exit_code = base::kExitSignalBase + signal, .signal = signal};
+  last_ = result;  // the failure alone would not have ended the job
+  output_.say(fmt::format("syncbn-launch: {}, instead of restart {} of {}", reason_of(result),
+                          facts_.restart_count + 1, options_.max_restarts));
+  return result;
 }
 
 void Supervisor::renew_master_port() {

@@ -40,6 +40,8 @@ class Supervisor {
   void take_place(const Cluster::Start& start);
 
   bool may_restart(const GroupResult& result) const;
+  /// A signal came while a failed attempt was ending.
+  GroupResult ended_instead_of_restart(int signal);
   /// A store with keys of the attempt before would lead the new one astray.
   void renew_master_port();
   void announce_restart();

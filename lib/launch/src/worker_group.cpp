@@ -201,6 +201,7 @@ void WorkerGroup::handle_cluster() {
   if (options_.voice != Voice::kOfItself) {
     output_.say(fmt::format("syncbn-launch: {}; ending the workers of {}", cluster_->stop_reason(),
                             options_.voice == Voice::kForAll ? "all nodes" : "this node"));
+    stopped_for_ = cluster_->stop_reason();
   }
   end_workers(SIGTERM);
 }
@@ -407,7 +408,7 @@ GroupResult WorkerGroup::result() {
   if (ended_by_signal_) {
     return {.exit_code = base::kExitSignalBase + *ended_by_signal_, .signal = ended_by_signal_};
   }
-  return {};
+  return {.of_job = stopped_for_};
 }
 
 GroupResult WorkerGroup::start_failure(const Worker& worker) const {
@@ -415,7 +416,10 @@ GroupResult WorkerGroup::start_failure(const Worker& worker) const {
   if (!worker.wait_status) {
     return {
         .exit_code = base::kExitUnavailable,
-        .start_error = fmt::format("cannot start rank {}: {}", worker.rank, std::strerror(error))};
+        .start_error = fmt::format("cannot start rank {}: {}{}", worker.rank, std::strerror(error),
+                                   error == EAGAIN ? "; too many processes (ulimit -u, or pids.max "
+                                                     "of the cgroup)"
+                                                   : "")};
   }
   if (worker.bind_failed) {
     return {

@@ -123,6 +123,7 @@ class WorkerGroup {
   std::chrono::system_clock::time_point failed_at_;
   double failed_after_seconds_ = 0;
   std::optional<int> ended_by_signal_;
+  std::string stopped_for_;  ///< what another node has said, and we have passed on
   bool cluster_is_due_ = false;
   bool ending_ = false;
   bool killed_ = false;
