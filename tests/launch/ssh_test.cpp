@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "launch/launcher.h"
 #include "launch/leftovers.h"
@@ -95,6 +96,21 @@ class SshTest : public ::testing::Test {
       if (name_of(pid) == "sleep") ++count;
     }
     return count;
+  }
+  /// Of one on another host: sshd's child there.
+  std::optional<pid_t> launcher_on(const std::string& host) const {
+    const auto launchers = processes_that([&](const fs::path& process) {
+      const auto holds = [&](const char* file, const std::string& text) {
+        std::ifstream stream(process / file);
+        const std::string bytes(std::istreambuf_iterator<char>(stream), {});
+        return bytes.find(text) != std::string::npos;
+      };
+      std::error_code error;
+      return fs::read_symlink(process / "cwd", error) == folder_.path() &&
+             holds("comm", "syncbn-launch") && holds("environ", fmt::format(" {} ", host));
+    });
+    if (launchers.size() != 1) return std::nullopt;
+    return launchers[0];
   }
   static std::string name_of(pid_t pid) {
     std::ifstream file(fmt::format("/proc/{}/comm", pid));
@@ -333,6 +349,45 @@ TEST_F(SshTest, ALostConnectionEndsTheJobEverywhere) {
   const auto result = head->wait();
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("the connection to 127.0.0.2 is gone"));
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, ALauncherThatIsStoppedDoesNotHoldUpTheHead) {
+  for (const size_t stopped : {1, 0}) {
+    const auto head =
+        start({"--hosts=127.0.0.1:1,127.0.0.2:1", "--shutdown_timeout=0.2",
+               "--rdzv_conf=keep_alive_interval=1", "sh", "-c", "echo up; exec sleep 1000"});
+    ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 2; }));
+    most_seen_ = job().size();
+    const auto keeper = children_of(head->pid());
+    ASSERT_EQ(keeper.size(), 1U);
+    const auto launchers = children_of(keeper[0]);
+    ASSERT_EQ(launchers.size(), 2U);
+    ASSERT_EQ(::kill(launchers[stopped], SIGSTOP), 0);
+    const auto result = head->wait();
+    EXPECT_EQ(result.exit_code, 75) << result.err;
+    const std::string host = stopped == 0 ? kFirst : kSecond;
+    EXPECT_THAT(result.err,
+                HasSubstr("error: " + host + " does not answer; what runs there is killed\n"));
+    expect_nothing_left();
+  }
+}
+
+TEST_F(SshTest, OneThatIsStoppedOnAnotherHostIsNamedAfterASignal) {
+  const auto head = start(on_two({"--shutdown_timeout=0.2", "--rdzv_conf=keep_alive_interval=1",
+                                  "sh", "-c", "echo up; exec sleep 1000"}));
+  ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 3; }));
+  most_seen_ = job().size();
+  const auto launcher = launcher_on(kSecond);
+  ASSERT_TRUE(launcher);
+  ASSERT_EQ(::kill(*launcher, SIGSTOP), 0);
+  head->send_signal(SIGTERM);
+  const auto result = head->wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_THAT(result.err,
+              HasSubstr("error: 127.0.0.2 does not answer; what runs there may still run\n"));
+  EXPECT_EQ(state_of(*launcher), 'T');
+  ASSERT_EQ(::kill(*launcher, SIGCONT), 0);
   expect_nothing_left();
 }
 
