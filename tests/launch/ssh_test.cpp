@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -273,9 +274,38 @@ TEST_F(SshTest, NothingStartsUnlessAllHostsAreReady) {
                                HasSubstr("--ssh_launcher")));
   expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--redirects=9"}, 2,
                          HasSubstr("127.0.0.1, 127.0.0.2: --redirects=9: expected"));
+  const auto on_both = [](const char* what) {
+    return HasSubstr(std::string("error: 127.0.0.1, 127.0.0.2: ") + what);
+  };
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--log_dir=/proc/x", "--redirects=3"}, 2,
+                         on_both("cannot make the log folder /proc/x"));
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--event_log_handler=json:/proc/x/y"}, 2,
+                         on_both("cannot open the event log /proc/x/y"));
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--bind=cores", "--nproc_per_node=4096"},
+                         2, on_both("--bind=cores: 4096 workers"));
   expect_nothing_started(
       {"--hosts=127.0.0.1,127.0.0.2", "--master_addr=no-such-host.invalid"}, 2,
       AllOf(HasSubstr("error: 127.0.0.2: the name of node 0"), HasSubstr("no-such-host.invalid")));
+}
+
+TEST_F(SshTest, GpusThatAreMissingThereAreNamed) {
+  const auto result = run(on_two({"--export=CUDA_VISIBLE_DEVICES", "--virtual_local_rank", "true"}),
+                          {{"CUDA_VISIBLE_DEVICES", "0"}});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("error: 127.0.0.1: --virtual_local_rank: 2 workers"),
+                                HasSubstr("nothing has been started")));
+}
+
+TEST_F(SshTest, EachHostSaysWhereItsLogsAre) {
+  const auto result = run(on_two({"--log_dir=" + (folder_ / "logs").string(), "true"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const std::string host : {kFirst, kSecond}) {
+    EXPECT_EQ(count(result.err, "log files on " + host + " are in " + (folder_ / "logs").string()),
+              1)
+        << result.err;
+  }
+  // One folder for each, and none of those that were tried before.
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "logs"), {}), 2);
 }
 
 TEST_F(SshTest, NamesTheOneHostThatHasNoLauncher) {

@@ -76,6 +76,11 @@ LogFolder::LogFolder(const LaunchOptions& options)
   make();
 }
 
+void LogFolder::check(const LaunchOptions& options) {
+  std::error_code ignored;
+  fs::remove(LogFolder(options).path(), ignored);
+}
+
 void LogFolder::make() {
   std::string name = template_;
   if (::mkdtemp(name.data()) == nullptr) {
