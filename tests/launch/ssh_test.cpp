@@ -702,6 +702,19 @@ TEST(SshOptionsTest, WhatDoesNotGoTogetherIsNamed) {
               HasSubstr("a quote is not closed"));
 }
 
+TEST(SshOptionsTest, WhatNamesNoVariableIsNotExported) {
+  EXPECT_THAT(error_of({"-H", "a", "--export=B,A=x y", "true"}),
+              AllOf(HasSubstr("--export=B,A=x y: 'A=x y' is not the name of a variable"),
+                    HasSubstr("A='x y' syncbn-launch --export=A")));
+  for (const char* word : {"1A", "A B", "$A", "=x", "A;B", "!", "!!A", "A-B", "-A"}) {
+    EXPECT_THAT(error_of({"-H", "a", std::string("--export=") + word, "true"}),
+                HasSubstr(fmt::format("'{}' is not the name of a variable; expected NAME", word)));
+  }
+  EXPECT_THAT(error_of({"-H", "a", "true"}, {{"SYNCBN_EXPORT", "A,"}}),
+              HasSubstr("environment variable SYNCBN_EXPORT, read as --export=A,: ''"));
+  EXPECT_EQ(launch({"-H", "a", "--dry_run", "--export=_A,B_*,!C,[D-F]?,*", "true"}).exit_code, 0);
+}
+
 TEST(SshOptionsTest, AnIdleSshOptionInTheEnvironmentIsNoMistake) {
   EXPECT_EQ(launch({"true"}, {.env = {{"SYNCBN_SSH_PORT", "22"}}}).exit_code, 0);
 }
