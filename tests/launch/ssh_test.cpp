@@ -668,6 +668,20 @@ TEST(SshHeadTest, ANodeWhoseEndMakesNoSenseIsNamed) {
   }
 }
 
+TEST(SshHeadTest, ACommandThatStartsNoLauncherIsNamed) {
+  for (const auto& [command, end] : {std::pair{"true", "exit code 0"},
+                                     std::pair{"sh -c 'echo no way >&2; exit 1'", "exit code 1"},
+                                     std::pair{"sh -c 'kill -9 $$'", "killed by signal 9"}}) {
+    const auto result =
+        launch({"-H", "a,b", "--ssh_all", std::string("--ssh_command=") + command, "true"});
+    EXPECT_EQ(result.exit_code, 75) << command;
+    const std::string program = std::string(command).substr(0, 2) == "sh" ? "sh" : "true";
+    EXPECT_THAT(result.err, AllOf(HasSubstr("error: a, b: " + program +
+                                            " has not started the launcher there (" + end),
+                                  HasSubstr("nothing has been started")));
+  }
+}
+
 TEST(SshHeadTest, AnInterruptWhileNamesAreLookedUpEndsIt) {
   const TempFolder folder;
   const std::string trace = folder / "trace";

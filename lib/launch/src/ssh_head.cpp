@@ -51,6 +51,13 @@ constexpr milliseconds kOrphanGrace{1000};
 // With which ssh says that it failed itself.
 constexpr int kSshFailed = 255;
 
+/// Those with which a launcher ends before its workers do; others are of what runs in its place.
+bool is_launchers(int exit_code) {
+  constexpr std::array kCodes{base::kExitUsage, base::kExitInternal, base::kExitUnavailable,
+                              base::kExitCannotExecute, base::kExitNotFound};
+  return std::find(kCodes.begin(), kCodes.end(), exit_code) != kCodes.end();
+}
+
 /// Nothing where that is none. @throws nlohmann's exceptions.
 std::optional<int> exit_code_in(const Json& message) {
   constexpr int64_t kMost = 255;
@@ -88,11 +95,14 @@ struct SshHead::Node {
   std::optional<int> exit_code;  ///< as its launcher told it
   std::optional<Problem> problem;
 
-  std::string end_in_words(int status, const std::string& launcher) const;
+  /// @param command that reaches other hosts.
+  std::string end_in_words(int status, const std::string& launcher,
+                           const std::string& command) const;
 };
 
 // Why it ended before it answered.
-std::string SshHead::Node::end_in_words(int status, const std::string& launcher) const {
+std::string SshHead::Node::end_in_words(int status, const std::string& launcher,
+                                        const std::string& command) const {
   const std::string last = last_words.empty() ? "" : fmt::format(": {}", last_words);
   const int code = exit_code_of(status);
   if (start_error) return fmt::format("cannot be started: {}", std::strerror(*start_error));
@@ -101,6 +111,10 @@ std::string SshHead::Node::end_in_words(int status, const std::string& launcher)
   }
   if (code == base::kExitNotFound || code == base::kExitCannotExecute) {
     return fmt::format("there is no {} to execute (--ssh_launcher){}", launcher, last);
+  }
+  if (!is_here && !is_launchers(code)) {
+    return fmt::format("{} has not started the launcher there ({}){}", command,
+                       describe_status(status), last);
   }
   return fmt::format("its launcher ended with {}{}", describe_status(status), last);
 }
@@ -359,10 +373,10 @@ void SshHead::node_ended(Node& node, int status) {
   if (node.exit_code || node.problem) return;  // it has said why
   const int code = exit_code_of(status);
   const bool is_connection = !node.is_here && (code == kSshFailed || WIFSIGNALED(status));
-  const bool failed = code != base::kExitOk && !is_connection && !WIFSIGNALED(status);
+  const bool failed = is_launchers(code);
   if (!begun_) {
     node.problem = {failed ? code : base::kExitUnavailable,
-                    node.end_in_words(status, plan_.launcher())};
+                    node.end_in_words(status, plan_.launcher(), options_.head.ssh.front())};
     return;
   }
   if (failed && first_failure_ == 0) first_failure_ = code;
