@@ -209,6 +209,19 @@ TEST(TextTest, NearestFindsTyposAndNothingFarAway) {
   EXPECT_EQ(did_you_mean("zzzzz", {"epochs"}), "");
 }
 
+TEST(TextTest, WhatCannotBeShownIsEscaped) {
+  const std::string plain = "a ~ \u00e9 \u20ac \U0001f600 \u00a0 \U0010ffff";
+  EXPECT_EQ(printable(plain), plain);
+  EXPECT_EQ(printable(std::string("a\0b", 3)), "a\\x00b");
+  EXPECT_EQ(printable("\x1b[2J\x7f\r\n\t"), "\\x1b[2J\\x7f\\x0d\\x0a\\x09");
+  EXPECT_EQ(printable("\x1b\r\n\t", "\n\t"), "\\x1b\\x0d\n\t");
+  EXPECT_EQ(printable("\ufeffhost \u009b"), "\\xef\\xbb\\xbfhost \\xc2\\x9b");
+  // No UTF-8: alone, cut off, overlong, a surrogate, too high.
+  EXPECT_EQ(printable("\x80 \xff \xe2\x82"), "\\x80 \\xff \\xe2\\x82");
+  EXPECT_EQ(printable("\xc0\xaf \xe0\x80\xaf"), "\\xc0\\xaf \\xe0\\x80\\xaf");
+  EXPECT_EQ(printable("\xed\xa0\x80 \xf4\x90\x80\x80"), "\\xed\\xa0\\x80 \\xf4\\x90\\x80\\x80");
+}
+
 TEST(TextTest, DurationsAndSizesReadWell) {
   EXPECT_EQ(format_seconds(0.00032), "320 us");
   EXPECT_EQ(format_seconds(0.32), "320 ms");

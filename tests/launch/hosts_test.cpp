@@ -82,6 +82,22 @@ TEST(HostsTest, AFaultInAFileIsNamedByItsLine) {
               HasSubstr("/nonexistent/hosts"));
 }
 
+TEST(HostsTest, AFileThatIsNoneOfHostsIsShownAsFarAsItCanBe) {
+  const test::TempFolder folder;
+  const auto error = [&](const std::string& text) {
+    const auto file = folder.write("hosts", text);
+    return error_of([&] { read_host_file(file); });
+  };
+  EXPECT_THAT(error("\ufeffa\n"), HasSubstr("hosts:1: '\\xef\\xbb\\xbfa' is not a host: expected"));
+  EXPECT_THAT(error(std::string("a\nb\0c\n", 6)),
+              HasSubstr("hosts:2: 'b\\x00c' is not a host: exp"));
+  EXPECT_THAT(error("a \x1b[2J\n"), HasSubstr("got 'a \\x1b[2J'"));
+  EXPECT_THAT(error(std::string(100'000, '$')),
+              HasSubstr(std::string(80, '$') + "…' is not a host"));
+  EXPECT_THAT(error_of([] { read_host_file("/dev/zero"); }),
+              HasSubstr("/dev/zero is larger than 1.0 MB"));
+}
+
 TEST(HostsTest, SomeAreChosenInTheirOldOrder) {
   const auto hosts = read_host_list("a:1,me@b:2,c:3");
   EXPECT_THAT(in_words(choose_hosts(hosts, "", "")), ElementsAre("a=1", "me@b=2", "c=3"));

@@ -46,6 +46,13 @@ TEST_F(LogFolderTest, ReadsTorchsRecordPlainTextAndNothing) {
   EXPECT_EQ(folder.error_message(4), "");
 }
 
+TEST_F(LogFolderTest, AnErrorFileThatIsALinkIsNotFollowed) {
+  LogFolder folder(options_);
+  folder.begin_attempt(0);
+  fs::create_symlink(temp_.write("secret", "secret"), folder.error_file(0));
+  EXPECT_EQ(folder.error_message(0), "");
+}
+
 TEST_F(LogFolderTest, EachAttemptHasItsOwn) {
   LogFolder folder(options_);
   folder.begin_attempt(0);

@@ -80,6 +80,14 @@ TEST(FailureReportTest, ShowsAsMuchOfAnErrorMessageAsAPersonReads) {
   EXPECT_LT(render_report(report).size(), 10'000U);
 }
 
+TEST(FailureReportTest, ShowsAnErrorMessageWithoutWhatATerminalWouldObey) {
+  FailureReport report;
+  report.wait_status = exited(3);
+  report.error_message = "\x1b]0;title\x07 \tcaf\u00e9\r\n\xff";
+  EXPECT_THAT(render_report(report),
+              HasSubstr("    \\x1b]0;title\\x07 \tcaf\u00e9\\x0d\n    \\xff\n"));
+}
+
 TEST(FailureReportTest, CutsAMessageBetweenLinesAndCharacters) {
   const std::string note = "\n[cut here; the whole is in f]";
   EXPECT_EQ(cut_message("a\nb\n", "f", 100, 2), "a\nb\n");

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "launch/launcher.h"
 #include "launch/leftovers.h"
@@ -95,6 +97,21 @@ class SshTest : public ::testing::Test {
       if (name_of(pid) == "sleep") ++count;
     }
     return count;
+  }
+  /// Of one on another host: sshd's child there.
+  std::optional<pid_t> launcher_on(const std::string& host) const {
+    const auto launchers = processes_that([&](const fs::path& process) {
+      const auto holds = [&](const char* file, const std::string& text) {
+        std::ifstream stream(process / file);
+        const std::string bytes(std::istreambuf_iterator<char>(stream), {});
+        return bytes.find(text) != std::string::npos;
+      };
+      std::error_code error;
+      return fs::read_symlink(process / "cwd", error) == folder_.path() &&
+             holds("comm", "syncbn-launch") && holds("environ", fmt::format(" {} ", host));
+    });
+    if (launchers.size() != 1) return std::nullopt;
+    return launchers[0];
   }
   static std::string name_of(pid_t pid) {
     std::ifstream file(fmt::format("/proc/{}/comm", pid));
@@ -257,9 +274,38 @@ TEST_F(SshTest, NothingStartsUnlessAllHostsAreReady) {
                                HasSubstr("--ssh_launcher")));
   expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--redirects=9"}, 2,
                          HasSubstr("127.0.0.1, 127.0.0.2: --redirects=9: expected"));
+  const auto on_both = [](const char* what) {
+    return HasSubstr(std::string("error: 127.0.0.1, 127.0.0.2: ") + what);
+  };
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--log_dir=/proc/x", "--redirects=3"}, 2,
+                         on_both("cannot make the log folder /proc/x"));
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--event_log_handler=json:/proc/x/y"}, 2,
+                         on_both("cannot open the event log /proc/x/y"));
+  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--bind=cores", "--nproc_per_node=4096"},
+                         2, on_both("--bind=cores: 4096 workers"));
   expect_nothing_started(
       {"--hosts=127.0.0.1,127.0.0.2", "--master_addr=no-such-host.invalid"}, 2,
       AllOf(HasSubstr("error: 127.0.0.2: the name of node 0"), HasSubstr("no-such-host.invalid")));
+}
+
+TEST_F(SshTest, GpusThatAreMissingThereAreNamed) {
+  const auto result = run(on_two({"--export=CUDA_VISIBLE_DEVICES", "--virtual_local_rank", "true"}),
+                          {{"CUDA_VISIBLE_DEVICES", "0"}});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("error: 127.0.0.1: --virtual_local_rank: 2 workers"),
+                                HasSubstr("nothing has been started")));
+}
+
+TEST_F(SshTest, EachHostSaysWhereItsLogsAre) {
+  const auto result = run(on_two({"--log_dir=" + (folder_ / "logs").string(), "true"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const std::string host : {kFirst, kSecond}) {
+    EXPECT_EQ(count(result.err, "log files on " + host + " are in " + (folder_ / "logs").string()),
+              1)
+        << result.err;
+  }
+  // One folder for each, and none of those that were tried before.
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "logs"), {}), 2);
 }
 
 TEST_F(SshTest, NamesTheOneHostThatHasNoLauncher) {
@@ -333,6 +379,45 @@ TEST_F(SshTest, ALostConnectionEndsTheJobEverywhere) {
   const auto result = head->wait();
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("the connection to 127.0.0.2 is gone"));
+  expect_nothing_left();
+}
+
+TEST_F(SshTest, ALauncherThatIsStoppedDoesNotHoldUpTheHead) {
+  for (const size_t stopped : {1, 0}) {
+    const auto head =
+        start({"--hosts=127.0.0.1:1,127.0.0.2:1", "--shutdown_timeout=0.2",
+               "--rdzv_conf=keep_alive_interval=1", "sh", "-c", "echo up; exec sleep 1000"});
+    ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 2; }));
+    most_seen_ = job().size();
+    const auto keeper = children_of(head->pid());
+    ASSERT_EQ(keeper.size(), 1U);
+    const auto launchers = children_of(keeper[0]);
+    ASSERT_EQ(launchers.size(), 2U);
+    ASSERT_EQ(::kill(launchers[stopped], SIGSTOP), 0);
+    const auto result = head->wait();
+    EXPECT_EQ(result.exit_code, 75) << result.err;
+    const std::string host = stopped == 0 ? kFirst : kSecond;
+    EXPECT_THAT(result.err,
+                HasSubstr("error: " + host + " does not answer; what runs there is killed\n"));
+    expect_nothing_left();
+  }
+}
+
+TEST_F(SshTest, OneThatIsStoppedOnAnotherHostIsNamedAfterASignal) {
+  const auto head = start(on_two({"--shutdown_timeout=0.2", "--rdzv_conf=keep_alive_interval=1",
+                                  "sh", "-c", "echo up; exec sleep 1000"}));
+  ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 3; }));
+  most_seen_ = job().size();
+  const auto launcher = launcher_on(kSecond);
+  ASSERT_TRUE(launcher);
+  ASSERT_EQ(::kill(*launcher, SIGSTOP), 0);
+  head->send_signal(SIGTERM);
+  const auto result = head->wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_THAT(result.err,
+              HasSubstr("error: 127.0.0.2 does not answer; what runs there may still run\n"));
+  EXPECT_EQ(state_of(*launcher), 'T');
+  ASSERT_EQ(::kill(*launcher, SIGCONT), 0);
   expect_nothing_left();
 }
 
@@ -583,6 +668,20 @@ TEST(SshHeadTest, ANodeWhoseEndMakesNoSenseIsNamed) {
   }
 }
 
+TEST(SshHeadTest, ACommandThatStartsNoLauncherIsNamed) {
+  for (const auto& [command, end] : {std::pair{"true", "exit code 0"},
+                                     std::pair{"sh -c 'echo no way >&2; exit 1'", "exit code 1"},
+                                     std::pair{"sh -c 'kill -9 $$'", "killed by signal 9"}}) {
+    const auto result =
+        launch({"-H", "a,b", "--ssh_all", std::string("--ssh_command=") + command, "true"});
+    EXPECT_EQ(result.exit_code, 75) << command;
+    const std::string program = std::string(command).substr(0, 2) == "sh" ? "sh" : "true";
+    EXPECT_THAT(result.err, AllOf(HasSubstr("error: a, b: " + program +
+                                            " has not started the launcher there (" + end),
+                                  HasSubstr("nothing has been started")));
+  }
+}
+
 TEST(SshHeadTest, AnInterruptWhileNamesAreLookedUpEndsIt) {
   const TempFolder folder;
   const std::string trace = folder / "trace";
@@ -615,6 +714,19 @@ TEST(SshOptionsTest, WhatDoesNotGoTogetherIsNamed) {
               HasSubstr("environment variable SYNCBN_HOSTS, read as --hosts and --standalone"));
   EXPECT_THAT(error_of({"-H", "a", "--ssh_options=-o 'x", "true"}),
               HasSubstr("a quote is not closed"));
+}
+
+TEST(SshOptionsTest, WhatNamesNoVariableIsNotExported) {
+  EXPECT_THAT(error_of({"-H", "a", "--export=B,A=x y", "true"}),
+              AllOf(HasSubstr("--export=B,A=x y: 'A=x y' is not the name of a variable"),
+                    HasSubstr("A='x y' syncbn-launch --export=A")));
+  for (const char* word : {"1A", "A B", "$A", "=x", "A;B", "!", "!!A", "A-B", "-A"}) {
+    EXPECT_THAT(error_of({"-H", "a", std::string("--export=") + word, "true"}),
+                HasSubstr(fmt::format("'{}' is not the name of a variable; expected NAME", word)));
+  }
+  EXPECT_THAT(error_of({"-H", "a", "true"}, {{"SYNCBN_EXPORT", "A,"}}),
+              HasSubstr("environment variable SYNCBN_EXPORT, read as --export=A,: ''"));
+  EXPECT_EQ(launch({"-H", "a", "--dry_run", "--export=_A,B_*,!C,[D-F]?,*", "true"}).exit_code, 0);
 }
 
 TEST(SshOptionsTest, AnIdleSshOptionInTheEnvironmentIsNoMistake) {

@@ -3,13 +3,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 
 namespace syncbn::base {
 namespace {
@@ -140,7 +141,7 @@ void throw_file_error(const std::string& what, int error) {
   throw UnavailableError(message);
 }
 
-std::string read_file(const fs::path& path) {
+std::string read_file(const fs::path& path, size_t most_bytes) {
   std::error_code error;
   if (fs::is_directory(path, error)) {
     throw UserError(fmt::format("cannot read {}: it is a folder", path.string()));
@@ -148,10 +149,15 @@ std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file)
     throw UserError(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));
-  std::ostringstream bytes;
-  bytes << file.rdbuf();
+  std::string bytes;
+  std::array<char, 65536> chunk;
+  while (file.read(chunk.data(), chunk.size()), file.gcount() > 0) {
+    bytes.append(chunk.data(), static_cast<size_t>(file.gcount()));
+    if (bytes.size() <= most_bytes) continue;
+    throw UserError(fmt::format("{} is larger than {}", path.string(), format_bytes(most_bytes)));
+  }
   if (file.bad()) throw UnavailableError(fmt::format("reading {} failed", path.string()));
-  return std::move(bytes).str();
+  return bytes;
 }
 
 }  // namespace syncbn::base

@@ -26,6 +26,31 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// Of the character of UTF-8 that the text begins with; 0: there is none.
+size_t character_size(std::string_view text) {
+  const auto byte = [text](size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const size_t size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || text.size() < size) return 0;
+  for (size_t at = 1; at < size; ++at) {
+    if ((byte(at) & 0xc0) != 0x80) return 0;
+  }
+  const unsigned char second = byte(1);
+  // Overlong forms, surrogates, and what lies above U+10FFFF.
+  const bool is_none = (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+                       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f);
+  return is_none ? 0 : size;
+}
+
+// Control characters, those of U+0080 to U+009F and the byte order mark included.
+bool is_invisible(std::string_view character) {
+  const auto first = static_cast<unsigned char>(character[0]);
+  if (character.size() == 1) return first < 0x20 || first == 0x7f;
+  const auto second = static_cast<unsigned char>(character[1]);
+  return (first == 0xc2 && second < 0xa0) || character == "\xef\xbb\xbf";
+}
+
 }  // namespace
 
 std::optional<std::string> nearest(std::string_view word,
@@ -50,6 +75,24 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {
   return fmt::format("{}", fmt::join(parts, separator));
+}
+
+std::string printable(std::string_view text, std::string_view kept) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t size = character_size(text);
+    const std::string_view character = text.substr(0, std::max<size_t>(size, 1));
+    const bool is_shown = size > 0 && !is_invisible(character);
+    if (is_shown || kept.find(character) != kept.npos) {
+      result += character;
+    } else {
+      for (const char byte : character) {
+        result += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+      }
+    }
+    text.remove_prefix(character.size());
+  }
+  return result;
 }
 
 std::string format_seconds(double seconds) {

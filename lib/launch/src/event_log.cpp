@@ -63,6 +63,16 @@ EventLog::EventLog(const LaunchOptions& options, const RunFacts& facts, const Lo
   if (!path_.empty()) file_ = open_log(path_);
 }
 
+void EventLog::check(const LaunchOptions& options) {
+  std::error_code ignored;
+  // Whoever reads from a pipe would take our leaving for the end.
+  if (options.events != EventTarget::kFile ||
+      std::filesystem::is_fifo(options.events_file, ignored)) {
+    return;
+  }
+  open_log(options.events_file);
+}
+
 void EventLog::job_started() {
   Json fields{{"launcher", "syncbn-launch " SYNCBN_VERSION},
               {"pid", ::getpid()},

@@ -26,6 +26,8 @@ class EventLog {
   /// @throws base::UserError or base::UnavailableError when the file cannot be opened.
   EventLog(const LaunchOptions& options, const RunFacts& facts, const LogFolder& logs,
            Output& output);
+  /// Throws what the constructor would.
+  static void check(const LaunchOptions& options);
 
   struct WorkerEnd {
     int rank = 0;

@@ -3,9 +3,20 @@
 #include <fnmatch.h>
 #include <unistd.h>
 
-#include <string_view>
+#include <algorithm>
+#include <cctype>
 
 namespace syncbn::launch {
+
+bool is_export_pattern(std::string_view word) {
+  if (word.starts_with('!')) word.remove_prefix(1);
+  const std::string_view marks = word.find('[') == word.npos ? "_*?" : "_*?[]-";
+  const auto fits = [marks](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
+  };
+  return !word.empty() && std::isdigit(static_cast<unsigned char>(word[0])) == 0 &&
+         std::all_of(word.begin(), word.end(), fits);
+}
 
 bool is_exported(const std::string& name, const std::vector<std::string>& patterns) {
   bool exported = false;

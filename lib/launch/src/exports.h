@@ -2,6 +2,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "environment.h"
@@ -21,6 +22,9 @@ inline constexpr std::array kDefaultExports{"PATH",         "LD_LIBRARY_PATH",
                                             "OMP_*",        "KMP_*",
                                             "GOMP_*",       "MKL_*",
                                             "OPENBLAS_*",   "SYNCBN_*"};
+
+/// Whether some variable's name could fit to it, as one of the patterns below.
+bool is_export_pattern(std::string_view word);
 
 /// Whether a variable is one of those that `patterns` name, of which the last that fits counts:
 /// NAME, PREFIX_* (as file names in a shell), and !NAME for one that is not.

@@ -70,8 +70,10 @@ std::string render_report(const FailureReport& report) {
                            base::format_seconds(report.seconds_after_start)));
   if (!report.error_message.empty()) {
     line("error", fmt::format("(from {})", report.error_file));
-    text +=
-        indented(cut_message(report.error_message, report.error_file, kShownBytes, kShownLines));
+    const std::string message =
+        cut_message(report.error_message, report.error_file, kShownBytes, kShownLines);
+    // It is not for a terminal.
+    text += indented(base::printable(message, "\n\t"));
   }
   if (!report.stderr_tail.empty() && !report.tail_was_shown) {
     line("stderr", fmt::format("(its last {} lines)", report.stderr_tail.size()));

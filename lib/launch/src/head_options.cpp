@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "exports.h"
 #include "hosts.h"
 #include "words.h"
 
@@ -39,6 +40,25 @@ std::vector<std::string> ssh_command(const TypedOptions& typed) {
   // other machine is gone.
   add({"-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
        "-o", "ControlMaster=no", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"});
+  return words;
+}
+
+std::vector<std::string> read_exports(const std::string& typed) {
+  std::vector<std::string> words = words_of(typed);
+  for (const std::string& word : words) {
+    if (is_export_pattern(word)) continue;
+    // mpirun's -x takes a value, too.
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    std::string what_to_do = "expected NAME, PREFIX_* or !NAME";
+    if (equals != std::string::npos && is_export_pattern(name)) {
+      what_to_do =
+          fmt::format("its value comes from the environment: {0}={1} syncbn-launch --export={0} …",
+                      name, shell_quoted({word.substr(equals + 1)}));
+    }
+    throw base::UserError(fmt::format("--export={}: '{}' is not the name of a variable; {}", typed,
+                                      word, what_to_do));
+  }
   return words;
 }
 
@@ -82,7 +102,7 @@ HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line
                             typed.include, typed.exclude);
   head.ssh = ssh_command(typed);
   head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_timeout * 1000));
-  head.exports = words_of(typed.exports);
+  head.exports = read_exports(typed.exports);
   std::vector<std::string> own{kPlaceOptions.begin(), kPlaceOptions.end()};
   own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run"});
   for (const OptionSource& source : sources) {

@@ -23,6 +23,12 @@ bool is_harmless(std::string_view name, std::string_view marks) {
   });
 }
 
+// Also where a file is none of hosts.
+std::string shown(const std::string& text) {
+  constexpr size_t kShown = 80;
+  return base::printable(text.substr(0, kShown)) + (text.size() > kShown ? "…" : "");
+}
+
 [[noreturn]] void throw_bad_slots(const std::string& host) {
   throw base::UserError(
       fmt::format("{} needs a number of workers (slots) from 1 to {}", host, kMostWorkers));
@@ -40,7 +46,7 @@ Host read_host(const std::string& text) {
     throw base::UserError(
         fmt::format("'{}' is not a host: expected NAME, NAME:SLOTS or USER@NAME, an IPv6 address "
                     "with slots in brackets",
-                    text));
+                    shown(text)));
   }
   host.name = parsed->host;
   host.slots = parsed->port.value_or(0);
@@ -54,7 +60,7 @@ Host read_line(const std::vector<std::string>& words) {
   if (words.size() == 1) return host;
   if (words.size() > 2 || !words[1].starts_with(kSlots)) {
     throw base::UserError(
-        fmt::format("expected HOST or HOST slots=N, got '{}'", base::join(words, " ")));
+        fmt::format("expected HOST or HOST slots=N, got '{}'", shown(base::join(words, " "))));
   }
   if (host.slots != 0) {
     throw base::UserError(fmt::format("{} has its number of workers twice", words[0]));
@@ -107,7 +113,7 @@ std::vector<Host> read_host_list(const std::string& text) {
     try {
       add(hosts, read_host(word));
     } catch (const base::UserError& error) {
-      throw base::UserError(fmt::format("--hosts={}: {}", text, error.what()));
+      throw base::UserError(fmt::format("--hosts={}: {}", base::printable(text), error.what()));
     }
   }
   return hosts;
@@ -115,7 +121,9 @@ std::vector<Host> read_host_list(const std::string& text) {
 
 std::vector<Host> read_host_file(const std::filesystem::path& file) {
   std::vector<Host> hosts;
-  std::istringstream lines(base::read_file(file));
+  // Far more than all hosts there are.
+  constexpr size_t kMostBytes = 1 << 20;
+  std::istringstream lines(base::read_file(file, kMostBytes));
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;

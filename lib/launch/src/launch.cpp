@@ -21,7 +21,9 @@
 #include "cluster.h"
 #include "devices.h"
 #include "environment.h"
+#include "event_log.h"
 #include "head_plan.h"
+#include "log_folder.h"
 #include "master_port.h"
 #include "plan.h"
 #include "processes.h"
@@ -168,9 +170,18 @@ int run_on_hosts(const LaunchOptions& options) {
   return base::kExitOk;
 }
 
+// What run() would find out, while the other hosts have not begun either. Its warning comes again
+// then; a head does not show what is written before.
+void check_machine(const LaunchOptions& options) {
+  check_gpus(options);
+  cpus_of_workers(options);
+  LogFolder::check(options);
+  EventLog::check(options);
+}
+
 int run_as_node() {
   SshNode node;
-  const auto options = node.prepare();
+  const auto options = node.prepare(check_machine);
   return options ? run(*options, &node) : node.exit_code();
 }
 

@@ -41,9 +41,11 @@ bool writes_logs(const LaunchOptions& options) {
          !options.duplicate_stderr_filters.empty();
 }
 
-// A worker can put anything there: a pipe that nobody writes to, a folder, /dev/zero.
+// A worker can put anything there: a pipe that nobody writes to, a folder, a link to a file that is
+// not its own.
 std::string read_regular(const fs::path& path, uintmax_t start, size_t most) {
-  const base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+  const base::UniqueFd fd(
+      ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW));
   struct stat what {};
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return "";
   std::string text(most, '\0');
@@ -74,6 +76,11 @@ LogFolder::LogFolder(const LaunchOptions& options)
     template_ = fs::absolute(options.log_dir) / (as_file_name(options.run_id) + "_XXXXXX");
   }
   make();
+}
+
+void LogFolder::check(const LaunchOptions& options) {
+  std::error_code ignored;
+  fs::remove(LogFolder(options).path(), ignored);
 }
 
 void LogFolder::make() {

@@ -25,6 +25,9 @@ class LogFolder {
   LogFolder(const LogFolder&) = delete;
   LogFolder& operator=(const LogFolder&) = delete;
 
+  /// Throws what the constructor would, and leaves no folder of a run behind.
+  static void check(const LaunchOptions& options);
+
   /// Makes the folders of an attempt; the functions below are about it.
   void begin_attempt(int number);
   /// Before a wait in which nobody would remove it after a kill: it is made anew when needed.

@@ -345,6 +345,7 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
                             std::string_view launcher_name) {
   LaunchOptions options = typed.options;
   read_ending(typed, options);
+  read_rendezvous_settings(typed.rdzv_conf, options);
   // In the environment they are of a scheduler that knows nothing of the hosts.
   if (!line.is_typed("--master_addr")) options.master_addr.clear();
   if (line.is_typed("--master_port")) options.master_port = typed.master_port;

@@ -40,17 +40,23 @@ using std::chrono::seconds;
 constexpr seconds kAlivePeriod{15};
 constexpr seconds kNoticePeriod{10};
 
-// What nodes need beyond the workers' time to end, before they are left alone. They end then, too,
-// but nobody hears of it.
-constexpr seconds kNodePatience{10};
+// What nodes need beyond the workers' time to end, before they are given up.
+constexpr seconds kNodePatience{5};
 constexpr seconds kKillPatience{3};
 
-// For nodes to clean up behind themselves after a head that was killed: less than the two seconds
-// after which nothing may be left.
+// For nodes to clean up behind themselves after a head, or a launcher, that was killed: less than
+// the two seconds after which nothing may be left.
 constexpr milliseconds kOrphanGrace{1000};
 
 // With which ssh says that it failed itself.
 constexpr int kSshFailed = 255;
+
+/// Those with which a launcher ends before its workers do; others are of what runs in its place.
+bool is_launchers(int exit_code) {
+  constexpr std::array kCodes{base::kExitUsage, base::kExitInternal, base::kExitUnavailable,
+                              base::kExitCannotExecute, base::kExitNotFound};
+  return std::find(kCodes.begin(), kCodes.end(), exit_code) != kCodes.end();
+}
 
 /// Nothing where that is none. @throws nlohmann's exceptions.
 std::optional<int> exit_code_in(const Json& message) {
@@ -89,11 +95,14 @@ struct SshHead::Node {
   std::optional<int> exit_code;  ///< as its launcher told it
   std::optional<Problem> problem;
 
-  std::string end_in_words(int status, const std::string& launcher) const;
+  /// @param command that reaches other hosts.
+  std::string end_in_words(int status, const std::string& launcher,
+                           const std::string& command) const;
 };
 
 // Why it ended before it answered.
-std::string SshHead::Node::end_in_words(int status, const std::string& launcher) const {
+std::string SshHead::Node::end_in_words(int status, const std::string& launcher,
+                                        const std::string& command) const {
   const std::string last = last_words.empty() ? "" : fmt::format(": {}", last_words);
   const int code = exit_code_of(status);
   if (start_error) return fmt::format("cannot be started: {}", std::strerror(*start_error));
@@ -102,6 +111,10 @@ std::string SshHead::Node::end_in_words(int status, const std::string& launcher)
   }
   if (code == base::kExitNotFound || code == base::kExitCannotExecute) {
     return fmt::format("there is no {} to execute (--ssh_launcher){}", launcher, last);
+  }
+  if (!is_here && !is_launchers(code)) {
+    return fmt::format("{} has not started the launcher there ({}){}", command,
+                       describe_status(status), last);
   }
   return fmt::format("its launcher ended with {}{}", describe_status(status), last);
 }
@@ -225,10 +238,48 @@ void SshHead::let_begin() {
 
 void SshHead::wait_for_end() {
   const auto runs = [](const Node& node) { return node.state != Node::State::kEnded; };
+  heard_ = Clock::now();
   while (std::any_of(nodes_.begin(), nodes_.end(), runs)) {
-    if (give_up_at_ && Clock::now() >= *give_up_at_) return;
-    turn(give_up_at_.value_or(Clock::time_point::max()));
+    const auto due = give_up_time();
+    if (Clock::now() >= due) return give_up_silent();
+    turn(due);
   }
+}
+
+SshHead::Clock::time_point SshHead::give_up_time() const {
+  const auto by_signal = give_up_at_.value_or(Clock::time_point::max());
+  return patience_ ? std::min(by_signal, heard_ + *patience_) : by_signal;
+}
+
+milliseconds SshHead::silence() const {
+  return options_.alive_period * options_.alive_misses;
+}
+
+void SshHead::await_rest(milliseconds until_they_know) {
+  const auto patience = until_they_know + options_.shutdown_timeout + kNodePatience;
+  patience_ = std::min<milliseconds>(patience, patience_.value_or(patience));
+}
+
+void SshHead::give_up_silent() {
+  std::vector<std::string> here;
+  std::vector<std::string> elsewhere;
+  for (Node& node : nodes_) {
+    if (node.state == Node::State::kEnded) continue;
+    (node.is_here ? here : elsewhere).push_back(node.host.full_name());
+    node.problem = {base::kExitUnavailable, "does not answer"};
+  }
+  lost_any_ = true;
+  const auto say = [this](const std::vector<std::string>& hosts, const char* what) {
+    if (hosts.empty()) return;
+    output_.say(fmt::format("syncbn-launch: error: {} do{} not answer; {}", base::join(hosts, ", "),
+                            hosts.size() == 1 ? "es" : "", what));
+  };
+  say(here, "what runs there is killed");
+  say(elsewhere, "what runs there may still run");
+  // The keepers of those launchers clean up behind them.
+  keeper_->signal_workers(SIGKILL);
+  const auto cleaned_up = Clock::now() + kOrphanGrace;
+  while (Clock::now() < cleaned_up) turn(cleaned_up);
 }
 
 void SshHead::turn(Clock::time_point until) {
@@ -236,6 +287,8 @@ void SshHead::turn(Clock::time_point until) {
   for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
   const bool reads_out = !output_.is_full(Stream::kOut);
   const bool reads_err = !output_.is_full(Stream::kErr);
+  // Whom we do not listen to is not silent.
+  if (!reads_out || !reads_err) heard_ = Clock::now();
   for (const Node& node : nodes_) {
     if (node.in && !node.to_send.empty()) polls.push_back({node.in.get(), POLLOUT, 0});
     if (node.out && reads_out) polls.push_back({node.out.get(), POLLIN, 0});
@@ -271,6 +324,7 @@ void SshHead::handle_signals() {
       // Workers in sessions of their own, on other machines, do not feel the terminal's.
       pass_on(SIGSTOP);
       Signals::stop_self();
+      heard_ = Clock::now();
       pass_on(SIGCONT);
     } else if (*signal != SIGWINCH) {
       pass_on(*signal);
@@ -283,7 +337,10 @@ void SshHead::end_by_signal(int signal) {
   if (!again) ended_by_signal_ = signal;
   // To nodes, too, the second one means to kill at once.
   pass_on(signal);
-  give_up_at_ = Clock::now() + (again ? kKillPatience : kNodePatience + options_.shutdown_timeout);
+  // Node 0 ends after its workers, and not before it takes a silent node for lost.
+  const auto patience =
+      std::max<milliseconds>(options_.shutdown_timeout, silence()) + kNodePatience;
+  give_up_at_ = Clock::now() + (again ? kKillPatience : patience);
 }
 
 void SshHead::pass_on(int signal) {
@@ -316,14 +373,15 @@ void SshHead::node_ended(Node& node, int status) {
   if (node.exit_code || node.problem) return;  // it has said why
   const int code = exit_code_of(status);
   const bool is_connection = !node.is_here && (code == kSshFailed || WIFSIGNALED(status));
-  const bool failed = code != base::kExitOk && !is_connection && !WIFSIGNALED(status);
+  const bool failed = is_launchers(code);
   if (!begun_) {
     node.problem = {failed ? code : base::kExitUnavailable,
-                    node.end_in_words(status, plan_.launcher())};
+                    node.end_in_words(status, plan_.launcher(), options_.head.ssh.front())};
     return;
   }
   if (failed && first_failure_ == 0) first_failure_ = code;
   if (!failed) lost_any_ = true;
+  await_rest(silence());
   output_.say(fmt::format("syncbn-launch: error: the {} {} is gone ({}{}); so are its workers",
                           is_connection ? "connection to" : "launcher on", node.host.full_name(),
                           is_connection ? "ssh: " : "", describe_status(status)));
@@ -337,6 +395,7 @@ bool SshHead::read_stream(size_t index, Stream stream) {
   const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
   if (got == 0) fd.reset();
   if (got <= 0) return false;
+  heard_ = Clock::now();
   const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
   if (stream == Stream::kErr) {
     node.lines.feed(bytes, sinks(index));
@@ -404,6 +463,7 @@ bool SshHead::handle_message(size_t index, const Json& message) {
   // Only the node of the first failure can tell of it.
   if (!Json::parse(report).at("failure").is_null() || report_.empty()) report_ = report;
   node.exit_code = code;
+  await_rest({});
   if (first_failure_ == 0) first_failure_ = *code;
   return true;
 }
@@ -421,6 +481,7 @@ void SshHead::give_up(Node& node, std::string_view message) {
   node.state = Node::State::kEnded;
   if (!begun_) return;
   lost_any_ = true;
+  await_rest(silence());
   output_.say(fmt::format("syncbn-launch: error: the launcher on {} {}; its workers are killed",
                           node.host.full_name(), what));
 }

@@ -46,6 +46,14 @@ class SshHead {
   void report_problems();
   void let_begin();
   void wait_for_end();
+  /// When nodes that have not ended are given up.
+  Clock::time_point give_up_time() const;
+  /// After which nodes take each other for lost.
+  std::chrono::milliseconds silence() const;
+  /// The job is over on one node, and so it soon is on the others. @param until_they_know of it.
+  void await_rest(std::chrono::milliseconds until_they_know);
+  /// Names the nodes that have not ended by then, and kills what there is of them on this machine.
+  void give_up_silent();
 
   /// Handles what happens until then, once.
   void turn(Clock::time_point until);
@@ -84,7 +92,9 @@ class SshHead {
   std::string report_;  ///< of the node that failed first
   Clock::time_point next_alive_;
   std::optional<int> ended_by_signal_;
-  std::optional<Clock::time_point> give_up_at_;
+  std::optional<Clock::time_point> give_up_at_;        ///< after a signal, whatever they say
+  Clock::time_point heard_;                            ///< anything, of any node
+  std::optional<std::chrono::milliseconds> patience_;  ///< with silence; nothing while the job runs
 };
 
 }  // namespace syncbn::launch

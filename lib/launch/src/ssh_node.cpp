@@ -58,12 +58,14 @@ void check_master(const LaunchOptions& options) {
 
 SshNode::SshNode() : head_(take_stdin()) {}
 
-std::optional<LaunchOptions> SshNode::prepare() {
+std::optional<LaunchOptions> SshNode::prepare(
+    const std::function<void(const LaunchOptions&)>& check) {
   const NodeJob job = job_in(head_.wait_for("job"));
   mark_ = job.mark;
   LaunchOptions options;
   try {
     options = get_ready(job);
+    check(options);
   } catch (const base::Error& error) {
     refuse(error.exit_code(), error.what());
     return std::nullopt;

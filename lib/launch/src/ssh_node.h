@@ -2,6 +2,7 @@
 
 #include <syncbn/launch/options.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -20,8 +21,9 @@ class SshNode {
 
   /// Waits for the job, makes this process ready for it, says so, and waits for all other nodes to
   /// be ready, too. Nothing where it cannot be: the head has been told why.
+  /// @param check throws a base::Error where this machine cannot do what the options ask for.
   /// @throws base::UnavailableError when the head is gone.
-  std::optional<LaunchOptions> prepare();
+  std::optional<LaunchOptions> prepare(const std::function<void(const LaunchOptions&)>& check);
   /// What that "nothing" leaves to do: exit with this.
   int exit_code() const { return exit_code_; }
 

@@ -81,7 +81,8 @@ Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, cons
 
 int Supervisor::run() {
   if (logs_.is_wanted()) {
-    output_.say(fmt::format("syncbn-launch: log files are in {}", logs_.path().string()));
+    const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
+    output_.say(fmt::format("syncbn-launch: log files{} are in {}", host, logs_.path().string()));
   }
   events_.job_started();
   const GroupResult result = run_attempts();

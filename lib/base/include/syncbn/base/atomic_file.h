@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -28,7 +30,7 @@ void check_can_write(const std::filesystem::path& path);
 /// is.
 [[noreturn]] void throw_file_error(const std::string& what, int error);
 
-/// The whole file. @throws UserError naming the file when it cannot be read.
-std::string read_file(const std::filesystem::path& path);
+/// The whole file. @throws UserError naming the file when it cannot be read, or is larger.
+std::string read_file(const std::filesystem::path& path, size_t most_bytes = SIZE_MAX);
 
 }  // namespace syncbn::base

@@ -17,6 +17,10 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
+/// Text of unknown origin as it can be shown: control characters but those that are kept, a byte
+/// order mark and bytes that are no UTF-8 become "\\x1b".
+std::string printable(std::string_view text, std::string_view kept = "");
+
 /// "1.5 s", "320 ms", "2 min 5 s".
 std::string format_seconds(double seconds);
 
