@@ -98,7 +98,9 @@ void Cluster::handle() {
   const auto now = Clock::now();
   if (coordinator_) {
     coordinator_->handle();
-    for (std::string& notice : coordinator_->take_notices()) notices_.push_back(std::move(notice));
+    for (const std::string& notice : coordinator_->take_notices()) {
+      notices_.push_back(base::printable(notice));  // it has a stranger's words
+    }
   }
   if (finish_) return;
   if (torchrun_) return handle_torchrun();

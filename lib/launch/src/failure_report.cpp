@@ -76,7 +76,8 @@ std::string render_report(const FailureReport& report) {
     text += indented(base::printable(message, "\n\t"));
   }
   if (!report.stderr_tail.empty() && !report.tail_was_shown) {
-    line("stderr", fmt::format("(its last {} lines)", report.stderr_tail.size()));
+    const size_t lines = report.stderr_tail.size();
+    line("stderr", lines == 1 ? "(its last line)" : fmt::format("(its last {} lines)", lines));
     text += indented(base::join(report.stderr_tail, "\n"));
   }
   if (!report.failed_too.empty()) line("failed too", base::join(report.failed_too, ", "));

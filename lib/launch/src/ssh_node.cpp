@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/socket.h>
 #include <unistd.h>
 
@@ -102,7 +103,7 @@ void SshNode::refuse(int exit_code, const std::string& what) {
 }
 
 void SshNode::say(const nlohmann::json& message) const {
-  fmt::print(stderr, "{}\n", marked_line(mark_, message));
+  base::write_stderr(marked_line(mark_, message) + "\n");
 }
 
 }  // namespace syncbn::launch
