@@ -217,7 +217,7 @@ bool Supervisor::may_restart(const GroupResult& result) const {
 }
 
 GroupResult Supervisor::ended_instead_of_restart(int signal) {
-  const GroupResult result{.exit_code = base::kExitSignalBase + signal, .signal = signal};
+  GroupResult result{.exit_code = base::kExitSignalBase + signal, .signal = signal};
   last_ = result;  // the failure alone would not have ended the job
   output_.say(fmt::format("syncbn-launch: {}, instead of restart {} of {}", reason_of(result),
                           facts_.restart_count + 1, options_.max_restarts));
