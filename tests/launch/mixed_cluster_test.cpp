@@ -53,7 +53,7 @@ dist.destroy_process_group()
 
   /// Says that it is there, and stays until there is a file "end".
   static std::vector<std::string> wait_for_end() {
-    return {"sh", "-c", "touch up$RANK; while [ ! -e end ]; do sleep 0.01; done"};
+    return {"sh", "-c", "touch up$RANK; while [ -e up$RANK ] && [ ! -e end ]; do sleep 0.01; done"};
   }
 
   TempFolder folder_;
