@@ -145,6 +145,7 @@ TEST(LaunchClusterFaultTest, SilentConnectionsDoNotKeepNodesOut) {
   }
   Program lead({"bash", "-c", command}, {.env = {{"OMP_NUM_THREADS", "1"}}});
   std::vector<base::UniqueFd> silent;
+  silent.reserve(100);
   for (int i = 0; i < 100; ++i) silent.push_back(connect_to(nodes.port()));
   const auto result = nodes.start(1, 1, {}, {"true"}).wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -162,10 +163,11 @@ TEST(LaunchClusterFaultTest, AMasterThatSaysNothingIsWaitedForAsLongAsOneThatIsN
 }
 
 TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
+  constexpr const char* one_rank =
+      R"({"type":"start","attempt":0,"restarts":0,"reason":"","job_id":"","node":0,"nodes":1,)"
+      R"("ranks":[1]})";
   for (const char* nonsense : {R"({"type":"start"})", R"({"type":"finish","exit_code":"no"})",
-                               R"({"type":"start","attempt":0,"restarts":0,"reason":"",)"
-                               R"("job_id":"","node":0,"nodes":1,"ranks":[1]})",
-                               "[]", "no JSON"}) {
+                               one_rank, "[]", "no JSON"}) {
     const Listener master;
     Program node(launch_command({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
                                  fmt::format("--master_port={}", master.port), "true"}));

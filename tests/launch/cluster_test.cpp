@@ -59,6 +59,7 @@ TEST(LaunchClusterTest, OfFailuresAtTheSameTimeTheReportsHoldTheOneOfTheExitCode
   const auto program =
       shell("touch up$RANK; while [ ! -e go$RANK ]; do sleep 0.01; done; exit $((6 + RANK))");
   std::vector<Program*> programs;
+  programs.reserve(3);
   for (int node = 0; node < 3; ++node) {
     programs.push_back(&nodes.start(node, 1, {fmt::format("--report=report{}", node)}, program));
   }

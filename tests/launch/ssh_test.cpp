@@ -547,13 +547,9 @@ TEST_F(SshTest, ThisMachineNeedsNoSsh) {
 // That of a worker with a long command, in a report, is longer than any line of workers.
 TEST_F(SshTest, ALongReportArrives) {
   const std::string argument(100'000, '\'');
-  std::vector<std::string> words{"--hosts=localhost:1",
-                                 "--report=report.json",
-                                 "sh",
-                                 "-c",
-                                 "echo '{\"message\": \"too bad\"}' > $TORCHELASTIC_ERROR_FILE; "
-                                 "exit 7",
-                                 "sh"};
+  const std::string script = "echo '{\"message\": \"too bad\"}' > $TORCHELASTIC_ERROR_FILE; exit 7";
+  std::vector<std::string> words{
+      "--hosts=localhost:1", "--report=report.json", "sh", "-c", script, "sh"};
   words.insert(words.end(), 15, argument);
   const auto result = run(words);
   EXPECT_EQ(result.exit_code, 7);
