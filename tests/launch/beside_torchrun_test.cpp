@@ -139,15 +139,16 @@ TEST_F(BesideTorchrun, RanksInRolesAreTheSame) {
   const auto ranks_of = [](const Words& launcher) {
     const TempFolder folder;
     const std::string port = fmt::format("--master-port={}", free_port());
+    const std::string script =
+        "env | grep -E '^(RANK|(LOCAL|GROUP|ROLE)_(RANK|NAME)|.*WORLD_SIZE)=' | sort > rank$RANK";
     std::deque<Program> nodes;
     for (const auto& [role, workers] : {std::pair{"a", 1}, std::pair{"b", 2}, std::pair{"b", 2}}) {
-      nodes.emplace_back(launcher + Words{"--nnodes=3", fmt::format("--node-rank={}", nodes.size()),
-                                          "--master-addr=127.0.0.1", port,
-                                          fmt::format("--nproc-per-node={}", workers),
-                                          fmt::format("--role={}", role), "--no-python", "sh", "-c",
-                                          "env | grep -E '^(RANK|(LOCAL|GROUP|ROLE)_(RANK|NAME)|.*"
-                                          "WORLD_SIZE)=' | sort > rank$RANK"},
-                         options_in(folder));
+      nodes.emplace_back(
+          launcher + Words{"--nnodes=3", fmt::format("--node-rank={}", nodes.size()),
+                           "--master-addr=127.0.0.1", port,
+                           fmt::format("--nproc-per-node={}", workers),
+                           fmt::format("--role={}", role), "--no-python", "sh", "-c", script},
+          options_in(folder));
     }
     std::string all;
     for (Program& node : nodes) {
