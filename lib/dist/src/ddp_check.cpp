@@ -55,8 +55,8 @@ constexpr std::chrono::seconds kReadGrace{5};
 void check_same_parameters(const std::vector<NamedTensor>& parameters,
                            const ProcessGroupPtr& group) {
   const int size = group->getSize();
-  const Backend* backend = backend_of(group);
-  if (size == 1 || backend == nullptr) return;
+  if (size == 1 || !all_ranks_are_ours(group)) return;
+  const auto timeout = backend_of(group)->timeout();
   const auto store = group->getStore();
   const int rank = group->getRank();
   // How many modules this rank has wrapped: the same on all ranks.
@@ -68,11 +68,11 @@ void check_same_parameters(const std::vector<NamedTensor>& parameters,
   std::vector<uint8_t> difference;
   try {
     if (rank == 0) store->set(key("parameters"), bytes(base::join(own, "\n")));
-    store->wait({key("parameters")}, backend->timeout());
+    store->wait({key("parameters")}, timeout);
     const std::vector<uint8_t> got = store->get(key("parameters"));
     const auto first = lines_of(std::string(got.begin(), got.end()));
     if (first != own) store->set(key("difference"), bytes(first_difference(first, own, rank)));
-    meet(*store, key("compared"), size, backend->timeout());
+    meet(*store, key("compared"), size, timeout);
     if (!store->check({key("difference")})) return;
     difference = store->get(key("difference"));
   } catch (const c10::Error& error) {

@@ -20,16 +20,20 @@ bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
 
 }  // namespace
 
-at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group) {
+at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
   if (row.numel() == 0) return all;
   if (gathers_in_one_hop(row, group)) {
     at::Tensor copies = row.expand_as(all).contiguous();
     std::vector<int64_t> equal_splits;
-    group->alltoall_base(all, copies, equal_splits, equal_splits)->wait();
+    c10d::AllToAllOptions options;
+    if (timeout) options.timeout = *timeout;
+    group->alltoall_base(all, copies, equal_splits, equal_splits, options)->wait();
   } else {
     at::Tensor own = row;
-    group->_allgather_base(all, own)->wait();
+    c10d::AllgatherOptions options;
+    if (timeout) options.timeout = *timeout;
+    group->_allgather_base(all, own, options)->wait();
   }
   return all;
 }

@@ -1,17 +1,14 @@
 #pragma once
 
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/process_group_ptr.h>
+
 #include <chrono>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-// c10d::ProcessGroup: what groups are, so that everything of c10d's interoperates.
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 namespace syncbn::dist {
-
-using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 /// How to form the default process group. Twin of torch.distributed.init_process_group.
 struct InitOptions {
@@ -85,27 +82,5 @@ int local_rank();
 /// The device that this process trains on: CUDA device local_rank() when the default group's
 /// backend is NCCL, the CPU otherwise.
 at::Device device();
-
-// Collectives. All block until the result is there (on CUDA: until the current stream will wait for
-// it), and throw base::UnavailableError, naming rank, collective, sequence number and group, when a
-// peer fails or the group's timeout passes, base::UserError for a tensor that is refused. Every
-// rank of the group calls them in the same order with tensors of the same shape and dtype. They may
-// be called from any one thread at a time. An empty group means the default one.
-
-/// Reduces `tensor` over all ranks, in place.
-void all_reduce(at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM,
-                const ProcessGroupPtr& group = {});
-
-/// Every rank's tensor, in the order of ranks.
-std::vector<at::Tensor> all_gather(const at::Tensor& tensor, const ProcessGroupPtr& group = {});
-
-/// Overwrites `tensor` by that of the rank `root` of the group.
-void broadcast(at::Tensor& tensor, int root, const ProcessGroupPtr& group = {});
-
-/// The same for bytes of a length that only `root` knows.
-std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group = {});
-
-/// Returns when every rank has called it.
-void barrier(const ProcessGroupPtr& group = {});
 
 }  // namespace syncbn::dist

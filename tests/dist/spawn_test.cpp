@@ -1,0 +1,196 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/ones.h>
+
+#include "thrown.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+using dist::SpawnError;
+using std::chrono::milliseconds;
+using syncbn::base::UserError;
+using syncbn::test::message_of;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// The error of spawn(); a failure when there is none.
+template <class Body>
+SpawnError error_of(int nprocs, Body body, const dist::SpawnOptions& options = {}) {
+  try {
+    dist::spawn(body, nprocs, options);
+  } catch (const SpawnError& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {-1, -1, ""};
+}
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+TEST(SpawnTest, RanksFormAProcessGroup) {
+  dist::spawn(
+      [](int rank) {
+        dist::init_process_group();
+        require(dist::rank() == rank, "rank");
+        require(dist::local_rank() == rank, "local rank");
+        require(dist::world_size() == 3, "world size");
+        require(std::string(std::getenv("LOCAL_WORLD_SIZE")) == "3", "local world size");
+        at::Tensor tensor = at::ones({2}) * (rank + 1);
+        dist::all_reduce(tensor);
+        require(tensor.equal(at::ones({2}) * 6), "sum");
+      },
+      3);
+}
+
+TEST(SpawnTest, CanBeCalledAgain) {
+  for (int round = 0; round < 2; ++round) {
+    dist::spawn([](int) { dist::init_process_group(); }, 2);
+  }
+}
+
+TEST(SpawnTest, CoresAreShared) {
+  const int share = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / 2);
+  ::unsetenv("OMP_NUM_THREADS");
+  dist::spawn([share](int) { require(at::get_num_threads() == share, "threads"); }, 2);
+  ::setenv("OMP_NUM_THREADS", "7", 1);
+  dist::spawn([](int) { require(std::string(std::getenv("OMP_NUM_THREADS")) == "7", "threads"); },
+              2);
+  ::unsetenv("OMP_NUM_THREADS");
+}
+
+TEST(SpawnTest, AnExceptionIsPassedOnWithItsRankAndCode) {
+  const SpawnError error = error_of(3, [](int rank) {
+    dist::init_process_group();
+    if (rank == 1) throw UserError("no data for rank 1");
+    dist::barrier();
+  });
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_EQ(error.exit_code(), syncbn::base::kExitUsage);
+  EXPECT_THAT(error.what(),
+              AllOf(HasSubstr("spawn: rank 1 (process "), HasSubstr("failed: no data for rank 1")));
+}
+
+TEST(SpawnTest, ASignalAndAnExitCodeArePassedOn) {
+  const SpawnError killed = error_of(2, [](int rank) {
+    dist::init_process_group();
+    if (rank == 0) ::raise(SIGKILL);
+    dist::barrier();
+  });
+  EXPECT_EQ(killed.rank(), 0);
+  EXPECT_EQ(killed.exit_code(), syncbn::base::kExitSignalBase + SIGKILL);
+  EXPECT_THAT(killed.what(), HasSubstr("was ended by signal 9 (Killed)"));
+  const SpawnError ended = error_of(2, [](int rank) {
+    if (rank == 1) ::_exit(5);
+  });
+  EXPECT_EQ(ended.exit_code(), 5);
+  EXPECT_THAT(ended.what(), HasSubstr("ended with exit code 5"));
+}
+
+TEST(SpawnTest, AThrownNumberIsAFailureToo) {
+  EXPECT_THAT(error_of(1, [](int) { throw 3; }).what(), HasSubstr("no std::exception"));
+}
+
+TEST(SpawnTest, RanksThatIgnoreSigtermAreKilled) {
+  int alive[2];
+  ASSERT_EQ(::pipe(alive), 0);
+  const SpawnError error = error_of(2,
+                                    [&](int rank) {
+                                      ::signal(SIGTERM, SIG_IGN);
+                                      char byte = 'x';
+                                      if (rank == 0) {
+                                        require(::write(alive[1], &byte, 1) == 1, "write");
+                                        for (;;) ::pause();
+                                      }
+                                      require(::read(alive[0], &byte, 1) == 1, "read");
+                                      throw std::runtime_error("first");
+                                    },
+                                    {.grace = milliseconds(100)});
+  EXPECT_EQ(error.rank(), 1);
+}
+
+TEST(SpawnTest, ChildrenEndWithTheirParent) {
+  int alive[2];  // end of file: nobody has it any more
+  ASSERT_EQ(::pipe(alive), 0);
+  const pid_t program = ::fork();
+  if (program == 0) {
+    ::close(alive[0]);
+    dist::spawn(
+        [&](int) {
+          (void)!::write(alive[1], "x", 1);
+          for (;;) ::pause();
+        },
+        2);
+    ::_exit(0);
+  }
+  ::close(alive[1]);
+  char byte = 0;
+  for (int child = 0; child < 2; ++child) ASSERT_EQ(::read(alive[0], &byte, 1), 1);
+  ::kill(program, SIGKILL);
+  ASSERT_EQ(::waitpid(program, nullptr, 0), program);
+  EXPECT_EQ(::read(alive[0], &byte, 1), 0);
+  ::close(alive[0]);
+}
+
+TEST(SpawnTest, CtrlCEndsAll) {
+  int alive[2];
+  ASSERT_EQ(::pipe(alive), 0);
+  const pid_t program = ::fork();
+  if (program == 0) {
+    ::setpgid(0, 0);
+    ::close(alive[0]);
+    dist::spawn(
+        [&](int) {
+          (void)!::write(alive[1], "x", 1);
+          for (;;) ::pause();
+        },
+        2);
+    ::_exit(0);
+  }
+  ::close(alive[1]);
+  char byte = 0;
+  for (int child = 0; child < 2; ++child) ASSERT_EQ(::read(alive[0], &byte, 1), 1);
+  ::kill(-program, SIGINT);  // as a terminal does
+  int status = 0;
+  ASSERT_EQ(::waitpid(program, &status, 0), program);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
+  EXPECT_EQ(::read(alive[0], &byte, 1), 0);
+  ::close(alive[0]);
+}
+
+TEST(SpawnTest, IsRefusedWhereAForkWouldNotDo) {
+  const auto nothing = [](int) {};
+  EXPECT_THAT(message_of<UserError>([&] { dist::spawn(nothing, 0); }), HasSubstr("got 0"));
+  std::atomic<bool> stop = false;
+  std::thread thread([&] {
+    while (!stop) std::this_thread::yield();
+  });
+  EXPECT_THAT(message_of<UserError>([&] { dist::spawn(nothing, 2); }),
+              HasSubstr("has 2 threads already"));
+  stop = true;
+  thread.join();
+  EXPECT_THAT(error_of(1,
+                       [&](int) {
+                         dist::init_process_group();
+                         dist::spawn(nothing, 2);
+                       })
+                  .what(),
+              HasSubstr("in a process group already"));
+}
+
+}  // namespace
