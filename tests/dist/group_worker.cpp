@@ -1,12 +1,17 @@
 // One rank of a job that tests start: forms the default group as its arguments say, takes it
 // through the collectives and says what came out, word for word as group_worker.py does.
-//   group_worker [init_method] [interface]
+//   group_worker [init_method]
+// CPP_RANKS: which ranks run this program, where others run Python's.
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -21,13 +26,28 @@ double first(const at::Tensor& tensor) {
   return tensor.flatten()[0].item<double>();
 }
 
-/// What SyncBatchNorm answers in such a job.
-std::string statistics() {
+/// What the user is told who asks for what is not to be had.
+template <class Ask>
+std::string answer_to(Ask ask) {
   try {
-    return dist::detail::statistics_group({}) ? "a group" : "no group";
+    ask();
   } catch (const syncbn::base::UserError& error) {
     return error.what();
   }
+  return "nothing";
+}
+
+/// What is said in a job with Python's ranks, and the group of the others that works there.
+void work_beside_python(const std::string& cpp_ranks) {
+  fmt::print("statistics: {}\n", answer_to([] { dist::detail::statistics_group({}); }));
+  fmt::print("unsorted: {}\n", answer_to([] { dist::new_group({dist::world_size() - 1, 0}); }));
+  std::istringstream words(cpp_ranks);
+  const std::vector<int> ranks{std::istream_iterator<int>(words), {}};
+  const auto ours = dist::new_group(ranks);
+  at::Tensor sum = at::full({1}, dist::rank() + 1.0);
+  dist::all_reduce(sum, c10d::ReduceOp::SUM, ours);
+  const bool usable = dist::detail::statistics_group(ours) == ours;
+  fmt::print("ours: {:.0f}, statistics {}\n", first(sum), usable);
 }
 
 void work(const dist::InitOptions& options) {
@@ -50,10 +70,12 @@ void work(const dist::InitOptions& options) {
   }
   fmt::print("rank {}: sum {:.0f}, sent {:.0f}, gathered{}, outer {:.0f}\n", rank, first(sum),
              first(sent), gathered, first(outer));
-  if (!dist::detail::all_ranks_are_ours({})) fmt::print("statistics: {}\n", statistics());
-  std::fflush(stdout);
+  const char* cpp_ranks = std::getenv("CPP_RANKS");
+  if (cpp_ranks != nullptr) work_beside_python(cpp_ranks);
   dist::barrier();
   dist::destroy_process_group();
+  if (cpp_ranks == nullptr) return;
+  fmt::print("again: {}\n", answer_to([&] { dist::init_process_group(options); }));
 }
 
 }  // namespace
@@ -61,8 +83,6 @@ void work(const dist::InitOptions& options) {
 int main(int argc, char** argv) {
   dist::InitOptions options{.backend = "cpu:gloo", .connect_timeout = std::chrono::seconds(60)};
   if (argc > 1) options.init_method = argv[1];
-  if (argc > 2) options.interface = argv[2];
-  if (const char* rank = std::getenv("WORKER_RANK")) options.rank = std::atoi(rank);
   try {
     work(options);
   } catch (const std::exception& error) {

@@ -93,11 +93,6 @@ TEST_F(DistTwoHostsTest, TcpUrlWithIPv6) {
   expect_one_group();
 }
 
-TEST_F(DistTwoHostsTest, TheInterfaceIsChosenByName) {
-  start_all(TwoHosts::address(0), {"env://", "cable"});
-  expect_one_group();
-}
-
 // Nothing says there how to reach a peer.
 TEST_F(DistTwoHostsTest, RanksThatMeetInAFile) {
   const TempFolder folder;

@@ -25,8 +25,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstDelay{1};
 constexpr milliseconds kLongestDelay{50};
 // How long the process that holds the store stays at most after a refusal, for the others to read
-// it.
-constexpr milliseconds kRefusalGrace{2000};
+// it: those, too, that are still being started.
+constexpr milliseconds kRefusalGrace{5000};
 
 constexpr char kRefusedKey[] = "syncbn/refused";
 constexpr char kToldKey[] = "syncbn/told";

@@ -1,5 +1,6 @@
 #include "interfaces.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -8,6 +9,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
 
 #include <algorithm>
 #include <array>
@@ -38,24 +40,34 @@ std::vector<InterfaceAddress> interface_addresses() {
     if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
     const int family = one->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    InterfaceAddress found{.interface = one->ifa_name, .ipv6 = family == AF_INET6};
+    InterfaceAddress found;
+    found.interface = one->ifa_name;
+    found.ipv6 = family == AF_INET6;
     found.loopback = (one->ifa_flags & IFF_LOOPBACK) != 0;
     if (found.ipv6) {
       const auto* address = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
       found.link_local = IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr);
     }
-    std::array<char, NI_MAXHOST> host;
-    const socklen_t size = found.ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-    if (::getnameinfo(one->ifa_addr, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) !=
-        0) {
-      continue;
-    }
-    found.address = host.data();
+    found.address =
+        numeric_address(one->ifa_addr, found.ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
     result.push_back(std::move(found));
   }
   std::stable_sort(result.begin(), result.end(),
                    [](const auto& a, const auto& b) { return a.order() < b.order(); });
   return result;
+}
+
+/// By the routing table: nothing is sent.
+std::string default_route_address() {
+  sockaddr_in anywhere{};
+  anywhere.sin_family = AF_INET;
+  anywhere.sin_port = htons(9);
+  ::inet_pton(AF_INET, "203.0.113.1", &anywhere.sin_addr);  // an address of documentation's
+  const base::UniqueFd fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  auto* generic = reinterpret_cast<sockaddr*>(&anywhere);
+  socklen_t size = sizeof(anywhere);
+  if (!fd || ::connect(fd.get(), generic, size) != 0) return "";
+  return ::getsockname(fd.get(), generic, &size) == 0 ? numeric_address(generic, size) : "";
 }
 
 }  // namespace
@@ -92,10 +104,19 @@ void tell_nccl_interface(const std::string& option) {
 }
 
 std::string outside_address() {
+  if (std::string address = default_route_address(); !address.empty()) return address;
   for (const InterfaceAddress& one : interface_addresses()) {
     if (!one.loopback && !one.link_local) return one.address;
   }
   return "";
+}
+
+std::string numeric_address(const sockaddr* address, socklen_t size) {
+  std::array<char, NI_MAXHOST> host;
+  if (::getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  return host.data();
 }
 
 bool is_loopback(const std::string& address) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/socket.h>
+
 #include <string>
 #include <vector>
 
@@ -19,9 +21,11 @@ std::vector<std::string> chosen_addresses(const std::string& option);
 /// that is empty or the user has set it.
 void tell_nccl_interface(const std::string& option);
 
-/// The address of an interface that is up and not loopback, for a host whose own name leads to
-/// loopback only; empty: there is none.
+/// This host's address on the default route, else that of an interface that is up and not loopback:
+/// for a host whose own name leads to loopback only. Empty: there is none.
 std::string outside_address();
+
+std::string numeric_address(const sockaddr* address, socklen_t size);
 
 /// Of a name or a numeric address.
 bool is_loopback(const std::string& address);

@@ -23,21 +23,13 @@ namespace {
 
 constexpr int kListenBacklog = 2048;
 
-std::string numeric(const sockaddr* address, socklen_t size) {
-  std::array<char, NI_MAXHOST> host;
-  if (::getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
-    return "";
-  }
-  return host.data();
-}
-
 /// @param name getsockname or getpeername.
 template <typename Name>
 std::string numeric_end(int fd, Name name) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
   auto* generic = reinterpret_cast<sockaddr*>(&address);
-  return name(fd, generic, &size) == 0 ? numeric(generic, size) : "";
+  return name(fd, generic, &size) == 0 ? numeric_address(generic, size) : "";
 }
 
 bool answers_as_store(int fd, base::Deadline deadline) {
@@ -63,7 +55,7 @@ StoreEndpoint::Listener listen_at(const addrinfo& address) {
   if (fd && ::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 &&
       ::listen(fd.get(), kListenBacklog) == 0) {
     result.fd = std::move(fd);
-    result.address = numeric(address.ai_addr, address.ai_addrlen);
+    result.address = numeric_address(address.ai_addr, address.ai_addrlen);
   } else {
     result.error = errno == EAFNOSUPPORT ? EADDRNOTAVAIL : errno;  // a host without IPv6
   }
@@ -137,7 +129,8 @@ std::optional<StoreEndpoint::Route> StoreEndpoint::probe(base::Deadline deadline
 bool StoreEndpoint::is_own_name() const {
   std::string reason;
   const base::AddressList list = base::resolve(host, port, reason);
-  return list && !is_loopback(host) && is_loopback(numeric(list->ai_addr, list->ai_addrlen));
+  return list && !is_loopback(host) &&
+         is_loopback(numeric_address(list->ai_addr, list->ai_addrlen));
 }
 
 }  // namespace syncbn::dist::detail
