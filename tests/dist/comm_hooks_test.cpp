@@ -9,9 +9,9 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "dist/tensors.h"
 #include "support/multiproc.h"
@@ -146,9 +146,8 @@ at::Tensor power_sgd_gradient(const dist::PowerSgdOptions& options, int rank, in
 TEST(PowerSgdTest, GradientsHaveTheRankAskedForOnceItStarts) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    const dist::PowerSgdOptions options{.matrix_approximation_rank = 2,
-                                        .start_power_sgd_iter = 2,
-                                        .use_error_feedback = false};
+    const dist::PowerSgdOptions options{
+        .matrix_approximation_rank = 2, .start_power_sgd_iter = 2, .use_error_feedback = false};
     const at::Tensor exact = power_sgd_gradient(options, rank, 2);
     const at::Tensor compressed = power_sgd_gradient(options, rank, 3);
     EXPECT_GT(at::linalg_matrix_rank(exact, 1e-4).item<int64_t>(), 2);
@@ -194,8 +193,8 @@ TEST(PowerSgdTest, ErrorFeedbackMakesUpForWhatWasLeftOut) {
 TEST(PowerSgdTest, SmallGradientsTravelAsTheyAre) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    const auto hook = dist::power_sgd_hook({.start_power_sgd_iter = 2,
-                                            .min_compression_rate = 1e9});
+    const auto hook =
+        dist::power_sgd_hook({.start_power_sgd_iter = 2, .min_compression_rate = 1e9});
     expect_close(gradients(hook, rank), gradients(nullptr, rank), 1e-6, 1e-7);
   });
 }

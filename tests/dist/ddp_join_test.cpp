@@ -171,8 +171,8 @@ TEST(DdpJoinTest, WorksWithTheSearchForUnusedParametersAndWithAStaticGraph) {
 struct SyncNetImpl : nn::Module {
   explicit SyncNetImpl(const dist::ProcessGroupPtr& group = {}) {
     first = register_module("first", nn::Linear(3, 6));
-    norm = register_module(
-        "norm", dist::SyncBatchNorm(dist::SyncBatchNormOptions(6).process_group(group)));
+    norm = register_module("norm",
+                           dist::SyncBatchNorm(dist::SyncBatchNormOptions(6).process_group(group)));
     second = register_module("second", nn::Linear(6, 6));
     converted = register_module("converted", nn::BatchNorm1d(6));
     third = register_module("third", nn::Linear(6, 2));
@@ -234,13 +234,11 @@ TEST(DdpJoinTest, SyncBatchNormWithSeveralBucketsAndWithoutBufferBroadcast) {
 
 // The hook waits for its own communication on the thread of backward.
 TEST(DdpJoinTest, SyncBatchNormWithAHookThatBlocks) {
-  expect_trains_as_on_all_batches(
-      2, {.bucket_cap_mb = 1e-5},
-      [](c10d::GradBucket& bucket) {
-        auto future = dist::allreduce_hook()(bucket);
-        future->wait();
-        return future;
-      });
+  expect_trains_as_on_all_batches(2, {.bucket_cap_mb = 1e-5}, [](c10d::GradBucket& bucket) {
+    auto future = dist::allreduce_hook()(bucket);
+    future->wait();
+    return future;
+  });
 }
 
 TEST(DdpJoinTest, AnEvaluationInsideIsNobodyElsesConcern) {

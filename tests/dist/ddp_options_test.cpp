@@ -165,9 +165,9 @@ TEST(DdpOptionsTest, SkippingUnusedBucketsLeavesTheirGradientsAlone) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     auto net = std::make_shared<BranchesImpl>();
-    DistributedDataParallel<BranchesImpl> ddp(
-        net, {.find_unused_parameters = true, .skip_all_reduce_unused_params = true,
-              .bucket_cap_mb = 1e-6});
+    DistributedDataParallel<BranchesImpl> ddp(net, {.find_unused_parameters = true,
+                                                    .skip_all_reduce_unused_params = true,
+                                                    .bucket_cap_mb = 1e-6});
     for (const bool use_right : {false, true, false}) {
       ddp.zero_grad();
       ddp(at::ones({1, 2}), use_right).sum().backward();
@@ -240,10 +240,9 @@ TEST(DdpOptionsTest, AnUnknownNameToIgnoreIsRefused) {
                                                           {.parameters_to_ignore = {"wieght"}});
                 }),
                 HasSubstr("'wieght'"));
-    EXPECT_THAT(refusal([&] {
-                  DistributedDataParallel<nn::LinearImpl>(net, {.bucket_cap_mb = 0.0});
-                }),
-                HasSubstr("bucket_cap_mb must be above 0, got 0"));
+    EXPECT_THAT(
+        refusal([&] { DistributedDataParallel<nn::LinearImpl>(net, {.bucket_cap_mb = 0.0}); }),
+        HasSubstr("bucket_cap_mb must be above 0, got 0"));
     EXPECT_THAT(refusal([&] {
                   DistributedDataParallel<nn::LinearImpl>(net, {.first_bucket_cap_mb = -1.0});
                 }),
@@ -265,9 +264,8 @@ TEST(DdpOptionsTest, BucketsAreAsLargeAsAskedFor) {
     // Each layer has 1 KiB. A bucket is closed when it reaches its size.
     EXPECT_THAT(buckets_after_two_steps({}), ElementsAre(4096));
     EXPECT_THAT(buckets_after_two_steps({.bucket_cap_mb = 2 * kKiB}), ElementsAre(2048, 2048));
-    EXPECT_THAT(
-        buckets_after_two_steps({.bucket_cap_mb = 2 * kKiB, .first_bucket_cap_mb = kKiB}),
-        ElementsAre(1024, 2048, 1024));
+    EXPECT_THAT(buckets_after_two_steps({.bucket_cap_mb = 2 * kKiB, .first_bucket_cap_mb = kKiB}),
+                ElementsAre(1024, 2048, 1024));
   });
 }
 
@@ -362,7 +360,9 @@ TEST(DdpErrorTest, AParameterWithoutAGradientIsNamedInTheNextStep) {
     auto net = std::make_shared<BranchesImpl>();
     DistributedDataParallel<BranchesImpl> ddp(net);
     ddp(at::ones({1, 2}), false).sum().backward();
-    EXPECT_THAT(refusal([&] { ddp(at::ones({1, 2}), false); }),
+    EXPECT_THAT(refusal([&] {
+                  ddp(at::ones({1, 2}), false);
+                }),
                 AllOf(HasSubstr("got no gradient"), HasSubstr(": right.weight;"),
                       HasSubstr("find_unused_parameters")));
   });
@@ -387,9 +387,13 @@ TEST(DdpErrorTest, DevicesOfAModuleAreChecked) {
   using dist::detail::check_devices;
   EXPECT_EQ(check_devices({gpu1, gpu1}, true), gpu1);
   EXPECT_EQ(check_devices({gpu0, gpu1}, false), std::nullopt) << "inputs are not moved";
-  EXPECT_THAT(refusal([&] { check_devices({gpu0, gpu1}, true); }),
+  EXPECT_THAT(refusal([&] {
+                check_devices({gpu0, gpu1}, true);
+              }),
               HasSubstr("SyncBatchNorm layers must be on one device"));
-  EXPECT_THAT(refusal([&] { check_devices({gpu0, at::kCPU}, false); }),
+  EXPECT_THAT(refusal([&] {
+                check_devices({gpu0, at::kCPU}, false);
+              }),
               AllOf(HasSubstr("cuda:0"), HasSubstr("cpu")));
 }
 

@@ -1,106 +1,35 @@
 #include "backend.h"
 
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
+
+#include <optional>
+
+#include "gloo.h"
+#include "named_work.h"
+#include "no_sigpipe.h"
 
 namespace syncbn::dist::detail {
-namespace {
 
-/// Which collective it was, to be told when it fails.
-struct Label {
-  const char* name;
-  uint64_t sequence;
-  int rank;
-  int world_size;
-  std::string group;
-
-  /// Of the exception being handled, without libtorch's stack frames.
-  static std::string reason() {
-    try {
-      throw;
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-  }
-
-  /// While it was under way: the network, or a peer.
-  [[noreturn]] void rethrow() const {
-    throw base::UnavailableError(
-        fmt::format("rank {} of {} on {}: {} #{} of group '{}' failed: {}. Another rank probably "
-                    "ended or is stuck: its own message, if any, says why",
-                    rank, world_size, base::hostname(), name, sequence, group, reason()));
-  }
-
-  /// Before it began: its arguments.
-  [[noreturn]] void rethrow_refusal() const {
-    throw base::UserError(fmt::format("rank {} of {}: {} #{} of group '{}' was refused: {}", rank,
-                                      world_size, name, sequence, group, reason()));
-  }
-};
-
-/// A collective under way: the library's own work, with its errors named.
-class NamedWork : public c10d::Work {
- public:
-  NamedWork(Label label, c10d::OpType type, c10::intrusive_ptr<c10d::Work> inner, bool on_cpu)
-      : c10d::Work(label.rank, type),
-        label_(std::move(label)),
-        inner_(std::move(inner)),
-        on_cpu_(on_cpu) {}
-
-  bool isCompleted() override { return inner_->isCompleted(); }
-  bool isSuccess() const override { return inner_->isSuccess(); }
-  std::exception_ptr exception() const override { return inner_->exception(); }
-  int sourceRank() const override { return inner_->sourceRank(); }
-  std::vector<at::Tensor> result() override { return inner_->result(); }
-  void synchronize() override { inner_->synchronize(); }
-  void abort() override { inner_->abort(); }
-  float getDuration() const override { return inner_->getDuration(); }
-  uint64_t getSequencenumber() const override { return label_.sequence; }
-
-  bool wait(std::chrono::milliseconds timeout) override {
-    try {
-      return inner_->wait(timeout);
-    } catch (...) {
-      label_.rethrow();
-    }
-  }
-
-  // DDP's reducer waits for this future, not for the work. NCCL's future carries streams, which a
-  // continuation would have to follow: it is passed on as it is.
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    auto future = inner_->getFuture();
-    if (!on_cpu_) return future;
-    return future->then(
-        [label = label_](c10::ivalue::Future& done) {
-          if (done.hasError()) {
-            try {
-              std::rethrow_exception(done.exception_ptr());
-            } catch (...) {
-              label.rethrow();
-            }
-          }
-          return done.value();
-        },
-        future->elementType());
-  }
-
- private:
-  const Label label_;
-  const c10::intrusive_ptr<c10d::Work> inner_;
-  const bool on_cpu_;
-};
-
-}  // namespace
-
-Backend::Backend(Delegates delegates, std::string group_name, std::chrono::milliseconds timeout)
+Backend::Backend(Delegates delegates, std::string group_name, std::chrono::milliseconds timeout,
+                 Members members, const std::shared_ptr<PeerWatch>& watch)
     : c10d::Backend(delegates.cpu->getRank(), delegates.cpu->getSize()),
       delegates_(std::move(delegates)),
       group_name_(std::move(group_name)),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      members_(std::move(members)),
+      watch_(watch),
+      is_watched_(watch != nullptr),
+      // Weak: the last owner of Gloo's group joins Gloo's threads, on which callbacks hold the log.
+      log_(std::make_shared<CallLog>(
+          group_name_, members_.ranks,
+          [weak = c10::weak_intrusive_ptr<c10d::Backend>(delegates_.cpu)] {
+            if (const auto gloo = weak.lock()) detail::break_off(*gloo);
+          })) {
+  if (watch) watch->add(log_);
+}
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
@@ -114,7 +43,7 @@ void Backend::shutdown() {
 }
 
 void Backend::abort() {
-  delegates_.cpu->abort();
+  log_->break_off();
   if (delegates_.cuda) delegates_.cuda->abort();
 }
 
@@ -127,20 +56,44 @@ c10d::Backend& Backend::delegate(const at::Tensor& tensor) {
 }
 
 template <class Start>
-Backend::WorkPtr Backend::run(c10d::OpType type, const char* name, const at::Tensor& tensor,
-                              Start&& start) {
+Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start) {
   c10d::Backend& library = delegate(tensor);
-  Label label{name, ++sequence_, rank_, size_, group_name_};
+  if (const char* name = NamedAs::current()) call.name = name;
   const bool on_cpu = &library == delegates_.cpu.get();
+  const std::lock_guard lock(start_mutex_);
+  const uint64_t earlier = call.is_collective() ? sequence_.load() : transfers_;
+  call.sequence = earlier + 1;
+  Label label{call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, watch_};
   WorkPtr work;
   try {
+    if (on_cpu && is_watched_ && call.is_collective()) {
+      detail::set_next_tag(library,
+                           static_cast<uint32_t>(call.sequence << 16) | call.fingerprint());
+    }
+    std::optional<NoSigpipe> sends_write_in_this_thread;
+    if (!call.is_collective()) sends_write_in_this_thread.emplace();
     work = start(library);
-  } catch (...) {
-    // Gloo only queues here; NCCL also connects.
+  } catch (const c10::Error&) {
+    // Gloo has only looked at the arguments so far; NCCL also connects.
     if (on_cpu) label.rethrow_refusal();
     label.rethrow();
+  } catch (const std::exception&) {
+    label.rethrow();
   }
-  return c10::make_intrusive<NamedWork>(std::move(label), type, std::move(work), on_cpu);
+  // NCCL's works live on streams, and it has a watchdog of its own.
+  if (on_cpu) log_->begin(call, work);
+  if (call.is_collective()) {
+    ++sequence_;
+  } else {
+    ++transfers_;
+  }
+  return c10::make_intrusive<NamedWork>(std::move(label), std::move(work), on_cpu);
+}
+
+int Backend::wire_tag(int tag, const at::Tensor& tensor) const {
+  if (!is_watched_ || !tensor.is_cpu()) return tag;
+  const size_t hash = c10::get_hash(tag, static_cast<int>(tensor.scalar_type()), tensor.numel());
+  return static_cast<int>((hash ^ (hash >> 32)) % static_cast<size_t>(kReservedTag));
 }
 
 namespace {
@@ -151,112 +104,170 @@ const at::Tensor& first(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ? none : tensors.front();
 }
 
+/// A call in which dtypes agree between ranks.
+Call call_of(c10d::OpType type, const char* name, const at::Tensor& tensor) {
+  Call call;
+  call.name = name;
+  call.type = type;
+  if (tensor.defined()) call.dtype = tensor.scalar_type();
+  return call;
+}
+
+/// A call in which sizes agree, too.
+Call same_sizes(c10d::OpType type, const char* name, const at::Tensor& tensor) {
+  Call call = call_of(type, name, tensor);
+  if (!tensor.defined() || tensor.is_sparse()) return call;
+  call.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  call.has_sizes = true;
+  return call;
+}
+
+Call with_root(Call call, int64_t root) {
+  call.root = static_cast<int>(root);
+  return call;
+}
+
+Call with_op(Call call, const c10d::ReduceOp& op) {
+  call.reduce_op = static_cast<int>(op.op_);
+  return call;
+}
+
+Call with_peer(Call call, int peer, int tag) {
+  call.peer = peer;
+  call.tag = tag;
+  return call;
+}
+
 }  // namespace
 
 using c10d::OpType;
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return run(OpType::BROADCAST, "broadcast", first(tensors),
-             [&](c10d::Backend& library) { return library.broadcast(tensors, options); });
+  return run(
+      with_root(same_sizes(OpType::BROADCAST, "broadcast", first(tensors)), options.rootRank),
+      first(tensors), [&](c10d::Backend& library) { return library.broadcast(tensors, options); });
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return run(OpType::ALLREDUCE, "all_reduce", first(tensors),
+  return run(with_op(same_sizes(OpType::ALLREDUCE, "all_reduce", first(tensors)), options.reduceOp),
+             first(tensors),
              [&](c10d::Backend& library) { return library.allreduce(tensors, options); });
 }
 
 Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors,
                                            const c10d::AllreduceOptions& options) {
-  return run(OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", first(tensors),
+  return run(with_op(same_sizes(OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", first(tensors)),
+                     options.reduceOp),
+             first(tensors),
              [&](c10d::Backend& library) { return library.allreduce_sparse(tensors, options); });
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
-  return run(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", first(tensors),
-             [&](c10d::Backend& library) { return library.allreduce_coalesced(tensors, options); });
+  return run(
+      with_op(same_sizes(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", first(tensors)),
+              options.reduceOp),
+      first(tensors),
+      [&](c10d::Backend& library) { return library.allreduce_coalesced(tensors, options); });
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return run(OpType::REDUCE, "reduce", first(tensors),
-             [&](c10d::Backend& library) { return library.reduce(tensors, options); });
+  return run(
+      with_op(with_root(same_sizes(OpType::REDUCE, "reduce", first(tensors)), options.rootRank),
+              options.reduceOp),
+      first(tensors), [&](c10d::Backend& library) { return library.reduce(tensors, options); });
 }
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& options) {
-  return run(OpType::ALLGATHER, "all_gather", first(inputs),
+  return run(same_sizes(OpType::ALLGATHER, "all_gather", first(inputs)), first(inputs),
              [&](c10d::Backend& library) { return library.allgather(outputs, inputs, options); });
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
-  return run(OpType::_ALLGATHER_BASE, "all_gather", input, [&](c10d::Backend& library) {
-    return library._allgather_base(output, input, options);
-  });
+  return run(
+      same_sizes(OpType::_ALLGATHER_BASE, "all_gather", input), input,
+      [&](c10d::Backend& library) { return library._allgather_base(output, input, options); });
 }
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
-  return run(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", first(inputs),
-             [&](c10d::Backend& library) {
+  return run(same_sizes(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", first(inputs)),
+             first(inputs), [&](c10d::Backend& library) {
                return library.allgather_into_tensor_coalesced(outputs, inputs, options);
              });
 }
 
 Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& options) {
-  return run(OpType::GATHER, "gather", first(inputs),
+  return run(with_root(same_sizes(OpType::GATHER, "gather", first(inputs)), options.rootRank),
+             first(inputs),
              [&](c10d::Backend& library) { return library.gather(outputs, inputs, options); });
 }
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                   const c10d::ScatterOptions& options) {
-  return run(OpType::SCATTER, "scatter", first(outputs),
+  return run(with_root(same_sizes(OpType::SCATTER, "scatter", first(outputs)), options.rootRank),
+             first(outputs),
              [&](c10d::Backend& library) { return library.scatter(outputs, inputs, options); });
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  return run(OpType::REDUCE_SCATTER, "reduce_scatter", first(outputs), [&](c10d::Backend& library) {
-    return library.reduce_scatter(outputs, inputs, options);
-  });
+  return run(with_op(same_sizes(OpType::REDUCE_SCATTER, "reduce_scatter", first(outputs)),
+                     options.reduceOp),
+             first(outputs), [&](c10d::Backend& library) {
+               return library.reduce_scatter(outputs, inputs, options);
+             });
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
-  return run(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", input, [&](c10d::Backend& library) {
-    return library._reduce_scatter_base(output, input, options);
-  });
+  return run(
+      with_op(same_sizes(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", input), options.reduceOp),
+      input,
+      [&](c10d::Backend& library) { return library._reduce_scatter_base(output, input, options); });
 }
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& output_splits,
                                         std::vector<int64_t>& input_splits,
                                         const c10d::AllToAllOptions& options) {
-  return run(OpType::ALLTOALL_BASE, "all_to_all", input, [&](c10d::Backend& library) {
-    return library.alltoall_base(output, input, output_splits, input_splits, options);
-  });
+  const bool equal_splits = output_splits.empty() && input_splits.empty();
+  const auto describe = equal_splits ? same_sizes : call_of;
+  return run(describe(OpType::ALLTOALL_BASE, "all_to_all", input), input,
+             [&](c10d::Backend& library) {
+               return library.alltoall_base(output, input, output_splits, input_splits, options);
+             });
 }
 
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& options) {
-  return run(OpType::ALLTOALL, "all_to_all", first(inputs),
+  return run(call_of(OpType::ALLTOALL, "all_to_all", first(inputs)), first(inputs),
              [&](c10d::Backend& library) { return library.alltoall(outputs, inputs, options); });
 }
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {
-  return run(OpType::SEND, "send", first(tensors),
-             [&](c10d::Backend& library) { return library.send(tensors, destination, tag); });
+  const at::Tensor& tensor = first(tensors);
+  const int peer = members_.ranks.at(static_cast<size_t>(destination));
+  return run(with_peer(same_sizes(OpType::SEND, "send", tensor), peer, tag), tensor,
+             [&](c10d::Backend& library) {
+               return library.send(tensors, destination, wire_tag(tag, tensor));
+             });
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int source, int tag) {
-  return run(OpType::RECV, "recv", first(tensors),
-             [&](c10d::Backend& library) { return library.recv(tensors, source, tag); });
+  const at::Tensor& tensor = first(tensors);
+  const int peer = members_.ranks.at(static_cast<size_t>(source));
+  return run(
+      with_peer(same_sizes(OpType::RECV, "recv", tensor), peer, tag), tensor,
+      [&](c10d::Backend& library) { return library.recv(tensors, source, wire_tag(tag, tensor)); });
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
   // A barrier is about processes: Gloo serves it for GPU groups too, without touching a stream.
-  return run(OpType::BARRIER, "barrier", at::Tensor(),
+  return run(call_of(OpType::BARRIER, "barrier", at::Tensor()), at::Tensor(),
              [&](c10d::Backend& library) { return library.barrier(options); });
 }
 

@@ -2,17 +2,23 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "call_log.h"
+#include "peer_watch.h"
+
 namespace syncbn::dist::detail {
 
 /// The one backend behind every process group of ours: all collectives pass through it, CPU tensors
-/// on their way to Gloo and CUDA tensors to NCCL. It numbers them, and turns the libraries' errors
-/// into ones that name rank, collective, sequence number and group. Registered as
-/// BackendType::CUSTOM, since c10d's Logger casts a backend of type GLOO to ProcessGroupGloo.
+/// on their way to Gloo and CUDA tensors to NCCL. It numbers them, logs them for the PeerWatch, and
+/// turns the libraries' errors into ones that name rank, collective, sequence number, group and
+/// cause. Registered as BackendType::CUSTOM, since c10d's Logger casts a backend of type GLOO to
+/// ProcessGroupGloo.
 class Backend : public c10d::Backend {
  public:
   struct Delegates {
@@ -20,7 +26,16 @@ class Backend : public c10d::Backend {
     c10::intrusive_ptr<c10d::Backend> cuda;  ///< null without NCCL
   };
 
-  Backend(Delegates delegates, std::string group_name, std::chrono::milliseconds timeout);
+  /// Who belongs to the group.
+  struct Members {
+    std::vector<int> ranks;  ///< in the world
+    int world_size = 1;
+  };
+
+  /// @param watch null where some ranks are not processes of this library: then nothing is added to
+  ///   what Gloo sends.
+  Backend(Delegates delegates, std::string group_name, std::chrono::milliseconds timeout,
+          Members members, const std::shared_ptr<PeerWatch>& watch);
 
   const std::string& group_name() const { return group_name_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
@@ -70,14 +85,22 @@ class Backend : public c10d::Backend {
  private:
   c10d::Backend& delegate(const at::Tensor& tensor);
 
-  /// Numbers the collective, starts it through `start`, and gives its errors a name.
+  /// Numbers the call, starts it through `start` where `tensor` is, and gives its errors a name.
   template <class Start>
-  WorkPtr run(c10d::OpType type, const char* name, const at::Tensor& tensor, Start&& start);
+  WorkPtr run(Call call, const at::Tensor& tensor, Start&& start);
+  /// For send and recv: ours differ with dtype and length, so that no others match.
+  int wire_tag(int tag, const at::Tensor& tensor) const;
 
   const Delegates delegates_;
   const std::string group_name_;
   std::chrono::milliseconds timeout_;
+  const Members members_;
+  const std::weak_ptr<PeerWatch> watch_;
+  const bool is_watched_;
+  const std::shared_ptr<CallLog> log_;
+  std::mutex start_mutex_;
   std::atomic<uint64_t> sequence_{0};
+  uint64_t transfers_ = 0;  ///< sends and recvs, which not all ranks take part in
 };
 
 }  // namespace syncbn::dist::detail

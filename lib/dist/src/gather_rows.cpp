@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "call_log.h"
 #include "world.h"
 
 namespace syncbn::dist::detail {
@@ -23,6 +24,7 @@ bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
   if (row.numel() == 0) return all;
+  const NamedAs named("all_gather");
   if (gathers_in_one_hop(row, group)) {
     at::Tensor copies = row.expand_as(all).contiguous();
     std::vector<int64_t> equal_splits;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,5 +16,16 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
                                             int world_size,
                                             const std::vector<std::string>& addresses,
                                             std::chrono::milliseconds timeout);
+
+/// What the messages of the next collective are matched by: ranks that set different tags wait for
+/// each other instead of overwriting each other's tensors. Of a backend that make_gloo() made.
+void set_next_tag(c10d::Backend& gloo, uint32_t tag);
+
+/// A tag of send and recv that nobody else may use.
+constexpr int kReservedTag = 0x7fffffff;
+
+/// Makes everything that is under way fail now, and all that comes after it. Any thread may call
+/// it.
+void break_off(c10d::Backend& gloo);
 
 }  // namespace syncbn::dist::detail

@@ -39,6 +39,7 @@ struct World {
   std::chrono::milliseconds connect_timeout;
   bool use_cuda = false;
   int groups_made = 0;
+  std::shared_ptr<PeerWatch> watch;  ///< null in a world of one, and with ranks of Python's
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
   ProcessGroupPtr statistics;  ///< made at first use
@@ -122,7 +123,9 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
                     world.place.rank, world.place.world_size, base::hostname(), size, name,
                     torch_error != nullptr ? torch_error->what_without_backtrace() : error.what()));
   }
-  auto backend = c10::make_intrusive<Backend>(std::move(delegates), name, timeout);
+  auto backend =
+      c10::make_intrusive<Backend>(std::move(delegates), name, timeout,
+                                   Backend::Members{ranks, world.place.world_size}, world.watch);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
   group->setBackend(c10::DeviceType::CPU, kType, backend);
@@ -225,6 +228,11 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
     detail::cuda_support()->set_device(local_rank());
   }
   made->connect_timeout = options.connect_timeout;
+  if (made->place.world_size > 1 && made->place.python_ranks.empty()) {
+    made->watch =
+        detail::PeerWatch::join(*made->place.store, made->place.rank, made->place.world_size,
+                                made->place.addresses.front(), options.connect_timeout);
+  }
   made->group = detail::form_group(*made, detail::all_ranks(*made), options.timeout);
   detail::world() = std::move(made);
   return detail::world()->group;
@@ -232,6 +240,8 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
 
 void destroy_process_group() {
   if (!detail::world()) return;
+  // First of all, so that ranks which still wait for this one learn why their connections end.
+  detail::world()->watch.reset();
   // Users' modules and graphs may hold groups for longer: their connections end here.
   for (const detail::MadeGroup& made : detail::world()->made) {
     if (const auto group = made.group.lock()) group->shutdown();

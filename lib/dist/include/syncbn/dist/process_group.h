@@ -45,7 +45,10 @@ struct InitOptions {
 ///   the default group exists already; base::UnavailableError when rank 0 or a peer does not come.
 ProcessGroupPtr init_process_group(const InitOptions& options = {});
 
-/// Shuts the default group and all groups made from it down. Harmless when there is none.
+/// Shuts the default group and all groups made from it down; what other ranks still call with this
+/// one fails. Without it a rank leaves where main returns, or at exit(); one that ends in another
+/// way
+/// (_exit, a signal) has died for the others. Harmless when there is no group.
 void destroy_process_group();
 
 bool is_initialized();

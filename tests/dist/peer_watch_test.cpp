@@ -1,0 +1,363 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/process_group.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/linear.h>
+
+#include "support/multiproc.h"
+#include "support/program.h"
+#include "thrown.h"
+
+// The groups of these tests have a timeout of half an hour, the default: what ends sooner was
+// broken off because of what became of a rank.
+
+namespace {
+
+namespace dist = syncbn::dist;
+using at::Tensor;
+using std::chrono::milliseconds;
+using syncbn::base::kExitSignalBase;
+using syncbn::base::kExitUnavailable;
+using syncbn::base::kExitUsage;
+using syncbn::base::UnavailableError;
+using syncbn::base::UserError;
+using syncbn::test::message_of;
+using syncbn::test::RankResult;
+using syncbn::test::run_ranks;
+using syncbn::test::run_ranks_and_collect;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kKilled = kExitSignalBase + SIGKILL;
+
+/// Every rank but `dead` says which call failed, because that rank died.
+void expect_named(const std::vector<RankResult>& results, size_t dead, const std::string& call) {
+  EXPECT_EQ(results[dead].exit_code, kKilled) << results[dead].output;
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    if (rank == dead) continue;
+    EXPECT_EQ(results[rank].exit_code, kExitUnavailable) << rank << ": " << results[rank].output;
+    EXPECT_THAT(results[rank].output,
+                AllOf(HasSubstr("rank " + std::to_string(rank) + " of "),
+                      HasSubstr(call + " failed"), HasSubstr("rank " + std::to_string(dead) + " ("),
+                      HasSubstr(") died"), Not(HasSubstr("Connection closed"))));
+  }
+}
+
+void sum(int64_t size = 3) {
+  Tensor tensor = at::ones({size});
+  dist::all_reduce(tensor);
+}
+
+class DeadRank : public ::testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(DeadRank, EndsAnAllReduceOfAllTheOthers) {
+  const auto [world_size, dead] = GetParam();
+  const auto results = run_ranks_and_collect({.world_size = world_size}, [dead = dead](int rank) {
+    dist::init_process_group();
+    sum();
+    if (rank == dead) ::raise(SIGKILL);
+    sum();
+  });
+  expect_named(results, static_cast<size_t>(dead), "all_reduce #2 of group '0'");
+}
+
+INSTANTIATE_TEST_SUITE_P(FaultTest, DeadRank,
+                         ::testing::Values(std::pair(2, 0), std::pair(2, 1), std::pair(3, 1),
+                                           std::pair(4, 0), std::pair(4, 2)));
+
+// Gloo's barrier lets ranks wait for others that wait themselves: none of these would ever hear.
+TEST(FaultTest, ADeadRankEndsABarrier) {
+  const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
+    dist::init_process_group();
+    if (rank == 3) ::raise(SIGKILL);
+    dist::barrier();
+  });
+  expect_named(results, 3, "barrier #1 of group '0'");
+}
+
+TEST(FaultTest, ADeadRankEndsARecvFromItOnly) {
+  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
+    dist::init_process_group();
+    Tensor tensor = at::zeros({4});
+    if (rank == 2) ::raise(SIGKILL);
+    if (rank == 0) {
+      EXPECT_THAT(
+          message_of<UnavailableError>([&] { dist::recv(tensor, 2); }),
+          AllOf(HasSubstr("recv #1 from rank 2 of group '0' failed: rank 2 ("), HasSubstr("died")));
+    }
+  });
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+}
+
+TEST(FaultTest, TwoRanksGoOnWithoutAThirdThatTheyDoNotNeed) {
+  int ended[2];
+  ASSERT_EQ(::pipe(ended), 0);
+  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
+    dist::init_process_group();
+    const auto pair = dist::new_group({0, 1});
+    dist::barrier();
+    if (rank == 2) ::raise(SIGKILL);
+    Tensor tensor = at::full({4}, rank + 1.0);
+    if (rank == 1) {
+      ::usleep(1'500'000);  // rank 0 waits for longer than it takes to notice rank 2's end
+      dist::send(tensor, 0);
+    } else {
+      dist::recv(tensor, 1);
+      EXPECT_TRUE(tensor.equal(at::full({4}, 2.0)));
+    }
+    dist::all_reduce(tensor, c10d::ReduceOp::SUM, pair);
+    EXPECT_TRUE(tensor.equal(at::full({4}, 4.0)));
+  });
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+  EXPECT_EQ(results[1].exit_code, 0) << results[1].output;
+}
+
+TEST(FaultTest, ADeadRankEndsABackwardOfDistributedDataParallel) {
+  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
+    dist::init_process_group();
+    dist::DistributedDataParallel<torch::nn::LinearImpl> ddp(torch::nn::Linear(8, 4));
+    for (int step = 0; step < 3; ++step) {
+      const Tensor loss = ddp(at::ones({2, 8})).sum();
+      if (step == 2 && rank == 1) ::raise(SIGKILL);
+      loss.backward();
+    }
+  });
+  expect_named(results, 1, "of group '0'");
+}
+
+TEST(FaultTest, ARankThatEndedWithACodeIsNamedWithIt) {
+  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
+    dist::init_process_group();
+    if (rank == 1) std::quick_exit(7);
+    sum();
+  });
+  EXPECT_EQ(results[1].exit_code, 7);
+  for (const size_t rank : {0U, 2U}) {
+    EXPECT_EQ(results[rank].exit_code, kExitUnavailable);
+    EXPECT_THAT(results[rank].output, AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 1 ("),
+                                            HasSubstr(") has ended its program")));
+  }
+}
+
+TEST(FaultTest, ARankThatDestroyedItsGroupIsNamed) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    if (rank == 1) return dist::destroy_process_group();
+    EXPECT_THAT(message_of<UnavailableError>([] { sum(); }),
+                AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 1 ("),
+                      HasSubstr("has left the group (destroy_process_group)")));
+  });
+}
+
+// Rank 0 holds the store and passes the messages on.
+TEST(FaultTest, ARankZeroThatDestroyedItsGroupIsNamed) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    if (rank == 0) return dist::destroy_process_group();
+    EXPECT_THAT(message_of<UnavailableError>([] { sum(); }),
+                AllOf(HasSubstr("rank 0 ("), HasSubstr("has left the group")));
+  });
+}
+
+TEST(FaultTest, ARankThatDoesNotCallIsNamedAfterTheTimeout) {
+  int done[2];
+  ASSERT_EQ(::pipe(done), 0);
+  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
+    dist::init_process_group({.timeout = milliseconds(1500)});
+    sum();
+    if (rank == 1) {  // busy with something else until the others have given up
+      char byte = 0;
+      ASSERT_EQ(::read(done[0], &byte, 1), 1);
+      ASSERT_EQ(::read(done[0], &byte, 1), 1);
+      return;
+    }
+    const std::string message = message_of<UnavailableError>([] { sum(); });
+    EXPECT_THAT(message, AllOf(HasSubstr("all_reduce #2 of group '0' failed"), HasSubstr("1500ms"),
+                               HasSubstr("rank 1 ("),
+                               HasSubstr("has not called it: its last call "
+                                         "is all_reduce of Float [3] #1")));
+    ASSERT_EQ(::write(done[1], "1", 1), 1);
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+}
+
+TEST(FaultTest, AStoppedRankIsNamedAfterTheTimeout) {
+  int pids[2];
+  ASSERT_EQ(::pipe(pids), 0);
+  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
+    dist::init_process_group({.timeout = milliseconds(1500)});
+    sum();
+    if (rank == 2) {
+      const pid_t own = ::getpid();
+      ASSERT_EQ(::write(pids[1], &own, sizeof(own)), static_cast<ssize_t>(sizeof(own)));
+      ::raise(SIGSTOP);
+      return;
+    }
+    const std::string message = message_of<UnavailableError>([] { sum(); });
+    EXPECT_THAT(message, AllOf(HasSubstr("all_reduce #2 of group '0' failed"), HasSubstr("1500ms"),
+                               HasSubstr("rank 2 does not answer: it is stopped")));
+    if (rank == 0) {
+      ::usleep(1'500'000);  // rank 1 asks, too
+      pid_t stopped = 0;
+      ASSERT_EQ(::read(pids[0], &stopped, sizeof(stopped)), static_cast<ssize_t>(sizeof(stopped)));
+      ::kill(stopped, SIGCONT);
+    }
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+}
+
+TEST(FaultTest, AFailureOfItsOwnIsWhatARankEndsWith) {
+  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
+    dist::init_process_group();
+    if (rank == 2) throw UserError("the data of rank 2 is bad");
+    sum();
+  });
+  EXPECT_EQ(results[2].exit_code, kExitUsage);
+  for (const size_t rank : {0U, 1U}) {
+    EXPECT_EQ(results[rank].exit_code, kExitUnavailable);
+    EXPECT_THAT(results[rank].output, AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 2 (")));
+  }
+}
+
+// The last collective of one rank may not be the last of the others.
+TEST(PeerWatchTest, RanksThatEndOneAfterAnotherAreNoFailure) {
+  run_ranks(4, [](int rank) {
+    dist::init_process_group();
+    sum();
+    Tensor tensor = at::full({4}, rank == 0 ? 5.0 : 0.0);
+    if (rank == 3) ::usleep(1'500'000);
+    dist::broadcast(tensor, 0);
+    EXPECT_TRUE(tensor.equal(at::full({4}, 5.0)));
+    dist::destroy_process_group();
+  });
+}
+
+// A loader's process, forked from a rank, would otherwise keep the rank's connection open.
+TEST(FaultTest, AChildThatOutlivesItsRankDoesNotHideItsEnd) {
+  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
+    dist::init_process_group();
+    sum();
+    if (rank == 2) {
+      if (::fork() == 0) {
+        ::close(STDOUT_FILENO);  // the test waits for its end
+        ::close(STDERR_FILENO);
+        ::sleep(3);
+        ::_exit(0);
+      }
+      ::raise(SIGKILL);
+    }
+    sum();
+  });
+  EXPECT_EQ(results[0].exit_code, kExitUnavailable);
+  EXPECT_THAT(results[0].output, AllOf(HasSubstr("rank 2 ("), HasSubstr("died")));
+}
+
+TEST(PeerWatchTest, ThirtyTwoRanksComeAndGo) {
+  const auto results = run_ranks_and_collect({.world_size = 32}, [](int rank) {
+    dist::init_process_group();
+    sum();
+    if (rank == 17) ::raise(SIGKILL);
+    sum();
+  });
+  expect_named(results, 17, "all_reduce #2 of group '0'");
+}
+
+// A worker of the launcher below.
+TEST(PeerWatchWorker, DISABLED_LosesRankOne) {
+  dist::init_process_group();
+  sum();
+  if (dist::rank() == 1) ::raise(SIGKILL);
+  EXPECT_THAT(message_of<UnavailableError>([] { sum(); }), HasSubstr("rank 1 ("));
+  std::exit(kExitUnavailable);
+}
+
+// The survivors speak up when the dead process is gone, and its end is the first that is seen.
+TEST(FaultTest, TheLauncherReportsTheRankThatDiedAndNotThoseThatNoticed) {
+  const auto result = syncbn::test::run_program(
+      {SYNCBN_BIN_DIR "/syncbn-launch", "--nproc_per_node=4",
+       std::filesystem::read_symlink("/proc/self/exe").string(), "--gtest_also_run_disabled_tests",
+       "--gtest_filter=PeerWatchWorker.*"},
+      {.env = {{"OMP_NUM_THREADS", "1"}}});
+  EXPECT_EQ(result.exit_code, kKilled) << result.err;
+}
+
+/// What both ranks of two say when they call different things.
+template <class First, class Second>
+void expect_disagreement(First first, Second second, const std::vector<std::string>& parts) {
+  run_ranks(2, [&](int rank) {
+    dist::init_process_group();
+    sum();
+    const std::string message = message_of<UserError>([&] { rank == 0 ? first() : second(); });
+    EXPECT_THAT(message, HasSubstr("the ranks called different things: #2 is "));
+    for (const std::string& part : parts) EXPECT_THAT(message, HasSubstr(part));
+  });
+}
+
+TEST(PeerWatchTest, DifferentShapesAreNamedWithBothRanks) {
+  expect_disagreement(
+      [] { sum(3); }, [] { sum(4); },
+      {"rank 0 (", "all_reduce of Float [3]", "rank 1 (", "all_reduce of Float [4]"});
+}
+
+TEST(PeerWatchTest, DifferentCollectivesAreNamed) {
+  expect_disagreement([] { sum(3); }, [] { dist::barrier(); },
+                      {"all_reduce of Float [3]", "barrier on rank 1"});
+}
+
+TEST(PeerWatchTest, DifferentDtypesRootsAndOperationsAreNamed) {
+  expect_disagreement(
+      [] {
+        Tensor tensor = at::ones({3}, at::kInt);
+        dist::all_reduce(tensor);
+      },
+      [] { sum(3); }, {"of Int [3]", "of Float [3]"});
+  const auto broadcast_from = [](int root) {
+    Tensor tensor = at::ones({3});
+    dist::broadcast(tensor, root);
+    sum();  // the root does not wait for anybody
+  };
+  expect_disagreement([&] { broadcast_from(0); }, [&] { broadcast_from(1); },
+                      {"with root 0", "with root 1"});
+  const auto reduce_by = [](c10d::ReduceOp::RedOpType op) {
+    Tensor tensor = at::ones({3});
+    dist::all_reduce(tensor, op);
+  };
+  expect_disagreement([&] { reduce_by(c10d::ReduceOp::MAX); },
+                      [&] { reduce_by(c10d::ReduceOp::MIN); }, {"by MAX", "by MIN"});
+}
+
+TEST(PeerWatchTest, ASendAndARecvThatDoNotFitAreNamed) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    Tensor tensor = at::ones({3 + rank});
+    const std::string message =
+        message_of<UserError>([&] { rank == 0 ? dist::send(tensor, 1) : dist::recv(tensor, 0); });
+    EXPECT_THAT(message, AllOf(HasSubstr("send of Float [3] on rank 0 ("),
+                               HasSubstr("recv of Float [4] on rank 1 (")));
+  });
+}
+
+TEST(PeerWatchTest, ALateDifferenceIsFound) {
+  expect_disagreement([] { sum(3); },
+                      [] {
+                        ::usleep(2'500'000);
+                        sum(4);
+                      },
+                      {"[3]", "[4]"});
+}
+
+}  // namespace
