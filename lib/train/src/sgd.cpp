@@ -14,12 +14,11 @@ class Sgd : public StatefulOptimizer {
  public:
   Sgd(const SgdOptions& options, const NamedTensors& parameters)
       : StatefulOptimizer(
-            parameters,
-            {.type = "sgd",
-             .fused = options.fused,
-             .keys = has_momentum(options) ? std::vector<std::string>{"momentum_buffer"}
-                                           : std::vector<std::string>{},
-             .no_sparse = options.weight_decay == 0 ? "" : "set weight_decay to 0"}),
+            parameters, {.type = "sgd",
+                         .fused = options.fused,
+                         .keys = has_momentum(options) ? std::vector<std::string>{"momentum_buffer"}
+                                                       : std::vector<std::string>{},
+                         .no_sparse = options.weight_decay == 0 ? "" : "set weight_decay to 0"}),
         options_(options) {}
 
   double base_lr() const override { return options_.lr; }
