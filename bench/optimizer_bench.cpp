@@ -3,28 +3,21 @@
 
 #include <ATen/Functions.h>
 
-#include <syncbn/config/yaml.h>
+#include <syncbn/base/env.h>
 #include <syncbn/models/model.h>
 #include <syncbn/train/optimizer.h>
 
+#include "components.h"
+
 namespace {
 
-namespace config = syncbn::config;
 namespace models = syncbn::models;
 namespace train = syncbn::train;
-
-template <class Kind>
-config::Component<Kind> component(const std::string& yaml) {
-  config::Component<Kind> component;
-  config::Faults faults;
-  config::Codec<config::Component<Kind>>::read(config::parse_yaml(yaml, "bench"), component, "",
-                                               faults);
-  faults.throw_if_any();
-  return component;
-}
+using syncbn::bench::component;
 
 void step(benchmark::State& state, const std::string& model, const std::string& optimizer) {
-  const auto net = component<models::ModelKind>(model).make(models::ModelArgs{.sample_shape = {3, 32, 32}});
+  const auto net =
+      component<models::ModelKind>(model).make(models::ModelArgs{.sample_shape = {3, 32, 32}});
   train::NamedTensors parameters;
   for (const auto& item : net->named_parameters()) {
     item.value().mutable_grad() = at::randn_like(item.value());
@@ -43,6 +36,8 @@ const std::string kAdamw = "type: adamw, lr: 1e-4";
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  // Under the launcher, too, one process measures: an optimizer knows no ranks.
+  if (syncbn::base::env("RANK").value_or("0") != "0") return 0;
   for (const std::string model : {"digits", "resnet18", "resnet50"}) {
     for (const auto& [name, options] : {std::pair("sgd", kSgd), std::pair("adamw", kAdamw)}) {
       for (const std::string fused : {"true", "false"}) {
