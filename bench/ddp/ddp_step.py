@@ -45,12 +45,13 @@ class Digits(nn.Module):
 class Block(nn.Module):
     def __init__(self, inputs, outputs, stride, convs):
         super().__init__()
-        self.downsample = None
+        # Made first and registered last, as in torchvision: initial weights are drawn in this order.
+        downsample = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride),
-                                            nn.BatchNorm2d(outputs))
+            downsample = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
         self.convs = nn.ModuleList(conv(*shape) for shape in convs)
         self.norms = nn.ModuleList(nn.BatchNorm2d(shape[1]) for shape in convs)
+        self.downsample = downsample
 
     def forward(self, x):
         y = x
