@@ -386,7 +386,8 @@ class Trainer {
 
   /// Images on the device and as the network's filters lie in memory.
   at::Tensor input_of(const data::Batch& batch) const {
-    return batch.data.to(device_).contiguous(memory_format_);
+    const at::Tensor data = batch.data.to(device_);
+    return data.dim() == 4 ? data.contiguous(memory_format_) : data;
   }
 
   [[noreturn]] void give_up(double loss, double lr) {
