@@ -47,6 +47,31 @@ TEST(TrainProgramTest, IsOneRankWithoutALauncher) {
   EXPECT_EQ(result_of(folder / "run")["epochs"], 2);
 }
 
+TEST(TrainProgramTest, LearnsTheSameInEachMemoryFormat) {
+  const TempFolder folder;
+  const auto loss = [&](const std::string& format, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words{
+        "--config",        shipped_config("digits.yaml"),
+        "--run_dir",       folder / (format + std::to_string(more.size())),
+        "--epochs",        "1",
+        "--memory_format", format};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto result = run_train(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result_of(words[3])["train_loss"].get<double>();
+  };
+  const double channels_last = loss("channels_last");
+  EXPECT_NEAR(loss("contiguous"), channels_last, 0.02 * channels_last);
+  EXPECT_EQ(loss("auto"), channels_last);
+  // Each goes on from the other's checkpoint.
+  const auto second_epoch = [&](const std::string& format) {
+    return loss(format, {"--resume", folder / "contiguous0/last.pt", "--epochs", "2"});
+  };
+  const double second = second_epoch("contiguous");
+  EXPECT_LT(second, channels_last / 2);
+  EXPECT_NEAR(second_epoch("channels_last"), second, 0.05 * second);
+}
+
 TEST(TrainProgramTest, WritesOneJsonLinePerEpochAndItsEnds) {
   const TempFolder folder;
   const auto result = run_train({"--config", shipped_config("digits.yaml"), "--run_dir",

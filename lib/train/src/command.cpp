@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/core.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/heap.h>
 #include <syncbn/base/log.h>
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/reference.h>
@@ -169,6 +170,7 @@ int run(const std::vector<std::string>& args, const Place& place) {
 }  // namespace
 
 int run_command(const std::vector<std::string>& args) {
+  base::keep_freed_memory();
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
   const Place place = local_rank_0_first(local_rank, [&] {
     const Place found = place_from_environment(local_rank);

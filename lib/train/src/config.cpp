@@ -54,6 +54,11 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("model", &Config::model, "the network").required();
   schema.field("sync_batchnorm", &Config::sync_batchnorm,
                "take batch norm's statistics over all ranks' samples");
+  schema
+      .field("memory_format", &Config::memory_format,
+             "how images lie in memory; auto: channels_last for convolutions on CPUs, where it is "
+             "faster")
+      .one_of({"auto", "contiguous", "channels_last"});
   schema.field("data", &Config::data, "the data set").required();
   schema.field("sampler", &Config::sampler, "which training samples a rank sees");
   schema.field("optimizer", &Config::optimizer, "how parameters are updated");

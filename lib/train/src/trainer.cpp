@@ -11,6 +11,7 @@
 #include <syncbn/data/loader.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/models/memory_format.h>
 #include <syncbn/train/checkpoint.h>
 
 #include <algorithm>
@@ -90,6 +91,12 @@ auto said_once(const Work& work) {
   }
 }
 
+at::MemoryFormat memory_format(const Config& config, const models::Model& model) {
+  if (config.memory_format == "channels_last") return at::MemoryFormat::ChannelsLast;
+  if (config.memory_format == "contiguous") return at::MemoryFormat::Contiguous;
+  return models::preferred_memory_format(model);
+}
+
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset) {
   models::ModelArgs args;
   args.num_classes = dataset.num_classes();
@@ -102,6 +109,7 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
     return explain_out_of_memory(MemoryFor::kMaking, [&] { return config.model.make(args); });
   });
   model->to(dist::device());
+  models::to_memory_format(*model, memory_format(config, *model));
   at::manual_seed(seed + static_cast<uint64_t>(dist::rank()));
   return model;
 }
@@ -183,6 +191,7 @@ class Trainer {
         loader_(inputs.train_set, inputs.sampler, {.batch_size = inputs.batch_size}) {
     const std::string resumed = choose_folder_and_read_checkpoint();
     model_ = make_model(config_, *inputs_.train_set);
+    memory_format_ = memory_format(config_, *model_);
     optimizer_ = config_.optimizer.make(named_parameters(*model_));
     schedule_ = config_.schedule.make(ScheduleArgs{optimizer_->base_lr(), config_.epochs,
                                                    std::max<int64_t>(loader_.num_batches(), 1)});
@@ -360,7 +369,7 @@ class Trainer {
   int train_step(const data::Batch& batch, EpochRecord& record) {
     record.lr = schedule_->lr(position_.step);
     ddp_->zero_grad();
-    const at::Tensor logits = ddp_->forward(batch.data);
+    const at::Tensor logits = ddp_->forward(input_of(batch));
     const at::Tensor loss = at::cross_entropy_loss(logits, batch.target.to(device_));
     // Before the update, so that a loss that is not finite never reaches the parameters.
     const StepVote::Result vote = vote_.cast(StopSignals::received(), loss);
@@ -373,6 +382,12 @@ class Trainer {
     epoch_sums_.samples += static_cast<double>(batch.size());
     show_progress(value);
     return vote.stop_signal;
+  }
+
+  /// Images on the device and as the network's filters lie in memory.
+  at::Tensor input_of(const data::Batch& batch) const {
+    const at::Tensor data = batch.data.to(device_);
+    return data.dim() == 4 ? data.contiguous(memory_format_) : data;
   }
 
   [[noreturn]] void give_up(double loss, double lr) {
@@ -414,7 +429,7 @@ class Trainer {
     loader.start_epoch(0);
     Sums sums;
     while (const auto batch = loader.next()) {
-      const at::Tensor logits = model_->forward(batch->data.to(device_));
+      const at::Tensor logits = model_->forward(input_of(*batch));
       const at::Tensor target = batch->target.to(device_);
       sums.loss += at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum).item<double>();
       sums.correct += logits.argmax(1).eq(target).sum().item<double>();
@@ -520,6 +535,7 @@ class Trainer {
   StepVote vote_;
   data::Loader loader_;
   std::shared_ptr<models::Model> model_;
+  at::MemoryFormat memory_format_ = at::MemoryFormat::Contiguous;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Schedule> schedule_;
   std::unique_ptr<Ddp> ddp_;

@@ -31,6 +31,7 @@ struct Config {
   std::optional<int64_t> global_batch_size;
   config::Component<models::ModelKind> model;
   bool sync_batchnorm = true;
+  std::string memory_format = "auto";
   config::Component<data::DatasetKind> data;
   config::Component<data::SamplerKind> sampler{"distributed"};
   config::Component<OptimizerKind> optimizer{"sgd"};

@@ -1,0 +1,166 @@
+// One rank of a DDP job that does what its standard input asks for and answers each line by a line
+// of JSON; bench/ddp/run.py drives it, beside the same in Python (ddp_step.py).
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <sstream>
+#include <vector>
+
+#include <ATen/Functions.h>
+
+#include <syncbn/base/heap.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/models/memory_format.h>
+#include <syncbn/models/model.h>
+#include <syncbn/train/optimizer.h>
+
+#include "../components.h"
+
+namespace {
+
+using syncbn::bench::component;
+using syncbn::models::Model;
+namespace dist = syncbn::dist;
+namespace models = syncbn::models;
+namespace train = syncbn::train;
+
+constexpr double kLearningRate = 1e-3;
+constexpr int64_t kNumClasses = 10;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+class Job {
+ public:
+  Job(const std::string& model, int64_t batch, int64_t size, const std::string& format, bool fused)
+      : input_(at::empty({0})) {
+    const int64_t channels = model == "digits" ? 1 : 3;
+    const std::string stem = model != "digits" && size < 64 ? ", small_input: true" : "";
+    at::manual_seed(0);
+    net_ = component<models::ModelKind>(fmt::format("{{type: {}{}}}", model, stem))
+               .make(models::ModelArgs{.num_classes = kNumClasses,
+                                       .sample_shape = {channels, size, size}});
+    const auto memory_format = format == "default"         ? models::preferred_memory_format(*net_)
+                               : format == "channels_last" ? at::MemoryFormat::ChannelsLast
+                                                           : at::MemoryFormat::Contiguous;
+    models::to_memory_format(*net_, memory_format);
+    train::NamedTensors parameters;
+    for (const auto& item : net_->named_parameters()) {
+      parameters.emplace_back(item.key(), item.value());
+    }
+    optimizer_ = component<train::OptimizerKind>(
+                     fmt::format("{{type: sgd, momentum: 0.9, fused: {}}}", fused))
+                     .make(parameters);
+    ddp_ = std::make_unique<dist::DistributedDataParallel<Model>>(net_);
+    at::manual_seed(static_cast<uint64_t>(1 + dist::rank()));
+    input_ = at::randn({batch, channels, size, size}).contiguous(memory_format);
+    target_ = at::arange(batch) % kNumClasses;
+  }
+
+  std::string steps(int count) {
+    dist::barrier();
+    const double begin = now();
+    double loss = 0;
+    for (int i = 0; i < count; ++i) {
+      const at::Tensor value = forward();
+      value.backward();
+      optimizer_->step(kLearningRate);
+      loss = value.item<double>();
+    }
+    return fmt::format(R"({{"seconds": {}, "loss": {}}})", (now() - begin) / count, loss);
+  }
+
+  /// Backward with and without the exchange of gradients, by turns.
+  std::string overlap(int count) {
+    std::vector<double> with;
+    std::vector<double> without;
+    for (int i = 0; i < count; ++i) {
+      with.push_back(backward_time());
+      const auto guard = ddp_->no_sync();
+      without.push_back(backward_time());
+    }
+    return fmt::format(R"({{"backward": {}, "no_sync": {}}})", median(with), median(without));
+  }
+
+ private:
+  at::Tensor forward() {
+    ddp_->zero_grad();
+    return at::cross_entropy_loss(ddp_->forward(input_), target_);
+  }
+
+  double backward_time() {
+    const at::Tensor loss = forward();
+    dist::barrier();
+    const double begin = now();
+    loss.backward();
+    return now() - begin;
+  }
+
+  std::shared_ptr<Model> net_;
+  std::unique_ptr<train::Optimizer> optimizer_;
+  std::unique_ptr<dist::DistributedDataParallel<Model>> ddp_;
+  at::Tensor input_;
+  at::Tensor target_;
+};
+
+std::string all_reduce(int64_t bytes, int count) {
+  at::Tensor tensor = at::ones({bytes / 4});
+  std::vector<double> times;
+  for (int i = 0; i < count; ++i) {
+    dist::barrier();
+    const double begin = now();
+    dist::all_reduce(tensor);
+    times.push_back(now() - begin);
+    tensor.fill_(1);
+  }
+  return fmt::format(R"({{"seconds": {}}})", median(times));
+}
+
+std::string memory(double init_seconds) {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return fmt::format(R"({{"peak_mib": {}, "init_seconds": {}}})",
+                     static_cast<double>(usage.ru_maxrss) / 1024, init_seconds);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 6) {
+    fmt::print(stderr, "usage: ddp_step MODEL BATCH SIZE default|contiguous|channels_last FUSED\n");
+    return 2;
+  }
+  syncbn::base::keep_freed_memory();  // as `train` does
+  const double begin = now();
+  dist::init_process_group({.backend = "gloo"});
+  const double init_seconds = now() - begin;
+  Job job(argv[1], std::stoll(argv[2]), std::stoll(argv[3]), argv[4], argv[5] == std::string("1"));
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string command;
+    int64_t bytes = 0;
+    int count = 0;
+    words >> command;
+    if (command == "all_reduce") words >> bytes;
+    words >> count;
+    const std::string answer = command == "steps"        ? job.steps(count)
+                               : command == "overlap"    ? job.overlap(count)
+                               : command == "all_reduce" ? all_reduce(bytes, count)
+                                                         : memory(init_seconds);
+    fmt::print("{}\n", answer);
+    std::fflush(stdout);
+  }
+  dist::destroy_process_group();
+  return 0;
+}

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Times DistributedDataParallel beside Python's: two ranks of each on this host, by turns.
+
+  bench/ddp/run.py [--model digits|resnet18|resnet50 ...] [--case same|defaults ...] [--pairs 7]
+                   [--worker build/bench/ddp_step] [--python python3] [--json FILE]
+
+Both jobs live at the same time, one computes while the other waits for its next command. A pair is a
+slice of steps of each; the ratio ours / Python's is that of a pair, its median and an interval of
+95 % or more (order statistics) are printed. "same": both contiguous, both with the fused optimizer;
+"defaults": what `train` chooses against what Python does when told nothing. "overlap" is backward with the exchange
+of gradients over backward without it (no_sync), "bus" the bandwidth of an all_reduce, 2 (n - 1) / n
+bytes a byte, "memory" a rank's peak. One thread a rank.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+RANKS = 2
+# model: batch a rank, size of an image, steps of a slice, warm-up steps
+MODELS = {"digits": (8, 8, 300, 50), "resnet18": (32, 32, 2, 1), "resnet50": (4, 224, 1, 1)}
+# case: memory format and fused optimizer of ours, of Python's
+CASES = {"same": (("contiguous", "1"), ("contiguous", "1")),
+         "defaults": (("default", "1"), ("contiguous", "0"))}
+ALL_REDUCE = {"4 KiB": (4096, 200), "1 MiB": (1 << 20, 30), "25 MiB": (25 << 20, 5)}
+SAME_LOSS = 1e-3  # of the first slices, relative: both compute the same
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+class Job:
+    """The ranks of one side."""
+
+    def __init__(self, command, ranks=RANKS):
+        port = str(free_port())
+        self.ranks = []
+        for rank in range(ranks):
+            environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank),
+                               WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+                               MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1")
+            self.ranks.append(subprocess.Popen(command, env=environment, text=True,
+                                               stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+
+    def ask(self, *words):
+        """What rank 0 answers."""
+        for process in self.ranks:
+            print(*words, file=process.stdin, flush=True)
+        answers = [process.stdout.readline() for process in self.ranks]
+        if not all(answers):
+            sys.exit(f"bench/ddp: a rank has ended: {' '.join(self.ranks[0].args)}")
+        return json.loads(answers[0])
+
+    def end(self):
+        for process in self.ranks:
+            process.stdin.close()
+        for process in self.ranks:
+            process.wait()
+
+
+def median_and_interval(values):
+    """The interval holds the median with at least 95 %, where there are enough values for that."""
+    values = sorted(values)
+    count, outside = len(values), 0
+    for below in range(count // 2):
+        tail = 2 * sum(math.comb(count, k) for k in range(below + 1)) / 2**count
+        if tail > 0.05:
+            break
+        outside = below
+    return statistics.median(values), values[outside], values[count - 1 - outside]
+
+
+def by_turns(jobs, pairs, *words):
+    """Answers of ours and of theirs; who is first changes from pair to pair."""
+    answers = []
+    for pair in range(pairs):
+        order = jobs if pair % 2 == 0 else jobs[::-1]
+        both = [job.ask(*words) for job in order]
+        answers.append(both if pair % 2 == 0 else both[::-1])
+    return answers
+
+
+def compare(model, case, arguments):
+    batch, size, steps, warm_up = MODELS[model]
+    ours, theirs = CASES[case]
+    shape = [model, str(batch), str(size)]
+    jobs = [Job([arguments.worker, *shape, *ours]),
+            Job([arguments.python, str(ROOT / "bench/ddp/ddp_step.py"), *shape, *theirs])]
+    first = [job.ask("steps", warm_up) for job in jobs]
+    if abs(first[0]["loss"] - first[1]["loss"]) > SAME_LOSS * abs(first[1]["loss"]):
+        sys.exit(f"bench/ddp: {model}: not the same network, the losses are {first}")
+    pairs = by_turns(jobs, arguments.pairs, "steps", steps)
+    middle, low, high = median_and_interval([a["seconds"] / b["seconds"] for a, b in pairs])
+    result = {"model": model, "case": case, "pairs": arguments.pairs,
+              "step_ms": [1000 * statistics.median(pair[side]["seconds"] for pair in pairs)
+                          for side in (0, 1)],
+              "ratio": middle, "interval": [low, high]}
+    overlap = by_turns(jobs, 1, "overlap", max(steps // 10, 2))[0]
+    result["backward_ms"] = [1000 * side["backward"] for side in overlap]
+    result["no_sync_ms"] = [1000 * side["no_sync"] for side in overlap]
+    result["peak_mib"] = [job.ask("memory")["peak_mib"] for job in jobs]
+    for job in jobs:
+        job.end()
+    return result
+
+
+def show(result):
+    step, backward, alone = result["step_ms"], result["backward_ms"], result["no_sync_ms"]
+    overlap = [with_ / without for with_, without in zip(backward, alone)]
+    memory = result["peak_mib"]
+    print(f"{result['model']:10}{result['case']:10}{step[0]:10.2f}{step[1]:10.2f} ms"
+          f"{result['ratio']:8.3f}  {result['interval'][0]:.3f} to {result['interval'][1]:.3f}"
+          f"{overlap[0]:8.2f}{overlap[1]:8.2f}{memory[0]:8.0f}{memory[1]:8.0f} MiB", flush=True)
+
+
+def all_reduce(arguments):
+    """Rows of bus bandwidth, ours and Gloo's own by Python."""
+    shape = ["digits", "1", "8", "contiguous", "1"]
+    jobs = [Job([arguments.worker, *shape]),
+            Job([arguments.python, str(ROOT / "bench/ddp/ddp_step.py"), *shape])]
+    rows = []
+    for name, (size, count) in ALL_REDUCE.items():
+        pairs = by_turns(jobs, arguments.pairs, "all_reduce", size, count)
+        middle, low, high = median_and_interval([a["seconds"] / b["seconds"] for a, b in pairs])
+        moved = 2 * (RANKS - 1) / RANKS * size
+        bus = [moved / statistics.median(pair[side]["seconds"] for pair in pairs) / 1e9
+               for side in (0, 1)]
+        rows.append({"all_reduce": name, "gb_per_s": bus, "ratio": middle, "interval": [low, high]})
+        print(f"{'bus':10}{name:10}{bus[0]:10.3f}{bus[1]:10.3f} GB/s{middle:6.3f}  "
+              f"{low:.3f} to {high:.3f}", flush=True)
+    for job in jobs:
+        job.end()
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="*", choices=[*MODELS, "all_reduce"],
+                        default=[*MODELS, "all_reduce"])
+    parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--worker", default=str(ROOT / "build/bench/ddp_step"))
+    parser.add_argument("--python", default=os.environ.get("SYNCBN_TEST_PYTHON", "python3"))
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    print(f"{'':20}{'ours':>10}{'Python':>10}{'ratio':>11}  interval      overlap of both  memory")
+    results = []
+    for model in arguments.model:
+        if model == "all_reduce":
+            results += all_reduce(arguments)
+            continue
+        for case in arguments.case:
+            results.append(compare(model, case, arguments))
+            show(results[-1])
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

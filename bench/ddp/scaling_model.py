@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Prints the modelled table of docs/scaling.md and draws docs/scaling.svg. Nothing here is measured.
+
+  bench/ddp/scaling_model.py [--bandwidth 1.25] [--latency 50] [--backward 0.5] [--ranks 8 64 1024]
+                             [--svg FILE]
+
+An all-reduce of b bytes over n ranks takes steps * latency + 2 (n - 1) / n * b / bandwidth: a ring, which is
+what Gloo runs, has 2 (n - 1) steps, halving and doubling 2 log2 n. DistributedDataParallel sends the
+gradients of ResNet-50 bucket by bucket, each as soon as backward has filled it, one after the other; what
+is left when backward ends is waited for.
+"""
+
+import argparse
+import math
+import pathlib
+
+MIB = 1 << 20
+FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # PyTorch's
+POWER_SGD_RANK = 1  # PyTorch's
+NORM_CHANNELS = 26560  # of ResNet-50's 53 batch norm layers together
+NORM_LAYERS = 53
+ONE_HOP_RANKS = 16  # lib/dist/src/gather_rows.cpp
+
+
+def resnet50():
+    """Shapes of the parameters, from the first layer to the last."""
+    shapes, inputs = [(64, 3 * 7 * 7), (64,), (64,)], 64
+    for stage, depth in enumerate((3, 4, 6, 3)):
+        width = 64 << stage
+        for block in range(depth):
+            for rows, columns in ((width, inputs), (width, 9 * width), (4 * width, width)):
+                shapes += [(rows, columns), (rows,), (rows,)]
+            if block == 0:
+                shapes += [(4 * width, inputs), (4 * width,), (4 * width,)]
+            inputs = 4 * width
+    return shapes + [(1000, inputs), (1000,)]
+
+
+def buckets(shapes):
+    """Shapes by bucket in the order in which backward fills them, by c10d's rule: a bucket is closed when it
+    has reached its size."""
+    made, limit = [[]], FIRST_BUCKET
+    for shape in reversed(shapes):
+        made[-1].append(shape)
+        if sum(map(size, made[-1])) >= limit:
+            made.append([])
+            limit = BUCKET
+    return [bucket for bucket in made if bucket]
+
+
+def size(shape):
+    return 4 * math.prod(shape)
+
+
+def power_sgd(shape):
+    """Bytes of both factors, or of the gradient where they would not be half as many."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    factors = 4 * POWER_SGD_RANK * (rows + columns)
+    return factors if len(shape) > 1 and 2 * factors < size(shape) else size(shape)
+
+
+class Hook:
+    def __init__(self, bytes_of, all_reduces):
+        self.bytes_of = bytes_of
+        self.all_reduces = all_reduces  # of a bucket, one after the other
+
+
+HOOKS = {"allreduce": Hook(size, 1),
+         "fp16, bf16": Hook(lambda shape: size(shape) // 2, 1),
+         "PowerSGD": Hook(power_sgd, 3)}  # what is not compressed, and each of the two factors
+
+
+class Network:
+    def __init__(self, arguments):
+        self.latency, self.bandwidth = arguments.latency * 1e-6, arguments.bandwidth * 1e9
+        self.backward = arguments.backward
+
+    def steps(self, ranks, ring=True):
+        """Seconds of one all-reduce's messages."""
+        return self.latency * (2 * (ranks - 1) if ring else 2 * math.ceil(math.log2(ranks)))
+
+    def exchange(self, ranks, bucket, hook, ring=True):
+        sent = 2 * (ranks - 1) / ranks * sum(map(hook.bytes_of, bucket))
+        return hook.all_reduces * self.steps(ranks, ring) + sent / self.bandwidth
+
+    def exposed(self, ranks, filled, hook, ring=True):
+        """Seconds that backward's end waits for the exchange, and those of the exchange itself."""
+        total = sum(size(shape) for bucket in filled for shape in bucket)
+        ready = end = busy = 0.0
+        for bucket in filled:
+            ready += self.backward * sum(map(size, bucket)) / total
+            takes = self.exchange(ranks, bucket, hook, ring)
+            end, busy = max(ready, end) + takes, busy + takes
+        return max(end - self.backward, 0), busy
+
+
+def table(network, ranks_of_rows):
+    shapes = resnet50()
+    filled = buckets(shapes)
+    sizes = [sum(map(size, bucket)) / MIB for bucket in filled]
+    print(f"ResNet-50: {sum(sizes):.1f} MiB of gradients in {len(filled)} buckets "
+          f"({', '.join(f'{one:.1f}' for one in sizes)} MiB)\n")
+    print("| ranks | hook | MB sent by a rank | all-reduces, ring ms | of it latency | waited for, ring ms | "
+          "halving-doubling ms | efficiency, ring |")
+    print("|---|---|---|---|---|---|---|---|")
+    for ranks in ranks_of_rows:
+        for name, hook in HOOKS.items():
+            sent = sum(map(hook.bytes_of, shapes))
+            waits, busy = network.exposed(ranks, filled, hook)
+            other, _ = network.exposed(ranks, filled, hook, ring=False)
+            latency = len(filled) * hook.all_reduces * network.steps(ranks)
+            # Forward takes half as long as backward.
+            step = 1.5 * network.backward
+            print(f"| {ranks} | {name} | {2 * (ranks - 1) / ranks * sent / 1e6:.1f} | {1000 * busy:.0f} | "
+                  f"{latency / busy:.0%} | {1000 * waits:.0f} | {1000 * other:.0f} | {step / (step + waits):.0%} |")
+    print()
+    print("| ranks | connections of a rank | of the whole group | of the store | SyncBatchNorm: MiB a rank "
+          "receives | its latency, ms |")
+    print("|---|---|---|---|---|---|")
+    for ranks in ranks_of_rows:
+        received, steps = norm_exchange(ranks)
+        print(f"| {ranks} | {ranks - 1} | {ranks * (ranks - 1) // 2} | {ranks} | {received / MIB:.1f} | "
+              f"{1000 * steps * network.latency:.0f} |")
+
+
+def norm_exchange(ranks):
+    """Bytes that a rank receives, and messages in a row, for all layers in forward and backward. Rows of
+    float64: forward gathers mean, M2 and count from every rank, backward sums two numbers a channel, which
+    is one hop to every rank in small groups and a ring in larger ones."""
+    row = 8 * 2 * NORM_CHANNELS
+    forward = (row + 8 * NORM_LAYERS) * (ranks - 1)
+    if ranks <= ONE_HOP_RANKS:
+        return forward + row * (ranks - 1), 2 * NORM_LAYERS
+    return forward + 2 * (ranks - 1) / ranks * row, 3 * (ranks - 1) * NORM_LAYERS
+
+
+def draw(network, path):
+    """Efficiency by ranks and hook."""
+    width, height, left, right, top, bottom = 680, 320, 56, 130, 34, 44
+    counts = [2**power for power in range(1, 11)]
+    filled = buckets(resnet50())
+    step = 1.5 * network.backward
+
+    def x(ranks):
+        return left + (math.log2(ranks) - 1) / 9 * (width - left - right)
+
+    def y(share):
+        return top + (1 - share) * (height - top - bottom)
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+           'font-family="sans-serif" font-size="13" fill="#333">',
+           f'<rect width="{width}" height="{height}" fill="#fff"/>',
+           f'<text x="{left}" y="20" font-weight="bold">Modelled: share of a step that computes, '
+           'ResNet-50 over a ring</text>']
+    for percent in range(0, 101, 20):
+        out.append(f'<path d="M{left} {y(percent / 100):.1f}H{width - right}" stroke="#ddd"/>')
+        out.append(f'<text x="{left - 8}" y="{y(percent / 100) + 4:.1f}" text-anchor="end">{percent} %</text>')
+    for ranks in counts:
+        out.append(f'<text x="{x(ranks):.1f}" y="{height - bottom + 18}" text-anchor="middle">{ranks}</text>')
+    out.append(f'<text x="{(left + width - right) / 2}" y="{height - 8}" text-anchor="middle">ranks</text>')
+    for (name, hook), color in zip(HOOKS.items(), ("#1668b3", "#c4501b", "#2e8540")):
+        shares = [step / (step + network.exposed(ranks, filled, hook)[0]) for ranks in counts]
+        path_ = " ".join(f"{x(ranks):.1f},{y(share):.1f}" for ranks, share in zip(counts, shares))
+        out.append(f'<polyline points="{path_}" fill="none" stroke="{color}" stroke-width="2.5"/>')
+        out.append(f'<text x="{x(counts[-1]) + 8:.1f}" y="{y(shares[-1]) + 4:.1f}" fill="{color}">{name}</text>')
+    out.append("</svg>")
+    pathlib.Path(path).write_text("\n".join(out) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bandwidth", type=float, default=1.25, help="of a rank, GB/s each way")
+    parser.add_argument("--latency", type=float, default=50, help="of a message between neighbours, microseconds")
+    parser.add_argument("--backward", type=float, default=0.5, help="seconds")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[8, 64, 1024])
+    parser.add_argument("--svg")
+    arguments = parser.parse_args()
+    network = Network(arguments)
+    print(f"{arguments.bandwidth:g} GB/s, {arguments.latency:g} us a message, backward {arguments.backward:g} s\n")
+    table(network, arguments.ranks)
+    if arguments.svg:
+        draw(network, arguments.svg)
+
+
+if __name__ == "__main__":
+    main()

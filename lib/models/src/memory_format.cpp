@@ -1,0 +1,26 @@
+#include <syncbn/models/memory_format.h>
+
+#include <algorithm>
+
+#include <torch/nn/modules/conv.h>
+
+namespace syncbn::models {
+
+at::MemoryFormat preferred_memory_format(const torch::nn::Module& module) {
+  const auto modules = module.modules(/*include_self=*/true);
+  const bool faster = std::ranges::any_of(modules, [](const auto& one) {
+    const auto* conv = one->template as<torch::nn::Conv2dImpl>();
+    return conv != nullptr && conv->weight.is_cpu();
+  });
+  return faster ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
+void to_memory_format(torch::nn::Module& module, at::MemoryFormat format) {
+  const auto lay_out = [format](at::Tensor& tensor) {
+    if (tensor.defined() && tensor.dim() == 4) tensor.set_data(tensor.detach().contiguous(format));
+  };
+  for (at::Tensor& parameter : module.parameters()) lay_out(parameter);
+  for (at::Tensor& buffer : module.buffers()) lay_out(buffer);
+}
+
+}  // namespace syncbn::models
