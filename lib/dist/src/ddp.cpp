@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -192,9 +193,14 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, const DdpOptions& op
                           ? static_cast<int64_t>(*options.bucket_cap_mb * kBytesPerMiB)
                           : c10d::kDefaultBucketBytesCap;
   const int64_t first_cap = options.bucket_cap_mb ? cap : c10d::kDefaultFirstBucketBytes;
+  // One bucket until the order of gradients is known and buckets are rebuilt, as in PyTorch (only
+  // then are the sums the same bits). With unused parameters they never are, so these must do.
+  const std::vector<size_t> limits =
+      options.find_unused_parameters
+          ? std::vector{static_cast<size_t>(first_cap), static_cast<size_t>(cap)}
+          : std::vector{static_cast<size_t>(std::numeric_limits<int64_t>::max())};
   const std::vector<bool> sparse(tensors.size(), false);
-  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
-      tensors, {static_cast<size_t>(first_cap), static_cast<size_t>(cap)}, sparse);
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse));
   // Gradients become ready from the last layer to the first.
   std::reverse(buckets.begin(), buckets.end());
   state.reducer = std::make_shared<c10d::Reducer>(

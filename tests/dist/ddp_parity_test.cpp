@@ -1,0 +1,104 @@
+// Our DDP and Python's train the same cases from the same seeds; parameters and buffers have the
+// same bits after every step.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+
+#include <cstring>
+
+#include <torch/version.h>
+
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+#include "support/temp_folder.h"
+
+namespace {
+
+using syncbn::base::read_file;
+using syncbn::test::python;
+using syncbn::test::run_program;
+using syncbn::test::TempFolder;
+
+using Words = std::vector<std::string>;
+
+// Twenty steps, and the state before the first.
+constexpr size_t kStates = 21;
+
+// What is told apart: the options of DDP, the networks and the optimizers. The parameters take 15
+// to 30 kB, so a bucket_cap_mb of 0.005 makes several buckets.
+const Words kCases{
+    "net=mlp optimizer=sgd",
+    "net=mlp optimizer=adamw",
+    "net=mlp optimizer=sgd bucket_cap_mb=0.005",
+    "net=mlp optimizer=adamw bucket_cap_mb=0.005 gradient_as_bucket_view=1",
+    "net=mlp optimizer=sgd bucket_cap_mb=0.005 backwards=3",
+    "net=mlp optimizer=sgd bucket_cap_mb=0.005 backwards=2 gradient_as_bucket_view=1",
+    "net=mlp optimizer=sgd bucket_cap_mb=0.005 find_unused_parameters=1",
+    "net=conv optimizer=sgd",
+    "net=conv optimizer=adamw bucket_cap_mb=0.001",
+    "net=conv optimizer=sgd bucket_cap_mb=0.001 broadcast_buffers=0",
+    "net=conv optimizer=sgd backwards=2",
+    "net=heads optimizer=sgd bucket_cap_mb=0.002",
+    "net=heads optimizer=adamw bucket_cap_mb=0.002 find_unused_parameters=1 loss=first",
+    "net=branches optimizer=sgd bucket_cap_mb=0.005 find_unused_parameters=1",
+    "net=branches optimizer=adamw find_unused_parameters=1 gradient_as_bucket_view=1",
+    "net=branches optimizer=adamw bucket_cap_mb=0.005 find_unused_parameters=1 backwards=2",
+};
+
+/// Bits can only be the same where Python's libtorch is the one that this was built with.
+bool python_has_this_torch() {
+  static const auto version =
+      run_program({python(), "-c", "import torch; print(torch.__version__.split('+')[0])"});
+  return version.out == fmt::format("{}\n", TORCH_VERSION);
+}
+
+/// Runs all cases on `world_size` ranks, which write their states to `folder`.
+void run_cases(int world_size, const Words& program, const TempFolder& folder) {
+  Words argv{SYNCBN_BIN_DIR "/syncbn-launch", "--standalone",
+             fmt::format("--nproc_per_node={}", world_size)};
+  argv.insert(argv.end(), program.begin(), program.end());
+  argv.push_back(folder.path());
+  argv.insert(argv.end(), kCases.begin(), kCases.end());
+  const auto result =
+      run_program(argv, {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+}
+
+/// Both hold the states one after the other.
+void expect_same_states(const std::string& ours, const std::string& theirs) {
+  ASSERT_EQ(ours.size(), theirs.size());
+  ASSERT_GT(ours.size(), 0U);
+  const size_t size = ours.size() / kStates;
+  ASSERT_EQ(size * kStates, ours.size());
+  for (size_t step = 0; step < kStates; ++step) {
+    const auto state = [&](const std::string& all) { return all.substr(step * size, size); };
+    if (step > 0) {
+      ASSERT_NE(state(ours), ours.substr((step - 1) * size, size)) << "nothing was learned";
+    }
+    ASSERT_TRUE(state(ours) == state(theirs)) << "differ first after step " << step;
+  }
+}
+
+class DdpParityTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(DdpParityTest, TrainsToTheSameBitsAsPython) {
+  SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
+  const TempFolder ours;
+  const TempFolder theirs;
+  run_cases(GetParam(), {SYNCBN_DDP_PARITY_WORKER}, ours);
+  run_cases(GetParam(), {python(), SYNCBN_SOURCE_DIR "/tests/dist/ddp_parity.py"}, theirs);
+  for (size_t number = 0; number < kCases.size(); ++number) {
+    for (int rank = 0; rank < GetParam(); ++rank) {
+      SCOPED_TRACE(fmt::format("{} on rank {}", kCases[number], rank));
+      const auto file = fmt::format("{}.rank{}", number, rank);
+      expect_same_states(read_file(ours / file), read_file(theirs / file));
+    }
+  }
+}
+
+// With three ranks the order of additions depends on where in a bucket a gradient lies.
+INSTANTIATE_TEST_SUITE_P(Ranks, DdpParityTest, ::testing::Values(2, 3),
+                         [](const auto& ranks) { return std::to_string(ranks.param); });
+
+}  // namespace
