@@ -7,7 +7,6 @@
 
 #include <map>
 
-#include <ATen/Context.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
@@ -25,7 +24,6 @@ namespace {
 
 namespace dist = syncbn::dist;
 namespace nn = torch::nn;
-using dist::DdpOptions;
 using dist::DistributedDataParallel;
 using syncbn::base::UserError;
 using syncbn::test::close;
@@ -33,10 +31,6 @@ using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-// PyTorch's own tests of DDP compare with these bounds.
-constexpr double kRtol = 1.3e-6;
-constexpr double kAtol = 1e-5;
 
 enum class Norm { kNone, kSync };
 
@@ -59,94 +53,6 @@ struct NetImpl : nn::Module {
   dist::SyncBatchNorm batch_norm{nullptr};
 };
 TORCH_MODULE(Net);
-
-at::Tensor mean_squares(const at::Tensor& output, const at::Tensor& target) {
-  return (output - target).pow(2).mean();
-}
-
-void sgd_step(const nn::Module& module) {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& parameter : module.parameters()) {
-    parameter.sub_(parameter.grad(), 0.1);
-    parameter.mutable_grad() = at::Tensor();
-  }
-}
-
-void expect_same_parameters(const nn::Module& actual, const nn::Module& expected) {
-  const auto a = actual.named_parameters();
-  const auto b = expected.named_parameters();
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& item : a) {
-    EXPECT_TRUE(close(item.value(), *b.find(item.key()), kRtol, kAtol)) << item.key();
-  }
-}
-
-/// Five steps on shards against one model on the whole batch, parameters compared after each.
-void expect_trains_as_whole_batch(int world_size, const DdpOptions& options, Norm norm,
-                                  const std::vector<int64_t>& shares) {
-  run_ranks(world_size, [&](int rank) {
-    dist::init_process_group();
-    at::manual_seed(100 + rank);  // different weights: rank 0's must be taken
-    Net net(norm);
-    at::manual_seed(100);
-    Net whole(norm);
-    DistributedDataParallel<NetImpl> ddp(net, options);
-    // The reference sees all samples, so its batch norm is the ordinary one.
-    if (norm == Norm::kSync) {
-      whole->batch_norm->options.process_group(dist::new_subgroups(1));
-    }
-    expect_same_parameters(*net, *whole);
-    const auto at_rank = static_cast<size_t>(rank);
-    int64_t begin = 0;
-    int64_t total = 0;
-    for (size_t i = 0; i < shares.size(); ++i) {
-      if (i < at_rank) begin += shares[i];
-      total += shares[i];
-    }
-    for (int step = 0; step < 5; ++step) {
-      at::manual_seed(1337 + step);
-      const at::Tensor input = at::randn({total, 2});
-      const at::Tensor target = at::randn({total, 4});
-      const auto share = [&](const at::Tensor& t) { return t.narrow(0, begin, shares[at_rank]); };
-      // DDP averages over ranks; the weight turns that into the mean over samples.
-      const double weight =
-          static_cast<double>(world_size * shares[at_rank]) / static_cast<double>(total);
-      (mean_squares(ddp(share(input)), share(target)) * weight).backward();
-      mean_squares(whole->forward(input), target).backward();
-      sgd_step(*net);
-      sgd_step(*whole);
-      expect_same_parameters(*net, *whole);
-    }
-  });
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatch) {
-  for (int world_size = 1; world_size <= 4; ++world_size) {
-    expect_trains_as_whole_batch(world_size, {}, Norm::kNone,
-                                 std::vector<int64_t>(static_cast<size_t>(world_size), 3));
-  }
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchWithSyncBatchNorm) {
-  expect_trains_as_whole_batch(3, {}, Norm::kSync, {4, 4, 4});
-  expect_trains_as_whole_batch(2, {.broadcast_buffers = false}, Norm::kSync, {4, 4});
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchWithUnevenBatches) {
-  expect_trains_as_whole_batch(3, {}, Norm::kSync, {1, 5, 2});
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchWithGradientsAsBucketViews) {
-  expect_trains_as_whole_batch(2, {.gradient_as_bucket_view = true}, Norm::kNone, {3, 3});
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchWithManySmallBuckets) {
-  expect_trains_as_whole_batch(2, {.bucket_cap_mb = 0.0001}, Norm::kSync, {3, 3});
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchLookingForUnusedParameters) {
-  expect_trains_as_whole_batch(2, {.find_unused_parameters = true}, Norm::kNone, {3, 3});
-}
 
 TEST(DdpTest, NoSyncAccumulatesLocallyUntilTheNextBackward) {
   run_ranks(2, [](int rank) {
