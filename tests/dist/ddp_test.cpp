@@ -11,7 +11,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
-#include <ATen/ops/zeros.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
@@ -53,25 +52,6 @@ struct NetImpl : nn::Module {
   dist::SyncBatchNorm batch_norm{nullptr};
 };
 TORCH_MODULE(Net);
-
-TEST(DdpTest, NoSyncAccumulatesLocallyUntilTheNextBackward) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    at::manual_seed(0);
-    nn::Linear net(nn::LinearOptions(2, 1).bias(false));
-    DistributedDataParallel<nn::LinearImpl> ddp(net);
-    const at::Tensor input = at::full({1, 2}, rank + 1.0);
-    {
-      const auto guard = ddp.no_sync();
-      ddp(input).sum().backward();
-    }
-    EXPECT_TRUE(close(net->weight.grad(), input)) << "not exchanged yet";
-    ddp(input).sum().backward();
-    EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 3.0)));
-    ddp.zero_grad();
-    EXPECT_FALSE(net->weight.grad().defined());
-  });
-}
 
 struct BranchesImpl : nn::Module {
   BranchesImpl() {
@@ -155,22 +135,6 @@ TEST(DdpTest, FindsTensorsInsideContainers) {
     const auto output = ddp(at::full({1, 2}, rank * 2.0));
     output.second.at("a")[1].sum().backward();
     EXPECT_TRUE(close(net->linear->weight.grad(), at::full({2, 2}, 2.0)));
-  });
-}
-
-TEST(DdpTest, FrozenAndSharedParametersAreHandledOnce) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    nn::Linear shared(2, 2);
-    nn::Linear frozen(2, 2);
-    for (at::Tensor& parameter : frozen->parameters()) parameter.set_requires_grad(false);
-    nn::Sequential net(shared, frozen, shared);
-    DistributedDataParallel<nn::SequentialImpl> ddp(net);
-    ddp(at::full({1, 2}, rank + 1.0)).sum().backward();
-    at::Tensor grad = shared->weight.grad().clone();
-    dist::broadcast(grad, 0);
-    EXPECT_TRUE(grad.equal(shared->weight.grad()));
-    EXPECT_FALSE(frozen->weight.grad().defined());
   });
 }
 

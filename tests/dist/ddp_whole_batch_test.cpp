@@ -2,6 +2,7 @@
 #include <syncbn/dist/ddp.h>
 
 #include <numeric>
+#include <ostream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -28,8 +29,16 @@ struct NamedNetwork {
   Network network;
 };
 
-class DdpWholeBatchTest
-    : public ::testing::TestWithParam<std::tuple<NamedNetwork, NamedOptions>> {};
+void PrintTo(const NamedOptions& given, std::ostream* stream) {
+  *stream << given.name;
+}
+
+void PrintTo(const NamedNetwork& given, std::ostream* stream) {
+  *stream << given.name;
+}
+
+class DdpWholeBatchTest : public ::testing::TestWithParam<std::tuple<NamedNetwork, NamedOptions>> {
+};
 
 std::string name_of(const ::testing::TestParamInfo<DdpWholeBatchTest::ParamType>& info) {
   return fmt::format("{}_{}", std::get<0>(info.param).name, std::get<1>(info.param).name);
@@ -69,20 +78,20 @@ INSTANTIATE_TEST_SUITE_P(
                           NamedNetwork{"BatchNorm", Network::kBatchNorm},
                           NamedNetwork{"SyncBatchNorm", Network::kSyncBatchNorm},
                           NamedNetwork{"SeveralOutputs", Network::kSeveralOutputs}),
-        ::testing::Values(
-            NamedOptions{"Defaults", {}}, NamedOptions{"NoInitSync", {.init_sync = false}},
-            NamedOptions{"NoBroadcastBuffers", {.broadcast_buffers = false}},
-            NamedOptions{"ManySmallBuckets", {.bucket_cap_mb = kSmallBuckets}},
-            NamedOptions{"FindUnusedParameters", {.find_unused_parameters = true}},
-            NamedOptions{"GradientAsBucketView", {.gradient_as_bucket_view = true}},
-            NamedOptions{"OwnGroup", {}, true},
-            NamedOptions{"AllAtOnce",
-                         {.broadcast_buffers = false,
-                          .find_unused_parameters = true,
-                          .gradient_as_bucket_view = true,
-                          .init_sync = false,
-                          .bucket_cap_mb = kSmallBuckets},
-                         true})),
+        ::testing::Values(NamedOptions{"Defaults", {}},
+                          NamedOptions{"NoInitSync", {.init_sync = false}},
+                          NamedOptions{"NoBroadcastBuffers", {.broadcast_buffers = false}},
+                          NamedOptions{"ManySmallBuckets", {.bucket_cap_mb = kSmallBuckets}},
+                          NamedOptions{"FindUnusedParameters", {.find_unused_parameters = true}},
+                          NamedOptions{"GradientAsBucketView", {.gradient_as_bucket_view = true}},
+                          NamedOptions{"OwnGroup", {}, true},
+                          NamedOptions{"AllAtOnce",
+                                       {.broadcast_buffers = false,
+                                        .find_unused_parameters = true,
+                                        .gradient_as_bucket_view = true,
+                                        .init_sync = false,
+                                        .bucket_cap_mb = kSmallBuckets},
+                                       true})),
     name_of);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -90,13 +99,12 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(
         ::testing::Values(NamedNetwork{"UnusedLayer", Network::kUnusedLayer},
                           NamedNetwork{"Branches", Network::kBranches}),
-        ::testing::Values(NamedOptions{"FindUnusedParameters", {.find_unused_parameters = true}},
-                          NamedOptions{"ManySmallBuckets",
-                                       {.find_unused_parameters = true,
-                                        .bucket_cap_mb = kSmallBuckets}},
-                          NamedOptions{"GradientAsBucketView",
-                                       {.find_unused_parameters = true,
-                                        .gradient_as_bucket_view = true}})),
+        ::testing::Values(
+            NamedOptions{"FindUnusedParameters", {.find_unused_parameters = true}},
+            NamedOptions{"ManySmallBuckets",
+                         {.find_unused_parameters = true, .bucket_cap_mb = kSmallBuckets}},
+            NamedOptions{"GradientAsBucketView",
+                         {.find_unused_parameters = true, .gradient_as_bucket_view = true}})),
     name_of);
 
 }  // namespace

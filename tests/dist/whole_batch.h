@@ -81,7 +81,7 @@ using Tensors = std::vector<at::Tensor>;
 /// A batch over all ranks.
 struct WholeBatch {
   at::Tensor input;
-  Tensors targets;  ///< as many as a network may have outputs
+  Tensors targets;              ///< as many as a network may have outputs
   std::vector<int64_t> shares;  ///< samples of each rank
 
   WholeBatch(std::vector<int64_t> samples, int step) : shares(std::move(samples)) {
@@ -119,7 +119,9 @@ class WholeBatchReference {
   /// @param alone a group of this rank only
   WholeBatchReference(Network kind, size_t ranks, bool broadcast_buffers,
                       const dist::ProcessGroupPtr& alone)
-      : net_(kind), broadcast_buffers_(broadcast_buffers), buffers_(ranks, cloned(net_->buffers())) {
+      : net_(kind),
+        broadcast_buffers_(broadcast_buffers),
+        buffers_(ranks, cloned(net_->buffers())) {
     if (kind == Network::kSyncBatchNorm) net_->sync_batch_norm->options.process_group(alone);
   }
 
@@ -152,8 +154,7 @@ class WholeBatchReference {
         const at::NoGradGuard no_grad;
         for (size_t i = 0; i < before.size(); ++i) net_->buffers()[i].copy_(before[i]);
       }
-      const auto outputs =
-          net_->forward(batch.shard(batch.input, rank), static_cast<int>(rank));
+      const auto outputs = net_->forward(batch.shard(batch.input, rank), static_cast<int>(rank));
       (batch.loss_of_shard(outputs, rank) * batch.weight(rank)).backward();
       buffers_[rank] = cloned(net_->buffers());
     }
