@@ -6,9 +6,16 @@
 #include <syncbn/train/optimizer.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
+#include <torch/version.h>
+
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
 
 namespace syncbn::train {
 namespace {
+
+using ::testing::HasSubstr;
 
 std::unique_ptr<Optimizer> optimizer(const std::string& yaml, const NamedTensors& parameters) {
   config::Component<OptimizerKind> component;
@@ -82,8 +89,211 @@ TEST(OptimizerTest, AdamwStepsAsLibtorchsDoes) {
       });
 }
 
+/// Three steps with known gradients.
+std::vector<float> after_three_steps(const std::string& yaml) {
+  at::Tensor parameter = (at::arange(6, at::kFloat) / 10).set_requires_grad(true);
+  const auto mine = optimizer(yaml, {{"p", parameter}});
+  for (int step = 1; step <= 3; ++step) {
+    parameter.mutable_grad() = (at::arange(6, at::kFloat) - 2.5) * 0.1 * step;
+    mine->step(mine->base_lr());
+  }
+  const float* values = parameter.const_data_ptr<float>();
+  return {values, values + 6};
+}
+
+TEST(OptimizerTest, GivesTheValuesOfPythonsTorchOptim) {
+  using ::testing::FloatNear;
+  using ::testing::Pointwise;
+  for (const char* fused : {"true", "false"}) {
+    const auto values = [&](const std::string& options) {
+      return after_three_steps(fmt::format("{{{}, fused: {}}}", options, fused));
+    };
+    EXPECT_THAT(values("type: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.01"),
+                Pointwise(FloatNear(2e-7F), {0.237605020F, 0.242002502F, 0.246399969F, 0.250797480F,
+                                             0.255194932F, 0.259592384F}));
+    EXPECT_THAT(values("type: sgd, lr: 0.1, momentum: 0.9, nesterov: true"),
+                Pointwise(FloatNear(2e-7F), {0.363975018F, 0.318385005F, 0.272794992F, 0.227205008F,
+                                             0.181615010F, 0.136024997F}));
+    EXPECT_THAT(values("type: adamw, lr: 0.01"),
+                Pointwise(FloatNear(2e-7F), {0.029228866F, 0.129198864F, 0.229168892F, 0.270681143F,
+                                             0.370651156F, 0.470621139F}));
+  }
+}
+
+/// What each of Python's optimizers makes of the parameters and gradients of this file in five
+/// steps: an optimizer a line, the parameters' elements as integers of the same bits.
+constexpr const char* kFiveSteps = R"(
+import sys, torch
+for optimizer in sys.argv[1:]:
+    torch.manual_seed(1)
+    parameters = [torch.randn(shape).requires_grad_() for shape in ((3, 4), (4,))]
+    optimizer = eval("torch.optim." + optimizer)
+    for step in range(5):
+        torch.manual_seed(100 + step)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape)
+        optimizer.step()
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    print(*flat.view(torch.int32).tolist())
+)";
+
+std::string five_steps(const std::string& yaml) {
+  const NamedTensors parameters = make_parameters();
+  const auto mine = optimizer(yaml, parameters);
+  for (int64_t step = 0; step < 5; ++step) {
+    set_gradients(parameters, step);
+    mine->step(mine->base_lr());
+  }
+  const at::Tensor bits =
+      at::cat({parameters[0].second.detach().flatten(), parameters[1].second.detach()})
+          .view(at::kInt);
+  const int32_t* values = bits.const_data_ptr<int32_t>();
+  return fmt::format("{}\n", fmt::join(values, values + bits.numel(), " "));
+}
+
+/// Whether Python's torch is the very libtorch that this test runs with: others may round in other
+/// ways.
+bool python_has_this_torch() {
+  const auto result = test::run_program(
+      {test::python(), "-c", "import torch; print(torch.__version__.split('+')[0])"});
+  return result.exit_code == 0 && result.out == TORCH_VERSION "\n";
+}
+
+TEST(OptimizerTest, EqualsPythonsBitForBit) {
+  SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
+  std::string ours;
+  std::vector<std::string> python = {test::python(), "-c", kFiveSteps};
+  const auto compare = [&](const std::string& yaml, const std::string& theirs) {
+    ours += five_steps(yaml);
+    python.push_back(theirs);
+  };
+  compare("{type: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.01, fused: false}",
+          "SGD(parameters, 0.1, 0.9, weight_decay=0.01, foreach=True)");
+  compare("{type: sgd, lr: 0.1, momentum: 0.9, nesterov: true, fused: false}",
+          "SGD(parameters, 0.1, 0.9, nesterov=True)");
+  compare("{type: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.01}",
+          "SGD(parameters, 0.1, 0.9, weight_decay=0.01, fused=True)");
+  compare("{type: adamw, lr: 0.01, fused: false}", "AdamW(parameters, 0.01, foreach=True)");
+  compare("{type: adamw, lr: 0.01, fused: false}", "AdamW(parameters, 0.01)");
+  compare("{type: adamw, lr: 0.01}", "AdamW(parameters, 0.01, fused=True)");
+  const auto result = test::run_program(python);
+  EXPECT_EQ(ours, result.out) << "a line for each: " << ::testing::PrintToString(python)
+                              << result.err;
+}
+
+constexpr const char* kKinds[] = {"{type: sgd, momentum: 0.9, weight_decay: 0.01}",
+                                  "{type: sgd, momentum: 0.9, weight_decay: 0.01, fused: false}",
+                                  "{type: adamw}", "{type: adamw, fused: false}"};
+
+/// As make_parameters(), of many shapes.
+NamedTensors make_filters(at::MemoryFormat format, at::ScalarType type = at::kFloat) {
+  at::manual_seed(1);
+  NamedTensors parameters;
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{8, 3, 3, 3}, {8, 8, 1, 1}}) {
+    const at::Tensor values = at::randn(shape).to(type).contiguous(format);
+    parameters.emplace_back(fmt::format("{}", parameters.size()), values.set_requires_grad(true));
+  }
+  return parameters;
+}
+
+TEST(OptimizerTest, GradientsMayLieInMemoryInAnotherWayThanParameters) {
+  for (const char* yaml : kKinds) {
+    const NamedTensors plain = make_filters(at::MemoryFormat::Contiguous);
+    const NamedTensors turned = make_filters(at::MemoryFormat::ChannelsLast);
+    const auto one = optimizer(yaml, plain);
+    const auto other = optimizer(yaml, turned);
+    for (int64_t step = 0; step < 3; ++step) {
+      set_gradients(plain, step), one->step(0.1);
+      set_gradients(turned, step), other->step(0.1);
+    }
+    for (size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_TRUE(at::allclose(plain[i].second, turned[i].second, 1e-6, 1e-7)) << yaml;
+      EXPECT_TRUE(turned[i].second.is_contiguous(at::MemoryFormat::ChannelsLast));
+    }
+    // Contiguous, as from a file, into channels-last parameters.
+    const NamedTensors copied = make_filters(at::MemoryFormat::ChannelsLast);
+    for (size_t i = 0; i < copied.size(); ++i) {
+      copied[i].second.detach().copy_(plain[i].second.detach());
+    }
+    const auto resumed = optimizer(yaml, copied);
+    resumed->load(one->state());
+    set_gradients(plain, 3), one->step(0.1);
+    set_gradients(copied, 3), resumed->step(0.1);
+    for (size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_TRUE(at::allclose(plain[i].second, copied[i].second, 1e-6, 1e-7)) << yaml;
+    }
+  }
+}
+
+TEST(OptimizerTest, ParametersOfSeveralTypesAreUpdatedEachInItsOwn) {
+  for (const char* yaml : kKinds) {
+    NamedTensors parameters = make_filters(at::MemoryFormat::Contiguous, at::kFloat);
+    NamedTensors doubles = make_filters(at::MemoryFormat::Contiguous, at::kDouble);
+    for (auto& [name, parameter] : doubles) parameters.emplace_back("double" + name, parameter);
+    const auto mine = optimizer(yaml, parameters);
+    for (int step = 0; step < 3; ++step) {
+      for (const auto& [name, parameter] : parameters) {
+        parameter.mutable_grad() = at::ones_like(parameter) * (step - 0.5);
+      }
+      mine->step(0.1);
+    }
+    for (size_t i = 0; i < doubles.size(); ++i) {
+      EXPECT_TRUE(at::allclose(parameters[i].second.to(at::kDouble), doubles[i].second, 1e-5, 1e-6))
+          << yaml;
+    }
+  }
+}
+
+TEST(OptimizerTest, AParameterWhoseFirstGradientComesLateBeginsThen) {
+  for (const char* yaml : kKinds) {
+    const NamedTensors late = make_parameters();
+    const NamedTensors alone = make_parameters();
+    const auto mine = optimizer(yaml, late);
+    const auto reference = optimizer(yaml, {alone[1]});
+    for (int64_t step = 0; step < 4; ++step) {
+      set_gradients(late, step);
+      if (step < 2) late[1].second.mutable_grad() = at::Tensor();
+      mine->step(0.1);
+      if (step < 2) continue;
+      set_gradients(alone, step), reference->step(0.1);
+    }
+    EXPECT_TRUE(at::equal(late[1].second, alone[1].second)) << yaml;
+  }
+}
+
+at::Tensor sparse_rows() {
+  return at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).unsqueeze(0), at::ones({2, 4}),
+                               {3, 4});
+}
+
+TEST(OptimizerTest, SparseGradientsAreUsedWherePythonUsesThem) {
+  for (const char* yaml : {"{type: sgd}", "{type: sgd, momentum: 0.9}",
+                           "{type: sgd, momentum: 0.9, nesterov: true}"}) {
+    const NamedTensors sparse = make_parameters();
+    const NamedTensors dense = make_parameters();
+    const auto one = optimizer(yaml, {sparse[0]});
+    const auto other = optimizer(yaml, {dense[0]});
+    for (int step = 0; step < 3; ++step) {
+      sparse[0].second.mutable_grad() = sparse_rows();
+      dense[0].second.mutable_grad() = sparse_rows().to_dense();
+      one->step(0.1), other->step(0.1);
+    }
+    EXPECT_TRUE(at::allclose(sparse[0].second, dense[0].second, 1e-6, 1e-7)) << yaml;
+  }
+  for (const char* yaml : {"{type: adamw}", "{type: sgd, weight_decay: 0.1}"}) {
+    const NamedTensors parameters = make_parameters();
+    parameters[0].second.mutable_grad() = sparse_rows();
+    try {
+      optimizer(yaml, parameters)->step(0.1);
+      ADD_FAILURE() << yaml << " took a sparse gradient";
+    } catch (const base::UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("the gradient of parameter 'weight' is sparse"));
+    }
+  }
+}
+
 TEST(OptimizerTest, GoesOnFromItsStateBitForBit) {
-  for (const char* yaml : {"{type: sgd, momentum: 0.9}", "{type: adamw}"}) {
+  for (const char* yaml : kKinds) {
     const NamedTensors whole = make_parameters();
     const auto first = optimizer(yaml, whole);
     for (int64_t step = 0; step < 2; ++step) set_gradients(whole, step), first->step(0.1);

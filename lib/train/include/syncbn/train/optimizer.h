@@ -19,7 +19,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using OptimizerState = std::map<std::string, std::map<std::string, at::Tensor>>;
 
 /// Updates parameters from their gradients, with torch.optim's formulas, names and defaults.
-/// Parameters without a gradient are left alone. Not thread-safe.
+/// Parameters without a gradient are left alone. Parameters may be of different devices and types.
+/// Not thread-safe.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -27,11 +28,13 @@ class Optimizer {
   /// The learning rate of the configuration, from which a schedule starts.
   virtual double base_lr() const = 0;
 
+  /// @throws base::UserError for a sparse gradient, where torch.optim refuses it, too.
   virtual void step(double lr) = 0;
 
-  /// Tensors are the optimizer's own, not copies.
+  /// Tensors of a parameter's shape are the optimizer's own, not copies.
   virtual OptimizerState state() const = 0;
 
+  /// Tensors may lie in memory in another way than the parameters, or on another device.
   /// @throws base::UserError for a parameter that is unknown or of another shape.
   virtual void load(const OptimizerState& state) = 0;
 };
