@@ -168,8 +168,7 @@ TEST(DdpGradientsTest, APathWithoutParametersCountsAsZeroWhereTheOthersUsedThem)
       if (step == 3) {
         EXPECT_FALSE(net->layer->weight.grad().defined()) << "no rank used it";
       } else {
-        EXPECT_TRUE(
-            close(net->layer->weight.grad(), at::full({1, 2}, (of_first + of_second) / 2)));
+        EXPECT_TRUE(close(net->layer->weight.grad(), at::full({1, 2}, (of_first + of_second) / 2)));
       }
       EXPECT_TRUE(net->scale.grad().defined());
     }

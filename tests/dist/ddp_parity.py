@@ -13,6 +13,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 20
@@ -88,10 +89,28 @@ NETS = {"mlp": Mlp, "conv": Conv, "heads": Heads, "branches": Branches}
 INPUTS = {"conv": 3 * 8 * 8}
 
 
-def make_optimizer(name, parameters):
+def make_optimizer(name, fused, parameters):
+    how = {"fused": True} if fused else {"foreach": True}
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3, foreach=True)
-    return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=1e-2, foreach=True)
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3, **how)
+    return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=1e-2, **how)
+
+
+def register_hook(name, ddp):
+    hooks = {
+        "allreduce": default_hooks.allreduce_hook,
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+    }
+    if name in hooks:
+        ddp.register_comm_hook(None, hooks[name])
+    elif name == "powersgd":
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # needs numpy
+
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=5, random_seed=3
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
 def loss_of(outputs, only_first):
@@ -116,7 +135,8 @@ def train(case, file):
     if "bucket_cap_mb" in case:
         options["bucket_cap_mb"] = float(case["bucket_cap_mb"])
     ddp = DistributedDataParallel(net, **options)
-    optimizer = make_optimizer(case["optimizer"], net.parameters())
+    register_hook(case.get("hook"), ddp)
+    optimizer = make_optimizer(case["optimizer"], case.get("fused") == "1", net.parameters())
     backwards = int(case.get("backwards", 1))
 
     write_state(file, net)

@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 
-#include <cstring>
+#include <string>
+#include <vector>
 
 #include <torch/version.h>
 
@@ -30,6 +31,8 @@ constexpr size_t kStates = 21;
 const Words kCases{
     "net=mlp optimizer=sgd",
     "net=mlp optimizer=adamw",
+    "net=mlp optimizer=sgd fused=1",
+    "net=mlp optimizer=adamw fused=1",
     "net=mlp optimizer=sgd bucket_cap_mb=0.005",
     "net=mlp optimizer=adamw bucket_cap_mb=0.005 gradient_as_bucket_view=1",
     "net=mlp optimizer=sgd bucket_cap_mb=0.005 backwards=3",
@@ -53,10 +56,16 @@ bool python_has_this_torch() {
   return version.out == fmt::format("{}\n", TORCH_VERSION);
 }
 
-/// Runs all cases on `world_size` ranks, which write their states to `folder`.
-void run_cases(int world_size, const Words& program, const TempFolder& folder) {
-  Words argv{SYNCBN_BIN_DIR "/syncbn-launch", "--standalone",
-             fmt::format("--nproc_per_node={}", world_size)};
+const Words kPython{python(), SYNCBN_SOURCE_DIR "/tests/dist/ddp_parity.py"};
+const Words kOurs{SYNCBN_DDP_PARITY_WORKER};
+
+Words launched_by_us(int world_size) {
+  return {SYNCBN_BIN_DIR "/syncbn-launch", "--standalone",
+          fmt::format("--nproc_per_node={}", world_size)};
+}
+
+/// Runs all cases; the ranks write their states to `folder`.
+void run_cases(Words argv, const Words& program, const TempFolder& folder) {
   argv.insert(argv.end(), program.begin(), program.end());
   argv.push_back(folder.path());
   argv.insert(argv.end(), kCases.begin(), kCases.end());
@@ -80,21 +89,25 @@ void expect_same_states(const std::string& ours, const std::string& theirs) {
   }
 }
 
+void expect_same_states_on_ranks(const TempFolder& ours, const TempFolder& theirs, int world_size) {
+  for (size_t number = 0; number < kCases.size(); ++number) {
+    for (int rank = 0; rank < world_size; ++rank) {
+      SCOPED_TRACE(fmt::format("{} on rank {}", kCases[number], rank));
+      const auto file = fmt::format("{}.rank{}", number, rank);
+      expect_same_states(read_file(ours / file), read_file(theirs / file));
+    }
+  }
+}
+
 class DdpParityTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(DdpParityTest, TrainsToTheSameBitsAsPython) {
   SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
   const TempFolder ours;
   const TempFolder theirs;
-  run_cases(GetParam(), {SYNCBN_DDP_PARITY_WORKER}, ours);
-  run_cases(GetParam(), {python(), SYNCBN_SOURCE_DIR "/tests/dist/ddp_parity.py"}, theirs);
-  for (size_t number = 0; number < kCases.size(); ++number) {
-    for (int rank = 0; rank < GetParam(); ++rank) {
-      SCOPED_TRACE(fmt::format("{} on rank {}", kCases[number], rank));
-      const auto file = fmt::format("{}.rank{}", number, rank);
-      expect_same_states(read_file(ours / file), read_file(theirs / file));
-    }
-  }
+  run_cases(launched_by_us(GetParam()), kOurs, ours);
+  run_cases(launched_by_us(GetParam()), kPython, theirs);
+  expect_same_states_on_ranks(ours, theirs, GetParam());
 }
 
 // With three ranks the order of additions depends on where in a bucket a gradient lies.

@@ -100,10 +100,13 @@ std::shared_ptr<Net> make_net(const std::string& name) {
   throw std::invalid_argument("no net " + name);
 }
 
-std::unique_ptr<train::Optimizer> make_optimizer(const std::string& name, const nn::Module& net) {
-  const std::string yaml = name == "sgd"
-                               ? "{type: sgd, lr: 0.05, momentum: 0.9, weight_decay: 1e-3}"
-                               : "{type: adamw, lr: 1e-3, weight_decay: 1e-2}";
+std::unique_ptr<train::Optimizer> make_optimizer(const std::string& name, bool fused,
+                                                 const nn::Module& net) {
+  const std::string yaml =
+      fmt::format("{{{}, fused: {}}}",
+                  name == "sgd" ? "type: sgd, lr: 0.05, momentum: 0.9, weight_decay: 1e-3"
+                                : "type: adamw, lr: 1e-3, weight_decay: 1e-2",
+                  fused);
   namespace config = syncbn::config;
   config::Component<train::OptimizerKind> component;
   config::Faults faults;
@@ -158,7 +161,8 @@ void train_case(const Case& given, std::ofstream& file) {
   at::manual_seed(static_cast<uint64_t>(7 + rank));
   const auto net = make_net(value_of("net", ""));
   dist::DistributedDataParallel<Net> ddp(net, options_of(given));
-  const auto optimizer = make_optimizer(value_of("optimizer", ""), *net);
+  const auto optimizer =
+      make_optimizer(value_of("optimizer", ""), value_of("fused", "") == "1", *net);
   const int64_t backwards = std::stoll(value_of("backwards", "1"));
   const bool only_first = value_of("loss", "") == "first";
 
