@@ -9,6 +9,7 @@
 
 #include "batch_norm_kernels.h"
 #include "gather_rows.h"
+#include "join_statistics.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -49,19 +50,16 @@ namespace {
 /// The ranks' statistics, [W, 2C+1] float64: mean, m2, count.
 at::Tensor exchange(const Moments& moments, int64_t count, const ProcessGroupPtr& group) {
   const at::Tensor own_count = at::full({1}, static_cast<double>(count), moments.mean.options());
-  return gather_rows(at::cat({moments.mean, moments.m2, own_count}).unsqueeze_(0), group);
+  const at::Tensor row = at::cat({moments.mean, moments.m2, own_count}).unsqueeze_(0);
+  announce_gather(row, group);
+  return gather_rows(row, group);
 }
 
 /// The sums over all ranks: the same bits on each.
 BackwardSums exchange(const BackwardSums& sums, const ProcessGroupPtr& group) {
   const at::Tensor own = at::cat({sums.dy, sums.dy_xmu}).unsqueeze_(0);
-  std::vector<at::Tensor> total{own};
-  if (gathers_in_one_hop(own, group)) {
-    total[0] = gather_rows(own, group).sum(0);
-  } else {
-    group->allreduce(total)->wait();
-  }
-  const auto halves = total[0].view({-1}).chunk(2);
+  announce_sum(own, group);
+  const auto halves = sum_rows(own, group).chunk(2);
   return {halves[0], halves[1]};
 }
 

@@ -36,6 +36,15 @@ Layers& layers() {
   return *instance;
 }
 
+std::optional<Layer> find(const at::Tensor& key) {
+  if (!key.defined()) return std::nullopt;
+  Layers& all = layers();
+  const std::lock_guard lock(all.mutex);
+  const auto layer = all.by_key.find(key.unsafeGetTensorImpl());
+  if (layer == all.by_key.end() || layer->second.key.expired()) return std::nullopt;
+  return layer->second;
+}
+
 at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {
   return tensor.value_or(at::Tensor());
 }
@@ -63,16 +72,15 @@ void unregister_layer(const at::Tensor& key) {
   all.by_key.erase(key.unsafeGetTensorImpl());
 }
 
+std::optional<ProcessGroupPtr> converted_group(const at::Tensor& key) {
+  const auto layer = find(key);
+  return layer ? std::optional(layer->group) : std::nullopt;
+}
+
 std::optional<ProcessGroupPtr> find_layer(const at::Tensor& running_mean,
                                           const at::Tensor& weight) {
-  const at::Tensor key = layer_key(running_mean, weight);
-  if (!key.defined()) return std::nullopt;
-  Layers& all = layers();
-  const std::lock_guard lock(all.mutex);
-  const auto layer = all.by_key.find(key.unsafeGetTensorImpl());
-  if (layer == all.by_key.end() || layer->second.key.expired()) return std::nullopt;
-  if (!layer->second.is_training()) return std::nullopt;
-  return layer->second.group;
+  const auto layer = find(layer_key(running_mean, weight));
+  return layer && layer->is_training() ? std::optional(layer->group) : std::nullopt;
 }
 
 at::Tensor batch_norm_or_sync(const at::Tensor& input, const std::optional<at::Tensor>& weight,

@@ -25,6 +25,10 @@ void unregister_layer(const at::Tensor& key);
 /// being evaluated.
 std::optional<ProcessGroupPtr> find_layer(const at::Tensor& running_mean, const at::Tensor& weight);
 
+/// The group that a layer with this key was converted with, training or not; nullopt when it was
+/// not converted.
+std::optional<ProcessGroupPtr> converted_group(const at::Tensor& key);
+
 /// The tensor to know a layer by; undefined when it has neither.
 at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight);
 

@@ -1,11 +1,11 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
-#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/inliner.h>
 #include <torch/library.h>
 
 #include "convert.h"
+#include "script_module.h"
 
 namespace syncbn::dist {
 namespace {
@@ -56,15 +56,8 @@ void rewrite(torch::jit::Module& module, c10::Symbol from, c10::Symbol to) {
   module = copy;
 }
 
-at::Tensor tensor_attribute(const torch::jit::Module& module, const std::string& name) {
-  if (!module.hasattr(name)) return {};
-  const c10::IValue value = module.attr(name);
-  return value.isTensor() ? value.toTensor() : at::Tensor();
-}
-
 bool is_batch_norm(const torch::jit::Module& module) {
-  const auto type = module.type()->name();
-  return type && type->name().find("BatchNorm") != std::string::npos;
+  return detail::class_of(module).find("BatchNorm") != std::string::npos;
 }
 
 }  // namespace
@@ -75,8 +68,8 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
   ConvertReport report;
   for (const auto& [name, layer] : module.named_modules()) {
     if (!is_batch_norm(layer)) continue;
-    const at::Tensor key = detail::layer_key(tensor_attribute(layer, "running_mean"),
-                                             tensor_attribute(layer, "weight"));
+    const at::Tensor key = detail::layer_key(detail::tensor_attribute(layer, "running_mean"),
+                                             detail::tensor_attribute(layer, "weight"));
     if (!key.defined()) {
       report.not_converted.push_back(
           {name, "it has neither running statistics nor a weight to be recognised by"});
@@ -96,8 +89,8 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
 void revert_sync_batchnorm(torch::jit::Module& module) {
   for (const torch::jit::Module& layer : module.modules()) {
     if (!is_batch_norm(layer)) continue;
-    const at::Tensor key = detail::layer_key(tensor_attribute(layer, "running_mean"),
-                                             tensor_attribute(layer, "weight"));
+    const at::Tensor key = detail::layer_key(detail::tensor_attribute(layer, "running_mean"),
+                                             detail::tensor_attribute(layer, "weight"));
     if (key.defined()) detail::unregister_layer(key);
   }
   rewrite(module, sync_symbol(), plain_symbol());

@@ -4,270 +4,327 @@
 #include <syncbn/base/error.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
+#include <sstream>
 #include <unordered_map>
-#include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
-#include <torch/csrc/distributed/c10d/logger.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 
-namespace syncbn::dist::detail {
+#include "ddp_check.h"
+#include "ddp_outputs.h"
+#include "ddp_state.h"
+
+namespace syncbn::dist {
+namespace detail {
 namespace {
 
 constexpr size_t kBroadcastBucketBytes = size_t{250} * 1024 * 1024;
 constexpr double kBytesPerMiB = 1024.0 * 1024.0;
 
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
+std::vector<at::Tensor> tensors_of(const std::vector<NamedTensor>& all) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(all.size());
+  for (const NamedTensor& one : all) tensors.push_back(one.tensor);
+  return tensors;
+}
+
+std::vector<NamedTensor> without(std::vector<NamedTensor> all,
+                                 const std::unordered_set<std::string>& names) {
+  std::erase_if(all, [&](const NamedTensor& one) { return names.contains(one.name); });
+  return all;
+}
+
+void check_options(const DdpOptions& options) {
+  for (const auto& [name, value] :
+       {std::pair("bucket_cap_mb", options.bucket_cap_mb),
+        std::pair("first_bucket_cap_mb", options.first_bucket_cap_mb)}) {
+    if (value && !(*value > 0)) {
+      throw base::UserError(
+          fmt::format("DistributedDataParallel: {} must be above 0, got {}", name, *value));
+    }
+  }
+}
+
+/// A name that is not there is a spelling mistake, after which the wrong thing would be averaged.
+void check_ignored(const DdpState& state) {
+  std::unordered_set<std::string> unknown = state.ignored;
+  for (const NamedTensor& one : state.module->parameters()) unknown.erase(one.name);
+  for (const NamedTensor& one : state.module->buffers()) unknown.erase(one.name);
+  if (unknown.empty()) return;
+  throw base::UserError(
+      fmt::format("DistributedDataParallel: parameters_to_ignore names '{}', which is neither a "
+                  "parameter nor a buffer of the module; write names as named_parameters() does",
+                  *unknown.begin()));
+}
+
+int64_t bytes(const std::optional<double>& mib, int64_t otherwise) {
+  return mib ? static_cast<int64_t>(*mib * kBytesPerMiB) : otherwise;
+}
+
+std::shared_ptr<c10d::Reducer> make_reducer(const DdpState& state) {
+  const DdpOptions& options = state.options;
+  const std::vector<at::Tensor> tensors = tensors_of(state.parameters);
+  const auto sparse_parameters = state.module->sparse_parameters();
+  std::vector<bool> sparse;
+  std::unordered_map<size_t, std::string> names;
+  for (const NamedTensor& parameter : state.parameters) {
+    names[sparse.size()] = parameter.name;
+    sparse.push_back(sparse_parameters.contains(parameter.tensor.unsafeGetTensorImpl()));
+  }
+  const int64_t cap = bytes(options.bucket_cap_mb, c10d::kDefaultBucketBytesCap);
+  const int64_t first_cap = bytes(options.first_bucket_cap_mb,
+                                  options.bucket_cap_mb ? cap : c10d::kDefaultFirstBucketBytes);
+  // As PyTorch: one bucket for the first step, after which buckets follow the order in which
+  // gradients became ready. Where that order may change, the buckets stay.
+  std::vector<size_t> limits{std::numeric_limits<int64_t>::max()};
+  if (state.searches_unused()) {
+    limits = {static_cast<size_t>(first_cap)};
+    if (first_cap != cap) limits.push_back(static_cast<size_t>(cap));
+  }
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse));
+  // Gradients become ready from the last layer to the first.
+  std::reverse(buckets.begin(), buckets.end());
+  return std::make_shared<c10d::Reducer>(
+      tensors, std::move(buckets), state.group, std::move(sparse), cap,
+      options.find_unused_parameters, options.gradient_as_bucket_view, std::move(names), first_cap,
+      options.skip_all_reduce_unused_params, /*use_python_reducer=*/false, std::vector<int64_t>{});
+}
+
+std::shared_ptr<c10d::Logger> make_logger(const DdpState& state) {
+  auto logger = std::make_shared<c10d::Logger>(state.reducer);
+  const at::Device device = state.first_device;
+  logger->set_construction_data_and_log(
+      state.module->class_name(),
+      device.is_cuda() ? std::vector<int>{device.index()} : std::vector<int>{},
+      device.is_cuda() ? device.index() : -1, state.options.broadcast_buffers,
+      !state.module->sync_layers().empty(), state.options.static_graph);
+  return logger;
+}
+
+/// A user's function as the engine wants it.
+class FunctionHook : public c10d::CommHookInterface {
+ public:
+  explicit FunctionHook(CommHook hook) : hook_(std::move(hook)) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    return hook_(bucket);
+  }
+  at::Tensor parseHookResult(const c10::IValue& result) override {
+    return c10d::detail::parseCppCommHookResult(result);
+  }
+
+ private:
+  const CommHook hook_;
 };
 
-/// The parameters that get gradients, each once however often the module refers to it.
-std::vector<NamedParameter> trained_parameters(const torch::nn::Module& module) {
-  std::vector<NamedParameter> parameters;
-  std::unordered_set<const at::TensorImpl*> seen;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    if (!tensor.requires_grad() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    parameters.push_back({item.key(), tensor});
-  }
-  return parameters;
-}
-
-std::string describe(const std::vector<NamedParameter>& parameters) {
-  std::string text;
-  for (const NamedParameter& parameter : parameters) {
-    text += fmt::format("{} {} {}\n", parameter.name, c10::str(parameter.tensor.sizes()),
-                        c10::toString(parameter.tensor.scalar_type()));
-  }
-  return text;
-}
-
-std::string line_at(const std::string& text, size_t line) {
-  size_t begin = 0;
-  for (; line > 0 && begin < text.size(); --line) {
-    begin = std::min(text.find('\n', begin), text.size() - 1) + 1;
-  }
-  if (begin >= text.size()) return "nothing";
-  return text.substr(begin, text.find('\n', begin) - begin);
-}
-
-at::Tensor to_bytes(const std::string& text, int64_t size) {
-  at::Tensor bytes = at::zeros({size}, at::kByte);
-  std::memcpy(bytes.data_ptr(), text.data(), text.size());
-  return bytes;
-}
-
-/// Every rank learns whether the parameters are the same on all of them, and which one is not.
-void verify_same_parameters(const std::vector<NamedParameter>& parameters,
-                            const ProcessGroupPtr& group) {
-  if (group->getSize() == 1) return;
-  const std::string own = describe(parameters);
-  const auto hash = static_cast<int64_t>(std::hash<std::string>{}(own));
-  const at::Tensor summary = at::tensor({hash, static_cast<int64_t>(own.size())}, at::kLong);
-  const std::vector<at::Tensor> summaries = all_gather(summary, group);
-  int64_t longest = 0;
-  bool same = true;
-  for (const at::Tensor& one : summaries) {
-    same = same && one.equal(summaries[0]);
-    longest = std::max(longest, one[1].item<int64_t>());
-  }
-  if (same) return;
-  const std::vector<at::Tensor> texts = all_gather(to_bytes(own, longest), group);
-  const auto text_of = [&](size_t rank) {
-    return std::string(static_cast<const char*>(texts[rank].data_ptr()),
-                       static_cast<size_t>(summaries[rank][1].item<int64_t>()));
-  };
-  const std::string first = text_of(0);
-  for (size_t rank = 1; rank < texts.size(); ++rank) {
-    const std::string other = text_of(rank);
-    if (other == first) continue;
-    size_t line = 0;
-    while (line_at(first, line) == line_at(other, line)) ++line;
-    throw base::UserError(fmt::format(
-        "DistributedDataParallel: the module differs between ranks: rank 0 has {}, rank {} has {} "
-        "(parameter {} in order); build the same module on every rank",
-        line_at(first, line), rank, line_at(other, line), line));
+/// Gradients that are views of the buckets become aliases that are no views: torch::optim's
+/// zero_grad() cannot detach views.
+void hide_bucket_views(const DdpState& state) {
+  for (const NamedTensor& parameter : state.parameters) {
+    at::Tensor& gradient = parameter.tensor.mutable_grad();
+    if (gradient.defined() && gradient.is_view()) gradient = gradient.variable_data();
   }
 }
 
-/// Copies rank 0's tensors over everybody's. On aliases with version counters of their own: an
-/// overwritten buffer must not make a graph that saved it invalid (two forwards, then a backward).
-void broadcast_from_first(const std::vector<at::Tensor>& tensors, const ProcessGroupPtr& group) {
-  if (tensors.empty() || group->getSize() == 1) return;
-  std::vector<at::Tensor> aliases;
-  aliases.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) aliases.push_back(tensor.variable_data());
-  c10d::broadcast_coalesced(group, aliases, kBroadcastBucketBytes, /*rank=*/0);
-}
-
-/// The identity on all outputs at once. When the loss uses only some of them, the others' graphs
-/// still run, with undefined gradients: their parameters count as ready instead of being waited
-/// for.
-struct JoinOutputs : torch::autograd::Node {
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    return std::move(gradients);
+/// When the gradients of forward's outputs are there, and the backward of the module begins.
+void on_backward(const std::weak_ptr<DdpState>& weak) {
+  const auto state = weak.lock();
+  if (!state) return;
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  if (state->options.static_graph && state->require_sync && !state->had_first_backward) {
+    state->had_first_backward = true;
+    engine.queue_callback([state] { state->reducer->delay_all_reduce(); });
   }
-};
-
-/// Autograd's nodes are held by shared_ptr in libtorch 2.11 and by intrusive_ptr in 2.15.
-template <class Pointer, class Made>
-Pointer make_node() {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<Made>();
-  } else {
-    return c10::make_intrusive<Made>();
+  if (state->join && state->join->statistics) {
+    engine.queue_callback([state] {
+      if (state->join) state->join->statistics->end_backward();
+    });
+  }
+  if (state->options.gradient_as_bucket_view) {
+    // After the callbacks that the engine queues itself, of which the last one comes last.
+    engine.queue_callback([state] {
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [state] { hide_bucket_views(*state); });
+    });
   }
 }
 
-std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs) {
-  const auto node = make_node<decltype(torch::autograd::Edge::function), JoinOutputs>();
-  node->set_next_edges(torch::autograd::collect_next_edges(outputs));
-  for (at::Tensor& output : outputs) {
-    const auto index = node->add_input_metadata(output);
-    if (!output.requires_grad()) continue;
-    const at::NoGradGuard no_grad;  // a plain view, whose history is the node's alone
-    output = output.view_as(output);
-    torch::autograd::impl::set_gradient_edge(output, {node, index});
-  }
-  return outputs;
-}
-
-at::Device device_of(const std::vector<NamedParameter>& parameters) {
-  return parameters.front().tensor.device();
+bool listens_to_backward(const DdpState& state) {
+  return state.searches_unused() || (state.options.static_graph && !state.had_first_backward) ||
+         state.options.gradient_as_bucket_view || (state.join && state.join->statistics);
 }
 
 }  // namespace
 
-struct DdpCore::State {
-  std::shared_ptr<torch::nn::Module> module;
-  DdpOptions options;
-  ProcessGroupPtr group;
-  std::vector<NamedParameter> parameters;
-  std::shared_ptr<c10d::Reducer> reducer;
-  std::shared_ptr<c10d::Logger> logger;
-  bool require_sync = true;
-  /// False after a forward under no_sync: the buffers then stay as they are, as in PyTorch.
-  bool sync_buffers_next = true;
-};
+std::vector<at::Tensor> DdpState::buffers_to_sync() const {
+  if (!options.broadcast_buffers || !sync_buffers_next) return {};
+  return tensors_of(without(module->buffers(), ignored));
+}
 
-DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, const DdpOptions& options)
-    : state_(std::make_unique<State>()) {
-  State& state = *state_;
+void DdpState::broadcast(const std::vector<at::Tensor>& tensors, int rank) const {
+  if (tensors.empty() || group->getSize() == 1) return;
+  // Aliases with version counters of their own: an overwritten buffer must not make a graph that
+  // saved it invalid (two forwards, then a backward).
+  std::vector<at::Tensor> aliases;
+  aliases.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) aliases.push_back(tensor.variable_data());
+  c10d::broadcast_coalesced(group, aliases, kBroadcastBucketBytes, rank);
+}
+
+void DdpState::broadcast_module(int rank) const {
+  std::vector<at::Tensor> all = tensors_of(without(module->parameters(), ignored));
+  if (options.broadcast_buffers) {
+    for (const NamedTensor& buffer : without(module->buffers(), ignored)) {
+      all.push_back(buffer.tensor);
+    }
+  }
+  broadcast(all, rank);
+}
+
+DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& options)
+    : state_(std::make_shared<DdpState>()) {
+  check_options(options);
+  DdpState& state = *state_;
   state.module = std::move(module);
   state.options = options;
   state.group = options.process_group ? options.process_group : default_group();
-  state.parameters = trained_parameters(*state.module);
-  verify_same_parameters(state.parameters, state.group);
+  state.ignored.insert(options.parameters_to_ignore.begin(), options.parameters_to_ignore.end());
+  check_ignored(state);
+  const auto considered = without(state.module->parameters(), state.ignored);
+  std::copy_if(considered.begin(), considered.end(), std::back_inserter(state.parameters),
+               [](const NamedTensor& one) { return one.tensor.requires_grad(); });
+  check_same_parameters(state.parameters, state.group);
   if (state.parameters.empty()) {
     throw base::UserError(
         "DistributedDataParallel: the module has no parameter that requires a gradient; it needs "
-        "no "
-        "wrapper");
+        "no wrapper");
   }
-  if (options.bucket_cap_mb && !(*options.bucket_cap_mb > 0)) {
-    throw base::UserError(fmt::format(
-        "DistributedDataParallel: bucket_cap_mb must be above 0, got {}", *options.bucket_cap_mb));
-  }
+  std::vector<at::Device> devices;
+  for (const NamedTensor& one : considered) devices.push_back(one.tensor.device());
+  state.first_device = devices.front();
+  state.input_device = check_devices(devices, !state.module->sync_layers().empty());
   if (options.init_sync) {
-    std::vector<at::Tensor> all = state.module->parameters();
-    for (const at::Tensor& buffer : state.module->buffers()) all.push_back(buffer);
-    broadcast_from_first(all, state.group);
+    // What PyTorch does here, too: a rank of Python's takes part in it.
+    c10d::verify_params_across_processes(state.group, tensors_of(state.parameters), {});
+    state.broadcast_module(0);
   }
-
-  std::vector<at::Tensor> tensors;
-  std::unordered_map<size_t, std::string> names;
-  for (const NamedParameter& parameter : state.parameters) {
-    names[tensors.size()] = parameter.name;
-    tensors.push_back(parameter.tensor);
-  }
-  // PyTorch's sizes: a small first bucket, so that communication starts early in backward.
-  const int64_t cap = options.bucket_cap_mb
-                          ? static_cast<int64_t>(*options.bucket_cap_mb * kBytesPerMiB)
-                          : c10d::kDefaultBucketBytesCap;
-  const int64_t first_cap = options.bucket_cap_mb ? cap : c10d::kDefaultFirstBucketBytes;
-  // One bucket until the order of gradients is known and buckets are rebuilt, as in PyTorch (only
-  // then are the sums the same bits). With unused parameters they never are, so these must do.
-  const std::vector<size_t> limits =
-      options.find_unused_parameters
-          ? std::vector{static_cast<size_t>(first_cap), static_cast<size_t>(cap)}
-          : std::vector{static_cast<size_t>(std::numeric_limits<int64_t>::max())};
-  const std::vector<bool> sparse(tensors.size(), false);
-  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse));
-  // Gradients become ready from the last layer to the first.
-  std::reverse(buckets.begin(), buckets.end());
-  state.reducer = std::make_shared<c10d::Reducer>(
-      tensors, std::move(buckets), state.group, sparse, cap, options.find_unused_parameters,
-      options.gradient_as_bucket_view, std::move(names), first_cap,
-      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
-      std::vector<int64_t>{});
-  state.logger = std::make_shared<c10d::Logger>(state.reducer);
-  const at::Device device = device_of(state.parameters);
-  state.logger->set_construction_data_and_log(
-      state.module->name(),
-      device.is_cuda() ? std::vector<int>{device.index()} : std::vector<int>{},
-      device.is_cuda() ? device.index() : -1, options.broadcast_buffers,
-      /*has_sync_bn=*/false, /*static_graph=*/false);
+  state.reducer = make_reducer(state);
+  state.logger = make_logger(state);
   state.reducer->set_logger(state.logger);
+  if (options.static_graph) state.reducer->set_static_graph();
 }
 
-DdpCore::~DdpCore() = default;
+DdpBase::~DdpBase() = default;
 
-void DdpCore::before_forward() {
-  State& state = *state_;
-  if (at::GradMode::is_enabled() && state.require_sync) {
+void DdpBase::before_forward() {
+  DdpState& state = *state_;
+  const bool has_graph = at::GradMode::is_enabled();
+  if (has_graph && state.require_sync) {
     state.logger->set_runtime_stats_and_log();
     state.reducer->prepare_for_forward();
   }
-  // After the first backward, buckets follow the order in which gradients became ready.
-  if (at::GradMode::is_enabled()) state.reducer->rebuild_buckets();
-  if (state.options.broadcast_buffers && state.sync_buffers_next) {
-    broadcast_from_first(state.module->buffers(), state.group);
+  notify_joined_ranks(state);
+  try {
+    // After the first backward, buckets follow the order in which gradients became ready.
+    if (has_graph) state.reducer->rebuild_buckets();
+  } catch (const c10::Error& error) {
+    explain_unfinished_reduction(error.what_without_backtrace(), state.parameters);
+    throw;
   }
+  if (const auto buffers = state.buffers_to_sync(); !buffers.empty()) {
+    state.broadcast(buffers, rank_with_buffers(state));
+  }
+  tell_whether_gradients_follow(state);
 }
 
-std::vector<at::Tensor> DdpCore::after_forward(std::vector<at::Tensor> outputs) {
-  State& state = *state_;
+std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) {
+  DdpState& state = *state_;
+  const bool has_graph = at::GradMode::is_enabled();
   // As in PyTorch: a forward that leads to no exchange of gradients leaves the next one's buffers.
-  const bool exchanges = at::GradMode::is_enabled() && state.require_sync;
+  const bool exchanges = has_graph && state.require_sync;
   state.sync_buffers_next = exchanges;
-  if (!exchanges) return outputs;
-  if (!state.options.find_unused_parameters) {
-    state.reducer->prepare_for_backward({});
-    return outputs;
+  const bool backward_follows =
+      has_graph && std::any_of(outputs.begin(), outputs.end(),
+                               [](const at::Tensor& output) { return output.requires_grad(); });
+  if (state.join && state.join->statistics) state.join->statistics->end_forward(backward_follows);
+  if (exchanges) {
+    if (state.searches_unused() && outputs.empty()) {
+      throw base::UserError(
+          "DistributedDataParallel: find_unused_parameters found no tensor in the output of "
+          "forward; return tensors, or optionals, containers, pairs, tuples or plain structs of "
+          "them");
+    }
+    state.reducer->prepare_for_backward(state.searches_unused() ? outputs
+                                                                : std::vector<at::Tensor>());
   }
-  if (outputs.empty()) {
+  if (!has_graph || !listens_to_backward(state)) return outputs;
+  return join_outputs(std::move(outputs), [weak = std::weak_ptr(state_)] { on_backward(weak); });
+}
+
+void DdpBase::register_comm_hook(CommHook hook, const std::string& name) {
+  DdpState& state = *state_;
+  if (!hook) throw base::UserError("register_comm_hook: the hook is empty");
+  if (state.has_comm_hook) {
     throw base::UserError(
-        "DistributedDataParallel: find_unused_parameters found no tensor in the output of forward; "
-        "return tensors, or optionals, pairs, tuples, vectors or maps of them");
+        "register_comm_hook: there is one already; a DistributedDataParallel has one hook");
   }
-  state.reducer->prepare_for_backward(outputs);
-  return join_outputs(std::move(outputs));
+  state.has_comm_hook = true;
+  state.logger->set_comm_hook(name);
+  state.reducer->register_comm_hook(std::make_unique<FunctionHook>(std::move(hook)));
 }
 
-bool DdpCore::require_sync() const {
-  return state_->require_sync;
-}
-
-void DdpCore::set_require_sync(bool on) {
-  state_->require_sync = on;
-}
-
-void DdpCore::zero_grad() {
-  for (const NamedParameter& parameter : state_->parameters) {
+void DdpBase::zero_grad() {
+  for (const NamedTensor& parameter : state_->parameters) {
     parameter.tensor.mutable_grad() = at::Tensor();
   }
 }
 
-at::Device DdpCore::device() const {
-  return device_of(state_->parameters);
+DdpStats DdpBase::stats() const {
+  const c10::DDPLoggingData data = state_->logger->get_ddp_logging_data();
+  const auto number = [&data](const char* key) -> int64_t {
+    const auto found = data.ints_map.find(key);
+    return found == data.ints_map.end() ? 0 : found->second;
+  };
+  const auto text = [&data](const char* key) {
+    const auto found = data.strs_map.find(key);
+    return found == data.strs_map.end() ? std::string() : found->second;
+  };
+  const auto time = [&number](const char* key) { return std::chrono::nanoseconds(number(key)); };
+  DdpStats stats{
+      .iteration = number("iteration"),
+      .forward_compute_time = time("avg_forward_compute_time"),
+      .backward_compute_time = time("avg_backward_compute_time"),
+      .backward_comm_time = time("avg_backward_comm_time"),
+      .backward_compute_comm_overlap_time = time("avg_backward_compute_comm_overlap_time"),
+      .num_parameter_tensors = number("num_parameter_tensors"),
+      .total_parameter_size_bytes = number("total_parameter_size_bytes"),
+      .unused_parameter_size_bytes = number("unused_parameter_size"),
+      .bucket_sizes = state_->logger->get_bucket_sizes(),
+      .has_rebuilt_buckets = number("has_rebuilt_buckets") != 0,
+      .can_set_static_graph = number("can_set_static_graph") != 0,
+      .comm_hook = text("comm_hook"),
+  };
+  return stats;
 }
 
-}  // namespace syncbn::dist::detail
+std::optional<at::Device> DdpBase::input_device() const {
+  return state_->input_device;
+}
+
+NoSyncGuard DdpBase::no_sync() {
+  return NoSyncGuard(*state_);
+}
+
+}  // namespace detail
+
+NoSyncGuard::NoSyncGuard(detail::DdpState& state)
+    : state_(state), before_(std::exchange(state.require_sync, false)) {}
+
+NoSyncGuard::~NoSyncGuard() {
+  state_.require_sync = before_;
+}
+
+}  // namespace syncbn::dist

@@ -9,8 +9,7 @@ namespace syncbn::dist::detail {
 /// Every rank's row: [1, n] in, [W, n] out, in the order of ranks. One collective.
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group);
 
-/// Whether gather_rows() takes one hop between ranks for such a row: then gathering all rows and
-/// adding them up is quicker than Gloo's all-reduce with its 2 (W - 1) hops.
-bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group);
+/// The sum of every rank's row: [1, n] in, [n] out, the same bits on each rank. One collective.
+at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group);
 
 }  // namespace syncbn::dist::detail

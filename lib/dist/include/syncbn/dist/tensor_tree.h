@@ -1,0 +1,155 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+// at::Tensor.
+#include <ATen/core/Tensor.h>
+
+namespace syncbn::dist::detail {
+
+/// Stands for a value of any type where a struct's members are counted; never evaluated.
+struct AnyMember {
+  template <class T>
+  constexpr operator T&() const&& noexcept;
+};
+struct AnyMovedMember {
+  template <class T>
+  constexpr operator T&&() const&& noexcept;
+};
+
+template <class T, class Member, size_t... index>
+constexpr bool is_made_of(std::index_sequence<index...> /*indices*/) {
+  return requires { T{(static_cast<void>(index), Member{})...}; };
+}
+
+inline constexpr size_t kMostMembers = 12;
+
+/// The number of members of a plain struct: the longest list that initialises it.
+template <class T, size_t most = kMostMembers + 1>
+constexpr size_t count_members() {
+  if constexpr (most == 0) {
+    return 0;
+  } else if constexpr (is_made_of<T, AnyMember>(std::make_index_sequence<most>()) ||
+                       is_made_of<T, AnyMovedMember>(std::make_index_sequence<most>())) {
+    return most;
+  } else {
+    return count_members<T, most - 1>();
+  }
+}
+
+/// References to the members of a plain struct.
+template <class T>
+auto tie_members(T& value) {
+  constexpr size_t count = count_members<std::remove_const_t<T>>();
+  static_assert(count <= kMostMembers,
+                "a struct of tensors may have 12 members at most; return a tuple, or give it a "
+                "member function template for_each_tensor(visit)");
+  if constexpr (count == 0) {
+    return std::tie();
+  } else if constexpr (count == 1) {
+    auto& [a] = value;
+    return std::tie(a);
+  } else if constexpr (count == 2) {
+    auto& [a, b] = value;
+    return std::tie(a, b);
+  } else if constexpr (count == 3) {
+    auto& [a, b, c] = value;
+    return std::tie(a, b, c);
+  } else if constexpr (count == 4) {
+    auto& [a, b, c, d] = value;
+    return std::tie(a, b, c, d);
+  } else if constexpr (count == 5) {
+    auto& [a, b, c, d, e] = value;
+    return std::tie(a, b, c, d, e);
+  } else if constexpr (count == 6) {
+    auto& [a, b, c, d, e, f] = value;
+    return std::tie(a, b, c, d, e, f);
+  } else if constexpr (count == 7) {
+    auto& [a, b, c, d, e, f, g] = value;
+    return std::tie(a, b, c, d, e, f, g);
+  } else if constexpr (count == 8) {
+    auto& [a, b, c, d, e, f, g, h] = value;
+    return std::tie(a, b, c, d, e, f, g, h);
+  } else if constexpr (count == 9) {
+    auto& [a, b, c, d, e, f, g, h, i] = value;
+    return std::tie(a, b, c, d, e, f, g, h, i);
+  } else if constexpr (count == 10) {
+    auto& [a, b, c, d, e, f, g, h, i, j] = value;
+    return std::tie(a, b, c, d, e, f, g, h, i, j);
+  } else if constexpr (count == 11) {
+    auto& [a, b, c, d, e, f, g, h, i, j, k] = value;
+    return std::tie(a, b, c, d, e, f, g, h, i, j, k);
+  } else {
+    auto& [a, b, c, d, e, f, g, h, i, j, k, l] = value;
+    return std::tie(a, b, c, d, e, f, g, h, i, j, k, l);
+  }
+}
+
+template <class T>
+concept Text = std::is_convertible_v<const T&, std::string_view>;
+template <class T>
+concept Optional = requires(T value) { value.has_value(), *value; };
+/// Not those that are made of themselves, as std::filesystem::path.
+template <class T>
+concept Container = !Text<T> && requires(T value) {
+  value.begin(), value.end();
+  requires !std::is_same_v<std::remove_cvref_t<decltype(*value.begin())>, T>;
+};
+template <class T>
+concept TupleLike = requires { std::tuple_size<T>::value; };
+template <class T>
+concept Variant = requires { std::variant_size<T>::value; };
+template <class T>
+concept PlainStruct = std::is_aggregate_v<T> && !std::is_array_v<T>;
+
+/// Calls visit(tensor) for each defined tensor in a value: through optionals, variants, containers,
+/// pairs, tuples and plain structs (aggregates without base classes and arrays). Other types hold
+/// none, unless they have a member function template for_each_tensor(visit).
+template <class T, class Visit>
+void for_each_tensor(T& value, const Visit& visit) {
+  using Value = std::remove_const_t<T>;
+  const auto visit_all = [&visit](auto&... items) { (for_each_tensor(items, visit), ...); };
+  if constexpr (std::is_same_v<Value, at::Tensor>) {
+    if (value.defined()) visit(value);
+  } else if constexpr (requires { value.for_each_tensor(visit); }) {
+    value.for_each_tensor(visit);
+  } else if constexpr (Text<Value>) {
+    // such as the key of a map
+  } else if constexpr (Optional<Value>) {
+    if (value.has_value()) for_each_tensor(*value, visit);
+  } else if constexpr (Container<Value>) {
+    for (auto&& item : value) for_each_tensor(item, visit);
+  } else if constexpr (TupleLike<Value>) {
+    std::apply(visit_all, value);
+  } else if constexpr (Variant<Value>) {
+    std::visit(visit_all, value);
+  } else if constexpr (PlainStruct<Value>) {
+    std::apply(visit_all, tie_members(value));
+  }
+}
+
+/// An argument with its tensors on `device`: a copy where it may hold any, else the argument.
+template <class T>
+decltype(auto) to_device(T&& argument, const std::optional<at::Device>& device) {
+  using Value = std::remove_cvref_t<T>;
+  if constexpr (std::is_same_v<Value, at::Tensor> || Optional<Value> || Container<Value> ||
+                TupleLike<Value> || Variant<Value> || PlainStruct<Value>) {
+    Value moved(std::forward<T>(argument));
+    if (device) {
+      for_each_tensor(moved, [&device](at::Tensor& tensor) {
+        if (tensor.device() != *device) tensor = tensor.to(*device, /*non_blocking=*/true);
+      });
+    }
+    return moved;
+  } else {
+    return std::forward<T>(argument);
+  }
+}
+
+}  // namespace syncbn::dist::detail

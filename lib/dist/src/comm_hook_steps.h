@@ -1,0 +1,22 @@
+#pragma once
+
+#include <functional>
+
+#include <syncbn/dist/comm_hooks.h>
+
+namespace syncbn::dist::detail {
+
+/// The tensor, or the first of the tensors, that a future holds.
+at::Tensor tensor_of(const c10::ivalue::Future& done);
+
+/// Sums `tensor` over the group, in place, and returns at once.
+FuturePtr start_all_reduce(const at::Tensor& tensor, const ProcessGroupPtr& group);
+
+/// A future of what `convert` makes of the tensor; errors are passed on.
+FuturePtr then_tensor(const FuturePtr& future,
+                      std::function<at::Tensor(const at::Tensor&)> convert);
+
+/// The mean of `buffer` over the group, in place.
+FuturePtr mean_of(const at::Tensor& buffer, const ProcessGroupPtr& group);
+
+}  // namespace syncbn::dist::detail

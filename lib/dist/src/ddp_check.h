@@ -1,0 +1,29 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ddp_module.h"
+
+namespace syncbn::dist::detail {
+
+/// Every rank learns whether the parameters have the same names, shapes and types on all ranks, and
+/// which one has not. Through the group's store: no collective is spent on it. Does nothing in a
+/// group with ranks that are not ours.
+/// @throws base::UserError naming the first difference and both ranks; base::UnavailableError when
+///   a rank does not come.
+void check_same_parameters(const std::vector<NamedTensor>& parameters,
+                           const ProcessGroupPtr& group);
+
+/// Whether a module on these devices can be wrapped, and the one for its inputs: none when there are
+/// several.
+/// @throws base::UserError for devices of different types, and for several with SyncBatchNorm.
+std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
+                                        bool has_sync_batch_norm);
+
+/// When libtorch's complaint is that parameters got no gradient in the former step, says which.
+/// @throws base::UserError then; otherwise returns.
+void explain_unfinished_reduction(const std::string& complaint,
+                                  const std::vector<NamedTensor>& parameters);
+
+}  // namespace syncbn::dist::detail

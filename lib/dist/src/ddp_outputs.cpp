@@ -1,0 +1,45 @@
+#include "ddp_outputs.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace syncbn::dist::detail {
+namespace {
+
+struct JoinOutputs : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    on_backward();
+    return std::move(gradients);
+  }
+  std::function<void()> on_backward;
+};
+
+/// Autograd's nodes are held by shared_ptr in libtorch 2.11 and by intrusive_ptr in 2.15.
+template <class Pointer, class Made>
+auto make_node() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Made>();
+  } else {
+    return c10::make_intrusive<Made>();
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs,
+                                     std::function<void()> on_backward) {
+  const auto node = make_node<decltype(torch::autograd::Edge::function), JoinOutputs>();
+  node->on_backward = std::move(on_backward);
+  node->set_next_edges(torch::autograd::collect_next_edges(outputs));
+  for (at::Tensor& output : outputs) {
+    const auto index = node->add_input_metadata(output);
+    if (!output.requires_grad()) continue;
+    const at::NoGradGuard no_grad;  // a plain view, whose history is the node's alone
+    output = output.view_as(output);
+    torch::autograd::impl::set_gradient_edge(output, {node, index});
+  }
+  return outputs;
+}
+
+}  // namespace syncbn::dist::detail
