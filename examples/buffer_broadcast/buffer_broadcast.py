@@ -1,5 +1,5 @@
 """The experiment of buffer_broadcast.cpp in PyTorch: the same numbers, but for the part with
-SyncBatchNorm (PyTorch's takes no CPU tensors) and the unused forward (an in-place error there).
+SyncBatchNorm (PyTorch's takes no CPU tensors) and the unused forward (an in-place error in 2.11).
 
     syncbn-launch --standalone --nproc_per_node=2 buffer_broadcast.py
 """

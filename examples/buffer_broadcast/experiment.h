@@ -79,7 +79,7 @@ inline Moments run(BatchNorm kind, bool broadcast_buffers) {
 }
 
 /// The gradient of batch normalisation's bias. A second forward that nobody uses overwrites the
-/// buffers before the first one's backward: PyTorch ends there with "modified by an inplace
+/// buffers before the first one's backward: PyTorch 2.11 ends there with "modified by an inplace
 /// operation".
 inline at::Tensor gradient(bool unused_forward) {
   const Net net = make_net(BatchNorm::kLocal);

@@ -2,14 +2,17 @@
 #include <gtest/gtest.h>
 #include <syncbn/dist/ddp.h>
 
+#include <initializer_list>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/tensor.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include "dist/tensors.h"
@@ -171,6 +174,36 @@ TEST(DdpGradientsTest, APathWithoutParametersCountsAsZeroWhereTheOthersUsedThem)
         EXPECT_TRUE(close(net->layer->weight.grad(), at::full({1, 2}, (of_first + of_second) / 2)));
       }
       EXPECT_TRUE(net->scale.grad().defined());
+    }
+  });
+}
+
+at::Tensor rows(std::initializer_list<int64_t> indices) {
+  return at::tensor(indices, at::kLong);
+}
+
+TEST(DdpGradientsTest, SparseEmbeddingsAreAveragedByRow) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    for (const double cap : {25.0, 1e-6}) {
+      nn::Embedding table(nn::EmbeddingOptions(5, 2).sparse(true));
+      nn::Linear head = make_layer();
+      nn::Sequential net(table, head);
+      DistributedDataParallel<nn::SequentialImpl> ddp(net, {.bucket_cap_mb = cap});
+      {
+        const at::NoGradGuard no_grad;
+        head->weight.fill_(1);
+      }
+      for (int step = 0; step < 3; ++step) {
+        ddp.zero_grad();
+        // Row 0 is used by rank 0, row 1 by both (twice on rank 1), row 4 by rank 1.
+        ddp(rank == 0 ? rows({0, 1}) : rows({1, 1, 4})).sum().backward();
+        const at::Tensor gradient = table->weight.grad();
+        ASSERT_TRUE(gradient.is_sparse());
+        const at::Tensor expected = at::tensor({0.5, 1.5, 0.0, 0.0, 0.5}).view({5, 1});
+        EXPECT_TRUE(close(gradient.to_dense(), expected.expand({5, 2})));
+        EXPECT_FALSE(head->weight.grad().is_sparse());
+      }
     }
   });
 }

@@ -84,6 +84,10 @@ INSTANTIATE_TEST_SUITE_P(
                           NamedOptions{"ManySmallBuckets", {.bucket_cap_mb = kSmallBuckets}},
                           NamedOptions{"FindUnusedParameters", {.find_unused_parameters = true}},
                           NamedOptions{"GradientAsBucketView", {.gradient_as_bucket_view = true}},
+                          NamedOptions{"StaticGraph", {.static_graph = true}},
+                          NamedOptions{"FirstBucket",
+                                       {.bucket_cap_mb = 4 * kSmallBuckets,
+                                        .first_bucket_cap_mb = kSmallBuckets}},
                           NamedOptions{"OwnGroup", {}, true},
                           NamedOptions{"AllAtOnce",
                                        {.broadcast_buffers = false,
@@ -105,6 +109,16 @@ INSTANTIATE_TEST_SUITE_P(
                          {.find_unused_parameters = true, .bucket_cap_mb = kSmallBuckets}},
             NamedOptions{"GradientAsBucketView",
                          {.find_unused_parameters = true, .gradient_as_bucket_view = true}})),
+    name_of);
+
+INSTANTIATE_TEST_SUITE_P(
+    UnusedInEveryStep, DdpWholeBatchTest,
+    ::testing::Combine(::testing::Values(NamedNetwork{"UnusedLayer", Network::kUnusedLayer}),
+                       ::testing::Values(NamedOptions{"StaticGraph", {.static_graph = true}},
+                                         NamedOptions{"SkipAllReduce",
+                                                      {.find_unused_parameters = true,
+                                                       .skip_all_reduce_unused_params = true,
+                                                       .bucket_cap_mb = kSmallBuckets}})),
     name_of);
 
 }  // namespace
