@@ -12,32 +12,19 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
-#include "support/listener.h"
+#include "dist/message_of.h"
 #include "support/multiproc.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
 using std::chrono::milliseconds;
-using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
-using syncbn::test::Listener;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// The message of the Exception that `body` throws; a failure when it throws none.
-template <class Exception, class Body>
-std::string message_of(Body body) {
-  try {
-    body();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
-}
 
 at::Tensor value_of(int rank) {
   return at::full({2, 3}, rank + 1.0);
@@ -162,151 +149,6 @@ TEST(ProcessGroupTest, InitTwiceIsRefused) {
     dist::init_process_group();
     EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }), HasSubstr("twice"));
   });
-}
-
-TEST(ProcessGroupTest, TcpUrlTakesRankAndWorldSizeFromTheOptions) {
-  const int port = syncbn::test::free_port();
-  const auto results = run_ranks_and_collect({.set_master = false}, [port](int rank) {
-    ::unsetenv("RANK");
-    ::unsetenv("WORLD_SIZE");
-    dist::init_process_group(
-        {.init_method = "tcp://127.0.0.1:" + std::to_string(port), .rank = rank, .world_size = 2});
-    EXPECT_EQ(dist::world_size(), 2);
-  });
-  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
-}
-
-TEST(RendezvousTest, MalformedEnvironmentIsNamed) {
-  run_ranks(1, [](int) {
-    ::setenv("WORLD_SIZE", "two", 1);
-    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
-                HasSubstr("WORLD_SIZE=two"));
-    ::setenv("WORLD_SIZE", "2", 1);
-    ::setenv("RANK", "2", 1);
-    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
-                HasSubstr("RANK=2 is not below WORLD_SIZE=2"));
-    ::setenv("RANK", "0", 1);
-    ::unsetenv("MASTER_ADDR");
-    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
-                HasSubstr("MASTER_ADDR is not set"));
-  });
-}
-
-TEST(RendezvousTest, UnknownBackendAndMethodAreNamed) {
-  EXPECT_THAT(message_of<UserError>([] { dist::init_process_group({.backend = "glo"}); }),
-              HasSubstr("'glo'"));
-  EXPECT_THAT(message_of<UserError>([] { dist::init_process_group({.init_method = "udp://x:1"}); }),
-              HasSubstr("udp://x:1"));
-  for (const char* url : {"tcp://h:123abc", "tcp://h", "tcp://h:0"}) {
-    EXPECT_THAT(message_of<UserError>([&] { dist::init_process_group({.init_method = url}); }),
-                HasSubstr(std::string(url) + "' is not tcp://host:port"));
-  }
-}
-
-TEST(RendezvousTest, NobodyAtTheMasterAddressIsSaidAfterTheTimeout) {
-  run_ranks(1, [](int) {
-    ::setenv("WORLD_SIZE", "2", 1);
-    ::setenv("RANK", "1", 1);
-    const std::string message = message_of<UnavailableError>(
-        [] { dist::init_process_group({.connect_timeout = milliseconds(300)}); });
-    EXPECT_THAT(message, AllOf(HasSubstr("nobody answered"), HasSubstr(std::getenv("MASTER_PORT")),
-                               HasSubstr("refused")));
-  });
-}
-
-// A connection alone proves nothing: c10d's own client would wait for its answer for ever.
-TEST(RendezvousTest, AForeignProgramAtThePortIsNoStore) {
-  run_ranks(1, [](int) {
-    const Listener silent(std::atoi(std::getenv("MASTER_PORT")));
-    ::setenv("WORLD_SIZE", "2", 1);
-    ::setenv("RANK", "1", 1);
-    const std::string message = message_of<UnavailableError>(
-        [] { dist::init_process_group({.connect_timeout = milliseconds(300)}); });
-    EXPECT_THAT(message, HasSubstr("does not answer as a store"));
-  });
-}
-
-TEST(RendezvousTest, ARankOfAnotherJobIsTurnedAwayAndTheJobGoesOn) {
-  int turned_away[2];
-  ASSERT_EQ(::pipe(turned_away), 0);
-  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
-    ::setenv("WORLD_SIZE", "2", 1);
-    ::setenv("TORCHELASTIC_RUN_ID", rank == 2 ? "stranger" : "ours", 1);
-    if (rank == 2) {
-      ::setenv("RANK", "1", 1);
-      EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
-                  HasSubstr("rank 1 of job 'stranger' found another job, 'ours'"));
-      ASSERT_EQ(::write(turned_away[1], "12", 2), 2);
-      return;
-    }
-    dist::init_process_group();
-    // The store has to be there for as long as the stranger comes.
-    char byte = 0;
-    ASSERT_EQ(::read(turned_away[0], &byte, 1), 1);
-    dist::barrier();
-  });
-  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
-}
-
-TEST(RendezvousTest, AMissingRankIsNamed) {
-  run_ranks(2, [](int rank) {
-    ::setenv("WORLD_SIZE", "3", 1);
-    const std::string message = message_of<UnavailableError>(
-        [] { dist::init_process_group({.connect_timeout = milliseconds(1000)}); });
-    // Rank 0 holds the store: when it gives up first, the other one finds the store gone.
-    if (rank == 0) {
-      EXPECT_THAT(message, HasSubstr("waited 1.0 s for rank 2,"));
-    }
-  });
-}
-
-TEST(RendezvousTest, TwoProcessesWithOneRankAreBothTold) {
-  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
-    if (rank == 2) ::setenv("RANK", "1", 1);
-    dist::init_process_group({.connect_timeout = std::chrono::seconds(10)});
-  });
-  int told = 0;
-  for (const auto& result : results) {
-    EXPECT_NE(result.exit_code, 0);
-    told += result.output.find("two processes have rank 1") != std::string::npos;
-  }
-  EXPECT_GE(told, 2);
-}
-
-// Rank 1 gives up twice: before there is a store, and while it waits for rank 2.
-TEST(RendezvousTest, ARankThatGaveUpCanComeAgain) {
-  int no_store[2];
-  int waited[2];
-  ASSERT_EQ(::pipe(no_store), 0);
-  ASSERT_EQ(::pipe(waited), 0);
-  run_ranks(3, [&](int rank) {
-    char byte = 0;
-    if (rank != 1) {
-      ASSERT_EQ(::read(rank == 0 ? no_store[0] : waited[0], &byte, 1), 1);
-    }
-    if (rank == 1) {
-      EXPECT_THROW(dist::init_process_group({.connect_timeout = milliseconds(100)}),
-                   UnavailableError);
-      ASSERT_EQ(::write(no_store[1], "0", 1), 1);
-      EXPECT_THROW(dist::init_process_group({.connect_timeout = milliseconds(1500)}),
-                   UnavailableError);
-      ASSERT_EQ(::write(waited[1], "2", 1), 1);
-    }
-    dist::init_process_group();
-    EXPECT_EQ(dist::world_size(), 3);
-    dist::barrier();
-  });
-}
-
-TEST(RendezvousTest, ATakenPortIsNamed) {
-  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
-    ::setenv("RANK", "0", 1);  // both want to hold the store
-    if (rank == 1) ::usleep(300'000);
-    dist::init_process_group({.connect_timeout = milliseconds(1500)});
-  });
-  EXPECT_EQ(results[1].exit_code, syncbn::base::kExitUnavailable);
-  EXPECT_THAT(results[1].output, AllOf(HasSubstr("cannot listen on 127.0.0.1:"),
-                                       HasSubstr("two workers have rank 0")));
 }
 
 TEST(FaultTest, AKilledPeerEndsACollectiveWithItsName) {

@@ -26,6 +26,7 @@ TwoHosts::TwoHosts() {
   for (int host = 0; host < 2 && available_; ++host) {
     const std::string name = namespace_of(host);
     available_ = ip(fmt::format("-n {} addr add {}/24 dev cable", name, address(host))) &&
+                 ip(fmt::format("-n {} addr add {}/64 dev cable nodad", name, address6(host))) &&
                  ip(fmt::format("-n {} link set cable up", name)) &&
                  ip(fmt::format("-n {} link set lo up", name));
     // `ip netns exec` puts it over /etc/hosts.
@@ -47,6 +48,10 @@ TwoHosts::~TwoHosts() {
 
 std::string TwoHosts::address(int host) {
   return fmt::format("10.77.0.{}", host + 1);
+}
+
+std::string TwoHosts::address6(int host) {
+  return fmt::format("fd77::{}", host + 1);
 }
 
 std::vector<std::string> TwoHosts::on(int host, const std::vector<std::string>& command) const {

@@ -22,6 +22,7 @@ class TwoHosts {
 
   /// The address on the cable of host 0 or 1.
   static std::string address(int host);
+  static std::string address6(int host);
 
   /// The command that runs `command` on host 0 or 1.
   std::vector<std::string> on(int host, const std::vector<std::string>& command) const;

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include "world.h"
+
 namespace syncbn::dist::detail {
 namespace {
 
@@ -12,7 +14,8 @@ constexpr int kOneHopRanks = 16;
 constexpr size_t kOneHopBytes = size_t{64} * 1024;
 
 bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
-  return row.is_cpu() && group->getSize() <= kOneHopRanks && row.nbytes() <= kOneHopBytes;
+  return row.is_cpu() && group->getSize() <= kOneHopRanks && row.nbytes() <= kOneHopBytes &&
+         all_ranks_are_ours(group);
 }
 
 }  // namespace

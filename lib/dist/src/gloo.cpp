@@ -1,25 +1,22 @@
 #include "gloo.h"
 
-#include <syncbn/base/env.h>
-
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 namespace syncbn::dist::detail {
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int world_size, const std::string& address,
+                                            int world_size,
+                                            const std::vector<std::string>& addresses,
                                             std::chrono::milliseconds timeout) {
-  // Exactly one device: with two, Gloo builds two meshes, and Python peers answer only one.
-  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  using Gloo = c10d::ProcessGroupGloo;
+  auto options = Gloo::Options::create(timeout);
   options->devices.clear();
-  if (const auto interface = base::env("GLOO_SOCKET_IFNAME")) {
-    options->devices.push_back(
-        c10d::ProcessGroupGloo::createDeviceForInterface(*interface, /*lazyInit=*/false));
-  } else {
-    options->devices.push_back(
-        c10d::ProcessGroupGloo::createDeviceForHostname(address, /*lazyInit=*/false));
+  for (const std::string& address : addresses) {
+    options->devices.push_back(Gloo::createDeviceForHostname(address, /*lazyInit=*/false));
   }
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
+  // Never two where Python has one: it answers in one mesh only.
+  if (addresses.empty()) options->devices.push_back(Gloo::createDefaultDevice(/*lazyInit=*/false));
+  return c10::make_intrusive<Gloo>(store, rank, world_size, options);
 }
 
 }  // namespace syncbn::dist::detail

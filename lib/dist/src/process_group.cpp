@@ -7,15 +7,17 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <cctype>
 #include <memory>
 #include <numeric>
 #include <set>
 
 #include <c10/util/Logging.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cuda_support.h"
 #include "gloo.h"
+#include "group_store.h"
+#include "interfaces.h"
 #include "rendezvous.h"
 #include "world.h"
 
@@ -25,6 +27,11 @@ namespace syncbn::dist {
 namespace detail {
 namespace {
 
+struct MadeGroup {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  bool all_ours = true;
+};
+
 /// Everything that init_process_group makes and destroy_process_group drops.
 struct World {
   Rendezvous place;
@@ -32,7 +39,7 @@ struct World {
   std::chrono::milliseconds connect_timeout;
   bool use_cuda = false;
   int groups_made = 0;
-  std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> made;
+  std::vector<MadeGroup> made;
   ProcessGroupPtr group;
   ProcessGroupPtr statistics;  ///< made at first use
 };
@@ -51,11 +58,20 @@ World& require_world() {
   return *world();
 }
 
-bool choose_cuda(const std::string& backend) {
-  if (backend == "gloo") return false;
-  if (backend != "auto" && backend != "nccl") {
+/// Whether the backend, in any of PyTorch's spellings, includes NCCL for tensors on GPUs. Those on
+/// the CPU always have Gloo.
+bool choose_cuda(const std::string& given) {
+  std::string backend = given;
+  std::transform(given.begin(), given.end(), backend.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (backend == "gloo" || backend == "cpu:gloo") return false;
+  const bool nccl = backend == "nccl" || backend == "cuda:nccl" ||
+                    backend == "cpu:gloo,cuda:nccl" || backend == "cuda:nccl,cpu:gloo";
+  if (backend != "auto" && !nccl) {
     throw base::UserError(
-        fmt::format("backend '{}' is not known; it is auto, gloo or nccl", backend));
+        fmt::format("backend '{}' is not known; it is auto, gloo, nccl, or by device cpu:gloo, "
+                    "cuda:nccl or cpu:gloo,cuda:nccl",
+                    given));
   }
   const CudaSupport* cuda = cuda_support();
   const int devices = cuda != nullptr ? cuda->device_count() : 0;
@@ -68,30 +84,34 @@ bool choose_cuda(const std::string& backend) {
     }
     return true;
   }
-  if (backend == "auto") {
+  if (!nccl) {
     if (cuda == nullptr) spdlog::debug("no CUDA: {}", cuda_support_error());
     return false;
   }
   throw base::UserError(fmt::format(
-      "backend nccl was asked for, and {}",
+      "backend {} was asked for, and {}", given,
       cuda != nullptr ? "this host shows no GPU"
                       : "the CUDA part of this library does not load: " + cuda_support_error()));
 }
 
-/// Connects the members of a group. The store's prefixes are those of Python's torch.distributed.
+int count_ours(const World& world, const std::vector<int>& ranks) {
+  return static_cast<int>(std::count_if(ranks.begin(), ranks.end(), [&](int rank) {
+    return world.place.python_ranks.count(rank) == 0;
+  }));
+}
+
+/// Connects the members of a group.
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
                            const std::string& name, std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(ranks.size());
-  const auto prefixed = [](const std::string& prefix, c10::intrusive_ptr<c10d::Store> store) {
-    return c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
-  };
-  auto store = prefixed(name + "/", prefixed("default_pg", world.place.store));
+  const auto store = group_store(world.place.store, name);
   Backend::Delegates delegates;
   try {
-    delegates.cpu = make_gloo(prefixed("cpu/", store), rank, size, world.place.address, timeout);
+    delegates.cpu =
+        make_gloo(device_store(store, "cpu"), rank, size, world.place.addresses, timeout);
     if (world.use_cuda) {
       delegates.cuda =
-          cuda_support()->make_nccl(prefixed("cuda/", store), rank, size, local_rank(), timeout);
+          cuda_support()->make_nccl(device_store(store, "cuda"), rank, size, local_rank(), timeout);
     }
   } catch (const base::Error&) {
     throw;
@@ -109,8 +129,14 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   if (world.use_cuda) group->setBackend(c10::DeviceType::CUDA, kType, backend);
   group->setDefaultBackend(kType);
   group->setGroupName(name);
-  world.made.emplace_back(group);
+  const bool all_ours = count_ours(world, ranks) == size;
+  world.made.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), all_ours});
   return group;
+}
+
+void require_positive(std::chrono::milliseconds time, const char* name) {
+  if (time.count() > 0) return;
+  throw base::UserError(fmt::format("{} must be above zero, got {} ms", name, time.count()));
 }
 
 /// c10d logs a page of stack frames for each connection that is lost; our errors say it in a line.
@@ -128,8 +154,7 @@ ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
   if (member) {
     group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout);
   }
-  leave_rendezvous(world.place, name, static_cast<int>(ranks.size()), member,
-                   world.connect_timeout);
+  leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout);
   return group;
 }
 
@@ -146,7 +171,23 @@ Backend* backend_of(const ProcessGroupPtr& group) {
   return dynamic_cast<Backend*>(group->getDefaultBackend().get());
 }
 
+bool all_ranks_are_ours(const ProcessGroupPtr& group) {
+  if (!world() || world()->place.python_ranks.empty()) return true;
+  const auto& asked = group ? group : world()->group;
+  const auto& made = world()->made;
+  const auto found = std::find_if(made.begin(), made.end(),
+                                  [&](const MadeGroup& one) { return one.group.lock() == asked; });
+  return found != made.end() && found->all_ours;
+}
+
 ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
+  if (!all_ranks_are_ours(group)) {
+    throw base::UserError(fmt::format(
+        "SyncBatchNorm: rank {} runs Python's torch.distributed, whose SyncBatchNorm exchanges its "
+        "statistics in another way; pass it a process_group of C++ ranks alone, or use batch "
+        "normalisation that is not synchronised",
+        *world()->place.python_ranks.begin()));
+  }
   if (group) return group;
   if (!world()) {
     const auto size = base::env_int("WORLD_SIZE", 1, 1 << 20);
@@ -172,12 +213,17 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
     throw base::UserError(
         "init_process_group was called twice; call destroy_process_group() in between");
   }
+  detail::require_positive(options.timeout, "InitOptions::timeout");
+  detail::require_positive(options.connect_timeout, "InitOptions::connect_timeout");
   detail::quieten_libtorch();
   auto made = std::make_unique<detail::World>();
   made->use_cuda = detail::choose_cuda(options.backend);
   made->timeout = options.timeout;
   made->place = detail::rendezvous(options, made->use_cuda ? "nccl" : "gloo");
-  if (made->use_cuda) detail::cuda_support()->set_device(local_rank());
+  if (made->use_cuda) {
+    detail::tell_nccl_interface(options.interface);
+    detail::cuda_support()->set_device(local_rank());
+  }
   made->connect_timeout = options.connect_timeout;
   made->group = detail::form_group(*made, detail::all_ranks(*made), options.timeout);
   detail::world() = std::move(made);
@@ -187,8 +233,8 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
 void destroy_process_group() {
   if (!detail::world()) return;
   // Users' modules and graphs may hold groups for longer: their connections end here.
-  for (const auto& weak : detail::world()->made) {
-    if (const auto group = weak.lock()) group->shutdown();
+  for (const detail::MadeGroup& made : detail::world()->made) {
+    if (const auto group = made.group.lock()) group->shutdown();
   }
   detail::world().reset();
 }
@@ -204,6 +250,7 @@ ProcessGroupPtr default_group() {
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
                           std::optional<std::chrono::milliseconds> timeout) {
   detail::World& world = require_world();
+  if (timeout) detail::require_positive(*timeout, "new_group: the timeout");
   const int size = world.place.world_size;
   std::set<int> seen;
   for (const int rank : ranks) {
@@ -216,6 +263,11 @@ ProcessGroupPtr new_group(const std::vector<int>& ranks,
     }
   }
   if (ranks.empty()) throw base::UserError("new_group: no ranks are given");
+  if (!world.place.python_ranks.empty() && !std::is_sorted(ranks.begin(), ranks.end())) {
+    throw base::UserError(
+        "new_group: in a job with ranks of Python's torch.distributed, which sorts them, the ranks "
+        "must be given in ascending order");
+  }
   return detail::form_group(world, ranks, timeout.value_or(world.timeout));
 }
 

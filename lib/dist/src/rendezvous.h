@@ -1,7 +1,9 @@
 #pragma once
 
 #include <chrono>
+#include <set>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -14,9 +16,12 @@ struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
   int world_size = 1;
-  /// This host's numeric address on the way to rank 0: what peers can reach it by.
-  std::string address = "127.0.0.1";
+  /// What peers can reach this process by, one address for each of Gloo's meshes. Empty: to be
+  /// chosen as Python's torch.distributed does, whose ranks are among them.
+  std::vector<std::string> addresses{"127.0.0.1"};
   bool holds_store = false;
+  /// The ranks that run Python's torch.distributed.
+  std::set<int> python_ranks;
 };
 
 /// Reads the environment or the URL of `options`, starts the store on rank 0 (unless an agent holds
@@ -25,8 +30,8 @@ struct Rendezvous {
 Rendezvous rendezvous(const InitOptions& options, const std::string& backend);
 
 /// Every rank calls it when its part of making a group is done. The rank that holds the store waits
-/// here until all `members` are connected, whether it is one or not: they still read from it, and a
-/// short program could end before they are through.
+/// here until all `members` that are ours are connected, whether it is one or not: they still read
+/// from it, and a short program could end before they are through.
 void leave_rendezvous(const Rendezvous& place, const std::string& group, int members, bool member,
                       std::chrono::milliseconds limit);
 

@@ -1,8 +1,6 @@
 #include "store_endpoint.h"
 
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -15,8 +13,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <string_view>
+#include <utility>
+
+#include "interfaces.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -55,6 +55,32 @@ bool answers_as_store(int fd, base::Deadline deadline) {
   return std::memcmp(answer.data(), &kNonce, sizeof(kNonce)) == 0;
 }
 
+StoreEndpoint::Listener listen_at(const addrinfo& address) {
+  StoreEndpoint::Listener result;
+  base::UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (fd && ::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 &&
+      ::listen(fd.get(), kListenBacklog) == 0) {
+    result.fd = std::move(fd);
+    result.address = numeric(address.ai_addr, address.ai_addrlen);
+  } else {
+    result.error = errno == EAFNOSUPPORT ? EADDRNOTAVAIL : errno;  // a host without IPv6
+  }
+  return result;
+}
+
+/// At the first address that this host has.
+StoreEndpoint::Listener listen_at_first(const addrinfo* addresses) {
+  StoreEndpoint::Listener result;
+  result.error = EADDRNOTAVAIL;
+  for (const addrinfo* one = addresses; one != nullptr && result.error == EADDRNOTAVAIL;
+       one = one->ai_next) {
+    result = listen_at(*one);
+  }
+  return result;
+}
+
 }  // namespace
 
 StoreEndpoint StoreEndpoint::parse(const std::string& url) {
@@ -70,79 +96,48 @@ std::string StoreEndpoint::str() const {
   return fmt::format("{}:{}", host, port);
 }
 
-base::UniqueFd StoreEndpoint::listen(bool several_hosts) const {
+StoreEndpoint::Listener StoreEndpoint::listen(bool several_hosts, const std::string& other) const {
   std::string reason;
   const base::AddressList list = base::resolve(host, port, reason);
   if (!list) {
     throw base::UserError(fmt::format("MASTER_ADDR={} cannot be resolved: {}", host, reason));
   }
-  // A host's own name often leads to loopback (Debian's 127.0.1.1): other hosts need more.
-  const bool loopback = is_loopback(numeric(list->ai_addr, list->ai_addrlen)) &&
-                        (is_loopback(host) || !several_hosts);
-  sockaddr_in6 any{};
-  any.sin6_family = AF_INET6;
-  any.sin6_port = htons(port);
-  const sockaddr* address = list->ai_addr;
-  socklen_t size = list->ai_addrlen;
-  int family = list->ai_family;
-  if (!loopback) {
-    address = reinterpret_cast<const sockaddr*>(&any);
-    size = sizeof(any);
-    family = AF_INET6;
+  const bool other_only = several_hosts && !other.empty() && is_own_name();
+  Listener result = listen_at_first(other_only ? nullptr : list.get());
+  if (result.error == EADDRNOTAVAIL && !other.empty()) {
+    result = listen_at_first(base::resolve(other, port, reason).get());
+    result.at_host = other_only;
   }
-  base::UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in any4{};
-  if (!fd && !loopback) {  // a host without IPv6
-    any4.sin_family = AF_INET;
-    any4.sin_port = htons(port);
-    address = reinterpret_cast<const sockaddr*>(&any4);
-    size = sizeof(any4);
-    fd.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  }
-  const int on = 1;
-  const int off = 0;
-  if (!fd) base::throw_errno("cannot make a socket");
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (address->sa_family == AF_INET6) {
-    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  }
-  if (::bind(fd.get(), address, size) != 0 || ::listen(fd.get(), kListenBacklog) != 0) {
-    throw base::UnavailableError(fmt::format(
-        "rank 0 cannot listen on {}: {}{}", str(), std::strerror(errno),
-        errno == EADDRINUSE ? "; another program holds the port, or two workers have rank 0: "
-                              "choose another MASTER_PORT, or check the ranks"
-                            : ""));
-  }
-  return fd;
+  if (result.error == 0 || result.error == EADDRINUSE) return result;
+  throw base::UnavailableError(fmt::format(
+      "rank 0 cannot listen on {}: {}; MASTER_ADDR must be an address of the host of rank 0", str(),
+      std::strerror(result.error)));
 }
 
 std::optional<StoreEndpoint::Route> StoreEndpoint::probe(base::Deadline deadline,
+                                                         const std::string& other,
                                                          std::string& reason) const {
-  const base::AddressList list = base::resolve(host, port, reason);
-  const base::UniqueFd fd = base::connect_to_any(
-      list.get(), deadline, reason, [&](int connection, base::Deadline patience) {
-        if (answers_as_store(connection, patience)) return true;
-        reason = "what listens there does not answer as a store of torch does";
-        return false;
-      });
+  const auto look = [&](const base::AddressList& list) {
+    return base::connect_to_any(
+        list.get(), deadline, reason, [&](int connection, base::Deadline patience) {
+          if (answers_as_store(connection, patience)) return true;
+          reason = "what listens there does not answer as a store of torch does";
+          return false;
+        });
+  };
+  base::UniqueFd fd = look(base::resolve(host, port, reason));
+  if (!fd && !other.empty() && is_own_name()) {
+    std::string ignored;
+    fd = look(base::resolve(other, port, ignored));
+  }
   if (!fd) return std::nullopt;
   return Route{numeric_end(fd.get(), ::getsockname), numeric_end(fd.get(), ::getpeername)};
 }
 
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "::1" || address == "localhost";
-}
-
-std::string outside_address() {
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) != 0) return "";
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(all, ::freeifaddrs);
-  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-    const bool usable = one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET &&
-                        (one->ifa_flags & IFF_UP) != 0 && (one->ifa_flags & IFF_LOOPBACK) == 0;
-    if (usable) return numeric(one->ifa_addr, sizeof(sockaddr_in));
-  }
-  return "";
+bool StoreEndpoint::is_own_name() const {
+  std::string reason;
+  const base::AddressList list = base::resolve(host, port, reason);
+  return list && !is_loopback(host) && is_loopback(numeric(list->ai_addr, list->ai_addrlen));
 }
 
 }  // namespace syncbn::dist::detail

@@ -1,0 +1,351 @@
+// How ranks meet, by the environment or a URL, and over which interface; and what is said when they
+// do not.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/full.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "dist/message_of.h"
+#include "group_store.h"
+#include "interfaces.h"
+#include "support/listener.h"
+#include "support/multiproc.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+using std::chrono::milliseconds;
+using syncbn::base::UnavailableError;
+using syncbn::base::UserError;
+using syncbn::dist::detail::gloo_key;
+using syncbn::test::Listener;
+using syncbn::test::message_of;
+using syncbn::test::RankResult;
+using syncbn::test::run_ranks;
+using syncbn::test::run_ranks_and_collect;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+/// This rank's part in a sum over the ranks 0 and 1.
+void expect_sum_of_two(int rank) {
+  at::Tensor tensor = at::full({3}, rank + 1.0);
+  dist::all_reduce(tensor);
+  EXPECT_TRUE(tensor.equal(at::full({3}, 3.0)));
+}
+
+TEST(RendezvousTest, TcpUrlTakesRankAndWorldSizeFromTheOptions) {
+  const int port = syncbn::test::free_port();
+  const auto results = run_ranks_and_collect({.set_master = false}, [port](int rank) {
+    ::unsetenv("RANK");
+    ::unsetenv("WORLD_SIZE");
+    dist::init_process_group(
+        {.init_method = "tcp://127.0.0.1:" + std::to_string(port), .rank = rank, .world_size = 2});
+    EXPECT_EQ(dist::world_size(), 2);
+    expect_sum_of_two(rank);
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+}
+
+TEST(RendezvousTest, MalformedEnvironmentIsNamed) {
+  run_ranks(1, [](int) {
+    ::setenv("WORLD_SIZE", "two", 1);
+    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                HasSubstr("WORLD_SIZE=two"));
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("RANK", "2", 1);
+    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                HasSubstr("RANK=2 is not below WORLD_SIZE=2"));
+    ::setenv("RANK", "0", 1);
+    ::unsetenv("MASTER_ADDR");
+    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                HasSubstr("MASTER_ADDR is not set"));
+  });
+}
+
+TEST(RendezvousTest, UnknownBackendAndMethodAreNamed) {
+  for (const char* backend :
+       {"glo", "", "cpu:nccl", "cuda:gloo", "cpu:gloo,cpu:gloo", "cpu:gloo,"}) {
+    EXPECT_THAT(message_of<UserError>([&] { dist::init_process_group({.backend = backend}); }),
+                HasSubstr("backend '" + std::string(backend) + "' is not known; it is auto"));
+  }
+  EXPECT_THAT(message_of<UserError>([] { dist::init_process_group({.init_method = "udp://x:1"}); }),
+              HasSubstr("udp://x:1"));
+  for (const char* url : {"tcp://h:123abc", "tcp://h", "tcp://h:0", "tcp://::1:5"}) {
+    EXPECT_THAT(message_of<UserError>([&] { dist::init_process_group({.init_method = url}); }),
+                HasSubstr(std::string(url) + "' is not tcp://host:port"));
+  }
+}
+
+TEST(RendezvousTest, BackendsMayBeWrittenInEachOfPyTorchsWays) {
+  run_ranks(1, [](int) {
+    for (const char* backend : {"gloo", "GLOO", "cpu:gloo", "Cpu:Gloo", "auto"}) {
+      dist::init_process_group({.backend = backend});
+      EXPECT_EQ(dist::world_size(), 1) << backend;
+      dist::destroy_process_group();
+    }
+  });
+}
+
+TEST(RendezvousTest, NobodyAtTheMasterAddressIsSaidAfterTheTimeout) {
+  run_ranks(1, [](int) {
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("RANK", "1", 1);
+    const std::string message = message_of<UnavailableError>(
+        [] { dist::init_process_group({.connect_timeout = milliseconds(300)}); });
+    EXPECT_THAT(message, AllOf(HasSubstr("nobody answered"), HasSubstr(std::getenv("MASTER_PORT")),
+                               HasSubstr("refused")));
+  });
+}
+
+// A connection alone proves nothing: c10d's own client would wait for its answer for ever.
+TEST(RendezvousTest, AForeignProgramAtThePortIsNoStore) {
+  run_ranks(1, [](int) {
+    const Listener silent(std::atoi(std::getenv("MASTER_PORT")));
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("RANK", "1", 1);
+    const std::string message = message_of<UnavailableError>(
+        [] { dist::init_process_group({.connect_timeout = milliseconds(300)}); });
+    EXPECT_THAT(message, HasSubstr("does not answer as a store"));
+  });
+}
+
+TEST(RendezvousTest, ARankOfAnotherJobIsTurnedAwayAndTheJobGoesOn) {
+  int turned_away[2];
+  ASSERT_EQ(::pipe(turned_away), 0);
+  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("TORCHELASTIC_RUN_ID", rank == 2 ? "stranger" : "ours", 1);
+    if (rank == 2) {
+      ::setenv("RANK", "1", 1);
+      EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                  HasSubstr("rank 1 of job 'stranger' found another job, 'ours'"));
+      ASSERT_EQ(::write(turned_away[1], "12", 2), 2);
+      return;
+    }
+    dist::init_process_group();
+    // The store has to be there for as long as the stranger comes.
+    char byte = 0;
+    ASSERT_EQ(::read(turned_away[0], &byte, 1), 1);
+    dist::barrier();
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+}
+
+TEST(RendezvousTest, AMissingRankIsNamed) {
+  run_ranks(2, [](int rank) {
+    ::setenv("WORLD_SIZE", "3", 1);
+    const std::string message = message_of<UnavailableError>(
+        [] { dist::init_process_group({.connect_timeout = milliseconds(1000)}); });
+    // Rank 0 holds the store: when it gives up first, the other one finds the store gone.
+    if (rank == 0) {
+      EXPECT_THAT(message, HasSubstr("waited 1.0 s for rank 2,"));
+    }
+  });
+}
+
+/// Every process must have been refused with these words, long before the connect timeout, which is
+/// longer than run_ranks_and_collect() waits.
+void expect_all_told(const std::vector<RankResult>& results, int rank,
+                     const std::string& first = "host .* .pid [0-9]+.") {
+  for (const auto& result : results) {
+    EXPECT_EQ(result.exit_code, syncbn::base::kExitUsage) << result.output;
+    EXPECT_THAT(
+        result.output,
+        AllOf(ContainsRegex(fmt::format("rank {} was claimed by two processes: on {} and host "
+                                        "{} .pid [0-9]+.;",
+                                        rank, first, syncbn::base::hostname())),
+              HasSubstr("passes LOCAL_RANK for the rank")));
+  }
+}
+
+TEST(RendezvousTest, ARankThatTwoProcessesClaimIsToldToAllAtOnce) {
+  expect_all_told(run_ranks_and_collect({.world_size = 3},
+                                        [](int rank) {
+                                          if (rank == 2) ::setenv("RANK", "1", 1);
+                                          dist::init_process_group();
+                                        }),
+                  1);
+}
+
+TEST(RendezvousTest, RankZeroThatTwoProcessesClaimIsToldToAllAtOnce) {
+  expect_all_told(run_ranks_and_collect({.world_size = 3},
+                                        [](int rank) {
+                                          if (rank == 2) ::setenv("RANK", "0", 1);
+                                          dist::init_process_group();
+                                        }),
+                  0);
+}
+
+// Rank 1 gives up twice: before there is a store, and while it waits for rank 2.
+TEST(RendezvousTest, ARankThatGaveUpCanComeAgain) {
+  int no_store[2];
+  int waited[2];
+  ASSERT_EQ(::pipe(no_store), 0);
+  ASSERT_EQ(::pipe(waited), 0);
+  run_ranks(3, [&](int rank) {
+    char byte = 0;
+    if (rank != 1) {
+      ASSERT_EQ(::read(rank == 0 ? no_store[0] : waited[0], &byte, 1), 1);
+    }
+    if (rank == 1) {
+      EXPECT_THROW(dist::init_process_group({.connect_timeout = milliseconds(100)}),
+                   UnavailableError);
+      ASSERT_EQ(::write(no_store[1], "0", 1), 1);
+      EXPECT_THROW(dist::init_process_group({.connect_timeout = milliseconds(1500)}),
+                   UnavailableError);
+      ASSERT_EQ(::write(waited[1], "2", 1), 1);
+    }
+    dist::init_process_group();
+    EXPECT_EQ(dist::world_size(), 3);
+    dist::barrier();
+  });
+}
+
+TEST(RendezvousTest, APortThatAnotherProgramHoldsIsNamed) {
+  run_ranks(1, [](int) {
+    const Listener silent(std::atoi(std::getenv("MASTER_PORT")));
+    ::setenv("WORLD_SIZE", "2", 1);
+    EXPECT_THAT(message_of<UnavailableError>([] { dist::init_process_group(); }),
+                AllOf(HasSubstr("cannot listen on 127.0.0.1:"), HasSubstr("another program")));
+  });
+}
+
+TEST(RendezvousTest, RankZeroOfAnotherJobIsTurnedAway) {
+  int formed[2];
+  int turned_away[2];
+  ASSERT_EQ(::pipe(formed), 0);
+  ASSERT_EQ(::pipe(turned_away), 0);
+  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
+    ::setenv("WORLD_SIZE", "2", 1);
+    ::setenv("TORCHELASTIC_RUN_ID", rank == 2 ? "stranger" : "ours", 1);
+    char byte = 0;
+    if (rank == 2) {
+      ::setenv("RANK", "0", 1);
+      ASSERT_EQ(::read(formed[0], &byte, 1), 1);
+      EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                  HasSubstr("rank 0 of job 'stranger' found another job, 'ours'"));
+      ASSERT_EQ(::write(turned_away[1], "0", 1), 1);
+      return;
+    }
+    dist::init_process_group();
+    if (rank == 0) {
+      ASSERT_EQ(::write(formed[1], "2", 1), 1);
+      ASSERT_EQ(::read(turned_away[0], &byte, 1), 1);
+    }
+    expect_sum_of_two(rank);
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+}
+
+// Rank 1 is Python's, as far as its key in the store goes; rank 2 does not come.
+TEST(RendezvousTest, ARankThatAPythonProcessHasIsToldToOurs) {
+  int has_key[2];
+  ASSERT_EQ(::pipe(has_key), 0);
+  const auto results = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+    ::setenv("WORLD_SIZE", "3", 1);
+    char byte = 0;
+    if (rank == 0 && ::fork() == 0) {
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT")));
+      c10d::TCPStore("127.0.0.1", options).set(gloo_key(1), std::vector<uint8_t>{1});
+      std::_Exit(::write(has_key[1], "1", 1) == 1 ? 0 : 1);
+    }
+    if (rank == 1) {
+      ASSERT_EQ(::read(has_key[0], &byte, 1), 1);
+    }
+    dist::init_process_group();
+  });
+  expect_all_told(results, 1, "a host unknown .Python's torch.distributed.");
+}
+
+TEST(RendezvousTest, TimeoutsMustBeAboveZero) {
+  for (const milliseconds time : {milliseconds(0), milliseconds(-5)}) {
+    EXPECT_THAT(message_of<UserError>([&] { dist::init_process_group({.timeout = time}); }),
+                HasSubstr("InitOptions::timeout must be above zero"));
+    EXPECT_THAT(message_of<UserError>([&] { dist::init_process_group({.connect_timeout = time}); }),
+                HasSubstr("InitOptions::connect_timeout must be above zero"));
+  }
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    EXPECT_THAT(message_of<UserError>([] { dist::new_group({0}, milliseconds(0)); }),
+                HasSubstr("timeout must be above zero"));
+  });
+}
+
+TEST(InterfaceTest, OneThatIsNotThereIsNamedWithThoseThatAre) {
+  run_ranks(1, [](int) {
+    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group({.interface = "eth77"}); }),
+                AllOf(HasSubstr("InitOptions::interface names the network interface 'eth77'"),
+                      HasSubstr("it has lo")));
+    ::setenv("GLOO_SOCKET_IFNAME", "lo,eth78", 1);
+    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                HasSubstr("GLOO_SOCKET_IFNAME names the network interface 'eth78'"));
+  });
+}
+
+TEST(InterfaceTest, TheOptionGoesBeforeTheEnvironment) {
+  run_ranks(2, [](int rank) {
+    ::setenv("GLOO_SOCKET_IFNAME", "eth78", 1);
+    dist::init_process_group({.interface = "lo"});
+    expect_sum_of_two(rank);
+  });
+}
+
+// As in PyTorch: one mesh for each.
+TEST(InterfaceTest, TheEnvironmentMayNameSeveral) {
+  run_ranks(2, [](int rank) {
+    ::setenv("GLOO_SOCKET_IFNAME", "lo,lo", 1);
+    dist::init_process_group();
+    expect_sum_of_two(rank);
+  });
+}
+
+TEST(InterfaceTest, NcclIsToldUnlessTheUserHasSaidIt) {
+  run_ranks(1, [](int) {
+    ::unsetenv("NCCL_SOCKET_IFNAME");
+    dist::detail::tell_nccl_interface("");
+    EXPECT_EQ(std::getenv("NCCL_SOCKET_IFNAME"), nullptr);
+    dist::detail::tell_nccl_interface("eth1");
+    EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "=eth1");
+    dist::detail::tell_nccl_interface("eth2");
+    EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "=eth1");
+  });
+}
+
+TEST(InterfaceTest, IPv6ByTheEnvironmentAndByUrl) {
+  run_ranks(2, [](int rank) {
+    ::setenv("MASTER_ADDR", "::1", 1);
+    dist::init_process_group();
+    expect_sum_of_two(rank);
+    dist::destroy_process_group();
+    const std::string port = std::getenv("MASTER_PORT");
+    dist::init_process_group({.init_method = "tcp://[::1]:" + port});
+    expect_sum_of_two(rank);
+  });
+}
+
+// 127.0.0.2 is this host, too: a store on all interfaces would answer there.
+TEST(InterfaceTest, TheStoreListensOnTheMastersAddressAlone) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const int port = std::atoi(std::getenv("MASTER_PORT"));
+    if (rank == 0) {
+      EXPECT_NO_THROW(Listener(port, INADDR_LOOPBACK + 1));
+      EXPECT_THROW(Listener(port, INADDR_LOOPBACK), std::exception);
+    }
+    expect_sum_of_two(rank);
+  });
+}
+
+}  // namespace
