@@ -28,8 +28,8 @@ CommHook compress_wrapper(CommHook hook, at::ScalarType dtype) {
     const at::Tensor buffer = bucket.getBuffer();
     at::Tensor compressed = buffer.to(dtype);
     bucket.setBuffer(compressed);
-    return detail::then_tensor(
-        hook(bucket), [buffer](const at::Tensor& result) { return buffer.copy_(result); });
+    return detail::then_tensor(hook(bucket),
+                               [buffer](const at::Tensor& result) { return buffer.copy_(result); });
   };
 }
 

@@ -226,7 +226,8 @@ void DdpBase::before_forward() {
     state.logger->set_runtime_stats_and_log();
     state.reducer->prepare_for_forward();
   }
-  notify_joined_ranks(state);
+  const bool in_join = state.join && has_graph;
+  if (in_join) notify_joined_ranks(state);
   try {
     // After the first backward, buckets follow the order in which gradients became ready.
     if (has_graph) state.reducer->rebuild_buckets();
@@ -234,10 +235,11 @@ void DdpBase::before_forward() {
     explain_unfinished_reduction(error.what_without_backtrace(), state.parameters);
     throw;
   }
+  if (state.join && !in_join) return;
   if (const auto buffers = state.buffers_to_sync(); !buffers.empty()) {
-    state.broadcast(buffers, rank_with_buffers(state));
+    state.broadcast(buffers, in_join ? rank_with_buffers(state) : 0);
   }
-  tell_whether_gradients_follow(state);
+  if (in_join) tell_whether_gradients_follow(state);
 }
 
 std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) {
@@ -245,23 +247,28 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
   const bool has_graph = at::GradMode::is_enabled();
   // As in PyTorch: a forward that leads to no exchange of gradients leaves the next one's buffers.
   const bool exchanges = has_graph && state.require_sync;
-  state.sync_buffers_next = exchanges;
-  const bool backward_follows =
-      has_graph && std::any_of(outputs.begin(), outputs.end(),
-                               [](const at::Tensor& output) { return output.requires_grad(); });
+  const bool hidden_from_joined = state.join && !has_graph;
+  if (!hidden_from_joined) state.sync_buffers_next = exchanges;
+  if (!has_graph) return outputs;
+  const bool backward_follows = std::any_of(
+      outputs.begin(), outputs.end(), [](const at::Tensor& one) { return one.requires_grad(); });
   if (state.join && state.join->statistics) state.join->statistics->end_forward(backward_follows);
-  if (exchanges) {
-    if (state.searches_unused() && outputs.empty()) {
-      throw base::UserError(
-          "DistributedDataParallel: find_unused_parameters found no tensor in the output of "
-          "forward; return tensors, or optionals, containers, pairs, tuples or plain structs of "
-          "them");
-    }
-    state.reducer->prepare_for_backward(state.searches_unused() ? outputs
-                                                                : std::vector<at::Tensor>());
+  if (listens_to_backward(state)) {
+    // An edge to some parameter: the engine hears of this backward even if it uses none.
+    outputs = join_outputs(std::move(outputs),
+                           state.searches_unused() ? state.parameters.front().tensor : at::Tensor(),
+                           [weak = std::weak_ptr(state_)] { on_backward(weak); });
   }
-  if (!has_graph || !listens_to_backward(state)) return outputs;
-  return join_outputs(std::move(outputs), [weak = std::weak_ptr(state_)] { on_backward(weak); });
+  if (!exchanges) return outputs;
+  if (state.searches_unused() && outputs.empty()) {
+    throw base::UserError(
+        "DistributedDataParallel: find_unused_parameters found no tensor in the output of "
+        "forward; return tensors, or optionals, containers, pairs, tuples or plain structs of "
+        "them");
+  }
+  state.reducer->prepare_for_backward(state.searches_unused() ? outputs
+                                                              : std::vector<at::Tensor>());
+  return outputs;
 }
 
 void DdpBase::register_comm_hook(CommHook hook, const std::string& name) {

@@ -42,6 +42,14 @@ std::string first_difference(const std::vector<std::string>& first,
       a == first.end() ? "nothing" : *a, rank, b == own.end() ? "nothing" : *b, a - first.begin());
 }
 
+/// Returns when `size` ranks have come.
+void meet(c10d::Store& store, const std::string& key, int size, std::chrono::milliseconds timeout) {
+  if (store.add(key, 1) == size) store.set(key + "/all", bytes("yes"));
+  store.wait({key + "/all"}, timeout);
+}
+
+constexpr std::chrono::seconds kReadGrace{5};
+
 }  // namespace
 
 void check_same_parameters(const std::vector<NamedTensor>& parameters,
@@ -53,23 +61,31 @@ void check_same_parameters(const std::vector<NamedTensor>& parameters,
   const int rank = group->getRank();
   // How many modules this rank has wrapped: the same on all ranks.
   const int64_t number = store->add(fmt::format("syncbn/ddp/made_by/{}", rank), 1);
-  const auto key = [number](const char* name) { return fmt::format("syncbn/ddp/{}/{}", number, name); };
+  const auto key = [number](const char* name) {
+    return fmt::format("syncbn/ddp/{}/{}", number, name);
+  };
   const std::vector<std::string> own = describe(parameters);
+  std::vector<uint8_t> difference;
   try {
     if (rank == 0) store->set(key("parameters"), bytes(base::join(own, "\n")));
     store->wait({key("parameters")}, backend->timeout());
     const std::vector<uint8_t> got = store->get(key("parameters"));
     const auto first = lines_of(std::string(got.begin(), got.end()));
     if (first != own) store->set(key("difference"), bytes(first_difference(first, own, rank)));
-    if (store->add(key("compared"), 1) == size) store->set(key("all"), bytes("compared"));
-    store->wait({key("all")}, backend->timeout());
+    meet(*store, key("compared"), size, backend->timeout());
     if (!store->check({key("difference")})) return;
+    difference = store->get(key("difference"));
   } catch (const c10::Error& error) {
     throw base::UnavailableError(fmt::format(
         "rank {} of {}: not every rank wrapped its module in DistributedDataParallel: {}", rank,
         size, error.what_without_backtrace()));
   }
-  const std::vector<uint8_t> difference = store->get(key("difference"));
+  try {
+    // The rank that holds the store may end now, and all must have read from it.
+    meet(*store, key("read"), size, kReadGrace);
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
+    // It has ended, or some rank has: the difference is what is to be told.
+  }
   throw base::UserError(std::string(difference.begin(), difference.end()));
 }
 

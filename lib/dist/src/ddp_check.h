@@ -15,8 +15,8 @@ namespace syncbn::dist::detail {
 void check_same_parameters(const std::vector<NamedTensor>& parameters,
                            const ProcessGroupPtr& group);
 
-/// Whether a module on these devices can be wrapped, and the one for its inputs: none when there are
-/// several.
+/// Whether a module on these devices can be wrapped, and the one for its inputs: none when there
+/// are several.
 /// @throws base::UserError for devices of different types, and for several with SyncBatchNorm.
 std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
                                         bool has_sync_batch_norm);

@@ -62,8 +62,9 @@ ProcessGroupPtr shared_statistics_group(const DdpState& state) {
 /// Runs the gradients' communication for a backward that this rank has no part in.
 void shadow_gradients(DdpState& state) {
   std::vector<FuturePtr> pending;
+  // Zeroed each time: the one before left the others' marks in it.
   const auto used_nothing = [&state] {
-    start_all_reduce(state, state.reducer->get_local_used_map_on_device())->wait();
+    start_all_reduce(state, state.reducer->get_local_used_map_on_device().zero_())->wait();
   };
   const bool delayed = state.options.static_graph && !state.had_first_backward;
   if (delayed) used_nothing();
@@ -73,7 +74,8 @@ void shadow_gradients(DdpState& state) {
   for (const FuturePtr& future : pending) future->waitAndThrow();
   if (state.searches_unused()) used_nothing();
   state.had_first_backward = true;
-  state.reducer->push_rebuilt_params_for_all_indices();
+  // The order of gradients is known after a backward that does not delay them.
+  if (!delayed) state.reducer->push_rebuilt_params_for_all_indices();
 }
 
 /// One step of the ranks that still have input.
@@ -99,15 +101,14 @@ void shadow_step(DdpState& state) {
 }  // namespace
 
 void notify_joined_ranks(DdpState& state) {
-  if (!state.join) return;
   const at::Tensor with_input = number(state, 1);
   const auto work = start_all_reduce(state, with_input);
   if (state.join->options.throw_on_early_termination && sum(state, 0) != 0) {
     throw EarlyTermination(
         "join: another rank has run out of input, and throw_on_early_termination ends all of them");
   }
-  state.reducer->set_forward_pass_work_handle(
-      work, state.join->options.divide_by_initial_world_size);
+  state.reducer->set_forward_pass_work_handle(work,
+                                              state.join->options.divide_by_initial_world_size);
   if (state.join->statistics) {
     state.join->statistics->begin_step([work, with_input, size = state.group->getSize()] {
       work->wait();
@@ -117,11 +118,10 @@ void notify_joined_ranks(DdpState& state) {
 }
 
 int rank_with_buffers(DdpState& state) {
-  return state.join ? highest_rank(state, true) : 0;
+  return highest_rank(state, true);
 }
 
 void tell_whether_gradients_follow(DdpState& state) {
-  if (!state.join) return;
   start_all_reduce(state, number(state, state.require_sync ? 1 : 0));
 }
 

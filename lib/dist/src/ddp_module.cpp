@@ -42,7 +42,8 @@ class EagerModule : public WrappedModule {
     SyncLayers found;
     for (const auto& layer : module_->modules()) {
       if (const auto* own = layer->as<SyncBatchNormImpl>()) {
-        found.add(own->options.process_group(), {own->running_mean, own->running_var, own->num_batches_tracked});
+        found.add(own->options.process_group(),
+                  {own->running_mean, own->running_var, own->num_batches_tracked});
       }
       add_converted(found, layer->as<torch::nn::BatchNorm1dImpl>());
       add_converted(found, layer->as<torch::nn::BatchNorm2dImpl>());
@@ -56,7 +57,8 @@ class EagerModule : public WrappedModule {
   static void add_converted(SyncLayers& found, const Layer* layer) {
     if (layer == nullptr) return;
     const auto group = converted_group(layer_key(layer->running_mean, layer->weight));
-    if (group) found.add(*group, {layer->running_mean, layer->running_var, layer->num_batches_tracked});
+    if (group)
+      found.add(*group, {layer->running_mean, layer->running_var, layer->num_batches_tracked});
   }
 
   static std::vector<NamedTensor> listed(

@@ -1,5 +1,7 @@
 #include "ddp_outputs.h"
 
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -10,6 +12,7 @@ namespace {
 struct JoinOutputs : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     on_backward();
+    gradients.resize(next_edges().size());  // the anchor's is undefined
     return std::move(gradients);
   }
   std::function<void()> on_backward;
@@ -27,14 +30,21 @@ auto make_node() {
 
 }  // namespace
 
-std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs,
+std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::Tensor& anchor,
                                      std::function<void()> on_backward) {
   const auto node = make_node<decltype(torch::autograd::Edge::function), JoinOutputs>();
   node->on_backward = std::move(on_backward);
-  node->set_next_edges(torch::autograd::collect_next_edges(outputs));
+  torch::autograd::edge_list edges = torch::autograd::collect_next_edges(outputs);
+  if (anchor.defined()) edges.push_back(torch::autograd::impl::gradient_edge(anchor));
+  node->set_next_edges(std::move(edges));
+  const bool none_requires_grad =
+      std::none_of(outputs.begin(), outputs.end(),
+                   [](const at::Tensor& output) { return output.requires_grad(); });
+  const bool all = anchor.defined() && none_requires_grad;
   for (at::Tensor& output : outputs) {
     const auto index = node->add_input_metadata(output);
-    if (!output.requires_grad()) continue;
+    const bool can = all && (output.is_floating_point() || output.is_complex());
+    if (!output.requires_grad() && !can) continue;
     const at::NoGradGuard no_grad;  // a plain view, whose history is the node's alone
     output = output.view_as(output);
     torch::autograd::impl::set_gradient_edge(output, {node, index});

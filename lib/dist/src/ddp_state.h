@@ -50,7 +50,7 @@ struct DdpState {
   void broadcast_module(int rank) const;
 };
 
-// Inside a join() span, what a rank with input does in each step; nothing outside of one.
+// What a rank with input does in each step of a join() span.
 
 void notify_joined_ranks(DdpState& state);
 /// The rank whose buffers count.

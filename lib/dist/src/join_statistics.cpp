@@ -39,9 +39,8 @@ bool JoinStatistics::some_joined() {
 }
 
 JoinStatistics::Announcement JoinStatistics::exchange(const Announcement& own) {
-  const at::Tensor row = at::tensor({static_cast<int64_t>(own.step), own.columns,
-                                     static_cast<int64_t>(own.dtype)},
-                                    at::kLong);
+  const at::Tensor row = at::tensor(
+      {static_cast<int64_t>(own.step), own.columns, static_cast<int64_t>(own.dtype)}, at::kLong);
   const at::Tensor all = gather_rows(row.to(device_).unsqueeze(0), group_).cpu();
   Announcement heard;
   int64_t from = 0;

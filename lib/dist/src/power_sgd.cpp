@@ -99,6 +99,7 @@ class PowerSgd {
 
   /// The matrices of one shape (or one matrix), [batch, n, m], and their factors.
   struct Batch {
+    explicit Batch(at::Tensor matrix) : matrices{std::move(matrix)} {}
     std::vector<at::Tensor> matrices;  ///< of the bucket
     at::Tensor stacked;
     at::Tensor p;  ///< [batch, n, r]
@@ -159,8 +160,8 @@ class PowerSgd {
   std::vector<Batch> make_batches(const c10d::GradBucket& bucket, std::vector<at::Tensor>& whole) {
     std::vector<Batch> batches;
     for (const at::Tensor& gradient : bucket.getGradients()) {
-      const at::Tensor matrix = gradient.dim() == 0 ? gradient.view({1, 1})
-                                                    : gradient.view({gradient.size(0), -1});
+      const at::Tensor matrix =
+          gradient.dim() == 0 ? gradient.view({1, 1}) : gradient.view({gradient.size(0), -1});
       if (!is_worth_compressing(matrix)) {
         whole.push_back(gradient);
         continue;
@@ -169,7 +170,7 @@ class PowerSgd {
         return batch.matrices[0].sizes() == matrix.sizes();
       });
       if (same == batches.end()) {
-        batches.push_back({.matrices = {matrix}});
+        batches.emplace_back(matrix);
       } else if (options_.batch_tensors_with_same_shape) {
         same->matrices.push_back(matrix);
       } else {
@@ -177,12 +178,12 @@ class PowerSgd {
         const auto behind = std::find_if(same, batches.end(), [&](const Batch& batch) {
           return batch.matrices[0].sizes() != matrix.sizes();
         });
-        batches.insert(behind, {.matrices = {matrix}});
+        batches.emplace(behind, matrix);
       }
     }
     for (Batch& batch : batches) {
-      batch.stacked = batch.matrices.size() == 1 ? batch.matrices[0].unsqueeze(0)
-                                                 : at::stack(batch.matrices);
+      batch.stacked =
+          batch.matrices.size() == 1 ? batch.matrices[0].unsqueeze(0) : at::stack(batch.matrices);
     }
     return batches;
   }
@@ -255,8 +256,9 @@ class PowerSgd {
 
 void check(const PowerSgdOptions& options) {
   if (options.matrix_approximation_rank < 1) {
-    throw base::UserError(fmt::format("power_sgd_hook: matrix_approximation_rank must be 1 or more, got {}",
-                                      options.matrix_approximation_rank));
+    throw base::UserError(
+        fmt::format("power_sgd_hook: matrix_approximation_rank must be 1 or more, got {}",
+                    options.matrix_approximation_rank));
   }
   if ((options.use_error_feedback || options.warm_start) && options.start_power_sgd_iter < 2) {
     throw base::UserError(fmt::format(

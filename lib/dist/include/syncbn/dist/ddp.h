@@ -31,7 +31,8 @@ struct DdpOptions {
   /// synchronised: see docs/buffers.md.
   bool broadcast_buffers = true;
   /// Some parameters may get no gradient in some step; costs a walk over the graph per step, which
-  /// begins at the tensors found in forward's output.
+  /// begins at the tensors found in forward's output. Unlike in PyTorch, a rank may use no
+  /// parameter at all: its outputs then take a gradient nevertheless, so that backward runs.
   bool find_unused_parameters = false;
   /// Let gradients be views into the communication buckets: one copy less, and as much memory.
   /// Zeroing them in place keeps it so; setting them to undefined, as zero_grad() does, costs the
@@ -77,7 +78,7 @@ class EarlyTermination : public base::UserError {
 /// What c10d's engine measured, as of the last sampled step: the first ten, then every hundredth.
 /// Times are means over the sampled steps.
 struct DdpStats {
-  int64_t iteration = 0;  ///< steps so far
+  int64_t iteration = 0;  ///< steps before the latest forward
   std::chrono::nanoseconds forward_compute_time{0};
   std::chrono::nanoseconds backward_compute_time{0};
   std::chrono::nanoseconds backward_comm_time{0};
@@ -124,8 +125,9 @@ class DdpBase {
   /// Then all ranks have the parameters (and, with broadcast_buffers or SyncBatchNorm layers, the
   /// buffers) of a rank that was the last. SyncBatchNorm layers work inside, as if this rank had
   /// empty batches, when they exchange over the ranks of this wrapper's group, but not over the
-  /// very group. One backward follows each forward that builds a graph. While joined, every step
-  /// costs three small all-reduces, as in PyTorch. One at a time in a process.
+  /// very group. One backward follows each forward that builds a graph; a forward under
+  /// NoGradGuard, as in an evaluation, communicates nothing. Each step costs three small
+  /// all-reduces, as in PyTorch. One at a time in a process.
   /// @throws base::UserError for nested use, and for SyncBatchNorm layers over other ranks.
   [[nodiscard]] JoinGuard join(const JoinOptions& options = {});
 

@@ -25,7 +25,9 @@ struct AnyMovedMember {
 
 template <class T, class Member, size_t... index>
 constexpr bool is_made_of(std::index_sequence<index...> /*indices*/) {
-  return requires { T{(static_cast<void>(index), Member{})...}; };
+  return requires {
+    T{(static_cast<void>(index), Member{})...};
+  };
 }
 
 inline constexpr size_t kMostMembers = 12;
@@ -94,7 +96,9 @@ auto tie_members(T& value) {
 template <class T>
 concept Text = std::is_convertible_v<const T&, std::string_view>;
 template <class T>
-concept Optional = requires(T value) { value.has_value(), *value; };
+concept Optional = requires(T value) {
+  value.has_value(), *value;
+};
 /// Not those that are made of themselves, as std::filesystem::path.
 template <class T>
 concept Container = !Text<T> && requires(T value) {
@@ -102,9 +106,13 @@ concept Container = !Text<T> && requires(T value) {
   requires !std::is_same_v<std::remove_cvref_t<decltype(*value.begin())>, T>;
 };
 template <class T>
-concept TupleLike = requires { std::tuple_size<T>::value; };
+concept TupleLike = requires {
+  std::tuple_size<T>::value;
+};
 template <class T>
-concept Variant = requires { std::variant_size<T>::value; };
+concept Variant = requires {
+  std::variant_size<T>::value;
+};
 template <class T>
 concept PlainStruct = std::is_aggregate_v<T> && !std::is_array_v<T>;
 

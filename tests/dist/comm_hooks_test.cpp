@@ -1,0 +1,232 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/ddp.h>
+
+#include <ATen/Context.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_matrix_rank.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include "dist/tensors.h"
+#include "support/multiproc.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace nn = torch::nn;
+using dist::DistributedDataParallel;
+using syncbn::base::UserError;
+using syncbn::test::close;
+using syncbn::test::run_ranks;
+using ::testing::HasSubstr;
+
+using Ddp = DistributedDataParallel<nn::SequentialImpl>;
+
+nn::Sequential make_net() {
+  at::manual_seed(1);
+  return nn::Sequential(nn::Linear(8, 16), nn::Linear(16, 16), nn::Linear(16, 4));
+}
+
+/// The gradients of one step, averaged by `hook` (none: DDP's own way), in several buckets.
+std::vector<at::Tensor> gradients(const dist::CommHook& hook, int rank, int steps = 3) {
+  nn::Sequential net = make_net();
+  Ddp ddp(net, {.bucket_cap_mb = 0.0005});
+  if (hook) ddp.register_comm_hook(hook);
+  for (int step = 0; step < steps; ++step) {
+    ddp.zero_grad();
+    at::manual_seed(10 + step * 2 + rank);
+    ddp(at::randn({4, 8})).pow(2).mean().backward();
+  }
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& parameter : net->parameters()) all.push_back(parameter.grad());
+  return all;
+}
+
+void expect_close(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected,
+                  double rtol, double atol) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_TRUE(close(actual[i], expected[i], rtol, atol)) << "parameter " << i;
+  }
+}
+
+TEST(CommHookTest, TheAllReduceHookDoesWhatDdpDoesWithoutOne) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    expect_close(gradients(dist::allreduce_hook(), rank), gradients(nullptr, rank), 1e-6, 1e-7);
+  });
+}
+
+TEST(CommHookTest, HalfPrecisionHooksAreOffByTheirPrecisionOnly) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const auto exact = gradients(nullptr, rank);
+    const auto half = gradients(dist::fp16_compress_hook(), rank);
+    expect_close(half, exact, 2e-3, 1e-5);
+    expect_close(gradients(dist::bf16_compress_hook(), rank), exact, 2e-2, 1e-3);
+    // And they were compressed indeed.
+    bool differs = false;
+    for (size_t i = 0; i < exact.size(); ++i) differs = differs || !half[i].equal(exact[i]);
+    EXPECT_TRUE(differs);
+  });
+}
+
+TEST(CommHookTest, WrappersCompressForAnyHook) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    expect_close(gradients(dist::fp16_compress_wrapper(dist::allreduce_hook()), rank),
+                 gradients(dist::fp16_compress_hook(), rank), 1e-3, 1e-6);
+    expect_close(gradients(dist::bf16_compress_wrapper(dist::allreduce_hook()), rank),
+                 gradients(dist::bf16_compress_hook(), rank), 1e-2, 1e-4);
+  });
+}
+
+TEST(CommHookTest, AHookOfTheUsersSeesEveryBucketAndReplacesIt) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    nn::Sequential net = make_net();
+    Ddp ddp(net, {.bucket_cap_mb = 0.0005});
+    std::vector<size_t> seen;
+    int64_t elements = 0;
+    ddp.register_comm_hook(
+        [&](c10d::GradBucket& bucket) {
+          seen.push_back(bucket.getIndex());
+          elements += bucket.getBuffer().numel();
+          auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+          future->markCompleted(at::ones_like(bucket.getBuffer()));
+          return future;
+        },
+        "ones");
+    for (int step = 0; step < 2; ++step) {
+      seen.clear();
+      elements = 0;
+      ddp.zero_grad();
+      ddp(at::ones({1, 8})).sum().backward();
+    }
+    EXPECT_GT(seen.size(), 1u);
+    EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+    EXPECT_EQ(elements, 8 * 16 + 16 + 16 * 16 + 16 + 16 * 4 + 4);
+    for (const at::Tensor& parameter : net->parameters()) {
+      EXPECT_TRUE(parameter.grad().equal(at::ones_like(parameter)));
+    }
+    EXPECT_EQ(ddp.stats().comm_hook, "ones");
+  });
+}
+
+TEST(CommHookTest, ASecondHookIsRefused) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    Ddp ddp(make_net());
+    ddp.register_comm_hook(dist::allreduce_hook());
+    EXPECT_THROW(ddp.register_comm_hook(dist::fp16_compress_hook()), UserError);
+    EXPECT_THROW(Ddp(make_net()).register_comm_hook(nullptr), UserError);
+  });
+}
+
+/// The gradient of one weight after `steps`, compressed from the third on.
+at::Tensor power_sgd_gradient(const dist::PowerSgdOptions& options, int rank, int steps) {
+  at::manual_seed(2);
+  nn::Linear net(nn::LinearOptions(24, 20).bias(false));
+  DistributedDataParallel<nn::LinearImpl> ddp(net);
+  ddp.register_comm_hook(dist::power_sgd_hook(options));
+  for (int step = 0; step < steps; ++step) {
+    ddp.zero_grad();
+    at::manual_seed(20 + rank);  // the same gradient in each step
+    ddp(at::randn({16, 24})).pow(2).mean().backward();
+  }
+  return net->weight.grad();
+}
+
+TEST(PowerSgdTest, GradientsHaveTheRankAskedForOnceItStarts) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const dist::PowerSgdOptions options{.matrix_approximation_rank = 2,
+                                        .start_power_sgd_iter = 2,
+                                        .use_error_feedback = false};
+    const at::Tensor exact = power_sgd_gradient(options, rank, 2);
+    const at::Tensor compressed = power_sgd_gradient(options, rank, 3);
+    EXPECT_GT(at::linalg_matrix_rank(exact, 1e-4).item<int64_t>(), 2);
+    EXPECT_EQ(at::linalg_matrix_rank(compressed, 1e-4).item<int64_t>(), 2);
+    const auto all = dist::all_gather(compressed);
+    EXPECT_TRUE(all[0].equal(all[1])) << "the same on all ranks";
+  });
+}
+
+TEST(PowerSgdTest, AFullRankApproximationIsExact) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const dist::PowerSgdOptions options{
+        .matrix_approximation_rank = 20, .start_power_sgd_iter = 2, .min_compression_rate = 0.1};
+    EXPECT_TRUE(close(power_sgd_gradient(options, rank, 3), power_sgd_gradient(options, rank, 2),
+                      1e-3, 1e-6));
+  });
+}
+
+TEST(PowerSgdTest, ErrorFeedbackMakesUpForWhatWasLeftOut) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    // The same gradient g each step: the sum of n compressed ones approaches n g.
+    at::manual_seed(2);
+    nn::Linear net(nn::LinearOptions(24, 20).bias(false));
+    DistributedDataParallel<nn::LinearImpl> ddp(net);
+    ddp.register_comm_hook(dist::power_sgd_hook({.start_power_sgd_iter = 2}));
+    at::Tensor exact;
+    at::Tensor sum = at::zeros({20, 24});
+    constexpr int kSteps = 60;
+    for (int step = 0; step < 2 + kSteps; ++step) {
+      ddp.zero_grad();
+      at::manual_seed(20 + rank);
+      ddp(at::randn({16, 24})).pow(2).mean().backward();
+      if (step == 1) exact = net->weight.grad().clone();
+      if (step >= 2) sum += net->weight.grad();
+    }
+    const at::Tensor error = (sum / kSteps - exact).norm() / exact.norm();
+    EXPECT_LT(error.item<double>(), 0.5);
+  });
+}
+
+TEST(PowerSgdTest, SmallGradientsTravelAsTheyAre) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const auto hook = dist::power_sgd_hook({.start_power_sgd_iter = 2,
+                                            .min_compression_rate = 1e9});
+    expect_close(gradients(hook, rank), gradients(nullptr, rank), 1e-6, 1e-7);
+  });
+}
+
+TEST(PowerSgdTest, BatchingGradientsOfOneShapeGivesTheSame) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const auto with = [&](bool batched) {
+      at::manual_seed(3);
+      nn::Sequential net(nn::Linear(16, 16), nn::Linear(16, 16), nn::Linear(16, 16));
+      Ddp ddp(net);
+      ddp.register_comm_hook(dist::power_sgd_hook(
+          {.start_power_sgd_iter = 2, .batch_tensors_with_same_shape = batched}));
+      for (int step = 0; step < 5; ++step) {
+        ddp.zero_grad();
+        at::manual_seed(step * 2 + rank);
+        ddp(at::randn({4, 16})).pow(2).mean().backward();
+      }
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& parameter : net->parameters()) all.push_back(parameter.grad());
+      return all;
+    };
+    expect_close(with(true), with(false), 1e-4, 1e-6);
+  });
+}
+
+TEST(PowerSgdTest, OptionsThatCannotWorkAreRefused) {
+  EXPECT_THROW(dist::power_sgd_hook({.matrix_approximation_rank = 0}), UserError);
+  EXPECT_THROW(dist::power_sgd_hook({.start_power_sgd_iter = 1}), UserError);
+  EXPECT_NO_THROW(dist::power_sgd_hook(
+      {.start_power_sgd_iter = 0, .use_error_feedback = false, .warm_start = false}));
+}
+
+}  // namespace

@@ -1,0 +1,348 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <ATen/Context.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include "dist/tensors.h"
+#include "support/multiproc.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace nn = torch::nn;
+using dist::DistributedDataParallel;
+using syncbn::base::UserError;
+using syncbn::test::close;
+using syncbn::test::run_ranks;
+using syncbn::test::run_ranks_and_collect;
+using ::testing::HasSubstr;
+
+nn::Linear linear() {
+  return nn::Linear(nn::LinearOptions(2, 1).bias(false));
+}
+
+/// Rank r has r + 1 inputs; the ones of step s are of value s + 1.
+int inputs_of(int rank) {
+  return rank + 1;
+}
+
+void sgd_step(const nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : module.parameters()) {
+    if (!parameter.grad().defined()) continue;
+    parameter.sub_(parameter.grad(), 0.1);
+    parameter.mutable_grad() = at::Tensor();
+  }
+}
+
+template <class Value>
+void expect_same_on_all_ranks(const Value& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    const auto all = dist::all_gather(tensor);
+    for (const at::Tensor& other : all) EXPECT_TRUE(other.equal(all[0]));
+  }
+}
+
+TEST(DdpJoinTest, GradientsAreDividedByTheInitialWorldSizeOrByTheRanksLeft) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    for (const bool initial : {true, false}) {
+      nn::Linear net = linear();
+      DistributedDataParallel<nn::LinearImpl> ddp(net);
+      {
+        const auto guard = ddp.join({.divide_by_initial_world_size = initial});
+        for (int step = 0; step < inputs_of(rank); ++step) {
+          ddp.zero_grad();
+          ddp(at::full({1, 2}, 6.0)).sum().backward();
+          const int left = 3 - step;
+          const double expected = initial ? 6.0 * left / 3 : 6.0;
+          EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, expected))) << "step " << step;
+        }
+      }
+      dist::barrier();
+    }
+  });
+}
+
+TEST(DdpJoinTest, AllRanksEndWithTheModelOfTheLast) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    nn::Sequential net(nn::Linear(2, 4), nn::BatchNorm1d(4), nn::Linear(4, 1));
+    DistributedDataParallel<nn::SequentialImpl> ddp(net, {.bucket_cap_mb = 1e-5});
+    at::Tensor own_mean;
+    {
+      const auto guard = ddp.join();
+      for (int step = 0; step < inputs_of(rank) + 2; ++step) {
+        at::manual_seed(step * 10 + rank);
+        ddp(at::randn({4, 2})).pow(2).sum().backward();
+        sgd_step(*net);
+      }
+      own_mean = net->named_buffers()["1.running_mean"].clone();
+    }
+    expect_same_on_all_ranks(net->parameters());
+    expect_same_on_all_ranks(net->buffers());
+    dist::broadcast(own_mean, 2);
+    EXPECT_TRUE(net->named_buffers()["1.running_mean"].equal(own_mean)) << "rank 2 was the last";
+  });
+}
+
+TEST(DdpJoinTest, ARankWithoutAnyInputTakesPart) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Linear net = linear();
+    DistributedDataParallel<nn::LinearImpl> ddp(net);
+    {
+      const auto guard = ddp.join();
+      for (int step = 0; step < rank * 3; ++step) {
+        ddp.zero_grad();
+        ddp(at::full({1, 2}, 4.0)).sum().backward();
+        EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 2.0)));
+      }
+    }
+    expect_same_on_all_ranks(net->parameters());
+  });
+}
+
+TEST(DdpJoinTest, NoSyncStepsNeedNoPartner) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Linear net = linear();
+    DistributedDataParallel<nn::LinearImpl> ddp(net);
+    const auto guard = ddp.join();
+    for (int step = 0; step < 1 + rank * 4; ++step) {
+      std::optional<at::Tensor> before;
+      if (step % 2 == 1) {
+        const auto no_sync = ddp.no_sync();
+        ddp(at::ones({1, 2})).sum().backward();
+      } else {
+        ddp(at::ones({1, 2})).sum().backward();
+        ddp.zero_grad();
+      }
+    }
+  });
+}
+
+struct BranchesImpl : nn::Module {
+  BranchesImpl() {
+    left = register_module("left", nn::Linear(2, 2));
+    right = register_module("right", nn::Linear(2, 2));
+  }
+  at::Tensor forward(const at::Tensor& input, bool use_right) {
+    return use_right ? right(input) : left(input);
+  }
+  nn::Linear left{nullptr}, right{nullptr};
+};
+
+TEST(DdpJoinTest, WorksWithTheSearchForUnusedParametersAndWithAStaticGraph) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    for (const bool is_static : {false, true}) {
+      auto net = std::make_shared<BranchesImpl>();
+      DistributedDataParallel<BranchesImpl> ddp(
+          net, {.find_unused_parameters = !is_static, .static_graph = is_static});
+      {
+        const auto guard = ddp.join();
+        for (int step = 0; step < rank * 4; ++step) {
+          ddp.zero_grad();
+          const bool use_right = !is_static && step % 2 == 1;
+          ddp(at::full({1, 2}, 2.0), use_right).sum().backward();
+          const nn::Linear& used = use_right ? net->right : net->left;
+          const nn::Linear& unused = use_right ? net->left : net->right;
+          EXPECT_TRUE(close(used->weight.grad(), at::full({2, 2}, 1.0))) << step;
+          EXPECT_FALSE(unused->weight.grad().defined());
+        }
+      }
+      expect_same_on_all_ranks(net->parameters());
+    }
+  });
+}
+
+struct SyncNetImpl : nn::Module {
+  explicit SyncNetImpl(const dist::ProcessGroupPtr& group = {}) {
+    first = register_module("first", nn::Linear(3, 6));
+    norm = register_module(
+        "norm", dist::SyncBatchNorm(dist::SyncBatchNormOptions(6).process_group(group)));
+    second = register_module("second", nn::Linear(6, 6));
+    converted = register_module("converted", nn::BatchNorm1d(6));
+    third = register_module("third", nn::Linear(6, 2));
+    dist::convert_sync_batchnorm(*converted, group);
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    return third(at::relu(converted(second(at::relu(norm(first(input)))))));
+  }
+  nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+  dist::SyncBatchNorm norm{nullptr};
+  nn::BatchNorm1d converted{nullptr};
+};
+
+/// Rank r has r + 1 batches. The reference sees, in each step, all batches of the step at once.
+void expect_trains_as_on_all_batches(int world_size, const dist::DdpOptions& options,
+                                     const dist::CommHook& hook = nullptr, double rtol = 1.3e-6) {
+  run_ranks(world_size, [&](int rank) {
+    dist::init_process_group();
+    at::manual_seed(5);
+    auto net = std::make_shared<SyncNetImpl>();
+    at::manual_seed(5);
+    auto whole = std::make_shared<SyncNetImpl>(dist::new_subgroups(1));
+    DistributedDataParallel<SyncNetImpl> ddp(net, options);
+    if (hook) ddp.register_comm_hook(hook);
+    const auto batch_of = [](int step, int of_rank) {
+      at::manual_seed(100 * step + of_rank);
+      return at::randn({4, 3});
+    };
+    for (int step = 0; step < world_size; ++step) {
+      std::vector<at::Tensor> batches;
+      for (int r = step; r < world_size; ++r) batches.push_back(batch_of(step, r));
+      (whole->forward(at::cat(batches)).pow(2).sum() / world_size).backward();
+      sgd_step(*whole);
+    }
+    {
+      const auto guard = ddp.join();
+      for (int step = 0; step < inputs_of(rank); ++step) {
+        ddp(batch_of(step, rank)).pow(2).sum().backward();
+        sgd_step(*net);
+      }
+    }
+    const auto expect_equal = [&](const auto& actual, const auto& expected) {
+      for (const auto& item : actual) {
+        EXPECT_TRUE(close(item.value(), *expected.find(item.key()), rtol, 1e-5)) << item.key();
+      }
+    };
+    expect_equal(net->named_parameters(), whole->named_parameters());
+    expect_equal(net->named_buffers(), whole->named_buffers());
+  });
+}
+
+TEST(DdpJoinTest, SyncBatchNormSeesTheBatchesOfTheRanksThatHaveSome) {
+  for (const int world_size : {2, 3, 4}) expect_trains_as_on_all_batches(world_size, {});
+}
+
+TEST(DdpJoinTest, SyncBatchNormWithSeveralBucketsAndWithoutBufferBroadcast) {
+  expect_trains_as_on_all_batches(3, {.broadcast_buffers = false, .bucket_cap_mb = 1e-5});
+}
+
+// The hook waits for its own communication on the thread of backward.
+TEST(DdpJoinTest, SyncBatchNormWithAHookThatBlocks) {
+  expect_trains_as_on_all_batches(
+      2, {.bucket_cap_mb = 1e-5},
+      [](c10d::GradBucket& bucket) {
+        auto future = dist::allreduce_hook()(bucket);
+        future->wait();
+        return future;
+      });
+}
+
+TEST(DdpJoinTest, AnEvaluationInsideIsNobodyElsesConcern) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    auto net = std::make_shared<SyncNetImpl>();
+    DistributedDataParallel<SyncNetImpl> ddp(net);
+    const auto guard = ddp.join();
+    for (int step = 0; step < 1 + 2 * rank; ++step) {
+      ddp(at::randn({4, 3})).sum().backward();
+      const at::NoGradGuard no_grad;
+      ddp.eval();
+      for (int batch = 0; batch <= rank; ++batch) ddp(at::randn({4, 3}));
+      ddp.train();
+    }
+  });
+}
+
+TEST(DdpJoinTest, ThrowOnEarlyTerminationEndsEveryRank) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Linear net = linear();
+    DistributedDataParallel<nn::LinearImpl> ddp(net);
+    const auto train = [&] {
+      auto guard = ddp.join({.throw_on_early_termination = true});
+      for (int step = 0; step < 1 + rank * 5; ++step) ddp(at::ones({1, 2})).sum().backward();
+      guard.finish();
+    };
+    EXPECT_THROW(train(), dist::EarlyTermination);
+    // The span is over, and the group as good as before.
+    dist::barrier();
+    const auto guard = ddp.join();
+  });
+}
+
+TEST(DdpJoinTest, AnExceptionInsideIsNotWaitedWith) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    nn::Linear net = linear();
+    DistributedDataParallel<nn::LinearImpl> ddp(net);
+    const auto fail = [&] {
+      const auto guard = ddp.join();
+      throw std::runtime_error("of the loop");
+    };
+    EXPECT_THROW(fail(), std::runtime_error);
+    const auto guard = ddp.join();
+  });
+}
+
+TEST(DdpJoinTest, DisabledItDoesNothing) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Linear net = linear();
+    DistributedDataParallel<nn::LinearImpl> ddp(net);
+    const auto guard = ddp.join({.enable = false});
+    ddp(at::full({1, 2}, rank * 2.0)).sum().backward();
+    EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 1.0)));
+  });
+}
+
+TEST(DdpJoinTest, WhatCannotWorkIsRefused) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    const auto refuses = [](auto& ddp, const char* why) {
+      try {
+        const auto guard = ddp.join();
+        FAIL() << "was not refused: " << why;
+      } catch (const UserError& error) {
+        EXPECT_THAT(error.what(), HasSubstr(why));
+      }
+    };
+    nn::Linear net = linear();
+    DistributedDataParallel<nn::LinearImpl> nested(net);
+    {
+      const auto guard = nested.join();
+      refuses(nested, "open already");
+    }
+    DistributedDataParallel<nn::LinearImpl> skipping(
+        net, {.find_unused_parameters = true, .skip_all_reduce_unused_params = true});
+    refuses(skipping, "skip_all_reduce_unused_params");
+    auto alone = std::make_shared<SyncNetImpl>(dist::new_subgroups(1));
+    DistributedDataParallel<SyncNetImpl> other_ranks(alone);
+    refuses(other_ranks, "other ranks");
+    auto same = std::make_shared<SyncNetImpl>(dist::default_group());
+    DistributedDataParallel<SyncNetImpl> same_group(same);
+    refuses(same_group, "own group");
+  });
+}
+
+TEST(DdpJoinFaultTest, ARankThatDiesIsReportedToTheOnesThatWait) {
+  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
+    dist::init_process_group();
+    auto net = std::make_shared<SyncNetImpl>();
+    DistributedDataParallel<SyncNetImpl> ddp(net);
+    const auto guard = ddp.join();
+    for (int step = 0; step < 1 + rank * 2; ++step) {
+      const at::Tensor loss = ddp(at::randn({4, 3})).sum();
+      if (step == 2) ::raise(SIGKILL);
+      loss.backward();
+    }
+  });
+  EXPECT_EQ(results[0].exit_code, syncbn::base::kExitUnavailable) << results[0].output;
+}
+
+}  // namespace

@@ -1,0 +1,415 @@
+// What DistributedDataParallel takes besides plain modules, and each of its options on its own.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/ddp.h>
+
+#include <filesystem>
+#include <map>
+#include <variant>
+
+#include <ATen/Context.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include "ddp_check.h"
+#include "dist/tensors.h"
+#include "support/multiproc.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace nn = torch::nn;
+using dist::DistributedDataParallel;
+using syncbn::base::UserError;
+using syncbn::test::close;
+using syncbn::test::run_ranks;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+template <class Body>
+std::string refusal(Body body) {
+  try {
+    body();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return "";
+}
+
+struct BranchesImpl : nn::Module {
+  BranchesImpl() {
+    left = register_module("left", nn::Linear(nn::LinearOptions(2, 2).bias(false)));
+    right = register_module("right", nn::Linear(nn::LinearOptions(2, 2).bias(false)));
+  }
+  at::Tensor forward(const at::Tensor& input, bool use_right) {
+    return use_right ? left(input) + right(input) : left(input);
+  }
+  nn::Linear left{nullptr}, right{nullptr};
+};
+
+TEST(TensorTreeTest, VisitsTensorsInStructsAndContainers) {
+  struct Inner {
+    at::Tensor tensor;
+    std::string text;
+  };
+  struct Outer {
+    int number = 0;
+    std::vector<Inner> inner;
+    std::optional<at::Tensor> optional;
+    std::variant<int, at::Tensor> either;
+    std::map<std::string, std::pair<at::Tensor, bool>> map;
+    std::filesystem::path path = "a/b";
+  };
+  Outer outer{.inner = {{at::full({1}, 1.0), "one"}, {at::Tensor(), "undefined"}},
+              .optional = at::full({1}, 2.0),
+              .either = at::full({1}, 3.0),
+              .map = {{"key", {at::full({1}, 4.0), true}}}};
+  std::vector<double> seen;
+  dist::detail::for_each_tensor(outer, [&](at::Tensor& tensor) {
+    seen.push_back(tensor.item<double>());
+    tensor = tensor * 10;
+  });
+  EXPECT_THAT(seen, ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(outer.map["key"].first.item<double>(), 40);
+  EXPECT_EQ(std::get<at::Tensor>(outer.either).item<double>(), 30);
+}
+
+class OwnKind {
+ public:
+  explicit OwnKind(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    visit(tensor_);
+  }
+
+ private:
+  at::Tensor tensor_;
+};
+
+TEST(TensorTreeTest, AClassOfItsOwnKindShowsItsTensors) {
+  std::vector<OwnKind> all{OwnKind(at::ones({1}))};
+  int count = 0;
+  dist::detail::for_each_tensor(all, [&](at::Tensor&) { ++count; });
+  EXPECT_EQ(count, 1);
+}
+
+TEST(TensorTreeTest, ArgumentsGoToTheDeviceInsideContainersToo) {
+  const std::vector<at::Tensor> arguments{at::ones({2}), at::Tensor()};
+  const auto moved = dist::detail::to_device(arguments, at::Device(at::kMeta));
+  EXPECT_EQ(moved[0].device(), at::Device(at::kMeta));
+  EXPECT_FALSE(moved[1].defined());
+  EXPECT_EQ(arguments[0].device(), at::Device(at::kCPU)) << "the caller keeps its own";
+  const auto left_alone = dist::detail::to_device(arguments, std::nullopt);
+  EXPECT_TRUE(left_alone[0].is_same(arguments[0]));
+}
+
+struct StructOutputImpl : nn::Module {
+  struct Output {
+    at::Tensor scores;
+    std::vector<at::Tensor> features;
+    int64_t number;
+  };
+  StructOutputImpl() {
+    used = register_module("used", nn::Linear(2, 2));
+    unused = register_module("unused", nn::Linear(2, 2));
+  }
+  Output forward(const std::vector<at::Tensor>& inputs) {
+    return {at::Tensor(), {used(inputs[0])}, 7};
+  }
+  nn::Linear used{nullptr}, unused{nullptr};
+};
+
+TEST(DdpOutputTest, TensorsInStructsAreFoundInTheSearchForUnusedParameters) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    auto net = std::make_shared<StructOutputImpl>();
+    DistributedDataParallel<StructOutputImpl> ddp(net, {.find_unused_parameters = true});
+    for (int step = 0; step < 2; ++step) {
+      ddp.zero_grad();
+      const auto output = ddp(std::vector<at::Tensor>{at::full({1, 2}, rank * 2.0)});
+      EXPECT_EQ(output.number, 7);
+      output.features[0].sum().backward();
+      EXPECT_TRUE(close(net->used->weight.grad(), at::ones({2, 2})));
+      EXPECT_FALSE(net->unused->weight.grad().defined());
+    }
+  });
+}
+
+TEST(DdpOptionsTest, AStaticGraphFindsUnusedParametersOnce) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    auto net = std::make_shared<BranchesImpl>();
+    DistributedDataParallel<BranchesImpl> ddp(net, {.static_graph = true});
+    for (int step = 0; step < 4; ++step) {
+      ddp.zero_grad();
+      ddp(at::full({1, 2}, rank * 2.0 + step), false).sum().backward();
+      EXPECT_TRUE(close(net->left->weight.grad(), at::full({2, 2}, 1.0 + step))) << step;
+      EXPECT_FALSE(net->right->weight.grad().defined());
+    }
+  });
+}
+
+TEST(DdpOptionsTest, SkippingUnusedBucketsLeavesTheirGradientsAlone) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    auto net = std::make_shared<BranchesImpl>();
+    DistributedDataParallel<BranchesImpl> ddp(
+        net, {.find_unused_parameters = true, .skip_all_reduce_unused_params = true,
+              .bucket_cap_mb = 1e-6});
+    for (const bool use_right : {false, true, false}) {
+      ddp.zero_grad();
+      ddp(at::ones({1, 2}), use_right).sum().backward();
+      EXPECT_TRUE(close(net->left->weight.grad(), at::ones({2, 2})));
+      EXPECT_EQ(net->right->weight.grad().defined(), use_right);
+    }
+  });
+}
+
+TEST(DdpOptionsTest, WithoutInitSyncEveryRankKeepsItsWeights) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Linear net(nn::LinearOptions(2, 1).bias(false));
+    {
+      const at::NoGradGuard no_grad;
+      net->weight.fill_(rank);
+    }
+    DistributedDataParallel<nn::LinearImpl> ddp(net, {.init_sync = false});
+    EXPECT_TRUE(net->weight.equal(at::full({1, 2}, static_cast<double>(rank))));
+    ddp(at::full({1, 2}, rank + 1.0)).sum().backward();
+    EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 1.5)));
+  });
+}
+
+TEST(DdpOptionsTest, WithoutBufferBroadcastBuffersAreNotSyncedAtTheBeginningEither) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    for (const bool broadcast : {true, false}) {
+      nn::BatchNorm1d net(3);
+      net->running_mean.fill_(rank);
+      DistributedDataParallel<nn::BatchNorm1dImpl> ddp(net, {.broadcast_buffers = broadcast});
+      EXPECT_EQ(net->running_mean[0].item<int>(), broadcast ? 0 : rank);
+    }
+  });
+}
+
+TEST(DdpOptionsTest, IgnoredParametersAndBuffersStayThisRanks) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Sequential net(nn::Linear(nn::LinearOptions(2, 3).bias(false)), nn::BatchNorm1d(3));
+    auto parameters = net->named_parameters();
+    auto buffers = net->named_buffers();
+    {
+      const at::NoGradGuard no_grad;
+      for (const auto& item : parameters) item.value().fill_(rank + 1);
+      for (const auto& item : buffers) item.value().fill_(rank + 1);
+    }
+    DistributedDataParallel<nn::SequentialImpl> ddp(
+        net, {.parameters_to_ignore = {"0.weight", "1.running_mean"}});
+    EXPECT_EQ(parameters["0.weight"][0][0].item<int>(), rank + 1);
+    EXPECT_EQ(buffers["1.running_mean"][0].item<int>(), rank + 1);
+    EXPECT_EQ(parameters["1.weight"][0].item<int>(), 1);
+    EXPECT_EQ(buffers["1.running_var"][0].item<int>(), 1);
+    at::manual_seed(rank);
+    ddp(at::randn({4, 2})).pow(3).sum().backward();
+    const auto all = [](const at::Tensor& tensor) { return dist::all_gather(tensor); };
+    const auto ignored = all(parameters["0.weight"].grad());
+    EXPECT_FALSE(ignored[0].equal(ignored[1]));
+    const auto averaged = all(parameters["1.weight"].grad());
+    EXPECT_TRUE(averaged[0].equal(averaged[1]));
+  });
+}
+
+TEST(DdpOptionsTest, AnUnknownNameToIgnoreIsRefused) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    nn::Linear net(2, 1);
+    EXPECT_THAT(refusal([&] {
+                  DistributedDataParallel<nn::LinearImpl>(net,
+                                                          {.parameters_to_ignore = {"wieght"}});
+                }),
+                HasSubstr("'wieght'"));
+    EXPECT_THAT(refusal([&] {
+                  DistributedDataParallel<nn::LinearImpl>(net, {.bucket_cap_mb = 0.0});
+                }),
+                HasSubstr("bucket_cap_mb must be above 0, got 0"));
+    EXPECT_THAT(refusal([&] {
+                  DistributedDataParallel<nn::LinearImpl>(net, {.first_bucket_cap_mb = -1.0});
+                }),
+                HasSubstr("first_bucket_cap_mb must be above 0, got -1"));
+  });
+}
+
+TEST(DdpOptionsTest, BucketsAreAsLargeAsAskedFor) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    constexpr double kKiB = 1.0 / 1024;
+    const auto buckets_after_two_steps = [](const dist::DdpOptions& options) {
+      nn::Sequential net;
+      for (int i = 0; i < 4; ++i) net->push_back(nn::Linear(nn::LinearOptions(16, 16).bias(false)));
+      DistributedDataParallel<nn::SequentialImpl> ddp(net, options);
+      for (int step = 0; step < 2; ++step) ddp(at::ones({1, 16})).sum().backward();
+      return ddp.stats().bucket_sizes;
+    };
+    // Each layer has 1 KiB. A bucket is closed when it reaches its size.
+    EXPECT_THAT(buckets_after_two_steps({}), ElementsAre(4096));
+    EXPECT_THAT(buckets_after_two_steps({.bucket_cap_mb = 2 * kKiB}), ElementsAre(2048, 2048));
+    EXPECT_THAT(
+        buckets_after_two_steps({.bucket_cap_mb = 2 * kKiB, .first_bucket_cap_mb = kKiB}),
+        ElementsAre(1024, 2048, 1024));
+  });
+}
+
+TEST(DdpOptionsTest, GradientsThatAreBucketViewsCanBeZeroedByAnyone) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(1);
+    nn::Linear net(nn::LinearOptions(3, 2).bias(false));
+    DistributedDataParallel<nn::LinearImpl> ddp(net, {.gradient_as_bucket_view = true});
+    torch::optim::SGD optimizer(net->parameters(), /*lr=*/0.1);
+    const auto step = [&](double value) {
+      ddp(at::full({1, 3}, value * (rank + 1))).sum().backward();
+      EXPECT_TRUE(close(net->weight.grad(), at::full({2, 3}, value * 1.5))) << value;
+    };
+    step(1);
+    optimizer.zero_grad();
+    EXPECT_FALSE(net->weight.grad().defined());
+    step(5);  // in the buckets that are arranged anew
+    optimizer.zero_grad(/*set_to_none=*/false);
+    EXPECT_TRUE(net->weight.grad().equal(at::zeros({2, 3})));
+    const void* const memory = net->weight.grad().data_ptr();
+    step(2);
+    EXPECT_EQ(net->weight.grad().data_ptr(), memory) << "still in the bucket";
+    ddp.zero_grad();
+    step(4);
+  });
+}
+
+TEST(DdpOptionsTest, GradientsAccumulateOverStepsAsInPyTorch) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    for (const bool views : {false, true}) {
+      nn::Linear net(nn::LinearOptions(2, 1).bias(false));
+      DistributedDataParallel<nn::LinearImpl> ddp(net, {.gradient_as_bucket_view = views});
+      double expected = 0;
+      for (int step = 1; step <= 3; ++step) {
+        {
+          const auto guard = ddp.no_sync();
+          ddp(at::full({1, 2}, static_cast<double>(rank))).sum().backward();
+        }
+        ddp(at::full({1, 2}, static_cast<double>(step * (rank + 1)))).sum().backward();
+        expected += 0.5 + step * 1.5;
+        EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, expected)));
+      }
+    }
+  });
+}
+
+TEST(DdpOptionsTest, SparseEmbeddingsExchangeSparseGradients) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Sequential net(nn::Embedding(nn::EmbeddingOptions(10, 3).sparse(true)), nn::Linear(3, 1));
+    DistributedDataParallel<nn::SequentialImpl> ddp(net);
+    const auto table = net->named_parameters()["0.weight"];
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      ddp(at::arange(2, at::kLong) + rank * 5).sum().backward();
+      ASSERT_TRUE(table.grad().is_sparse());
+      const at::Tensor grad = table.grad().to_dense();
+      for (int64_t row = 0; row < 10; ++row) {
+        const bool used = row < 2 || (row >= 5 && row < 7);
+        EXPECT_EQ(grad[row].abs().sum().item<double>() > 0, used) << "row " << row;
+      }
+      const at::Tensor expected = net->named_parameters()["1.weight"][0] / 2;
+      EXPECT_TRUE(close(grad[0], expected));
+    }
+  });
+}
+
+TEST(DdpOptionsTest, AModuleThatComputesNothingOnSomePathsIsWaitedFor) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    struct MaybeImpl : nn::Module {
+      MaybeImpl() { linear = register_module("linear", nn::Linear(2, 2)); }
+      at::Tensor forward(const at::Tensor& input, bool use) { return use ? linear(input) : input; }
+      nn::Linear linear{nullptr};
+    };
+    auto net = std::make_shared<MaybeImpl>();
+    DistributedDataParallel<MaybeImpl> ddp(net, {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      // Rank 1's output depends on its input only: nothing there has a gradient.
+      ddp(at::ones({1, 2}), rank == 0).sum().backward();
+      EXPECT_TRUE(close(net->linear->weight.grad(), at::full({2, 2}, 0.5)));
+    }
+  });
+}
+
+TEST(DdpErrorTest, AParameterWithoutAGradientIsNamedInTheNextStep) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    auto net = std::make_shared<BranchesImpl>();
+    DistributedDataParallel<BranchesImpl> ddp(net);
+    ddp(at::ones({1, 2}), false).sum().backward();
+    EXPECT_THAT(refusal([&] { ddp(at::ones({1, 2}), false); }),
+                AllOf(HasSubstr("got no gradient"), HasSubstr(": right.weight;"),
+                      HasSubstr("find_unused_parameters")));
+  });
+}
+
+TEST(DdpErrorTest, ADifferentNumberOfParametersIsNamedOnEveryRank) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    nn::Sequential net(nn::Linear(2, 2));
+    if (rank == 2) net->push_back(nn::Linear(2, 2));
+    EXPECT_THAT(refusal([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
+                AllOf(HasSubstr("rank 0 has nothing"), HasSubstr("rank 2 has 1.weight [2, 2]"),
+                      HasSubstr("parameter 2 in order")));
+    // The group is as good as before.
+    dist::barrier();
+  });
+}
+
+TEST(DdpErrorTest, DevicesOfAModuleAreChecked) {
+  const at::Device gpu0(at::kCUDA, 0);
+  const at::Device gpu1(at::kCUDA, 1);
+  using dist::detail::check_devices;
+  EXPECT_EQ(check_devices({gpu1, gpu1}, true), gpu1);
+  EXPECT_EQ(check_devices({gpu0, gpu1}, false), std::nullopt) << "inputs are not moved";
+  EXPECT_THAT(refusal([&] { check_devices({gpu0, gpu1}, true); }),
+              HasSubstr("SyncBatchNorm layers must be on one device"));
+  EXPECT_THAT(refusal([&] { check_devices({gpu0, at::kCPU}, false); }),
+              AllOf(HasSubstr("cuda:0"), HasSubstr("cpu")));
+}
+
+TEST(DdpStatsTest, NumbersOfTheEngineAreThere) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    nn::Sequential net(nn::Linear(8, 8), nn::Linear(8, 8));
+    DistributedDataParallel<nn::SequentialImpl> ddp(net);
+    EXPECT_EQ(ddp.stats().iteration, 0);
+    for (int step = 0; step < 3; ++step) ddp(at::ones({2, 8})).sum().backward();
+    const dist::DdpStats stats = ddp.stats();
+    EXPECT_EQ(stats.iteration, 2) << "when the third began";
+    EXPECT_EQ(stats.num_parameter_tensors, 4);
+    EXPECT_EQ(stats.total_parameter_size_bytes, 4 * (2 * 64 + 2 * 8));
+    EXPECT_GT(stats.forward_compute_time.count(), 0);
+    EXPECT_GT(stats.backward_compute_time.count(), 0);
+    EXPECT_GT(stats.backward_comm_time.count(), 0);
+    EXPECT_TRUE(stats.has_rebuilt_buckets);
+    EXPECT_EQ(stats.comm_hook, "");
+  });
+}
+
+}  // namespace
