@@ -146,7 +146,8 @@ def train(case, file):
             torch.manual_seed(1000 + 100 * step + 10 * backward + rank)
             x = torch.randn(4 + rank, INPUTS.get(case["net"], 20))
             with ddp.no_sync() if backward + 1 < backwards else contextlib.nullcontext():
-                loss_of(ddp(x, step + rank), case.get("loss") == "first").backward()
+                route = 0 if case.get("route") == "fixed" else step + rank
+                loss_of(ddp(x, route), case.get("loss") == "first").backward()
         optimizer.step()
         write_state(file, net)
 

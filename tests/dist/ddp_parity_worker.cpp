@@ -1,12 +1,15 @@
 // Trains with our DDP what ddp_parity.py trains with Python's; it says how the two are called.
 #include <fmt/format.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/dist/comm_hooks.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/train/optimizer.h>
 
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -124,12 +127,35 @@ dist::DdpOptions options_of(const Case& given) {
       {"broadcast_buffers", &options.broadcast_buffers},
       {"find_unused_parameters", &options.find_unused_parameters},
       {"gradient_as_bucket_view", &options.gradient_as_bucket_view},
+      {"static_graph", &options.static_graph},
+      {"skip_all_reduce_unused_params", &options.skip_all_reduce_unused_params},
   };
+  const std::set<std::string> others{"net",  "optimizer", "fused", "backwards",
+                                     "loss", "hook",      "route"};
   for (const auto& [key, value] : given) {
-    if (key == "bucket_cap_mb") options.bucket_cap_mb = std::stod(value);
-    if (const auto flag = flags.find(key); flag != flags.end()) *flag->second = value == "1";
+    if (key == "bucket_cap_mb") {
+      options.bucket_cap_mb = std::stod(value);
+    } else if (const auto flag = flags.find(key); flag != flags.end()) {
+      *flag->second = value == "1";
+    } else if (!others.contains(key)) {
+      throw std::invalid_argument("a case with " + key);
+    }
   }
   return options;
+}
+
+void register_hook(const std::string& name, dist::DistributedDataParallel<Net>& ddp) {
+  const std::map<std::string, std::function<dist::CommHook()>> hooks{
+      {"allreduce", [] { return dist::allreduce_hook(); }},
+      {"fp16", [] { return dist::fp16_compress_hook(); }},
+      {"bf16", [] { return dist::bf16_compress_hook(); }},
+      {"powersgd",
+       [] {
+         return dist::power_sgd_hook(
+             {.matrix_approximation_rank = 2, .start_power_sgd_iter = 5, .random_seed = 3});
+       }},
+  };
+  if (!name.empty()) ddp.register_comm_hook(hooks.at(name)(), name);
 }
 
 at::Tensor loss_of(const std::vector<at::Tensor>& outputs, bool only_first) {
@@ -161,9 +187,11 @@ void train_case(const Case& given, std::ofstream& file) {
   at::manual_seed(static_cast<uint64_t>(7 + rank));
   const auto net = make_net(value_of("net", ""));
   dist::DistributedDataParallel<Net> ddp(net, options_of(given));
+  register_hook(value_of("hook", ""), ddp);
   const auto optimizer =
       make_optimizer(value_of("optimizer", ""), value_of("fused", "") == "1", *net);
   const int64_t backwards = std::stoll(value_of("backwards", "1"));
+  const bool fixed_route = value_of("route", "") == "fixed";
   const bool only_first = value_of("loss", "") == "first";
 
   write_state(file, *net);
@@ -173,7 +201,7 @@ void train_case(const Case& given, std::ofstream& file) {
       at::manual_seed(static_cast<uint64_t>(1000 + 100 * step + 10 * backward + rank));
       const auto accumulate = [&] {
         const at::Tensor x = at::randn({4 + rank, net->inputs()});
-        loss_of(ddp(x, step + rank), only_first).backward();
+        loss_of(ddp(x, fixed_route ? 0 : step + rank), only_first).backward();
       };
       if (backward + 1 < backwards) {
         const auto guard = ddp.no_sync();
