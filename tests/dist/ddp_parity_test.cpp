@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,11 @@ Words launched_by_us(int world_size) {
           fmt::format("--nproc_per_node={}", world_size)};
 }
 
+Words launched_by_torchrun(int world_size) {
+  return {python(),       "-m",          "torch.distributed.run",
+          "--standalone", "--no-python", fmt::format("--nproc-per-node={}", world_size)};
+}
+
 /// Runs the cases; the ranks write their states to `folder`.
 void run_cases(Words argv, const Words& program, const Words& cases, const TempFolder& folder) {
   argv.insert(argv.end(), program.begin(), program.end());
@@ -141,5 +147,41 @@ TEST_P(DdpParityTest, PowerSgdTrainsToTheSameBitsAsPython) {
 // With three ranks the order of additions depends on where in a bucket a gradient lies.
 INSTANTIATE_TEST_SUITE_P(Ranks, DdpParityTest, ::testing::Values(2, 3),
                          [](const auto& ranks) { return std::to_string(ranks.param); });
+
+struct Mixed {
+  const char* name;
+  Words (*launched)(int world_size);
+  const char* our_ranks;  ///< as a pattern of the shell's
+};
+
+void PrintTo(const Mixed& mixed, std::ostream* stream) {
+  *stream << mixed.name;
+}
+
+class DdpMixedJobTest : public ::testing::TestWithParam<Mixed> {};
+
+TEST_P(DdpMixedJobTest, TwoRanksOfOursAndTwoOfPythonsTrainOneNetwork) {
+  SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
+  const std::string either =
+      fmt::format(R"(case $RANK in {}) exec {} "$@";; *) exec {} {} "$@";; esac)",
+                  GetParam().our_ranks, kOurs[0], kPython[0], kPython[1]);
+  const TempFolder mixed;
+  run_cases(GetParam().launched(4), {"sh", "-c", either, "sh"}, kCases, mixed);
+  const std::string plain = read_file(mixed / "0.rank0");
+  for (const char* file : {"0.rank1", "0.rank2", "0.rank3"}) {
+    expect_same_states(read_file(mixed / file), plain);  // no buffers: all ranks have the same
+  }
+  const TempFolder ours;
+  run_cases(launched_by_us(4), kOurs, kCases, ours);
+  expect_same_states_on_ranks(mixed, ours, kCases, 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Launchers, DdpMixedJobTest,
+    ::testing::Values(Mixed{"SyncbnLaunchAndOursFirst", launched_by_us, "0|1"},
+                      Mixed{"SyncbnLaunchAndPythonFirst", launched_by_us, "1|3"},
+                      Mixed{"TorchrunAndOursFirst", launched_by_torchrun, "0|2"},
+                      Mixed{"TorchrunAndPythonFirst", launched_by_torchrun, "2|3"}),
+    [](const auto& mixed) { return std::string(mixed.param.name); });
 
 }  // namespace

@@ -56,7 +56,8 @@ void check_same_parameters(const std::vector<NamedTensor>& parameters,
                            const ProcessGroupPtr& group) {
   const int size = group->getSize();
   const Backend* backend = backend_of(group);
-  if (size == 1 || backend == nullptr) return;
+  // Of a group made elsewhere nothing is known, and Python's ranks know nothing of these keys.
+  if (size == 1 || backend == nullptr || !all_ranks_are_ours(group)) return;
   const auto store = group->getStore();
   const int rank = group->getRank();
   // How many modules this rank has wrapped: the same on all ranks.
