@@ -7,12 +7,10 @@
 
 #include <map>
 
-#include <ATen/Context.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
-#include <ATen/ops/zeros.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
@@ -25,7 +23,6 @@ namespace {
 
 namespace dist = syncbn::dist;
 namespace nn = torch::nn;
-using dist::DdpOptions;
 using dist::DistributedDataParallel;
 using syncbn::base::UserError;
 using syncbn::test::close;
@@ -33,10 +30,6 @@ using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-// PyTorch's own tests of DDP compare with these bounds.
-constexpr double kRtol = 1.3e-6;
-constexpr double kAtol = 1e-5;
 
 enum class Norm { kNone, kSync };
 
@@ -59,113 +52,6 @@ struct NetImpl : nn::Module {
   dist::SyncBatchNorm batch_norm{nullptr};
 };
 TORCH_MODULE(Net);
-
-at::Tensor mean_squares(const at::Tensor& output, const at::Tensor& target) {
-  return (output - target).pow(2).mean();
-}
-
-void sgd_step(const nn::Module& module) {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& parameter : module.parameters()) {
-    parameter.sub_(parameter.grad(), 0.1);
-    parameter.mutable_grad() = at::Tensor();
-  }
-}
-
-void expect_same_parameters(const nn::Module& actual, const nn::Module& expected) {
-  const auto a = actual.named_parameters();
-  const auto b = expected.named_parameters();
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& item : a) {
-    EXPECT_TRUE(close(item.value(), *b.find(item.key()), kRtol, kAtol)) << item.key();
-  }
-}
-
-/// Five steps on shards against one model on the whole batch, parameters compared after each.
-void expect_trains_as_whole_batch(int world_size, const DdpOptions& options, Norm norm,
-                                  const std::vector<int64_t>& shares) {
-  run_ranks(world_size, [&](int rank) {
-    dist::init_process_group();
-    at::manual_seed(100 + rank);  // different weights: rank 0's must be taken
-    Net net(norm);
-    at::manual_seed(100);
-    Net whole(norm);
-    DistributedDataParallel<NetImpl> ddp(net, options);
-    // The reference sees all samples, so its batch norm is the ordinary one.
-    if (norm == Norm::kSync) {
-      whole->batch_norm->options.process_group(dist::new_subgroups(1));
-    }
-    expect_same_parameters(*net, *whole);
-    const auto at_rank = static_cast<size_t>(rank);
-    int64_t begin = 0;
-    int64_t total = 0;
-    for (size_t i = 0; i < shares.size(); ++i) {
-      if (i < at_rank) begin += shares[i];
-      total += shares[i];
-    }
-    for (int step = 0; step < 5; ++step) {
-      at::manual_seed(1337 + step);
-      const at::Tensor input = at::randn({total, 2});
-      const at::Tensor target = at::randn({total, 4});
-      const auto share = [&](const at::Tensor& t) { return t.narrow(0, begin, shares[at_rank]); };
-      // DDP averages over ranks; the weight turns that into the mean over samples.
-      const double weight =
-          static_cast<double>(world_size * shares[at_rank]) / static_cast<double>(total);
-      (mean_squares(ddp(share(input)), share(target)) * weight).backward();
-      mean_squares(whole->forward(input), target).backward();
-      sgd_step(*net);
-      sgd_step(*whole);
-      expect_same_parameters(*net, *whole);
-    }
-  });
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatch) {
-  for (int world_size = 1; world_size <= 4; ++world_size) {
-    expect_trains_as_whole_batch(world_size, {}, Norm::kNone,
-                                 std::vector<int64_t>(static_cast<size_t>(world_size), 3));
-  }
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchWithSyncBatchNorm) {
-  expect_trains_as_whole_batch(3, {}, Norm::kSync, {4, 4, 4});
-  expect_trains_as_whole_batch(2, {.broadcast_buffers = false}, Norm::kSync, {4, 4});
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchWithUnevenBatches) {
-  expect_trains_as_whole_batch(3, {}, Norm::kSync, {1, 5, 2});
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchWithGradientsAsBucketViews) {
-  expect_trains_as_whole_batch(2, {.gradient_as_bucket_view = true}, Norm::kNone, {3, 3});
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchWithManySmallBuckets) {
-  expect_trains_as_whole_batch(2, {.bucket_cap_mb = 0.0001}, Norm::kSync, {3, 3});
-}
-
-TEST(DdpTest, TrainsAsOnTheWholeBatchLookingForUnusedParameters) {
-  expect_trains_as_whole_batch(2, {.find_unused_parameters = true}, Norm::kNone, {3, 3});
-}
-
-TEST(DdpTest, NoSyncAccumulatesLocallyUntilTheNextBackward) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    at::manual_seed(0);
-    nn::Linear net(nn::LinearOptions(2, 1).bias(false));
-    DistributedDataParallel<nn::LinearImpl> ddp(net);
-    const at::Tensor input = at::full({1, 2}, rank + 1.0);
-    {
-      const auto guard = ddp.no_sync();
-      ddp(input).sum().backward();
-    }
-    EXPECT_TRUE(close(net->weight.grad(), input)) << "not exchanged yet";
-    ddp(input).sum().backward();
-    EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 3.0)));
-    ddp.zero_grad();
-    EXPECT_FALSE(net->weight.grad().defined());
-  });
-}
 
 struct BranchesImpl : nn::Module {
   BranchesImpl() {
@@ -249,22 +135,6 @@ TEST(DdpTest, FindsTensorsInsideContainers) {
     const auto output = ddp(at::full({1, 2}, rank * 2.0));
     output.second.at("a")[1].sum().backward();
     EXPECT_TRUE(close(net->linear->weight.grad(), at::full({2, 2}, 2.0)));
-  });
-}
-
-TEST(DdpTest, FrozenAndSharedParametersAreHandledOnce) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    nn::Linear shared(2, 2);
-    nn::Linear frozen(2, 2);
-    for (at::Tensor& parameter : frozen->parameters()) parameter.set_requires_grad(false);
-    nn::Sequential net(shared, frozen, shared);
-    DistributedDataParallel<nn::SequentialImpl> ddp(net);
-    ddp(at::full({1, 2}, rank + 1.0)).sum().backward();
-    at::Tensor grad = shared->weight.grad().clone();
-    dist::broadcast(grad, 0);
-    EXPECT_TRUE(grad.equal(shared->weight.grad()));
-    EXPECT_FALSE(frozen->weight.grad().defined());
   });
 }
 

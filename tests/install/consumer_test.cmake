@@ -1,5 +1,5 @@
-# Installs this build, moves the installation, builds examples/consumer against it with nothing else
-# said, and runs the result on two ranks by the installed launcher.
+# Installs this build, moves the installation, builds the examples against it with nothing else said,
+# and runs them on two ranks by the installed launcher.
 file(REMOVE_RECURSE ${WORK})
 
 function(run)
@@ -29,15 +29,19 @@ foreach(page man/man1/syncbn-launch.1 bash-completion/completions/syncbn-launch
   endif()
 endforeach()
 
-run(
-  ${CMAKE_COMMAND} -S ${SOURCE}/examples/consumer -B ${WORK}/build -G ${GENERATOR}
-  -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX})
-run(${CMAKE_COMMAND} --build ${WORK}/build)
+foreach(example consumer buffer_broadcast)
+  run(
+    ${CMAKE_COMMAND} -S ${SOURCE}/examples/${example} -B ${WORK}/${example} -G ${GENERATOR}
+    -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX})
+  run(${CMAKE_COMMAND} --build ${WORK}/${example})
+endforeach()
 
 set(ENV{OMP_NUM_THREADS} 1)
-run(${WORK}/prefix/bin/syncbn-launch --standalone --nproc_per_node=2 ${WORK}/build/two_moons)
+run(${WORK}/prefix/bin/syncbn-launch --standalone --nproc_per_node=2 ${WORK}/consumer/two_moons)
 expect("rank 0 of 2: [0-9]+ of 512 points right")
 expect("rank 1 of 2: [0-9]+ of 512 points right")
+run(${WORK}/prefix/bin/syncbn-launch --standalone --nproc_per_node=2 ${WORK}/buffer_broadcast/buffer_broadcast)
+expect("an unused forward before the backward: works")
 
 run(${WORK}/prefix/bin/train --help)
 file(REMOVE_RECURSE ${WORK})

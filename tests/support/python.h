@@ -13,6 +13,13 @@ inline std::string python() {
   return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
 }
 
+/// Version of its torch, such as "2.11.0"; empty when it has none.
+inline std::string python_torch_version() {
+  static const auto said =
+      run_program({python(), "-c", "import torch; print(torch.__version__.split('+')[0], end='')"});
+  return said.out;
+}
+
 /// Whether that one has torch; tests that need it are skipped otherwise ("python-torch").
 inline bool python_has_torch() {
   static const bool has = run_program({python(), "-c", "import torch.distributed"}).exit_code == 0;

@@ -55,8 +55,10 @@ constexpr std::chrono::seconds kReadGrace{5};
 void check_same_parameters(const std::vector<NamedTensor>& parameters,
                            const ProcessGroupPtr& group) {
   const int size = group->getSize();
-  if (size == 1 || !all_ranks_are_ours(group)) return;
-  const auto timeout = backend_of(group)->timeout();
+  const Backend* backend = backend_of(group);
+  // Of a group made elsewhere nothing is known, and Python's ranks know nothing of these keys.
+  if (size == 1 || backend == nullptr || !all_ranks_are_ours(group)) return;
+  const auto timeout = backend->timeout();
   const auto store = group->getStore();
   const int rank = group->getRank();
   // How many modules this rank has wrapped: the same on all ranks.
