@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -17,6 +18,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/linear.h>
 
+#include "no_sigpipe.h"
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "thrown.h"
@@ -78,6 +80,23 @@ TEST_P(DeadRank, EndsAnAllReduceOfAllTheOthers) {
 INSTANTIATE_TEST_SUITE_P(FaultTest, DeadRank,
                          ::testing::Values(std::pair(2, 0), std::pair(2, 1), std::pair(3, 1),
                                            std::pair(4, 0), std::pair(4, 2)));
+
+TEST(NoSigpipeTest, WritingToNobodyIsAnErrorOfThisThreadAndLeavesNothingBehind) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::close(ends[0]);
+  sigset_t before;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  {
+    const dist::detail::NoSigpipe none;
+    EXPECT_EQ(::write(ends[1], "x", 1), -1);
+    EXPECT_EQ(errno, EPIPE);
+  }
+  sigset_t after;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  EXPECT_EQ(::sigismember(&after, SIGPIPE), ::sigismember(&before, SIGPIPE));
+  ::close(ends[1]);
+}
 
 // Gloo's barrier lets ranks wait for others that wait themselves: none of these would ever hear.
 TEST(FaultTest, ADeadRankEndsABarrier) {
@@ -142,15 +161,30 @@ TEST(FaultTest, ADeadRankEndsABackwardOfDistributedDataParallel) {
 TEST(FaultTest, ARankThatEndedWithACodeIsNamedWithIt) {
   const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
     dist::init_process_group();
-    if (rank == 1) std::quick_exit(7);
+    if (rank == 1) std::exit(7);
     sum();
   });
   EXPECT_EQ(results[1].exit_code, 7);
   for (const size_t rank : {0U, 2U}) {
     EXPECT_EQ(results[rank].exit_code, kExitUnavailable);
     EXPECT_THAT(results[rank].output, AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 1 ("),
-                                            HasSubstr(") has ended its program")));
+                                            HasSubstr(") ended with exit code 7")));
   }
+}
+
+TEST(FaultTest, RanksOfASmallerGroupAreNamedAsInTheWorld) {
+  const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_group({1, 3});
+    if (rank == 3) ::raise(SIGKILL);
+    if (rank != 1) return dist::barrier();  // rank 0 has to be there to pass the news on
+    Tensor tensor = at::ones({3});
+    dist::all_reduce(tensor, c10d::ReduceOp::SUM, group);
+  });
+  EXPECT_EQ(results[1].exit_code, kExitUnavailable);
+  EXPECT_THAT(results[1].output,
+              AllOf(HasSubstr("rank 1 of 4 on "), HasSubstr("all_reduce #1 of group '1' failed"),
+                    HasSubstr("rank 3 ("), HasSubstr(") died")));
 }
 
 TEST(FaultTest, ARankThatDestroyedItsGroupIsNamed) {
@@ -311,6 +345,15 @@ TEST(PeerWatchTest, DifferentShapesAreNamedWithBothRanks) {
   expect_disagreement(
       [] { sum(3); }, [] { sum(4); },
       {"rank 0 (", "all_reduce of Float [3]", "rank 1 (", "all_reduce of Float [4]"});
+}
+
+TEST(PeerWatchTest, AnAllGatherIsCalledSoHoweverItIsDone) {
+  expect_disagreement(
+      [] {
+        dist::all_gather(at::ones({3, 1}));
+      },
+      [] { dist::all_gather(at::ones({4})); },
+      {"all_gather of Float [3, 1]", "all_gather of Float [4]"});
 }
 
 TEST(PeerWatchTest, DifferentCollectivesAreNamed) {

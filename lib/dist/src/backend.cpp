@@ -58,7 +58,7 @@ c10d::Backend& Backend::delegate(const at::Tensor& tensor) {
 template <class Start>
 Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start) {
   c10d::Backend& library = delegate(tensor);
-  if (const char* name = NamedAs::current()) call.name = name;
+  NamedAs::apply_to(call);
   const bool on_cpu = &library == delegates_.cpu.get();
   const std::lock_guard lock(start_mutex_);
   const uint64_t earlier = call.is_collective() ? sequence_.load() : transfers_;
@@ -67,8 +67,10 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start
   WorkPtr work;
   try {
     if (on_cpu && is_watched_ && call.is_collective()) {
+      // The number is below the fingerprint, since Gloo takes its meshes in turn by the tag.
+      const uint32_t fingerprint = call.fingerprint();
       detail::set_next_tag(library,
-                           static_cast<uint32_t>(call.sequence << 16) | call.fingerprint());
+                           fingerprint << 16 | static_cast<uint32_t>(call.sequence & 0xffff));
     }
     std::optional<NoSigpipe> sends_write_in_this_thread;
     if (!call.is_collective()) sends_write_in_this_thread.emplace();
@@ -93,7 +95,7 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start
 int Backend::wire_tag(int tag, const at::Tensor& tensor) const {
   if (!is_watched_ || !tensor.is_cpu()) return tag;
   const size_t hash = c10::get_hash(tag, static_cast<int>(tensor.scalar_type()), tensor.numel());
-  return static_cast<int>((hash ^ (hash >> 32)) % static_cast<size_t>(kReservedTag));
+  return static_cast<int>((hash ^ (hash >> 32)) % static_cast<size_t>(kReservedTags));
 }
 
 namespace {

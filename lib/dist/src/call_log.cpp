@@ -42,7 +42,21 @@ std::string Call::describe() const {
   return text;
 }
 
-thread_local const char* NamedAs::current_ = nullptr;
+thread_local const NamedAs* NamedAs::current_ = nullptr;
+
+NamedAs::NamedAs(const char* name, at::IntArrayRef sizes) : name_(name), sizes_(sizes) {
+  if (current_ == nullptr) current_ = this;
+}
+
+NamedAs::~NamedAs() {
+  if (current_ == this) current_ = nullptr;
+}
+
+void NamedAs::apply_to(Call& call) {
+  if (current_ == nullptr) return;
+  call.name = current_->name_;
+  call.sizes.assign(current_->sizes_.begin(), current_->sizes_.end());
+}
 
 CallLog::CallLog(std::string group, std::vector<int> ranks, std::function<void()> break_off)
     : group_(std::move(group)), ranks_(std::move(ranks)), break_off_(std::move(break_off)) {}

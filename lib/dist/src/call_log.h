@@ -8,10 +8,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -43,20 +43,22 @@ struct Call {
   std::string describe() const;
 };
 
-/// While it lives, this thread's calls go by another name: that of the function its user called.
+/// While it lives, this thread's calls go by the name and sizes of what its user called. The
+/// outermost one counts.
 class NamedAs {
  public:
-  explicit NamedAs(const char* name) : outer_(std::exchange(current_, name)) {}
-  ~NamedAs() { current_ = outer_; }
+  NamedAs(const char* name, at::IntArrayRef sizes);
+  ~NamedAs();
   NamedAs(const NamedAs&) = delete;
   NamedAs& operator=(const NamedAs&) = delete;
 
-  /// Null: the calls keep their names.
-  static const char* current() { return current_; }
+  /// To a call of this thread, if there is one of these.
+  static void apply_to(Call& call);
 
  private:
-  static thread_local const char* current_;
-  const char* const outer_;
+  static thread_local const NamedAs* current_;
+  const char* const name_;
+  const at::IntArrayRef sizes_;
 };
 
 /// What this rank called in one group. Thread-safe: the thread of the PeerWatch reads it.

@@ -4,16 +4,14 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 
-#include <cstring>
 #include <numeric>
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/view_as_real.h>
-#include <ATen/ops/zeros.h>
 
+#include "call_log.h"
 #include "gather_rows.h"
 
 namespace syncbn::dist {
@@ -261,6 +259,7 @@ void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout t
 Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
   const Call call("all_gather", group, timeout);
   call.require_dense(tensor);
+  const detail::NamedAs named("all_gather", tensor.sizes());
   const Tensor row = sendable(dense(tensor)).unsqueeze(0);
   Tensors outputs;
   for (const Tensor& one : detail::gather_rows(row, call.group_ptr(), timeout).unbind()) {

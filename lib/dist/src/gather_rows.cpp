@@ -24,7 +24,7 @@ bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
   if (row.numel() == 0) return all;
-  const NamedAs named("all_gather");
+  const NamedAs named("all_gather", row.sizes());
   if (gathers_in_one_hop(row, group)) {
     at::Tensor copies = row.expand_as(all).contiguous();
     std::vector<int64_t> equal_splits;

@@ -12,6 +12,8 @@ class TaggedGloo : public c10d::ProcessGroupGloo {
  public:
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
   void set_next_tag(uint32_t tag) { collectiveCounter_ = tag; }
+  /// One for each device, chosen by tag.
+  size_t meshes() const { return contexts_.size(); }
 };
 
 }  // namespace
@@ -36,16 +38,19 @@ void set_next_tag(c10d::Backend& gloo, uint32_t tag) {
   static_cast<TaggedGloo&>(gloo).set_next_tag(tag);
 }
 
-// Gloo has no such function, but closes all connections of a group when one wait exceeds its
+// Gloo has no such function, but closes all connections of a mesh when one wait exceeds its
 // timeout. So this waits for a message that never comes. Where a connection is closed already, the
 // attempt fails at once, and the next one does it.
 void break_off(c10d::Backend& gloo) {
+  const int meshes = static_cast<int>(static_cast<TaggedGloo&>(gloo).meshes());
   for (int peer = 0; peer < gloo.getSize(); ++peer) {
     if (peer == gloo.getRank()) continue;
-    std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-    try {
-      gloo.recv(nothing, peer, kReservedTag)->wait(std::chrono::milliseconds(1));
-    } catch (const std::exception&) {  // as intended
+    for (int tag = kReservedTags; tag < kReservedTags + meshes; ++tag) {
+      std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+      try {
+        gloo.recv(nothing, peer, tag)->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {  // as intended
+      }
     }
   }
 }

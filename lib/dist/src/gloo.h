@@ -21,8 +21,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
 /// each other instead of overwriting each other's tensors. Of a backend that make_gloo() made.
 void set_next_tag(c10d::Backend& gloo, uint32_t tag);
 
-/// A tag of send and recv that nobody else may use.
-constexpr int kReservedTag = 0x7fffffff;
+/// From here on tags of send and recv are break_off()'s.
+constexpr int kReservedTags = 0x7fff0000;
 
 /// Makes everything that is under way fail now, and all that comes after it. Any thread may call
 /// it.

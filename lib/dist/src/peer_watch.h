@@ -19,7 +19,8 @@ namespace syncbn::dist::detail {
 /// Knows within a moment which rank of the world has ended, compares what ranks wait for, and asks
 /// where the others are. What waits for a rank that is gone is broken off, and those who wait learn
 /// why: Gloo would wait until the timeout for a neighbour that waits itself, and its neighbours
-/// would say no more than "Connection closed by peer". Thread-safe.
+/// would say no more than "Connection closed by peer". Once rank 0 has left nobody passes news on.
+/// Thread-safe.
 class PeerWatch {
  public:
   /// Every rank of the world calls it, where all of them are processes of this library.
@@ -72,7 +73,7 @@ class PeerWatch {
   struct Failure {
     std::string what;
     bool ranks_disagree = false;
-    Clock::time_point speak_at;
+    Clock::time_point speak_at{};
     uint64_t order = 0;  ///< among all news
   };
   /// A collective in which some rank has waited for a while.
