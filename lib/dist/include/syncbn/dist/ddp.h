@@ -42,7 +42,7 @@ struct DdpOptions {
   /// checkpointing of activations, and unused parameters without a search per step.
   bool static_graph = false;
   /// With find_unused_parameters: leave a bucket out of communication when none of its parameters
-  /// was used on any rank.
+  /// was used on any rank. The unused parameters must be the same on all ranks.
   bool skip_all_reduce_unused_params = false;
   /// Broadcast rank 0's parameters (and, with broadcast_buffers, buffers) when constructed.
   bool init_sync = true;
