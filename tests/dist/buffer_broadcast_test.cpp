@@ -148,6 +148,7 @@ TEST(BufferBroadcastProgramTest, PythonPrintsTheSameWithAndWithoutBroadcast) {
   const ProgramResult theirs = run_on_two_ranks({python(), kExample + "buffer_broadcast.py"});
   ASSERT_EQ(theirs.exit_code, 0) << theirs.err;
   const ProgramResult ours = run_on_two_ranks({SYNCBN_BUFFER_BROADCAST});
+  ASSERT_EQ(ours.exit_code, 0) << ours.err;
   const size_t both_modes = theirs.out.find("an unused forward");
   ASSERT_NE(both_modes, std::string::npos) << theirs.out;
   expect_same_report(theirs.out.substr(0, both_modes), ours.out.substr(0, both_modes));
