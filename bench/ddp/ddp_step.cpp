@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: ddp_step MODEL BATCH SIZE default|contiguous|channels_last FUSED\n");
     return 2;
   }
-  syncbn::base::keep_freed_memory();  // as `train` does
+  if (argv[4] == std::string("default")) syncbn::base::keep_freed_memory();  // as `train` does
   const double begin = now();
   dist::init_process_group({.backend = "gloo"});
   const double init_seconds = now() - begin;

@@ -16,6 +16,7 @@
 
 #include "dist/tensors.h"
 #include "support/multiproc.h"
+#include "world.h"
 
 namespace {
 
@@ -70,7 +71,10 @@ TEST(DdpJoinTest, GradientsAreDividedByTheInitialWorldSizeOrByTheRanksLeft) {
           EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, expected))) << "step " << step;
         }
       }
-      dist::barrier();
+      // Afterwards everything is as without it.
+      ddp.zero_grad();
+      ddp(at::full({1, 2}, 6.0)).sum().backward();
+      EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 6.0)));
     }
   });
 }
@@ -114,21 +118,22 @@ TEST(DdpJoinTest, ARankWithoutAnyInputTakesPart) {
   });
 }
 
-TEST(DdpJoinTest, NoSyncStepsNeedNoPartner) {
+TEST(DdpJoinTest, StepsUnderNoSyncAreAccumulatedHere) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
     nn::Linear net = linear();
     DistributedDataParallel<nn::LinearImpl> ddp(net);
     const auto guard = ddp.join();
-    for (int step = 0; step < 1 + rank * 4; ++step) {
-      std::optional<at::Tensor> before;
-      if (step % 2 == 1) {
+    // Rank 0 has no input: each exchange halves what rank 1 has.
+    for (int round = 0; round < 2 * rank; ++round) {
+      ddp.zero_grad();
+      {
         const auto no_sync = ddp.no_sync();
-        ddp(at::ones({1, 2})).sum().backward();
-      } else {
-        ddp(at::ones({1, 2})).sum().backward();
-        ddp.zero_grad();
+        ddp(at::full({1, 2}, 3.0)).sum().backward();
+        EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 3.0)));
       }
+      ddp(at::full({1, 2}, 5.0)).sum().backward();
+      EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 4.0)));
     }
   });
 }
@@ -275,7 +280,7 @@ TEST(DdpJoinTest, ThrowOnEarlyTerminationEndsEveryRank) {
 }
 
 TEST(DdpJoinTest, AnExceptionInsideIsNotWaitedWith) {
-  run_ranks(1, [](int) {
+  run_ranks(2, [](int rank) {
     dist::init_process_group();
     nn::Linear net = linear();
     DistributedDataParallel<nn::LinearImpl> ddp(net);
@@ -283,7 +288,10 @@ TEST(DdpJoinTest, AnExceptionInsideIsNotWaitedWith) {
       const auto guard = ddp.join();
       throw std::runtime_error("of the loop");
     };
-    EXPECT_THROW(fail(), std::runtime_error);
+    // Nobody else comes for it.
+    if (rank == 0) {
+      EXPECT_THROW(fail(), std::runtime_error);
+    }
     const auto guard = ddp.join();
   });
 }
@@ -293,9 +301,21 @@ TEST(DdpJoinTest, DisabledItDoesNothing) {
     dist::init_process_group();
     nn::Linear net = linear();
     DistributedDataParallel<nn::LinearImpl> ddp(net);
+    const auto collectives = [&] {
+      return dist::detail::backend_of(dist::default_group())->sequence();
+    };
+    const auto step = [&] {
+      const uint64_t before = collectives();
+      ddp.zero_grad();
+      ddp(at::full({1, 2}, rank * 2.0)).sum().backward();
+      EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 1.0)));
+      return collectives() - before;
+    };
+    step();
+    step();  // arranges the buckets
+    const uint64_t without = step();
     const auto guard = ddp.join({.enable = false});
-    ddp(at::full({1, 2}, rank * 2.0)).sum().backward();
-    EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 1.0)));
+    EXPECT_EQ(step(), without);
   });
 }
 
@@ -315,6 +335,9 @@ TEST(DdpJoinTest, WhatCannotWorkIsRefused) {
     {
       const auto guard = nested.join();
       refuses(nested, "open already");
+      nn::Linear another = linear();
+      DistributedDataParallel<nn::LinearImpl> second(another);
+      refuses(second, "open already");
     }
     DistributedDataParallel<nn::LinearImpl> skipping(
         net, {.find_unused_parameters = true, .skip_all_reduce_unused_params = true});

@@ -24,6 +24,7 @@
 #include "ddp_check.h"
 #include "dist/tensors.h"
 #include "support/multiproc.h"
+#include "world.h"
 
 namespace {
 
@@ -48,13 +49,16 @@ std::string refusal(Body body) {
   return "";
 }
 
+enum class Use { kLeft, kRight, kBoth };
+
 struct BranchesImpl : nn::Module {
   BranchesImpl() {
     left = register_module("left", nn::Linear(nn::LinearOptions(2, 2).bias(false)));
     right = register_module("right", nn::Linear(nn::LinearOptions(2, 2).bias(false)));
   }
-  at::Tensor forward(const at::Tensor& input, bool use_right) {
-    return use_right ? left(input) + right(input) : left(input);
+  at::Tensor forward(const at::Tensor& input, Use use) {
+    if (use == Use::kBoth) return left(input) + right(input);
+    return use == Use::kRight ? right(input) : left(input);
   }
   nn::Linear left{nullptr}, right{nullptr};
 };
@@ -154,7 +158,7 @@ TEST(DdpOptionsTest, AStaticGraphFindsUnusedParametersOnce) {
     DistributedDataParallel<BranchesImpl> ddp(net, {.static_graph = true});
     for (int step = 0; step < 4; ++step) {
       ddp.zero_grad();
-      ddp(at::full({1, 2}, rank * 2.0 + step), false).sum().backward();
+      ddp(at::full({1, 2}, rank * 2.0 + step), Use::kLeft).sum().backward();
       EXPECT_TRUE(close(net->left->weight.grad(), at::full({2, 2}, 1.0 + step))) << step;
       EXPECT_FALSE(net->right->weight.grad().defined());
     }
@@ -168,12 +172,22 @@ TEST(DdpOptionsTest, SkippingUnusedBucketsLeavesTheirGradientsAlone) {
     DistributedDataParallel<BranchesImpl> ddp(net, {.find_unused_parameters = true,
                                                     .skip_all_reduce_unused_params = true,
                                                     .bucket_cap_mb = 1e-6});
-    for (const bool use_right : {false, true, false}) {
+    const auto collectives = [] {
+      return dist::detail::backend_of(dist::default_group())->sequence();
+    };
+    std::vector<uint64_t> counts;
+    for (const Use use : {Use::kLeft, Use::kBoth, Use::kRight, Use::kBoth}) {
+      const uint64_t before = collectives();
       ddp.zero_grad();
-      ddp(at::ones({1, 2}), use_right).sum().backward();
-      EXPECT_TRUE(close(net->left->weight.grad(), at::ones({2, 2})));
-      EXPECT_EQ(net->right->weight.grad().defined(), use_right);
+      ddp(at::ones({1, 2}), use).sum().backward();
+      EXPECT_EQ(net->left->weight.grad().defined(), use != Use::kRight);
+      EXPECT_EQ(net->right->weight.grad().defined(), use != Use::kLeft);
+      counts.push_back(collectives() - before);
     }
+    // A bucket for each parameter.
+    EXPECT_EQ(counts[0], counts[1] - 1);
+    EXPECT_EQ(counts[2], counts[1] - 1) << "the first parameter's, too";
+    EXPECT_EQ(counts[3], counts[1]);
   });
 }
 
@@ -242,11 +256,11 @@ TEST(DdpOptionsTest, AnUnknownNameToIgnoreIsRefused) {
                 HasSubstr("'wieght'"));
     EXPECT_THAT(
         refusal([&] { DistributedDataParallel<nn::LinearImpl>(net, {.bucket_cap_mb = 0.0}); }),
-        HasSubstr("bucket_cap_mb must be above 0, got 0"));
+        HasSubstr("bucket_cap_mb must be above 0 and at most 1000000, got 0"));
     EXPECT_THAT(refusal([&] {
                   DistributedDataParallel<nn::LinearImpl>(net, {.first_bucket_cap_mb = -1.0});
                 }),
-                HasSubstr("first_bucket_cap_mb must be above 0, got -1"));
+                HasSubstr("first_bucket_cap_mb must be above 0 and at most 1000000, got -1"));
   });
 }
 
@@ -359,9 +373,9 @@ TEST(DdpErrorTest, AParameterWithoutAGradientIsNamedInTheNextStep) {
     dist::init_process_group();
     auto net = std::make_shared<BranchesImpl>();
     DistributedDataParallel<BranchesImpl> ddp(net);
-    ddp(at::ones({1, 2}), false).sum().backward();
+    ddp(at::ones({1, 2}), Use::kLeft).sum().backward();
     EXPECT_THAT(refusal([&] {
-                  ddp(at::ones({1, 2}), false);
+                  ddp(at::ones({1, 2}), Use::kLeft);
                 }),
                 AllOf(HasSubstr("got no gradient"), HasSubstr(": right.weight;"),
                       HasSubstr("find_unused_parameters")));
@@ -375,9 +389,24 @@ TEST(DdpErrorTest, ADifferentNumberOfParametersIsNamedOnEveryRank) {
     if (rank == 2) net->push_back(nn::Linear(2, 2));
     EXPECT_THAT(refusal([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
                 AllOf(HasSubstr("rank 0 has nothing"), HasSubstr("rank 2 has 1.weight [2, 2]"),
-                      HasSubstr("parameter 2 in order")));
+                      HasSubstr("tensor 2 in order")));
     // The group is as good as before.
     dist::barrier();
+  });
+}
+
+TEST(DdpErrorTest, FrozenParametersAndBuffersAreComparedToo) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Sequential net(nn::Linear(2, 2), nn::BatchNorm1d(2));
+    net->named_parameters()["0.bias"].set_requires_grad(rank == 0);
+    EXPECT_THAT(refusal([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
+                AllOf(HasSubstr("rank 0 has 0.bias [2] Float,"),
+                      HasSubstr("rank 1 has 0.bias [2] Float (without gradient)")));
+    nn::Sequential other(nn::Linear(2, 2), nn::BatchNorm1d(nn::BatchNormOptions(2).affine(true)));
+    if (rank == 1) other->register_buffer("table", at::ones({3}));
+    EXPECT_THAT(refusal([&] { DistributedDataParallel<nn::SequentialImpl> ddp(other); }),
+                HasSubstr("table [3] Float (buffer)"));
   });
 }
 
@@ -395,6 +424,46 @@ TEST(DdpErrorTest, DevicesOfAModuleAreChecked) {
                 check_devices({gpu0, at::kCPU}, false);
               }),
               AllOf(HasSubstr("cuda:0"), HasSubstr("cpu")));
+}
+
+TEST(DdpOutputTest, OutputsMayBeModifiedInPlace) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    for (const dist::DdpOptions& options :
+         {dist::DdpOptions{.find_unused_parameters = true}, dist::DdpOptions{.static_graph = true},
+          dist::DdpOptions{.gradient_as_bucket_view = true}}) {
+      nn::Linear net(nn::LinearOptions(2, 1).bias(false));
+      DistributedDataParallel<nn::LinearImpl> ddp(net, options);
+      ddp(at::ones({1, 2})).mul_(3).sum().backward();
+      EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 3.0)));
+    }
+  });
+}
+
+TEST(DdpOptionsTest, AStaticGraphGoesByTheForwardNotByTheBackward) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Linear net(nn::LinearOptions(2, 1).bias(false));
+    DistributedDataParallel<nn::LinearImpl> ddp(net, {.static_graph = true});
+    const at::Tensor loss = ddp(at::full({1, 2}, rank * 2.0)).sum();
+    const auto guard = ddp.no_sync();
+    loss.backward();
+    EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 1.0)));
+  });
+}
+
+TEST(DdpLifetimeTest, GuardsAndOutputsMayOutliveTheWrapper) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    nn::Linear net(2, 1);
+    auto ddp = std::make_unique<DistributedDataParallel<nn::LinearImpl>>(
+        net, dist::DdpOptions{.find_unused_parameters = true});
+    const at::Tensor output = (*ddp)(at::ones({1, 2}));
+    const auto no_sync = ddp->no_sync();
+    const auto join = ddp->join();
+    ddp.reset();
+    EXPECT_EQ(output.numel(), 1);
+  });
 }
 
 TEST(DdpStatsTest, NumbersOfTheEngineAreThere) {

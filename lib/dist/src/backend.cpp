@@ -22,13 +22,18 @@ Backend::Backend(Delegates delegates, std::string group_name, std::chrono::milli
       members_(std::move(members)),
       watch_(watch),
       is_watched_(watch != nullptr),
-      // Weak: the last owner of Gloo's group joins Gloo's threads, on which callbacks hold the log.
-      log_(std::make_shared<CallLog>(
-          group_name_, members_.ranks,
-          [weak = c10::weak_intrusive_ptr<c10d::Backend>(delegates_.cpu)] {
-            if (const auto gloo = weak.lock()) detail::break_off(*gloo);
-          })) {
+      handle_(std::make_shared<GlooHandle>()),
+      log_(std::make_shared<CallLog>(group_name_, members_.ranks, [handle = handle_] {
+        const std::lock_guard lock(handle->mutex);
+        if (handle->gloo != nullptr) detail::break_off(*handle->gloo);
+      })) {
+  handle_->gloo = delegates_.cpu.get();
   if (watch) watch->add(log_);
+}
+
+Backend::~Backend() {
+  const std::lock_guard lock(handle_->mutex);
+  handle_->gloo = nullptr;
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {

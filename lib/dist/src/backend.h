@@ -36,9 +36,11 @@ class Backend : public c10d::Backend {
   ///   what Gloo sends.
   Backend(Delegates delegates, std::string group_name, std::chrono::milliseconds timeout,
           Members members, const std::shared_ptr<PeerWatch>& watch);
+  ~Backend() override;
 
   const std::string& group_name() const { return group_name_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
+  const Members& members() const { return members_; }
   /// The number of collectives started so far on this rank.
   uint64_t sequence() const { return sequence_; }
 
@@ -97,6 +99,13 @@ class Backend : public c10d::Backend {
   const Members members_;
   const std::weak_ptr<PeerWatch> watch_;
   const bool is_watched_;
+  /// Gloo, for as long as this exists. No weak_intrusive_ptr: where that is the last, it destroys,
+  /// and on a thread of Gloo's, which callbacks run on, Gloo cannot be destroyed.
+  struct GlooHandle {
+    std::mutex mutex;
+    c10d::Backend* gloo;
+  };
+  const std::shared_ptr<GlooHandle> handle_;
   const std::shared_ptr<CallLog> log_;
   std::mutex start_mutex_;
   std::atomic<uint64_t> sequence_{0};

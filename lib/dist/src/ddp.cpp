@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <sstream>
 #include <unordered_map>
 
 #include <ATen/core/grad_mode.h>
@@ -23,6 +22,7 @@ namespace {
 
 constexpr size_t kBroadcastBucketBytes = size_t{250} * 1024 * 1024;
 constexpr double kBytesPerMiB = 1024.0 * 1024.0;
+constexpr double kLargestBucketMiB = 1e6;
 
 std::vector<at::Tensor> tensors_of(const std::vector<NamedTensor>& all) {
   std::vector<at::Tensor> tensors;
@@ -38,14 +38,14 @@ std::vector<NamedTensor> without(std::vector<NamedTensor> all,
 }
 
 void check_options(const DdpOptions& options) {
-  for (const auto& [name, value] :
-       {std::pair("bucket_cap_mb", options.bucket_cap_mb),
-        std::pair("first_bucket_cap_mb", options.first_bucket_cap_mb)}) {
-    if (value && !(*value > 0)) {
-      throw base::UserError(
-          fmt::format("DistributedDataParallel: {} must be above 0, got {}", name, *value));
-    }
-  }
+  const auto check = [](const char* name, const std::optional<double>& value) {
+    if (!value || (*value > 0 && *value <= kLargestBucketMiB)) return;
+    throw base::UserError(
+        fmt::format("DistributedDataParallel: {} must be above 0 and at most {}, got {}", name,
+                    kLargestBucketMiB, *value));
+  };
+  check("bucket_cap_mb", options.bucket_cap_mb);
+  check("first_bucket_cap_mb", options.first_bucket_cap_mb);
 }
 
 /// A name that is not there is a spelling mistake, after which the wrong thing would be averaged.
@@ -130,11 +130,12 @@ void hide_bucket_views(const DdpState& state) {
 }
 
 /// When the gradients of forward's outputs are there, and the backward of the module begins.
-void on_backward(const std::weak_ptr<DdpState>& weak) {
+/// @param exchanges whether forward was told to exchange gradients.
+void on_backward(const std::weak_ptr<DdpState>& weak, bool exchanges) {
   const auto state = weak.lock();
   if (!state) return;
   auto& engine = torch::autograd::Engine::get_default_engine();
-  if (state->options.static_graph && state->require_sync && !state->had_first_backward) {
+  if (state->options.static_graph && exchanges && !state->had_first_backward) {
     state->had_first_backward = true;
     engine.queue_callback([state] { state->reducer->delay_all_reduce(); });
   }
@@ -196,7 +197,10 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   const auto considered = without(state.module->parameters(), state.ignored);
   std::copy_if(considered.begin(), considered.end(), std::back_inserter(state.parameters),
                [](const NamedTensor& one) { return one.tensor.requires_grad(); });
-  check_same_parameters(state.parameters, state.group);
+  check_same_module(considered,
+                    options.broadcast_buffers ? without(state.module->buffers(), state.ignored)
+                                              : std::vector<NamedTensor>(),
+                    state.group);
   if (state.parameters.empty()) {
     throw base::UserError(
         "DistributedDataParallel: the module has no parameter that requires a gradient; it needs "
@@ -215,6 +219,9 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   state.logger = make_logger(state);
   state.reducer->set_logger(state.logger);
   if (options.static_graph) state.reducer->set_static_graph();
+  for (const NamedTensor& parameter : state.parameters) {
+    state.accumulators.insert(torch::autograd::impl::grad_accumulator(parameter.tensor).get());
+  }
 }
 
 DdpBase::~DdpBase() = default;
@@ -254,10 +261,11 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
       outputs.begin(), outputs.end(), [](const at::Tensor& one) { return one.requires_grad(); });
   if (state.join && state.join->statistics) state.join->statistics->end_forward(backward_follows);
   if (listens_to_backward(state)) {
-    // An edge to some parameter: the engine hears of this backward even if it uses none.
-    outputs = join_outputs(std::move(outputs),
-                           state.searches_unused() ? state.parameters.front().tensor : at::Tensor(),
-                           [weak = std::weak_ptr(state_)] { on_backward(weak); });
+    // Where no parameter is used, an edge to one: the engine has to hear of this backward, too.
+    const bool needs_anchor = state.searches_unused() && !reach_any(outputs, state.accumulators);
+    outputs = join_outputs(
+        std::move(outputs), needs_anchor ? state.parameters.front().tensor : at::Tensor(),
+        [weak = std::weak_ptr(state_), exchanges] { on_backward(weak, exchanges); });
   }
   if (!exchanges) return outputs;
   if (state.searches_unused() && outputs.empty()) {
@@ -322,16 +330,16 @@ std::optional<at::Device> DdpBase::input_device() const {
 }
 
 NoSyncGuard DdpBase::no_sync() {
-  return NoSyncGuard(*state_);
+  return NoSyncGuard(state_);
 }
 
 }  // namespace detail
 
-NoSyncGuard::NoSyncGuard(detail::DdpState& state)
-    : state_(state), before_(std::exchange(state.require_sync, false)) {}
+NoSyncGuard::NoSyncGuard(std::shared_ptr<detail::DdpState> state)
+    : state_(std::move(state)), before_(std::exchange(state_->require_sync, false)) {}
 
 NoSyncGuard::~NoSyncGuard() {
-  state_.require_sync = before_;
+  state_->require_sync = before_;
 }
 
 }  // namespace syncbn::dist

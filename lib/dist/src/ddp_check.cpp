@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/dist/collectives.h>
 
 #include <algorithm>
 #include <sstream>
@@ -13,16 +14,18 @@
 namespace syncbn::dist::detail {
 namespace {
 
-std::vector<uint8_t> bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
-std::vector<std::string> describe(const std::vector<NamedTensor>& parameters) {
+/// A line for each tensor.
+std::vector<std::string> describe(const std::vector<NamedTensor>& parameters,
+                                  const std::vector<NamedTensor>& buffers) {
   std::vector<std::string> lines;
-  for (const NamedTensor& parameter : parameters) {
-    lines.push_back(fmt::format("{} {} {}", parameter.name, c10::str(parameter.tensor.sizes()),
-                                c10::toString(parameter.tensor.scalar_type())));
+  const auto add = [&lines](const NamedTensor& one, const char* kind) {
+    lines.push_back(fmt::format("{} {} {}{}", one.name, c10::str(one.tensor.sizes()),
+                                c10::toString(one.tensor.scalar_type()), kind));
+  };
+  for (const NamedTensor& one : parameters) {
+    add(one, one.tensor.requires_grad() ? "" : " (without gradient)");
   }
+  for (const NamedTensor& one : buffers) add(one, " (buffer)");
   return lines;
 }
 
@@ -33,62 +36,24 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-std::string first_difference(const std::vector<std::string>& first,
-                             const std::vector<std::string>& own, int rank) {
-  const auto [a, b] = std::mismatch(first.begin(), first.end(), own.begin(), own.end());
-  return fmt::format(
-      "DistributedDataParallel: the module differs between ranks: rank 0 has {}, rank {} has {} "
-      "(parameter {} in order); build the same module on every rank",
-      a == first.end() ? "nothing" : *a, rank, b == own.end() ? "nothing" : *b, a - first.begin());
-}
-
-/// Returns when `size` ranks have come.
-void meet(c10d::Store& store, const std::string& key, int size, std::chrono::milliseconds timeout) {
-  if (store.add(key, 1) == size) store.set(key + "/all", bytes("yes"));
-  store.wait({key + "/all"}, timeout);
-}
-
-constexpr std::chrono::seconds kReadGrace{5};
-
 }  // namespace
 
-void check_same_parameters(const std::vector<NamedTensor>& parameters,
-                           const ProcessGroupPtr& group) {
-  const int size = group->getSize();
-  const Backend* backend = backend_of(group);
-  // Of a group made elsewhere nothing is known, and Python's ranks know nothing of these keys.
-  if (size == 1 || backend == nullptr || !all_ranks_are_ours(group)) return;
-  const auto timeout = backend->timeout();
-  const auto store = group->getStore();
-  const int rank = group->getRank();
-  // How many modules this rank has wrapped: the same on all ranks.
-  const int64_t number = store->add(fmt::format("syncbn/ddp/made_by/{}", rank), 1);
-  const auto key = [number](const char* name) {
-    return fmt::format("syncbn/ddp/{}/{}", number, name);
-  };
-  const std::vector<std::string> own = describe(parameters);
-  std::vector<uint8_t> difference;
-  try {
-    if (rank == 0) store->set(key("parameters"), bytes(base::join(own, "\n")));
-    store->wait({key("parameters")}, timeout);
-    const std::vector<uint8_t> got = store->get(key("parameters"));
-    const auto first = lines_of(std::string(got.begin(), got.end()));
-    if (first != own) store->set(key("difference"), bytes(first_difference(first, own, rank)));
-    meet(*store, key("compared"), size, timeout);
-    if (!store->check({key("difference")})) return;
-    difference = store->get(key("difference"));
-  } catch (const c10::Error& error) {
-    throw base::UnavailableError(fmt::format(
-        "rank {} of {}: not every rank wrapped its module in DistributedDataParallel: {}", rank,
-        size, error.what_without_backtrace()));
-  }
-  try {
-    // The rank that holds the store may end now, and all must have read from it.
-    meet(*store, key("read"), size, kReadGrace);
-  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
-    // It has ended, or some rank has: the difference is what is to be told.
-  }
-  throw base::UserError(std::string(difference.begin(), difference.end()));
+void check_same_module(const std::vector<NamedTensor>& parameters,
+                       const std::vector<NamedTensor>& buffers, const ProcessGroupPtr& group) {
+  if (group->getSize() == 1 || backend_of(group) == nullptr || !all_ranks_are_ours(group)) return;
+  const std::string own = base::join(describe(parameters, buffers), "\n");
+  const std::vector<std::string> all = all_gather_bytes(own, group);
+  const auto differs = std::find_if(all.begin(), all.end(),
+                                    [&](const std::string& one) { return one != all.front(); });
+  if (differs == all.end()) return;
+  const auto first = lines_of(all.front());
+  const auto other = lines_of(*differs);
+  const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
+  throw base::UserError(fmt::format(
+      "DistributedDataParallel: the module differs between ranks: rank 0 has {}, rank {} has {} "
+      "(tensor {} in order); build the same module on every rank",
+      a == first.end() ? "nothing" : *a, differs - all.begin(), b == other.end() ? "nothing" : *b,
+      a - first.begin()));
 }
 
 std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,

@@ -7,13 +7,13 @@
 
 namespace syncbn::dist::detail {
 
-/// Every rank learns whether the parameters have the same names, shapes and types on all ranks, and
-/// which one has not. Through the group's store: no collective is spent on it. Does nothing in a
-/// group with ranks that are not ours.
+/// Every rank learns whether the tensors have the same names, shapes and types on all ranks, and
+/// which one has not. Does nothing in a group with ranks that are not ours, where libtorch compares
+/// the parameters.
 /// @throws base::UserError naming the first difference and both ranks; base::UnavailableError when
-///   a rank does not come.
-void check_same_parameters(const std::vector<NamedTensor>& parameters,
-                           const ProcessGroupPtr& group);
+///   a peer fails.
+void check_same_module(const std::vector<NamedTensor>& parameters,
+                       const std::vector<NamedTensor>& buffers, const ProcessGroupPtr& group);
 
 /// Whether a module on these devices can be wrapped, and the one for its inputs: none when there
 /// are several.

@@ -13,6 +13,9 @@ namespace syncbn::dist {
 namespace detail {
 namespace {
 
+/// Of any module in this process.
+bool span_is_open = false;
+
 /// What the collectives of PyTorch's join() carry: one number.
 at::Tensor number(const DdpState& state, double value, at::ScalarType dtype = at::kFloat) {
   return at::full({1}, value, at::TensorOptions().dtype(dtype).device(state.first_device));
@@ -39,24 +42,40 @@ int highest_rank(const DdpState& state, bool yes) {
   return highest.item().toInt();
 }
 
+/// The ranks of the world that a group has, in its order.
+std::vector<int> members(const ProcessGroupPtr& group) {
+  const Backend* backend = backend_of(group);
+  return backend != nullptr ? backend->members().ranks : std::vector<int>();
+}
+
 /// The group over which the module's SyncBatchNorm layers exchange; null: nothing is exchanged.
 ProcessGroupPtr shared_statistics_group(const DdpState& state) {
-  const SyncLayers layers = state.module->sync_layers();
-  if (layers.empty()) return nullptr;
-  const ProcessGroupPtr first = statistics_group(layers.groups.front());
-  if (layers.groups.size() > 1 || (first && first->getSize() != state.group->getSize())) {
-    throw base::UserError(
-        "join: the SyncBatchNorm layers of the module exchange over other ranks than "
-        "DistributedDataParallel does, or over several groups; give all of them one group of the "
-        "same ranks, or leave process_group empty");
+  ProcessGroupPtr shared;
+  for (const ProcessGroupPtr& given : state.module->sync_layers().groups) {
+    const ProcessGroupPtr group = statistics_group(given);
+    const bool other = shared && group != shared;
+    if (other || (group && members(group) != members(state.group))) {
+      throw base::UserError(
+          "join: the SyncBatchNorm layers of the module exchange over other ranks than "
+          "DistributedDataParallel does, or over several groups; give all of them one group of the "
+          "same ranks, or leave process_group empty");
+    }
+    shared = group;
   }
-  if (first == state.group) {
+  if (shared && shared == state.group) {
     throw base::UserError(
         "join: the SyncBatchNorm layers exchange over DistributedDataParallel's own group, where "
         "their exchanges and the gradients' can get mixed up; leave their process_group empty, or "
         "make a second group of the same ranks");
   }
-  return first && first->getSize() > 1 ? first : nullptr;
+  return shared && shared->getSize() > 1 ? shared : nullptr;
+}
+
+/// However the span ends: the reducer would go on dividing by the number of ranks of the last step.
+void close_span(DdpState& state) {
+  state.join.reset();
+  span_is_open = false;
+  state.reducer->set_forward_pass_work_handle(nullptr, /*useStaticWorldSize=*/true);
 }
 
 /// Runs the gradients' communication for a backward that this rank has no part in.
@@ -126,15 +145,18 @@ void tell_whether_gradients_follow(DdpState& state) {
 }
 
 JoinGuard DdpBase::join(const JoinOptions& options) {
-  return {*state_, options};
+  return {state_, options};
 }
 
 }  // namespace detail
 
-JoinGuard::JoinGuard(detail::DdpState& state, const JoinOptions& options)
-    : state_(options.enable ? &state : nullptr), exceptions_before_(std::uncaught_exceptions()) {
-  if (state_ == nullptr) return;
-  if (state.join) throw base::UserError("join: a join() of this module is open already");
+JoinGuard::JoinGuard(std::shared_ptr<detail::DdpState> given, const JoinOptions& options)
+    : exceptions_before_(std::uncaught_exceptions()) {
+  if (!options.enable) return;
+  detail::DdpState& state = *given;
+  if (detail::span_is_open) {
+    throw base::UserError("join: one is open already, of this module or another in this process");
+  }
   if (state.options.skip_all_reduce_unused_params) {
     throw base::UserError("join: it does not go together with skip_all_reduce_unused_params");
   }
@@ -144,25 +166,26 @@ JoinGuard::JoinGuard(detail::DdpState& state, const JoinOptions& options)
   }
   state.join = std::move(span);
   state.logger->set_uneven_input_join();
+  detail::span_is_open = true;
+  state_ = std::move(given);
 }
 
 JoinGuard::~JoinGuard() noexcept(false) {
-  if (state_ == nullptr) return;
+  if (!state_) return;
   if (std::uncaught_exceptions() > exceptions_before_) {
-    state_->join.reset();
+    detail::close_span(*state_);
     return;
   }
   finish();
 }
 
 void JoinGuard::finish() {
-  if (state_ == nullptr) return;
-  detail::DdpState& state = *std::exchange(state_, nullptr);
-  // However this ends, the span does.
-  struct Close {
-    detail::DdpState& state;
-    ~Close() { state.join.reset(); }
-  } const close{state};
+  if (!state_) return;
+  struct Span {
+    const std::shared_ptr<detail::DdpState> state;
+    ~Span() { detail::close_span(*state); }
+  } const span{std::exchange(state_, nullptr)};
+  detail::DdpState& state = *span.state;
   bool is_last = true;
   while (detail::sum(state, 0) != 0) {
     if (state.join->options.throw_on_early_termination) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace syncbn::dist::detail {
@@ -30,6 +29,25 @@ auto make_node() {
 
 }  // namespace
 
+bool reach_any(const std::vector<at::Tensor>& outputs,
+               const std::unordered_set<const torch::autograd::Node*>& nodes) {
+  std::vector<const torch::autograd::Node*> open;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  const auto visit = [&](const torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    if (output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!open.empty()) {
+    const torch::autograd::Node* const node = open.back();
+    open.pop_back();
+    if (nodes.contains(node)) return true;
+    for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return false;
+}
+
 std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::Tensor& anchor,
                                      std::function<void()> on_backward) {
   const auto node = make_node<decltype(torch::autograd::Edge::function), JoinOutputs>();
@@ -45,8 +63,10 @@ std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::
     const auto index = node->add_input_metadata(output);
     const bool can = all && (output.is_floating_point() || output.is_complex());
     if (!output.requires_grad() && !can) continue;
-    const at::NoGradGuard no_grad;  // a plain view, whose history is the node's alone
-    output = output.view_as(output);
+    // A copy: a view could not be modified in place, and an alias would hide the modification from
+    // the graph.
+    const at::NoGradGuard no_grad;
+    output = output.clone();
     torch::autograd::impl::set_gradient_edge(output, {node, index});
   }
   return outputs;

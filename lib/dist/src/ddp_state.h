@@ -32,6 +32,8 @@ struct DdpState {
   std::optional<at::Device> input_device;
   std::unordered_set<std::string> ignored;
   std::shared_ptr<c10d::Reducer> reducer;
+  /// The graph's ends at the parameters; the reducer keeps them.
+  std::unordered_set<const torch::autograd::Node*> accumulators;
   std::shared_ptr<c10d::Logger> logger;
   bool require_sync = true;
   /// False after a forward under no_sync: the buffers then stay as they are, as in PyTorch.

@@ -19,6 +19,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "comm_hook_steps.h"
+#include "world.h"
 
 namespace syncbn::dist {
 namespace {
@@ -26,7 +27,9 @@ namespace {
 using c10::ivalue::Future;
 
 FuturePtr done(const at::Tensor& value) {
-  auto future = c10::make_intrusive<Future>(c10::TensorType::get());
+  std::vector<c10::Device> devices;
+  if (!value.is_cpu()) devices.push_back(value.device());
+  auto future = c10::make_intrusive<Future>(c10::TensorType::get(), std::move(devices));
   future->markCompleted(value);
   return future;
 }
@@ -81,7 +84,14 @@ class PowerSgd {
       : options_(options), seeds_(options.random_seed) {}
 
   FuturePtr run(c10d::GradBucket& bucket) {
-    if (!group_) group_ = options_.process_group ? options_.process_group : default_group();
+    if (!group_) {
+      group_ = options_.process_group ? options_.process_group : default_group();
+      if (!detail::all_ranks_are_ours(group_)) {
+        throw base::UserError(
+            "power_sgd_hook: a rank of the group runs Python, whose PowerSGD sends its all-reduces "
+            "in another order; use it among C++ ranks alone");
+      }
+    }
     const bool plain = step_ < options_.start_power_sgd_iter;
     if (bucket.isLast()) ++step_;
     if (plain) return detail::mean_of(bucket.getBuffer(), group_);

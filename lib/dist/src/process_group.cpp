@@ -108,8 +108,9 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   const auto store = group_store(world.place.store, name);
   Backend::Delegates delegates;
   try {
-    delegates.cpu =
-        make_gloo(device_store(store, "cpu"), rank, size, world.place.addresses, timeout);
+    delegates.cpu = make_gloo(device_store(store, "cpu"), rank, size, world.place.addresses,
+                              std::min(timeout, world.connect_timeout));
+    delegates.cpu->setTimeout(timeout);
     if (world.use_cuda) {
       delegates.cuda =
           cuda_support()->make_nccl(device_store(store, "cuda"), rank, size, local_rank(), timeout);

@@ -64,7 +64,8 @@ struct PowerSgdOptions {
 
 /// Low-rank compression of the gradients (Vogels, Karimireddy and Jaggi, arXiv:1905.13727): of each
 /// matrix M only P = M Q and Q = Mᵀ P travel. The hook keeps memory of former steps: make one for
-/// each DistributedDataParallel.
+/// each DistributedDataParallel. Communicates on the thread of backward, which waits: the order of
+/// collectives is then the same on all ranks. Not with ranks of Python's.
 /// @throws base::UserError for a rank below 1, and when error feedback or warm start shall begin
 ///   before step 2, since DDP arranges its buckets anew after the first.
 CommHook power_sgd_hook(const PowerSgdOptions& options = {});

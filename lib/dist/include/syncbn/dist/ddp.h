@@ -34,7 +34,8 @@ struct DdpOptions {
   /// begins at the tensors found in forward's output. Unlike in PyTorch, a rank may use no
   /// parameter at all: its outputs then take a gradient nevertheless, so that backward runs.
   bool find_unused_parameters = false;
-  /// Let gradients be views into the communication buckets: one copy less, and as much memory.
+  /// Let gradients be views into the communication buckets: saves a copy, and memory of the size of
+  /// the gradients.
   /// Zeroing them in place keeps it so; setting them to undefined, as zero_grad() does, costs the
   /// copy again in the next step.
   bool gradient_as_bucket_view = false;
@@ -61,7 +62,8 @@ struct DdpOptions {
 /// Options of DistributedDataParallel::join().
 struct JoinOptions {
   /// Divide gradients by the size of the group even when some ranks have run out of input: then
-  /// every input has the same weight. False: by the number of ranks that still have some.
+  /// every input has the same weight. False: by the number of ranks that still have some. A
+  /// communication hook divides as it likes: those of comm_hooks.h by the size of the group.
   bool divide_by_initial_world_size = true;
   /// False: join() does nothing.
   bool enable = true;
@@ -136,7 +138,7 @@ class DdpBase {
   /// @throws base::UserError when there is one already.
   void register_comm_hook(CommHook hook, const std::string& name = "user-defined");
 
-  /// Drops all gradients.
+  /// Drops the gradients of all parameters that are not ignored.
   void zero_grad();
 
   DdpStats stats() const;
@@ -168,8 +170,8 @@ class NoSyncGuard {
 
  private:
   friend class detail::DdpBase;
-  explicit NoSyncGuard(detail::DdpState& state);
-  detail::DdpState& state_;
+  explicit NoSyncGuard(std::shared_ptr<detail::DdpState> state);
+  std::shared_ptr<detail::DdpState> state_;
   bool before_;
 };
 
@@ -189,8 +191,8 @@ class JoinGuard {
 
  private:
   friend class detail::DdpBase;
-  JoinGuard(detail::DdpState& state, const JoinOptions& options);
-  detail::DdpState* state_;
+  JoinGuard(std::shared_ptr<detail::DdpState> state, const JoinOptions& options);
+  std::shared_ptr<detail::DdpState> state_;  ///< null: nothing is open
   int exceptions_before_;
 };
 

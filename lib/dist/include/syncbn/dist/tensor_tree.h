@@ -105,6 +105,11 @@ concept Container = !Text<T> && requires(T value) {
   value.begin(), value.end();
   requires !std::is_same_v<std::remove_cvref_t<decltype(*value.begin())>, T>;
 };
+/// An item of torch::OrderedDict.
+template <class T>
+concept KeyAndValue = requires(T item) {
+  item.key(), item.value();
+};
 template <class T>
 concept TupleLike = requires {
   std::tuple_size<T>::value;
@@ -133,6 +138,8 @@ void for_each_tensor(T& value, const Visit& visit) {
     if (value.has_value()) for_each_tensor(*value, visit);
   } else if constexpr (Container<Value>) {
     for (auto&& item : value) for_each_tensor(item, visit);
+  } else if constexpr (KeyAndValue<Value>) {
+    for_each_tensor(value.value(), visit);
   } else if constexpr (TupleLike<Value>) {
     std::apply(visit_all, value);
   } else if constexpr (Variant<Value>) {
