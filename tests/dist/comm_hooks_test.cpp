@@ -119,6 +119,36 @@ TEST(CommHookTest, AHookOfTheUsersSeesEveryBucketAndReplacesIt) {
   });
 }
 
+TEST(CommHookTest, WhatAHookReturnsIsChecked) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    const auto message = [](const c10::IValue& value) -> std::string {
+      Ddp ddp(make_net());
+      ddp.register_comm_hook(
+          [&](c10d::GradBucket&) {
+            auto future = c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get());
+            future->markCompleted(value);
+            return future;
+          },
+          "mine");
+      try {
+        ddp(at::ones({1, 8})).sum().backward();
+      } catch (const UserError& error) {
+        return error.what();
+      }
+      return "nothing was thrown";
+    };
+    EXPECT_THAT(message(at::ones({7})),
+                HasSubstr("'mine' returned 7 of Float; the bucket has 484"));
+    EXPECT_THAT(message(at::ones({484}, at::kLong)), HasSubstr("484 of Long"));
+    EXPECT_THAT(message(at::Tensor()), HasSubstr("undefined tensor"));
+    EXPECT_THAT(message(3), HasSubstr("Int in place of a tensor"));
+    Ddp ddp(make_net());
+    ddp.register_comm_hook([](c10d::GradBucket&) { return dist::FuturePtr(); });
+    EXPECT_THROW(ddp(at::ones({1, 8})).sum().backward(), UserError);
+  });
+}
+
 TEST(CommHookTest, ASecondHookIsRefused) {
   run_ranks(1, [](int) {
     dist::init_process_group();

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -187,6 +188,63 @@ TEST(ProcessGroupTest, RefusedArgumentsAreTheCallersMistake) {
     EXPECT_THAT(message_of<UserError>([&] { dist::default_group()->allreduce(unequal); }),
                 HasSubstr("all_reduce #1 of group '0' was refused"));
   });
+}
+
+TEST(ProcessGroupTest, AGroupThatWasDestroyedRefusesCalls) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::default_group();
+    dist::barrier();
+    dist::destroy_process_group();
+    at::Tensor tensor = value_of(rank);
+    EXPECT_THAT(
+        message_of<UserError>([&] { dist::all_reduce(tensor, c10d::ReduceOp::SUM, group); }),
+        HasSubstr("was shut down"));
+  });
+}
+
+TEST(ProcessGroupTest, AForkedProcessIsToldThatGroupsAreItsParents) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      std::string said = message_of<UserError>([] { dist::barrier(); });
+      dist::destroy_process_group();
+      ::_exit(said.find("was forked") != std::string::npos ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    dist::barrier();
+  });
+}
+
+TEST(ProcessGroupTest, DifferentListsOfRanksAreNamed) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    EXPECT_THAT(message_of<UserError>([&] {
+                  dist::new_group(rank == 0 ? std::vector{0, 1} : std::vector{1, 0});
+                }),
+                HasSubstr("rank 0 gives the ranks {0,1}, rank 1 gives {1,0}"));
+  });
+}
+
+TEST(ProcessGroupTest, AnEndlessTimeoutIsAVeryLongOne) {
+  run_ranks(2, [](int) {
+    constexpr auto kEndless = std::chrono::milliseconds::max();
+    dist::init_process_group({.timeout = kEndless, .connect_timeout = kEndless});
+    dist::barrier(dist::new_group({0, 1}, kEndless));
+  });
+}
+
+TEST(FaultTest, APeerThatDiesBeforeANewGroupIsNamed) {
+  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
+    dist::init_process_group();
+    if (rank == 1) ::raise(SIGKILL);
+    dist::new_group({0, 1});
+  });
+  EXPECT_EQ(results[0].exit_code, syncbn::base::kExitUnavailable) << results[0].output;
+  EXPECT_THAT(results[0].output, HasSubstr("rank 1"));
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void Backend::shutdown() {
+  shut_down_ = true;
   delegates_.cpu->shutdown();
   if (delegates_.cuda) delegates_.cuda->shutdown();
 }
@@ -50,6 +51,20 @@ void Backend::shutdown() {
 void Backend::abort() {
   log_->break_off();
   if (delegates_.cuda) delegates_.cuda->abort();
+}
+
+void Backend::require_usable() const {
+  if (::getpid() != process_) {
+    throw base::UserError(fmt::format(
+        "process group '{}' belongs to process {}, and this one, {}, was forked from it; form "
+        "groups after a fork",
+        group_name_, process_, ::getpid()));
+  }
+  if (shut_down_) {
+    throw base::UserError(
+        fmt::format("process group '{}' was shut down by destroy_process_group(); form a new one",
+                    group_name_));
+  }
 }
 
 c10d::Backend& Backend::delegate(const at::Tensor& tensor) {
@@ -62,6 +77,7 @@ c10d::Backend& Backend::delegate(const at::Tensor& tensor) {
 
 template <class Start>
 Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start) {
+  require_usable();
   c10d::Backend& library = delegate(tensor);
   NamedAs::apply_to(call);
   const bool on_cpu = &library == delegates_.cpu.get();

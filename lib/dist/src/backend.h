@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -85,6 +87,7 @@ class Backend : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
+  void require_usable() const;
   c10d::Backend& delegate(const at::Tensor& tensor);
 
   /// Numbers the call, starts it through `start` where `tensor` is, and gives its errors a name.
@@ -106,6 +109,8 @@ class Backend : public c10d::Backend {
     c10d::Backend* gloo;
   };
   const std::shared_ptr<GlooHandle> handle_;
+  const pid_t process_ = ::getpid();
+  std::atomic<bool> shut_down_{false};
   const std::shared_ptr<CallLog> log_;
   std::mutex start_mutex_;
   std::atomic<uint64_t> sequence_{0};

@@ -107,17 +107,48 @@ std::shared_ptr<c10d::Logger> make_logger(const DdpState& state) {
 /// A user's function as the engine wants it.
 class FunctionHook : public c10d::CommHookInterface {
  public:
-  explicit FunctionHook(CommHook hook) : hook_(std::move(hook)) {}
+  FunctionHook(CommHook hook, std::string name) : hook_(std::move(hook)), name_(std::move(name)) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    return hook_(bucket);
+    const at::Tensor expected = bucket.getBuffer();
+    const FuturePtr future = hook_(bucket);
+    if (!future) refuse("no future", expected);
+    return future->then(
+        [this, expected](c10::ivalue::Future& done) -> c10::IValue {
+          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+          check(done.constValue(), expected);
+          return done.value();
+        },
+        future->elementType());
   }
   at::Tensor parseHookResult(const c10::IValue& result) override {
     return c10d::detail::parseCppCommHookResult(result);
   }
 
  private:
+  void check(const c10::IValue& value, const at::Tensor& expected) const {
+    if (!value.isTensor() && !(value.isTensorList() && value.toTensorList().size() == 1)) {
+      refuse(value.tagKind() + " in place of a tensor", expected);
+    }
+    const at::Tensor result = c10d::detail::parseCppCommHookResult(value);
+    if (!result.defined()) refuse("an undefined tensor", expected);
+    if (result.numel() == expected.numel() && result.scalar_type() == expected.scalar_type()) {
+      return;
+    }
+    refuse(describe(result), expected);
+  }
+
+  static std::string describe(const at::Tensor& tensor) {
+    return fmt::format("{} of {}", tensor.numel(), c10::toString(tensor.scalar_type()));
+  }
+
+  [[noreturn]] void refuse(const std::string& what, const at::Tensor& expected) const {
+    throw base::UserError(fmt::format("the communication hook '{}' returned {}; the bucket has {}",
+                                      name_, what, describe(expected)));
+  }
+
   const CommHook hook_;
+  const std::string name_;
 };
 
 /// Gradients that are views of the buckets become aliases that are no views: torch::optim's
@@ -197,7 +228,7 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   const auto considered = without(state.module->parameters(), state.ignored);
   std::copy_if(considered.begin(), considered.end(), std::back_inserter(state.parameters),
                [](const NamedTensor& one) { return one.tensor.requires_grad(); });
-  check_same_module(considered,
+  check_same_module(options, considered,
                     options.broadcast_buffers ? without(state.module->buffers(), state.ignored)
                                               : std::vector<NamedTensor>(),
                     state.group);
@@ -220,7 +251,7 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   state.reducer->set_logger(state.logger);
   if (options.static_graph) state.reducer->set_static_graph();
   for (const NamedTensor& parameter : state.parameters) {
-    state.accumulators.insert(torch::autograd::impl::grad_accumulator(parameter.tensor).get());
+    state.accumulators.push_back(torch::autograd::impl::grad_accumulator(parameter.tensor).get());
   }
 }
 
@@ -229,7 +260,8 @@ DdpBase::~DdpBase() = default;
 void DdpBase::before_forward() {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
-  if (has_graph && state.require_sync) {
+  if (has_graph) check_still_wrapped(state.parameters, state.accumulators);
+  if (has_graph && state.requires_sync()) {
     state.logger->set_runtime_stats_and_log();
     state.reducer->prepare_for_forward();
   }
@@ -253,7 +285,7 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
   // As in PyTorch: a forward that leads to no exchange of gradients leaves the next one's buffers.
-  const bool exchanges = has_graph && state.require_sync;
+  const bool exchanges = has_graph && state.requires_sync();
   const bool hidden_from_joined = state.join && !has_graph;
   if (!hidden_from_joined) state.sync_buffers_next = exchanges;
   if (!has_graph) return outputs;
@@ -288,7 +320,7 @@ void DdpBase::register_comm_hook(CommHook hook, const std::string& name) {
   }
   state.has_comm_hook = true;
   state.logger->set_comm_hook(name);
-  state.reducer->register_comm_hook(std::make_unique<FunctionHook>(std::move(hook)));
+  state.reducer->register_comm_hook(std::make_unique<FunctionHook>(std::move(hook), name));
 }
 
 void DdpBase::zero_grad() {
@@ -335,11 +367,13 @@ NoSyncGuard DdpBase::no_sync() {
 
 }  // namespace detail
 
-NoSyncGuard::NoSyncGuard(std::shared_ptr<detail::DdpState> state)
-    : state_(std::move(state)), before_(std::exchange(state_->require_sync, false)) {}
+// Counted: guards need not end in the opposite order.
+NoSyncGuard::NoSyncGuard(std::shared_ptr<detail::DdpState> state) : state_(std::move(state)) {
+  ++state_->no_sync_guards;
+}
 
 NoSyncGuard::~NoSyncGuard() {
-  state_->require_sync = before_;
+  --state_->no_sync_guards;
 }
 
 }  // namespace syncbn::dist

@@ -9,15 +9,23 @@
 #include <sstream>
 #include <string_view>
 
+#include <torch/csrc/autograd/variable.h>
+
 #include "world.h"
 
 namespace syncbn::dist::detail {
 namespace {
 
 /// A line for each tensor.
-std::vector<std::string> describe(const std::vector<NamedTensor>& parameters,
+std::vector<std::string> describe(const DdpOptions& options,
+                                  const std::vector<NamedTensor>& parameters,
                                   const std::vector<NamedTensor>& buffers) {
-  std::vector<std::string> lines;
+  std::vector<std::string> lines{fmt::format(
+      "the options broadcast_buffers={}, find_unused_parameters={}, static_graph={}, "
+      "skip_all_reduce_unused_params={}, init_sync={}, bucket_cap_mb={}, first_bucket_cap_mb={}",
+      options.broadcast_buffers, options.find_unused_parameters, options.static_graph,
+      options.skip_all_reduce_unused_params, options.init_sync, options.bucket_cap_mb.value_or(0),
+      options.first_bucket_cap_mb.value_or(0))};
   const auto add = [&lines](const NamedTensor& one, const char* kind) {
     lines.push_back(fmt::format("{} {} {}{}", one.name, c10::str(one.tensor.sizes()),
                                 c10::toString(one.tensor.scalar_type()), kind));
@@ -38,10 +46,10 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
-void check_same_module(const std::vector<NamedTensor>& parameters,
+void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>& parameters,
                        const std::vector<NamedTensor>& buffers, const ProcessGroupPtr& group) {
   if (group->getSize() == 1 || backend_of(group) == nullptr || !all_ranks_are_ours(group)) return;
-  const std::string own = base::join(describe(parameters, buffers), "\n");
+  const std::string own = base::join(describe(options, parameters, buffers), "\n");
   const std::vector<std::string> all = all_gather_bytes(own, group);
   const auto differs = std::find_if(all.begin(), all.end(),
                                     [&](const std::string& one) { return one != all.front(); });
@@ -50,10 +58,10 @@ void check_same_module(const std::vector<NamedTensor>& parameters,
   const auto other = lines_of(*differs);
   const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
   throw base::UserError(fmt::format(
-      "DistributedDataParallel: the module differs between ranks: rank 0 has {}, rank {} has {} "
-      "(tensor {} in order); build the same module on every rank",
-      a == first.end() ? "nothing" : *a, differs - all.begin(), b == other.end() ? "nothing" : *b,
-      a - first.begin()));
+      "DistributedDataParallel: the module or its options differ between ranks: rank 0 has {}, "
+      "rank "
+      "{} has {}; wrap the same module in the same way on every rank",
+      a == first.end() ? "nothing" : *a, differs - all.begin(), b == other.end() ? "nothing" : *b));
 }
 
 std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
@@ -99,6 +107,19 @@ void explain_unfinished_reduction(const std::string& complaint,
       "the same in every step), let the loss use all of forward's outputs, or take them out of "
       "training (requires_grad)",
       base::join(names, ", ")));
+}
+
+void check_still_wrapped(const std::vector<NamedTensor>& parameters,
+                         const std::vector<const torch::autograd::Node*>& accumulators) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& tensor = parameters[i].tensor;
+    if (torch::autograd::impl::try_get_grad_accumulator(tensor).get() == accumulators[i]) continue;
+    throw base::UserError(fmt::format(
+        "DistributedDataParallel: the parameter {} was moved or converted after the module was "
+        "wrapped (it is {} on {} now), and its gradients would stay this rank's; call to() before "
+        "wrapping",
+        parameters[i].name, c10::toString(tensor.scalar_type()), tensor.device().str()));
+  }
 }
 
 }  // namespace syncbn::dist::detail

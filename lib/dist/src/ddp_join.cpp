@@ -141,7 +141,7 @@ int rank_with_buffers(DdpState& state) {
 }
 
 void tell_whether_gradients_follow(DdpState& state) {
-  start_all_reduce(state, number(state, state.require_sync ? 1 : 0));
+  start_all_reduce(state, number(state, state.requires_sync() ? 1 : 0));
 }
 
 JoinGuard DdpBase::join(const JoinOptions& options) {

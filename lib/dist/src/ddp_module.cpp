@@ -1,5 +1,6 @@
 #include "ddp_module.h"
 
+#include <syncbn/base/error.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <algorithm>
@@ -91,6 +92,7 @@ std::vector<NamedTensor> without_repetitions(std::vector<NamedTensor> all) {
 }
 
 std::shared_ptr<WrappedModule> wrap(std::shared_ptr<torch::nn::Module> module) {
+  if (!module) throw base::UserError("DistributedDataParallel: there is no module, but null");
   return std::make_shared<EagerModule>(std::move(module));
 }
 

@@ -1,6 +1,7 @@
 #include "ddp_outputs.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
@@ -30,7 +31,8 @@ auto make_node() {
 }  // namespace
 
 bool reach_any(const std::vector<at::Tensor>& outputs,
-               const std::unordered_set<const torch::autograd::Node*>& nodes) {
+               const std::vector<const torch::autograd::Node*>& nodes) {
+  const std::unordered_set<const torch::autograd::Node*> wanted(nodes.begin(), nodes.end());
   std::vector<const torch::autograd::Node*> open;
   std::unordered_set<const torch::autograd::Node*> seen;
   const auto visit = [&](const torch::autograd::Node* node) {
@@ -42,7 +44,7 @@ bool reach_any(const std::vector<at::Tensor>& outputs,
   while (!open.empty()) {
     const torch::autograd::Node* const node = open.back();
     open.pop_back();
-    if (nodes.contains(node)) return true;
+    if (wanted.contains(node)) return true;
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
   return false;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <functional>
-#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +10,7 @@ namespace syncbn::dist::detail {
 
 /// Whether the graph of any output comes to one of these nodes.
 bool reach_any(const std::vector<at::Tensor>& outputs,
-               const std::unordered_set<const torch::autograd::Node*>& nodes);
+               const std::vector<const torch::autograd::Node*>& nodes);
 
 /// A copy of all outputs at once, with one node behind them. When the loss uses only some of them,
 /// the others' graphs still run, with undefined gradients: their parameters count as ready instead

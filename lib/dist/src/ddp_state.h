@@ -33,9 +33,9 @@ struct DdpState {
   std::unordered_set<std::string> ignored;
   std::shared_ptr<c10d::Reducer> reducer;
   /// The graph's ends at the parameters; the reducer keeps them.
-  std::unordered_set<const torch::autograd::Node*> accumulators;
+  std::vector<const torch::autograd::Node*> accumulators;
   std::shared_ptr<c10d::Logger> logger;
-  bool require_sync = true;
+  int no_sync_guards = 0;
   /// False after a forward under no_sync: the buffers then stay as they are, as in PyTorch.
   bool sync_buffers_next = true;
   /// Of a static graph: all communication comes at the end of the first backward.
@@ -43,6 +43,7 @@ struct DdpState {
   bool has_comm_hook = false;
   std::optional<JoinSpan> join;
 
+  bool requires_sync() const { return no_sync_guards == 0; }
   bool searches_unused() const { return options.find_unused_parameters && !options.static_graph; }
   /// Those that are made the same before this forward.
   std::vector<at::Tensor> buffers_to_sync() const;

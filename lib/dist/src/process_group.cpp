@@ -1,10 +1,13 @@
 #include <syncbn/dist/process_group.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/dist/collectives.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -38,6 +41,7 @@ struct World {
   std::chrono::milliseconds timeout;
   std::chrono::milliseconds connect_timeout;
   bool use_cuda = false;
+  pid_t process = ::getpid();
   int groups_made = 0;
   std::shared_ptr<PeerWatch> watch;  ///< null in a world of one, and with ranks of Python's
   std::vector<MadeGroup> made;
@@ -138,9 +142,28 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   return group;
 }
 
-void require_positive(std::chrono::milliseconds time, const char* name) {
-  if (time.count() > 0) return;
+/// As given, or a year: what is said to be endless overflows in deadlines.
+std::chrono::milliseconds checked(std::chrono::milliseconds time, const char* name) {
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
+  if (time.count() > 0) return std::min(time, kLongest);
   throw base::UserError(fmt::format("{} must be above zero, got {} ms", name, time.count()));
+}
+
+/// Every rank of the world is here, with the same list: one that is not would be waited for in the
+/// store, where nobody hears of its death.
+void agree_on_members(const World& world, const std::vector<int>& ranks) {
+  if (world.place.world_size == 1 || !world.place.python_ranks.empty()) return;
+  const auto text = [](const std::vector<int>& list) {
+    return fmt::format("{}", fmt::join(list, ","));
+  };
+  const std::vector<std::string> all = all_gather_bytes(text(ranks), world.group);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw base::UserError(fmt::format(
+        "new_group: rank 0 gives the ranks {{{}}}, rank {} gives {{{}}}; every rank calls it with "
+        "the same ones in the same order",
+        all[0], rank, all[rank]));
+  }
 }
 
 /// c10d logs a page of stack frames for each connection that is lost; our errors say it in a line.
@@ -212,13 +235,14 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
 
 using detail::require_world;
 
-ProcessGroupPtr init_process_group(const InitOptions& options) {
+ProcessGroupPtr init_process_group(const InitOptions& given) {
   if (detail::world()) {
     throw base::UserError(
         "init_process_group was called twice; call destroy_process_group() in between");
   }
-  detail::require_positive(options.timeout, "InitOptions::timeout");
-  detail::require_positive(options.connect_timeout, "InitOptions::connect_timeout");
+  InitOptions options = given;
+  options.timeout = detail::checked(given.timeout, "InitOptions::timeout");
+  options.connect_timeout = detail::checked(given.connect_timeout, "InitOptions::connect_timeout");
   detail::quieten_libtorch();
   auto made = std::make_unique<detail::World>();
   made->use_cuda = detail::choose_cuda(options.backend);
@@ -241,6 +265,11 @@ ProcessGroupPtr init_process_group(const InitOptions& options) {
 
 void destroy_process_group() {
   if (!detail::world()) return;
+  if (detail::world()->process != ::getpid()) {
+    // A forked process: connections and threads are its parent's.
+    static_cast<void>(detail::world().release());
+    return;
+  }
   // First of all, so that ranks which still wait for this one learn why their connections end.
   detail::world()->watch.reset();
   // Users' modules and graphs may hold groups for longer: their connections end here.
@@ -261,7 +290,7 @@ ProcessGroupPtr default_group() {
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
                           std::optional<std::chrono::milliseconds> timeout) {
   detail::World& world = require_world();
-  if (timeout) detail::require_positive(*timeout, "new_group: the timeout");
+  if (timeout) timeout = detail::checked(*timeout, "new_group: the timeout");
   const int size = world.place.world_size;
   std::set<int> seen;
   for (const int rank : ranks) {
@@ -279,6 +308,7 @@ ProcessGroupPtr new_group(const std::vector<int>& ranks,
         "new_group: in a job with ranks of Python's torch.distributed, which sorts them, the ranks "
         "must be given in ascending order");
   }
+  detail::agree_on_members(world, ranks);
   return detail::form_group(world, ranks, timeout.value_or(world.timeout));
 }
 

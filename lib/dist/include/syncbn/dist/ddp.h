@@ -172,7 +172,6 @@ class NoSyncGuard {
   friend class detail::DdpBase;
   explicit NoSyncGuard(std::shared_ptr<detail::DdpState> state);
   std::shared_ptr<detail::DdpState> state_;
-  bool before_;
 };
 
 /// The span in which ranks may run out of input; see DistributedDataParallel::join.
@@ -220,7 +219,7 @@ class DistributedDataParallel : public detail::DdpBase {
       : DdpBase(detail::wrap(module), options), module_(std::move(module)) {}
   explicit DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module,
                                    const DdpOptions& options = {})
-      : DistributedDataParallel(module.ptr(), options) {}
+      : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), options) {}
 
   template <class... Args>
   auto forward(Args&&... args) {
