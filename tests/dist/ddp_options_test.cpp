@@ -24,6 +24,7 @@
 #include "ddp_check.h"
 #include "dist/tensors.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 
 namespace {
 
@@ -32,21 +33,11 @@ namespace nn = torch::nn;
 using dist::DistributedDataParallel;
 using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-template <class Body>
-std::string refusal(Body body) {
-  try {
-    body();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return "";
-}
 
 struct BranchesImpl : nn::Module {
   BranchesImpl() {
@@ -235,15 +226,15 @@ TEST(DdpOptionsTest, AnUnknownNameToIgnoreIsRefused) {
   run_ranks(1, [](int) {
     dist::init_process_group();
     nn::Linear net(2, 1);
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<UserError>([&] {
                   DistributedDataParallel<nn::LinearImpl>(net,
                                                           {.parameters_to_ignore = {"wieght"}});
                 }),
                 HasSubstr("'wieght'"));
-    EXPECT_THAT(
-        refusal([&] { DistributedDataParallel<nn::LinearImpl>(net, {.bucket_cap_mb = 0.0}); }),
-        HasSubstr("bucket_cap_mb must be above 0, got 0"));
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<UserError>(
+                    [&] { DistributedDataParallel<nn::LinearImpl>(net, {.bucket_cap_mb = 0.0}); }),
+                HasSubstr("bucket_cap_mb must be above 0, got 0"));
+    EXPECT_THAT(message_of<UserError>([&] {
                   DistributedDataParallel<nn::LinearImpl>(net, {.first_bucket_cap_mb = -1.0});
                 }),
                 HasSubstr("first_bucket_cap_mb must be above 0, got -1"));
@@ -360,7 +351,7 @@ TEST(DdpErrorTest, AParameterWithoutAGradientIsNamedInTheNextStep) {
     auto net = std::make_shared<BranchesImpl>();
     DistributedDataParallel<BranchesImpl> ddp(net);
     ddp(at::ones({1, 2}), false).sum().backward();
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<UserError>([&] {
                   ddp(at::ones({1, 2}), false);
                 }),
                 AllOf(HasSubstr("got no gradient"), HasSubstr(": right.weight;"),
@@ -373,9 +364,10 @@ TEST(DdpErrorTest, ADifferentNumberOfParametersIsNamedOnEveryRank) {
     dist::init_process_group();
     nn::Sequential net(nn::Linear(2, 2));
     if (rank == 2) net->push_back(nn::Linear(2, 2));
-    EXPECT_THAT(refusal([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
-                AllOf(HasSubstr("rank 0 has nothing"), HasSubstr("rank 2 has 1.weight [2, 2]"),
-                      HasSubstr("parameter 2 in order")));
+    EXPECT_THAT(
+        message_of<UserError>([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
+        AllOf(HasSubstr("rank 0 has nothing"), HasSubstr("rank 2 has 1.weight [2, 2]"),
+              HasSubstr("parameter 2 in order")));
     // The group is as good as before.
     dist::barrier();
   });
@@ -387,11 +379,11 @@ TEST(DdpErrorTest, DevicesOfAModuleAreChecked) {
   using dist::detail::check_devices;
   EXPECT_EQ(check_devices({gpu1, gpu1}, true), gpu1);
   EXPECT_EQ(check_devices({gpu0, gpu1}, false), std::nullopt) << "inputs are not moved";
-  EXPECT_THAT(refusal([&] {
+  EXPECT_THAT(message_of<UserError>([&] {
                 check_devices({gpu0, gpu1}, true);
               }),
               HasSubstr("SyncBatchNorm layers must be on one device"));
-  EXPECT_THAT(refusal([&] {
+  EXPECT_THAT(message_of<UserError>([&] {
                 check_devices({gpu0, at::kCPU}, false);
               }),
               AllOf(HasSubstr("cuda:0"), HasSubstr("cpu")));

@@ -21,7 +21,7 @@
 #include "no_sigpipe.h"
 #include "support/multiproc.h"
 #include "support/program.h"
-#include "thrown.h"
+#include "support/thrown.h"
 
 // The groups of these tests have a timeout of half an hour, the default: what ends sooner was
 // broken off because of what became of a rank.
@@ -327,80 +327,6 @@ TEST(FaultTest, TheLauncherReportsTheRankThatDiedAndNotThoseThatNoticed) {
        "--gtest_filter=PeerWatchWorker.*"},
       {.env = {{"OMP_NUM_THREADS", "1"}}});
   EXPECT_EQ(result.exit_code, kKilled) << result.err;
-}
-
-/// What both ranks of two say when they call different things.
-template <class First, class Second>
-void expect_disagreement(First first, Second second, const std::vector<std::string>& parts) {
-  run_ranks(2, [&](int rank) {
-    dist::init_process_group();
-    sum();
-    const std::string message = message_of<UserError>([&] { rank == 0 ? first() : second(); });
-    EXPECT_THAT(message, HasSubstr("the ranks called different things: #2 is "));
-    for (const std::string& part : parts) EXPECT_THAT(message, HasSubstr(part));
-  });
-}
-
-TEST(PeerWatchTest, DifferentShapesAreNamedWithBothRanks) {
-  expect_disagreement(
-      [] { sum(3); }, [] { sum(4); },
-      {"rank 0 (", "all_reduce of Float [3]", "rank 1 (", "all_reduce of Float [4]"});
-}
-
-TEST(PeerWatchTest, AnAllGatherIsCalledSoHoweverItIsDone) {
-  expect_disagreement(
-      [] {
-        dist::all_gather(at::ones({3, 1}));
-      },
-      [] { dist::all_gather(at::ones({4})); },
-      {"all_gather of Float [3, 1]", "all_gather of Float [4]"});
-}
-
-TEST(PeerWatchTest, DifferentCollectivesAreNamed) {
-  expect_disagreement([] { sum(3); }, [] { dist::barrier(); },
-                      {"all_reduce of Float [3]", "barrier on rank 1"});
-}
-
-TEST(PeerWatchTest, DifferentDtypesRootsAndOperationsAreNamed) {
-  expect_disagreement(
-      [] {
-        Tensor tensor = at::ones({3}, at::kInt);
-        dist::all_reduce(tensor);
-      },
-      [] { sum(3); }, {"of Int [3]", "of Float [3]"});
-  const auto broadcast_from = [](int root) {
-    Tensor tensor = at::ones({3});
-    dist::broadcast(tensor, root);
-    sum();  // the root does not wait for anybody
-  };
-  expect_disagreement([&] { broadcast_from(0); }, [&] { broadcast_from(1); },
-                      {"with root 0", "with root 1"});
-  const auto reduce_by = [](c10d::ReduceOp::RedOpType op) {
-    Tensor tensor = at::ones({3});
-    dist::all_reduce(tensor, op);
-  };
-  expect_disagreement([&] { reduce_by(c10d::ReduceOp::MAX); },
-                      [&] { reduce_by(c10d::ReduceOp::MIN); }, {"by MAX", "by MIN"});
-}
-
-TEST(PeerWatchTest, ASendAndARecvThatDoNotFitAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    Tensor tensor = at::ones({3 + rank});
-    const std::string message =
-        message_of<UserError>([&] { rank == 0 ? dist::send(tensor, 1) : dist::recv(tensor, 0); });
-    EXPECT_THAT(message, AllOf(HasSubstr("send of Float [3] on rank 0 ("),
-                               HasSubstr("recv of Float [4] on rank 1 (")));
-  });
-}
-
-TEST(PeerWatchTest, ALateDifferenceIsFound) {
-  expect_disagreement([] { sum(3); },
-                      [] {
-                        ::usleep(2'500'000);
-                        sum(4);
-                      },
-                      {"[3]", "[4]"});
 }
 
 }  // namespace

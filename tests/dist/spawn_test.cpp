@@ -15,7 +15,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 
-#include "thrown.h"
+#include "support/thrown.h"
 
 namespace {
 
