@@ -43,11 +43,14 @@ class WatchLink {
   /// Sends as much as the connection takes; flush() has to send the rest.
   void send(const std::string& line);
   void flush();
-  /// Adds the lines that have come. False once the connection has ended.
+  /// Adds the lines that have come, at most some hundred KB. False once the connection has ended,
+  /// or where a line does not.
   bool receive(std::vector<std::string>& lines);
   void close() { fd_.reset(); }
 
  private:
+  void take_lines(std::vector<std::string>& lines);
+
   base::UniqueFd fd_;
   std::string input_;
   std::string output_;
