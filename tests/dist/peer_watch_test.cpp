@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,8 +19,11 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "call_log.h"
 #include "no_sigpipe.h"
+#include "peer_watch.h"
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "support/thrown.h"
@@ -36,6 +41,8 @@ using syncbn::base::kExitUnavailable;
 using syncbn::base::kExitUsage;
 using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
+using syncbn::dist::detail::CallLog;
+using syncbn::dist::detail::PeerWatch;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
 using syncbn::test::run_ranks;
@@ -80,6 +87,25 @@ TEST_P(DeadRank, EndsAnAllReduceOfAllTheOthers) {
 INSTANTIATE_TEST_SUITE_P(FaultTest, DeadRank,
                          ::testing::Values(std::pair(2, 0), std::pair(2, 1), std::pair(3, 1),
                                            std::pair(4, 0), std::pair(4, 2)));
+
+/// Of several ranks in one process.
+std::shared_ptr<PeerWatch> join(c10d::Store& store, int rank, int world_size) {
+  return PeerWatch::join(store, rank, world_size, "127.0.0.1", milliseconds(20'000));
+}
+
+// What a launcher sees first is what it reports.
+TEST(PeerWatchTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
+  run_ranks(1, [](int) {
+    c10d::HashStore store;
+    const auto survivor = join(store, 0, 2);
+    CallLog log("group", {0, 1}, [] {});
+    const auto before = std::chrono::steady_clock::now();
+    join(store, 1, 2).reset();
+    const auto cause = survivor->cause_of(log, {.name = "all_reduce", .sequence = 1}, "lost");
+    EXPECT_THAT(cause.text, AllOf(HasSubstr("rank 1 ("), HasSubstr("has left the group")));
+    EXPECT_GE(std::chrono::steady_clock::now() - before, milliseconds(200));
+  });
+}
 
 TEST(NoSigpipeTest, WritingToNobodyIsAnErrorOfThisThreadAndLeavesNothingBehind) {
   int ends[2];

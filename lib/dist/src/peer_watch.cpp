@@ -256,9 +256,11 @@ PeerWatch::Cause PeerWatch::cause_of(const CallLog& log, const Call& call,
   } else {
     news_.wait_for(lock, kNewsTime, [&] { return known_failure(log, call).has_value(); });
   }
-  if (const auto failure = known_failure(log, call))
+  if (const auto failure = known_failure(log, call)) {
+    lock.unlock();
+    std::this_thread::sleep_until(failure->speak_at);
     return {failure->what, failure->ranks_disagree};
-
+  }
   const std::string gave_up =
       fmt::format("{} gave up {} #{}: {}", self(), call.name, call.sequence, text);
   record_failure(log.group(), {.what = gave_up});
