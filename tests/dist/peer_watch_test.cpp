@@ -7,12 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/ops/full.h>
@@ -104,6 +106,35 @@ TEST(PeerWatchTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
     const auto cause = survivor->cause_of(log, {.name = "all_reduce", .sequence = 1}, "lost");
     EXPECT_THAT(cause.text, AllOf(HasSubstr("rank 1 ("), HasSubstr("has left the group")));
     EXPECT_GE(std::chrono::steady_clock::now() - before, milliseconds(200));
+  });
+}
+
+TEST(PeerWatchTest, AChildThatEndsDoesNotTakeItsRankAlong) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    const pid_t child = ::fork();
+    if (child == 0) std::exit(0);
+    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    sum();
+  });
+}
+
+// A thread has the watch's lock at about every second of these forks.
+TEST(PeerWatchTest, AChildThatEndsDoesNotWaitForAThreadThatIsNotThere) {
+  run_ranks(1, [](int) {
+    c10d::HashStore store;
+    const auto watch = join(store, 0, 1);
+    std::atomic<bool> stop = false;
+    std::thread user([&] {
+      while (!stop) watch->add(nullptr);
+    });
+    for (int i = 0; i < 20; ++i) {
+      const pid_t child = ::fork();
+      if (child == 0) std::exit(0);
+      ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    }
+    stop = true;
+    user.join();
   });
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -66,7 +67,7 @@ std::shared_ptr<PeerWatch> PeerWatch::join(c10d::Store& store, int rank, int wor
 
 PeerWatch::PeerWatch(c10d::Store& store, int rank, int world_size, const std::string& address,
                      milliseconds limit)
-    : channel_(store, rank, world_size, address, limit) {
+    : process_(::getpid()), channel_(store, rank, world_size, address, limit) {
   channel_.start({.message = [this](const Message& message) { on_message(message); },
                   .end = [this](int ended, const std::string& where) { on_end(ended, where); },
                   .tick = [this] { supervise(); }});
@@ -79,17 +80,23 @@ PeerWatch::~PeerWatch() {
 /// A process that returns from main, or calls exit(), says so. The others believe it when its
 /// connection ends, too: then a launcher has seen this failure before theirs.
 void PeerWatch::leave_at_exit(int status, void* /*unused*/) {
-  const auto watch = living().lock();
-  if (!watch) return;
-  watch->leave(status == 0 ? "has ended its program"
-                           : fmt::format("ended with exit code {}", status));
+  leave_with(status);
 }
 
 void PeerWatch::leave_at_quick_exit() {
-  if (const auto watch = living().lock()) watch->leave("has ended its program");
+  leave_with(0);
+}
+
+void PeerWatch::leave_with(int exit_code) {
+  const auto watch = living().lock();
+  if (!watch) return;
+  watch->leave(exit_code == 0 ? "has ended its program"
+                              : fmt::format("ended with exit code {}", exit_code));
 }
 
 void PeerWatch::leave(const std::string& manner) {
+  // A child that was forked is no rank, and somebody may have held the mutex at that moment.
+  if (::getpid() != process_) return;
   std::vector<std::string> fields{manner};
   {
     const Lock lock(mutex_);
