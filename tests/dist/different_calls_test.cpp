@@ -6,17 +6,26 @@
 #include <syncbn/dist/process_group.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/ops/ones.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "call_log.h"
+#include "peer_watch.h"
+#include "support/eventually.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
+#include "watch_channel.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
+namespace detail = syncbn::dist::detail;
 using at::Tensor;
 using syncbn::base::UserError;
 using syncbn::test::message_of;
@@ -101,6 +110,58 @@ TEST(DifferentCallsTest, ALateDifferenceIsFound) {
                         sum(4);
                       },
                       {"[3]", "[4]"});
+}
+
+// Rank 0 passes on what the others say of a group that it is not in.
+TEST(DifferentCallsTest, OneOfManyIsNamedInAGroupWithoutRankZero) {
+  run_ranks(5, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_group({1, 2, 3, 4});
+    if (rank > 0) {
+      const std::string message = message_of<UserError>([&] {
+        Tensor tensor = at::ones({rank == 3 ? 4 : 3});
+        dist::all_reduce(tensor, c10d::ReduceOp::SUM, group);
+      });
+      EXPECT_THAT(message, AllOf(HasSubstr("all_reduce of Float [4] on rank 3 ("),
+                                 HasSubstr("all_reduce of Float [3] on rank ")));
+    }
+    dist::barrier();
+  });
+}
+
+/// Never done.
+struct EndlessWork : c10d::Work {
+  bool isCompleted() override { return false; }
+};
+
+TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
+  run_ranks(1, [](int) {
+    constexpr int kRanks = 4;
+    constexpr int kSpy = kRanks - 1;
+    const std::string here = "127.0.0.1";
+    const std::chrono::milliseconds limit(20'000);
+    c10d::HashStore store;
+    std::vector<std::shared_ptr<detail::PeerWatch>> watches;
+    for (int rank = 0; rank < kSpy; ++rank) {
+      watches.push_back(detail::PeerWatch::join(store, rank, kRanks, here, limit));
+    }
+    std::atomic<int> heard = 0;
+    detail::WatchChannel spy(store, kSpy, kRanks, here, limit);
+    spy.start({.message = [&](const detail::Message& message) { heard += message.type == "stuck"; },
+               .end = [](int, const std::string&) {},
+               .tick = [] {}});
+    const auto work = c10::make_intrusive<EndlessWork>();
+    std::vector<std::shared_ptr<detail::CallLog>> logs;
+    for (const auto& watch : watches) {
+      logs.push_back(
+          std::make_shared<detail::CallLog>("group", std::vector<int>{0, 1, 2, 3}, [] {}));
+      logs.back()->begin({.name = "all_reduce", .sequence = 1}, work);
+      watch->add(logs.back());
+    }
+    EXPECT_TRUE(syncbn::test::eventually([&] { return heard > 0; }));
+    ::usleep(1'000'000);  // for the others
+    EXPECT_EQ(heard, 1);
+  });
 }
 
 }  // namespace
