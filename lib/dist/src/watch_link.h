@@ -2,6 +2,7 @@
 
 #include <syncbn/base/unique_fd.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,7 @@ class WatchLink {
   int peer;
   /// "host, process 7": of the peer.
   std::string where;
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 
   int fd() const { return fd_.get(); }
   bool is_open() const { return static_cast<bool>(fd_); }
