@@ -151,11 +151,13 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
                .end = [](int, const std::string&) {},
                .tick = [] {}});
     const auto work = c10::make_intrusive<EndlessWork>();
+    detail::Call call;
+    call.sequence = 1;
     std::vector<std::shared_ptr<detail::CallLog>> logs;
     for (const auto& watch : watches) {
       logs.push_back(
           std::make_shared<detail::CallLog>("group", std::vector<int>{0, 1, 2, 3}, [] {}));
-      logs.back()->begin({.name = "all_reduce", .sequence = 1}, work);
+      logs.back()->begin(call, work);
       watch->add(logs.back());
     }
     EXPECT_TRUE(syncbn::test::eventually([&] { return heard > 0; }));

@@ -42,7 +42,10 @@ bool read_number(const std::string& text, Number& value) {
 
 std::string Message::line() const {
   std::string text = fmt::format("{}\t{}\t{}", from, to, type);
-  for (const std::string& field : fields) text += "\t" + printable(field);
+  for (const std::string& field : fields) {
+    text += '\t';
+    text += printable(field);
+  }
   return text + "\n";
 }
 
