@@ -17,7 +17,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "support/multiproc.h"
-#include "thrown.h"
+#include "support/thrown.h"
 
 namespace {
 

@@ -24,6 +24,7 @@
 #include "ddp_check.h"
 #include "dist/tensors.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 #include "world.h"
 
 namespace {
@@ -33,21 +34,11 @@ namespace nn = torch::nn;
 using dist::DistributedDataParallel;
 using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-template <class Body>
-std::string refusal(Body body) {
-  try {
-    body();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return "";
-}
 
 enum class Use { kLeft, kRight, kBoth };
 
@@ -249,15 +240,15 @@ TEST(DdpOptionsTest, AnUnknownNameToIgnoreIsRefused) {
   run_ranks(1, [](int) {
     dist::init_process_group();
     nn::Linear net(2, 1);
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<UserError>([&] {
                   DistributedDataParallel<nn::LinearImpl>(net,
                                                           {.parameters_to_ignore = {"wieght"}});
                 }),
                 HasSubstr("'wieght'"));
-    EXPECT_THAT(
-        refusal([&] { DistributedDataParallel<nn::LinearImpl>(net, {.bucket_cap_mb = 0.0}); }),
-        HasSubstr("bucket_cap_mb must be above 0 and at most 1000000, got 0"));
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<UserError>(
+                    [&] { DistributedDataParallel<nn::LinearImpl>(net, {.bucket_cap_mb = 0.0}); }),
+                HasSubstr("bucket_cap_mb must be above 0 and at most 1000000, got 0"));
+    EXPECT_THAT(message_of<UserError>([&] {
                   DistributedDataParallel<nn::LinearImpl>(net, {.first_bucket_cap_mb = -1.0});
                 }),
                 HasSubstr("first_bucket_cap_mb must be above 0 and at most 1000000, got -1"));
@@ -388,7 +379,7 @@ TEST(DdpErrorTest, AParameterWithoutAGradientIsNamedInTheNextStep) {
     auto net = std::make_shared<BranchesImpl>();
     DistributedDataParallel<BranchesImpl> ddp(net);
     ddp(at::ones({1, 2}), Use::kLeft).sum().backward();
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<UserError>([&] {
                   ddp(at::ones({1, 2}), Use::kLeft);
                 }),
                 AllOf(HasSubstr("got no gradient"), HasSubstr(": right.weight;"),
@@ -401,8 +392,9 @@ TEST(DdpErrorTest, ADifferentNumberOfParametersIsNamedOnEveryRank) {
     dist::init_process_group();
     nn::Sequential net(nn::Linear(2, 2));
     if (rank == 2) net->push_back(nn::Linear(2, 2));
-    EXPECT_THAT(refusal([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
-                AllOf(HasSubstr("rank 0 has nothing"), HasSubstr("rank 2 has 1.weight [2, 2]")));
+    EXPECT_THAT(
+        message_of<UserError>([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
+        AllOf(HasSubstr("rank 0 has nothing"), HasSubstr("rank 2 has 1.weight [2, 2]")));
     // The group is as good as before.
     dist::barrier();
   });
@@ -413,13 +405,15 @@ TEST(DdpErrorTest, FrozenParametersAndBuffersAreComparedToo) {
     dist::init_process_group();
     nn::Sequential net(nn::Linear(2, 2), nn::BatchNorm1d(2));
     net->named_parameters()["0.bias"].set_requires_grad(rank == 0);
-    EXPECT_THAT(refusal([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
-                AllOf(HasSubstr("rank 0 has 0.bias [2] Float,"),
-                      HasSubstr("rank 1 has 0.bias [2] Float (without gradient)")));
+    EXPECT_THAT(
+        message_of<UserError>([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
+        AllOf(HasSubstr("rank 0 has 0.bias [2] Float,"),
+              HasSubstr("rank 1 has 0.bias [2] Float (without gradient)")));
     nn::Sequential other(nn::Linear(2, 2), nn::BatchNorm1d(nn::BatchNormOptions(2).affine(true)));
     if (rank == 1) other->register_buffer("table", at::ones({3}));
-    EXPECT_THAT(refusal([&] { DistributedDataParallel<nn::SequentialImpl> ddp(other); }),
-                HasSubstr("table [3] Float (buffer)"));
+    EXPECT_THAT(
+        message_of<UserError>([&] { DistributedDataParallel<nn::SequentialImpl> ddp(other); }),
+        HasSubstr("table [3] Float (buffer)"));
   });
 }
 
@@ -428,7 +422,7 @@ TEST(DdpErrorTest, OptionsThatDifferAreNamed) {
     dist::init_process_group();
     nn::Linear net(2, 2);
     EXPECT_THAT(
-        refusal([&] {
+        message_of<UserError>([&] {
           DistributedDataParallel<nn::LinearImpl> ddp(net, {.find_unused_parameters = rank == 1});
         }),
         AllOf(HasSubstr("rank 0 has the options"), HasSubstr("find_unused_parameters=true")));
@@ -442,7 +436,7 @@ TEST(DdpErrorTest, AModuleThatIsConvertedAfterWrappingIsRefused) {
     DistributedDataParallel<nn::LinearImpl> ddp(net);
     ddp(at::ones({1, 2})).sum().backward();
     net->to(at::kDouble);
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<UserError>([&] {
                   ddp(at::ones({1, 2}, at::kDouble));
                 }),
                 AllOf(HasSubstr("weight was moved or converted"), HasSubstr("Double on cpu")));
@@ -453,8 +447,9 @@ TEST(DdpErrorTest, NoModuleIsRefused) {
   run_ranks(1, [](int) {
     dist::init_process_group();
     using Ddp = DistributedDataParallel<nn::LinearImpl>;
-    EXPECT_THAT(refusal([] { Ddp ddp(std::shared_ptr<nn::LinearImpl>{}); }), HasSubstr("null"));
-    EXPECT_THAT(refusal([] { Ddp ddp(nn::Linear{nullptr}); }), HasSubstr("null"));
+    EXPECT_THAT(message_of<UserError>([] { Ddp ddp(std::shared_ptr<nn::LinearImpl>{}); }),
+                HasSubstr("null"));
+    EXPECT_THAT(message_of<UserError>([] { Ddp ddp(nn::Linear{nullptr}); }), HasSubstr("null"));
   });
 }
 
@@ -464,11 +459,11 @@ TEST(DdpErrorTest, DevicesOfAModuleAreChecked) {
   using dist::detail::check_devices;
   EXPECT_EQ(check_devices({gpu1, gpu1}, true), gpu1);
   EXPECT_EQ(check_devices({gpu0, gpu1}, false), std::nullopt) << "inputs are not moved";
-  EXPECT_THAT(refusal([&] {
+  EXPECT_THAT(message_of<UserError>([&] {
                 check_devices({gpu0, gpu1}, true);
               }),
               HasSubstr("SyncBatchNorm layers must be on one device"));
-  EXPECT_THAT(refusal([&] {
+  EXPECT_THAT(message_of<UserError>([&] {
                 check_devices({gpu0, at::kCPU}, false);
               }),
               AllOf(HasSubstr("cuda:0"), HasSubstr("cpu")));

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "dist/message_of.h"
 #include "support/multiproc.h"
 #include "support/temp_folder.h"
+#include "support/thrown.h"
 
 namespace {
 

@@ -7,21 +7,28 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "call_log.h"
 #include "no_sigpipe.h"
+#include "peer_watch.h"
 #include "support/multiproc.h"
 #include "support/program.h"
-#include "thrown.h"
+#include "support/thrown.h"
 
 // The groups of these tests have a timeout of half an hour, the default: what ends sooner was
 // broken off because of what became of a rank.
@@ -36,6 +43,8 @@ using syncbn::base::kExitUnavailable;
 using syncbn::base::kExitUsage;
 using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
+using syncbn::dist::detail::CallLog;
+using syncbn::dist::detail::PeerWatch;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
 using syncbn::test::run_ranks;
@@ -80,6 +89,61 @@ TEST_P(DeadRank, EndsAnAllReduceOfAllTheOthers) {
 INSTANTIATE_TEST_SUITE_P(FaultTest, DeadRank,
                          ::testing::Values(std::pair(2, 0), std::pair(2, 1), std::pair(3, 1),
                                            std::pair(4, 0), std::pair(4, 2)));
+
+/// Of several ranks in one process.
+std::shared_ptr<PeerWatch> join(c10d::Store& store, int rank, int world_size) {
+  return PeerWatch::join(store, rank, world_size, "127.0.0.1", milliseconds(20'000));
+}
+
+// What a launcher sees first is what it reports.
+TEST(PeerWatchTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
+  run_ranks(1, [](int) {
+    c10d::HashStore store;
+    const auto survivor = join(store, 0, 2);
+    CallLog log("group", {0, 1}, [] {});
+    const auto before = std::chrono::steady_clock::now();
+    join(store, 1, 2).reset();
+    dist::detail::Call call;
+    call.sequence = 1;
+    const auto cause = survivor->cause_of(log, call, "lost");
+    EXPECT_THAT(cause.text, AllOf(HasSubstr("rank 1 ("), HasSubstr("has left the group")));
+    EXPECT_GE(std::chrono::steady_clock::now() - before, milliseconds(200));
+  });
+}
+
+TEST(PeerWatchTest, AChildThatEndsDoesNotTakeItsRankAlong) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    const pid_t child = ::fork();
+    if (child == 0) std::exit(0);
+    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    sum();
+  });
+}
+
+// A thread has the watch's lock at about every second of these forks.
+TEST(PeerWatchTest, AChildThatEndsDoesNotWaitForAThreadThatIsNotThere) {
+  run_ranks(1, [](int) {
+    c10d::HashStore store;
+    const auto watch = join(store, 0, 1);
+    std::atomic<bool> stop = false;
+    std::thread user([&] {
+      while (!stop) watch->add(nullptr);
+    });
+    for (int i = 0; i < 10 && !::testing::Test::HasFailure(); ++i) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::alarm(10);  // ends one that hangs
+        std::exit(0);
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
+    }
+    stop = true;
+    user.join();
+  });
+}
 
 TEST(NoSigpipeTest, WritingToNobodyIsAnErrorOfThisThreadAndLeavesNothingBehind) {
   int ends[2];
@@ -327,80 +391,6 @@ TEST(FaultTest, TheLauncherReportsTheRankThatDiedAndNotThoseThatNoticed) {
        "--gtest_filter=PeerWatchWorker.*"},
       {.env = {{"OMP_NUM_THREADS", "1"}}});
   EXPECT_EQ(result.exit_code, kKilled) << result.err;
-}
-
-/// What both ranks of two say when they call different things.
-template <class First, class Second>
-void expect_disagreement(First first, Second second, const std::vector<std::string>& parts) {
-  run_ranks(2, [&](int rank) {
-    dist::init_process_group();
-    sum();
-    const std::string message = message_of<UserError>([&] { rank == 0 ? first() : second(); });
-    EXPECT_THAT(message, HasSubstr("the ranks called different things: #2 is "));
-    for (const std::string& part : parts) EXPECT_THAT(message, HasSubstr(part));
-  });
-}
-
-TEST(PeerWatchTest, DifferentShapesAreNamedWithBothRanks) {
-  expect_disagreement(
-      [] { sum(3); }, [] { sum(4); },
-      {"rank 0 (", "all_reduce of Float [3]", "rank 1 (", "all_reduce of Float [4]"});
-}
-
-TEST(PeerWatchTest, AnAllGatherIsCalledSoHoweverItIsDone) {
-  expect_disagreement(
-      [] {
-        dist::all_gather(at::ones({3, 1}));
-      },
-      [] { dist::all_gather(at::ones({4})); },
-      {"all_gather of Float [3, 1]", "all_gather of Float [4]"});
-}
-
-TEST(PeerWatchTest, DifferentCollectivesAreNamed) {
-  expect_disagreement([] { sum(3); }, [] { dist::barrier(); },
-                      {"all_reduce of Float [3]", "barrier on rank 1"});
-}
-
-TEST(PeerWatchTest, DifferentDtypesRootsAndOperationsAreNamed) {
-  expect_disagreement(
-      [] {
-        Tensor tensor = at::ones({3}, at::kInt);
-        dist::all_reduce(tensor);
-      },
-      [] { sum(3); }, {"of Int [3]", "of Float [3]"});
-  const auto broadcast_from = [](int root) {
-    Tensor tensor = at::ones({3});
-    dist::broadcast(tensor, root);
-    sum();  // the root does not wait for anybody
-  };
-  expect_disagreement([&] { broadcast_from(0); }, [&] { broadcast_from(1); },
-                      {"with root 0", "with root 1"});
-  const auto reduce_by = [](c10d::ReduceOp::RedOpType op) {
-    Tensor tensor = at::ones({3});
-    dist::all_reduce(tensor, op);
-  };
-  expect_disagreement([&] { reduce_by(c10d::ReduceOp::MAX); },
-                      [&] { reduce_by(c10d::ReduceOp::MIN); }, {"by MAX", "by MIN"});
-}
-
-TEST(PeerWatchTest, ASendAndARecvThatDoNotFitAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    Tensor tensor = at::ones({3 + rank});
-    const std::string message =
-        message_of<UserError>([&] { rank == 0 ? dist::send(tensor, 1) : dist::recv(tensor, 0); });
-    EXPECT_THAT(message, AllOf(HasSubstr("send of Float [3] on rank 0 ("),
-                               HasSubstr("recv of Float [4] on rank 1 (")));
-  });
-}
-
-TEST(PeerWatchTest, ALateDifferenceIsFound) {
-  expect_disagreement([] { sum(3); },
-                      [] {
-                        ::usleep(2'500'000);
-                        sum(4);
-                      },
-                      {"[3]", "[4]"});
 }
 
 }  // namespace

@@ -13,8 +13,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
-#include "dist/message_of.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 
 namespace {
 

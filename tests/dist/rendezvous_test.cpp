@@ -17,12 +17,12 @@
 #include <ATen/ops/full.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "dist/message_of.h"
 #include "group_store.h"
 #include "interfaces.h"
 #include "support/listener.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
+#include "support/thrown.h"
 
 namespace {
 

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <string>
@@ -15,13 +16,14 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 
-#include "thrown.h"
+#include "support/thrown.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
 using dist::SpawnError;
 using std::chrono::milliseconds;
+using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
 using syncbn::test::message_of;
 using ::testing::AllOf;
@@ -84,6 +86,24 @@ TEST(SpawnTest, AnExceptionIsPassedOnWithItsRankAndCode) {
   EXPECT_EQ(error.exit_code(), syncbn::base::kExitUsage);
   EXPECT_THAT(error.what(),
               AllOf(HasSubstr("spawn: rank 1 (process "), HasSubstr("failed: no data for rank 1")));
+}
+
+TEST(SpawnTest, PeersOfARankThatFailedSayItsCode) {
+  int said[2];
+  ASSERT_EQ(::pipe(said), 0);
+  error_of(2, [&](int rank) {
+    ::signal(SIGTERM, SIG_IGN);
+    dist::init_process_group();
+    if (rank == 1) throw UserError("no data for rank 1");
+    const std::string message = message_of<UnavailableError>([] { dist::barrier(); });
+    require(::write(said[1], message.data(), message.size()) > 0, "write");
+  });
+  ::close(said[1]);
+  std::string text(4096, '\0');
+  text.resize(static_cast<size_t>(std::max<ssize_t>(::read(said[0], text.data(), text.size()), 0)));
+  ::close(said[0]);
+  EXPECT_THAT(text, AllOf(HasSubstr("barrier #1"), HasSubstr("rank 1 ("),
+                          HasSubstr("ended with exit code 2")));
 }
 
 TEST(SpawnTest, ASignalAndAnExitCodeArePassedOn) {

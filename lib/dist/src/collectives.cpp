@@ -49,9 +49,9 @@ Tensor sendable(const Tensor& dense) {
 }
 
 /// A call of one of the functions below: checks its arguments, and names it when they are refused.
-class Call {
+class CheckedCall {
  public:
-  Call(const char* name, const ProcessGroupPtr& group, Timeout timeout)
+  CheckedCall(const char* name, const ProcessGroupPtr& group, Timeout timeout)
       : name_(name), group_(group ? group : default_group()), timeout_(timeout) {
     if (timeout && timeout->count() <= 0) {
       refuse(fmt::format("its timeout of {} ms is not above 0", timeout->count()));
@@ -169,7 +169,7 @@ void overwrite(Tensor& tensor, Run run) {
 /// How a reduction is put to the backend.
 struct Reduction {
   /// @throws base::UserError for a dtype that cannot be reduced so.
-  Reduction(const Call& call, const Tensor& tensor, c10d::ReduceOp wanted)
+  Reduction(const CheckedCall& call, const Tensor& tensor, c10d::ReduceOp wanted)
       : op(std::move(wanted)), type(tensor.scalar_type()) {
     if (!tensor.is_cpu() || gloo_knows(type)) return;
     if (type == at::kBool && op.op_ == c10d::ReduceOp::SUM) op = c10d::ReduceOp::MAX;
@@ -217,7 +217,7 @@ void scale(std::vector<int64_t>& counts, const Tensor& sent, const Tensor& flat)
 }  // namespace
 
 void all_reduce(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group, Timeout timeout) {
-  const Call call("all_reduce", group, timeout);
+  const CheckedCall call("all_reduce", group, timeout);
   call.require_output(tensor);
   const Reduction reduction(call, tensor, std::move(op));
   const Tensor data = tensor.detach();
@@ -231,7 +231,7 @@ void all_reduce(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
 
 void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
             Timeout timeout) {
-  const Call call("reduce", group, timeout);
+  const CheckedCall call("reduce", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
   const Reduction reduction(call, tensor, std::move(op));
@@ -246,7 +246,7 @@ void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& 
 }
 
 void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
-  const Call call("broadcast", group, timeout);
+  const CheckedCall call("broadcast", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
   overwrite(tensor, [&](Tensors& buffers) {
@@ -257,7 +257,7 @@ void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout t
 }
 
 Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
-  const Call call("all_gather", group, timeout);
+  const CheckedCall call("all_gather", group, timeout);
   call.require_dense(tensor);
   const detail::NamedAs named("all_gather", tensor.sizes());
   const Tensor row = sendable(dense(tensor)).unsqueeze(0);
@@ -269,7 +269,7 @@ Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout t
 }
 
 Tensors gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
-  const Call call("gather", group, timeout);
+  const CheckedCall call("gather", group, timeout);
   call.require_rank("root", root);
   call.require_dense(tensor);
   Tensors buffers{sendable(dense(tensor))};
@@ -290,7 +290,7 @@ Tensors gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Tim
 
 void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
              Timeout timeout) {
-  const Call call("scatter", group, timeout);
+  const CheckedCall call("scatter", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
   std::vector<Tensors> sent;
@@ -310,7 +310,7 @@ void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupP
 
 void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
                     const ProcessGroupPtr& group, Timeout timeout) {
-  const Call call("reduce_scatter", group, timeout);
+  const CheckedCall call("reduce_scatter", group, timeout);
   call.require_output(output);
   call.require_parts_of(output, "parts", parts);
   const Reduction reduction(call, output, std::move(op));
@@ -326,7 +326,7 @@ void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
 
 void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
                 Timeout timeout) {
-  const Call call("all_to_all", group, timeout);
+  const CheckedCall call("all_to_all", group, timeout);
   call.require_list("inputs", inputs);
   call.require_list("outputs", outputs);
   call.require_like(outputs.front(), inputs.front());
@@ -353,7 +353,7 @@ void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& 
 void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t> output_split_sizes,
                        std::vector<int64_t> input_split_sizes, const ProcessGroupPtr& group,
                        Timeout timeout) {
-  const Call call("all_to_all_single", group, timeout);
+  const CheckedCall call("all_to_all_single", group, timeout);
   call.require_dense(input);
   call.require_output(output);
   call.require_like(output, input);
@@ -372,7 +372,7 @@ void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t>
 
 void send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
           Timeout timeout) {
-  const Call call("send", group, timeout);
+  const CheckedCall call("send", group, timeout);
   call.require_rank("destination", destination);
   call.require_dense(tensor);
   if (call.is_root(destination)) call.refuse("the destination is this rank itself");
@@ -382,7 +382,7 @@ void send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, i
 }
 
 void recv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
-  const Call call("recv", group, timeout);
+  const CheckedCall call("recv", group, timeout);
   call.require_rank("source", source);
   call.require_output(tensor);
   if (call.is_root(source)) call.refuse("the source is this rank itself");
@@ -391,7 +391,7 @@ void recv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Tim
 }
 
 void barrier(const ProcessGroupPtr& group, Timeout timeout) {
-  const Call call("barrier", group, timeout);
+  const CheckedCall call("barrier", group, timeout);
   call.group().barrier(call.options<c10d::BarrierOptions>())->wait();
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,6 +29,13 @@ constexpr milliseconds kStuckTime{1000};
 
 constexpr char kLeft[] = "has left the group (destroy_process_group)";
 constexpr char kIsInIt[] = "in";
+
+// Messages.
+constexpr char kDiffer[] = "differ";
+constexpr char kGaveUp[] = "gave-up";
+
+// Collectives of a group in which somebody was stuck.
+constexpr size_t kStuckKept = 16;
 
 /// The watch of this process, for its end.
 std::weak_ptr<PeerWatch>& living() {
@@ -66,7 +74,7 @@ std::shared_ptr<PeerWatch> PeerWatch::join(c10d::Store& store, int rank, int wor
 
 PeerWatch::PeerWatch(c10d::Store& store, int rank, int world_size, const std::string& address,
                      milliseconds limit)
-    : channel_(store, rank, world_size, address, limit) {
+    : process_(::getpid()), channel_(store, rank, world_size, address, limit) {
   channel_.start({.message = [this](const Message& message) { on_message(message); },
                   .end = [this](int ended, const std::string& where) { on_end(ended, where); },
                   .tick = [this] { supervise(); }});
@@ -79,17 +87,23 @@ PeerWatch::~PeerWatch() {
 /// A process that returns from main, or calls exit(), says so. The others believe it when its
 /// connection ends, too: then a launcher has seen this failure before theirs.
 void PeerWatch::leave_at_exit(int status, void* /*unused*/) {
-  const auto watch = living().lock();
-  if (!watch) return;
-  watch->leave(status == 0 ? "has ended its program"
-                           : fmt::format("ended with exit code {}", status));
+  leave_with(status);
 }
 
 void PeerWatch::leave_at_quick_exit() {
-  if (const auto watch = living().lock()) watch->leave("has ended its program");
+  leave_with(0);
+}
+
+void PeerWatch::leave_with(int exit_code) {
+  const auto watch = living().lock();
+  if (!watch) return;
+  watch->leave(exit_code == 0 ? "has ended its program"
+                              : fmt::format("ended with exit code {}", exit_code));
 }
 
 void PeerWatch::leave(const std::string& manner) {
+  // A child that was forked is no rank, and somebody may have held the mutex at that moment.
+  if (::getpid() != process_) return;
   std::vector<std::string> fields{manner};
   {
     const Lock lock(mutex_);
@@ -126,15 +140,13 @@ void PeerWatch::on_message(const Message& message) {
   if (message.type == "bye") {
     remember_farewell(message);
   } else if (message.type == "stuck") {
-    stuck_[group] = {message.field(3), message.number(1), message.number(2), message.field(4)};
+    hear_stuck(message);
   } else if (message.type == "stuck-transfer") {
     stuck_transfers_[group] = {message.from,      message.field(1),  message.field(2),
                                message.number(3), message.number(4), message.number(5),
                                message.field(6)};
-  } else if (message.type == "differ") {
-    record_failure(group, {.what = message.field(1), .ranks_disagree = true});
-  } else if (message.type == "gave-up") {
-    record_failure(group, {.what = message.field(1)});
+  } else if (message.type == kDiffer || message.type == kGaveUp) {
+    hear_failure(message.type, group, message.field(1));
   } else if (message.type == "where") {
     answer(message);
   } else if (message.type == "here") {
@@ -143,6 +155,31 @@ void PeerWatch::on_message(const Message& message) {
     question->second[message.from] = message.field(1);
     news_.notify_all();
   }
+}
+
+// All ranks of a group may find out the same at the same time. They tell rank 0 alone, which passes
+// on the first: messages grow with the number of ranks, and not with its square.
+
+void PeerWatch::hear_stuck(const Message& report) {
+  std::map<uint64_t, Stuck>& known = stuck_[report.field(0)];
+  const bool is_news =
+      known.try_emplace(report.number(1), Stuck{report.field(3), report.number(2), report.field(4)})
+          .second;
+  if (known.size() > kStuckKept) known.erase(known.begin());
+  if (is_news && rank() == 0) channel_.post(Message::kAll, report.type, report.fields);
+}
+
+void PeerWatch::hear_failure(const std::string& type, const std::string& group,
+                             const std::string& what) {
+  if (failures_.count(group) != 0) return;
+  record_failure(group, {.what = what, .ranks_disagree = type == kDiffer});
+  if (rank() == 0) channel_.post(Message::kAll, type, {group, what});
+}
+
+void PeerWatch::find_failure(const std::string& type, const std::string& group,
+                             const std::string& what) {
+  hear_failure(type, group, what);
+  if (rank() != 0) channel_.post(0, type, {group, what});
 }
 
 void PeerWatch::on_end(int rank, const std::string& where) {
@@ -256,13 +293,14 @@ PeerWatch::Cause PeerWatch::cause_of(const CallLog& log, const Call& call,
   } else {
     news_.wait_for(lock, kNewsTime, [&] { return known_failure(log, call).has_value(); });
   }
-  if (const auto failure = known_failure(log, call))
+  if (const auto failure = known_failure(log, call)) {
+    lock.unlock();
+    std::this_thread::sleep_until(failure->speak_at);
     return {failure->what, failure->ranks_disagree};
-
+  }
   const std::string gave_up =
       fmt::format("{} gave up {} #{}: {}", self(), call.name, call.sequence, text);
-  record_failure(log.group(), {.what = gave_up});
-  channel_.post(Message::kAll, "gave-up", {log.group(), gave_up});
+  find_failure(kGaveUp, log.group(), gave_up);
   return timed_out ? Cause{text} : Cause{};
 }
 
@@ -305,9 +343,16 @@ void PeerWatch::report_stuck(const CallLog& log, const std::vector<CallLog::Pend
     if (reported >= call.sequence) continue;
     reported = call.sequence;
     if (is_collective) {
-      channel_.post(
-          Message::kAll, "stuck",
-          {group, number(call.sequence), number(call.fingerprint()), self(), call.describe()});
+      const Message report{
+          rank(),
+          0,
+          "stuck",
+          {group, number(call.sequence), number(call.fingerprint()), self(), call.describe()}};
+      if (rank() == 0) {
+        hear_stuck(report);
+      } else {
+        channel_.post(0, report.type, report.fields);
+      }
     } else {
       channel_.post(call.peer, "stuck-transfer",
                     {group, self(), call.name, number(static_cast<uint64_t>(call.tag)),
@@ -319,12 +364,11 @@ void PeerWatch::report_stuck(const CallLog& log, const std::vector<CallLog::Pend
 
 void PeerWatch::compare_with_stuck(const CallLog& log,
                                    const std::vector<CallLog::Pending>& pending) {
-  if (const auto found = stuck_.find(log.group()); found != stuck_.end()) {
-    const Stuck& theirs = found->second;
-    const auto own = log.find(theirs.sequence);
+  for (const auto& [sequence, theirs] : stuck_[log.group()]) {
+    const auto own = log.find(sequence);
     if (own && own->fingerprint() != theirs.fingerprint) {
-      disagree(log, fmt::format("#{} is {} on {}, and {} on {}", theirs.sequence, theirs.call,
-                                theirs.who, own->describe(), self()));
+      disagree(log, fmt::format("#{} is {} on {}, and {} on {}", sequence, theirs.call, theirs.who,
+                                own->describe(), self()));
     }
   }
   if (const auto found = stuck_transfers_.find(log.group()); found != stuck_transfers_.end()) {
@@ -345,8 +389,7 @@ void PeerWatch::compare_with_stuck(const CallLog& log,
 
 void PeerWatch::disagree(const CallLog& log, const std::string& text) {
   if (failures_.count(log.group()) != 0) return;
-  channel_.post(Message::kAll, "differ", {log.group(), text});
-  record_failure(log.group(), {.what = text, .ranks_disagree = true});
+  find_failure(kDiffer, log.group(), text);
 }
 
 }  // namespace syncbn::dist::detail

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -34,6 +36,10 @@ class PeerWatch {
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
+
+  /// This process is about to end with that code, in a way that tells nobody of it, as quick_exit()
+  /// does. Nothing happens where there is no watch.
+  static void leave_with(int exit_code);
 
   int rank() const { return channel_.rank(); }
   int world_size() const { return channel_.world_size(); }
@@ -79,7 +85,6 @@ class PeerWatch {
   /// A collective in which some rank has waited for a while.
   struct Stuck {
     std::string who;
-    uint64_t sequence = 0;
     uint64_t fingerprint = 0;
     std::string call;
   };
@@ -109,6 +114,9 @@ class PeerWatch {
   // With the lock held.
   void answer(const Message& question);
   void remember_farewell(const Message& farewell);
+  void hear_stuck(const Message& report);
+  void hear_failure(const std::string& type, const std::string& group, const std::string& what);
+  void find_failure(const std::string& type, const std::string& group, const std::string& what);
   void record_end(int rank, const std::string& where, Farewell farewell);
   void record_failure(const std::string& group, Failure failure);
   Logs logs_now();
@@ -122,13 +130,14 @@ class PeerWatch {
 
   std::string self() const;
 
+  const pid_t process_;
   std::mutex mutex_;
   std::condition_variable news_;
   std::vector<std::weak_ptr<CallLog>> logs_;
   std::map<int, Farewell> farewells_;
   std::map<int, End> ends_;
   std::map<std::string, Failure> failures_;                 ///< by group: the first
-  std::map<std::string, Stuck> stuck_;                      ///< by group: the latest
+  std::map<std::string, std::map<uint64_t, Stuck>> stuck_;  ///< by group and sequence: the first
   std::map<std::string, StuckTransfer> stuck_transfers_;    ///< by group: the latest
   std::map<std::string, uint64_t> reported_;                ///< by group: reported as stuck
   std::map<std::string, uint64_t> reported_transfers_;      ///< the same

@@ -4,7 +4,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
-#include <algorithm>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

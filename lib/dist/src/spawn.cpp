@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -27,6 +26,8 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
+
+#include "peer_watch.h"
 
 namespace syncbn::dist {
 namespace {
@@ -139,6 +140,7 @@ void set_environment(int rank, int nprocs, int port) {
     (void)!::write(message, kText.data(), kText.size());
   }
   std::fflush(nullptr);
+  detail::PeerWatch::leave_with(code);
   // Not exit(): what the parent made is the parent's to destroy.
   std::quick_exit(code);
 }
@@ -259,7 +261,9 @@ void spawn(const std::function<void(int rank)>& fn, int nprocs, const SpawnOptio
       children.signal_all(SIGTERM);
       kill_at = Clock::now() + options.grace;
     }
-    if (kill_at && Clock::now() >= *kill_at) children.signal_all(SIGKILL);
+    if (!kill_at || Clock::now() < *kill_at) continue;
+    children.signal_all(SIGKILL);
+    kill_at.reset();  // nothing is left but to wait
   }
   if (first) throw SpawnError(first->rank, first->exit_code, first->message);
 }

@@ -9,7 +9,6 @@
 #include <syncbn/base/store_greeting.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>

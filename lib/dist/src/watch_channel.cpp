@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <random>
 #include <utility>
 
@@ -21,6 +22,10 @@ namespace {
 constexpr char kStoreKey[] = "syncbn/watch";
 constexpr int kListenBacklog = 2048;
 constexpr int kTickMilliseconds = 250;
+// For a connection to say which rank it is of: ranks do so at once.
+constexpr std::chrono::seconds kGreetingTime(30);
+// So many may be somebody else's before others have to wait.
+constexpr int kStrangers = 64;
 
 // The living channel, for the handlers of fork().
 struct Living {
@@ -198,7 +203,7 @@ void WatchChannel::wait_for_events() {
   std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
   {
     const std::lock_guard lock(mutex_);
-    if (listener_) polls.push_back({listener_.get(), POLLIN, 0});
+    if (listener_ && may_accept_) polls.push_back({listener_.get(), POLLIN, 0});
     for (const WatchLink& link : links_) {
       const int events = POLLIN | (link.has_output() ? POLLOUT : 0);
       polls.push_back({link.fd(), static_cast<short>(events), 0});
@@ -209,11 +214,29 @@ void WatchChannel::wait_for_events() {
   ::eventfd_read(wake_.get(), &ignored);
 }
 
+/// Where that cannot be done now, as without a free file descriptor, poll() would return at once:
+/// then there is another attempt some times a second.
 void WatchChannel::accept_links() {
-  while (listener_) {
+  if (!listener_) return;
+  const auto unknown = std::count_if(links_.begin(), links_.end(),
+                                     [](const WatchLink& link) { return link.peer < 0; });
+  for (int64_t room = world_size_ + kStrangers - unknown; room > 0; --room) {
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!fd) return;
+    if (!fd) {
+      may_accept_ = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
+      return;
+    }
     links_.emplace_back(std::move(fd));
+  }
+  may_accept_ = false;
+}
+
+void WatchChannel::drop_strangers() {
+  const bool all_have_come = arrived_ == world_size_ - 1;
+  if (all_have_come) listener_.reset();
+  const auto too_old = std::chrono::steady_clock::now() - kGreetingTime;
+  for (WatchLink& link : links_) {
+    if (link.peer < 0 && (all_have_come || link.since < too_old)) link.close();
   }
 }
 
@@ -226,25 +249,31 @@ std::vector<Message> WatchChannel::read_links() {
     const bool open = link.receive(lines);
     for (const std::string& line : lines) {
       const auto message = Message::parse(line);
-      if (link.peer < 0) {
-        if (message) greet(link, *message);
-        if (link.peer < 0) break;
-      } else if (message) {
-        messages.push_back(*message);
+      if (link.peer >= 0) {
+        if (message) messages.push_back(*message);
+      } else if (!greet(link, message)) {
+        break;
       }
     }
     if (open) continue;
     link.close();
     if (link.peer >= 0) messages.push_back({link.peer, Message::kAll, "end", {link.where}});
   }
+  drop_strangers();
   std::erase_if(links_, [](const WatchLink& link) { return !link.is_open(); });
   return messages;
 }
 
-void WatchChannel::greet(WatchLink& link, const Message& hello) {
-  if (hello.type != "hello" || hello.field(0) != token_) return link.close();
-  link.peer = hello.from;
-  link.where = hello.field(1);
+/// False for somebody else.
+bool WatchChannel::greet(WatchLink& link, const std::optional<Message>& hello) {
+  if (!hello || hello->type != "hello" || hello->field(0) != token_) {
+    link.close();
+    return false;
+  }
+  link.peer = hello->from;
+  link.where = hello->field(1);
+  ++arrived_;
+  return true;
 }
 
 void WatchChannel::dispatch(const Message& message) {

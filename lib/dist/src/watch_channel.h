@@ -4,8 +4,8 @@
 
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -58,7 +58,8 @@ class WatchChannel {
   void wait_for_events();
   void accept_links();
   std::vector<Message> read_links();
-  void greet(WatchLink& link, const Message& hello);
+  bool greet(WatchLink& link, const std::optional<Message>& hello);
+  void drop_strangers();
   void dispatch(const Message& message);
   void follow_forks();
   void close_in_child();
@@ -66,8 +67,10 @@ class WatchChannel {
   const int rank_;
   const int world_size_;
   const std::string where_;
-  std::string token_;  ///< strangers do not know it
-  base::UniqueFd listener_;
+  std::string token_;        ///< strangers do not know it
+  base::UniqueFd listener_;  ///< of rank 0, until all have come
+  bool may_accept_ = true;
+  int arrived_ = 0;
   base::UniqueFd wake_;
   Events events_;
   std::mutex mutex_;

@@ -18,8 +18,12 @@ namespace {
 constexpr int kQuietSeconds = 5;
 constexpr int kProbeSeconds = 2;
 constexpr int kProbes = 3;
+// The same where it owes an answer, since there are no probes then.
+constexpr unsigned kUnansweredMilliseconds = 1000 * (kQuietSeconds + kProbes * kProbeSeconds);
 // Nobody of ours sends a line as long as this.
 constexpr size_t kLongestLine = size_t{64} * 1024;
+// Then it is others' turn.
+constexpr size_t kAtOnce = size_t{256} * 1024;
 
 std::string printable(std::string text) {
   std::replace_if(
@@ -38,7 +42,10 @@ bool read_number(const std::string& text, Number& value) {
 
 std::string Message::line() const {
   std::string text = fmt::format("{}\t{}\t{}", from, to, type);
-  for (const std::string& field : fields) text += "\t" + printable(field);
+  for (const std::string& field : fields) {
+    text += '\t';
+    text += printable(field);
+  }
   return text + "\n";
 }
 
@@ -78,6 +85,8 @@ WatchLink::WatchLink(base::UniqueFd fd, int the_peer, std::string its_where)
   ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, &kQuietSeconds, sizeof(kQuietSeconds));
   ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds, sizeof(kProbeSeconds));
   ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof(kProbes));
+  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnansweredMilliseconds,
+               sizeof(kUnansweredMilliseconds));
 }
 
 void WatchLink::send(const std::string& line) {
@@ -101,21 +110,26 @@ void WatchLink::flush() {
 
 bool WatchLink::receive(std::vector<std::string>& lines) {
   std::array<char, 4096> buffer;
-  bool open = true;
-  for (;;) {
+  for (size_t total = 0; total < kAtOnce;) {
     const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) break;
-    open = got > 0 && input_.size() < kLongestLine;
-    if (!open) break;
+    if (got <= 0) return false;
     input_.append(buffer.data(), static_cast<size_t>(got));
+    total += static_cast<size_t>(got);
+    take_lines(lines);
+    if (input_.size() >= kLongestLine) return false;
   }
+  return true;
+}
+
+/// Leaves a line in the input that is not whole.
+void WatchLink::take_lines(std::vector<std::string>& lines) {
   size_t begin = 0;
   for (size_t end; (end = input_.find('\n', begin)) != std::string::npos; begin = end + 1) {
     lines.push_back(input_.substr(begin, end - begin));
   }
   input_.erase(0, begin);
-  return open;
 }
 
 }  // namespace syncbn::dist::detail

@@ -2,6 +2,7 @@
 
 #include <syncbn/base/unique_fd.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,7 @@ class WatchLink {
   int peer;
   /// "host, process 7": of the peer.
   std::string where;
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 
   int fd() const { return fd_.get(); }
   bool is_open() const { return static_cast<bool>(fd_); }
@@ -43,11 +45,14 @@ class WatchLink {
   /// Sends as much as the connection takes; flush() has to send the rest.
   void send(const std::string& line);
   void flush();
-  /// Adds the lines that have come. False once the connection has ended.
+  /// Adds the lines that have come, at most some hundred KB. False once the connection has ended,
+  /// or where a line does not.
   bool receive(std::vector<std::string>& lines);
   void close() { fd_.reset(); }
 
  private:
+  void take_lines(std::vector<std::string>& lines);
+
   base::UniqueFd fd_;
   std::string input_;
   std::string output_;

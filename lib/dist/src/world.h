@@ -22,8 +22,7 @@ bool all_ranks_are_ours(const ProcessGroupPtr& group);
 /// gradient buckets and forward collectives may be ordered differently on different ranks. Null
 /// when nothing is to be exchanged: no process group and a world of one.
 /// @throws base::UserError when WORLD_SIZE is above 1 and init_process_group was not called, or
-/// when
-///   not all ranks are ours.
+///   when not all ranks are ours.
 ProcessGroupPtr statistics_group(const ProcessGroupPtr& group);
 
 }  // namespace syncbn::dist::detail

@@ -18,9 +18,12 @@ namespace syncbn::dist {
 // of the group (in PyTorch they are ranks of the world).
 //
 // They throw base::UserError for arguments that are refused, before anything is sent, and when the
-// ranks called different things; base::UnavailableError when a rank ends, which is noticed within a
-// second, or the timeout passes. The message names the rank, the collective and its number, the
-// group, and the rank at fault where that is known.
+// ranks called different things; base::UnavailableError when a rank ends or the timeout passes. The
+// message names the rank, the collective and its number, the group, and the rank at fault where
+// that is known. For CPU tensors the end of a process is noticed within a second, the loss of its
+// host after 11. Not for CUDA tensors, with ranks of Python's torch.distributed in the job, or once
+// rank 0 has left: then a call may wait for its timeout, and ranks that called different things do
+// not learn of it.
 
 /// The longest that a collective may take; that of the group when not given.
 using Timeout = std::optional<std::chrono::milliseconds>;

@@ -47,8 +47,7 @@ ProcessGroupPtr init_process_group(const InitOptions& options = {});
 
 /// Shuts the default group and all groups made from it down; what other ranks still call with this
 /// one fails. Without it a rank leaves where main returns, or at exit(); one that ends in another
-/// way
-/// (_exit, a signal) has died for the others. Harmless when there is no group.
+/// way (_exit, a signal) has died for the others. Harmless when there is no group.
 void destroy_process_group();
 
 bool is_initialized();
@@ -61,8 +60,7 @@ ProcessGroupPtr default_group();
 /// functions below or to options, where an empty group means the default one.
 /// @param timeout of its collectives; that of the default group when not given.
 /// @throws base::UserError for a rank that is outside the world or given twice, or a timeout that
-/// is
-///   not above zero; base::UnavailableError when a member does not connect.
+///   is not above zero; base::UnavailableError when a member does not connect.
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
                           std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 

@@ -1,0 +1,169 @@
+// Ranks that call different things learn who called what.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/ones.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "call_log.h"
+#include "peer_watch.h"
+#include "support/eventually.h"
+#include "support/multiproc.h"
+#include "support/thrown.h"
+#include "watch_channel.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace detail = syncbn::dist::detail;
+using at::Tensor;
+using syncbn::base::UserError;
+using syncbn::test::message_of;
+using syncbn::test::run_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+void sum(int64_t size = 3) {
+  Tensor tensor = at::ones({size});
+  dist::all_reduce(tensor);
+}
+
+/// What both ranks of two say when they call different things.
+template <class First, class Second>
+void expect_disagreement(First first, Second second, const std::vector<std::string>& parts) {
+  run_ranks(2, [&](int rank) {
+    dist::init_process_group();
+    sum();
+    const std::string message = message_of<UserError>([&] { rank == 0 ? first() : second(); });
+    EXPECT_THAT(message, HasSubstr("the ranks called different things: #2 is "));
+    for (const std::string& part : parts) EXPECT_THAT(message, HasSubstr(part));
+  });
+}
+
+TEST(DifferentCallsTest, DifferentShapesAreNamedWithBothRanks) {
+  expect_disagreement(
+      [] { sum(3); }, [] { sum(4); },
+      {"rank 0 (", "all_reduce of Float [3]", "rank 1 (", "all_reduce of Float [4]"});
+}
+
+TEST(DifferentCallsTest, AnAllGatherIsCalledSoHoweverItIsDone) {
+  expect_disagreement(
+      [] {
+        dist::all_gather(at::ones({3, 1}));
+      },
+      [] { dist::all_gather(at::ones({4})); },
+      {"all_gather of Float [3, 1]", "all_gather of Float [4]"});
+}
+
+TEST(DifferentCallsTest, DifferentCollectivesAreNamed) {
+  expect_disagreement([] { sum(3); }, [] { dist::barrier(); },
+                      {"all_reduce of Float [3]", "barrier on rank 1"});
+}
+
+TEST(DifferentCallsTest, DifferentDtypesRootsAndOperationsAreNamed) {
+  expect_disagreement(
+      [] {
+        Tensor tensor = at::ones({3}, at::kInt);
+        dist::all_reduce(tensor);
+      },
+      [] { sum(3); }, {"of Int [3]", "of Float [3]"});
+  const auto broadcast_from = [](int root) {
+    Tensor tensor = at::ones({3});
+    dist::broadcast(tensor, root);
+    sum();  // the root does not wait for anybody
+  };
+  expect_disagreement([&] { broadcast_from(0); }, [&] { broadcast_from(1); },
+                      {"with root 0", "with root 1"});
+  const auto reduce_by = [](c10d::ReduceOp::RedOpType op) {
+    Tensor tensor = at::ones({3});
+    dist::all_reduce(tensor, op);
+  };
+  expect_disagreement([&] { reduce_by(c10d::ReduceOp::MAX); },
+                      [&] { reduce_by(c10d::ReduceOp::MIN); }, {"by MAX", "by MIN"});
+}
+
+TEST(DifferentCallsTest, ASendAndARecvThatDoNotFitAreNamed) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    Tensor tensor = at::ones({3 + rank});
+    const std::string message =
+        message_of<UserError>([&] { rank == 0 ? dist::send(tensor, 1) : dist::recv(tensor, 0); });
+    EXPECT_THAT(message, AllOf(HasSubstr("send of Float [3] on rank 0 ("),
+                               HasSubstr("recv of Float [4] on rank 1 (")));
+  });
+}
+
+TEST(DifferentCallsTest, ALateDifferenceIsFound) {
+  expect_disagreement([] { sum(3); },
+                      [] {
+                        ::usleep(2'500'000);
+                        sum(4);
+                      },
+                      {"[3]", "[4]"});
+}
+
+// Rank 0 passes on what the others say of a group that it is not in.
+TEST(DifferentCallsTest, OneOfManyIsNamedInAGroupWithoutRankZero) {
+  run_ranks(5, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_group({1, 2, 3, 4});
+    if (rank > 0) {
+      const std::string message = message_of<UserError>([&] {
+        Tensor tensor = at::ones({rank == 3 ? 4 : 3});
+        dist::all_reduce(tensor, c10d::ReduceOp::SUM, group);
+      });
+      EXPECT_THAT(message, AllOf(HasSubstr("all_reduce of Float [4] on rank 3 ("),
+                                 HasSubstr("all_reduce of Float [3] on rank ")));
+    }
+    dist::barrier();
+  });
+}
+
+/// Never done.
+struct EndlessWork : c10d::Work {
+  bool isCompleted() override { return false; }
+};
+
+TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
+  run_ranks(1, [](int) {
+    constexpr int kRanks = 4;
+    constexpr int kSpy = kRanks - 1;
+    const std::string here = "127.0.0.1";
+    const std::chrono::milliseconds limit(20'000);
+    c10d::HashStore store;
+    std::vector<std::shared_ptr<detail::PeerWatch>> watches;
+    for (int rank = 0; rank < kSpy; ++rank) {
+      watches.push_back(detail::PeerWatch::join(store, rank, kRanks, here, limit));
+    }
+    std::atomic<int> heard = 0;
+    detail::WatchChannel spy(store, kSpy, kRanks, here, limit);
+    spy.start({.message = [&](const detail::Message& message) { heard += message.type == "stuck"; },
+               .end = [](int, const std::string&) {},
+               .tick = [] {}});
+    const auto work = c10::make_intrusive<EndlessWork>();
+    detail::Call call;
+    call.sequence = 1;
+    std::vector<std::shared_ptr<detail::CallLog>> logs;
+    for (const auto& watch : watches) {
+      logs.push_back(
+          std::make_shared<detail::CallLog>("group", std::vector<int>{0, 1, 2, 3}, [] {}));
+      logs.back()->begin(call, work);
+      watch->add(logs.back());
+    }
+    EXPECT_TRUE(syncbn::test::eventually([&] { return heard > 0; }));
+    ::usleep(1'000'000);  // for the others
+    EXPECT_EQ(heard, 1);
+  });
+}
+
+}  // namespace

@@ -1,0 +1,169 @@
+// The connections over which ranks talk outside of collectives.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "support/connection.h"
+#include "support/eventually.h"
+#include "support/listener.h"
+#include "support/multiproc.h"
+#include "watch_channel.h"
+#include "watch_link.h"
+
+namespace {
+
+using syncbn::base::UniqueFd;
+using syncbn::dist::detail::Message;
+using syncbn::dist::detail::WatchChannel;
+using syncbn::dist::detail::WatchLink;
+using syncbn::test::connect_to;
+using syncbn::test::eventually;
+using syncbn::test::run_ranks;
+using syncbn::test::send_to;
+using ::testing::Each;
+
+struct TwoLinks {
+  TwoLinks() {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) syncbn::base::throw_errno("socketpair");
+    sender = WatchLink(UniqueFd(ends[0]));
+    receiver = WatchLink(UniqueFd(ends[1]));
+  }
+  WatchLink sender{UniqueFd()};
+  WatchLink receiver{UniqueFd()};
+};
+
+// A thousand ranks speak at the same time.
+TEST(WatchLinkTest, ManyLinesAtOnceArrive) {
+  constexpr size_t kLines = 20'000;
+  std::string text;
+  for (size_t line = 0; line < kLines; ++line) text += "some line\n";
+  TwoLinks links;
+  std::vector<std::string> lines;
+  links.sender.send(text);
+  while (lines.size() < kLines) {
+    const size_t before = lines.size();
+    ASSERT_TRUE(links.receiver.receive(lines)) << "after " << lines.size() << " lines";
+    ASSERT_GT(lines.size(), before);
+    links.sender.flush();
+  }
+  EXPECT_EQ(lines.size(), kLines);
+  EXPECT_THAT(lines, Each("some line"));
+}
+
+TEST(WatchLinkTest, ALineWithoutAnEndEndsTheConnection) {
+  TwoLinks links;
+  std::vector<std::string> lines;
+  links.sender.send("a line\n" + std::string(100'000, 'x'));
+  EXPECT_FALSE(links.receiver.receive(lines));
+  EXPECT_EQ(lines, std::vector<std::string>{"a line"});
+}
+
+// Linux sends no keepalive probes while something that was sent is not acknowledged.
+TEST(WatchLinkTest, AHostThatIsGoneIsGivenUpAfterElevenSeconds) {
+  const syncbn::test::Listener listener;
+  const WatchLink link(connect_to(listener.port));
+  const auto option = [&](int name) {
+    int value = 0;
+    socklen_t size = sizeof(value);
+    EXPECT_EQ(::getsockopt(link.fd(), IPPROTO_TCP, name, &value, &size), 0);
+    return value;
+  };
+  EXPECT_EQ(option(TCP_USER_TIMEOUT), 11'000);
+  EXPECT_EQ(option(TCP_KEEPIDLE) + option(TCP_KEEPCNT) * option(TCP_KEEPINTVL), 11);
+}
+
+/// Rank 0 of two, and how others come to it.
+struct RankZero {
+  RankZero() { channel.start(nothing()); }
+
+  static WatchChannel::Events nothing() {
+    return {.message = [](const Message&) {}, .end = [](int, const std::string&) {}, .tick = [] {}};
+  }
+  int port() {
+    const std::vector<uint8_t> bytes = store.get("syncbn/watch");
+    return static_cast<int>(Message::parse({bytes.begin(), bytes.end()})->number(1));
+  }
+  /// The other rank comes.
+  void complete() { const WatchChannel other(store, 1, 2, "127.0.0.1", std::chrono::seconds(20)); }
+
+  c10d::HashStore store;
+  WatchChannel channel{store, 0, 2, "127.0.0.1", std::chrono::seconds(20)};
+};
+
+/// Waits for the other side to close it.
+bool is_closed(const UniqueFd& fd) {
+  char byte = 0;
+  return ::recv(fd.get(), &byte, 1, 0) <= 0;
+}
+
+TEST(WatchChannelTest, StrangersAreTurnedAway) {
+  run_ranks(1, [](int) {
+    RankZero zero;
+    const UniqueFd nonsense = connect_to(zero.port());
+    ASSERT_TRUE(send_to(nonsense, "GET / HTTP/1.1\r\n"));
+    EXPECT_TRUE(is_closed(nonsense));
+    const UniqueFd wrong_job = connect_to(zero.port());
+    ASSERT_TRUE(send_to(wrong_job, "1\t0\thello\tanother token\there\n"));
+    EXPECT_TRUE(is_closed(wrong_job));
+    const UniqueFd silent = connect_to(zero.port());
+    zero.complete();
+    EXPECT_TRUE(is_closed(silent));
+  });
+}
+
+// They must not keep the ranks out, either.
+TEST(WatchChannelTest, ManySilentStrangersAreAcceptedOnlyInPart) {
+  run_ranks(1, [](int) {
+    RankZero zero;
+    std::vector<UniqueFd> strangers;
+    for (int i = 0; i < 200; ++i) strangers.push_back(connect_to(zero.port()));
+    const auto open_files = [] {
+      return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+    };
+    ::usleep(500'000);
+    EXPECT_LT(open_files(), 200 + 100);
+    strangers.clear();
+    zero.complete();
+    EXPECT_TRUE(eventually([&] { return open_files() < 50; }));
+  });
+}
+
+// The time is that of the processor, which others' work does not add to.
+TEST(WatchChannelTest, WithoutAFreeFileRankZeroIsNotBusy) {
+  run_ranks(1, [](int) {
+    RankZero zero;
+    const int port = zero.port();
+    UniqueFd last;  // takes the last descriptor there is
+    rlimit before{};
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    {
+      const UniqueFd next(::dup(STDERR_FILENO));
+      const rlimit low{static_cast<rlim_t>(next.get()) + 1, before.rlim_max};
+      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+    }
+    last = connect_to(port);
+    const std::clock_t start = std::clock();
+    ::usleep(1'000'000);
+    EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC / 4);
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    zero.complete();
+    EXPECT_TRUE(is_closed(last));
+  });
+}
+
+}  // namespace
