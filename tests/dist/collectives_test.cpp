@@ -9,6 +9,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -309,6 +310,40 @@ TEST(CollectivesTest, ATimeoutIsThatOfTheCall) {
     } else {
       EXPECT_THROW(dist::recv(tensor, 0), UnavailableError);
     }
+  });
+}
+
+TEST(CollectivesTest, AllToAllComparesWhatIsSentAndExpected) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    // Rank 2 expects more of rank 0 than it gets.
+    std::vector<at::Tensor> inputs(3, at::ones({2}));
+    std::vector<at::Tensor> outputs;
+    for (int from = 0; from < 3; ++from) {
+      outputs.push_back(at::zeros({rank == 2 && from == 0 ? 3 : 2}));
+    }
+    EXPECT_THAT(message_of<UserError>([&] { dist::all_to_all(outputs, inputs); }),
+                HasSubstr(rank == 2 ? "rank 0 sends 2 elements to rank 2, which expects 3"
+                                    : "rank 0 sends rank 2 another number"));
+    if (rank == 2) outputs[0] = at::zeros({2});
+    dist::all_to_all(outputs, inputs);
+    EXPECT_TRUE(outputs[0].equal(at::ones({2})));
+  });
+}
+
+TEST(CollectivesTest, OperationsThatDoNotFitTheDtypeAreRefused) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    at::Tensor floats = at::ones({2});
+    at::Tensor integers = at::ones({2}, at::kLong);
+    const auto refusal = [](at::Tensor& tensor, c10d::ReduceOp op) {
+      return message_of<UserError>([&] { dist::all_reduce(tensor, std::move(op)); });
+    };
+    EXPECT_THAT(refusal(floats, c10d::ReduceOp::BAND), HasSubstr("bitwise"));
+    EXPECT_THAT(refusal(integers, c10d::ReduceOp::AVG), HasSubstr("AVG cannot reduce Long"));
+    at::Tensor meta = at::empty({2}, at::kMeta);
+    EXPECT_THAT(refusal(meta, c10d::ReduceOp::SUM), HasSubstr("on meta"));
+    dist::all_reduce(floats, c10d::ReduceOp::SUM, {}, std::chrono::milliseconds::max());
   });
 }
 

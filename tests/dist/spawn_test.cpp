@@ -213,4 +213,14 @@ TEST(SpawnTest, IsRefusedWhereAForkWouldNotDo) {
               HasSubstr("in a process group already"));
 }
 
+TEST(SpawnTest, WorksWhereEndedChildrenAreIgnored) {
+  ::signal(SIGCHLD, SIG_IGN);
+  dist::spawn([](int) {}, 2);
+  EXPECT_EQ(error_of(2, [](int rank) { require(rank == 0, "rank 1 fails"); }).rank(), 1);
+  struct sigaction now {};
+  ::sigaction(SIGCHLD, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_IGN) << "as before";
+  ::signal(SIGCHLD, SIG_DFL);
+}
+
 }  // namespace

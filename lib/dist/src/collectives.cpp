@@ -4,15 +4,19 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
 
 #include "call_log.h"
 #include "gather_rows.h"
+#include "world.h"
 
 namespace syncbn::dist {
 namespace {
@@ -56,8 +60,11 @@ class CheckedCall {
     if (timeout && timeout->count() <= 0) {
       refuse(fmt::format("its timeout of {} ms is not above 0", timeout->count()));
     }
+    // What is said to be endless overflows in deadlines.
+    if (timeout_) timeout_ = std::min<std::chrono::milliseconds>(*timeout_, std::chrono::hours(24 * 365));
   }
 
+  const char* name() const { return name_; }
   c10d::ProcessGroup& group() const { return *group_; }
   const ProcessGroupPtr& group_ptr() const { return group_; }
   int size() const { return group_->getSize(); }
@@ -87,6 +94,10 @@ class CheckedCall {
   void require_dense(const Tensor& tensor) const {
     if (!tensor.defined()) refuse("the tensor is undefined");
     if (tensor.layout() != at::kStrided) refuse("the tensor is sparse; make it dense first");
+    if (tensor.is_quantized()) refuse("the tensor is quantized; dequantize it first");
+    if (!tensor.is_cpu() && !tensor.is_cuda()) {
+      refuse(fmt::format("the tensor is on {}; move it to the CPU or a GPU", tensor.device().str()));
+    }
   }
 
   /// Of a tensor that is written to.
@@ -153,7 +164,7 @@ class CheckedCall {
  private:
   const char* name_;
   const ProcessGroupPtr group_;
-  const Timeout timeout_;
+  Timeout timeout_;
 };
 
 /// Runs a collective that overwrites `tensor`, whatever its strides.
@@ -171,6 +182,7 @@ struct Reduction {
   /// @throws base::UserError for a dtype that cannot be reduced so.
   Reduction(const CheckedCall& call, const Tensor& tensor, c10d::ReduceOp wanted)
       : op(std::move(wanted)), type(tensor.scalar_type()) {
+    require_fit(call, tensor);
     if (!tensor.is_cpu() || gloo_knows(type)) return;
     if (type == at::kBool && op.op_ == c10d::ReduceOp::SUM) op = c10d::ReduceOp::MAX;
     if (type == at::kBool && op.op_ == c10d::ReduceOp::PRODUCT) op = c10d::ReduceOp::MIN;
@@ -191,6 +203,24 @@ struct Reduction {
 
   c10d::ReduceOp op;
   at::ScalarType type;
+
+ private:
+  void require_fit(const CheckedCall& call, const Tensor& tensor) const {
+    const auto kind = op.op_;
+    const bool bitwise = kind == c10d::ReduceOp::BAND || kind == c10d::ReduceOp::BOR ||
+                         kind == c10d::ReduceOp::BXOR;
+    const bool is_float = at::isFloatingType(type) || at::isComplexType(type);
+    if (bitwise && is_float) {
+      call.refuse(fmt::format("a bitwise operation cannot reduce {}", c10::toString(type)));
+    }
+    if (kind == c10d::ReduceOp::AVG && !is_float) {
+      call.refuse(fmt::format("AVG cannot reduce {}; sum and divide", c10::toString(type)));
+    }
+    if (kind == c10d::ReduceOp::UNUSED ||
+        (kind == c10d::ReduceOp::PREMUL_SUM && tensor.is_cpu())) {
+      call.refuse("the operation is not one for tensors on the CPU");
+    }
+  }
 };
 
 /// All tensors in one, one after the other.
@@ -206,6 +236,43 @@ std::vector<int64_t> element_counts(const Tensors& tensors) {
   counts.reserve(tensors.size());
   for (const Tensor& one : tensors) counts.push_back(one.numel());
   return counts;
+}
+
+/// Gloo ends the process when more comes than is expected, and leaves the rest as it is when less
+/// does: so the ranks tell each other first.
+void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& input_counts,
+                         const std::vector<int64_t>& output_counts) {
+  const ProcessGroupPtr& group = call.group_ptr();
+  if (call.size() == 1 || !detail::all_ranks_are_ours(group)) return;
+  const detail::NamedAs named(call.name());
+  Tensor sent = at::tensor(input_counts, at::kLong);
+  Tensor coming = at::empty_like(sent);
+  std::vector<int64_t> equal_splits;
+  group->alltoall_base(coming, sent, equal_splits, equal_splits,
+                       call.options<c10d::AllToAllOptions>())
+      ->wait();
+  const int64_t own = group->getRank();
+  const auto* counts = coming.const_data_ptr<int64_t>();
+  int64_t bad_sender = 0;  // from 1; 0: none
+  for (int64_t rank = 0; rank < call.size() && bad_sender == 0; ++rank) {
+    if (counts[rank] != output_counts[static_cast<size_t>(rank)]) bad_sender = rank + 1;
+  }
+  // Everybody learns of one pair.
+  Tensor pair = at::tensor({bad_sender == 0 ? 0 : bad_sender * call.size() + own}, at::kLong);
+  std::vector<Tensor> tensors{pair};
+  c10d::AllreduceOptions options = call.options<c10d::AllreduceOptions>();
+  options.reduceOp = c10d::ReduceOp::MAX;
+  group->allreduce(tensors, options)->wait();
+  const int64_t found = pair.item<int64_t>();
+  if (found == 0) return;
+  const int64_t sender = found / call.size() - 1;
+  const int64_t receiver = found % call.size();
+  if (receiver != own) {
+    call.refuse(fmt::format("rank {} sends rank {} another number of elements than that expects",
+                            sender, receiver));
+  }
+  call.refuse(fmt::format("rank {} sends {} elements to rank {}, which expects {}", sender,
+                          counts[sender], own, output_counts[static_cast<size_t>(sender)]));
 }
 
 /// In bytes where the elements go as bytes.
@@ -333,6 +400,7 @@ void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& 
   for (const Tensor& one : outputs) call.require_output(one);
   std::vector<int64_t> input_counts = element_counts(inputs);
   std::vector<int64_t> output_counts = element_counts(outputs);
+  require_same_counts(call, input_counts, output_counts);
   const Tensor values = flat_cat(inputs);
   const Tensor results = at::empty(
       {std::accumulate(output_counts.begin(), output_counts.end(), int64_t{0})}, values.options());

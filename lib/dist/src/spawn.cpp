@@ -26,6 +26,7 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 
 #include "peer_watch.h"
 
@@ -132,7 +133,11 @@ void set_environment(int rank, int nprocs, int port) {
     fn(rank);
   } catch (const std::exception& error) {
     code = base::exit_code_of(error);
-    const std::string text = std::string(error.what()).substr(0, kLongestMessage);
+    // libtorch's own come with a page of stack frames.
+    const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+    const std::string text =
+        std::string(of_torch != nullptr ? of_torch->what_without_backtrace() : error.what())
+            .substr(0, kLongestMessage);
     (void)!::write(message, text.data(), text.size());
   } catch (...) {
     code = base::kExitInternal;
@@ -144,6 +149,29 @@ void set_environment(int rank, int nprocs, int port) {
   // Not exit(): what the parent made is the parent's to destroy.
   std::quick_exit(code);
 }
+
+/// While it lives, children that end are kept for waitpid(): who started this program may have had
+/// SIGCHLD ignored.
+class KeepEndedChildren {
+ public:
+  KeepEndedChildren() {
+    struct sigaction normal {};
+    normal.sa_handler = SIG_DFL;
+    ::sigaction(SIGCHLD, nullptr, &before_);
+    if (is_ignored()) ::sigaction(SIGCHLD, &normal, nullptr);
+  }
+  ~KeepEndedChildren() {
+    if (is_ignored()) ::sigaction(SIGCHLD, &before_, nullptr);
+  }
+  KeepEndedChildren(const KeepEndedChildren&) = delete;
+  KeepEndedChildren& operator=(const KeepEndedChildren&) = delete;
+
+ private:
+  bool is_ignored() const {
+    return before_.sa_handler == SIG_IGN || (before_.sa_flags & SA_NOCLDWAIT) != 0;
+  }
+  struct sigaction before_ {};
+};
 
 /// The ranks; those that are left when it goes are killed.
 class Children {
@@ -248,7 +276,9 @@ class Children {
 }  // namespace
 
 void spawn(const std::function<void(int rank)>& fn, int nprocs, const SpawnOptions& options) {
+  if (!fn) throw base::UserError("spawn: there is no function to run");
   check_can_fork(nprocs);
+  const KeepEndedChildren keep;
   const HeldPort port;
   Children children;
   for (int rank = 0; rank < nprocs; ++rank) children.start(fn, rank, nprocs, port.port());
