@@ -18,8 +18,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include "dist/tensors.h"
+#include "groups/world.h"
 #include "support/multiproc.h"
-#include "world.h"
 
 namespace {
 

@@ -21,11 +21,11 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include "ddp_check.h"
+#include "ddp/ddp_check.h"
 #include "dist/tensors.h"
+#include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
-#include "world.h"
 
 namespace {
 

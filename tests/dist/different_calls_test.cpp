@@ -15,12 +15,12 @@
 #include <ATen/ops/ones.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "call_log.h"
-#include "peer_watch.h"
+#include "groups/call_log.h"
 #include "support/eventually.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
-#include "watch_channel.h"
+#include "watch/peer_watch.h"
+#include "watch/watch_channel.h"
 
 namespace {
 

@@ -16,9 +16,9 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 
-#include "batch_norm_kernels.h"
-#include "cuda_support.h"
+#include "batch_norm/batch_norm_kernels.h"
 #include "dist/tensors.h"
+#include "groups/cuda_support.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 

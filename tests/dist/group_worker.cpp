@@ -16,7 +16,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 
-#include "world.h"
+#include "groups/world.h"
 
 namespace {
 

@@ -23,12 +23,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "call_log.h"
-#include "no_sigpipe.h"
-#include "peer_watch.h"
+#include "groups/call_log.h"
+#include "groups/no_sigpipe.h"
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "support/thrown.h"
+#include "watch/peer_watch.h"
 
 // The groups of these tests have a timeout of half an hour, the default: what ends sooner was
 // broken off because of what became of a rank.

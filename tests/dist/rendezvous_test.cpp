@@ -17,8 +17,8 @@
 #include <ATen/ops/full.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "group_store.h"
-#include "interfaces.h"
+#include "groups/group_store.h"
+#include "rendezvous/interfaces.h"
 #include "support/listener.h"
 #include "support/multiproc.h"
 #include "support/skip.h"

@@ -19,8 +19,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "dist/tensors.h"
+#include "groups/world.h"
 #include "support/multiproc.h"
-#include "world.h"
 
 namespace {
 

@@ -21,8 +21,8 @@
 #include "support/eventually.h"
 #include "support/listener.h"
 #include "support/multiproc.h"
-#include "watch_channel.h"
-#include "watch_link.h"
+#include "watch/watch_channel.h"
+#include "watch/watch_link.h"
 
 namespace {
 

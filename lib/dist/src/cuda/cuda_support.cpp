@@ -5,8 +5,8 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "../cuda_support.h"
 #include "count_to_int.h"
+#include "groups/cuda_support.h"
 
 namespace syncbn::dist::detail {
 namespace {

@@ -1,0 +1,22 @@
+#include "batch_norm/batch_norm_kernels.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include "batch_norm/batch_norm_kernels_cpu.h"
+#include "groups/cuda_support.h"
+
+namespace syncbn::dist::detail {
+
+const BatchNormKernels& batch_norm_kernels(c10::DeviceType device) {
+  if (device == c10::DeviceType::CPU) return batch_norm_kernels_cpu();
+  if (device == c10::DeviceType::CUDA) {
+    if (const CudaSupport* cuda = cuda_support()) return cuda->batch_norm;
+    throw base::UserError("SyncBatchNorm on a CUDA device needs the CUDA part of this library: " +
+                          cuda_support_error());
+  }
+  throw base::UserError(fmt::format("SyncBatchNorm has no kernels for device type {}",
+                                    c10::DeviceTypeName(device, /*lower_case=*/true)));
+}
+
+}  // namespace syncbn::dist::detail

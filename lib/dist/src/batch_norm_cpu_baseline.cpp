@@ -1,2 +1,0 @@
-#define SYNCBN_CPU_CAPABILITY baseline
-#include "batch_norm_cpu_loops.inc"

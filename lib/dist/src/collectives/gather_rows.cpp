@@ -1,0 +1,52 @@
+#include "collectives/gather_rows.h"
+
+#include <ATen/ops/empty.h>
+
+#include "groups/call_log.h"
+#include "groups/world.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+// Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. Its
+// all-to-all sends to every rank at once; each rank's row then leaves it W - 1 times, which pays
+// while rows and groups are small.
+constexpr int kOneHopRanks = 16;
+constexpr size_t kOneHopBytes = size_t{64} * 1024;
+
+bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
+  return row.is_cpu() && group->getSize() <= kOneHopRanks && row.nbytes() <= kOneHopBytes &&
+         all_ranks_are_ours(group);
+}
+
+}  // namespace
+
+at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
+  at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
+  if (row.numel() == 0) return all;
+  const NamedAs named("all_gather", row.sizes());
+  if (gathers_in_one_hop(row, group)) {
+    at::Tensor copies = row.expand_as(all).contiguous();
+    std::vector<int64_t> equal_splits;
+    c10d::AllToAllOptions options;
+    if (timeout) options.timeout = *timeout;
+    group->alltoall_base(all, copies, equal_splits, equal_splits, options)->wait();
+  } else {
+    at::Tensor own = row;
+    c10d::AllgatherOptions options;
+    if (timeout) options.timeout = *timeout;
+    group->_allgather_base(all, own, options)->wait();
+  }
+  return all;
+}
+
+at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group) {
+  // Where a row reaches all ranks in one hop, gathering all and adding them up is quicker than
+  // Gloo's all-reduce with its 2 (W - 1) hops.
+  if (gathers_in_one_hop(row, group)) return gather_rows(row, group).sum(0);
+  std::vector<at::Tensor> total{row.clone()};
+  group->allreduce(total)->wait();
+  return total[0].view({-1});
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,90 @@
+#include <syncbn/dist/comm_hooks.h>
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "ddp/comm_hook_steps.h"
+
+namespace syncbn::dist {
+namespace {
+
+using c10::ivalue::Future;
+
+ProcessGroupPtr or_default(const ProcessGroupPtr& group) {
+  return group ? group : default_group();
+}
+
+CommHook compress_hook(ProcessGroupPtr group, at::ScalarType dtype) {
+  return [group = std::move(group), dtype](c10d::GradBucket& bucket) {
+    const ProcessGroupPtr on = or_default(group);
+    const at::Tensor buffer = bucket.getBuffer();
+    const at::Tensor compressed = buffer.to(dtype).div_(on->getSize());
+    return detail::then_tensor(detail::start_all_reduce(compressed, on),
+                               [buffer](const at::Tensor& sum) { return buffer.copy_(sum); });
+  };
+}
+
+CommHook compress_wrapper(CommHook hook, at::ScalarType dtype) {
+  return [hook = std::move(hook), dtype](c10d::GradBucket& bucket) {
+    const at::Tensor buffer = bucket.getBuffer();
+    at::Tensor compressed = buffer.to(dtype);
+    bucket.setBuffer(compressed);
+    return detail::then_tensor(hook(bucket),
+                               [buffer](const at::Tensor& result) { return buffer.copy_(result); });
+  };
+}
+
+}  // namespace
+
+namespace detail {
+
+at::Tensor tensor_of(const Future& done) {
+  const c10::IValue& value = done.constValue();
+  return value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
+}
+
+FuturePtr start_all_reduce(const at::Tensor& tensor, const ProcessGroupPtr& group) {
+  std::vector<at::Tensor> tensors{tensor};
+  return group->allreduce(tensors)->getFuture();
+}
+
+FuturePtr then_tensor(const FuturePtr& future,
+                      std::function<at::Tensor(const at::Tensor&)> convert) {
+  return future->then(
+      [convert = std::move(convert)](Future& done) -> c10::IValue {
+        if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+        return convert(tensor_of(done));
+      },
+      c10::TensorType::get());
+}
+
+FuturePtr mean_of(const at::Tensor& buffer, const ProcessGroupPtr& group) {
+  // Divided first: a sum of halves could overflow.
+  buffer.div_(group->getSize());
+  return then_tensor(start_all_reduce(buffer, group), [](const at::Tensor& sum) { return sum; });
+}
+
+}  // namespace detail
+
+CommHook allreduce_hook(ProcessGroupPtr group) {
+  return [group = std::move(group)](c10d::GradBucket& bucket) {
+    return detail::mean_of(bucket.getBuffer(), or_default(group));
+  };
+}
+
+CommHook fp16_compress_hook(ProcessGroupPtr group) {
+  return compress_hook(std::move(group), at::kHalf);
+}
+
+CommHook bf16_compress_hook(ProcessGroupPtr group) {
+  return compress_hook(std::move(group), at::kBFloat16);
+}
+
+CommHook fp16_compress_wrapper(CommHook hook) {
+  return compress_wrapper(std::move(hook), at::kHalf);
+}
+
+CommHook bf16_compress_wrapper(CommHook hook) {
+  return compress_wrapper(std::move(hook), at::kBFloat16);
+}
+
+}  // namespace syncbn::dist

@@ -1,0 +1,208 @@
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <exception>
+#include <future>
+
+#include <ATen/ops/full.h>
+
+#include "ddp/ddp_state.h"
+#include "groups/world.h"
+
+namespace syncbn::dist {
+namespace detail {
+namespace {
+
+/// Of any module in this process.
+bool span_is_open = false;
+
+/// What the collectives of PyTorch's join() carry: one number.
+at::Tensor number(const DdpState& state, double value, at::ScalarType dtype = at::kFloat) {
+  return at::full({1}, value, at::TensorOptions().dtype(dtype).device(state.first_device));
+}
+
+c10::intrusive_ptr<c10d::Work> start_all_reduce(const DdpState& state, const at::Tensor& tensor,
+                                                c10d::ReduceOp op = c10d::ReduceOp::SUM) {
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = std::move(op);
+  return state.group->allreduce(tensors, options);
+}
+
+int64_t sum(const DdpState& state, int64_t own) {
+  const at::Tensor total = number(state, static_cast<double>(own));
+  start_all_reduce(state, total)->wait();
+  return total.item().toLong();
+}
+
+/// The highest of the ranks that say yes.
+int highest_rank(const DdpState& state, bool yes) {
+  const at::Tensor highest = number(state, yes ? state.group->getRank() : -1, at::kLong);
+  start_all_reduce(state, highest, c10d::ReduceOp::MAX)->wait();
+  return highest.item().toInt();
+}
+
+/// The ranks of the world that a group has, in its order.
+std::vector<int> members(const ProcessGroupPtr& group) {
+  const Backend* backend = backend_of(group);
+  return backend != nullptr ? backend->members().ranks : std::vector<int>();
+}
+
+/// The group over which the module's SyncBatchNorm layers exchange; null: nothing is exchanged.
+ProcessGroupPtr shared_statistics_group(const DdpState& state) {
+  ProcessGroupPtr shared;
+  for (const ProcessGroupPtr& given : state.module->sync_layers().groups) {
+    const ProcessGroupPtr group = statistics_group(given);
+    const bool other = shared && group != shared;
+    if (other || (group && members(group) != members(state.group))) {
+      throw base::UserError(
+          "join: the SyncBatchNorm layers of the module exchange over other ranks than "
+          "DistributedDataParallel does, or over several groups; give all of them one group of the "
+          "same ranks, or leave process_group empty");
+    }
+    shared = group;
+  }
+  if (shared && shared == state.group) {
+    throw base::UserError(
+        "join: the SyncBatchNorm layers exchange over DistributedDataParallel's own group, where "
+        "their exchanges and the gradients' can get mixed up; leave their process_group empty, or "
+        "make a second group of the same ranks");
+  }
+  return shared && shared->getSize() > 1 ? shared : nullptr;
+}
+
+/// However the span ends: the reducer would go on dividing by the number of ranks of the last step.
+void close_span(DdpState& state) {
+  state.join.reset();
+  span_is_open = false;
+  state.reducer->set_forward_pass_work_handle(nullptr, /*useStaticWorldSize=*/true);
+}
+
+/// Runs the gradients' communication for a backward that this rank has no part in.
+void shadow_gradients(DdpState& state) {
+  std::vector<FuturePtr> pending;
+  // Zeroed each time: the one before left the others' marks in it.
+  const auto used_nothing = [&state] {
+    start_all_reduce(state, state.reducer->get_local_used_map_on_device().zero_())->wait();
+  };
+  const bool delayed = state.options.static_graph && !state.had_first_backward;
+  if (delayed) used_nothing();
+  for (c10d::GradBucket& bucket : state.reducer->get_grad_buckets(/*return_zero_tensors=*/true)) {
+    pending.push_back(state.reducer->run_comm_hook(bucket));
+  }
+  for (const FuturePtr& future : pending) future->waitAndThrow();
+  if (state.searches_unused()) used_nothing();
+  state.had_first_backward = true;
+  // The order of gradients is known after a backward that does not delay them.
+  if (!delayed) state.reducer->push_rebuilt_params_for_all_indices();
+}
+
+/// One step of the ranks that still have input.
+void shadow_step(DdpState& state) {
+  JoinStatistics* const statistics = state.join->statistics.get();
+  state.reducer->rebuild_buckets();
+  if (const auto buffers = state.buffers_to_sync(); !buffers.empty()) {
+    state.broadcast(buffers, highest_rank(state, false));
+  }
+  const bool gradients_follow = sum(state, 0) != 0;
+  state.sync_buffers_next = gradients_follow;
+  const bool statistics_follow = statistics != nullptr && statistics->serve_forward();
+  // The others' backward mixes both kinds of exchange as it comes.
+  std::future<void> gradients;
+  if (gradients_follow) {
+    gradients = std::async(statistics_follow ? std::launch::async : std::launch::deferred,
+                           [&state] { shadow_gradients(state); });
+  }
+  if (statistics_follow) statistics->serve_backward();
+  if (gradients_follow) gradients.get();
+}
+
+}  // namespace
+
+void notify_joined_ranks(DdpState& state) {
+  const at::Tensor with_input = number(state, 1);
+  const auto work = start_all_reduce(state, with_input);
+  if (state.join->options.throw_on_early_termination && sum(state, 0) != 0) {
+    throw EarlyTermination(
+        "join: another rank has run out of input, and throw_on_early_termination ends all of them");
+  }
+  state.reducer->set_forward_pass_work_handle(work,
+                                              state.join->options.divide_by_initial_world_size);
+  if (state.join->statistics) {
+    state.join->statistics->begin_step([work, with_input, size = state.group->getSize()] {
+      work->wait();
+      return with_input.item().toInt() != size;
+    });
+  }
+}
+
+int rank_with_buffers(DdpState& state) {
+  return highest_rank(state, true);
+}
+
+void tell_whether_gradients_follow(DdpState& state) {
+  start_all_reduce(state, number(state, state.requires_sync() ? 1 : 0));
+}
+
+JoinGuard DdpBase::join(const JoinOptions& options) {
+  return {state_, options};
+}
+
+}  // namespace detail
+
+JoinGuard::JoinGuard(std::shared_ptr<detail::DdpState> given, const JoinOptions& options)
+    : exceptions_before_(std::uncaught_exceptions()) {
+  if (!options.enable) return;
+  detail::DdpState& state = *given;
+  if (detail::span_is_open) {
+    throw base::UserError("join: one is open already, of this module or another in this process");
+  }
+  if (state.options.skip_all_reduce_unused_params) {
+    throw base::UserError("join: it does not go together with skip_all_reduce_unused_params");
+  }
+  detail::JoinSpan span{.options = options, .statistics = nullptr};
+  if (const auto group = detail::shared_statistics_group(state)) {
+    span.statistics = std::make_unique<detail::JoinStatistics>(group, state.first_device);
+  }
+  state.join = std::move(span);
+  state.logger->set_uneven_input_join();
+  detail::span_is_open = true;
+  state_ = std::move(given);
+}
+
+JoinGuard::~JoinGuard() noexcept(false) {
+  if (!state_) return;
+  if (std::uncaught_exceptions() > exceptions_before_) {
+    detail::close_span(*state_);
+    return;
+  }
+  finish();
+}
+
+void JoinGuard::finish() {
+  if (!state_) return;
+  struct Span {
+    const std::shared_ptr<detail::DdpState> state;
+    ~Span() { detail::close_span(*state); }
+  } const span{std::exchange(state_, nullptr)};
+  detail::DdpState& state = *span.state;
+  bool is_last = true;
+  while (detail::sum(state, 0) != 0) {
+    if (state.join->options.throw_on_early_termination) {
+      detail::sum(state, 1);
+      throw EarlyTermination(fmt::format(
+          "join: rank {} has run out of input and others have not; throw_on_early_termination "
+          "ends all of them",
+          state.group->getRank()));
+    }
+    detail::shadow_step(state);
+    is_last = false;
+  }
+  const int source = detail::highest_rank(state, is_last);
+  state.broadcast_module(source);
+  if (!state.options.broadcast_buffers) {
+    state.broadcast(state.module->sync_layers().statistics, source);
+  }
+}
+
+}  // namespace syncbn::dist

@@ -1,0 +1,99 @@
+#include "ddp/ddp_module.h"
+
+#include <syncbn/base/error.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <algorithm>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
+
+#include "batch_norm/convert.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+class EagerModule : public WrappedModule {
+ public:
+  explicit EagerModule(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
+
+  std::string class_name() const override { return module_->name(); }
+
+  std::vector<NamedTensor> parameters() const override {
+    return listed(module_->named_parameters());
+  }
+
+  std::vector<NamedTensor> buffers() const override { return listed(module_->named_buffers()); }
+
+  std::unordered_set<const at::TensorImpl*> sparse_parameters() const override {
+    std::unordered_set<const at::TensorImpl*> sparse;
+    const auto add = [&sparse](const auto* layer) {
+      if (layer != nullptr && layer->options.sparse()) {
+        sparse.insert(layer->weight.unsafeGetTensorImpl());
+      }
+    };
+    for (const auto& layer : module_->modules()) {
+      add(layer->as<torch::nn::EmbeddingImpl>());
+      add(layer->as<torch::nn::EmbeddingBagImpl>());
+    }
+    return sparse;
+  }
+
+  SyncLayers sync_layers() const override {
+    SyncLayers found;
+    for (const auto& layer : module_->modules()) {
+      if (const auto* own = layer->as<SyncBatchNormImpl>()) {
+        found.add(own->options.process_group(),
+                  {own->running_mean, own->running_var, own->num_batches_tracked});
+      }
+      add_converted(found, layer->as<torch::nn::BatchNorm1dImpl>());
+      add_converted(found, layer->as<torch::nn::BatchNorm2dImpl>());
+      add_converted(found, layer->as<torch::nn::BatchNorm3dImpl>());
+    }
+    return found;
+  }
+
+ private:
+  template <class Layer>
+  static void add_converted(SyncLayers& found, const Layer* layer) {
+    if (layer == nullptr) return;
+    const auto group = converted_group(layer_key(layer->running_mean, layer->weight));
+    if (group)
+      found.add(*group, {layer->running_mean, layer->running_var, layer->num_batches_tracked});
+  }
+
+  static std::vector<NamedTensor> listed(
+      const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+    std::vector<NamedTensor> all;
+    all.reserve(tensors.size());
+    for (const auto& item : tensors) all.push_back({item.key(), item.value()});
+    return without_repetitions(std::move(all));
+  }
+
+  const std::shared_ptr<torch::nn::Module> module_;
+};
+
+}  // namespace
+
+void SyncLayers::add(const ProcessGroupPtr& group,
+                     const std::vector<at::Tensor>& statistics_of_layer) {
+  if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+  for (const at::Tensor& tensor : statistics_of_layer) {
+    if (tensor.defined()) statistics.push_back(tensor);
+  }
+}
+
+std::vector<NamedTensor> without_repetitions(std::vector<NamedTensor> all) {
+  std::unordered_set<const at::TensorImpl*> seen;
+  std::erase_if(all, [&seen](const NamedTensor& one) {
+    return !seen.insert(one.tensor.unsafeGetTensorImpl()).second;
+  });
+  return all;
+}
+
+std::shared_ptr<WrappedModule> wrap(std::shared_ptr<torch::nn::Module> module) {
+  if (!module) throw base::UserError("DistributedDataParallel: there is no module, but null");
+  return std::make_shared<EagerModule>(std::move(module));
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,77 @@
+#include "ddp/ddp_outputs.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace syncbn::dist::detail {
+namespace {
+
+struct JoinOutputs : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    on_backward();
+    gradients.resize(next_edges().size());  // the anchor's is undefined
+    return std::move(gradients);
+  }
+  std::function<void()> on_backward;
+};
+
+/// Autograd's nodes are held by shared_ptr in libtorch 2.11 and by intrusive_ptr in 2.15.
+template <class Pointer, class Made>
+auto make_node() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Made>();
+  } else {
+    return c10::make_intrusive<Made>();
+  }
+}
+
+}  // namespace
+
+bool reach_any(const std::vector<at::Tensor>& outputs,
+               const std::vector<const torch::autograd::Node*>& nodes) {
+  const std::unordered_set<const torch::autograd::Node*> wanted(nodes.begin(), nodes.end());
+  std::vector<const torch::autograd::Node*> open;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  const auto visit = [&](const torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    if (output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!open.empty()) {
+    const torch::autograd::Node* const node = open.back();
+    open.pop_back();
+    if (wanted.contains(node)) return true;
+    for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return false;
+}
+
+std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::Tensor& anchor,
+                                     std::function<void()> on_backward) {
+  const auto node = make_node<decltype(torch::autograd::Edge::function), JoinOutputs>();
+  node->on_backward = std::move(on_backward);
+  torch::autograd::edge_list edges = torch::autograd::collect_next_edges(outputs);
+  if (anchor.defined()) edges.push_back(torch::autograd::impl::gradient_edge(anchor));
+  node->set_next_edges(std::move(edges));
+  const bool none_requires_grad =
+      std::none_of(outputs.begin(), outputs.end(),
+                   [](const at::Tensor& output) { return output.requires_grad(); });
+  const bool all = anchor.defined() && none_requires_grad;
+  for (at::Tensor& output : outputs) {
+    const auto index = node->add_input_metadata(output);
+    const bool can = all && (output.is_floating_point() || output.is_complex());
+    if (!output.requires_grad() && !can) continue;
+    // A copy: a view could not be modified in place, and an alias would hide the modification from
+    // the graph.
+    const at::NoGradGuard no_grad;
+    output = output.clone();
+    torch::autograd::impl::set_gradient_edge(output, {node, index});
+  }
+  return outputs;
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,348 @@
+#include <syncbn/dist/process_group.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/dist/collectives.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <memory>
+#include <numeric>
+#include <set>
+
+#include <c10/util/Logging.h>
+
+#include "groups/cuda_support.h"
+#include "groups/gloo.h"
+#include "groups/group_store.h"
+#include "groups/world.h"
+#include "rendezvous/interfaces.h"
+#include "rendezvous/rendezvous.h"
+
+C10_DECLARE_int(caffe2_log_level);
+
+namespace syncbn::dist {
+namespace detail {
+namespace {
+
+struct MadeGroup {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  bool all_ours = true;
+};
+
+/// Everything that init_process_group makes and destroy_process_group drops.
+struct World {
+  Rendezvous place;
+  std::chrono::milliseconds timeout;
+  std::chrono::milliseconds connect_timeout;
+  bool use_cuda = false;
+  pid_t process = ::getpid();
+  int groups_made = 0;
+  std::shared_ptr<PeerWatch> watch;  ///< null in a world of one, and with ranks of Python's
+  std::vector<MadeGroup> made;
+  ProcessGroupPtr group;
+  ProcessGroupPtr statistics;  ///< made at first use
+};
+
+// Not destroyed at exit: libtorch's own statics may be gone by then.
+std::unique_ptr<World>& world() {
+  static auto* const instance = new std::unique_ptr<World>();
+  return *instance;
+}
+
+World& require_world() {
+  if (!world()) {
+    throw base::UserError(
+        "there is no process group: call syncbn::dist::init_process_group() first");
+  }
+  return *world();
+}
+
+/// Whether the backend, in any of PyTorch's spellings, includes NCCL for tensors on GPUs. Those on
+/// the CPU always have Gloo.
+bool choose_cuda(const std::string& given) {
+  std::string backend = given;
+  std::transform(given.begin(), given.end(), backend.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (backend == "gloo" || backend == "cpu:gloo") return false;
+  const bool nccl = backend == "nccl" || backend == "cuda:nccl" ||
+                    backend == "cpu:gloo,cuda:nccl" || backend == "cuda:nccl,cpu:gloo";
+  if (backend != "auto" && !nccl) {
+    throw base::UserError(
+        fmt::format("backend '{}' is not known; it is auto, gloo, nccl, or by device cpu:gloo, "
+                    "cuda:nccl or cpu:gloo,cuda:nccl",
+                    given));
+  }
+  const CudaSupport* cuda = cuda_support();
+  const int devices = cuda != nullptr ? cuda->device_count() : 0;
+  if (devices > 0) {
+    if (local_rank() >= devices) {
+      throw base::UserError(
+          fmt::format("LOCAL_RANK={} has no GPU: this process sees {}; start at most that many "
+                      "workers a host (and see CUDA_VISIBLE_DEVICES), or choose backend gloo",
+                      local_rank(), devices));
+    }
+    return true;
+  }
+  if (!nccl) {
+    if (cuda == nullptr) spdlog::debug("no CUDA: {}", cuda_support_error());
+    return false;
+  }
+  throw base::UserError(fmt::format(
+      "backend {} was asked for, and {}", given,
+      cuda != nullptr ? "this host shows no GPU"
+                      : "the CUDA part of this library does not load: " + cuda_support_error()));
+}
+
+int count_ours(const World& world, const std::vector<int>& ranks) {
+  return static_cast<int>(std::count_if(ranks.begin(), ranks.end(), [&](int rank) {
+    return world.place.python_ranks.count(rank) == 0;
+  }));
+}
+
+/// Connects the members of a group.
+ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
+                           const std::string& name, std::chrono::milliseconds timeout) {
+  const int size = static_cast<int>(ranks.size());
+  const auto store = group_store(world.place.store, name);
+  Backend::Delegates delegates;
+  try {
+    delegates.cpu = make_gloo(device_store(store, "cpu"), rank, size, world.place.addresses,
+                              std::min(timeout, world.connect_timeout));
+    delegates.cpu->setTimeout(timeout);
+    if (world.use_cuda) {
+      delegates.cuda =
+          cuda_support()->make_nccl(device_store(store, "cuda"), rank, size, local_rank(), timeout);
+    }
+  } catch (const base::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    throw base::UnavailableError(
+        fmt::format("rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}",
+                    world.place.rank, world.place.world_size, base::hostname(), size, name,
+                    torch_error != nullptr ? torch_error->what_without_backtrace() : error.what()));
+  }
+  auto backend =
+      c10::make_intrusive<Backend>(std::move(delegates), name, timeout,
+                                   Backend::Members{ranks, world.place.world_size}, world.watch);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
+  group->setBackend(c10::DeviceType::CPU, kType, backend);
+  if (world.use_cuda) group->setBackend(c10::DeviceType::CUDA, kType, backend);
+  group->setDefaultBackend(kType);
+  group->setGroupName(name);
+  const bool all_ours = count_ours(world, ranks) == size;
+  world.made.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), all_ours});
+  return group;
+}
+
+/// As given, or a year: what is said to be endless overflows in deadlines.
+std::chrono::milliseconds checked(std::chrono::milliseconds time, const char* name) {
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
+  if (time.count() > 0) return std::min(time, kLongest);
+  throw base::UserError(fmt::format("{} must be above zero, got {} ms", name, time.count()));
+}
+
+/// Every rank of the world is here, with the same list: one that is not would be waited for in the
+/// store, where nobody hears of its death.
+void agree_on_members(const World& world, const std::vector<int>& ranks) {
+  if (world.place.world_size == 1 || !world.place.python_ranks.empty()) return;
+  const auto text = [](const std::vector<int>& list) {
+    return fmt::format("{}", fmt::join(list, ","));
+  };
+  const std::vector<std::string> all = all_gather_bytes(text(ranks), world.group);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw base::UserError(fmt::format(
+        "new_group: rank 0 gives the ranks {{{}}}, rank {} gives {{{}}}; every rank calls it with "
+        "the same ones in the same order",
+        all[0], rank, all[rank]));
+  }
+}
+
+/// c10d logs a page of stack frames for each connection that is lost; our errors say it in a line.
+void quieten_libtorch() {
+  if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+}
+
+/// Every rank of the world takes part in the same order; null on ranks that are not members.
+ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
+                           std::chrono::milliseconds timeout) {
+  const std::string name = std::to_string(world.groups_made++);
+  const auto self = std::find(ranks.begin(), ranks.end(), world.place.rank);
+  const bool member = self != ranks.end();
+  ProcessGroupPtr group;
+  if (member) {
+    group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout);
+  }
+  leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout);
+  return group;
+}
+
+std::vector<int> all_ranks(const World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.place.world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+Backend* backend_of(const ProcessGroupPtr& group) {
+  if (group->getBackendType() != c10d::ProcessGroup::BackendType::CUSTOM) return nullptr;
+  return dynamic_cast<Backend*>(group->getDefaultBackend().get());
+}
+
+bool all_ranks_are_ours(const ProcessGroupPtr& group) {
+  if (!world() || world()->place.python_ranks.empty()) return true;
+  const auto& asked = group ? group : world()->group;
+  const auto& made = world()->made;
+  const auto found = std::find_if(made.begin(), made.end(),
+                                  [&](const MadeGroup& one) { return one.group.lock() == asked; });
+  return found != made.end() && found->all_ours;
+}
+
+ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
+  if (!all_ranks_are_ours(group)) {
+    throw base::UserError(fmt::format(
+        "SyncBatchNorm: rank {} runs Python's torch.distributed, whose SyncBatchNorm exchanges its "
+        "statistics in another way; pass it a process_group of C++ ranks alone, or use batch "
+        "normalisation that is not synchronised",
+        *world()->place.python_ranks.begin()));
+  }
+  if (group) return group;
+  if (!world()) {
+    const auto size = base::env_int("WORLD_SIZE", 1, 1 << 20);
+    if (!size || *size == 1) return nullptr;
+    throw base::UserError(
+        fmt::format("SyncBatchNorm is training with WORLD_SIZE={} and no process group: its "
+                    "statistics would be "
+                    "this rank's alone; call syncbn::dist::init_process_group() first",
+                    *size));
+  }
+  World& it = *world();
+  if (it.place.world_size == 1) return nullptr;
+  if (!it.statistics) it.statistics = new_group(all_ranks(it));
+  return it.statistics;
+}
+
+}  // namespace detail
+
+using detail::require_world;
+
+ProcessGroupPtr init_process_group(const InitOptions& given) {
+  if (detail::world()) {
+    throw base::UserError(
+        "init_process_group was called twice; call destroy_process_group() in between");
+  }
+  InitOptions options = given;
+  options.timeout = detail::checked(given.timeout, "InitOptions::timeout");
+  options.connect_timeout = detail::checked(given.connect_timeout, "InitOptions::connect_timeout");
+  detail::quieten_libtorch();
+  auto made = std::make_unique<detail::World>();
+  made->use_cuda = detail::choose_cuda(options.backend);
+  made->timeout = options.timeout;
+  made->place = detail::rendezvous(options, made->use_cuda ? "nccl" : "gloo");
+  if (made->use_cuda) {
+    detail::tell_nccl_interface(options.interface);
+    detail::cuda_support()->set_device(local_rank());
+  }
+  made->connect_timeout = options.connect_timeout;
+  if (made->place.world_size > 1 && made->place.python_ranks.empty()) {
+    made->watch =
+        detail::PeerWatch::join(*made->place.store, made->place.rank, made->place.world_size,
+                                made->place.addresses.front(), options.connect_timeout);
+  }
+  made->group = detail::form_group(*made, detail::all_ranks(*made), options.timeout);
+  detail::world() = std::move(made);
+  return detail::world()->group;
+}
+
+void destroy_process_group() {
+  if (!detail::world()) return;
+  if (detail::world()->process != ::getpid()) {
+    // A forked process: connections and threads are its parent's.
+    static_cast<void>(detail::world().release());
+    return;
+  }
+  // First of all, so that ranks which still wait for this one learn why their connections end.
+  detail::world()->watch.reset();
+  // Users' modules and graphs may hold groups for longer: their connections end here.
+  for (const detail::MadeGroup& made : detail::world()->made) {
+    if (const auto group = made.group.lock()) group->shutdown();
+  }
+  detail::world().reset();
+}
+
+bool is_initialized() {
+  return detail::world() != nullptr;
+}
+
+ProcessGroupPtr default_group() {
+  return require_world().group;
+}
+
+ProcessGroupPtr new_group(const std::vector<int>& ranks,
+                          std::optional<std::chrono::milliseconds> timeout) {
+  detail::World& world = require_world();
+  if (timeout) timeout = detail::checked(*timeout, "new_group: the timeout");
+  const int size = world.place.world_size;
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size) {
+      throw base::UserError(
+          fmt::format("new_group: rank {} is outside the world of {} ranks", rank, size));
+    }
+    if (!seen.insert(rank).second) {
+      throw base::UserError(fmt::format("new_group: rank {} is given twice", rank));
+    }
+  }
+  if (ranks.empty()) throw base::UserError("new_group: no ranks are given");
+  if (!world.place.python_ranks.empty() && !std::is_sorted(ranks.begin(), ranks.end())) {
+    throw base::UserError(
+        "new_group: in a job with ranks of Python's torch.distributed, which sorts them, the ranks "
+        "must be given in ascending order");
+  }
+  detail::agree_on_members(world, ranks);
+  return detail::form_group(world, ranks, timeout.value_or(world.timeout));
+}
+
+ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::milliseconds> timeout) {
+  const int size = world_size();
+  if (group_size < 1 || size % group_size != 0) {
+    throw base::UserError(
+        fmt::format("new_subgroups: the world of {} ranks cannot be split into groups of {}", size,
+                    group_size));
+  }
+  ProcessGroupPtr own;
+  for (int first = 0; first < size; first += group_size) {
+    std::vector<int> ranks(static_cast<size_t>(group_size));
+    std::iota(ranks.begin(), ranks.end(), first);
+    if (auto group = new_group(ranks, timeout)) own = group;
+  }
+  return own;
+}
+
+int rank(const ProcessGroupPtr& group) {
+  return (group ? group : default_group())->getRank();
+}
+
+int world_size(const ProcessGroupPtr& group) {
+  return (group ? group : default_group())->getSize();
+}
+
+int local_rank() {
+  return static_cast<int>(base::env_int("LOCAL_RANK", 0, 1 << 20).value_or(0));
+}
+
+at::Device device() {
+  if (!require_world().use_cuda) return at::kCPU;
+  return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank())};
+}
+
+}  // namespace syncbn::dist

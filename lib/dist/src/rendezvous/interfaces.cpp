@@ -1,0 +1,126 @@
+#include "rendezvous/interfaces.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <memory>
+
+namespace syncbn::dist::detail {
+namespace {
+
+struct InterfaceAddress {
+  std::string interface;
+  std::string address;
+  bool ipv6 = false;
+  bool link_local = false;
+  bool loopback = false;
+
+  /// Which of several addresses to prefer: the smaller.
+  int order() const { return (ipv6 ? 1 : 0) + (link_local ? 1 : 0); }
+};
+
+/// Of the interfaces that are up, the preferred addresses first.
+std::vector<InterfaceAddress> interface_addresses() {
+  std::vector<InterfaceAddress> result;
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return result;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(all, ::freeifaddrs);
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
+    const int family = one->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    InterfaceAddress found;
+    found.interface = one->ifa_name;
+    found.ipv6 = family == AF_INET6;
+    found.loopback = (one->ifa_flags & IFF_LOOPBACK) != 0;
+    if (found.ipv6) {
+      const auto* address = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+      found.link_local = IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr);
+    }
+    found.address =
+        numeric_address(one->ifa_addr, found.ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+    result.push_back(std::move(found));
+  }
+  std::stable_sort(result.begin(), result.end(),
+                   [](const auto& a, const auto& b) { return a.order() < b.order(); });
+  return result;
+}
+
+/// By the routing table: nothing is sent.
+std::string default_route_address() {
+  sockaddr_in anywhere{};
+  anywhere.sin_family = AF_INET;
+  anywhere.sin_port = htons(9);
+  ::inet_pton(AF_INET, "203.0.113.1", &anywhere.sin_addr);  // an address of documentation's
+  const base::UniqueFd fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  auto* generic = reinterpret_cast<sockaddr*>(&anywhere);
+  socklen_t size = sizeof(anywhere);
+  if (!fd || ::connect(fd.get(), generic, size) != 0) return "";
+  return ::getsockname(fd.get(), generic, &size) == 0 ? numeric_address(generic, size) : "";
+}
+
+}  // namespace
+
+std::string interface_address(const std::string& name, const std::string& source) {
+  std::vector<std::string> names;
+  for (const InterfaceAddress& one : interface_addresses()) {
+    if (one.interface == name) return one.address;
+    if (std::find(names.begin(), names.end(), one.interface) == names.end()) {
+      names.push_back(one.interface);
+    }
+  }
+  throw base::UserError(fmt::format(
+      "{} names the network interface '{}', which {} does not have, or which is down; it has {}",
+      source, name, base::hostname(), base::join(names, ", ")));
+}
+
+std::vector<std::string> chosen_addresses(const std::string& option) {
+  if (!option.empty()) return {interface_address(option, "InitOptions::interface")};
+  const std::string list = base::env("GLOO_SOCKET_IFNAME").value_or("");
+  std::vector<std::string> addresses;
+  for (size_t begin = 0; begin < list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    addresses.push_back(interface_address(list.substr(begin, end - begin), "GLOO_SOCKET_IFNAME"));
+    begin = end + 1;
+  }
+  return addresses;
+}
+
+void tell_nccl_interface(const std::string& option) {
+  if (option.empty() || base::env("NCCL_SOCKET_IFNAME")) return;
+  // Without the "=" it would be the beginning of a name.
+  ::setenv("NCCL_SOCKET_IFNAME", ("=" + option).c_str(), /*overwrite=*/1);
+}
+
+std::string outside_address() {
+  if (std::string address = default_route_address(); !address.empty()) return address;
+  for (const InterfaceAddress& one : interface_addresses()) {
+    if (!one.loopback && !one.link_local) return one.address;
+  }
+  return "";
+}
+
+std::string numeric_address(const sockaddr* address, socklen_t size) {
+  std::array<char, NI_MAXHOST> host;
+  if (::getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  return host.data();
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1" || address == "localhost";
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,131 @@
+#include "rendezvous/rendezvous.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "rendezvous/arrival.h"
+#include "rendezvous/interfaces.h"
+#include "rendezvous/job_store.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+using base::UnavailableError;
+using base::UserError;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kRetryDelay{10};
+
+/// How many groups this process has been in. Not attempts: some ranks may have made more of them
+/// than others.
+struct History {
+  int groups = 0;
+  bool with_python = false;
+};
+
+History& history() {
+  static History instance;
+  return instance;
+}
+
+/// The store of this job, in which the keys of the earlier groups are not seen: an agent's store
+/// outlives a group.
+JoinedStore join_store(const Place& place, const std::string& outside, Clock::time_point deadline,
+                       milliseconds limit) {
+  JoinedStore result = join_job_store(place, outside, deadline, limit);
+  if (const int earlier = history().groups; earlier > 0) {
+    result.store =
+        c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), result.store);
+  }
+  check_same_job(*result.store, place, !result.held_by_other, deadline);
+  return result;
+}
+
+/// The same, for a rank that may be so early that it meets the store of the group before, which
+/// rank 0 is about to close.
+JoinedStore join_new_store(const Place& place, const std::string& outside,
+                           Clock::time_point deadline, milliseconds limit) {
+  for (;;) {
+    try {
+      return join_store(place, outside, deadline, limit);
+    } catch (const c10::Error&) {
+      if (place.should_hold_store() || Clock::now() > deadline) throw;
+    }
+    std::this_thread::sleep_for(kRetryDelay);
+  }
+}
+
+/// Peers get the address on the way to the store, unless that is of use on this host only.
+std::vector<std::string> addresses_for_peers(const JoinedStore& joined, const Rendezvous& job,
+                                             const std::string& outside) {
+  if (!job.python_ranks.empty()) return {};
+  if (!is_loopback(joined.address) || outside.empty() ||
+      all_on_one_host(*joined.store, job.world_size)) {
+    return {joined.address};
+  }
+  return {outside};
+}
+
+}  // namespace
+
+Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
+  const Place place = Place::find(options);
+  const std::vector<std::string> chosen = chosen_addresses(options.interface);
+  Rendezvous result;
+  result.rank = place.rank;
+  result.world_size = place.world_size;
+  if (place.world_size == 1) {
+    result.store = c10::make_intrusive<c10d::HashStore>();
+    return result;
+  }
+  if (history().with_python) {
+    throw UserError(
+        "init_process_group: a group with ranks of Python's torch.distributed can be formed once "
+        "in a process; start new processes for another");
+  }
+
+  const std::string outside = chosen.empty() ? outside_address() : chosen.front();
+  const milliseconds limit = options.connect_timeout;
+  const auto deadline = Clock::now() + limit;
+  try {
+    const JoinedStore joined = join_new_store(place, outside, deadline, limit);
+    result.python_ranks = arrive(*joined.store, place, backend, joined.held_here, deadline, limit);
+    result.addresses = chosen.empty() ? addresses_for_peers(joined, result, outside) : chosen;
+    result.holds_store = joined.held_here;
+    result.store = joined.store;
+    result.store->setTimeout(options.timeout);
+  } catch (const c10::Error& error) {
+    throw UnavailableError(fmt::format("rank {} of {}: the store at {} failed: {}", place.rank,
+                                       place.world_size, place.meeting_point(),
+                                       error.what_without_backtrace()));
+  }
+  ++history().groups;
+  history().with_python = !result.python_ranks.empty();
+  return result;
+}
+
+void leave_rendezvous(const Rendezvous& place, const std::string& group, int members, bool member,
+                      milliseconds limit) {
+  if (place.world_size == 1) return;
+  const std::string counter = fmt::format("syncbn/connected/{}", group);
+  const std::string all = counter + "/all";
+  try {
+    if (member && place.store->add(counter, 1) == members) place.store->set(all, "yes");
+    if (place.holds_store && members > 0) place.store->wait({all}, limit);
+  } catch (const c10::Error& error) {
+    throw UnavailableError(fmt::format(
+        "rank {} of {}: not every rank of group '{}' connected to its peers within {}: {}",
+        place.rank, place.world_size, group,
+        base::format_seconds(std::chrono::duration<double>(limit).count()),
+        error.what_without_backtrace()));
+  }
+}
+
+}  // namespace syncbn::dist::detail
