@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -36,13 +37,23 @@ std::string url_of(const TempFolder& folder) {
 
 TEST(FileRendezvousTest, RanksMeetInAFileThatGoesWithTheLast) {
   const TempFolder folder;
-  const auto results = run_ranks_and_collect({.set_master = false}, [&](int) {
+  int first_is_gone[2];
+  ASSERT_EQ(::pipe(first_is_gone), 0);
+  const auto results = run_ranks_and_collect({.set_master = false}, [&](int rank) {
     for (int round = 0; round < 2; ++round) {
       dist::init_process_group({.init_method = url_of(folder) + std::to_string(round)});
       EXPECT_EQ(dist::world_size(), 2);
       dist::barrier();
       ASSERT_TRUE(dist::new_group({0, 1}));
+      // When two leave at once, c10d's FileStore may take neither for the last.
+      char byte = 0;
+      if (rank == 1) {
+        ASSERT_EQ(::read(first_is_gone[0], &byte, 1), 1);
+      }
       dist::destroy_process_group();
+      if (rank == 0) {
+        ASSERT_EQ(::write(first_is_gone[1], &byte, 1), 1);
+      }
     }
   });
   expect_success(results);

@@ -237,6 +237,20 @@ TEST(ProcessGroupTest, AnEndlessTimeoutIsAVeryLongOne) {
   });
 }
 
+// While others are still connecting to it, or have done so.
+TEST(FaultTest, ARankThatDiesRightAfterInitIsNamed) {
+  const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
+    dist::init_process_group();
+    if (rank == 3) ::raise(SIGKILL);
+    dist::barrier();
+  });
+  for (const int rank : {0, 1, 2}) {
+    const auto& result = results[static_cast<size_t>(rank)];
+    EXPECT_EQ(result.exit_code, syncbn::base::kExitUnavailable) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("rank 3 ("));
+  }
+}
+
 TEST(FaultTest, APeerThatDiesBeforeANewGroupIsNamed) {
   const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
     dist::init_process_group();

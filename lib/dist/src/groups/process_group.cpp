@@ -14,6 +14,7 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include <c10/util/Logging.h>
 
@@ -105,6 +106,14 @@ int count_ours(const World& world, const std::vector<int>& ranks) {
   }));
 }
 
+/// In words, when one of the ranks has ended; waits for such news for up to `patience`.
+std::string end_of_member(const World& world, const std::vector<int>& ranks,
+                          std::chrono::milliseconds patience) {
+  if (world.watch) return world.watch->end_among(ranks, patience);
+  std::this_thread::sleep_for(patience);
+  return "";
+}
+
 /// Connects the members of a group.
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
                            const std::string& name, std::chrono::milliseconds timeout) {
@@ -123,10 +132,14 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
     throw;
   } catch (const std::exception& error) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    std::string why = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+    constexpr std::chrono::seconds kPatience{1};
+    if (const std::string end = end_of_member(world, ranks, kPatience); !end.empty()) {
+      why = end + ". That rank's own message, if any, says why";
+    }
     throw base::UnavailableError(
         fmt::format("rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}",
-                    world.place.rank, world.place.world_size, base::hostname(), size, name,
-                    torch_error != nullptr ? torch_error->what_without_backtrace() : error.what()));
+                    world.place.rank, world.place.world_size, base::hostname(), size, name, why));
   }
   auto backend =
       c10::make_intrusive<Backend>(std::move(delegates), name, timeout,
@@ -181,7 +194,9 @@ ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
   if (member) {
     group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout);
   }
-  leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout);
+  constexpr std::chrono::milliseconds kBetweenLooks{5};
+  leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout,
+                   [&] { return end_of_member(world, ranks, kBetweenLooks); });
   return group;
 }
 

@@ -112,19 +112,35 @@ Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
 }
 
 void leave_rendezvous(const Rendezvous& place, const std::string& group, int members, bool member,
-                      milliseconds limit) {
+                      milliseconds limit, const std::function<std::string()>& end_of_member) {
   if (place.world_size == 1) return;
   const std::string counter = fmt::format("syncbn/connected/{}", group);
   const std::string all = counter + "/all";
   try {
     if (member && place.store->add(counter, 1) == members) place.store->set(all, "yes");
-    if (place.holds_store && members > 0) place.store->wait({all}, limit);
+    if (!place.holds_store || members == 0) return;
+    const auto deadline = std::chrono::steady_clock::now() + limit;
+    // In short waits: the store does not hear of a member's end.
+    while (!place.store->check({all})) {
+      if (const std::string end = end_of_member(); !end.empty()) {
+        if (place.store->check({all})) return;
+        throw UnavailableError(
+            fmt::format("rank {} of {}: group '{}' was not formed: {}. That rank's own message, if "
+                        "any, says why",
+                        place.rank, place.world_size, group, end));
+      }
+      if (std::chrono::steady_clock::now() > deadline) {
+        throw UnavailableError(fmt::format(
+            "rank {} of {}: not every rank of group '{}' connected to its peers within {}",
+            place.rank, place.world_size, group,
+            base::format_seconds(std::chrono::duration<double>(limit).count())));
+      }
+    }
   } catch (const c10::Error& error) {
-    throw UnavailableError(fmt::format(
-        "rank {} of {}: not every rank of group '{}' connected to its peers within {}: {}",
-        place.rank, place.world_size, group,
-        base::format_seconds(std::chrono::duration<double>(limit).count()),
-        error.what_without_backtrace()));
+    throw UnavailableError(
+        fmt::format("rank {} of {}: the store failed while the ranks of group '{}' connected to "
+                    "their peers: {}",
+                    place.rank, place.world_size, group, error.what_without_backtrace()));
   }
 }
 

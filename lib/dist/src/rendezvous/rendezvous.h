@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -32,7 +33,9 @@ Rendezvous rendezvous(const InitOptions& options, const std::string& backend);
 /// Every rank calls it when its part of making a group is done. The rank that holds the store waits
 /// here until all `members` that are ours are connected, whether it is one or not: they still read
 /// from it, and a short program could end before they are through.
+/// @param end_of_member in words, once one has ended; empty before.
 void leave_rendezvous(const Rendezvous& place, const std::string& group, int members, bool member,
-                      std::chrono::milliseconds limit);
+                      std::chrono::milliseconds limit,
+                      const std::function<std::string()>& end_of_member);
 
 }  // namespace syncbn::dist::detail

@@ -196,6 +196,18 @@ void PeerWatch::remember_farewell(const Message& message) {
   farewells_[message.from] = std::move(farewell);
 }
 
+std::string PeerWatch::end_among(const std::vector<int>& ranks, milliseconds patience) {
+  Lock lock(mutex_);
+  std::string found;
+  news_.wait_for(lock, patience, [&] {
+    const auto ended =
+        std::find_if(ranks.begin(), ranks.end(), [this](int rank) { return ends_.contains(rank); });
+    if (ended != ranks.end()) found = ends_.at(*ended).what;
+    return !found.empty();
+  });
+  return found;
+}
+
 void PeerWatch::record_end(int rank, const std::string& where, Farewell farewell) {
   ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, farewell.manner),
                               Clock::now(), std::move(farewell.completed), ++events_});
