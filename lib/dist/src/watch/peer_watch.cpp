@@ -200,10 +200,14 @@ std::string PeerWatch::end_among(const std::vector<int>& ranks, milliseconds pat
   Lock lock(mutex_);
   std::string found;
   news_.wait_for(lock, patience, [&] {
-    const auto ended =
-        std::find_if(ranks.begin(), ranks.end(), [this](int rank) { return ends_.contains(rank); });
-    if (ended != ranks.end()) found = ends_.at(*ended).what;
-    return !found.empty();
+    const End* first = nullptr;
+    for (const int rank : ranks) {
+      const auto end = ends_.find(rank);
+      if (end == ends_.end()) continue;
+      if (first == nullptr || end->second.order < first->order) first = &end->second;
+    }
+    if (first != nullptr) found = first->what;
+    return first != nullptr;
   });
   return found;
 }

@@ -47,8 +47,8 @@ class PeerWatch {
   /// Looks after a group's calls while the log lives.
   void add(const std::shared_ptr<CallLog>& log);
 
-  /// Which of these ranks has ended, in words; empty: none that is known of. Waits for news for up
-  /// to `patience`.
+  /// Which of these ranks has ended first, in words; empty: none that is known of. Waits for news
+  /// for up to `patience`.
   std::string end_among(const std::vector<int>& ranks, std::chrono::milliseconds patience);
 
   /// Why a call failed.
