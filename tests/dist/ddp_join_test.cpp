@@ -15,6 +15,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "dist/tensors.h"
+#include "dist/training.h"
 #include "groups/world.h"
 #include "support/multiproc.h"
 
@@ -24,9 +25,11 @@ namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 using dist::DistributedDataParallel;
 using syncbn::base::UserError;
+using syncbn::test::BranchesImpl;
 using syncbn::test::close;
 using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
+using syncbn::test::sgd_step;
 using ::testing::HasSubstr;
 
 nn::Linear linear() {
@@ -36,15 +39,6 @@ nn::Linear linear() {
 /// Rank r has r + 1 inputs; the ones of step s are of value s + 1.
 int inputs_of(int rank) {
   return rank + 1;
-}
-
-void sgd_step(const nn::Module& module) {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& parameter : module.parameters()) {
-    if (!parameter.grad().defined()) continue;
-    parameter.sub_(parameter.grad(), 0.1);
-    parameter.mutable_grad() = at::Tensor();
-  }
 }
 
 template <class Value>
@@ -137,17 +131,6 @@ TEST(DdpJoinTest, StepsUnderNoSyncAreAccumulatedHere) {
     }
   });
 }
-
-struct BranchesImpl : nn::Module {
-  BranchesImpl() {
-    left = register_module("left", nn::Linear(2, 2));
-    right = register_module("right", nn::Linear(2, 2));
-  }
-  at::Tensor forward(const at::Tensor& input, bool use_right) {
-    return use_right ? right(input) : left(input);
-  }
-  nn::Linear left{nullptr}, right{nullptr};
-};
 
 TEST(DdpJoinTest, WorksWithTheSearchForUnusedParametersAndWithAStaticGraph) {
   run_ranks(2, [](int rank) {

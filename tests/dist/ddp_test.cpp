@@ -17,6 +17,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "dist/tensors.h"
+#include "dist/training.h"
 #include "support/multiproc.h"
 
 namespace {
@@ -25,6 +26,7 @@ namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 using dist::DistributedDataParallel;
 using syncbn::base::UserError;
+using syncbn::test::BranchesImpl;
 using syncbn::test::close;
 using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
@@ -52,17 +54,6 @@ struct NetImpl : nn::Module {
   dist::SyncBatchNorm batch_norm{nullptr};
 };
 TORCH_MODULE(Net);
-
-struct BranchesImpl : nn::Module {
-  BranchesImpl() {
-    left = register_module("left", nn::Linear(2, 2));
-    right = register_module("right", nn::Linear(2, 2));
-  }
-  at::Tensor forward(const at::Tensor& input, bool use_right) {
-    return use_right ? right(input) : left(input);
-  }
-  nn::Linear left{nullptr}, right{nullptr};
-};
 
 TEST(DdpTest, ABranchThatOneRankUsesIsAveragedOverAll) {
   run_ranks(2, [](int rank) {

@@ -378,7 +378,8 @@ TEST(PeerWatchTest, ThirtyTwoRanksComeAndGo) {
   expect_named(results, 17, "all_reduce #2 of group '0'");
 }
 
-// A worker of the launcher below.
+// No test but a worker of the launcher in the next one, which asks for it by name. Disabled, since
+// on its own it has no peers to lose.
 TEST(PeerWatchWorker, DISABLED_LosesRankOne) {
   dist::init_process_group();
   sum();

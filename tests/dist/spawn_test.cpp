@@ -145,53 +145,59 @@ TEST(SpawnTest, RanksThatIgnoreSigtermAreKilled) {
   EXPECT_EQ(error.rank(), 1);
 }
 
-TEST(SpawnTest, ChildrenEndWithTheirParent) {
-  int alive[2];  // end of file: nobody has it any more
-  ASSERT_EQ(::pipe(alive), 0);
-  const pid_t program = ::fork();
-  if (program == 0) {
-    ::close(alive[0]);
-    dist::spawn(
-        [&](int) {
-          (void)!::write(alive[1], "x", 1);
-          for (;;) ::pause();
-        },
-        2);
-    ::_exit(0);
+/// A program in a process group of its own, whose two ranks wait for ever.
+class WaitingProgram {
+ public:
+  void start() {
+    int alive[2];
+    ASSERT_EQ(::pipe(alive), 0);
+    process = ::fork();
+    if (process == 0) {
+      ::setpgid(0, 0);
+      ::close(alive[0]);
+      dist::spawn(
+          [&](int) {
+            (void)!::write(alive[1], "x", 1);
+            for (;;) ::pause();
+          },
+          2);
+      ::_exit(0);
+    }
+    ::close(alive[1]);
+    end_ = alive[0];
+    char byte = 0;
+    for (int child = 0; child < 2; ++child) ASSERT_EQ(::read(end_, &byte, 1), 1);
   }
-  ::close(alive[1]);
-  char byte = 0;
-  for (int child = 0; child < 2; ++child) ASSERT_EQ(::read(alive[0], &byte, 1), 1);
-  ::kill(program, SIGKILL);
-  ASSERT_EQ(::waitpid(program, nullptr, 0), program);
-  EXPECT_EQ(::read(alive[0], &byte, 1), 0);
-  ::close(alive[0]);
+  ~WaitingProgram() { ::close(end_); }
+
+  /// Waits until nobody has the other end any more.
+  bool all_end() const {
+    char byte = 0;
+    return ::read(end_, &byte, 1) == 0;
+  }
+
+  pid_t process = -1;
+
+ private:
+  int end_ = -1;
+};
+
+TEST(SpawnTest, ChildrenEndWithTheirParent) {
+  WaitingProgram program;
+  ASSERT_NO_FATAL_FAILURE(program.start());
+  ::kill(program.process, SIGKILL);
+  ASSERT_EQ(::waitpid(program.process, nullptr, 0), program.process);
+  EXPECT_TRUE(program.all_end());
 }
 
 TEST(SpawnTest, CtrlCEndsAll) {
-  int alive[2];
-  ASSERT_EQ(::pipe(alive), 0);
-  const pid_t program = ::fork();
-  if (program == 0) {
-    ::setpgid(0, 0);
-    ::close(alive[0]);
-    dist::spawn(
-        [&](int) {
-          (void)!::write(alive[1], "x", 1);
-          for (;;) ::pause();
-        },
-        2);
-    ::_exit(0);
-  }
-  ::close(alive[1]);
-  char byte = 0;
-  for (int child = 0; child < 2; ++child) ASSERT_EQ(::read(alive[0], &byte, 1), 1);
-  ::kill(-program, SIGINT);  // as a terminal does
+  WaitingProgram program;
+  ASSERT_NO_FATAL_FAILURE(program.start());
+  ::kill(-program.process, SIGINT);  // as a terminal does
   int status = 0;
-  ASSERT_EQ(::waitpid(program, &status, 0), program);
+  ASSERT_EQ(::waitpid(program.process, &status, 0), program.process);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
-  EXPECT_EQ(::read(alive[0], &byte, 1), 0);
-  ::close(alive[0]);
+  EXPECT_TRUE(program.all_end());
 }
 
 TEST(SpawnTest, IsRefusedWhereAForkWouldNotDo) {

@@ -17,6 +17,7 @@
 #include <torch/utils.h>
 
 #include "dist/tensors.h"
+#include "dist/training.h"
 
 namespace syncbn::test {
 
@@ -164,14 +165,6 @@ class WholeBatchReference {
   bool broadcast_buffers_;
   std::vector<Tensors> buffers_;
 };
-
-inline void sgd_step(const torch::nn::Module& module) {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& parameter : module.parameters()) {
-    if (parameter.grad().defined()) parameter.sub_(parameter.grad(), 0.1);
-    parameter.mutable_grad() = at::Tensor();
-  }
-}
 
 inline void expect_close(const Tensors& actual, const Tensors& expected) {
   ASSERT_EQ(actual.size(), expected.size());

@@ -16,6 +16,7 @@
 
 #include "collectives/gather_rows.h"
 #include "groups/call_log.h"
+#include "groups/timeouts.h"
 #include "groups/world.h"
 
 namespace syncbn::dist {
@@ -60,9 +61,7 @@ class CheckedCall {
     if (timeout && timeout->count() <= 0) {
       refuse(fmt::format("its timeout of {} ms is not above 0", timeout->count()));
     }
-    // What is said to be endless overflows in deadlines.
-    if (timeout_)
-      timeout_ = std::min<std::chrono::milliseconds>(*timeout_, std::chrono::hours(24 * 365));
+    if (timeout_) timeout_ = detail::bounded(*timeout_);
   }
 
   c10d::ProcessGroup& group() const { return *group_; }

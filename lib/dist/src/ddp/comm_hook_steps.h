@@ -6,11 +6,10 @@
 
 namespace syncbn::dist::detail {
 
-/// The tensor, or the first of the tensors, that a future holds.
-at::Tensor tensor_of(const c10::ivalue::Future& done);
-
-/// Sums `tensor` over the group, in place, and returns at once.
-FuturePtr start_all_reduce(const at::Tensor& tensor, const ProcessGroupPtr& group);
+/// Reduces `tensor` over the group, in place, and returns at once.
+c10::intrusive_ptr<c10d::Work> start_all_reduce(const at::Tensor& tensor,
+                                                const ProcessGroupPtr& group,
+                                                c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
 /// A future of what `convert` makes of the tensor; errors are passed on.
 FuturePtr then_tensor(const FuturePtr& future,

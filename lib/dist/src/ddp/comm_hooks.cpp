@@ -18,7 +18,7 @@ CommHook compress_hook(ProcessGroupPtr group, at::ScalarType dtype) {
     const ProcessGroupPtr on = or_default(group);
     const at::Tensor buffer = bucket.getBuffer();
     const at::Tensor compressed = buffer.to(dtype).div_(on->getSize());
-    return detail::then_tensor(detail::start_all_reduce(compressed, on),
+    return detail::then_tensor(detail::start_all_reduce(compressed, on)->getFuture(),
                                [buffer](const at::Tensor& sum) { return buffer.copy_(sum); });
   };
 }
@@ -37,14 +37,12 @@ CommHook compress_wrapper(CommHook hook, at::ScalarType dtype) {
 
 namespace detail {
 
-at::Tensor tensor_of(const Future& done) {
-  const c10::IValue& value = done.constValue();
-  return value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
-}
-
-FuturePtr start_all_reduce(const at::Tensor& tensor, const ProcessGroupPtr& group) {
+c10::intrusive_ptr<c10d::Work> start_all_reduce(const at::Tensor& tensor,
+                                                const ProcessGroupPtr& group, c10d::ReduceOp op) {
   std::vector<at::Tensor> tensors{tensor};
-  return group->allreduce(tensors)->getFuture();
+  c10d::AllreduceOptions options;
+  options.reduceOp = std::move(op);
+  return group->allreduce(tensors, options);
 }
 
 FuturePtr then_tensor(const FuturePtr& future,
@@ -52,7 +50,7 @@ FuturePtr then_tensor(const FuturePtr& future,
   return future->then(
       [convert = std::move(convert)](Future& done) -> c10::IValue {
         if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-        return convert(tensor_of(done));
+        return convert(c10d::detail::parseCppCommHookResult(done.constValue()));
       },
       c10::TensorType::get());
 }
@@ -60,7 +58,8 @@ FuturePtr then_tensor(const FuturePtr& future,
 FuturePtr mean_of(const at::Tensor& buffer, const ProcessGroupPtr& group) {
   // Divided first: a sum of halves could overflow.
   buffer.div_(group->getSize());
-  return then_tensor(start_all_reduce(buffer, group), [](const at::Tensor& sum) { return sum; });
+  return then_tensor(start_all_reduce(buffer, group)->getFuture(),
+                     [](const at::Tensor& sum) { return sum; });
 }
 
 }  // namespace detail

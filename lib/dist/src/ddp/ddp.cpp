@@ -191,9 +191,14 @@ bool listens_to_backward(const DdpState& state) {
 
 }  // namespace
 
+std::vector<NamedTensor> DdpState::shared_buffers() const {
+  if (!options.broadcast_buffers) return {};
+  return without(module->buffers(), ignored);
+}
+
 std::vector<at::Tensor> DdpState::buffers_to_sync() const {
-  if (!options.broadcast_buffers || !sync_buffers_next) return {};
-  return tensors_of(without(module->buffers(), ignored));
+  if (!sync_buffers_next) return {};
+  return tensors_of(shared_buffers());
 }
 
 void DdpState::broadcast(const std::vector<at::Tensor>& tensors, int rank) const {
@@ -208,11 +213,7 @@ void DdpState::broadcast(const std::vector<at::Tensor>& tensors, int rank) const
 
 void DdpState::broadcast_module(int rank) const {
   std::vector<at::Tensor> all = tensors_of(without(module->parameters(), ignored));
-  if (options.broadcast_buffers) {
-    for (const NamedTensor& buffer : without(module->buffers(), ignored)) {
-      all.push_back(buffer.tensor);
-    }
-  }
+  for (const NamedTensor& buffer : shared_buffers()) all.push_back(buffer.tensor);
   broadcast(all, rank);
 }
 
@@ -228,10 +229,7 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   const auto considered = without(state.module->parameters(), state.ignored);
   std::copy_if(considered.begin(), considered.end(), std::back_inserter(state.parameters),
                [](const NamedTensor& one) { return one.tensor.requires_grad(); });
-  check_same_module(options, considered,
-                    options.broadcast_buffers ? without(state.module->buffers(), state.ignored)
-                                              : std::vector<NamedTensor>(),
-                    state.group);
+  check_same_module(options, considered, state.shared_buffers(), state.group);
   if (state.parameters.empty()) {
     throw base::UserError(
         "DistributedDataParallel: the module has no parameter that requires a gradient; it needs "
@@ -340,7 +338,7 @@ DdpStats DdpBase::stats() const {
     return found == data.strs_map.end() ? std::string() : found->second;
   };
   const auto time = [&number](const char* key) { return std::chrono::nanoseconds(number(key)); };
-  DdpStats stats{
+  return {
       .iteration = number("iteration"),
       .forward_compute_time = time("avg_forward_compute_time"),
       .backward_compute_time = time("avg_backward_compute_time"),
@@ -354,7 +352,6 @@ DdpStats DdpBase::stats() const {
       .can_set_static_graph = number("can_set_static_graph") != 0,
       .comm_hook = text("comm_hook"),
   };
-  return stats;
 }
 
 std::optional<at::Device> DdpBase::input_device() const {

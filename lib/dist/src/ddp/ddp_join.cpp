@@ -6,6 +6,7 @@
 
 #include <ATen/ops/full.h>
 
+#include "ddp/comm_hook_steps.h"
 #include "ddp/ddp_state.h"
 #include "groups/world.h"
 
@@ -21,24 +22,16 @@ at::Tensor number(const DdpState& state, double value, at::ScalarType dtype = at
   return at::full({1}, value, at::TensorOptions().dtype(dtype).device(state.first_device));
 }
 
-c10::intrusive_ptr<c10d::Work> start_all_reduce(const DdpState& state, const at::Tensor& tensor,
-                                                c10d::ReduceOp op = c10d::ReduceOp::SUM) {
-  std::vector<at::Tensor> tensors{tensor};
-  c10d::AllreduceOptions options;
-  options.reduceOp = std::move(op);
-  return state.group->allreduce(tensors, options);
-}
-
 int64_t sum(const DdpState& state, int64_t own) {
   const at::Tensor total = number(state, static_cast<double>(own));
-  start_all_reduce(state, total)->wait();
+  start_all_reduce(total, state.group)->wait();
   return total.item().toLong();
 }
 
 /// The highest of the ranks that say yes.
 int highest_rank(const DdpState& state, bool yes) {
   const at::Tensor highest = number(state, yes ? state.group->getRank() : -1, at::kLong);
-  start_all_reduce(state, highest, c10d::ReduceOp::MAX)->wait();
+  start_all_reduce(highest, state.group, c10d::ReduceOp::MAX)->wait();
   return highest.item().toInt();
 }
 
@@ -83,7 +76,7 @@ void shadow_gradients(DdpState& state) {
   std::vector<FuturePtr> pending;
   // Zeroed each time: the one before left the others' marks in it.
   const auto used_nothing = [&state] {
-    start_all_reduce(state, state.reducer->get_local_used_map_on_device().zero_())->wait();
+    start_all_reduce(state.reducer->get_local_used_map_on_device().zero_(), state.group)->wait();
   };
   const bool delayed = state.options.static_graph && !state.had_first_backward;
   if (delayed) used_nothing();
@@ -121,7 +114,7 @@ void shadow_step(DdpState& state) {
 
 void notify_joined_ranks(DdpState& state) {
   const at::Tensor with_input = number(state, 1);
-  const auto work = start_all_reduce(state, with_input);
+  const auto work = start_all_reduce(with_input, state.group);
   if (state.join->options.throw_on_early_termination && sum(state, 0) != 0) {
     throw EarlyTermination(
         "join: another rank has run out of input, and throw_on_early_termination ends all of them");
@@ -141,7 +134,7 @@ int rank_with_buffers(DdpState& state) {
 }
 
 void tell_whether_gradients_follow(DdpState& state) {
-  start_all_reduce(state, number(state, state.requires_sync() ? 1 : 0));
+  start_all_reduce(number(state, state.requires_sync() ? 1 : 0), state.group);
 }
 
 JoinGuard DdpBase::join(const JoinOptions& options) {

@@ -31,8 +31,7 @@ auto make_node() {
 }  // namespace
 
 bool reach_any(const std::vector<at::Tensor>& outputs,
-               const std::vector<const torch::autograd::Node*>& nodes) {
-  const std::unordered_set<const torch::autograd::Node*> wanted(nodes.begin(), nodes.end());
+               const std::vector<const torch::autograd::Node*>& leaves) {
   std::vector<const torch::autograd::Node*> open;
   std::unordered_set<const torch::autograd::Node*> seen;
   const auto visit = [&](const torch::autograd::Node* node) {
@@ -44,7 +43,10 @@ bool reach_any(const std::vector<at::Tensor>& outputs,
   while (!open.empty()) {
     const torch::autograd::Node* const node = open.back();
     open.pop_back();
-    if (wanted.contains(node)) return true;
+    if (node->next_edges().empty() &&
+        std::find(leaves.begin(), leaves.end(), node) != leaves.end()) {
+      return true;
+    }
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
   return false;

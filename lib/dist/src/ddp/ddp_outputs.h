@@ -8,9 +8,9 @@
 
 namespace syncbn::dist::detail {
 
-/// Whether the graph of any output comes to one of these nodes.
+/// Whether the graph of any output comes to one of these nodes, which have none behind them.
 bool reach_any(const std::vector<at::Tensor>& outputs,
-               const std::vector<const torch::autograd::Node*>& nodes);
+               const std::vector<const torch::autograd::Node*>& leaves);
 
 /// A copy of all outputs at once, with one node behind them. When the loss uses only some of them,
 /// the others' graphs still run, with undefined gradients: their parameters count as ready instead

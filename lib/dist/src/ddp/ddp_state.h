@@ -45,7 +45,9 @@ struct DdpState {
 
   bool requires_sync() const { return no_sync_guards == 0; }
   bool searches_unused() const { return options.find_unused_parameters && !options.static_graph; }
-  /// Those that are made the same before this forward.
+  /// The buffers that broadcast_buffers makes the same.
+  std::vector<NamedTensor> shared_buffers() const;
+  /// Those of them that are made the same before this forward.
   std::vector<at::Tensor> buffers_to_sync() const;
   /// Overwrites every rank's tensors by those of `rank`.
   void broadcast(const std::vector<at::Tensor>& tensors, int rank) const;

@@ -128,8 +128,7 @@ class PowerSgd {
 
   void sum_over_ranks(const at::Tensor& tensor) {
     if (tensor.numel() == 0) return;
-    std::vector<at::Tensor> tensors{tensor};
-    group_->allreduce(tensors)->wait();
+    detail::start_all_reduce(tensor, group_)->wait();
   }
 
   // All collectives of a bucket are begun on the thread of backward, one after the other: begun

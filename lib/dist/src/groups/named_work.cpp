@@ -4,6 +4,8 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 
+#include "groups/plain_message.h"
+
 namespace syncbn::dist::detail {
 namespace {
 
@@ -12,10 +14,8 @@ std::string reason() {
   std::string text;
   try {
     throw;
-  } catch (const c10::Error& error) {
-    text = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    text = error.what();
+    text = plain_message(error);
   }
   const size_t place = text.starts_with("[/") ? text.find("] ") : std::string::npos;
   return place == std::string::npos ? text : text.substr(place + 2);

@@ -21,6 +21,8 @@
 #include "groups/cuda_support.h"
 #include "groups/gloo.h"
 #include "groups/group_store.h"
+#include "groups/plain_message.h"
+#include "groups/timeouts.h"
 #include "groups/world.h"
 #include "rendezvous/interfaces.h"
 #include "rendezvous/rendezvous.h"
@@ -131,8 +133,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   } catch (const base::Error&) {
     throw;
   } catch (const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    std::string why = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+    std::string why = plain_message(error);
     constexpr std::chrono::seconds kPatience{1};
     if (const std::string end = end_of_member(world, ranks, kPatience); !end.empty()) {
       why = end + ". That rank's own message, if any, says why";
@@ -155,10 +156,8 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   return group;
 }
 
-/// As given, or a year: what is said to be endless overflows in deadlines.
 std::chrono::milliseconds checked(std::chrono::milliseconds time, const char* name) {
-  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
-  if (time.count() > 0) return std::min(time, kLongest);
+  if (time.count() > 0) return bounded(time);
   throw base::UserError(fmt::format("{} must be above zero, got {} ms", name, time.count()));
 }
 

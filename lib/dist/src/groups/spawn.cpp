@@ -26,8 +26,8 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 
+#include "groups/plain_message.h"
 #include "watch/peer_watch.h"
 
 namespace syncbn::dist {
@@ -133,11 +133,7 @@ void set_environment(int rank, int nprocs, int port) {
     fn(rank);
   } catch (const std::exception& error) {
     code = base::exit_code_of(error);
-    // libtorch's own come with a page of stack frames.
-    const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-    const std::string text =
-        std::string(of_torch != nullptr ? of_torch->what_without_backtrace() : error.what())
-            .substr(0, kLongestMessage);
+    const std::string text = detail::plain_message(error).substr(0, kLongestMessage);
     (void)!::write(message, text.data(), text.size());
   } catch (...) {
     code = base::kExitInternal;

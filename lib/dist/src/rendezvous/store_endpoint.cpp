@@ -20,8 +20,6 @@
 namespace syncbn::dist::detail {
 namespace {
 
-constexpr int kListenBacklog = 2048;
-
 /// @param name getsockname or getpeername.
 template <typename Name>
 std::string numeric_end(int fd, Name name) {
@@ -52,7 +50,7 @@ StoreEndpoint::Listener listen_at(const addrinfo& address) {
   const int on = 1;
   if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (fd && ::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 &&
-      ::listen(fd.get(), kListenBacklog) == 0) {
+      ::listen(fd.get(), base::kListenBacklog) == 0) {
     result.fd = std::move(fd);
     result.address = numeric_address(address.ai_addr, address.ai_addrlen);
   } else {

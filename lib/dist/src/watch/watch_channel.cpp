@@ -20,7 +20,6 @@ namespace syncbn::dist::detail {
 namespace {
 
 constexpr char kStoreKey[] = "syncbn/watch";
-constexpr int kListenBacklog = 2048;
 constexpr int kTickMilliseconds = 250;
 // For a connection to say which rank it is of: ranks do so at once.
 constexpr std::chrono::seconds kGreetingTime(30);
@@ -73,7 +72,7 @@ void WatchChannel::listen(c10d::Store& store, const std::string& address) {
   if (!list) throw base::UnavailableError(fmt::format("rank 0 cannot use {}: {}", address, reason));
   listener_.reset(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener_ || ::bind(listener_.get(), list->ai_addr, list->ai_addrlen) != 0 ||
-      ::listen(listener_.get(), kListenBacklog) != 0) {
+      ::listen(listener_.get(), base::kListenBacklog) != 0) {
     base::throw_errno(fmt::format("rank 0 cannot listen on {}", address));
   }
   token_ = make_token();

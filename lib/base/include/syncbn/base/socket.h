@@ -12,6 +12,9 @@
 
 namespace syncbn::base {
 
+/// Of a socket to which all ranks of a job may connect at once.
+inline constexpr int kListenBacklog = 2048;
+
 /// An address as users write it: "host" or "host:port"; an IPv6 address stands in brackets where a
 /// port follows.
 struct HostPort {

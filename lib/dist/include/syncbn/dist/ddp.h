@@ -35,9 +35,8 @@ struct DdpOptions {
   /// parameter at all: its outputs then take a gradient nevertheless, so that backward runs.
   bool find_unused_parameters = false;
   /// Let gradients be views into the communication buckets: saves a copy, and memory of the size of
-  /// the gradients.
-  /// Zeroing them in place keeps it so; setting them to undefined, as zero_grad() does, costs the
-  /// copy again in the next step.
+  /// the gradients. Zeroing them in place keeps it so; setting them to undefined, as zero_grad()
+  /// does, costs the copy again in the next step.
   bool gradient_as_bucket_view = false;
   /// The same parameters are used, and unused, in every step: found out in the first one. Allows
   /// checkpointing of activations, and unused parameters without a search per step.
