@@ -35,6 +35,7 @@ namespace {
 
 struct MadeGroup {
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  std::vector<int> ranks;
   bool all_ours = true;
 };
 
@@ -116,6 +117,9 @@ std::string end_of_member(const World& world, const std::vector<int>& ranks,
   return "";
 }
 
+/// How long between looks at the store, which does not hear of ends.
+constexpr std::chrono::milliseconds kBetweenLooks{5};
+
 /// Connects the members of a group.
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
                            const std::string& name, std::chrono::milliseconds timeout) {
@@ -152,7 +156,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   group->setDefaultBackend(kType);
   group->setGroupName(name);
   const bool all_ours = count_ours(world, ranks) == size;
-  world.made.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), all_ours});
+  world.made.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), ranks, all_ours});
   return group;
 }
 
@@ -193,10 +197,19 @@ ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
   if (member) {
     group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout);
   }
-  constexpr std::chrono::milliseconds kBetweenLooks{5};
   leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout,
                    [&] { return end_of_member(world, ranks, kBetweenLooks); });
   return group;
+}
+
+/// A group that is left as soon as it is made may still be forming on other ranks.
+void let_peers_connect(const World& world) {
+  for (const MadeGroup& made : world.made) {
+    const auto group = made.group.lock();
+    if (!group) continue;
+    wait_for_members(world.place, group->getGroupName(), world.connect_timeout,
+                     [&] { return end_of_member(world, made.ranks, kBetweenLooks); });
+  }
 }
 
 std::vector<int> all_ranks(const World& world) {
@@ -284,7 +297,8 @@ void destroy_process_group() {
     static_cast<void>(detail::world().release());
     return;
   }
-  // First of all, so that ranks which still wait for this one learn why their connections end.
+  detail::let_peers_connect(*detail::world());
+  // First, so that ranks which still wait for this one learn why their connections end.
   detail::world()->watch.reset();
   // Users' modules and graphs may hold groups for longer: their connections end here.
   for (const detail::MadeGroup& made : detail::world()->made) {

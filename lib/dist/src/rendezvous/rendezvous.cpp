@@ -73,6 +73,33 @@ std::vector<std::string> addresses_for_peers(const JoinedStore& joined, const Re
   return {outside};
 }
 
+std::string connected_key(const std::string& group) {
+  return fmt::format("syncbn/connected/{}", group);
+}
+
+std::string all_connected_key(const std::string& group) {
+  return connected_key(group) + "/all";
+}
+
+/// Waits for all members; empty once they are connected.
+std::string why_not_connected(const Rendezvous& place, const std::string& group, milliseconds limit,
+                              const std::function<std::string()>& end_of_member) {
+  const std::string all = all_connected_key(group);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  // In short waits: the store does not hear of a member's end.
+  while (!place.store->check({all})) {
+    if (const std::string end = end_of_member(); !end.empty()) {
+      if (place.store->check({all})) break;
+      return end + ". That rank's own message, if any, says why";
+    }
+    if (std::chrono::steady_clock::now() > deadline) {
+      return fmt::format("not every rank connected to its peers within {}",
+                         base::format_seconds(std::chrono::duration<double>(limit).count()));
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
@@ -114,33 +141,31 @@ Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
 void leave_rendezvous(const Rendezvous& place, const std::string& group, int members, bool member,
                       milliseconds limit, const std::function<std::string()>& end_of_member) {
   if (place.world_size == 1) return;
-  const std::string counter = fmt::format("syncbn/connected/{}", group);
-  const std::string all = counter + "/all";
   try {
-    if (member && place.store->add(counter, 1) == members) place.store->set(all, "yes");
+    if (member && place.store->add(connected_key(group), 1) == members) {
+      place.store->set(all_connected_key(group), "yes");
+    }
     if (!place.holds_store || members == 0) return;
-    const auto deadline = std::chrono::steady_clock::now() + limit;
-    // In short waits: the store does not hear of a member's end.
-    while (!place.store->check({all})) {
-      if (const std::string end = end_of_member(); !end.empty()) {
-        if (place.store->check({all})) return;
-        throw UnavailableError(
-            fmt::format("rank {} of {}: group '{}' was not formed: {}. That rank's own message, if "
-                        "any, says why",
-                        place.rank, place.world_size, group, end));
-      }
-      if (std::chrono::steady_clock::now() > deadline) {
-        throw UnavailableError(fmt::format(
-            "rank {} of {}: not every rank of group '{}' connected to its peers within {}",
-            place.rank, place.world_size, group,
-            base::format_seconds(std::chrono::duration<double>(limit).count())));
-      }
+    if (const std::string why_not = why_not_connected(place, group, limit, end_of_member);
+        !why_not.empty()) {
+      throw UnavailableError(fmt::format("rank {} of {}: group '{}' was not formed: {}", place.rank,
+                                         place.world_size, group, why_not));
     }
   } catch (const c10::Error& error) {
     throw UnavailableError(
         fmt::format("rank {} of {}: the store failed while the ranks of group '{}' connected to "
                     "their peers: {}",
                     place.rank, place.world_size, group, error.what_without_backtrace()));
+  }
+}
+
+void wait_for_members(const Rendezvous& place, const std::string& group, milliseconds limit,
+                      const std::function<std::string()>& end_of_member) {
+  if (place.world_size == 1) return;
+  try {
+    static_cast<void>(why_not_connected(place, group, limit, end_of_member));
+  } catch (const c10::Error&) {
+    // Who holds the store leaves it when all are connected, or when it fails.
   }
 }
 

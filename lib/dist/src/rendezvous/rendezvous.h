@@ -38,4 +38,11 @@ void leave_rendezvous(const Rendezvous& place, const std::string& group, int mem
                       std::chrono::milliseconds limit,
                       const std::function<std::string()>& end_of_member);
 
+/// For a member that is about to close its connections: a peer that is still connecting would take
+/// that for a failure. Waits until all members that are ours are connected, one has ended, the
+/// store is gone or `limit` has passed.
+void wait_for_members(const Rendezvous& place, const std::string& group,
+                      std::chrono::milliseconds limit,
+                      const std::function<std::string()>& end_of_member);
+
 }  // namespace syncbn::dist::detail

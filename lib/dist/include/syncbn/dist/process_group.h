@@ -46,8 +46,9 @@ struct InitOptions {
 ProcessGroupPtr init_process_group(const InitOptions& options = {});
 
 /// Shuts the default group and all groups made from it down; what other ranks still call with this
-/// one fails. Without it a rank leaves where main returns, or at exit(); one that ends in another
-/// way (_exit, a signal) has died for the others. Harmless when there is no group.
+/// one fails. Waits until the members of these groups have connected. Without it a rank leaves
+/// where main returns, or at exit(); one that ends in another way (_exit, a signal) has died for
+/// the others. Harmless when there is no group.
 void destroy_process_group();
 
 bool is_initialized();
