@@ -1,26 +1,41 @@
 // Run on a machine with a GPU: ctest -L gpu. The kernels are compared with the CPU's, which other
 // tests compare with float64 references.
 
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/comm_hooks.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 #include <unistd.h>
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include <ATen/Context.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
 
 #include "batch_norm/batch_norm_kernels.h"
 #include "dist/tensors.h"
+#include "dist/training.h"
 #include "groups/cuda_support.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
+#include "support/thrown.h"
 
 namespace {
 
@@ -28,6 +43,7 @@ namespace dist = syncbn::dist;
 using dist::detail::batch_norm_kernels;
 using dist::detail::BatchNormKernels;
 using syncbn::test::close;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 
 /// Counted in a process of its own: a process that has initialised CUDA cannot fork ranks.
@@ -123,35 +139,182 @@ TEST(GpuTest, AutoChoosesNcclAndTheDeviceOfTheLocalRank) {
   });
 }
 
+using Tensors = std::vector<at::Tensor>;
+
+/// What is trained with on CPUs and on GPUs, for the two to be compared.
+struct Recipe {
+  const char* name;
+  dist::DdpOptions options = {};
+  std::function<dist::CommHook()> hook = {};
+  bool accumulates = false;  ///< two backward passes a step
+  double tolerance = 1e-4;
+};
+
+/// Convolution and SyncBatchNorm, five steps on this rank's uneven part of each batch; returns
+/// parameters and buffers. Batches lie on the CPU: DDP moves them to the module's device.
+Tensors train(const Recipe& recipe, at::Device device) {
+  namespace nn = torch::nn;
+  const int rank = dist::rank();
+  at::manual_seed(0);
+  nn::Sequential net(nn::Conv2d(nn::Conv2dOptions(3, 4, 3)),
+                     dist::SyncBatchNorm(dist::SyncBatchNormOptions(4)));
+  net->to(device);
+  dist::DistributedDataParallel<nn::SequentialImpl> ddp(net, recipe.options);
+  if (recipe.hook) ddp.register_comm_hook(recipe.hook());
+  const auto backward = [&] {
+    const at::Tensor batch = at::randn({8, 3, 6, 6}).narrow(0, 4 * rank, 3 + rank);
+    const at::Tensor output = ddp(batch);
+    EXPECT_EQ(output.device(), device);
+    output.pow(3).mean().backward();
+  };
+  for (int step = 0; step < 5; ++step) {
+    if (recipe.accumulates) {
+      const auto guard = ddp.no_sync();
+      backward();
+    }
+    backward();
+    syncbn::test::sgd_step(*net);
+  }
+  Tensors all = net->parameters();
+  for (const at::Tensor& buffer : net->buffers()) all.push_back(buffer);
+  return all;
+}
+
+/// On every rank of two.
+void expect_trains_as_on_cpus(const Recipe& recipe, at::Device device) {
+  SCOPED_TRACE(recipe.name);
+  const Tensors expected = train(recipe, at::kCPU);
+  const Tensors actual = train(recipe, device);
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(close(actual[i].cpu(), expected[i], recipe.tolerance, recipe.tolerance)) << i;
+  }
+}
+
+std::vector<Recipe> recipes() {
+  return {
+      {"defaults"},
+      {"gradient_as_bucket_view", {.gradient_as_bucket_view = true}},
+      {"find_unused_parameters", {.find_unused_parameters = true}},
+      {"static_graph", {.static_graph = true}},
+      {"small buckets", {.bucket_cap_mb = 0.0001}},
+      {.name = "no_sync", .accumulates = true},
+      {.name = "allreduce_hook", .hook = [] { return dist::allreduce_hook(); }},
+      {.name = "fp16_compress_hook",
+       .hook = [] { return dist::fp16_compress_hook(); },
+       .tolerance = 5e-3},
+      {.name = "bf16_compress_hook",
+       .hook = [] { return dist::bf16_compress_hook(); },
+       .tolerance = 5e-2},
+      {.name = "power_sgd_hook",
+       .hook = [] { return dist::power_sgd_hook({.start_power_sgd_iter = 2}); },
+       .tolerance = 1e-3},
+  };
+}
+
 TEST(GpuTest, DdpAndSyncBatchNormTrainTheSameOnTwoGpusAsOnTwoCpus) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  run_ranks(2, [](int rank) {
+  run_ranks(2, [](int) {
     dist::init_process_group();
-    namespace nn = torch::nn;
-    const auto train = [rank](at::Device device) {
+    for (const Recipe& recipe : recipes()) expect_trains_as_on_cpus(recipe, dist::device());
+  });
+}
+
+// NCCL takes one rank a GPU; Gloo copies by way of the host, and takes any number.
+TEST(GpuTest, TwoRanksThatShareAGpuTrainTheSameOverGlooAsOnTwoCpus) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(2, [](int) {
+    dist::init_process_group({.backend = "gloo"});
+    for (const Recipe& recipe : recipes()) expect_trains_as_on_cpus(recipe, {at::kCUDA, 0});
+  });
+}
+
+TEST(GpuTest, ARankThatRunsOutOfInputJoinsTheOtherOnAGpu) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.backend = "gloo"});
+    const auto train_unevenly = [&](at::Device device) {
       at::manual_seed(0);
-      nn::Sequential net(nn::Conv2d(nn::Conv2dOptions(3, 4, 3)),
-                         dist::SyncBatchNorm(dist::SyncBatchNormOptions(4)));
+      torch::nn::Sequential net(torch::nn::Linear(3, 4),
+                                dist::SyncBatchNorm(dist::SyncBatchNormOptions(4)));
       net->to(device);
-      dist::DistributedDataParallel<nn::SequentialImpl> ddp(net);
-      for (int step = 0; step < 5; ++step) {
-        const at::Tensor batch = at::randn({8, 3, 6, 6}).narrow(0, 4 * rank, 3 + rank);
-        ddp(batch).pow(3).mean().backward();
-        const at::NoGradGuard no_grad;
-        for (const at::Tensor& parameter : net->parameters()) {
-          parameter.sub_(parameter.grad(), 0.05);
-        }
-        ddp.zero_grad();
+      dist::DistributedDataParallel<torch::nn::SequentialImpl> ddp(net);
+      const auto guard = ddp.join();
+      for (int step = 0; step < 2 + 3 * rank; ++step) {
+        ddp(at::randn({5, 3})).pow(2).mean().backward();
+        syncbn::test::sgd_step(*net);
       }
-      std::vector<at::Tensor> all = net->parameters();
-      for (const at::Tensor& buffer : net->buffers()) all.push_back(buffer);
-      return all;
+      return net->parameters();
     };
-    const auto expected = train(at::kCPU);
-    const auto actual = train(dist::device());
+    const Tensors expected = train_unevenly(at::kCPU);
+    const Tensors actual = train_unevenly({at::kCUDA, 0});
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-3, 1e-4)) << i;
+      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-4, 1e-4)) << i;
     }
+  });
+}
+
+void expect_collectives(at::Device device) {
+  const int rank = dist::rank();
+  const int size = dist::world_size();
+  const auto of = [device](double value) {
+    return at::full({3}, value, at::TensorOptions().device(device));
+  };
+  const auto holds = [](const at::Tensor& tensor, double value) {
+    return tensor.cpu().equal(at::full({3}, value));
+  };
+  at::Tensor sum = of(rank + 1);
+  dist::all_reduce(sum);
+  EXPECT_TRUE(holds(sum, size * (size + 1) / 2.0));
+  at::Tensor sent = of(rank);
+  dist::broadcast(sent, size - 1);
+  EXPECT_TRUE(holds(sent, size - 1));
+  const Tensors gathered = dist::all_gather(of(10 * rank));
+  for (int peer = 0; peer < size; ++peer) {
+    EXPECT_TRUE(holds(gathered[static_cast<size_t>(peer)], 10 * peer));
+  }
+  EXPECT_EQ(dist::all_gather_bytes(fmt::format("r{}", rank)).back(), fmt::format("r{}", size - 1));
+  dist::barrier();
+}
+
+TEST(GpuTest, CollectivesTakeTensorsOfTwoRanksOnOneGpuOverGloo) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(2, [](int) {
+    dist::init_process_group({.backend = "gloo"});
+    expect_collectives({at::kCUDA, 0});
+  });
+}
+
+TEST(GpuTest, CollectivesTakeTensorsOnAGpuOverNccl) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    dist::init_process_group({.backend = "nccl"});
+    expect_collectives(dist::device());
+    at::Tensor part = at::zeros({3}, at::TensorOptions().device(dist::device()));
+    dist::reduce_scatter(part, {at::ones_like(part)});
+    EXPECT_TRUE(part.cpu().equal(at::ones({3})));
+    Tensors received{at::zeros_like(part)};
+    dist::all_to_all(received, {part});
+    EXPECT_TRUE(received[0].equal(part));
+    const auto group = dist::new_group({0});
+    at::Tensor sum = at::ones_like(part);
+    dist::all_reduce(sum, c10d::ReduceOp::AVG, group);
+    EXPECT_TRUE(sum.equal(part));
+    expect_trains_as_on_cpus({.name = "a world of one"}, dist::device());
+    dist::destroy_process_group();
+  });
+}
+
+TEST(GpuTest, AModuleOnTwoKindsOfDevicesIsRefused) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    torch::nn::Linear on_gpu(2, 2);
+    on_gpu->to(dist::device());
+    torch::nn::Sequential net(torch::nn::Linear(2, 2), on_gpu);
+    EXPECT_THAT(message_of<syncbn::base::UserError>(
+                    [&] { dist::DistributedDataParallel<torch::nn::SequentialImpl> ddp(net); }),
+                ::testing::HasSubstr("cuda:0"));
   });
 }
 

@@ -69,10 +69,11 @@ void Backend::require_usable() const {
 
 c10d::Backend& Backend::delegate(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return *delegates_.cpu;
-  if (tensor.is_cuda() && delegates_.cuda) return *delegates_.cuda;
+  // Gloo has some collectives for GPUs, too; it copies by way of the host.
+  if (tensor.is_cuda()) return delegates_.cuda ? *delegates_.cuda : *delegates_.cpu;
   throw base::UserError(fmt::format(
-      "process group '{}' has no backend for tensors on {}; initialise it with backend '{}'",
-      group_name_, tensor.device().str(), tensor.is_cuda() ? "nccl" : "auto"));
+      "process group '{}' has no backend for tensors on {}; move them to the CPU or a CUDA device",
+      group_name_, tensor.device().str()));
 }
 
 template <class Start>
@@ -80,14 +81,14 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start
   require_usable();
   c10d::Backend& library = delegate(tensor);
   NamedAs::apply_to(call);
-  const bool on_cpu = &library == delegates_.cpu.get();
+  const bool by_gloo = &library == delegates_.cpu.get();
   const std::lock_guard lock(start_mutex_);
   const uint64_t earlier = call.is_collective() ? sequence_.load() : transfers_;
   call.sequence = earlier + 1;
   Label label{call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, watch_};
   WorkPtr work;
   try {
-    if (on_cpu && is_watched_ && call.is_collective()) {
+    if (by_gloo && is_watched_ && call.is_collective()) {
       // The number is below the fingerprint, since Gloo takes its meshes in turn by the tag.
       const uint32_t fingerprint = call.fingerprint();
       detail::set_next_tag(library,
@@ -98,19 +99,19 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start
     work = start(library);
   } catch (const c10::Error&) {
     // Gloo has only looked at the arguments so far; NCCL also connects.
-    if (on_cpu) label.rethrow_refusal();
+    if (by_gloo) label.rethrow_refusal();
     label.rethrow();
   } catch (const std::exception&) {
     label.rethrow();
   }
   // NCCL's works live on streams, and it has a watchdog of its own.
-  if (on_cpu) log_->begin(call, work);
+  if (by_gloo) log_->begin(call, work);
   if (call.is_collective()) {
     ++sequence_;
   } else {
     ++transfers_;
   }
-  return c10::make_intrusive<NamedWork>(std::move(label), std::move(work), on_cpu);
+  return c10::make_intrusive<NamedWork>(std::move(label), std::move(work), by_gloo);
 }
 
 int Backend::wire_tag(int tag, const at::Tensor& tensor) const {

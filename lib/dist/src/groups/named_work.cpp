@@ -58,11 +58,11 @@ void Label::rethrow_refusal() const {
       fmt::format("rank {} of {}: {} was refused: {}", rank, world_size, subject(), reason()));
 }
 
-NamedWork::NamedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool on_cpu)
+NamedWork::NamedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo)
     : c10d::Work(label.rank, label.call.type),
       label_(std::move(label)),
       inner_(std::move(inner)),
-      on_cpu_(on_cpu) {}
+      by_gloo_(by_gloo) {}
 
 bool NamedWork::wait(std::chrono::milliseconds timeout) {
   try {
@@ -78,7 +78,7 @@ bool NamedWork::wait(std::chrono::milliseconds timeout) {
 // continuation would have to follow: it is passed on as it is.
 c10::intrusive_ptr<c10::ivalue::Future> NamedWork::getFuture() {
   auto future = inner_->getFuture();
-  if (!on_cpu_) return future;
+  if (!by_gloo_) return future;
   return future->then(
       [label = label_](c10::ivalue::Future& done) {
         if (done.hasError()) {

@@ -32,7 +32,7 @@ struct Label {
 /// A call under way: the library's own work, with its errors named.
 class NamedWork : public c10d::Work {
  public:
-  NamedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool on_cpu);
+  NamedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo);
 
   bool isCompleted() override { return inner_->isCompleted(); }
   bool isSuccess() const override { return inner_->isSuccess(); }
@@ -50,7 +50,7 @@ class NamedWork : public c10d::Work {
  private:
   const Label label_;
   const c10::intrusive_ptr<c10d::Work> inner_;
-  const bool on_cpu_;
+  const bool by_gloo_;
 };
 
 }  // namespace syncbn::dist::detail

@@ -152,7 +152,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
   group->setBackend(c10::DeviceType::CPU, kType, backend);
-  if (world.use_cuda) group->setBackend(c10::DeviceType::CUDA, kType, backend);
+  group->setBackend(c10::DeviceType::CUDA, kType, backend);
   group->setDefaultBackend(kType);
   group->setGroupName(name);
   const bool all_ours = count_ours(world, ranks) == size;
