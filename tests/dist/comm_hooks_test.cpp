@@ -3,6 +3,8 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/ddp.h>
 
+#include <stdexcept>
+
 #include <ATen/Context.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_matrix_rank.h>
@@ -15,6 +17,7 @@
 
 #include "dist/tensors.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 
 namespace {
 
@@ -23,6 +26,7 @@ namespace nn = torch::nn;
 using dist::DistributedDataParallel;
 using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using ::testing::HasSubstr;
 
@@ -149,6 +153,23 @@ TEST(CommHookTest, WhatAHookReturnsIsChecked) {
   });
 }
 
+TEST(CommHookTest, AfterAHookThatFailedTheWrapperSaysSo) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    Ddp ddp(make_net());
+    ddp.register_comm_hook(
+        [](c10d::GradBucket&) -> dist::FuturePtr { throw std::runtime_error("no paper"); });
+    EXPECT_THAT(message_of<std::runtime_error>([&] {
+                  ddp(at::ones({1, 8})).sum().backward();
+                }),
+                HasSubstr("no paper"));
+    EXPECT_THAT(message_of<UserError>([&] {
+                  ddp(at::ones({1, 8}));
+                }),
+                HasSubstr("the communication hook failed in an earlier step"));
+  });
+}
+
 TEST(CommHookTest, ASecondHookIsRefused) {
   run_ranks(1, [](int) {
     dist::init_process_group();
@@ -217,6 +238,21 @@ TEST(PowerSgdTest, ErrorFeedbackMakesUpForWhatWasLeftOut) {
     }
     const at::Tensor error = (sum / kSteps - exact).norm() / exact.norm();
     EXPECT_LT(error.item<double>(), 0.5);
+  });
+}
+
+TEST(PowerSgdTest, AHookThatTwoWrappersShareIsRefused) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    const dist::CommHook hook = dist::power_sgd_hook({.start_power_sgd_iter = 2});
+    const auto train = [&hook](int64_t width) {
+      DistributedDataParallel<nn::LinearImpl> ddp(nn::Linear(24, width));
+      ddp.register_comm_hook(hook);
+      for (int step = 0; step < 3; ++step) ddp(at::randn({16, 24})).pow(2).mean().backward();
+    };
+    train(20);
+    EXPECT_THAT(message_of<UserError>([&] { train(30); }),
+                HasSubstr("a bucket has 750 values and had 500 before"));
   });
 }
 

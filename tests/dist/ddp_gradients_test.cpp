@@ -1,5 +1,7 @@
 // What gradients are where parameters are not simply used once in each backward on every rank.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/error.h>
 #include <syncbn/dist/ddp.h>
 
 #include <initializer_list>
@@ -17,14 +19,18 @@
 
 #include "dist/tensors.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 using dist::DistributedDataParallel;
+using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
+using ::testing::HasSubstr;
 
 /// One weight matrix [1, 2] and no bias: its gradient is the sum of the inputs.
 nn::Linear make_layer() {
@@ -94,6 +100,11 @@ TEST(DdpGradientsTest, FrozenParametersStayAsRankZeroHadThem) {
       const at::Tensor expected = frozen(at::full({1, 2}, 1.5));
       EXPECT_TRUE(close(trained->weight.grad(), expected));
     }
+    frozen->bias.set_requires_grad(true);
+    EXPECT_THAT(message_of<UserError>([&] { ddp(inputs_of(rank)); }),
+                HasSubstr("the parameter 0.bias requires a gradient now"));
+    const at::NoGradGuard no_grad;
+    ddp(inputs_of(rank));
   });
 }
 

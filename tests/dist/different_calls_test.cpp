@@ -65,6 +65,12 @@ TEST(DifferentCallsTest, AnAllGatherIsCalledSoHoweverItIsDone) {
       {"all_gather of Float [3, 1]", "all_gather of Float [4]"});
 }
 
+TEST(DifferentCallsTest, AnEmptyTensorOnOneRankIsNamed) {
+  expect_disagreement([] { dist::all_gather(at::ones({0})); },
+                      [] { dist::all_gather(at::ones({4})); },
+                      {"all_gather of Float [0]", "all_gather of Float [4]"});
+}
+
 TEST(DifferentCallsTest, DifferentCollectivesAreNamed) {
   expect_disagreement([] { sum(3); }, [] { dist::barrier(); },
                       {"all_reduce of Float [3]", "barrier on rank 1"});

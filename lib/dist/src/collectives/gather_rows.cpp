@@ -1,6 +1,7 @@
 #include "collectives/gather_rows.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "groups/call_log.h"
 #include "groups/world.h"
@@ -23,8 +24,12 @@ bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
 
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
-  if (row.numel() == 0) return all;
   const NamedAs named("all_gather", row.sizes());
+  if (row.numel() == 0) {
+    // Gloo takes no empty tensors; a rank whose row is not empty has to hear of this one's.
+    if (all_ranks_are_ours(group)) gather_rows(at::zeros({1, 1}, row.options()), group, timeout);
+    return all;
+  }
   if (gathers_in_one_hop(row, group)) {
     at::Tensor copies = row.expand_as(all).contiguous();
     std::vector<int64_t> equal_splits;

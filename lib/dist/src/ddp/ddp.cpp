@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <unordered_map>
 
 #include <ATen/core/grad_mode.h>
@@ -107,25 +108,40 @@ std::shared_ptr<c10d::Logger> make_logger(const DdpState& state) {
 /// A user's function as the engine wants it.
 class FunctionHook : public c10d::CommHookInterface {
  public:
-  FunctionHook(CommHook hook, std::string name) : hook_(std::move(hook)), name_(std::move(name)) {}
+  FunctionHook(CommHook hook, std::string name, std::shared_ptr<std::atomic<bool>> failed)
+      : hook_(std::move(hook)), name_(std::move(name)), failed_(std::move(failed)) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     const at::Tensor expected = bucket.getBuffer();
-    const FuturePtr future = hook_(bucket);
-    if (!future) refuse("no future", expected);
-    return future->then(
-        [this, expected](c10::ivalue::Future& done) -> c10::IValue {
-          if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-          check(done.constValue(), expected);
-          return done.value();
-        },
-        future->elementType());
+    return noting_failure([&]() -> FuturePtr {
+      const FuturePtr future = hook_(bucket);
+      if (!future) refuse("no future", expected);
+      return future->then(
+          [this, expected](c10::ivalue::Future& done) -> c10::IValue {
+            return noting_failure([&]() -> c10::IValue {
+              if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+              check(done.constValue(), expected);
+              return done.value();
+            });
+          },
+          future->elementType());
+    });
   }
   at::Tensor parseHookResult(const c10::IValue& result) override {
     return c10d::detail::parseCppCommHookResult(result);
   }
 
  private:
+  template <class Function>
+  std::invoke_result_t<Function> noting_failure(Function&& function) const {
+    try {
+      return function();
+    } catch (...) {
+      *failed_ = true;
+      throw;
+    }
+  }
+
   void check(const c10::IValue& value, const at::Tensor& expected) const {
     if (!value.isTensor() && !(value.isTensorList() && value.toTensorList().size() == 1)) {
       refuse(value.tagKind() + " in place of a tensor", expected);
@@ -149,6 +165,7 @@ class FunctionHook : public c10d::CommHookInterface {
 
   const CommHook hook_;
   const std::string name_;
+  const std::shared_ptr<std::atomic<bool>> failed_;
 };
 
 /// Gradients that are views of the buckets become aliases that are no views: torch::optim's
@@ -227,8 +244,9 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   state.ignored.insert(options.parameters_to_ignore.begin(), options.parameters_to_ignore.end());
   check_ignored(state);
   const auto considered = without(state.module->parameters(), state.ignored);
-  std::copy_if(considered.begin(), considered.end(), std::back_inserter(state.parameters),
-               [](const NamedTensor& one) { return one.tensor.requires_grad(); });
+  std::partition_copy(considered.begin(), considered.end(), std::back_inserter(state.parameters),
+                      std::back_inserter(state.frozen),
+                      [](const NamedTensor& one) { return one.tensor.requires_grad(); });
   check_same_module(options, considered, state.shared_buffers(), state.group);
   if (state.parameters.empty()) {
     throw base::UserError(
@@ -258,7 +276,15 @@ DdpBase::~DdpBase() = default;
 void DdpBase::before_forward() {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
-  if (has_graph) check_still_wrapped(state.parameters, state.accumulators);
+  if (has_graph) {
+    check_still_wrapped(state.parameters, state.accumulators);
+    check_still_frozen(state.frozen);
+    if (*state.comm_hook_failed) {
+      throw base::UserError(
+          "DistributedDataParallel: the communication hook failed in an earlier step, whose "
+          "gradients were not exchanged; mend what it said then, and wrap the module anew");
+    }
+  }
   if (has_graph && state.requires_sync()) {
     state.logger->set_runtime_stats_and_log();
     state.reducer->prepare_for_forward();
@@ -318,7 +344,8 @@ void DdpBase::register_comm_hook(CommHook hook, const std::string& name) {
   }
   state.has_comm_hook = true;
   state.logger->set_comm_hook(name);
-  state.reducer->register_comm_hook(std::make_unique<FunctionHook>(std::move(hook), name));
+  state.reducer->register_comm_hook(
+      std::make_unique<FunctionHook>(std::move(hook), name, state.comm_hook_failed));
 }
 
 void DdpBase::zero_grad() {

@@ -122,4 +122,15 @@ void check_still_wrapped(const std::vector<NamedTensor>& parameters,
   }
 }
 
+void check_still_frozen(const std::vector<NamedTensor>& frozen) {
+  for (const NamedTensor& one : frozen) {
+    if (!one.tensor.requires_grad()) continue;
+    throw base::UserError(fmt::format(
+        "DistributedDataParallel: the parameter {} requires a gradient now and did not when the "
+        "module was wrapped, so its gradient would stay this rank's; wrap the module anew after "
+        "unfreezing",
+        one.name));
+  }
+}
+
 }  // namespace syncbn::dist::detail

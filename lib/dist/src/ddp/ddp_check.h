@@ -32,4 +32,7 @@ void check_still_wrapped(const std::vector<NamedTensor>& parameters,
 void explain_unfinished_reduction(const std::string& complaint,
                                   const std::vector<NamedTensor>& parameters);
 
+/// @throws base::UserError naming the first that requires a gradient after all.
+void check_still_frozen(const std::vector<NamedTensor>& frozen);
+
 }  // namespace syncbn::dist::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +29,8 @@ struct DdpState {
   ProcessGroupPtr group;
   /// Those that get gradients.
   std::vector<NamedTensor> parameters;
+  /// Those that need none.
+  std::vector<NamedTensor> frozen;
   at::Device first_device = at::kCPU;  ///< of the first parameter
   std::optional<at::Device> input_device;
   std::unordered_set<std::string> ignored;
@@ -41,6 +44,8 @@ struct DdpState {
   /// Of a static graph: all communication comes at the end of the first backward.
   bool had_first_backward = false;
   bool has_comm_hook = false;
+  /// After that, c10d's engine has a step that never ends. Written by any thread.
+  std::shared_ptr<std::atomic<bool>> comm_hook_failed = std::make_shared<std::atomic<bool>>(false);
   std::optional<JoinSpan> join;
 
   bool requires_sync() const { return no_sync_guards == 0; }

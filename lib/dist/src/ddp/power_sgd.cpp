@@ -102,6 +102,7 @@ class PowerSgd {
  private:
   /// What is kept of a bucket between steps.
   struct Memory {
+    int64_t size = 0;
     at::Tensor error;  ///< what compression left out
     at::Tensor p;      ///< all P of the bucket, flat
     at::Tensor q;
@@ -136,6 +137,7 @@ class PowerSgd {
   void compress(c10d::GradBucket& bucket) {
     const at::Tensor buffer = bucket.getBuffer();
     Memory& memory = memory_[bucket.getIndex()];
+    check_size(memory, buffer);
     at::Tensor before;
     if (options_.use_error_feedback) {
       if (memory.error.defined()) buffer.add_(memory.error);
@@ -163,6 +165,16 @@ class PowerSgd {
     }
     if (options_.use_error_feedback) memory.error = before - buffer;
     if (!options_.warm_start) memory.p = memory.q = at::Tensor();
+  }
+
+  /// Of one wrapper, buckets stay as they are after the first step.
+  static void check_size(Memory& memory, const at::Tensor& buffer) {
+    if (!memory.error.defined() && !memory.q.defined()) memory.size = buffer.numel();
+    if (memory.size == buffer.numel()) return;
+    throw base::UserError(
+        fmt::format("power_sgd_hook: a bucket has {} values and had {} before; each "
+                    "DistributedDataParallel needs a hook of its own",
+                    buffer.numel(), memory.size));
   }
 
   /// `whole` gets the gradients that are sent as they are.

@@ -76,7 +76,8 @@ StoreEndpoint StoreEndpoint::parse(const std::string& url) {
   constexpr std::string_view kScheme = "tcp://";
   const auto place = base::parse_host_port(std::string_view(url).substr(kScheme.size()));
   if (!place || place->port.value_or(0) == 0) {
-    throw base::UserError(fmt::format("init_method '{}' is not tcp://host:port", url));
+    throw base::UserError(
+        fmt::format("init_method '{}' is not tcp://host:port with a port from 1 to 65535", url));
   }
   return {place->host, static_cast<uint16_t>(*place->port)};
 }
