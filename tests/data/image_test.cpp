@@ -13,7 +13,8 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
-#include "jpeg_writer.h"
+#include "data/images.h"
+#include "data/jpeg_writer.h"
 #include "support/python.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"
@@ -21,7 +22,10 @@
 namespace syncbn::data {
 namespace {
 
+using test::bytes_of;
+using test::hash_of;
 using test::JpegStyle;
+using test::kImages;
 using test::picture;
 using test::write_jpeg;
 using ::testing::AllOf;
@@ -29,20 +33,8 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Colors = JpegStyle::Colors;
 
-const std::filesystem::path kImages = SYNCBN_SOURCE_DIR "/tests/data/images";
-
-std::span<const uint8_t> bytes_of(const std::string& file) {
-  return {reinterpret_cast<const uint8_t*>(file.data()), file.size()};
-}
-
 Image decode(const std::string& file, const DecodeOptions& options = {}) {
   return ImageDecoder(bytes_of(file), "a.jpg", options).decode();
-}
-
-std::string hash_of(const Image& image) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const uint8_t byte : image.pixels) hash = (hash ^ byte) * 0x100000001b3ULL;
-  return fmt::format("{} {} {:016x}", image.width, image.height, hash);
 }
 
 /// "name width height hash width height hash" of each image, as Pillow decoded it.

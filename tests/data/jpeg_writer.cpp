@@ -1,4 +1,4 @@
-#include "jpeg_writer.h"
+#include "data/jpeg_writer.h"
 
 #include <cstddef>
 #include <cstdio>

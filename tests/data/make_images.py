@@ -4,7 +4,8 @@
     python3 tests/data/make_images.py      needs numpy and Pillow (12.2 made the files that are here)
 
 A line of images.txt: file, width, height and FNV-1a of the pixels of convert("RGB"), then the same of
-the image turned as EXIF says.
+the image turned as EXIF says. A line of operations.txt: an operation and its arguments, then width,
+height and FNV-1a of what Pillow makes of jpeg_420.jpg (grey_ and mask_: of jpeg_grey.jpg) by it.
 """
 import io
 import pathlib
@@ -13,7 +14,7 @@ import warnings
 import zlib
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageEnhance, ImageOps
 
 FOLDER = pathlib.Path(__file__).parent / "images"
 ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
@@ -124,6 +125,43 @@ def fnv1a(data):
     return f"{value:016x}"
 
 
+def hue(image, factor):
+    """As torchvision's adjust_hue."""
+    h, s, v = image.convert("HSV").split()
+    turned = np.array(h) + np.int32(factor * 255).astype(np.uint8)
+    return Image.merge("HSV", (Image.fromarray(turned.astype(np.uint8), "L"), s, v)).convert("RGB")
+
+
+def operations():
+    """Name, arguments and result."""
+    rgb = Image.open(FOLDER / "jpeg_420.jpg")
+    grey = Image.open(FOLDER / "jpeg_grey.jpg")
+    random = np.random.default_rng(2)
+    sizes = [(53, 20), (20, 37), (53, 37), (1, 1), (224, 224), (7, 90), (106, 74), (52, 36), (54, 38)]
+    sizes += [tuple(int(v) for v in random.integers(1, 120, 2)) for _ in range(40)]
+    for size in sizes:
+        yield ("resize", *size), rgb.resize(size, Image.Resampling.BILINEAR)
+        yield ("grey_resize", *size), grey.resize(size, Image.Resampling.BILINEAR)
+        yield ("mask_resize", *size), grey.resize(size, Image.Resampling.NEAREST)
+    for factor in (0, 0.1, 0.37, 0.5, 0.9, 1, 1.25, 1.9, 3):
+        yield ("brightness", factor), ImageEnhance.Brightness(rgb).enhance(factor)
+        yield ("contrast", factor), ImageEnhance.Contrast(rgb).enhance(factor)
+        yield ("saturation", factor), ImageEnhance.Color(rgb).enhance(factor)
+        yield ("sharpness", factor), ImageEnhance.Sharpness(rgb).enhance(factor)
+    for factor in (-0.5, -0.31, -0.01, 0, 0.004, 0.1, 0.25, 0.5):
+        yield ("hue", factor), hue(rgb, factor)
+    for bits in range(1, 9):
+        yield ("posterize", bits), ImageOps.posterize(rgb, bits)
+    for threshold in (0, 8.5, 127.5, 128, 255):
+        yield ("solarize", threshold), ImageOps.solarize(rgb, threshold)
+    yield ("autocontrast",), ImageOps.autocontrast(rgb)
+    yield ("equalize",), ImageOps.equalize(rgb)
+    for angle in (-135, -90, -30, -1, 0, 4.5, 29.7, 45, 90, 101, 135, 180):
+        yield ("rotate", angle), rgb.rotate(angle, Image.Resampling.NEAREST)
+    for m in ((1, 0.3, 0, 0, 1, 0), (1, 0, 0, -0.27, 1, 0), (1, 0, 5, 0, 1, -9), (0.9, 0.2, -3.4, -0.1, 1.2, 2.2)):
+        yield ("affine", *m), rgb.transform(rgb.size, Image.Transform.AFFINE, m, Image.Resampling.NEAREST)
+
+
 def line(image):
     image = image.convert("RGB")
     return f"{image.width} {image.height} {fnv1a(image.tobytes())}"
@@ -138,6 +176,10 @@ def main():
         image = Image.open(FOLDER / name)
         lines.append(f"{name} {line(image)} {line(ImageOps.exif_transpose(image))}\n")
     (FOLDER / "images.txt").write_text("".join(lines))
+    lines = []
+    for call, image in operations():
+        lines.append(" ".join(str(v) for v in call) + f" = {image.width} {image.height} {fnv1a(image.tobytes())}\n")
+    (FOLDER / "operations.txt").write_text("".join(lines))
 
 
 if __name__ == "__main__":
