@@ -86,6 +86,16 @@ if(TARGET zlibstatic AND NOT TARGET ZLIB::ZLIB)
 endif()
 
 find_package(Threads REQUIRED)
+# Not fetched: libjpeg-turbo refuses to be built within another project.
+if(SYNCBN_WITH_TORCH OR SYNCBN_BUILD_FUZZERS)
+  find_package(JPEG)
+  find_package(PNG)
+  if(NOT JPEG_FOUND OR NOT PNG_FOUND)
+    message(FATAL_ERROR "libjpeg-turbo and libpng are needed to read images: scripts/setup installs "
+                        "them, or install libjpeg62-turbo-dev and libpng-dev (libjpeg-turbo-devel "
+                        "and libpng-devel)")
+  endif()
+endif()
 if(SYNCBN_WITH_TORCH)
   find_package(SyncbnLibtorch 2.11 REQUIRED)
 endif()

@@ -1,6 +1,7 @@
 # Every switch of the build, in one place.
 option(SYNCBN_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(SYNCBN_BUILD_BENCH "Build the benchmarks (target syncbn_bench)" OFF)
+option(SYNCBN_BUILD_FUZZERS "Build the libFuzzer programs of tests/fuzz; needs clang" OFF)
 option(SYNCBN_INSTALL "Make the install target" ${PROJECT_IS_TOP_LEVEL})
 option(SYNCBN_WITH_TORCH "Build the parts that use libtorch (all but the launcher)" ON)
 option(SYNCBN_WERROR "Treat warnings as errors" OFF)

@@ -34,9 +34,11 @@ TEST(RepeatedAugmentationSamplerTest, GivesARepeatToEachRankAtOnce) {
 
 TEST(RepeatedAugmentationSamplerTest, TellsRepeatsApart) {
   for (int rank = 0; rank < 2; ++rank) {
-    const RepeatedAugmentationSampler sampler(
-        4, {.num_replicas = 2, .rank = rank, .shuffle = false, .selected_ratio = 1,
-            .selected_round = 0});
+    const RepeatedAugmentationSampler sampler(4, {.num_replicas = 2,
+                                                  .rank = rank,
+                                                  .shuffle = false,
+                                                  .selected_ratio = 1,
+                                                  .selected_round = 0});
     // All: 0 0 0 1 1 1 2 2 2 3 3 3, of which ranks take every other.
     if (rank == 0) {
       EXPECT_THAT(sampler.indices(), ElementsAre(0, 0, 1, 2));
@@ -82,7 +84,9 @@ TEST(RepeatedAugmentationSamplerTest, HasTheOrderThatPythonsHas) {
 }
 
 TEST(RepeatedAugmentationSamplerTest, RefusesAnEpochWithoutSamples) {
-  const auto says = [](const char* text) { return ThrowsMessage<base::UserError>(HasSubstr(text)); };
+  const auto says = [](const char* text) {
+    return ThrowsMessage<base::UserError>(HasSubstr(text));
+  };
   EXPECT_THAT([] { RepeatedAugmentationSampler(100, {}); },
               says("an epoch of 100 samples would be empty: cut to a multiple of "
                    "selected_round=256"));

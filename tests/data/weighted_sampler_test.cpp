@@ -101,7 +101,9 @@ TEST(WeightedSamplerTest, RefusesWeightsThatCannotBeDrawnFrom) {
                           const WeightedSamplerOptions& options) {
     return [weights, options] { WeightedSampler(weights, options); };
   };
-  const auto says = [](const char* text) { return ThrowsMessage<base::UserError>(HasSubstr(text)); };
+  const auto says = [](const char* text) {
+    return ThrowsMessage<base::UserError>(HasSubstr(text));
+  };
   EXPECT_THAT(message({}, {}), says("1 to 16777216 weights, got 0"));
   EXPECT_THAT(message({1, -0.5}, {}), says("sample 1 has the weight -0.5"));
   EXPECT_THAT(message({std::numeric_limits<double>::quiet_NaN()}, {}), says("the weight nan"));
@@ -114,9 +116,10 @@ TEST(WeightedSamplerTest, RefusesWeightsThatCannotBeDrawnFrom) {
 
 TEST(WeightedSamplerTest, BalancesClasses) {
   const std::vector<int64_t> labels = {0, 0, 0, 0, 7, 7, 2, 0};
-  EXPECT_THAT(class_balancing_weights(labels),
-              ElementsAre(0.2, 0.2, 0.2, 0.2, 0.5, 0.5, 1, 0.2));
-  EXPECT_THAT(([] { class_balancing_weights(std::vector<int64_t>{0, -3}); }),
+  EXPECT_THAT(class_balancing_weights(labels), ElementsAre(0.2, 0.2, 0.2, 0.2, 0.5, 0.5, 1, 0.2));
+  EXPECT_THAT(([] {
+                class_balancing_weights(std::vector<int64_t>{0, -3});
+              }),
               ThrowsMessage<base::UserError>(HasSubstr("sample 1 has the label -3")));
 }
 

@@ -26,4 +26,9 @@ inline bool python_has_torch() {
   return has;
 }
 
+/// Whether it can import `module`.
+inline bool python_has(const std::string& module) {
+  return run_program({python(), "-c", "import " + module}).exit_code == 0;
+}
+
 }  // namespace syncbn::test

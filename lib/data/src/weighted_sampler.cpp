@@ -45,7 +45,8 @@ WeightedSampler::WeightedSampler(std::span<const double> weights,
     return;
   }
   throw base::UserError(fmt::format(
-      "weighted sampler: {} samples cannot be drawn {} replacement where {} of {} weights are above "
+      "weighted sampler: {} samples cannot be drawn {} replacement where {} of {} weights are "
+      "above "
       "zero",
       options_.num_samples, options.replacement ? "with" : "without", possible, weights.size()));
 }

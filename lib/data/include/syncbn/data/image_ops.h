@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include <syncbn/data/image.h>
+
+namespace syncbn::data {
+
+/// Operations on images, each the bytes of Pillow's (as torchvision.transforms.functional calls
+/// it). Images have 3 channels, or 1 where said; sizes and boxes are in pixels. Safe from any
+/// thread.
+
+/// Image.resize((width, height), BILINEAR): a triangle filter that is as wide as the image shrinks,
+/// so that it does not alias. Pillow's arithmetic until 12.2. 1 or 3 channels.
+/// @throws base::InternalError for a size below 1 x 1.
+Image resize(const Image& image, int64_t width, int64_t height);
+
+/// Image.resize((width, height), NEAREST), for masks. Any number of channels.
+Image resize_nearest(const Image& image, int64_t width, int64_t height);
+
+/// The part in `box`, which must lie within. Any number of channels.
+Image crop(const Image& image, const Box& box);
+
+/// With `border` pixels of `value` on each side. Any number of channels.
+Image pad(const Image& image, int64_t left, int64_t top, int64_t right, int64_t bottom,
+          uint8_t value);
+
+/// Any number of channels.
+void flip_horizontally(Image& image);
+void flip_vertically(Image& image);
+
+/// What pixel of the source a pixel of the result is: x' = m[0] x + m[1] y + m[2] and
+/// y' = m[3] x + m[4] y + m[5], at the pixel's centre.
+using AffineMatrix = std::array<double, 6>;
+
+/// Image.transform(size, AFFINE, matrix, NEAREST); what comes from outside is `fill`. Any number of
+/// channels.
+Image affine(const Image& image, const AffineMatrix& matrix, uint8_t fill);
+
+/// Image.rotate(degrees, NEAREST), counter-clockwise about the centre. Any number of channels.
+Image rotate(const Image& image, double degrees, uint8_t fill);
+
+/// Blend with black, with the mean grey, with the grey image: factor 1 leaves the image as it is.
+void adjust_brightness(Image& image, double factor);
+void adjust_contrast(Image& image, double factor);
+void adjust_saturation(Image& image, double factor);
+
+/// Turns hues by `factor` of the colour circle, -0.5 to 0.5.
+void adjust_hue(Image& image, double factor);
+
+/// Blend with the smoothed image.
+void adjust_sharpness(Image& image, double factor);
+
+/// Keeps the upper `bits` of each value, 0 to 8.
+void posterize(Image& image, int bits);
+
+/// Inverts the values from `threshold` on.
+void solarize(Image& image, double threshold);
+
+/// Stretches each channel to 0..255.
+void autocontrast(Image& image);
+
+/// Makes each channel's histogram as even as a mapping of values can.
+void equalize(Image& image);
+
+}  // namespace syncbn::data

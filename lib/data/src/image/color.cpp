@@ -1,0 +1,222 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <syncbn/data/image_ops.h>
+
+namespace syncbn::data {
+namespace {
+
+constexpr int64_t kChannels = 3;
+
+using Histogram = std::array<int64_t, 256>;
+using Table = std::array<uint8_t, 256>;
+
+uint8_t clipped(double value) {
+  return static_cast<uint8_t>(std::clamp(value, 0.0, 255.0));
+}
+
+/// ITU-R 601-2's luma in 16-bit fixed point, Pillow's mode "L".
+uint8_t grey_of(const uint8_t* rgb) {
+  return static_cast<uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
+}
+
+/// Image.blend in its float32: from `other` at 0 to `value` at 1, and beyond.
+uint8_t blended(int other, int value, float factor) {
+  const float mixed = static_cast<float>(other) + factor * static_cast<float>(value - other);
+  return mixed <= 0 ? 0 : mixed >= 255 ? 255 : static_cast<uint8_t>(mixed);
+}
+
+/// Blends each pixel with other(pixel), one grey for its three channels.
+template <class Other>
+void blend_with_grey(Image& image, double factor, const Other& other) {
+  const auto share = static_cast<float>(factor);
+  for (size_t i = 0; i < image.pixels.size(); i += kChannels) {
+    uint8_t* pixel = &image.pixels[i];
+    const int grey = other(pixel);
+    for (int64_t c = 0; c < kChannels; ++c) pixel[c] = blended(grey, pixel[c], share);
+  }
+}
+
+void map_channel(Image& image, size_t channel, const Table& table) {
+  for (size_t i = channel; i < image.pixels.size(); i += kChannels) {
+    image.pixels[i] = table[image.pixels[i]];
+  }
+}
+
+template <class Function>
+void map_values(Image& image, const Function& function) {
+  Table table;
+  for (int value = 0; value < 256; ++value) table[static_cast<size_t>(value)] = function(value);
+  for (uint8_t& value : image.pixels) value = table[value];
+}
+
+Histogram histogram_of(const Image& image, size_t channel) {
+  Histogram histogram{};
+  for (size_t i = channel; i < image.pixels.size(); i += kChannels) ++histogram[image.pixels[i]];
+  return histogram;
+}
+
+Table identity() {
+  Table table;
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<uint8_t>(i);
+  return table;
+}
+
+Table stretching(const Histogram& histogram) {
+  const auto used = [](int64_t count) { return count != 0; };
+  const auto low = std::ranges::find_if(histogram, used) - histogram.begin();
+  const auto high =
+      255 - (std::find_if(histogram.rbegin(), histogram.rend(), used) - histogram.rbegin());
+  if (high <= low) return identity();
+  const double scale = 255.0 / static_cast<double>(high - low);
+  const double offset = static_cast<double>(-low) * scale;
+  Table table;
+  for (size_t i = 0; i < table.size(); ++i) {
+    table[i] = clipped(std::trunc(static_cast<double>(i) * scale + offset));
+  }
+  return table;
+}
+
+Table equalizing(const Histogram& histogram) {
+  int64_t sum = 0;
+  int64_t last = 0;
+  int64_t used = 0;
+  for (const int64_t count : histogram) {
+    if (count == 0) continue;
+    sum += count;
+    last = count;
+    ++used;
+  }
+  const int64_t step = (sum - last) / 255;
+  if (used <= 1 || step == 0) return identity();
+  Table table;
+  int64_t below = step / 2;
+  for (size_t i = 0; i < table.size(); ++i) {
+    table[i] = static_cast<uint8_t>(std::min<int64_t>(below / step, 255));
+    below += histogram[i];
+  }
+  return table;
+}
+
+struct Hsv {
+  uint8_t hue;
+  uint8_t saturation;
+  uint8_t value;
+};
+
+/// Pillow's conversion, with its mixture of float and double.
+Hsv to_hsv(const uint8_t* rgb) {
+  const uint8_t most = std::max({rgb[0], rgb[1], rgb[2]});
+  const uint8_t least = std::min({rgb[0], rgb[1], rgb[2]});
+  if (most == least) return {0, 0, most};
+  const auto range = static_cast<float>(most - least);
+  const float saturation = range / static_cast<float>(most);
+  const float red = static_cast<float>(most - rgb[0]) / range;
+  const float green = static_cast<float>(most - rgb[1]) / range;
+  const float blue = static_cast<float>(most - rgb[2]) / range;
+  float hue = 0;
+  if (rgb[0] == most) {
+    hue = blue - green;
+  } else if (rgb[1] == most) {
+    hue = static_cast<float>(2.0 + static_cast<double>(red) - static_cast<double>(blue));
+  } else {
+    hue = static_cast<float>(4.0 + static_cast<double>(green) - static_cast<double>(red));
+  }
+  hue = static_cast<float>(std::fmod(static_cast<double>(hue) / 6.0 + 1.0, 1.0));
+  return {clipped(static_cast<double>(hue) * 255.0),
+          clipped(static_cast<double>(saturation) * 255.0), most};
+}
+
+void to_rgb(const Hsv& hsv, uint8_t* rgb) {
+  const double value = hsv.value;
+  const float saturation = static_cast<float>(hsv.saturation) / 255.0F;
+  const double share = saturation;
+  const double sixths = static_cast<double>(hsv.hue) * 6.0 / 255.0;
+  const int sector = static_cast<int>(std::floor(sixths));
+  const double within = static_cast<float>(sixths - sector);
+  const uint8_t v = hsv.value;
+  const uint8_t p = clipped(std::round(value * (1.0 - share)));
+  const uint8_t q =
+      clipped(std::round(value * (1.0 - static_cast<double>(static_cast<float>(share * within)))));
+  const uint8_t t = clipped(std::round(value * (1.0 - share * (1.0 - within))));
+  const std::array<std::array<uint8_t, 3>, 6> sectors = {
+      {{v, t, p}, {q, v, p}, {p, v, t}, {p, q, v}, {t, p, v}, {v, p, q}}};
+  std::ranges::copy(sectors[static_cast<size_t>(sector % 6)], rgb);
+}
+
+/// ImageFilter.SMOOTH: weights 1, and 5 in the middle, of 13. The border stays as it is.
+Image smoothed(const Image& image) {
+  constexpr float kSide = 1.0F / 13;
+  constexpr float kMiddle = 5.0F / 13;
+  Image out = image;
+  for (int64_t y = 1; y + 1 < image.height; ++y) {
+    for (int64_t i = kChannels; i + kChannels < image.row_bytes(); ++i) {
+      float sum = 0.5F;
+      for (const int64_t row : {y + 1, y, y - 1}) {
+        const uint8_t* at = image.row(row) + i;
+        const float middle = row == y ? kMiddle : kSide;
+        sum += static_cast<float>(at[-kChannels]) * kSide + static_cast<float>(at[0]) * middle +
+               static_cast<float>(at[kChannels]) * kSide;
+      }
+      out.row(y)[i] = clipped(static_cast<double>(sum));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void adjust_brightness(Image& image, double factor) {
+  blend_with_grey(image, factor, [](const uint8_t*) { return 0; });
+}
+
+void adjust_contrast(Image& image, double factor) {
+  double sum = 0;
+  for (size_t i = 0; i < image.pixels.size(); i += kChannels) sum += grey_of(&image.pixels[i]);
+  const double mean = sum / static_cast<double>(image.width * image.height);
+  blend_with_grey(image, factor, [grey = static_cast<int>(std::floor(mean + 0.5))](const uint8_t*) {
+    return grey;
+  });
+}
+
+void adjust_saturation(Image& image, double factor) {
+  blend_with_grey(image, factor, [](const uint8_t* pixel) { return int{grey_of(pixel)}; });
+}
+
+void adjust_hue(Image& image, double factor) {
+  const auto shift = static_cast<uint8_t>(static_cast<int>(factor * 255));
+  for (size_t i = 0; i < image.pixels.size(); i += kChannels) {
+    Hsv hsv = to_hsv(&image.pixels[i]);
+    hsv.hue = static_cast<uint8_t>(hsv.hue + shift);
+    to_rgb(hsv, &image.pixels[i]);
+  }
+}
+
+void adjust_sharpness(Image& image, double factor) {
+  const Image other = smoothed(image);
+  for (size_t i = 0; i < image.pixels.size(); ++i) {
+    image.pixels[i] = blended(other.pixels[i], image.pixels[i], static_cast<float>(factor));
+  }
+}
+
+void posterize(Image& image, int bits) {
+  const int mask = 0xff & ~((1 << (8 - bits)) - 1);
+  map_values(image, [mask](int value) { return static_cast<uint8_t>(value & mask); });
+}
+
+void solarize(Image& image, double threshold) {
+  map_values(image, [threshold](int value) {
+    return static_cast<uint8_t>(value < threshold ? value : 255 - value);
+  });
+}
+
+void autocontrast(Image& image) {
+  for (size_t c = 0; c < kChannels; ++c) map_channel(image, c, stretching(histogram_of(image, c)));
+}
+
+void equalize(Image& image) {
+  for (size_t c = 0; c < kChannels; ++c) map_channel(image, c, equalizing(histogram_of(image, c)));
+}
+
+}  // namespace syncbn::data

@@ -1,0 +1,255 @@
+// jpeglib.h uses size_t and FILE without including what declares them.
+#include <cstddef>
+#include <cstdio>
+
+// libjpeg-turbo: jpeg_crop_scanline, jpeg_skip_scanlines.
+#include <jpeglib.h>
+
+#include <jerror.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <syncbn/base/error.h>
+
+#include "exif.h"
+#include "reader.h"
+
+#ifndef LIBJPEG_TURBO_VERSION_NUMBER
+#error "libjpeg-turbo is needed (libjpeg62-turbo-dev or libjpeg-turbo-devel), not IJG's libjpeg"
+#endif
+
+namespace syncbn::data::detail {
+namespace {
+
+/// Fancy upsampling looks at neighbours, and libjpeg-turbo treats the edges of a cropped region as
+/// edges of the image: so much more is decoded on each side.
+constexpr int64_t kMargin = 16;
+
+constexpr int kExifMarker = JPEG_APP0 + 1;
+constexpr std::array<uint8_t, 6> kExifHeader = {'E', 'x', 'i', 'f', 0, 0};
+
+struct Errors {
+  jpeg_error_mgr manager;  // first: cinfo.err points to it
+  ErrorJump jump;
+};
+
+[[noreturn]] void jump_to(ErrorJump& jump, const char* why) {
+  std::snprintf(jump.message, sizeof jump.message, "%s", why);
+  std::longjmp(jump.target, 1);
+}
+
+ErrorJump& jump_of(j_common_ptr cinfo) {
+  return reinterpret_cast<Errors*>(cinfo->err)->jump;
+}
+
+[[noreturn]] void on_error(j_common_ptr cinfo) {
+  char text[JMSG_LENGTH_MAX];
+  cinfo->err->format_message(cinfo, text);
+  jump_to(jump_of(cinfo), text);
+}
+
+/// Warnings are about damage that decoding goes on after, as Pillow does.
+void on_message(j_common_ptr) {}
+
+// The source: all bytes are there from the beginning, so asking for more is asking too much.
+void begin_source(j_decompress_ptr) {}
+void end_source(j_decompress_ptr) {}
+
+boolean at_end_of_source(j_decompress_ptr cinfo) {
+  jump_to(jump_of(reinterpret_cast<j_common_ptr>(cinfo)),
+          "the JPEG data ends too early; the file was cut short");
+}
+
+void skip_source(j_decompress_ptr cinfo, long count) {
+  if (count <= 0) return;
+  if (static_cast<size_t>(count) > cinfo->src->bytes_in_buffer) at_end_of_source(cinfo);
+  cinfo->src->next_input_byte += count;
+  cinfo->src->bytes_in_buffer -= static_cast<size_t>(count);
+}
+
+/// Destroying one that was never created does nothing.
+struct Decompress {
+  jpeg_decompress_struct cinfo{};
+
+  Decompress() = default;
+  ~Decompress() { jpeg_destroy_decompress(&cinfo); }
+  Decompress(const Decompress&) = delete;
+  Decompress& operator=(const Decompress&) = delete;
+};
+
+struct Progress {
+  jpeg_progress_mgr manager;  // first: cinfo.progress points to it
+  int max_scans;
+};
+
+void check_scans(j_common_ptr common) {
+  const auto* cinfo = reinterpret_cast<j_decompress_ptr>(common);
+  const int most = reinterpret_cast<Progress*>(common->progress)->max_scans;
+  if (cinfo->input_scan_number <= most) return;
+  char text[96];
+  std::snprintf(text, sizeof text, "it has more than max_scans, %d, progressive scans", most);
+  jump_to(jump_of(common), text);
+}
+
+/// value * share / 255, rounded, as Pillow computes it.
+uint8_t times_share(int value, int share) {
+  const int product = value * share + 128;
+  return static_cast<uint8_t>(((product >> 8) + product) >> 8);
+}
+
+/// CMYK as Adobe stores it: inverted, so that 255 is no ink. Pillow inverts it and takes each ink
+/// from what black leaves.
+void cmyk_to_rgb(const uint8_t* cmyk, int64_t count, uint8_t* rgb) {
+  for (int64_t i = 0; i < count; ++i, cmyk += 4) {
+    const int light = cmyk[3];
+    for (int c = 0; c < 3; ++c) {
+      const int left = light - times_share(255 - cmyk[c], light);
+      *rgb++ = static_cast<uint8_t>(std::clamp(left, 0, 255));
+    }
+  }
+}
+
+class JpegReader : public ImageReader {
+ public:
+  JpegReader(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options)
+      : bytes_(bytes), name_(name), options_(options) {
+    cinfo_.err = jpeg_std_error(&errors_.manager);
+    errors_.manager.error_exit = on_error;
+    errors_.manager.output_message = on_message;
+    progress_.max_scans = options.max_scans;
+    guarded([this] {
+      jpeg_create_decompress(&cinfo_);
+      jpeg_save_markers(&cinfo_, kExifMarker, 0xffff);
+    });
+    read_header();
+    check_header();
+  }
+
+  int64_t width() const override { return width_; }
+  int64_t height() const override { return height_; }
+
+  int orientation() const override { return orientation_; }
+
+  void read(const Box& box, Image& image) override {
+    if (was_read_) read_header();
+    was_read_ = true;
+    image = Image(box.width, box.height, 3);
+    const bool is_cmyk = cinfo_.num_components == 4;
+    cinfo_.out_color_space = is_cmyk ? JCS_CMYK : JCS_RGB;
+    JDIMENSION left = 0;
+    guarded([&] {
+      jpeg_start_decompress(&cinfo_);
+      left = crop(box);
+    });
+    row_.resize(size_t{cinfo_.output_width} * static_cast<size_t>(cinfo_.output_components));
+    const int64_t skipped = (box.left - left) * cinfo_.output_components;
+    guarded([&] {
+      skip_to(box.top);
+      uint8_t* row = row_.data();
+      for (int64_t y = 0; y < box.height; ++y) {
+        read_row(row);
+        if (is_cmyk) {
+          cmyk_to_rgb(row + skipped, box.width, image.row(y));
+        } else {
+          std::memcpy(image.row(y), row + skipped, static_cast<size_t>(image.row_bytes()));
+        }
+      }
+    });
+  }
+
+  void read_labels(const Box&, Image&) override {
+    fail_to_decode(name_, "it is a JPEG, which does not keep labels exactly; masks must be PNG");
+  }
+
+ private:
+  template <class Calls>
+  void guarded(const Calls& calls) {
+    if (!runs_through(errors_.jump, calls)) fail_to_decode(name_, errors_.jump.message);
+  }
+
+  void read_header() {
+    source_.next_input_byte = bytes_.data();
+    source_.bytes_in_buffer = bytes_.size();
+    source_.init_source = begin_source;
+    source_.fill_input_buffer = at_end_of_source;
+    source_.skip_input_data = skip_source;
+    source_.resync_to_restart = jpeg_resync_to_restart;
+    source_.term_source = end_source;
+    progress_.manager.progress_monitor = check_scans;
+    guarded([this] {
+      jpeg_abort_decompress(&cinfo_);
+      cinfo_.src = &source_;
+      cinfo_.progress = &progress_.manager;
+      jpeg_read_header(&cinfo_, TRUE);
+    });
+  }
+
+  void check_header() {
+    width_ = cinfo_.image_width;
+    height_ = cinfo_.image_height;
+    check_size(name_, width_, height_, options_);
+    const int components = cinfo_.num_components;
+    if (components != 1 && components != 3 && components != 4) {
+      fail_to_decode(name_,
+                     fmt::format("it has {} colour components; 1, 3 and 4 are known", components));
+    }
+    for (const auto* marker = cinfo_.marker_list; marker != nullptr; marker = marker->next) {
+      const std::span<const uint8_t> data(marker->data, marker->data_length);
+      if (marker->marker != kExifMarker || data.size() < kExifHeader.size() ||
+          !std::equal(kExifHeader.begin(), kExifHeader.end(), data.begin())) {
+        continue;
+      }
+      orientation_ = exif_orientation(data.subspan(kExifHeader.size()));
+      return;
+    }
+  }
+
+  /// Limits decoding to the columns around the box; the first column that rows will have.
+  JDIMENSION crop(const Box& box) {
+    auto left = static_cast<JDIMENSION>(std::max<int64_t>(box.left - kMargin, 0));
+    const int64_t right = std::min<int64_t>(box.left + box.width + kMargin, width());
+    auto columns = static_cast<JDIMENSION>(right - left);
+    if (columns < cinfo_.output_width) jpeg_crop_scanline(&cinfo_, &left, &columns);
+    return left;
+  }
+
+  void skip_to(int64_t top) {
+    const int64_t skipped = top - kMargin;
+    if (skipped > 0) jpeg_skip_scanlines(&cinfo_, static_cast<JDIMENSION>(skipped));
+    while (cinfo_.output_scanline < top) read_row(row_.data());
+  }
+
+  void read_row(uint8_t* row) { jpeg_read_scanlines(&cinfo_, &row, 1); }
+
+  const std::span<const uint8_t> bytes_;
+  const std::string name_;
+  const DecodeOptions options_;
+  jpeg_source_mgr source_{};
+  Errors errors_{};
+  Progress progress_{};
+  Decompress decompress_;
+  jpeg_decompress_struct& cinfo_ = decompress_.cinfo;
+  std::vector<uint8_t> row_;
+  // Not asked of cinfo, where a second frame header may put others before it is refused.
+  int64_t width_ = 0;
+  int64_t height_ = 0;
+  int orientation_ = 1;
+  bool was_read_ = false;
+};
+
+}  // namespace
+
+bool is_jpeg(std::span<const uint8_t> bytes) {
+  return bytes.size() >= 3 && bytes[0] == 0xff && bytes[1] == 0xd8 && bytes[2] == 0xff;
+}
+
+std::unique_ptr<ImageReader> open_jpeg(std::span<const uint8_t> bytes, const std::string& name,
+                                       const DecodeOptions& options) {
+  return std::make_unique<JpegReader>(bytes, name, options);
+}
+
+}  // namespace syncbn::data::detail

@@ -1,0 +1,243 @@
+// libpng.
+#include <png.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "exif.h"
+#include "reader.h"
+
+namespace syncbn::data::detail {
+namespace {
+
+constexpr std::array<uint8_t, 8> kSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+constexpr int kMaxValue = 255;
+
+struct Source {
+  std::span<const uint8_t> rest;
+};
+
+[[noreturn]] void on_error(png_structp png, png_const_charp message) {
+  auto* jump = static_cast<ErrorJump*>(png_get_error_ptr(png));
+  std::snprintf(jump->message, sizeof jump->message, "the PNG data is damaged (%s)", message);
+  std::longjmp(jump->target, 1);
+}
+
+/// About chunks that pixels do not depend on.
+void on_warning(png_structp, png_const_charp) {}
+
+void read_bytes(png_structp png, png_bytep out, size_t count) {
+  auto* source = static_cast<Source*>(png_get_io_ptr(png));
+  if (source->rest.size() < count) png_error(png, "it ends too early; the file was cut short");
+  std::memcpy(out, source->rest.data(), count);
+  source->rest = source->rest.subspan(count);
+}
+
+/// What libpng allocates; destroying nothing does nothing.
+struct Handles {
+  png_structp png = nullptr;
+  png_infop info = nullptr;
+
+  Handles() = default;
+  ~Handles() { destroy(); }
+  Handles(const Handles&) = delete;
+  Handles& operator=(const Handles&) = delete;
+
+  void destroy() { png_destroy_read_struct(&png, &info, nullptr); }
+};
+
+class PngReader : public ImageReader {
+ public:
+  PngReader(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options)
+      : bytes_(bytes), name_(name) {
+    read_header();
+    check_size(name_, width(), height(), options);
+  }
+
+  int64_t width() const override { return width_; }
+  int64_t height() const override { return height_; }
+  int orientation() const override { return orientation_; }
+
+  void read(const Box& box, Image& image) override {
+    image = Image(box.width, box.height, 3);
+    read_rows(box, [&](const uint8_t* stored, int64_t y) {
+      to_rgb(stored + box.left * pixel_bytes(), box.width, image.row(y));
+    });
+  }
+
+  void read_labels(const Box& box, Image& image) override {
+    if (color_type_ != PNG_COLOR_TYPE_GRAY && color_type_ != PNG_COLOR_TYPE_PALETTE) {
+      fail_to_decode(name_, "it has colours or transparency; a mask is a grey or palette PNG");
+    }
+    image = Image(box.width, box.height, 1);
+    bool fits = true;
+    read_rows(box, [&](const uint8_t* stored, int64_t y) {
+      for (int64_t x = 0; x < box.width; ++x) {
+        const int label = value(stored + (box.left + x) * pixel_bytes());
+        fits = fits && label <= kMaxValue;
+        image.row(y)[x] = static_cast<uint8_t>(label);
+      }
+    });
+    if (!fits) fail_to_decode(name_, "it has labels above 255");
+  }
+
+ private:
+  template <class Calls>
+  void guarded(const Calls& calls) {
+    if (!runs_through(errors_, calls)) fail_to_decode(name_, errors_.message);
+  }
+
+  void read_header() {
+    handles_.destroy();
+    source_.rest = bytes_;
+    std::snprintf(errors_.message, sizeof errors_.message, "libpng cannot be set up");
+    guarded([this] {
+      png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &errors_, on_error, on_warning);
+      if (png_ == nullptr) std::longjmp(errors_.target, 1);
+      info_ = png_create_info_struct(png_);
+      if (info_ == nullptr) std::longjmp(errors_.target, 1);
+      png_set_read_fn(png_, &source_, read_bytes);
+      png_read_info(png_, info_);
+      width_ = png_get_image_width(png_, info_);
+      height_ = png_get_image_height(png_, info_);
+      depth_ = png_get_bit_depth(png_, info_);
+      color_type_ = png_get_color_type(png_, info_);
+      read_palette();
+      read_orientation();
+    });
+  }
+
+  void read_palette() {
+    if (color_type_ != PNG_COLOR_TYPE_PALETTE) return;
+    png_colorp colors = nullptr;
+    int count = 0;
+    png_get_PLTE(png_, info_, &colors, &count);
+    // Colours beyond its end are black, as in Pillow.
+    for (int i = 0; i < count; ++i) {
+      palette_[static_cast<size_t>(i)] = {colors[i].red, colors[i].green, colors[i].blue};
+    }
+  }
+
+  void read_orientation() {
+#ifdef PNG_eXIf_SUPPORTED
+    png_bytep exif = nullptr;
+    png_uint_32 size = 0;
+    if (png_get_eXIf_1(png_, info_, &size, &exif) != 0)
+      orientation_ = exif_orientation({exif, size});
+#endif
+  }
+
+  /// Calls take(row, y) for each row of the box: the whole row as it is stored, but values of less
+  /// than a byte in a byte each.
+  template <class Take>
+  void read_rows(const Box& box, const Take& take) {
+    if (was_read_) read_header();
+    was_read_ = true;
+    int passes = 1;
+    guarded([&] {
+      png_set_packing(png_);
+      passes = png_set_interlace_handling(png_);
+      png_read_update_info(png_, info_);
+    });
+    const size_t row_bytes = static_cast<size_t>(width_ * pixel_bytes());
+    // An interlaced image is complete only after its last pass.
+    rows_.resize(passes == 1 ? row_bytes : row_bytes * static_cast<size_t>(height_));
+    uint8_t* rows = rows_.data();
+    const int64_t end = box.top + box.height;
+    guarded([&] {
+      for (int pass = 0; pass + 1 < passes; ++pass) {
+        for (int64_t y = 0; y < height_; ++y) {
+          png_read_row(png_, rows + static_cast<size_t>(y) * row_bytes, nullptr);
+        }
+      }
+      for (int64_t y = 0; y < end; ++y) {
+        uint8_t* row = passes == 1 ? rows : rows + static_cast<size_t>(y) * row_bytes;
+        png_read_row(png_, row, nullptr);
+        if (y >= box.top) take(row, y - box.top);
+      }
+    });
+  }
+
+  int channels() const {
+    switch (color_type_) {
+      case PNG_COLOR_TYPE_RGB:
+        return 3;
+      case PNG_COLOR_TYPE_RGB_ALPHA:
+        return 4;
+      case PNG_COLOR_TYPE_GRAY_ALPHA:
+        return 2;
+      default:
+        return 1;
+    }
+  }
+
+  int64_t sample_bytes() const {
+    return depth_ == 16 ? 2 : 1;
+  }
+  int64_t pixel_bytes() const {
+    return channels() * sample_bytes();
+  }
+
+  int value(const uint8_t* at) const {
+    return depth_ == 16 ? at[0] << 8 | at[1] : at[0];
+  }
+
+  void to_rgb(const uint8_t* stored, int64_t count, uint8_t* rgb) const {
+    for (int64_t i = 0; i < count; ++i, stored += pixel_bytes()) rgb = put_rgb(stored, rgb);
+  }
+
+  uint8_t* put_rgb(const uint8_t* pixel, uint8_t* rgb) const {
+    switch (color_type_) {
+      case PNG_COLOR_TYPE_PALETTE:
+        return std::copy_n(palette_[pixel[0]].data(), 3, rgb);
+      case PNG_COLOR_TYPE_GRAY:
+        return std::fill_n(rgb, 3, grey(pixel));
+      case PNG_COLOR_TYPE_GRAY_ALPHA:
+        return std::fill_n(rgb, 3, pixel[0]);
+      default:  // of 16 bits the upper 8
+        for (int c = 0; c < 3; ++c) *rgb++ = pixel[c * sample_bytes()];
+        return rgb;
+    }
+  }
+
+  uint8_t grey(const uint8_t* pixel) const {
+    // Pillow cuts 16-bit grey off, where it keeps the upper half of all other 16-bit values.
+    if (depth_ == 16) return static_cast<uint8_t>(std::min(value(pixel), kMaxValue));
+    return static_cast<uint8_t>(pixel[0] * (kMaxValue / ((1 << depth_) - 1)));
+  }
+
+  const std::span<const uint8_t> bytes_;
+  const std::string name_;
+  Source source_;
+  ErrorJump errors_{};
+  Handles handles_;
+  png_structp& png_ = handles_.png;
+  png_infop& info_ = handles_.info;
+  int64_t width_ = 0;
+  int64_t height_ = 0;
+  int depth_ = 8;
+  int color_type_ = PNG_COLOR_TYPE_RGB;
+  std::array<std::array<uint8_t, 3>, 256> palette_{};
+  std::vector<uint8_t> rows_;
+  int orientation_ = 1;
+  bool was_read_ = false;
+};
+
+}  // namespace
+
+bool is_png(std::span<const uint8_t> bytes) {
+  return bytes.size() >= kSignature.size() &&
+         std::equal(kSignature.begin(), kSignature.end(), bytes.begin());
+}
+
+std::unique_ptr<ImageReader> open_png(std::span<const uint8_t> bytes, const std::string& name,
+                                      const DecodeOptions& options) {
+  return std::make_unique<PngReader>(bytes, name, options);
+}
+
+}  // namespace syncbn::data::detail

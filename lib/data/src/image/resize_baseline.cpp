@@ -1,0 +1,2 @@
+#define SYNCBN_CPU_CAPABILITY baseline
+#include "resize_loops.inc"

@@ -1,0 +1,172 @@
+#include <syncbn/data/image_ops.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "transforms/factories.h"
+#include "transforms/size_options.h"
+
+namespace syncbn::data::detail {
+namespace {
+
+struct ResizeOptions {
+  std::optional<int64_t> size, height, width;
+
+  static void describe(config::Schema<ResizeOptions>& schema) {
+    describe_size(schema, "the shorter side's new length; the other keeps the proportion");
+  }
+};
+
+class Resize : public Transform {
+ public:
+  explicit Resize(const ResizeOptions& options) : options_(options) {}
+
+  void apply(ImageSample& sample, SampleRandom&) const override {
+    resize_sample(sample, target(size_of(sample.image)));
+  }
+
+  std::optional<ImageSize> size_after(std::optional<ImageSize> before) const override {
+    if (before) return target(*before);
+    return options_.size ? std::nullopt : std::optional(target_size(options_));
+  }
+
+ private:
+  ImageSize target(ImageSize size) const {
+    if (!options_.size) return target_size(options_);
+    const int64_t side = *options_.size;
+    // As Python computes int(side * long / short): a product, then one division.
+    if (size.width <= size.height) return {side, side * size.height / size.width};
+    return {side * size.width / size.height, side};
+  }
+
+  const ResizeOptions options_;
+};
+
+struct FlipOptions {
+  double p = 0.5;
+
+  static void describe(config::Schema<FlipOptions>& schema) {
+    schema.field("p", &FlipOptions::p, "probability").at_least(0).at_most(1);
+  }
+};
+
+template <void (*flip)(Image&)>
+class Flip : public Transform {
+ public:
+  explicit Flip(const FlipOptions& options) : p_(options.p) {}
+
+  void apply(ImageSample& sample, SampleRandom& random) const override {
+    if (!random.chance(p_)) return;
+    flip(sample.image);
+    if (sample.mask) flip(*sample.mask);
+  }
+
+ private:
+  const double p_;
+};
+
+struct RandomScaleOptions {
+  double min = 0.5;
+  double max = 2.0;
+
+  static void describe(config::Schema<RandomScaleOptions>& schema) {
+    schema.field("min", &RandomScaleOptions::min, "least factor of both sides").above(0);
+    schema.field("max", &RandomScaleOptions::max, "greatest factor of both sides").above(0);
+    schema.check([](const RandomScaleOptions& options) -> std::optional<std::string> {
+      if (options.min <= options.max) return std::nullopt;
+      return "min must not be above max";
+    });
+  }
+};
+
+class RandomScale : public Transform {
+ public:
+  explicit RandomScale(const RandomScaleOptions& options) : options_(options) {}
+
+  void apply(ImageSample& sample, SampleRandom& random) const override {
+    const double factor = random.uniform(options_.min, options_.max);
+    const auto scaled = [factor](int64_t side) {
+      return std::max<int64_t>(std::llround(static_cast<double>(side) * factor), 1);
+    };
+    resize_sample(sample, {scaled(sample.image.width), scaled(sample.image.height)});
+  }
+
+  std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
+
+ private:
+  const RandomScaleOptions options_;
+};
+
+struct RandomErasingOptions {
+  double p = 0.5;
+  std::vector<double> scale = {0.02, 0.33};
+  std::vector<double> ratio = {0.3, 3.3};
+  int64_t value = 0;
+
+  static void describe(config::Schema<RandomErasingOptions>& schema) {
+    schema.field("p", &RandomErasingOptions::p, "probability").at_least(0).at_most(1);
+    schema.field("scale", &RandomErasingOptions::scale, "least and greatest share of the area")
+        .length(2)
+        .at_least(0)
+        .at_most(1);
+    schema
+        .field("ratio", &RandomErasingOptions::ratio,
+               "least and greatest height as a multiple of the width")
+        .length(2)
+        .above(0);
+    schema.field("value", &RandomErasingOptions::value, "what erased pixels become")
+        .at_least(0)
+        .at_most(255);
+  }
+};
+
+/// Of the image alone: the labels stay, as in torchvision.
+class RandomErasing : public Transform {
+ public:
+  explicit RandomErasing(const RandomErasingOptions& options) : options_(options) {}
+
+  void apply(ImageSample& sample, SampleRandom& random) const override {
+    constexpr int kTries = 10;
+    if (!random.chance(options_.p)) return;
+    Image& image = sample.image;
+    for (int i = 0; i < kTries; ++i) {
+      const double area = static_cast<double>(image.width * image.height) *
+                          random.uniform(options_.scale[0], options_.scale[1]);
+      const double ratio =
+          std::exp(random.uniform(std::log(options_.ratio[0]), std::log(options_.ratio[1])));
+      const auto height = static_cast<int64_t>(std::nearbyint(std::sqrt(area * ratio)));
+      const auto width = static_cast<int64_t>(std::nearbyint(std::sqrt(area / ratio)));
+      if (height >= image.height || width >= image.width) continue;
+      const int64_t top = random.below(image.height - height + 1);
+      const int64_t left = random.below(image.width - width + 1);
+      for (int64_t y = top; y < top + height; ++y) {
+        std::fill_n(image.row(y) + left * image.channels, width * image.channels,
+                    static_cast<uint8_t>(options_.value));
+      }
+      return;
+    }
+  }
+
+ private:
+  const RandomErasingOptions options_;
+};
+
+}  // namespace
+
+void add_geometry(TransformKind::Registry& registry) {
+  using HorizontalFlip = Flip<flip_horizontally>;
+  using VerticalFlip = Flip<flip_vertically>;
+  registry.add<ResizeOptions>("resize", "resize, bilinear and without aliasing",
+                              std::make_shared<const Resize, const ResizeOptions&>);
+  registry.add<FlipOptions>("random_horizontal_flip", "mirror left and right",
+                            std::make_shared<const HorizontalFlip, const FlipOptions&>);
+  registry.add<FlipOptions>("random_vertical_flip", "mirror top and bottom",
+                            std::make_shared<const VerticalFlip, const FlipOptions&>);
+  registry.add<RandomScaleOptions>("random_scale", "resize by a random factor",
+                                   std::make_shared<const RandomScale, const RandomScaleOptions&>);
+  registry.add<RandomErasingOptions>(
+      "random_erasing", "erase a random rectangle",
+      std::make_shared<const RandomErasing, const RandomErasingOptions&>);
+}
+
+}  // namespace syncbn::data::detail

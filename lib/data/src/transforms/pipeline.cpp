@@ -1,0 +1,85 @@
+#include <syncbn/base/error.h>
+#include <syncbn/data/image_ops.h>
+#include <syncbn/data/transforms.h>
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "transforms/factories.h"
+
+namespace syncbn::data {
+namespace detail {
+
+ImageSize size_of(const Image& image) {
+  return {image.width, image.height};
+}
+
+void crop_sample(ImageSample& sample, const Box& box) {
+  if (box == Box{0, 0, sample.image.width, sample.image.height}) return;
+  sample.image = crop(sample.image, box);
+  if (sample.mask) sample.mask = crop(*sample.mask, box);
+}
+
+void resize_sample(ImageSample& sample, ImageSize size) {
+  sample.image = resize(sample.image, size.width, size.height);
+  if (sample.mask) sample.mask = resize_nearest(*sample.mask, size.width, size.height);
+}
+
+}  // namespace detail
+
+Box Transform::region(ImageSize size, SampleRandom&) const {
+  return {0, 0, size.width, size.height};
+}
+
+TransformKind::Registry& TransformKind::registry() {
+  static Registry registry = [] {
+    Registry made;
+    detail::add_crops(made);
+    detail::add_geometry(made);
+    detail::add_colors(made);
+    detail::add_auto_augment(made);
+    return made;
+  }();
+  return registry;
+}
+
+Pipeline::Pipeline(std::vector<std::shared_ptr<const Transform>> steps)
+    : steps_(std::move(steps)) {}
+
+Pipeline::Pipeline(const std::vector<config::Component<TransformKind>>& steps) {
+  for (const auto& step : steps) steps_.push_back(step.make());
+}
+
+Image Pipeline::run(ImageDecoder& decoder, SampleRandom& random) const {
+  if (steps_.empty()) return decoder.decode();
+  const Box box = steps_.front()->region({decoder.width(), decoder.height()}, random);
+  ImageSample sample{decoder.decode(box), std::nullopt};
+  steps_.front()->apply(sample, random);
+  run_from(1, sample, random);
+  return std::move(sample.image);
+}
+
+ImageSample Pipeline::run(ImageSample sample, SampleRandom& random) const {
+  if (sample.mask && detail::size_of(*sample.mask) != detail::size_of(sample.image)) {
+    throw base::UserError(fmt::format("the image has {} x {} pixels and its mask {} x {}",
+                                      sample.image.width, sample.image.height, sample.mask->width,
+                                      sample.mask->height));
+  }
+  run_from(0, sample, random);
+  return sample;
+}
+
+std::optional<ImageSize> Pipeline::size(std::optional<ImageSize> before) const {
+  for (const auto& step : steps_) before = step->size_after(before);
+  return before;
+}
+
+void Pipeline::run_from(size_t first, ImageSample& sample, SampleRandom& random) const {
+  for (size_t i = first; i < steps_.size(); ++i) {
+    detail::crop_sample(sample, steps_[i]->region(detail::size_of(sample.image), random));
+    steps_[i]->apply(sample, random);
+  }
+}
+
+}  // namespace syncbn::data

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <syncbn/data/image.h>
+
+namespace syncbn::test {
+
+/// How a JPEG is written; more than image libraries for users offer.
+struct JpegStyle {
+  enum class Colors { kYcc, kRgb, kGrey, kCmyk, kYcck };
+
+  Colors colors = Colors::kYcc;
+  int horizontal = 2;  ///< sampling factors of the first component
+  int vertical = 2;
+  bool progressive = false;
+  bool arithmetic = false;
+  bool one_scan_each = false;  ///< components not interleaved
+  int restart_interval = 0;    ///< in blocks
+};
+
+/// The file's bytes. `image` has 3 channels, or 4 for CMYK and YCCK, or 1 for grey.
+std::string write_jpeg(const data::Image& image, const JpegStyle& style = {});
+
+/// Slopes and edges with some noise, a function of its arguments.
+data::Image picture(int64_t width, int64_t height, int64_t channels = 3);
+
+}  // namespace syncbn::test
