@@ -11,13 +11,18 @@ namespace {
 
 // Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. Its
 // all-to-all sends to every rank at once; each rank's row then leaves it W - 1 times, which pays
-// while rows and groups are small.
+// while rows and groups are small. Shared memory knows but the all-gather, and has no hops.
 constexpr int kOneHopRanks = 16;
 constexpr size_t kOneHopBytes = size_t{64} * 1024;
 
+bool shares_memory(const ProcessGroupPtr& group) {
+  const Backend* backend = backend_of(group);
+  return backend != nullptr && backend->shares_memory();
+}
+
 bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
   return row.is_cpu() && group->getSize() <= kOneHopRanks && row.nbytes() <= kOneHopBytes &&
-         all_ranks_are_ours(group);
+         all_ranks_are_ours(group) && !shares_memory(group);
 }
 
 }  // namespace

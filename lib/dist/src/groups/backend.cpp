@@ -10,6 +10,7 @@
 #include "groups/gloo.h"
 #include "groups/named_work.h"
 #include "groups/no_sigpipe.h"
+#include "shm/shared_memory.h"
 
 namespace syncbn::dist::detail {
 
@@ -23,11 +24,16 @@ Backend::Backend(Delegates delegates, std::string group_name, std::chrono::milli
       watch_(watch),
       is_watched_(watch != nullptr),
       handle_(std::make_shared<GlooHandle>()),
-      log_(std::make_shared<CallLog>(group_name_, members_.ranks, [handle = handle_] {
-        const std::lock_guard lock(handle->mutex);
-        if (handle->gloo != nullptr) detail::break_off(*handle->gloo);
-      })) {
+      log_(std::make_shared<CallLog>(group_name_, members_.ranks,
+                                     [handle = handle_, shared = delegates_.shared] {
+                                       if (shared) shared->break_off();
+                                       const std::lock_guard lock(handle->mutex);
+                                       if (handle->gloo != nullptr) {
+                                         detail::break_off(*handle->gloo);
+                                       }
+                                     })) {
   handle_->gloo = delegates_.cpu.get();
+  if (delegates_.shared) delegates_.shared->set_timeout(timeout);
   if (watch) watch->add(log_);
 }
 
@@ -39,11 +45,13 @@ Backend::~Backend() {
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
   delegates_.cpu->setTimeout(timeout);
+  if (delegates_.shared) delegates_.shared->set_timeout(timeout);
   if (delegates_.cuda) delegates_.cuda->setTimeout(timeout);
 }
 
 void Backend::shutdown() {
   shut_down_ = true;
+  if (delegates_.shared) delegates_.shared->shutdown();
   delegates_.cpu->shutdown();
   if (delegates_.cuda) delegates_.cuda->shutdown();
 }
@@ -77,7 +85,26 @@ c10d::Backend& Backend::delegate(const at::Tensor& tensor) {
 }
 
 template <class Start>
-Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start) {
+Backend::WorkPtr Backend::start_by(c10d::Backend& library, const Call& call, bool by_gloo,
+                                   Start&& start) const {
+  if (by_gloo && is_watched_ && call.is_collective()) {
+    // The number is below the fingerprint, since Gloo takes its meshes in turn by the tag.
+    const uint32_t fingerprint = call.fingerprint();
+    detail::set_next_tag(library,
+                         fingerprint << 16 | static_cast<uint32_t>(call.sequence & 0xffff));
+  }
+  std::optional<NoSigpipe> sends_write_in_this_thread;
+  if (!call.is_collective()) sends_write_in_this_thread.emplace();
+  return start(library);
+}
+
+template <class Start>
+Backend::WorkPtr Backend::run(const Call& call, const at::Tensor& tensor, Start&& start) {
+  return run(call, tensor, start, [](shm::SharedMemory&, uint64_t) { return WorkPtr(); });
+}
+
+template <class Start, class Share>
+Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start, Share&& share) {
   require_usable();
   c10d::Backend& library = delegate(tensor);
   NamedAs::apply_to(call);
@@ -88,15 +115,14 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start
   Label label{call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, watch_};
   WorkPtr work;
   try {
-    if (by_gloo && is_watched_ && call.is_collective()) {
-      // The number is below the fingerprint, since Gloo takes its meshes in turn by the tag.
-      const uint32_t fingerprint = call.fingerprint();
-      detail::set_next_tag(library,
-                           fingerprint << 16 | static_cast<uint32_t>(call.sequence & 0xffff));
+    if (by_gloo && delegates_.shared) {
+      work = share(*delegates_.shared, call.sequence << 16 | call.fingerprint());
     }
-    std::optional<NoSigpipe> sends_write_in_this_thread;
-    if (!call.is_collective()) sends_write_in_this_thread.emplace();
-    work = start(library);
+    if (work) {
+      ++shared_calls_;
+    } else {
+      work = start_by(library, call, by_gloo, start);
+    }
   } catch (const c10::Error&) {
     // Gloo has only looked at the arguments so far; NCCL also connects.
     if (by_gloo) label.rethrow_refusal();
@@ -169,13 +195,19 @@ using c10d::OpType;
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   return run(
       with_root(same_sizes(OpType::BROADCAST, "broadcast", first(tensors)), options.rootRank),
-      first(tensors), [&](c10d::Backend& library) { return library.broadcast(tensors, options); });
+      first(tensors), [&](c10d::Backend& library) { return library.broadcast(tensors, options); },
+      [&](shm::SharedMemory& shared, uint64_t tag) {
+        return shared.broadcast(tag, tensors, options);
+      });
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return run(with_op(same_sizes(OpType::ALLREDUCE, "all_reduce", first(tensors)), options.reduceOp),
-             first(tensors),
-             [&](c10d::Backend& library) { return library.allreduce(tensors, options); });
+  return run(
+      with_op(same_sizes(OpType::ALLREDUCE, "all_reduce", first(tensors)), options.reduceOp),
+      first(tensors), [&](c10d::Backend& library) { return library.allreduce(tensors, options); },
+      [&](shm::SharedMemory& shared, uint64_t tag) {
+        return shared.allreduce(tag, tensors, options);
+      });
 }
 
 Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors,
@@ -204,15 +236,22 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& options) {
-  return run(same_sizes(OpType::ALLGATHER, "all_gather", first(inputs)), first(inputs),
-             [&](c10d::Backend& library) { return library.allgather(outputs, inputs, options); });
+  return run(
+      same_sizes(OpType::ALLGATHER, "all_gather", first(inputs)), first(inputs),
+      [&](c10d::Backend& library) { return library.allgather(outputs, inputs, options); },
+      [&](shm::SharedMemory& shared, uint64_t tag) {
+        return shared.allgather(tag, outputs, inputs, options);
+      });
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
   return run(
       same_sizes(OpType::_ALLGATHER_BASE, "all_gather", input), input,
-      [&](c10d::Backend& library) { return library._allgather_base(output, input, options); });
+      [&](c10d::Backend& library) { return library._allgather_base(output, input, options); },
+      [&](shm::SharedMemory& shared, uint64_t tag) {
+        return shared.allgather_base(tag, output, input, options);
+      });
 }
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -291,8 +330,10 @@ Backend::WorkPtr Backend::recv(Tensors& tensors, int source, int tag) {
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
   // A barrier is about processes: Gloo serves it for GPU groups too, without touching a stream.
-  return run(call_of(OpType::BARRIER, "barrier", at::Tensor()), at::Tensor(),
-             [&](c10d::Backend& library) { return library.barrier(options); });
+  return run(
+      call_of(OpType::BARRIER, "barrier", at::Tensor()), at::Tensor(),
+      [&](c10d::Backend& library) { return library.barrier(options); },
+      [&](shm::SharedMemory& shared, uint64_t tag) { return shared.barrier(tag, options); });
 }
 
 }  // namespace syncbn::dist::detail

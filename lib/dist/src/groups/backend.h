@@ -14,18 +14,24 @@
 #include "groups/call_log.h"
 #include "watch/peer_watch.h"
 
+namespace syncbn::dist::detail::shm {
+class SharedMemory;
+}
+
 namespace syncbn::dist::detail {
 
 /// The one backend behind every process group of ours: all collectives pass through it, CPU tensors
-/// on their way to Gloo and CUDA tensors to NCCL. It numbers them, logs them for the PeerWatch, and
-/// turns the libraries' errors into ones that name rank, collective, sequence number, group and
-/// cause. Registered as BackendType::CUSTOM, since c10d's Logger casts a backend of type GLOO to
-/// ProcessGroupGloo.
+/// on their way to shared memory or Gloo and CUDA tensors to NCCL. It numbers them, logs them for
+/// the PeerWatch, and turns the libraries' errors into ones that name rank, collective, sequence
+/// number, group and cause. Registered as BackendType::CUSTOM, since c10d's Logger casts a backend
+/// of type GLOO to ProcessGroupGloo.
 class Backend : public c10d::Backend {
  public:
   struct Delegates {
     c10::intrusive_ptr<c10d::Backend> cpu;   ///< never null
     c10::intrusive_ptr<c10d::Backend> cuda;  ///< null without NCCL
+    /// For what it knows of CPU tensors; null where ranks are on several hosts, or Python's.
+    std::shared_ptr<shm::SharedMemory> shared;
   };
 
   /// Who belongs to the group.
@@ -45,6 +51,9 @@ class Backend : public c10d::Backend {
   const Members& members() const { return members_; }
   /// The number of collectives started so far on this rank.
   uint64_t sequence() const { return sequence_; }
+  bool shares_memory() const { return delegates_.shared != nullptr; }
+  /// Of them, those that went through shared memory.
+  uint64_t shared_calls() const { return shared_calls_; }
 
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -92,7 +101,12 @@ class Backend : public c10d::Backend {
 
   /// Numbers the call, starts it through `start` where `tensor` is, and gives its errors a name.
   template <class Start>
-  WorkPtr run(Call call, const at::Tensor& tensor, Start&& start);
+  WorkPtr run(const Call& call, const at::Tensor& tensor, Start&& start);
+  /// The same, for what shared memory may know: then `share` starts it.
+  template <class Start, class Share>
+  WorkPtr run(Call call, const at::Tensor& tensor, Start&& start, Share&& share);
+  template <class Start>
+  WorkPtr start_by(c10d::Backend& library, const Call& call, bool by_gloo, Start&& start) const;
   /// For send and recv: ours differ with dtype and length, so that no others match.
   int wire_tag(int tag, const at::Tensor& tensor) const;
 
@@ -114,6 +128,7 @@ class Backend : public c10d::Backend {
   const std::shared_ptr<CallLog> log_;
   std::mutex start_mutex_;
   std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint64_t> shared_calls_{0};
   uint64_t transfers_ = 0;  ///< sends and recvs, which not all ranks take part in
 };
 

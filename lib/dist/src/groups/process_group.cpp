@@ -26,6 +26,7 @@
 #include "groups/world.h"
 #include "rendezvous/interfaces.h"
 #include "rendezvous/rendezvous.h"
+#include "shm/offer.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -45,6 +46,7 @@ struct World {
   std::chrono::milliseconds timeout;
   std::chrono::milliseconds connect_timeout;
   bool use_cuda = false;
+  bool shared_memory = true;  ///< if all ranks of a group want it
   pid_t process = ::getpid();
   int groups_made = 0;
   std::shared_ptr<PeerWatch> watch;  ///< null in a world of one, and with ranks of Python's
@@ -127,8 +129,15 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   const auto store = group_store(world.place.store, name);
   Backend::Delegates delegates;
   try {
+    // Only ranks of ours know of it, and only those that are watched hear of a peer's death.
+    std::optional<shm::Offer> offer;
+    if (world.watch && world.shared_memory && size > 1)
+      offer = shm::Offer::make(*store, rank, size);
     delegates.cpu = make_gloo(device_store(store, "cpu"), rank, size, world.place.addresses,
                               std::min(timeout, world.connect_timeout));
+    if (offer && offer->is_made_by_all(*store)) {
+      delegates.shared = std::move(*offer).accept(*delegates.cpu, ranks);
+    }
     delegates.cpu->setTimeout(timeout);
     if (world.use_cuda) {
       delegates.cuda =
@@ -273,6 +282,8 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   detail::quieten_libtorch();
   auto made = std::make_unique<detail::World>();
   made->use_cuda = detail::choose_cuda(options.backend);
+  made->shared_memory =
+      options.shared_memory && base::env_int("SYNCBN_SHARED_MEMORY", 0, 1).value_or(1) == 1;
   made->timeout = options.timeout;
   made->place = detail::rendezvous(options, made->use_cuda ? "nccl" : "gloo");
   if (made->use_cuda) {

@@ -33,6 +33,10 @@ struct InitOptions {
   /// GLOO_SOCKET_IFNAME, else the one on the way to rank 0. NCCL is told by NCCL_SOCKET_IFNAME,
   /// unless that is set.
   std::string interface = {};
+  /// Whether ranks of one host exchange tensors on the CPU through its memory instead of Gloo
+  /// (docs/process_groups.md). SYNCBN_SHARED_MEMORY=0 turns it off, too; one rank that does so does
+  /// it for all groups that it is in.
+  bool shared_memory = true;
 };
 
 /// Forms the default process group; every rank calls it once. Without RANK and WORLD_SIZE in the

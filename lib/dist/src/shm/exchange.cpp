@@ -1,0 +1,337 @@
+#include "shm/exchange.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include "shm/futex.h"
+
+namespace syncbn::dist::detail::shm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+// How long to look out for a rank that has a core of its own: longer than the kernel takes to wake
+// a thread. Where cores are shared the other one could not run meanwhile.
+constexpr nanoseconds kPatience = std::chrono::microseconds(100);
+constexpr nanoseconds kShortPatience = std::chrono::microseconds(5);
+constexpr int kLooksPerClock = 32;
+// A sleeper looks up as often, for what nobody wakes it for: that the group is broken off.
+constexpr nanoseconds kLongestSleep = milliseconds(50);
+
+nanoseconds patience_of(int ranks) {
+  const auto cores = ::sysconf(_SC_NPROCESSORS_ONLN);
+  return ranks <= cores ? kPatience : kShortPatience;
+}
+
+[[noreturn]] void throw_broken() {
+  throw std::runtime_error("the exchange through shared memory was broken off");
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+struct Exchange::Task {
+  std::unique_ptr<Operation> operation;
+  uint64_t tag;
+  milliseconds timeout;
+  Clock::time_point deadline;
+
+  // Of whoever has the turn.
+  int64_t step = 0;
+  bool is_put = false;
+  int peer = 0;  ///< the ones before have come
+
+  // With the mutex.
+  bool is_done = false;
+  std::exception_ptr error;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  /// Until it is done: those who look after calls hold none, and nor do those who hold futures.
+  WorkPtr work;
+
+  /// Once it is done.
+  void settle(const c10::intrusive_ptr<c10::ivalue::Future>& settled) const {
+    if (error) {
+      settled->setError(error);
+    } else {
+      settled->markCompleted(c10::IValue(operation->result()));
+    }
+  }
+};
+
+class Exchange::Work : public c10d::Work {
+ public:
+  Work(std::shared_ptr<Exchange> exchange, TaskPtr task, c10d::OpType type)
+      : c10d::Work(exchange->rank(), type),
+        exchange_(std::move(exchange)),
+        task_(std::move(task)) {}
+
+  bool isCompleted() override { return exchange_->is_done(task_); }
+  bool isSuccess() const override { return exchange_->is_done(task_) && !task_->error; }
+  std::exception_ptr exception() const override {
+    return exchange_->is_done(task_) ? task_->error : nullptr;
+  }
+  std::vector<at::Tensor> result() override { return task_->operation->result(); }
+  void synchronize() override {}
+  bool wait(milliseconds timeout) override {
+    exchange_->wait(task_, timeout);
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return exchange_->future_of(task_);
+  }
+
+ private:
+  const std::shared_ptr<Exchange> exchange_;
+  const TaskPtr task_;
+};
+
+Exchange::Exchange(const Layout& layout, std::vector<Segment> segments, int rank,
+                   std::vector<int> names)
+    : layout_(layout),
+      segments_(std::move(segments)),
+      rank_(rank),
+      names_(std::move(names)),
+      process_(::getpid()),
+      patience_(patience_of(ranks())) {}
+
+Exchange::~Exchange() {
+  stop();
+}
+
+void Exchange::stop() {
+  break_off();
+  // In a child that was forked the thread is not there, and another one may have had the mutex.
+  if (::getpid() != process_) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  Lock lock(mutex_);
+  stop_ = true;
+  work_.notify_one();
+  while (!queue_.empty()) {
+    if (has_turn_) {
+      done_.wait(lock);
+    } else {
+      take_turn(lock, Clock::now());
+    }
+  }
+  lock.unlock();
+  if (!thread_.joinable()) return;
+  // A callback, on this very thread, may have been the last to hold the group.
+  thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
+}
+
+Exchange::WorkPtr Exchange::start(c10d::OpType type, uint64_t tag,
+                                  std::unique_ptr<Operation> operation, milliseconds timeout) {
+  auto task = std::make_shared<Task>();
+  task->operation = std::move(operation);
+  task->tag = tag;
+  task->timeout = timeout;
+  task->deadline = Clock::now() + timeout;
+  const Lock lock(mutex_);
+  const bool is_first = queue_.empty();
+  queue_.push_back(task);
+  // The others then need no more of this rank for an operation of one step.
+  if (is_first && !broken_) put(*task);
+  if (!is_first || task->operation->steps() > 1) kick(lock);
+  auto work = c10::make_intrusive<Work>(shared_from_this(), task, type);
+  task->work = work;
+  return work;
+}
+
+/// Lets the thread see to what is in the queue.
+void Exchange::kick(const Lock& /*lock*/) {
+  kicked_ = true;
+  if (stop_) return;
+  if (!thread_.joinable()) {
+    // Signals are for the program's own threads.
+    sigset_t all;
+    sigset_t before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([self = shared_from_this()] { self->run(); });
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  if (!has_turn_) work_.notify_one();
+}
+
+void Exchange::run() {
+  Lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [&] { return stop_ || (kicked_ && !has_turn_ && !queue_.empty()); });
+    if (stop_) return;
+    take_turn(lock, Clock::time_point::max());
+  }
+}
+
+bool Exchange::is_done(const TaskPtr& task) {
+  const Lock lock(mutex_);
+  // Whoever asks may do nothing else for it.
+  if (!task->is_done) kick(lock);
+  return task->is_done;
+}
+
+void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
+  const bool endless = timeout == kNoTimeout;
+  const auto give_up = endless ? Clock::time_point::max() : Clock::now() + timeout;
+  Lock lock(mutex_);
+  ++waiting_;
+  bool in_time = true;
+  while (!task->is_done && in_time) {
+    if (!has_turn_) {
+      in_time = take_turn(lock, give_up);
+    } else if (endless) {
+      done_.wait(lock);
+    } else {
+      in_time = done_.wait_until(lock, give_up) == std::cv_status::no_timeout;
+    }
+  }
+  --waiting_;
+  if (!task->is_done)
+    throw std::runtime_error(fmt::format("timed out after {}ms", timeout.count()));
+  if (task->error) std::rethrow_exception(task->error);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task) {
+  Lock lock(mutex_);
+  if (task->future) return task->future;
+  task->future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  const auto future = task->future;
+  if (task->is_done) {
+    lock.unlock();
+    task->settle(future);
+    return future;
+  }
+  // Where the others were first it is done at once.
+  const bool is_next = !has_turn_ && queue_.front() == task && task->operation->steps() == 1;
+  if (is_next) take_turn(lock, Clock::now());
+  if (!task->is_done) kick(lock);
+  return future;
+}
+
+/// Advances the first of the queue; the mutex is free meanwhile. Without the turn any more, since
+/// what its end sets off may wait for other operations.
+/// @return false when it is not done by `give_up`.
+bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
+  const TaskPtr task = queue_.front();
+  has_turn_ = true;
+  lock.unlock();
+  bool is_done = true;
+  std::exception_ptr error;
+  try {
+    is_done = advance(*task, give_up);
+  } catch (...) {
+    // The ranks are no longer in step.
+    break_off();
+    error = std::current_exception();
+  }
+  lock.lock();
+  has_turn_ = false;
+  if (is_done) {
+    task->is_done = true;
+    task->error = error;
+    queue_.pop_front();
+  }
+  kicked_ = kicked_ && !queue_.empty();
+  if (kicked_) work_.notify_one();
+  done_.notify_all();
+  if (!is_done) return false;
+  WorkPtr work = std::move(task->work);
+  const auto future = task->future;
+  lock.unlock();
+  if (future) task->settle(future);
+  work.reset();
+  lock.lock();
+  return true;
+}
+
+bool Exchange::advance(Task& task, Clock::time_point give_up) {
+  for (;;) {
+    if (!task.is_put) {
+      // Others may still read what lies there.
+      if (broken_) throw_broken();
+      put(task);
+    }
+    for (; task.peer < ranks(); ++task.peer) {
+      if (task.peer != rank_ && !await(task.peer, task, give_up)) return false;
+    }
+    task.operation->take(task.step, slots());
+    ++step_;
+    task.is_put = false;
+    task.peer = 0;
+    if (++task.step < task.operation->steps()) continue;
+    task.operation->finish();
+    return true;
+  }
+}
+
+void Exchange::put(Task& task) {
+  task.operation->put(task.step, slots());
+  task.is_put = true;
+  Header& own = segments_[static_cast<size_t>(rank_)].header();
+  own.tags[step_ % kSlots].store(task.tag, std::memory_order_relaxed);
+  // In one order with await(): either this sees the sleeper, or that sees what is posted.
+  own.posted.store(step_, std::memory_order_seq_cst);
+  if (own.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(own.posted);
+}
+
+bool Exchange::has_come(int peer, uint64_t tag) const {
+  const Header& header = segments_[static_cast<size_t>(peer)].header();
+  const uint32_t ahead = header.posted.load(std::memory_order_seq_cst) - step_;
+  constexpr uint32_t kBehind = uint32_t{1} << 31;  // counters wrap around
+  return ahead < kBehind && header.tags[step_ % kSlots].load(std::memory_order_relaxed) == tag;
+}
+
+/// Waits until a rank has put its part of the present step into its slot.
+/// @return false at `give_up`. @throws std::runtime_error when the operation's time is up, or the
+///   group is broken off.
+bool Exchange::await(int peer, const Task& task, Clock::time_point give_up) {
+  if (has_come(peer, task.tag)) return true;
+  // While nobody waits for this, the program computes, on the same core perhaps.
+  const auto end = std::min(give_up, Clock::now() + (waiting_ > 0 ? patience_ : kShortPatience));
+  while (Clock::now() < end) {
+    for (int look = 0; look < kLooksPerClock; ++look) {
+      if (has_come(peer, task.tag)) return true;
+      relax();
+    }
+  }
+  Header& header = segments_[static_cast<size_t>(peer)].header();
+  for (;;) {
+    const auto now = Clock::now();
+    if (broken_) throw_broken();
+    if (now >= task.deadline) {
+      throw std::runtime_error(fmt::format("timed out after {}ms of waiting for rank {}",
+                                           task.timeout.count(),
+                                           names_[static_cast<size_t>(peer)]));
+    }
+    if (now >= give_up) return false;
+    header.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t posted = header.posted.load(std::memory_order_seq_cst);
+    const bool come = has_come(peer, task.tag);
+    if (!come) {
+      const nanoseconds left = std::min(task.deadline, give_up) - now;
+      futex_wait(header.posted, posted, std::min(left, kLongestSleep));
+    }
+    header.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (come || has_come(peer, task.tag)) return true;
+  }
+}
+
+}  // namespace syncbn::dist::detail::shm

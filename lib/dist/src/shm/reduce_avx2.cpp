@@ -1,0 +1,3 @@
+// Compiled with -mavx2 -mfma; called only on processors that have both.
+#define SYNCBN_CPU_CAPABILITY avx2
+#include "shm/reduce_loops.inc"

@@ -1,0 +1,32 @@
+#pragma once
+
+// The sums of the exchange, free of torch: they are compiled once per instruction set, and inline
+// functions of torch's headers compiled for AVX2 must not replace the others.
+
+#include <cstdint>
+
+namespace syncbn::dist::detail::shm {
+
+/// out[i] = in[0][i] op in[1][i] op ... in this order; divided by `divisor` where that is not 1.
+/// `out` may be one of the inputs, but not overlap one in another way.
+using Reduce = void (*)(void* out, const void* const* in, int inputs, int64_t n, int divisor);
+
+struct ReduceLoops {
+  Reduce sum, product, min, max;
+};
+
+/// One table per element type and instruction set.
+struct ReduceTable {
+  ReduceLoops of_float, of_double, of_int8, of_uint8, of_int32, of_int64;
+};
+
+namespace baseline {
+const ReduceTable& reduce_table();
+}  // namespace baseline
+#ifdef SYNCBN_HAVE_AVX2
+namespace avx2 {
+const ReduceTable& reduce_table();
+}  // namespace avx2
+#endif
+
+}  // namespace syncbn::dist::detail::shm

@@ -1,0 +1,82 @@
+#include "shm/shared_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace syncbn::dist::detail::shm {
+namespace {
+
+using c10d::OpType;
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided;
+}
+
+bool are_alike(const at::Tensor& output, const at::Tensor& input) {
+  return is_plain(output) && output.scalar_type() == input.scalar_type() &&
+         output.numel() == input.numel();
+}
+
+}  // namespace
+
+SharedMemory::WorkPtr SharedMemory::start(OpType type, uint64_t tag,
+                                          std::unique_ptr<Operation> operation,
+                                          std::chrono::milliseconds timeout) {
+  return exchange_->start(type, tag, std::move(operation),
+                          timeout == c10d::kUnsetTimeout ? timeout_ : timeout);
+}
+
+SharedMemory::WorkPtr SharedMemory::allreduce(uint64_t tag, const Tensors& tensors,
+                                              const c10d::AllreduceOptions& options) {
+  if (tensors.size() != 1 || !is_plain(tensors[0])) return {};
+  const auto op = options.reduceOp.op_;
+  const Reduce reduce = find_reduce(tensors[0].scalar_type(), op);
+  if (reduce == nullptr) return {};
+  const int divisor = op == c10d::ReduceOp::AVG ? exchange_->ranks() : 1;
+  return start(OpType::ALLREDUCE, tag, all_reduce(setting(), tensors[0], reduce, divisor),
+               options.timeout);
+}
+
+SharedMemory::WorkPtr SharedMemory::allgather(uint64_t tag, const std::vector<Tensors>& outputs,
+                                              const Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) {
+  const auto ranks = static_cast<size_t>(exchange_->ranks());
+  if (inputs.size() != 1 || outputs.size() != 1 || outputs[0].size() != ranks ||
+      !is_plain(inputs[0])) {
+    return {};
+  }
+  const auto fits = [&](const at::Tensor& output) { return are_alike(output, inputs[0]); };
+  if (!std::all_of(outputs[0].begin(), outputs[0].end(), fits)) return {};
+  return start(OpType::ALLGATHER, tag, all_gather(setting(), outputs[0], inputs[0]),
+               options.timeout);
+}
+
+SharedMemory::WorkPtr SharedMemory::allgather_base(uint64_t tag, const at::Tensor& output,
+                                                   const at::Tensor& input,
+                                                   const c10d::AllgatherOptions& options) {
+  if (!is_plain(input) || !is_plain(output) || !output.is_contiguous() ||
+      output.scalar_type() != input.scalar_type() ||
+      output.numel() != input.numel() * exchange_->ranks()) {
+    return {};
+  }
+  return start(OpType::_ALLGATHER_BASE, tag,
+               all_gather(setting(), output.view({exchange_->ranks(), -1}).unbind(), input),
+               options.timeout);
+}
+
+SharedMemory::WorkPtr SharedMemory::broadcast(uint64_t tag, const Tensors& tensors,
+                                              const c10d::BroadcastOptions& options) {
+  if (tensors.size() != 1 || !is_plain(tensors[0]) || options.rootTensor != 0 ||
+      options.rootRank < 0 || options.rootRank >= exchange_->ranks()) {
+    return {};
+  }
+  return start(OpType::BROADCAST, tag,
+               shm::broadcast(setting(), tensors[0], static_cast<int>(options.rootRank)),
+               options.timeout);
+}
+
+SharedMemory::WorkPtr SharedMemory::barrier(uint64_t tag, const c10d::BarrierOptions& options) {
+  return start(OpType::BARRIER, tag, shm::barrier(), options.timeout);
+}
+
+}  // namespace syncbn::dist::detail::shm

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "shm/exchange.h"
+#include "shm/operations.h"
+
+namespace syncbn::dist::detail::shm {
+
+/// The collectives of a group whose ranks share a host's memory. Each function returns null, and
+/// does nothing, where the call is one for Gloo; for calls that are equal it does so on all ranks.
+/// Tensors are on the CPU.
+class SharedMemory {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  explicit SharedMemory(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
+  ~SharedMemory() { exchange_->stop(); }
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  /// Where an operation's options give no timeout.
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  /// Makes all that is under way, and all that comes, fail. Any thread may call it.
+  void break_off() { exchange_->break_off(); }
+  /// The same for good.
+  void shutdown() { exchange_->stop(); }
+
+  /// @param tag equal on ranks that call the same; others wait for each other.
+  WorkPtr allreduce(uint64_t tag, const Tensors& tensors, const c10d::AllreduceOptions& options);
+  WorkPtr allgather(uint64_t tag, const std::vector<Tensors>& outputs, const Tensors& inputs,
+                    const c10d::AllgatherOptions& options);
+  WorkPtr allgather_base(uint64_t tag, const at::Tensor& output, const at::Tensor& input,
+                         const c10d::AllgatherOptions& options);
+  WorkPtr broadcast(uint64_t tag, const Tensors& tensors, const c10d::BroadcastOptions& options);
+  WorkPtr barrier(uint64_t tag, const c10d::BarrierOptions& options);
+
+ private:
+  Setting setting() const { return {exchange_->layout(), exchange_->rank(), exchange_->ranks()}; }
+  WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
+                std::chrono::milliseconds timeout);
+
+  const std::shared_ptr<Exchange> exchange_;
+  std::chrono::milliseconds timeout_{0};
+};
+
+}  // namespace syncbn::dist::detail::shm
