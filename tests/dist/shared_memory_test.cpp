@@ -2,114 +2,37 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
-#include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <set>
-#include <string>
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "groups/backend.h"
-#include "groups/world.h"
+#include "dist/shared_calls.h"
 #include "support/multiproc.h"
-#include "support/skip.h"
 #include "support/thrown.h"
 
+namespace syncbn::test {
 namespace {
 
-namespace dist = syncbn::dist;
 using at::Tensor;
+using base::UserError;
 using c10d::ReduceOp;
-using syncbn::base::UserError;
-using syncbn::dist::ProcessGroupPtr;
-using syncbn::test::message_of;
-using syncbn::test::run_ranks;
-using syncbn::test::run_ranks_and_collect;
+using dist::ProcessGroupPtr;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-using Tensors = std::vector<Tensor>;
-
-dist::detail::Backend& backend(const ProcessGroupPtr& group = dist::default_group()) {
-  return *dist::detail::backend_of(group);
-}
-
-/// Every call must have gone through shared memory, where there is somebody to share it with.
-void expect_all_shared(const ProcessGroupPtr& group = dist::default_group()) {
-  EXPECT_EQ(backend(group).shares_memory(), group->getSize() > 1);
-  const uint64_t shared = group->getSize() > 1 ? backend(group).sequence() : 0;
-  EXPECT_EQ(backend(group).shared_calls(), shared);
-}
 
 class SharedMemoryTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedMemoryTest, ::testing::Values(1, 2, 3, 4));
 
-// None, one, an odd number, and more than fits into a segment at once.
-constexpr int64_t kSizes[] = {0, 1, 7, 20'001, 600'011};
-
-/// What rank r has: small numbers, so that the results fit into every dtype.
-Tensor values_of(int rank, int64_t size, at::ScalarType type) {
-  const Tensor numbers = at::arange(size, at::kLong).add(rank).remainder(3);
-  return type == at::kBool ? numbers.eq(1) : numbers.add(1).to(type);
-}
-
-Tensor all_values(int ranks, int64_t size, at::ScalarType type) {
-  Tensors all;
-  for (int rank = 0; rank < ranks; ++rank) all.push_back(values_of(rank, size, type));
-  return at::stack(all);
-}
-
-Tensor reduced(const Tensor& all, ReduceOp::RedOpType op) {
-  const Tensor numbers = all.to(at::isFloatingType(all.scalar_type()) ? at::kFloat : at::kLong);
-  const bool is_bool = all.scalar_type() == at::kBool;
-  switch (op) {
-    case ReduceOp::SUM:
-      return is_bool ? all.any(0) : numbers.sum(0).to(all.scalar_type());
-    case ReduceOp::AVG:
-      return (numbers.sum(0) / all.size(0)).to(all.scalar_type());
-    case ReduceOp::PRODUCT:
-      return numbers.prod(0).to(all.scalar_type());
-    case ReduceOp::MIN:
-      return all.amin(0);
-    default:
-      return all.amax(0);
-  }
-}
-
-Tensor all_reduced(const Tensor& own, ReduceOp::RedOpType op = ReduceOp::SUM) {
-  Tensors tensors{own.clone()};
-  c10d::AllreduceOptions options;
-  options.reduceOp = op;
-  dist::default_group()->allreduce(tensors, options)->wait();
-  return tensors[0];
-}
-
 TEST_P(SharedMemoryTest, AllReducesEveryDtypeBySumProductMinAndMax) {
   run_ranks(GetParam(), [](int rank) {
     dist::init_process_group();
-    for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong,
-                            at::kByte, at::kChar, at::kBool}) {
-      for (const auto op : {ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX}) {
-        for (const int64_t size : kSizes) {
-          if (dist::world_size() == 1 && type == at::kBool) continue;  // Gloo's
-          SCOPED_TRACE(c10::str(type, " by ", static_cast<int>(op), " of ", size));
-          const Tensor sum = all_reduced(values_of(rank, size, type), op);
-          EXPECT_TRUE(sum.equal(reduced(all_values(dist::world_size(), size, type), op)));
-        }
-      }
-    }
+    reduce_everything(rank);
     expect_all_shared();
   });
 }
@@ -118,13 +41,7 @@ TEST_P(SharedMemoryTest, AveragesFloatingPointNumbers) {
   if (GetParam() == 1) return;  // Gloo's
   run_ranks(GetParam(), [](int rank) {
     dist::init_process_group();
-    for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
-      for (const int64_t size : kSizes) {
-        const Tensor mean = all_reduced(values_of(rank, size, type), ReduceOp::AVG);
-        const Tensor expected = reduced(all_values(dist::world_size(), size, type), ReduceOp::AVG);
-        EXPECT_TRUE(at::allclose(mean, expected, 1e-7, 0)) << c10::str(type, " ", size);
-      }
-    }
+    average_everything(rank);
     expect_all_shared();
   });
 }
@@ -132,24 +49,7 @@ TEST_P(SharedMemoryTest, AveragesFloatingPointNumbers) {
 TEST_P(SharedMemoryTest, GathersFromAll) {
   run_ranks(GetParam(), [](int rank) {
     dist::init_process_group();
-    const int ranks = dist::world_size();
-    const auto group = dist::default_group();
-    for (const auto type : {at::kFloat, at::kHalf, at::kShort, at::kComplexDouble, at::kByte}) {
-      for (const int64_t size : kSizes) {
-        // Gloo's own all-gather, in a world of one, knows neither.
-        if (ranks == 1 && (type == at::kShort || type == at::kComplexDouble)) continue;
-        SCOPED_TRACE(c10::str(type, " of ", size));
-        const Tensor all = all_values(ranks, size, type);
-        Tensor own = values_of(rank, size, type);
-        Tensor rows = at::zeros({ranks * size}, type);
-        group->_allgather_base(rows, own)->wait();
-        EXPECT_TRUE(rows.equal(all.view(-1)));
-        std::vector<Tensors> lists{at::zeros({ranks, size}, type).unbind()};
-        Tensors inputs{own};
-        group->allgather(lists, inputs)->wait();
-        EXPECT_TRUE(at::stack(lists[0]).equal(all));
-      }
-    }
+    gather_everything(rank);
     expect_all_shared();
   });
 }
@@ -157,15 +57,7 @@ TEST_P(SharedMemoryTest, GathersFromAll) {
 TEST_P(SharedMemoryTest, BroadcastsFromEveryRoot) {
   run_ranks(GetParam(), [](int rank) {
     dist::init_process_group();
-    for (const auto type : {at::kFloat, at::kHalf, at::kByte}) {
-      for (const int64_t size : kSizes) {
-        for (int root = 0; root < dist::world_size(); ++root) {
-          Tensor tensor = values_of(rank, size, type);
-          dist::broadcast(tensor, root);
-          EXPECT_TRUE(tensor.equal(values_of(root, size, type))) << c10::str(type, " ", size);
-        }
-      }
-    }
+    broadcast_everything(rank);
     expect_all_shared();
   });
 }
@@ -321,109 +213,6 @@ TEST(SharedMemoryTest, ACallbackMayCallTheNextCollectiveAndWaitForIt) {
   });
 }
 
-/// The group works, through shared memory or, when any rank is without, for no rank.
-void expect_works(bool shared) {
-  Tensor tensor = at::ones({70'000});
-  dist::all_reduce(tensor);
-  EXPECT_TRUE(tensor.equal(at::full({70'000}, static_cast<double>(dist::world_size()))));
-  EXPECT_EQ(backend().shares_memory(), shared);
-}
-
-TEST(SharedMemoryTest, OneRankTurnsItOffForAll) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group({.shared_memory = rank != 1});
-    expect_works(false);
-    // Of a group without that rank it is no matter.
-    const auto others = dist::new_group({0, 2});
-    EXPECT_TRUE(!others || backend(others).shares_memory());
-  });
-}
-
-TEST(SharedMemoryTest, TheEnvironmentTurnsItOff) {
-  run_ranks(2, [](int rank) {
-    if (rank == 1) ::setenv("SYNCBN_SHARED_MEMORY", "0", 1);
-    dist::init_process_group();
-    expect_works(false);
-  });
-  run_ranks(1, [](int) {
-    ::setenv("SYNCBN_SHARED_MEMORY", "off", 1);
-    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
-                AllOf(HasSubstr("SYNCBN_SHARED_MEMORY"), HasSubstr("off")));
-  });
-}
-
-TEST(SharedMemoryTest, ARankWithoutTheMemoryTurnsItOffForAll) {
-  run_ranks(2, [](int rank) {
-    const rlimit limit{.rlim_cur = 64 << 10, .rlim_max = 64 << 10};
-    ASSERT_TRUE(rank == 0 || ::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    dist::init_process_group();
-    expect_works(false);
-  });
-}
-
-bool may_make_namespaces() {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(::unshare(CLONE_NEWNS | CLONE_NEWPID) == 0 ? 0 : 1);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return status == 0;
-}
-
-// As containers have it, only smaller.
-TEST(SharedMemoryTest, DevShmMayBeTiny) {
-  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
-  run_ranks(2, [](int) {
-    ASSERT_EQ(::unshare(CLONE_NEWNS), 0);
-    ASSERT_EQ(::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
-    ASSERT_EQ(::mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=4096"), 0);
-    dist::init_process_group();
-    expect_works(true);
-  });
-}
-
-// As in two containers: the host's name, the network and the boot are the same.
-TEST(SharedMemoryTest, RanksThatDoNotSeeEachOthersProcessesUseGloo) {
-  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
-  run_ranks(2, [](int rank) {
-    ASSERT_TRUE(rank == 0 || ::unshare(CLONE_NEWPID) == 0);
-    const pid_t child = ::fork();
-    if (child != 0) {
-      int status = 0;
-      ASSERT_EQ(::waitpid(child, &status, 0), child);
-      EXPECT_EQ(status, 0);
-      return;
-    }
-    dist::init_process_group();
-    expect_works(false);
-    dist::barrier();
-    std::quick_exit(::testing::Test::HasFailure() ? 1 : 0);
-  });
-}
-
-std::set<std::string> files_in_dev_shm() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    names.insert(entry.path().filename().string());
-  }
-  return names;
-}
-
-TEST(SharedMemoryTest, NothingIsLeftWhenAllAreKilled) {
-  const auto before = files_in_dev_shm();
-  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
-    if (rank == 1) ::alarm(60);
-    dist::init_process_group();
-    expect_works(true);
-    ::raise(SIGKILL);
-  });
-  for (const auto& result : results) {
-    EXPECT_EQ(result.exit_code, syncbn::base::kExitSignalBase + SIGKILL) << result.output;
-  }
-  for (const std::string& name : files_in_dev_shm()) {
-    EXPECT_TRUE(before.count(name) != 0 || name.find("syncbn") == std::string::npos) << name;
-  }
-}
-
 TEST(SharedMemoryTest, ALargeAndASmallAllReduceAreNamedAsDifferentCalls) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
@@ -435,3 +224,4 @@ TEST(SharedMemoryTest, ALargeAndASmallAllReduceAreNamedAsDifferentCalls) {
 }
 
 }  // namespace
+}  // namespace syncbn::test

@@ -133,10 +133,15 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
     std::optional<shm::Offer> offer;
     if (world.watch && world.shared_memory && size > 1)
       offer = shm::Offer::make(*store, rank, size);
-    delegates.cpu = make_gloo(device_store(store, "cpu"), rank, size, world.place.addresses,
-                              std::min(timeout, world.connect_timeout));
+    const auto connect = [&](const char* part, int own, int count) {
+      return make_gloo(device_store(store, part), own, count, world.place.addresses,
+                       std::min(timeout, world.connect_timeout));
+    };
+    delegates.cpu = connect("cpu", rank, size);
     if (offer && offer->is_made_by_all(*store)) {
-      delegates.shared = std::move(*offer).accept(*delegates.cpu, ranks);
+      delegates.shared = std::move(*offer).accept(*delegates.cpu, ranks, [&](int host, int hosts) {
+        return connect("hosts", host, hosts);
+      });
     }
     delegates.cpu->setTimeout(timeout);
     if (world.use_cuda) {

@@ -114,6 +114,12 @@ Exchange::~Exchange() {
   stop();
 }
 
+bool Exchange::is_idle() {
+  if (::getpid() != process_) return true;
+  const Lock lock(mutex_);
+  return queue_.empty();
+}
+
 void Exchange::stop() {
   break_off();
   // In a child that was forked the thread is not there, and another one may have had the mutex.
@@ -146,9 +152,9 @@ Exchange::WorkPtr Exchange::start(c10d::OpType type, uint64_t tag,
   task->deadline = Clock::now() + timeout;
   const Lock lock(mutex_);
   const bool is_first = queue_.empty();
-  queue_.push_back(task);
   // The others then need no more of this rank for an operation of one step.
   if (is_first && !broken_) put(*task);
+  queue_.push_back(task);
   if (!is_first || task->operation->steps() > 1) kick(lock);
   auto work = c10::make_intrusive<Work>(shared_from_this(), task, type);
   task->work = work;
@@ -213,7 +219,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task)
   if (task->future) return task->future;
   task->future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  const auto future = task->future;
+  auto future = task->future;
   if (task->is_done) {
     lock.unlock();
     task->settle(future);

@@ -42,6 +42,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
 
+  /// Whether nothing is under way.
+  bool is_idle();
+
   /// Makes all that is under way, and all that comes, fail.
   void break_off() { broken_ = true; }
 

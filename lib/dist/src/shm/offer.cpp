@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 #include <syncbn/base/log.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 
 namespace syncbn::dist::detail::shm {
 namespace {
@@ -25,6 +25,25 @@ at::Tensor gather(c10d::Backend& gloo, at::Tensor row) {
   at::Tensor all = at::empty({gloo.getSize() * row.numel()}, row.options());
   gloo._allgather_base(all, row)->wait();
   return all.view({gloo.getSize(), -1});
+}
+
+/// The ranks by host; none when no two share one, or when it is not clear who does: one may reach
+/// another that reaches a third which the first does not.
+/// @param shared 1 where two ranks reach each other.
+std::vector<std::vector<int>> hosts_of(const at::Tensor& shared) {
+  std::vector<std::vector<int>> hosts;
+  const int size = static_cast<int>(shared.size(0));
+  for (int rank = 0; rank < size; ++rank) {
+    std::vector<int> members;
+    for (int other = 0; other < size; ++other) {
+      if (shared[rank][other].item<uint8_t>() == 0) continue;
+      if (!shared[rank].equal(shared[other])) return {};
+      members.push_back(other);
+    }
+    if (members.front() == rank) hosts.push_back(std::move(members));
+  }
+  if (static_cast<int>(hosts.size()) == size) hosts.clear();
+  return hosts;
 }
 
 }  // namespace
@@ -45,6 +64,7 @@ std::optional<Offer> Offer::make(c10d::Store& store, int rank, int size) {
 
 bool Offer::is_made_by_all(c10d::Store& store) const {
   std::vector<std::string> keys;
+  keys.reserve(static_cast<size_t>(size_));
   for (int rank = 0; rank < size_; ++rank) keys.push_back(key_of(rank));
   return store.check(keys);
 }
@@ -67,17 +87,36 @@ std::vector<Segment> Offer::open_all(c10d::Backend& gloo) {
   return segments;
 }
 
-std::unique_ptr<SharedMemory> Offer::accept(c10d::Backend& gloo, const std::vector<int>& names) && {
+std::unique_ptr<SharedMemory> Offer::accept(c10d::Backend& gloo, const std::vector<int>& names,
+                                            const ConnectHosts& connect) && {
   std::vector<Segment> segments = open_all(gloo);
-  int64_t unreachable = -1;  // itself
-  for (const Segment& segment : segments) unreachable += segment.is_open() ? 0 : 1;
-  // Everybody has opened what it could when everybody has answered.
-  const at::Tensor answers = gather(gloo, at::full({1}, unreachable, at::kLong));
-  own_.close_to_others();
-  if (answers.ne(0).any().item<bool>()) return nullptr;
   segments[static_cast<size_t>(rank_)] = std::move(own_);
-  return std::make_unique<SharedMemory>(
-      std::make_shared<Exchange>(layout_, std::move(segments), rank_, names));
+  at::Tensor reached = at::empty({size_}, at::kByte);
+  for (int rank = 0; rank < size_; ++rank) {
+    reached[rank] = segments[static_cast<size_t>(rank)].is_open() ? 1 : 0;
+  }
+  // Everybody has opened what it could when everybody has answered.
+  const at::Tensor reach = gather(gloo, reached);
+  segments[static_cast<size_t>(rank_)].close_to_others();
+  auto hosts = std::make_shared<Hosts>();
+  hosts->ranks = hosts_of(reach.bitwise_and(reach.t()));
+  if (hosts->ranks.empty()) return nullptr;
+  hosts->own = hosts->host_of(rank_);
+
+  const std::vector<int>& ranks = hosts->ranks[hosts->own];
+  std::vector<Segment> here;
+  std::vector<int> names_here;
+  for (const int rank : ranks) {
+    here.push_back(std::move(segments[static_cast<size_t>(rank)]));
+    names_here.push_back(names[static_cast<size_t>(rank)]);
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+  if (hosts->ranks.size() > 1 && own == 0) {
+    hosts->leaders = connect(static_cast<int>(hosts->own), static_cast<int>(hosts->ranks.size()));
+  }
+  auto exchange = std::make_shared<Exchange>(layout_, std::move(here), static_cast<int>(own),
+                                             std::move(names_here));
+  return std::make_unique<SharedMemory>(std::move(exchange), std::move(hosts));
 }
 
 }  // namespace syncbn::dist::detail::shm

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -24,10 +25,14 @@ class Offer {
   /// connected them.
   bool is_made_by_all(c10d::Store& store) const;
 
+  /// Connects over Gloo one rank of each host: this one is number `host` of `hosts`.
+  using ConnectHosts = std::function<c10::intrusive_ptr<c10d::Backend>(int host, int hosts)>;
+
   /// Looks which ranks can reach each other's memory; all of them take part.
   /// @param names the ranks in the world.
-  /// @return null when some cannot: then none of the group uses it.
-  std::unique_ptr<SharedMemory> accept(c10d::Backend& gloo, const std::vector<int>& names) &&;
+  /// @return null when none can, or not as on hosts: then none of the group uses it.
+  std::unique_ptr<SharedMemory> accept(c10d::Backend& gloo, const std::vector<int>& names,
+                                       const ConnectHosts& connect) &&;
 
  private:
   Offer(const Layout& layout, Segment own, int rank, int size);

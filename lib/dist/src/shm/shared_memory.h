@@ -8,30 +8,33 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "shm/across_hosts.h"
 #include "shm/exchange.h"
 #include "shm/operations.h"
 
 namespace syncbn::dist::detail::shm {
 
-/// The collectives of a group whose ranks share a host's memory. Each function returns null, and
-/// does nothing, where the call is one for Gloo; for calls that are equal it does so on all ranks.
-/// Tensors are on the CPU.
+/// The collectives of a group whose ranks, or some of them, share a host's memory. Each function
+/// returns null, and does nothing, where the call is one for Gloo; for calls that are equal it does
+/// so on all ranks. Tensors are on the CPU.
 class SharedMemory {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  explicit SharedMemory(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
-  ~SharedMemory() { exchange_->stop(); }
+  /// @param exchange with the ranks of this host. @param hosts of the group.
+  SharedMemory(std::shared_ptr<Exchange> exchange, std::shared_ptr<const Hosts> hosts)
+      : exchange_(std::move(exchange)), hosts_(std::move(hosts)), size_(hosts_->count_ranks()) {}
+  ~SharedMemory() { shutdown(); }
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   /// Where an operation's options give no timeout.
-  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  void set_timeout(std::chrono::milliseconds timeout);
   /// Makes all that is under way, and all that comes, fail. Any thread may call it.
-  void break_off() { exchange_->break_off(); }
+  void break_off();
   /// The same for good.
-  void shutdown() { exchange_->stop(); }
+  void shutdown();
 
   /// @param tag equal on ranks that call the same; others wait for each other.
   WorkPtr allreduce(uint64_t tag, const Tensors& tensors, const c10d::AllreduceOptions& options);
@@ -46,8 +49,14 @@ class SharedMemory {
   Setting setting() const { return {exchange_->layout(), exchange_->rank(), exchange_->ranks()}; }
   WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
+  WorkPtr gather(c10d::OpType type, uint64_t tag, const Tensors& outputs, const at::Tensor& input,
+                 std::chrono::milliseconds timeout);
+  bool on_one_host() const { return hosts_->ranks.size() == 1; }
+  AcrossHosts across(uint64_t tag) const { return {hosts_, setting(), tag}; }
 
   const std::shared_ptr<Exchange> exchange_;
+  const std::shared_ptr<const Hosts> hosts_;
+  const int size_;  ///< of the group
   std::chrono::milliseconds timeout_{0};
 };
 

@@ -1,0 +1,206 @@
+// Which ranks share memory, and what becomes of it.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+
+#include "dist/shared_calls.h"
+#include "support/multiproc.h"
+#include "support/skip.h"
+#include "support/thrown.h"
+
+namespace syncbn::test {
+namespace {
+
+using at::Tensor;
+using base::UnavailableError;
+using base::UserError;
+using c10d::ReduceOp;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(SharedHostTest, OneRankTurnsItOffForAll) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group({.shared_memory = rank != 1});
+    expect_works(false);
+    // Of a group without that rank it is no matter.
+    const auto others = dist::new_group({0, 2});
+    EXPECT_TRUE(!others || backend(others).shares_memory());
+  });
+}
+
+TEST(SharedHostTest, TheEnvironmentTurnsItOff) {
+  run_ranks(2, [](int rank) {
+    if (rank == 1) ::setenv("SYNCBN_SHARED_MEMORY", "0", 1);
+    dist::init_process_group();
+    expect_works(false);
+  });
+  run_ranks(1, [](int) {
+    ::setenv("SYNCBN_SHARED_MEMORY", "off", 1);
+    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                AllOf(HasSubstr("SYNCBN_SHARED_MEMORY"), HasSubstr("off")));
+  });
+}
+
+TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAll) {
+  run_ranks(2, [](int rank) {
+    const rlimit limit{.rlim_cur = 64 << 10, .rlim_max = 64 << 10};
+    ASSERT_TRUE(rank == 0 || ::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    dist::init_process_group();
+    expect_works(false);
+  });
+}
+
+bool may_make_namespaces() {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(::unshare(CLONE_NEWNS | CLONE_NEWPID) == 0 ? 0 : 1);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return status == 0;
+}
+
+// As containers have it, only smaller.
+TEST(SharedHostTest, DevShmMayBeTiny) {
+  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
+  run_ranks(2, [](int) {
+    ASSERT_EQ(::unshare(CLONE_NEWNS), 0);
+    ASSERT_EQ(::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
+    ASSERT_EQ(::mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=4096"), 0);
+    dist::init_process_group();
+    expect_works(true);
+  });
+}
+
+// As in two containers: the host's name, the network and the boot are the same.
+TEST(SharedHostTest, RanksThatDoNotSeeEachOthersProcessesUseGloo) {
+  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
+  run_ranks(2, [](int rank) {
+    ASSERT_TRUE(rank == 0 || ::unshare(CLONE_NEWPID) == 0);
+    const pid_t child = ::fork();
+    if (child != 0) {
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
+      return;
+    }
+    dist::init_process_group();
+    expect_works(false);
+    dist::barrier();
+    std::quick_exit(::testing::Test::HasFailure() ? 1 : 0);
+  });
+}
+
+/// Runs in processes of their own, which see no others, ranks 2 and 3.
+int run_second_host(const std::function<void(int rank)>& body) {
+  if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 1;
+  if (::mount("proc", "/proc", "proc", 0, nullptr) != 0) return 1;
+  for (const int rank : {2, 3}) {
+    if (::fork() != 0) continue;
+    ::setenv("RANK", std::to_string(rank).c_str(), 1);
+    body(rank);
+    std::quick_exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  int failures = 0;
+  int status = 0;
+  while (::wait(&status) > 0) failures += status == 0 ? 0 : 1;
+  return failures;
+}
+
+/// Ranks 0 and 1 are on one host, and ranks 2 and 3 on another.
+void run_ranks_on_two_hosts(const std::function<void(int rank)>& body) {
+  run_ranks(4, [&](int rank) {
+    if (rank < 2) return body(rank);
+    if (rank == 3) return;  // rank 2's process starts it
+    ASSERT_EQ(::unshare(CLONE_NEWPID | CLONE_NEWNS), 0);
+    const pid_t first = ::fork();  // with it a table of processes ends
+    if (first == 0) std::quick_exit(run_second_host(body));
+    int status = 0;
+    ASSERT_EQ(::waitpid(first, &status, 0), first);
+    EXPECT_EQ(status, 0);
+  });
+}
+
+TEST(SharedHostTest, HostsMeetOverGloo) {
+  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
+  run_ranks_on_two_hosts([](int rank) {
+    dist::init_process_group();
+    reduce_everything(rank);
+    average_everything(rank);
+    gather_everything(rank);
+    broadcast_everything(rank);
+    dist::barrier();
+    expect_all_shared();
+    // Of one rank on each host, of both on one and one on the other, and of one host's.
+    for (const auto& [ranks, shared] :
+         {std::pair(std::vector<int>{3, 1}, false), std::pair(std::vector<int>{2, 0, 1}, true),
+          std::pair(std::vector<int>{3, 2}, true)}) {
+      const auto group = dist::new_group(ranks);
+      if (!group) continue;
+      Tensor sum = at::full({100'000}, rank + 1.0);
+      dist::all_reduce(sum, ReduceOp::SUM, group);
+      const double expected = std::accumulate(ranks.begin(), ranks.end(), 0.0);
+      EXPECT_TRUE(sum.equal(at::full({100'000}, expected + static_cast<double>(ranks.size()))));
+      EXPECT_EQ(backend(group).shares_memory(), shared);
+    }
+  });
+}
+
+TEST(SharedHostTest, ADeadRankOfAnotherHostIsNamed) {
+  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
+  for (const int dead : {1, 2}) {
+    run_ranks_on_two_hosts([dead](int rank) {
+      dist::init_process_group();
+      expect_works(true);
+      if (rank == dead) ::_exit(0);
+      EXPECT_THAT(message_of<UnavailableError>([] { expect_works(true); }),
+                  AllOf(HasSubstr("all_reduce #2 of group '0' failed"),
+                        HasSubstr(fmt::format("rank {} (", dead)), HasSubstr(") died")));
+    });
+  }
+}
+
+std::set<std::string> files_in_dev_shm() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    names.insert(entry.path().filename().string());
+  }
+  return names;
+}
+
+TEST(SharedHostTest, NothingIsLeftWhenAllAreKilled) {
+  const auto before = files_in_dev_shm();
+  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
+    if (rank == 1) ::alarm(60);
+    dist::init_process_group();
+    expect_works(true);
+    ::raise(SIGKILL);
+  });
+  for (const auto& result : results) {
+    EXPECT_EQ(result.exit_code, base::kExitSignalBase + SIGKILL) << result.output;
+  }
+  for (const std::string& name : files_in_dev_shm()) {
+    EXPECT_TRUE(before.count(name) != 0 || name.find("syncbn") == std::string::npos) << name;
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::test
