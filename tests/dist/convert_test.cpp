@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/error.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
@@ -8,29 +9,35 @@
 #include <ATen/Context.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
-#include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/serialization/import.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/parallel/data_parallel.h>
 
+#include "batch_norm/convert.h"
+#include "dist/convert_cases.h"
 #include "dist/tensors.h"
-#include "groups/world.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
 namespace nn = torch::nn;
+using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::exchanges;
+using syncbn::test::expect_trains_as_whole_batch;
+using syncbn::test::Gradients;
+using syncbn::test::kLayers;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
-
-constexpr int kLayers = 5;
-constexpr int kSteps = 5;
+using ::testing::HasSubstr;
 
 /// Batch norm in a Sequential, in holders and in a container of a container.
 struct NetImpl : nn::Module {
@@ -62,57 +69,6 @@ struct NetImpl : nn::Module {
   nn::Linear linear{nullptr};
 };
 TORCH_MODULE(Net);
-
-void sgd_step(const std::vector<at::Tensor>& parameters) {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& parameter : parameters) {
-    parameter.sub_(parameter.grad(), 0.05);
-    parameter.mutable_grad() = at::Tensor();
-  }
-}
-
-uint64_t exchanges() {
-  return dist::detail::backend_of(dist::detail::statistics_group({}))->sequence();
-}
-
-/// Who averages gradients over ranks: DDP, or this test.
-enum class Gradients { kAveraged, kLocal };
-
-void average_gradients(const std::vector<at::Tensor>& parameters) {
-  for (const at::Tensor& parameter : parameters) {
-    dist::all_reduce(parameter.mutable_grad());
-    parameter.mutable_grad().div_(dist::world_size());
-  }
-}
-
-/// Trains on this rank's half of each batch and the reference on the whole, and compares.
-template <class Forward, class ReferenceForward>
-void expect_trains_as_whole_batch(Forward forward, const std::vector<at::Tensor>& parameters,
-                                  ReferenceForward reference_forward,
-                                  const std::vector<at::Tensor>& reference_parameters, int rank,
-                                  Gradients gradients) {
-  exchanges();  // makes the group
-  at::manual_seed(11);
-  for (int step = 0; step < kSteps; ++step) {
-    const at::Tensor batch = at::randn({8, 3, 6, 6});
-    const at::Tensor target = at::randn({8, 2});
-    const uint64_t before = exchanges();
-    (forward(batch.narrow(0, int64_t{4} * rank, 4)) - target.narrow(0, int64_t{4} * rank, 4))
-        .pow(2)
-        .mean()
-        .backward();
-    EXPECT_EQ(exchanges() - before, 2u * kLayers) << "step " << step;
-    (reference_forward(batch) - target).pow(2).mean().backward();
-    if (gradients == Gradients::kLocal) average_gradients(parameters);
-    sgd_step(parameters);
-    sgd_step(reference_parameters);
-    ASSERT_EQ(parameters.size(), reference_parameters.size());
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      ASSERT_TRUE(close(parameters[i], reference_parameters[i], 1e-4, 1e-5))
-          << "parameter " << i << " after step " << step;
-    }
-  }
-}
 
 TEST(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {
   run_ranks(2, [](int rank) {
@@ -192,104 +148,157 @@ TEST(ConvertTest, ALayerWithoutStatisticsAndWeightIsListed) {
   EXPECT_EQ(report.not_converted[0].name, "0");
 }
 
-constexpr char kScriptLayer[] = R"(
-def forward(self, x: Tensor) -> Tensor:
-    return torch.batch_norm(x, self.weight, self.bias, self.running_mean, self.running_var, self.training, 0.1, 1e-5, False)
-)";
-constexpr char kScriptNet[] = R"(
-def forward(self, x: Tensor) -> Tensor:
-    x = torch.relu(self.bn0.forward(torch.conv2d(x, self.conv)))
-    x = torch.relu(self.bn1.forward(x))
-    x = self.bn2.forward(x) * 0.5
-    x = torch.relu(self.bn3.forward(x))
-    return torch.mm(self.bn4.forward(x).mean([2, 3]), self.linear)
-)";
-
-/// As torch.jit.load gives it: a net with five batch-norm submodules.
-torch::jit::Module script_net() {
-  at::manual_seed(0);
-  torch::jit::Module net("Net");
-  const auto parameter = [](torch::jit::Module& module, const char* name, const at::Tensor& value) {
-    module.register_parameter(name, value.requires_grad_(), /*is_buffer=*/false);
-  };
-  const auto training_flag = [](torch::jit::Module& module) {
-    module.register_attribute("training", c10::BoolType::get(), true);
-  };
-  training_flag(net);
-  parameter(net, "conv", at::randn({4, 3, 3, 3}));
-  parameter(net, "linear", at::randn({4, 2}));
-  for (int i = 0; i < kLayers; ++i) {
-    torch::jit::Module layer("BatchNorm2d" + std::to_string(i));
-    training_flag(layer);
-    parameter(layer, "weight", at::ones({4}));
-    parameter(layer, "bias", at::zeros({4}));
-    layer.register_buffer("running_mean", at::zeros({4}));
-    layer.register_buffer("running_var", at::ones({4}));
-    layer.define(kScriptLayer);
-    net.register_module("bn" + std::to_string(i), layer);
-  }
-  net.define(kScriptNet);
-  net.train();
-  std::stringstream file;
-  net.save(file);
-  return torch::jit::load(file);
-}
-
-std::vector<at::Tensor> parameters_of(const torch::jit::Module& module) {
-  std::vector<at::Tensor> parameters;
-  for (const at::Tensor& parameter : module.parameters()) parameters.push_back(parameter);
-  return parameters;
-}
-
-void expect_script_trains_as_whole_batch(bool warm_up) {
-  run_ranks(2, [warm_up](int rank) {
+TEST(ConvertTest, WhatTheLayersHaveStaysTheirs) {
+  run_ranks(2, [](int) {
     dist::init_process_group();
-    torch::jit::Module net = script_net();
-    torch::jit::Module reference = script_net();
-    const auto run = [](torch::jit::Module& module, const at::Tensor& x) {
-      return module.forward({x}).toTensor();
+    Net net;
+    net->first->weight.set_requires_grad(false);
+    net->last->eval();
+    int hooked = 0;
+    net->cumulative->weight.register_hook([&](const at::Tensor&) { ++hooked; });
+    const auto tensors = [&] {
+      std::vector<const at::TensorImpl*> all;
+      for (const at::Tensor& one : net->parameters()) all.push_back(one.unsafeGetTensorImpl());
+      for (const at::Tensor& one : net->buffers()) all.push_back(one.unsafeGetTensorImpl());
+      return all;
     };
-    if (warm_up) {
-      // The executor specialises and optimises its graphs over the first runs.
-      for (int i = 0; i < 3; ++i) {
-        const at::Tensor batch = at::ones({4, 3, 6, 6}) * (i + 1.0);
-        for (torch::jit::Module* module : {&net, &reference}) {
-          run(*module, batch).sum().backward();
-          for (const at::Tensor& p : module->parameters()) p.mutable_grad() = at::Tensor();
-        }
-      }
-    }
-    const auto report = dist::convert_sync_batchnorm(net);
-    EXPECT_THAT(report.converted, ElementsAre("bn0", "bn1", "bn2", "bn3", "bn4"));
-    expect_trains_as_whole_batch([&](const at::Tensor& x) { return run(net, x); },
-                                 parameters_of(net),
-                                 [&](const at::Tensor& x) { return run(reference, x); },
-                                 parameters_of(reference), rank, Gradients::kLocal);
+    const auto before = tensors();
+    const auto names = net->named_parameters().keys();
+    dist::convert_sync_batchnorm(*net);
+    EXPECT_EQ(tensors(), before);
+    EXPECT_EQ(net->named_parameters().keys(), names);
+    EXPECT_FALSE(net->first->weight.requires_grad());
+    EXPECT_FALSE(net->last->is_training());
+    EXPECT_TRUE(net->first->is_training());
+    net->forward(at::randn({4, 3, 6, 6})).sum().backward();
+    EXPECT_EQ(hooked, 1);
   });
 }
 
-TEST(ConvertScriptTest, TrainsAsOnTheWholeBatch) {
-  expect_script_trains_as_whole_batch(/*warm_up=*/false);
-}
-
-TEST(ConvertScriptTest, TrainsAsOnTheWholeBatchAfterTheExecutorHasOptimisedIt) {
-  expect_script_trains_as_whole_batch(/*warm_up=*/true);
-}
-
-TEST(ConvertScriptTest, RevertGivesAModuleThatSavesAndLoadsWithoutUs) {
+TEST(ConvertTest, ALayerThatIsReferencedTwiceExchangesWhereverItIsCalled) {
   run_ranks(2, [](int) {
     dist::init_process_group();
-    torch::jit::Module net = script_net();
-    dist::convert_sync_batchnorm(net);
-    const at::Tensor batch = at::randn({4, 3, 6, 6});
-    net.forward({batch});
-    dist::revert_sync_batchnorm(net);
+    nn::BatchNorm1d shared(3);
+    nn::Sequential net(shared, nn::Linear(3, 3), shared);
+    EXPECT_THAT(dist::convert_sync_batchnorm(*net).converted, ElementsAre("0"));
+    exchanges();
     const uint64_t before = exchanges();
-    net.forward({batch});
+    net->forward(at::randn({4, 3}));
+    shared(at::randn({4, 3}));
+    EXPECT_EQ(exchanges() - before, 3u);
+  });
+}
+
+TEST(ConvertTest, ACloneIsNotConverted) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    nn::BatchNorm1d layer(3);
+    dist::convert_sync_batchnorm(*layer);
+    exchanges();
+    const uint64_t before = exchanges();
+    const auto clone = layer->clone();
+    clone->as<nn::BatchNorm1d>()->forward(at::randn({4, 3}));
     EXPECT_EQ(exchanges(), before);
+    dist::convert_sync_batchnorm(*clone);
+    clone->as<nn::BatchNorm1d>()->forward(at::randn({4, 3}));
+    EXPECT_EQ(exchanges() - before, 1u);
+  });
+}
+
+TEST(ConvertTest, AStateThatIsLoadedDoesNotUndoIt) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
     std::stringstream file;
-    net.save(file);
-    EXPECT_EQ(file.str().find("syncbn"), std::string::npos);
+    torch::serialize::OutputArchive out;
+    Net()->save(out);
+    out.save_to(file);
+    Net net;
+    dist::convert_sync_batchnorm(*net);
+    torch::serialize::InputArchive in;
+    in.load_from(file);
+    net->load(in);
+    exchanges();
+    const uint64_t before = exchanges();
+    dist::DistributedDataParallel<NetImpl> ddp(net);
+    ddp(at::randn({4, 3, 6, 6})).sum().backward();
+    EXPECT_EQ(exchanges() - before, 2u * kLayers);
+  });
+}
+
+TEST(ConvertTest, AWrapperMayComeFirst) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    Net net;
+    dist::DistributedDataParallel<NetImpl> ddp(net);
+    dist::convert_sync_batchnorm(*net);
+    exchanges();
+    const uint64_t before = exchanges();
+    ddp(at::randn({4, 3, 6, 6})).sum().backward();
+    EXPECT_EQ(exchanges() - before, 2u * kLayers);
+  });
+}
+
+TEST(ConvertTest, DestroyedLayersLeaveNothingBehind) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    EXPECT_EQ(dist::detail::registered_keys(), 0u);
+    for (int i = 0; i < 100; ++i) {
+      Net net;
+      dist::convert_sync_batchnorm(*net);
+      // Running mean and weight of each, of the one without statistics its weight.
+      EXPECT_EQ(dist::detail::registered_keys(), 2u * kLayers - 1);
+    }
+    EXPECT_EQ(dist::detail::registered_keys(), 0u);
+    // Layers that are made now may have their addresses.
+    exchanges();
+    const uint64_t before = exchanges();
+    for (int i = 0; i < 100; ++i) Net()->forward(at::randn({4, 3, 6, 6}));
+    EXPECT_EQ(exchanges(), before);
+  });
+}
+
+TEST(ConvertTest, RevertLeavesNothingBehind) {
+  run_ranks(1, [](int) {
+    Net net;
+    dist::convert_sync_batchnorm(*net);
+    dist::revert_sync_batchnorm(*net);
+    EXPECT_EQ(dist::detail::registered_keys(), 0u);
+  });
+}
+
+TEST(ConvertTest, ABatchThatIsEmptyOnAllRanksChangesNoBuffer) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    nn::BatchNorm2d layer(3);
+    dist::convert_sync_batchnorm(*layer);
+    layer(at::randn({0, 3, 2, 2}));
+    EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 0);
+    EXPECT_TRUE(layer->running_var.equal(at::ones({3})));
+  });
+}
+
+/// Two replicas, as torch::nn::parallel::data_parallel makes them.
+template <class Module>
+void expect_replicas_are_refused(const Module& net, const std::string& name) {
+  const std::vector<at::Device> devices(2, at::kCPU);
+  auto replicas = nn::parallel::replicate(net, devices);
+  const std::string message = message_of<UserError>([&] {
+    nn::parallel::parallel_apply(replicas, std::vector<at::Tensor>(2, at::randn({4, 3})));
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("layer '" + name + "'"), HasSubstr("data_parallel")));
+}
+
+TEST(ConvertTest, ReplicasOfDataParallelAreRefused) {
+  run_ranks(1, [](int) {
+    nn::Sequential net(nn::Linear(3, 3), nn::BatchNorm1d(3));
+    // What is not converted is libtorch's own affair.
+    auto replicas = nn::parallel::replicate(net.ptr(), std::vector<at::Device>(2, at::kCPU));
+    nn::parallel::parallel_apply(replicas, std::vector<at::Tensor>(2, at::randn({4, 3})));
+    dist::convert_sync_batchnorm(*net);
+    expect_replicas_are_refused(net.ptr(), "1");
+    nn::Sequential own(nn::Linear(3, 3), dist::SyncBatchNorm(3));
+    dist::convert_sync_batchnorm(*own);
+    expect_replicas_are_refused(own.ptr(), "1");
   });
 }
 

@@ -10,7 +10,6 @@
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
-#include <unistd.h>
 
 #include <functional>
 #include <string>
@@ -30,9 +29,9 @@
 #include <torch/nn/modules/linear.h>
 
 #include "batch_norm/batch_norm_kernels.h"
+#include "dist/gpus.h"
 #include "dist/tensors.h"
 #include "dist/training.h"
-#include "groups/cuda_support.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
@@ -43,17 +42,9 @@ namespace dist = syncbn::dist;
 using dist::detail::batch_norm_kernels;
 using dist::detail::BatchNormKernels;
 using syncbn::test::close;
+using syncbn::test::gpus;
 using syncbn::test::message_of;
 using syncbn::test::run_ranks;
-
-/// Counted in a process of its own: a process that has initialised CUDA cannot fork ranks.
-int gpus() {
-  const auto counted = syncbn::test::run_ranks_and_collect({.world_size = 1}, [](int) {
-    const auto* cuda = dist::detail::cuda_support();
-    ::_exit(cuda != nullptr ? cuda->device_count() : 0);
-  });
-  return counted[0].exit_code;
-}
 
 struct KernelCase {
   std::vector<int64_t> sizes;

@@ -1,19 +1,15 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/batch_norm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -27,10 +23,8 @@ namespace {
 namespace dist = syncbn::dist;
 using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
-using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::run_ranks;
-using ::testing::HasSubstr;
 
 /// What one process computes on the whole batch, in float64.
 struct Reference {
@@ -272,96 +266,90 @@ TEST(SyncBatchNormTest, WorksWithoutAffineAndWithoutRunningStatistics) {
   });
 }
 
-TEST(SyncBatchNormTest, SharesStatisticsWithinItsProcessGroupOnly) {
-  run_ranks(4, [](int rank) {
-    dist::init_process_group();
-    const auto group = dist::new_subgroups(2);
-    at::manual_seed(1);
-    SyncBatchNorm layer(SyncBatchNormOptions(3).process_group(group));
-    const at::Tensor batch = at::randn({8, 3});
-    layer->forward(batch.narrow(0, int64_t{2} * rank, 2));
-    const at::Tensor own = batch.narrow(0, rank < 2 ? 0 : 4, 4);
-    EXPECT_TRUE(close(layer->running_mean, own.mean(0) * 0.1));
-  });
-}
-
-TEST(SyncBatchNormTest, EqualsBatchNormInAWorldOfOne) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
-    at::manual_seed(1);
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    const at::Tensor batch = at::randn({6, 3, 4});
-    const at::Tensor expected =
-        at::batch_norm(batch, layer->weight, layer->bias, {}, {}, true, 0.1, 1e-5, false);
-    EXPECT_TRUE(layer->forward(batch).equal(expected));
-  });
-}
-
-TEST(SyncBatchNormTest, AForgottenInitProcessGroupIsAnError) {
-  run_ranks(1, [](int) {
-    ::setenv("WORLD_SIZE", "2", 1);
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    try {
-      layer->forward(at::randn({4, 3}));
-      FAIL() << "trained on this rank's statistics alone";
-    } catch (const UserError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("init_process_group"));
-    }
-  });
-}
-
-TEST(SyncBatchNormTest, OneValuePerChannelOverAllRanksIsAnErrorOnEveryRank) {
+TEST(SyncBatchNormTest, GradientsOfSeveralForwardsAccumulate) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
+    at::manual_seed(4);
     SyncBatchNorm layer(SyncBatchNormOptions(3));
-    try {
-      layer->forward(at::randn({rank == 0 ? 1 : 0, 3}));
-      FAIL() << "a variance of one value";
-    } catch (const UserError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("one value per channel"));
+    at::Tensor grad_weight = at::zeros({3}, at::kDouble);
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor batch = at::randn({6, 3});
+      const at::Tensor gradient = at::randn({6, 3});
+      const Reference expected =
+          whole_batch(batch, gradient, layer->weight, layer->bias, 0.1, 1e-5);
+      layer(batch.narrow(0, int64_t{3} * rank, 3)).backward(gradient.narrow(0, 3L * rank, 3));
+      grad_weight += expected.grad_weight;
     }
-    EXPECT_TRUE(layer->running_mean.equal(at::zeros({3})));
+    at::Tensor actual = layer->weight.grad().clone();
+    dist::all_reduce(actual);
+    EXPECT_TRUE(close(actual, grad_weight, 1e-5, 1e-5));
   });
 }
 
-TEST(SyncBatchNormTest, AllRanksEmptyLeavesTheRunningStatisticsAlone) {
-  run_ranks(2, [](int) {
+TEST(SyncBatchNormTest, ForwardsBeforeBackwardsKeepTheirOwnStatistics) {
+  run_ranks(2, [](int rank) {
     dist::init_process_group();
+    at::manual_seed(4);
     SyncBatchNorm layer(SyncBatchNormOptions(3));
-    const at::Tensor output = layer->forward(at::empty({0, 3, 2}).requires_grad_());
-    EXPECT_EQ(output.numel(), 0);
+    std::vector<at::Tensor> inputs, outputs, gradients;
+    std::vector<Reference> expected;
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor batch = at::randn({6, 3}) + i;
+      gradients.push_back(at::randn({6, 3}));
+      expected.push_back(
+          whole_batch(batch, gradients.back(), layer->weight, layer->bias, 0.1, 1e-5));
+      inputs.push_back(batch.narrow(0, 3L * rank, 3).clone().requires_grad_());
+      outputs.push_back(layer(inputs.back()));
+    }
+    for (size_t i = 3; i-- > 0;) {
+      outputs[i].backward(gradients[i].narrow(0, 3L * rank, 3));
+      EXPECT_TRUE(close(inputs[i].grad(), expected[i].grad_input.narrow(0, 3L * rank, 3)));
+    }
+  });
+}
+
+TEST(SyncBatchNormTest, WorksUnderAutocast) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(6);
+    const at::Tensor batch = at::randn({8, 5});
+    const at::Tensor filter = at::randn({4, 5});
+    SyncBatchNorm layer(SyncBatchNormOptions(4));
+    SyncBatchNorm exact(SyncBatchNormOptions(4));
+    const at::Tensor own = batch.narrow(0, 4L * rank, 4);
+    const at::Tensor expected = exact(at::linear(own, filter));
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor input = at::linear(own, filter).requires_grad_();
+    const at::Tensor output = layer(input);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    EXPECT_EQ(input.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(layer->running_mean.scalar_type(), at::kFloat);
+    EXPECT_TRUE(close(output, expected, 2e-2, 3e-2));
+    EXPECT_TRUE(close(layer->running_var, exact->running_var, 2e-2, 2e-2));
     output.sum().backward();
-    EXPECT_TRUE(layer->weight.grad().equal(at::zeros({3})));
-    EXPECT_TRUE(layer->running_mean.equal(at::zeros({3})));
-    EXPECT_TRUE(layer->running_var.equal(at::ones({3})));
+    EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
   });
 }
 
-TEST(SyncBatchNormTest, WrongInputsAreNamed) {
-  run_ranks(2, [](int) {
+TEST(SyncBatchNormTest, EvaluationBetweenForwardAndBackwardDisturbsNothing) {
+  run_ranks(2, [](int rank) {
     dist::init_process_group();
+    at::manual_seed(4);
     SyncBatchNorm layer(SyncBatchNormOptions(3));
-    const auto message = [&](const at::Tensor& input) -> std::string {
-      try {
-        layer->forward(input);
-      } catch (const UserError& error) {
-        return error.what();
-      }
-      return "nothing was thrown";
-    };
-    EXPECT_THAT(message(at::randn({4})), HasSubstr("2 to 5 dimensions"));
-    EXPECT_THAT(message(at::randn({4, 2})), HasSubstr("3 channels"));
-    EXPECT_THAT(message(at::ones({4, 3}, at::kLong)), HasSubstr("floating-point"));
-  });
-}
-
-TEST(SyncBatchNormTest, AGradientOfTheGradientIsRefused) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    const at::Tensor output = layer->forward(at::randn({4, 3}).requires_grad_());
-    EXPECT_THROW(output.sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true),
-                 UserError);
+    const at::Tensor batch = at::randn({6, 3});
+    const at::Tensor gradient = at::randn({6, 3});
+    const Reference expected = whole_batch(batch, gradient, layer->weight, layer->bias, 0.1, 1e-5);
+    const at::Tensor input = batch.narrow(0, 3L * rank, 3).clone().requires_grad_();
+    const at::Tensor output = layer(input);
+    layer->eval();
+    // Ranks evaluate as often as they like.
+    for (int i = 0; i <= rank; ++i) layer(at::randn({2, 3}));
+    layer->train();
+    output.backward(gradient.narrow(0, 3L * rank, 3));
+    EXPECT_TRUE(close(input.grad(), expected.grad_input.narrow(0, 3L * rank, 3)));
+    EXPECT_TRUE(close(layer->running_mean, expected.running_mean));
+    EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 1);
   });
 }
 

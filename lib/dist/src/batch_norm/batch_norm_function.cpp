@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 
+#include <vector>
+
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/threshold_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "batch_norm/batch_norm_kernels.h"
-#include "collectives/gather_rows.h"
-#include "ddp/join_statistics.h"
+#include "batch_norm/statistics_sink.h"
+#include "batch_norm/statistics_tape.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -43,30 +46,38 @@ void check_input(const BatchNormArguments& arguments) {
                                         tensor->device().str(), input.device().str()));
     }
   }
+  if (arguments.residual.defined() && arguments.residual.sizes() != input.sizes()) {
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: what is added must have the sizes of the input {}, it has {}",
+                    c10::str(input.sizes()), c10::str(arguments.residual.sizes())));
+  }
 }
 
 namespace {
 
 /// The ranks' statistics, [W, 2C+1] float64: mean, m2, count.
-at::Tensor exchange(const Moments& moments, int64_t count, const ProcessGroupPtr& group) {
+at::Tensor gather(const Moments& moments, int64_t count, const Exchange& exchange) {
   const at::Tensor own_count = at::full({1}, static_cast<double>(count), moments.mean.options());
-  const at::Tensor row = at::cat({moments.mean, moments.m2, own_count}).unsqueeze_(0);
-  announce_gather(row, group);
-  return gather_rows(row, group);
+  return exchange.gather(at::cat({moments.mean, moments.m2, own_count}));
 }
 
 /// The sums over all ranks: the same bits on each.
-BackwardSums exchange(const BackwardSums& sums, const ProcessGroupPtr& group) {
-  const at::Tensor own = at::cat({sums.dy, sums.dy_xmu}).unsqueeze_(0);
-  announce_sum(own, group);
-  const auto halves = sum_rows(own, group).chunk(2);
+BackwardSums sum(const BackwardSums& sums, const Exchange& exchange) {
+  const auto halves = exchange.sum(at::cat({sums.dy, sums.dy_xmu})).chunk(2);
   return {halves[0], halves[1]};
 }
 
 /// running = (1 - momentum) * running + momentum * new, with the unbiased variance.
 void update_running_statistics(const BatchNormArguments& arguments, const MergedMoments& merged) {
-  const auto blend = [&](const at::Tensor& running, const at::Tensor& value) {
-    if (running.defined()) running.lerp_(value.to(running.scalar_type()), arguments.momentum);
+  double momentum = arguments.momentum.value_or(0);
+  if (arguments.num_batches_tracked.defined()) {
+    arguments.num_batches_tracked.add_(1);
+    if (!arguments.momentum) {
+      momentum = 1.0 / static_cast<double>(arguments.num_batches_tracked.item<int64_t>());
+    }
+  }
+  const auto blend = [momentum](const at::Tensor& running, const at::Tensor& value) {
+    if (running.defined()) running.lerp_(value.to(running.scalar_type()), momentum);
   };
   blend(arguments.running_mean, merged.mean);
   if (arguments.running_var.defined()) {
@@ -74,79 +85,175 @@ void update_running_statistics(const BatchNormArguments& arguments, const Merged
   }
 }
 
+/// Statistics over all ranks, which also go into the running ones.
+MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& exchange,
+                         bool& updated) {
+  const at::Tensor& input = arguments.input;
+  const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
+  const int64_t channels = input.size(1);
+  const int64_t count = channels == 0 ? 0 : input.numel() / channels;
+  MergedMoments merged = kernels.merge(gather(kernels.moments(input), count, exchange));
+  // Two values or more here are two or more everywhere; only fewer need a look at the sum, which
+  // on a GPU waits for it.
+  const double total = count > 1 ? 2.0 : merged.count.item<double>();
+  if (total == 1) {
+    throw base::UserError(fmt::format(
+        "SyncBatchNorm: one value per channel over {} (input {} here) has no variance to train "
+        "with; use a larger batch",
+        exchange.ranks() == 1 ? "one rank" : fmt::format("all {} ranks", exchange.ranks()),
+        c10::str(input.sizes())));
+  }
+  if (StatisticsSink* const sink = StatisticsSink::current()) {
+    sink->add(arguments.running_mean, merged);
+    return merged;
+  }
+  updated = total > 1;
+  if (updated) update_running_statistics(arguments, merged);
+  return merged;
+}
+
+/// exchange.sum() for autograd: what each rank's value does to the sum, it does to all ranks'.
+class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& own,
+                            const c10::intrusive_ptr<Exchange>& exchange) {
+    context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
+    return exchange->sum(own);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
+    const auto exchange =
+        c10::static_intrusive_pointer_cast<Exchange>(context->saved_data["exchange"].toCapsule());
+    return {SumOverRanks::apply(grad_outputs[0].contiguous(), exchange), at::Tensor()};
+  }
+};
+
+struct Gradients {
+  at::Tensor input, weight, bias;
+};
+
+/// The gradients by operations that autograd knows, for gradients of gradients. Deviations are
+/// taken from the saved mean, a constant, whose distance from the mean (zero but for rounding)
+/// carries the mean's own gradient; so one exchange has all that is summed.
+Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tensor& input,
+                                   const at::Tensor& weight, const MergedMoments& saved, double eps,
+                                   const c10::intrusive_ptr<Exchange>& exchange) {
+  const at::ScalarType type = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  std::vector<int64_t> per_channel(static_cast<size_t>(input.dim()), 1);
+  per_channel[1] = input.size(1);
+  std::vector<int64_t> summed{0};
+  for (int64_t dim = 2; dim < input.dim(); ++dim) summed.push_back(dim);
+  const auto spread = [&](const at::Tensor& values) { return values.to(type).view(per_channel); };
+  const auto sum = [&](const at::Tensor& values) {
+    return values.sum(summed, /*keepdim=*/false, at::kDouble);
+  };
+  const at::Tensor dy = grad_output.to(type);
+  const at::Tensor deviation = input.to(type) - spread(saved.mean);
+  const at::Tensor own_dy = sum(dy);
+  const at::Tensor own_dy_x = sum(dy * deviation);
+  const at::Tensor own = at::cat({sum(deviation), sum(deviation * deviation), own_dy, own_dy_x});
+  const auto means = (SumOverRanks::apply(own, exchange) / saved.count.clamp_min(1.0)).chunk(4);
+  const at::Tensor& shift = means[0];
+  const at::Tensor invstd = (means[1] - shift * shift + eps).rsqrt();
+  const at::Tensor mean_dy_xmu = means[3] - shift * means[2];
+  const at::Tensor scale = weight.defined() ? invstd * weight.to(at::kDouble) : invstd;
+  Gradients result;
+  result.input = (dy - spread(means[2]) -
+                  (deviation - spread(shift)) * spread(invstd * invstd * mean_dy_xmu)) *
+                 spread(scale);
+  result.weight = (own_dy_x - shift * own_dy) * invstd;
+  result.bias = own_dy;
+  return result;
+}
+
 class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunction> {
  public:
-  // Weight and bias are named again for autograd: it looks for them among the arguments.
+  // Tensors are named again for autograd: it looks for them among the arguments.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const std::optional<at::Tensor>& /*weight*/,
                             const std::optional<at::Tensor>& /*bias*/,
-                            const BatchNormArguments& arguments, const ProcessGroupPtr& group) {
-    const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
-    const int64_t channels = input.size(1);
-    const int64_t count = channels == 0 ? 0 : input.numel() / channels;
-
-    const MergedMoments merged = kernels.merge(exchange(kernels.moments(input), count, group));
-    // Two values or more here are two or more everywhere; only fewer need a look at the sum, which
-    // on a GPU waits for it.
-    const double total = count > 1 ? 2.0 : merged.count.item<double>();
-    if (total == 1) {
-      throw base::UserError(fmt::format(
-          "SyncBatchNorm: the {} ranks together have one value per channel (input {} here), whose "
-          "variance is not defined; train with a larger batch",
-          group->getSize(), c10::str(input.sizes())));
-    }
-    if (total > 1) update_running_statistics(arguments, merged);
-
+                            const std::optional<at::Tensor>& /*residual*/,
+                            const BatchNormArguments& arguments,
+                            const c10::intrusive_ptr<Exchange>& exchange, bool* updated) {
+    const MergedMoments merged =
+        TapeScope::next([&] { return statistics(arguments, *exchange, *updated); });
     // No values at all must not become 0 / 0, which would reach the gradients of the parameters.
     const at::Tensor variance = merged.m2 / merged.count.clamp_min(1.0);
     const at::Tensor invstd = (variance + arguments.eps).rsqrt_();
-    context->save_for_backward({input, arguments.weight, merged.mean, invstd, merged.count});
-    context->saved_data["group"] = group;
+    at::Tensor output =
+        batch_norm_kernels(input.device().type())
+            .transform(input, arguments.weight, arguments.bias, merged.mean, invstd);
+    if (arguments.residual.defined()) output.add_(arguments.residual);
+    if (arguments.relu) output.relu_();
+    context->save_for_backward({input, arguments.weight, merged.mean, merged.m2, merged.count,
+                                invstd, arguments.relu ? output : at::Tensor()});
+    context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
+    context->saved_data["eps"] = arguments.eps;
     context->saved_data["has_bias"] = arguments.bias.defined();
-    return kernels.transform(input, arguments.weight, arguments.bias, merged.mean, invstd);
+    context->saved_data["has_residual"] = arguments.residual.defined();
+    return output;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
-    if (at::GradMode::is_enabled()) {
-      throw base::UserError(
-          "SyncBatchNorm: a gradient of its gradient (create_graph=true) is not supported");
-    }
     const auto saved = context->get_saved_variables();
-    const at::Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &invstd = saved[3],
-                     &count = saved[4];
-    const auto group = context->saved_data["group"].toCustomClass<c10d::ProcessGroup>();
-    const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
-    const at::Tensor& grad_output = grad_outputs[0];
+    const at::Tensor &input = saved[0], &weight = saved[1], &invstd = saved[5], &output = saved[6];
+    const MergedMoments merged{saved[2], saved[3], saved[4]};
+    const auto exchange =
+        c10::static_intrusive_pointer_cast<Exchange>(context->saved_data["exchange"].toCapsule());
+    const at::Tensor grad_output = output.defined()
+                                       ? at::threshold_backward(grad_outputs[0], output.detach(), 0)
+                                       : grad_outputs[0];
 
-    const BackwardSums sums = kernels.backward_reduce(grad_output, input, mean, invstd);
-    at::Tensor grad_weight;
-    at::Tensor grad_bias;
-    // Autograd counts the tensors that were given: input, weight if any, bias if any.
+    // Autograd counts the tensors that were given: the input, and those of the others that are.
     size_t index = 1;
-    const bool has_bias = context->saved_data["has_bias"].toBool();
-    if (weight.defined() && context->needs_input_grad(index++)) {
-      grad_weight = sums.dy_xmu * invstd;
+    const auto is_needed = [&](bool given) { return given && context->needs_input_grad(index++); };
+    const bool needs_input = context->needs_input_grad(0);
+    const bool needs_weight = is_needed(weight.defined());
+    const bool needs_bias = is_needed(context->saved_data["has_bias"].toBool());
+    const bool needs_residual = is_needed(context->saved_data["has_residual"].toBool());
+
+    Gradients gradients;
+    if (at::GradMode::is_enabled()) {
+      gradients = differentiable_gradients(grad_output, input, weight, merged,
+                                           context->saved_data["eps"].toDouble(), exchange);
+    } else {
+      const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
+      const BackwardSums sums = kernels.backward_reduce(grad_output, input, merged.mean, invstd);
+      if (needs_weight) gradients.weight = sums.dy_xmu * invstd;
+      gradients.bias = sums.dy;
+      // Whether the input needs a gradient follows from the network, so all ranks agree.
+      if (needs_input) {
+        gradients.input = kernels.backward_elementwise(grad_output, input, weight, merged.mean,
+                                                       invstd, sum(sums, *exchange), merged.count);
+      }
     }
-    if (has_bias && context->needs_input_grad(index)) grad_bias = sums.dy;
-    at::Tensor grad_input;
-    // Whether the input needs a gradient follows from the network, so all ranks agree.
-    if (context->needs_input_grad(0)) {
-      grad_input = kernels.backward_elementwise(grad_output, input, weight, mean, invstd,
-                                                exchange(sums, group), count);
-    }
-    return {grad_input, grad_weight, grad_bias, at::Tensor(), at::Tensor()};
+    const auto if_needed = [](bool needed, const at::Tensor& gradient) {
+      return needed ? gradient : at::Tensor();
+    };
+    return {if_needed(needs_input, gradients.input),
+            if_needed(needs_weight, gradients.weight),
+            if_needed(needs_bias, gradients.bias),
+            if_needed(needs_residual, grad_output),
+            {},
+            {},
+            {}};
   }
 };
 
 }  // namespace
 
-at::Tensor sync_batch_norm(const BatchNormArguments& arguments, const ProcessGroupPtr& group) {
+BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const BatchNormLayer& layer) {
   check_input(arguments);
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };
-  return SyncBatchNormFunction::apply(arguments.input, optional(arguments.weight),
-                                      optional(arguments.bias), arguments, group);
+  const auto exchange =
+      c10::make_intrusive<Exchange>(*layer.name, arguments.input.size(1),
+                                    arguments.input.scalar_type(), layer.group, layer.timeout);
+  BatchNormResult result;
+  result.output = SyncBatchNormFunction::apply(
+      arguments.input, optional(arguments.weight), optional(arguments.bias),
+      optional(arguments.residual), arguments, exchange, &result.updated);
+  return result;
 }
 
 }  // namespace syncbn::dist::detail

@@ -111,12 +111,12 @@ int64_t for_rows(const Shape& shape, Run run) {
 
 MergedMoments merge(const at::Tensor& gathered) {
   const int64_t ranks = gathered.size(0);
-  const int64_t width = gathered.size(1);
-  const int64_t c_size = (width - 1) / 2;
+  const int64_t c_size = (gathered.size(1) - 1) / 2;
+  const int64_t stride = gathered.stride(0);
   const double* in = gathered.const_data_ptr<double>();
   MergedMoments merged{doubles({c_size}), doubles({c_size}), doubles({})};
   double total = 0;
-  for (int64_t rank = 0; rank < ranks; ++rank) total += in[rank * width + width - 1];
+  for (int64_t rank = 0; rank < ranks; ++rank) total += in[rank * stride + 2 * c_size];
   *merged.count.mutable_data_ptr<double>() = total;
   double* mean = merged.mean.mutable_data_ptr<double>();
   double* m2 = merged.m2.mutable_data_ptr<double>();
@@ -125,14 +125,14 @@ MergedMoments merge(const at::Tensor& gathered) {
   if (total == 0) return merged;
   // Ranks without values sent arbitrary statistics: a factor of 0 would not hide a NaN.
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    const double* one = in + rank * width;
-    const double count = one[width - 1];
+    const double* one = in + rank * stride;
+    const double count = one[2 * c_size];
     if (count == 0) continue;
     for (int64_t c = 0; c < c_size; ++c) mean[c] += one[c] * (count / total);
   }
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    const double* one = in + rank * width;
-    const double count = one[width - 1];
+    const double* one = in + rank * stride;
+    const double count = one[2 * c_size];
     if (count == 0) continue;
     for (int64_t c = 0; c < c_size; ++c) {
       const double delta = one[c] - mean[c];

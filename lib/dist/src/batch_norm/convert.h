@@ -1,11 +1,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
 
 #include <syncbn/dist/process_group.h>
+
+#include "batch_norm/exchange.h"
 
 namespace syncbn::dist::detail {
 
@@ -13,17 +16,26 @@ namespace syncbn::dist::detail {
 // running mean, or, without running statistics, by its weight: the tensors that aten::batch_norm
 // gets, whose TensorImpl stays the same through to() and loading a state.
 
-/// Shares the statistics of the layer with this key tensor over `group` (may be empty: the group of
-/// statistics_group()). `is_training` is asked where it matters: a layer without running statistics
-/// calls aten::batch_norm with training=true in evaluation too.
-void register_layer(const at::Tensor& key, const ProcessGroupPtr& group,
-                    std::function<bool()> is_training);
+struct ConvertedLayer {
+  std::shared_ptr<const LayerName> name;
+  ProcessGroupPtr group;  ///< may be empty: the group of statistics_group()
+  Timeout timeout;
+  /// Asked where it matters: a layer without running statistics calls aten::batch_norm with
+  /// training=true in evaluation too.
+  std::function<bool()> is_training;
+  /// Counted up by the module ahead of its call; undefined when it has none.
+  std::function<at::Tensor()> num_batches_tracked;
+  bool alone = false;  ///< nothing is exchanged, whatever the group
+};
 
-void unregister_layer(const at::Tensor& key);
+/// Shares the statistics of the layer with this key tensor from now on.
+/// @param weight of the layer, if any: by it replicas are recognised.
+void register_layer(const at::Tensor& key, const at::Tensor& weight, ConvertedLayer layer);
 
-/// The group of the layer that these tensors belong to; nullopt when it is not converted, or is
-/// being evaluated.
-std::optional<ProcessGroupPtr> find_layer(const at::Tensor& running_mean, const at::Tensor& weight);
+void unregister_layer(const at::Tensor& key, const at::Tensor& weight);
+
+/// For tests: the number of keys, of which a layer has one or two.
+size_t registered_keys();
 
 /// The group that a layer with this key was converted with, training or not; nullopt when it was
 /// not converted.

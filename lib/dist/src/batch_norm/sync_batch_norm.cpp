@@ -6,9 +6,13 @@
 #include <ATen/Context.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 
 #include "batch_norm/batch_norm_function.h"
+#include "batch_norm/layer_naming.h"
+#include "batch_norm/replica.h"
+#include "batch_norm/statistics_tape.h"
 #include "groups/world.h"
 
 namespace syncbn::dist {
@@ -23,6 +27,9 @@ void SyncBatchNormImpl::reset() {
     throw base::UserError(
         fmt::format("SyncBatchNorm: num_features must be positive, got {}", channels));
   }
+  // A clone, which calls this, is another layer of the same name.
+  name_ = std::make_shared<detail::LayerName>(
+      detail::LayerName{.given = name_ ? name_->given : options.name()});
   // Undefined ones are registered too: the names are the same whatever the options, as in torch.
   const bool affine = options.affine();
   weight = register_parameter("weight", affine ? at::ones({channels}) : at::Tensor(), affine);
@@ -60,38 +67,44 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
       options.track_running_stats());
 }
 
-at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
+at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor& residual) {
   detail::BatchNormArguments arguments{.input = input,
                                        .weight = weight,
                                        .bias = bias,
                                        .running_mean = running_mean,
                                        .running_var = running_var,
-                                       .momentum = 0,
-                                       .eps = options.eps()};
+                                       .num_batches_tracked = num_batches_tracked,
+                                       .momentum = options.momentum(),
+                                       .eps = options.eps(),
+                                       .residual = residual,
+                                       .relu = options.fuse_relu()};
   detail::check_input(arguments);
-  ProcessGroupPtr group;
   if (is_training()) {
-    group = detail::statistics_group(options.process_group());
-    const bool alone = !group || group->getSize() == 1;
-    if (alone && input.numel() == input.size(1)) {
-      throw base::UserError(fmt::format(
-          "SyncBatchNorm: one value per channel (input {}) has no variance to train with; use a "
-          "larger batch",
-          c10::str(input.sizes())));
-    }
-    if (alone) group = nullptr;
-    if (num_batches_tracked.defined()) {
-      num_batches_tracked.add_(1);
-      // The weight of this batch; without a momentum, all batches weigh the same.
-      arguments.momentum = options.momentum()
-                               ? *options.momentum()
-                               : 1.0 / static_cast<double>(num_batches_tracked.item<int64_t>());
-    }
+    detail::refuse_replicas(weight, *name_);
+    const detail::BatchNormLayer layer{name_, detail::statistics_group_of(options),
+                                       options.sync_timeout()};
+    return detail::sync_batch_norm(arguments, layer).output;
   }
-  if (group) return detail::sync_batch_norm(arguments, group);
-  const bool use_batch = is_training() || !running_mean.defined();
-  return at::batch_norm(input, weight, bias, running_mean, running_var, use_batch,
-                        arguments.momentum, options.eps(), at::globalContext().userEnabledCuDNN());
+  at::Tensor output = at::batch_norm(input, weight, bias, running_mean, running_var,
+                                     /*training=*/!running_mean.defined(), /*momentum=*/0,
+                                     options.eps(), at::globalContext().userEnabledCuDNN());
+  if (residual.defined()) output = output + residual;
+  return options.fuse_relu() ? at::relu(output) : output;
 }
+
+namespace detail {
+
+ProcessGroupPtr statistics_group_of(const SyncBatchNormOptions& options) {
+  if (options.group_size() == 0) return statistics_group(options.process_group());
+  if (options.process_group()) {
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: both process_group and group_size ({}) are given; group_size "
+                    "splits the default group's ranks",
+                    options.group_size()));
+  }
+  return statistics_subgroup(options.group_size());
+}
+
+}  // namespace detail
 
 }  // namespace syncbn::dist

@@ -50,12 +50,14 @@ at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Time
   return all;
 }
 
-at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group) {
+at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   // Where a row reaches all ranks in one hop, gathering all and adding them up is quicker than
   // Gloo's all-reduce with its 2 (W - 1) hops.
-  if (gathers_in_one_hop(row, group)) return gather_rows(row, group).sum(0);
+  if (gathers_in_one_hop(row, group)) return gather_rows(row, group, timeout).sum(0);
   std::vector<at::Tensor> total{row.clone()};
-  group->allreduce(total)->wait();
+  c10d::AllreduceOptions options;
+  if (timeout) options.timeout = *timeout;
+  group->allreduce(total, options)->wait();
   return total[0].view({-1});
 }
 

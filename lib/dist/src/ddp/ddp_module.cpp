@@ -9,13 +9,16 @@
 #include <torch/nn/modules/embedding.h>
 
 #include "batch_norm/convert.h"
+#include "batch_norm/layer_naming.h"
 
 namespace syncbn::dist::detail {
 namespace {
 
 class EagerModule : public WrappedModule {
  public:
-  explicit EagerModule(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
+  explicit EagerModule(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
+    LayerNaming::name_layers(*module_);
+  }
 
   std::string class_name() const override { return module_->name(); }
 
@@ -43,7 +46,8 @@ class EagerModule : public WrappedModule {
     SyncLayers found;
     for (const auto& layer : module_->modules()) {
       if (const auto* own = layer->as<SyncBatchNormImpl>()) {
-        found.add(own->options.process_group(),
+        const auto& options = own->options;
+        found.add(options.group_size() > 0 ? statistics_group_of(options) : options.process_group(),
                   {own->running_mean, own->running_var, own->num_batches_tracked});
       }
       add_converted(found, layer->as<torch::nn::BatchNorm1dImpl>());

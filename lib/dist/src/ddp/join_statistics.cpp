@@ -8,6 +8,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "batch_norm/exchange.h"
 #include "collectives/gather_rows.h"
 
 namespace syncbn::dist::detail {
@@ -82,9 +83,11 @@ JoinStatistics::Announcement JoinStatistics::serve() {
     const auto options = at::TensorOptions().device(device_).dtype(heard.dtype);
     switch (heard.step) {
       case Step::kGather:
+        count_exchange(group_);
         gather_rows(at::zeros({1, heard.columns}, options), group_);
         break;
       case Step::kSum:
+        count_exchange(group_);
         sum_rows(at::zeros({1, heard.columns}, options), group_);
         break;
       default:

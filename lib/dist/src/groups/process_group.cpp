@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -52,7 +53,8 @@ struct World {
   std::shared_ptr<PeerWatch> watch;  ///< null in a world of one, and with ranks of Python's
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
-  ProcessGroupPtr statistics;  ///< made at first use
+  ProcessGroupPtr statistics;                           ///< made at first use
+  std::map<int, ProcessGroupPtr> statistics_subgroups;  ///< the same, by size
 };
 
 // Not destroyed at exit: libtorch's own statics may be gone by then.
@@ -270,6 +272,22 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
   if (it.place.world_size == 1) return nullptr;
   if (!it.statistics) it.statistics = new_group(all_ranks(it));
   return it.statistics;
+}
+
+ProcessGroupPtr statistics_subgroup(int group_size) {
+  // An error, or this rank alone.
+  if (!world() || !all_ranks_are_ours({})) return statistics_group({});
+  const int size = world()->place.world_size;
+  if (group_size < 1 || size % group_size != 0) {
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: group_size is {}, and {} ranks cannot be split into groups of "
+                    "as many neighbours; it must divide the number of ranks",
+                    group_size, size));
+  }
+  if (group_size == size) return statistics_group({});
+  ProcessGroupPtr& group = world()->statistics_subgroups[group_size];
+  if (!group) group = new_subgroups(group_size);
+  return group;
 }
 
 }  // namespace detail

@@ -25,4 +25,8 @@ bool all_ranks_are_ours(const ProcessGroupPtr& group);
 ///   when not all ranks are ours.
 ProcessGroupPtr statistics_group(const ProcessGroupPtr& group);
 
+/// The same over `group_size` neighbouring ranks: made at its first use, by all ranks.
+/// @throws base::UserError also when the ranks cannot be split into such groups.
+ProcessGroupPtr statistics_subgroup(int group_size);
+
 }  // namespace syncbn::dist::detail

@@ -1,12 +1,16 @@
 #pragma once
 
+#include <chrono>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
-// torch::nn::Module, ModuleHolder and Cloneable.
+// torch::nn::Module, ModuleHolder and Cloneable; FORWARD_HAS_DEFAULT_ARGS and AnyValue.
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/pimpl.h>
 
 #include <syncbn/dist/process_group.h>
@@ -16,6 +20,11 @@ struct Module;
 }
 
 namespace syncbn::dist {
+
+namespace detail {
+struct LayerName;
+class LayerNaming;
+}  // namespace detail
 
 /// Options of SyncBatchNorm; the same names and defaults as torch.nn.SyncBatchNorm.
 struct SyncBatchNormOptions {
@@ -33,6 +42,20 @@ struct SyncBatchNormOptions {
   TORCH_ARG(bool, track_running_stats) = true;
   /// The ranks that share statistics; empty: all ranks, through a group of SyncBatchNorm's own.
   TORCH_ARG(ProcessGroupPtr, process_group) = {};
+
+  // What torch.nn.SyncBatchNorm does not have.
+
+  /// Statistics over groups of so many neighbouring ranks (0 … n-1, n … 2n-1, …), which must
+  /// divide the number of ranks; 0: over all. Not together with process_group.
+  TORCH_ARG(int, group_size) = 0;
+  /// The longest that an exchange may take; the group's timeout when not given.
+  TORCH_ARG(std::optional<std::chrono::milliseconds>, sync_timeout) = std::nullopt;
+  /// Apply ReLU to the result, in one with the layer.
+  TORCH_ARG(bool, fuse_relu) = false;
+  /// What messages call the layer, and what is compared between ranks. When empty, the name in
+  /// DistributedDataParallel's module or in that which convert_sync_batchnorm() was called with;
+  /// outside both, the number of the layer in the order in which the group's layers first ran.
+  TORCH_ARG(std::string, name) = {};
 };
 
 /// Batch normalisation with statistics over the batches of all ranks of a process group
@@ -43,21 +66,26 @@ struct SyncBatchNormOptions {
 /// those of torch::nn::BatchNorm on the concatenation of all ranks' inputs. Statistics are computed
 /// in float32 or better, merged by Chan, Golub and LeVeque's formula, with an exact count.
 ///
-/// Every rank of the group runs each forward (and its backward) the same number of times. In
-/// evaluation mode, or in a group of one rank, nothing is exchanged. DistributedDataParallel is not
-/// needed for the statistics.
+/// Every rank of the group runs each forward (and its backward) the same number of times; on CPUs,
+/// ranks that are in different layers are told so, both, and a rank that does not come is named at
+/// the timeout. In evaluation mode, or in a group of one rank, nothing is exchanged.
+/// DistributedDataParallel is not needed for the statistics. Gradients of gradients
+/// (create_graph=true) work; they exchange once more per order.
 ///
 /// Unlike PyTorch's, it works on CPUs, keeps precision for small variances, and does not count on
-/// every rank having the same batch.
+/// every rank having the same batch. A batch that is empty on every rank changes no buffer.
 ///
 /// @throws (forward) base::UserError when WORLD_SIZE is above 1 and init_process_group was not
-///   called, for an input of the wrong shape, and when all ranks together have one value a channel;
-///   base::UnavailableError when a peer fails. Not to be called from two threads at a time.
+///   called, for an input of the wrong shape, when all ranks together have one value a channel,
+///   when the ranks are in different layers, or inside torch::nn::parallel::data_parallel, whose
+///   replicas are no ranks; base::UnavailableError when a peer fails. Not to be called from two
+///   threads at a time.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
   explicit SyncBatchNormImpl(const SyncBatchNormOptions& options);
 
-  at::Tensor forward(const at::Tensor& input);
+  /// @param residual of the input's sizes: added to the result, ahead of ReLU.
+  at::Tensor forward(const at::Tensor& input, const at::Tensor& residual = {});
   void reset() override;
   void reset_parameters();
   void reset_running_stats();
@@ -69,6 +97,13 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   at::Tensor running_mean;         ///< [C], undefined without track_running_stats
   at::Tensor running_var;          ///< [C], unbiased
   at::Tensor num_batches_tracked;  ///< scalar int64
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())})
+
+ private:
+  friend class detail::LayerNaming;
+  std::shared_ptr<detail::LayerName> name_;
 };
 TORCH_MODULE(SyncBatchNorm);
 
@@ -83,19 +118,32 @@ struct ConvertReport {
 };
 
 /// Makes every BatchNorm1d/2d/3d below `module`, and `module` itself, share its statistics over
-/// `group` while training: in place, so that parameters, buffers, names, optimizers and references
-/// to the layers stay as they are. Works wherever the layers sit (Sequential, ModuleHolder members,
-/// containers of containers) since the layers themselves are not replaced: from now on this
-/// process's aten::batch_norm looks its layer up.
-/// A clone of a converted module is not converted. Not thread-safe.
+/// `group` while training: in place, so that parameters, buffers, names, optimizers, hooks and
+/// references to the layers stay as they are. Works wherever the layers sit (Sequential,
+/// ModuleHolder members, containers of containers, inside DistributedDataParallel) since the layers
+/// themselves are not replaced: from now on this process's aten::batch_norm looks its layer up.
+/// Moving the module, loading a state and wrapping it keep it converted; a clone is not converted.
+/// SyncBatchNorm layers below `module` stay as they are. Not thread-safe.
 ///
 /// libtorch checks for more than one value per channel on each rank before the layer is reached: a
 /// converted layer still refuses such an input, where SyncBatchNorm itself takes it.
-ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroupPtr& group = {});
+///
+/// Inside torch::nn::parallel::data_parallel, whose replicas are clones, converted layers throw
+/// base::UserError, those without a weight excepted.
+///
+/// @param sync_timeout as in SyncBatchNormOptions
+ConvertReport convert_sync_batchnorm(
+    torch::nn::Module& module, const ProcessGroupPtr& group = {},
+    std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
 
-/// The same for a TorchScript module: rewrites the graphs of all its methods.
-/// Undo it before saving the module: Python does not know the operator that is put in.
-ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGroupPtr& group = {});
+/// The same for a TorchScript module, whether or not it ran already: rewrites the graphs of all its
+/// methods, also the check for one value per channel. `module` then refers to the rewritten module;
+/// other handles to it still run the old one. So where DistributedDataParallel was made before,
+/// convert its module().
+/// Undo it before saving the module: Python does not know the operators that are put in.
+ConvertReport convert_sync_batchnorm(
+    torch::jit::Module& module, const ProcessGroupPtr& group = {},
+    std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
 
 /// Undoes convert_sync_batchnorm.
 void revert_sync_batchnorm(torch::nn::Module& module);

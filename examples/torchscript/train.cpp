@@ -1,0 +1,82 @@
+// Trains a network that Python exported as TorchScript, split over the ranks, with batch
+// normalisation over all of them: train FILE
+//
+// What makes it distributed: init_process_group, convert_sync_batchnorm and
+// DistributedDataParallel. Nothing in the network is changed.
+#include <cstdio>
+#include <exception>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/optim/sgd.h>
+
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+namespace dist = syncbn::dist;
+
+namespace {
+
+constexpr int64_t kClasses = 4;
+constexpr int64_t kBatch = 8;  // of each rank
+
+/// Images of one class are bright in one quarter.
+at::Tensor make_images(const at::Tensor& labels) {
+  at::Tensor images = at::randn({labels.size(0), 3, 16, 16});
+  for (int64_t i = 0; i < labels.size(0); ++i) {
+    const auto label = labels[i].item<int64_t>();
+    images[i].narrow(1, label / 2 * 8, 8).narrow(2, label % 2 * 8, 8).add_(1);
+  }
+  return images;
+}
+
+void train(const char* file) {
+  dist::init_process_group();
+  torch::jit::Module net = torch::jit::load(file);
+  net.train();
+  const auto report = dist::convert_sync_batchnorm(net);
+  for (const auto& layer : report.not_converted) {
+    std::fprintf(stderr, "%s: %s\n", layer.name.c_str(), layer.reason.c_str());
+  }
+  dist::DistributedDataParallel<torch::jit::Module> ddp(net);
+
+  std::vector<at::Tensor> parameters;
+  for (const at::Tensor& parameter : net.parameters()) parameters.push_back(parameter);
+  torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.05).momentum(0.9));
+  at::manual_seed(static_cast<uint64_t>(dist::rank()));
+  if (dist::rank() == 0) std::printf("%zu layers converted\n", report.converted.size());
+  for (int step = 1; step <= 20; ++step) {
+    const at::Tensor labels = at::randint(kClasses, {kBatch}, at::kLong);
+    optimizer.zero_grad();
+    at::Tensor loss = at::cross_entropy_loss(ddp(make_images(labels)).toTensor(), labels);
+    loss.backward();
+    optimizer.step();
+    loss = loss.detach();
+    dist::all_reduce(loss);
+    if (dist::rank() == 0 && step % 10 == 0) {
+      std::printf("step %d  loss %.3f\n", step, loss.item<double>() / dist::world_size());
+    }
+  }
+  if (dist::rank() != 0) return;
+  // Python does not know the operator of converted layers.
+  dist::revert_sync_batchnorm(net);
+  net.save(file);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: %s FILE\n", argv[0]);
+    return 2;
+  }
+  try {
+    train(argv[1]);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,165 @@
+#include <syncbn/dist/batch_norm_statistics.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include "batch_norm/convert.h"
+#include "batch_norm/named_layers.h"
+#include "batch_norm/statistics_sink.h"
+
+namespace syncbn::dist {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+bool is_statistic(const std::string& name) {
+  return name.ends_with("running_mean") || name.ends_with("running_var");
+}
+
+/// Through float64, which holds other floating-point types exactly, and in one message.
+void distribute(const Tensors& buffers, bool reduce, const ProcessGroupPtr& group) {
+  if (buffers.empty() || world_size(group) == 1) return;
+  const at::NoGradGuard no_grad;
+  Tensors flat;
+  for (const at::Tensor& buffer : buffers) {
+    flat.push_back(buffer.to(buffers[0].device(), at::kDouble).flatten());
+  }
+  at::Tensor all = at::cat(flat);
+  if (reduce) {
+    all_reduce(all, c10d::ReduceOp::SUM, group);
+    all.div_(world_size(group));
+  } else {
+    broadcast(all, 0, group);
+  }
+  int64_t begin = 0;
+  for (const at::Tensor& buffer : buffers) {
+    buffer.copy_(all.narrow(0, begin, buffer.numel()).view(buffer.sizes()));
+    begin += buffer.numel();
+  }
+}
+
+struct Layer {
+  std::string name;
+  at::Tensor running_mean;
+  at::Tensor running_var;
+};
+
+/// The layers whose statistics update_bn_stats() is to find, each of which reports to a
+/// StatisticsSink while this lives.
+class Layers {
+ public:
+  explicit Layers(const torch::nn::Module& module) {
+    detail::install_batch_norm_override();
+    detail::for_each_named_module(module, [this](const auto& name, const auto& one) {
+      if (!one.is_training()) return;
+      if (const auto* layer = one.template as<SyncBatchNormImpl>()) add(name, *layer);
+      add_plain(name, one.template as<torch::nn::BatchNorm1dImpl>());
+      add_plain(name, one.template as<torch::nn::BatchNorm2dImpl>());
+      add_plain(name, one.template as<torch::nn::BatchNorm3dImpl>());
+    });
+  }
+  Layers(const Layers&) = delete;
+  Layers& operator=(const Layers&) = delete;
+  ~Layers() {
+    for (const auto& [mean, weight] : registered_) detail::unregister_layer(mean, weight);
+  }
+
+  const std::vector<Layer>& all() const { return layers_; }
+
+ private:
+  template <class Module>
+  void add(const std::string& name, const Module& layer) {
+    if (layer.running_mean.defined()) {
+      layers_.push_back({name, layer.running_mean, layer.running_var});
+    }
+  }
+
+  /// libtorch's own would not report: while this lives they are converted, without a group.
+  template <class Module>
+  void add_plain(const std::string& name, const Module* layer) {
+    if (layer == nullptr || !layer->running_mean.defined()) return;
+    add(name, *layer);
+    if (detail::converted_group(layer->running_mean)) return;
+    detail::register_layer(
+        layer->running_mean, layer->weight,
+        {.name = std::make_shared<detail::LayerName>(detail::LayerName{.given = name}),
+         .group = {},
+         .timeout = {},
+         .is_training = [] { return true; },
+         .num_batches_tracked = [counter = layer->num_batches_tracked] { return counter; },
+         .alone = true});
+    registered_.emplace_back(layer->running_mean, layer->weight);
+  }
+
+  std::vector<Layer> layers_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> registered_;
+};
+
+/// Statistics of all batches together.
+detail::MergedMoments merged(const std::vector<detail::MergedMoments>& batches) {
+  Tensors rows;
+  for (const detail::MergedMoments& one : batches) {
+    rows.push_back(at::cat({one.mean, one.m2, one.count.view({1})}));
+  }
+  const at::Tensor all = at::stack(rows);
+  return detail::batch_norm_kernels(all.device().type()).merge(all);
+}
+
+}  // namespace
+
+void distribute_bn(torch::nn::Module& module, bool reduce, const ProcessGroupPtr& group) {
+  Tensors buffers;
+  for (const auto& item : module.named_buffers()) {
+    if (is_statistic(item.key()) && item.value().defined()) buffers.push_back(item.value());
+  }
+  distribute(buffers, reduce, group);
+}
+
+void distribute_bn(torch::jit::Module& module, bool reduce, const ProcessGroupPtr& group) {
+  Tensors buffers;
+  for (const auto& item : module.named_buffers()) {
+    if (is_statistic(item.name)) buffers.push_back(item.value);
+  }
+  distribute(buffers, reduce, group);
+}
+
+void update_bn_stats(torch::nn::Module& module, const std::function<void(int64_t i)>& forward,
+                     int64_t num_iters) {
+  if (num_iters < 1) {
+    throw base::UserError(
+        fmt::format("update_bn_stats: num_iters must be positive, got {}", num_iters));
+  }
+  const at::NoGradGuard no_grad;
+  const Layers layers(module);
+  detail::StatisticsSink sink;
+  for (int64_t i = 0; i < num_iters; ++i) forward(i);
+  // All are looked at before one is changed.
+  std::vector<detail::MergedMoments> found;
+  for (const Layer& layer : layers.all()) {
+    const auto& batches = sink.batches(layer.running_mean);
+    found.push_back(batches.empty() ? detail::MergedMoments{} : merged(batches));
+    if (!batches.empty() && found.back().count.item<double>() < 2) {
+      throw base::UserError(fmt::format(
+          "update_bn_stats: {} batches have fewer than two values a channel for layer '{}'",
+          num_iters, layer.name));
+    }
+  }
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (!found[i].mean.defined()) continue;  // a layer that forward did not run
+    layers.all()[i].running_mean.copy_(found[i].mean);
+    layers.all()[i].running_var.copy_(found[i].m2 / (found[i].count - 1));
+  }
+}
+
+}  // namespace syncbn::dist

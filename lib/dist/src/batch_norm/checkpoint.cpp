@@ -1,0 +1,193 @@
+#include <syncbn/dist/checkpoint.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <array>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include "batch_norm/statistics_tape.h"
+
+namespace syncbn::dist {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// The states of the random number generators that a function may draw from.
+class RandomState {
+ public:
+  /// The CPU's now, and those of the devices of `inputs`.
+  explicit RandomState(const Tensors& inputs) {
+    std::unordered_set<at::Device> devices;
+    for (const at::Tensor& input : inputs) {
+      if (input.defined() && input.is_cuda()) devices.insert(input.device());
+    }
+    save(at::detail::getDefaultCPUGenerator());
+    for (const at::Device& device : devices) {
+      save(at::globalContext().defaultGenerator(device));
+    }
+  }
+
+  /// Goes back to these states, and returns those from before.
+  RandomState exchange() const {
+    RandomState before;
+    for (const auto& [generator, state] : states_) {
+      before.save(generator);
+      at::Generator target = generator;
+      const std::lock_guard lock(target.mutex());
+      target.set_state(state);
+    }
+    return before;
+  }
+
+ private:
+  RandomState() = default;
+  void save(at::Generator generator) {
+    const std::lock_guard lock(generator.mutex());
+    at::Tensor state = generator.get_state();
+    states_.emplace_back(std::move(generator), std::move(state));
+  }
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+/// Autocast's switches of this thread.
+class AutocastState {
+ public:
+  AutocastState() {
+    for (Device& device : devices_) {
+      device.enabled = at::autocast::is_autocast_enabled(device.type);
+      device.dtype = at::autocast::get_autocast_dtype(device.type);
+    }
+  }
+  void restore() const {
+    for (const Device& device : devices_) {
+      at::autocast::set_autocast_enabled(device.type, device.enabled);
+      at::autocast::set_autocast_dtype(device.type, device.dtype);
+    }
+    at::autocast::set_autocast_cache_enabled(cache_enabled_);
+  }
+
+ private:
+  struct Device {
+    at::DeviceType type;
+    bool enabled = false;
+    at::ScalarType dtype = at::kFloat;
+  };
+  std::array<Device, 2> devices_{Device{at::kCPU}, Device{at::kCUDA}};
+  bool cache_enabled_ = at::autocast::is_autocast_cache_enabled();
+};
+
+/// What the recomputation needs besides the inputs.
+struct Stretch : torch::CustomClassHolder {
+  using Function = std::function<Tensors(const Tensors&)>;
+  Stretch(Function function, const Tensors& inputs, const CheckpointOptions& options)
+      : function(std::move(function)) {
+    if (options.preserve_rng_state) random.emplace(inputs);
+  }
+
+  const Function function;
+  std::optional<RandomState> random;
+  AutocastState autocast;
+  detail::StatisticsTape tape;
+};
+
+/// Runs the function as it ran at first; afterwards all is as it was before.
+Tensors recompute(Stretch& stretch, const Tensors& inputs) {
+  struct Restore {
+    explicit Restore(const Stretch& stretch) {
+      if (stretch.random) random.emplace(stretch.random->exchange());
+      stretch.autocast.restore();
+    }
+    ~Restore() {
+      if (random) random->exchange();
+      autocast.restore();
+    }
+    AutocastState autocast;
+    std::optional<RandomState> random;
+  } const restore(stretch);
+  const at::AutoGradMode with_grad(true);
+  const detail::TapeScope scope(stretch.tape, detail::TapeScope::Mode::kReplay);
+  return stretch.function(inputs);
+}
+
+class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> {
+ public:
+  static variable_list forward(AutogradContext* context, at::TensorList inputs,
+                               const c10::intrusive_ptr<Stretch>& stretch) {
+    context->save_for_backward(inputs.vec());
+    context->saved_data["stretch"] = c10::IValue::make_capsule(stretch);
+    const detail::TapeScope scope(stretch->tape, detail::TapeScope::Mode::kRecord);
+    return stretch->function(inputs.vec());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grad_outputs) {
+    if (at::GradMode::is_enabled()) {
+      throw base::UserError(
+          "checkpoint: a gradient of the gradient (create_graph=true) cannot be taken through it");
+    }
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      throw base::UserError(
+          "checkpoint: its backward runs for all parameters inside; use backward() without a list "
+          "of inputs, not torch::autograd::grad()");
+    }
+    const auto stretch =
+        c10::static_intrusive_pointer_cast<Stretch>(context->saved_data["stretch"].toCapsule());
+    Tensors inputs;
+    for (const at::Tensor& saved : context->get_saved_variables()) {
+      inputs.push_back(saved.defined() ? saved.detach().requires_grad_(saved.requires_grad())
+                                       : saved);
+    }
+    const Tensors outputs = recompute(*stretch, inputs);
+    if (outputs.size() != grad_outputs.size()) {
+      throw base::UserError(
+          fmt::format("checkpoint: the function gave {} outputs at first and {} when it was run "
+                      "again; it must do the same both times",
+                      grad_outputs.size(), outputs.size()));
+    }
+    Tensors roots;
+    Tensors gradients;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!outputs[i].requires_grad() || !grad_outputs[i].defined()) continue;
+      roots.push_back(outputs[i]);
+      gradients.push_back(grad_outputs[i]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, gradients);
+    variable_list result;
+    for (const at::Tensor& input : inputs) {
+      result.push_back(input.defined() ? input.grad() : at::Tensor());
+    }
+    result.emplace_back();
+    return result;
+  }
+};
+
+}  // namespace
+
+std::vector<at::Tensor> checkpoint(
+    std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function,
+    const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
+  if (!at::GradMode::is_enabled()) return function(inputs);
+  const auto stretch = c10::make_intrusive<Stretch>(std::move(function), inputs, options);
+  return CheckpointFunction::apply(at::TensorList(inputs), stretch);
+}
+
+at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function,
+                      const at::Tensor& input, const CheckpointOptions& options) {
+  const auto wrapped = [function = std::move(function)](const Tensors& inputs) {
+    return Tensors{function(inputs[0])};
+  };
+  return checkpoint(wrapped, Tensors{input}, options)[0];
+}
+
+}  // namespace syncbn::dist

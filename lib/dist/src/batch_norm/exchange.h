@@ -1,0 +1,58 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/ivalue.h>
+
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/process_group.h>
+
+namespace syncbn::dist::detail {
+
+/// How messages call a layer, and how ranks compare it.
+struct LayerName {
+  /// As in named_modules(). Empty: the layer goes by the order in which layers first exchange.
+  std::string given;
+  /// Of this layer alone in this process.
+  const uint64_t id = ++made;
+
+  static std::atomic<uint64_t> made;
+};
+
+/// The exchanges of one forward of a layer and of its backward. Each carries the layer's name, its
+/// channels, the input's dtype and the number of the exchange; where these differ between ranks,
+/// every rank throws base::UserError with the ranks and their layers, and where the number of
+/// channels does, too (on CPUs: NCCL would mix them up).
+/// Without a group nothing is exchanged: this rank's values are those of all.
+class Exchange : public torch::CustomClassHolder {
+ public:
+  /// @param group null: this rank alone.
+  /// @param timeout of each exchange; the group's when not given.
+  Exchange(const LayerName& layer, int64_t channels, at::ScalarType dtype, ProcessGroupPtr group,
+           Timeout timeout);
+
+  int ranks() const { return group_ ? group_->getSize() : 1; }
+
+  /// Every rank's values: [n] float64 in, [W, n] out, in the order of ranks.
+  at::Tensor gather(const at::Tensor& values) const;
+  /// The sum of every rank's values: [n] float64 in, [n] out, the same bits on each rank.
+  at::Tensor sum(const at::Tensor& values) const;
+
+ private:
+  at::Tensor header(uint64_t number) const;
+  void compare(const at::Tensor& headers) const;
+
+  const ProcessGroupPtr group_;
+  const Timeout timeout_;
+  int64_t channels_ = 0;
+  at::ScalarType dtype_ = at::kFloat;
+  uint64_t layer_ = 0;            ///< hash of the name
+  const char* called_ = nullptr;  ///< what logs and messages call an exchange
+};
+
+/// Counts an exchange that this rank takes part in without running the layer.
+void count_exchange(const ProcessGroupPtr& group);
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,34 @@
+#include "batch_norm/replica.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+namespace syncbn::dist::detail {
+
+// data_parallel gives the parameters of its replicas a node, ReduceAdd, that hands their gradients
+// to the original's AccumulateGrad. Its class is in a header that includes a great deal; its name
+// will do.
+at::Tensor original_of(const at::Tensor& parameter) {
+  if (!parameter.defined() || !parameter.grad_fn()) return {};
+  const auto& node = parameter.grad_fn();
+  if (node->num_outputs() != 1 || node->name().find("ReduceAdd") == std::string::npos) return {};
+  const auto* original =
+      dynamic_cast<const torch::autograd::AccumulateGrad*>(node->next_edge(0).function.get());
+  return original != nullptr ? original->variable : at::Tensor();
+}
+
+void refuse_replicas(const at::Tensor& weight, const LayerName& layer) {
+  if (original_of(weight).defined()) throw_is_replica(layer);
+}
+
+void throw_is_replica(const LayerName& layer) {
+  throw base::UserError(fmt::format(
+      "SyncBatchNorm: {} runs as a replica of torch::nn::parallel::data_parallel, whose "
+      "threads are no ranks and would exchange over one process group at once; use "
+      "DistributedDataParallel with one process per device",
+      layer.given.empty() ? "a layer" : fmt::format("layer '{}'", layer.given)));
+}
+
+}  // namespace syncbn::dist::detail

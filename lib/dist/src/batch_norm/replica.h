@@ -1,0 +1,20 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "batch_norm/exchange.h"
+
+namespace syncbn::dist::detail {
+
+/// The parameter that a replica's stands for inside torch::nn::parallel::data_parallel; undefined
+/// for one that is no replica's.
+at::Tensor original_of(const at::Tensor& parameter);
+
+/// @throws base::UserError inside torch::nn::parallel::data_parallel, by the layer's weight (which
+///   may be undefined, and then tells nothing).
+void refuse_replicas(const at::Tensor& weight, const LayerName& layer);
+
+/// The same without looking.
+[[noreturn]] void throw_is_replica(const LayerName& layer);
+
+}  // namespace syncbn::dist::detail

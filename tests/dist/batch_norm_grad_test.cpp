@@ -1,0 +1,213 @@
+// Gradients, and gradients of gradients, against differences, over two ranks.
+
+#include <gtest/gtest.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "dist/tensors.h"
+#include "support/multiproc.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+using dist::SyncBatchNorm;
+using dist::SyncBatchNormOptions;
+using syncbn::test::close;
+using syncbn::test::run_ranks;
+using Tensors = std::vector<at::Tensor>;
+using Function = std::function<at::Tensor(const Tensors& inputs)>;
+
+double over_ranks(const at::Tensor& own) {
+  at::Tensor sum = own.detach().clone();
+  dist::all_reduce(sum);
+  return sum.item<double>();
+}
+
+/// Whether the gradients of the sum over all ranks of function(inputs), a scalar, agree with
+/// central differences: for each rank's inputs in turn, while the others' stay as they are.
+void expect_gradients_are_differences(const Function& function, const Tensors& inputs) {
+  const at::Tensor value = function(inputs);
+  const Tensors gradients = torch::autograd::grad({value}, inputs);
+  const double over_all = over_ranks(value);
+  constexpr double kStep = 1e-6;
+  for (int rank = 0; rank < dist::world_size(); ++rank) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      // Ranks may have inputs of different sizes: all go through the longest.
+      at::Tensor longest = at::zeros({}, at::kLong) + inputs[i].numel();
+      dist::all_reduce(longest, c10d::ReduceOp::MAX);
+      at::Tensor flat = inputs[i].detach().view({-1});
+      at::Tensor differences = at::zeros_like(flat);
+      for (int64_t at = 0; at < longest.item<int64_t>(); ++at) {
+        const bool mine = rank == dist::rank() && at < flat.numel();
+        const auto moved = [&](double by) {
+          if (mine) flat[at] += by;
+          const double result = over_ranks(function(inputs));
+          if (mine) flat[at] -= by;
+          return result;
+        };
+        const double slope = (moved(kStep) - moved(-kStep)) / (2 * kStep);
+        if (mine) differences[at] = slope;
+      }
+      if (rank == dist::rank()) {
+        // Differences of a value lose what it is larger than they are.
+        const double lost = 1e-13 * std::abs(over_all) / kStep;
+        EXPECT_TRUE(close(gradients[i].view({-1}), differences, 1e-5, 1e-7 + lost))
+            << "input " << i << " of rank " << rank;
+      }
+    }
+  }
+}
+
+/// A layer in float64 on `samples` of this rank, as a function of input, weight, bias and, with
+/// `residual`, what is added. The weighting makes all gradients different.
+struct Layer {
+  explicit Layer(SyncBatchNormOptions options, int64_t samples, bool residual = false)
+      : layer(options.track_running_stats(false)) {
+    layer->to(at::kDouble);
+    at::manual_seed(static_cast<uint64_t>(5 + dist::rank()));
+    const std::vector<int64_t> sizes{samples, 2, 3};
+    inputs.push_back(at::randn(sizes, at::kDouble));
+    weighting = at::randn(sizes, at::kDouble);
+    // The parameters have to be the same on all ranks.
+    at::manual_seed(3);
+    inputs.push_back(at::randn({2}, at::kDouble) + 2);
+    inputs.push_back(at::randn({2}, at::kDouble));
+    if (residual) inputs.push_back(at::randn(sizes, at::kDouble));
+    for (at::Tensor& input : inputs) input.requires_grad_();
+  }
+
+  at::Tensor output(const Tensors& of) {
+    layer->weight = of[1];
+    layer->bias = of[2];
+    return layer->forward(of[0], of.size() > 3 ? of[3] : at::Tensor());
+  }
+  at::Tensor value(const Tensors& of) { return (output(of).pow(3) * weighting).sum(); }
+
+  SyncBatchNorm layer;
+  Tensors inputs;
+  at::Tensor weighting;
+};
+
+void expect_gradcheck(Layer layer) {
+  expect_gradients_are_differences([&](const Tensors& of) { return layer.value(of); },
+                                   layer.inputs);
+}
+
+void expect_gradgradcheck(Layer layer) {
+  const Function squares = [&](const Tensors& of) {
+    const at::Tensor value = layer.value(of);
+    at::Tensor sum = at::zeros({}, at::kDouble);
+    for (const at::Tensor& gradient :
+         torch::autograd::grad({value}, of, {}, true, /*create_graph=*/true)) {
+      sum = sum + gradient.pow(2).sum();
+    }
+    return sum;
+  };
+  expect_gradients_are_differences(squares, layer.inputs);
+}
+
+TEST(SyncBatchNormGradTest, Gradcheck) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    expect_gradcheck(Layer(SyncBatchNormOptions(2), 2 + rank));
+  });
+}
+
+TEST(SyncBatchNormGradTest, GradcheckWithAnEmptyRank) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    expect_gradcheck(Layer(SyncBatchNormOptions(2), 3 * rank));
+  });
+}
+
+TEST(SyncBatchNormGradTest, GradcheckOfReluAndAddition) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    expect_gradcheck(Layer(SyncBatchNormOptions(2).fuse_relu(true), 2 + rank, true));
+  });
+}
+
+TEST(SyncBatchNormGradTest, Gradgradcheck) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    expect_gradgradcheck(Layer(SyncBatchNormOptions(2), 2 + rank));
+  });
+}
+
+TEST(SyncBatchNormGradTest, GradgradcheckWithAnEmptyRank) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    expect_gradgradcheck(Layer(SyncBatchNormOptions(2), 3 * rank));
+  });
+}
+
+TEST(SyncBatchNormGradTest, GradgradcheckOfReluAndAddition) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    expect_gradgradcheck(Layer(SyncBatchNormOptions(2).fuse_relu(true), 2 + rank, true));
+  });
+}
+
+/// Input's gradient of the sum of squares of its gradient, by libtorch on the whole batch.
+TEST(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(2);
+    const at::Tensor whole = at::randn({6, 3, 4}, at::kDouble).requires_grad_();
+    const at::Tensor weight = at::randn({3}, at::kDouble).requires_grad_();
+    const at::Tensor bias = at::randn({3}, at::kDouble).requires_grad_();
+    const auto twice = [&](const at::Tensor& input, const at::Tensor& output) {
+      const at::Tensor gradient = torch::autograd::grad({output.pow(3).sum()}, {input}, {}, true,
+                                                        /*create_graph=*/true)[0];
+      return torch::autograd::grad({gradient.pow(2).sum()}, {input, weight});
+    };
+    const Tensors expected =
+        twice(whole, at::batch_norm(whole, weight, bias, {}, {}, true, 0.1, 1e-5, false));
+    SyncBatchNorm layer(SyncBatchNormOptions(3).track_running_stats(false));
+    layer->weight = weight;
+    layer->bias = bias;
+    const at::Tensor own = whole.detach().narrow(0, 4 * rank, 4 - 2 * rank).requires_grad_();
+    const Tensors actual = twice(own, layer(own));
+    EXPECT_TRUE(close(actual[0], expected[0].narrow(0, 4 * rank, 4 - 2 * rank), 1e-9, 1e-11));
+    at::Tensor grad_weight = actual[1].clone();
+    dist::all_reduce(grad_weight);
+    EXPECT_TRUE(close(grad_weight, expected[1], 1e-9, 1e-11));
+  });
+}
+
+TEST(SyncBatchNormGradTest, GradientsOfGradientsWorkInFloatAndHalf) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(static_cast<uint64_t>(rank));
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      SyncBatchNorm layer(SyncBatchNormOptions(3));
+      const at::Tensor input = (at::randn({8, 3}) * 0.1 + 100).to(type).requires_grad_();
+      SyncBatchNorm exact(SyncBatchNormOptions(3));
+      exact->to(at::kDouble);
+      const at::Tensor precise = input.detach().to(at::kDouble).requires_grad_();
+      const auto penalty = [](SyncBatchNorm& of, const at::Tensor& x) {
+        const at::Tensor gradient = torch::autograd::grad({of(x).pow(3).sum()}, {x}, {}, true,
+                                                          /*create_graph=*/true)[0];
+        return torch::autograd::grad({gradient.to(at::kDouble).pow(2).sum()}, {x})[0];
+      };
+      const at::Tensor expected = penalty(exact, precise);
+      const at::Tensor actual = penalty(layer, input);
+      EXPECT_EQ(actual.scalar_type(), type);
+      const double scale = expected.abs().max().item<double>();
+      EXPECT_TRUE(close(actual, expected, 0, (type == at::kFloat ? 1e-4 : 5e-2) * scale));
+    }
+  });
+}
+
+}  // namespace

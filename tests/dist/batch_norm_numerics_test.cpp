@@ -1,0 +1,167 @@
+// Errors against float64, beside those of BatchNorm on the whole batch in the same dtype.
+
+#include <gtest/gtest.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include "support/multiproc.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+using dist::SyncBatchNorm;
+using dist::SyncBatchNormOptions;
+using syncbn::test::run_ranks;
+
+struct Case {
+  std::vector<int64_t> shares = {3, 5};       ///< samples of each rank
+  std::vector<int64_t> sample = {4, 32, 32};  ///< [C, ...]
+  at::ScalarType type = at::kFloat;
+  double mean = 0;
+  double stddev = 1;
+  double eps = 1e-5;
+  bool constant_channel = false;
+};
+
+using Results = std::map<std::string, at::Tensor>;
+
+/// BatchNorm on the whole batch; parameters and statistics in float32 where the input is narrower.
+Results whole_batch(const at::Tensor& input, const at::Tensor& gradient, const at::Tensor& weight,
+                    const at::Tensor& bias, double eps) {
+  const at::Tensor x = input.detach().clone().requires_grad_();
+  const at::Tensor w = weight.detach().clone().requires_grad_();
+  const at::Tensor b = bias.detach().clone().requires_grad_();
+  at::Tensor mean = at::zeros_like(w.detach());
+  at::Tensor var = at::zeros_like(mean);
+  const at::Tensor y = at::batch_norm(x, w, b, mean, var, true, /*momentum=*/1.0, eps, false);
+  y.backward(gradient);
+  return {{"mean", mean},           {"variance", var},         {"output", y.detach()},
+          {"grad_input", x.grad()}, {"grad_weight", w.grad()}, {"grad_bias", b.grad()}};
+}
+
+Results over_ranks(const Case& c, const at::Tensor& input, const at::Tensor& gradient,
+                   const at::Tensor& weight, const at::Tensor& bias, at::MemoryFormat format) {
+  SyncBatchNorm layer(SyncBatchNormOptions(c.sample[0]).eps(c.eps).momentum(1.0));
+  layer->to(weight.scalar_type());
+  {
+    const at::NoGradGuard no_grad;
+    layer->weight.copy_(weight);
+    layer->bias.copy_(bias);
+  }
+  const int rank = dist::rank();
+  const int64_t begin = std::accumulate(c.shares.begin(), c.shares.begin() + rank, int64_t{0});
+  const auto own = [&](const at::Tensor& all) {
+    return all.narrow(0, begin, c.shares[static_cast<size_t>(rank)]).contiguous(format);
+  };
+  const at::Tensor x = own(input).clone().requires_grad_();
+  const at::Tensor y = layer(x);
+  y.backward(own(gradient));
+  // Ranks have different numbers of samples: each fills in its own.
+  const auto whole = [&](const at::Tensor& part) {
+    at::Tensor all = at::zeros(input.sizes(), at::kDouble);
+    all.narrow(0, begin, part.size(0)).copy_(part);
+    dist::all_reduce(all);
+    return all;
+  };
+  const auto sum = [](const at::Tensor& part) {
+    at::Tensor all = part.to(at::kDouble);
+    dist::all_reduce(all);
+    return all;
+  };
+  return {{"mean", layer->running_mean},
+          {"variance", layer->running_var},
+          {"output", whole(y.detach())},
+          {"grad_input", whole(x.grad())},
+          {"grad_weight", sum(layer->weight.grad())},
+          {"grad_bias", sum(layer->bias.grad())}};
+}
+
+double relative_error(const at::Tensor& actual, const at::Tensor& exact) {
+  const double largest = exact.abs().max().item<double>();
+  return (actual.to(at::kDouble) - exact).abs().max().item<double>() / std::max(largest, 1e-300);
+}
+
+void expect_accurate(const Case& c, at::MemoryFormat format) {
+  at::manual_seed(9);
+  std::vector<int64_t> sizes{std::accumulate(c.shares.begin(), c.shares.end(), int64_t{0})};
+  sizes.insert(sizes.end(), c.sample.begin(), c.sample.end());
+  at::Tensor input = (at::randn(sizes, at::kDouble) * c.stddev + c.mean).to(c.type);
+  if (c.constant_channel) input.select(1, 0).fill_(3.7);
+  const at::Tensor gradient = at::randn(sizes).to(c.type);
+  const auto parameters = c.type == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor weight = (at::randn({c.sample[0]}) + 2).to(parameters);
+  const at::Tensor bias = at::randn({c.sample[0]}).to(parameters);
+
+  const Results exact = whole_batch(input.to(at::kDouble), gradient.to(at::kDouble),
+                                    weight.to(at::kDouble), bias.to(at::kDouble), c.eps);
+  const Results theirs =
+      whole_batch(input.contiguous(format), gradient.contiguous(format), weight, bias, c.eps);
+  const Results ours = over_ranks(c, input, gradient, weight, bias, format);
+  const double half_ulp = c.type == at::kFloat ? 6e-8 : c.type == at::kHalf ? 5e-4 : 4e-3;
+  for (const auto& [name, reference] : exact) {
+    const bool in_input_type = name == "output" || name == "grad_input";
+    // BatchNorm's own may be below its type's rounding by luck.
+    const double rounding = in_input_type ? half_ulp : 6e-8;
+    const double bound = 4 * std::max(relative_error(theirs.at(name), reference), rounding);
+    EXPECT_LE(relative_error(ours.at(name), reference), bound) << name;
+  }
+}
+
+void expect_accurate(const Case& c) {
+  run_ranks(static_cast<int>(c.shares.size()), [&](int) {
+    dist::init_process_group();
+    expect_accurate(c, at::MemoryFormat::Contiguous);
+    expect_accurate(c, at::MemoryFormat::ChannelsLast);
+  });
+}
+
+TEST(SyncBatchNormNumericsTest, OfAnOrdinaryBatch) {
+  expect_accurate(Case{});
+}
+
+TEST(SyncBatchNormNumericsTest, OfALargeMean) {
+  expect_accurate({.mean = 1e3, .stddev = 0.1});
+}
+
+TEST(SyncBatchNormNumericsTest, OfATinyDeviation) {
+  expect_accurate({.stddev = 1e-6});
+  expect_accurate({.mean = 1e-3, .stddev = 1e-6, .eps = 0});
+}
+
+TEST(SyncBatchNormNumericsTest, WithoutEps) {
+  expect_accurate({.eps = 0});
+  expect_accurate({.mean = 1e3, .stddev = 0.1, .eps = 0});
+}
+
+TEST(SyncBatchNormNumericsTest, OfAConstantChannel) {
+  expect_accurate({.constant_channel = true});
+  expect_accurate({.type = at::kHalf, .constant_channel = true});
+}
+
+// More values a channel than float16 counts to.
+TEST(SyncBatchNormNumericsTest, OfAMillionValuesAChannelInHalfPrecision) {
+  expect_accurate({.shares = {1, 3}, .sample = {2, 512, 512}, .type = at::kHalf, .mean = 0.5});
+  expect_accurate({.shares = {1, 3}, .sample = {2, 512, 512}, .type = at::kBFloat16, .mean = 0.5});
+}
+
+TEST(SyncBatchNormNumericsTest, OfAMillionValuesAChannelInFloat) {
+  expect_accurate({.shares = {1, 3}, .sample = {2, 512, 512}, .mean = 10, .stddev = 0.5});
+}
+
+TEST(SyncBatchNormNumericsTest, WithAnEmptyRankAndManyRanks) {
+  expect_accurate({.shares = {0, 3, 1, 4}, .sample = {4, 16, 16}, .mean = 100});
+}
+
+}  // namespace

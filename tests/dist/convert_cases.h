@@ -1,0 +1,73 @@
+// What the tests of convert_sync_batchnorm share: networks of five layers, five steps, and the
+// number of exchanges in each.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <syncbn/dist/process_group.h>
+
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randn.h>
+
+#include "dist/tensors.h"
+#include "groups/world.h"
+
+namespace syncbn::test {
+
+inline constexpr int kLayers = 5;
+inline constexpr int kSteps = 5;
+
+inline void sgd_step(const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters) {
+    parameter.sub_(parameter.grad(), 0.05);
+    parameter.mutable_grad() = at::Tensor();
+  }
+}
+
+inline uint64_t exchanges() {
+  return dist::detail::backend_of(dist::detail::statistics_group({}))->sequence();
+}
+
+/// Who averages gradients over ranks: DDP, or this test.
+enum class Gradients { kAveraged, kLocal };
+
+inline void average_gradients(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    dist::all_reduce(parameter.mutable_grad());
+    parameter.mutable_grad().div_(dist::world_size());
+  }
+}
+
+/// Trains on this rank's half of each batch and the reference on the whole, and compares.
+template <class Forward, class ReferenceForward>
+void expect_trains_as_whole_batch(Forward forward, const std::vector<at::Tensor>& parameters,
+                                  ReferenceForward reference_forward,
+                                  const std::vector<at::Tensor>& reference_parameters, int rank,
+                                  Gradients gradients) {
+  exchanges();  // makes the group
+  at::manual_seed(11);
+  for (int step = 0; step < kSteps; ++step) {
+    const at::Tensor batch = at::randn({8, 3, 6, 6});
+    const at::Tensor target = at::randn({8, 2});
+    const uint64_t before = exchanges();
+    (forward(batch.narrow(0, int64_t{4} * rank, 4)) - target.narrow(0, int64_t{4} * rank, 4))
+        .pow(2)
+        .mean()
+        .backward();
+    EXPECT_EQ(exchanges() - before, 2u * kLayers) << "step " << step;
+    (reference_forward(batch) - target).pow(2).mean().backward();
+    if (gradients == Gradients::kLocal) average_gradients(parameters);
+    sgd_step(parameters);
+    sgd_step(reference_parameters);
+    ASSERT_EQ(parameters.size(), reference_parameters.size());
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      ASSERT_TRUE(close(parameters[i], reference_parameters[i], 1e-4, 1e-5))
+          << "parameter " << i << " after step " << step;
+    }
+  }
+}
+
+}  // namespace syncbn::test

@@ -1,0 +1,212 @@
+// Ranks that are in different SyncBatchNorm layers, or that do not come, learn who is where.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+
+#include <ATen/Context.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include "dist/tensors.h"
+#include "groups/world.h"
+#include "support/multiproc.h"
+#include "support/thrown.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace nn = torch::nn;
+using dist::SyncBatchNorm;
+using dist::SyncBatchNormOptions;
+using syncbn::base::UnavailableError;
+using syncbn::base::UserError;
+using syncbn::test::message_of;
+using syncbn::test::run_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+at::Tensor batch(int64_t channels = 3) {
+  return at::randn({4, channels});
+}
+
+TEST(DifferentLayersTest, LayersOfOneWidthAreToldApartByTheirNames) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm first(SyncBatchNormOptions(3).name("first"));
+    SyncBatchNorm second(SyncBatchNormOptions(3).name("second"));
+    first(batch());
+    second(batch());
+    EXPECT_THAT(message_of<UserError>([&] { rank == 1 ? second(batch()) : first(batch()); }),
+                AllOf(HasSubstr("ranks 0, 2 in layer 'first' (3 channels, Float, exchange 3)"),
+                      HasSubstr("rank 1 in layer 'second' (3 channels, Float, exchange 3)")));
+  });
+}
+
+TEST(DifferentLayersTest, LayersWithoutANameGoByTheirOrder) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    // One that does not exchange does not count.
+    SyncBatchNorm only_here(SyncBatchNormOptions(3));
+    only_here->eval();
+    if (rank == 0) only_here(batch());
+    SyncBatchNorm first(SyncBatchNormOptions(3));
+    SyncBatchNorm second(SyncBatchNormOptions(3));
+    second(first(batch()));
+    EXPECT_THAT(message_of<UserError>([&] { rank == 1 ? second(batch()) : first(batch()); }),
+                AllOf(HasSubstr("rank 0 in layer #1 "), HasSubstr("rank 1 in layer #2 ")));
+  });
+}
+
+TEST(DifferentLayersTest, RanksAreThoseOfTheWorld) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_group({1, 2});
+    if (rank > 0) {
+      const auto options = SyncBatchNormOptions(3).process_group(group);
+      SyncBatchNorm layer(SyncBatchNormOptions(options).name(rank == 1 ? "first" : "second"));
+      const std::string unknown = "in a layer that this rank has not run";
+      EXPECT_THAT(message_of<UserError>([&] { layer(batch()); }),
+                  AllOf(HasSubstr("rank 1 " + (rank == 1 ? "in layer 'first'" : unknown)),
+                        HasSubstr("rank 2 " + (rank == 2 ? "in layer 'second'" : unknown))));
+    }
+    dist::barrier();
+  });
+}
+
+TEST(DifferentLayersTest, ADdpOrAConversionNamesLayers) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Sequential net(nn::Linear(3, 3), SyncBatchNorm(3), nn::BatchNorm1d(3));
+    dist::DistributedDataParallel<nn::SequentialImpl> ddp(net);
+    const auto run = [&](size_t i) {
+      i == 1 ? net[i]->as<SyncBatchNorm>()->forward(batch())
+             : net[i]->as<nn::BatchNorm1d>()->forward(batch());
+    };
+    dist::convert_sync_batchnorm(*net);
+    run(1);
+    run(2);
+    EXPECT_THAT(message_of<UserError>([&] { run(rank == 0 ? 1 : 2); }),
+                AllOf(HasSubstr("rank 0 in layer '1' "), HasSubstr("rank 1 in layer '2' ")));
+  });
+}
+
+TEST(DifferentLayersTest, DifferentChannelsAreNamedOnEveryRank) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm narrow(SyncBatchNormOptions(3).name("narrow"));
+    SyncBatchNorm wide(SyncBatchNormOptions(5).name("wide"));
+    narrow(batch());
+    EXPECT_THAT(message_of<UserError>([&] { rank == 0 ? narrow(batch()) : wide(batch(5)); }),
+                AllOf(HasSubstr("the ranks called different things"),
+                      HasSubstr("layer 'narrow' (3 channels, Float)"),
+                      HasSubstr("layer 'wide' (5 channels, Float)"), HasSubstr("rank 1")));
+  });
+}
+
+TEST(DifferentLayersTest, DifferentDtypesAreNamed) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3).name("bn"));
+    const at::Tensor input = batch().to(rank == 0 ? at::kFloat : at::kBFloat16);
+    EXPECT_THAT(message_of<UserError>([&] { layer(input); }),
+                AllOf(HasSubstr("rank 0 in layer 'bn' (3 channels, Float"),
+                      HasSubstr("rank 1 in layer 'bn' (3 channels, BFloat16")));
+    EXPECT_TRUE(layer->running_mean.equal(at::zeros({3})));
+  });
+}
+
+TEST(DifferentLayersTest, BackwardIsComparedToo) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm first(SyncBatchNormOptions(3).name("first"));
+    SyncBatchNorm second(SyncBatchNormOptions(3).name("second"));
+    const at::Tensor a = first(batch().requires_grad_());
+    const at::Tensor b = second(batch().requires_grad_());
+    EXPECT_THAT(message_of<UserError>([&] { (rank == 0 ? a : b).sum().backward(); }),
+                AllOf(HasSubstr("rank 0 in layer 'first'"), HasSubstr("rank 1 in layer 'second'")));
+  });
+}
+
+TEST(DifferentLayersTest, BackwardIsComparedWhereTheSumGoesAroundARing) {
+  // 64 KiB and more are not sent to every rank at once.
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm first(SyncBatchNormOptions(5000).name("first"));
+    SyncBatchNorm second(SyncBatchNormOptions(5000).name("second"));
+    const at::Tensor a = first(batch(5000).requires_grad_());
+    const at::Tensor b = second(batch(5000).requires_grad_());
+    EXPECT_THAT(message_of<UserError>([&] { (rank == 0 ? a : b).sum().backward(); }),
+                AllOf(HasSubstr("rank 0 in layer 'first'"), HasSubstr("rank 1 in layer 'second'")));
+  });
+}
+
+TEST(DifferentLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm first(SyncBatchNormOptions(3).name("first"));
+    SyncBatchNorm second(SyncBatchNormOptions(4).name("second"));
+    const at::Tensor a = first(batch().requires_grad_());
+    EXPECT_THAT(message_of<UserError>(
+                    [&] { rank == 0 ? a.sum().backward() : static_cast<void>(second(batch(4))); }),
+                AllOf(HasSubstr("layer 'first'"), HasSubstr("layer 'second'")));
+  });
+}
+
+TEST(DifferentLayersTest, ARankThatDoesNotComeIsNamedAtTheLayersTimeout) {
+  using std::chrono::milliseconds;
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3).name("bn").sync_timeout(milliseconds(1500)));
+    layer(batch());
+    if (rank == 0) {
+      EXPECT_THAT(message_of<UnavailableError>([&] { layer(batch()); }),
+                  AllOf(HasSubstr("layer 'bn' (3 channels, Float)"), HasSubstr("rank 1")));
+    } else {
+      ::usleep(4'000'000);
+    }
+  });
+}
+
+TEST(DifferentLayersTest, AConvertedLayerHasATimeoutToo) {
+  using std::chrono::milliseconds;
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Sequential net(nn::BatchNorm1d(3));
+    dist::convert_sync_batchnorm(*net, {}, milliseconds(1500));
+    net->forward(batch());
+    if (rank == 0) {
+      EXPECT_THAT(message_of<UnavailableError>([&] { net->forward(batch()); }),
+                  AllOf(HasSubstr("layer '0' (3 channels, Float)"), HasSubstr("rank 1")));
+    } else {
+      ::usleep(4'000'000);
+    }
+  });
+}
+
+TEST(DifferentLayersTest, AfterAJoinSpanRanksStillAgree) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    nn::Sequential net(nn::Linear(3, 3), SyncBatchNorm(3), SyncBatchNorm(3));
+    dist::DistributedDataParallel<nn::SequentialImpl> ddp(net);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      auto guard = ddp.join();
+      for (int step = 0; step < 2 + 2 * rank; ++step) ddp(batch()).sum().backward();
+    }
+    ddp(batch()).sum().backward();
+    EXPECT_EQ(net[1]->as<SyncBatchNorm>()->num_batches_tracked.item<int64_t>(), 9);
+  });
+}
+
+}  // namespace

@@ -1,0 +1,164 @@
+// A network exported from Python, in torchvision's manner, trained under DistributedDataParallel
+// with converted layers; and the example that does it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include "dist/tensors.h"
+#include "groups/world.h"
+#include "support/multiproc.h"
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+#include "support/temp_folder.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+using syncbn::test::close;
+using syncbn::test::ProgramResult;
+using syncbn::test::python;
+using syncbn::test::python_has_torch;
+using syncbn::test::run_program;
+using syncbn::test::run_ranks;
+using syncbn::test::TempFolder;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+constexpr size_t kLayers = 10;
+constexpr int kSteps = 20;
+
+std::string exported(const TempFolder& folder) {
+  const std::string file = folder.path() / "net.pt";
+  const ProgramResult result =
+      run_program({python(), SYNCBN_SOURCE_DIR "/examples/torchscript/export.py", file});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return file;
+}
+
+uint64_t exchanges() {
+  return dist::detail::backend_of(dist::detail::statistics_group({}))->sequence();
+}
+
+std::vector<at::Tensor> tensors_of(const torch::jit::Module& module) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& parameter : module.parameters()) all.push_back(parameter);
+  for (const at::Tensor& buffer : module.buffers()) all.push_back(buffer);
+  return all;
+}
+
+void sgd_step(const torch::jit::Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : module.parameters()) {
+    parameter.sub_(parameter.grad(), 0.02);
+    parameter.mutable_grad() = at::Tensor();
+  }
+}
+
+TEST(ExportedNetworkTest, TrainsTwentyStepsAsOnTheWholeBatch) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  const TempFolder folder;
+  const std::string file = exported(folder);
+  run_ranks(2, [&](int rank) {
+    dist::init_process_group();
+    // In float64, so that 20 steps do not amplify rounding.
+    const auto load = [&] {
+      torch::jit::Module net = torch::jit::load(file);
+      net.train();
+      net.to(at::kDouble);
+      return net;
+    };
+    torch::jit::Module reference = load();
+    torch::jit::Module net = load();
+    const auto report = dist::convert_sync_batchnorm(net);
+    EXPECT_EQ(report.converted.size(), kLayers);
+    EXPECT_THAT(report.converted, Contains("layer2.0.downsample.1"));
+    EXPECT_TRUE(report.not_converted.empty());
+    dist::DistributedDataParallel<torch::jit::Module> ddp(net);
+    exchanges();  // makes the group
+    at::manual_seed(3);
+    for (int step = 0; step < kSteps; ++step) {
+      const at::Tensor images = at::randn({6, 3, 8, 8}, at::kDouble);
+      const at::Tensor labels = at::randint(4, {6}, at::kLong);
+      // Ranks have 2 and 4 samples; the weights turn DDP's mean over ranks into that over samples.
+      const int64_t share = rank == 0 ? 2 : 4;
+      const auto own = [&](const at::Tensor& all) { return all.narrow(0, 2L * rank, share); };
+      uint64_t before = exchanges();
+      const at::Tensor scores = ddp(own(images)).toTensor();
+      EXPECT_EQ(exchanges() - before, kLayers) << "forward of step " << step;
+      before = exchanges();
+      (at::cross_entropy_loss(scores, own(labels)) * (static_cast<double>(share) / 3)).backward();
+      EXPECT_EQ(exchanges() - before, kLayers) << "backward of step " << step;
+      at::cross_entropy_loss(reference.forward({images}).toTensor(), labels).backward();
+      sgd_step(net);
+      sgd_step(reference);
+    }
+    const auto actual = tensors_of(net);
+    const auto expected = tensors_of(reference);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_TRUE(close(actual[i], expected[i], 1e-7, 1e-9)) << "tensor " << i;
+    }
+  });
+}
+
+// The check for it is in the graph, on each rank by itself.
+TEST(ExportedNetworkTest, ARankMayHaveOneValueAChannelOnceItIsConverted) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  const TempFolder folder;
+  const std::string file = exported(folder);
+  run_ranks(2, [&](int) {
+    dist::init_process_group();
+    torch::jit::Module net = torch::jit::load(file);
+    net.train();
+    dist::convert_sync_batchnorm(net);
+    // The last layers see 1 x 1 pixels.
+    for (int i = 0; i < 3; ++i) {
+      net.forward({at::randn({1, 3, 1, 1})}).toTensor().sum().backward();
+    }
+    dist::revert_sync_batchnorm(net);
+    EXPECT_ANY_THROW(net.forward({at::randn({1, 3, 1, 1})}));
+  });
+}
+
+TEST(ExportedNetworkTest, TheExampleTrainsAndPythonLoadsTheResult) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  const TempFolder folder;
+  const std::string file = exported(folder);
+  const ProgramResult result =
+      run_program({SYNCBN_BIN_DIR "/syncbn-launch", "--standalone", "--nproc_per_node=2",
+                   "--prefix=off", SYNCBN_TRAIN_TORCHSCRIPT, file},
+                  {.env = {{"OMP_NUM_THREADS", "1"}}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("10 layers converted"));
+  double first = 0;
+  double last = 0;
+  const size_t at = result.out.find("step 10");
+  ASSERT_NE(at, std::string::npos) << result.out;
+  ASSERT_EQ(
+      std::sscanf(result.out.c_str() + at, "step 10 loss %lf step 20 loss %lf", &first, &last), 2)
+      << result.out;
+  EXPECT_LT(last, first);
+  const ProgramResult loaded =
+      run_program({python(), "-c",
+                   "import sys, torch; net = torch.jit.load(sys.argv[1]).train(); "
+                   "print(net.bn1.num_batches_tracked.item(), net(torch.ones(2, 3, 8, 8)).shape)",
+                   file});
+  EXPECT_EQ(loaded.out, "20 torch.Size([2, 4])\n") << loaded.err;
+}
+
+}  // namespace

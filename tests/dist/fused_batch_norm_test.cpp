@@ -1,0 +1,123 @@
+// ReLU and addition fused into SyncBatchNorm, against the same apart.
+
+#include <gtest/gtest.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include "dist/tensors.h"
+#include "groups/world.h"
+#include "support/multiproc.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+using dist::SyncBatchNorm;
+using dist::SyncBatchNormOptions;
+using syncbn::test::close;
+using syncbn::test::run_ranks;
+
+struct Case {
+  bool relu = false;
+  bool add = false;
+  bool training = true;
+  at::ScalarType type = at::kFloat;
+  at::MemoryFormat format = at::MemoryFormat::Contiguous;
+};
+
+void expect_as_apart(const Case& c) {
+  SyncBatchNorm fused(SyncBatchNormOptions(3).fuse_relu(c.relu));
+  SyncBatchNorm apart(SyncBatchNormOptions(3));
+  at::manual_seed(static_cast<uint64_t>(10 + dist::rank()));
+  const auto random = [&] { return at::randn({4, 3, 5, 5}).to(c.type).contiguous(c.format); };
+  const at::Tensor input = random();
+  const at::Tensor residual = random();
+  const at::Tensor gradient = random();
+  const auto leaf = [](const at::Tensor& t) { return t.detach().clone().requires_grad_(); };
+  const at::Tensor x[] = {leaf(input), leaf(input)};
+  const at::Tensor z[] = {leaf(residual), leaf(residual)};
+  fused->train(c.training);
+  apart->train(c.training);
+
+  const at::Tensor actual = c.add ? fused(x[0], z[0]) : fused(x[0]);
+  at::Tensor expected = apart(x[1]);
+  if (c.add) expected = expected + z[1];
+  if (c.relu) expected = at::relu(expected);
+  EXPECT_TRUE(actual.equal(expected));
+  EXPECT_TRUE(actual.is_contiguous(c.format));
+  actual.backward(gradient);
+  expected.backward(gradient);
+  EXPECT_TRUE(x[0].grad().equal(x[1].grad()));
+  if (c.add) {
+    EXPECT_TRUE(z[0].grad().equal(z[1].grad()));
+  }
+  EXPECT_TRUE(fused->weight.grad().equal(apart->weight.grad()));
+  EXPECT_TRUE(fused->bias.grad().equal(apart->bias.grad()));
+  EXPECT_TRUE(fused->running_var.equal(apart->running_var));
+}
+
+void expect_all_as_apart() {
+  for (const bool relu : {false, true}) {
+    for (const bool add : {false, true}) {
+      expect_as_apart({.relu = relu, .add = add});
+      expect_as_apart({.relu = relu, .add = add, .training = false});
+      expect_as_apart({.relu = relu, .add = add, .format = at::MemoryFormat::ChannelsLast});
+      expect_as_apart({.relu = relu, .add = add, .type = at::kDouble});
+      expect_as_apart({.relu = relu, .add = add, .type = at::kBFloat16});
+    }
+  }
+}
+
+TEST(FusedBatchNormTest, EqualsTheLayerAndTheOthersApart) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    expect_all_as_apart();
+  });
+}
+
+TEST(FusedBatchNormTest, EqualsThemInAWorldOfOne) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    expect_all_as_apart();
+  });
+}
+
+TEST(FusedBatchNormTest, ExchangesNoMoreThanTheLayer) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    auto* backend = dist::detail::backend_of(dist::detail::statistics_group({}));
+    SyncBatchNorm layer(SyncBatchNormOptions(3).fuse_relu(true));
+    const uint64_t before = backend->sequence();
+    layer(at::randn({4, 3}).requires_grad_(), at::randn({4, 3}).requires_grad_()).sum().backward();
+    EXPECT_EQ(backend->sequence(), before + 2);
+  });
+}
+
+TEST(FusedBatchNormTest, GoesIntoASequential) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    torch::nn::Sequential net(SyncBatchNorm(SyncBatchNormOptions(3).fuse_relu(true)));
+    const at::Tensor output = net->forward(at::randn({4, 3}));
+    EXPECT_TRUE(output.equal(at::relu(output)));
+  });
+}
+
+TEST(FusedBatchNormTest, AnEmptyRankTakesPart) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3).fuse_relu(true));
+    const at::Tensor input = at::randn({4L * rank, 3}).requires_grad_();
+    const at::Tensor residual = at::randn({4L * rank, 3}).requires_grad_();
+    layer(input, residual).sum().backward();
+    EXPECT_EQ(input.grad().sizes(), input.sizes());
+    EXPECT_EQ(residual.grad().sizes(), residual.sizes());
+  });
+}
+
+}  // namespace
