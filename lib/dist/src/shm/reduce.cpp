@@ -19,6 +19,22 @@ const ReduceTable& table() {
   return baseline::reduce_table();
 }
 
+template <class Half>
+void load(const Half* from, float* to, int64_t n) {
+  if (const auto convert = table().half.load; std::is_same_v<Half, c10::Half> && convert) {
+    return convert(from, to, n);
+  }
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
+}
+
+template <class Half>
+void store(const float* from, Half* to, int64_t n) {
+  if (const auto convert = table().half.store; std::is_same_v<Half, c10::Half> && convert) {
+    return convert(from, to, n);
+  }
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<Half>(from[i]);
+}
+
 /// A block of values at a time in float32, reduced by the loops for that.
 template <class Half, ReduceOp::RedOpType kOp>
 void reduce_half(void* out, const void* const* in, int inputs, int64_t n, int divisor) {
@@ -29,17 +45,13 @@ void reduce_half(void* out, const void* const* in, int inputs, int64_t n, int di
   const Reduce reduce = find_reduce(at::kFloat, kOp);
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t length = std::min(kBlock, n - begin);
-    const auto load = [&](int input, float* values) {
-      const Half* from = static_cast<const Half*>(in[input]) + begin;
-      for (int64_t i = 0; i < length; ++i) values[i] = static_cast<float>(from[i]);
-    };
-    load(0, sum);
+    const auto values_of = [&](int input) { return static_cast<const Half*>(in[input]) + begin; };
+    load(values_of(0), sum, length);
     for (int input = 1; input < inputs; ++input) {
-      load(input, next);
+      load(values_of(input), next, length);
       reduce(sum, both, 2, length, input + 1 == inputs ? divisor : 1);
     }
-    Half* to = static_cast<Half*>(out) + begin;
-    for (int64_t i = 0; i < length; ++i) to[i] = static_cast<Half>(sum[i]);
+    store(sum, static_cast<Half*>(out) + begin, length);
   }
 }
 

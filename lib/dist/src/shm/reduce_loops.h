@@ -15,9 +15,16 @@ struct ReduceLoops {
   Reduce sum, product, min, max;
 };
 
-/// One table per element type and instruction set.
+/// From and to float16.
+struct HalfConversion {
+  void (*load)(const void* half, float* to, int64_t n);
+  void (*store)(const float* from, void* half, int64_t n);
+};
+
+/// One table per instruction set.
 struct ReduceTable {
   ReduceLoops of_float, of_double, of_int8, of_uint8, of_int32, of_int64;
+  HalfConversion half;  ///< null where there are no instructions for it
 };
 
 namespace baseline {
