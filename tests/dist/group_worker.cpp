@@ -70,6 +70,8 @@ void work(const dist::InitOptions& options) {
   }
   fmt::print("rank {}: sum {:.0f}, sent {:.0f}, gathered{}, outer {:.0f}\n", rank, first(sum),
              first(sent), gathered, first(outer));
+  const bool shares = dist::detail::backend_of(dist::default_group())->shares_memory();
+  fmt::print("through {}\n", shares ? "shared memory" : "Gloo");
   const char* cpp_ranks = std::getenv("CPP_RANKS");
   if (cpp_ranks != nullptr) work_beside_python(cpp_ranks);
   dist::barrier();

@@ -78,6 +78,7 @@ class PythonPeersTest : public ::testing::Test {
     for (const std::string& line : {
              "statistics: SyncBatchNorm: rank " + other + " runs Python's torch.distributed",
              std::string("unsorted: new_group: "),
+             std::string("through Gloo\n"),
              std::string(cpp_ranks == "0 1" ? "ours: 3" : "ours: 7") + ", statistics true\n",
              std::string("again: init_process_group: a group with ranks of Python's"),
          }) {

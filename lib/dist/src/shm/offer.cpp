@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -29,20 +30,22 @@ at::Tensor gather(c10d::Backend& gloo, at::Tensor row) {
 
 /// The ranks by host; none when no two share one, or when it is not clear who does: one may reach
 /// another that reaches a third which the first does not.
-/// @param shared 1 where two ranks reach each other.
+/// @param shared a row for each rank, with 1 for those that it reaches and is reached by.
 std::vector<std::vector<int>> hosts_of(const at::Tensor& shared) {
+  const auto size = static_cast<size_t>(shared.size(0));
+  const auto* values = static_cast<const char*>(shared.const_data_ptr());
+  const auto row = [&](size_t rank) { return std::string_view(values + rank * size, size); };
   std::vector<std::vector<int>> hosts;
-  const int size = static_cast<int>(shared.size(0));
-  for (int rank = 0; rank < size; ++rank) {
+  for (size_t rank = 0; rank < size; ++rank) {
     std::vector<int> members;
-    for (int other = 0; other < size; ++other) {
-      if (shared[rank][other].item<uint8_t>() == 0) continue;
-      if (!shared[rank].equal(shared[other])) return {};
-      members.push_back(other);
+    for (size_t other = 0; other < size; ++other) {
+      if (row(rank)[other] == 0) continue;
+      if (row(rank) != row(other)) return {};
+      members.push_back(static_cast<int>(other));
     }
-    if (members.front() == rank) hosts.push_back(std::move(members));
+    if (members.front() == static_cast<int>(rank)) hosts.push_back(std::move(members));
   }
-  if (static_cast<int>(hosts.size()) == size) hosts.clear();
+  if (hosts.size() == size) hosts.clear();
   return hosts;
 }
 
@@ -93,13 +96,14 @@ std::unique_ptr<SharedMemory> Offer::accept(c10d::Backend& gloo, const std::vect
   segments[static_cast<size_t>(rank_)] = std::move(own_);
   at::Tensor reached = at::empty({size_}, at::kByte);
   for (int rank = 0; rank < size_; ++rank) {
-    reached[rank] = segments[static_cast<size_t>(rank)].is_open() ? 1 : 0;
+    const bool is_open = segments[static_cast<size_t>(rank)].is_open();
+    reached.mutable_data_ptr<uint8_t>()[rank] = is_open ? 1 : 0;
   }
   // Everybody has opened what it could when everybody has answered.
   const at::Tensor reach = gather(gloo, reached);
   segments[static_cast<size_t>(rank_)].close_to_others();
   auto hosts = std::make_shared<Hosts>();
-  hosts->ranks = hosts_of(reach.bitwise_and(reach.t()));
+  hosts->ranks = hosts_of(reach.bitwise_and(reach.t()).contiguous());
   if (hosts->ranks.empty()) return nullptr;
   hosts->own = hosts->host_of(rank_);
 
