@@ -75,7 +75,7 @@ struct Layer {
   explicit Layer(SyncBatchNormOptions options, int64_t samples, bool residual = false)
       : layer(options.track_running_stats(false)) {
     layer->to(at::kDouble);
-    at::manual_seed(static_cast<uint64_t>(5 + dist::rank()));
+    at::manual_seed(5 + static_cast<uint64_t>(dist::rank()));
     const std::vector<int64_t> sizes{samples, 2, 3};
     inputs.push_back(at::randn(sizes, at::kDouble));
     weighting = at::randn(sizes, at::kDouble);
@@ -127,7 +127,7 @@ TEST(SyncBatchNormGradTest, Gradcheck) {
 TEST(SyncBatchNormGradTest, GradcheckWithAnEmptyRank) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    expect_gradcheck(Layer(SyncBatchNormOptions(2), 3 * rank));
+    expect_gradcheck(Layer(SyncBatchNormOptions(2), int64_t{3} * rank));
   });
 }
 
@@ -148,7 +148,7 @@ TEST(SyncBatchNormGradTest, Gradgradcheck) {
 TEST(SyncBatchNormGradTest, GradgradcheckWithAnEmptyRank) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    expect_gradgradcheck(Layer(SyncBatchNormOptions(2), 3 * rank));
+    expect_gradgradcheck(Layer(SyncBatchNormOptions(2), int64_t{3} * rank));
   });
 }
 
@@ -177,9 +177,11 @@ TEST(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch) 
     SyncBatchNorm layer(SyncBatchNormOptions(3).track_running_stats(false));
     layer->weight = weight;
     layer->bias = bias;
-    const at::Tensor own = whole.detach().narrow(0, 4 * rank, 4 - 2 * rank).requires_grad_();
+    const at::Tensor own =
+        whole.detach().narrow(0, int64_t{4} * rank, 4 - int64_t{2} * rank).requires_grad_();
     const Tensors actual = twice(own, layer(own));
-    EXPECT_TRUE(close(actual[0], expected[0].narrow(0, 4 * rank, 4 - 2 * rank), 1e-9, 1e-11));
+    EXPECT_TRUE(close(actual[0], expected[0].narrow(0, int64_t{4} * rank, 4 - int64_t{2} * rank),
+                      1e-9, 1e-11));
     at::Tensor grad_weight = actual[1].clone();
     dist::all_reduce(grad_weight);
     EXPECT_TRUE(close(grad_weight, expected[1], 1e-9, 1e-11));

@@ -91,7 +91,7 @@ Expected statistics(const std::vector<at::Tensor>& batches) {
 }
 
 std::vector<at::Tensor> uneven_batches(int rank) {
-  at::manual_seed(static_cast<uint64_t>(20 + rank));
+  at::manual_seed(20 + static_cast<uint64_t>(rank));
   std::vector<at::Tensor> batches;
   for (const int64_t n : {3, 8, 5}) batches.push_back(at::randn({n, 4}) * 2 + n);
   return batches;

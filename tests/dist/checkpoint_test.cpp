@@ -91,7 +91,7 @@ Tensors gradients(const nn::Module& module) {
 void expect_as_without(bool converted) {
   Net plain(false, converted);
   Net recomputing(true, converted);
-  at::manual_seed(static_cast<uint64_t>(7 + dist::rank()));
+  at::manual_seed(7 + static_cast<uint64_t>(dist::rank()));
   for (int step = 0; step < 3; ++step) {
     const at::Tensor batch = at::randn({4, 3});
     plain(batch).pow(3).sum().backward();
@@ -194,7 +194,7 @@ TEST(CheckpointTest, RecomputesUnderTheSameAutocast) {
   std::vector<at::ScalarType> seen;
   const at::Tensor weight = at::randn({3, 3});
   const auto multiply = [&](const at::Tensor& x) {
-    const at::Tensor product = x.matmul(weight);
+    at::Tensor product = x.matmul(weight);
     seen.push_back(product.scalar_type());
     return product;
   };

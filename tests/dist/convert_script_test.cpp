@@ -10,9 +10,11 @@
 #include <ATen/Context.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include "batch_norm/convert.h"
 #include "dist/convert_cases.h"
 #include "support/multiproc.h"
 
@@ -25,6 +27,7 @@ using syncbn::test::Gradients;
 using syncbn::test::kLayers;
 using syncbn::test::run_ranks;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr char kScriptLayer[] = R"(
 def forward(self, x: Tensor) -> Tensor:
@@ -138,6 +141,59 @@ TEST(ConvertScriptTest, WhereAWrapperCameFirstItsModuleIsConverted) {
       ddp(at::randn({4, 3, 6, 6})).toTensor().sum().backward();
       EXPECT_EQ(exchanges() - before, 2u * kLayers) << step;
     }
+  });
+}
+
+constexpr char kOwnLayer[] = R"(
+def forward(self, x: Tensor) -> Tensor:
+    return torch.batch_norm(x, self.scale, None, self.mean, self.var, self.training, 0.1, 1e-5, False)
+)";
+constexpr char kOwnNet[] = R"(
+def forward(self, x: Tensor) -> Tensor:
+    x = self.norm.forward(x) + torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)
+    return self.bare.forward(x)
+)";
+constexpr char kBareLayer[] = R"(
+def forward(self, x: Tensor) -> Tensor:
+    return torch.batch_norm(x, None, None, None, None, self.training, 0.1, 1e-5, False)
+)";
+
+/// A layer of a class that is not called batch norm, one without any tensors, and a bare call.
+torch::jit::Module own_net() {
+  torch::jit::Module net("Net");
+  torch::jit::Module norm("MyNorm");
+  torch::jit::Module bare("BatchNorm1d");
+  for (torch::jit::Module* one : {&net, &norm, &bare}) {
+    one->register_attribute("training", c10::BoolType::get(), true);
+  }
+  norm.register_parameter("scale", at::ones({3}).requires_grad_(), /*is_buffer=*/false);
+  norm.register_buffer("mean", at::zeros({3}));
+  norm.register_buffer("var", at::ones({3}));
+  norm.define(kOwnLayer);
+  bare.define(kBareLayer);
+  net.register_module("norm", norm);
+  net.register_module("bare", bare);
+  net.define(kOwnNet);
+  return net;
+}
+
+TEST(ConvertScriptTest, LayersOfAnyClassAreConvertedAndTheRestIsReported) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    torch::jit::Module net = own_net();
+    const auto report = dist::convert_sync_batchnorm(net);
+    EXPECT_THAT(report.converted, ElementsAre("norm"));
+    ASSERT_EQ(report.not_converted.size(), 2u);
+    EXPECT_EQ(report.not_converted[0].name, "bare");
+    EXPECT_THAT(report.not_converted[1].reason, HasSubstr("1 call(s) of batch_norm"));
+    exchanges();
+    const uint64_t before = exchanges();
+    for (int step = 0; step < 5; ++step) {
+      net.forward({at::randn({4, 3}).requires_grad_()}).toTensor().sum().backward();
+    }
+    EXPECT_EQ(exchanges() - before, 10u);
+    dist::revert_sync_batchnorm(net);
+    EXPECT_EQ(dist::detail::registered_keys(), 0u);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <cstdlib>
 #include <sstream>
 
 #include <ATen/Context.h>
@@ -263,6 +264,18 @@ TEST(ConvertTest, RevertLeavesNothingBehind) {
     dist::convert_sync_batchnorm(*net);
     dist::revert_sync_batchnorm(*net);
     EXPECT_EQ(dist::detail::registered_keys(), 0u);
+  });
+}
+
+TEST(ConvertTest, AForgottenInitProcessGroupIsAnError) {
+  run_ranks(1, [](int) {
+    ::setenv("WORLD_SIZE", "2", 1);
+    nn::BatchNorm1d layer(3);
+    dist::convert_sync_batchnorm(*layer);
+    EXPECT_THAT(message_of<UserError>([&] {
+                  layer(at::randn({4, 3}));
+                }),
+                HasSubstr("init_process_group"));
   });
 }
 

@@ -43,7 +43,7 @@ constexpr size_t kLayers = 10;
 constexpr int kSteps = 20;
 
 std::string exported(const TempFolder& folder) {
-  const std::string file = folder.path() / "net.pt";
+  std::string file = folder.path() / "net.pt";
   const ProgramResult result =
       run_program({python(), SYNCBN_SOURCE_DIR "/examples/torchscript/export.py", file});
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -139,10 +139,10 @@ TEST(ExportedNetworkTest, TheExampleTrainsAndPythonLoadsTheResult) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const TempFolder folder;
   const std::string file = exported(folder);
-  const ProgramResult result =
-      run_program({SYNCBN_BIN_DIR "/syncbn-launch", "--standalone", "--nproc_per_node=2",
-                   "--prefix=off", SYNCBN_TRAIN_TORCHSCRIPT, file},
-                  {.env = {{"OMP_NUM_THREADS", "1"}}});
+  const std::string launcher = SYNCBN_BIN_DIR "/syncbn-launch";
+  const ProgramResult result = run_program({launcher, "--standalone", "--nproc_per_node=2",
+                                            "--prefix=off", SYNCBN_TRAIN_TORCHSCRIPT, file},
+                                           {.env = {{"OMP_NUM_THREADS", "1"}}});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("10 layers converted"));
   double first = 0;

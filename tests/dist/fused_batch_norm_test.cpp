@@ -11,7 +11,6 @@
 #include <ATen/ops/relu.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "dist/tensors.h"
 #include "groups/world.h"
 #include "support/multiproc.h"
 
@@ -20,7 +19,6 @@ namespace {
 namespace dist = syncbn::dist;
 using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
-using syncbn::test::close;
 using syncbn::test::run_ranks;
 
 struct Case {
@@ -34,7 +32,7 @@ struct Case {
 void expect_as_apart(const Case& c) {
   SyncBatchNorm fused(SyncBatchNormOptions(3).fuse_relu(c.relu));
   SyncBatchNorm apart(SyncBatchNormOptions(3));
-  at::manual_seed(static_cast<uint64_t>(10 + dist::rank()));
+  at::manual_seed(10 + static_cast<uint64_t>(dist::rank()));
   const auto random = [&] { return at::randn({4, 3, 5, 5}).to(c.type).contiguous(c.format); };
   const at::Tensor input = random();
   const at::Tensor residual = random();
@@ -112,8 +110,8 @@ TEST(FusedBatchNormTest, AnEmptyRankTakesPart) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
     SyncBatchNorm layer(SyncBatchNormOptions(3).fuse_relu(true));
-    const at::Tensor input = at::randn({4L * rank, 3}).requires_grad_();
-    const at::Tensor residual = at::randn({4L * rank, 3}).requires_grad_();
+    const at::Tensor input = at::randn({int64_t{4} * rank, 3}).requires_grad_();
+    const at::Tensor residual = at::randn({int64_t{4} * rank, 3}).requires_grad_();
     layer(input, residual).sum().backward();
     EXPECT_EQ(input.grad().sizes(), input.sizes());
     EXPECT_EQ(residual.grad().sizes(), residual.sizes());

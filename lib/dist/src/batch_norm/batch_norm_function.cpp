@@ -86,13 +86,17 @@ void update_running_statistics(const BatchNormArguments& arguments, const Merged
 }
 
 /// Statistics over all ranks, which also go into the running ones.
+/// @param output is set where normalising came with it.
 MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& exchange,
-                         bool& updated) {
+                         bool& updated, at::Tensor& output) {
   const at::Tensor& input = arguments.input;
   const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
   const int64_t channels = input.size(1);
   const int64_t count = channels == 0 ? 0 : input.numel() / channels;
-  MergedMoments merged = kernels.merge(gather(kernels.moments(input), count, exchange));
+  MergedMoments merged =
+      exchange.ranks() == 1 && kernels.normalize_alone != nullptr
+          ? kernels.normalize_alone(input, arguments.weight, arguments.bias, arguments.eps, output)
+          : kernels.merge(gather(kernels.moments(input), count, exchange));
   // Two values or more here are two or more everywhere; only fewer need a look at the sum, which
   // on a GPU waits for it.
   const double total = count > 1 ? 2.0 : merged.count.item<double>();
@@ -174,14 +178,14 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                             const std::optional<at::Tensor>& /*residual*/,
                             const BatchNormArguments& arguments,
                             const c10::intrusive_ptr<Exchange>& exchange, bool* updated) {
+    at::Tensor output;
     const MergedMoments merged =
-        TapeScope::next([&] { return statistics(arguments, *exchange, *updated); });
-    // No values at all must not become 0 / 0, which would reach the gradients of the parameters.
-    const at::Tensor variance = merged.m2 / merged.count.clamp_min(1.0);
-    const at::Tensor invstd = (variance + arguments.eps).rsqrt_();
-    at::Tensor output =
-        batch_norm_kernels(input.device().type())
-            .transform(input, arguments.weight, arguments.bias, merged.mean, invstd);
+        TapeScope::next([&] { return statistics(arguments, *exchange, *updated, output); });
+    const at::Tensor invstd = inverse_deviation(merged, arguments.eps);
+    if (!output.defined()) {
+      output = batch_norm_kernels(input.device().type())
+                   .transform(input, arguments.weight, arguments.bias, merged.mean, invstd);
+    }
     if (arguments.residual.defined()) output.add_(arguments.residual);
     if (arguments.relu) output.relu_();
     context->save_for_backward({input, arguments.weight, merged.mean, merged.m2, merged.count,
@@ -217,14 +221,20 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                                            context->saved_data["eps"].toDouble(), exchange);
     } else {
       const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
-      const BackwardSums sums = kernels.backward_reduce(grad_output, input, merged.mean, invstd);
+      BackwardSums sums;
+      // Whether the input needs a gradient follows from the network, so all ranks agree.
+      if (needs_input && exchange->ranks() == 1 && kernels.backward_alone != nullptr) {
+        sums = kernels.backward_alone(grad_output, input, weight, merged.mean, invstd, merged.count,
+                                      gradients.input);
+      } else {
+        sums = kernels.backward_reduce(grad_output, input, merged.mean, invstd);
+        if (needs_input) {
+          gradients.input = kernels.backward_elementwise(
+              grad_output, input, weight, merged.mean, invstd, sum(sums, *exchange), merged.count);
+        }
+      }
       if (needs_weight) gradients.weight = sums.dy_xmu * invstd;
       gradients.bias = sums.dy;
-      // Whether the input needs a gradient follows from the network, so all ranks agree.
-      if (needs_input) {
-        gradients.input = kernels.backward_elementwise(grad_output, input, weight, merged.mean,
-                                                       invstd, sum(sums, *exchange), merged.count);
-      }
     }
     const auto if_needed = [](bool needed, const at::Tensor& gradient) {
       return needed ? gradient : at::Tensor();

@@ -36,6 +36,7 @@ struct BatchNormKernels {
   /// Merges W ranks' statistics by Chan, Golub and LeVeque's formula ("Updating formulae and a
   /// pairwise algorithm for computing sample variances", 1979), in the order of ranks.
   /// @param gathered [W, 2C+1] float64: mean, m2 and count of each rank; a rank may have count 0.
+  ///   Rows may lie apart.
   MergedMoments (*merge)(const at::Tensor& gathered);
 
   /// (input - mean) * invstd * weight + bias; weight and bias may be undefined.
@@ -51,7 +52,25 @@ struct BatchNormKernels {
                                      const at::Tensor& weight, const at::Tensor& mean,
                                      const at::Tensor& invstd, const BackwardSums& sums,
                                      const at::Tensor& count);
+
+  // The same for a rank alone, where nothing comes in between, so that each channel is read from
+  // memory once. Null where that brings nothing.
+
+  /// moments and transform.
+  MergedMoments (*normalize_alone)(const at::Tensor& input, const at::Tensor& weight,
+                                   const at::Tensor& bias, double eps, at::Tensor& output);
+
+  /// backward_reduce and backward_elementwise.
+  BackwardSums (*backward_alone)(const at::Tensor& grad_output, const at::Tensor& input,
+                                 const at::Tensor& weight, const at::Tensor& mean,
+                                 const at::Tensor& invstd, const at::Tensor& count,
+                                 at::Tensor& grad_input);
 };
+
+/// 1 / sqrt(variance + eps), [C] float64; of no values at all 1 / sqrt(eps), not 0 / 0.
+inline at::Tensor inverse_deviation(const MergedMoments& moments, double eps) {
+  return moments.m2.div(moments.count.clamp_min(1.0)).add_(eps).rsqrt_();
+}
 
 /// The kernels for a device. @throws base::UserError for a device that has none.
 const BatchNormKernels& batch_norm_kernels(c10::DeviceType device);

@@ -7,12 +7,17 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 
 #include "batch_norm/batch_norm_cpu_loops.h"
+#include "batch_norm/batch_norm_cpu_tables.h"
 
 namespace syncbn::dist::detail {
 namespace {
 
+using cpu::BackwardTable;
+using cpu::doubles;
+using cpu::ForwardTable;
 using cpu::Planes;
 using cpu::Rows;
 
@@ -79,10 +84,6 @@ void with_type(at::ScalarType type, Run run) {
   } else {
     run(float{});
   }
-}
-
-at::Tensor doubles(at::IntArrayRef size) {
-  return at::empty(size, at::kDouble);
 }
 
 /// Calls run(part) for parts that cover the tensor, from ATen's threads.
@@ -173,37 +174,18 @@ Moments moments(const at::Tensor& input) {
   return result;
 }
 
-const double* data_or_null(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.const_data_ptr<double>() : nullptr;
-}
-
-at::Tensor as_double(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.detach().to(at::kDouble).contiguous() : tensor;
-}
-
 at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                      const at::Tensor& mean, const at::Tensor& invstd) {
   const Shape shape(input);
   const at::Tensor x = dense(input, shape, compute_type(input));
   at::Tensor y = at::empty_like(x);
-  const at::Tensor weights = as_double(weight);
-  const at::Tensor biases = as_double(bias);
-  at::Tensor coefficients = doubles({2, shape.c});
-  double* scale = coefficients.mutable_data_ptr<double>();
-  double* shift = scale + shape.c;
-  const double* w = data_or_null(weights);
-  const double* b = data_or_null(biases);
+  ForwardTable table(weight, bias, shape.c);
   const double* center = mean.const_data_ptr<double>();
   const double* inverse = invstd.const_data_ptr<double>();
   with_type(x.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    for (int64_t c = 0; c < shape.c; ++c) {
-      scale[c] = inverse[c] * (w != nullptr ? w[c] : 1.0);
-      // The loops round the mean to T; the difference goes into the shift.
-      const double rounding = center[c] - static_cast<double>(static_cast<T>(center[c]));
-      shift[c] = (b != nullptr ? b[c] : 0.0) - rounding * scale[c];
-    }
-    const cpu::ForwardCoefficients k{center, scale, shift};
+    for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, center[c], inverse[c]);
+    const cpu::ForwardCoefficients k = table.with(center);
     const T* in = x.const_data_ptr<T>();
     T* out = y.mutable_data_ptr<T>();
     if (shape.rows) {
@@ -214,6 +196,40 @@ at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at
     }
   });
   return y.to(input.scalar_type());
+}
+
+MergedMoments normalize_alone(const at::Tensor& input, const at::Tensor& weight,
+                              const at::Tensor& bias, double eps, at::Tensor& output) {
+  const Shape shape(input);
+  const auto count = static_cast<double>(shape.n * shape.s);
+  MergedMoments merged{doubles({shape.c}), doubles({shape.c}), at::full({}, count, at::kDouble)};
+  if (shape.rows) {
+    const Moments own = moments(input);
+    merged.mean = own.mean;
+    merged.m2 = own.m2;
+    output = transform(input, weight, bias, merged.mean, inverse_deviation(merged, eps));
+    return merged;
+  }
+  const at::Tensor x = dense(input, shape, compute_type(input));
+  at::Tensor y = at::empty_like(x);
+  ForwardTable table(weight, bias, shape.c);
+  double* mean = merged.mean.mutable_data_ptr<double>();
+  double* m2 = merged.m2.mutable_data_ptr<double>();
+  with_type(x.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.const_data_ptr<T>();
+    T* out = y.mutable_data_ptr<T>();
+    for_planes(shape, [&](const Planes& part) {
+      for (int64_t c = part.begin; c < part.end; ++c) {
+        const Planes one{part.n, part.c, part.s, c, c + 1};
+        loops<T>().moments_planes(in, one, mean, m2);
+        table.set<T>(c, mean[c], 1 / std::sqrt(m2[c] / std::max(count, 1.0) + eps));
+        loops<T>().transform_planes(in, out, one, table.with(mean));
+      }
+    });
+  });
+  output = y.to(input.scalar_type());
+  return merged;
 }
 
 BackwardSums backward_reduce(const at::Tensor& grad_output, const at::Tensor& input,
@@ -266,28 +282,13 @@ at::Tensor backward_elementwise(const at::Tensor& grad_output, const at::Tensor&
   const at::Tensor x = dense(input, shape, compute);
   const at::Tensor dy = dense(grad_output, shape, compute);
   at::Tensor dx = at::empty_like(x);
-  const at::Tensor weights = as_double(weight);
-  at::Tensor coefficients = doubles({3, shape.c});
-  double* scale = coefficients.mutable_data_ptr<double>();
-  double* offset = scale + shape.c;
-  double* slope = offset + shape.c;
-  const double* w = data_or_null(weights);
-  const double* center = mean.const_data_ptr<double>();
-  const double* inverse = invstd.const_data_ptr<double>();
+  BackwardTable table(weight, mean, invstd, *count.const_data_ptr<double>());
   const double* sum_dy = sums.dy.const_data_ptr<double>();
   const double* sum_dy_xmu = sums.dy_xmu.const_data_ptr<double>();
-  const double total = *count.const_data_ptr<double>();
   with_type(compute, [&](auto type) {
     using T = decltype(type);
-    for (int64_t c = 0; c < shape.c; ++c) {
-      scale[c] = inverse[c] * (w != nullptr ? w[c] : 1.0);
-      slope[c] = -scale[c] * inverse[c] * inverse[c] * sum_dy_xmu[c] / total;
-      const double rounding = center[c] - static_cast<double>(static_cast<T>(center[c]));
-      offset[c] = sum_dy[c] / total;
-      // Move the rounding of the mean into the constant; a channel with scale 0 has none.
-      if (scale[c] != 0) offset[c] += rounding * slope[c] / scale[c];
-    }
-    const cpu::BackwardCoefficients k{center, scale, offset, slope};
+    for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, sum_dy[c], sum_dy_xmu[c]);
+    const cpu::BackwardCoefficients k = table.get();
     const T* gradient = dy.const_data_ptr<T>();
     const T* data = x.const_data_ptr<T>();
     T* out = dx.mutable_data_ptr<T>();
@@ -304,11 +305,49 @@ at::Tensor backward_elementwise(const at::Tensor& grad_output, const at::Tensor&
   return dx.to(input.scalar_type());
 }
 
+BackwardSums backward_alone(const at::Tensor& grad_output, const at::Tensor& input,
+                            const at::Tensor& weight, const at::Tensor& mean,
+                            const at::Tensor& invstd, const at::Tensor& count,
+                            at::Tensor& grad_input) {
+  const Shape shape(input);
+  if (shape.rows) {
+    BackwardSums sums = backward_reduce(grad_output, input, mean, invstd);
+    grad_input = backward_elementwise(grad_output, input, weight, mean, invstd, sums, count);
+    return sums;
+  }
+  const at::ScalarType compute = compute_type(input);
+  const at::Tensor x = dense(input, shape, compute);
+  const at::Tensor dy = dense(grad_output, shape, compute);
+  at::Tensor dx = at::empty_like(x);
+  BackwardTable table(weight, mean, invstd, *count.const_data_ptr<double>());
+  BackwardSums sums{doubles({shape.c}), doubles({shape.c})};
+  double* sum_dy = sums.dy.mutable_data_ptr<double>();
+  double* sum_dy_xmu = sums.dy_xmu.mutable_data_ptr<double>();
+  const double* center = mean.const_data_ptr<double>();
+  with_type(compute, [&](auto type) {
+    using T = decltype(type);
+    const T* gradient = dy.const_data_ptr<T>();
+    const T* data = x.const_data_ptr<T>();
+    T* out = dx.mutable_data_ptr<T>();
+    for_planes(shape, [&](const Planes& part) {
+      for (int64_t c = part.begin; c < part.end; ++c) {
+        const Planes one{part.n, part.c, part.s, c, c + 1};
+        loops<T>().reduce_planes(gradient, data, one, center, sum_dy, sum_dy_xmu);
+        table.set<T>(c, sum_dy[c], sum_dy_xmu[c]);
+        loops<T>().elementwise_planes(gradient, data, out, one, table.get());
+      }
+    });
+  });
+  grad_input = dx.to(input.scalar_type());
+  return sums;
+}
+
 }  // namespace
 
 const BatchNormKernels& batch_norm_kernels_cpu() {
-  static const BatchNormKernels kernels{moments, merge, transform, backward_reduce,
-                                        backward_elementwise};
+  static const BatchNormKernels kernels{
+      moments,         merge,         transform, backward_reduce, backward_elementwise,
+      normalize_alone, backward_alone};
   return kernels;
 }
 

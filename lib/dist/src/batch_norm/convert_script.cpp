@@ -1,6 +1,11 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -83,6 +88,35 @@ void replace_nodes(torch::jit::Block* block, Direction direction) {
   }
 }
 
+/// "a.b.c" where a value is the attribute c of the module a.b in `self`; empty where it is not.
+std::string attribute_path(const torch::jit::Value* value, const torch::jit::Value* self) {
+  std::string path;
+  while (value != self) {
+    const torch::jit::Node* node = value->node();
+    if (node->kind() != c10::prim::GetAttr) return "";
+    const std::string& name = node->s(c10::attr::name);
+    path = path.empty() ? name : fmt::format("{}.{}", name, path);
+    value = node->input(0);
+  }
+  return path;
+}
+
+/// One call of batch_norm in a graph: the attributes that it is given, as far as they can be told.
+struct Call {
+  std::string running_mean;
+  std::string weight;
+};
+
+void find_calls(const torch::jit::Block* block, const torch::jit::Value* self,
+                std::vector<Call>& found) {
+  for (const torch::jit::Node* node : block->nodes()) {
+    for (const torch::jit::Block* inner : node->blocks()) find_calls(inner, self, found);
+    const std::string_view kind = node->kind().toQualString();
+    if (kind != kBatchNorm.plain && kind != kBatchNorm.sync) continue;
+    found.push_back({attribute_path(node->input(3), self), attribute_path(node->input(1), self)});
+  }
+}
+
 /// Rewrites all methods in a copy of the module's type, and makes `module` that copy: the executor
 /// keeps plans of graphs that already ran. Parameters and buffers stay the same tensors.
 void rewrite(torch::jit::Module& module, Direction direction) {
@@ -93,6 +127,16 @@ void rewrite(torch::jit::Module& module, Direction direction) {
     replace_nodes(graph->block(), direction);
   }
   module = copy;
+}
+
+/// The calls of aten::batch_norm in all methods, or, once converted, of what stands for it.
+std::vector<Call> calls_in(const torch::jit::Module& module) {
+  std::vector<Call> calls;
+  for (const torch::jit::Method& method : module.get_methods()) {
+    const auto graph = method.graph();
+    find_calls(graph->block(), graph->inputs()[0], calls);
+  }
+  return calls;
 }
 
 bool is_batch_norm(const torch::jit::Module& module) {
@@ -108,13 +152,44 @@ struct FoundLayer {
   at::Tensor key() const { return detail::layer_key(running_mean, weight); }
 };
 
-/// All batch-norm layers below a module, itself included.
+FoundLayer layer_of(const std::string& name, const torch::jit::Module& module) {
+  return {name, module, detail::tensor_attribute(module, "running_mean"),
+          detail::tensor_attribute(module, "weight")};
+}
+
+/// All batch-norm layers below a module, itself included: those of classes called so.
 std::vector<FoundLayer> batch_norm_layers(const torch::jit::Module& module) {
   std::vector<FoundLayer> found;
   for (const auto& [name, layer] : module.named_modules()) {
-    if (!is_batch_norm(layer)) continue;
-    found.push_back({name, layer, detail::tensor_attribute(layer, "running_mean"),
-                     detail::tensor_attribute(layer, "weight")});
+    if (is_batch_norm(layer)) found.push_back(layer_of(name, layer));
+  }
+  return found;
+}
+
+/// The module and the tensor that a path leads to.
+std::pair<torch::jit::Module, at::Tensor> follow(torch::jit::Module module, std::string path) {
+  for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.')) {
+    module = module.attr(path.substr(0, dot)).toModule();
+    path.erase(0, dot + 1);
+  }
+  return {module, detail::tensor_attribute(module, path)};
+}
+
+/// Layers of other classes, by the attributes that they call batch_norm with.
+std::vector<FoundLayer> layers_of_calls(const torch::jit::Module& module,
+                                        const std::vector<Call>& calls) {
+  std::vector<FoundLayer> found;
+  std::set<std::string> seen;
+  for (const Call& call : calls) {
+    const std::string& path = call.running_mean.empty() ? call.weight : call.running_mean;
+    if (path.empty()) continue;
+    const size_t dot = path.rfind('.');
+    const std::string name = dot == std::string::npos ? "" : path.substr(0, dot);
+    const auto [owner, key] = follow(module, path);
+    if (is_batch_norm(owner) || !seen.insert(path).second) continue;
+    const at::Tensor weight =
+        call.weight.empty() ? at::Tensor() : follow(module, call.weight).second;
+    found.push_back({name, owner, call.running_mean.empty() ? at::Tensor() : key, weight});
   }
   return found;
 }
@@ -125,9 +200,16 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
   define_operators();
   rewrite(module, Direction::kConvert);
+  const std::vector<Call> calls = calls_in(module);
+  std::vector<FoundLayer> layers = batch_norm_layers(module);
+  for (FoundLayer& layer : layers_of_calls(module, calls)) layers.push_back(std::move(layer));
   ConvertReport report;
-  for (const FoundLayer& layer : batch_norm_layers(module)) {
+  auto unknown = std::count_if(calls.begin(), calls.end(), [](const Call& call) {
+    return call.running_mean.empty() && call.weight.empty();
+  });
+  for (const FoundLayer& layer : layers) {
     if (!layer.key().defined()) {
+      --unknown;  // one that has a name
       report.not_converted.push_back(
           {layer.name, "it has neither running statistics nor a weight to be recognised by"});
       continue;
@@ -149,14 +231,21 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
          sync_timeout, is_training, counter});
     report.converted.push_back(layer.name);
   }
+  if (unknown > 0) {
+    report.not_converted.push_back(
+        {"", fmt::format("{} call(s) of batch_norm are given tensors that are no attributes of a "
+                         "module, and are not synchronised",
+                         unknown)});
+  }
   return report;
 }
 
 void revert_sync_batchnorm(torch::jit::Module& module) {
-  for (const FoundLayer& layer : batch_norm_layers(module)) {
-    detail::unregister_layer(layer.key(), layer.weight);
-  }
   rewrite(module, Direction::kRevert);
+  const std::vector<Call> calls = calls_in(module);
+  for (const auto& layers : {batch_norm_layers(module), layers_of_calls(module, calls)}) {
+    for (const FoundLayer& layer : layers) detail::unregister_layer(layer.key(), layer.weight);
+  }
 }
 
 }  // namespace syncbn::dist

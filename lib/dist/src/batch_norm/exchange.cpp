@@ -112,8 +112,11 @@ at::Tensor doubles(std::initializer_list<double> values) {
 }  // namespace
 
 Exchange::Exchange(const LayerName& layer, int64_t channels, at::ScalarType dtype,
-                   ProcessGroupPtr group, Timeout timeout)
-    : group_(std::move(group)), timeout_(timeout), channels_(channels), dtype_(dtype) {
+                   const ProcessGroupPtr& group, Timeout timeout)
+    : group_(group && group->getSize() > 1 ? group : ProcessGroupPtr()),
+      timeout_(timeout),
+      channels_(channels),
+      dtype_(dtype) {
   if (!group_) return;
   Names& all = names();
   const std::lock_guard lock(all.mutex);
@@ -172,7 +175,7 @@ at::Tensor Exchange::gather(const at::Tensor& values) const {
   const at::Tensor row = (compares ? at::cat({values, header(number)}) : values).unsqueeze(0);
   announce_gather(row, group_);
   const NamedAs named(called_, row.sizes());
-  const at::Tensor all = gather_rows(row, group_, timeout_);
+  at::Tensor all = gather_rows(row, group_, timeout_);
   if (!compares) return all;
   compare(all.narrow(1, values.size(0), kHeader));
   return all.narrow(1, 0, values.size(0));

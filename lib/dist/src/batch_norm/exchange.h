@@ -25,13 +25,13 @@ struct LayerName {
 /// channels, the input's dtype and the number of the exchange; where these differ between ranks,
 /// every rank throws base::UserError with the ranks and their layers, and where the number of
 /// channels does, too (on CPUs: NCCL would mix them up).
-/// Without a group nothing is exchanged: this rank's values are those of all.
+/// Alone nothing is exchanged: this rank's values are those of all.
 class Exchange : public torch::CustomClassHolder {
  public:
-  /// @param group null: this rank alone.
+  /// @param group null, or of one rank: this rank alone.
   /// @param timeout of each exchange; the group's when not given.
-  Exchange(const LayerName& layer, int64_t channels, at::ScalarType dtype, ProcessGroupPtr group,
-           Timeout timeout);
+  Exchange(const LayerName& layer, int64_t channels, at::ScalarType dtype,
+           const ProcessGroupPtr& group, Timeout timeout);
 
   int ranks() const { return group_ ? group_->getSize() : 1; }
 

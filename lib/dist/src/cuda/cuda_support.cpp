@@ -103,7 +103,8 @@ at::Tensor backward_elementwise(const at::Tensor& grad_output, const at::Tensor&
 constexpr CudaSupport kSupport{device_count,
                                set_device,
                                make_nccl,
-                               {moments, merge, transform, backward_reduce, backward_elementwise}};
+                               {moments, merge, transform, backward_reduce, backward_elementwise,
+                                /*normalize_alone=*/nullptr, /*backward_alone=*/nullptr}};
 
 }  // namespace
 }  // namespace syncbn::dist::detail

@@ -137,10 +137,11 @@ ConvertReport convert_sync_batchnorm(
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
 
 /// The same for a TorchScript module, whether or not it ran already: rewrites the graphs of all its
-/// methods, also the check for one value per channel. `module` then refers to the rewritten module;
-/// other handles to it still run the old one. So where DistributedDataParallel was made before,
-/// convert its module().
-/// Undo it before saving the module: Python does not know the operators that are put in.
+/// methods, also the check for one value per channel. Layers are all modules that call batch_norm
+/// with attributes of theirs; calls with other tensors are reported. `module` then refers to the
+/// rewritten module; other handles to it still run the old one. So where DistributedDataParallel
+/// was made before, convert its module(). Undo it before saving the module: Python does not know
+/// the operators that are put in.
 ConvertReport convert_sync_batchnorm(
     torch::jit::Module& module, const ProcessGroupPtr& group = {},
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
