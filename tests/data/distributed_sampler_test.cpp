@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spdlog/sinks/ostream_sink.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,7 +13,6 @@
 #include <vector>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/log.h>
 
 #include "support/python.h"
 #include "support/skip.h"
@@ -78,27 +76,6 @@ TEST(DistributedSamplerTest, RefusesARankOutsideTheWorld) {
   EXPECT_THROW(DistributedSampler(10, {.num_replicas = 3, .rank = 3}), base::UserError);
   EXPECT_THROW(DistributedSampler(10, {.num_replicas = 3, .rank = -1}), base::UserError);
   EXPECT_THROW(DistributedSampler(10, {.num_replicas = 0, .rank = 0}), base::UserError);
-}
-
-TEST(DistributedSamplerTest, WarnsOnceInASecondEpochOfTheSameOrder) {
-  const auto warnings = [](bool shuffle, bool sets_epoch, int rank = 0) {
-    std::ostringstream text;
-    const auto before = spdlog::default_logger();
-    spdlog::set_default_logger(std::make_shared<spdlog::logger>(
-        "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text)));
-    DistributedSampler sampler(10, {.num_replicas = 2, .rank = rank, .shuffle = shuffle});
-    for (int64_t epoch = 0; epoch < 4; ++epoch) {
-      if (sets_epoch) sampler.set_epoch(epoch);
-      sampler.indices();
-    }
-    spdlog::set_default_logger(before);
-    const std::string lines = text.str();
-    return std::count(lines.begin(), lines.end(), '\n');
-  };
-  EXPECT_EQ(warnings(true, false), 1);
-  EXPECT_EQ(warnings(true, true), 0);
-  EXPECT_EQ(warnings(true, false, 1), 0) << "rank 0 says it for all";
-  EXPECT_EQ(warnings(false, false), 0) << "without shuffling every epoch has one order";
 }
 
 TEST(DistributedSamplerTest, RefusesANegativeSize) {

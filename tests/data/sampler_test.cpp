@@ -115,11 +115,10 @@ TEST(ClassSkewedSamplerTest, RefusesARankOutsideTheWorld) {
 }
 
 TEST(SamplerRegistryTest, MakesWhatTheConfigurationNames) {
-  const std::vector<int64_t> labels(300, 1);
-  const SamplerArgs args{.size = 300, .labels = labels, .num_replicas = 1, .rank = 0, .seed = 3};
-  for (const char* type : {"distributed", "class_skewed", "weighted", "repeated_augmentation"}) {
+  const SamplerArgs args{.size = 10, .labels = kLabels, .num_replicas = 2, .rank = 1, .seed = 3};
+  for (const char* type : {"distributed", "class_skewed"}) {
     const auto sampler = Component(type).make(args);
-    EXPECT_EQ(sampler->num_replicas(), 1);
+    EXPECT_EQ(sampler->num_replicas(), 2);
     EXPECT_EQ(sampler->seed(), 3);
     EXPECT_EQ(sampler->size(), std::ssize(sampler->indices()));
   }
@@ -132,8 +131,6 @@ TEST(SamplerRegistryTest, RefusesMoreRanksThanSamples) {
 
 TEST(SamplerRegistryTest, RefusesToSkewADataSetWithoutLabels) {
   EXPECT_THAT([] { Component("class_skewed").make(SamplerArgs{.size = 3}); },
-              ThrowsMessage<base::UserError>(HasSubstr("knows its labels")));
-  EXPECT_THAT([] { Component("weighted").make(SamplerArgs{.size = 3}); },
               ThrowsMessage<base::UserError>(HasSubstr("knows its labels")));
 }
 

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/log.h>
 
 #include "permutation.h"
 
@@ -21,11 +20,6 @@ DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOpt
 }
 
 std::vector<int64_t> DistributedSampler::indices() const {
-  if (options_.shuffle && options_.rank == 0 && !epoch_was_set() && ++orders_given_ == 2) {
-    spdlog::warn(
-        "DistributedSampler: a second epoch begins in the order of the first one; call "
-        "set_epoch(epoch) before each");
-  }
   std::vector<int64_t> order;
   if (options_.shuffle) {
     order = permutation(dataset_size_, options_.seed, epoch());

@@ -9,8 +9,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/distributed_sampler.h>
-#include <syncbn/data/repeated_augmentation_sampler.h>
-#include <syncbn/data/weighted_sampler.h>
 
 #include "permutation.h"
 
@@ -33,42 +31,6 @@ struct ClassSkewedChoice {
 
   static void describe(config::Schema<ClassSkewedChoice>& schema) {
     schema.field("shuffle", &ClassSkewedChoice::shuffle, "a new order in every epoch");
-  }
-};
-
-struct WeightedChoice {
-  int64_t num_samples = 0;
-  bool replacement = true;
-
-  static void describe(config::Schema<WeightedChoice>& schema) {
-    schema
-        .field("num_samples", &WeightedChoice::num_samples,
-               "of all ranks in an epoch; 0: as many as the data set has")
-        .at_least(0);
-    schema.field("replacement", &WeightedChoice::replacement,
-                 "a sample may come more than once in an epoch");
-  }
-};
-
-struct RepeatedAugmentationChoice {
-  bool shuffle = true;
-  int64_t num_repeats = 3;
-  int64_t selected_ratio = 0;
-  int64_t selected_round = 256;
-
-  static void describe(config::Schema<RepeatedAugmentationChoice>& schema) {
-    using Choice = RepeatedAugmentationChoice;
-    schema.field("shuffle", &Choice::shuffle, "a new order in every epoch");
-    schema.field("num_repeats", &Choice::num_repeats, "how often a sample comes, in a row")
-        .at_least(1);
-    schema
-        .field("selected_ratio", &Choice::selected_ratio,
-               "an epoch has size / selected_ratio samples a rank; 0: the number of ranks")
-        .at_least(0);
-    schema
-        .field("selected_round", &Choice::selected_round,
-               "the size is first cut to a multiple of it; 0: it is not")
-        .at_least(0);
   }
 };
 
@@ -101,32 +63,6 @@ std::shared_ptr<Sampler> make_class_skewed(const ClassSkewedChoice& choice,
                                              .rank = args.rank,
                                              .shuffle = choice.shuffle,
                                              .seed = args.seed});
-}
-
-std::shared_ptr<Sampler> make_weighted(const WeightedChoice& choice, const SamplerArgs& args) {
-  if (args.labels.empty()) {
-    throw base::UserError(
-        "the weighted sampler balances classes, so it needs a data set that knows its labels; this "
-        "one does not, use the distributed sampler");
-  }
-  return std::make_shared<WeightedSampler>(class_balancing_weights(args.labels),
-                                           WeightedSamplerOptions{.num_samples = choice.num_samples,
-                                                                  .replacement = choice.replacement,
-                                                                  .num_replicas = args.num_replicas,
-                                                                  .rank = args.rank,
-                                                                  .seed = args.seed});
-}
-
-std::shared_ptr<Sampler> make_repeated_augmentation(const RepeatedAugmentationChoice& choice,
-                                                    const SamplerArgs& args) {
-  return std::make_shared<RepeatedAugmentationSampler>(
-      args.size, RepeatedAugmentationSamplerOptions{.num_replicas = args.num_replicas,
-                                                    .rank = args.rank,
-                                                    .shuffle = choice.shuffle,
-                                                    .seed = args.seed,
-                                                    .num_repeats = choice.num_repeats,
-                                                    .selected_ratio = choice.selected_ratio,
-                                                    .selected_round = choice.selected_round});
 }
 
 [[noreturn]] void fail_for_empty_shard(int rank, int num_replicas,
@@ -201,11 +137,6 @@ SamplerKind::Registry& SamplerKind::registry() {
                                 make_distributed);
     made.add<ClassSkewedChoice>(
         "class_skewed", "rank r of W sees only the labels y with y % W == r", make_class_skewed);
-    made.add<WeightedChoice>("weighted", "at random, each class as often as each other",
-                             make_weighted);
-    made.add<RepeatedAugmentationChoice>(
-        "repeated_augmentation", "each sample several times in a row, for other augmentations",
-        make_repeated_augmentation);
     return made;
   }();
   return registry;

@@ -26,9 +26,7 @@ struct DistributedSamplerOptions {
 ///
 /// The order is exactly that of PyTorch's torch.utils.data.DistributedSampler: a permutation drawn
 /// from seed + epoch, padded by repeating it from its front (or cut, with drop_last) to a multiple
-/// of the number of ranks, of which rank r takes every num_replicas-th from the r-th on. One that
-/// shuffles and was never told its epoch warns, once and on rank 0, when it is asked for a second
-/// order.
+/// of the number of ranks, of which rank r takes every num_replicas-th from the r-th on.
 class DistributedSampler : public Sampler {
  public:
   /// @throws base::UserError for a negative size or a rank outside [0, num_replicas).
@@ -43,7 +41,6 @@ class DistributedSampler : public Sampler {
   int64_t dataset_size_;
   DistributedSamplerOptions options_;
   int64_t num_samples_;
-  mutable int64_t orders_given_ = 0;
 };
 
 }  // namespace syncbn::data

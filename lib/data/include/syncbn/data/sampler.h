@@ -33,10 +33,6 @@ class Sampler {
   /// This rank's sample numbers in the present epoch.
   virtual std::vector<int64_t> indices() const = 0;
 
-  /// For each of indices(), how often that sample came before in this epoch, on all ranks: what
-  /// tells its augmentations apart. Empty where samples come once (padding does not count).
-  virtual std::vector<int64_t> earlier_draws() const { return {}; }
-
   /// The length of indices(), the same in every epoch.
   virtual int64_t size() const = 0;
 
@@ -44,18 +40,11 @@ class Sampler {
   virtual int64_t seed() const = 0;
 
   /// Call it before each epoch, or every epoch has the first one's order.
-  void set_epoch(int64_t epoch) {
-    epoch_ = epoch;
-    epoch_was_set_ = true;
-  }
+  void set_epoch(int64_t epoch) { epoch_ = epoch; }
   int64_t epoch() const { return epoch_; }
-
- protected:
-  bool epoch_was_set() const { return epoch_was_set_; }
 
  private:
   int64_t epoch_ = 0;
-  bool epoch_was_set_ = false;
 };
 
 /// Every sample exactly once over all ranks, in order and without padding: rank r takes r, r + W,
@@ -118,9 +107,6 @@ struct SamplerArgs {
 /// The registry behind `sampler: {type: distributed}`. Knows:
 ///   distributed   torch.utils.data.DistributedSampler's order (shuffle, drop_last)
 ///   class_skewed  ClassSkewedSampler (shuffle)
-///   weighted      WeightedSampler with class_balancing_weights() (num_samples, replacement)
-///   repeated_augmentation  RepeatedAugmentationSampler (num_repeats, shuffle, selected_ratio,
-///                          selected_round)
 /// make() throws base::UserError when a rank would have no sample of its own; the check is the same
 /// on every rank, so any one process can make it for all.
 struct SamplerKind {
