@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,40 +22,19 @@
 #include "data/components.h"
 #include "data/images.h"
 #include "data/jpeg_writer.h"
+#include "data/noise.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::data {
 namespace {
 
+using test::labels_of;
+using test::Noise;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using OnError = LoaderOptions::OnError;
-
-/// Sample i is random bytes with the label i; `before` runs first, on the thread that makes it.
-class Noise : public SampleDataset {
- public:
-  explicit Noise(
-      int64_t size, std::function<void(int64_t)> before = [](int64_t) {})
-      : size_(size), before_(std::move(before)) {}
-
-  int64_t size() const override { return size_; }
-  std::span<const int64_t> labels() const override { return {}; }
-  int64_t num_classes() const override { return size_; }
-  std::vector<int64_t> sample_shape() const override { return {3, 4, 5}; }
-  uint64_t fingerprint() const override { return 1; }
-  std::string name_of(int64_t index) const override { return fmt::format("file-{}", index); }
-  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    before_(index);
-    for (uint8_t& value : slot.data) value = static_cast<uint8_t>(random.bits());
-    slot.target[0] = index;
-  }
-
- private:
-  int64_t size_;
-  std::function<void(int64_t)> before_;
-};
 
 /// Fails for the samples in `bad`.
 std::shared_ptr<const Dataset> with_bad(int64_t size, std::set<int64_t> bad) {
@@ -83,11 +61,6 @@ class Gate {
   std::condition_variable opened_;
   bool open_ = false;
 };
-
-std::vector<int64_t> labels_of(const Batch& batch) {
-  const auto* first = batch.target.const_data_ptr<int64_t>();
-  return {first, first + batch.target.numel()};
-}
 
 /// All bytes of an epoch, batch by batch.
 std::vector<std::string> bytes_of_epoch(Loader& loader) {
@@ -350,57 +323,6 @@ TEST(LoaderWorkersTest, MeasuresTheWaitForData) {
   loader.start_epoch(0);
   loader.next();
   EXPECT_GT(loader.wait_seconds(), 0);
-}
-
-TEST(LoaderOptionsTest, TakesTheBatchOfAllRanksInstead) {
-  const auto dataset = std::make_shared<Noise>(24);
-  const auto sampler = std::make_shared<DistributedSampler>(
-      24, DistributedSamplerOptions{.num_replicas = 3, .rank = 1});
-  Loader loader(dataset, sampler, {.global_batch_size = 12});
-  loader.start_epoch(0);
-  EXPECT_EQ(loader.next()->size(), 4);
-  const auto refuses = [&](const LoaderOptions& options, const char* why) {
-    EXPECT_THAT(([&] { Loader(dataset, sampler, options); }),
-                ThrowsMessage<base::UserError>(HasSubstr(why)));
-  };
-  refuses({.batch_size = 4, .global_batch_size = 12}, "both given");
-  refuses({.global_batch_size = 10}, "not a multiple of the 3 ranks");
-  refuses({.global_batch_size = 0}, "not a multiple");
-  refuses({.num_workers = -2}, "num_workers");
-  refuses({.prefetch = 0}, "prefetch");
-  refuses({.error_budget = 1.5}, "error_budget");
-}
-
-TEST(LoaderOptionsTest, RefusesASamplerTogetherWithShuffle) {
-  for (const bool shuffle : {true, false}) {
-    EXPECT_THAT(([&] {
-                  Loader(std::make_shared<Noise>(4), std::make_shared<DistributedSampler>(4),
-                         {.shuffle = shuffle});
-                }),
-                ThrowsMessage<base::UserError>(HasSubstr("sampler together with shuffle")));
-  }
-}
-
-TEST(LoaderOptionsTest, ShufflesWithoutASamplerAsAskedTo) {
-  Loader plain(std::make_shared<Noise>(6), {.batch_size = 6});
-  plain.start_epoch(1);
-  EXPECT_THAT(labels_of(*plain.next()), ElementsAre(0, 1, 2, 3, 4, 5));
-  Loader shuffled(std::make_shared<Noise>(6), {.batch_size = 6, .shuffle = true, .seed = 4});
-  shuffled.start_epoch(1);
-  DistributedSampler expected(6, {.seed = 4});
-  expected.set_epoch(1);
-  EXPECT_EQ(labels_of(*shuffled.next()), expected.indices());
-}
-
-TEST(LoaderOptionsTest, AutomaticWorkersShareTheHostsCores) {
-  ASSERT_EQ(setenv("LOCAL_WORLD_SIZE", "10000", /*overwrite=*/1), 0);
-  EXPECT_EQ(automatic_workers(), 1);
-  ASSERT_EQ(setenv("LOCAL_WORLD_SIZE", "1", /*overwrite=*/1), 0);
-  const int alone = automatic_workers();
-  EXPECT_GE(alone, 1);
-  EXPECT_LE(alone, static_cast<int>(std::thread::hardware_concurrency()));
-  unsetenv("LOCAL_WORLD_SIZE");
-  EXPECT_EQ(automatic_workers(), alone);
 }
 
 }  // namespace
