@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,6 +18,7 @@
 
 #include "support/python.h"
 #include "support/skip.h"
+#include "support/text.h"
 
 namespace syncbn::data {
 namespace {
@@ -105,6 +108,29 @@ std::vector<Case> random_cases(size_t count) {
     cases.push_back(one);
   }
   return cases;
+}
+
+/// How often orders that are asked for `times` times warn that no epoch was set.
+int warnings_of(DistributedSampler& sampler, int times) {
+  std::ostringstream log;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "test", std::make_shared<spdlog::sinks::ostream_sink_st>(log)));
+  for (int i = 0; i < times; ++i) sampler.indices();
+  spdlog::set_default_logger(before);
+  return test::count(log.str(), "set_epoch() was never called");
+}
+
+TEST(DistributedSamplerTest, WarnsOnceInTheSecondEpochThatNoneWasSet) {
+  DistributedSampler sampler(10);
+  EXPECT_EQ(warnings_of(sampler, 1), 0);
+  EXPECT_EQ(warnings_of(sampler, 1), 1);
+  EXPECT_EQ(warnings_of(sampler, 3), 0);
+  DistributedSampler with_epoch(10);
+  with_epoch.set_epoch(0);
+  EXPECT_EQ(warnings_of(with_epoch, 3), 0);
+  DistributedSampler in_order(10, {.shuffle = false});
+  EXPECT_EQ(warnings_of(in_order, 3), 0);
 }
 
 /// What Python prints for all cases: a line of indices each.

@@ -156,6 +156,11 @@ def operations():
         yield ("solarize", threshold), ImageOps.solarize(rgb, threshold)
     yield ("autocontrast",), ImageOps.autocontrast(rgb)
     yield ("equalize",), ImageOps.equalize(rgb)
+    for kind, enhancer in (("brightness", ImageEnhance.Brightness), ("contrast", ImageEnhance.Contrast),
+                           ("saturation", ImageEnhance.Color), ("sharpness", ImageEnhance.Sharpness)):
+        yield (f"grey_{kind}", 0.4), enhancer(grey).enhance(0.4)
+    yield ("grey_autocontrast",), ImageOps.autocontrast(grey)
+    yield ("grey_equalize",), ImageOps.equalize(grey)
     for angle in (-135, -90, -30, -1, 0, 4.5, 29.7, 45, 90, 101, 135, 180):
         yield ("rotate", angle), rgb.rotate(angle, Image.Resampling.NEAREST)
     for m in ((1, 0.3, 0, 0, 1, 0), (1, 0, 0, -0.27, 1, 0), (1, 0, 5, 0, 1, -9), (0.9, 0.2, -3.4, -0.1, 1.2, 2.2)):

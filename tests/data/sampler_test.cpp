@@ -1,13 +1,19 @@
 #include <syncbn/data/sampler.h>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <vector>
 
 #include <syncbn/base/error.h>
+
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
 
 namespace syncbn::data {
 namespace {
@@ -114,9 +120,121 @@ TEST(ClassSkewedSamplerTest, RefusesARankOutsideTheWorld) {
   EXPECT_THROW(ClassSkewedSampler(kLabels, {.num_replicas = 2, .rank = 2}), base::UserError);
 }
 
+TEST(WeightedSamplerTest, DrawsInProportionToTheWeights) {
+  std::vector<int64_t> counts(4);
+  WeightedSampler sampler({1, 0, 2, 5}, {.seed = 3, .num_samples = 16'000});
+  for (const int64_t index : sampler.indices()) ++counts[static_cast<size_t>(index)];
+  EXPECT_NEAR(counts[0], 2000, 200);
+  EXPECT_EQ(counts[1], 0);
+  EXPECT_NEAR(counts[2], 4000, 300);
+  EXPECT_NEAR(counts[3], 10'000, 300);
+}
+
+TEST(WeightedSamplerTest, RanksShareOneDrawPaddedFromItsFront) {
+  const std::vector<double> weights(10, 1.0);
+  WeightedSampler all(weights, {.seed = 1, .replacement = false});
+  all.set_epoch(2);
+  const auto order = all.indices();
+  EXPECT_EQ(std::set<int64_t>(order.begin(), order.end()).size(), 10U);
+  for (int rank = 0; rank < 3; ++rank) {
+    WeightedSampler sampler(weights,
+                            {.num_replicas = 3, .rank = rank, .seed = 1, .replacement = false});
+    sampler.set_epoch(2);
+    const auto mine = sampler.indices();
+    ASSERT_EQ(mine.size(), 4U);
+    EXPECT_EQ(sampler.size(), 4);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(mine[i], order[(static_cast<size_t>(rank) + 3 * i) % 10]);
+    }
+  }
+}
+
+TEST(WeightedSamplerTest, DrawsPythonsList) {
+  SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
+  const auto said = test::run_program(
+      {test::python(), "-c",
+       "import torch\n"
+       "from torch.utils.data import WeightedRandomSampler\n"
+       "for replacement in (True, False):\n"
+       "    g = torch.Generator()\n"
+       "    g.manual_seed(7 + 2)\n"
+       "    print(*WeightedRandomSampler([0.5, 3, 0.1, 1, 1], 5, replacement, g))\n"});
+  std::string ours;
+  for (const bool replacement : {true, false}) {
+    WeightedSampler sampler({0.5, 3, 0.1, 1, 1}, {.seed = 7, .replacement = replacement});
+    sampler.set_epoch(2);
+    ours += fmt::format("{}\n", fmt::join(sampler.indices(), " "));
+  }
+  EXPECT_EQ(ours, said.out);
+}
+
+TEST(WeightedSamplerTest, RefusesWeightsThatAreNone) {
+  const auto refuses = [](std::vector<double> weights, WeightedSamplerOptions options,
+                          const char* why) {
+    EXPECT_THAT(([&] { WeightedSampler(weights, options); }),
+                ThrowsMessage<base::UserError>(HasSubstr(why)));
+  };
+  refuses({1, -1}, {}, "sample 1 has the weight -1");
+  refuses({1, std::nan("")}, {}, "sample 1");
+  refuses({0, 0}, {}, "no weight is above 0");
+  refuses({}, {}, "no weight is above 0");
+  refuses({1, 0}, {.num_samples = 2, .replacement = false}, "without replacement");
+  refuses({1, 1}, {.num_samples = -1}, "-1 samples");
+  refuses({1, 1}, {.num_replicas = 2, .rank = 2}, "rank 2 of 2");
+}
+
+TEST(RepeatedAugmentationSamplerTest, DealsTheRepetitionsToTheRanks) {
+  const auto make = [](int rank, int64_t selected_round = 0) {
+    return RepeatedAugmentationSampler(6, {.num_replicas = 2,
+                                           .rank = rank,
+                                           .shuffle = false,
+                                           .repetitions = 3,
+                                           .selected_round = selected_round});
+  };
+  EXPECT_THAT(make(0).indices(), ElementsAre(0, 0, 1));
+  EXPECT_THAT(make(1).indices(), ElementsAre(0, 1, 1));
+  // 0 0 0 1 1 1: each copy has a number of its own.
+  EXPECT_EQ(make(0).copy_at(0), 0);
+  EXPECT_EQ(make(1).copy_at(0), 1);
+  EXPECT_EQ(make(0).copy_at(1), 2);
+  EXPECT_THAT(make(0, 4).indices(), ElementsAre(0, 0));
+}
+
+TEST(RepeatedAugmentationSamplerTest, ShufflesAnewInEachEpoch) {
+  RepeatedAugmentationSampler sampler(512, {.seed = 1});
+  EXPECT_EQ(sampler.size(), 512);
+  const auto first = sampler.indices();
+  EXPECT_EQ(first[0], first[2]);
+  sampler.set_epoch(1);
+  EXPECT_NE(sampler.indices(), first);
+}
+
+TEST(RepeatedAugmentationSamplerTest, RefusesWhatLeavesARankWithoutASample) {
+  EXPECT_THAT([] { RepeatedAugmentationSampler(255, {}); },
+              ThrowsMessage<base::UserError>(HasSubstr("set selected_round to 0")));
+  EXPECT_THROW(RepeatedAugmentationSampler(300, {.repetitions = 0}), base::UserError);
+  EXPECT_THROW(RepeatedAugmentationSampler(-1, {}), base::UserError);
+}
+
+TEST(SamplerRegistryTest, WeighsClassesEquallyByDefault) {
+  // Label 0 once, label 1 nine times.
+  std::vector<int64_t> labels(10, 1);
+  labels[0] = 0;
+  const auto sampler = Component("weighted").make(SamplerArgs{.size = 10, .labels = labels});
+  int64_t rare = 0;
+  for (int64_t epoch = 0; epoch < 400; ++epoch) {
+    sampler->set_epoch(epoch);
+    const auto indices = sampler->indices();
+    rare += std::count(indices.begin(), indices.end(), 0);
+  }
+  EXPECT_NEAR(static_cast<double>(rare), 2000, 150);
+  EXPECT_THAT([] { Component("weighted").make(SamplerArgs{.size = 3}); },
+              ThrowsMessage<base::UserError>(HasSubstr("knows its labels")));
+}
+
 TEST(SamplerRegistryTest, MakesWhatTheConfigurationNames) {
   const SamplerArgs args{.size = 10, .labels = kLabels, .num_replicas = 2, .rank = 1, .seed = 3};
-  for (const char* type : {"distributed", "class_skewed"}) {
+  for (const char* type : {"distributed", "class_skewed", "weighted"}) {
     const auto sampler = Component(type).make(args);
     EXPECT_EQ(sampler->num_replicas(), 2);
     EXPECT_EQ(sampler->seed(), 3);

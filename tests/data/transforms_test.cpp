@@ -11,9 +11,9 @@
 #include <vector>
 
 #include <syncbn/base/error.h>
-#include <syncbn/config/value.h>
 #include <syncbn/data/image_ops.h>
 
+#include "data/components.h"
 #include "data/images.h"
 #include "data/jpeg_writer.h"
 
@@ -25,31 +25,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
+using test::component;
 using Component = config::Component<TransformKind>;
-using Options = std::vector<std::pair<std::string, std::string>>;
-
-/// `{type: <type>, <options>}` as a configuration file would have it.
-Component component(const std::string& type, const Options& options = {}) {
-  config::Value value = config::Value::of_map();
-  value.set("type", config::Value::of_scalar(type));
-  for (const auto& [key, text] : options) {
-    if (!text.starts_with('[')) {
-      value.set(key, config::Value::of_scalar(text));
-      continue;
-    }
-    config::Value list;
-    list.kind = config::Value::Kind::kList;
-    const size_t comma = text.find(',');
-    list.list = {config::Value::of_scalar(text.substr(1, comma - 1)),
-                 config::Value::of_scalar(text.substr(comma + 1, text.size() - comma - 2))};
-    value.set(key, list);
-  }
-  Component made;
-  config::Faults faults;
-  config::Codec<Component>::read(value, made, "step", faults);
-  faults.throw_if_any();
-  return made;
-}
+using Options = test::ComponentOptions;
 
 Pipeline pipeline(const std::string& type, const Options& options = {}) {
   return Pipeline(std::vector{component(type, options)});

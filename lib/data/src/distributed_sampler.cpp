@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 
 #include "permutation.h"
 
@@ -22,6 +23,12 @@ DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOpt
 std::vector<int64_t> DistributedSampler::indices() const {
   std::vector<int64_t> order;
   if (options_.shuffle) {
+    if (++orders_given_ == 2 && !epoch_was_set()) {
+      spdlog::warn(
+          "DistributedSampler: set_epoch() was never called, so this epoch has the order of the "
+          "one "
+          "before; call it with the epoch's number before each epoch");
+    }
     order = permutation(dataset_size_, options_.seed, epoch());
   } else {
     order.resize(static_cast<size_t>(dataset_size_));

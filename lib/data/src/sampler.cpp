@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 
@@ -23,6 +24,38 @@ struct DistributedChoice {
     schema.field("shuffle", &DistributedChoice::shuffle, "a new order in every epoch");
     schema.field("drop_last", &DistributedChoice::drop_last,
                  "leave out the samples that do not divide evenly, instead of repeating some");
+  }
+};
+
+struct WeightedChoice {
+  std::vector<double> class_weights;
+  bool replacement = true;
+
+  static void describe(config::Schema<WeightedChoice>& schema) {
+    schema
+        .field("class_weights", &WeightedChoice::class_weights,
+               "of each class's samples together; empty: all classes come equally often")
+        .at_least(0);
+    schema.field("replacement", &WeightedChoice::replacement,
+                 "a sample can come several times in an epoch");
+  }
+};
+
+struct RepeatedAugmentationChoice {
+  bool shuffle = true;
+  int64_t repetitions = 3;
+  int64_t selected_round = 256;
+
+  static void describe(config::Schema<RepeatedAugmentationChoice>& schema) {
+    schema.field("shuffle", &RepeatedAugmentationChoice::shuffle, "a new order in every epoch");
+    schema
+        .field("repetitions", &RepeatedAugmentationChoice::repetitions,
+               "how often a sample comes in a row")
+        .at_least(1);
+    schema
+        .field("selected_round", &RepeatedAugmentationChoice::selected_round,
+               "an epoch's length is cut to a multiple of this; 0: not")
+        .at_least(0);
   }
 };
 
@@ -63,6 +96,50 @@ std::shared_ptr<Sampler> make_class_skewed(const ClassSkewedChoice& choice,
                                              .rank = args.rank,
                                              .shuffle = choice.shuffle,
                                              .seed = args.seed});
+}
+
+/// A sample's weight is its class's share, divided among the class's samples.
+std::vector<double> sample_weights(const WeightedChoice& choice, std::span<const int64_t> labels) {
+  std::map<int64_t, int64_t> counts;
+  for (const int64_t label : labels) ++counts[label];
+  const auto known = std::ssize(choice.class_weights);
+  if (known > 0 && (counts.begin()->first < 0 || counts.rbegin()->first >= known)) {
+    throw base::UserError(
+        fmt::format("the weighted sampler has {} class_weights, and the labels go from {} to {}",
+                    known, counts.begin()->first, counts.rbegin()->first));
+  }
+  std::vector<double> weights;
+  weights.reserve(labels.size());
+  for (const int64_t label : labels) {
+    const double share = known > 0 ? choice.class_weights[static_cast<size_t>(label)] : 1.0;
+    weights.push_back(share / static_cast<double>(counts[label]));
+  }
+  return weights;
+}
+
+std::shared_ptr<Sampler> make_weighted(const WeightedChoice& choice, const SamplerArgs& args) {
+  if (args.labels.empty()) {
+    throw base::UserError(
+        "the weighted sampler needs a data set that knows its labels; this one does not, use the "
+        "distributed sampler");
+  }
+  return std::make_shared<WeightedSampler>(
+      sample_weights(choice, args.labels),
+      WeightedSamplerOptions{.num_replicas = args.num_replicas,
+                             .rank = args.rank,
+                             .seed = args.seed,
+                             .replacement = choice.replacement});
+}
+
+std::shared_ptr<Sampler> make_repeated_augmentation(const RepeatedAugmentationChoice& choice,
+                                                    const SamplerArgs& args) {
+  return std::make_shared<RepeatedAugmentationSampler>(
+      args.size, RepeatedAugmentationSamplerOptions{.num_replicas = args.num_replicas,
+                                                    .rank = args.rank,
+                                                    .shuffle = choice.shuffle,
+                                                    .seed = args.seed,
+                                                    .repetitions = choice.repetitions,
+                                                    .selected_round = choice.selected_round});
 }
 
 [[noreturn]] void fail_for_empty_shard(int rank, int num_replicas,
@@ -135,6 +212,11 @@ SamplerKind::Registry& SamplerKind::registry() {
     made.add<DistributedChoice>("distributed",
                                 "evenly to all ranks, in the order of PyTorch's DistributedSampler",
                                 make_distributed);
+    made.add<WeightedChoice>("weighted", "classes by their weights, equally often by default",
+                             make_weighted);
+    made.add<RepeatedAugmentationChoice>("repeated_augmentation",
+                                         "each sample several times, augmented differently",
+                                         make_repeated_augmentation);
     made.add<ClassSkewedChoice>(
         "class_skewed", "rank r of W sees only the labels y with y % W == r", make_class_skewed);
     return made;

@@ -8,7 +8,9 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/data/batch_transforms.h>
 #include <syncbn/data/loader.h>
+#include <syncbn/data/sample_dataset.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/memory_format.h>
@@ -188,7 +190,9 @@ class Trainer {
         channel_(dist::rank()),
         progress_(channel_),
         vote_(device_),
-        loader_(inputs.train_set, inputs.sampler, {.batch_size = inputs.batch_size}) {
+        normalization_(inputs.train_set->normalization()),
+        loader_(inputs.train_set, inputs.sampler,
+                {.batch_size = inputs.batch_size, .num_workers = data::kAutoWorkers}) {
     const std::string resumed = choose_folder_and_read_checkpoint();
     model_ = make_model(config_, *inputs_.train_set);
     memory_format_ = memory_format(config_, *model_);
@@ -386,7 +390,8 @@ class Trainer {
 
   /// Images on the device and as the network's filters lie in memory.
   at::Tensor input_of(const data::Batch& batch) const {
-    const at::Tensor data = batch.data.to(device_);
+    at::Tensor data = batch.data.to(device_);
+    if (data.scalar_type() == at::kByte) data = data::normalize(data, normalization_);
     return data.dim() == 4 ? data.contiguous(memory_format_) : data;
   }
 
@@ -425,7 +430,8 @@ class Trainer {
     model_->eval();
     auto sampler = std::make_shared<data::SequentialShardSampler>(inputs_.test_set->size(),
                                                                   dist::world_size(), dist::rank());
-    data::Loader loader(inputs_.test_set, std::move(sampler), {.batch_size = inputs_.batch_size});
+    data::Loader loader(inputs_.test_set, std::move(sampler),
+                        {.batch_size = inputs_.batch_size, .num_workers = data::kAutoWorkers});
     loader.start_epoch(0);
     Sums sums;
     while (const auto batch = loader.next()) {
@@ -533,6 +539,7 @@ class Trainer {
   AgentChannel channel_;
   Progress progress_;
   StepVote vote_;
+  const data::Normalization normalization_;
   data::Loader loader_;
   std::shared_ptr<models::Model> model_;
   at::MemoryFormat memory_format_ = at::MemoryFormat::Contiguous;
@@ -559,6 +566,12 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
   inputs.test_set = config.data.make(data::Split::kTest);
   if (inputs.test_set->size() == 0) {
     throw base::UserError("data: the test split is empty; there is nothing to evaluate on");
+  }
+  const auto* samples = dynamic_cast<const data::SampleDataset*>(inputs.train_set.get());
+  if (samples != nullptr && !samples->target_shape().empty()) {
+    throw base::UserError(fmt::format(
+        "data: type {} has labels of pixels, and train classifies whole images; use another type",
+        config.data.type()));
   }
   inputs.sampler = config.sampler.make(data::SamplerArgs{.size = inputs.train_set->size(),
                                                          .labels = inputs.train_set->labels(),

@@ -7,8 +7,6 @@
 namespace syncbn::data {
 namespace {
 
-constexpr int64_t kChannels = 3;
-
 using Histogram = std::array<int64_t, 256>;
 using Table = std::array<uint8_t, 256>;
 
@@ -17,7 +15,8 @@ uint8_t clipped(double value) {
 }
 
 /// ITU-R 601-2's luma in 16-bit fixed point, Pillow's mode "L".
-uint8_t grey_of(const uint8_t* rgb) {
+uint8_t grey_of(const uint8_t* rgb, int64_t channels) {
+  if (channels == 1) return rgb[0];
   return static_cast<uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
 }
 
@@ -27,19 +26,24 @@ uint8_t blended(int other, int value, float factor) {
   return mixed <= 0 ? 0 : mixed >= 255 ? 255 : static_cast<uint8_t>(mixed);
 }
 
-/// Blends each pixel with other(pixel), one grey for its three channels.
+/// From one pixel to the next.
+size_t stride_of(const Image& image) {
+  return static_cast<size_t>(image.channels);
+}
+
+/// Blends each pixel with other(pixel), one grey for all its channels.
 template <class Other>
 void blend_with_grey(Image& image, double factor, const Other& other) {
   const auto share = static_cast<float>(factor);
-  for (size_t i = 0; i < image.pixels.size(); i += kChannels) {
+  for (size_t i = 0; i < image.pixels.size(); i += stride_of(image)) {
     uint8_t* pixel = &image.pixels[i];
     const int grey = other(pixel);
-    for (int64_t c = 0; c < kChannels; ++c) pixel[c] = blended(grey, pixel[c], share);
+    for (int64_t c = 0; c < image.channels; ++c) pixel[c] = blended(grey, pixel[c], share);
   }
 }
 
 void map_channel(Image& image, size_t channel, const Table& table) {
-  for (size_t i = channel; i < image.pixels.size(); i += kChannels) {
+  for (size_t i = channel; i < image.pixels.size(); i += stride_of(image)) {
     image.pixels[i] = table[image.pixels[i]];
   }
 }
@@ -53,7 +57,8 @@ void map_values(Image& image, const Function& function) {
 
 Histogram histogram_of(const Image& image, size_t channel) {
   Histogram histogram{};
-  for (size_t i = channel; i < image.pixels.size(); i += kChannels) ++histogram[image.pixels[i]];
+  for (size_t i = channel; i < image.pixels.size(); i += stride_of(image))
+    ++histogram[image.pixels[i]];
   return histogram;
 }
 
@@ -149,15 +154,16 @@ void to_rgb(const Hsv& hsv, uint8_t* rgb) {
 Image smoothed(const Image& image) {
   constexpr float kSide = 1.0F / 13;
   constexpr float kMiddle = 5.0F / 13;
+  const int64_t next = image.channels;
   Image out = image;
   for (int64_t y = 1; y + 1 < image.height; ++y) {
-    for (int64_t i = kChannels; i + kChannels < image.row_bytes(); ++i) {
+    for (int64_t i = next; i + next < image.row_bytes(); ++i) {
       float sum = 0.5F;
       for (const int64_t row : {y + 1, y, y - 1}) {
         const uint8_t* at = image.row(row) + i;
         const float middle = row == y ? kMiddle : kSide;
-        sum += static_cast<float>(at[-kChannels]) * kSide + static_cast<float>(at[0]) * middle +
-               static_cast<float>(at[kChannels]) * kSide;
+        sum += static_cast<float>(at[-next]) * kSide + static_cast<float>(at[0]) * middle +
+               static_cast<float>(at[next]) * kSide;
       }
       out.row(y)[i] = clipped(static_cast<double>(sum));
     }
@@ -173,7 +179,9 @@ void adjust_brightness(Image& image, double factor) {
 
 void adjust_contrast(Image& image, double factor) {
   double sum = 0;
-  for (size_t i = 0; i < image.pixels.size(); i += kChannels) sum += grey_of(&image.pixels[i]);
+  for (size_t i = 0; i < image.pixels.size(); i += stride_of(image)) {
+    sum += grey_of(&image.pixels[i], image.channels);
+  }
   const double mean = sum / static_cast<double>(image.width * image.height);
   blend_with_grey(image, factor, [grey = static_cast<int>(std::floor(mean + 0.5))](const uint8_t*) {
     return grey;
@@ -181,12 +189,14 @@ void adjust_contrast(Image& image, double factor) {
 }
 
 void adjust_saturation(Image& image, double factor) {
-  blend_with_grey(image, factor, [](const uint8_t* pixel) { return int{grey_of(pixel)}; });
+  blend_with_grey(image, factor,
+                  [&image](const uint8_t* pixel) { return int{grey_of(pixel, image.channels)}; });
 }
 
 void adjust_hue(Image& image, double factor) {
+  if (image.channels == 1) return;  // grey has no hue
   const auto shift = static_cast<uint8_t>(static_cast<int>(factor * 255));
-  for (size_t i = 0; i < image.pixels.size(); i += kChannels) {
+  for (size_t i = 0; i < image.pixels.size(); i += stride_of(image)) {
     Hsv hsv = to_hsv(&image.pixels[i]);
     hsv.hue = static_cast<uint8_t>(hsv.hue + shift);
     to_rgb(hsv, &image.pixels[i]);
@@ -212,11 +222,13 @@ void solarize(Image& image, double threshold) {
 }
 
 void autocontrast(Image& image) {
-  for (size_t c = 0; c < kChannels; ++c) map_channel(image, c, stretching(histogram_of(image, c)));
+  for (size_t c = 0; c < stride_of(image); ++c)
+    map_channel(image, c, stretching(histogram_of(image, c)));
 }
 
 void equalize(Image& image) {
-  for (size_t c = 0; c < kChannels; ++c) map_channel(image, c, equalizing(histogram_of(image, c)));
+  for (size_t c = 0; c < stride_of(image); ++c)
+    map_channel(image, c, equalizing(histogram_of(image, c)));
 }
 
 }  // namespace syncbn::data

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 // at::Tensor.
 #include <ATen/core/Tensor.h>
@@ -10,15 +9,6 @@
 #include <syncbn/data/random.h>
 
 namespace syncbn::data {
-
-/// Per channel, of values in [0, 1].
-struct Normalization {
-  std::vector<double> mean;
-  std::vector<double> std;
-
-  /// ImageNet's, as torchvision's reference training has them.
-  static Normalization imagenet() { return {{0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}}; }
-};
 
 /// (images / 255 - mean) / std as float32, on the images' device: batches travel as uint8.
 /// `images` is [B, C, H, W], uint8; its memory format is kept.

@@ -21,10 +21,19 @@ std::string to_string(Split split);
 
 /// Samples and their targets, in the same order along the first dimension.
 struct Batch {
-  at::Tensor data;    ///< [B, ...sample_shape], float32, on the CPU
-  at::Tensor target;  ///< [B], int64: class labels
+  at::Tensor data;  ///< [B, ...sample_shape], float32, or uint8 that awaits normalize(); on the CPU
+  at::Tensor target;  ///< [B], int64: class labels; [B, H, W]: labels of pixels
 
   int64_t size() const { return data.defined() ? data.size(0) : 0; }
+};
+
+/// Per channel, of values in [0, 1].
+struct Normalization {
+  std::vector<double> mean;
+  std::vector<double> std;
+
+  /// ImageNet's, as torchvision's reference training has them.
+  static Normalization imagenet() { return {{0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}}; }
 };
 
 /// A finite set of samples that are reached by their number in [0, size()).
@@ -49,6 +58,9 @@ class Dataset {
   /// Shape of one sample: {channels, height, width} for images.
   virtual std::vector<int64_t> sample_shape() const = 0;
 
+  /// What normalize() takes for batches of uint8; they are divided by 255 alone by default.
+  virtual Normalization normalization() const;
+
   /// A hash of the content, the same on every machine. A resumed run refuses other data by it.
   virtual uint64_t fingerprint() const = 0;
 };
@@ -62,6 +74,8 @@ class Dataset {
 /// Knows:
 ///   digits     UCI's handwritten digits, 1 x 8 x 8, ten classes, shipped with this project
 ///   synthetic  random images of any size with a learnable class signal; for benchmarks
+///   mnist, cifar10, cifar100, csv_images, image_folder, segmentation_folder, tar_shards
+///              see <syncbn/data/image_sets.h>
 /// make() reads the data; it throws base::UserError naming the file when that cannot be done.
 struct DatasetKind {
   using Registry = config::Registry<std::shared_ptr<const Dataset>, Split>;

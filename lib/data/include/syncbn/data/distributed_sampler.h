@@ -27,6 +27,8 @@ struct DistributedSamplerOptions {
 /// The order is exactly that of PyTorch's torch.utils.data.DistributedSampler: a permutation drawn
 /// from seed + epoch, padded by repeating it from its front (or cut, with drop_last) to a multiple
 /// of the number of ranks, of which rank r takes every num_replicas-th from the r-th on.
+/// A shuffled order that is asked for a second time although set_epoch() was never called is warned
+/// of, once: every epoch has the first one's order then.
 class DistributedSampler : public Sampler {
  public:
   /// @throws base::UserError for a negative size or a rank outside [0, num_replicas).
@@ -41,6 +43,7 @@ class DistributedSampler : public Sampler {
   int64_t dataset_size_;
   DistributedSamplerOptions options_;
   int64_t num_samples_;
+  mutable int orders_given_ = 0;
 };
 
 }  // namespace syncbn::data

@@ -8,25 +8,24 @@
 namespace syncbn::data {
 
 /// Operations on images, each the bytes of Pillow's (as torchvision.transforms.functional calls
-/// it). Images have 3 channels, or 1 where said; sizes and boxes are in pixels. Safe from any
-/// thread.
+/// it). Images have 3 channels, or 1 (grey, or a mask); sizes and boxes are in pixels. Safe from
+/// any thread.
 
 /// Image.resize((width, height), BILINEAR): a triangle filter that is as wide as the image shrinks,
-/// so that it does not alias. Pillow's arithmetic until 12.2. 1 or 3 channels.
+/// so that it does not alias. Pillow's arithmetic until 12.2.
 /// @throws base::InternalError for a size below 1 x 1.
 Image resize(const Image& image, int64_t width, int64_t height);
 
-/// Image.resize((width, height), NEAREST), for masks. Any number of channels.
+/// Image.resize((width, height), NEAREST), for masks.
 Image resize_nearest(const Image& image, int64_t width, int64_t height);
 
-/// The part in `box`, which must lie within. Any number of channels.
+/// The part in `box`, which must lie within.
 Image crop(const Image& image, const Box& box);
 
-/// With `border` pixels of `value` on each side. Any number of channels.
+/// With `border` pixels of `value` on each side.
 Image pad(const Image& image, int64_t left, int64_t top, int64_t right, int64_t bottom,
           uint8_t value);
 
-/// Any number of channels.
 void flip_horizontally(Image& image);
 void flip_vertically(Image& image);
 
@@ -34,11 +33,10 @@ void flip_vertically(Image& image);
 /// y' = m[3] x + m[4] y + m[5], at the pixel's centre.
 using AffineMatrix = std::array<double, 6>;
 
-/// Image.transform(size, AFFINE, matrix, NEAREST); what comes from outside is `fill`. Any number of
-/// channels.
+/// Image.transform(size, AFFINE, matrix, NEAREST); what comes from outside is `fill`.
 Image affine(const Image& image, const AffineMatrix& matrix, uint8_t fill);
 
-/// Image.rotate(degrees, NEAREST), counter-clockwise about the centre. Any number of channels.
+/// Image.rotate(degrees, NEAREST), counter-clockwise about the centre.
 Image rotate(const Image& image, double degrees, uint8_t fill);
 
 /// Blend with black, with the mean grey, with the grey image: factor 1 leaves the image as it is.

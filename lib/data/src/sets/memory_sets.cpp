@@ -1,0 +1,207 @@
+// Sets that fit into memory: MNIST, CIFAR, CSV.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+
+#include "gzip_file.h"
+#include "sets/image_set.h"
+#include "sets/labelled_csv.h"
+
+namespace syncbn::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMostBytes = size_t{4} << 30;  // uncompressed, of one file
+constexpr int64_t kCifarSide = 32;
+constexpr int64_t kCifarChannels = 3;
+
+[[noreturn]] void fail(const fs::path& file, const std::string& why) {
+  throw base::UserError(fmt::format("cannot read the data file '{}': {}", file.string(), why));
+}
+
+/// Big-endian.
+uint32_t u32(std::string_view bytes, size_t at) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<uint8_t>(bytes[at + i]);
+  return value;
+}
+
+/// An idx file of bytes: its sizes and where its values begin.
+struct Idx {
+  std::string bytes;
+  std::vector<int64_t> sizes;
+  size_t begin = 0;
+};
+
+/// `folder`/`name`, or the same with .gz.
+fs::path plain_or_gz(const fs::path& folder, const std::string& name) {
+  std::error_code unreadable;
+  if (fs::exists(folder / name, unreadable)) return folder / name;
+  return folder / (name + ".gz");
+}
+
+Idx read_idx(const fs::path& file, size_t dimensions) {
+  Idx idx;
+  idx.bytes = read_gzip_file(file, kMostBytes);
+  idx.begin = 4 + 4 * dimensions;
+  // 0x08 is "unsigned byte"; the byte behind it counts dimensions.
+  if (idx.bytes.size() < idx.begin || u32(idx.bytes, 0) != 0x0800 + dimensions) {
+    fail(file, fmt::format("it is no idx file of bytes with {} dimension{}", dimensions,
+                           dimensions == 1 ? "" : "s"));
+  }
+  // Sizes of 32 bits: products of them are compared without overflow, by division.
+  const size_t there = idx.bytes.size() - idx.begin;
+  size_t named = 1;
+  for (size_t d = 0; d < dimensions; ++d) {
+    const size_t size = u32(idx.bytes, 4 + 4 * d);
+    idx.sizes.push_back(static_cast<int64_t>(size));
+    if (size != 0 && named > there / size) fail(file, "it is shorter than its header says");
+    named *= size;
+  }
+  if (named != there) fail(file, "its length is not what its header says");
+  return idx;
+}
+
+detail::StoredImages read_mnist(const fs::path& folder, Split split) {
+  const std::string prefix = split == Split::kTest ? "t10k" : "train";
+  const fs::path image_file = plain_or_gz(folder, prefix + "-images-idx3-ubyte");
+  const fs::path label_file = plain_or_gz(folder, prefix + "-labels-idx1-ubyte");
+  const Idx pixels = read_idx(image_file, 3);
+  const Idx labels = read_idx(label_file, 1);
+  if (pixels.sizes[0] != labels.sizes[0]) {
+    fail(label_file, fmt::format("it has {} labels, and '{}' has {} images", labels.sizes[0],
+                                 image_file.string(), pixels.sizes[0]));
+  }
+  if (pixels.sizes[1] < 1 || pixels.sizes[2] < 1) fail(image_file, "its images have no pixels");
+  detail::StoredImages images{.channels = 1, .size = {pixels.sizes[2], pixels.sizes[1]}};
+  images.pixels.assign(pixels.bytes.begin() + static_cast<ptrdiff_t>(pixels.begin),
+                       pixels.bytes.end());
+  for (size_t i = labels.begin; i < labels.bytes.size(); ++i) {
+    const auto label = static_cast<uint8_t>(labels.bytes[i]);
+    if (label >= images.classes) {
+      fail(label_file,
+           fmt::format("sample {} has the label {}; labels are 0 to 9", i - labels.begin, label));
+    }
+    images.labels.push_back(label);
+  }
+  return images;
+}
+
+/// Adds the records of a CIFAR file: `label_bytes` labels, of which the last counts, then the
+/// channels one behind the other.
+void add_cifar_file(const fs::path& file, size_t label_bytes, detail::StoredImages& images) {
+  constexpr auto kPlane = static_cast<size_t>(kCifarSide * kCifarSide);
+  const size_t record = label_bytes + kPlane * kCifarChannels;
+  const std::string bytes = base::read_file(file, kMostBytes);
+  if (bytes.empty() || bytes.size() % record != 0) {
+    fail(file, fmt::format("its {} bytes are no whole number of records of {} bytes", bytes.size(),
+                           record));
+  }
+  for (size_t at = 0; at < bytes.size(); at += record) {
+    const auto label = static_cast<uint8_t>(bytes[at + label_bytes - 1]);
+    if (label >= images.classes) {
+      fail(file, fmt::format("record {} has the label {}; labels are below {}", at / record, label,
+                             images.classes));
+    }
+    images.labels.push_back(label);
+    const size_t first = at + label_bytes;
+    for (size_t i = 0; i < kPlane; ++i) {
+      for (size_t c = 0; c < kCifarChannels; ++c) {
+        images.pixels.push_back(static_cast<uint8_t>(bytes[first + c * kPlane + i]));
+      }
+    }
+  }
+}
+
+std::shared_ptr<const Dataset> load_cifar(const std::string& kind, const CifarOptions& options,
+                                          Split split, int64_t classes,
+                                          const std::vector<std::string>& files) {
+  detail::StoredImages images{
+      .channels = kCifarChannels, .size = {kCifarSide, kCifarSide}, .classes = classes};
+  for (const std::string& file : files) {
+    add_cifar_file(fs::path(options.path) / file, classes == 100 ? 2 : 1, images);
+  }
+  return detail::make_memory_set(kind, options, split, std::move(images));
+}
+
+}  // namespace
+
+void MnistOptions::describe(config::Schema<MnistOptions>& schema) {
+  schema
+      .field("path", &MnistOptions::path,
+             "the folder of train-images-idx3-ubyte, ... and t10k-labels-idx1-ubyte, or those .gz")
+      .required();
+  detail::describe_image_set(schema);
+}
+
+void CifarOptions::describe(config::Schema<CifarOptions>& schema) {
+  schema
+      .field("path", &CifarOptions::path,
+             "the folder of the binary version: data_batch_1.bin, ... or train.bin and test.bin")
+      .required();
+  detail::describe_image_set(schema);
+}
+
+void CsvImagesOptions::describe(config::Schema<CsvImagesOptions>& schema) {
+  constexpr double kLongest = 4096;
+  schema.field("path", &CsvImagesOptions::path, "the file, CSV or gzipped CSV").required();
+  schema.field("height", &CsvImagesOptions::height, "of the images")
+      .at_least(1)
+      .at_most(kLongest)
+      .unit("px");
+  schema.field("width", &CsvImagesOptions::width, "of the images")
+      .at_least(1)
+      .at_most(kLongest)
+      .unit("px");
+  schema.field("classes", &CsvImagesOptions::classes, "labels are below this")
+      .at_least(1)
+      .at_most(1'000'000);
+  schema
+      .field("test_fraction", &CsvImagesOptions::test_fraction,
+             "share of each class that is held out as the test split")
+      .above(0)
+      .below(1);
+  detail::describe_image_set(schema);
+}
+
+std::shared_ptr<const Dataset> load_mnist(const MnistOptions& options, Split split) {
+  return detail::make_memory_set("mnist", options, split, read_mnist(options.path, split));
+}
+
+std::shared_ptr<const Dataset> load_cifar10(const CifarOptions& options, Split split) {
+  std::vector<std::string> files = {"test_batch.bin"};
+  if (split == Split::kTrain) {
+    files = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
+             "data_batch_5.bin"};
+  }
+  return load_cifar("cifar10", options, split, 10, files);
+}
+
+std::shared_ptr<const Dataset> load_cifar100(const CifarOptions& options, Split split) {
+  return load_cifar("cifar100", options, split, 100,
+                    {split == Split::kTest ? "test.bin" : "train.bin"});
+}
+
+std::shared_ptr<const Dataset> load_csv_images(const CsvImagesOptions& options, Split split) {
+  auto samples =
+      detail::read_labelled_csv(options.path,
+                                {.pixels = static_cast<size_t>(options.height * options.width),
+                                 .max_pixel = 255,
+                                 .classes = options.classes,
+                                 .max_file_bytes = kMostBytes},
+                                options.test_fraction, split);
+  return detail::make_memory_set("csv_images", options, split,
+                                 {.channels = 1,
+                                  .size = {options.width, options.height},
+                                  .classes = options.classes,
+                                  .pixels = std::move(samples.pixels),
+                                  .labels = std::move(samples.labels)});
+}
+
+}  // namespace syncbn::data

@@ -1,0 +1,146 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <syncbn/base/error.h>
+
+#include "hash.h"
+#include "sets/file_bytes.h"
+#include "sets/folder_index.h"
+#include "sets/image_set.h"
+
+namespace syncbn::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string stem_of(const std::string& name) {
+  return fs::path(name).stem().string();
+}
+
+/// Each image with the mask of the same name, in the images' order.
+struct Pairs {
+  detail::NameList images;
+  detail::NameList masks;
+};
+
+Pairs pair_up(const fs::path& images, const fs::path& masks) {
+  auto mask_names = detail::image_names(masks);
+  std::ranges::sort(mask_names, {}, stem_of);
+  Pairs pairs;
+  for (const std::string& name : detail::image_names(images)) {
+    const auto mask = std::ranges::lower_bound(mask_names, stem_of(name), {}, stem_of);
+    if (mask == mask_names.end() || stem_of(*mask) != stem_of(name)) {
+      throw base::UserError(fmt::format("segmentation_folder: '{}' has no mask in '{}'",
+                                        (images / name).string(), masks.string()));
+    }
+    pairs.images.add(name);
+    pairs.masks.add(*mask);
+  }
+  if (pairs.images.size() == 0) {
+    throw base::UserError(
+        fmt::format("segmentation_folder: there are no images in '{}'", images.string()));
+  }
+  return pairs;
+}
+
+class SegmentationFolder : public detail::ImageSet {
+ public:
+  SegmentationFolder(const SegmentationFolderOptions& options, Split split)
+      : ImageSet("segmentation_folder", options, split, /*channels=*/3, std::nullopt),
+        images_(split == Split::kTest ? options.test_images : options.train_images),
+        masks_(split == Split::kTest ? options.test_masks : options.train_masks),
+        decode_(detail::decode_options(options)),
+        classes_(options.classes),
+        ignored_(static_cast<uint8_t>(options.ignore_index)),
+        pairs_(pair_up(images_, masks_)) {}
+
+  int64_t size() const override { return pairs_.images.size(); }
+  /// Pixels have labels, samples have none.
+  std::span<const int64_t> labels() const override { return {}; }
+  int64_t num_classes() const override { return classes_; }
+  std::vector<int64_t> target_shape() const override {
+    return {image_size().height, image_size().width};
+  }
+  std::string name_of(int64_t index) const override {
+    return (images_ / pairs_.images[index]).string();
+  }
+
+  uint64_t fingerprint() const override {
+    Fnv1a hash;
+    for (const detail::NameList* names : {&pairs_.images, &pairs_.masks}) {
+      for (int64_t i = 0; i < size(); ++i) {
+        for (const char c : (*names)[i]) hash.add_byte(static_cast<uint8_t>(c));
+        hash.add_byte(0);
+      }
+    }
+    return hash.value();
+  }
+
+  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
+    auto& bytes = detail::thread_buffer();
+    ImageSample sample;
+    sample.ignored_label = ignored_;
+    const std::string image_file = name_of(index);
+    detail::read_whole_file(image_file, bytes);
+    sample.image = ImageDecoder(bytes, image_file, decode_).decode();
+    const fs::path mask_file = masks_ / pairs_.masks[index];
+    detail::read_whole_file(mask_file, bytes);
+    sample.mask = ImageDecoder(bytes, mask_file.string(), decode_).decode_mask();
+    check(sample, mask_file);
+    sample = pipeline().run(std::move(sample), random);
+    put(sample.image, slot.data);
+    std::ranges::copy(sample.mask->pixels, slot.target.begin());
+  }
+
+ private:
+  void check(const ImageSample& sample, const fs::path& mask_file) const {
+    const Image& mask = *sample.mask;
+    if (mask.width != sample.image.width || mask.height != sample.image.height) {
+      throw base::UserError(fmt::format("the mask '{}' has {} x {} pixels, its image {} x {}",
+                                        mask_file.string(), mask.width, mask.height,
+                                        sample.image.width, sample.image.height));
+    }
+    for (const uint8_t label : mask.pixels) {
+      if (label < classes_ || label == ignored_) continue;
+      throw base::UserError(fmt::format(
+          "the mask '{}' has the label {}; labels are below {}, or {} where they are to be ignored",
+          mask_file.string(), label, classes_, ignored_));
+    }
+  }
+
+  fs::path images_;
+  fs::path masks_;
+  DecodeOptions decode_;
+  int64_t classes_;
+  uint8_t ignored_;
+  Pairs pairs_;
+};
+
+}  // namespace
+
+void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOptions>& schema) {
+  using Options = SegmentationFolderOptions;
+  schema.field("train_images", &Options::train_images, "the folder of the images").required();
+  schema
+      .field("train_masks", &Options::train_masks,
+             "the folder of their masks, PNGs of the same name")
+      .required();
+  schema.field("test_images", &Options::test_images, "the same of the test split").required();
+  schema.field("test_masks", &Options::test_masks, "the same of the test split").required();
+  schema.field("classes", &Options::classes, "labels are below this")
+      .required()
+      .at_least(1)
+      .at_most(256);
+  schema.field("ignore_index", &Options::ignore_index, "label of pixels that do not count")
+      .at_least(0)
+      .at_most(255);
+  detail::describe_image_files(schema);
+}
+
+std::shared_ptr<const Dataset> load_segmentation_folder(const SegmentationFolderOptions& options,
+                                                        Split split) {
+  return std::make_shared<const SegmentationFolder>(options, split);
+}
+
+}  // namespace syncbn::data

@@ -1,0 +1,186 @@
+#include "sets/tar_index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <vector>
+
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include "sets/file_bytes.h"
+
+namespace syncbn::data::detail {
+namespace {
+
+constexpr int64_t kBlock = 512;
+constexpr int64_t kLongestName = 1 << 16;  // bytes of a header that holds a long name
+
+/// One block that describes a member.
+class Header {
+ public:
+  explicit Header(const std::vector<uint8_t>& block)
+      : text_(reinterpret_cast<const char*>(block.data()), block.size()) {}
+
+  bool is_zero() const {
+    return std::ranges::all_of(text_, [](char c) { return c == '\0'; });
+  }
+
+  char type() const { return text_[156]; }
+
+  /// With ustar's prefix.
+  std::string name() const {
+    const std::string name(field(0, 100));
+    const bool is_ustar = text_.substr(257, 6) == std::string_view("ustar\0", 6);
+    const std::string_view prefix = is_ustar ? field(345, 155) : std::string_view();
+    return prefix.empty() ? name : fmt::format("{}/{}", prefix, name);
+  }
+
+  /// Negative when it is no number.
+  int64_t size() const { return number(124, 12); }
+
+  /// The sum of all bytes, its own field counted as spaces.
+  bool has_right_sum() const {
+    int64_t sum = 0;
+    for (size_t i = 0; i < text_.size(); ++i) {
+      sum += i >= 148 && i < 156 ? ' ' : static_cast<uint8_t>(text_[i]);
+    }
+    return number(148, 8) == sum;
+  }
+
+ private:
+  std::string_view field(size_t begin, size_t size) const {
+    const std::string_view all = text_.substr(begin, size);
+    return all.substr(0, all.find('\0'));
+  }
+
+  /// Octal digits, or, of files above 8 GB, binary behind a set bit (GNU's).
+  int64_t number(size_t begin, size_t size) const {
+    const std::string_view raw = text_.substr(begin, size);
+    if (static_cast<uint8_t>(raw[0]) == 0x80) {
+      uint64_t value = 0;
+      for (const char c : raw.substr(size - 8)) value = value << 8 | static_cast<uint8_t>(c);
+      return value >> 62 != 0 ? -1 : static_cast<int64_t>(value);
+    }
+    std::string_view digits = raw;
+    while (digits.starts_with(' ')) digits.remove_prefix(1);
+    int64_t value = 0;
+    const auto [stop, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), value, 8);
+    const bool ends = stop == digits.data() + digits.size() || *stop == ' ' || *stop == '\0';
+    return error == std::errc() && ends ? value : -1;
+  }
+
+  std::string_view text_;
+};
+
+/// The value of `key` in pax records ("<length> <key>=<value>\n"), or nothing.
+std::string pax_value(std::string_view records, std::string_view key) {
+  std::string found;
+  while (!records.empty()) {
+    size_t length = 0;
+    const auto [stop, error] =
+        std::from_chars(records.data(), records.data() + records.size(), length);
+    const auto digits = static_cast<size_t>(stop - records.data());
+    if (error != std::errc() || length <= digits + 1 || length > records.size()) return found;
+    const std::string_view record = records.substr(digits + 1, length - digits - 2);
+    if (record.size() > key.size() && record.starts_with(key) && record[key.size()] == '=') {
+      found = record.substr(key.size() + 1);
+    }
+    records.remove_prefix(length);
+  }
+  return found;
+}
+
+class TarReader {
+ public:
+  TarReader(const base::UniqueFd& file, const std::filesystem::path& path)
+      : file_(file), path_(path), end_(size_of_file(file, path)) {}
+
+  void run(const std::function<void(const TarMember&)>& visit) {
+    // An archive ends with blocks of zeros; those that were cut off just there are whole, too.
+    while (at_ + kBlock <= end_) {
+      read_at(file_, path_, at_, kBlock, block_);
+      const Header header(block_);
+      if (header.is_zero()) return;
+      if (!header.has_right_sum()) fail("", "it is no tar file, or damaged");
+      take(header, visit);
+    }
+    if (at_ < end_ || end_ == 0) fail("", "it was cut short");
+  }
+
+ private:
+  void take(const Header& header, const std::function<void(const TarMember&)>& visit) {
+    TarMember member{long_name_.empty() ? header.name() : long_name_, at_ + kBlock,
+                     long_size_ >= 0 ? long_size_ : header.size()};
+    if (member.size < 0 || member.size > end_ - member.offset) {
+      fail(member.name, "it is longer than the rest of the file, which was cut short or damaged");
+    }
+    at_ = member.offset + (member.size + kBlock - 1) / kBlock * kBlock;
+    const char type = header.type();
+    if (type == 'L' || type == 'x') return remember(member, type);
+    if (type == 'g') return;  // about the archive
+    long_name_.clear();
+    long_size_ = -1;
+    if (type == '5') return;
+    check(member.name, type);
+    visit(member);
+  }
+
+  /// What the next header is too short for.
+  void remember(const TarMember& member, char type) {
+    if (member.size > kLongestName) fail(member.name, "the header of the next name is too long");
+    read_at(file_, path_, member.offset, member.size, text_);
+    const std::string_view text(reinterpret_cast<const char*>(text_.data()), text_.size());
+    if (type == 'L') {
+      long_name_ = text.substr(0, text.find('\0'));
+      return;
+    }
+    long_name_ = pax_value(text, "path");
+    const std::string size = pax_value(text, "size");
+    int64_t number = -1;
+    const auto [stop, error] = std::from_chars(size.data(), size.data() + size.size(), number);
+    if (!size.empty() && (error != std::errc() || stop != size.data() + size.size())) {
+      fail(member.name, "the header has a size that is no number");
+    }
+    long_size_ = number;
+  }
+
+  void check(const std::string& name, char type) const {
+    if (type == '1' || type == '2') fail(name, "it is a link, which shards must not hold");
+    if (type != '0' && type != '\0' && type != '7') {
+      fail(name, "it is neither a file nor a folder");
+    }
+    if (name.starts_with('/')) fail(name, "its name is absolute");
+    for (const auto& part : std::filesystem::path(name)) {
+      if (part == "..") fail(name, "its name leads out of the archive ('..')");
+    }
+  }
+
+  [[noreturn]] void fail(const std::string& member, const std::string& why) const {
+    const std::string which =
+        member.empty() ? "" : fmt::format(", member '{}'", base::printable(member.substr(0, 200)));
+    throw base::UserError(
+        fmt::format("cannot read the shard '{}'{}: {}", path_.string(), which, why));
+  }
+
+  const base::UniqueFd& file_;
+  const std::filesystem::path& path_;
+  const int64_t end_;
+  int64_t at_ = 0;
+  std::vector<uint8_t> block_;
+  std::vector<uint8_t> text_;
+  std::string long_name_;
+  int64_t long_size_ = -1;
+};
+
+}  // namespace
+
+void for_each_tar_member(const base::UniqueFd& file, const std::filesystem::path& path,
+                         const std::function<void(const TarMember&)>& visit) {
+  TarReader(file, path).run(visit);
+}
+
+}  // namespace syncbn::data::detail

@@ -1,0 +1,378 @@
+#include <syncbn/data/image_sets.h>
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/data/image_ops.h>
+
+#include "data/components.h"
+#include "data/images.h"
+#include "data/jpeg_writer.h"
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::data {
+namespace {
+
+namespace fs = std::filesystem;
+using test::component;
+using test::picture;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+const std::vector<config::Component<TransformKind>> kEightByEight = {
+    component("resize", {{"height", "8"}, {"width", "8"}})};
+
+auto refuses(const char* what, const char* why) {
+  return ThrowsMessage<base::UserError>(AllOf(HasSubstr(what), HasSubstr(why)));
+}
+
+Batch all_of(const Dataset& dataset) {
+  std::vector<int64_t> numbers(static_cast<size_t>(dataset.size()));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return dataset.get_batch(numbers);
+}
+
+std::vector<int64_t> labels_of(const Batch& batch) {
+  const auto* first = batch.target.const_data_ptr<int64_t>();
+  return {first, first + batch.target.numel()};
+}
+
+/// [C, H, W] of an image, as sets give it.
+at::Tensor tensor_of(const Image& image) {
+  return at::tensor(at::ArrayRef<uint8_t>(image.pixels), at::kByte)
+      .view({image.height, image.width, image.channels})
+      .permute({2, 0, 1});
+}
+
+// MNIST.
+
+std::string u32(uint32_t value) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift);
+  return bytes;
+}
+
+std::string idx(const std::vector<uint32_t>& sizes, const std::string& values) {
+  std::string bytes = u32(0x0800 + static_cast<uint32_t>(sizes.size()));
+  for (const uint32_t size : sizes) bytes += u32(size);
+  return bytes + values;
+}
+
+class MnistTest : public ::testing::Test {
+ protected:
+  void write(const std::string& images, const std::string& labels) const {
+    folder_.write("train-images-idx3-ubyte", images);
+    folder_.write("train-labels-idx1-ubyte", labels);
+  }
+  std::shared_ptr<const Dataset> load(Split split = Split::kTrain) const {
+    MnistOptions options;
+    options.path = folder_.path().string();
+    return load_mnist(options, split);
+  }
+
+  const test::TempFolder folder_;
+};
+
+TEST_F(MnistTest, ReadsImagesAndLabels) {
+  write(idx({3, 2, 2}, "abcdefghijkl"), idx({3}, std::string("\7\0\3", 3)));
+  const auto set = load();
+  EXPECT_THAT(set->labels(), ElementsAre(7, 0, 3));
+  EXPECT_EQ(set->num_classes(), 10);
+  EXPECT_EQ(set->sample_shape(), (std::vector<int64_t>{1, 2, 2}));
+  const Batch batch = set->get_batch(std::vector<int64_t>{2, 0});
+  EXPECT_EQ(batch.data.scalar_type(), at::kByte);
+  EXPECT_TRUE(batch.data[0].flatten().equal(at::tensor({'i', 'j', 'k', 'l'}, at::kByte)));
+  EXPECT_THAT(labels_of(batch), ElementsAre(3, 7));
+  EXPECT_THAT(set->normalization().mean, ElementsAre(0.1307));
+}
+
+TEST_F(MnistTest, ReadsGzippedFilesOfTheTestSplit) {
+  for (const auto& [name, bytes] : {std::pair{"t10k-images-idx3-ubyte", idx({1, 1, 2}, "xy")},
+                                    {"t10k-labels-idx1-ubyte", idx({1}, "\5")}}) {
+    ASSERT_EQ(test::run_program({"gzip", folder_.write(name, bytes)}).exit_code, 0);
+  }
+  const auto set = load(Split::kTest);
+  EXPECT_THAT(set->labels(), ElementsAre(5));
+  EXPECT_EQ(set->sample_shape(), (std::vector<int64_t>{1, 1, 2}));
+}
+
+TEST_F(MnistTest, RefusesFilesThatAreNotWhatTheySay) {
+  const std::string labels = idx({2}, "\1\2");
+  const std::string images = idx({2, 1, 1}, "ab");
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "No such file"));
+  write("", labels);
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "no idx file"));
+  write(idx({2}, "ab"), labels);
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "3 dimensions"));
+  write(idx({2, 1, 1}, "a"), labels);
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "shorter than its header"));
+  write(idx({2, 1, 1}, "abc"), labels);
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "not what its header says"));
+  write(idx({0xffffffff, 0xffffffff, 0xffffffff}, "ab"), labels);
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "shorter than its header"));
+  write(images, idx({1}, "\1"));
+  EXPECT_THAT([&] { load(); }, refuses("train-labels-idx1-ubyte", "1 labels"));
+  write(images, idx({2}, "\1\12"));
+  EXPECT_THAT([&] { load(); }, refuses("train-labels-idx1-ubyte", "sample 1 has the label 10"));
+}
+
+// CIFAR.
+
+std::string cifar_record(const std::string& labels, const std::string& rgb) {
+  std::string record = labels;
+  for (const char value : rgb) record += std::string(1024, value);
+  return record;
+}
+
+TEST(CifarTest, ReadsTheTrainingFilesInOrder) {
+  const test::TempFolder folder;
+  for (int file = 1; file <= 5; ++file) {
+    folder.write(fmt::format("data_batch_{}.bin", file),
+                 cifar_record(std::string(1, static_cast<char>(file)), "abc"));
+  }
+  CifarOptions options;
+  options.path = folder.path().string();
+  const auto set = load_cifar10(options, Split::kTrain);
+  EXPECT_THAT(set->labels(), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_EQ(set->sample_shape(), (std::vector<int64_t>{3, 32, 32}));
+  const Batch batch = set->get_batch(std::vector<int64_t>{3});
+  for (int64_t c = 0; c < 3; ++c) {
+    EXPECT_TRUE(batch.data[0][c].eq('a' + c).all().item<bool>());
+  }
+}
+
+TEST(CifarTest, TakesTheFineLabelOfAHundred) {
+  const test::TempFolder folder;
+  folder.write("test.bin", cifar_record("\1\x63", "abc") + cifar_record("\1\x02", "abc"));
+  CifarOptions options;
+  options.path = folder.path().string();
+  EXPECT_THAT(load_cifar100(options, Split::kTest)->labels(), ElementsAre(99, 2));
+  folder.write("test.bin", cifar_record("\1\x64", "abc"));
+  EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "label 100"));
+  folder.write("test.bin", "abc");
+  EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "3 bytes"));
+}
+
+TEST(CifarTest, IsAugmentedAnewInEachEpoch) {
+  const test::TempFolder folder;
+  std::string record = "\3";
+  for (int i = 0; i < 3072; ++i) record += static_cast<char>(i * 7 % 251);
+  folder.write("test_batch.bin", record);
+  CifarOptions options;
+  options.path = folder.path().string();
+  options.test_transforms = {component("random_crop", {{"size", "32"}, {"padding", "4"}})};
+  const auto set = load_cifar10(options, Split::kTest);
+  const auto& samples = dynamic_cast<const SampleDataset&>(*set);
+  const auto sample_of = [&](int64_t epoch) {
+    const Batch batch = samples.allocate(1);
+    SampleRandom random(0, epoch, 0);
+    samples.read_sample(0, random, SampleDataset::slot_of(batch, 0));
+    return batch.data;
+  };
+  EXPECT_TRUE(sample_of(1).equal(sample_of(1)));
+  EXPECT_FALSE(sample_of(1).equal(sample_of(2)));
+}
+
+// CSV.
+
+TEST(CsvImagesTest, ReadsALineAnImage) {
+  const test::TempFolder folder;
+  CsvImagesOptions options;
+  options.path = folder.write("a.csv", "0,255,7,8,9,10,2\n1,2,3,4,5,6,0\n1,1,1,1,1,1,2\n");
+  options.height = 2;
+  options.width = 3;
+  options.classes = 3;
+  options.test_fraction = 0.5;
+  const auto set = load_csv_images(options, Split::kTrain);
+  EXPECT_THAT(set->labels(), ElementsAre(2, 0));
+  EXPECT_THAT(load_csv_images(options, Split::kTest)->labels(), ElementsAre(2));
+  EXPECT_TRUE(all_of(*set).data[0].flatten().equal(at::tensor({0, 255, 7, 8, 9, 10}, at::kByte)));
+  options.path = folder.write("b.csv", "0,256,7,8,9,10,2\n");
+  EXPECT_THAT([&] { load_csv_images(options, Split::kTrain); },
+              refuses("b.csv:1: column 2", "256"));
+}
+
+// Image folders.
+
+class ImageFolderTest : public ::testing::Test {
+ protected:
+  void add(const std::string& file, const std::string& bytes) const {
+    fs::create_directories((folder_ / file).parent_path());
+    folder_.write(file, bytes);
+  }
+  ImageFolderOptions options() const {
+    ImageFolderOptions made;
+    made.train = folder_ / "train";
+    made.test = folder_ / "test";
+    made.transforms = made.test_transforms = kEightByEight;
+    return made;
+  }
+  std::vector<std::string> names(const Dataset& set) const {
+    std::vector<std::string> all;
+    for (int64_t i = 0; i < set.size(); ++i) {
+      const fs::path name = dynamic_cast<const SampleDataset&>(set).name_of(i);
+      all.push_back(name.lexically_relative(folder_.path()).string());
+    }
+    return all;
+  }
+
+  const test::TempFolder folder_;
+};
+
+constexpr const char* kWalkScript = R"(
+import os, sys
+root = sys.argv[1]
+for name in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
+    for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
+        for file in sorted(files):
+            if file.lower().endswith((".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")):
+                print(os.path.relpath(os.path.join(folder, file), os.path.dirname(root)))
+)";
+
+TEST_F(ImageFolderTest, HasTorchvisionsOrder) {
+  for (const char* file : {"b/2.jpg", "b/10.jpg", "b/1.JPEG", "b/x.png.txt", "b/deep/1.jpg",
+                           "b/deep-er/0.Png", "b/deep/a/z.webp", "a/z.tiff", "a/Z.bmp", "A/0.ppm",
+                           "A/notes.txt", "a b/1.pgm", "\xc3\xa9/1.tif", "stray.jpg"}) {
+    add(std::string("train/") + file, "");
+  }
+  fs::create_directory_symlink(folder_ / "train/b/deep", folder_ / "train/a/link");
+  const auto set = load_image_folder(options(), Split::kTrain);
+  EXPECT_EQ(set->num_classes(), 5);
+  EXPECT_THAT(set->labels(), ElementsAre(0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 4));
+  const auto said = test::run_program({test::python(), "-c", kWalkScript, folder_ / "train"});
+  ASSERT_EQ(said.exit_code, 0) << said.err;
+  std::string ours;
+  for (const std::string& name : names(*set)) ours += name + "\n";
+  EXPECT_EQ(ours, said.out);
+}
+
+TEST_F(ImageFolderTest, DecodesAndTransformsFiles) {
+  const std::string jpeg = test::write_jpeg(picture(30, 20));
+  add("train/cat/a.jpg", jpeg);
+  add("train/dog/b.JPEG", base::read_file(test::kImages / "png_rgb8.png"));
+  const auto set = load_image_folder(options(), Split::kTrain);
+  const Batch batch = all_of(*set);
+  EXPECT_THAT(labels_of(batch), ElementsAre(0, 1));
+  EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{2, 3, 8, 8}));
+  EXPECT_TRUE(batch.data[0].equal(
+      tensor_of(resize(ImageDecoder(test::bytes_of(jpeg), "a").decode(), 8, 8))));
+  EXPECT_TRUE(
+      batch.data[1].equal(tensor_of(resize(load_image(test::kImages / "png_rgb8.png"), 8, 8))));
+}
+
+TEST_F(ImageFolderTest, NamesTheFileThatIsDamaged) {
+  add("train/cat/bad.jpg", "no image");
+  const auto set = load_image_folder(options(), Split::kTrain);
+  EXPECT_THAT([&] { all_of(*set); }, refuses("cat/bad.jpg", "neither JPEG nor PNG"));
+  fs::remove(folder_ / "train/cat/bad.jpg");
+  EXPECT_THAT([&] { all_of(*set); }, refuses("cat/bad.jpg", "No such file"));
+}
+
+TEST_F(ImageFolderTest, RefusesFoldersThatAreNoDataSet) {
+  EXPECT_THAT([&] { load_image_folder(options(), Split::kTrain); },
+              refuses("train", "No such file"));
+  add("train/stray.jpg", "");
+  EXPECT_THAT([&] { load_image_folder(options(), Split::kTrain); }, refuses("train", "no folders"));
+  add("train/cat/a.jpg", "");
+  fs::create_directory(folder_ / "train/empty");
+  EXPECT_THAT([&] { load_image_folder(options(), Split::kTrain); },
+              refuses("train", "no images in empty"));
+  add("train/empty/a.jpg", "");
+  add("test/cat/a.jpg", "");
+  EXPECT_THAT([&] { load_image_folder(options(), Split::kTest); }, refuses("test", "same class"));
+}
+
+TEST_F(ImageFolderTest, NeedsTransformsThatMakeOneSize) {
+  add("train/cat/a.jpg", "");
+  ImageFolderOptions open = options();
+  open.transforms = {component("resize", {{"size", "8"}})};
+  EXPECT_THAT([&] { load_image_folder(open, Split::kTrain); },
+              refuses("image_folder: the transforms", "random_resized_crop"));
+  open.transforms = kEightByEight;
+  open.mean = {0.5, 0.5};
+  EXPECT_THAT([&] { load_image_folder(open, Split::kTrain); }, refuses("mean has 2", "3 channels"));
+}
+
+TEST_F(ImageFolderTest, FingerprintTellsFoldersApart) {
+  add("train/cat/a.jpg", "");
+  const uint64_t before = load_image_folder(options(), Split::kTrain)->fingerprint();
+  EXPECT_EQ(load_image_folder(options(), Split::kTrain)->fingerprint(), before);
+  add("train/cat/b.jpg", "");
+  EXPECT_NE(load_image_folder(options(), Split::kTrain)->fingerprint(), before);
+}
+
+// Segmentation.
+
+class SegmentationFolderTest : public ::testing::Test {
+ protected:
+  SegmentationFolderTest() {
+    fs::create_directory(folder_ / "images");
+    fs::create_directory(folder_ / "masks");
+  }
+  SegmentationFolderOptions options(int64_t classes) const {
+    SegmentationFolderOptions made;
+    made.train_images = folder_ / "images";
+    made.train_masks = folder_ / "masks";
+    made.classes = classes;
+    made.transforms = {component("random_horizontal_flip", {{"p", "1"}}),
+                       component("center_crop", {{"size", "7"}})};
+    return made;
+  }
+  void add(const std::string& name, const Image& image, const char* mask) const {
+    folder_.write("images/" + name + ".jpg", test::write_jpeg(image));
+    folder_.write("masks/" + name + ".png", base::read_file(test::kImages / mask));
+  }
+
+  const test::TempFolder folder_;
+};
+
+TEST_F(SegmentationFolderTest, GivesImagesWithTheirMasks) {
+  add("b", picture(13, 11), "png_grey2.png");
+  add("a", picture(13, 11), "png_palette2.png");
+  const auto set = load_segmentation_folder(options(4), Split::kTrain);
+  EXPECT_TRUE(set->labels().empty());
+  const Batch batch = all_of(*set);
+  EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{2, 3, 7, 7}));
+  EXPECT_EQ(batch.target.sizes(), (std::vector<int64_t>{2, 7, 7}));
+  const std::string file = base::read_file(test::kImages / "png_grey2.png");
+  Image mask = ImageDecoder(test::bytes_of(file), "a").decode_mask();
+  flip_horizontally(mask);
+  EXPECT_TRUE(batch.target[1].equal(tensor_of(crop(mask, {3, 2, 7, 7}))[0].to(at::kLong)));
+}
+
+TEST_F(SegmentationFolderTest, RefusesLabelsThatAreNoClass) {
+  add("a", picture(13, 11), "png_grey2.png");
+  const auto set = load_segmentation_folder(options(3), Split::kTrain);
+  EXPECT_THAT([&] { all_of(*set); }, refuses("masks/a.png", "label 3"));
+  SegmentationFolderOptions ignoring = options(3);
+  ignoring.ignore_index = 3;
+  EXPECT_EQ(all_of(*load_segmentation_folder(ignoring, Split::kTrain)).target.max().item<int>(), 3);
+}
+
+TEST_F(SegmentationFolderTest, RefusesPairsThatDoNotMatch) {
+  EXPECT_THAT([&] { load_segmentation_folder(options(4), Split::kTrain); },
+              refuses("images", "no images"));
+  add("a", picture(13, 12), "png_grey2.png");
+  EXPECT_THAT([&] { all_of(*load_segmentation_folder(options(4), Split::kTrain)); },
+              refuses("masks/a.png", "13 x 11"));
+  fs::remove(folder_ / "masks/a.png");
+  EXPECT_THAT([&] { load_segmentation_folder(options(4), Split::kTrain); },
+              refuses("images/a.jpg", "no mask"));
+}
+
+}  // namespace
+}  // namespace syncbn::data

@@ -1,0 +1,329 @@
+#include <syncbn/data/loader.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <syncbn/base/error.h>
+#include <syncbn/data/distributed_sampler.h>
+#include <syncbn/data/image_sets.h>
+
+#include "data/components.h"
+#include "data/images.h"
+#include "data/jpeg_writer.h"
+#include "data/noise.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::data {
+namespace {
+
+using test::labels_of;
+using test::Noise;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using OnError = LoaderOptions::OnError;
+
+/// Fails for the samples in `bad`.
+std::shared_ptr<const Dataset> with_bad(int64_t size, std::set<int64_t> bad) {
+  return std::make_shared<Noise>(size, [bad = std::move(bad)](int64_t index) {
+    if (bad.contains(index)) throw base::UserError("it is damaged");
+  });
+}
+
+/// What samples wait for.
+class Gate {
+ public:
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    opened_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [this] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;
+};
+
+/// All bytes of an epoch, batch by batch.
+std::vector<std::string> bytes_of_epoch(Loader& loader) {
+  std::vector<std::string> all;
+  while (const auto batch = loader.next()) {
+    all.emplace_back(static_cast<const char*>(batch->data.const_data_ptr()), batch->data.nbytes());
+    for (const int64_t label : labels_of(*batch)) all.back() += fmt::format(" {}", label);
+  }
+  return all;
+}
+
+Loader make(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
+  auto sampler = std::make_shared<DistributedSampler>(
+      dataset->size(), DistributedSamplerOptions{.shuffle = false, .seed = 11});
+  return Loader(std::move(dataset), std::move(sampler), options);
+}
+
+TEST(LoaderWorkersTest, BatchesAreTheSameBytesForAnyNumberOfWorkers) {
+  const auto dataset = std::make_shared<Noise>(103);
+  for (const int64_t epoch : {0, 3}) {
+    std::vector<std::string> expected;
+    for (const int workers : {0, 1, 4, 13}) {
+      Loader loader(dataset, std::make_shared<DistributedSampler>(103),
+                    {.batch_size = 10, .num_workers = workers});
+      loader.start_epoch(epoch);
+      const auto epoch_bytes = bytes_of_epoch(loader);
+      EXPECT_EQ(epoch_bytes.size(), 11U);
+      if (expected.empty()) expected = epoch_bytes;
+      EXPECT_EQ(epoch_bytes, expected) << workers << " workers, epoch " << epoch;
+    }
+  }
+}
+
+TEST(LoaderWorkersTest, DecodedAndAugmentedFilesAreTheSameBytesToo) {
+  const test::TempFolder folder;
+  for (int i = 0; i < 24; ++i) {
+    const auto file = folder / fmt::format("train/{}/{}.jpg", i % 3, i);
+    std::filesystem::create_directories(file.parent_path());
+    folder.write(fmt::format("train/{}/{}.jpg", i % 3, i),
+                 test::write_jpeg(test::picture(60 + i, 50 + 2 * i)));
+  }
+  ImageFolderOptions options;
+  options.train = folder / "train";
+  options.transforms = {test::component("random_resized_crop", {{"size", "16"}}),
+                        test::component("random_horizontal_flip"), test::component("rand_augment")};
+  const auto dataset = load_image_folder(options, Split::kTrain);
+  std::vector<std::vector<std::string>> epochs;
+  for (const int workers : {0, 1, 4, 13}) {
+    Loader loader = make(dataset, {.batch_size = 5, .num_workers = workers});
+    loader.start_epoch(2);
+    epochs.push_back(bytes_of_epoch(loader));
+    EXPECT_EQ(epochs.back(), epochs.front()) << workers << " workers";
+    loader.start_epoch(3);
+    EXPECT_NE(bytes_of_epoch(loader), epochs.front());
+  }
+}
+
+TEST(LoaderWorkersTest, ASlowSampleHoldsUpNeitherItsBatchNorTheNext) {
+  Gate gate;
+  // Sample 0 waits until sample 7, of the second batch, is made; order is kept nevertheless.
+  const auto dataset = std::make_shared<Noise>(8, [&](int64_t index) {
+    if (index == 0) gate.pass();
+    if (index == 7) gate.open();
+  });
+  Loader loader = make(dataset, {.batch_size = 4, .num_workers = 2});
+  loader.start_epoch(0);
+  EXPECT_THAT(labels_of(*loader.next()), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(labels_of(*loader.next()), ElementsAre(4, 5, 6, 7));
+  EXPECT_FALSE(loader.next().has_value());
+}
+
+TEST(LoaderWorkersTest, MakesNoMoreBatchesAheadThanAsked) {
+  std::atomic<int64_t> made = 0;
+  const auto dataset = std::make_shared<Noise>(100, [&](int64_t) { ++made; });
+  Loader loader = make(dataset, {.batch_size = 5, .num_workers = 3, .prefetch = 2});
+  loader.start_epoch(0);
+  const auto first = loader.next();
+  const auto second = loader.next();
+  // Two given and two ahead; a third would show after a while, and must not.
+  for (int i = 0; i < 50; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    EXPECT_LE(made, 20);
+  }
+}
+
+TEST(LoaderWorkersTest, NamesTheSampleAndGoesOnBehindItsBatch) {
+  for (const int workers : {0, 4}) {
+    Loader loader = make(with_bad(12, {5, 6}), {.batch_size = 4, .num_workers = workers});
+    loader.start_epoch(0);
+    EXPECT_THAT(labels_of(*loader.next()), ElementsAre(0, 1, 2, 3));
+    EXPECT_THAT([&] { loader.next(); },
+                ThrowsMessage<base::UserError>("sample 5 (file-5): it is damaged"));
+    EXPECT_THAT(labels_of(*loader.next()), ElementsAre(8, 9, 10, 11));
+    EXPECT_FALSE(loader.next().has_value());
+  }
+}
+
+TEST(LoaderWorkersTest, PassesOtherExceptionsOnAsTheyAre) {
+  const auto dataset =
+      std::make_shared<Noise>(4, [](int64_t) { throw base::UnavailableError("the disk is gone"); });
+  for (const int workers : {0, 2}) {
+    Loader loader = make(
+        dataset,
+        {.batch_size = 4, .num_workers = workers, .on_error = OnError::kSkip, .error_budget = 1});
+    loader.start_epoch(0);
+    EXPECT_THAT([&] { loader.next(); }, ThrowsMessage<base::UnavailableError>("the disk is gone"));
+  }
+}
+
+TEST(LoaderWorkersTest, LeavesDamagedSamplesOutWithinTheBudget) {
+  for (const int workers : {0, 4}) {
+    Loader loader = make(with_bad(40, {1, 2}),
+                         {.batch_size = 4, .num_workers = workers, .on_error = OnError::kSkip});
+    loader.start_epoch(0);
+    EXPECT_THAT(labels_of(*loader.next()), ElementsAre(0, 3));
+    EXPECT_THAT(labels_of(*loader.next()), ElementsAre(4, 5, 6, 7));
+    EXPECT_EQ(loader.skipped(), 2);
+    EXPECT_EQ(loader.state().consumed, 8);
+    loader.start_epoch(1);
+    EXPECT_EQ(loader.skipped(), 0);
+  }
+}
+
+TEST(LoaderWorkersTest, StopsWhenMoreThanTheBudgetIsDamaged) {
+  // 5 % of 40 are two.
+  for (const int workers : {0, 4}) {
+    Loader loader = make(with_bad(40, {1, 2, 9}),
+                         {.batch_size = 4, .num_workers = workers, .on_error = OnError::kSkip});
+    loader.start_epoch(0);
+    loader.next();
+    loader.next();
+    EXPECT_THAT([&] { loader.next(); }, ThrowsMessage<base::UserError>(AllOf(
+                                            HasSubstr("3 of the epoch's 40 samples"),
+                                            HasSubstr("5 %"), HasSubstr("sample 9 (file-9)"))));
+  }
+}
+
+TEST(LoaderWorkersTest, RefusesABatchOfWhichNothingIsLeft) {
+  Loader loader =
+      make(with_bad(4, {0, 1}), {.batch_size = 2, .on_error = OnError::kSkip, .error_budget = 1});
+  loader.start_epoch(0);
+  EXPECT_THAT([&] { loader.next(); },
+              ThrowsMessage<base::UserError>(HasSubstr("no sample of a batch")));
+}
+
+TEST(LoaderWorkersTest, AnEpochMayBeLeftEarlyAndALoaderBeDropped) {
+  const auto dataset = std::make_shared<Noise>(100);
+  Loader reference = make(dataset, {.batch_size = 7});
+  reference.start_epoch(6);
+  const auto expected = bytes_of_epoch(reference);
+  Loader loader = make(dataset, {.batch_size = 7, .num_workers = 4, .prefetch = 5});
+  for (int64_t epoch = 0; epoch < 6; ++epoch) {
+    loader.start_epoch(epoch);
+    for (int64_t i = 0; i < epoch; ++i) loader.next();
+  }
+  loader.start_epoch(6);
+  EXPECT_EQ(bytes_of_epoch(loader), expected);
+  loader.start_epoch(7);
+}
+
+TEST(LoaderWorkersTest, SaysWhichSampleTakesTooLong) {
+  Gate gate;
+  const auto dataset = std::make_shared<Noise>(6, [&](int64_t index) {
+    if (index == 4) gate.pass();
+  });
+  Loader loader =
+      make(dataset, {.batch_size = 3, .num_workers = 2, .timeout = std::chrono::milliseconds(20)});
+  loader.start_epoch(0);
+  // Busy machines may be late with the first batch; it is not the one that hangs.
+  std::string message;
+  while (message.find("file-4") == std::string::npos) {
+    try {
+      loader.next();
+    } catch (const base::UnavailableError& error) {
+      message = error.what();
+    }
+  }
+  EXPECT_THAT(message, AllOf(HasSubstr("no batch for 20 ms"), HasSubstr("sample 4 (file-4)")));
+  gate.open();
+  std::optional<Batch> batch;
+  while (!batch) {
+    try {
+      batch = loader.next();
+    } catch (const base::UnavailableError&) {
+    }
+  }
+  EXPECT_THAT(labels_of(*batch), ElementsAre(3, 4, 5));
+}
+
+TEST(LoaderWorkersTest, UsesItsMemoryAgainButNotThatOfABatchInUse) {
+  Loader loader = make(std::make_shared<Noise>(20), {.batch_size = 4, .num_workers = 3});
+  loader.start_epoch(0);
+  const Batch kept = *loader.next();
+  const at::Tensor copy = kept.data.clone();
+  std::set<const void*> places;
+  for (int64_t epoch = 1; epoch < 20; ++epoch) {
+    loader.start_epoch(epoch);
+    while (const auto batch = loader.next()) places.insert(batch->data.const_data_ptr());
+  }
+  EXPECT_FALSE(places.contains(kept.data.const_data_ptr()));
+  EXPECT_TRUE(kept.data.equal(copy));
+  // One that is being trained on, two ahead, and those that an epoch's end left to its workers.
+  EXPECT_LE(places.size(), 6U);
+}
+
+TEST(LoaderWorkersTest, KeepsItsThreads) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  const auto dataset = std::make_shared<Noise>(64, [&](int64_t) {
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+  });
+  Loader loader = make(dataset, {.batch_size = 8, .num_workers = 3});
+  for (int64_t epoch = 0; epoch < 20; ++epoch) {
+    loader.start_epoch(epoch);
+    bytes_of_epoch(loader);
+  }
+  EXPECT_LE(threads.size(), 3U);
+  EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
+}
+
+TEST(LoaderWorkersTest, GoesOnInTheMiddleWithoutReadingWhatCameBefore) {
+  std::mutex mutex;
+  std::set<int64_t> read;
+  const auto dataset = std::make_shared<Noise>(60, [&](int64_t index) {
+    const std::lock_guard lock(mutex);
+    read.insert(index);
+  });
+  Loader first = make(dataset, {.batch_size = 6, .num_workers = 4});
+  first.start_epoch(3);
+  for (int i = 0; i < 7; ++i) first.next();
+  const SamplerState state = first.state();
+  const auto expected = bytes_of_epoch(first);
+  read.clear();
+  for (const int workers : {0, 4}) {
+    Loader resumed = make(dataset, {.batch_size = 6, .num_workers = workers});
+    resumed.resume(state);
+    EXPECT_EQ(bytes_of_epoch(resumed), expected);
+  }
+  EXPECT_EQ(read.size(), 18U);
+  EXPECT_EQ(*read.begin(), 42);
+}
+
+TEST(LoaderWorkersTest, RepeatedSamplesAreAugmentedDifferently) {
+  Loader loader(std::make_shared<Noise>(4),
+                std::make_shared<RepeatedAugmentationSampler>(
+                    4,
+                    RepeatedAugmentationSamplerOptions{
+                        .shuffle = false, .repetitions = 2, .selected_round = 0}),
+                {.batch_size = 4});
+  loader.start_epoch(0);
+  const Batch batch = *loader.next();
+  EXPECT_THAT(labels_of(batch), ElementsAre(0, 0, 1, 1));
+  EXPECT_FALSE(batch.data[0].equal(batch.data[1]));
+}
+
+TEST(LoaderWorkersTest, MeasuresTheWaitForData) {
+  Loader loader = make(std::make_shared<Noise>(4), {.batch_size = 4});
+  EXPECT_EQ(loader.wait_seconds(), 0);
+  loader.start_epoch(0);
+  loader.next();
+  EXPECT_GT(loader.wait_seconds(), 0);
+}
+
+}  // namespace
+}  // namespace syncbn::data

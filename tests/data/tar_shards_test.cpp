@@ -1,0 +1,173 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <ATen/Functions.h>
+
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/data/image_ops.h>
+#include <syncbn/data/image_sets.h>
+
+#include "data/components.h"
+#include "data/images.h"
+#include "sets/shard_names.h"
+#include "support/program.h"
+#include "support/python.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::data {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+auto refuses(const std::string& what, const std::string& why) {
+  return ThrowsMessage<base::UserError>(AllOf(HasSubstr(what), HasSubstr(why)));
+}
+
+/// A member of a tar file, its header's sum right.
+std::string member(const std::string& name, const std::string& bytes, char type = '0') {
+  std::string block(512, '\0');
+  block.replace(0, name.size(), name);
+  block.replace(100, 7, "0000644");
+  block.replace(124, 11, fmt::format("{:011o}", bytes.size()));
+  block[156] = type;
+  block.replace(257, 8, std::string("ustar\00000", 8));
+  block.replace(148, 8, "        ");
+  int sum = 0;
+  for (const char c : block) sum += static_cast<unsigned char>(c);
+  block.replace(148, 7, fmt::format("{:06o}", sum) + '\0');
+  return block + bytes + std::string((512 - bytes.size() % 512) % 512, '\0');
+}
+
+const std::string kEnd(1024, '\0');
+
+class TarShardsTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<const Dataset> load(const std::string& pattern) const {
+    TarShardsOptions options;
+    options.train = folder_ / pattern;
+    options.classes = 10;
+    options.transforms = {test::component("center_crop", {{"size", "8"}})};
+    return load_tar_shards(options, Split::kTrain);
+  }
+  std::shared_ptr<const Dataset> load_bytes(const std::string& bytes) const {
+    folder_.write("a.tar", bytes);
+    return load("a.tar");
+  }
+
+  const std::string image_ = base::read_file(test::kImages / "png_rgb8.png");
+  const test::TempFolder folder_;
+};
+
+TEST_F(TarShardsTest, ReadsSamplesOfAllShards) {
+  folder_.write("s-08.tar", member("x/1.jpg", image_) + member("x/1.cls", "3\n") +
+                                member("x/1.json", "{}") + member("x/2.cls", "4") +
+                                member("x/2.png", image_) + kEnd);
+  folder_.write("s-09.tar", member("dir/", "", '5') + member("v1.2/3.seg.jpg", "not the image") +
+                                member("v1.2/4.jpg", image_) + member("v1.2/4.cls", "5"));
+  const auto set = load("s-{08..09}.tar");
+  EXPECT_THAT(set->labels(), ElementsAre(3, 4, 5));
+  const Batch batch = set->get_batch(std::vector<int64_t>{0, 1, 2});
+  const Image expected = crop(ImageDecoder(test::bytes_of(image_), "a").decode(), {2, 2, 8, 8});
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(batch.data[i][0][0][0].item<int>(), expected.pixels[0]);
+    EXPECT_EQ(batch.data[i][2][7][7].item<int>(), expected.pixels.back());
+  }
+}
+
+constexpr const char* kTarfileScript = R"(
+import io, sys, tarfile
+folder, image = sys.argv[1], open(sys.argv[2], "rb").read()
+for name, form in (("ustar", tarfile.USTAR_FORMAT), ("gnu", tarfile.GNU_FORMAT), ("pax", tarfile.PAX_FORMAT)):
+    with tarfile.open(f"{folder}/{name}.tar", "w", format=form) as tar:
+        for i in range(4):
+            key = "d" * 90 + "/" + "k" * (60 if name == "ustar" else 180) + str(i)
+            for extension, data in ((".jpg", image), (".cls", str(i).encode())):
+                info = tarfile.TarInfo(key + extension)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+)";
+
+TEST_F(TarShardsTest, ReadsWhatPythonWritesInEveryFormat) {
+  const auto said = test::run_program({test::python(), "-c", kTarfileScript,
+                                       folder_.path().string(), test::kImages / "png_rgb8.png"});
+  ASSERT_EQ(said.exit_code, 0) << said.err;
+  for (const char* name : {"ustar.tar", "gnu.tar", "pax.tar"}) {
+    const auto set = load(name);
+    EXPECT_THAT(set->labels(), ElementsAre(0, 1, 2, 3)) << name;
+    EXPECT_EQ(set->get_batch(std::vector<int64_t>{3}).size(), 1);
+  }
+}
+
+TEST_F(TarShardsTest, RefusesMembersThatNobodyMeansWellWith) {
+  const auto refuse = [&](const std::string& bytes, const std::string& name,
+                          const std::string& why) {
+    EXPECT_THAT([&] { load_bytes(bytes + kEnd); },
+                AllOf(refuses("a.tar", why), refuses(name, why)));
+  };
+  refuse(member("../1.jpg", image_), "../1.jpg", "'..'");
+  refuse(member("a/../../1.jpg", image_), "a/../../1.jpg", "'..'");
+  refuse(member("/etc/1.jpg", image_), "/etc/1.jpg", "absolute");
+  refuse(member("1.jpg", "", '1'), "1.jpg", "link");
+  refuse(member("1.jpg", "", '2'), "1.jpg", "link");
+  refuse(member("1.jpg", "", '3'), "1.jpg", "neither a file nor a folder");
+  // Long names are looked at as well.
+  refuse(member("x", "../" + std::string(200, 'a') + ".jpg", 'L') + member("1.jpg", image_), "../",
+         "'..'");
+  refuse(member("x", "15 path=/1.jpg\n", 'x') + member("1.jpg", image_), "/1.jpg", "absolute");
+}
+
+TEST_F(TarShardsTest, RefusesSamplesThatAreIncomplete) {
+  const auto refuse = [&](const std::string& bytes, const std::string& why) {
+    EXPECT_THAT([&] { load_bytes(bytes + kEnd); }, refuses("a.tar", why));
+  };
+  refuse(member("1.jpg", image_), "no .cls");
+  refuse(member("1.cls", "1") + member("2.jpg", image_), "no image");
+  refuse(member("1.jpg", image_) + member("1.cls", "10"), "from 0 to 9");
+  refuse(member("1.jpg", image_) + member("1.cls", "cat"), "from 0 to 9");
+  refuse(member("1.txt", "x"), "no sample");
+}
+
+TEST_F(TarShardsTest, RefusesDamagedArchives) {
+  const std::string whole = member("1.jpg", image_) + member("1.cls", "1") + kEnd;
+  EXPECT_THAT([&] { load_bytes(""); }, refuses("a.tar", "cut short"));
+  EXPECT_THAT([&] { load_bytes(whole.substr(0, 300)); }, refuses("a.tar", "cut short"));
+  EXPECT_THAT([&] { load_bytes(whole.substr(0, 700)); }, refuses("a.tar", "cut short"));
+  std::string damaged = whole;
+  damaged[5] = 'x';
+  EXPECT_THAT([&] { load_bytes(damaged); }, refuses("a.tar", "damaged"));
+  for (size_t at = 0; at < 512; ++at) {
+    if (at == 155) continue;  // behind the end of the sum itself
+    std::string changed = whole;
+    changed[at] = static_cast<char>(changed[at] ^ 0x41);
+    EXPECT_THROW(load_bytes(changed), base::UserError) << at;
+  }
+}
+
+TEST_F(TarShardsTest, NamesTheShardOfADamagedImage) {
+  const auto set = load_bytes(member("1.jpg", "no image") + member("1.cls", "1") + kEnd);
+  EXPECT_THAT([&] { set->get_batch(std::vector<int64_t>{0}); },
+              refuses("a.tar at byte 512", "neither JPEG nor PNG"));
+}
+
+TEST(ShardNamesTest, SpellOutBraces) {
+  using detail::expand_braces;
+  EXPECT_THAT(expand_braces("a.tar"), ElementsAre("a.tar"));
+  EXPECT_THAT(expand_braces("a-{08..10}.tar"), ElementsAre("a-08.tar", "a-09.tar", "a-10.tar"));
+  EXPECT_THAT(expand_braces("{a,b}-{0..1}"), ElementsAre("a-0", "a-1", "b-0", "b-1"));
+  EXPECT_THAT([] { expand_braces("a-{0..1"); }, refuses("a-{0..1", "not closed"));
+  for (const char* wrong : {"{3..1}", "{a..b}", "{0..99999999}"}) {
+    EXPECT_THAT([&] { expand_braces(wrong); }, refuses(wrong, "no range"));
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::data
