@@ -41,11 +41,13 @@ class MixedClusterTest : public ::testing::Test {
 
   /// Each worker's rank and the sum of all ranks.
   std::vector<std::string> sum_of_ranks() {
-    folder_.write("sum.py", R"(import os, torch, torch.distributed as dist
+    // A line in one write: torchrun's workers share a pipe.
+    folder_.write("sum.py", R"(import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank()])
 dist.all_reduce(total)
-print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", int(total), flush=True)
+sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()} sum {int(total)}\n")
+sys.stdout.flush()
 dist.destroy_process_group()
 )");
     return {python(), "sum.py"};
