@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <vector>
 
+#include <syncbn/base/hash.h>
 #include <syncbn/data/data_files.h>
 
 #include "gather.h"
-#include "hash.h"
 #include "sets/labelled_csv.h"
 
 namespace syncbn::data {
@@ -25,7 +25,7 @@ constexpr detail::CsvLayout kLayout = {
 class Digits : public Dataset {
  public:
   explicit Digits(const detail::CsvSamples& samples) : labels_(samples.labels) {
-    Fnv1a hash;
+    base::Fnv1a hash;
     for (size_t i = 0; i < samples.pixels.size(); ++i) {
       pixels_.push_back(static_cast<float>(samples.pixels[i]) / kLayout.max_pixel);
       hash.add_byte(samples.pixels[i]);

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include <syncbn/base/hash.h>
+
 #include "gather.h"
-#include "hash.h"
+#include "mix64.h"
 
 namespace syncbn::data {
 namespace {
@@ -63,7 +65,7 @@ class Synthetic : public Dataset {
 
   /// Of all that the pixels are a function of.
   uint64_t fingerprint() const override {
-    Fnv1a hash;
+    base::Fnv1a hash;
     hash.add(key_);
     for (const int64_t value :
          {size(), options_.channels, options_.height, options_.width, options_.classes}) {

@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
 
-#include "hash.h"
 #include "sets/file_bytes.h"
 #include "sets/folder_index.h"
 #include "sets/image_set.h"
@@ -20,9 +20,9 @@ class ImageFolder : public detail::ImageSet {
         decode_(detail::decode_options(options)),
         index_(std::move(index)) {
     // Names and classes: reading ten million files would take hours.
-    Fnv1a hash;
+    base::Fnv1a hash;
     for (int64_t i = 0; i < size(); ++i) {
-      for (const char c : index_.files[i]) hash.add_byte(static_cast<uint8_t>(c));
+      hash.add_bytes(index_.files[i]);
       hash.add_byte(0);
     }
     fingerprint_ = hash.value();

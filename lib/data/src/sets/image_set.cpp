@@ -5,8 +5,7 @@
 #include <algorithm>
 
 #include <syncbn/base/error.h>
-
-#include "hash.h"
+#include <syncbn/base/hash.h>
 
 namespace syncbn::data::detail {
 namespace {
@@ -25,7 +24,7 @@ class MemorySet : public ImageSet {
   MemorySet(const std::string& kind, const ImageSetOptions& options, Split split,
             StoredImages images)
       : ImageSet(kind, options, split, images.channels, images.size), images_(std::move(images)) {
-    Fnv1a hash;
+    base::Fnv1a hash;
     for (const uint8_t value : images_.pixels) hash.add_byte(value);
     for (const int64_t label : images_.labels) hash.add(static_cast<uint64_t>(label));
     fingerprint_ = hash.value();

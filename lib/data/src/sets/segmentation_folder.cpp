@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
 
-#include "hash.h"
 #include "sets/file_bytes.h"
 #include "sets/folder_index.h"
 #include "sets/image_set.h"
@@ -67,10 +67,10 @@ class SegmentationFolder : public detail::ImageSet {
   }
 
   uint64_t fingerprint() const override {
-    Fnv1a hash;
+    base::Fnv1a hash;
     for (const detail::NameList* names : {&pairs_.images, &pairs_.masks}) {
       for (int64_t i = 0; i < size(); ++i) {
-        for (const char c : (*names)[i]) hash.add_byte(static_cast<uint8_t>(c));
+        hash.add_bytes((*names)[i]);
         hash.add_byte(0);
       }
     }

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
 
-#include "hash.h"
 #include "sets/file_bytes.h"
 #include "sets/image_set.h"
 #include "sets/shard_names.h"
@@ -132,7 +132,7 @@ class TarShards : public detail::ImageSet {
   int64_t num_classes() const override { return classes_; }
 
   uint64_t fingerprint() const override {
-    Fnv1a hash;
+    base::Fnv1a hash;
     for (size_t i = 0; i < places_.size(); ++i) {
       hash.add(static_cast<uint64_t>(places_[i].offset));
       hash.add(static_cast<uint64_t>(places_[i].size));

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "hash.h"
+#include "mix64.h"
 
 namespace syncbn::data {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
 #include <syncbn/base/text.h>
 
 #include <map>
@@ -66,11 +67,11 @@ uint64_t next_number(const ProcessGroupPtr& group) {
   return ++state_of(all, group).exchanges;
 }
 
-/// FNV-1a: the same in every process, whatever it was built with.
+/// The same in every process, whatever it was built with.
 uint64_t hash_of(std::string_view bytes) {
-  uint64_t hash = 14695981039346656037u;
-  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211u;
-  return hash;
+  base::Fnv1a hash;
+  hash.add_bytes(bytes);
+  return hash.value();
 }
 
 std::string known_layer(uint64_t hash) {

@@ -113,12 +113,16 @@ int count_ours(const World& world, const std::vector<int>& ranks) {
   }));
 }
 
-/// In words, when one of the ranks has ended; waits for such news for up to `patience`.
+/// In words, with where to look on, when one of the ranks has ended; waits for such news for up to
+/// `patience`.
 std::string end_of_member(const World& world, const std::vector<int>& ranks,
                           std::chrono::milliseconds patience) {
-  if (world.watch) return world.watch->end_among(ranks, patience);
-  std::this_thread::sleep_for(patience);
-  return "";
+  if (!world.watch) {
+    std::this_thread::sleep_for(patience);
+    return "";
+  }
+  const std::string end = world.watch->end_among(ranks, patience);
+  return end.empty() ? end : end + ". That rank's own message, if any, says why";
 }
 
 /// How long between looks at the store, which does not hear of ends.
@@ -156,7 +160,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
     std::string why = plain_message(error);
     constexpr std::chrono::seconds kPatience{1};
     if (const std::string end = end_of_member(world, ranks, kPatience); !end.empty()) {
-      why = end + ". That rank's own message, if any, says why";
+      why = end;
     }
     throw base::UnavailableError(
         fmt::format("rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}",

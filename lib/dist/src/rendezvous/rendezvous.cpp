@@ -90,7 +90,7 @@ std::string why_not_connected(const Rendezvous& place, const std::string& group,
   while (!place.store->check({all})) {
     if (const std::string end = end_of_member(); !end.empty()) {
       if (place.store->check({all})) break;
-      return end + ". That rank's own message, if any, says why";
+      return end;
     }
     if (std::chrono::steady_clock::now() > deadline) {
       return fmt::format("not every rank connected to its peers within {}",

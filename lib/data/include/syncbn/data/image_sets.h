@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <syncbn/config/schema.h>
+#include <syncbn/data/image.h>
 #include <syncbn/data/sample_dataset.h>
 #include <syncbn/data/transforms.h>
 
@@ -17,15 +18,15 @@ struct ImageSetOptions {
   std::vector<config::Component<TransformKind>> transforms;
   std::vector<config::Component<TransformKind>> test_transforms;
   /// What the device normalises batches with; one value per channel, or one for all.
-  std::vector<double> mean = {0.485, 0.456, 0.406};
-  std::vector<double> std = {0.229, 0.224, 0.225};
+  std::vector<double> mean = Normalization::imagenet().mean;
+  std::vector<double> std = Normalization::imagenet().std;
 };
 
 /// Options of files that are decoded: DecodeOptions.
 struct ImageFileOptions : ImageSetOptions {
   bool exif_orientation = false;
-  int64_t max_pixels = 64'000'000;
-  int64_t max_scans = 1000;
+  int64_t max_pixels = DecodeOptions{}.max_pixels;
+  int64_t max_scans = DecodeOptions{}.max_scans;
 };
 
 /// `type: mnist`: MNIST's and Fashion-MNIST's idx files, plain or .gz, 1 x 28 x 28.
