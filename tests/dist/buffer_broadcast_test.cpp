@@ -21,7 +21,7 @@ using buffer_broadcast::Moments;
 using syncbn::base::read_file;
 using syncbn::test::close;
 using syncbn::test::ProgramResult;
-using syncbn::test::python;
+using syncbn::test::python_ddp_program;
 using syncbn::test::python_has_torch;
 using syncbn::test::python_torch_version;
 using syncbn::test::run_program;
@@ -145,7 +145,8 @@ TEST(BufferBroadcastProgramTest, PrintsWhatTheDocumentationShows) {
 
 TEST(BufferBroadcastProgramTest, PythonPrintsTheSameWithAndWithoutBroadcast) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
-  const ProgramResult theirs = run_on_two_ranks({python(), kExample + "buffer_broadcast.py"});
+  const ProgramResult theirs =
+      run_on_two_ranks(python_ddp_program(kExample + "buffer_broadcast.py"));
   ASSERT_EQ(theirs.exit_code, 0) << theirs.err;
   const ProgramResult ours = run_on_two_ranks({SYNCBN_BUFFER_BROADCAST});
   ASSERT_EQ(ours.exit_code, 0) << ours.err;

@@ -159,6 +159,3 @@ if __name__ == "__main__":
         with open(os.path.join(sys.argv[1], f"{number}.rank{dist.get_rank()}"), "wb") as file:
             train(case, file)
     dist.destroy_process_group()
-    # Gloo's threads may still want the interpreter: one that asks while it ends aborts the process
-    # ("terminate called without an active exception").
-    os._exit(0)

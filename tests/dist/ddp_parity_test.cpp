@@ -19,6 +19,7 @@ namespace {
 
 using syncbn::base::read_file;
 using syncbn::test::python;
+using syncbn::test::python_ddp_program;
 using syncbn::test::python_torch_version;
 using syncbn::test::run_program;
 using syncbn::test::TempFolder;
@@ -74,7 +75,7 @@ bool python_has_this_torch() {
   return python_torch_version() == TORCH_VERSION;
 }
 
-const Words kPython{python(), SYNCBN_SOURCE_DIR "/tests/dist/ddp_parity.py"};
+const Words kPython = python_ddp_program(SYNCBN_SOURCE_DIR "/tests/dist/ddp_parity.py");
 const Words kOurs{SYNCBN_DDP_PARITY_WORKER};
 
 Words launched_by_us(int world_size) {

@@ -3,6 +3,7 @@
 #include <syncbn/base/env.h>
 
 #include <string>
+#include <vector>
 
 #include "support/program.h"
 
@@ -29,6 +30,12 @@ inline bool python_has_torch() {
 /// Whether it can import `module`.
 inline bool python_has(const std::string& module) {
   return run_program({python(), "-c", "import " + module}).exit_code == 0;
+}
+
+/// Words that run the Python program `script`, whose ranks train with PyTorch's
+/// DistributedDataParallel. Arguments may follow.
+inline std::vector<std::string> python_ddp_program(const std::string& script) {
+  return {python(), SYNCBN_SOURCE_DIR "/tests/support/run_then_leave.py", script};
 }
 
 }  // namespace syncbn::test
