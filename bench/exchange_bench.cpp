@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <string>
 #include <vector>
 
 #include <ATen/ops/zeros.h>
@@ -57,6 +58,23 @@ void measure(bool shared, Times& times) {
   dist::destroy_process_group();
 }
 
+double bandwidth(const Times& times) {
+  return kGradients * sizeof(float) / median(times.at(kGradients)) / 1e9;
+}
+
+/// For bench/syncbn/run.py.
+void report_json(const Times& shared, const Times& gloo) {
+  std::string rows;
+  for (const auto& [elements, times] : shared) {
+    if (elements == kGradients) continue;
+    rows += fmt::format(R"({}"{}": [{:.2f}, {:.2f}])", rows.empty() ? "" : ", ", elements,
+                        median(times) * 1e6, median(gloo.at(elements)) * 1e6);
+  }
+  fmt::print(R"({{"microseconds": {{{}}}, "gb_per_s": [{:.3f}, {:.3f}]}})"
+             "\n",
+             rows, bandwidth(shared), bandwidth(gloo));
+}
+
 void report(const Times& shared, const Times& gloo) {
   fmt::print("{:>12} {:>14} {:>14} {:>8}\n", "floats", "shared, us", "Gloo, us", "ratio");
   for (const auto& [elements, times] : shared) {
@@ -64,16 +82,13 @@ void report(const Times& shared, const Times& gloo) {
     const double theirs = median(gloo.at(elements)) * 1e6;
     fmt::print("{:>12} {:>14.1f} {:>14.1f} {:>8.1f}\n", elements, ours, theirs, theirs / ours);
   }
-  const auto bandwidth = [](const Times& times) {
-    return kGradients * sizeof(float) / median(times.at(kGradients)) / 1e9;
-  };
   fmt::print("100 MB: {:.2f} GB/s through shared memory, {:.2f} GB/s over Gloo\n",
              bandwidth(shared), bandwidth(gloo));
 }
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   try {
     dist::init_process_group({.backend = "gloo"});
     const int rank = dist::rank();
@@ -89,7 +104,10 @@ int main() {
       measure(true, shared);
       measure(false, gloo);
     }
-    if (rank == 0) report(shared, gloo);
+    if (rank == 0) {
+      const bool json = argc > 1 && argv[1] == std::string("--json");
+      (json ? report_json : report)(shared, gloo);
+    }
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "exchange_bench: {}\n", error.what());

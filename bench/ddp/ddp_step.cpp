@@ -43,14 +43,16 @@ double median(std::vector<double> values) {
 
 class Job {
  public:
-  Job(const std::string& model, int64_t batch, int64_t size, const std::string& format, bool fused)
+  Job(const std::string& model, int64_t batch, int64_t size, const std::string& format, bool fused,
+      models::Norm norm)
       : input_(at::empty({0})) {
     const int64_t channels = model == "digits" ? 1 : 3;
     const std::string stem = model != "digits" && size < 64 ? ", small_input: true" : "";
     at::manual_seed(0);
-    net_ = component<models::ModelKind>(fmt::format("{{type: {}{}}}", model, stem))
-               .make(models::ModelArgs{.num_classes = kNumClasses,
-                                       .sample_shape = {channels, size, size}});
+    net_ =
+        component<models::ModelKind>(fmt::format("{{type: {}{}}}", model, stem))
+            .make(models::ModelArgs{
+                .num_classes = kNumClasses, .sample_shape = {channels, size, size}, .norm = norm});
     const auto memory_format = format == "default"         ? models::preferred_memory_format(*net_)
                                : format == "channels_last" ? at::MemoryFormat::ChannelsLast
                                                            : at::MemoryFormat::Contiguous;
@@ -137,15 +139,17 @@ std::string memory(double init_seconds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 6) {
-    fmt::print(stderr, "usage: ddp_step MODEL BATCH SIZE default|contiguous|channels_last FUSED\n");
+  if (argc < 6 || argc > 7) {
+    fmt::print(stderr,
+               "usage: ddp_step MODEL BATCH SIZE default|contiguous|channels_last FUSED [sync]\n");
     return 2;
   }
   if (argv[4] == std::string("default")) syncbn::base::keep_freed_memory();  // as `train` does
   const double begin = now();
   dist::init_process_group({.backend = "gloo"});
   const double init_seconds = now() - begin;
-  Job job(argv[1], std::stoll(argv[2]), std::stoll(argv[3]), argv[4], argv[5] == std::string("1"));
+  Job job(argv[1], std::stoll(argv[2]), std::stoll(argv[3]), argv[4], argv[5] == std::string("1"),
+          argc > 6 ? models::Norm::kSync : models::Norm::kLocal);
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
     std::string command;

@@ -10,9 +10,13 @@ its share of a rank is the figure to look at.
 
 import argparse
 import os
+import pathlib
 import statistics
+import sys
 
-from run import ROOT, Job
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+from paired import Job  # noqa: E402
 
 SLICES = 3
 

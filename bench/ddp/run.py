@@ -14,16 +14,15 @@ bytes a byte, "memory" a rank's peak. One thread a rank.
 
 import argparse
 import json
-import math
 import os
 import pathlib
-import socket
 import statistics
-import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-RANKS = 2
+sys.path.insert(0, str(ROOT / "bench"))
+from paired import RANKS, Job, by_turns, median_and_interval  # noqa: E402
+
 # model: batch a rank, size of an image, steps of a slice, warm-up steps
 MODELS = {"digits": (8, 8, 300, 50), "resnet18": (32, 32, 2, 1), "resnet50": (4, 224, 1, 1)}
 # case: memory format and fused optimizer of ours, of Python's
@@ -31,62 +30,6 @@ CASES = {"same": (("contiguous", "1"), ("contiguous", "1")),
          "defaults": (("default", "1"), ("contiguous", "0"))}
 ALL_REDUCE = {"4 KiB": (4096, 200), "1 MiB": (1 << 20, 30), "25 MiB": (25 << 20, 5)}
 SAME_LOSS = 1e-3  # of the first slices, relative: both compute the same
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-class Job:
-    """The ranks of one side."""
-
-    def __init__(self, command, ranks=RANKS):
-        port = str(free_port())
-        self.ranks = []
-        for rank in range(ranks):
-            environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank),
-                               WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
-                               MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1")
-            self.ranks.append(subprocess.Popen(command, env=environment, text=True,
-                                               stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-
-    def ask(self, *words):
-        """What rank 0 answers."""
-        for process in self.ranks:
-            print(*words, file=process.stdin, flush=True)
-        answers = [process.stdout.readline() for process in self.ranks]
-        if not all(answers):
-            sys.exit(f"bench/ddp: a rank has ended: {' '.join(self.ranks[0].args)}")
-        return json.loads(answers[0])
-
-    def end(self):
-        for process in self.ranks:
-            process.stdin.close()
-        for process in self.ranks:
-            process.wait()
-
-
-def median_and_interval(values):
-    """The interval holds the median with at least 95 %, where there are enough values for that."""
-    values = sorted(values)
-    count, outside = len(values), 0
-    for below in range(count // 2):
-        tail = 2 * sum(math.comb(count, k) for k in range(below + 1)) / 2**count
-        if tail > 0.05:
-            break
-        outside = below
-    return statistics.median(values), values[outside], values[count - 1 - outside]
-
-
-def by_turns(jobs, pairs, *words):
-    """Answers of ours and of theirs; who is first changes from pair to pair."""
-    answers = []
-    for pair in range(pairs):
-        order = jobs if pair % 2 == 0 else jobs[::-1]
-        both = [job.ask(*words) for job in order]
-        answers.append(both if pair % 2 == 0 else both[::-1])
-    return answers
 
 
 def compare(model, case, arguments):

@@ -1,20 +1,32 @@
-// The time of ResNet-50's 53 batch-norm layers, forward and backward, in SyncBatchNorm and in
-// torch::nn::BatchNorm2d: alone, one thread, batch 4 at 224 x 224, by turns; medians of the rounds.
+// The time of ResNet-50's batch-norm layers, forward and backward, alone on one thread:
+// SyncBatchNorm beside torch::nn::BatchNorm2d, and with the addition and ReLU of its residual
+// blocks fused beside the same apart. As in a step, all layers go forward, and then all go
+// backward. By turns; prints medians of the rounds as JSON, for run.py.
 //
-//   layer_time [ROUNDS]
+//   layer_time [ROUNDS] [--keep_memory]
+//
+// --keep_memory: malloc keeps what is freed, as `train` tells it to; page faults are then
+// neither's.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <syncbn/base/heap.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 namespace {
+
+using syncbn::dist::SyncBatchNorm;
+using syncbn::dist::SyncBatchNormOptions;
 
 struct Shape {
   int64_t channels, size;
@@ -23,19 +35,18 @@ struct Shape {
 
 // A bottleneck has two narrow layers and a wide one; the first of each stage one more, and its
 // first layer still sees the size of the stage before.
-constexpr Shape kShapes[] = {{64, 112, 1},  {64, 56, 6},  {256, 56, 4}, {128, 56, 1},
-                             {128, 28, 7},  {512, 28, 5}, {256, 28, 1}, {256, 14, 11},
-                             {1024, 14, 7}, {512, 14, 1}, {512, 7, 5},  {2048, 7, 4}};
+constexpr Shape kAll[] = {{64, 112, 1},  {64, 56, 6},  {256, 56, 4}, {128, 56, 1},
+                          {128, 28, 7},  {512, 28, 5}, {256, 28, 1}, {256, 14, 11},
+                          {1024, 14, 7}, {512, 14, 1}, {512, 7, 5},  {2048, 7, 4}};
+// The last layers of its blocks, which the addition and ReLU follow.
+constexpr Shape kLast[] = {{256, 56, 3}, {512, 28, 4}, {1024, 14, 6}, {2048, 7, 3}};
 constexpr int64_t kBatch = 4;
 
-template <class Layer>
-double milliseconds(Layer& layer, const at::Tensor& input, const at::Tensor& gradient) {
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
-  layer->forward(input).backward(gradient);
-  const std::chrono::duration<double, std::milli> time = Clock::now() - begin;
-  input.mutable_grad() = at::Tensor();
-  return time.count();
+/// Of this process's processor, which others that take their turns on it do not add to.
+double now_in_milliseconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
 }
 
 double median(std::vector<double> values) {
@@ -43,41 +54,104 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void measure(at::MemoryFormat format, const char* name, int rounds) {
-  double ours = 0;
-  double theirs = 0;
-  for (const Shape& shape : kShapes) {
+/// What goes through one layer in both of the programs compared.
+struct Data {
+  at::Tensor input, residual, gradient;
+};
+
+std::vector<Data> make_data(const Shape* shapes, size_t count, at::MemoryFormat format) {
+  std::vector<Data> data;
+  for (const Shape* shape = shapes; shape != shapes + count; ++shape) {
     const auto random = [&] {
-      return at::randn({kBatch, shape.channels, shape.size, shape.size}).contiguous(format);
+      return at::randn({kBatch, shape->channels, shape->size, shape->size}).contiguous(format);
     };
-    const at::Tensor input = random().requires_grad_();
-    const at::Tensor gradient = random();
-    syncbn::dist::SyncBatchNorm own(shape.channels);
-    torch::nn::BatchNorm2d other(shape.channels);
-    std::vector<double> own_times;
-    std::vector<double> other_times;
-    for (int round = -2; round < rounds; ++round) {
-      const double own_time = milliseconds(own, input, gradient);
-      const double other_time = milliseconds(other, input, gradient);
-      if (round < 0) continue;
-      own_times.push_back(own_time);
-      other_times.push_back(other_time);
+    for (int i = 0; i < shape->count; ++i) {
+      data.push_back({random().requires_grad_(), random().requires_grad_(), random()});
     }
-    std::printf("%-13s [%ld, %4ld, %3ld, %3ld] x %2d   %7.3f ms  %7.3f ms  %.2f\n", name, kBatch,
-                shape.channels, shape.size, shape.size, shape.count, median(own_times),
-                median(other_times), median(own_times) / median(other_times));
-    ours += shape.count * median(own_times);
-    theirs += shape.count * median(other_times);
   }
-  std::printf("%-13s all 53: SyncBatchNorm %.1f ms, BatchNorm2d %.1f ms, ratio %.2f\n", name, ours,
-              theirs, ours / theirs);
+  return data;
+}
+
+/// Runs a network's worth of layers once, milliseconds: forward(i, data) is the i-th layer.
+using Forward = std::function<at::Tensor(size_t, const Data&)>;
+double step(const std::vector<Data>& data, const Forward& forward) {
+  const double begin = now_in_milliseconds();
+  std::vector<at::Tensor> outputs;
+  for (size_t i = 0; i < data.size(); ++i) outputs.push_back(forward(i, data[i]));
+  for (size_t i = data.size(); i-- > 0;) {
+    outputs.back().backward(data[i].gradient);
+    outputs.pop_back();
+    data[i].input.mutable_grad() = at::Tensor();
+    data[i].residual.mutable_grad() = at::Tensor();
+  }
+  return now_in_milliseconds() - begin;
+}
+
+std::string compare(const std::vector<Data>& data, const Forward& ours, const Forward& other,
+                    int rounds) {
+  std::vector<double> own_times;
+  std::vector<double> other_times;
+  std::vector<double> ratios;
+  for (int round = -1; round < rounds; ++round) {
+    const bool first = round % 2 == 0;
+    double own_time = first ? step(data, ours) : 0;
+    const double other_time = step(data, other);
+    if (!first) own_time = step(data, ours);
+    if (round < 0) continue;
+    own_times.push_back(own_time);
+    other_times.push_back(other_time);
+    ratios.push_back(own_time / other_time);
+  }
+  return fmt::format(R"({{"ms": [{:.2f}, {:.2f}], "ratio": {:.3f}}})", median(own_times),
+                     median(other_times), median(ratios));
+}
+
+template <class Layer>
+std::vector<Layer> make_layers(const std::vector<Data>& data) {
+  std::vector<Layer> layers;
+  for (const Data& one : data) layers.emplace_back(one.input.size(1));
+  return layers;
+}
+
+std::string compare_layers(at::MemoryFormat format, int rounds) {
+  const auto data = make_data(kAll, std::size(kAll), format);
+  auto own = make_layers<SyncBatchNorm>(data);
+  auto other = make_layers<torch::nn::BatchNorm2d>(data);
+  return compare(
+      data, [&](size_t i, const Data& one) { return own[i](one.input); },
+      [&](size_t i, const Data& one) { return other[i](one.input); }, rounds);
+}
+
+std::string compare_fused(at::MemoryFormat format, int rounds) {
+  const auto data = make_data(kLast, std::size(kLast), format);
+  auto apart = make_layers<SyncBatchNorm>(data);
+  std::vector<SyncBatchNorm> fused;
+  for (const Data& one : data) {
+    fused.emplace_back(SyncBatchNormOptions(one.input.size(1)).fuse_relu(true));
+  }
+  return compare(
+      data, [&](size_t i, const Data& one) { return fused[i](one.input, one.residual); },
+      [&](size_t i, const Data& one) { return apart[i](one.input).add_(one.residual).relu_(); },
+      rounds);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 9;
+  int rounds = 15;
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i] == std::string("--keep_memory")) {
+      syncbn::base::keep_freed_memory();
+    } else {
+      rounds = std::max(1, std::atoi(argv[i]));
+    }
+  }
   at::set_num_threads(1);
-  measure(at::MemoryFormat::Contiguous, "contiguous", rounds);
-  measure(at::MemoryFormat::ChannelsLast, "channels_last", rounds);
+  constexpr auto kPlanes = at::MemoryFormat::Contiguous;
+  constexpr auto kRows = at::MemoryFormat::ChannelsLast;
+  fmt::print(R"({{"layers, contiguous": {}, "layers, channels-last": {}, )"
+             R"("fused, contiguous": {}, "fused, channels-last": {}}})"
+             "\n",
+             compare_layers(kPlanes, rounds), compare_layers(kRows, rounds),
+             compare_fused(kPlanes, rounds), compare_fused(kRows, rounds));
 }

@@ -4,6 +4,7 @@
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <limits>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -27,19 +28,22 @@ struct Case {
   bool training = true;
   at::ScalarType type = at::kFloat;
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
+  std::vector<int64_t> sizes = {4, 3, 5, 5};
 };
 
 void expect_as_apart(const Case& c) {
-  SyncBatchNorm fused(SyncBatchNormOptions(3).fuse_relu(c.relu));
-  SyncBatchNorm apart(SyncBatchNormOptions(3));
+  SyncBatchNorm fused(SyncBatchNormOptions(c.sizes[1]).fuse_relu(c.relu));
+  SyncBatchNorm apart(SyncBatchNormOptions(c.sizes[1]));
   at::manual_seed(10 + static_cast<uint64_t>(dist::rank()));
-  const auto random = [&] { return at::randn({4, 3, 5, 5}).to(c.type).contiguous(c.format); };
+  const auto random = [&] { return at::randn(c.sizes).to(c.type).contiguous(c.format); };
   const at::Tensor input = random();
   const at::Tensor residual = random();
   const at::Tensor gradient = random();
+  // Fused, all is computed in float32 or better and rounded once; so are the others here.
+  const at::ScalarType wide = c.training && c.type == at::kBFloat16 ? at::kFloat : c.type;
   const auto leaf = [](const at::Tensor& t) { return t.detach().clone().requires_grad_(); };
-  const at::Tensor x[] = {leaf(input), leaf(input)};
-  const at::Tensor z[] = {leaf(residual), leaf(residual)};
+  const at::Tensor x[] = {leaf(input), leaf(input.to(wide))};
+  const at::Tensor z[] = {leaf(residual), leaf(residual.to(wide))};
   fused->train(c.training);
   apart->train(c.training);
 
@@ -47,13 +51,13 @@ void expect_as_apart(const Case& c) {
   at::Tensor expected = apart(x[1]);
   if (c.add) expected = expected + z[1];
   if (c.relu) expected = at::relu(expected);
-  EXPECT_TRUE(actual.equal(expected));
+  EXPECT_TRUE(actual.equal(expected.to(c.type)));
   EXPECT_TRUE(actual.is_contiguous(c.format));
   actual.backward(gradient);
-  expected.backward(gradient);
-  EXPECT_TRUE(x[0].grad().equal(x[1].grad()));
+  expected.backward(gradient.to(wide));
+  EXPECT_TRUE(x[0].grad().equal(x[1].grad().to(c.type)));
   if (c.add) {
-    EXPECT_TRUE(z[0].grad().equal(z[1].grad()));
+    EXPECT_TRUE(z[0].grad().equal(z[1].grad().to(c.type)));
   }
   EXPECT_TRUE(fused->weight.grad().equal(apart->weight.grad()));
   EXPECT_TRUE(fused->bias.grad().equal(apart->bias.grad()));
@@ -68,6 +72,15 @@ void expect_all_as_apart() {
       expect_as_apart({.relu = relu, .add = add, .format = at::MemoryFormat::ChannelsLast});
       expect_as_apart({.relu = relu, .add = add, .type = at::kDouble});
       expect_as_apart({.relu = relu, .add = add, .type = at::kBFloat16});
+      // More values and rows than the kernels take at once, and no multiple of what they do.
+      const std::vector<int64_t> large{3, 5, 37, 31};
+      expect_as_apart({.relu = relu, .add = add, .sizes = large});
+      expect_as_apart(
+          {.relu = relu, .add = add, .format = at::MemoryFormat::ChannelsLast, .sizes = large});
+      expect_as_apart({.relu = relu,
+                       .add = add,
+                       .format = at::MemoryFormat::ChannelsLast,
+                       .sizes = {7, 41, 5, 5}});
     }
   }
 }
@@ -83,6 +96,30 @@ TEST(FusedBatchNormTest, EqualsThemInAWorldOfOne) {
   run_ranks(1, [](int) {
     dist::init_process_group();
     expect_all_as_apart();
+  });
+}
+
+TEST(FusedBatchNormTest, TakesAResidualOfAnotherMemoryFormat) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(3).fuse_relu(true));
+    const at::Tensor input = at::randn({2, 3, 4, 4});
+    const at::Tensor residual = at::randn({2, 3, 4, 4});
+    const at::Tensor expected = layer(input, residual);
+    EXPECT_TRUE(layer(input, residual.contiguous(at::MemoryFormat::ChannelsLast)).equal(expected));
+    EXPECT_TRUE(layer(input, residual.transpose(2, 3).clone().transpose(2, 3)).equal(expected));
+  });
+}
+
+TEST(FusedBatchNormTest, LetsNanPassAsReluDoes) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    SyncBatchNorm layer(SyncBatchNormOptions(2).fuse_relu(true));
+    at::Tensor input = at::randn({40, 2});
+    input[7][1] = std::numeric_limits<float>::quiet_NaN();
+    const at::Tensor output = layer(input);
+    EXPECT_TRUE(output.select(1, 1).isnan().all().item<bool>());
+    EXPECT_FALSE(output.select(1, 0).isnan().any().item<bool>());
   });
 }
 

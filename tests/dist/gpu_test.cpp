@@ -85,22 +85,29 @@ void expect_kernels_agree(const KernelCase& c) {
   EXPECT_TRUE(close(merged_on_gpu.count.cpu(), merged.count, 0, 0));
 
   const at::Tensor invstd = (merged.m2 / merged.count + 1e-5).rsqrt();
-  EXPECT_TRUE(close(
-      cuda.transform(on_gpu(x), on_gpu(weight), on_gpu(bias), on_gpu(merged.mean), on_gpu(invstd))
-          .cpu(),
-      cpu.transform(x, weight, bias, merged.mean, invstd), c.tolerance, c.tolerance));
+  const at::Tensor output =
+      cpu.transform(x, weight, bias, merged.mean, invstd, {.residual = dy, .relu = true});
+  EXPECT_TRUE(close(cuda.transform(on_gpu(x), on_gpu(weight), on_gpu(bias), on_gpu(merged.mean),
+                                   on_gpu(invstd), {.residual = on_gpu(dy), .relu = true})
+                        .cpu(),
+                    output, c.tolerance, c.tolerance));
 
-  const auto sums = cpu.backward_reduce(dy, x, merged.mean, invstd);
-  const auto sums_on_gpu =
-      cuda.backward_reduce(on_gpu(dy), on_gpu(x), on_gpu(merged.mean), on_gpu(invstd));
+  at::Tensor gradient = dy;
+  const auto sums = cpu.backward_reduce(gradient, x, merged.mean, invstd, output);
+  at::Tensor gradient_on_gpu = on_gpu(dy);
+  const auto sums_on_gpu = cuda.backward_reduce(gradient_on_gpu, on_gpu(x), on_gpu(merged.mean),
+                                                on_gpu(invstd), on_gpu(output));
+  EXPECT_TRUE(close(gradient_on_gpu.cpu(), gradient, 0, 0));
   EXPECT_TRUE(close(sums_on_gpu.dy.cpu(), sums.dy, 1e-3, 1e-2));
   EXPECT_TRUE(close(sums_on_gpu.dy_xmu.cpu(), sums.dy_xmu, 1e-3, 5e-2));
   EXPECT_TRUE(
-      close(cuda.backward_elementwise(on_gpu(dy), on_gpu(x), on_gpu(weight), on_gpu(merged.mean),
-                                      on_gpu(invstd), {on_gpu(sums.dy), on_gpu(sums.dy_xmu)},
-                                      on_gpu(merged.count))
+      close(cuda.backward_elementwise(gradient_on_gpu, on_gpu(x), on_gpu(weight),
+                                      on_gpu(merged.mean), on_gpu(invstd),
+                                      {on_gpu(sums.dy), on_gpu(sums.dy_xmu)}, on_gpu(merged.count),
+                                      /*overwrite=*/false)
                 .cpu(),
-            cpu.backward_elementwise(dy, x, weight, merged.mean, invstd, sums, merged.count),
+            cpu.backward_elementwise(gradient, x, weight, merged.mean, invstd, sums, merged.count,
+                                     /*overwrite=*/true),
             c.tolerance, c.tolerance));
 }
 

@@ -143,6 +143,28 @@ TEST(SyncBatchNormTest, EqualsBatchNorm3dOnTheWholeBatchInChannelsLast) {
   expect_as_whole_batch({.shares = {3, 3}, .sample = {5, 4, 6, 7}, .channels_last = true});
 }
 
+// Rows of several cache lines and what is left of one; blocks of rows, and one that is cut short.
+TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForWideRows) {
+  expect_as_whole_batch({.shares = {70, 61}, .sample = {37}});
+  expect_as_whole_batch({.shares = {2, 3}, .sample = {53, 13, 11}, .channels_last = true});
+  expect_as_whole_batch({.shares = {2, 0}, .sample = {37, 13, 11}, .channels_last = true});
+  expect_as_whole_batch({.shares = {2, 3},
+                         .sample = {29, 13, 11},
+                         .type = at::kDouble,
+                         .channels_last = true,
+                         .rtol = 1e-12,
+                         .atol = 1e-13});
+}
+
+// Above 4 MiB; and planes and rows that begin anywhere.
+TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastTheCache) {
+  const std::vector<int64_t> sample{3, 613, 601};
+  expect_as_whole_batch({.shares = {1, 1}, .sample = sample, .rtol = 1e-4, .atol = 1e-5});
+  expect_as_whole_batch(
+      {.shares = {1, 1}, .sample = sample, .channels_last = true, .rtol = 1e-4, .atol = 1e-5});
+  expect_as_whole_batch({.shares = {1}, .sample = sample, .rtol = 1e-4, .atol = 1e-5});
+}
+
 TEST(SyncBatchNormTest, IsExactToFloat64InFloat64) {
   expect_as_whole_batch(
       {.shares = {4, 2}, .sample = {5, 11}, .type = at::kDouble, .rtol = 1e-12, .atol = 1e-13});

@@ -26,9 +26,9 @@ class DigitsNet : public Model {
         conv3_(conv3x3(2 * options.width, 4 * options.width)),
         fc_(4 * options.width, args.num_classes) {
     const NormFactory norm(args);
-    bn1_ = norm(options.width);
-    bn2_ = norm(2 * options.width);
-    bn3_ = norm(4 * options.width);
+    bn1_ = norm.with_relu(options.width);
+    bn2_ = norm.with_relu(2 * options.width);
+    bn3_ = norm.with_relu(4 * options.width);
     register_module("conv1", conv1_);
     register_module("bn1", bn1_.ptr());
     register_module("conv2", conv2_);
@@ -40,10 +40,10 @@ class DigitsNet : public Model {
   }
 
   at::Tensor forward(at::Tensor x) override {
-    x = bn1_.forward(conv1_->forward(x)).relu_();
-    x = bn2_.forward(conv2_->forward(x)).relu_();
+    x = bn1_.forward(conv1_->forward(x));
+    x = bn2_.forward(conv2_->forward(x));
     x = at::max_pool2d(x, 2);
-    x = bn3_.forward(conv3_->forward(x)).relu_();
+    x = bn3_.forward(conv3_->forward(x));
     return fc_->forward(at::mean(x, {2, 3}));
   }
 
@@ -52,9 +52,9 @@ class DigitsNet : public Model {
   torch::nn::Conv2d conv2_;
   torch::nn::Conv2d conv3_;
   torch::nn::Linear fc_;
-  torch::nn::AnyModule bn1_;
-  torch::nn::AnyModule bn2_;
-  torch::nn::AnyModule bn3_;
+  NormRelu bn1_;
+  NormRelu bn2_;
+  NormRelu bn3_;
 };
 
 }  // namespace

@@ -6,12 +6,25 @@
 
 namespace syncbn::models {
 
+at::Tensor NormRelu::forward(const at::Tensor& x, const at::Tensor& residual) {
+  if (fused_) return norm_.forward(x, residual);
+  at::Tensor y = norm_.forward(x);
+  if (residual.defined()) y.add_(residual);
+  return y.relu_();
+}
+
 torch::nn::AnyModule NormFactory::operator()(int64_t channels) const {
   if (kind_ == Norm::kSync) {
     return torch::nn::AnyModule(
         dist::SyncBatchNorm(dist::SyncBatchNormOptions(channels).process_group(group_)));
   }
   return torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
+}
+
+NormRelu NormFactory::with_relu(int64_t channels) const {
+  if (kind_ == Norm::kLocal) return {(*this)(channels), /*fused=*/false};
+  const auto options = dist::SyncBatchNormOptions(channels).process_group(group_).fuse_relu(true);
+  return {torch::nn::AnyModule(dist::SyncBatchNorm(options)), /*fused=*/true};
 }
 
 }  // namespace syncbn::models

@@ -52,11 +52,9 @@ class Block : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = x;
-    for (size_t i = 0; i < convs_.size(); ++i) {
-      y = norms_[i].forward(convs_[i]->forward(y));
-      if (i + 1 < convs_.size()) y.relu_();
-    }
-    return y.add_(downsample_ ? downsample_->forward(x) : x).relu_();
+    for (size_t i = 0; i + 1 < convs_.size(); ++i) y = norms_[i].forward(convs_[i]->forward(y));
+    y = convs_.back()->forward(y);
+    return norms_.back().forward(y, downsample_ ? downsample_->forward(x) : x);
   }
 
   void zero_last_norm() {
@@ -70,7 +68,7 @@ class Block : public torch::nn::Module {
     downsample_ = Downsample(shape.in, out, shape.stride, norm);
   }
   void add(torch::nn::Conv2d conv, const NormFactory& norm) {
-    norms_.push_back(norm(conv->options.out_channels()));
+    norms_.push_back(norm.with_relu(conv->options.out_channels()));
     convs_.push_back(std::move(conv));
     const std::string number = std::to_string(convs_.size());
     register_module("conv" + number, convs_.back());
@@ -82,7 +80,7 @@ class Block : public torch::nn::Module {
 
  private:
   std::vector<torch::nn::Conv2d> convs_;
-  std::vector<torch::nn::AnyModule> norms_;
+  std::vector<NormRelu> norms_;
   Downsample downsample_{nullptr};
 };
 
@@ -139,7 +137,7 @@ class ResNet : public Model {
     const NormFactory norm(args);
     conv1_ =
         register_module("conv1", small_input_ ? conv(channels, 64, 3) : conv(channels, 64, 7, 2));
-    bn1_ = norm(64);
+    bn1_ = norm.with_relu(64);
     register_module("bn1", bn1_.ptr());
     int64_t in = 64;
     for (size_t i = 0; i < depths.size(); ++i) {
@@ -157,7 +155,7 @@ class ResNet : public Model {
   }
 
   at::Tensor forward(at::Tensor x) override {
-    x = bn1_.forward(conv1_->forward(x)).relu_();
+    x = bn1_.forward(conv1_->forward(x));
     if (!small_input_) x = at::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
     for (auto& stage : stages_) x = stage->forward(x);
     return fc_->forward(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
@@ -172,7 +170,7 @@ class ResNet : public Model {
 
   bool small_input_;
   torch::nn::Conv2d conv1_{nullptr};
-  torch::nn::AnyModule bn1_;
+  NormRelu bn1_;
   std::array<Stage, 4> stages_;
   torch::nn::Linear fc_{nullptr};
 };

@@ -13,8 +13,9 @@ inline at::Tensor doubles(at::IntArrayRef size) {
   return at::empty(size, at::kDouble);
 }
 
-inline const double* data_or_null(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.const_data_ptr<double>() : nullptr;
+template <class T>
+const T* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
 }
 
 inline at::Tensor as_double(const at::Tensor& tensor) {
@@ -26,8 +27,8 @@ class ForwardTable {
  public:
   ForwardTable(const at::Tensor& weight, const at::Tensor& bias, int64_t channels)
       : weight_(as_double(weight)), bias_(as_double(bias)), values_(doubles({2, channels})) {
-    w_ = data_or_null(weight_);
-    b_ = data_or_null(bias_);
+    w_ = data_or_null<double>(weight_);
+    b_ = data_or_null<double>(bias_);
     scale_ = values_.mutable_data_ptr<double>();
     shift_ = scale_ + channels;
   }
@@ -56,7 +57,7 @@ class BackwardTable {
   BackwardTable(const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& invstd,
                 double count)
       : weight_(as_double(weight)), values_(doubles({3, mean.size(0)})), count_(count) {
-    w_ = data_or_null(weight_);
+    w_ = data_or_null<double>(weight_);
     mean_ = mean.const_data_ptr<double>();
     invstd_ = invstd.const_data_ptr<double>();
     scale_ = values_.mutable_data_ptr<double>();

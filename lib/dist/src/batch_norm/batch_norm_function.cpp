@@ -85,6 +85,11 @@ void update_running_statistics(const BatchNormArguments& arguments, const Merged
   }
 }
 
+Epilogue epilogue_of(const BatchNormArguments& arguments) {
+  const at::Tensor& residual = arguments.residual;
+  return {.residual = residual.defined() ? residual.detach() : residual, .relu = arguments.relu};
+}
+
 /// Statistics over all ranks, which also go into the running ones.
 /// @param output is set where normalising came with it.
 MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& exchange,
@@ -95,7 +100,8 @@ MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& ex
   const int64_t count = channels == 0 ? 0 : input.numel() / channels;
   MergedMoments merged =
       exchange.ranks() == 1 && kernels.normalize_alone != nullptr
-          ? kernels.normalize_alone(input, arguments.weight, arguments.bias, arguments.eps, output)
+          ? kernels.normalize_alone(input, arguments.weight, arguments.bias, arguments.eps,
+                                    epilogue_of(arguments), output)
           : kernels.merge(gather(kernels.moments(input), count, exchange));
   // Two values or more here are two or more everywhere; only fewer need a look at the sum, which
   // on a GPU waits for it.
@@ -184,10 +190,9 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const at::Tensor invstd = inverse_deviation(merged, arguments.eps);
     if (!output.defined()) {
       output = batch_norm_kernels(input.device().type())
-                   .transform(input, arguments.weight, arguments.bias, merged.mean, invstd);
+                   .transform(input, arguments.weight, arguments.bias, merged.mean, invstd,
+                              epilogue_of(arguments));
     }
-    if (arguments.residual.defined()) output.add_(arguments.residual);
-    if (arguments.relu) output.relu_();
     context->save_for_backward({input, arguments.weight, merged.mean, merged.m2, merged.count,
                                 invstd, arguments.relu ? output : at::Tensor()});
     context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
@@ -203,9 +208,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const MergedMoments merged{saved[2], saved[3], saved[4]};
     const auto exchange =
         c10::static_intrusive_pointer_cast<Exchange>(context->saved_data["exchange"].toCapsule());
-    const at::Tensor grad_output = output.defined()
-                                       ? at::threshold_backward(grad_outputs[0], output.detach(), 0)
-                                       : grad_outputs[0];
+    at::Tensor gradient = grad_outputs[0];  // of what was normalised, below
 
     // Autograd counts the tensors that were given: the input, and those of the others that are.
     size_t index = 1;
@@ -217,20 +220,23 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 
     Gradients gradients;
     if (at::GradMode::is_enabled()) {
-      gradients = differentiable_gradients(grad_output, input, weight, merged,
+      if (output.defined()) gradient = at::threshold_backward(gradient, output.detach(), 0);
+      gradients = differentiable_gradients(gradient, input, weight, merged,
                                            context->saved_data["eps"].toDouble(), exchange);
     } else {
       const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
       BackwardSums sums;
       // Whether the input needs a gradient follows from the network, so all ranks agree.
       if (needs_input && exchange->ranks() == 1 && kernels.backward_alone != nullptr) {
-        sums = kernels.backward_alone(grad_output, input, weight, merged.mean, invstd, merged.count,
-                                      gradients.input);
+        sums = kernels.backward_alone(gradient, input, weight, merged.mean, invstd, merged.count,
+                                      output, needs_residual, gradients.input);
       } else {
-        sums = kernels.backward_reduce(grad_output, input, merged.mean, invstd);
+        sums = kernels.backward_reduce(gradient, input, merged.mean, invstd, output);
         if (needs_input) {
-          gradients.input = kernels.backward_elementwise(
-              grad_output, input, weight, merged.mean, invstd, sum(sums, *exchange), merged.count);
+          const bool overwrite = output.defined() && !needs_residual;
+          gradients.input =
+              kernels.backward_elementwise(gradient, input, weight, merged.mean, invstd,
+                                           sum(sums, *exchange), merged.count, overwrite);
         }
       }
       if (needs_weight) gradients.weight = sums.dy_xmu * invstd;
@@ -242,7 +248,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     return {if_needed(needs_input, gradients.input),
             if_needed(needs_weight, gradients.weight),
             if_needed(needs_bias, gradients.bias),
-            if_needed(needs_residual, grad_output),
+            if_needed(needs_residual, gradient),
             {},
             {},
             {}};

@@ -3,13 +3,24 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 
-#include "batch_norm/batch_norm_kernels_cpu.h"
+#include "batch_norm/batch_norm_cpu_kernels.h"
 #include "groups/cuda_support.h"
 
 namespace syncbn::dist::detail {
+namespace {
+
+constexpr BatchNormKernels kCpuKernels{cpu::moments,
+                                       cpu::merge,
+                                       cpu::transform,
+                                       cpu::backward_reduce,
+                                       cpu::backward_elementwise,
+                                       cpu::normalize_alone,
+                                       cpu::backward_alone};
+
+}  // namespace
 
 const BatchNormKernels& batch_norm_kernels(c10::DeviceType device) {
-  if (device == c10::DeviceType::CPU) return batch_norm_kernels_cpu();
+  if (device == c10::DeviceType::CPU) return kCpuKernels;
   if (device == c10::DeviceType::CUDA) {
     if (const CudaSupport* cuda = cuda_support()) return cuda->batch_norm;
     throw base::UserError("SyncBatchNorm on a CUDA device needs the CUDA part of this library: " +

@@ -26,6 +26,12 @@ struct BackwardSums {
   at::Tensor dy_xmu;  ///< [C] float64: sum of grad_output * (input - mean)
 };
 
+/// What follows normalising in a layer, in this order.
+struct Epilogue {
+  at::Tensor residual;  ///< added; of the input's sizes, may be undefined
+  bool relu = false;
+};
+
 /// The arithmetic of batch normalisation on one kind of device: everything but the exchange.
 /// Inputs are [N, C, ...] of 2 to 5 dimensions and any strides; results have the input's dtype and
 /// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
@@ -39,31 +45,40 @@ struct BatchNormKernels {
   ///   Rows may lie apart.
   MergedMoments (*merge)(const at::Tensor& gathered);
 
-  /// (input - mean) * invstd * weight + bias; weight and bias may be undefined.
+  /// (input - mean) * invstd * weight + bias, and the epilogue; weight and bias may be undefined.
   at::Tensor (*transform)(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                          const at::Tensor& mean, const at::Tensor& invstd);
+                          const at::Tensor& mean, const at::Tensor& invstd,
+                          const Epilogue& epilogue);
 
-  BackwardSums (*backward_reduce)(const at::Tensor& grad_output, const at::Tensor& input,
-                                  const at::Tensor& mean, const at::Tensor& invstd);
+  /// @param gradient of the output; where relu_output is defined it becomes the one ahead of ReLU,
+  ///   another tensor, in the input's dtype or a better one.
+  /// @param relu_output of a layer with ReLU, what it gave.
+  BackwardSums (*backward_reduce)(at::Tensor& gradient, const at::Tensor& input,
+                                  const at::Tensor& mean, const at::Tensor& invstd,
+                                  const at::Tensor& relu_output);
 
-  /// (grad_output - mean_dy - (input - mean) * invstd^2 * mean_dy_xmu) * invstd * weight, the
+  /// (gradient - mean_dy - (input - mean) * invstd^2 * mean_dy_xmu) * invstd * weight, the
   /// gradient in Ioffe and Szegedy (2015), where mean_dy and mean_dy_xmu are sums / count.
-  at::Tensor (*backward_elementwise)(const at::Tensor& grad_output, const at::Tensor& input,
+  /// @param overwrite The result may take the place of `gradient`.
+  at::Tensor (*backward_elementwise)(const at::Tensor& gradient, const at::Tensor& input,
                                      const at::Tensor& weight, const at::Tensor& mean,
                                      const at::Tensor& invstd, const BackwardSums& sums,
-                                     const at::Tensor& count);
+                                     const at::Tensor& count, bool overwrite);
 
   // The same for a rank alone, where nothing comes in between, so that each channel is read from
   // memory once. Null where that brings nothing.
 
   /// moments and transform.
   MergedMoments (*normalize_alone)(const at::Tensor& input, const at::Tensor& weight,
-                                   const at::Tensor& bias, double eps, at::Tensor& output);
+                                   const at::Tensor& bias, double eps, const Epilogue& epilogue,
+                                   at::Tensor& output);
 
   /// backward_reduce and backward_elementwise.
-  BackwardSums (*backward_alone)(const at::Tensor& grad_output, const at::Tensor& input,
+  /// @param keep_gradient The gradient ahead of ReLU is wanted as well.
+  BackwardSums (*backward_alone)(at::Tensor& gradient, const at::Tensor& input,
                                  const at::Tensor& weight, const at::Tensor& mean,
                                  const at::Tensor& invstd, const at::Tensor& count,
+                                 const at::Tensor& relu_output, bool keep_gradient,
                                  at::Tensor& grad_input);
 };
 

@@ -6,7 +6,6 @@
 #include <ATen/Context.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 
 #include "batch_norm/batch_norm_function.h"
@@ -88,8 +87,9 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor&
   at::Tensor output = at::batch_norm(input, weight, bias, running_mean, running_var,
                                      /*training=*/!running_mean.defined(), /*momentum=*/0,
                                      options.eps(), at::globalContext().userEnabledCuDNN());
-  if (residual.defined()) output = output + residual;
-  return options.fuse_relu() ? at::relu(output) : output;
+  // In place: at::batch_norm does not need its output again.
+  if (residual.defined()) output.add_(residual);
+  return options.fuse_relu() ? output.relu_() : output;
 }
 
 namespace detail {

@@ -69,32 +69,35 @@ MergedMoments merge(const at::Tensor& gathered) {
 }
 
 at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                     const at::Tensor& mean, const at::Tensor& invstd) {
+                     const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
   if (input.numel() == 0) return at::empty_like(input);
-  return at::batch_norm_elemt(input.detach(), as_statistics(weight, input),
-                              as_statistics(bias, input), as_statistics(mean, input),
-                              as_statistics(invstd, input), /*eps=*/0.0);
+  at::Tensor output =
+      at::batch_norm_elemt(input.detach(), as_statistics(weight, input), as_statistics(bias, input),
+                           as_statistics(mean, input), as_statistics(invstd, input), /*eps=*/0.0);
+  if (epilogue.residual.defined()) output.add_(epilogue.residual);
+  return epilogue.relu ? output.relu_() : output;
 }
 
-BackwardSums backward_reduce(const at::Tensor& grad_output, const at::Tensor& input,
-                             const at::Tensor& mean, const at::Tensor& invstd) {
+BackwardSums backward_reduce(at::Tensor& gradient, const at::Tensor& input, const at::Tensor& mean,
+                             const at::Tensor& invstd, const at::Tensor& relu_output) {
+  if (relu_output.defined()) gradient = at::threshold_backward(gradient, relu_output, 0);
   const auto options = input.options().dtype(at::kDouble);
   if (input.numel() == 0) {
     return {at::zeros({input.size(1)}, options), at::zeros({input.size(1)}, options)};
   }
   auto [sum_dy, sum_dy_xmu, grad_weight, grad_bias] = at::batch_norm_backward_reduce(
-      grad_output.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
+      gradient.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
       as_statistics(invstd, input), /*weight=*/{}, /*input_g=*/true, /*weight_g=*/false,
       /*bias_g=*/false);
   return {sum_dy.to(at::kDouble), sum_dy_xmu.to(at::kDouble)};
 }
 
-at::Tensor backward_elementwise(const at::Tensor& grad_output, const at::Tensor& input,
+at::Tensor backward_elementwise(const at::Tensor& gradient, const at::Tensor& input,
                                 const at::Tensor& weight, const at::Tensor& mean,
                                 const at::Tensor& invstd, const BackwardSums& sums,
-                                const at::Tensor& count) {
+                                const at::Tensor& count, bool /*overwrite*/) {
   if (input.numel() == 0) return at::empty_like(input);
-  return at::batch_norm_backward_elemt(grad_output.contiguous(input.suggest_memory_format()), input,
+  return at::batch_norm_backward_elemt(gradient.contiguous(input.suggest_memory_format()), input,
                                        as_statistics(mean, input), as_statistics(invstd, input),
                                        as_statistics(weight, input), as_statistics(sums.dy, input),
                                        as_statistics(sums.dy_xmu, input), count_to_int(count));

@@ -1,0 +1,150 @@
+#include "batch_norm/batch_norm_cpu_kernels.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ops/full.h>
+
+#include "batch_norm/batch_norm_cpu_tables.h"
+#include "batch_norm/batch_norm_cpu_walk.h"
+
+namespace syncbn::dist::detail::cpu {
+namespace {
+
+at::Tensor dense_residual(const Epilogue& epilogue, const Shape& shape, const at::Tensor& x) {
+  return epilogue.residual.defined() ? dense(epilogue.residual, shape, x.scalar_type())
+                                     : epilogue.residual;
+}
+
+}  // namespace
+
+MergedMoments merge(const at::Tensor& gathered) {
+  const int64_t ranks = gathered.size(0);
+  const int64_t c_size = (gathered.size(1) - 1) / 2;
+  const int64_t stride = gathered.stride(0);
+  const double* in = gathered.const_data_ptr<double>();
+  MergedMoments merged{doubles({c_size}), doubles({c_size}), doubles({})};
+  double total = 0;
+  for (int64_t rank = 0; rank < ranks; ++rank) total += in[rank * stride + 2 * c_size];
+  *merged.count.mutable_data_ptr<double>() = total;
+  double* mean = merged.mean.mutable_data_ptr<double>();
+  double* m2 = merged.m2.mutable_data_ptr<double>();
+  std::fill_n(mean, c_size, 0.0);
+  std::fill_n(m2, c_size, 0.0);
+  if (total == 0) return merged;
+  // Ranks without values sent arbitrary statistics: a factor of 0 would not hide a NaN.
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const double* one = in + rank * stride;
+    const double count = one[2 * c_size];
+    if (count == 0) continue;
+    for (int64_t c = 0; c < c_size; ++c) mean[c] += one[c] * (count / total);
+  }
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const double* one = in + rank * stride;
+    const double count = one[2 * c_size];
+    if (count == 0) continue;
+    for (int64_t c = 0; c < c_size; ++c) {
+      const double delta = one[c] - mean[c];
+      m2[c] += one[c_size + c] + count * delta * delta;
+    }
+  }
+  return merged;
+}
+
+Moments moments(const at::Tensor& input) {
+  const Shape shape(input);
+  Moments result{doubles({shape.c}), doubles({shape.c})};
+  const at::Tensor x = dense(input, shape, compute_type(input));
+  with_type(x.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    const T* data = x.const_data_ptr<T>();
+    double* mean = result.mean.mutable_data_ptr<double>();
+    double* m2 = result.m2.mutable_data_ptr<double>();
+    if (!shape.rows) {
+      for_planes(shape,
+                 [&](const Planes& part) { loops<T>().moments_planes(data, part, mean, m2); });
+      return;
+    }
+    const int64_t width = 2 * shape.c + 1;
+    at::Tensor partial = doubles({std::max<int64_t>(1, row_tasks(shape)), width});
+    double* partials = partial.mutable_data_ptr<double>();
+    partials[width - 1] = 0;
+    for_rows(shape, [&](const Rows& part, int64_t task) {
+      double* own = partials + task * width;
+      loops<T>().moments_rows(data, part, own, own + shape.c);
+      own[width - 1] = static_cast<double>(part.end - part.begin);
+    });
+    const MergedMoments all = merge(partial);
+    result = {all.mean, all.m2};
+  });
+  return result;
+}
+
+at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                     const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
+  const Shape shape(input);
+  const at::Tensor x = dense(input, shape, compute_type(input));
+  const at::Tensor residual = dense_residual(epilogue, shape, x);
+  at::Tensor y = cpu::empty_like(x);
+  ForwardTable table(weight, bias, shape.c);
+  const double* center = mean.const_data_ptr<double>();
+  const double* inverse = invstd.const_data_ptr<double>();
+  with_type(x.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, center[c], inverse[c]);
+    const ForwardCoefficients k = table.with(center);
+    const T* in = x.const_data_ptr<T>();
+    T* out = y.mutable_data_ptr<T>();
+    const EpilogueData<T> then{data_or_null<T>(residual), epilogue.relu};
+    if (shape.rows) {
+      for_rows_again(shape, [&](const Rows& part) {
+        loops<T>().transform_rows(in, out, part, k, then);
+      });
+    } else {
+      for_planes(shape, [&](const Planes& part) {
+        loops<T>().transform_planes(in, out, part, k, then);
+      });
+    }
+  });
+  return y.to(input.scalar_type());
+}
+
+MergedMoments normalize_alone(const at::Tensor& input, const at::Tensor& weight,
+                              const at::Tensor& bias, double eps, const Epilogue& epilogue,
+                              at::Tensor& output) {
+  const Shape shape(input);
+  const auto count = static_cast<double>(shape.n * shape.s);
+  MergedMoments merged{doubles({shape.c}), doubles({shape.c}), at::full({}, count, at::kDouble)};
+  if (shape.rows) {
+    const Moments own = moments(input);
+    merged.mean = own.mean;
+    merged.m2 = own.m2;
+    output =
+        transform(input, weight, bias, merged.mean, inverse_deviation(merged, eps), epilogue);
+    return merged;
+  }
+  const at::Tensor x = dense(input, shape, compute_type(input));
+  const at::Tensor residual = dense_residual(epilogue, shape, x);
+  at::Tensor y = cpu::empty_like(x);
+  ForwardTable table(weight, bias, shape.c);
+  double* mean = merged.mean.mutable_data_ptr<double>();
+  double* m2 = merged.m2.mutable_data_ptr<double>();
+  with_type(x.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    const T* in = x.const_data_ptr<T>();
+    T* out = y.mutable_data_ptr<T>();
+    const EpilogueData<T> then{data_or_null<T>(residual), epilogue.relu};
+    for_planes(shape, [&](const Planes& part) {
+      for (int64_t c = part.begin; c < part.end; ++c) {
+        const Planes one{part.n, part.c, part.s, c, c + 1, part.stream};
+        loops<T>().moments_planes(in, one, mean, m2);
+        table.set<T>(c, mean[c], 1 / std::sqrt(m2[c] / std::max(count, 1.0) + eps));
+        loops<T>().transform_planes(in, out, one, table.with(mean), then);
+      }
+    });
+  });
+  output = y.to(input.scalar_type());
+  return merged;
+}
+
+}  // namespace syncbn::dist::detail::cpu

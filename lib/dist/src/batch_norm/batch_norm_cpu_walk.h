@@ -1,0 +1,140 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include "batch_norm/batch_norm_cpu_loops.h"
+
+// How the CPU's kernels go over a tensor: the loops for this processor, the way its values lie, and
+// ATen's threads.
+
+namespace syncbn::dist::detail::cpu {
+
+// Values, and at least so many rows, that make one task: fixed, so that results do not depend on the
+// number of threads.
+inline constexpr int64_t kValuesPerTask = int64_t{1} << 18;
+inline constexpr int64_t kRowsPerTask = 64;
+// A result of so many bytes (in float32) is not found in the cache when it is read: 4 MiB are about
+// a core's share of the last level in servers.
+inline constexpr int64_t kLargeBytes = int64_t{4} << 20;
+// Values below which another thread costs more than it brings.
+inline constexpr int64_t kGrain = 32768;
+
+template <class T>
+const Loops<T>& loops() {
+#ifdef SYNCBN_HAVE_AVX2
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (has_avx2) {
+    if constexpr (std::is_same_v<T, float>) {
+      return avx2::float_loops();
+    } else {
+      return avx2::double_loops();
+    }
+  }
+#endif
+  if constexpr (std::is_same_v<T, float>) {
+    return baseline::float_loops();
+  } else {
+    return baseline::double_loops();
+  }
+}
+
+/// How the values of a tensor [N, C, ...] lie: as planes of one channel each, or as rows of all
+/// channels.
+struct Shape {
+  int64_t n, c, s;
+  bool rows;
+  bool large;  ///< for the cache
+  at::MemoryFormat format;
+
+  explicit Shape(const at::Tensor& input)
+      : n(input.size(0)),
+        c(input.size(1)),
+        s(1),
+        rows(input.dim() == 2),
+        large(input.numel() * static_cast<int64_t>(sizeof(float)) >= kLargeBytes),
+        format(at::MemoryFormat::Contiguous) {
+    for (int64_t dim = 2; dim < input.dim(); ++dim) s *= input.size(dim);
+    const at::MemoryFormat suggested = input.suggest_memory_format();
+    if (suggested == at::MemoryFormat::ChannelsLast ||
+        suggested == at::MemoryFormat::ChannelsLast3d) {
+      rows = true;
+      format = suggested;
+    }
+  }
+};
+
+/// float16 and bfloat16 are computed in float32.
+inline at::ScalarType compute_type(const at::Tensor& input) {
+  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+inline at::Tensor dense(const at::Tensor& tensor, const Shape& shape, at::ScalarType type) {
+  return tensor.to(type).contiguous(shape.format);
+}
+
+template <class Run>
+void with_type(at::ScalarType type, Run run) {
+  if (type == at::kDouble) {
+    run(double{});
+  } else {
+    run(float{});
+  }
+}
+
+/// Calls run(part) for parts that cover the tensor, from ATen's threads.
+template <class Run>
+void for_planes(const Shape& shape, Run run) {
+  const int64_t per_channel = std::max<int64_t>(1, shape.n * shape.s);
+  at::parallel_for(0, shape.c, std::max<int64_t>(1, kGrain / per_channel),
+                   [&](int64_t begin, int64_t end) {
+                     run(Planes{shape.n, shape.c, shape.s, begin, end, shape.large});
+                   });
+}
+
+inline int64_t rows_per_task(const Shape& shape) {
+  return std::max(kRowsPerTask, kValuesPerTask / std::max<int64_t>(1, shape.c));
+}
+
+/// How often for_rows() calls.
+inline int64_t row_tasks(const Shape& shape) {
+  const int64_t per_task = rows_per_task(shape);
+  return (shape.n * shape.s + per_task - 1) / per_task;
+}
+
+/// The same for rows; run(part, task) also gets the number of the task.
+template <class Run>
+void for_rows(const Shape& shape, Run run) {
+  const int64_t rows = shape.n * shape.s;
+  const int64_t per_task = rows_per_task(shape);
+  at::parallel_for(0, row_tasks(shape), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task * per_task;
+      run(Rows{shape.c, first, std::min(first + per_task, rows), shape.large}, task);
+    }
+  });
+}
+
+/// The same, the other way round, for the second time that a tensor is read: what was read last is
+/// still in the cache.
+template <class Run>
+void for_rows_again(const Shape& shape, Run run) {
+  const int64_t rows = shape.n * shape.s;
+  const int64_t per_task = rows_per_task(shape);
+  at::parallel_for(0, row_tasks(shape), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = end; task-- > begin;) {
+      const int64_t first = task * per_task;
+      run(Rows{shape.c, first, std::min(first + per_task, rows), shape.large});
+    }
+  });
+}
+
+/// For results: like at::empty_like(), and large ones ask for huge pages, since most of the time of
+/// a layer may otherwise go into the page faults of what it writes to.
+at::Tensor empty_like(const at::Tensor& tensor);
+
+}  // namespace syncbn::dist::detail::cpu
