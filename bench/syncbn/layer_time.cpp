@@ -109,6 +109,7 @@ std::string compare(const std::vector<Data>& data, const Forward& ours, const Fo
 template <class Layer>
 std::vector<Layer> make_layers(const std::vector<Data>& data) {
   std::vector<Layer> layers;
+  layers.reserve(data.size());
   for (const Data& one : data) layers.emplace_back(one.input.size(1));
   return layers;
 }
@@ -126,6 +127,7 @@ std::string compare_fused(at::MemoryFormat format, int rounds) {
   const auto data = make_data(kLast, std::size(kLast), format);
   auto apart = make_layers<SyncBatchNorm>(data);
   std::vector<SyncBatchNorm> fused;
+  fused.reserve(data.size());
   for (const Data& one : data) {
     fused.emplace_back(SyncBatchNormOptions(one.input.size(1)).fuse_relu(true));
   }

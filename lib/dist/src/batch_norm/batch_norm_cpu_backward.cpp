@@ -94,9 +94,8 @@ at::Tensor backward_elementwise(const at::Tensor& gradient, const at::Tensor& in
     const T* grad = dy.const_data_ptr<T>();
     const T* data = x.const_data_ptr<T>();
     if (shape.rows) {
-      for_rows_again(shape, [&](const Rows& part) {
-        loops<T>().elementwise_rows(grad, data, out, part, k);
-      });
+      for_rows_again(
+          shape, [&](const Rows& part) { loops<T>().elementwise_rows(grad, data, out, part, k); });
     } else {
       for_planes(shape, [&](const Planes& part) {
         loops<T>().elementwise_planes(grad, data, out, part, k);

@@ -97,13 +97,11 @@ at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at
     T* out = y.mutable_data_ptr<T>();
     const EpilogueData<T> then{data_or_null<T>(residual), epilogue.relu};
     if (shape.rows) {
-      for_rows_again(shape, [&](const Rows& part) {
-        loops<T>().transform_rows(in, out, part, k, then);
-      });
+      for_rows_again(shape,
+                     [&](const Rows& part) { loops<T>().transform_rows(in, out, part, k, then); });
     } else {
-      for_planes(shape, [&](const Planes& part) {
-        loops<T>().transform_planes(in, out, part, k, then);
-      });
+      for_planes(shape,
+                 [&](const Planes& part) { loops<T>().transform_planes(in, out, part, k, then); });
     }
   });
   return y.to(input.scalar_type());
@@ -119,8 +117,7 @@ MergedMoments normalize_alone(const at::Tensor& input, const at::Tensor& weight,
     const Moments own = moments(input);
     merged.mean = own.mean;
     merged.m2 = own.m2;
-    output =
-        transform(input, weight, bias, merged.mean, inverse_deviation(merged, eps), epilogue);
+    output = transform(input, weight, bias, merged.mean, inverse_deviation(merged, eps), epilogue);
     return merged;
   }
   const at::Tensor x = dense(input, shape, compute_type(input));

@@ -8,12 +8,14 @@ namespace syncbn::dist::detail::cpu {
 
 at::Tensor empty_like(const at::Tensor& tensor) {
   at::Tensor result = at::empty_like(tensor);
-  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
-  const auto begin = reinterpret_cast<uintptr_t>(result.mutable_data_ptr());
-  const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-  const uintptr_t last = (begin + result.nbytes()) / kHugePage * kHugePage;
-  // Only advice: a kernel without huge pages refuses it.
-  if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  constexpr size_t kHugePage = size_t{2} << 20;
+  char* const begin = static_cast<char*>(result.mutable_data_ptr());
+  const size_t skipped = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (result.nbytes() >= skipped + kHugePage) {
+    const size_t whole = (result.nbytes() - skipped) / kHugePage * kHugePage;
+    // Only advice: a kernel without huge pages refuses it.
+    ::madvise(begin + skipped, whole, MADV_HUGEPAGE);
+  }
   return result;
 }
 

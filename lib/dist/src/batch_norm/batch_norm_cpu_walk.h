@@ -14,8 +14,8 @@
 
 namespace syncbn::dist::detail::cpu {
 
-// Values, and at least so many rows, that make one task: fixed, so that results do not depend on the
-// number of threads.
+// Values, and at least so many rows, that make one task: fixed, so that results do not depend on
+// the number of threads.
 inline constexpr int64_t kValuesPerTask = int64_t{1} << 18;
 inline constexpr int64_t kRowsPerTask = 64;
 // A result of so many bytes (in float32) is not found in the cache when it is read: 4 MiB are about
