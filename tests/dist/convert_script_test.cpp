@@ -250,7 +250,7 @@ TEST(ConvertScriptTest, WorksUnderAutocast) {
     dist::convert_sync_batchnorm(net);
     const auto forward = [&](const at::Tensor& x) {
       at::autocast::set_autocast_enabled(at::kCPU, true);
-      const at::Tensor output = net.forward({x}).toTensor();
+      at::Tensor output = net.forward({x}).toTensor();
       at::autocast::set_autocast_enabled(at::kCPU, false);
       at::autocast::clear_cache();
       return output;

@@ -206,7 +206,7 @@ TEST(ConvertTest, WorksUnderAutocast) {
     dist::convert_sync_batchnorm(*net);
     const auto forward = [&](const at::Tensor& x) {
       at::autocast::set_autocast_enabled(at::kCPU, true);
-      const at::Tensor output = net->forward(x);
+      at::Tensor output = net->forward(x);
       at::autocast::set_autocast_enabled(at::kCPU, false);
       at::autocast::clear_cache();
       EXPECT_EQ(output.scalar_type(), at::kBFloat16);
