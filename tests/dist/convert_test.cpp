@@ -18,7 +18,6 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/nn/parallel/data_parallel.h>
 
 #include "batch_norm/convert.h"
 #include "dist/convert_cases.h"
@@ -41,7 +40,6 @@ using syncbn::test::kSteps;
 using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using syncbn::test::Steps;
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -370,49 +368,6 @@ TEST(ConvertTest, ABatchThatIsEmptyOnAllRanksChangesNoBuffer) {
     expect_net_steps(net, {.batch = {0, 3, 6, 6}});
     const auto after = net->buffers();
     for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(after[i].equal(before[i])) << i;
-  });
-}
-
-/// Two replicas, as torch::nn::parallel::data_parallel makes them, run.
-void run_replicas(const nn::Sequential& net) {
-  auto replicas = nn::parallel::replicate(net.ptr(), std::vector<at::Device>(2, at::kCPU));
-  nn::parallel::parallel_apply(replicas, std::vector<at::Tensor>(2, at::randn({4, 3})));
-}
-
-void expect_replicas_are_refused(const nn::Sequential& net, const std::string& name) {
-  for (int step = 0; step < kSteps; ++step) {
-    EXPECT_THAT(message_of<UserError>([&] { run_replicas(net); }),
-                AllOf(HasSubstr("layer '" + name + "'"), HasSubstr("data_parallel")));
-  }
-}
-
-TEST(ConvertTest, ReplicasOfDataParallelAreRefused) {
-  run_ranks(1, [](int) {
-    nn::Sequential net = flat_net();
-    run_replicas(net);  // what is not converted is libtorch's own affair
-    dist::convert_sync_batchnorm(*net);
-    expect_replicas_are_refused(net, "1");
-    nn::Sequential own(nn::Linear(3, 3), dist::SyncBatchNorm(3));
-    dist::convert_sync_batchnorm(*own);
-    expect_replicas_are_refused(own, "1");
-  });
-}
-
-TEST(ConvertTest, ReplicasOfLayersWithoutAWeightAreRefusedToo) {
-  run_ranks(1, [](int) {
-    const auto options = nn::BatchNorm1dOptions(3).affine(false);
-    nn::Sequential net;
-    for (int i = 0; i < kLayers; ++i) net->push_back(nn::BatchNorm1d(options));
-    run_replicas(net);
-    dist::convert_sync_batchnorm(*net);
-    for (int step = 0; step < kSteps; ++step) {
-      EXPECT_THAT(message_of<UserError>([&] { run_replicas(net); }), HasSubstr("data_parallel"));
-      net->forward(at::randn({4, 3}));
-    }
-    nn::Sequential own(dist::SyncBatchNorm(dist::SyncBatchNormOptions(3).affine(false)));
-    dist::convert_sync_batchnorm(*own);
-    expect_replicas_are_refused(own, "0");
-    own->forward(at::randn({4, 3}));
   });
 }
 

@@ -13,8 +13,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/randn.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "dist/tensors.h"
 #include "groups/gloo.h"
@@ -121,8 +121,9 @@ TEST(UnwatchedLayersTest, ARankThatDoesNotComeIsNamedAtTheTimeout) {
     if (rank == 1) {
       std::this_thread::sleep_for(milliseconds(3500));
     } else {
-      EXPECT_THAT(message_of<UnavailableError>([&] { layer(batch()); }),
-                  HasSubstr("rank 1 does not come to SyncBatchNorm layer 'bn' (3 channels, Float)"));
+      EXPECT_THAT(
+          message_of<UnavailableError>([&] { layer(batch()); }),
+          HasSubstr("rank 1 does not come to SyncBatchNorm layer 'bn' (3 channels, Float)"));
     }
   });
 }
