@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/error.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <exception>
 #include <sstream>
+#include <stdexcept>
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
@@ -24,6 +26,7 @@
 namespace {
 
 namespace dist = syncbn::dist;
+using syncbn::base::UserError;
 using syncbn::test::expect_steps;
 using syncbn::test::expect_trains_as_whole_batch;
 using syncbn::test::Gradients;
@@ -35,6 +38,7 @@ using syncbn::test::Steps;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr char kScriptLayer[] = R"(
 def forward(self, x: Tensor) -> Tensor:
@@ -191,6 +195,10 @@ TEST(ConvertScriptTest, AWrapperAroundAnotherHandleIsRefusedUntilItsModuleIsConv
     expect_script_steps(ddp, net, {.exchanges = 0});
     dist::convert_sync_batchnorm(net);
     expect_refused(ddp);
+    EXPECT_THAT(message_of<UserError>([&] {
+                  ddp(at::randn({4, 3, 6, 6}));
+                }),
+                StartsWith("SyncBatchNorm: the TorchScript layer 'bn0' was converted"));
     dist::convert_sync_batchnorm(ddp.module());
     expect_script_steps(ddp, ddp.module());
   });
@@ -258,6 +266,25 @@ TEST(ConvertScriptTest, WorksUnderAutocast) {
     expect_steps(forward, parameters_of(net));
     // Without it the executor has other code.
     expect_script_steps(net, net);
+  });
+}
+
+TEST(ConvertScriptTest, AWrapperThrowsWhatALayerDoes) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    torch::jit::Module net = script_net();
+    dist::convert_sync_batchnorm(net);
+    dist::DistributedDataParallel<torch::jit::Module> ddp(net);
+    EXPECT_THAT(message_of<UserError>([&] {
+                  ddp(at::randn({1 - rank, 3, 3, 3}));
+                }),
+                StartsWith("SyncBatchNorm: one value per channel over all 2 ranks"));
+    expect_script_steps(ddp, net);
+    // What others throw stays the interpreter's.
+    EXPECT_THAT(message_of<std::runtime_error>([&] {
+                  ddp(at::randn({4, 1, 6, 6}));
+                }),
+                HasSubstr("TorchScript interpreter"));
   });
 }
 

@@ -5,10 +5,12 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <array>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include <ATen/ops/_batch_norm_impl_index_native.h>
 #include <ATen/ops/batch_norm_native.h>
@@ -118,9 +120,8 @@ std::optional<ProcessGroupPtr> converted_group(const at::Tensor& key) {
 
 namespace {
 
-/// @throws base::UserError for a replica of a converted layer inside torch::nn::parallel's
-///   data_parallel. One without a weight, that no gradient leads back from, is known by where it
-///   runs and by its size.
+/// @throws base::UserError for a replica of a converted layer inside data_parallel. One without a
+///   weight, that no gradient leads back from, is known by where it runs and by its size.
 void refuse_replica(const at::Tensor& running_mean, const at::Tensor& weight) {
   auto original = find(original_of(weight));
   if (!weight.defined() && running_mean.defined() && c10::ParallelGuard::is_enabled()) {
@@ -131,10 +132,22 @@ void refuse_replica(const at::Tensor& running_mean, const at::Tensor& weight) {
   if (original) throw_is_replica(*original->name);
 }
 
-/// Code of a TorchScript module from before it was converted has been left behind: in other handles
-/// to it, in what it is part of, and in a DistributedDataParallel that was made before. Optimised
-/// by the executor, it hands on other tensors of the same memory.
-/// @throws base::UserError for a converted layer in such code.
+/// What a layer threw last on this thread, for run_script().
+thread_local std::exception_ptr thrown_by_layer;
+
+template <class Body>
+auto noting_what_is_thrown(const Body& body) {
+  try {
+    return body();
+  } catch (const base::Error&) {
+    thrown_by_layer = std::current_exception();
+    throw;
+  }
+}
+
+/// @throws base::UserError for a converted layer in code from before, which other handles to its
+///   TorchScript module, what that is part of and a DistributedDataParallel that was made before
+///   run. Optimised by the executor, it hands on other tensors of the same memory.
 void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight) {
   const at::Tensor tensor = layer_key(running_mean, weight);
   if (!tensor.defined()) return;
@@ -142,11 +155,13 @@ void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight)
     return one.is_script && key.is_alias_of(tensor);
   });
   if (!layer || !(running_mean.defined() || layer->is_training())) return;
-  throw base::UserError(fmt::format(
-      "SyncBatchNorm: the TorchScript layer '{}' was converted, but runs in code from before; call "
-      "the very module that convert_sync_batchnorm() was given, no other handle to it, nor what it "
-      "is a part of; where DistributedDataParallel was made before, convert its module()",
-      layer->name->given));
+  noting_what_is_thrown([&] {
+    throw base::UserError(fmt::format(
+        "SyncBatchNorm: the TorchScript layer '{}' was converted, but runs in code from before; "
+        "call the very module that convert_sync_batchnorm() was given, no other handle to it, nor "
+        "what it is a part of; where DistributedDataParallel was made before, convert its module()",
+        layer->name->given));
+  });
 }
 
 /// The layer that these tensors belong to; null when it is not converted, or is being evaluated.
@@ -214,6 +229,15 @@ std::optional<at::Tensor> sync_batch_norm_of(const std::shared_ptr<const Convert
   return as_converted_layer(arguments, *layer, group);
 }
 
+/// The check that conversion takes out of a graph.
+void refuse_one_value(const at::Tensor& input) {
+  if (input.dim() < 2 || input.numel() == 0 || input.numel() != input.size(1)) return;
+  throw base::UserError(
+      fmt::format("SyncBatchNorm: one value per channel on one rank (input {}) has no variance to "
+                  "train with; use a larger batch",
+                  c10::str(input.sizes())));
+}
+
 /// aten::batch_norm, sharing the statistics of layers that were converted.
 at::Tensor batch_norm_or_sync(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                               const std::optional<at::Tensor>& bias,
@@ -261,17 +285,25 @@ at::Tensor script_batch_norm(const at::Tensor& input, const std::optional<at::Te
   if (training) {
     const auto arguments =
         arguments_of(input, weight, bias, running_mean, running_var, momentum, eps);
-    if (const auto output = sync_batch_norm_of(find_layer(arguments), arguments)) return *output;
-    // The check that conversion took out of the graph.
-    if (input.dim() > 1 && input.numel() > 0 && input.numel() == input.size(1)) {
-      throw base::UserError(
-          fmt::format("SyncBatchNorm: one value per channel on one rank (input {}) has no variance "
-                      "to train with; use a larger batch",
-                      c10::str(input.sizes())));
-    }
+    const auto shared = noting_what_is_thrown([&] {
+      auto output = sync_batch_norm_of(find_layer(arguments), arguments);
+      if (!output) refuse_one_value(input);
+      return output;
+    });
+    if (shared) return *shared;
   }
   return plain_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
                           cudnn_enabled);
+}
+
+c10::IValue run_script(const std::function<c10::IValue()>& body) {
+  thrown_by_layer = nullptr;
+  try {
+    return body();
+  } catch (const std::exception&) {
+    if (thrown_by_layer) std::rethrow_exception(std::exchange(thrown_by_layer, nullptr));
+    throw;
+  }
 }
 
 void install_batch_norm_override() {
@@ -282,9 +314,9 @@ void install_batch_norm_override() {
     return library;
   };
   // Never taken back: other threads may be inside. `used`: LeakSanitizer must find the pointers.
+  // The last two are for InferenceMode, in which autograd is out of the way.
   [[gnu::used]] static const std::array<const torch::Library*, 4> libraries{
       install(c10::DispatchKey::AutogradCPU), install(c10::DispatchKey::AutogradCUDA),
-      // Where autograd is out of the way: in InferenceMode.
       install(c10::DispatchKey::CPU), install(c10::DispatchKey::CUDA)};
 }
 

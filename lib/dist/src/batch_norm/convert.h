@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <syncbn/dist/process_group.h>
 
@@ -58,5 +59,9 @@ at::Tensor script_batch_norm(const at::Tensor& input, const std::optional<at::Te
                              const std::optional<at::Tensor>& running_mean,
                              const std::optional<at::Tensor>& running_var, bool training,
                              double momentum, double eps, bool cudnn_enabled);
+
+/// Runs code of a TorchScript module. Its interpreter makes std::runtime_error of any exception:
+/// what a layer threw comes out here as it was.
+c10::IValue run_script(const std::function<c10::IValue()>& body);
 
 }  // namespace syncbn::dist::detail

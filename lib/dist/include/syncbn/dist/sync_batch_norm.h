@@ -145,7 +145,8 @@ ConvertReport convert_sync_batchnorm(
 /// a converted layer in training: never is a part of them synchronised. Undo it before saving the
 /// module: Python does not know the operators that are put in. Copies are not converted.
 ///
-/// TorchScript's interpreter turns what a layer throws into std::runtime_error with the same text.
+/// TorchScript's interpreter makes std::runtime_error of what a layer throws, in many lines;
+/// DistributedDataParallel gives it back as it was.
 ConvertReport convert_sync_batchnorm(
     torch::jit::Module& module, const ProcessGroupPtr& group = {},
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
