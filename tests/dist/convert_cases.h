@@ -22,6 +22,7 @@ inline constexpr int kSteps = 5;
 inline void sgd_step(const std::vector<at::Tensor>& parameters) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& parameter : parameters) {
+    if (!parameter.grad().defined()) continue;  // frozen, or not used
     parameter.sub_(parameter.grad(), 0.05);
     parameter.mutable_grad() = at::Tensor();
   }
@@ -29,6 +30,31 @@ inline void sgd_step(const std::vector<at::Tensor>& parameters) {
 
 inline uint64_t exchanges() {
   return dist::detail::backend_of(dist::detail::statistics_group({}))->sequence();
+}
+
+/// What expect_steps() trains with, and what it has to see.
+struct Steps {
+  uint64_t exchanges = kLayers;  ///< of each forward, and of each backward
+  std::vector<int64_t> batch = {4, 3, 6, 6};
+  at::ScalarType dtype = at::kFloat;
+};
+
+/// Trains for kSteps steps, each rank with batches and gradients of its own, and counts the
+/// exchanges of each.
+template <class Forward>
+void expect_steps(const Forward& forward, const std::vector<at::Tensor>& parameters,
+                  const Steps& steps = {}) {
+  exchanges();  // makes the group
+  for (int step = 0; step < kSteps; ++step) {
+    uint64_t before = exchanges();
+    const at::Tensor input = at::randn(steps.batch, steps.dtype).requires_grad_();
+    const at::Tensor output = forward(input);
+    EXPECT_EQ(exchanges() - before, steps.exchanges) << "forward of step " << step;
+    before = exchanges();
+    output.pow(2).sum().backward();
+    EXPECT_EQ(exchanges() - before, steps.exchanges) << "backward of step " << step;
+    sgd_step(parameters);
+  }
 }
 
 /// Who averages gradients over ranks: DDP, or this test.

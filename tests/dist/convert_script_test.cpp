@@ -2,12 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/error.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <exception>
 #include <sstream>
+#include <stdexcept>
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -17,17 +21,24 @@
 #include "batch_norm/convert.h"
 #include "dist/convert_cases.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
-using syncbn::test::exchanges;
+using syncbn::base::UserError;
+using syncbn::test::expect_steps;
 using syncbn::test::expect_trains_as_whole_batch;
 using syncbn::test::Gradients;
 using syncbn::test::kLayers;
+using syncbn::test::kSteps;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
+using syncbn::test::Steps;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr char kScriptLayer[] = R"(
 def forward(self, x: Tensor) -> Tensor:
@@ -113,20 +124,26 @@ TEST(ConvertScriptTest, TrainsAsOnTheWholeBatchAfterTheExecutorHasOptimisedIt) {
   expect_script_trains_as_whole_batch(/*warm_up=*/true);
 }
 
+/// Trains through any handle, and looks at the exchanges of each step.
+template <class Net>
+void expect_script_steps(Net& net, const torch::jit::Module& module, const Steps& steps = {}) {
+  const auto forward = [&](const at::Tensor& x) { return net.forward({x}).toTensor(); };
+  expect_steps(forward, parameters_of(module), steps);
+}
+
 TEST(ConvertScriptTest, RevertGivesAModuleThatSavesAndLoadsWithoutUs) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
-    const at::Tensor batch = at::randn({4, 3, 6, 6});
-    net.forward({batch});
+    expect_script_steps(net, net);
     dist::revert_sync_batchnorm(net);
-    const uint64_t before = exchanges();
-    net.forward({batch});
-    EXPECT_EQ(exchanges(), before);
+    expect_script_steps(net, net, {.exchanges = 0});
     std::stringstream file;
     net.save(file);
     EXPECT_EQ(file.str().find("syncbn"), std::string::npos);
+    torch::jit::Module loaded = torch::jit::load(file);
+    expect_script_steps(loaded, loaded, {.exchanges = 0});
   });
 }
 
@@ -134,13 +151,160 @@ TEST(ConvertScriptTest, WhereAWrapperCameFirstItsModuleIsConverted) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     dist::DistributedDataParallel<torch::jit::Module> ddp(script_net());
+    // Its code is optimised by then.
+    expect_script_steps(ddp, ddp.module(), {.exchanges = 0});
     dist::convert_sync_batchnorm(ddp.module());
-    exchanges();
-    for (int step = 0; step < 3; ++step) {
-      const uint64_t before = exchanges();
-      ddp(at::randn({4, 3, 6, 6})).toTensor().sum().backward();
-      EXPECT_EQ(exchanges() - before, 2u * kLayers) << step;
+    expect_script_steps(ddp, ddp.module());
+  });
+}
+
+/// TorchScript's interpreter makes an exception of its own of any.
+template <class Net>
+void expect_refused(Net& net) {
+  for (int step = 0; step < kSteps; ++step) {
+    EXPECT_THAT(message_of<std::exception>([&] {
+                  net.forward({at::randn({4, 3, 6, 6})});
+                }),
+                AllOf(HasSubstr("layer 'bn0' was converted, but runs in code from before"),
+                      HasSubstr("convert its module()")));
+  }
+}
+
+// Whether or not the executor has optimised what they run.
+TEST(ConvertScriptTest, OtherHandlesToWhatWasConvertedAreRefusedNotTrainedInHalf) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    for (const bool warm_up : {false, true}) {
+      torch::jit::Module net = script_net();
+      torch::jit::Module other = net;
+      if (warm_up) expect_script_steps(other, other, {.exchanges = 0});
+      dist::convert_sync_batchnorm(net);
+      expect_refused(other);
+      expect_script_steps(net, net);
+      dist::revert_sync_batchnorm(net);
+      expect_script_steps(other, other, {.exchanges = 0});
     }
+  });
+}
+
+TEST(ConvertScriptTest, AWrapperAroundAnotherHandleIsRefusedUntilItsModuleIsConverted) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    torch::jit::Module net = script_net();
+    dist::DistributedDataParallel<torch::jit::Module> ddp(net);
+    expect_script_steps(ddp, net, {.exchanges = 0});
+    dist::convert_sync_batchnorm(net);
+    expect_refused(ddp);
+    EXPECT_THAT(message_of<UserError>([&] {
+                  ddp(at::randn({4, 3, 6, 6}));
+                }),
+                StartsWith("SyncBatchNorm: the TorchScript layer 'bn0' was converted"));
+    dist::convert_sync_batchnorm(ddp.module());
+    expect_script_steps(ddp, ddp.module());
+  });
+}
+
+TEST(ConvertScriptTest, PartsOfWhatWasConvertedAreToo) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    torch::jit::Module net = script_net();
+    dist::convert_sync_batchnorm(net);
+    torch::jit::Module part = net.attr("bn3").toModule();
+    expect_script_steps(part, part, {.exchanges = 1, .batch = {4, 4, 2, 2}});
+    expect_script_steps(net, net);
+  });
+}
+
+TEST(ConvertScriptTest, WhatAConvertedPartBelongsToIsRefused) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    torch::jit::Module net = script_net();
+    expect_script_steps(net, net, {.exchanges = 0});
+    torch::jit::Module part = net.attr("bn3").toModule();
+    EXPECT_THAT(dist::convert_sync_batchnorm(part).converted, ElementsAre(""));
+    expect_script_steps(part, part, {.exchanges = 1, .batch = {4, 4, 2, 2}});
+    for (int step = 0; step < kSteps; ++step) {
+      EXPECT_THAT(message_of<std::exception>([&] {
+                    net.forward({at::randn({4, 3, 6, 6})});
+                  }),
+                  HasSubstr("was converted, but runs in code from before"));
+    }
+    dist::convert_sync_batchnorm(net);
+    expect_script_steps(net, net);
+  });
+}
+
+TEST(ConvertScriptTest, CopiesAreNotConverted) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    torch::jit::Module net = script_net();
+    dist::convert_sync_batchnorm(net);
+    expect_script_steps(net, net);
+    torch::jit::Module copy = net.deepcopy();
+    torch::jit::Module clone = net.clone();
+    for (torch::jit::Module* one : {&copy, &clone}) {
+      expect_script_steps(*one, *one, {.exchanges = 0});
+      dist::convert_sync_batchnorm(*one);
+      expect_script_steps(*one, *one);
+    }
+    expect_script_steps(net, net);
+  });
+}
+
+TEST(ConvertScriptTest, WorksUnderAutocast) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    torch::jit::Module net = script_net();
+    dist::convert_sync_batchnorm(net);
+    const auto forward = [&](const at::Tensor& x) {
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      at::Tensor output = net.forward({x}).toTensor();
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::clear_cache();
+      return output;
+    };
+    expect_steps(forward, parameters_of(net));
+    // Without it the executor has other code.
+    expect_script_steps(net, net);
+  });
+}
+
+TEST(ConvertScriptTest, AWrapperThrowsWhatALayerDoes) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    torch::jit::Module net = script_net();
+    dist::convert_sync_batchnorm(net);
+    dist::DistributedDataParallel<torch::jit::Module> ddp(net);
+    EXPECT_THAT(message_of<UserError>([&] {
+                  ddp(at::randn({1 - rank, 3, 3, 3}));
+                }),
+                StartsWith("SyncBatchNorm: one value per channel over all 2 ranks"));
+    expect_script_steps(ddp, net);
+    // What others throw stays the interpreter's.
+    EXPECT_THAT(message_of<std::runtime_error>([&] {
+                  ddp(at::randn({4, 1, 6, 6}));
+                }),
+                HasSubstr("TorchScript interpreter"));
+  });
+}
+
+// Its check is out of the graph by then.
+TEST(ConvertScriptTest, AloneOneValueAChannelIsStillRefused) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    torch::jit::Module net = script_net();
+    dist::convert_sync_batchnorm(net);
+    torch::jit::Module copy = net.deepcopy();
+    for (torch::jit::Module* one : {&net, &copy}) {
+      for (int step = 0; step < kSteps; ++step) {
+        EXPECT_THAT(message_of<std::exception>([&] {
+                      one->forward({at::randn({1, 3, 3, 3})});
+                    }),
+                    HasSubstr("one value per channel"));
+      }
+    }
+    net.eval();
+    net.forward({at::randn({1, 3, 3, 3})});
   });
 }
 
@@ -150,7 +314,8 @@ def forward(self, x: Tensor) -> Tensor:
 )";
 constexpr char kOwnNet[] = R"(
 def forward(self, x: Tensor) -> Tensor:
-    x = self.norm.forward(x) + torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)
+    x = self.norm3.forward(self.norm2.forward(self.norm1.forward(self.norm0.forward(x))))
+    x = self.norm4.forward(x) + torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)
     return self.bare.forward(x)
 )";
 constexpr char kBareLayer[] = R"(
@@ -158,20 +323,24 @@ def forward(self, x: Tensor) -> Tensor:
     return torch.batch_norm(x, None, None, None, None, self.training, 0.1, 1e-5, False)
 )";
 
-/// A layer of a class that is not called batch norm, one without any tensors, and a bare call.
+/// Layers of a class that is not called batch norm, one without any tensors, and a bare call.
 torch::jit::Module own_net() {
   torch::jit::Module net("Net");
-  torch::jit::Module norm("MyNorm");
-  torch::jit::Module bare("BatchNorm1d");
-  for (torch::jit::Module* one : {&net, &norm, &bare}) {
-    one->register_attribute("training", c10::BoolType::get(), true);
+  const auto with_training = [](const std::string& name) {
+    torch::jit::Module module(name);
+    module.register_attribute("training", c10::BoolType::get(), true);
+    return module;
+  };
+  for (int i = 0; i < kLayers; ++i) {
+    torch::jit::Module norm = with_training("MyNorm" + std::to_string(i));
+    norm.register_parameter("scale", at::ones({3}).requires_grad_(), /*is_buffer=*/false);
+    norm.register_buffer("mean", at::zeros({3}));
+    norm.register_buffer("var", at::ones({3}));
+    norm.define(kOwnLayer);
+    net.register_module("norm" + std::to_string(i), norm);
   }
-  norm.register_parameter("scale", at::ones({3}).requires_grad_(), /*is_buffer=*/false);
-  norm.register_buffer("mean", at::zeros({3}));
-  norm.register_buffer("var", at::ones({3}));
-  norm.define(kOwnLayer);
+  torch::jit::Module bare = with_training("BatchNorm1d");
   bare.define(kBareLayer);
-  net.register_module("norm", norm);
   net.register_module("bare", bare);
   net.define(kOwnNet);
   return net;
@@ -182,16 +351,11 @@ TEST(ConvertScriptTest, LayersOfAnyClassAreConvertedAndTheRestIsReported) {
     dist::init_process_group();
     torch::jit::Module net = own_net();
     const auto report = dist::convert_sync_batchnorm(net);
-    EXPECT_THAT(report.converted, ElementsAre("norm"));
+    EXPECT_THAT(report.converted, ElementsAre("norm0", "norm1", "norm2", "norm3", "norm4"));
     ASSERT_EQ(report.not_converted.size(), 2u);
     EXPECT_EQ(report.not_converted[0].name, "bare");
     EXPECT_THAT(report.not_converted[1].reason, HasSubstr("1 call(s) of batch_norm"));
-    exchanges();
-    const uint64_t before = exchanges();
-    for (int step = 0; step < 5; ++step) {
-      net.forward({at::randn({4, 3}).requires_grad_()}).toTensor().sum().backward();
-    }
-    EXPECT_EQ(exchanges() - before, 10u);
+    expect_script_steps(net, net, {.batch = {4, 3}});
     dist::revert_sync_batchnorm(net);
     EXPECT_EQ(dist::detail::registered_keys(), 0u);
   });

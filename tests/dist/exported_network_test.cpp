@@ -18,8 +18,8 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include "dist/convert_cases.h"
 #include "dist/tensors.h"
-#include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "support/python.h"
@@ -30,6 +30,8 @@ namespace {
 
 namespace dist = syncbn::dist;
 using syncbn::test::close;
+using syncbn::test::exchanges;
+using syncbn::test::expect_steps;
 using syncbn::test::ProgramResult;
 using syncbn::test::python;
 using syncbn::test::python_has_torch;
@@ -48,10 +50,6 @@ std::string exported(const TempFolder& folder) {
       run_program({python(), SYNCBN_SOURCE_DIR "/examples/torchscript/export.py", file});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   return file;
-}
-
-uint64_t exchanges() {
-  return dist::detail::backend_of(dist::detail::statistics_group({}))->sequence();
 }
 
 std::vector<at::Tensor> tensors_of(const torch::jit::Module& module) {
@@ -127,9 +125,8 @@ TEST(ExportedNetworkTest, ARankMayHaveOneValueAChannelOnceItIsConverted) {
     net.train();
     dist::convert_sync_batchnorm(net);
     // The last layers see 1 x 1 pixels.
-    for (int i = 0; i < 3; ++i) {
-      net.forward({at::randn({1, 3, 1, 1})}).toTensor().sum().backward();
-    }
+    const auto forward = [&](const at::Tensor& x) { return net.forward({x}).toTensor(); };
+    expect_steps(forward, tensors_of(net), {.exchanges = kLayers, .batch = {1, 3, 1, 1}});
     dist::revert_sync_batchnorm(net);
     EXPECT_ANY_THROW(net.forward({at::randn({1, 3, 1, 1})}));
   });

@@ -4,7 +4,9 @@
 // CPP_RANKS: which ranks run this program, where others run Python's.
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -15,12 +17,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include "groups/world.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
+namespace nn = torch::nn;
 
 double first(const at::Tensor& tensor) {
   return tensor.flatten()[0].item<double>();
@@ -37,6 +42,21 @@ std::string answer_to(Ask ask) {
   return "nothing";
 }
 
+/// Ranks that have inputs for one and for two steps.
+int64_t batches_of_joined_ranks(const dist::ProcessGroupPtr& ours,
+                                const dist::ProcessGroupPtr& for_layers) {
+  nn::Sequential net(nn::Linear(3, 3),
+                     dist::SyncBatchNorm(dist::SyncBatchNormOptions(3).process_group(for_layers)));
+  dist::DistributedDataParallel<nn::SequentialImpl> ddp(net, {.process_group = ours});
+  {
+    auto guard = ddp.join();
+    for (int step = 0; step <= dist::rank(ours); ++step) {
+      ddp(at::full({2, 3}, 1.0)).sum().backward();
+    }
+  }
+  return net[1]->as<dist::SyncBatchNorm>()->num_batches_tracked.item<int64_t>();
+}
+
 /// What is said in a job with Python's ranks, and the group of the others that works there.
 void work_beside_python(const std::string& cpp_ranks) {
   fmt::print("statistics: {}\n", answer_to([] { dist::detail::statistics_group({}); }));
@@ -48,6 +68,10 @@ void work_beside_python(const std::string& cpp_ranks) {
   dist::all_reduce(sum, c10d::ReduceOp::SUM, ours);
   const bool usable = dist::detail::statistics_group(ours) == ours;
   fmt::print("ours: {:.0f}, statistics {}\n", first(sum), usable);
+  fmt::print("joined: {} batches\n", batches_of_joined_ranks(ours, dist::new_group(ranks)));
+  const int64_t channels = 3 + dist::rank(ours);
+  dist::SyncBatchNorm layer(dist::SyncBatchNormOptions(channels).process_group(ours).name("bn"));
+  fmt::print("layers: {}\n", answer_to([&] { layer(at::full({2, channels}, 1.0)); }));
 }
 
 void work(const dist::InitOptions& options) {

@@ -80,6 +80,10 @@ class PythonPeersTest : public ::testing::Test {
              std::string("unsorted: new_group: "),
              std::string("through Gloo\n"),
              std::string(cpp_ranks == "0 1" ? "ours: 3" : "ours: 7") + ", statistics true\n",
+             std::string("joined: 2 batches\n"),
+             std::string("layers: SyncBatchNorm: the ranks are in different layers: rank "),
+             std::string("in layer 'bn' (3 channels, Float, exchange 1 of 10 values); "),
+             std::string("in layer 'bn' (4 channels, Float, exchange 1 of 12 values); "),
              std::string("again: init_process_group: a group with ranks of Python's"),
          }) {
       EXPECT_EQ(count(result.out, line), 2) << line << result.out;

@@ -200,6 +200,10 @@ TEST(SharedHostTest, NothingIsLeftWhenAllAreKilled) {
   for (const std::string& name : files_in_dev_shm()) {
     EXPECT_TRUE(before.count(name) != 0 || name.find("syncbn") == std::string::npos) << name;
   }
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    expect_works(true);
+  });
 }
 
 }  // namespace

@@ -1,13 +1,20 @@
 #include "batch_norm/convert.h"
 
+#include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <array>
+#include <exception>
 #include <functional>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
 
+#include <ATen/ops/_batch_norm_impl_index_native.h>
 #include <ATen/ops/batch_norm_native.h>
+#include <c10/util/ParallelGuard.h>
 #include <torch/library.h>
 #include <torch/nn/modules/batchnorm.h>
 
@@ -54,6 +61,18 @@ std::shared_ptr<const ConvertedLayer> find(const at::Tensor& key) {
   return found->second.layer;
 }
 
+/// A layer with is_it(key, layer); null when there is none.
+template <class Condition>
+std::shared_ptr<const ConvertedLayer> find_if(const Condition& is_it) {
+  Layers& all = layers();
+  const std::lock_guard lock(all.mutex);
+  for (const auto& [address, entry] : all.by_key) {
+    const auto key = entry.key.lock();
+    if (key && is_it(at::Tensor(key), *entry.layer)) return entry.layer;
+  }
+  return nullptr;
+}
+
 at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {
   return tensor.value_or(at::Tensor());
 }
@@ -65,6 +84,7 @@ at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight) {
 }
 
 void register_layer(const at::Tensor& key, const at::Tensor& weight, ConvertedLayer layer) {
+  layer.has_weight = weight.defined();
   const auto shared = std::make_shared<const ConvertedLayer>(std::move(layer));
   Layers& all = layers();
   const std::lock_guard lock(all.mutex);
@@ -100,15 +120,54 @@ std::optional<ProcessGroupPtr> converted_group(const at::Tensor& key) {
 
 namespace {
 
-/// The layer that these tensors belong to; null when it is not converted, or is being evaluated.
-/// @throws base::UserError for a replica of a converted layer.
-std::shared_ptr<const ConvertedLayer> find_layer(const at::Tensor& running_mean,
-                                                 const at::Tensor& weight) {
-  if (auto layer = find(layer_key(running_mean, weight))) {
-    return layer->is_training() ? layer : nullptr;
+/// @throws base::UserError for a replica of a converted layer inside data_parallel. One without a
+///   weight, that no gradient leads back from, is known by where it runs and by its size.
+void refuse_replica(const at::Tensor& running_mean, const at::Tensor& weight) {
+  auto original = find(original_of(weight));
+  if (!weight.defined() && running_mean.defined() && c10::ParallelGuard::is_enabled()) {
+    original = find_if([&](const at::Tensor& key, const ConvertedLayer& one) {
+      return !one.has_weight && !one.is_script && key.numel() == running_mean.numel();
+    });
   }
-  if (const auto original = find(original_of(weight))) throw_is_replica(*original->name);
-  return nullptr;
+  if (original) throw_is_replica(*original->name);
+}
+
+/// What a layer threw last on this thread, for run_script().
+thread_local std::exception_ptr thrown_by_layer;
+
+template <class Body>
+auto noting_what_is_thrown(const Body& body) {
+  try {
+    return body();
+  } catch (const base::Error&) {
+    thrown_by_layer = std::current_exception();
+    throw;
+  }
+}
+
+/// @throws base::UserError for a converted layer in code from before, which other handles to its
+///   TorchScript module, what that is part of and a DistributedDataParallel that was made before
+///   run. Optimised by the executor, it hands on other tensors of the same memory.
+void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight) {
+  const at::Tensor tensor = layer_key(running_mean, weight);
+  if (!tensor.defined()) return;
+  const auto layer = find_if([&](const at::Tensor& key, const ConvertedLayer& one) {
+    return one.is_script && key.is_alias_of(tensor);
+  });
+  if (!layer || !(running_mean.defined() || layer->is_training())) return;
+  noting_what_is_thrown([&] {
+    throw base::UserError(fmt::format(
+        "SyncBatchNorm: the TorchScript layer '{}' was converted, but runs in code from before; "
+        "call the very module that convert_sync_batchnorm() was given, no other handle to it, nor "
+        "what it is a part of; where DistributedDataParallel was made before, convert its module()",
+        layer->name->given));
+  });
+}
+
+/// The layer that these tensors belong to; null when it is not converted, or is being evaluated.
+std::shared_ptr<const ConvertedLayer> find_layer(const BatchNormArguments& arguments) {
+  const auto layer = find(layer_key(arguments.running_mean, arguments.weight));
+  return layer && layer->is_training() ? layer : nullptr;
 }
 
 /// Null where nothing is exchanged.
@@ -127,44 +186,138 @@ at::Tensor as_converted_layer(const BatchNormArguments& arguments, const Convert
   return result.output;
 }
 
-}  // namespace
+/// Tells libtorch's own batch_norm, called from here, from code that never came here.
+thread_local bool in_plain_batch_norm = false;
 
+at::Tensor plain_batch_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                            const std::optional<at::Tensor>& bias,
+                            const std::optional<at::Tensor>& running_mean,
+                            const std::optional<at::Tensor>& running_var, bool training,
+                            double momentum, double eps, bool cudnn_enabled) {
+  struct Inside {
+    Inside() { in_plain_batch_norm = true; }
+    ~Inside() { in_plain_batch_norm = false; }
+  };
+  const Inside inside;
+  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
+                                eps, cudnn_enabled);
+}
+
+BatchNormArguments arguments_of(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                                const std::optional<at::Tensor>& bias,
+                                const std::optional<at::Tensor>& running_mean,
+                                const std::optional<at::Tensor>& running_var, double momentum,
+                                double eps) {
+  return {.input = input,
+          .weight = value_or_undefined(weight),
+          .bias = value_or_undefined(bias),
+          .running_mean = value_or_undefined(running_mean),
+          .running_var = value_or_undefined(running_var),
+          .num_batches_tracked = {},
+          .momentum = momentum,
+          .eps = eps,
+          .residual = {}};
+}
+
+/// The output of a converted layer; nullopt where it is that of libtorch's own.
+std::optional<at::Tensor> sync_batch_norm_of(const std::shared_ptr<const ConvertedLayer>& layer,
+                                             const BatchNormArguments& arguments) {
+  if (!layer) return std::nullopt;
+  const ProcessGroupPtr group = group_to_exchange_over(*layer);
+  // Alone it is libtorch's own, unless someone has to see each layer's statistics.
+  if (!group && !TapeScope::is_open() && StatisticsSink::current() == nullptr) return std::nullopt;
+  return as_converted_layer(arguments, *layer, group);
+}
+
+/// The check that conversion takes out of a graph.
+void refuse_one_value(const at::Tensor& input) {
+  if (input.dim() < 2 || input.numel() == 0 || input.numel() != input.size(1)) return;
+  throw base::UserError(
+      fmt::format("SyncBatchNorm: one value per channel on one rank (input {}) has no variance to "
+                  "train with; use a larger batch",
+                  c10::str(input.sizes())));
+}
+
+/// aten::batch_norm, sharing the statistics of layers that were converted.
 at::Tensor batch_norm_or_sync(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                               const std::optional<at::Tensor>& bias,
                               const std::optional<at::Tensor>& running_mean,
                               const std::optional<at::Tensor>& running_var, bool training,
                               double momentum, double eps, bool cudnn_enabled) {
   if (training) {
-    const BatchNormArguments arguments{.input = input,
-                                       .weight = value_or_undefined(weight),
-                                       .bias = value_or_undefined(bias),
-                                       .running_mean = value_or_undefined(running_mean),
-                                       .running_var = value_or_undefined(running_var),
-                                       .num_batches_tracked = {},
-                                       .momentum = momentum,
-                                       .eps = eps,
-                                       .residual = {}};
-    if (const auto layer = find_layer(arguments.running_mean, arguments.weight)) {
-      const ProcessGroupPtr group = group_to_exchange_over(*layer);
-      // Alone it is libtorch's own, unless someone has to see each layer's statistics.
-      if (group || TapeScope::is_open() || StatisticsSink::current() != nullptr) {
-        return as_converted_layer(arguments, *layer, group);
-      }
+    const auto arguments =
+        arguments_of(input, weight, bias, running_mean, running_var, momentum, eps);
+    const auto layer = find_layer(arguments);
+    if (!layer) refuse_replica(arguments.running_mean, arguments.weight);
+    if (!layer || layer->is_script) {
+      refuse_old_script(arguments.running_mean, arguments.weight);
     }
+    if (const auto output = sync_batch_norm_of(layer, arguments)) return *output;
   }
-  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
-                                eps, cudnn_enabled);
+  return plain_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
+                          cudnn_enabled);
+}
+
+using BatchNormImplIndex = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
+
+/// aten::_batch_norm_impl_index: what TorchScript's executor differentiates batch_norm into.
+BatchNormImplIndex batch_norm_impl_index(const at::Tensor& input,
+                                         const std::optional<at::Tensor>& weight,
+                                         const std::optional<at::Tensor>& bias,
+                                         const std::optional<at::Tensor>& running_mean,
+                                         const std::optional<at::Tensor>& running_var,
+                                         bool training, double momentum, double eps,
+                                         bool cudnn_enabled) {
+  if (training && !in_plain_batch_norm) {
+    refuse_old_script(value_or_undefined(running_mean), value_or_undefined(weight));
+  }
+  return at::native::_batch_norm_impl_index(input, weight, bias, running_mean, running_var,
+                                            training, momentum, eps, cudnn_enabled);
+}
+
+}  // namespace
+
+at::Tensor script_batch_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                             const std::optional<at::Tensor>& bias,
+                             const std::optional<at::Tensor>& running_mean,
+                             const std::optional<at::Tensor>& running_var, bool training,
+                             double momentum, double eps, bool cudnn_enabled) {
+  if (training) {
+    const auto arguments =
+        arguments_of(input, weight, bias, running_mean, running_var, momentum, eps);
+    const auto shared = noting_what_is_thrown([&] {
+      auto output = sync_batch_norm_of(find_layer(arguments), arguments);
+      if (!output) refuse_one_value(input);
+      return output;
+    });
+    if (shared) return *shared;
+  }
+  return plain_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
+                          cudnn_enabled);
+}
+
+c10::IValue run_script(const std::function<c10::IValue()>& body) {
+  thrown_by_layer = nullptr;
+  try {
+    return body();
+  } catch (const std::exception&) {
+    if (thrown_by_layer) std::rethrow_exception(std::exchange(thrown_by_layer, nullptr));
+    throw;
+  }
 }
 
 void install_batch_norm_override() {
   static const auto install = [](c10::DispatchKey key) {
     auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
     library->impl("batch_norm", &batch_norm_or_sync);
+    library->impl("_batch_norm_impl_index", &batch_norm_impl_index);
     return library;
   };
   // Never taken back: other threads may be inside. `used`: LeakSanitizer must find the pointers.
-  [[gnu::used]] static const auto* const cpu = install(c10::DispatchKey::AutogradCPU);
-  [[gnu::used]] static const auto* const cuda = install(c10::DispatchKey::AutogradCUDA);
+  // The last two are for InferenceMode, in which autograd is out of the way.
+  [[gnu::used]] static const std::array<const torch::Library*, 4> libraries{
+      install(c10::DispatchKey::AutogradCPU), install(c10::DispatchKey::AutogradCUDA),
+      install(c10::DispatchKey::CPU), install(c10::DispatchKey::CUDA)};
 }
 
 }  // namespace detail

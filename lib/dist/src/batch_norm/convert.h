@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <syncbn/dist/process_group.h>
 
@@ -25,7 +26,9 @@ struct ConvertedLayer {
   std::function<bool()> is_training;
   /// Counted up by the module ahead of its call; undefined when it has none.
   std::function<at::Tensor()> num_batches_tracked;
-  bool alone = false;  ///< nothing is exchanged, whatever the group
+  bool alone = false;       ///< nothing is exchanged, whatever the group
+  bool is_script = false;   ///< only script_batch_norm() is for it
+  bool has_weight = false;  ///< register_layer() sets it
 };
 
 /// Shares the statistics of the layer with this key tensor from now on.
@@ -44,14 +47,21 @@ std::optional<ProcessGroupPtr> converted_group(const at::Tensor& key);
 /// The tensor to know a layer by; undefined when it has neither.
 at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight);
 
-/// Puts batch_norm_or_sync in front of aten::batch_norm, once per process.
+/// Puts what shares the statistics of layers that were converted in front of aten::batch_norm, once
+/// per process.
 void install_batch_norm_override();
 
-/// aten::batch_norm, sharing the statistics of layers that were converted.
-at::Tensor batch_norm_or_sync(const at::Tensor& input, const std::optional<at::Tensor>& weight,
-                              const std::optional<at::Tensor>& bias,
-                              const std::optional<at::Tensor>& running_mean,
-                              const std::optional<at::Tensor>& running_var, bool training,
-                              double momentum, double eps, bool cudnn_enabled);
+/// What aten::batch_norm of a TorchScript module becomes. Of a layer that was not converted, such
+/// as a copy's, it is libtorch's.
+/// @throws base::UserError for one value per channel where nothing is exchanged.
+at::Tensor script_batch_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
+                             const std::optional<at::Tensor>& bias,
+                             const std::optional<at::Tensor>& running_mean,
+                             const std::optional<at::Tensor>& running_var, bool training,
+                             double momentum, double eps, bool cudnn_enabled);
+
+/// Runs code of a TorchScript module. Its interpreter makes std::runtime_error of any exception:
+/// what a layer threw comes out here as it was.
+c10::IValue run_script(const std::function<c10::IValue()>& body);
 
 }  // namespace syncbn::dist::detail

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/inliner.h>
@@ -39,7 +40,7 @@ void define_operators() {
         "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, "
         "Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> "
         "Tensor",
-        &detail::batch_norm_or_sync);
+        &detail::script_batch_norm);
     made->def("raise_on_one_rank(str msg, str? cls=None) -> ()",
               [](const std::string&, const std::optional<std::string>&) {});
     return made;
@@ -117,14 +118,19 @@ void find_calls(const torch::jit::Block* block, const torch::jit::Value* self,
   }
 }
 
-/// Rewrites all methods in a copy of the module's type, and makes `module` that copy: the executor
-/// keeps plans of graphs that already ran. Parameters and buffers stay the same tensors.
+/// Rewrites all methods in a copy of the module's type, and of those below it, and makes `module`
+/// that copy: the executor keeps plans of graphs that already ran. Parameters and buffers stay the
+/// same tensors.
 void rewrite(torch::jit::Module& module, Direction direction) {
   torch::jit::Module copy = module.clone(/*inplace=*/true);
-  for (const torch::jit::Method& method : copy.get_methods()) {
-    const auto graph = method.graph();
-    torch::jit::Inline(*graph);
-    replace_nodes(graph->block(), direction);
+  for (const torch::jit::Module& part : copy.modules()) {
+    for (const torch::jit::Method& method : part.get_methods()) {
+      const auto graph = method.graph();
+      torch::jit::Inline(*graph);
+      replace_nodes(graph->block(), direction);
+      // Made where it was inlined into another.
+      torch::jit::toGraphFunction(method.function()).clear_optimized_graphs();
+    }
   }
   module = copy;
 }
@@ -199,6 +205,7 @@ std::vector<FoundLayer> layers_of_calls(const torch::jit::Module& module,
 ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGroupPtr& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
   define_operators();
+  detail::install_batch_norm_override();  // to find code that was left behind
   rewrite(module, Direction::kConvert);
   const std::vector<Call> calls = calls_in(module);
   std::vector<FoundLayer> layers = batch_norm_layers(module);
@@ -228,7 +235,7 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
     detail::register_layer(
         layer.key(), layer.weight,
         {std::make_shared<detail::LayerName>(detail::LayerName{.given = layer.name}), group,
-         sync_timeout, is_training, counter});
+         sync_timeout, is_training, counter, /*alone=*/false, /*is_script=*/true});
     report.converted.push_back(layer.name);
   }
   if (unknown > 0) {

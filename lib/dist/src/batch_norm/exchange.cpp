@@ -13,6 +13,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "collectives/gather_rows.h"
 #include "ddp/join_statistics.h"
@@ -31,6 +32,16 @@ namespace {
 // for a hash h of the header), so that the two are never taken for each other.
 constexpr int64_t kHeader = 3;
 constexpr int64_t kDtypes = 256;
+/// A header and the number of values in the row.
+constexpr int64_t kAgreed = kHeader + 1;
+
+/// Whether rows of different sizes would overwrite memory or be waited for: neither the group's
+/// backend nor a PeerWatch compares calls.
+bool must_agree(const at::Tensor& row, const ProcessGroupPtr& group) {
+  if (!row.is_cpu()) return false;
+  const Backend* const backend = backend_of(group);
+  return backend == nullptr || !backend->is_watched();
+}
 
 /// What is known of a group: how many exchanges it had, and its layers without a name.
 struct GroupState {
@@ -81,12 +92,15 @@ std::string known_layer(uint64_t hash) {
   return found != all.layers.end() ? found->second : "a layer that this rank has not run";
 }
 
-std::string describe(const double* header) {
+/// @param header with the number of values, or without.
+std::string describe(const std::vector<double>& header) {
   const auto shape = static_cast<int64_t>(header[1]);
-  return fmt::format("{} ({} channels, {}, exchange {})",
+  const std::string values =
+      header.size() > kHeader ? fmt::format(" of {} values", header[kHeader]) : "";
+  return fmt::format("{} ({} channels, {}, exchange {}{})",
                      known_layer(static_cast<uint64_t>(header[0])), shape / kDtypes,
                      c10::toString(static_cast<at::ScalarType>(shape % kDtypes)),
-                     static_cast<uint64_t>(header[2]));
+                     static_cast<uint64_t>(header[2]), values);
 }
 
 /// Of a header, in 16 bits: sums of squares of such numbers are exact.
@@ -154,18 +168,24 @@ void Exchange::compare(const at::Tensor& headers) const {
     // Messages name ranks of the world.
     const int64_t named =
         backend != nullptr ? backend->members().ranks[static_cast<size_t>(rank)] : rank;
-    ranks[{one, one + kHeader}].push_back(std::to_string(named));
+    ranks[{one, one + headers.size(1)}].push_back(std::to_string(named));
   }
   if (ranks.size() < 2) return;
   std::string who;
   for (const auto& [at, members] : ranks) {
     who += fmt::format("{}rank{} {} in {}", who.empty() ? "" : "; ", members.size() > 1 ? "s" : "",
-                       base::join(members, ", "), describe(at.data()));
+                       base::join(members, ", "), describe(at));
   }
   throw base::UserError(fmt::format(
       "SyncBatchNorm: the ranks are in different layers: {}; every rank of a group runs the same "
       "layers in the same order, each with as many forwards and backwards",
       who));
+}
+
+void Exchange::agree(uint64_t number, const at::Tensor& row) const {
+  if (!must_agree(row, group_)) return;
+  const at::Tensor own = at::cat({header(number), doubles({static_cast<double>(row.size(1))})});
+  compare(gather_one_by_one(own.unsqueeze(0), group_, timeout_, called_));
 }
 
 at::Tensor Exchange::gather(const at::Tensor& values) const {
@@ -175,6 +195,7 @@ at::Tensor Exchange::gather(const at::Tensor& values) const {
   const bool compares = values.is_cpu();
   const at::Tensor row = (compares ? at::cat({values, header(number)}) : values).unsqueeze(0);
   announce_gather(row, group_);
+  agree(number, row);
   const NamedAs named(called_, row.sizes());
   at::Tensor all = gather_rows(row, group_, timeout_);
   if (!compares) return all;
@@ -195,6 +216,7 @@ at::Tensor Exchange::sum(const at::Tensor& values) const {
   const double hash = short_hash(own);
   const at::Tensor row = at::cat({values, doubles({1, hash, hash * hash})}).unsqueeze_(0);
   announce_sum(row, group_);
+  agree(number, row);
   const NamedAs named(called_, row.sizes());
   const at::Tensor total = sum_rows(row, group_, timeout_);
   // All ranks see the same sums, so all of them take part in this.
@@ -204,8 +226,11 @@ at::Tensor Exchange::sum(const at::Tensor& values) const {
   return total.narrow(0, 0, values.size(0));
 }
 
-void count_exchange(const ProcessGroupPtr& group) {
+void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
   next_number(group);
+  if (must_agree(row, group)) {
+    gather_one_by_one(at::zeros({1, kAgreed}, at::kDouble), group, std::nullopt, "join()");
+  }
 }
 
 }  // namespace syncbn::dist::detail

@@ -24,7 +24,8 @@ struct LayerName {
 /// The exchanges of one forward of a layer and of its backward. Each carries the layer's name, its
 /// channels, the input's dtype and the number of the exchange; where these differ between ranks,
 /// every rank throws base::UserError with the ranks and their layers, and where the number of
-/// channels does, too (on CPUs: NCCL would mix them up).
+/// channels does, too (on CPUs: NCCL would mix them up). In a group whose calls nobody compares,
+/// one message more goes ahead for that.
 /// Alone nothing is exchanged: this rank's values are those of all.
 class Exchange : public torch::CustomClassHolder {
  public:
@@ -43,6 +44,7 @@ class Exchange : public torch::CustomClassHolder {
  private:
   at::Tensor header(uint64_t number) const;
   void compare(const at::Tensor& headers) const;
+  void agree(uint64_t number, const at::Tensor& row) const;
 
   const ProcessGroupPtr group_;
   const Timeout timeout_;
@@ -52,7 +54,8 @@ class Exchange : public torch::CustomClassHolder {
   const char* called_ = nullptr;  ///< what logs and messages call an exchange
 };
 
-/// Counts an exchange that this rank takes part in without running the layer.
-void count_exchange(const ProcessGroupPtr& group);
+/// Counts an exchange of such a row that this rank takes part in without running the layer, and is
+/// called ahead of it.
+void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group);
 
 }  // namespace syncbn::dist::detail

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 
+#include <c10/util/ParallelGuard.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 namespace syncbn::dist::detail {
@@ -20,7 +21,9 @@ at::Tensor original_of(const at::Tensor& parameter) {
 }
 
 void refuse_replicas(const at::Tensor& weight, const LayerName& layer) {
-  if (original_of(weight).defined()) throw_is_replica(layer);
+  // data_parallel runs its replicas inside at::parallel_for. That is all there is to tell a layer
+  // without a weight by, and wrong for any other layer, too.
+  if (c10::ParallelGuard::is_enabled() || original_of(weight).defined()) throw_is_replica(layer);
 }
 
 void throw_is_replica(const LayerName& layer) {

@@ -10,8 +10,8 @@ namespace syncbn::dist::detail {
 /// for one that is no replica's.
 at::Tensor original_of(const at::Tensor& parameter);
 
-/// @throws base::UserError inside torch::nn::parallel::data_parallel, by the layer's weight (which
-///   may be undefined, and then tells nothing).
+/// @throws base::UserError inside torch::nn::parallel::data_parallel.
+/// @param weight of the layer, or undefined
 void refuse_replicas(const at::Tensor& weight, const LayerName& layer);
 
 /// The same without looking.

@@ -1,9 +1,19 @@
 #include "collectives/gather_rows.h"
 
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "groups/call_log.h"
+#include "groups/no_sigpipe.h"
+#include "groups/plain_message.h"
 #include "groups/world.h"
 
 namespace syncbn::dist::detail {
@@ -14,6 +24,9 @@ namespace {
 // while rows and groups are small. Shared memory knows but the all-gather, and has no hops.
 constexpr int kOneHopRanks = 16;
 constexpr size_t kOneHopBytes = size_t{64} * 1024;
+
+/// Of gather_one_by_one(): users rather count from 0.
+constexpr int kTag = 0x5b17;
 
 bool shares_memory(const ProcessGroupPtr& group) {
   const Backend* backend = backend_of(group);
@@ -59,6 +72,43 @@ at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout
   if (timeout) options.timeout = *timeout;
   group->allreduce(total, options)->wait();
   return total[0].view({-1});
+}
+
+at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout,
+                             const std::string& what) {
+  const auto naming = [&](int rank, const auto& step) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      const Backend* const backend = backend_of(group);
+      const int in_world =
+          backend != nullptr ? backend->members().ranks[static_cast<size_t>(rank)] : rank;
+      throw base::UnavailableError(
+          fmt::format("rank {} does not come to {}: {}", in_world, what, plain_message(error)));
+    }
+  };
+  at::Tensor all = row.expand({group->getSize(), row.size(1)}).clone();
+  std::vector<at::Tensor> own{row};
+  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> works;
+  const NoSigpipe sends_write_in_this_thread;
+  for (int rank = 0; rank < group->getSize(); ++rank) {
+    if (rank == group->getRank()) continue;
+    naming(rank, [&] {
+      std::vector<at::Tensor> theirs{all.narrow(0, rank, 1)};
+      works.emplace_back(rank, group->send(own, rank, kTag));
+      works.emplace_back(rank, group->recv(theirs, rank, kTag));
+    });
+  }
+  using std::chrono::milliseconds;
+  const auto deadline = std::chrono::steady_clock::now() + timeout.value_or(milliseconds(0));
+  for (const auto& item : works) {
+    naming(item.first, [&] {
+      const auto left =
+          std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+      item.second->wait(timeout ? std::max(left, milliseconds(1)) : kNoTimeout);
+    });
+  }
+  return all;
 }
 
 }  // namespace syncbn::dist::detail

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include <ATen/core/Tensor.h>
 
 #include <syncbn/dist/collectives.h>
@@ -13,5 +15,11 @@ at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group,
 /// The sum of every rank's row: [1, n] in, [n] out, the same bits on each rank. One collective.
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                     Timeout timeout = std::nullopt);
+
+/// gather_rows() of a few values on the CPU, sent from rank to rank: so a row that does not come is
+/// known by its rank.
+/// @throws base::UnavailableError that names the rank and `what`.
+at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout,
+                             const std::string& what);
 
 }  // namespace syncbn::dist::detail

@@ -80,15 +80,17 @@ void JoinStatistics::end_backward() {
 JoinStatistics::Announcement JoinStatistics::serve() {
   for (;;) {
     const Announcement heard = exchange({});
-    const auto options = at::TensorOptions().device(device_).dtype(heard.dtype);
+    const auto row = [&] {
+      return at::zeros({1, heard.columns}, at::TensorOptions().device(device_).dtype(heard.dtype));
+    };
     switch (heard.step) {
       case Step::kGather:
-        count_exchange(group_);
-        gather_rows(at::zeros({1, heard.columns}, options), group_);
+        join_exchange(row(), group_);
+        gather_rows(row(), group_);
         break;
       case Step::kSum:
-        count_exchange(group_);
-        sum_rows(at::zeros({1, heard.columns}, options), group_);
+        join_exchange(row(), group_);
+        sum_rows(row(), group_);
         break;
       default:
         return heard;

@@ -51,6 +51,8 @@ class Backend : public c10d::Backend {
   const Members& members() const { return members_; }
   /// The number of collectives started so far on this rank.
   uint64_t sequence() const { return sequence_; }
+  /// Whether a PeerWatch compares what ranks call.
+  bool is_watched() const { return is_watched_; }
   bool shares_memory() const { return delegates_.shared != nullptr; }
   /// Of them, those that went through shared memory.
   uint64_t shared_calls() const { return shared_calls_; }

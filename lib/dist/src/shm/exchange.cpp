@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
+#include <syncbn/base/cpus.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,8 +31,7 @@ constexpr int kLooksPerClock = 32;
 constexpr nanoseconds kLongestSleep = milliseconds(50);
 
 nanoseconds patience_of(int ranks) {
-  const auto cores = ::sysconf(_SC_NPROCESSORS_ONLN);
-  return ranks <= cores ? kPatience : kShortPatience;
+  return ranks <= base::available_cpus() ? kPatience : kShortPatience;
 }
 
 [[noreturn]] void throw_broken() {

@@ -129,7 +129,8 @@ struct ConvertReport {
 /// converted layer still refuses such an input, where SyncBatchNorm itself takes it.
 ///
 /// Inside torch::nn::parallel::data_parallel, whose replicas are clones, converted layers throw
-/// base::UserError, those without a weight excepted.
+/// base::UserError. So does, while a converted layer without a weight exists, any clone of its size
+/// that runs inside at::parallel_for.
 ///
 /// @param sync_timeout as in SyncBatchNormOptions
 ConvertReport convert_sync_batchnorm(
@@ -139,9 +140,13 @@ ConvertReport convert_sync_batchnorm(
 /// The same for a TorchScript module, whether or not it ran already: rewrites the graphs of all its
 /// methods, also the check for one value per channel. Layers are all modules that call batch_norm
 /// with attributes of theirs; calls with other tensors are reported. `module` then refers to the
-/// rewritten module; other handles to it still run the old one. So where DistributedDataParallel
-/// was made before, convert its module(). Undo it before saving the module: Python does not know
-/// the operators that are put in.
+/// rewritten module. Other handles to the old one, a module that it is a part of, and a
+/// DistributedDataParallel that was made before (convert its module() instead) throw when they run
+/// a converted layer in training: never is a part of them synchronised. Undo it before saving the
+/// module: Python does not know the operators that are put in. Copies are not converted.
+///
+/// TorchScript's interpreter makes std::runtime_error of what a layer throws, in many lines;
+/// DistributedDataParallel gives it back as it was.
 ConvertReport convert_sync_batchnorm(
     torch::jit::Module& module, const ProcessGroupPtr& group = {},
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);

@@ -1,0 +1,80 @@
+// Converted layers inside torch::nn::parallel::data_parallel, whose replicas are clones.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <string>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/randn.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/parallel/data_parallel.h>
+
+#include "dist/convert_cases.h"
+#include "support/multiproc.h"
+#include "support/thrown.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace nn = torch::nn;
+using syncbn::base::UserError;
+using syncbn::test::kLayers;
+using syncbn::test::kSteps;
+using syncbn::test::message_of;
+using syncbn::test::run_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Two replicas, as data_parallel makes them, run.
+void run_replicas(const nn::Sequential& net) {
+  auto replicas = nn::parallel::replicate(net.ptr(), std::vector<at::Device>(2, at::kCPU));
+  nn::parallel::parallel_apply(replicas, std::vector<at::Tensor>(2, at::randn({4, 3})));
+}
+
+/// In each step, where the network itself goes on working.
+void expect_replicas_are_refused(nn::Sequential net) {
+  run_replicas(net);  // what is not converted is libtorch's own affair
+  dist::convert_sync_batchnorm(*net);
+  for (int step = 0; step < kSteps; ++step) {
+    EXPECT_THAT(message_of<UserError>([&] { run_replicas(net); }),
+                AllOf(HasSubstr("layer '"), HasSubstr("data_parallel")));
+    net->forward(at::randn({4, 3}));
+  }
+  dist::revert_sync_batchnorm(*net);
+  run_replicas(net);
+}
+
+nn::Sequential batch_norms(const nn::BatchNorm1dOptions& options) {
+  nn::Sequential net;
+  for (int i = 0; i < kLayers; ++i) net->push_back(nn::BatchNorm1d(options));
+  return net;
+}
+
+TEST(ConvertReplicasTest, AreRefused) {
+  run_ranks(1, [](int) { expect_replicas_are_refused(batch_norms(3)); });
+}
+
+TEST(ConvertReplicasTest, OfLayersWithoutAWeightAreRefusedToo) {
+  run_ranks(1, [](int) {
+    expect_replicas_are_refused(batch_norms(nn::BatchNorm1dOptions(3).affine(false)));
+  });
+}
+
+TEST(ConvertReplicasTest, OfSyncBatchNormItselfAreRefused) {
+  run_ranks(1, [](int) {
+    for (const bool affine : {true, false}) {
+      nn::Sequential net(dist::SyncBatchNorm(dist::SyncBatchNormOptions(3).affine(affine)));
+      for (int step = 0; step < kSteps; ++step) {
+        EXPECT_THAT(message_of<UserError>([&] { run_replicas(net); }), HasSubstr("data_parallel"));
+        net->forward(at::randn({4, 3}));
+      }
+    }
+  });
+}
+
+}  // namespace

@@ -1,0 +1,131 @@
+// SyncBatchNorm over groups that this library did not make, in which nobody compares calls or hears
+// of a rank's end.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include <ATen/Context.h>
+#include <ATen/ops/randn.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "dist/tensors.h"
+#include "groups/gloo.h"
+#include "groups/world.h"
+#include "support/multiproc.h"
+#include "support/thrown.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace nn = torch::nn;
+using dist::SyncBatchNorm;
+using dist::SyncBatchNormOptions;
+using std::chrono::milliseconds;
+using syncbn::base::UnavailableError;
+using syncbn::base::UserError;
+using syncbn::test::close;
+using syncbn::test::message_of;
+using syncbn::test::run_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// c10d's own, as another library would make it.
+dist::ProcessGroupPtr plain_gloo_group() {
+  const int rank = dist::rank();
+  const int size = dist::world_size();
+  const auto store =
+      c10::make_intrusive<c10d::PrefixStore>("plain", dist::default_group()->getStore());
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  constexpr auto kType = c10d::ProcessGroup::BackendType::GLOO;
+  group->setBackend(
+      c10::DeviceType::CPU, kType,
+      dist::detail::make_gloo(store, rank, size, {"127.0.0.1"}, std::chrono::seconds(30)));
+  group->setDefaultBackend(kType);
+  EXPECT_EQ(dist::detail::backend_of(group), nullptr);
+  return group;
+}
+
+SyncBatchNorm layer_over(const dist::ProcessGroupPtr& group, const char* name,
+                         int64_t channels = 3) {
+  return SyncBatchNorm(SyncBatchNormOptions(channels).process_group(group).name(name).sync_timeout(
+      milliseconds(1500)));
+}
+
+at::Tensor batch(int64_t channels = 3) {
+  return at::randn({4, channels}).requires_grad_();
+}
+
+TEST(UnwatchedLayersTest, TrainAsOnTheWholeBatch) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn");
+    nn::BatchNorm1d reference(3);
+    at::manual_seed(0);
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor all = at::randn({12, 3});
+      const at::Tensor own = all.narrow(0, int64_t{4} * rank, 4).clone().requires_grad_();
+      const at::Tensor whole = all.clone().requires_grad_();
+      const at::Tensor output = layer(own);
+      const at::Tensor expected = reference(whole);
+      EXPECT_TRUE(close(output, expected.narrow(0, int64_t{4} * rank, 4), 1e-5, 1e-6));
+      output.pow(3).sum().backward();
+      expected.pow(3).sum().backward();
+      EXPECT_TRUE(close(own.grad(), whole.grad().narrow(0, int64_t{4} * rank, 4), 1e-4, 1e-5));
+    }
+    EXPECT_TRUE(close(layer->running_var, reference->running_var));
+  });
+}
+
+TEST(UnwatchedLayersTest, DifferentChannelsAreNamedOnEveryRank) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    const auto group = plain_gloo_group();
+    SyncBatchNorm narrow = layer_over(group, "narrow");
+    SyncBatchNorm wide = layer_over(group, "wide", 700);
+    narrow(batch());
+    wide(batch(700));
+    EXPECT_THAT(message_of<UserError>([&] { rank == 1 ? wide(batch(700)) : narrow(batch()); }),
+                AllOf(HasSubstr("ranks 0, 2 in layer 'narrow' (3 channels, Float, exchange 3"),
+                      HasSubstr("rank 1 in layer 'wide' (700 channels, Float, exchange 3")));
+    // Nothing is broken: once they agree, they go on.
+    EXPECT_TRUE(narrow(batch()).defined());
+  });
+}
+
+TEST(UnwatchedLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn");
+    const at::Tensor output = layer(batch());
+    EXPECT_THAT(message_of<UserError>([&] {
+                  rank == 0 ? output.sum().backward() : static_cast<void>(layer(batch()));
+                }),
+                AllOf(HasSubstr("rank 0 in layer 'bn' (3 channels, Float, exchange 2 of 9 values)"),
+                      HasSubstr("rank 1 in layer 'bn' (3 channels, Float, exchange 2 of 10")));
+  });
+}
+
+TEST(UnwatchedLayersTest, ARankThatDoesNotComeIsNamedAtTheTimeout) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn");
+    layer(batch());
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(3500));
+    } else {
+      EXPECT_THAT(
+          message_of<UnavailableError>([&] { layer(batch()); }),
+          HasSubstr("rank 1 does not come to SyncBatchNorm layer 'bn' (3 channels, Float)"));
+    }
+  });
+}
+
+}  // namespace
