@@ -14,7 +14,6 @@ bytes a byte, "memory" a rank's peak. One thread a rank.
 
 import argparse
 import json
-import math
 import os
 import pathlib
 import socket
@@ -22,7 +21,9 @@ import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from pairs import ROOT, by_turns, median_and_interval
+
 RANKS = 2
 # model: batch a rank, size of an image, steps of a slice, warm-up steps
 MODELS = {"digits": (8, 8, 300, 50), "resnet18": (32, 32, 2, 1), "resnet50": (4, 224, 1, 1)}
@@ -65,28 +66,6 @@ class Job:
             process.stdin.close()
         for process in self.ranks:
             process.wait()
-
-
-def median_and_interval(values):
-    """The interval holds the median with at least 95 %, where there are enough values for that."""
-    values = sorted(values)
-    count, outside = len(values), 0
-    for below in range(count // 2):
-        tail = 2 * sum(math.comb(count, k) for k in range(below + 1)) / 2**count
-        if tail > 0.05:
-            break
-        outside = below
-    return statistics.median(values), values[outside], values[count - 1 - outside]
-
-
-def by_turns(jobs, pairs, *words):
-    """Answers of ours and of theirs; who is first changes from pair to pair."""
-    answers = []
-    for pair in range(pairs):
-        order = jobs if pair % 2 == 0 else jobs[::-1]
-        both = [job.ask(*words) for job in order]
-        answers.append(both if pair % 2 == 0 else both[::-1])
-    return answers
 
 
 def compare(model, case, arguments):
