@@ -1,5 +1,5 @@
-// Reads tar shards by turns through the loader and plainly, and prints the bytes a second of both as
-// a line of JSON for each pair; bench/data/run.py makes the shards.
+// Reads tar shards by turns through the loader and plainly, and prints the bytes a second of both
+// as a line of JSON for each pair; bench/data/run.py makes the shards.
 //
 //   data_shards PATTERN PAIRS FILE...        FILE: those that PATTERN names
 #include <fcntl.h>
