@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include <syncbn/base/heap.h>
 #include <syncbn/data/loader.h>
 
 #include "../components.h"
@@ -91,6 +92,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: data_loading FOLDER BATCH WORKERS\n");
     return 2;
   }
+  syncbn::base::keep_freed_memory();  // as `train` does
   Job job(argv[1], std::stoll(argv[2]), std::stoi(argv[3]));
   for (std::string command; std::getline(std::cin, command);) {
     const std::string answer = command == "epoch"   ? job.epoch()

@@ -2,7 +2,7 @@
 """Times loading beside torch's DataLoader with torchvision: the same photographs, by turns.
 
   bench/data/run.py [--part throughput|start|training|shards|index ...] [--pairs 9] [--folder DIR] [--count 512]
-                    [--build build] [--python python3] [--json FILE]
+                    [--batch 64] [--build build] [--python python3] [--json FILE]
 
 throughput: decode, RandomResizedCrop(224) and flip into batches of uint8, with one worker and with two; images a
 second, processor time of an image in ms (of all threads and processes), and the ratio of images a second, ours /
@@ -30,7 +30,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from pairs import ROOT, by_turns, median_and_interval
 
-BATCH = 64
 SAME_MEAN = 4  # of values from 0 to 255: crops are random
 TRAINING = {"batch": 8, "images": 48}
 SHARDS, MEMBERS, MEMBER_BYTES = 4, 64, 1 << 20
@@ -40,9 +39,9 @@ SMALL_JPEG = "import sys; from PIL import Image; Image.open(sys.argv[1]).resize(
 class Job:
     """One side: a process that does what it is asked for."""
 
-    def __init__(self, command, workers):
+    def __init__(self, command, batch, workers):
         environment = dict(os.environ, OMP_NUM_THREADS="1")
-        self.process = subprocess.Popen([*command, str(BATCH), str(workers)], env=environment, text=True,
+        self.process = subprocess.Popen([*command, str(batch), str(workers)], env=environment, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, word):
@@ -69,8 +68,8 @@ class Job:
 
 
 def jobs_of(arguments, decoder, workers):
-    return [Job([arguments.build / "bench/data_loading", arguments.folder], workers),
-            Job([arguments.python, str(HERE / "loading.py"), decoder, arguments.folder], workers)]
+    return [Job([arguments.build / "bench/data_loading", arguments.folder], arguments.batch, workers),
+            Job([arguments.python, str(HERE / "loading.py"), decoder, arguments.folder], arguments.batch, workers)]
 
 
 def throughput(arguments):
@@ -181,6 +180,7 @@ def main():
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--folder", default=str(ROOT / "build/bench/photos"))
     parser.add_argument("--count", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--python", default=os.environ.get("SYNCBN_TEST_PYTHON", "python3"))
     parser.add_argument("--json")
