@@ -14,9 +14,9 @@ import pathlib
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-from paired import Job  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from pairs import ROOT  # noqa: E402
+from ranks import Job  # noqa: E402
 
 SLICES = 3
 

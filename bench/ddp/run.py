@@ -19,9 +19,9 @@ import pathlib
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-from paired import RANKS, Job, by_turns, median_and_interval  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from pairs import ROOT, by_turns, median_and_interval  # noqa: E402
+from ranks import RANKS, Job  # noqa: E402
 
 # model: batch a rank, size of an image, steps of a slice, warm-up steps
 MODELS = {"digits": (8, 8, 300, 50), "resnet18": (32, 32, 2, 1), "resnet50": (4, 224, 1, 1)}

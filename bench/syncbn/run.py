@@ -20,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-from paired import Job, by_turns, median_and_interval  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from pairs import ROOT, by_turns, median_and_interval  # noqa: E402
+from ranks import Job  # noqa: E402
 
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 

@@ -33,6 +33,28 @@ TEST(SchemaTest, ReadsEverySortOfField) {
   EXPECT_EQ(car.engine.make(30), "electric 500 km by 2 at 30");
 }
 
+struct CrewOptions {
+  OrAuto<int64_t> people;
+  static void describe(Schema<CrewOptions>& schema) {
+    schema.field("people", &CrewOptions::people, "how many travel").at_least(1);
+  }
+};
+
+TEST(SchemaTest, AutoStandsForAValueThatTheProgramChooses) {
+  CrewOptions crew;
+  const auto written = [&] { return to_yaml(Schema<CrewOptions>::get().write(crew)); };
+  EXPECT_THAT(read("people: 3\n", crew), IsEmpty());
+  EXPECT_EQ(crew.people.value, 3);
+  EXPECT_EQ(written(), "people: 3\n");
+  EXPECT_THAT(read("people: auto\n", crew), IsEmpty());
+  EXPECT_FALSE(crew.people.value);
+  EXPECT_EQ(written(), "people: auto\n");
+  EXPECT_THAT(read("people: 0\n", crew),
+              ElementsAre("car.yaml:1:9: people: must be at least 1, got 0"));
+  EXPECT_THAT(read("people: many\n", crew),
+              ElementsAre("car.yaml:1:9: people: expected one integer or auto, got 'many'"));
+}
+
 TEST(SchemaTest, SaysAllFaultsAtOnceWithTheirPlaces) {
   CarOptions car;
   EXPECT_THAT(read("dors: 4\n"

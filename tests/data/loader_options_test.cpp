@@ -1,8 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <cstdlib>
 #include <memory>
+#include <sstream>
 #include <thread>
 
 #include <syncbn/base/error.h>
@@ -10,6 +13,7 @@
 #include <syncbn/data/loader.h>
 
 #include "data/noise.h"
+#include "support/text.h"
 
 namespace syncbn::data {
 namespace {
@@ -58,6 +62,20 @@ TEST(LoaderOptionsTest, ShufflesWithoutASamplerAsAskedTo) {
   DistributedSampler expected(6, {.seed = 4});
   expected.set_epoch(1);
   EXPECT_EQ(labels_of(*shuffled.next()), expected.indices());
+}
+
+TEST(LoaderOptionsTest, WithoutAGpuPinnedMemoryIsLeftOutAndThatIsSaidOnce) {
+  std::ostringstream log;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "test", std::make_shared<spdlog::sinks::ostream_sink_st>(log)));
+  for (int i = 0; i < 2; ++i) {
+    Loader loader(std::make_shared<Noise>(4), {.batch_size = 4, .pin_memory = true});
+    loader.start_epoch(0);
+    EXPECT_EQ(labels_of(*loader.next()), (std::vector<int64_t>{0, 1, 2, 3}));
+  }
+  spdlog::set_default_logger(before);
+  EXPECT_EQ(test::count(log.str(), "pin_memory changes nothing"), 1) << log.str();
 }
 
 TEST(LoaderOptionsTest, AutomaticWorkersShareTheHostsCores) {

@@ -6,6 +6,7 @@
 #include <syncbn/base/error.h>
 
 #include <filesystem>
+#include <sstream>
 #include <string>
 
 #include "e2e/train_program.h"
@@ -13,9 +14,21 @@
 namespace syncbn::test {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kImages = 8;  // of each class and split
+
+/// The last line about an epoch in a run's log.
+nlohmann::json last_epoch_of(const std::string& run_dir) {
+  std::istringstream log(base::read_file(run_dir + "/log.jsonl"));
+  nlohmann::json last;
+  for (std::string line; std::getline(log, line);) {
+    auto json = nlohmann::json::parse(line);
+    if (json["event"] == "epoch") last = std::move(json);
+  }
+  return last;
+}
 
 class ImageFolderTrainingTest : public ::testing::Test {
  protected:
@@ -44,8 +57,10 @@ optimizer: {type: sgd, lr: 0.05}
 )");
   }
 
-  ProgramResult train(const std::string& run_dir) const {
-    return launch_train(2, {"--config", "images.yaml", "--run_dir", run_dir}, folder_.path());
+  ProgramResult train(const std::string& run_dir, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> args = {"--config", "images.yaml", "--run_dir", run_dir};
+    args.insert(args.end(), more.begin(), more.end());
+    return launch_train(2, args, folder_.path());
   }
 
   TempFolder folder_;
@@ -63,15 +78,18 @@ optimizer: {type: sgd, lr: 0.05}
   }
 };
 
-TEST_F(ImageFolderTrainingTest, LearnsFromFilesTheSameEveryTime) {
-  for (const char* run : {"first", "second"}) {
-    const auto result = train(run);
+TEST_F(ImageFolderTrainingTest, LearnsFromFilesTheSameEveryTimeWithAnyNumberOfWorkers) {
+  for (const auto& [run, workers] : {std::pair("first", "auto"), std::pair("second", "3")}) {
+    const auto result = train(run, {"--loader.num_workers", workers, "--log_interval", "1"});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.err, HasSubstr("16 training and 16 test samples"));
+    EXPECT_THAT(result.err, ContainsRegex("step 1/4 .* data wait [0-9.]+ (us|ms|s)\n"));
+    EXPECT_THAT(result.err, ContainsRegex("epoch 2/2 .* data wait [0-9.]+ %  "));
   }
   const auto first = result_of(folder_ / "first");
   EXPECT_EQ(first["epochs"], 2);
   EXPECT_EQ(first["train_loss"], result_of(folder_ / "second")["train_loss"]);
+  EXPECT_GT(last_epoch_of(folder_ / "first")["data_wait_seconds"], 0);
 }
 
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
@@ -79,6 +97,33 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
   const auto result = train("run");
   EXPECT_EQ(result.exit_code, base::kExitUsage);
   EXPECT_THAT(result.err, HasSubstr("none.png': it is neither JPEG nor PNG"));
+}
+
+TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudget) {
+  base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
+  const std::vector<std::string> skip = {"--loader.on_error", "skip"};
+  const auto within = train("within", {skip[0], skip[1], "--loader.error_budget", "0.2"});
+  EXPECT_EQ(within.exit_code, 0) << within.err;
+  EXPECT_THAT(within.err, ContainsRegex("left out: sample [0-9]+ .*none.png"));
+  const auto beyond = train("beyond", skip);
+  EXPECT_EQ(beyond.exit_code, base::kExitUsage) << beyond.err;
+  EXPECT_THAT(beyond.err, HasSubstr("could not be read, more than the 5 % that may be left out"));
+}
+
+TEST_F(ImageFolderTrainingTest, DropLastLeavesOutTheSmallBatchOfTrainingAlone) {
+  const auto dropped = train("run", {"--batch_size", "5", "--loader.drop_last", "true"});
+  ASSERT_EQ(dropped.exit_code, 0) << dropped.err;
+  EXPECT_EQ(result_of(folder_ / "run")["steps"], 2) << "8 samples a rank: one batch an epoch";
+  EXPECT_THAT(dropped.err, HasSubstr("16 test samples"));
+  const auto nothing = train("none", {"--batch_size", "9", "--loader.drop_last", "true"});
+  EXPECT_EQ(nothing.exit_code, base::kExitUsage);
+  EXPECT_THAT(nothing.err, HasSubstr("loader.drop_last: a rank has 8 samples an epoch"));
+}
+
+TEST_F(ImageFolderTrainingTest, OnCpusPinnedMemoryIsLeftOutAndThatIsSaidOnce) {
+  const auto result = train("run", {"--loader.pin_memory", "true", "--backend", "gloo"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "pin_memory changes nothing"), 1) << result.err;
 }
 
 }  // namespace

@@ -95,6 +95,11 @@ TEST(ConfigTest, RefusesNumbersThatAreTypingErrors) {
       {"connect_timeout", "1e-9"},
       {"schedule.warmup", "1e308"},
       {"schedule.min_lr", "1e308"},
+      {"loader.num_workers", "-1"},
+      {"loader.num_workers", "1000000"},
+      {"loader.prefetch", "0"},
+      {"loader.timeout", "-1"},
+      {"loader.error_budget", "5"},
   };
   for (const auto& [key, value] : faults) {
     config::CommandLine line;
@@ -107,6 +112,32 @@ TEST(ConfigTest, RefusesNumbersThatAreTypingErrors) {
     config::Schema<Config>::get().read(yaml, config, "", found);
     EXPECT_THAT(found.messages(), ElementsAre(HasSubstr(key + ": must be "))) << value;
   }
+}
+
+TEST(ConfigTest, TheLoadersKeysAreItsOptions) {
+  Config config;
+  ASSERT_THAT(read(std::string(kLeast) + "batch_size: 4\n", config), IsEmpty());
+  const data::LoaderOptions plain = config.loader.options(4);
+  const data::LoaderOptions defaults;
+  EXPECT_EQ(plain.batch_size, 4);
+  EXPECT_EQ(plain.num_workers, data::kAutoWorkers);
+  EXPECT_EQ(plain.prefetch, defaults.prefetch);
+  EXPECT_EQ(plain.timeout, defaults.timeout);
+  EXPECT_EQ(plain.on_error, defaults.on_error);
+  EXPECT_EQ(plain.error_budget, defaults.error_budget);
+  ASSERT_THAT(read(std::string(kLeast) +
+                       "batch_size: 4\nloader: {num_workers: 3, prefetch: 5, pin_memory: true, "
+                       "drop_last: true, timeout: 0.0001, on_error: skip, error_budget: 0.5}\n",
+                   config),
+              IsEmpty());
+  const data::LoaderOptions all = config.loader.options(4);
+  EXPECT_EQ(all.num_workers, 3);
+  EXPECT_EQ(all.prefetch, 5);
+  EXPECT_TRUE(all.pin_memory);
+  EXPECT_TRUE(all.drop_last);
+  EXPECT_EQ(all.timeout, std::chrono::milliseconds(1)) << "0 would be no limit";
+  EXPECT_EQ(all.on_error, data::LoaderOptions::OnError::kSkip);
+  EXPECT_EQ(all.error_budget, 0.5);
 }
 
 TEST(ConfigTest, RefusesImagesThatAreTooLargeAsAWhole) {

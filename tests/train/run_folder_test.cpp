@@ -70,12 +70,16 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   EpochRecord record;
   record.epoch = 2;
   record.test_accuracy = 0.75;
+  record.data_wait_seconds = 0.25;
+  record.data_wait_share = 0.5;
   folder.log_epoch(record);
   const auto json = nlohmann::json::parse(base::read_file(temp_ / "log.jsonl"));
   EXPECT_EQ(json["event"], "epoch");
   EXPECT_EQ(json["epoch"], 2);
   EXPECT_EQ(json["test_accuracy"], 0.75);
   EXPECT_FALSE(json.contains("test_loss"));
+  EXPECT_EQ(json["data_wait_seconds"], 0.25);
+  EXPECT_EQ(json["data_wait_share"], 0.5);
 }
 
 TEST_F(RunFolderTest, SaysWhyItCannotBeMade) {

@@ -1,5 +1,7 @@
 #include <syncbn/train/config.h>
 
+#include <cmath>
+
 namespace syncbn::train {
 namespace {
 
@@ -9,6 +11,7 @@ constexpr double kMostThreads = 1024;   // a typing error above; libgomp then ha
 constexpr double kMostEpochs = 1e6;     // so that steps can be counted in an int64_t
 constexpr double kLargestBucket = 1e6;  // MiB
 constexpr double kMostSamples = 1e7;    // of a step
+constexpr double kMostPrefetch = 1e4;   // batches
 
 std::optional<std::string> one_batch_size(const Config& config) {
   if (config.batch_size.has_value() == config.global_batch_size.has_value()) {
@@ -33,6 +36,52 @@ void DdpConfig::describe(config::Schema<DdpConfig>& schema) {
       .above(0)
       .at_most(kLargestBucket)
       .unit("MiB");
+}
+
+void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
+  schema
+      .field("num_workers", &LoaderConfig::num_workers,
+             "threads of each rank that make samples; auto: where samples are decoded, the host's "
+             "cores divided by LOCAL_WORLD_SIZE, less one; 0: the thread that trains makes them")
+      .at_least(0)
+      .at_most(kMostThreads);
+  schema.field("prefetch", &LoaderConfig::prefetch, "batches that are made ahead, at most")
+      .at_least(1)
+      .at_most(kMostPrefetch)
+      .unit("batches");
+  schema.field("pin_memory", &LoaderConfig::pin_memory,
+               "batches in memory that a GPU copies from directly; without a GPU it changes "
+               "nothing");
+  schema.field("drop_last", &LoaderConfig::drop_last,
+               "leave out a rank's last training batch if it is smaller");
+  schema
+      .field("timeout", &LoaderConfig::timeout,
+             "how long a step waits for its batch; 0: as long as it takes")
+      .at_least(0)
+      .at_most(kYear)
+      .unit("s");
+  schema
+      .field("on_error", &LoaderConfig::on_error,
+             "what a damaged sample does: raise ends the run, skip leaves the sample out")
+      .one_of({"raise", "skip"});
+  schema
+      .field("error_budget", &LoaderConfig::error_budget,
+             "with on_error: skip, the share of a rank's epoch that may be left out")
+      .at_least(0)
+      .at_most(1);
+}
+
+data::LoaderOptions LoaderConfig::options(int64_t batch_size) const {
+  using OnError = data::LoaderOptions::OnError;
+  return {.batch_size = batch_size,
+          .drop_last = drop_last,
+          .num_workers = static_cast<int>(num_workers.value.value_or(data::kAutoWorkers)),
+          .prefetch = prefetch,
+          .pin_memory = pin_memory,
+          // Up, since 0 would be no limit.
+          .timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(timeout * 1000))),
+          .on_error = on_error == "skip" ? OnError::kSkip : OnError::kRaise,
+          .error_budget = error_budget};
 }
 
 void Config::describe(config::Schema<Config>& schema) {
@@ -61,6 +110,7 @@ void Config::describe(config::Schema<Config>& schema) {
       .one_of({"auto", "contiguous", "channels_last"});
   schema.field("data", &Config::data, "the data set").required();
   schema.field("sampler", &Config::sampler, "which training samples a rank sees");
+  schema.field("loader", &Config::loader, "");
   schema.field("optimizer", &Config::optimizer, "how parameters are updated");
   schema.field("schedule", &Config::schedule, "how the learning rate changes");
   schema.field("ddp", &Config::ddp, "");

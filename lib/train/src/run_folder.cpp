@@ -48,6 +48,8 @@ Json to_json(const EpochRecord& record) {
   if (record.test_loss) json["test_loss"] = *record.test_loss;
   if (record.test_accuracy) json["test_accuracy"] = *record.test_accuracy;
   json["images_per_second"] = record.images_per_second;
+  json["data_wait_seconds"] = record.data_wait_seconds;
+  json["data_wait_share"] = record.data_wait_share;
   json["seconds"] = record.seconds;
   return json;
 }

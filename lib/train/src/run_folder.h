@@ -18,6 +18,10 @@ struct EpochRecord {
   std::optional<double> test_loss;
   std::optional<double> test_accuracy;
   double images_per_second = 0;
+  /// What the rank that waited the longest waited for data: in a step on average, and as a share of
+  /// the epoch's training time.
+  double data_wait_seconds = 0;
+  double data_wait_share = 0;
   double seconds = 0;  ///< of the run so far
 };
 

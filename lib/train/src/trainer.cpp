@@ -26,6 +26,7 @@
 #include <string_view>
 
 #include "agent_channel.h"
+#include "data_wait.h"
 #include "out_of_memory.h"
 #include "progress.h"
 #include "run_folder.h"
@@ -40,9 +41,14 @@ using Clock = std::chrono::steady_clock;
 using Ddp = dist::DistributedDataParallel<models::Model>;
 
 /// Keys that say where and for how long a run goes on, not what it computes.
-constexpr std::array<std::string_view, 9> kKeysThatMayChange = {
-    "run_dir", "resume",          "overwrite", "epochs",      "threads",
-    "timeout", "connect_timeout", "backend",   "log_interval"};
+constexpr std::array<std::string_view, 13> kKeysThatMayChange = {
+    "run_dir",         "resume",
+    "overwrite",       "epochs",
+    "threads",         "timeout",
+    "connect_timeout", "backend",
+    "log_interval",    "loader.num_workers",
+    "loader.prefetch", "loader.pin_memory",
+    "loader.timeout"};
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -191,8 +197,7 @@ class Trainer {
         progress_(channel_),
         vote_(device_),
         normalization_(inputs.train_set->normalization()),
-        loader_(inputs.train_set, inputs.sampler,
-                {.batch_size = inputs.batch_size, .num_workers = data::kAutoWorkers}) {
+        loader_(inputs.train_set, inputs.sampler, loader_options()) {
     const std::string resumed = choose_folder_and_read_checkpoint();
     model_ = make_model(config_, *inputs_.train_set);
     memory_format_ = memory_format(config_, *model_);
@@ -230,6 +235,13 @@ class Trainer {
   double seconds() const { return position_.earlier_seconds + seconds_since(begin_); }
 
   // Beginning.
+
+  data::LoaderOptions loader_options() const {
+    data::LoaderOptions options = config_.loader.options(inputs_.batch_size);
+    // The loader would say on every rank where there is no GPU.
+    options.pin_memory = options.pin_memory && device_.is_cuda();
+    return options;
+  }
 
   /// The bytes of the checkpoint to go on from, the same on all ranks; empty: none.
   std::string choose_folder_and_read_checkpoint() {
@@ -333,6 +345,9 @@ class Trainer {
                  dist::world_size() == 1 ? "" : "s", inputs_.batch_size,
                  config_.sync_batchnorm ? "SyncBatchNorm" : "batch norm of each rank",
                  device_.is_cuda() ? "GPU" : "CPU");
+    if (config_.loader.pin_memory && !device_.is_cuda()) {
+      spdlog::warn("loader.pin_memory changes nothing: this run has no GPU");
+    }
     if (resumed) {
       spdlog::info("goes on from {} at epoch {}, step {}", resume_path_, position_.epoch + 1,
                    position_.step);
@@ -346,10 +361,12 @@ class Trainer {
   int train_epoch(EpochRecord& record) {
     ddp_->train();
     epoch_sums_ = {};
+    data_wait_.start_epoch();
     const auto begin = Clock::now();
     int signal = 0;
     const auto step = [&] {
       const auto batch = loader_.next();
+      if (batch) data_wait_.add(loader_.wait_seconds());
       if (batch) signal = train_step(*batch, record);
       return batch && signal == 0;
     };
@@ -365,6 +382,9 @@ class Trainer {
     record.step = position_.step;
     record.train_loss = epoch_sums_.samples > 0 ? epoch_sums_.loss / epoch_sums_.samples : 0;
     record.images_per_second = trained > 0 ? all.samples / trained : 0;
+    const DataWait::Means wait = longest(data_wait_.of_epoch(trained), device_);
+    record.data_wait_seconds = wait.seconds;
+    record.data_wait_share = wait.share;
     record.test_loss.reset();
     record.test_accuracy.reset();
     return signal;
@@ -374,7 +394,7 @@ class Trainer {
     record.lr = schedule_->lr(position_.step);
     ddp_->zero_grad();
     const at::Tensor logits = ddp_->forward(input_of(batch));
-    const at::Tensor loss = at::cross_entropy_loss(logits, batch.target.to(device_));
+    const at::Tensor loss = at::cross_entropy_loss(logits, on_device(batch.target));
     // Before the update, so that a loss that is not finite never reaches the parameters.
     const StepVote::Result vote = vote_.cast(StopSignals::received(), loss);
     const double value = loss.item<double>();
@@ -388,9 +408,14 @@ class Trainer {
     return vote.stop_signal;
   }
 
+  /// Pinned memory is copied from while the program goes on.
+  at::Tensor on_device(const at::Tensor& tensor) const {
+    return tensor.to(device_, /*non_blocking=*/config_.loader.pin_memory);
+  }
+
   /// Images on the device and as the network's filters lie in memory.
   at::Tensor input_of(const data::Batch& batch) const {
-    at::Tensor data = batch.data.to(device_);
+    at::Tensor data = on_device(batch.data);
     if (data.scalar_type() == at::kByte) data = data::normalize(data, normalization_);
     return data.dim() == 4 ? data.contiguous(memory_format_) : data;
   }
@@ -417,7 +442,8 @@ class Trainer {
         fmt::format("epoch {}/{}  loss {:.4f}", position_.epoch + 1, config_.epochs, loss));
     if (config_.log_interval > 0 && position_.step % config_.log_interval == 0) {
       progress_.clear();
-      spdlog::info("step {}/{}  loss {:.4f}", position_.step, total, loss);
+      spdlog::info("step {}/{}  loss {:.4f}  data wait {}", position_.step, total, loss,
+                   base::format_seconds(data_wait_.mean_since_last()));
     }
   }
 
@@ -430,13 +456,14 @@ class Trainer {
     model_->eval();
     auto sampler = std::make_shared<data::SequentialShardSampler>(inputs_.test_set->size(),
                                                                   dist::world_size(), dist::rank());
-    data::Loader loader(inputs_.test_set, std::move(sampler),
-                        {.batch_size = inputs_.batch_size, .num_workers = data::kAutoWorkers});
+    data::LoaderOptions options = loader_options();
+    options.drop_last = false;
+    data::Loader loader(inputs_.test_set, std::move(sampler), options);
     loader.start_epoch(0);
     Sums sums;
     while (const auto batch = loader.next()) {
       const at::Tensor logits = model_->forward(input_of(*batch));
-      const at::Tensor target = batch->target.to(device_);
+      const at::Tensor target = on_device(batch->target);
       sums.loss += at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum).item<double>();
       sums.correct += logits.argmax(1).eq(target).sum().item<double>();
       sums.samples += static_cast<double>(batch->size());
@@ -467,10 +494,12 @@ class Trainer {
       test = fmt::format("test accuracy {:6.2f} %  loss {:.4f}  ", 100 * *record.test_accuracy,
                          *record.test_loss);
     }
-    spdlog::info("epoch {:{}d}/{}  train loss {:.4f}  {}lr {:.3g}  {:.0f} images/s  {}",
-                 record.epoch, std::to_string(config_.epochs).size(), config_.epochs,
-                 record.train_loss, test, record.lr, record.images_per_second,
-                 base::format_seconds(record.seconds));
+    spdlog::info(
+        "epoch {:{}d}/{}  train loss {:.4f}  {}lr {:.3g}  {:.0f} images/s  "
+        "data wait {:.1f} %  {}",
+        record.epoch, std::to_string(config_.epochs).size(), config_.epochs, record.train_loss,
+        test, record.lr, record.images_per_second, 100 * record.data_wait_share,
+        base::format_seconds(record.seconds));
   }
 
   // Saving and ending.
@@ -553,6 +582,7 @@ class Trainer {
   bool continues_folder_ = false;
   bool continues_epoch_ = false;
   bool is_first_step_ = true;
+  DataWait data_wait_;
   Position position_;
   Sums epoch_sums_;
 };
@@ -578,6 +608,12 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
                                                          .num_replicas = world_size,
                                                          .rank = rank,
                                                          .seed = config.seed});
+  if (config.loader.drop_last && inputs.sampler->size() < inputs.batch_size) {
+    throw base::UserError(fmt::format(
+        "loader.drop_last: a rank has {} samples an epoch, less than one batch of {}, so there "
+        "would be nothing to train on; take a smaller batch or drop_last: false",
+        inputs.sampler->size(), inputs.batch_size));
+  }
   return inputs;
 }
 

@@ -11,19 +11,10 @@
 namespace syncbn::data {
 namespace {
 
+using detail::kBeyondRow;
 using detail::kWeightBits;
+using detail::pixel_loops;
 using detail::ResizeAxis;
-using detail::ResizeLoops;
-
-const ResizeLoops& loops() {
-  static const ResizeLoops chosen = [] {
-#ifdef SYNCBN_HAVE_AVX2
-    if (__builtin_cpu_supports("avx2")) return detail::avx2::resize_loops();
-#endif
-    return detail::baseline::resize_loops();
-  }();
-  return chosen;
-}
 
 /// Of values that are not negative: halves go up, as C's cast of value + 0.5 has it.
 int64_t rounded(double value) {
@@ -66,14 +57,34 @@ ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
   return axis;
 }
 
+/// The same sums with an equal and even number of weights for each output, some of them 0, which
+/// several can be taken at once of. `axis` itself where the input is too small for that.
+ResizeAxis evened_out(const ResizeAxis& axis, int64_t in_size) {
+  const int32_t most = *std::ranges::max_element(axis.count);
+  const int32_t count = most + most % 2;
+  if (count > in_size) return axis;
+  ResizeAxis even{.taps = count,
+                  .first = axis.first,
+                  .count = std::vector<int32_t>(axis.count.size(), count),
+                  .weights = std::vector<int32_t>(axis.count.size() * static_cast<size_t>(count)),
+                  .is_even = true};
+  for (size_t i = 0; i < even.first.size(); ++i) {
+    even.first[i] = std::min(axis.first[i], static_cast<int32_t>(in_size) - count);
+    const int32_t* weights = axis.weights.data() + static_cast<int64_t>(i) * axis.taps;
+    const int64_t place = static_cast<int64_t>(i) * count + axis.first[i] - even.first[i];
+    std::copy_n(weights, axis.count[i], even.weights.data() + place);
+  }
+  return even;
+}
+
 Image resize_rows(const Image& image, int64_t width) {
-  const ResizeAxis axis = make_axis(image.width, width);
-  const auto row = image.channels == 3 ? loops().rgb_row : loops().grey_row;
+  const ResizeAxis axis = evened_out(make_axis(image.width, width), image.width);
+  const auto row = image.channels == 3 ? pixel_loops().rgb_row : pixel_loops().grey_row;
   Image out(width, image.height, image.channels);
   for (int64_t y = 0; y + 1 < image.height; ++y) row(image.row(y), out.row(y), width, axis);
-  // The last row, of which the loop reads a byte too much, from a place that has it.
+  // The last row, of which the loop reads too much, from a place that has it.
   const int64_t last = image.height - 1;
-  std::vector<uint8_t> copy(static_cast<size_t>(image.row_bytes() + 1));
+  std::vector<uint8_t> copy(static_cast<size_t>(image.row_bytes() + kBeyondRow));
   std::copy_n(image.row(last), image.row_bytes(), copy.data());
   row(copy.data(), out.row(last), width, axis);
   return out;
@@ -84,8 +95,8 @@ Image resize_columns(const Image& image, int64_t height) {
   Image out(image.width, height, image.channels);
   for (int64_t y = 0; y < height; ++y) {
     const auto at = static_cast<size_t>(y);
-    loops().column(image.row(axis.first[at]), out.row(y), image.row_bytes(),
-                   axis.weights.data() + y * axis.taps, axis.count[at]);
+    pixel_loops().column(image.row(axis.first[at]), out.row(y), image.row_bytes(),
+                         axis.weights.data() + y * axis.taps, axis.count[at]);
   }
   return out;
 }
@@ -109,6 +120,16 @@ std::vector<int64_t> nearest_places(int64_t in_size, int64_t out_size) {
 }
 
 }  // namespace
+
+const detail::PixelLoops& detail::pixel_loops() {
+  static const PixelLoops chosen = [] {
+#ifdef SYNCBN_HAVE_AVX2
+    if (__builtin_cpu_supports("avx2")) return avx2::pixel_loops();
+#endif
+    return baseline::pixel_loops();
+  }();
+  return chosen;
+}
 
 Image resize(const Image& image, int64_t width, int64_t height) {
   check_target(image, width, height);

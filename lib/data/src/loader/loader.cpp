@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <mutex>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -56,6 +57,15 @@ void check(const LoaderOptions& options) {
   }
 }
 
+/// Whether batches are to be in pinned memory; says where that is asked for in vain.
+bool pins_memory(const LoaderOptions& options) {
+  if (!options.pin_memory) return false;
+  if (at::hasCUDA()) return true;
+  static std::once_flag said;
+  std::call_once(said, [] { spdlog::warn("pin_memory changes nothing: there is no GPU"); });
+  return false;
+}
+
 /// Whether only `tensor` itself holds its memory.
 bool is_free(const at::Tensor& tensor) {
   return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
@@ -102,6 +112,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> 
       sampler_(std::move(sampler)),
       options_(options),
       batch_size_(choose_batch_size(options, sampler_->num_replicas())),
+      pins_(pins_memory(options)),
       maker_(std::make_shared<const detail::BatchMaker>(dataset_)) {
   check(options);
   if (options.shuffle) {
@@ -172,9 +183,8 @@ void Loader::schedule(int64_t batches) {
 
 /// Memory for a batch: that of one that nobody holds any more, or new.
 Batch Loader::free_slot() {
-  const bool pins = options_.pin_memory && at::hasCUDA();
   // Pinned memory is kept by torch, which knows when the GPU has read it; we do not.
-  if (pins) return maker_->samples()->allocate(batch_size_, /*pin_memory=*/true);
+  if (pins_) return maker_->samples()->allocate(batch_size_, /*pin_memory=*/true);
   for (const Batch& slot : slots_) {
     if (is_free(slot.data) && is_free(slot.target)) return slot;
   }
@@ -191,7 +201,7 @@ std::optional<Batch> Loader::next() {
   pending_.pop_front();
   position_ += std::ssize(pending->indices);
   if (pool_) schedule(options_.prefetch);
-  Batch batch = take(*pending);
+  Batch batch = pinned(take(*pending));
   wait_seconds_ = seconds_since(begin);
   return batch;
 }
@@ -233,6 +243,12 @@ Batch Loader::take(PendingBatch& pending) {
     }
   }
   return pending.faults.empty() ? pending.slot : without_faults(pending);
+}
+
+/// Batches that were not made in pinned memory, copied to it where it is wanted.
+Batch Loader::pinned(Batch batch) const {
+  if (!pins_ || batch.data.is_pinned()) return batch;
+  return {batch.data.pin_memory(), batch.target.pin_memory()};
 }
 
 /// The samples that were made, in memory of their own.

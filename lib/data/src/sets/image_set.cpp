@@ -7,6 +7,8 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
 
+#include "image/resize_kernels.h"
+
 namespace syncbn::data::detail {
 namespace {
 
@@ -75,6 +77,10 @@ void ImageSet::put(const Image& image, std::span<uint8_t> out) const {
     throw base::InternalError(
         fmt::format("transforms made {} x {} x {} of what was to be {} x {} x {}", image.channels,
                     image.height, image.width, channels_, size_.height, size_.width));
+  }
+  if (channels_ == 3) {
+    pixel_loops().rgb_planes(image.pixels.data(), image.width * image.height, out.data());
+    return;
   }
   uint8_t* to = out.data();
   for (int64_t c = 0; c < channels_; ++c) {

@@ -48,6 +48,12 @@ struct FieldInfo {
   std::vector<std::pair<std::string, std::string>> alternatives;
 };
 
+/// A value, or `auto`: the program chooses.
+template <class T>
+struct OrAuto {
+  std::optional<T> value;  ///< nothing: auto
+};
+
 /// What to add to a message about an unknown key; empty: nothing is known about it.
 using Hint = std::function<std::string(const std::string& key)>;
 
@@ -55,7 +61,7 @@ template <class T>
 class Schema;
 
 /// How a type is read and written. Specialised for bool, integers, floating point, text,
-/// std::optional, std::vector, described structs and Component.
+/// std::optional, OrAuto, std::vector, described structs and Component.
 template <class T>
 struct Codec;
 
@@ -175,6 +181,28 @@ struct Codec<std::optional<T>> {
 };
 
 template <class T>
+struct Codec<OrAuto<T>> {
+  static std::string type_name() { return Codec<T>::type_name() + " or auto"; }
+  static bool read(const Value& value, OrAuto<T>& out, const std::string& path, Faults& faults) {
+    if (value.kind == Value::Kind::kScalar && value.scalar == kAuto) return out = {}, true;
+    T inner{};
+    Faults of_value;
+    if (!Codec<T>::read(value, inner, path, of_value)) {
+      detail::wrong_type(value, path, fmt::format("one {}", type_name()), faults);
+      return false;
+    }
+    out.value = std::move(inner);
+    return true;
+  }
+  static Value write(const OrAuto<T>& in) {
+    return in.value ? Codec<T>::write(*in.value) : Value::of_scalar(kAuto);
+  }
+
+ private:
+  static constexpr const char* kAuto = "auto";
+};
+
+template <class T>
 struct Codec<std::vector<T>> {
   static std::string type_name() { return "list of " + Codec<T>::type_name(); }
   static bool read(const Value& value, std::vector<T>& out, const std::string& path,
@@ -281,6 +309,11 @@ class Rules {
   bool check(const std::optional<X>& value, const Mark& mark, const std::string& path,
              Faults& faults) const {
     return !value || check(*value, mark, path, faults);
+  }
+  template <class X>
+  bool check(const OrAuto<X>& value, const Mark& mark, const std::string& path,
+             Faults& faults) const {
+    return check(value.value, mark, path, faults);
   }
   template <class X>
   bool check(const std::vector<X>& values, const Mark& mark, const std::string& path,

@@ -37,7 +37,8 @@ struct LoaderOptions {
   int num_workers = 0;
   /// Batches that are made ahead, at most.
   int64_t prefetch = 2;
-  /// Batches in memory that a GPU copies from directly; without CUDA it changes nothing.
+  /// Batches in memory that a GPU copies from directly. Without a GPU it changes nothing, which is
+  /// said once in a process.
   bool pin_memory = false;
   /// How long next() waits for a batch; 0: as long as it takes.
   std::chrono::milliseconds timeout{0};
@@ -113,12 +114,14 @@ class Loader {
   Batch free_slot();
   void finish(detail::PendingBatch& pending);
   Batch take(detail::PendingBatch& pending);
+  Batch pinned(Batch batch) const;
   Batch without_faults(detail::PendingBatch& pending);
 
   std::shared_ptr<const Dataset> dataset_;
   std::shared_ptr<Sampler> sampler_;
   LoaderOptions options_;
   int64_t batch_size_;
+  bool pins_;
   std::vector<int64_t> order_;
   int64_t position_ = 0;   ///< samples that were given
   int64_t scheduled_ = 0;  ///< samples that are on their way or were given

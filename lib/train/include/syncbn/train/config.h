@@ -6,6 +6,7 @@
 
 #include <syncbn/config/schema.h>
 #include <syncbn/data/dataset.h>
+#include <syncbn/data/loader.h>
 #include <syncbn/data/sampler.h>
 #include <syncbn/models/model.h>
 #include <syncbn/train/optimizer.h>
@@ -23,6 +24,21 @@ struct DdpConfig {
   static void describe(config::Schema<DdpConfig>& schema);
 };
 
+/// The section `loader`: the same names and defaults as data::LoaderOptions, but for num_workers.
+struct LoaderConfig {
+  config::OrAuto<int64_t> num_workers;
+  int64_t prefetch = 2;
+  bool pin_memory = false;
+  bool drop_last = false;
+  double timeout = 0;
+  std::string on_error = "raise";
+  double error_budget = 0.05;
+
+  static void describe(config::Schema<LoaderConfig>& schema);
+
+  data::LoaderOptions options(int64_t batch_size) const;
+};
+
 /// A run, as a YAML file and the command line describe it; docs/config.md is made from it.
 struct Config {
   int64_t seed = 0;
@@ -34,6 +50,7 @@ struct Config {
   std::string memory_format = "auto";
   config::Component<data::DatasetKind> data;
   config::Component<data::SamplerKind> sampler{"distributed"};
+  LoaderConfig loader;
   config::Component<OptimizerKind> optimizer{"sgd"};
   config::Component<ScheduleKind> schedule{"constant"};
   DdpConfig ddp;

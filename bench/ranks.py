@@ -1,11 +1,8 @@
-"""Jobs of several ranks that take turns on one machine, and what their times say. For the run.py of
-bench/ddp and bench/syncbn."""
+"""Jobs of several ranks that do what they are asked for. For the run.py of bench/ddp and bench/syncbn."""
 
 import json
-import math
 import os
 import socket
-import statistics
 import subprocess
 import sys
 
@@ -44,25 +41,3 @@ class Job:
             process.stdin.close()
         for process in self.ranks:
             process.wait()
-
-
-def median_and_interval(values):
-    """The interval holds the median with at least 95 %, where there are enough values for that."""
-    values = sorted(values)
-    count, outside = len(values), 0
-    for below in range(count // 2):
-        tail = 2 * sum(math.comb(count, k) for k in range(below + 1)) / 2**count
-        if tail > 0.05:
-            break
-        outside = below
-    return statistics.median(values), values[outside], values[count - 1 - outside]
-
-
-def by_turns(jobs, pairs, *words):
-    """Answers of ours and of theirs; who is first changes from pair to pair."""
-    answers = []
-    for pair in range(pairs):
-        order = jobs if pair % 2 == 0 else jobs[::-1]
-        both = [job.ask(*words) for job in order]
-        answers.append(both if pair % 2 == 0 else both[::-1])
-    return answers

@@ -1,0 +1,29 @@
+"""Two things timed by turns, which a machine that gets slower and faster hits alike."""
+
+import math
+import pathlib
+import statistics
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def median_and_interval(values):
+    """The interval holds the median with at least 95 %, where there are enough values for that."""
+    values = sorted(values)
+    count, outside = len(values), 0
+    for below in range(count // 2):
+        tail = 2 * sum(math.comb(count, k) for k in range(below + 1)) / 2**count
+        if tail > 0.05:
+            break
+        outside = below
+    return statistics.median(values), values[outside], values[count - 1 - outside]
+
+
+def by_turns(jobs, pairs, *words):
+    """Answers of ours and of theirs; who is first changes from pair to pair."""
+    answers = []
+    for pair in range(pairs):
+        order = jobs if pair % 2 == 0 else jobs[::-1]
+        both = [job.ask(*words) for job in order]
+        answers.append(both if pair % 2 == 0 else both[::-1])
+    return answers

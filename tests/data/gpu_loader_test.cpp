@@ -1,0 +1,48 @@
+// Run on a machine with a GPU: ctest -L gpu.
+#include <gtest/gtest.h>
+#include <syncbn/data/loader.h>
+#include <syncbn/data/synthetic.h>
+#include <syncbn/dist/process_group.h>
+
+#include <memory>
+
+#include "data/noise.h"
+#include "dist/gpus.h"
+#include "support/multiproc.h"
+#include "support/skip.h"
+
+namespace syncbn::data {
+namespace {
+
+/// All batches of an epoch on the GPU, and that they came from pinned memory.
+void expect_pinned_and_the_same(const std::shared_ptr<const Dataset>& dataset) {
+  LoaderOptions options{.batch_size = 4, .num_workers = 2};
+  Loader plain(dataset, options);
+  options.pin_memory = true;
+  Loader pinned(dataset, options);
+  for (Loader* loader : {&plain, &pinned}) loader->start_epoch(0);
+  while (const auto batch = pinned.next()) {
+    EXPECT_TRUE(batch->data.is_pinned());
+    EXPECT_TRUE(batch->target.is_pinned());
+    const auto expected = plain.next();
+    const auto on_gpu = [](const at::Tensor& tensor) {
+      return tensor.to(dist::device(), /*non_blocking=*/true);
+    };
+    EXPECT_TRUE(on_gpu(batch->data).cpu().equal(expected->data));
+    EXPECT_TRUE(on_gpu(batch->target).cpu().equal(expected->target));
+  }
+}
+
+TEST(GpuLoaderTest, BatchesLieInPinnedMemoryAndAreTheSame) {
+  SYNCBN_SKIP_UNLESS(test::gpus() > 0, "gpu");
+  test::run_ranks(1, [](int) {
+    dist::init_process_group();
+    expect_pinned_and_the_same(std::make_shared<test::Noise>(30));
+    expect_pinned_and_the_same(
+        make_synthetic({.size = 30, .channels = 1, .height = 4, .width = 4}, Split::kTrain));
+    dist::destroy_process_group();
+  });
+}
+
+}  // namespace
+}  // namespace syncbn::data
