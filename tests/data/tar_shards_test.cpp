@@ -54,6 +54,7 @@ class TarShardsTest : public ::testing::Test {
   std::shared_ptr<const Dataset> load(const std::string& pattern) const {
     TarShardsOptions options;
     options.train = folder_ / pattern;
+    options.cache_dir = folder_ / "cache";
     options.classes = 10;
     options.transforms = {test::component("center_crop", {{"size", "8"}})};
     return load_tar_shards(options, Split::kTrain);
