@@ -78,7 +78,8 @@ void run_rank(int rank, const Size& size, const std::filesystem::path& folder, S
   const uint64_t before = kilobytes_field("/proc/self/smaps_rollup", "Pss");
   const auto begin = Clock::now();
   const FolderIndex index(open_index(
-      {.key = "index_memory",
+      {.name = "index_memory",
+       .key = "made-up names",
        .is_current = [](const MappedIndex&) { return true; },
        .build =
            [&](IndexWriter& out) {

@@ -32,7 +32,8 @@ class IndexCacheTest : public ::testing::Test {
  protected:
   /// An index that says `content_`, and is current as long as it does.
   IndexSource source() {
-    return {.key = "test set",
+    return {.name = "test set",
+            .key = "key",
             .is_current = [this](const MappedIndex& index) { return index.text(1) == content_; },
             .build = [this](IndexWriter& out) -> uint64_t {
               ++builds_;

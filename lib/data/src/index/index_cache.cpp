@@ -50,7 +50,7 @@ std::string file_name_of(const std::string& key) {
 class BuildLock {
  public:
   /// @throws base::UnavailableError when another process still has it at the end of the timeout.
-  BuildLock(const fs::path& path, const std::string& key, std::chrono::milliseconds timeout)
+  BuildLock(const fs::path& path, const std::string& name, std::chrono::milliseconds timeout)
       : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
     const auto deadline = Clock::now() + timeout;
     while (is_taken()) {
@@ -58,7 +58,7 @@ class BuildLock {
         throw base::UnavailableError(fmt::format(
             "waited {} for process {}, which builds the index of '{}'; if it hangs, end it, "
             "otherwise start again when it is done",
-            base::format_seconds(std::chrono::duration<double>(timeout).count()), holder(), key));
+            base::format_seconds(std::chrono::duration<double>(timeout).count()), holder(), name));
       }
       std::this_thread::sleep_for(kPoll);
     }
@@ -109,7 +109,7 @@ class CachedIndex {
       return in_memory(error.what());
     }
     if (!is_first_) wait_for_the_first();
-    const BuildLock lock(path_.string() + ".lock", source_.key, options_.timeout);
+    const BuildLock lock(path_.string() + ".lock", source_.name, options_.timeout);
     if (auto index = current()) return std::move(*index);
     return built();
   }
@@ -160,7 +160,7 @@ class CachedIndex {
     if (is_first_) {
       spdlog::warn(
           "the index of '{}' is kept in each process's memory, since no file can be written: {}",
-          source_.key, why);
+          source_.name, why);
     }
     const base::UniqueFd file(::memfd_create("syncbn-index", MFD_CLOEXEC));
     if (!file) base::throw_errno("cannot make an index in memory");
@@ -176,7 +176,7 @@ class CachedIndex {
     writer.finish(source_.build(writer));
     const std::chrono::duration<double> took = Clock::now() - begin;
     if (took > std::chrono::seconds(1)) {
-      spdlog::info("built the index of '{}' in {}", source_.key,
+      spdlog::info("built the index of '{}' in {}", source_.name,
                    base::format_seconds(took.count()));
     }
   }

@@ -11,6 +11,7 @@ namespace syncbn::data::detail {
 
 /// What an index is of, and how it is made.
 struct IndexSource {
+  std::string name;  ///< for messages
   /// "image_folder /data/train": another one of this host has another key.
   std::string key;
   /// Whether the data are still those that the index was made of.

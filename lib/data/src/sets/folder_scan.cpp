@@ -167,7 +167,8 @@ bool has_image_extension(std::string_view name) {
 FolderIndex index_class_folders(const fs::path& root, const IndexCacheOptions& cache) {
   const auto path_of = [&](size_t, std::string_view name) { return root / name; };
   return FolderIndex(open_index(
-      {.key = "image_folder " + real_name(root),
+      {.name = root.string(),
+       .key = "image_folder " + real_name(root),
        .is_current =
            [&](const MappedIndex& index) { return folders_are_unchanged(index, path_of); },
        .build = [&](IndexWriter& out) { return write_class_folders(root, out); }},
@@ -180,7 +181,8 @@ FolderIndex index_pairs(const fs::path& images, const fs::path& masks,
     return folder == 0 ? images : masks;
   };
   return FolderIndex(open_index(
-      {.key = fmt::format("segmentation_folder {} {}", real_name(images), real_name(masks)),
+      {.name = images.string(),
+       .key = fmt::format("segmentation_folder {} {}", real_name(images), real_name(masks)),
        .is_current =
            [&](const MappedIndex& index) { return folders_are_unchanged(index, path_of); },
        .build = [&](IndexWriter& out) { return write_pairs(images, masks, out); }},
