@@ -60,15 +60,18 @@ void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int6
   }
 }
 
-void read_ahead(const base::UniqueFd& file, int64_t begin, int64_t bytes) {
+void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size) {
   // The kernel cuts a request off at its read-ahead window, of which this is the default.
   constexpr int64_t kPiece = 128 << 10;
-  const int64_t end = begin + bytes;
-  for (int64_t offset = begin; offset < end; offset += kPiece) {
-    const int64_t size = std::min(kPiece, end - offset);
+  constexpr int64_t kBlock = 8 * kPiece;
+  const int64_t end = offset + size;
+  for (int64_t block = offset; block < end; block += kBlock) {
+    const int64_t block_end = std::min(block + kBlock, end);
     // Looking at one byte is quicker than letting the kernel look at each page of what is there.
-    if (is_cached(file, offset + size - 1)) continue;
-    ::posix_fadvise(file.get(), offset, size, POSIX_FADV_WILLNEED);
+    if (is_cached(file, block_end - 1)) continue;
+    for (int64_t at = block; at < block_end; at += kPiece) {
+      ::posix_fadvise(file.get(), at, std::min(kPiece, block_end - at), POSIX_FADV_WILLNEED);
+    }
   }
 }
 
