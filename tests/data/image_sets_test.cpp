@@ -218,6 +218,7 @@ class ImageFolderTest : public ::testing::Test {
     ImageFolderOptions made;
     made.train = folder_ / "train";
     made.test = folder_ / "test";
+    made.cache_dir = folder_ / "cache";
     made.transforms = made.test_transforms = kEightByEight;
     return made;
   }
@@ -327,6 +328,7 @@ class SegmentationFolderTest : public ::testing::Test {
     SegmentationFolderOptions made;
     made.train_images = folder_ / "images";
     made.train_masks = folder_ / "masks";
+    made.cache_dir = folder_ / "cache";
     made.classes = classes;
     made.transforms = {component("random_horizontal_flip", {{"p", "1"}}),
                        component("center_crop", {{"size", "7"}})};

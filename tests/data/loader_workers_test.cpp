@@ -104,6 +104,7 @@ TEST(LoaderWorkersTest, DecodedAndAugmentedFilesAreTheSameBytesToo) {
   }
   ImageFolderOptions options;
   options.train = folder / "train";
+  options.cache_dir = folder / "cache";
   options.transforms = {test::component("random_resized_crop", {{"size", "16"}}),
                         test::component("random_horizontal_flip"), test::component("rand_augment")};
   const auto dataset = load_image_folder(options, Split::kTrain);

@@ -79,6 +79,18 @@ def exif(orientation):
     return data.tobytes()
 
 
+def exif_without_orientation():
+    data = Image.Exif()
+    data[0x010F] = "maker"
+    return data.tobytes()
+
+
+def with_xmp(jpeg, xmp):
+    """XMP data in a segment of its own, behind the first two bytes."""
+    data = b"http://ns.adobe.com/xap/1.0/\0" + xmp.encode()
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data + jpeg[2:]
+
+
 def files():
     rgb = picture(53, 37)
     random = np.random.default_rng(1)
@@ -93,6 +105,18 @@ def files():
     for orientation in range(1, 9):
         yield f"exif_{orientation}.jpg", jpeg(picture(21, 13), exif=exif(orientation))
     yield "exif_6.png", png(picture(7, 5), 8, 2, chunk(b"eXIf", exif(6)[6:]))
+    small = picture(21, 13)
+    yield "xmp_6.jpg", with_xmp(jpeg(small), '<a tiff:Orientation="6"/>')
+    yield "xmp_8.jpg", with_xmp(jpeg(small), "<tiff:Orientation>8</tiff:Orientation>")
+    # What Pillow takes for none: a name without a digit; then it goes on to the next.
+    yield "xmp_second.jpg", with_xmp(jpeg(small), 'tiff:Orientation=6 tiff:Orientation="x" tiff:Orientation="3"')
+    yield "xmp_9.jpg", with_xmp(jpeg(small), '<a tiff:Orientation="9"/>')
+    yield "xmp_6_exif_3.jpg", with_xmp(jpeg(small, exif=exif(3)), '<a tiff:Orientation="6"/>')
+    yield "xmp_6_exif_9.jpg", with_xmp(jpeg(small, exif=exif(9)), '<a tiff:Orientation="6"/>')
+    yield "xmp_6_exif_silent.jpg", with_xmp(jpeg(small, exif=exif_without_orientation()), '<a tiff:Orientation="6"/>')
+    xmp = b"XML:com.adobe.xmp\0\0\0\0\0" + b'<a tiff:Orientation="6"/>'
+    yield "xmp_6.png", png(picture(7, 5), 8, 2, chunk(b"iTXt", xmp))
+    yield "xmp_6_exif_3.png", png(picture(7, 5), 8, 2, chunk(b"eXIf", exif(3)[6:]) + chunk(b"iTXt", xmp))
     yield "png_named.JPEG", png(picture(9, 8), 8, 2)
     yield "jpeg_named.png", jpeg(picture(9, 8))
     colors = random.integers(0, 256, (200, 3)).astype(np.uint8)

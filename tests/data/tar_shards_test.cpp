@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -12,10 +14,15 @@
 #include <syncbn/base/error.h>
 #include <syncbn/data/image_ops.h>
 #include <syncbn/data/image_sets.h>
+#include <syncbn/data/loader.h>
+#include <syncbn/data/shard_sampler.h>
 
 #include "data/components.h"
 #include "data/images.h"
+#include "index/file_stamp.h"
+#include "sets/file_bytes.h"
 #include "sets/shard_names.h"
+#include "sets/tar_index.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/temp_folder.h"
@@ -54,6 +61,7 @@ class TarShardsTest : public ::testing::Test {
   std::shared_ptr<const Dataset> load(const std::string& pattern) const {
     TarShardsOptions options;
     options.train = folder_ / pattern;
+    options.cache_dir = folder_ / "cache";
     options.classes = 10;
     options.transforms = {test::component("center_crop", {{"size", "8"}})};
     return load_tar_shards(options, Split::kTrain);
@@ -61,6 +69,11 @@ class TarShardsTest : public ::testing::Test {
   std::shared_ptr<const Dataset> load_bytes(const std::string& bytes) const {
     folder_.write("a.tar", bytes);
     return load("a.tar");
+  }
+  /// Reads the headers, without an index.
+  void scan(const std::string& bytes) const {
+    const std::string path = folder_.write("b.tar", bytes);
+    detail::for_each_tar_member(detail::open_file(path), path, [](const detail::TarMember&) {});
   }
 
   const std::string image_ = base::read_file(test::kImages / "png_rgb8.png");
@@ -148,7 +161,7 @@ TEST_F(TarShardsTest, RefusesDamagedArchives) {
     if (at == 155) continue;  // behind the end of the sum itself
     std::string changed = whole;
     changed[at] = static_cast<char>(changed[at] ^ 0x41);
-    EXPECT_THROW(load_bytes(changed), base::UserError) << at;
+    EXPECT_THROW(scan(changed), base::UserError) << at;
   }
 }
 
@@ -156,6 +169,103 @@ TEST_F(TarShardsTest, NamesTheShardOfADamagedImage) {
   const auto set = load_bytes(member("1.jpg", "no image") + member("1.cls", "1") + kEnd);
   EXPECT_THAT([&] { set->get_batch(std::vector<int64_t>{0}); },
               refuses("a.tar at byte 512", "neither JPEG nor PNG"));
+}
+
+TEST_F(TarShardsTest, IndexIsMadeOnceAndAnewWhenAShardChanges) {
+  const auto index_files = [&] {
+    std::vector<detail::FileStamp> stamps;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / "cache")) {
+      if (entry.path().extension() == ".index") stamps.push_back(detail::stamp_of(entry.path()));
+    }
+    return stamps;
+  };
+  const std::string first = member("1.jpg", image_) + member("1.cls", "1");
+  const auto before = load_bytes(first + kEnd);
+  const auto files = index_files();
+  EXPECT_EQ(load("a.tar")->fingerprint(), before->fingerprint());
+  EXPECT_EQ(index_files(), files);
+  EXPECT_EQ(files.size(), 1U);
+  const auto after = load_bytes(first + member("2.jpg", image_) + member("2.cls", "2") + kEnd);
+  EXPECT_THAT(after->labels(), ElementsAre(1, 2));
+  EXPECT_NE(after->fingerprint(), before->fingerprint());
+  // The same members at the same places, with another label.
+  EXPECT_THAT(load_bytes(member("1.jpg", image_) + member("1.cls", "3") + kEnd)->labels(),
+              ElementsAre(3));
+  std::filesystem::remove(folder_ / "a.tar");
+  EXPECT_THAT([&] { load("a.tar"); }, refuses("a.tar", "No such file"));
+}
+
+/// All bytes that a rank gets from where its loader is to the end of the epoch, batch by batch.
+std::vector<std::string> rest_of_epoch(Loader& loader) {
+  std::vector<std::string> all;
+  while (const auto batch = loader.next()) {
+    all.emplace_back(static_cast<const char*>(batch->data.const_data_ptr()), batch->data.nbytes());
+    for (int64_t i = 0; i < batch->size(); ++i) {
+      all.back() += fmt::format(" {}", batch->target[i].item<int64_t>());
+    }
+  }
+  return all;
+}
+
+class StreamedShardsTest : public TarShardsTest {
+ protected:
+  StreamedShardsTest() {
+    const std::string other = base::read_file(test::kImages / "jpeg_444.jpg");
+    for (int shard = 0; shard < 6; ++shard) {
+      std::string bytes;
+      for (int i = 0; i < 8 + shard % 3; ++i) {
+        bytes += member(fmt::format("{}.jpg", i), i % 2 == 0 ? image_ : other) +
+                 member(fmt::format("{}.cls", i), fmt::format("{}", (shard + i) % 10));
+      }
+      folder_.write(fmt::format("s-{}.tar", shard), bytes + kEnd);
+    }
+    set_ = load("s-{0..5}.tar");
+  }
+  Loader loader(LoaderOptions options, int num_replicas = 1, int rank = 0) const {
+    return {set_,
+            std::make_shared<ShardSampler>(set_->shard_ends(),
+                                           ShardSamplerOptions{.num_replicas = num_replicas,
+                                                               .rank = rank,
+                                                               .seed = 5,
+                                                               .buffer_size = 12,
+                                                               .streams = 4}),
+            options};
+  }
+
+  std::shared_ptr<const Dataset> set_;
+};
+
+TEST_F(StreamedShardsTest, KnowsWhereItsShardsEnd) {
+  EXPECT_THAT(set_->shard_ends(), ElementsAre(8, 17, 27, 35, 44, 54));
+}
+
+TEST_F(StreamedShardsTest, BatchesAreTheSameBytesForAnyNumberOfWorkers) {
+  std::vector<std::string> expected;
+  for (const int workers : {0, 1, 4, 13}) {
+    Loader streaming = loader({.batch_size = 5, .num_workers = workers});
+    streaming.start_epoch(2);
+    const auto bytes = rest_of_epoch(streaming);
+    EXPECT_EQ(bytes.size(), 11U);
+    if (expected.empty()) expected = bytes;
+    EXPECT_EQ(bytes, expected) << workers << " workers";
+    streaming.start_epoch(3);
+    EXPECT_NE(rest_of_epoch(streaming), expected);
+  }
+}
+
+TEST_F(StreamedShardsTest, GoesOnInTheMiddleOfAnEpochOnAnotherNumberOfRanks) {
+  // Three steps of two ranks, then the rest of the steps on one rank with as large a global batch.
+  Loader first = loader({.batch_size = 3}, 2, 0);
+  Loader second = loader({.batch_size = 3}, 2, 1);
+  Loader alone = loader({.batch_size = 6});
+  for (Loader* each : {&first, &second, &alone}) {
+    each->start_epoch(1);
+    for (int step = 0; step < 3; ++step) each->next();
+  }
+  Loader resumed = loader({.batch_size = 6, .num_workers = 2});
+  resumed.resume(first.state());
+  EXPECT_EQ(second.state().consumed, first.state().consumed);
+  EXPECT_EQ(rest_of_epoch(resumed), rest_of_epoch(alone));
 }
 
 TEST(ShardNamesTest, SpellOutBraces) {

@@ -47,6 +47,7 @@ data:
   type: image_folder
   train: train
   test: test
+  cache_dir: cache
   transforms:
     - {type: random_resized_crop, size: 8}
     - {type: random_horizontal_flip}

@@ -15,9 +15,7 @@ DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOpt
     : dataset_size_(size), options_(options) {
   check_rank(options.num_replicas, options.rank);
   if (size < 0) throw base::UserError(fmt::format("a data set cannot have {} samples", size));
-  // With drop_last PyTorch says ceil((N - W) / W) for an uneven N, which is floor(N / W).
-  const int64_t replicas = options.num_replicas;
-  num_samples_ = options.drop_last ? size / replicas : size / replicas + (size % replicas != 0);
+  num_samples_ = share_of(size, options.num_replicas, options.drop_last);
 }
 
 std::vector<int64_t> DistributedSampler::indices() const {
@@ -34,13 +32,7 @@ std::vector<int64_t> DistributedSampler::indices() const {
     order.resize(static_cast<size_t>(dataset_size_));
     std::iota(order.begin(), order.end(), 0);
   }
-  std::vector<int64_t> mine;
-  mine.reserve(static_cast<size_t>(num_samples_));
-  for (int64_t i = 0; i < num_samples_; ++i) {
-    const int64_t place = options_.rank + i * options_.num_replicas;
-    mine.push_back(order[static_cast<size_t>(place % dataset_size_)]);  // padding: from the front
-  }
-  return mine;
+  return deal(order, options_.num_replicas, options_.rank, num_samples_);
 }
 
 }  // namespace syncbn::data

@@ -17,6 +17,21 @@ std::vector<int64_t> permutation(int64_t size, int64_t seed, int64_t epoch) {
   return {first, first + size};
 }
 
+int64_t share_of(int64_t size, int num_replicas, bool drop_last) {
+  // With drop_last PyTorch says ceil((N - W) / W) for an uneven N, which is floor(N / W).
+  return size / num_replicas + (!drop_last && size % num_replicas != 0 ? 1 : 0);
+}
+
+std::vector<int64_t> deal(std::span<const int64_t> list, int num_replicas, int rank,
+                          int64_t count) {
+  std::vector<int64_t> mine;
+  mine.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    mine.push_back(list[static_cast<size_t>((rank + i * num_replicas) % std::ssize(list))]);
+  }
+  return mine;
+}
+
 void check_rank(int num_replicas, int rank) {
   if (num_replicas >= 1 && rank >= 0 && rank < num_replicas) return;
   throw base::UserError(fmt::format(

@@ -52,7 +52,7 @@ WeightedSampler::WeightedSampler(std::vector<double> weights, const WeightedSamp
 }
 
 int64_t WeightedSampler::size() const {
-  return (options_.num_samples + options_.num_replicas - 1) / options_.num_replicas;
+  return share_of(options_.num_samples, options_.num_replicas, /*drop_last=*/false);
 }
 
 std::vector<int64_t> WeightedSampler::indices() const {
@@ -62,12 +62,8 @@ std::vector<int64_t> WeightedSampler::indices() const {
       at::multinomial(at::tensor(weights_, at::kDouble), options_.num_samples, options_.replacement,
                       at::detail::createCPUGenerator(sum));
   const auto* order = drawn.const_data_ptr<int64_t>();
-  std::vector<int64_t> mine;
-  mine.reserve(static_cast<size_t>(size()));
-  for (int64_t i = 0; i < size(); ++i) {
-    mine.push_back(order[(options_.rank + i * options_.num_replicas) % options_.num_samples]);
-  }
-  return mine;
+  return deal({order, static_cast<size_t>(options_.num_samples)}, options_.num_replicas,
+              options_.rank, size());
 }
 
 }  // namespace syncbn::data

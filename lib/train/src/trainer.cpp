@@ -603,11 +603,13 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
         "data: type {} has labels of pixels, and train classifies whole images; use another type",
         config.data.type()));
   }
-  inputs.sampler = config.sampler.make(data::SamplerArgs{.size = inputs.train_set->size(),
-                                                         .labels = inputs.train_set->labels(),
-                                                         .num_replicas = world_size,
-                                                         .rank = rank,
-                                                         .seed = config.seed});
+  inputs.sampler =
+      config.sampler.make(data::SamplerArgs{.size = inputs.train_set->size(),
+                                            .labels = inputs.train_set->labels(),
+                                            .num_replicas = world_size,
+                                            .rank = rank,
+                                            .seed = config.seed,
+                                            .shard_ends = inputs.train_set->shard_ends()});
   if (config.loader.drop_last && inputs.sampler->size() < inputs.batch_size) {
     throw base::UserError(fmt::format(
         "loader.drop_last: a rank has {} samples an epoch, less than one batch of {}, so there "

@@ -46,21 +46,42 @@ Turn turn_of(int orientation) {
   return kTurns[orientation - 1];
 }
 
+int sensible(uint32_t orientation) {
+  return orientation >= 1 && orientation <= 8 ? static_cast<int>(orientation) : 1;
+}
+
 }  // namespace
 
-int exif_orientation(std::span<const uint8_t> tiff) {
+std::optional<int> exif_orientation(std::span<const uint8_t> tiff) {
   const TiffBytes bytes(tiff);
-  if (bytes.u16(0) != 0x4949 && bytes.u16(0) != 0x4d4d) return 1;
-  if (bytes.u16(2) != 42) return 1;
+  if (bytes.u16(0) != 0x4949 && bytes.u16(0) != 0x4d4d) return std::nullopt;
+  if (bytes.u16(2) != 42) return std::nullopt;
   const size_t directory = bytes.u32(4);
   const uint32_t entries = bytes.u16(directory);
   for (uint32_t i = 0; i < entries; ++i) {
     const size_t entry = directory + 2 + i * kEntryBytes;
     if (bytes.u16(entry) != kOrientationTag) continue;
-    const uint32_t value = bytes.u16(entry + 2) == 4 ? bytes.u32(entry + 8) : bytes.u16(entry + 8);
-    return value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
+    return sensible(bytes.u16(entry + 2) == 4 ? bytes.u32(entry + 8) : bytes.u16(entry + 8));
   }
-  return 1;
+  return std::nullopt;
+}
+
+std::optional<int> xmp_orientation(std::string_view xmp) {
+  constexpr std::string_view kName = "tiff:Orientation";
+  for (size_t at = xmp.find(kName); at != std::string_view::npos; at = xmp.find(kName, at + 1)) {
+    std::string_view rest = xmp.substr(at + kName.size());
+    if (rest.starts_with("=\"")) {
+      rest.remove_prefix(2);
+    } else if (rest.starts_with('>')) {
+      rest.remove_prefix(1);
+    } else {
+      continue;
+    }
+    if (!rest.empty() && rest[0] >= '0' && rest[0] <= '9') {
+      return sensible(static_cast<uint32_t>(rest[0] - '0'));
+    }
+  }
+  return std::nullopt;
 }
 
 Box stored_box(const Box& box, int orientation, int64_t width, int64_t height) {

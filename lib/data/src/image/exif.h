@@ -1,15 +1,21 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 
 #include <syncbn/data/image.h>
 
 namespace syncbn::data::detail {
 
 /// The orientation (tag 0x0112 of the first directory) in EXIF data, which is a TIFF file's
-/// beginning; 1, as stored, where it says nothing or nothing sensible.
-int exif_orientation(std::span<const uint8_t> tiff);
+/// beginning: 1, as stored, where its value makes no sense, and nothing where there is none.
+std::optional<int> exif_orientation(std::span<const uint8_t> tiff);
+
+/// The same of XMP data, which count where EXIF says nothing. Found as Pillow does: the first digit
+/// behind `tiff:Orientation="` or `tiff:Orientation>`.
+std::optional<int> xmp_orientation(std::string_view xmp);
 
 /// Whether the orientation exchanges width and height.
 constexpr bool swaps_sides(int orientation) {

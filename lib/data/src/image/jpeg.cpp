@@ -10,8 +10,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <optional>
+#include <string_view>
 
 #include <syncbn/base/error.h>
 
@@ -29,8 +30,9 @@ namespace {
 /// edges of the image: so much more is decoded on each side.
 constexpr int64_t kMargin = 16;
 
-constexpr int kExifMarker = JPEG_APP0 + 1;
-constexpr std::array<uint8_t, 6> kExifHeader = {'E', 'x', 'i', 'f', 0, 0};
+constexpr int kApp1 = JPEG_APP0 + 1;  // EXIF or XMP, told apart by how they begin
+constexpr std::string_view kExifHeader("Exif\0\0", 6);
+constexpr std::string_view kXmpHeader("http://ns.adobe.com/xap/1.0/\0", 29);
 
 struct Errors {
   jpeg_error_mgr manager;  // first: cinfo.err points to it
@@ -123,7 +125,7 @@ class JpegReader : public ImageReader {
     progress_.max_scans = options.max_scans;
     guarded([this] {
       jpeg_create_decompress(&cinfo_);
-      jpeg_save_markers(&cinfo_, kExifMarker, 0xffff);
+      jpeg_save_markers(&cinfo_, kApp1, 0xffff);
     });
     read_header();
     check_header();
@@ -197,15 +199,25 @@ class JpegReader : public ImageReader {
       fail_to_decode(name_,
                      fmt::format("it has {} colour components; 1, 3 and 4 are known", components));
     }
+    orientation_ = find_orientation();
+  }
+
+  /// The first EXIF data's, else that of the last XMP data, as Pillow reads them.
+  int find_orientation() const {
+    std::optional<int> exif;
+    std::optional<int> xmp;
+    bool has_exif = false;
     for (const auto* marker = cinfo_.marker_list; marker != nullptr; marker = marker->next) {
-      const std::span<const uint8_t> data(marker->data, marker->data_length);
-      if (marker->marker != kExifMarker || data.size() < kExifHeader.size() ||
-          !std::equal(kExifHeader.begin(), kExifHeader.end(), data.begin())) {
-        continue;
+      const std::string_view data(reinterpret_cast<const char*>(marker->data), marker->data_length);
+      if (marker->marker != kApp1) continue;
+      if (data.starts_with(kExifHeader) && !has_exif) {
+        has_exif = true;
+        exif = exif_orientation(
+            {marker->data + kExifHeader.size(), marker->data_length - kExifHeader.size()});
       }
-      orientation_ = exif_orientation(data.subspan(kExifHeader.size()));
-      return;
+      if (data.starts_with(kXmpHeader)) xmp = xmp_orientation(data.substr(kXmpHeader.size()));
     }
+    return exif.value_or(xmp.value_or(1));
   }
 
   /// Limits decoding to the columns around the box; the first column that rows will have.

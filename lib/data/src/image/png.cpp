@@ -123,12 +123,28 @@ class PngReader : public ImageReader {
     }
   }
 
+  /// EXIF's, else XMP's, of what comes before the pixels. Called where an error of libpng's jumps
+  /// past it: nothing here has a destructor.
   void read_orientation() {
 #ifdef PNG_eXIf_SUPPORTED
     png_bytep exif = nullptr;
     png_uint_32 size = 0;
-    if (png_get_eXIf_1(png_, info_, &size, &exif) != 0)
-      orientation_ = exif_orientation({exif, size});
+    if (png_get_eXIf_1(png_, info_, &size, &exif) != 0) {
+      if (const auto found = exif_orientation({exif, size})) {
+        orientation_ = *found;
+        return;
+      }
+    }
+#endif
+#ifdef PNG_TEXT_SUPPORTED
+    png_textp texts = nullptr;
+    int count = 0;
+    png_get_text(png_, info_, &texts, &count);
+    for (int i = 0; i < count; ++i) {
+      if (std::strcmp(texts[i].key, "XML:com.adobe.xmp") != 0) continue;
+      // Its length is counted in another member for iTXt.
+      orientation_ = xmp_orientation(texts[i].text).value_or(1);
+    }
 #endif
   }
 

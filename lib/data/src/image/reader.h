@@ -17,7 +17,7 @@ class ImageReader {
 
   virtual int64_t width() const = 0;
   virtual int64_t height() const = 0;
-  /// EXIF's, 1 to 8; 1 where there is none.
+  /// EXIF's or else XMP's, 1 to 8; 1 where there is none.
   virtual int orientation() const = 0;
   /// Fills `image` with the RGB pixels in `box`.
   virtual void read(const Box& box, Image& image) = 0;

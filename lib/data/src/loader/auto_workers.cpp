@@ -1,8 +1,8 @@
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/data/loader.h>
 
@@ -10,7 +10,7 @@ namespace syncbn::data {
 
 int automatic_workers() {
   constexpr int kMostRanks = 1 << 16;
-  const int64_t host = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const int64_t host = base::available_cpus();
   cpu_set_t allowed;
   const bool known = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0;
   const int64_t own = known ? CPU_COUNT(&allowed) : host;

@@ -149,7 +149,8 @@ void Loader::go_to(int64_t epoch, int64_t position) {
   sampler_->set_epoch(epoch);
   order_ = sampler_->indices();
   order_.resize(static_cast<size_t>(usable()));
-  position_ = scheduled_ = position;
+  storage_order_ = sampler_->storage_order();
+  position_ = scheduled_ = asked_for_ = position;
   skipped_ = 0;
   // The first batches are made while the caller does something else.
   if (pool_) schedule(options_.prefetch);
@@ -169,6 +170,7 @@ void Loader::schedule(int64_t batches) {
     pending->epoch = sampler_->epoch();
     pending->jobs = maker_->samples() != nullptr ? end - scheduled_ : 1;
     if (maker_->samples() != nullptr) {
+      pending->ahead = take_ahead();
       pending->slot = free_slot();
       if (end - scheduled_ < batch_size_) {
         pending->slot = {pending->slot.data.narrow(0, 0, end - scheduled_),
@@ -179,6 +181,19 @@ void Loader::schedule(int64_t batches) {
     pending_.push_back(pending);
     if (pool_) pool_->add(std::move(pending));
   }
+}
+
+std::vector<int64_t> Loader::take_ahead() {
+  // In pieces: large ones are read faster, and one at a time lets the first batch wait less.
+  constexpr int64_t kBatchesAtOnce = 4;
+  const int64_t all = std::ssize(storage_order_);
+  const int64_t end = std::min(asked_for_ + kBatchesAtOnce * batch_size_, all);
+  const bool is_far_enough = end > scheduled_ + sampler_->read_ahead();
+  if (end <= asked_for_ || is_far_enough) return {};
+  const auto begin = storage_order_.begin();
+  std::vector<int64_t> ahead(begin + asked_for_, begin + end);
+  asked_for_ = end;
+  return ahead;
 }
 
 /// Memory for a batch: that of one that nobody holds any more, or new.

@@ -13,6 +13,7 @@ std::exception_ptr BatchMaker::run(PendingBatch& batch, int64_t job) const noexc
       batch.slot = dataset_->get_batch(batch.indices);
       return nullptr;
     }
+    if (job == 0 && !batch.ahead.empty()) samples_->prefetch(batch.ahead);
     const auto place = static_cast<size_t>(job);
     SampleRandom random(batch.seed, batch.epoch, batch.random_keys[place]);
     samples_->read_sample(batch.indices[place], random, SampleDataset::slot_of(batch.slot, job));

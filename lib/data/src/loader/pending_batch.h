@@ -19,6 +19,8 @@ struct PendingBatch {
   std::vector<int64_t> indices;
   /// What the samples' random numbers are keyed by, besides seed and epoch.
   std::vector<int64_t> random_keys;
+  /// Samples that storage is asked for meanwhile.
+  std::vector<int64_t> ahead;
   int64_t seed = 0;
   int64_t epoch = 0;
   int64_t jobs = 0;  ///< one per sample, or one for a batch that is made at once

@@ -3,14 +3,25 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
 namespace syncbn::data::detail {
+namespace {
+
+bool is_cached(const base::UniqueFd& file, int64_t offset) {
+  char byte = 0;
+  const iovec one{&byte, 1};
+  return ::preadv2(file.get(), &one, 1, offset, RWF_NOWAIT) == 1;
+}
+
+}  // namespace
 
 base::UniqueFd open_file(const std::filesystem::path& path) {
   // Not blocking, so that a FIFO is refused below and not waited for.
@@ -46,6 +57,21 @@ void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int6
                       path.string(), offset + static_cast<int64_t>(done)));
     }
     done += static_cast<size_t>(got);
+  }
+}
+
+void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size) {
+  // The kernel cuts a request off at its read-ahead window, of which this is the default.
+  constexpr int64_t kPiece = 128 << 10;
+  constexpr int64_t kBlock = 8 * kPiece;
+  const int64_t end = offset + size;
+  for (int64_t block = offset; block < end; block += kBlock) {
+    const int64_t block_end = std::min(block + kBlock, end);
+    // Looking at one byte is quicker than letting the kernel look at each page of what is there.
+    if (is_cached(file, block_end - 1)) continue;
+    for (int64_t at = block; at < block_end; at += kPiece) {
+      ::posix_fadvise(file.get(), at, std::min(kPiece, block_end - at), POSIX_FADV_WILLNEED);
+    }
   }
 }
 

@@ -19,6 +19,9 @@ int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& pa
 void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int64_t offset,
              int64_t size, std::vector<uint8_t>& bytes);
 
+/// Asks the system to read a part of a file into its cache; does not wait for it.
+void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size);
+
 /// The whole file.
 void read_whole_file(const std::filesystem::path& path, std::vector<uint8_t>& bytes);
 

@@ -3,110 +3,125 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
-#include <utility>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
 
 namespace syncbn::data::detail {
 namespace {
 
-namespace fs = std::filesystem;
+enum Section : size_t {
+  kFileNames = kKeySection + 1,
+  kFileEnds,
+  kLabels,
+  kFolders,
+  kFolderNames,
+  kFolderNameEnds,
+  kStamps,
+  kClasses,
+};
 
-[[noreturn]] void fail(const fs::path& folder, const std::string& why) {
-  throw base::UserError(fmt::format("cannot read the image folder '{}': {}", folder.string(), why));
+/// Names that lie one behind the other, and where each ends.
+std::string_view name_at(std::string_view names, std::span<const uint64_t> ends, size_t index) {
+  const uint64_t begin = index == 0 ? 0 : ends[index - 1];
+  return names.substr(begin, ends[index] - begin);
 }
 
-/// Calls visit(folder, name) for each file below, links to folders followed.
-template <class Visit>
-void for_each_file(const fs::path& root, const Visit& visit) {
-  try {
-    const auto options = fs::directory_options::follow_directory_symlink;
-    for (const auto& entry : fs::recursive_directory_iterator(root, options)) {
-      std::error_code broken_link;
-      if (entry.is_directory(broken_link)) continue;
-      visit(entry.path().parent_path().string(), entry.path().filename().string());
-    }
-  } catch (const fs::filesystem_error& error) {
-    fail(error.path1().empty() ? root : error.path1(), error.code().message());
-  }
+std::string below(std::string_view folder, std::string_view name) {
+  return folder.empty() ? std::string(name) : fmt::format("{}/{}", folder, name);
 }
 
 }  // namespace
 
-void NameList::add(std::string_view name) {
-  names_ += name;
-  ends_.push_back(names_.size());
+FolderIndex::FolderIndex(MappedIndex index)
+    : index_(std::move(index)),
+      folders_(index_.array<Folder>(kFolders)),
+      names_(index_.text(kFileNames)),
+      ends_(index_.array<uint32_t>(kFileEnds)),
+      labels_(index_.array<int64_t>(kLabels)) {}
+
+std::string FolderIndex::file(int64_t index) const {
+  const auto at = static_cast<uint64_t>(index);
+  const auto behind = std::ranges::upper_bound(folders_, at, {}, &Folder::first_file);
+  const auto folder = behind - folders_.begin() - 1;
+  const auto& [first_file, first_byte, label] = folders_[static_cast<size_t>(folder)];
+  const uint32_t begin = at == first_file ? 0 : ends_[at - 1];
+  return below(name_at(index_.text(kFolderNames), index_.array<uint64_t>(kFolderNameEnds),
+                       static_cast<size_t>(folder)),
+               names_.substr(first_byte + begin, ends_[at] - begin));
 }
 
-std::string_view NameList::operator[](int64_t index) const {
-  const auto at = static_cast<size_t>(index);
-  const size_t begin = at == 0 ? 0 : ends_[at - 1];
-  return std::string_view(names_).substr(begin, ends_[at] - begin);
-}
-
-std::vector<std::string> class_names(const fs::path& root) {
+std::vector<std::string> FolderIndex::classes() const {
   std::vector<std::string> names;
-  try {
-    for (const auto& entry : fs::directory_iterator(root)) {
-      if (entry.is_directory()) names.push_back(entry.path().filename().string());
-    }
-  } catch (const fs::filesystem_error& error) {
-    fail(root, error.code().message());
+  for (std::string_view all = index_.text(kClasses); !all.empty();) {
+    names.emplace_back(all.substr(0, all.find('\0')));
+    all.remove_prefix(names.back().size() + 1);
   }
-  std::ranges::sort(names);
   return names;
 }
 
-bool has_image_extension(std::string_view name) {
-  constexpr std::array<std::string_view, 9> kExtensions = {".jpg", ".jpeg", ".png",  ".ppm", ".bmp",
-                                                           ".pgm", ".tif",  ".tiff", ".webp"};
-  std::string lower(name);
-  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
-  return std::ranges::any_of(kExtensions, [&](auto tail) { return lower.ends_with(tail); });
+FolderIndexWriter::FolderIndexWriter(IndexWriter& out) : out_(out) {
+  out_.begin(kFileNames);
 }
 
-FolderIndex index_class_folders(const fs::path& root) {
-  FolderIndex index;
-  index.classes = class_names(root);
-  if (index.classes.empty()) fail(root, "it has no folders, of which each would be a class");
-  std::vector<std::string> empty;
-  for (size_t label = 0; label < index.classes.size(); ++label) {
-    std::vector<std::pair<std::string, std::string>> found;
-    for_each_file(root / index.classes[label], [&](std::string folder, std::string name) {
-      if (has_image_extension(name)) found.emplace_back(std::move(folder), std::move(name));
-    });
-    std::ranges::sort(found);
-    if (found.empty()) empty.push_back(index.classes[label]);
-    for (const auto& [folder, name] : found) {
-      index.files.add(fs::path(folder).lexically_relative(root).append(name).string());
-      index.labels.push_back(static_cast<int64_t>(label));
-    }
-  }
-  if (!empty.empty()) {
-    fail(root, fmt::format("there are no images in {}; remove what is no class",
-                           base::join(empty, ", ")));
-  }
-  return index;
+void FolderIndexWriter::begin_folder(std::string_view name, const FileStamp& stamp, int64_t label) {
+  folder_names_.add(name);
+  stamps_.push_back(stamp);
+  folders_.push_back({.first_file = ends_.size(), .first_byte = bytes_, .label = label});
 }
 
-std::vector<std::string> image_names(const fs::path& folder) {
-  std::vector<std::string> names;
-  try {
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      std::string name = entry.path().filename().string();
-      std::error_code broken_link;
-      if (has_image_extension(name) && !entry.is_directory(broken_link)) {
-        names.push_back(std::move(name));
-      }
-    }
-  } catch (const fs::filesystem_error& error) {
-    fail(folder, error.code().message());
+void FolderIndexWriter::add_file(std::string_view name) {
+  const FolderIndex::Folder& folder = folders_.back();
+  out_.add_bytes(name);
+  bytes_ += name.size();
+  // Fits: NameList takes no more, and it has a folder's names before they come here.
+  ends_.push_back(static_cast<uint32_t>(bytes_ - folder.first_byte));
+  const std::string_view folder_name = folder_names_[std::ssize(folders_) - 1];
+  hash_.add_bytes(folder_name);
+  if (!folder_name.empty()) hash_.add_byte('/');
+  hash_.add_bytes(name);
+  hash_.add_byte(0);
+}
+
+uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
+  out_.begin(kFileEnds);
+  out_.add(std::span<const uint32_t>(ends_));
+  if (!classes.empty()) write_labels();
+  out_.begin(kFolders);
+  out_.add(std::span<const FolderIndex::Folder>(folders_));
+  out_.begin(kFolderNames);
+  std::vector<uint64_t> name_ends;
+  uint64_t end = 0;
+  for (int64_t i = 0; i < folder_names_.size(); ++i) {
+    out_.add_bytes(folder_names_[i]);
+    name_ends.push_back(end += folder_names_[i].size());
   }
-  std::ranges::sort(names);
-  return names;
+  out_.begin(kFolderNameEnds);
+  out_.add(std::span<const uint64_t>(name_ends));
+  out_.begin(kStamps);
+  out_.add(std::span<const FileStamp>(stamps_));
+  out_.begin(kClasses);
+  for (const std::string& name : classes) out_.add_bytes(name + '\0');
+  return hash_.value();
+}
+
+void FolderIndexWriter::write_labels() {
+  out_.begin(kLabels);
+  for (size_t i = 0; i < folders_.size(); ++i) {
+    const uint64_t end = i + 1 < folders_.size() ? folders_[i + 1].first_file : ends_.size();
+    const std::vector<int64_t> labels(end - folders_[i].first_file, folders_[i].label);
+    out_.add(std::span<const int64_t>(labels));
+  }
+}
+
+bool folders_are_unchanged(
+    const MappedIndex& index,
+    const std::function<std::filesystem::path(size_t, std::string_view)>& path_of) {
+  const auto stamps = index.array<FileStamp>(kStamps);
+  const auto ends = index.array<uint64_t>(kFolderNameEnds);
+  for (size_t i = 0; i < stamps.size(); ++i) {
+    if (stamp_of(path_of(i, name_at(index.text(kFolderNames), ends, i))) != stamps[i]) return false;
+  }
+  return true;
 }
 
 }  // namespace syncbn::data::detail

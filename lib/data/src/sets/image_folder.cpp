@@ -1,10 +1,9 @@
 #include <fmt/format.h>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/hash.h>
 
 #include "sets/file_bytes.h"
-#include "sets/folder_index.h"
+#include "sets/folder_scan.h"
 #include "sets/image_set.h"
 
 namespace syncbn::data {
@@ -18,20 +17,14 @@ class ImageFolder : public detail::ImageSet {
       : ImageSet("image_folder", options, split, /*channels=*/3, std::nullopt),
         root_(split == Split::kTest ? options.test : options.train),
         decode_(detail::decode_options(options)),
-        index_(std::move(index)) {
-    // Names and classes: reading ten million files would take hours.
-    base::Fnv1a hash;
-    for (int64_t i = 0; i < size(); ++i) {
-      hash.add_bytes(index_.files[i]);
-      hash.add_byte(0);
-    }
-    fingerprint_ = hash.value();
-  }
+        index_(std::move(index)),
+        classes_(std::ssize(index_.classes())) {}
 
-  int64_t size() const override { return index_.files.size(); }
-  std::span<const int64_t> labels() const override { return index_.labels; }
-  int64_t num_classes() const override { return std::ssize(index_.classes); }
-  uint64_t fingerprint() const override { return fingerprint_; }
+  int64_t size() const override { return index_.size(); }
+  std::span<const int64_t> labels() const override { return index_.labels(); }
+  int64_t num_classes() const override { return classes_; }
+  /// Of names and classes: reading ten million files would take hours.
+  uint64_t fingerprint() const override { return index_.fingerprint(); }
   std::string name_of(int64_t index) const override { return path_of(index).string(); }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
@@ -40,16 +33,16 @@ class ImageFolder : public detail::ImageSet {
     detail::read_whole_file(path, bytes);
     ImageDecoder decoder(bytes, path.string(), decode_);
     put(pipeline().run(decoder, random), slot.data);
-    slot.target[0] = index_.labels[static_cast<size_t>(index)];
+    slot.target[0] = index_.labels()[static_cast<size_t>(index)];
   }
 
  private:
-  fs::path path_of(int64_t index) const { return root_ / index_.files[index]; }
+  fs::path path_of(int64_t index) const { return root_ / index_.file(index); }
 
   fs::path root_;
   DecodeOptions decode_;
   detail::FolderIndex index_;
-  uint64_t fingerprint_ = 0;
+  int64_t classes_;
 };
 
 }  // namespace
@@ -64,9 +57,10 @@ void ImageFolderOptions::describe(config::Schema<ImageFolderOptions>& schema) {
 }
 
 std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& options, Split split) {
-  auto index = detail::index_class_folders(split == Split::kTest ? options.test : options.train);
+  auto index = detail::index_class_folders(split == Split::kTest ? options.test : options.train,
+                                           {.folder = options.cache_dir});
   // A label means the same in both splits only if the lists of classes are the same.
-  if (split == Split::kTest && index.classes != detail::class_names(options.train)) {
+  if (split == Split::kTest && index.classes() != detail::class_names(options.train)) {
     throw base::UserError(
         fmt::format("image_folder: '{}' and '{}' do not have the same class folders", options.test,
                     options.train));

@@ -72,6 +72,9 @@ void describe_image_files(config::Schema<Options>& schema) {
              "progressive JPEGs with more scans are refused")
       .at_least(1)
       .at_most(1'000'000);
+  schema.field("cache_dir", member_of<Options>(&ImageFileOptions::cache_dir),
+               "where the index of the files is kept; empty: $XDG_CACHE_HOME/syncbn, or "
+               "~/.cache/syncbn");
 }
 
 /// Images of one size that lie in memory with their labels, row by row, channels side by side.

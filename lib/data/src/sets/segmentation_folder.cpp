@@ -3,46 +3,15 @@
 #include <algorithm>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/hash.h>
 
 #include "sets/file_bytes.h"
-#include "sets/folder_index.h"
+#include "sets/folder_scan.h"
 #include "sets/image_set.h"
 
 namespace syncbn::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string stem_of(const std::string& name) {
-  return fs::path(name).stem().string();
-}
-
-/// Each image with the mask of the same name, in the images' order.
-struct Pairs {
-  detail::NameList images;
-  detail::NameList masks;
-};
-
-Pairs pair_up(const fs::path& images, const fs::path& masks) {
-  auto mask_names = detail::image_names(masks);
-  std::ranges::sort(mask_names, {}, stem_of);
-  Pairs pairs;
-  for (const std::string& name : detail::image_names(images)) {
-    const auto mask = std::ranges::lower_bound(mask_names, stem_of(name), {}, stem_of);
-    if (mask == mask_names.end() || stem_of(*mask) != stem_of(name)) {
-      throw base::UserError(fmt::format("segmentation_folder: '{}' has no mask in '{}'",
-                                        (images / name).string(), masks.string()));
-    }
-    pairs.images.add(name);
-    pairs.masks.add(*mask);
-  }
-  if (pairs.images.size() == 0) {
-    throw base::UserError(
-        fmt::format("segmentation_folder: there are no images in '{}'", images.string()));
-  }
-  return pairs;
-}
 
 class SegmentationFolder : public detail::ImageSet {
  public:
@@ -53,9 +22,9 @@ class SegmentationFolder : public detail::ImageSet {
         decode_(detail::decode_options(options)),
         classes_(options.classes),
         ignored_(static_cast<uint8_t>(options.ignore_index)),
-        pairs_(pair_up(images_, masks_)) {}
+        pairs_(detail::index_pairs(images_, masks_, {.folder = options.cache_dir})) {}
 
-  int64_t size() const override { return pairs_.images.size(); }
+  int64_t size() const override { return pairs_.size() / 2; }
   /// Pixels have labels, samples have none.
   std::span<const int64_t> labels() const override { return {}; }
   int64_t num_classes() const override { return classes_; }
@@ -63,19 +32,10 @@ class SegmentationFolder : public detail::ImageSet {
     return {image_size().height, image_size().width};
   }
   std::string name_of(int64_t index) const override {
-    return (images_ / pairs_.images[index]).string();
+    return (images_ / pairs_.file(index)).string();
   }
 
-  uint64_t fingerprint() const override {
-    base::Fnv1a hash;
-    for (const detail::NameList* names : {&pairs_.images, &pairs_.masks}) {
-      for (int64_t i = 0; i < size(); ++i) {
-        hash.add_bytes((*names)[i]);
-        hash.add_byte(0);
-      }
-    }
-    return hash.value();
-  }
+  uint64_t fingerprint() const override { return pairs_.fingerprint(); }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     auto& bytes = detail::thread_buffer();
@@ -84,7 +44,7 @@ class SegmentationFolder : public detail::ImageSet {
     const std::string image_file = name_of(index);
     detail::read_whole_file(image_file, bytes);
     sample.image = ImageDecoder(bytes, image_file, decode_).decode();
-    const fs::path mask_file = masks_ / pairs_.masks[index];
+    const fs::path mask_file = masks_ / pairs_.file(size() + index);
     detail::read_whole_file(mask_file, bytes);
     sample.mask = ImageDecoder(bytes, mask_file.string(), decode_).decode_mask();
     check(sample, mask_file);
@@ -114,7 +74,7 @@ class SegmentationFolder : public detail::ImageSet {
   DecodeOptions decode_;
   int64_t classes_;
   uint8_t ignored_;
-  Pairs pairs_;
+  detail::FolderIndex pairs_;  ///< all images, then all masks
 };
 
 }  // namespace

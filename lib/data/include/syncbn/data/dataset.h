@@ -55,6 +55,10 @@ class Dataset {
 
   virtual int64_t num_classes() const = 0;
 
+  /// Where samples lie one behind the other in a few large files: of each file, the number of the
+  /// first sample behind its own. Otherwise empty.
+  virtual std::span<const int64_t> shard_ends() const { return {}; }
+
   /// Shape of one sample: {channels, height, width} for images.
   virtual std::vector<int64_t> sample_shape() const = 0;
 

@@ -41,8 +41,8 @@ struct Box {
 
 /// How image files are read. The limits are checked before memory is taken for pixels.
 struct DecodeOptions {
-  /// Turn the image as its EXIF data asks (ImageOps.exif_transpose); false: as it was stored, which
-  /// is what torchvision's data sets do.
+  /// Turn the image as its EXIF data asks, or its XMP data where that says nothing
+  /// (ImageOps.exif_transpose); false: as it was stored, which is what torchvision's data sets do.
   bool exif_orientation = false;
   int64_t max_pixels = 64'000'000;
   /// Of a progressive JPEG, whose every scan costs as much as a whole image.

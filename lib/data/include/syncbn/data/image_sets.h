@@ -22,11 +22,14 @@ struct ImageSetOptions {
   std::vector<double> std = Normalization::imagenet().std;
 };
 
-/// Options of files that are decoded: DecodeOptions.
+/// Options of files that are decoded: DecodeOptions; and of their index, a file which all processes
+/// of a host share and which is made anew when a folder or shard has changed.
 struct ImageFileOptions : ImageSetOptions {
   bool exif_orientation = false;
   int64_t max_pixels = DecodeOptions{}.max_pixels;
   int64_t max_scans = DecodeOptions{}.max_scans;
+  /// Folder of the indices; empty: $XDG_CACHE_HOME/syncbn, or ~/.cache/syncbn.
+  std::string cache_dir;
 };
 
 /// `type: mnist`: MNIST's and Fashion-MNIST's idx files, plain or .gz, 1 x 28 x 28.

@@ -111,6 +111,8 @@ class Loader {
   void go_to(int64_t epoch, int64_t position);
   /// Has up to `batches` batches on their way.
   void schedule(int64_t batches);
+  /// What storage is asked for while the next batch is made.
+  std::vector<int64_t> take_ahead();
   Batch free_slot();
   void finish(detail::PendingBatch& pending);
   Batch take(detail::PendingBatch& pending);
@@ -125,6 +127,8 @@ class Loader {
   std::vector<int64_t> order_;
   int64_t position_ = 0;   ///< samples that were given
   int64_t scheduled_ = 0;  ///< samples that are on their way or were given
+  std::vector<int64_t> storage_order_;
+  int64_t asked_for_ = 0;  ///< samples of storage_order_
   int64_t skipped_ = 0;
   double wait_seconds_ = 0;
   std::vector<Batch> slots_;

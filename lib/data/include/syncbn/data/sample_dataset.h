@@ -33,6 +33,10 @@ class SampleDataset : public Dataset {
   /// @throws base::UserError naming file and reason when the sample is damaged.
   virtual void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const = 0;
 
+  /// Asks storage for samples that are read soon, without waiting for it. Called from many threads
+  /// at once, where the sampler has a storage_order().
+  virtual void prefetch([[maybe_unused]] std::span<const int64_t> indices) const {}
+
   /// Of one target: {} for a class label, {height, width} for the labels of pixels.
   virtual std::vector<int64_t> target_shape() const { return {}; }
 

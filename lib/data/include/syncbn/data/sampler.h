@@ -43,6 +43,12 @@ class Sampler {
   /// several times; augmentations differ between them.
   virtual int64_t copy_at([[maybe_unused]] int64_t place) const { return 0; }
 
+  /// Where samples are read from large files: this rank's samples as they lie there, each within
+  /// read_ahead() places of where indices() has it. Otherwise empty.
+  virtual std::vector<int64_t> storage_order() const { return {}; }
+  /// How far storage should be ahead of what is read, in samples of storage_order().
+  virtual int64_t read_ahead() const { return 0; }
+
   /// Call it before each epoch, or every epoch has the first one's order.
   void set_epoch(int64_t epoch) {
     epoch_ = epoch;
@@ -173,6 +179,7 @@ struct SamplerArgs {
   int num_replicas = 1;
   int rank = 0;
   int64_t seed = 0;
+  std::span<const int64_t> shard_ends = {};  ///< Dataset::shard_ends()
 };
 
 /// The registry behind `sampler: {type: distributed}`. Knows:
@@ -180,6 +187,7 @@ struct SamplerArgs {
 ///   class_skewed  ClassSkewedSampler (shuffle)
 ///   weighted      WeightedSampler (class_weights, replacement)
 ///   repeated_augmentation   RepeatedAugmentationSampler (shuffle, repetitions, selected_round)
+///   shards        ShardSampler (shuffle, drop_last, buffer_size, streams)
 /// make() throws base::UserError when a rank would have no sample of its own; the check is the same
 /// on every rank, so any one process can make it for all.
 struct SamplerKind {

@@ -2,16 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <map>
-#include <set>
-#include <string>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
 #include <syncbn/data/distributed_sampler.h>
-
-#include "permutation.h"
+#include <syncbn/data/shard_sampler.h>
 
 namespace syncbn::data {
 namespace {
@@ -24,6 +19,28 @@ struct DistributedChoice {
     schema.field("shuffle", &DistributedChoice::shuffle, "a new order in every epoch");
     schema.field("drop_last", &DistributedChoice::drop_last,
                  "leave out the samples that do not divide evenly, instead of repeating some");
+  }
+};
+
+struct ShardsChoice {
+  bool shuffle = true;
+  bool drop_last = false;
+  int64_t buffer_size = 10'000;
+  int64_t streams = 16;
+
+  static void describe(config::Schema<ShardsChoice>& schema) {
+    schema.field("shuffle", &ShardsChoice::shuffle,
+                 "a new order of shards and samples in every epoch");
+    schema.field("drop_last", &ShardsChoice::drop_last,
+                 "leave out the samples that do not divide evenly, instead of repeating some");
+    schema
+        .field("buffer_size", &ShardsChoice::buffer_size,
+               "samples that are mixed with each other, of all ranks together")
+        .at_least(1);
+    schema
+        .field("streams", &ShardsChoice::streams,
+               "places that are read at by turns; a multiple of the ranks gives each its own")
+        .at_least(1);
   }
 };
 
@@ -67,8 +84,7 @@ struct ClassSkewedChoice {
   }
 };
 
-std::shared_ptr<Sampler> make_distributed(const DistributedChoice& choice,
-                                          const SamplerArgs& args) {
+void check_enough(const SamplerArgs& args) {
   // PyTorch's sampler would let ranks share samples; in a training run that is a mistake.
   if (args.size < args.num_replicas) {
     throw base::UserError(
@@ -76,12 +92,35 @@ std::shared_ptr<Sampler> make_distributed(const DistributedChoice& choice,
                     "fewer ranks or use more data",
                     args.size, args.num_replicas));
   }
+}
+
+std::shared_ptr<Sampler> make_distributed(const DistributedChoice& choice,
+                                          const SamplerArgs& args) {
+  check_enough(args);
   return std::make_shared<DistributedSampler>(
       args.size, DistributedSamplerOptions{.num_replicas = args.num_replicas,
                                            .rank = args.rank,
                                            .shuffle = choice.shuffle,
                                            .seed = args.seed,
                                            .drop_last = choice.drop_last});
+}
+
+std::shared_ptr<Sampler> make_shards(const ShardsChoice& choice, const SamplerArgs& args) {
+  if (args.shard_ends.empty()) {
+    throw base::UserError(
+        "the shards sampler needs a data set that lies in shards, such as tar_shards; this one "
+        "does "
+        "not, use the distributed sampler");
+  }
+  check_enough(args);
+  return std::make_shared<ShardSampler>(args.shard_ends,
+                                        ShardSamplerOptions{.num_replicas = args.num_replicas,
+                                                            .rank = args.rank,
+                                                            .shuffle = choice.shuffle,
+                                                            .seed = args.seed,
+                                                            .drop_last = choice.drop_last,
+                                                            .buffer_size = choice.buffer_size,
+                                                            .streams = choice.streams});
 }
 
 std::shared_ptr<Sampler> make_class_skewed(const ClassSkewedChoice& choice,
@@ -142,69 +181,7 @@ std::shared_ptr<Sampler> make_repeated_augmentation(const RepeatedAugmentationCh
                                                     .selected_round = choice.selected_round});
 }
 
-[[noreturn]] void fail_for_empty_shard(int rank, int num_replicas,
-                                       const std::set<int64_t>& labels) {
-  std::vector<std::string> names;
-  names.reserve(labels.size());
-  for (const int64_t label : labels) names.push_back(std::to_string(label));
-  throw base::UserError(fmt::format(
-      "class_skewed sampler: rank {} of {} has no sample: it takes the labels y with y % {} == {}, "
-      "and the labels are {}; start fewer ranks or use the distributed sampler",
-      rank, num_replicas, num_replicas, rank, names.empty() ? "none" : base::join(names, ", ")));
-}
-
 }  // namespace
-
-SequentialShardSampler::SequentialShardSampler(int64_t size, int num_replicas, int rank)
-    : dataset_size_(size), num_replicas_(num_replicas), rank_(rank) {
-  check_rank(num_replicas, rank);
-  if (size < 0) throw base::UserError(fmt::format("a data set cannot have {} samples", size));
-}
-
-std::vector<int64_t> SequentialShardSampler::indices() const {
-  std::vector<int64_t> mine;
-  mine.reserve(static_cast<size_t>(size()));
-  for (int64_t index = rank_; index < dataset_size_; index += num_replicas_) mine.push_back(index);
-  return mine;
-}
-
-int64_t SequentialShardSampler::size() const {
-  return dataset_size_ / num_replicas_ + (rank_ < dataset_size_ % num_replicas_ ? 1 : 0);
-}
-
-ClassSkewedSampler::ClassSkewedSampler(std::span<const int64_t> labels,
-                                       const ClassSkewedSamplerOptions& options)
-    : options_(options) {
-  check_rank(options.num_replicas, options.rank);
-  std::vector<int64_t> sizes(static_cast<size_t>(options.num_replicas));
-  std::set<int64_t> present;
-  for (size_t i = 0; i < labels.size(); ++i) {
-    if (labels[i] < 0) {
-      throw base::UserError(fmt::format(
-          "class_skewed sampler: sample {} has the label {}; labels count from 0", i, labels[i]));
-    }
-    const int64_t owner = labels[i] % options.num_replicas;
-    ++sizes[static_cast<size_t>(owner)];
-    present.insert(labels[i]);
-    if (owner == options.rank) shard_.push_back(static_cast<int64_t>(i));
-  }
-  const auto empty = std::find(sizes.begin(), sizes.end(), 0);
-  if (empty != sizes.end()) {
-    fail_for_empty_shard(static_cast<int>(empty - sizes.begin()), options.num_replicas, present);
-  }
-  padded_size_ = *std::max_element(sizes.begin(), sizes.end());
-}
-
-std::vector<int64_t> ClassSkewedSampler::indices() const {
-  std::vector<int64_t> order = shard_;
-  if (options_.shuffle) {
-    const auto places = permutation(static_cast<int64_t>(shard_.size()), seed(), epoch());
-    for (size_t i = 0; i < places.size(); ++i) order[i] = shard_[static_cast<size_t>(places[i])];
-  }
-  order.reserve(static_cast<size_t>(padded_size_));
-  for (size_t i = 0; std::ssize(order) < padded_size_; ++i) order.push_back(order[i]);
-  return order;
-}
 
 SamplerKind::Registry& SamplerKind::registry() {
   static Registry registry = [] {
@@ -217,6 +194,8 @@ SamplerKind::Registry& SamplerKind::registry() {
     made.add<RepeatedAugmentationChoice>("repeated_augmentation",
                                          "each sample several times, augmented differently",
                                          make_repeated_augmentation);
+    made.add<ShardsChoice>("shards", "shards in a random order, their samples mixed in a buffer",
+                           make_shards);
     made.add<ClassSkewedChoice>(
         "class_skewed", "rank r of W sees only the labels y with y % W == r", make_class_skewed);
     return made;

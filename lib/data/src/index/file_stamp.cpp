@@ -1,0 +1,45 @@
+#include "index/file_stamp.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace syncbn::data::detail {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+int64_t nanoseconds(const timespec& time) {
+  return time.tv_sec * kSecond + time.tv_nsec;
+}
+
+/// Longer than a tick of the clock that a file's times are taken from.
+int64_t tick_of(const FileStamp& stamp) {
+  const bool whole_seconds = stamp.modified_ns % kSecond == 0 && stamp.changed_ns % kSecond == 0;
+  return whole_seconds ? 2 * kSecond : kSecond / 50;
+}
+
+}  // namespace
+
+FileStamp stamp_of(const std::filesystem::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  return {.inode = status.st_ino,
+          .size = static_cast<uint64_t>(status.st_size),
+          .modified_ns = nanoseconds(status.st_mtim),
+          .changed_ns = nanoseconds(status.st_ctim)};
+}
+
+FileStamp settled_stamp_of(const std::filesystem::path& path) {
+  const FileStamp stamp = stamp_of(path);
+  const auto now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
+  const int64_t age = now.count() - std::max(stamp.modified_ns, stamp.changed_ns);
+  // Times to come are a file server's, whose clock is another.
+  if (age < 0 || age >= tick_of(stamp)) return stamp;
+  std::this_thread::sleep_for(std::chrono::nanoseconds(tick_of(stamp) - age));
+  return stamp_of(path);
+}
+
+}  // namespace syncbn::data::detail

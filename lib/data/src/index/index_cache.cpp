@@ -1,0 +1,202 @@
+#include "index/index_cache.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <syncbn/base/log.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <optional>
+#include <thread>
+
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
+#include <syncbn/base/text.h>
+
+#include "index/file_stamp.h"
+
+namespace syncbn::data::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPoll = std::chrono::milliseconds(10);
+
+/// As the XDG Base Directory Specification has it; nothing where there is no home.
+std::optional<fs::path> default_cache_folder() {
+  const auto cache = base::env("XDG_CACHE_HOME");
+  if (cache && cache->starts_with('/')) return fs::path(*cache) / "syncbn";
+  const auto home = base::env("HOME");
+  if (home) return fs::path(*home) / ".cache/syncbn";
+  return std::nullopt;
+}
+
+/// The host is part of the name: on a file server, hosts would replace each other's files, which
+/// are mapped.
+std::string file_name_of(const std::string& key) {
+  base::Fnv1a hash;
+  hash.add_bytes(base::hostname());
+  hash.add_byte(0);
+  hash.add_bytes(key);
+  return fmt::format("{:016x}.index", hash.value());
+}
+
+/// The right to build, which ends with the process at the latest.
+class BuildLock {
+ public:
+  /// @throws base::UnavailableError when another process still has it at the end of the timeout.
+  BuildLock(const fs::path& path, const std::string& name, std::chrono::milliseconds timeout)
+      : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+    const auto deadline = Clock::now() + timeout;
+    while (is_taken()) {
+      if (Clock::now() >= deadline) {
+        throw base::UnavailableError(fmt::format(
+            "waited {} for process {}, which builds the index of '{}'; if it hangs, end it, "
+            "otherwise start again when it is done",
+            base::format_seconds(std::chrono::duration<double>(timeout).count()), holder(), name));
+      }
+      std::this_thread::sleep_for(kPoll);
+    }
+    say_who_holds_it();
+  }
+
+ private:
+  /// Where a file system has no locks, processes build the same one after another's back: in vain,
+  /// but to no harm.
+  bool is_taken() const {
+    return ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR);
+  }
+
+  void say_who_holds_it() const {
+    const std::string pid = fmt::format("{}\n", ::getpid());
+    // For messages alone; it may fail.
+    if (::ftruncate(file_.get(), 0) == 0) {
+      [[maybe_unused]] const ssize_t n = ::pwrite(file_.get(), pid.data(), pid.size(), 0);
+    }
+  }
+
+  std::string holder() const {
+    char text[32] = {};
+    const ssize_t n = ::pread(file_.get(), text, sizeof text - 1, 0);
+    const std::string_view pid(text, n > 0 ? static_cast<size_t>(n) : 0);
+    return std::string(pid.substr(0, pid.find('\n')));
+  }
+
+  base::UniqueFd file_;
+};
+
+class CachedIndex {
+ public:
+  CachedIndex(const IndexSource& source, const IndexCacheOptions& options)
+      : source_(source),
+        options_(options),
+        is_first_(base::env_int("LOCAL_RANK", 0, INT32_MAX).value_or(0) == 0) {}
+
+  MappedIndex open() {
+    const auto folder =
+        options_.folder.empty() ? default_cache_folder() : std::optional(options_.folder);
+    if (!folder) return in_memory("neither HOME nor XDG_CACHE_HOME is set");
+    path_ = *folder / file_name_of(source_.key);
+    if (auto index = current()) return std::move(*index);
+    try {
+      base::check_can_write(path_);
+    } catch (const base::Error& error) {
+      return in_memory(error.what());
+    }
+    if (!is_first_) wait_for_the_first();
+    const BuildLock lock(path_.string() + ".lock", source_.name, options_.timeout);
+    if (auto index = current()) return std::move(*index);
+    return built();
+  }
+
+ private:
+  /// The file, if it can be used as it is.
+  std::optional<MappedIndex> current() const {
+    const base::UniqueFd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file) return std::nullopt;
+    auto index = MappedIndex::open(file);
+    const bool is_usable = index && index->text(kKeySection) == source_.key;
+    if (!is_usable || !source_.is_current(*index)) return std::nullopt;
+    return index;
+  }
+
+  void wait_for_the_first() const {
+    const FileStamp before = stamp_of(path_);
+    const auto deadline = Clock::now() + options_.head_start;
+    while (stamp_of(path_) == before && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
+  }
+
+  MappedIndex built() const {
+    base::UniqueFd file;
+    try {
+      remove_leftovers();
+      base::write_file_atomically(path_, [&](const fs::path& temporary) {
+        file.reset(::open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+        if (!file) base::throw_file_error("cannot create " + temporary.string(), errno);
+        write(file);
+      });
+    } catch (const base::UnavailableError& error) {
+      return in_memory(error.what());
+    }
+    return opened(file);
+  }
+
+  /// What builders left that were killed. The caller has the lock.
+  void remove_leftovers() const {
+    const std::string temporary = fmt::format(".{}.", path_.filename().string());
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(path_.parent_path(), ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(temporary)) fs::remove(entry.path(), ignored);
+    }
+  }
+
+  MappedIndex in_memory(const std::string& why) const {
+    if (is_first_) {
+      spdlog::warn(
+          "the index of '{}' is kept in each process's memory, since no file can be written: {}",
+          source_.name, why);
+    }
+    const base::UniqueFd file(::memfd_create("syncbn-index", MFD_CLOEXEC));
+    if (!file) base::throw_errno("cannot make an index in memory");
+    write(file);
+    return opened(file);
+  }
+
+  void write(const base::UniqueFd& file) const {
+    const auto begin = Clock::now();
+    IndexWriter writer(file);
+    writer.begin(kKeySection);
+    writer.add_bytes(source_.key);
+    writer.finish(source_.build(writer));
+    const std::chrono::duration<double> took = Clock::now() - begin;
+    if (took > std::chrono::seconds(1)) {
+      spdlog::info("built the index of '{}' in {}", source_.name,
+                   base::format_seconds(took.count()));
+    }
+  }
+
+  static MappedIndex opened(const base::UniqueFd& file) {
+    auto index = MappedIndex::open(file);
+    if (!index) throw base::UnavailableError("an index that was just written cannot be read");
+    return std::move(*index);
+  }
+
+  const IndexSource& source_;
+  const IndexCacheOptions& options_;
+  const bool is_first_;
+  fs::path path_;
+};
+
+}  // namespace
+
+MappedIndex open_index(const IndexSource& source, const IndexCacheOptions& options) {
+  return CachedIndex(source, options).open();
+}
+
+}  // namespace syncbn::data::detail

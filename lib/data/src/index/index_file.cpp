@@ -1,0 +1,130 @@
+#include "index/index_file.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <syncbn/base/error.h>
+
+namespace syncbn::data::detail {
+namespace {
+
+constexpr size_t kBufferBytes = size_t{1} << 20;
+constexpr uint64_t kAlignment = 8;
+static_assert(sizeof(IndexHeader) % kAlignment == 0);
+
+uint32_t checksum(uint32_t before, const void* bytes, size_t size) {
+  return static_cast<uint32_t>(::crc32_z(before, static_cast<const Bytef*>(bytes), size));
+}
+
+uint32_t checksum_of(const IndexHeader& header) {
+  return checksum(0, &header, offsetof(IndexHeader, header_checksum));
+}
+
+void write_all(const base::UniqueFd& file, const void* bytes, size_t size, uint64_t offset) {
+  const auto* from = static_cast<const char*>(bytes);
+  for (size_t done = 0; done < size;) {
+    const ssize_t n =
+        ::pwrite(file.get(), from + done, size - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) base::throw_errno("writing an index");
+    done += static_cast<size_t>(n);
+  }
+}
+
+/// What can be told without looking at the sections' bytes.
+bool is_sound(const IndexHeader& header, uint64_t size) {
+  const IndexHeader own;
+  if (header.magic != own.magic || header.version != own.version ||
+      header.byte_order != own.byte_order || header.file_size != size ||
+      header.header_checksum != checksum_of(header)) {
+    return false;
+  }
+  return std::ranges::all_of(header.sections, [&](const IndexHeader::Section& section) {
+    return section.offset % kAlignment == 0 && section.offset <= size &&
+           section.size <= size - section.offset;
+  });
+}
+
+}  // namespace
+
+IndexWriter::IndexWriter(const base::UniqueFd& file) : file_(file) {
+  buffer_.reserve(kBufferBytes);
+}
+
+void IndexWriter::begin(size_t section) {
+  end_section();
+  section_ = section;
+  header_.sections.at(section).offset = at_;
+}
+
+void IndexWriter::add_bytes(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const std::string_view part = bytes.substr(0, kBufferBytes - buffer_.size());
+    buffer_ += part;
+    at_ += part.size();
+    bytes.remove_prefix(part.size());
+    if (buffer_.size() == kBufferBytes) flush();
+  }
+}
+
+void IndexWriter::finish(uint64_t fingerprint) {
+  end_section();
+  flush();
+  header_.file_size = at_;
+  header_.fingerprint = fingerprint;
+  header_.header_checksum = checksum_of(header_);
+  write_all(file_, &header_, sizeof header_, 0);
+}
+
+void IndexWriter::end_section() {
+  if (!section_) return;
+  auto& section = header_.sections[*section_];
+  section.size = at_ - section.offset;
+  add_bytes(std::string((kAlignment - at_ % kAlignment) % kAlignment, '\0'));
+  section_.reset();
+}
+
+void IndexWriter::flush() {
+  write_all(file_, buffer_.data(), buffer_.size(), at_ - buffer_.size());
+  header_.body_checksum = checksum(header_.body_checksum, buffer_.data(), buffer_.size());
+  buffer_.clear();
+}
+
+std::optional<MappedIndex> MappedIndex::open(const base::UniqueFd& file) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read an index");
+  const auto size = static_cast<size_t>(status.st_size);
+  if (size < sizeof(IndexHeader)) return std::nullopt;
+  void* bytes = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
+  if (bytes == MAP_FAILED) base::throw_errno("cannot map an index");
+  MappedIndex index({static_cast<const std::byte*>(bytes), size});
+  if (!is_sound(index.header(), size)) return std::nullopt;
+  const auto body = index.bytes_.subspan(sizeof(IndexHeader));
+  if (checksum(0, body.data(), body.size()) != index.header().body_checksum) return std::nullopt;
+  return index;
+}
+
+MappedIndex::MappedIndex(MappedIndex&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedIndex& MappedIndex::operator=(MappedIndex&& other) noexcept {
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+MappedIndex::~MappedIndex() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+std::string_view MappedIndex::text(size_t section) const {
+  const auto& [offset, size] = header().sections.at(section);
+  return {reinterpret_cast<const char*>(bytes_.data()) + offset, size};
+}
+
+}  // namespace syncbn::data::detail

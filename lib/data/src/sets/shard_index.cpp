@@ -1,0 +1,190 @@
+#include "sets/shard_index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
+
+#include "index/file_stamp.h"
+#include "sets/file_bytes.h"
+#include "sets/tar_index.h"
+
+namespace syncbn::data::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using Place = ShardIndex::Place;
+
+enum Section : size_t { kPlaces = kKeySection + 1, kLabels, kShardEnds, kStamps };
+
+/// webdataset's: a name up to the first dot behind the last slash.
+size_t end_of_key(std::string_view name) {
+  const size_t slash = name.rfind('/');
+  return std::min(name.find('.', slash == std::string_view::npos ? 0 : slash), name.size());
+}
+
+bool is_image(std::string_view extension) {
+  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
+}
+
+/// Writes a ShardIndex, shard by shard.
+class ShardIndexWriter {
+ public:
+  ShardIndexWriter(IndexWriter& out, int64_t classes) : out_(out), classes_(classes) {
+    out_.begin(kPlaces);
+  }
+
+  void add(const fs::path& shard) {
+    stamps_.push_back(settled_stamp_of(shard));
+    shard_ = &shard;
+    file_ = open_file(shard);
+    key_.clear();
+    for_each_tar_member(file_, shard, [this](const TarMember& member) { take(member); });
+    finish_sample();
+    ends_.push_back(std::ssize(labels_));
+  }
+
+  int64_t samples() const { return std::ssize(labels_); }
+
+  uint64_t finish() {
+    out_.begin(kLabels);
+    for (const int32_t label : labels_) {
+      const int64_t wide = label;
+      out_.add(std::span(&wide, 1));
+    }
+    out_.begin(kShardEnds);
+    out_.add(std::span<const int64_t>(ends_));
+    out_.begin(kStamps);
+    out_.add(std::span<const FileStamp>(stamps_));
+    return hash_.value();
+  }
+
+ private:
+  void take(const TarMember& member) {
+    const size_t end = end_of_key(member.name);
+    const std::string_view key = std::string_view(member.name).substr(0, end);
+    const std::string_view extension = std::string_view(member.name).substr(end);
+    if (key != key_) {
+      finish_sample();
+      key_ = key;
+    }
+    if (is_image(extension)) image_ = place_of(member);
+    if (extension == ".cls") label_ = read_label(member);
+  }
+
+  Place place_of(const TarMember& member) const {
+    if (member.size > UINT32_MAX) fail(member.name, "an image cannot have more than 4 GB");
+    return {.offset = static_cast<uint64_t>(member.offset),
+            .size = static_cast<uint32_t>(member.size),
+            .shard = static_cast<uint32_t>(ends_.size())};
+  }
+
+  void finish_sample() {
+    if (image_.has_value() != label_.has_value()) {
+      fail(key_, image_ ? "it has an image and no .cls" : "it has a .cls and no image");
+    }
+    if (image_) {
+      out_.add(std::span<const Place>(&*image_, 1));
+      labels_.push_back(*label_);
+      hash_.add(image_->offset);
+      hash_.add(image_->size);
+      hash_.add(static_cast<uint64_t>(*label_));
+    }
+    image_.reset();
+    label_.reset();
+  }
+
+  int32_t read_label(const TarMember& member) {
+    constexpr int64_t kLongest = 32;  // digits, perhaps with a line end
+    if (member.size > kLongest) fail(member.name, "it is no class label");
+    read_at(file_, *shard_, member.offset, member.size, bytes_);
+    std::string_view text(reinterpret_cast<const char*>(bytes_.data()), bytes_.size());
+    while (text.ends_with('\n') || text.ends_with('\r') || text.ends_with(' ')) {
+      text.remove_suffix(1);
+    }
+    int32_t label = 0;
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), label);
+    if (error != std::errc() || stop != text.data() + text.size() || label < 0 ||
+        label >= classes_) {
+      fail(member.name, fmt::format("a label is a number from 0 to {}", classes_ - 1));
+    }
+    return label;
+  }
+
+  [[noreturn]] void fail(const std::string& member, const std::string& why) const {
+    throw base::UserError(
+        fmt::format("cannot read the shard '{}', sample '{}': {}", shard_->string(), member, why));
+  }
+
+  IndexWriter& out_;
+  const int64_t classes_;
+  base::Fnv1a hash_;
+  std::vector<int32_t> labels_;
+  std::vector<int64_t> ends_;
+  std::vector<FileStamp> stamps_;
+  // The shard at hand, and its sample.
+  const fs::path* shard_ = nullptr;
+  base::UniqueFd file_;
+  std::string key_;
+  std::optional<Place> image_;
+  std::optional<int32_t> label_;
+  std::vector<uint8_t> bytes_;
+};
+
+bool are_unchanged(const MappedIndex& index, const std::vector<fs::path>& shards) {
+  return std::ranges::equal(index.array<FileStamp>(kStamps), shards, {}, {}, stamp_of);
+}
+
+std::string key_of(const std::vector<fs::path>& shards, int64_t classes) {
+  std::string key = fmt::format("tar_shards of {} classes", classes);
+  for (const fs::path& shard : shards) key += fmt::format("\n{}", fs::absolute(shard).string());
+  return key;
+}
+
+}  // namespace
+
+ShardIndex::ShardIndex(MappedIndex index)
+    : index_(std::move(index)),
+      places_(index_.array<Place>(kPlaces)),
+      labels_(index_.array<int64_t>(kLabels)),
+      shard_ends_(index_.array<int64_t>(kShardEnds)) {}
+
+std::vector<ShardIndex::Range> ShardIndex::ranges(std::span<const int64_t> samples) const {
+  std::vector<int64_t> sorted(samples.begin(), samples.end());
+  std::ranges::sort(sorted);
+  std::vector<Range> ranges;
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    const Place& place = (*this)[sorted[i]];
+    const auto offset = static_cast<int64_t>(place.offset);
+    const bool follows =
+        i > 0 && sorted[i] == sorted[i - 1] + 1 && ranges.back().shard == place.shard;
+    if (!follows) ranges.push_back({place.shard, offset, 0});
+    ranges.back().size = offset + place.size - ranges.back().offset;
+  }
+  return ranges;
+}
+
+ShardIndex index_shards(const std::vector<fs::path>& shards, int64_t classes,
+                        const std::string& pattern, const IndexCacheOptions& cache) {
+  const auto build = [&](IndexWriter& out) {
+    ShardIndexWriter writer(out, classes);
+    for (const fs::path& shard : shards) writer.add(shard);
+    if (writer.samples() == 0) {
+      throw base::UserError(fmt::format("tar_shards: there is no sample in '{}'", pattern));
+    }
+    return writer.finish();
+  };
+  return ShardIndex(open_index(
+      {.name = pattern,
+       .key = key_of(shards, classes),
+       .is_current = [&](const MappedIndex& index) { return are_unchanged(index, shards); },
+       .build = build},
+      cache));
+}
+
+}  // namespace syncbn::data::detail

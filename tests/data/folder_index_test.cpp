@@ -1,0 +1,132 @@
+#include "sets/folder_index.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "sets/folder_scan.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::data::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class FolderIndexTest : public ::testing::Test {
+ protected:
+  FolderIndexTest() {
+    add("data/cat/1.jpg");
+    add("data/cat/more/2.jpg");
+    add("data/dog/3.jpg");
+  }
+  void add(const std::string& file) const {
+    fs::create_directories((folder_ / file).parent_path());
+    folder_.write(file, "");
+  }
+  IndexCacheOptions cache() const { return {.folder = folder_ / "cache"}; }
+  FolderIndex index() const { return index_class_folders(folder_ / "data", cache()); }
+  std::vector<std::string> files() const { return files_of(index()); }
+
+  static std::vector<std::string> files_of(const FolderIndex& index) {
+    std::vector<std::string> names;
+    for (int64_t i = 0; i < index.size(); ++i) names.push_back(index.file(i));
+    return names;
+  }
+  /// Says which file the index lies in: another one after each build.
+  FileStamp index_file() const {
+    for (const auto& entry : fs::directory_iterator(folder_ / "cache")) {
+      if (entry.path().extension() == ".index") return stamp_of(entry.path());
+    }
+    return {};
+  }
+
+  const test::TempFolder folder_;
+};
+
+TEST_F(FolderIndexTest, HasFilesClassesAndLabels) {
+  const FolderIndex made = index();
+  EXPECT_THAT(files_of(made), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
+  EXPECT_THAT(made.labels(), ElementsAre(0, 0, 1));
+  EXPECT_THAT(made.classes(), ElementsAre("cat", "dog"));
+}
+
+TEST_F(FolderIndexTest, IsReadFromItsFileWhileNothingChanges) {
+  const uint64_t fingerprint = index().fingerprint();
+  const FileStamp before = index_file();
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
+  // Other bytes under the same name: the index has names alone.
+  folder_.write("data/cat/1.jpg", "other bytes");
+  EXPECT_EQ(index().fingerprint(), fingerprint);
+  EXPECT_EQ(index_file(), before);
+}
+
+TEST_F(FolderIndexTest, NoticesWhatIsAddedRemovedOrRenamedAnywhere) {
+  files();
+  add("data/dog/2.png");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/2.png", "dog/3.jpg"));
+  fs::remove(folder_ / "data/cat/more/2.jpg");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "dog/2.png", "dog/3.jpg"));
+  fs::rename(folder_ / "data/dog/2.png", folder_ / "data/dog/4.png");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "dog/3.jpg", "dog/4.png"));
+  add("data/cat/more/new/5.jpg");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/new/5.jpg", "dog/3.jpg", "dog/4.png"));
+  add("data/ant/6.jpg");
+  EXPECT_THAT(index().classes(), ElementsAre("ant", "cat", "dog"));
+  fs::remove_all(folder_ / "data/cat");
+  EXPECT_THAT(files(), ElementsAre("ant/6.jpg", "dog/3.jpg", "dog/4.png"));
+}
+
+TEST_F(FolderIndexTest, NoticesAChangeAfterWhichTheTimeWasSetBack) {
+  const auto time = fs::last_write_time(folder_ / "data/cat");
+  files();
+  add("data/cat/2.jpg");
+  fs::last_write_time(folder_ / "data/cat", time);
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/2.jpg", "cat/more/2.jpg", "dog/3.jpg"));
+}
+
+TEST_F(FolderIndexTest, FingerprintIsOfNamesAndNotOfPlaces) {
+  // As it was before there were index files: a run that was begun then can go on.
+  base::Fnv1a hash;
+  for (const char* name : {"cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"}) {
+    hash.add_bytes(name);
+    hash.add_byte(0);
+  }
+  EXPECT_EQ(index().fingerprint(), hash.value());
+  fs::rename(folder_ / "data", folder_ / "moved");
+  EXPECT_EQ(index_class_folders(folder_ / "moved", cache()).fingerprint(), hash.value());
+}
+
+TEST_F(FolderIndexTest, PairsImagesWithMasks) {
+  add("images/b.jpg");
+  add("images/a.b.png");
+  add("masks/b.png");
+  add("masks/a.b.png");
+  add("masks/c.png");
+  const FolderIndex pairs = index_pairs(folder_ / "images", folder_ / "masks", cache());
+  EXPECT_THAT(files_of(pairs), ElementsAre("a.b.png", "b.jpg", "a.b.png", "b.png"));
+  EXPECT_THAT(pairs.labels(), IsEmpty());
+  add("images/c.jpg");
+  EXPECT_EQ(index_pairs(folder_ / "images", folder_ / "masks", cache()).size(), 6);
+}
+
+TEST_F(FolderIndexTest, FindsEveryFileOfFoldersOfAllSizes) {
+  std::vector<std::string> expected;
+  for (int folder = 0; folder < 20; ++folder) {
+    // Some of them are empty.
+    for (int file = 0; file < folder * folder % 7; ++file) {
+      expected.push_back(fmt::format("x/{:02}/{}.png", folder, file));
+      add("sizes/" + expected.back());
+    }
+    fs::create_directories(folder_ / fmt::format("sizes/x/{:02}", folder));
+  }
+  EXPECT_EQ(files_of(index_class_folders(folder_ / "sizes", cache())), expected);
+}
+
+}  // namespace
+}  // namespace syncbn::data::detail

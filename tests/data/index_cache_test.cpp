@@ -1,0 +1,214 @@
+#include "index/index_cache.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+
+#include "support/multiproc.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::data::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+class IndexCacheTest : public ::testing::Test {
+ protected:
+  /// An index that says `content_`, and is current as long as it does.
+  IndexSource source() {
+    return {.name = "test set",
+            .key = "key",
+            .is_current = [this](const MappedIndex& index) { return index.text(1) == content_; },
+            .build = [this](IndexWriter& out) -> uint64_t {
+              ++builds_;
+              out.begin(1);
+              out.add_bytes(content_);
+              return 0;
+            }};
+  }
+  std::string open() { return std::string(open_index(source(), options_).text(1)); }
+
+  /// The only file of the cache that has this ending.
+  fs::path file(const std::string& ending) const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(options_.folder)) {
+      if (entry.path().string().ends_with(ending)) found.push_back(entry.path());
+    }
+    return found.size() == 1 ? found.front() : fs::path("none");
+  }
+
+  const test::TempFolder folder_;
+  IndexCacheOptions options_{.folder = folder_ / "deep/cache"};
+  std::string content_ = "first";
+  int builds_ = 0;
+};
+
+TEST_F(IndexCacheTest, BuildsOnceAndReadsItsFileFromThenOn) {
+  EXPECT_EQ(open(), "first");
+  EXPECT_EQ(open(), "first");
+  EXPECT_EQ(builds_, 1);
+  EXPECT_TRUE(fs::exists(file(".index")));
+}
+
+TEST_F(IndexCacheTest, BuildsAnewWhatIsNoLongerCurrent) {
+  const MappedIndex before = open_index(source(), options_);
+  content_ = "second";
+  EXPECT_EQ(open(), "second");
+  EXPECT_EQ(builds_, 2);
+  EXPECT_EQ(before.text(1), "first") << "who has the old one keeps it";
+}
+
+TEST_F(IndexCacheTest, BuildsAnewWhatIsDamagedOrOfAnotherSet) {
+  open();
+  const std::string whole = base::read_file(file(".index"));
+  std::string damaged = whole;
+  damaged.back() ^= 1;
+  for (const std::string& bytes : {damaged, whole.substr(0, whole.size() / 2), std::string()}) {
+    std::ofstream(file(".index")) << bytes;
+    builds_ = 0;
+    EXPECT_EQ(open(), "first");
+    EXPECT_EQ(builds_, 1);
+  }
+  IndexSource other = source();
+  other.key = "other set";
+  const fs::path name = file(".index");
+  open_index(other, options_);
+  for (const auto& entry : fs::directory_iterator(options_.folder)) {
+    if (entry.path().extension() == ".index" && entry.path() != name) {
+      fs::copy_file(entry.path(), name, fs::copy_options::overwrite_existing);
+    }
+  }
+  builds_ = 0;
+  open();
+  EXPECT_EQ(builds_, 1);
+}
+
+TEST_F(IndexCacheTest, WhatTheBuilderThrowsLeavesNothingBehind) {
+  IndexSource failing = source();
+  failing.build = [](IndexWriter&) -> uint64_t { throw base::UserError("no data"); };
+  EXPECT_THAT([&] { open_index(failing, options_); },
+              ThrowsMessage<base::UserError>(HasSubstr("no data")));
+  for (const auto& entry : fs::directory_iterator(options_.folder)) {
+    EXPECT_THAT(entry.path().string(), EndsWith(".lock"));
+  }
+  EXPECT_EQ(open(), "first");
+}
+
+TEST_F(IndexCacheTest, RemovesWhatKilledBuildersLeft) {
+  open();
+  const fs::path left =
+      options_.folder / fmt::format(".{}.1234.tmp", file(".index").filename().string());
+  std::ofstream(left) << "half";
+  content_ = "second";
+  open();
+  EXPECT_FALSE(fs::exists(left));
+}
+
+TEST_F(IndexCacheTest, WithoutAWritableFolderItIsBuiltInMemoryAndSaysSo) {
+  options_.folder = folder_.write("file", "") + "/cache";
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(open(), "first");
+  EXPECT_EQ(open(), "first");
+  const std::string said =
+      ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(builds_, 2);
+  EXPECT_THAT(said, AllOf(HasSubstr("index of 'test set'"), HasSubstr("file/cache")));
+}
+
+TEST_F(IndexCacheTest, KeepsItsFilesWhereTheEnvironmentSays) {
+  options_.folder.clear();
+  ::setenv("XDG_CACHE_HOME", (folder_ / "xdg").c_str(), 1);
+  open();
+  EXPECT_FALSE(fs::is_empty(folder_ / "xdg/syncbn"));
+  ::setenv("XDG_CACHE_HOME", "relative", 1);  // which the specification says to ignore
+  ::setenv("HOME", (folder_ / "home").c_str(), 1);
+  open();
+  EXPECT_FALSE(fs::is_empty(folder_ / "home/.cache/syncbn"));
+}
+
+TEST_F(IndexCacheTest, NamesTheProcessThatItWaitedFor) {
+  open();
+  content_ = "second";
+  const base::UniqueFd lock(::open(file(".lock").c_str(), O_RDWR));
+  ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
+  options_.timeout = std::chrono::milliseconds(30);
+  EXPECT_THAT([&] { open(); },
+              ThrowsMessage<base::UnavailableError>(
+                  AllOf(HasSubstr("waited 30 ms"), HasSubstr(fmt::format("process {}", ::getpid())),
+                        HasSubstr("'test set'"))));
+}
+
+TEST_F(IndexCacheTest, IsBuiltByTheFirstRankOfAHostForAll) {
+  // Ranks who build say so by a line each.
+  const std::string log = folder_.write("log", "");
+  test::run_ranks(4, [&](int rank) {
+    IndexSource slow = source();
+    slow.build = [&, build = slow.build](IndexWriter& out) {
+      std::ofstream(log, std::ios::app) << fmt::format("rank {}\n", rank);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return build(out);
+    };
+    options_.head_start = std::chrono::seconds(40);
+    const MappedIndex index = open_index(slow, options_);
+    EXPECT_EQ(index.text(1), "first");
+    // Shared memory, and not a copy of each rank's own.
+    EXPECT_THAT(base::read_file("/proc/self/maps"), HasSubstr(file(".index").string()));
+  });
+  EXPECT_EQ(base::read_file(log), "rank 0\n");
+}
+
+TEST_F(IndexCacheTest, RanksBuildOnceAlsoWithoutTheFirst) {
+  const std::string log = folder_.write("log", "");
+  options_.head_start = std::chrono::milliseconds(1);
+  test::run_ranks(4, [&](int rank) {
+    if (rank == 0) return;
+    IndexSource noted = source();
+    noted.build = [&, build = noted.build](IndexWriter& out) {
+      std::ofstream(log, std::ios::app) << "built\n";
+      return build(out);
+    };
+    EXPECT_EQ(open_index(noted, options_).text(1), "first");
+  });
+  EXPECT_EQ(base::read_file(log), "built\n");
+}
+
+TEST_F(IndexCacheTest, ABuilderThatIsKilledIsReplaced) {
+  test::run_ranks(1, [&](int) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      IndexSource dying = source();
+      dying.build = [](IndexWriter& out) -> uint64_t {
+        out.begin(1);
+        ::kill(::getpid(), SIGKILL);
+        return 0;
+      };
+      open_index(dying, options_);
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    EXPECT_EQ(open(), "first");
+    EXPECT_EQ(file(".tmp"), "none");
+  });
+}
+
+}  // namespace
+}  // namespace syncbn::data::detail
