@@ -139,7 +139,8 @@ std::string memory(double init_seconds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 6 || argc > 7) {
+  const bool sync = argc == 7 && argv[6] == std::string("sync");
+  if (argc != 6 && !sync) {
     fmt::print(stderr,
                "usage: ddp_step MODEL BATCH SIZE default|contiguous|channels_last FUSED [sync]\n");
     return 2;
@@ -149,7 +150,7 @@ int main(int argc, char** argv) {
   dist::init_process_group({.backend = "gloo"});
   const double init_seconds = now() - begin;
   Job job(argv[1], std::stoll(argv[2]), std::stoll(argv[3]), argv[4], argv[5] == std::string("1"),
-          argc > 6 ? models::Norm::kSync : models::Norm::kLocal);
+          sync ? models::Norm::kSync : models::Norm::kLocal);
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
     std::string command;

@@ -1,7 +1,7 @@
 // What synchronising a layer costs by number of channels: SyncBatchNorm over all ranks less
 // SyncBatchNorm over each rank alone, forward and backward, by turns, on an input so small that
 // computing hardly counts. A rank of syncbn-launch; rank 0 prints medians in microseconds as JSON,
-// by channels, for run.py.
+// by channels, for plot_cost.py.
 //
 //   exchange_cost [--gloo]
 #include <fmt/format.h>

@@ -42,7 +42,7 @@ void expect_replicas_are_refused(nn::Sequential net) {
   dist::convert_sync_batchnorm(*net);
   for (int step = 0; step < kSteps; ++step) {
     EXPECT_THAT(message_of<UserError>([&] { run_replicas(net); }),
-                AllOf(HasSubstr("layer '"), HasSubstr("data_parallel")));
+                AllOf(HasSubstr("layer"), HasSubstr("data_parallel")));
     net->forward(at::randn({4, 3}));
   }
   dist::revert_sync_batchnorm(*net);
@@ -62,6 +62,14 @@ TEST(ConvertReplicasTest, AreRefused) {
 TEST(ConvertReplicasTest, OfLayersWithoutAWeightAreRefusedToo) {
   run_ranks(1, [](int) {
     expect_replicas_are_refused(batch_norms(nn::BatchNorm1dOptions(3).affine(false)));
+  });
+}
+
+TEST(ConvertReplicasTest, OfLayersWithAFrozenWeightAreRefusedToo) {
+  run_ranks(1, [](int) {
+    const nn::Sequential net = batch_norms(3);
+    for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
+    expect_replicas_are_refused(net);
   });
 }
 

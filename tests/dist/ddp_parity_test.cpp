@@ -1,6 +1,7 @@
 // Our DDP and Python's train the same cases from the same seeds; parameters and buffers have the
 // same bits after every step.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 
@@ -164,8 +165,8 @@ class DdpMixedJobTest : public ::testing::TestWithParam<Mixed> {};
 TEST_P(DdpMixedJobTest, TwoRanksOfOursAndTwoOfPythonsTrainOneNetwork) {
   SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
   const std::string either =
-      fmt::format(R"(case $RANK in {}) exec {} "$@";; *) exec {} {} "$@";; esac)",
-                  GetParam().our_ranks, kOurs[0], kPython[0], kPython[1]);
+      fmt::format(R"(case $RANK in {}) exec {} "$@";; *) exec {} "$@";; esac)",
+                  GetParam().our_ranks, fmt::join(kOurs, " "), fmt::join(kPython, " "));
   const TempFolder mixed;
   run_cases(GetParam().launched(4), {"sh", "-c", either, "sh"}, kCases, mixed);
   const std::string plain = read_file(mixed / "0.rank0");

@@ -10,6 +10,7 @@
 #include <ATen/Context.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include "groups/world.h"
@@ -83,6 +84,37 @@ void expect_all_as_apart() {
                        .sizes = {7, 41, 5, 5}});
     }
   }
+}
+
+// Above 4 MiB, results go past the cache, and rows are several tasks.
+void expect_large_ones_as_apart() {
+  const std::vector<int64_t> sizes{2, 3, 613, 601};
+  for (const bool add : {false, true}) {
+    expect_as_apart({.relu = true, .add = add, .sizes = sizes});
+    expect_as_apart(
+        {.relu = true, .add = add, .format = at::MemoryFormat::ChannelsLast, .sizes = sizes});
+  }
+}
+
+TEST(FusedBatchNormTest, EqualsThemWhereResultsGoPastTheCache) {
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [](int) {
+      dist::init_process_group();
+      expect_large_ones_as_apart();
+    });
+  }
+}
+
+// All that was pruned: nothing to normalise, and nothing to fall over.
+TEST(FusedBatchNormTest, TakesNoChannelsAtAll) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    SyncBatchNorm layer(
+        SyncBatchNormOptions(8).affine(false).track_running_stats(false).fuse_relu(true));
+    const at::Tensor input = at::zeros({4, 0}).requires_grad_();
+    layer(input).sum().backward();
+    EXPECT_EQ(input.grad().sizes(), input.sizes());
+  });
 }
 
 TEST(FusedBatchNormTest, EqualsTheLayerAndTheOthersApart) {

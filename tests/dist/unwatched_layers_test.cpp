@@ -8,6 +8,7 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -53,10 +54,10 @@ dist::ProcessGroupPtr plain_gloo_group() {
   return group;
 }
 
-SyncBatchNorm layer_over(const dist::ProcessGroupPtr& group, const char* name,
-                         int64_t channels = 3) {
-  return SyncBatchNorm(SyncBatchNormOptions(channels).process_group(group).name(name).sync_timeout(
-      milliseconds(1500)));
+SyncBatchNorm layer_over(const dist::ProcessGroupPtr& group, const char* name, int64_t channels = 3,
+                         std::optional<milliseconds> sync_timeout = std::nullopt) {
+  return SyncBatchNorm(
+      SyncBatchNormOptions(channels).process_group(group).name(name).sync_timeout(sync_timeout));
 }
 
 at::Tensor batch(int64_t channels = 3) {
@@ -116,7 +117,7 @@ TEST(UnwatchedLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
 TEST(UnwatchedLayersTest, ARankThatDoesNotComeIsNamedAtTheTimeout) {
   run_ranks(3, [](int rank) {
     dist::init_process_group();
-    SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn");
+    SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn", 3, milliseconds(1500));
     layer(batch());
     if (rank == 1) {
       std::this_thread::sleep_for(milliseconds(3500));

@@ -120,16 +120,19 @@ std::optional<ProcessGroupPtr> converted_group(const at::Tensor& key) {
 
 namespace {
 
-/// @throws base::UserError for a replica of a converted layer inside data_parallel. One without a
-///   weight, that no gradient leads back from, is known by where it runs and by its size.
+/// @throws base::UserError for a replica of a converted layer inside data_parallel. Where no
+///   gradient leads back to the original, of a layer without a weight or with a frozen one, any
+///   converted layer of that size is taken for it.
 void refuse_replica(const at::Tensor& running_mean, const at::Tensor& weight) {
-  auto original = find(original_of(weight));
-  if (!weight.defined() && running_mean.defined() && c10::ParallelGuard::is_enabled()) {
-    original = find_if([&](const at::Tensor& key, const ConvertedLayer& one) {
-      return !one.has_weight && !one.is_script && key.numel() == running_mean.numel();
-    });
-  }
-  if (original) throw_is_replica(*original->name);
+  if (const auto original = find(original_of(weight))) throw_is_replica(*original->name);
+  const bool has_weight = weight.defined();
+  if (has_weight ? !is_replica(weight) : !c10::ParallelGuard::is_enabled()) return;
+  const at::Tensor& values = has_weight ? weight : running_mean;
+  const bool is_one =
+      values.defined() && find_if([&](const at::Tensor& key, const auto& one) {
+        return one.has_weight == has_weight && !one.is_script && key.numel() == values.numel();
+      });
+  if (is_one) throw_is_replica({});
 }
 
 /// What a layer threw last on this thread, for run_script().

@@ -6,8 +6,11 @@
 
 namespace syncbn::dist::detail {
 
-/// The parameter that a replica's stands for inside torch::nn::parallel::data_parallel; undefined
-/// for one that is no replica's.
+/// Whether a parameter is a replica's, inside torch::nn::parallel::data_parallel.
+bool is_replica(const at::Tensor& parameter);
+
+/// The parameter that a replica's stands for; undefined for one that is no replica's, or whose
+/// original is frozen.
 at::Tensor original_of(const at::Tensor& parameter);
 
 /// @throws base::UserError inside torch::nn::parallel::data_parallel.

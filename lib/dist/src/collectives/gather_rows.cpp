@@ -79,6 +79,8 @@ at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group
   const auto naming = [&](int rank, const auto& step) {
     try {
       step();
+    } catch (const base::UserError&) {
+      throw;  // ours, not that rank's
     } catch (const std::exception& error) {
       const Backend* const backend = backend_of(group);
       const int in_world =
