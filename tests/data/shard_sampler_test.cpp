@@ -201,6 +201,21 @@ TEST(ShardSamplerTest, ALoaderAsksStorageForEachSampleOnceAndAhead) {
   EXPECT_LT(std::ranges::max(set->unasked), 160);
 }
 
+TEST(ShardSamplerTest, ALoaderWithLargeBatchesIsAheadOfTheReaderToo) {
+  const auto set = std::make_shared<NotingSet>();
+  const auto sampler = std::make_shared<ShardSampler>(
+      kEnds, ShardSamplerOptions{.num_replicas = 4, .rank = 1, .buffer_size = 160});
+  constexpr int64_t kBatch = 32;
+  ASSERT_GT(4 * kBatch, sampler->read_ahead());
+  Loader loader(set, sampler, {.batch_size = kBatch});
+  loader.start_epoch(0);
+  while (loader.next()) {
+    EXPECT_LE(std::ssize(set->asked_for), set->read + sampler->read_ahead() + 4 * kBatch);
+  }
+  EXPECT_EQ(set->asked_for, sampler->storage_order());
+  EXPECT_EQ(std::ranges::max(set->unasked), -1) << "read before storage was asked for it";
+}
+
 TEST(ShardSamplerTest, ALoaderThatGoesOnAsksForNothingThatWasRead) {
   const auto set = std::make_shared<NotingSet>();
   const auto sampler =
