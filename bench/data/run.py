@@ -189,8 +189,11 @@ def main():
         subprocess.run([arguments.python, HERE / "photos.py", arguments.folder, "--count", str(arguments.count)],
                        check=True)
     results = []
-    for part in arguments.part:
-        results += PARTS[part](arguments)
+    # The indexes of what is measured, which nobody wants later.
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        for part in arguments.part:
+            results += PARTS[part](arguments)
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1) + "\n")
 

@@ -3,11 +3,17 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <chrono>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <syncbn/base/error.h>
+
+#include "index/file_stamp.h"
 #include "sets/folder_scan.h"
 #include "support/temp_folder.h"
 
@@ -16,7 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::ThrowsMessage;
 
 class FolderIndexTest : public ::testing::Test {
  protected:
@@ -54,6 +62,31 @@ TEST_F(FolderIndexTest, HasFilesClassesAndLabels) {
   EXPECT_THAT(files_of(made), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
   EXPECT_THAT(made.labels(), ElementsAre(0, 0, 1));
   EXPECT_THAT(made.classes(), ElementsAre("cat", "dog"));
+}
+
+TEST_F(FolderIndexTest, ATroubledSystemIsNoMistakeOfTheUser) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_THAT([&] { class_names(folder_ / "data"); },
+              ThrowsMessage<base::UnavailableError>(HasSubstr("Too many open files")));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT([&] { class_names(folder_ / "none"); },
+              ThrowsMessage<base::UserError>(HasSubstr("cannot read the image folder")));
+}
+
+TEST_F(FolderIndexTest, AStampIsTakenOfAFolderThatHasSettled) {
+  std::jthread writer([&] {
+    for (int i = 0; i < 3; ++i) {
+      add(fmt::format("data/cat/new{}.jpg", i));
+      std::this_thread::sleep_for(std::chrono::milliseconds(15));
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const FileStamp stamp = settled_stamp_of(folder_ / "data/cat");
+  const auto now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
+  EXPECT_GE(now - std::chrono::nanoseconds(stamp.changed_ns), std::chrono::milliseconds(20));
 }
 
 TEST_F(FolderIndexTest, IsReadFromItsFileWhileNothingChanges) {

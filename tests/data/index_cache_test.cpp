@@ -8,7 +8,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -118,6 +122,86 @@ TEST_F(IndexCacheTest, RemovesWhatKilledBuildersLeft) {
   content_ = "second";
   open();
   EXPECT_FALSE(fs::exists(left));
+}
+
+TEST_F(IndexCacheTest, WithoutALockItLeavesWhatOthersMayBeWriting) {
+  open();
+  const fs::path index = file(".index");
+  const fs::path others = options_.folder / fmt::format(".{}.1234.tmp", index.filename().string());
+  std::ofstream(others) << "half";
+  fs::remove(file(".lock"));
+  fs::create_directory(index.string() + ".lock");  // which cannot be opened for writing
+  content_ = "second";
+  EXPECT_EQ(open(), "second");
+  EXPECT_TRUE(fs::exists(others));
+}
+
+TEST_F(IndexCacheTest, AFileThatCannotBeMovedIntoPlaceIsNoErrorAndHoldsNobodyUp) {
+  open();
+  const fs::path index = file(".index");
+  const fs::path lock_path = file(".lock");
+  content_ = "second";
+  builds_ = 0;
+  std::vector<bool> free;
+  IndexSource disturbed = source();
+  disturbed.build = [&, build = disturbed.build](IndexWriter& out) {
+    fs::remove(index);
+    fs::create_directory(index);
+    const base::UniqueFd lock(::open(lock_path.c_str(), O_RDWR));
+    free.push_back(::flock(lock.get(), LOCK_EX | LOCK_NB) == 0);
+    return build(out);
+  };
+  EXPECT_EQ(open_index(disturbed, options_).text(1), "second");
+  // The second time in memory, which ranks do side by side.
+  EXPECT_THAT(free, ElementsAre(false, true));
+}
+
+TEST_F(IndexCacheTest, AFileThatCannotBeMappedIsNoError) {
+  open();
+  const fs::path index = file(".index");
+  fs::remove(index);
+  fs::create_directory(index);
+  // A folder can be opened and not mapped; its size is that of its entries on some file systems.
+  for (int i = 0; i < 40; ++i) std::ofstream(index / fmt::format("a file in the folder {}", i));
+  const base::UniqueFd folder(::open(index.c_str(), O_RDONLY));
+  EXPECT_THAT([&] { MappedIndex::open(folder); },
+              ThrowsMessage<IndexFileError>(HasSubstr("cannot map")));
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(open(), "first");
+  const std::string said =
+      ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr(index.string() + ": cannot map"));
+}
+
+TEST_F(IndexCacheTest, AnErrorOfTheDataIsNotTakenForOneOfTheFile) {
+  IndexSource failing = source();
+  failing.build = [&](IndexWriter&) -> uint64_t {
+    ++builds_;
+    throw base::UnavailableError("a shard cannot be read");
+  };
+  EXPECT_THAT([&] { open_index(failing, options_); },
+              ThrowsMessage<base::UnavailableError>(HasSubstr("a shard cannot be read")));
+  EXPECT_EQ(builds_, 1);
+}
+
+TEST_F(IndexCacheTest, OtherRanksDoNotWaitForAFileThatIsThere) {
+  open();
+  IndexSource replaced = source();
+  int looks = 0;
+  // The first rank puts a new file in place while this one looks at the old.
+  replaced.is_current = [&](const MappedIndex& index) {
+    if (++looks > 1) return index.text(1) == "second";
+    content_ = "second";
+    ::setenv("LOCAL_RANK", "0", 1);
+    open();
+    return false;
+  };
+  options_.head_start = std::chrono::hours(1);  // longer than a test may take
+  ::setenv("LOCAL_RANK", "1", 1);
+  EXPECT_EQ(open_index(replaced, options_).text(1), "second");
+  ::unsetenv("LOCAL_RANK");
+  EXPECT_EQ(builds_, 2);
 }
 
 TEST_F(IndexCacheTest, WithoutAWritableFolderItIsBuiltInMemoryAndSaysSo) {

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <syncbn/base/error.h>
+#include <syncbn/config/value.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/sample_dataset.h>
 
@@ -119,19 +121,62 @@ TEST(ShardSamplerTest, EachRankHasShardsOfItsOwn) {
 }
 
 TEST(ShardSamplerTest, MixesSamplesOfABufferWhichStorageIsAskedForBefore) {
-  for (const int ranks : {1, 4}) {
-    ShardSampler sampler(kEnds, {.num_replicas = ranks, .rank = ranks - 1, .buffer_size = 160});
-    const auto order = sampler.indices();
-    const auto stored = sampler.storage_order();
-    EXPECT_EQ(sorted(order), sorted(stored));
-    int64_t farthest = 0;
-    for (int64_t place = 0; place < std::ssize(order); ++place) {
-      const auto at = std::ranges::find(stored, order[static_cast<size_t>(place)]);
-      farthest = std::max(farthest, std::abs(at - stored.begin() - place));
+  // 3 and 32 do not divide the 16 streams.
+  for (const int ranks : {1, 3, 4, 32}) {
+    for (const int rank : {0, ranks / 2, ranks - 1}) {
+      ShardSampler sampler(kEnds, {.num_replicas = ranks, .rank = rank, .buffer_size = 160});
+      const auto order = sampler.indices();
+      const auto stored = sampler.storage_order();
+      EXPECT_EQ(sorted(order), sorted(stored)) << "rank " << rank << " of " << ranks;
+      int64_t farthest = 0;
+      for (int64_t place = 0; place < std::ssize(order); ++place) {
+        // A sample that pads this rank's share is in it twice, and the copy at the end stays there.
+        const bool pads = rank + place * ranks >= kSamples;
+        const int64_t at =
+            pads ? std::ssize(stored) - 1
+                 : std::ranges::find(stored, order[static_cast<size_t>(place)]) - stored.begin();
+        EXPECT_EQ(stored.at(static_cast<size_t>(at)), order[static_cast<size_t>(place)]);
+        farthest = std::max(farthest, std::abs(at - place));
+      }
+      EXPECT_LE(farthest, 160 / ranks);
+      EXPECT_GT(farthest, 160 / ranks / 2);
+      EXPECT_GT(sampler.read_ahead(), 160 / ranks);
     }
-    EXPECT_LT(farthest, 160 / ranks);
-    EXPECT_GT(farthest, 160 / ranks / 2);
-    EXPECT_GT(sampler.read_ahead(), 160 / ranks);
+  }
+}
+
+TEST(ShardSamplerTest, StorageIsAskedInTheOrderOfTheUnmixedList) {
+  const auto list = ShardSampler(kEnds, {}).storage_order();
+  for (const int ranks : {3, 32}) {
+    const auto stored =
+        ShardSampler(kEnds, {.num_replicas = ranks, .rank = 1, .drop_last = true}).storage_order();
+    std::vector<int64_t> places;
+    for (const int64_t sample : stored) {
+      places.push_back(std::ranges::find(list, sample) - list.begin());
+    }
+    EXPECT_TRUE(std::ranges::is_sorted(places)) << ranks << " ranks";
+  }
+}
+
+TEST(ShardSamplerTest, MixesWithTheLargestBufferAndTheMostStreamsToo) {
+  const ShardSampler sampler(kEnds, {.buffer_size = ShardSamplerOptions::kMostBuffer,
+                                     .streams = ShardSamplerOptions::kMostStreams});
+  EXPECT_EQ(sorted(sampler.indices()), all_samples());
+  EXPECT_GT(sampler.read_ahead(), ShardSamplerOptions::kMostBuffer);
+}
+
+TEST(ShardSamplerTest, ConfigurationsBeyondTheBoundsAreRefused) {
+  for (const auto& [key, number] :
+       {std::pair("buffer_size", "1000000000001"), std::pair("streams", "1000001")}) {
+    config::Value value = config::Value::of_map();
+    value.set("type", config::Value::of_scalar("shards"));
+    value.set(key, config::Value::of_scalar(number));
+    config::Component<SamplerKind> made;
+    config::Faults faults;
+    config::Codec<config::Component<SamplerKind>>::read(value, made, "sampler", faults);
+    EXPECT_THAT([&] { faults.throw_if_any(); },
+                ThrowsMessage<base::UserError>(HasSubstr("at most 1000000")))
+        << key;
   }
 }
 
@@ -145,8 +190,11 @@ TEST(ShardSamplerTest, RefusesOptionsThatMakeNoSense) {
     EXPECT_THAT(([&] { ShardSampler(ends, options); }),
                 ThrowsMessage<base::UserError>(HasSubstr(why)));
   };
-  refuses({5}, {.buffer_size = 0}, "buffer_size 0");
-  refuses({5}, {.streams = 0}, "streams 0");
+  refuses({5}, {.buffer_size = 0}, "buffer_size must be from 1");
+  refuses({5}, {.buffer_size = INT64_MAX},
+          "buffer_size must be from 1 to 1000000000000, got 92233");
+  refuses({5}, {.streams = 0}, "streams must be from 1 to 1000000, got 0");
+  refuses({5}, {.streams = 1'000'001}, "streams");
   refuses({5, 4}, {}, "ends before");
   refuses({5}, {.num_replicas = 2, .rank = 2}, "rank 2 of 2");
 }
@@ -199,6 +247,21 @@ TEST(ShardSamplerTest, ALoaderAsksStorageForEachSampleOnceAndAhead) {
   EXPECT_EQ(set->asked_for, sampler->storage_order());
   // By four batches' samples with each batch, storage soon is a buffer ahead.
   EXPECT_LT(std::ranges::max(set->unasked), 160);
+}
+
+TEST(ShardSamplerTest, ALoaderWithLargeBatchesIsAheadOfTheReaderToo) {
+  const auto set = std::make_shared<NotingSet>();
+  const auto sampler = std::make_shared<ShardSampler>(
+      kEnds, ShardSamplerOptions{.num_replicas = 4, .rank = 1, .buffer_size = 160});
+  constexpr int64_t kBatch = 32;
+  ASSERT_GT(4 * kBatch, sampler->read_ahead());
+  Loader loader(set, sampler, {.batch_size = kBatch});
+  loader.start_epoch(0);
+  while (loader.next()) {
+    EXPECT_LE(std::ssize(set->asked_for), set->read + sampler->read_ahead() + 4 * kBatch);
+  }
+  EXPECT_EQ(set->asked_for, sampler->storage_order());
+  EXPECT_EQ(std::ranges::max(set->unasked), -1) << "read before storage was asked for it";
 }
 
 TEST(ShardSamplerTest, ALoaderThatGoesOnAsksForNothingThatWasRead) {

@@ -111,6 +111,13 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudge
   EXPECT_THAT(beyond.err, HasSubstr("could not be read, more than the 5 % that may be left out"));
 }
 
+TEST_F(ImageFolderTrainingTest, EvaluationLeavesNoFileOutThoughAskedTo) {
+  base::write_file_atomically(folder_ / "test/grey/none.png", "no image");
+  const auto result = train("run", {"--loader.on_error", "skip", "--loader.error_budget", "1"});
+  EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("none.png': it is neither JPEG nor PNG"));
+}
+
 TEST_F(ImageFolderTrainingTest, DropLastLeavesOutTheSmallBatchOfTrainingAlone) {
   const auto dropped = train("run", {"--batch_size", "5", "--loader.drop_last", "true"});
   ASSERT_EQ(dropped.exit_code, 0) << dropped.err;

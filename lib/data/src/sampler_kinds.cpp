@@ -36,11 +36,13 @@ struct ShardsChoice {
     schema
         .field("buffer_size", &ShardsChoice::buffer_size,
                "samples that are mixed with each other, of all ranks together")
-        .at_least(1);
+        .at_least(1)
+        .at_most(ShardSamplerOptions::kMostBuffer);
     schema
         .field("streams", &ShardsChoice::streams,
                "places that are read at by turns; a multiple of the ranks gives each its own")
-        .at_least(1);
+        .at_least(1)
+        .at_most(ShardSamplerOptions::kMostStreams);
   }
 };
 

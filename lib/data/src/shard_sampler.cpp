@@ -12,15 +12,21 @@
 #include "permutation.h"
 
 namespace syncbn::data {
+namespace {
+
+void check_range(const char* name, int64_t value, int64_t most) {
+  if (value >= 1 && value <= most) return;
+  throw base::UserError(
+      fmt::format("shard sampler: {} must be from 1 to {}, got {}", name, most, value));
+}
+
+}  // namespace
 
 ShardSampler::ShardSampler(std::span<const int64_t> shard_ends, const ShardSamplerOptions& options)
     : ends_(shard_ends.begin(), shard_ends.end()), options_(options) {
   check_rank(options.num_replicas, options.rank);
-  if (options.buffer_size < 1 || options.streams < 1) {
-    throw base::UserError(
-        fmt::format("shard sampler: buffer_size {} and streams {} must be at least 1",
-                    options.buffer_size, options.streams));
-  }
+  check_range("buffer_size", options.buffer_size, ShardSamplerOptions::kMostBuffer);
+  check_range("streams", options.streams, ShardSamplerOptions::kMostStreams);
   if (!std::ranges::is_sorted(ends_) || (!ends_.empty() && ends_.front() < 0)) {
     throw base::UserError("shard sampler: a shard ends before the one in front of it");
   }
@@ -31,11 +37,22 @@ int64_t ShardSampler::size() const {
 }
 
 std::vector<int64_t> ShardSampler::indices() const {
-  return order(/*mixed=*/options_.shuffle);
+  return deal(list_of_all(/*mixed=*/options_.shuffle), options_.num_replicas, options_.rank,
+              size());
 }
 
+/// Each sample is mixed within a buffer of the list, and so of this rank's share.
 std::vector<int64_t> ShardSampler::storage_order() const {
-  return order(/*mixed=*/false);
+  std::vector<int64_t> share = indices();
+  const std::vector<int64_t> list = list_of_all(/*mixed=*/false);
+  std::vector<size_t> place(list.size());
+  for (size_t i = 0; i < list.size(); ++i) place[static_cast<size_t>(list[i])] = i;
+  // What the share is padded with stays at its end.
+  const int64_t replicas = options_.num_replicas;
+  const int64_t own = std::min((dataset_size() - options_.rank + replicas - 1) / replicas, size());
+  std::ranges::sort(share.begin(), share.begin() + own, {},
+                    [&](int64_t sample) { return place[static_cast<size_t>(sample)]; });
+  return share;
 }
 
 /// Half more than is mixed at a time, so that what is mixed next comes in one after the other.
@@ -72,9 +89,9 @@ void ShardSampler::mix(std::span<int64_t> part, int64_t stream) const {
   }
 }
 
-std::vector<int64_t> ShardSampler::order(bool mixed) const {
+std::vector<int64_t> ShardSampler::list_of_all(bool mixed) const {
   std::vector<int64_t> samples = shard_by_shard();
-  const auto streams = static_cast<size_t>(options_.streams);
+  const size_t streams = std::min(static_cast<size_t>(options_.streams), samples.size());
   std::vector<int64_t> list(samples.size());
   size_t begin = 0;
   for (size_t stream = 0; stream < streams; ++stream) {
@@ -84,7 +101,7 @@ std::vector<int64_t> ShardSampler::order(bool mixed) const {
     for (size_t i = 0; i < length; ++i) list[i * streams + stream] = part[i];
     begin += length;
   }
-  return deal(list, options_.num_replicas, options_.rank, size());
+  return list;
 }
 
 }  // namespace syncbn::data

@@ -457,7 +457,9 @@ class Trainer {
     auto sampler = std::make_shared<data::SequentialShardSampler>(inputs_.test_set->size(),
                                                                   dist::world_size(), dist::rank());
     data::LoaderOptions options = loader_options();
+    // Each sample counts, or the figures are of another set.
     options.drop_last = false;
+    options.on_error = data::LoaderOptions::OnError::kRaise;
     data::Loader loader(inputs_.test_set, std::move(sampler), options);
     loader.start_epoch(0);
     Sums sums;

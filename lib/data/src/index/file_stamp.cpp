@@ -33,13 +33,18 @@ FileStamp stamp_of(const std::filesystem::path& path) {
 }
 
 FileStamp settled_stamp_of(const std::filesystem::path& path) {
-  const FileStamp stamp = stamp_of(path);
-  const auto now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
-  const int64_t age = now.count() - std::max(stamp.modified_ns, stamp.changed_ns);
-  // Times to come are a file server's, whose clock is another.
-  if (age < 0 || age >= tick_of(stamp)) return stamp;
-  std::this_thread::sleep_for(std::chrono::nanoseconds(tick_of(stamp) - age));
-  return stamp_of(path);
+  // What is written all the time does not settle; an index of it is not current a moment later.
+  constexpr int kMostRounds = 5;
+  FileStamp stamp = stamp_of(path);
+  for (int round = 0; round < kMostRounds; ++round) {
+    const auto now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
+    const int64_t age = now.count() - std::max(stamp.modified_ns, stamp.changed_ns);
+    // Times to come are a file server's, whose clock is another.
+    if (age < 0 || age >= tick_of(stamp)) break;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(tick_of(stamp) - age));
+    stamp = stamp_of(path);
+  }
+  return stamp;
 }
 
 }  // namespace syncbn::data::detail

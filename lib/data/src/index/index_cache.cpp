@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <exception>
 #include <optional>
 #include <thread>
 
@@ -65,11 +66,14 @@ class BuildLock {
     say_who_holds_it();
   }
 
+  /// Not so where a file system has no locks: there processes build the same behind each other's
+  /// backs, in vain but to no harm.
+  bool is_held() const { return is_held_; }
+
  private:
-  /// Where a file system has no locks, processes build the same one after another's back: in vain,
-  /// but to no harm.
-  bool is_taken() const {
-    return ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR);
+  bool is_taken() {
+    is_held_ = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0;
+    return !is_held_ && (errno == EWOULDBLOCK || errno == EINTR);
   }
 
   void say_who_holds_it() const {
@@ -88,6 +92,7 @@ class BuildLock {
   }
 
   base::UniqueFd file_;
+  bool is_held_ = false;
 };
 
 class CachedIndex {
@@ -102,19 +107,33 @@ class CachedIndex {
         options_.folder.empty() ? default_cache_folder() : std::optional(options_.folder);
     if (!folder) return in_memory("neither HOME nor XDG_CACHE_HOME is set");
     path_ = *folder / file_name_of(source_.key);
+    try {
+      return in_file();
+    } catch (const IndexFileError& error) {
+      return in_memory(fmt::format("{}: {}", path_.string(), error.what()));
+    }
+  }
+
+ private:
+  /// @throws IndexFileError when there can be no file; the lock is free again then, since the ranks
+  ///   would build in memory one after the other.
+  MappedIndex in_file() const {
+    // Taken first: a file that comes while the old one is looked at is not waited for.
+    const FileStamp before = stamp_of(path_);
     if (auto index = current()) return std::move(*index);
     try {
       base::check_can_write(path_);
     } catch (const base::Error& error) {
-      return in_memory(error.what());
+      throw IndexFileError(error.what());
     }
-    if (!is_first_) wait_for_the_first();
+    if (!is_first_) wait_for_another(before);
     const BuildLock lock(path_.string() + ".lock", source_.name, options_.timeout);
     if (auto index = current()) return std::move(*index);
+    // Without the lock, others may still be writing theirs.
+    if (lock.is_held()) remove_leftovers();
     return built();
   }
 
- private:
   /// The file, if it can be used as it is.
   std::optional<MappedIndex> current() const {
     const base::UniqueFd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
@@ -125,23 +144,31 @@ class CachedIndex {
     return index;
   }
 
-  void wait_for_the_first() const {
-    const FileStamp before = stamp_of(path_);
+  /// The host's first rank puts another file in the place of the one with this stamp.
+  void wait_for_another(const FileStamp& before) const {
     const auto deadline = Clock::now() + options_.head_start;
     while (stamp_of(path_) == before && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
   }
 
   MappedIndex built() const {
     base::UniqueFd file;
+    std::exception_ptr fault_of_data;
     try {
-      remove_leftovers();
       base::write_file_atomically(path_, [&](const fs::path& temporary) {
         file.reset(::open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
         if (!file) base::throw_file_error("cannot create " + temporary.string(), errno);
-        write(file);
+        try {
+          write(file);
+        } catch (const IndexFileError&) {
+          throw;
+        } catch (...) {
+          fault_of_data = std::current_exception();
+          throw;
+        }
       });
-    } catch (const base::UnavailableError& error) {
-      return in_memory(error.what());
+    } catch (const base::Error& error) {
+      if (fault_of_data) std::rethrow_exception(fault_of_data);
+      throw IndexFileError(error.what());
     }
     return opened(file);
   }
@@ -149,10 +176,13 @@ class CachedIndex {
   /// What builders left that were killed. The caller has the lock.
   void remove_leftovers() const {
     const std::string temporary = fmt::format(".{}.", path_.filename().string());
-    std::error_code ignored;
-    for (const auto& entry : fs::directory_iterator(path_.parent_path(), ignored)) {
-      const std::string name = entry.path().filename().string();
-      if (name.starts_with(temporary)) fs::remove(entry.path(), ignored);
+    std::error_code error;
+    fs::directory_iterator entry(path_.parent_path(), error);
+    while (!error && entry != fs::directory_iterator()) {
+      const fs::path file = entry->path();
+      entry.increment(error);
+      std::error_code ignored;
+      if (file.filename().string().starts_with(temporary)) fs::remove(file, ignored);
     }
   }
 
@@ -183,7 +213,7 @@ class CachedIndex {
 
   static MappedIndex opened(const base::UniqueFd& file) {
     auto index = MappedIndex::open(file);
-    if (!index) throw base::UnavailableError("an index that was just written cannot be read");
+    if (!index) throw IndexFileError("an index that was just written cannot be read");
     return std::move(*index);
   }
 

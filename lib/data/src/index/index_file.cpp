@@ -1,5 +1,6 @@
 #include "index/index_file.h"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,14 +11,16 @@
 #include <cstring>
 #include <utility>
 
-#include <syncbn/base/error.h>
-
 namespace syncbn::data::detail {
 namespace {
 
 constexpr size_t kBufferBytes = size_t{1} << 20;
 constexpr uint64_t kAlignment = 8;
 static_assert(sizeof(IndexHeader) % kAlignment == 0);
+
+[[noreturn]] void fail(const char* what) {
+  throw IndexFileError(fmt::format("{}: {}", what, std::strerror(errno)));
+}
 
 uint32_t checksum(uint32_t before, const void* bytes, size_t size) {
   return static_cast<uint32_t>(::crc32_z(before, static_cast<const Bytef*>(bytes), size));
@@ -33,7 +36,7 @@ void write_all(const base::UniqueFd& file, const void* bytes, size_t size, uint6
     const ssize_t n =
         ::pwrite(file.get(), from + done, size - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) base::throw_errno("writing an index");
+    if (n < 0) fail("cannot write an index");
     done += static_cast<size_t>(n);
   }
 }
@@ -99,11 +102,11 @@ void IndexWriter::flush() {
 
 std::optional<MappedIndex> MappedIndex::open(const base::UniqueFd& file) {
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read an index");
+  if (::fstat(file.get(), &status) != 0) fail("cannot read an index");
   const auto size = static_cast<size_t>(status.st_size);
   if (size < sizeof(IndexHeader)) return std::nullopt;
   void* bytes = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
-  if (bytes == MAP_FAILED) base::throw_errno("cannot map an index");
+  if (bytes == MAP_FAILED) fail("cannot map an index");
   MappedIndex index({static_cast<const std::byte*>(bytes), size});
   if (!is_sound(index.header(), size)) return std::nullopt;
   const auto body = index.bytes_.subspan(sizeof(IndexHeader));

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <syncbn/base/error.h>
 #include <syncbn/base/unique_fd.h>
 
 namespace syncbn::data::detail {
@@ -37,6 +38,12 @@ struct IndexHeader {
   uint32_t header_checksum = 0;  ///< and of all of the header before this
 };
 
+/// The file of an index cannot be written, read or mapped; not an error of the data.
+class IndexFileError : public base::UnavailableError {
+ public:
+  using base::UnavailableError::UnavailableError;
+};
+
 /// Writes an index file from front to end, one section after the other.
 ///
 ///     IndexWriter writer(fd);
@@ -51,7 +58,7 @@ class IndexWriter {
   /// Begins a section, and ends the one before; each comes once.
   void begin(size_t section);
 
-  /// @throws base::UnavailableError when the disk is full or fails.
+  /// @throws IndexFileError when the disk is full or fails.
   void add_bytes(std::string_view bytes);
 
   template <class T>
@@ -78,7 +85,7 @@ class IndexWriter {
 class MappedIndex {
  public:
   /// Nothing when the file is no index of this version and machine, was cut short or is damaged:
-  /// every byte is looked at once.
+  /// every byte is looked at once. @throws IndexFileError where files cannot be mapped.
   static std::optional<MappedIndex> open(const base::UniqueFd& file);
 
   MappedIndex(MappedIndex&& other) noexcept;

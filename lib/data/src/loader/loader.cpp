@@ -188,7 +188,8 @@ std::vector<int64_t> Loader::take_ahead() {
   constexpr int64_t kBatchesAtOnce = 4;
   const int64_t all = std::ssize(storage_order_);
   const int64_t end = std::min(asked_for_ + kBatchesAtOnce * batch_size_, all);
-  const bool is_far_enough = end > scheduled_ + sampler_->read_ahead();
+  // By where a piece begins, which may be longer than what storage is to be ahead.
+  const bool is_far_enough = asked_for_ > scheduled_ + batch_size_ + sampler_->read_ahead();
   if (end <= asked_for_ || is_far_enough) return {};
   const auto begin = storage_order_.begin();
   std::vector<int64_t> ahead(begin + asked_for_, begin + end);
@@ -248,7 +249,7 @@ Batch Loader::take(PendingBatch& pending) {
     const double budget = options_.error_budget * static_cast<double>(order_.size());
     if (static_cast<double>(skipped_) > budget) {
       throw base::UserError(fmt::format(
-          "{} of the epoch's {} samples could not be read, more than the {} % that may be left "
+          "{} of the epoch's {} samples could not be read, more than the {:.3g} % that may be left "
           "out; the last is {}",
           skipped_, order_.size(), 100 * options_.error_budget, text));
     }

@@ -9,10 +9,10 @@
 #include <array>
 #include <cctype>
 #include <cerrno>
-#include <cstring>
 #include <map>
 #include <memory>
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
@@ -23,6 +23,10 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const fs::path& folder, const std::string& why) {
   throw base::UserError(fmt::format("cannot read the image folder '{}': {}", folder.string(), why));
+}
+
+[[noreturn]] void fail_to_read(const fs::path& folder, int error) {
+  base::throw_file_error(fmt::format("cannot read the image folder '{}'", folder.string()), error);
 }
 
 /// What a folder held just after it had this stamp.
@@ -43,7 +47,7 @@ bool is_folder(DIR* folder, const dirent& entry) {
 Listing list_folder(const fs::path& path) {
   Listing listing{.stamp = settled_stamp_of(path), .folders = {}, .images = {}};
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(path.c_str()), &::closedir);
-  if (!folder) fail(path, std::strerror(errno));
+  if (!folder) fail_to_read(path, errno);
   errno = 0;
   while (const dirent* entry = ::readdir(folder.get())) {
     const std::string_view name = entry->d_name;
@@ -56,7 +60,7 @@ Listing list_folder(const fs::path& path) {
     }
     errno = 0;
   }
-  if (errno != 0) fail(path, std::strerror(errno));
+  if (errno != 0) fail_to_read(path, errno);
   std::ranges::sort(listing.folders);
   listing.images.sort();
   return listing;
@@ -144,7 +148,7 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
 std::string real_name(const fs::path& folder) {
   std::error_code unreadable;
   const fs::path real = fs::canonical(folder, unreadable);
-  if (unreadable) fail(folder, unreadable.message());
+  if (unreadable) fail_to_read(folder, unreadable.value());
   return real.string();
 }
 

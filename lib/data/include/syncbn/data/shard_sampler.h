@@ -9,6 +9,9 @@
 namespace syncbn::data {
 
 struct ShardSamplerOptions {
+  static constexpr int64_t kMostBuffer = 1'000'000'000'000;
+  static constexpr int64_t kMostStreams = 1'000'000;
+
   int num_replicas = 1;
   int rank = 0;
   bool shuffle = true;
@@ -33,8 +36,9 @@ struct ShardSamplerOptions {
 class ShardSampler : public Sampler {
  public:
   /// `shard_ends`: Dataset::shard_ends().
-  /// @throws base::UserError for ends that do not grow, buffer_size or streams below 1, and a rank
-  ///   outside [0, num_replicas).
+  /// @throws base::UserError for ends that do not grow, buffer_size or streams below 1 or above
+  /// what
+  ///   ShardSamplerOptions names, and a rank outside [0, num_replicas).
   ShardSampler(std::span<const int64_t> shard_ends, const ShardSamplerOptions& options);
 
   std::vector<int64_t> indices() const override;
@@ -49,8 +53,8 @@ class ShardSampler : public Sampler {
   /// The samples of all shards, in the epoch's order of the shards.
   std::vector<int64_t> shard_by_shard() const;
   void mix(std::span<int64_t> part, int64_t stream) const;
-  /// This rank's share.
-  std::vector<int64_t> order(bool mixed) const;
+  /// All ranks' samples.
+  std::vector<int64_t> list_of_all(bool mixed) const;
 
   std::vector<int64_t> ends_;
   ShardSamplerOptions options_;
