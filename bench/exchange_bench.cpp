@@ -3,7 +3,6 @@
 // many cores as ranks.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <map>
 #include <string>
@@ -15,19 +14,16 @@
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 
+#include "median.h"
+
 namespace {
 
+using syncbn::bench::median;
 namespace dist = syncbn::dist;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kTurns = 5;
 constexpr int64_t kGradients = 25'000'000;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 /// Of each call, in seconds.
 std::vector<double> time_all_reduces(int64_t elements, int calls) {

@@ -19,11 +19,13 @@
 #include <string>
 #include <vector>
 
+#include "../median.h"
 #include "sets/file_bytes.h"
 #include "sets/shard_index.h"
 
 namespace {
 
+using syncbn::bench::median;
 using namespace syncbn;
 using namespace syncbn::data;
 namespace fs = std::filesystem;
@@ -97,11 +99,6 @@ double read_samples(const std::vector<fs::path>& shards, const detail::ShardInde
                     place.size, block);
   }
   return seconds_since(begin);
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
 }
 
 }  // namespace

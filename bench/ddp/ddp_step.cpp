@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <sstream>
@@ -19,10 +18,12 @@
 #include <syncbn/train/optimizer.h>
 
 #include "../components.h"
+#include "../median.h"
 
 namespace {
 
 using syncbn::bench::component;
+using syncbn::bench::median;
 using syncbn::models::Model;
 namespace dist = syncbn::dist;
 namespace models = syncbn::models;
@@ -33,12 +34,6 @@ constexpr int64_t kNumClasses = 10;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 class Job {

@@ -6,7 +6,6 @@
 //   exchange_cost [--gloo]
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <string>
 #include <vector>
@@ -19,8 +18,11 @@
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include "../median.h"
+
 namespace {
 
+using syncbn::bench::median;
 namespace dist = syncbn::dist;
 
 constexpr int kCalls = 200;
@@ -31,11 +33,6 @@ double microseconds(dist::SyncBatchNorm& layer, const at::Tensor& input) {
   const at::Tensor output = layer(input);
   output.backward(at::ones_like(output));
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 double cost(int64_t channels) {

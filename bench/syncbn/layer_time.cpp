@@ -23,8 +23,11 @@
 #include <syncbn/base/heap.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include "../median.h"
+
 namespace {
 
+using syncbn::bench::median;
 using syncbn::dist::SyncBatchNorm;
 using syncbn::dist::SyncBatchNormOptions;
 
@@ -47,11 +50,6 @@ double now_in_milliseconds() {
   timespec time{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 /// What goes through one layer in both of the programs compared.

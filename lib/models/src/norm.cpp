@@ -14,17 +14,18 @@ at::Tensor NormRelu::forward(const at::Tensor& x, const at::Tensor& residual) {
 }
 
 torch::nn::AnyModule NormFactory::operator()(int64_t channels) const {
-  if (kind_ == Norm::kSync) {
-    return torch::nn::AnyModule(
-        dist::SyncBatchNorm(dist::SyncBatchNormOptions(channels).process_group(group_)));
-  }
-  return torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
+  return make(channels, /*fuse_relu=*/false);
 }
 
 NormRelu NormFactory::with_relu(int64_t channels) const {
-  if (kind_ == Norm::kLocal) return {(*this)(channels), /*fused=*/false};
-  const auto options = dist::SyncBatchNormOptions(channels).process_group(group_).fuse_relu(true);
-  return {torch::nn::AnyModule(dist::SyncBatchNorm(options)), /*fused=*/true};
+  const bool fused = kind_ == Norm::kSync;
+  return {make(channels, fused), fused};
+}
+
+torch::nn::AnyModule NormFactory::make(int64_t channels, bool fuse_relu) const {
+  if (kind_ == Norm::kLocal) return torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
+  return torch::nn::AnyModule(dist::SyncBatchNorm(
+      dist::SyncBatchNormOptions(channels).process_group(group_).fuse_relu(fuse_relu)));
 }
 
 }  // namespace syncbn::models

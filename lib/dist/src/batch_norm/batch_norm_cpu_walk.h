@@ -106,16 +106,17 @@ inline int64_t row_tasks(const Shape& shape) {
   return (shape.n * shape.s + per_task - 1) / per_task;
 }
 
+inline Rows rows_of_task(const Shape& shape, int64_t task) {
+  const int64_t first = task * rows_per_task(shape);
+  const int64_t last = std::min(first + rows_per_task(shape), shape.n * shape.s);
+  return {shape.c, first, last, shape.large};
+}
+
 /// The same for rows; run(part, task) also gets the number of the task.
 template <class Run>
 void for_rows(const Shape& shape, Run run) {
-  const int64_t rows = shape.n * shape.s;
-  const int64_t per_task = rows_per_task(shape);
   at::parallel_for(0, row_tasks(shape), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task * per_task;
-      run(Rows{shape.c, first, std::min(first + per_task, rows), shape.large}, task);
-    }
+    for (int64_t task = begin; task < end; ++task) run(rows_of_task(shape, task), task);
   });
 }
 
@@ -123,13 +124,8 @@ void for_rows(const Shape& shape, Run run) {
 /// still in the cache.
 template <class Run>
 void for_rows_again(const Shape& shape, Run run) {
-  const int64_t rows = shape.n * shape.s;
-  const int64_t per_task = rows_per_task(shape);
   at::parallel_for(0, row_tasks(shape), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = end; task-- > begin;) {
-      const int64_t first = task * per_task;
-      run(Rows{shape.c, first, std::min(first + per_task, rows), shape.large});
-    }
+    for (int64_t task = end; task-- > begin;) run(rows_of_task(shape, task));
   });
 }
 

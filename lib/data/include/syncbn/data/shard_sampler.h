@@ -37,8 +37,7 @@ class ShardSampler : public Sampler {
  public:
   /// `shard_ends`: Dataset::shard_ends().
   /// @throws base::UserError for ends that do not grow, buffer_size or streams below 1 or above
-  /// what
-  ///   ShardSamplerOptions names, and a rank outside [0, num_replicas).
+  ///   what ShardSamplerOptions names, and a rank outside [0, num_replicas).
   ShardSampler(std::span<const int64_t> shard_ends, const ShardSamplerOptions& options);
 
   std::vector<int64_t> indices() const override;

@@ -42,6 +42,8 @@ class NormFactory {
   NormRelu with_relu(int64_t channels) const;
 
  private:
+  torch::nn::AnyModule make(int64_t channels, bool fuse_relu) const;
+
   Norm kind_;
   dist::ProcessGroupPtr group_;
 };
