@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -378,24 +377,13 @@ TEST(PeerWatchTest, ThirtyTwoRanksComeAndGo) {
   expect_named(results, 17, "all_reduce #2 of group '0'");
 }
 
-// No test but a worker of the launcher in the next one, which asks for it by name. Disabled, since
-// on its own it has no peers to lose.
-TEST(PeerWatchWorker, DISABLED_LosesRankOne) {
-  dist::init_process_group();
-  sum();
-  if (dist::rank() == 1) ::raise(SIGKILL);
-  EXPECT_THAT(message_of<UnavailableError>([] { sum(); }), HasSubstr("rank 1 ("));
-  std::exit(kExitUnavailable);
-}
-
 // The survivors speak up when the dead process is gone, and its end is the first that is seen.
 TEST(FaultTest, TheLauncherReportsTheRankThatDiedAndNotThoseThatNoticed) {
   const auto result = syncbn::test::run_program(
-      {SYNCBN_BIN_DIR "/syncbn-launch", "--nproc_per_node=4",
-       std::filesystem::read_symlink("/proc/self/exe").string(), "--gtest_also_run_disabled_tests",
-       "--gtest_filter=PeerWatchWorker.*"},
+      {SYNCBN_BIN_DIR "/syncbn-launch", "--nproc_per_node=4", SYNCBN_LOST_RANK_WORKER},
       {.env = {{"OMP_NUM_THREADS", "1"}}});
   EXPECT_EQ(result.exit_code, kKilled) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 1 failed: killed by signal 9"));
 }
 
 }  // namespace
