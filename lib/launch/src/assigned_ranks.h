@@ -1,7 +1,10 @@
 #pragma once
 
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+
+#include "torchrun_keys.h"
 
 namespace syncbn::launch {
 
@@ -19,5 +22,8 @@ struct AssignedRanks {
   /// Nothing when it is not.
   static std::optional<AssignedRanks> parse(const nlohmann::json& json);
 };
+
+/// The ranks of all nodes' workers, by node rank, in whose order they are dealt out.
+std::map<int, AssignedRanks> deal_ranks(const std::map<int, TorchrunRole>& nodes);
 
 }  // namespace syncbn::launch

@@ -7,7 +7,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
-#include <sys/epoll.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "hello.h"
 #include "master_port.h"
 #include "signals.h"
 
@@ -35,12 +35,6 @@ bool shares_store() {
   return base::env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").value_or("0") != "1";
 }
 
-void set_watch(int epoll, int operation, int fd, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  ::epoll_ctl(epoll, operation, fd, &event);
-}
-
 }  // namespace
 
 Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
@@ -48,7 +42,6 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
     : options_(options),
       host_(listener ? "127.0.0.1" : options.master_addr),
       port_(master_port),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
       next_notice_(Clock::now() + AgentLink::kNoticePeriod),
@@ -56,7 +49,6 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       heard_(Clock::now()),
       alive_period_(options.alive_period),
       silence_(options.alive_period * options.alive_misses) {
-  if (!epoll_) base::throw_errno("epoll_create1");
   if (!listener) return;
   if (!is_local_address(options.master_addr)) {
     // The others may still find it, by way of a service or a router.
@@ -79,7 +71,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
                            .alive_period = alive_period_,
                            .silence = silence_},
       std::move(listener));
-  set_watch(epoll_.get(), EPOLL_CTL_ADD, coordinator_->fd(), EPOLLIN);
+  watched_.add(coordinator_->fd());
 }
 
 Cluster::~Cluster() = default;
@@ -156,7 +148,7 @@ void Cluster::connect() {
     next_try_ = Clock::now() + kRetryPeriod;
     return;
   }
-  set_watch(epoll_.get(), EPOLL_CTL_ADD, connecting_.get(), EPOLLOUT);
+  watched_.add(connecting_.get(), EPOLLOUT);
   finish_connecting();
 }
 
@@ -181,16 +173,15 @@ std::string Cluster::own_name() const {
 
 void Cluster::say_hello() {
   link_->send_text(AgentLink::kGreeting);
-  link_->send({{"type", "hello"},
-               {"job", options_.run_id},
-               {"node", options_.node_rank},
-               {"leads", coordinator_ != nullptr},
-               {"nodes", options_.nnodes.str()},
-               {"nproc", options_.nproc_per_node},
-               {"role", options_.role},
-               {"host", own_name()},
-               {"max_restarts", options_.max_restarts},
-               {"auth", ""}});
+  link_->send(Hello{.job = options_.run_id,
+                    .node = options_.node_rank,
+                    .leads = coordinator_ != nullptr,
+                    .nodes = options_.nnodes.str(),
+                    .nproc = options_.nproc_per_node,
+                    .role = options_.role,
+                    .host = own_name(),
+                    .max_restarts = options_.max_restarts}
+                  .json());
   watch();
 }
 
@@ -201,8 +192,7 @@ void Cluster::send(const Json& message) {
 }
 
 void Cluster::watch() {
-  set_watch(epoll_.get(), EPOLL_CTL_MOD, link_->fd(),
-            EPOLLIN | (link_->wants_to_write() ? EPOLLOUT : 0U));
+  watched_.change(link_->fd(), EPOLLIN | (link_->wants_to_write() ? EPOLLOUT : 0U));
 }
 
 void Cluster::handle_messages() {
@@ -262,7 +252,7 @@ bool Cluster::find_torchrun() {
   } catch (const base::UnavailableError&) {
     return false;
   }
-  set_watch(epoll_.get(), EPOLL_CTL_ADD, torchrun_->fd(), EPOLLIN);
+  watched_.add(torchrun_->fd());
   link_.reset();
   notices_.push_back(
       fmt::format("torchrun runs node 0 at {}:{}: no restarts, and failures there "
@@ -317,7 +307,7 @@ void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
 void Cluster::stop_watching() {
   for (const int fd : {link_ ? link_->fd() : -1, torchrun_ ? torchrun_->fd() : -1,
                        connecting_ ? connecting_.get() : -1}) {
-    if (fd >= 0) set_watch(epoll_.get(), EPOLL_CTL_DEL, fd, 0);
+    if (fd >= 0) watched_.remove(fd);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "assigned_ranks.h"
 #include "coordinator.h"
 #include "torchrun_lead.h"
+#include "watch_set.h"
 
 namespace syncbn::launch {
 
@@ -54,7 +55,7 @@ class Cluster {
   Cluster& operator=(const Cluster&) = delete;
 
   /// Readable when handle() has something to do; besides, it is due at a time.
-  int fd() const { return epoll_.get(); }
+  int fd() const { return watched_.fd(); }
   Clock::time_point due() const;
   void handle();
 
@@ -98,7 +99,7 @@ class Cluster {
   const LaunchOptions& options_;
   const std::string host_;  ///< of the coordinator
   const int port_;
-  base::UniqueFd epoll_;
+  WatchSet watched_;
   std::unique_ptr<Coordinator> coordinator_;  ///< on node 0
   base::UniqueFd connecting_;
   std::optional<AgentLink> link_;

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -17,148 +15,35 @@ namespace {
 
 using Json = nlohmann::json;
 
-// For agents of torchrun, between the last one's arrival in the barrier and their end.
-constexpr std::chrono::seconds kBarrierPatience{5};
-
 }  // namespace
-
-/// What a launcher says of itself.
-struct Coordinator::Hello {
-  std::string job;
-  int node = -1;  ///< -1: any
-  bool leads = false;
-  std::string nodes;
-  int nproc = 0;
-  std::string role;
-  std::string host;
-  int max_restarts = 0;
-
-  static Hello parse(const Json& message) {
-    return {message.at("job"),   message.at("node"),        message.at("leads"),
-            message.at("nodes"), message.at("nproc"),       message.at("role"),
-            message.at("host"),  message.at("max_restarts")};
-  }
-};
-
-struct Coordinator::Node {
-  Node(base::UniqueFd socket, std::string first_bytes)
-      : link(std::move(socket), std::move(first_bytes)) {}
-
-  AgentLink link;
-  bool greeted = false;
-  int rank = -1;  ///< of the node
-  int nproc = 0;
-  std::string host;
-  std::string role;
-  bool takes_part = false;  ///< in this attempt
-  bool ended = false;       ///< its workers, in this attempt
-  bool leaving = false;     ///< it ends, and the others do not
-  bool paused = false;      ///< stopped, as by Ctrl-Z
-  Clock::time_point heard = Clock::now();
-
-  std::string name() const { return fmt::format("node {} ({})", rank, host); }
-};
 
 Coordinator::Coordinator(Options options, base::UniqueFd listener)
     : options_(std::move(options)),
-      torchrun_keys_(options_.run_id),
       store_(std::move(listener),
              [this](base::UniqueFd socket, std::string bytes) {
-               take(std::move(socket), std::move(bytes));
+               peers_.take(std::move(socket), std::move(bytes));
              }),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      torchrun_nodes_(store_, options_.run_id, options_.nodes.max),
+      peers_(options_.silence, store_.fd()),
       join_deadline_(Clock::now() + options_.join_timeout),
       next_notice_(Clock::now() + AgentLink::kNoticePeriod),
       next_alive_(Clock::now() + options_.alive_period) {
-  if (!epoll_) base::throw_errno("epoll_create1");
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.ptr = nullptr;  // the store
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, store_.fd(), &event);
   due_ = std::min(next_notice_, next_alive_);
-}
-
-Coordinator::~Coordinator() = default;
-
-void Coordinator::take(base::UniqueFd socket, std::string first_bytes) {
-  auto node = std::make_unique<Node>(std::move(socket), std::move(first_bytes));
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.ptr = node.get();
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, node->link.fd(), &event);
-  newcomers_.push_back(std::move(node));
-}
-
-void Coordinator::watch(Node& node) {
-  epoll_event event{};
-  event.events = EPOLLIN | (node.link.wants_to_write() ? EPOLLOUT : 0U);
-  event.data.ptr = &node;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, node.link.fd(), &event);
 }
 
 void Coordinator::handle() {
   store_.handle();
   if (state_ == State::kJoining && options_.knows_ranks) find_torchrun_nodes();
   if (state_ == State::kLeaving) leave_torchruns_barrier();
-  // All of them: a message may come with the connection, and there are few. A newcomer that says
-  // hello moves to the nodes.
-  for (size_t i = 0; i < newcomers_.size();) {
-    Node* const node = newcomers_[i].get();
-    handle_node(*node);
-    if (i == newcomers_.size() || newcomers_[i].get() != node) continue;
-    if (is_gone(*node)) {
-      newcomers_.erase(newcomers_.begin() + static_cast<std::ptrdiff_t>(i));
-    } else {
-      ++i;
-    }
-  }
-  for (const auto& [rank, node] : nodes_) handle_node(*node);
-  std::vector<Node*> gone;
-  for (const auto& [rank, node] : nodes_) {
-    if (is_gone(*node)) gone.push_back(node.get());
-  }
-  for (Node* node : gone) lost(*node);
+  peers_.handle([this](PeerLauncher& node, const Json& message) { handle_message(node, message); });
+  // The end of the job does not wait until somebody continues a node.
+  for (PeerLauncher* node : peers_.gone(/*excuses_pauses=*/!failed_)) lost(*node);
   handle_times();
 }
 
-bool Coordinator::is_gone(const Node& node) const {
-  if (node.link.closed() || (node.leaving && (node.ended || !node.takes_part))) return true;
-  // The end of the job does not wait until somebody continues it.
-  const bool may_be_silent = node.paused && !failed_;
-  return !may_be_silent && Clock::now() - node.heard > options_.silence;
-}
-
-void Coordinator::handle_node(Node& node) {
-  node.link.handle();
-  if (!node.greeted) {
-    const auto greeting = node.link.next_line();
-    if (!greeting) return;
-    if (*greeting + "\n" != AgentLink::kGreeting) {
-      node.link.send({{"type", "refuse"},
-                      {"exit_code", base::kExitUsage},
-                      {"message", "the launchers of this job are of different versions"}});
-      return;
-    }
-    node.greeted = true;
-  }
-  while (const auto message = node.link.next()) {
-    node.heard = Clock::now();
-    node.paused = false;
-    try {
-      handle_message(node, *message);
-    } catch (const Json::exception&) {
-      node.link.send({{"type", "refuse"},
-                      {"exit_code", base::kExitInternal},
-                      {"message", "node 0 does not understand what this launcher says"}});
-      return;
-    }
-  }
-  watch(node);
-}
-
-void Coordinator::handle_message(Node& node, const Json& message) {
+void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
   const std::string type = message.at("type");
-  if (type == "hello") hello(node, Hello::parse(message));
+  if (type == "hello") hello(node, Hello::of(message));
   if (node.rank < 0) return;
   if (type == "failed") failed(node, message);
   if (type == "end") {
@@ -170,10 +55,10 @@ void Coordinator::handle_message(Node& node, const Json& message) {
   if (type == "pause") node.paused = true;
 }
 
-void Coordinator::hello(Node& node, const Hello& hello) {
+void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
   const std::string why = misfit(node, hello);
   if (!why.empty()) {
-    node.link.send({{"type", "refuse"}, {"exit_code", base::kExitUsage}, {"message", why}});
+    node.refuse(base::kExitUsage, why);
     if (state_ == State::kJoining) notices_.push_back("turned a launcher away: " + why);
     return;
   }
@@ -181,27 +66,22 @@ void Coordinator::hello(Node& node, const Hello& hello) {
   node.nproc = hello.nproc;
   node.role = hello.role;
   node.host = hello.host;
-  const auto self = std::find_if(newcomers_.begin(), newcomers_.end(),
-                                 [&](const auto& one) { return one.get() == &node; });
-  nodes_[node.rank] = std::move(*self);
-  newcomers_.erase(self);
+  peers_.seat(node);
   welcome(node);
 }
 
-void Coordinator::welcome(Node& node) {
-  node.link.send({{"type", "welcome"},
-                  {"alive_ms", options_.alive_period.count()},
-                  {"silence_ms", options_.silence.count()}});
+void Coordinator::welcome(PeerLauncher& node) {
+  peers_.send(node, {{"type", "welcome"},
+                     {"alive_ms", options_.alive_period.count()},
+                     {"silence_ms", options_.silence.count()}});
   if (state_ == State::kFinished) return send_finish(node);
   if (state_ == State::kJoining) return start_when_complete();
   if (failed_ || !node_change_.empty()) return;  // the next attempt takes it along
-  const bool about_to_end =
-      std::any_of(nodes_.begin(), nodes_.end(), [](const auto& one) { return one.second->ended; });
-  if (about_to_end || taking_part() >= options_.nodes.max) {
-    node.link.send({{"type", "waiting"},
-                    {"message", fmt::format("the job runs on {} nodes without this one, which "
-                                            "stands by",
-                                            taking_part())}});
+  if (peers_.any_ended() || taking_part() >= options_.nodes.max) {
+    peers_.send(node, {{"type", "waiting"},
+                       {"message", fmt::format("the job runs on {} nodes without this one, which "
+                                               "stands by",
+                                               taking_part())}});
     return;
   }
   change_nodes(node.name() + " has come");
@@ -215,7 +95,7 @@ int Coordinator::rank_for(int wanted, bool leads) const {
   return rank;
 }
 
-std::string Coordinator::misfit(const Node& node, const Hello& hello) const {
+std::string Coordinator::misfit(const PeerLauncher& node, const Hello& hello) const {
   if (node.rank >= 0) return "a launcher said hello twice";
   if (hello.job != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
@@ -235,11 +115,11 @@ std::string Coordinator::misfit(const Node& node, const Hello& hello) const {
     return fmt::format("{} says that it is node {} with {} workers", hello.host, hello.node,
                        hello.nproc);
   }
-  if (const auto other = nodes_.find(hello.node); other != nodes_.end()) {
+  if (const auto other = peers_.nodes().find(hello.node); other != peers_.nodes().end()) {
     return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", hello.node,
                        other->second->host, hello.host);
   }
-  if (torchrun_nodes_.count(hello.node) > 0) {
+  if (torchrun_nodes_.has(hello.node)) {
     return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", hello.host,
                        hello.node);
   }
@@ -248,7 +128,7 @@ std::string Coordinator::misfit(const Node& node, const Hello& hello) const {
   return "";
 }
 
-void Coordinator::failed(Node& node, const Json& message) {
+void Coordinator::failed(PeerLauncher& node, const Json& message) {
   if (message.at("attempt") != attempt_) return;
   fail(message.at("exit_code"), message.at("may_restart"),
        fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()), node.rank);
@@ -270,25 +150,25 @@ void Coordinator::end_job(int exit_code, const std::string& text) {
 }
 
 void Coordinator::pause() {
-  send_to_all({{"type", "pause"}});
+  peers_.send_to_nodes({{"type", "pause"}});
 }
 
-void Coordinator::leave(Node& node) {
+void Coordinator::leave(PeerLauncher& node) {
   node.leaving = true;
   if (node.takes_part && !failed_) change_nodes(node.name() + " leaves");
 }
 
-void Coordinator::ended(Node& node, const Json& message) {
+void Coordinator::ended(PeerLauncher& node, const Json& message) {
   if (message.at("attempt") != attempt_) return;
   node.ended = true;
-  if (state_ == State::kRunning && all_ended()) end_attempt();
+  if (state_ == State::kRunning && peers_.all_ended()) end_attempt();
 }
 
-void Coordinator::lost(Node& node) {
+void Coordinator::lost(PeerLauncher& node) {
   const std::string name = node.name();
   const bool takes_part = node.takes_part;
   const bool has_left = node.leaving || node.ended;
-  nodes_.erase(node.rank);
+  peers_.forget(node.rank);
   // One that joins may come again.
   if (state_ == State::kJoining) return start_when_complete();
   if (state_ != State::kRunning || !takes_part) return;
@@ -297,41 +177,34 @@ void Coordinator::lost(Node& node) {
   if (!has_left && !options_.nodes_may_change) {
     fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
   }
-  if (all_ended()) end_attempt();
+  if (peers_.all_ended()) end_attempt();
 }
 
 void Coordinator::find_torchrun_nodes() {
-  for (int node = 0; node < options_.nodes.max; ++node) {
-    if (is_here(node)) continue;
-    const auto text = store_.get(torchrun_keys_.role_info(node));
-    if (!text) continue;
-    const auto role = TorchrunRole::parse(*text);
-    if (!role || role->node != node || role->nproc < 1 || role->nproc > kMostWorkers) continue;
-    torchrun_nodes_[node] = *role;
-  }
+  torchrun_nodes_.find([this](int node) { return peers_.nodes().count(node) > 0; });
   start_when_complete();
 }
 
 bool Coordinator::is_here(int node) const {
-  return nodes_.count(node) > 0 || torchrun_nodes_.count(node) > 0;
+  return peers_.nodes().count(node) > 0 || torchrun_nodes_.has(node);
 }
 
 void Coordinator::enter_torchruns_barrier() {
   state_ = State::kLeaving;
-  store_.add(torchrun_keys_.members(), static_cast<int64_t>(nodes_.size()));
+  torchrun_nodes_.enter_barrier(peers_.nodes().size());
   leave_torchruns_barrier();
 }
 
 void Coordinator::leave_torchruns_barrier() {
-  const bool all_in = store_.get(torchrun_keys_.members()) == std::to_string(options_.nodes.max);
-  if (all_in && !barrier_deadline_) {
-    store_.set(torchrun_keys_.last_member(), "all are here");
-    barrier_deadline_ = Clock::now() + kBarrierPatience;
+  switch (torchrun_nodes_.look_at_barrier()) {
+    case TorchrunNodes::Barrier::kOccupied:
+      return;
+    case TorchrunNodes::Barrier::kLeft:
+      return finish(base::kExitOk, "");
+    case TorchrunNodes::Barrier::kBroken:
+      return finish(base::kExitUnavailable,
+                    "a node that torchrun runs left before its workers had succeeded");
   }
-  // They still read from the store.
-  if (store_.clients() > 0 && !(barrier_deadline_ && Clock::now() >= *barrier_deadline_)) return;
-  if (all_in) return finish(base::kExitOk, "");
-  finish(base::kExitUnavailable, "a node that torchrun runs left before its workers had succeeded");
 }
 
 void Coordinator::handle_times() {
@@ -345,14 +218,16 @@ void Coordinator::handle_times() {
   }
   if (state_ == State::kJoining && now >= next_notice_) {
     next_notice_ = now + AgentLink::kNoticePeriod;
-    send_to_all({{"type", "waiting"}, {"message", fmt::format("waiting for {}", missing())}});
+    peers_.send_to_nodes(
+        {{"type", "waiting"}, {"message", fmt::format("waiting for {}", missing())}});
   }
   if (now >= next_alive_) {
     next_alive_ = now + options_.alive_period;
-    send_to_all({{"type", "alive"}});
+    peers_.send_to_nodes({{"type", "alive"}});
   }
   due_ = next_alive_;
-  if (state_ == State::kLeaving && barrier_deadline_) due_ = std::min(due_, *barrier_deadline_);
+  const auto barrier = torchrun_nodes_.barrier_deadline();
+  if (state_ == State::kLeaving && barrier) due_ = std::min(due_, *barrier);
   if (state_ != State::kJoining) return;
   due_ = std::min({due_, next_notice_, last_call_.value_or(join_deadline_)});
 }
@@ -380,20 +255,11 @@ std::string Coordinator::missing() const {
 }
 
 int Coordinator::present() const {
-  const auto leaving = std::count_if(nodes_.begin(), nodes_.end(),
-                                     [](const auto& one) { return one.second->leaving; });
-  return static_cast<int>(nodes_.size() + torchrun_nodes_.size()) - static_cast<int>(leaving);
+  return peers_.present() + static_cast<int>(torchrun_nodes_.all().size());
 }
 
 int Coordinator::taking_part() const {
-  const auto ours = std::count_if(nodes_.begin(), nodes_.end(),
-                                  [](const auto& one) { return one.second->takes_part; });
-  return static_cast<int>(ours) + static_cast<int>(torchrun_nodes_.size());
-}
-
-bool Coordinator::all_ended() const {
-  return std::all_of(nodes_.begin(), nodes_.end(),
-                     [](const auto& one) { return one.second->ended || !one.second->takes_part; });
+  return peers_.taking_part() + static_cast<int>(torchrun_nodes_.all().size());
 }
 
 void Coordinator::start_when_complete() {
@@ -403,67 +269,41 @@ void Coordinator::start_when_complete() {
   if (!last_call_) last_call_ = Clock::now() + options_.last_call;
 }
 
-void Coordinator::choose_nodes() {
-  int room = options_.nodes.max - static_cast<int>(torchrun_nodes_.size());
-  // Those that took part stay; a newcomer may have got the rank of one that is lost.
-  for (const bool took_part : {true, false}) {
-    for (const auto& [rank, node] : nodes_) {
-      if (node->takes_part != took_part) continue;
-      node->takes_part = !node->leaving && room > 0;
-      if (node->takes_part) --room;
-    }
-  }
-}
-
 void Coordinator::start_attempt() {
   state_ = State::kRunning;
   failed_ = false;
   node_change_.clear();
   last_call_.reset();
-  choose_nodes();
+  peers_.choose(options_.nodes.max - static_cast<int>(torchrun_nodes_.all().size()));
   // In the first one there are the keys of torchrun's nodes.
   if (attempt_ > 0) store_.clear();
   if (!options_.agent_store) workers_port_ = MasterPort::hold(0);
-  std::map<int, TorchrunRole> all = torchrun_nodes_;
-  for (const auto& [rank, node] : nodes_) {
+  std::map<int, TorchrunRole> all = torchrun_nodes_.all();
+  for (const auto& [rank, node] : peers_.nodes()) {
     if (node->takes_part) all[rank] = {node->role, rank, node->nproc};
   }
-  int world_size = 0;
-  std::map<std::string, int> role_sizes;
-  for (const auto& [rank, role] : all) {
-    world_size += role.nproc;
-    role_sizes[role.role] += role.nproc;
-  }
   int index = 0;
-  int rank_base = 0;
-  std::map<std::string, int> role_bases;
-  for (const auto& [rank, role] : all) {
-    start_node(rank, index++,
-               {rank_base, world_size, role_bases[role.role], role_sizes[role.role]});
-    rank_base += role.nproc;
-    role_bases[role.role] += role.nproc;
-  }
+  for (const auto& [rank, ranks] : deal_ranks(all)) start_node(rank, index++, ranks);
 }
 
 void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
-  if (torchrun_nodes_.count(rank) > 0) {
-    store_.set(torchrun_keys_.assigned_ranks(rank), ranks.json().dump());
+  if (torchrun_nodes_.has(rank)) {
+    torchrun_nodes_.tell_ranks(rank, ranks);
     return;
   }
-  Node& node = *nodes_.at(rank);
+  PeerLauncher& node = *peers_.nodes().at(rank);
   node.ended = false;
-  node.link.send({{"type", "start"},
-                  {"attempt", attempt_},
-                  {"restarts", restarts_},
-                  {"reason", reason_},
-                  {"job_id", options_.job_id},
-                  {"node", index},
-                  {"nodes", taking_part()},
-                  {"ranks", ranks.json()},
-                  {"master_addr", options_.master_addr},
-                  {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
-                  {"agent_store", options_.agent_store}});
-  watch(node);
+  peers_.send(node, {{"type", "start"},
+                     {"attempt", attempt_},
+                     {"restarts", restarts_},
+                     {"reason", reason_},
+                     {"job_id", options_.job_id},
+                     {"node", index},
+                     {"nodes", taking_part()},
+                     {"ranks", ranks.json()},
+                     {"master_addr", options_.master_addr},
+                     {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
+                     {"agent_store", options_.agent_store}});
 }
 
 void Coordinator::change_nodes(const std::string& text) {
@@ -478,19 +318,19 @@ void Coordinator::fail(int exit_code, bool may_restart, const std::string& text,
   if (failed_ || !node_change_.empty()) return;
   failed_ = true;
   exit_code_ = exit_code;
-  may_restart_ = may_restart && restarts_ < options_.max_restarts && torchrun_nodes_.empty();
+  may_restart_ = may_restart && restarts_ < options_.max_restarts && torchrun_nodes_.all().empty();
   failure_text_ = text;
   failed_node_ = node;
   stop_attempt(text);
 }
 
 void Coordinator::stop_attempt(const std::string& text) {
-  send_to_all({{"type", "stop"}, {"attempt", attempt_}, {"what", text}});
+  peers_.send_to_nodes({{"type", "stop"}, {"attempt", attempt_}, {"what", text}});
 }
 
 void Coordinator::end_attempt() {
   if (!node_change_.empty()) return start_again(node_change_);
-  if (!failed_ && !torchrun_nodes_.empty()) return enter_torchruns_barrier();
+  if (!failed_ && !torchrun_nodes_.all().empty()) return enter_torchruns_barrier();
   if (!failed_) return finish(base::kExitOk, "");
   const bool can_restart = options_.nodes_may_change || present() == options_.nodes.max;
   if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
@@ -513,22 +353,14 @@ void Coordinator::finish(int exit_code, const std::string& text) {
   state_ = State::kFinished;
   exit_code_ = exit_code;
   failure_text_ = text;
-  for (const auto& [rank, node] : nodes_) send_finish(*node);
+  for (const auto& [rank, node] : peers_.nodes()) send_finish(*node);
 }
 
-void Coordinator::send_finish(Node& node) {
-  node.link.send({{"type", "finish"},
-                  {"exit_code", exit_code_},
-                  {"what", failure_text_},
-                  {"yours", node.rank == failed_node_}});
-  watch(node);
-}
-
-void Coordinator::send_to_all(const Json& message) {
-  for (const auto& [rank, node] : nodes_) {
-    node->link.send(message);
-    watch(*node);
-  }
+void Coordinator::send_finish(PeerLauncher& node) {
+  peers_.send(node, {{"type", "finish"},
+                     {"exit_code", exit_code_},
+                     {"what", failure_text_},
+                     {"yours", node.rank == failed_node_}});
 }
 
 }  // namespace syncbn::launch

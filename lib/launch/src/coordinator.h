@@ -4,19 +4,18 @@
 #include <syncbn/launch/options.h>
 
 #include <chrono>
-#include <map>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "agent_link.h"
 #include "assigned_ranks.h"
+#include "hello.h"
 #include "master_port.h"
+#include "peers.h"
 #include "store_server.h"
-#include "torchrun_keys.h"
+#include "torchrun_nodes.h"
 
 namespace syncbn::launch {
 
@@ -59,12 +58,11 @@ class Coordinator {
 
   /// @param listener listens on the port.
   Coordinator(Options options, base::UniqueFd listener);
-  ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
   /// Readable when handle() has something to do; besides, it is due at a time.
-  int fd() const { return epoll_.get(); }
+  int fd() const { return peers_.fd(); }
   Clock::time_point due() const { return due_; }
   void handle();
 
@@ -76,23 +74,15 @@ class Coordinator {
   void pause();
 
  private:
-  struct Hello;
-  struct Node;
-
-  void take(base::UniqueFd socket, std::string first_bytes);
-  void watch(Node& node);
-  void handle_node(Node& node);
-  void handle_message(Node& node, const nlohmann::json& message);
-  void hello(Node& node, const Hello& hello);
+  void handle_message(PeerLauncher& node, const nlohmann::json& message);
+  void hello(PeerLauncher& node, const Hello& hello);
   /// Why the newcomer does not fit; empty: it does.
-  std::string misfit(const Node& node, const Hello& hello) const;
-  void welcome(Node& node);
-  void failed(Node& node, const nlohmann::json& message);
-  void leave(Node& node);
-  void ended(Node& node, const nlohmann::json& message);
-  void lost(Node& node);
-  /// It has left or closed the connection, or has been silent for too long.
-  bool is_gone(const Node& node) const;
+  std::string misfit(const PeerLauncher& node, const Hello& hello) const;
+  void welcome(PeerLauncher& node);
+  void failed(PeerLauncher& node, const nlohmann::json& message);
+  void leave(PeerLauncher& node);
+  void ended(PeerLauncher& node, const nlohmann::json& message);
+  void lost(PeerLauncher& node);
   /// The rank of a node that wants this one, -1: any.
   int rank_for(int wanted, bool leads) const;
 
@@ -106,9 +96,7 @@ class Coordinator {
   /// Nodes that could take part in an attempt.
   int present() const;
   int taking_part() const;
-  bool all_ended() const;
   void start_when_complete();
-  void choose_nodes();
   void start_attempt();
   void start_node(int rank, int index, const AssignedRanks& ranks);
   void end_attempt();
@@ -119,23 +107,17 @@ class Coordinator {
   void fail(int exit_code, bool may_restart, const std::string& text, int node = kNoNode);
   void stop_attempt(const std::string& text);
   void finish(int exit_code, const std::string& text);
-  void send_finish(Node& node);
-  void send_to_all(const nlohmann::json& message);
+  void send_finish(PeerLauncher& node);
 
   static constexpr int kNoNode = -1;
 
   const Options options_;
-  const TorchrunKeys torchrun_keys_;
   StoreServer store_;
-  base::UniqueFd epoll_;
-  std::vector<std::unique_ptr<Node>> newcomers_;  ///< that have not said hello
-  std::map<int, std::unique_ptr<Node>> nodes_;    ///< by node rank
-  std::map<int, TorchrunRole> torchrun_nodes_;    ///< those that torchrun runs
+  TorchrunNodes torchrun_nodes_;
+  Peers peers_;
   Clock::time_point due_;
   Clock::time_point join_deadline_;
   std::optional<Clock::time_point> last_call_;  ///< when it ends
-  /// When the last agents of torchrun have to have left the barrier.
-  std::optional<Clock::time_point> barrier_deadline_;
   Clock::time_point next_notice_;
   Clock::time_point next_alive_;
 

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
-#include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -18,12 +17,6 @@ namespace syncbn::launch {
 namespace {
 
 using Json = nlohmann::json;
-
-void watch(int epoll, int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) base::throw_errno("epoll_ctl");
-}
 
 }  // namespace
 
@@ -40,11 +33,10 @@ int number_in(const Json& message, const char* key) {
 HeadLink::HeadLink(base::UniqueFd input, std::chrono::milliseconds silence)
     : silence_(silence),
       input_(std::move(input)),
-      timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  if (!timer_ || !epoll_) base::throw_errno("cannot watch the connection to the head");
-  watch(epoll_.get(), input_.get());
-  watch(epoll_.get(), timer_.get());
+      timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
+  if (!timer_) base::throw_errno("cannot watch the connection to the head");
+  watched_.add(input_.get());
+  watched_.add(timer_.get());
   await_next(true);
 }
 
@@ -67,7 +59,7 @@ Json HeadLink::wait_for(const std::string& type) {
       if (message->at("type") == type) return *message;
     }
     throw_if_gone();
-    pollfd ready{epoll_.get(), POLLIN, 0};
+    pollfd ready{watched_.fd(), POLLIN, 0};
     ::poll(&ready, 1, -1);
   }
 }

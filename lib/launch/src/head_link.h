@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "watch_set.h"
+
 namespace syncbn::launch {
 
 /// The head does not say what a head says. @throws base::UnavailableError always.
@@ -19,7 +21,7 @@ int number_in(const nlohmann::json& message, const char* key);
 /// stdin. Its end, or a head that is silent for too long, ends the node. Not thread-safe.
 class HeadLink {
  public:
-  /// Four of ssh_head.cpp's periods; a connection that is cut without a word ends so.
+  /// A connection that is cut without a word ends so.
   static constexpr std::chrono::milliseconds kSilence{60'000};
 
   /// @param input stays open as long as the head lives.
@@ -27,7 +29,7 @@ class HeadLink {
   explicit HeadLink(base::UniqueFd input, std::chrono::milliseconds silence = kSilence);
 
   /// Readable when there is something to read, or too long was nothing.
-  int fd() const { return epoll_.get(); }
+  int fd() const { return watched_.fd(); }
 
   /// The next signal that the head passes on, if there is one yet. SIGSTOP stops the head, too:
   /// then nothing is heard of it until SIGCONT.
@@ -47,7 +49,7 @@ class HeadLink {
   const std::chrono::milliseconds silence_;
   base::UniqueFd input_;
   base::UniqueFd timer_;  ///< runs out after the silence
-  base::UniqueFd epoll_;
+  WatchSet watched_;
   std::string incoming_;
   bool closed_ = false;
 };

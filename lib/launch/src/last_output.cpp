@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
 #include <chrono>
@@ -16,6 +17,15 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kReaderPatience{1};
 
 }  // namespace
+
+void write_report(Output& output, const std::string& file, const std::string& json) {
+  if (file.empty()) return;
+  try {
+    base::write_file_atomically(file, json);
+  } catch (const base::Error& error) {
+    output.say(fmt::format("syncbn-launch: --report: {}", error.what()));
+  }
+}
 
 int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurried) {
   const auto patience = Clock::now() + kReaderPatience;

@@ -1,9 +1,15 @@
 #pragma once
 
+#include <string>
+
 #include "output.h"
 #include "signals.h"
 
 namespace syncbn::launch {
+
+/// Writes how the run ended to the file of --report; none where `file` is empty. When it cannot be
+/// written, it says so and returns: the run's own end matters more.
+void write_report(Output& output, const std::string& file, const std::string& json);
 
 /// Waits at the end of a run until our own reader has taken all of the output. Returns the
 /// launcher's exit code: the run's own, that of a signal to end, 75 when output was lost.

@@ -14,11 +14,11 @@ namespace syncbn::launch {
 /// no shell sees it.
 inline constexpr const char* kFromHead = "--from_head";
 
-/// What a head tells the launcher of a node. Head and node talk in lines of JSON, objects with a
-/// "type":
+/// What a head tells the launcher of a node first. Head and node talk in lines of JSON, objects
+/// with a "type":
 ///
 ///   head → node, its stdin     job · go (master_port) · signal · alive
-///   node → head, its stderr    problem (exit_code, what), or ready (master_port) · ended
+///   node → head, its stderr    problem, or ready · ended (NodeMessage)
 ///
 /// What a node says begins with the job's mark, which workers do not know: theirs are the other
 /// lines.

@@ -3,30 +3,22 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "failure_report.h"
+#include "head_link.h"
 #include "last_output.h"
 #include "node_job.h"
-#include "pipe.h"
 #include "processes.h"
-#include "program.h"
-#include "send_buffer.h"
 #include "words.h"
 
 namespace syncbn::launch {
@@ -36,8 +28,7 @@ using Json = nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A quarter of what head_link.cpp waits for.
-constexpr seconds kAlivePeriod{15};
+constexpr milliseconds kAlivePeriod = HeadLink::kSilence / 4;
 constexpr seconds kNoticePeriod{10};
 
 // What nodes need beyond the workers' time to end, before they are given up.
@@ -48,76 +39,12 @@ constexpr seconds kKillPatience{3};
 // the two seconds after which nothing may be left.
 constexpr milliseconds kOrphanGrace{1000};
 
-// With which ssh says that it failed itself.
-constexpr int kSshFailed = 255;
-
-/// Those with which a launcher ends before its workers do; others are of what runs in its place.
-bool is_launchers(int exit_code) {
-  constexpr std::array kCodes{base::kExitUsage, base::kExitInternal, base::kExitUnavailable,
-                              base::kExitCannotExecute, base::kExitNotFound};
-  return std::find(kCodes.begin(), kCodes.end(), exit_code) != kCodes.end();
-}
-
-/// Nothing where that is none. @throws nlohmann's exceptions.
-std::optional<int> exit_code_in(const Json& message) {
-  constexpr int64_t kMost = 255;
-  const int64_t code = message.at("exit_code");
-  return code >= 0 && code <= kMost ? std::optional(static_cast<int>(code)) : std::nullopt;
-}
-
 OutputOptions output_options() {
   return {.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
           .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}};
 }
 
 }  // namespace
-
-struct SshHead::Node {
-  Node(Host where, bool here, const std::string& mark)
-      : host(std::move(where)), is_here(here), lines(mark) {}
-
-  enum class State { kAsked, kReady, kRefused, kEnded };
-  struct Problem {
-    int exit_code = 0;
-    std::string what;
-  };
-
-  Host host;
-  bool is_here;  ///< HeadPlan::is_here()
-  State state = State::kAsked;
-  base::UniqueFd in;
-  base::UniqueFd out;
-  base::UniqueFd err;
-  SendBuffer to_send;
-  NodeLines lines;
-  std::string last_words;  ///< on its stderr, before the job has begun
-  std::optional<int> start_error;
-  std::optional<int> exit_code;  ///< as its launcher told it
-  std::optional<Problem> problem;
-
-  /// @param command that reaches other hosts.
-  std::string end_in_words(int status, const std::string& launcher,
-                           const std::string& command) const;
-};
-
-// Why it ended before it answered.
-std::string SshHead::Node::end_in_words(int status, const std::string& launcher,
-                                        const std::string& command) const {
-  const std::string last = last_words.empty() ? "" : fmt::format(": {}", last_words);
-  const int code = exit_code_of(status);
-  if (start_error) return fmt::format("cannot be started: {}", std::strerror(*start_error));
-  if (code == kSshFailed && !is_here) {
-    return last_words.empty() ? "ssh failed without a message" : last_words;
-  }
-  if (code == base::kExitNotFound || code == base::kExitCannotExecute) {
-    return fmt::format("there is no {} to execute (--ssh_launcher){}", launcher, last);
-  }
-  if (!is_here && !is_launchers(code)) {
-    return fmt::format("{} has not started the launcher there ({}){}", command,
-                       describe_status(status), last);
-  }
-  return fmt::format("its launcher ended with {}{}", describe_status(status), last);
-}
 
 SshHead::SshHead(const LaunchOptions& options, const HeadPlan& plan)
     : options_(options),
@@ -131,8 +58,6 @@ SshHead::SshHead(const LaunchOptions& options, const HeadPlan& plan)
   }
 }
 
-SshHead::~SshHead() = default;
-
 int SshHead::run() {
   start();
   if (!wait_until_ready()) {
@@ -144,7 +69,7 @@ int SshHead::run() {
   keeper_->finish(kKillPatience);
   for (size_t i = 0; i < nodes_.size(); ++i) output_.finish(i, Stream::kOut);
   const int code = exit_code();
-  write_report(code);
+  write_report(output_, options_.report, report(code));
   return wait_for_reader(output_, signals_, code, ended_by_signal_.has_value());
 }
 
@@ -158,28 +83,11 @@ void SshHead::start() {
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> their_ends;
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    Node& node = nodes_[i];
-    Pipe in = Pipe::make();
-    Pipe out = Pipe::make();
-    Pipe err = Pipe::make();
-    const auto words = plan_.start_words(i);
-    specs.push_back({.file = find_program(words[0]),
-                     .argv = words,
-                     .env = merge_environment({}),
-                     .stdin_fd = in.reader.get(),
-                     .stdout_fd = out.writer.get(),
-                     .stderr_fd = err.writer.get()});
-    for (base::UniqueFd* fd : {&in.reader, &out.writer, &err.writer}) {
-      their_ends.push_back(std::move(*fd));
-    }
-    node.in = std::move(in.writer);
-    node.out = std::move(out.reader);
-    node.err = std::move(err.reader);
-    for (const base::UniqueFd* fd : {&node.in, &node.out, &node.err}) set_nonblocking(*fd);
+    specs.push_back(nodes_[i].connect(plan_.start_words(i), their_ends));
     job.words = plan_.node_words(i);
     job.environment = plan_.environment(i);
     job.speaks_for_all = i == 0;
-    node.to_send.append(job.to_json().dump() + "\n");
+    nodes_[i].to_send.append(job.to_json().dump() + "\n");
   }
   output_.begin_attempt(
       std::vector<WorkerOutput>(nodes_.size(), {.whole_lines = nodes_.size() > 1}));
@@ -190,43 +98,29 @@ void SshHead::start() {
 bool SshHead::wait_until_ready() {
   const auto deadline = Clock::now() + options_.head.ssh_timeout;
   auto next_notice = Clock::now() + kNoticePeriod;
-  while (!unanswered().empty() && !ended_by_signal_ && Clock::now() < deadline) {
+  while (!names_of_unanswered(nodes_).empty() && !ended_by_signal_ && Clock::now() < deadline) {
     turn(std::min(deadline, next_notice));
     if (Clock::now() < next_notice) continue;
     next_notice = Clock::now() + kNoticePeriod;
-    output_.say(fmt::format("syncbn-launch: waiting for an answer of {}", unanswered()));
+    output_.say(
+        fmt::format("syncbn-launch: waiting for an answer of {}", names_of_unanswered(nodes_)));
   }
-  for (Node& node : nodes_) {
-    if (node.state != Node::State::kAsked || ended_by_signal_) continue;
+  for (HeadNode& node : nodes_) {
+    if (node.state != HeadNode::State::kAsked || ended_by_signal_) continue;
     const double waited = std::chrono::duration<double>(options_.head.ssh_timeout).count();
     node.problem = {base::kExitUnavailable, fmt::format("no answer within {} (--ssh_timeout)",
                                                         base::format_seconds(waited))};
   }
   return std::none_of(nodes_.begin(), nodes_.end(),
-                      [](const Node& node) { return node.problem.has_value(); });
-}
-
-std::string SshHead::unanswered() const {
-  std::vector<std::string> names;
-  for (const Node& node : nodes_) {
-    if (node.state == Node::State::kAsked) names.push_back(node.host.full_name());
-  }
-  return base::join(names, ", ");
+                      [](const HeadNode& node) { return node.problem.has_value(); });
 }
 
 void SshHead::report_problems() {
-  // What is wrong on all hosts alike is said once.
-  std::vector<std::pair<std::string, std::vector<std::string>>> problems;
-  for (const Node& node : nodes_) {
-    if (!node.problem) continue;
-    if (first_failure_ == 0) first_failure_ = node.problem->exit_code;
-    auto same = std::find_if(problems.begin(), problems.end(),
-                             [&](const auto& one) { return one.first == node.problem->what; });
-    if (same == problems.end()) same = problems.insert(same, {node.problem->what, {}});
-    same->second.push_back(node.host.full_name());
+  for (const HeadNode& node : nodes_) {
+    if (node.problem && first_failure_ == 0) first_failure_ = node.problem->exit_code;
   }
-  for (const auto& [what, hosts] : problems) {
-    output_.say(fmt::format("syncbn-launch: error: {}: {}", base::join(hosts, ", "), what));
+  for (const std::string& line : problem_lines(nodes_)) {
+    output_.say(fmt::format("syncbn-launch: error: {}", line));
   }
   output_.say("syncbn-launch: nothing has been started");
 }
@@ -237,7 +131,7 @@ void SshHead::let_begin() {
 }
 
 void SshHead::wait_for_end() {
-  const auto runs = [](const Node& node) { return node.state != Node::State::kEnded; };
+  const auto runs = [](const HeadNode& node) { return node.state != HeadNode::State::kEnded; };
   heard_ = Clock::now();
   while (std::any_of(nodes_.begin(), nodes_.end(), runs)) {
     const auto due = give_up_time();
@@ -263,8 +157,8 @@ void SshHead::await_rest(milliseconds until_they_know) {
 void SshHead::give_up_silent() {
   std::vector<std::string> here;
   std::vector<std::string> elsewhere;
-  for (Node& node : nodes_) {
-    if (node.state == Node::State::kEnded) continue;
+  for (HeadNode& node : nodes_) {
+    if (node.state == HeadNode::State::kEnded) continue;
     (node.is_here ? here : elsewhere).push_back(node.host.full_name());
     node.problem = {base::kExitUnavailable, "does not answer"};
   }
@@ -289,7 +183,7 @@ void SshHead::turn(Clock::time_point until) {
   const bool reads_err = !output_.is_full(Stream::kErr);
   // Whom we do not listen to is not silent.
   if (!reads_out || !reads_err) heard_ = Clock::now();
-  for (const Node& node : nodes_) {
+  for (const HeadNode& node : nodes_) {
     if (node.in && !node.to_send.empty()) polls.push_back({node.in.get(), POLLOUT, 0});
     if (node.out && reads_out) polls.push_back({node.out.get(), POLLIN, 0});
     if (node.err && reads_err) polls.push_back({node.err.get(), POLLIN, 0});
@@ -298,7 +192,7 @@ void SshHead::turn(Clock::time_point until) {
   handle_signals();
   output_.flush();
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    write_some(nodes_[i]);
+    nodes_[i].write_some();
     for (const Stream stream : {Stream::kOut, Stream::kErr}) {
       if (!output_.is_full(stream)) read_stream(i, stream);
     }
@@ -349,7 +243,7 @@ void SshHead::pass_on(int signal) {
 
 void SshHead::handle_event(const KeeperEvent& event) {
   const auto index = static_cast<size_t>(event.worker);
-  Node& node = nodes_[index];
+  HeadNode& node = nodes_[index];
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
       break;
@@ -368,11 +262,11 @@ void SshHead::handle_event(const KeeperEvent& event) {
   }
 }
 
-void SshHead::node_ended(Node& node, int status) {
-  node.state = Node::State::kEnded;
+void SshHead::node_ended(HeadNode& node, int status) {
+  node.state = HeadNode::State::kEnded;
   if (node.exit_code || node.problem) return;  // it has said why
   const int code = exit_code_of(status);
-  const bool is_connection = !node.is_here && (code == kSshFailed || WIFSIGNALED(status));
+  const bool is_connection = node.is_lost_connection(status);
   const bool failed = is_launchers(code);
   if (!begun_) {
     node.problem = {failed ? code : base::kExitUnavailable,
@@ -388,7 +282,7 @@ void SshHead::node_ended(Node& node, int status) {
 }
 
 bool SshHead::read_stream(size_t index, Stream stream) {
-  Node& node = nodes_[index];
+  HeadNode& node = nodes_[index];
   base::UniqueFd& fd = stream == Stream::kOut ? node.out : node.err;
   std::array<char, 65536> buffer;
   if (!fd) return false;
@@ -430,46 +324,39 @@ void SshHead::take_line(size_t index, std::string_view line) {
 }
 
 void SshHead::take_message(size_t index, std::string_view text) {
-  Node& node = nodes_[index];
-  if (node.problem) return;
-  try {
-    if (handle_message(index, Json::parse(text))) return;
-  } catch (const Json::exception&) {
-    // Said below.
-  }
-  give_up(node, text);
+  if (nodes_[index].problem) return;
+  const auto message = NodeMessage::parse(text);
+  if (!message || !handle_message(index, *message)) give_up(nodes_[index], text);
 }
 
-bool SshHead::handle_message(size_t index, const Json& message) {
-  Node& node = nodes_[index];
-  const std::string type = message.at("type");
-  const bool is_asked = node.state == Node::State::kAsked;
-  if (type == "ready" && is_asked) {
-    const int port = message.at("master_port");
-    if (index == 0) master_port_ = port;
-    node.state = Node::State::kReady;
-    return true;
+bool SshHead::handle_message(size_t index, const NodeMessage& message) {
+  HeadNode& node = nodes_[index];
+  const bool is_asked = node.state == HeadNode::State::kAsked;
+  switch (message.kind) {
+    case NodeMessage::Kind::kReady:
+      if (!is_asked) return false;
+      if (index == 0) master_port_ = message.master_port;
+      node.state = HeadNode::State::kReady;
+      return true;
+    case NodeMessage::Kind::kProblem:
+      if (!is_asked) return false;
+      node.problem = {message.exit_code, message.text};
+      node.state = HeadNode::State::kRefused;
+      return true;
+    case NodeMessage::Kind::kEnded:
+      if (!begun_) return false;
+      // Only the node of the first failure can tell of it.
+      if (message.tells_failure || report_.empty()) report_ = message.text;
+      node.exit_code = message.exit_code;
+      await_rest({});
+      if (first_failure_ == 0) first_failure_ = message.exit_code;
+      return true;
   }
-  if (type == "problem" && is_asked) {
-    const int code = exit_code_in(message).value_or(base::kExitOk);
-    if (code == base::kExitOk) return false;
-    node.problem = {code, message.at("what")};
-    node.state = Node::State::kRefused;
-    return true;
-  }
-  const auto code = exit_code_in(message);
-  if (type != "ended" || !begun_ || !code) return false;
-  const std::string report = message.at("report");
-  // Only the node of the first failure can tell of it.
-  if (!Json::parse(report).at("failure").is_null() || report_.empty()) report_ = report;
-  node.exit_code = code;
-  await_rest({});
-  if (first_failure_ == 0) first_failure_ = *code;
-  return true;
+  return false;
 }
 
 // Whoever speaks there is not a launcher of this version, or not alone.
-void SshHead::give_up(Node& node, std::string_view message) {
+void SshHead::give_up(HeadNode& node, std::string_view message) {
   constexpr size_t kShown = 80;
   const std::string what =
       fmt::format("does not keep to the protocol: it sent '{}'{}", message.substr(0, kShown),
@@ -478,7 +365,7 @@ void SshHead::give_up(Node& node, std::string_view message) {
   // With its stdin it ends.
   node.in.reset();
   node.err.reset();
-  node.state = Node::State::kEnded;
+  node.state = HeadNode::State::kEnded;
   if (!begun_) return;
   lost_any_ = true;
   await_rest(silence());
@@ -487,23 +374,9 @@ void SshHead::give_up(Node& node, std::string_view message) {
 }
 
 void SshHead::send_to_all(const Json& message) {
-  for (Node& node : nodes_) {
-    if (node.state == Node::State::kEnded) continue;
-    node.to_send.append(message.dump() + "\n");
-    write_some(node);
-  }
-}
-
-void SshHead::write_some(Node& node) {
-  while (node.in && !node.to_send.empty()) {
-    const ssize_t written = ::write(node.in.get(), node.to_send.view().data(), node.to_send.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0 && errno == EAGAIN) return;
-    if (written < 0) {  // its end is told by the keeper
-      node.in.reset();
-      return;
-    }
-    node.to_send.take(static_cast<size_t>(written));
+  for (HeadNode& node : nodes_) {
+    if (node.state == HeadNode::State::kEnded) continue;
+    node.send(message);
   }
 }
 
@@ -513,16 +386,11 @@ int SshHead::exit_code() const {
   return lost_any_ ? base::kExitUnavailable : base::kExitOk;
 }
 
-void SshHead::write_report(int exit_code) {
-  if (options_.report.empty()) return;
+std::string SshHead::report(int exit_code) const {
   auto report = nlohmann::ordered_json::parse(
       report_.empty() ? json_report(exit_code, 0, std::nullopt) : report_);
   report["exit_code"] = exit_code;
-  try {
-    base::write_file_atomically(options_.report, report.dump(2) + "\n");
-  } catch (const base::Error& error) {
-    output_.say(fmt::format("syncbn-launch: --report: {}", error.what()));
-  }
+  return report.dump(2) + "\n";
 }
 
 }  // namespace syncbn::launch

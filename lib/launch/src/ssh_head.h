@@ -10,9 +10,11 @@
 #include <string_view>
 #include <vector>
 
+#include "head_node.h"
 #include "head_plan.h"
 #include "keeper.h"
 #include "node_lines.h"
+#include "node_message.h"
 #include "output.h"
 #include "signals.h"
 
@@ -27,7 +29,6 @@ namespace syncbn::launch {
 class SshHead {
  public:
   SshHead(const LaunchOptions& options, const HeadPlan& plan);
-  ~SshHead();
   SshHead(const SshHead&) = delete;
   SshHead& operator=(const SshHead&) = delete;
 
@@ -38,7 +39,6 @@ class SshHead {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Node;
 
   void start();
   /// Whether all are.
@@ -61,27 +61,25 @@ class SshHead {
   void end_by_signal(int signal);
   void pass_on(int signal);
   void handle_event(const KeeperEvent& event);
-  void node_ended(Node& node, int status);
+  void node_ended(HeadNode& node, int status);
   bool read_stream(size_t index, Stream stream);
   void drain(size_t index);
   NodeLines::Sinks sinks(size_t index);
   void take_line(size_t index, std::string_view line);
   void take_message(size_t index, std::string_view text);
-  /// Whether the message means something now. @throws nlohmann's exceptions where it does not.
-  bool handle_message(size_t index, const nlohmann::json& message);
-  void give_up(Node& node, std::string_view message);
+  /// Whether the message means something now.
+  bool handle_message(size_t index, const NodeMessage& message);
+  void give_up(HeadNode& node, std::string_view message);
   void send_to_all(const nlohmann::json& message);
-  static void write_some(Node& node);
 
-  /// The hosts that have not answered, with commas between.
-  std::string unanswered() const;
   int exit_code() const;
-  void write_report(int exit_code);
+  /// Of the job, in JSON.
+  std::string report(int exit_code) const;
 
   const LaunchOptions& options_;
   const HeadPlan& plan_;
   const std::string mark_;
-  std::vector<Node> nodes_;
+  std::vector<HeadNode> nodes_;
   Signals signals_;
   Output output_;
   std::unique_ptr<Keeper> keeper_;

@@ -71,7 +71,7 @@ std::optional<LaunchOptions> SshNode::prepare(
     refuse(error.exit_code(), error.what());
     return std::nullopt;
   }
-  say({{"type", "ready"}, {"master_port", port_ ? port_->port() : 0}});
+  say({.kind = NodeMessage::Kind::kReady, .master_port = port_ ? port_->port() : 0});
   const int port = number_in(head_.wait_for("go"), "master_port");
   if (port != 0) options.master_port = port;
   return options;
@@ -94,16 +94,18 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
 }
 
 std::string SshNode::ended(int exit_code, const std::string& report) const {
-  return marked_line(mark_, {{"type", "ended"}, {"exit_code", exit_code}, {"report", report}});
+  const NodeMessage message{
+      .kind = NodeMessage::Kind::kEnded, .exit_code = exit_code, .text = report};
+  return marked_line(mark_, message.json());
 }
 
 void SshNode::refuse(int exit_code, const std::string& what) {
   exit_code_ = exit_code;
-  say({{"type", "problem"}, {"exit_code", exit_code}, {"what", what}});
+  say({.kind = NodeMessage::Kind::kProblem, .exit_code = exit_code, .text = what});
 }
 
-void SshNode::say(const nlohmann::json& message) const {
-  base::write_stderr(marked_line(mark_, message) + "\n");
+void SshNode::say(const NodeMessage& message) const {
+  base::write_stderr(marked_line(mark_, message.json()) + "\n");
 }
 
 }  // namespace syncbn::launch

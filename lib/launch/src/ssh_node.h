@@ -9,6 +9,7 @@
 #include "head_link.h"
 #include "master_port.h"
 #include "node_job.h"
+#include "node_message.h"
 
 namespace syncbn::launch {
 
@@ -35,7 +36,7 @@ class SshNode {
  private:
   LaunchOptions get_ready(const NodeJob& job);
   void refuse(int exit_code, const std::string& what);
-  void say(const nlohmann::json& message) const;
+  void say(const NodeMessage& message) const;
 
   HeadLink head_;
   std::string mark_;

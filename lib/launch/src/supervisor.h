@@ -48,7 +48,6 @@ class Supervisor {
   void announce_attempt(const Cluster::Start& start, int restarts_before);
   void report(const GroupResult& result);
   std::string json_of(const GroupResult& result) const;
-  void write_report(const GroupResult& result);
 
   const LaunchOptions& options_;
   RunFacts facts_;
