@@ -12,14 +12,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <utility>
 
 namespace syncbn::launch {
 namespace {
 
 using store::put_integer;
-using store::put_string;
 using store::Query;
 using store::QueryReader;
 using store::QueryScanner;
@@ -54,8 +52,6 @@ struct StoreServer::Connection {
   std::string input;
   QueryScanner scanner;  ///< of the first query in input
   SendBuffer output;
-  uint64_t ticket = 0;                      ///< its place among those who wait
-  std::unordered_set<std::string> awaited;  ///< empty: it does not wait
 };
 
 StoreServer::StoreServer(base::UniqueFd listener, ForeignSink foreign)
@@ -63,7 +59,8 @@ StoreServer::StoreServer(base::UniqueFd listener, ForeignSink foreign)
       foreign_(std::move(foreign)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       spare_(open_spare()),
-      most_silent_(most_silent_connections()) {
+      most_silent_(most_silent_connections()),
+      answers_([this](uint64_t id) { wake(id); }) {
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kListenerId}};
   // Whoever was about to be accepted may be gone by then.
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
@@ -198,88 +195,12 @@ bool StoreServer::has_room(Connection& connection) {
 // False: the connection is to be closed.
 bool StoreServer::answer(Connection& connection, std::string_view query) {
   QueryReader in(query);
-  std::string& out = connection.output.bytes();
-  const Query kind = in.query();
   // The greeting comes first, and once.
-  if ((kind == Query::kValidate) == connection.greeted) return false;
-  switch (kind) {
-    case Query::kValidate:
-      connection.greeted = true;
-      return in.integer<uint32_t>() == store::kMagic;
-    case Query::kPing:
-      put_integer(out, in.integer<uint32_t>());
-      return true;
-    case Query::kCheck:
-      put_integer(out, has_all(in.strings()) ? store::kReady : store::kNotReady);
-      return true;
-    case Query::kWait:
-      return start_wait(connection, in.strings());
-    case Query::kCancelWait:
-      cancel_wait(connection);
-      put_integer(out, store::kWaitCanceled);
-      return true;
-    case Query::kMultiGet:
-      return put_values(out, in.strings());
-    case Query::kMultiSet:
-      for (auto pairs = in.integer<uint64_t>(); pairs > 0; --pairs) {
-        const std::string key = in.string();
-        set_value(key, in.string());
-      }
-      return true;
-    case Query::kGetNumKeys:
-      put_integer<uint64_t>(out, values_.size());
-      return true;
-    case Query::kListKeys:
-      put_integer<uint64_t>(out, values_.size());
-      for (const auto& [key, value] : values_) put_string(out, key);
-      return true;
-    default:
-      return answer_about(in.string(), kind, in, connection);
-  }
-}
-
-// The queries whose first field is the one key that they are about.
-bool StoreServer::answer_about(const std::string& key, Query kind, QueryReader& in,
-                               Connection& connection) {
-  std::string& out = connection.output.bytes();
-  switch (kind) {
-    case Query::kSet:
-      set_value(key, in.string());
-      return true;
-    case Query::kCompareSet: {
-      const std::string expected = in.string();
-      put_string(out, compare_set(key, expected, in.string()));
-      return true;
-    }
-    case Query::kGet:
-      return put_values(out, {key});
-    case Query::kAdd: {
-      const auto result = add_to(key, in.integer<int64_t>());
-      if (result) put_integer(out, *result);
-      return result.has_value();
-    }
-    case Query::kDeleteKey:
-      put_integer<uint64_t>(out, values_.erase(key));
-      return true;
-    case Query::kAppend:
-      values_[key].append(in.string());
-      wake_all(key);
-      return true;
-    case Query::kQueuePush:
-      queues_[key].push_back(in.string());
-      wake_one(key);
-      return true;
-    case Query::kQueuePop:
-      pop(out, key);
-      return true;
-    case Query::kQueueLen:
-      put_integer<uint64_t>(out, queue_length(key));
-      return true;
-    case Query::kBarrier:
-      return enter_barrier(connection, key, in.integer<int64_t>());
-    default:
-      return false;
-  }
+  const bool greets = in.query() == Query::kValidate;
+  if (greets == connection.greeted) return false;
+  if (!greets) return answers_.answer(connection.id, query, connection.output.bytes());
+  connection.greeted = true;
+  return in.integer<uint32_t>() == store::kMagic;
 }
 
 void StoreServer::flush(Connection& connection) {
@@ -313,7 +234,7 @@ void StoreServer::watch(Connection& connection) {
 
 // Ends the connection as far as this object goes.
 base::UniqueFd StoreServer::take(Connection& connection) {
-  cancel_wait(connection);
+  answers_.forget(connection.id);
   base::UniqueFd fd = std::move(connection.fd);
   // Closing would not be enough: a process that was forked may have the socket, too.
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
@@ -322,17 +243,16 @@ base::UniqueFd StoreServer::take(Connection& connection) {
 }
 
 void StoreServer::set(std::string_view key, std::string value) {
-  set_value(wire_key(key), std::move(value));
+  answers_.set(wire_key(key), std::move(value));
 }
 
 std::optional<std::string> StoreServer::get(std::string_view key) const {
-  const auto found = values_.find(wire_key(key));
-  if (found == values_.end()) return std::nullopt;
-  return found->second;
+  const std::string* const value = answers_.values().find(wire_key(key));
+  return value == nullptr ? std::nullopt : std::optional(*value);
 }
 
 int64_t StoreServer::add(std::string_view key, int64_t amount) {
-  const auto result = add_to(wire_key(key), amount);
+  const auto result = answers_.add(wire_key(key), amount);
   if (!result) {
     throw base::UnavailableError(fmt::format(
         "cannot add {} to the store's key '{}': its value '{}' is no number, or too large", amount,
@@ -343,7 +263,7 @@ int64_t StoreServer::add(std::string_view key, int64_t amount) {
 
 bool StoreServer::check(const std::vector<std::string>& keys) const {
   return std::all_of(keys.begin(), keys.end(),
-                     [&](const std::string& key) { return has(wire_key(key)); });
+                     [&](const std::string& key) { return answers_.values().has(wire_key(key)); });
 }
 
 size_t StoreServer::clients() const {
@@ -360,141 +280,13 @@ void StoreServer::clear() {
     if (!may_be_foreign(*connection)) clients.push_back(connection.get());
   }
   for (Connection* client : clients) take(*client).reset();
-  values_.clear();
-  queues_.clear();
+  answers_.clear();
 }
 
-bool StoreServer::has(const std::string& key) const {
-  return values_.contains(key) || queue_length(key) > 0;
-}
-
-bool StoreServer::has_all(const std::vector<std::string>& keys) const {
-  return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return has(key); });
-}
-
-size_t StoreServer::queue_length(const std::string& key) const {
-  const auto found = queues_.find(key);
-  return found == queues_.end() ? 0 : found->second.size();
-}
-
-void StoreServer::set_value(const std::string& key, std::string value) {
-  values_[key] = std::move(value);
-  wake_all(key);
-}
-
-std::string StoreServer::compare_set(const std::string& key, const std::string& expected,
-                                     std::string desired) {
-  const auto found = values_.find(key);
-  // As torch's server answers, though a client cannot tell it from a value.
-  if (found == values_.end() && !expected.empty()) return expected;
-  if (found == values_.end() || found->second == expected) set_value(key, std::move(desired));
-  return values_[key];
-}
-
-// Nothing when the value is not an integer, or the sum is none.
-std::optional<int64_t> StoreServer::sum(const std::string& key, int64_t amount) const {
-  const auto found = values_.find(key);
-  if (found == values_.end()) return amount;
-  const std::string& value = found->second;
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc{} || end != value.data() + value.size()) return std::nullopt;
-  if (__builtin_add_overflow(number, amount, &number)) return std::nullopt;
-  return number;
-}
-
-std::optional<int64_t> StoreServer::add_to(const std::string& key, int64_t amount) {
-  const auto result = sum(key, amount);
-  if (result) set_value(key, std::to_string(*result));
-  return result;
-}
-
-// False when that would be too much: a client may name one large value many times.
-bool StoreServer::put_values(std::string& out, const std::vector<std::string>& keys) const {
-  const size_t before = out.size();
-  for (const std::string& key : keys) {
-    const auto found = values_.find(key);
-    const std::string_view value = found == values_.end() ? "" : std::string_view(found->second);
-    if (out.size() - before + value.size() > store::kMaxMessageSize) return false;
-    put_string(out, value);
-  }
-  return true;
-}
-
-void StoreServer::pop(std::string& out, const std::string& key) {
-  put_integer<uint64_t>(out, queue_length(key));
-  const auto found = queues_.find(key);
-  if (found == queues_.end()) return;
-  put_string(out, found->second.front());
-  found->second.pop_front();
-  if (found->second.empty()) queues_.erase(found);
-}
-
-// Whoever waits for a barrier's key is woken by the last one that comes, not by each.
-bool StoreServer::enter_barrier(Connection& connection, const std::string& key,
-                                int64_t world_size) {
-  const auto count = sum(key, 1);
-  if (!count || !connection.awaited.empty()) return false;
-  values_[key] = std::to_string(*count);
-  if (*count < world_size) {
-    connection.ticket = ++last_ticket_;
-    add_waiter(connection, key);
-    return true;
-  }
-  wake_all(key);
-  put_integer(connection.output.bytes(), store::kStopWaiting);
-  return true;
-}
-
-bool StoreServer::start_wait(Connection& connection, const std::vector<std::string>& keys) {
-  // The answers to two waits could not be told apart.
-  if (!connection.awaited.empty()) return false;
-  connection.ticket = ++last_ticket_;
-  for (const std::string& key : keys) {
-    if (!has(key)) add_waiter(connection, key);
-  }
-  if (connection.awaited.empty()) put_integer(connection.output.bytes(), store::kStopWaiting);
-  return true;
-}
-
-void StoreServer::add_waiter(Connection& connection, const std::string& key) {
-  connection.awaited.insert(key);
-  waiters_[key].emplace(connection.ticket, &connection);
-}
-
-void StoreServer::cancel_wait(Connection& connection) {
-  for (const std::string& key : connection.awaited) {
-    const auto found = waiters_.find(key);
-    found->second.erase(connection.ticket);
-    if (found->second.empty()) waiters_.erase(found);
-  }
-  connection.awaited.clear();
-}
-
-void StoreServer::wake_all(const std::string& key) {
-  const auto waiters = waiters_.extract(key);
-  if (waiters.empty()) return;
-  for (const auto& [ticket, connection] : waiters.mapped()) key_came(*connection, key);
-}
-
-// What is in a queue is for one.
-void StoreServer::wake_one(const std::string& key) {
-  const auto found = waiters_.find(key);
-  if (found == waiters_.end()) return;
-  Waiters& waiters = found->second;
-  for (bool woken = false; !woken && !waiters.empty(); waiters.erase(waiters.begin())) {
-    woken = key_came(*waiters.begin()->second, key);
-  }
-  if (waiters.empty()) waiters_.erase(found);
-}
-
-// Whether that was the last key that the connection waited for.
-bool StoreServer::key_came(Connection& connection, const std::string& key) {
-  connection.awaited.erase(key);
-  if (!connection.awaited.empty()) return false;
+void StoreServer::wake(uint64_t id) {
+  Connection& connection = *connections_.at(id);
   put_integer(connection.output.bytes(), store::kStopWaiting);
   flush(connection);
-  return true;
 }
 
 }  // namespace syncbn::launch

@@ -3,19 +3,16 @@
 #include <syncbn/base/unique_fd.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "send_buffer.h"
-#include "store_protocol.h"
+#include "store_answers.h"
 
 namespace syncbn::launch {
 
@@ -59,7 +56,6 @@ class StoreServer {
 
  private:
   struct Connection;
-  using Waiters = std::map<uint64_t, Connection*>;  ///< in the order in which they came
 
   bool accept_connections();
   static bool may_be_foreign(const Connection& connection);
@@ -71,30 +67,11 @@ class StoreServer {
   bool answer_queries(Connection& connection);
   bool has_room(Connection& connection);
   bool answer(Connection& connection, std::string_view query);
-  bool answer_about(const std::string& key, store::Query kind, store::QueryReader& in,
-                    Connection& connection);
   void flush(Connection& connection);
   void watch(Connection& connection);
   base::UniqueFd take(Connection& connection);
 
-  // From here on keys are those on the wire.
-  bool has(const std::string& key) const;
-  bool has_all(const std::vector<std::string>& keys) const;
-  size_t queue_length(const std::string& key) const;
-  void set_value(const std::string& key, std::string value);
-  std::string compare_set(const std::string& key, const std::string& expected, std::string desired);
-  std::optional<int64_t> sum(const std::string& key, int64_t amount) const;
-  std::optional<int64_t> add_to(const std::string& key, int64_t amount);
-  bool put_values(std::string& out, const std::vector<std::string>& keys) const;
-  void pop(std::string& out, const std::string& key);
-
-  bool enter_barrier(Connection& connection, const std::string& key, int64_t world_size);
-  bool start_wait(Connection& connection, const std::vector<std::string>& keys);
-  void add_waiter(Connection& connection, const std::string& key);
-  void cancel_wait(Connection& connection);
-  void wake_all(const std::string& key);
-  void wake_one(const std::string& key);
-  bool key_came(Connection& connection, const std::string& key);
+  void wake(uint64_t id);
 
   base::UniqueFd listener_;
   ForeignSink foreign_;
@@ -102,11 +79,8 @@ class StoreServer {
   base::UniqueFd spare_;  ///< given up for a moment when no descriptor is left
   const size_t most_silent_;
   uint64_t last_id_ = 0;
-  uint64_t last_ticket_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
-  std::unordered_map<std::string, std::string> values_;
-  std::unordered_map<std::string, std::deque<std::string>> queues_;
-  std::unordered_map<std::string, Waiters> waiters_;
+  StoreAnswers answers_;
 };
 
 }  // namespace syncbn::launch
