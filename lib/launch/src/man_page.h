@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "option_table.h"
+#include "option_help.h"
 
 namespace syncbn::launch {
 
