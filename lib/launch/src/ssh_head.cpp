@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "head_link.h"
 #include "last_output.h"
 #include "node_job.h"
+#include "pipe.h"
 #include "processes.h"
 #include "words.h"
 
@@ -284,13 +284,10 @@ void SshHead::node_ended(HeadNode& node, int status) {
 bool SshHead::read_stream(size_t index, Stream stream) {
   HeadNode& node = nodes_[index];
   base::UniqueFd& fd = stream == Stream::kOut ? node.out : node.err;
-  std::array<char, 65536> buffer;
-  if (!fd) return false;
-  const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
-  if (got == 0) fd.reset();
-  if (got <= 0) return false;
+  ReadBuffer buffer;
+  const std::string_view bytes = read_some(fd, buffer);
+  if (bytes.empty()) return false;
   heard_ = Clock::now();
-  const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
   if (stream == Stream::kErr) {
     node.lines.feed(bytes, sinks(index));
   } else if (begun_) {  // before, it is what somebody's .bashrc says
@@ -300,13 +297,11 @@ bool SshHead::read_stream(size_t index, Stream stream) {
 }
 
 void SshHead::drain(size_t index) {
-  // Bounded: a process that ssh left behind may hold the pipe.
-  constexpr int kMostReads = 64;
-  for (int i = 0; i < kMostReads; ++i) {
+  read_until_empty([&] {
     const bool more_out = read_stream(index, Stream::kOut);
     const bool more_err = read_stream(index, Stream::kErr);
-    if (!more_out && !more_err) break;
-  }
+    return more_out || more_err;
+  });
   nodes_[index].lines.finish(sinks(index));
 }
 

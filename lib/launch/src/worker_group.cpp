@@ -4,11 +4,10 @@
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/agent.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
+#include <syncbn/base/terminal.h>
 #include <syncbn/base/text.h>
-#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,9 +30,6 @@ constexpr std::chrono::seconds kKillPatience{5};
 // must not be ended by a quicker one before it has spoken.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
 
-// Of a worker's error message in a report; a node sends it over the network, too.
-constexpr size_t kMostErrorBytes = 1 << 16;
-
 // Workers that end faster than this after a failure leave no need to say what is being waited for.
 constexpr std::chrono::seconds kAnnounceAfter{1};
 
@@ -41,12 +37,6 @@ constexpr std::chrono::seconds kAnnounceAfter{1};
 // terminal's own session from it, and a worker is in the keeper's.
 bool may_read_input() {
   return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_FILENO) == ::getpgrp();
-}
-
-int terminal_columns() {
-  winsize size{};
-  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  return 80;
 }
 
 }  // namespace
@@ -110,7 +100,7 @@ void WorkerGroup::start() {
     variables["TORCHELASTIC_ERROR_FILE"] = logs_.error_file(local_rank);
     variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
-    if (on_terminal) variables["SYNCBN_AGENT_COLUMNS"] = std::to_string(terminal_columns());
+    if (on_terminal) variables["SYNCBN_AGENT_COLUMNS"] = std::to_string(base::terminal_columns());
 
     specs.push_back({.file = command_.file,
                      .argv = worker.argv,
@@ -222,7 +212,7 @@ void WorkerGroup::handle_keeper_events() {
   const bool had_failure = first_failure_.has_value();
   while (const auto event = keeper_->next_event()) handle_event(*event);
   if (had_failure || !first_failure_) return;
-  const int code = exit_code_of(workers_[*first_failure_].wait_status.value_or(0));
+  const int code = exit_code_of(workers_[first_failure_->worker].wait_status.value_or(0));
   end_at_ = Clock::now();
   if (code == base::kExitUsage) *end_at_ += kUsageErrorPatience;
 }
@@ -261,9 +251,8 @@ void WorkerGroup::worker_ended(size_t index) {
   log_end(index, worker.start_error ? std::strerror(*worker.start_error) : "");
   const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
   if (!failed || ending_ || first_failure_) return;
-  first_failure_ = index;
-  failed_at_ = std::chrono::system_clock::now();
-  failed_after_seconds_ = std::chrono::duration<double>(Clock::now() - started_).count();
+  const std::chrono::duration<double> lived = Clock::now() - started_;
+  first_failure_ = {index, std::chrono::system_clock::now(), lived.count()};
   const int code = worker.wait_status ? exit_code_of(*worker.wait_status) : base::kExitUnavailable;
   const std::string what =
       worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
@@ -294,28 +283,24 @@ void WorkerGroup::read_outputs() {
   }
   const auto due = progress_.due();
   if (due && Clock::now() >= *due) {
-    output_.set_bar(progress_.draw(terminal_columns(), Clock::now()));
+    output_.set_bar(progress_.draw(base::terminal_columns(), Clock::now()));
   }
 }
 
 void WorkerGroup::drain(size_t index) {
-  // Bounded: a grandchild may hold the pipe and write for ever.
-  constexpr int kMostReads = 64;
-  for (int i = 0; i < kMostReads; ++i) {
+  read_until_empty([&] {
     const bool more_out = read_stream(index, Stream::kOut);
     const bool more_err = read_stream(index, Stream::kErr);
-    if (!more_out && !more_err) return;
-  }
+    return more_out || more_err;
+  });
 }
 
 bool WorkerGroup::read_stream(size_t index, Stream stream) {
   base::UniqueFd& fd = stream == Stream::kOut ? workers_[index].out : workers_[index].err;
-  std::array<char, 65536> buffer;
-  if (!fd) return false;
-  const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
-  if (got > 0) output_.write(index, stream, {buffer.data(), static_cast<size_t>(got)});
-  if (got == 0) fd.reset();
-  return got > 0;
+  ReadBuffer buffer;
+  const std::string_view bytes = read_some(fd, buffer);
+  if (!bytes.empty()) output_.write(index, stream, bytes);
+  return !bytes.empty();
 }
 
 void WorkerGroup::read_records(size_t index) {
@@ -339,7 +324,7 @@ void WorkerGroup::handle_deadlines() {
   }
   if (announce_at_ && Clock::now() >= *announce_at_) {
     announce_at_.reset();
-    output_.say(announce_failure(workers_[*first_failure_]));
+    output_.say(announce_failure(workers_[first_failure_->worker]));
   }
   if (!deadline_ || Clock::now() < *deadline_) return;
   if (!killed_) {
@@ -391,85 +376,22 @@ void WorkerGroup::keeper_is_lost() {
 std::string WorkerGroup::announce_failure(const Worker& worker) const {
   const auto others = std::count_if(workers_.begin(), workers_.end(),
                                     [](const Worker& other) { return other.running; });
-  const std::string what =
-      worker.wait_status ? describe_status(*worker.wait_status) : std::string("cannot be started");
   return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} other worker{} to end",
-                     worker.rank, what, others, others == 1 ? "" : "s");
+                     worker.rank, worker.end_in_words(), others, others == 1 ? "" : "s");
 }
 
 GroupResult WorkerGroup::result() {
   if (first_failure_) {
-    const Worker& worker = workers_[*first_failure_];
-    if (worker.start_error) return start_failure(worker);
+    const Worker& worker = workers_[first_failure_->worker];
+    if (worker.start_error) return start_failure(worker, command_.file);
     return {.exit_code = exit_code_of(*worker.wait_status),
-            .failure = failure_report(*first_failure_),
+            .failure = report_of(*first_failure_, workers_, logs_, output_, oom_),
             .signal = ended_by_signal_};
   }
   if (ended_by_signal_) {
     return {.exit_code = base::kExitSignalBase + *ended_by_signal_, .signal = ended_by_signal_};
   }
   return {.of_job = stopped_for_};
-}
-
-GroupResult WorkerGroup::start_failure(const Worker& worker) const {
-  const int error = *worker.start_error;
-  if (!worker.wait_status) {
-    return {
-        .exit_code = base::kExitUnavailable,
-        .start_error = fmt::format("cannot start rank {}: {}{}", worker.rank, std::strerror(error),
-                                   error == EAGAIN ? "; too many processes (ulimit -u, or pids.max "
-                                                     "of the cgroup)"
-                                                   : "")};
-  }
-  if (worker.bind_failed) {
-    return {
-        .exit_code = base::kExitUnavailable,
-        .start_error = fmt::format("cannot bind rank {} to its cores: {} (its CPU set has changed "
-                                   "since the launcher started?)",
-                                   worker.rank, std::strerror(error))};
-  }
-  std::string hint;
-  if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";
-  if (error == ENOENT) hint = " (its interpreter, after #!, does not exist)";
-  return {.exit_code = exit_code_of(*worker.wait_status),
-          .start_error =
-              fmt::format("cannot execute {}: {}{}", command_.file, std::strerror(error), hint)};
-}
-
-FailureReport WorkerGroup::failure_report(size_t index) {
-  const Worker& worker = workers_[index];
-  FailureReport report;
-  report.rank = worker.rank;
-  report.local_rank = static_cast<int>(index);
-  report.host = base::hostname();
-  report.pid = worker.pid;
-  report.argv = worker.argv;
-  report.wait_status = *worker.wait_status;
-  const bool killed = WIFSIGNALED(report.wait_status) && WTERMSIG(report.wait_status) == SIGKILL;
-  report.out_of_memory = killed && oom_.struck();
-  report.time = failed_at_;
-  report.seconds_after_start = failed_after_seconds_;
-  report.error_file = logs_.error_file(report.local_rank);
-  report.error_message =
-      cut_message(logs_.error_message(report.local_rank), report.error_file, kMostErrorBytes);
-  if (!report.error_message.empty()) logs_.keep();
-  report.stderr_tail = output_.tail(index);
-  report.tail_was_shown = output_.tail_is_last(index);
-  if (report.stderr_tail.empty()) {
-    // It went to a file and not through us.
-    report.stderr_tail =
-        LogFolder::tail(logs_.of_worker(report.local_rank) / "stderr.log", Output::kTailLines);
-  }
-  for (const Worker& other : workers_) {
-    if (&other == &worker || !other.wait_status) continue;
-    const int status = *other.wait_status;
-    if (other.ended_by_us) {
-      report.ended.push_back(fmt::format("rank {} ({})", other.rank, describe_status(status)));
-    } else if (status != 0) {
-      report.failed_too.push_back(fmt::format("rank {} ({})", other.rank, describe_status(status)));
-    }
-  }
-  return report;
 }
 
 }  // namespace syncbn::launch

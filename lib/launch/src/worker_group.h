@@ -9,11 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "agent_reader.h"
 #include "cluster.h"
 #include "environment.h"
 #include "event_log.h"
-#include "failure_report.h"
+#include "group_result.h"
 #include "keeper.h"
 #include "log_folder.h"
 #include "oom_watch.h"
@@ -21,17 +20,9 @@
 #include "program.h"
 #include "progress_bar.h"
 #include "signals.h"
+#include "worker.h"
 
 namespace syncbn::launch {
-
-/// How an attempt ended.
-struct GroupResult {
-  int exit_code = 0;
-  std::optional<FailureReport> failure = {};  ///< of the first worker that failed
-  std::string start_error = {};               ///< why that worker could not even be started
-  std::optional<int> signal = {};             ///< that the launcher got, before or after it
-  std::string of_job = {};                    ///< with several nodes: the job's first failure
-};
 
 /// The workers of this node in one attempt, from start to end.
 ///
@@ -61,21 +52,6 @@ class WorkerGroup {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Worker {
-    int rank = 0;
-    pid_t pid = 0;
-    std::vector<std::string> argv;
-    bool running = true;
-    std::optional<int> start_error;  ///< errno of a failed fork, binding or exec
-    bool bind_failed = false;
-    std::optional<int> wait_status;
-    bool ended_by_us = false;
-    base::UniqueFd out;
-    base::UniqueFd err;
-    base::UniqueFd agent;
-    AgentReader records;
-  };
-
   void start();
   /// The end that the worker gets for a stream: a pipe's, whose reader is kept, or a log file.
   base::UniqueFd open_stream(size_t worker, Stream stream, base::UniqueFd& reader);
@@ -101,8 +77,6 @@ class WorkerGroup {
   bool anyone_runs() const;
 
   GroupResult result();
-  GroupResult start_failure(const Worker& worker) const;
-  FailureReport failure_report(size_t worker);
   std::string announce_failure(const Worker& worker) const;
 
   const LaunchOptions& options_;
@@ -119,9 +93,7 @@ class WorkerGroup {
   std::unique_ptr<Keeper> keeper_;
 
   Clock::time_point started_;
-  std::optional<size_t> first_failure_;
-  std::chrono::system_clock::time_point failed_at_;
-  double failed_after_seconds_ = 0;
+  std::optional<FirstFailure> first_failure_;
   std::optional<int> ended_by_signal_;
   std::string stopped_for_;  ///< what another node has said, and we have passed on
   bool cluster_is_due_ = false;
