@@ -11,7 +11,7 @@ struct SampleSums {
   double correct = 0;
   double samples = 0;
 
-  /// Over all ranks, in float64: the counts stay exact. Every rank calls it.
+  /// Over all ranks. Every rank calls it.
   SampleSums reduced(at::Device device) const;
 };
 

@@ -46,7 +46,7 @@ StartingPoint find_starting_point(const Config& config, const std::string& name)
     const auto restarted = folder_of_attempt_before(config, name);
     const fs::path wanted = restarted ? *restarted : RunFolder::wanted_path(config.run_dir, name);
     const fs::path checkpoint =
-        choose_checkpoint(config, wanted / "last.pt", restarted.has_value());
+        choose_checkpoint(config, wanted / RunFolder::kLast, restarted.has_value());
     // Going on with the run of that very folder replaces nothing.
     start.continues_folder =
         config.resume == "auto" || (!checkpoint.empty() && is_in_folder(checkpoint, wanted));
