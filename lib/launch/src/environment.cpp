@@ -6,7 +6,7 @@
 
 #include <string_view>
 
-#include "devices.h"
+#include "machine/devices.h"
 
 namespace syncbn::launch {
 

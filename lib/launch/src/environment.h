@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "assigned_ranks.h"
-#include "cpus.h"
+#include "machine/cpus.h"
+#include "nodes/assigned_ranks.h"
 
 namespace syncbn::launch {
 

@@ -17,22 +17,22 @@
 #include <string_view>
 #include <vector>
 
-#include "binding.h"
-#include "cluster.h"
-#include "devices.h"
 #include "environment.h"
-#include "event_log.h"
-#include "head_plan.h"
-#include "log_folder.h"
-#include "master_port.h"
-#include "plan.h"
-#include "processes.h"
-#include "program.h"
-#include "ssh_head.h"
-#include "ssh_node.h"
+#include "machine/binding.h"
+#include "machine/devices.h"
+#include "machine/topology.h"
+#include "nodes/cluster.h"
+#include "nodes/master_port.h"
+#include "output/event_log.h"
+#include "output/log_folder.h"
+#include "ssh/head_plan.h"
+#include "ssh/ssh_head.h"
+#include "ssh/ssh_node.h"
 #include "supervisor.h"
-#include "topology.h"
 #include "words.h"
+#include "workers/plan.h"
+#include "workers/processes.h"
+#include "workers/program.h"
 
 namespace syncbn::launch {
 namespace {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "head_link.h"
+#include "ssh/head_link.h"
 #include "watch_set.h"
 
 namespace syncbn::launch {

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "failure_report.h"
-#include "last_output.h"
-#include "processes.h"
+#include "output/failure_report.h"
+#include "output/last_output.h"
+#include "workers/processes.h"
 
 namespace syncbn::launch {
 namespace {

@@ -4,16 +4,16 @@
 
 #include <optional>
 
-#include "cluster.h"
 #include "environment.h"
-#include "event_log.h"
-#include "log_folder.h"
-#include "master_port.h"
-#include "output.h"
-#include "program.h"
+#include "nodes/cluster.h"
+#include "nodes/master_port.h"
+#include "output/event_log.h"
+#include "output/log_folder.h"
+#include "output/output.h"
 #include "signals.h"
-#include "ssh_node.h"
-#include "worker_group.h"
+#include "ssh/ssh_node.h"
+#include "workers/program.h"
+#include "workers/worker_group.h"
 
 namespace syncbn::launch {
 
