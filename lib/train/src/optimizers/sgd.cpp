@@ -1,11 +1,11 @@
-#include "sgd.h"
+#include "optimizers/sgd.h"
 
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_fused_sgd.h>
 
-#include "optimizer_options.h"
-#include "stateful_optimizer.h"
+#include "optimizers/optimizer_options.h"
+#include "optimizers/stateful_optimizer.h"
 
 namespace syncbn::train {
 namespace {

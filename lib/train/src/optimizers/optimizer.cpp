@@ -1,7 +1,7 @@
 #include <syncbn/train/optimizer.h>
 
-#include "adamw.h"
-#include "sgd.h"
+#include "optimizers/adamw.h"
+#include "optimizers/sgd.h"
 
 namespace syncbn::train {
 

@@ -1,4 +1,4 @@
-#include "adamw.h"
+#include "optimizers/adamw.h"
 
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_addcdiv.h>
@@ -12,8 +12,8 @@
 
 #include <cmath>
 
-#include "optimizer_options.h"
-#include "stateful_optimizer.h"
+#include "optimizers/optimizer_options.h"
+#include "optimizers/stateful_optimizer.h"
 
 namespace syncbn::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "stateful_optimizer.h"
+#include "optimizers/stateful_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
