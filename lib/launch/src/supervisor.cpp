@@ -16,6 +16,7 @@
 
 #include "output/failure_report.h"
 #include "output/last_output.h"
+#include "output/line_prefix.h"
 #include "workers/processes.h"
 
 namespace syncbn::launch {

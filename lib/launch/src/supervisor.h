@@ -4,12 +4,12 @@
 
 #include <optional>
 
-#include "environment.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
 #include "output/output.h"
+#include "run_facts.h"
 #include "signals.h"
 #include "ssh/ssh_node.h"
 #include "workers/program.h"

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <vector>
 
+#include "environment.h"
 #include "words.h"
 
 namespace syncbn::launch {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "environment.h"
+#include "run_facts.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {

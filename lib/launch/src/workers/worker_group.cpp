@@ -17,6 +17,7 @@
 #include <cstring>
 #include <utility>
 
+#include "environment.h"
 #include "pipe.h"
 #include "workers/processes.h"
 

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "environment.h"
 #include "nodes/cluster.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
 #include "output/output.h"
 #include "output/progress_bar.h"
+#include "run_facts.h"
 #include "signals.h"
 #include "workers/group_result.h"
 #include "workers/keeper.h"
