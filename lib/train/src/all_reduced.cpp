@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace syncbn::train {
 
@@ -12,7 +13,7 @@ std::vector<double> all_reduced(const std::vector<double>& own, c10d::ReduceOp o
   at::Tensor numbers = at::empty({count}, at::kDouble);
   std::copy(own.begin(), own.end(), numbers.mutable_data_ptr<double>());
   numbers = numbers.to(device);
-  dist::all_reduce(numbers, op);
+  dist::all_reduce(numbers, std::move(op));
   numbers = numbers.cpu();
   const double* all = numbers.const_data_ptr<double>();
   return {all, all + count};
