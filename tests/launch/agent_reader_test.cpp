@@ -1,4 +1,4 @@
-#include "agent_reader.h"
+#include "workers/agent_reader.h"
 
 #include <gmock/gmock.h>
 

@@ -12,11 +12,11 @@
 #include <chrono>
 #include <filesystem>
 
-#include "cpus.h"
-#include "keeper.h"
 #include "launch/launcher.h"
+#include "machine/cpus.h"
 #include "support/skip.h"
 #include "support/text.h"
+#include "workers/keeper.h"
 
 namespace syncbn::test {
 namespace {

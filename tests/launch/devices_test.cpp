@@ -1,6 +1,6 @@
 // Counting and finding GPUs. NVML is tests/launch/fake_nvml.cpp, which stands in this program's
 // RUNPATH.
-#include "devices.h"
+#include "machine/devices.h"
 
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
 // What a node's launcher hears of its head.
-#include "head_link.h"
+#include "ssh/head_link.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>

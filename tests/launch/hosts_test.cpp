@@ -1,5 +1,5 @@
 // Which hosts a job runs on, what they are told, and which variables go along.
-#include "hosts.h"
+#include "options/hosts.h"
 
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
@@ -8,8 +8,8 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "exports.h"
-#include "node_job.h"
+#include "options/exports.h"
+#include "ssh/node_job.h"
 #include "support/temp_folder.h"
 #include "words.h"
 

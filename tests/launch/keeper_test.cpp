@@ -1,4 +1,4 @@
-#include "keeper.h"
+#include "workers/keeper.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

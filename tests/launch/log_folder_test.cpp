@@ -1,4 +1,4 @@
-#include "log_folder.h"
+#include "output/log_folder.h"
 
 #include <gmock/gmock.h>
 #include <stdlib.h>

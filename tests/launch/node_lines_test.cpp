@@ -1,12 +1,12 @@
 // What a head makes of the stderr of its nodes.
-#include "node_lines.h"
+#include "ssh/node_lines.h"
 
 #include <gmock/gmock.h>
 
 #include <string>
 #include <vector>
 
-#include "output.h"
+#include "output/output.h"
 
 namespace syncbn::launch {
 namespace {

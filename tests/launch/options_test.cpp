@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "launch/environment_guard.h"
-#include "scheduler.h"
+#include "options/scheduler.h"
 
 namespace syncbn::launch {
 namespace {

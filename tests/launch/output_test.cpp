@@ -1,4 +1,4 @@
-#include "output.h"
+#include "output/output.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "failure_report.h"
+#include "output/failure_report.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "processes.h"
+#include "workers/processes.h"
 
 namespace syncbn::launch {
 namespace {

@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "store_client.h"
-#include "store_server.h"
+#include "store/store_client.h"
+#include "store/store_server.h"
 #include "support/listener.h"
 
 namespace syncbn::launch::test {

@@ -1,12 +1,12 @@
 // Where workers are bound on machines of many kinds, which are made up.
-#include "topology.h"
+#include "machine/topology.h"
 
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <syncbn/base/error.h>
 
-#include "binding.h"
 #include "launch/made_up_sys.h"
+#include "machine/binding.h"
 
 namespace syncbn::launch {
 namespace {

@@ -2,7 +2,6 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <syncbn/config/yaml.h>
 #include <syncbn/train/optimizer.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -11,6 +10,7 @@
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
+#include "train/from_yaml.h"
 
 namespace syncbn::train {
 namespace {
@@ -18,12 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::unique_ptr<Optimizer> optimizer(const std::string& yaml, const NamedTensors& parameters) {
-  config::Component<OptimizerKind> component;
-  config::Faults faults;
-  config::Codec<config::Component<OptimizerKind>>::read(config::parse_yaml(yaml, "test"), component,
-                                                        "optimizer", faults);
-  faults.throw_if_any();
-  return component.make(parameters);
+  return from_yaml<OptimizerKind>(yaml, "optimizer").make(parameters);
 }
 
 NamedTensors make_parameters() {

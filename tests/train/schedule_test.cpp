@@ -1,17 +1,13 @@
 #include <gtest/gtest.h>
-#include <syncbn/config/yaml.h>
 #include <syncbn/train/schedule.h>
+
+#include "train/from_yaml.h"
 
 namespace syncbn::train {
 namespace {
 
 std::unique_ptr<Schedule> schedule(const std::string& yaml, const ScheduleArgs& args) {
-  config::Component<ScheduleKind> component;
-  config::Faults faults;
-  config::Codec<config::Component<ScheduleKind>>::read(config::parse_yaml(yaml, "test"), component,
-                                                       "schedule", faults);
-  faults.throw_if_any();
-  return component.make(args);
+  return from_yaml<ScheduleKind>(yaml, "schedule").make(args);
 }
 
 TEST(ScheduleTest, ConstantStaysAtTheOptimizersRate) {

@@ -1,5 +1,7 @@
 #include <syncbn/config/reference.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace syncbn::config {

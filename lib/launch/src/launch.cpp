@@ -3,10 +3,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
-#include <syncbn/base/text.h>
 #include <syncbn/launch/options.h>
 #include <unistd.h>
 
@@ -17,72 +15,28 @@
 #include <string_view>
 #include <vector>
 
-#include "binding.h"
-#include "cluster.h"
-#include "devices.h"
-#include "environment.h"
-#include "event_log.h"
-#include "head_plan.h"
-#include "log_folder.h"
-#include "master_port.h"
-#include "plan.h"
-#include "processes.h"
-#include "program.h"
-#include "ssh_head.h"
-#include "ssh_node.h"
+#include "machine/devices.h"
+#include "nodes/cluster.h"
+#include "nodes/master_port.h"
+#include "output/event_log.h"
+#include "output/log_folder.h"
+#include "run_facts.h"
+#include "ssh/head_plan.h"
+#include "ssh/ssh_head.h"
+#include "ssh/ssh_node.h"
 #include "supervisor.h"
-#include "topology.h"
-#include "words.h"
+#include "workers/plan.h"
+#include "workers/processes.h"
+#include "workers/program.h"
 
 namespace syncbn::launch {
 namespace {
-
-// torchrun's, where several nodes have to agree on one.
-constexpr int kStaticPort = 29500;
-constexpr int kC10dPort = 29400;
 
 // A caller may close them (`<&-`); a pipe to a worker must not get one of their numbers.
 void open_standard_streams() {
   int fd = ::open("/dev/null", O_RDWR);
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
   if (fd >= 0) ::close(fd);
-}
-
-std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
-  if (options.binding == Binding::kNone) return {};
-  const Topology topology("/sys", allowed_cpus());
-  // What is not asked for is not loaded.
-  const bool wants_gpus = options.binding != Binding::kCores;
-  const auto gpu_nodes = wants_gpus ? nodes_of_visible_gpus(topology, machine_gpus())
-                                    : std::vector<std::optional<int>>{};
-  return bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
-}
-
-std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector<Cpus>& cpus) {
-  // One worker finds all of its cores itself.
-  if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return {};
-  if (!cpus.empty()) return threads_of_workers(cpus);
-  const auto workers = static_cast<size_t>(options.nproc_per_node);
-  return std::vector<int>(workers, std::max(1, count_cores() / options.nproc_per_node));
-}
-
-RunFacts run_facts(const LaunchOptions& options) {
-  RunFacts facts;
-  facts.master_addr = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
-  const int default_port = options.c10d ? kC10dPort : kStaticPort;
-  facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
-  facts.job_id = random_id();
-  facts.run_id = options.standalone ? facts.job_id : options.run_id;
-  facts.cpus = cpus_of_workers(options);
-  facts.omp_num_threads = omp_num_threads(options, facts.cpus);
-  facts.nodes = options.nnodes.max;
-  facts.agent_store = facts.nodes > 1;
-  // Of several nodes the coordinator tells; this holds where all have as many workers.
-  facts.node = std::max(0, options.node_rank);
-  const int first = facts.node * options.nproc_per_node;
-  const int all = facts.nodes * options.nproc_per_node;
-  facts.ranks = {first, all, first, all};
-  return facts;
 }
 
 // The port of a run on one node, for its rank 0.
@@ -147,7 +101,7 @@ void check_gpus(const LaunchOptions& options) {
 int run(const LaunchOptions& options, SshNode* node) {
   check_gpus(options);
   const Command command = resolve_program(options);
-  RunFacts facts = run_facts(options);
+  RunFacts facts = gather_facts(options);
   std::optional<MasterPort> port;
   if (facts.nodes == 1) port = hold_master_port(facts);
   if (options.dry_run) {

@@ -22,4 +22,18 @@ void set_nonblocking(const base::UniqueFd& fd) {
   ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
 }
 
+std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {
+  if (!fd) return {};
+  const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
+  if (got == 0) fd.reset();
+  if (got <= 0) return {};
+  return {buffer.data(), static_cast<size_t>(got)};
+}
+
+void read_until_empty(const std::function<bool()>& read_once) {
+  constexpr int kMostReads = 64;
+  for (int i = 0; i < kMostReads && read_once(); ++i) {
+  }
+}
+
 }  // namespace syncbn::launch

@@ -2,7 +2,6 @@
 
 #include <signal.h>
 #include <syncbn/base/error.h>
-#include <sys/epoll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -29,11 +28,8 @@ Signals::Signals(std::vector<int> ending, HeadLink* head)
   fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) base::throw_errno("signalfd");
   if (head_ == nullptr) return;
-  both_.reset(::epoll_create1(EPOLL_CLOEXEC));
-  if (!both_) base::throw_errno("epoll_create1");
-  epoll_event event{};
-  event.events = EPOLLIN;
-  for (const int fd : {fd_.get(), head_->fd()}) ::epoll_ctl(both_.get(), EPOLL_CTL_ADD, fd, &event);
+  both_.emplace();
+  for (const int fd : {fd_.get(), head_->fd()}) both_->add(fd);
 }
 
 std::optional<int> Signals::next() {

@@ -6,7 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "head_link.h"
+#include "ssh/head_link.h"
+#include "watch_set.h"
 
 namespace syncbn::launch {
 
@@ -19,7 +20,7 @@ class Signals {
   /// @param head of a node; null without one.
   explicit Signals(std::vector<int> ending, HeadLink* head = nullptr);
 
-  int fd() const { return both_ ? both_.get() : fd_.get(); }
+  int fd() const { return both_ ? both_->fd() : fd_.get(); }
   /// SIGSTOP and SIGCONT come only from a head, and are for the workers.
   /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next();
@@ -45,7 +46,7 @@ class Signals {
   std::vector<int> ending_;
   base::UniqueFd fd_;
   HeadLink* head_;
-  base::UniqueFd both_;  ///< with a head: readable when one of the two is
+  std::optional<WatchSet> both_;  ///< with a head: readable when one of the two is
 };
 
 }  // namespace syncbn::launch

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
@@ -15,9 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "failure_report.h"
-#include "last_output.h"
-#include "processes.h"
+#include "output/failure_report.h"
+#include "output/last_output.h"
+#include "output/line_prefix.h"
+#include "workers/processes.h"
 
 namespace syncbn::launch {
 namespace {
@@ -95,7 +95,7 @@ int Supervisor::run() {
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
   } else {
-    write_report(result);
+    write_report(output_, options_.report, json_of(result));
   }
   return wait_for_reader(output_, signals_, result.exit_code, hurried_);
 }
@@ -266,16 +266,6 @@ void Supervisor::report(const GroupResult& result) {
 std::string Supervisor::json_of(const GroupResult& result) const {
   const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_.failure;
   return json_report(result.exit_code, facts_.restart_count, failure);
-}
-
-void Supervisor::write_report(const GroupResult& result) {
-  if (options_.report.empty()) return;
-  try {
-    base::write_file_atomically(options_.report, json_of(result));
-  } catch (const base::Error& error) {
-    // The run's own end matters more.
-    output_.say(fmt::format("syncbn-launch: --report: {}", error.what()));
-  }
 }
 
 }  // namespace syncbn::launch

@@ -4,16 +4,16 @@
 
 #include <optional>
 
-#include "cluster.h"
-#include "environment.h"
-#include "event_log.h"
-#include "log_folder.h"
-#include "master_port.h"
-#include "output.h"
-#include "program.h"
+#include "nodes/cluster.h"
+#include "nodes/master_port.h"
+#include "output/event_log.h"
+#include "output/log_folder.h"
+#include "output/output.h"
+#include "run_facts.h"
 #include "signals.h"
-#include "ssh_node.h"
-#include "worker_group.h"
+#include "ssh/ssh_node.h"
+#include "workers/program.h"
+#include "workers/worker_group.h"
 
 namespace syncbn::launch {
 
@@ -48,7 +48,6 @@ class Supervisor {
   void announce_attempt(const Cluster::Start& start, int restarts_before);
   void report(const GroupResult& result);
   std::string json_of(const GroupResult& result) const;
-  void write_report(const GroupResult& result);
 
   const LaunchOptions& options_;
   RunFacts facts_;

@@ -1,7 +1,6 @@
 #include "data_wait.h"
 
-#include <ATen/Functions.h>
-#include <syncbn/dist/process_group.h>
+#include "all_reduced.h"
 
 namespace syncbn::train {
 
@@ -27,13 +26,8 @@ double DataWait::mean_since_last() {
 }
 
 DataWait::Means longest(const DataWait::Means& own, at::Device device) {
-  at::Tensor means = at::empty({2}, at::kDouble);
-  double* values = means.mutable_data_ptr<double>();
-  values[0] = own.seconds, values[1] = own.share;
-  means = means.to(device);
-  dist::all_reduce(means, c10d::ReduceOp::MAX);
-  means = means.cpu();
-  return {means.const_data_ptr<double>()[0], means.const_data_ptr<double>()[1]};
+  const auto all = all_reduced({own.seconds, own.share}, c10d::ReduceOp::MAX, device);
+  return {all[0], all[1]};
 }
 
 }  // namespace syncbn::train

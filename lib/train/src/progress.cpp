@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/log.h>
-#include <sys/ioctl.h>
+#include <syncbn/base/terminal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,11 +13,6 @@ namespace syncbn::train {
 namespace {
 
 constexpr auto kInterval = std::chrono::milliseconds(100);
-
-int terminal_columns() {
-  winsize size{};
-  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
 
 std::string bar(int64_t done, int64_t total, const std::string& text, int columns) {
   const std::string left = fmt::format("{:3d}% [", total > 0 ? 100 * done / total : 0);
@@ -43,7 +38,7 @@ void Progress::show(int64_t done, int64_t total, const std::string& text) {
   last_ = now;
   channel_.progress(static_cast<uint64_t>(done), static_cast<uint64_t>(total), text);
   if (!draws_) return;
-  base::write_stderr("\r\x1b[K" + bar(done, total, text, terminal_columns()));
+  base::write_stderr("\r\x1b[K" + bar(done, total, text, base::terminal_columns()));
   drawn_ = true;
 }
 

@@ -19,11 +19,14 @@ namespace fs = std::filesystem;
 // Keys stay in the order written, for people who read the files.
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kFiles[] = {"config.yaml", "log.jsonl", "result.json", "last.pt", "best.pt"};
+constexpr const char* kConfig = "config.yaml";
+constexpr const char* kLog = "log.jsonl";
+constexpr const char* kResult = "result.json";
+constexpr const char* kFiles[] = {kConfig, kLog, kResult, RunFolder::kLast, RunFolder::kBest};
 
 /// Whether the last start in the folder's log was one of this job.
 bool began_with(const fs::path& folder, const std::string& job) {
-  std::ifstream log(folder / "log.jsonl");
+  std::ifstream log(folder / kLog);
   std::string last;
   for (std::string line; std::getline(log, line);) {
     const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -102,10 +105,10 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
   for (const char* file : kFiles) {
     std::error_code ignored;
     // A result tells of a finished run, which this one is not yet.
-    if (!resume || file == std::string("result.json")) fs::remove(path_ / file, ignored);
+    if (!resume || file == std::string(kResult)) fs::remove(path_ / file, ignored);
   }
-  base::write_file_atomically(path_ / "config.yaml", config);
-  const fs::path log = path_ / "log.jsonl";
+  base::write_file_atomically(path_ / kConfig, config);
+  const fs::path log = path_ / kLog;
   log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
 }
@@ -148,7 +151,7 @@ void RunFolder::write_result(const ResultRecord& record) {
   json["world_size"] = record.world_size;
   json["seed"] = record.seed;
   json["sync_batchnorm"] = record.sync_batchnorm;
-  base::write_file_atomically(path_ / "result.json", json.dump(2) + "\n");
+  base::write_file_atomically(path_ / kResult, json.dump(2) + "\n");
 }
 
 void RunFolder::append(const std::string& line) {
@@ -157,7 +160,7 @@ void RunFolder::append(const std::string& line) {
   const ssize_t written = ::write(log_.get(), whole.data(), whole.size());
   if (written == static_cast<ssize_t>(whole.size())) return;
   // A part of it was written: the disk is full.
-  base::throw_file_error(fmt::format("cannot write {}", (path_ / "log.jsonl").string()),
+  base::throw_file_error(fmt::format("cannot write {}", (path_ / kLog).string()),
                          written < 0 ? errno : ENOSPC);
 }
 

@@ -39,6 +39,10 @@ struct ResultRecord {
 /// result.json. Rank 0's only; not thread-safe.
 class RunFolder {
  public:
+  // Checkpoints in any run's folder.
+  static constexpr const char* kLast = "last.pt";  ///< to go on from
+  static constexpr const char* kBest = "best.pt";
+
   /// `wanted`, or runs/`name` when that is empty.
   static std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
 
@@ -61,8 +65,8 @@ class RunFolder {
   RunFolder(std::filesystem::path path, const std::string& config, bool resume);
 
   const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path last() const { return path_ / "last.pt"; }
-  std::filesystem::path best() const { return path_ / "best.pt"; }
+  std::filesystem::path last() const { return path_ / kLast; }
+  std::filesystem::path best() const { return path_ / kBest; }
 
   // Lines of log.jsonl, each on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);

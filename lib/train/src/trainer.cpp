@@ -2,34 +2,32 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
-#include <syncbn/config/yaml.h>
-#include <syncbn/data/batch_transforms.h>
 #include <syncbn/data/loader.h>
-#include <syncbn/data/sample_dataset.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
-#include <syncbn/models/memory_format.h>
 #include <syncbn/train/checkpoint.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <filesystem>
-#include <functional>
-#include <limits>
-#include <optional>
-#include <string_view>
+#include <utility>
 
 #include "agent_channel.h"
+#include "batch_to_device.h"
+#include "changed_settings.h"
 #include "data_wait.h"
+#include "evaluation.h"
+#include "make_model.h"
+#include "model_state.h"
 #include "out_of_memory.h"
 #include "progress.h"
+#include "rank_0.h"
 #include "run_folder.h"
+#include "sample_sums.h"
+#include "starting_point.h"
 #include "step_vote.h"
 #include "stop_signals.h"
 
@@ -40,139 +38,9 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using Ddp = dist::DistributedDataParallel<models::Model>;
 
-/// Keys that say where and for how long a run goes on, not what it computes.
-constexpr std::array<std::string_view, 13> kKeysThatMayChange = {
-    "run_dir",         "resume",
-    "overwrite",       "epochs",
-    "threads",         "timeout",
-    "connect_timeout", "backend",
-    "log_interval",    "loader.num_workers",
-    "loader.prefetch", "loader.pin_memory",
-    "loader.timeout"};
-
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-/// Rank 0 does `work` and every rank gets its result. Its error ends all ranks, said by rank 0.
-std::string on_rank_0(const std::function<std::string()>& work) {
-  // An exit code, and with code 0 the result.
-  const auto send = [](int exit_code, const std::string& result) {
-    dist::broadcast_bytes(static_cast<char>(exit_code) + result, 0);
-  };
-  if (dist::rank() != 0) {
-    const std::string answer = dist::broadcast_bytes("", 0);
-    const int exit_code = static_cast<unsigned char>(answer.at(0));
-    if (exit_code != base::kExitOk) throw LeaveSilently{exit_code};
-    return answer.substr(1);
-  }
-  std::string result;
-  try {
-    result = explain_out_of_memory(MemoryFor::kLater, work);
-  } catch (const std::exception& error) {
-    try {
-      send(base::exit_code_of(error), "");
-    } catch (const base::UnavailableError&) {
-      // Of a rank that is gone as well; the error at hand came first.
-    }
-    throw;
-  }
-  send(base::kExitOk, result);
-  return result;
-}
-
-void rank_0_does(const std::function<void()>& work) {
-  on_rank_0([&] {
-    work();
-    return std::string();
-  });
-}
-
-/// For work in which every rank meets the same mistake of the user's: rank 0 says it.
-template <class Work>
-auto said_once(const Work& work) {
-  try {
-    return work();
-  } catch (const base::UserError& error) {
-    if (dist::rank() == 0) throw;
-    throw LeaveSilently{error.exit_code()};
-  }
-}
-
-at::MemoryFormat memory_format(const Config& config, const models::Model& model) {
-  if (config.memory_format == "channels_last") return at::MemoryFormat::ChannelsLast;
-  if (config.memory_format == "contiguous") return at::MemoryFormat::Contiguous;
-  return models::preferred_memory_format(model);
-}
-
-std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset) {
-  models::ModelArgs args;
-  args.num_classes = dataset.num_classes();
-  args.sample_shape = dataset.sample_shape();
-  args.norm = config.sync_batchnorm ? models::Norm::kSync : models::Norm::kLocal;
-  // The same on all ranks; afterwards each rank draws numbers of its own.
-  const auto seed = static_cast<uint64_t>(config.seed);
-  at::manual_seed(seed);
-  auto model = said_once([&] {
-    return explain_out_of_memory(MemoryFor::kMaking, [&] { return config.model.make(args); });
-  });
-  model->to(dist::device());
-  models::to_memory_format(*model, memory_format(config, *model));
-  at::manual_seed(seed + static_cast<uint64_t>(dist::rank()));
-  return model;
-}
-
-NamedTensors named_parameters(const models::Model& model) {
-  NamedTensors all;
-  for (const auto& item : model.named_parameters()) {
-    if (item.value().requires_grad()) all.emplace_back(item.key(), item.value());
-  }
-  return all;
-}
-
-/// Parameters and buffers: the model's own tensors, not copies.
-std::map<std::string, at::Tensor> state_of(const models::Model& model) {
-  std::map<std::string, at::Tensor> all;
-  for (const auto& item : model.named_parameters()) all[item.key()] = item.value();
-  for (const auto& item : model.named_buffers()) all[item.key()] = item.value();
-  return all;
-}
-
-void load_model(const std::map<std::string, at::Tensor>& saved, const models::Model& model) {
-  const at::NoGradGuard no_grad;
-  auto present = state_of(model);
-  if (saved.size() != present.size()) {
-    throw base::UserError(fmt::format("it has {} tensors, the model of this configuration has {}",
-                                      saved.size(), present.size()));
-  }
-  for (auto& [name, tensor] : present) {
-    const auto found = saved.find(name);
-    if (found == saved.end()) throw base::UserError(fmt::format("it has no tensor '{}'", name));
-    if (found->second.sizes() != tensor.sizes()) {
-      throw base::UserError(fmt::format("its tensor '{}' has another shape", name));
-    }
-    tensor.copy_(found->second);
-  }
-}
-
-/// Sums over samples that make means when divided.
-struct Sums {
-  double loss = 0;
-  double correct = 0;
-  double samples = 0;
-
-  /// Over all ranks, in float64: the counts stay exact.
-  Sums reduced(at::Device device) const {
-    at::Tensor sums = at::empty({3}, at::kDouble);
-    double* values = sums.mutable_data_ptr<double>();
-    values[0] = loss, values[1] = correct, values[2] = samples;
-    sums = sums.to(device);
-    dist::all_reduce(sums);
-    sums = sums.cpu();
-    const double* all = sums.const_data_ptr<double>();
-    return {all[0], all[1], all[2]};
-  }
-};
 
 /// Where the run is; with the tensors this is all that a checkpoint holds.
 struct Position {
@@ -181,7 +49,7 @@ struct Position {
   double best_accuracy = -1;
   int64_t best_epoch = 0;
   double earlier_seconds = 0;
-  Sums earlier_in_epoch;  ///< of all ranks, before the epoch was interrupted
+  SampleSums earlier_in_epoch;  ///< of all ranks, before the epoch was interrupted
 };
 
 class Trainer {
@@ -196,15 +64,21 @@ class Trainer {
         channel_(dist::rank()),
         progress_(channel_),
         vote_(device_),
-        normalization_(inputs.train_set->normalization()),
-        loader_(inputs.train_set, inputs.sampler, loader_options()) {
-    const std::string resumed = choose_folder_and_read_checkpoint();
-    model_ = make_model(config_, *inputs_.train_set);
-    memory_format_ = memory_format(config_, *model_);
-    optimizer_ = config_.optimizer.make(named_parameters(*model_));
-    schedule_ = config_.schedule.make(ScheduleArgs{optimizer_->base_lr(), config_.epochs,
-                                                   std::max<int64_t>(loader_.num_batches(), 1)});
-    if (!resumed.empty()) said_once([&] { restore(parse_checkpoint(resumed, resume_path_)); });
+        loader_(inputs.train_set, inputs.sampler, loader_options()),
+        start_(find_starting_point(config, name)),
+        model_(make_model(config, *inputs.train_set)),
+        to_device_({.device = device_,
+                    .pinned = loader_options().pin_memory,
+                    .memory_format = memory_format(config, *model_),
+                    .normalization = inputs.train_set->normalization()}),
+        optimizer_(config.optimizer.make(trainable_parameters(*model_))),
+        schedule_(config.schedule.make(ScheduleArgs{optimizer_->base_lr(), config.epochs,
+                                                    std::max<int64_t>(loader_.num_batches(), 1)})) {
+    // Not kept: it is as large as the model.
+    const std::string resumed = std::exchange(start_.checkpoint, {});
+    if (!resumed.empty()) {
+      said_once([&] { restore(parse_checkpoint(resumed, start_.checkpoint_path)); });
+    }
     ddp_ = std::make_unique<Ddp>(
         model_, dist::DdpOptions{.broadcast_buffers = config_.ddp.broadcast_buffers,
                                  .find_unused_parameters = config_.ddp.find_unused_parameters,
@@ -243,81 +117,21 @@ class Trainer {
     return options;
   }
 
-  /// The bytes of the checkpoint to go on from, the same on all ranks; empty: none.
-  std::string choose_folder_and_read_checkpoint() {
-    return on_rank_0([&]() -> std::string {
-      restarted_ = folder_of_attempt_before();
-      const bool automatic = config_.resume == "auto";
-      const fs::path last = wanted_folder() / "last.pt";
-      std::error_code ignored;
-      fs::path checkpoint = automatic ? last : fs::path(config_.resume);
-      // After a restart the attempt before counts, whatever it went on from itself.
-      if (restarted_ && fs::exists(last, ignored)) checkpoint = last;
-      if (automatic && !fs::exists(checkpoint, ignored)) checkpoint.clear();
-      // Going on with the run of that very folder replaces nothing.
-      continues_folder_ = automatic || (!checkpoint.empty() && is_in_wanted_folder(checkpoint));
-      folder_path_ = restarted_ ? *restarted_
-                                : RunFolder::choose(config_.run_dir, name_, continues_folder_,
-                                                    config_.overwrite);
-      if (checkpoint.empty()) return "";
-      resume_path_ = checkpoint.string();
-      std::string bytes = base::read_file(checkpoint);
-      parse_checkpoint(bytes, resume_path_);
-      return bytes;
-    });
-  }
-
-  /// Where this run is when the launcher has started the workers again: after a failure, or on
-  /// other nodes.
-  std::optional<fs::path> folder_of_attempt_before() const {
-    const auto attempt = base::env_int("SYNCBN_ATTEMPT", 0, std::numeric_limits<int>::max());
-    const auto job = base::env("SYNCBN_JOB_ID");
-    if (attempt.value_or(0) == 0 || !job) return std::nullopt;
-    return RunFolder::of_job(*job, config_.run_dir, name_);
-  }
-
-  bool is_in_wanted_folder(const fs::path& file) const {
-    std::error_code error;
-    return fs::equivalent(file.has_parent_path() ? file.parent_path() : fs::path("."),
-                          wanted_folder(), error);
-  }
-
-  fs::path wanted_folder() const {
-    if (restarted_) return *restarted_;
-    return RunFolder::wanted_path(config_.run_dir, name_);
-  }
-
-  /// What of this configuration is not as it was when the checkpoint was made.
-  std::vector<std::string> compare_configuration(const Checkpoint& checkpoint) const {
-    std::vector<std::string> changed;
-    for (const auto& [key, before, after] :
-         config::changes(config::parse_yaml(checkpoint.config, resume_path_),
-                         config::parse_yaml(config_text_, name_))) {
-      if (key == "optimizer.type") {
-        throw base::UserError(fmt::format(
-            "it was made with optimizer.type {} and this configuration has {}, which cannot use "
-            "the former's state; set it back, or begin a new run without --resume",
-            before, after));
-      }
-      if (std::ranges::find(kKeysThatMayChange, key) != kKeysThatMayChange.end()) continue;
-      changed.push_back(fmt::format("{} {} (was {})", key, after, before));
-    }
-    return changed;
-  }
-
   void restore(const Checkpoint& checkpoint) {
     std::vector<std::string> changed;
     try {
-      changed = compare_configuration(checkpoint);
+      changed = changed_settings({.text = checkpoint.config, .name = start_.checkpoint_path},
+                                 {.text = config_text_, .name = name_});
       load_model(checkpoint.model, *model_);
       optimizer_->load(checkpoint.optimizer);
       loader_.resume(checkpoint.sampler);
     } catch (const base::UserError& error) {
-      throw base::UserError(fmt::format("cannot go on from {}: {}", resume_path_, error.what()));
+      throw base::UserError(
+          fmt::format("cannot go on from {}: {}", start_.checkpoint_path, error.what()));
     }
     if (!changed.empty() && is_rank_0()) {
-      spdlog::warn("{} was made with another configuration; the run goes on with {}", resume_path_,
-                   base::join(changed, ", "));
+      spdlog::warn("{} was made with another configuration; the run goes on with {}",
+                   start_.checkpoint_path, base::join(changed, ", "));
     }
     continues_epoch_ = true;
     position_.epoch = checkpoint.sampler.epoch;
@@ -333,12 +147,13 @@ class Trainer {
       generator.set_state(checkpoint.rng_states[rank]);
     } else if (is_rank_0()) {
       spdlog::warn("{} is of {} ranks and this run has {}: it goes on, but not bit for bit",
-                   resume_path_, checkpoint.world_size, dist::world_size());
+                   start_.checkpoint_path, checkpoint.world_size, dist::world_size());
     }
   }
 
   void start_folder(bool resumed) {
-    folder_ = std::make_unique<RunFolder>(folder_path_, config_text_, resumed && continues_folder_);
+    folder_ = std::make_unique<RunFolder>(start_.folder, config_text_,
+                                          resumed && start_.continues_folder);
     folder_->log_start(dist::world_size(), position_.step, resumed);
     spdlog::info("{}: {} training and {} test samples, {} rank{} x batch {}, {}, {}", name_,
                  inputs_.train_set->size(), inputs_.test_set->size(), dist::world_size(),
@@ -349,8 +164,8 @@ class Trainer {
       spdlog::warn("loader.pin_memory changes nothing: this run has no GPU");
     }
     if (resumed) {
-      spdlog::info("goes on from {} at epoch {}, step {}", resume_path_, position_.epoch + 1,
-                   position_.step);
+      spdlog::info("goes on from {} at epoch {}, step {}", start_.checkpoint_path,
+                   position_.epoch + 1, position_.step);
     }
     spdlog::info("writes to {}", folder_->path().string());
   }
@@ -374,7 +189,7 @@ class Trainer {
     is_first_step_ = false;
     while (goes_on) goes_on = step();
     const double trained = seconds_since(begin);
-    const Sums all = epoch_sums_.reduced(device_);
+    const SampleSums all = epoch_sums_.reduced(device_);
     epoch_sums_ = {.loss = all.loss + position_.earlier_in_epoch.loss,
                    .samples = all.samples + position_.earlier_in_epoch.samples};
     position_.earlier_in_epoch = {};
@@ -393,8 +208,8 @@ class Trainer {
   int train_step(const data::Batch& batch, EpochRecord& record) {
     record.lr = schedule_->lr(position_.step);
     ddp_->zero_grad();
-    const at::Tensor logits = ddp_->forward(input_of(batch));
-    const at::Tensor loss = at::cross_entropy_loss(logits, on_device(batch.target));
+    const at::Tensor logits = ddp_->forward(to_device_.input(batch));
+    const at::Tensor loss = at::cross_entropy_loss(logits, to_device_.target(batch));
     // Before the update, so that a loss that is not finite never reaches the parameters.
     const StepVote::Result vote = vote_.cast(StopSignals::received(), loss);
     const double value = loss.item<double>();
@@ -406,18 +221,6 @@ class Trainer {
     epoch_sums_.samples += static_cast<double>(batch.size());
     show_progress(value);
     return vote.stop_signal;
-  }
-
-  /// Pinned memory is copied from while the program goes on.
-  at::Tensor on_device(const at::Tensor& tensor) const {
-    return tensor.to(device_, /*non_blocking=*/config_.loader.pin_memory);
-  }
-
-  /// Images on the device and as the network's filters lie in memory.
-  at::Tensor input_of(const data::Batch& batch) const {
-    at::Tensor data = on_device(batch.data);
-    if (data.scalar_type() == at::kByte) data = data::normalize(data, normalization_);
-    return data.dim() == 4 ? data.contiguous(memory_format_) : data;
   }
 
   [[noreturn]] void give_up(double loss, double lr) {
@@ -447,30 +250,8 @@ class Trainer {
     }
   }
 
-  // Evaluation.
-
-  /// Each test sample once over all ranks, by rank 0's running statistics.
   void evaluate(EpochRecord& record) {
-    const at::NoGradGuard no_grad;
-    for (at::Tensor& buffer : model_->buffers()) dist::broadcast(buffer, 0);
-    model_->eval();
-    auto sampler = std::make_shared<data::SequentialShardSampler>(inputs_.test_set->size(),
-                                                                  dist::world_size(), dist::rank());
-    data::LoaderOptions options = loader_options();
-    // Each sample counts, or the figures are of another set.
-    options.drop_last = false;
-    options.on_error = data::LoaderOptions::OnError::kRaise;
-    data::Loader loader(inputs_.test_set, std::move(sampler), options);
-    loader.start_epoch(0);
-    Sums sums;
-    while (const auto batch = loader.next()) {
-      const at::Tensor logits = model_->forward(input_of(*batch));
-      const at::Tensor target = on_device(batch->target);
-      sums.loss += at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum).item<double>();
-      sums.correct += logits.argmax(1).eq(target).sum().item<double>();
-      sums.samples += static_cast<double>(batch->size());
-    }
-    const Sums all = sums.reduced(device_);
+    const SampleSums all = train::evaluate(*model_, inputs_.test_set, loader_options(), to_device_);
     record.test_loss = all.loss / all.samples;
     record.test_accuracy = all.correct / all.samples;
   }
@@ -570,56 +351,22 @@ class Trainer {
   AgentChannel channel_;
   Progress progress_;
   StepVote vote_;
-  const data::Normalization normalization_;
   data::Loader loader_;
-  std::shared_ptr<models::Model> model_;
-  at::MemoryFormat memory_format_ = at::MemoryFormat::Contiguous;
-  std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<Schedule> schedule_;
+  StartingPoint start_;
+  const std::shared_ptr<models::Model> model_;
+  const BatchToDevice to_device_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  const std::unique_ptr<Schedule> schedule_;
   std::unique_ptr<Ddp> ddp_;
-  std::optional<fs::path> restarted_;  ///< rank 0's only
-  fs::path folder_path_;
   std::unique_ptr<RunFolder> folder_;  ///< rank 0's only
-  std::string resume_path_;
-  bool continues_folder_ = false;
   bool continues_epoch_ = false;
   bool is_first_step_ = true;
   DataWait data_wait_;
   Position position_;
-  Sums epoch_sums_;
+  SampleSums epoch_sums_;
 };
 
 }  // namespace
-
-Inputs load_inputs(const Config& config, int rank, int world_size) {
-  Inputs inputs;
-  inputs.batch_size = config.local_batch_size(world_size);
-  inputs.train_set = config.data.make(data::Split::kTrain);
-  inputs.test_set = config.data.make(data::Split::kTest);
-  if (inputs.test_set->size() == 0) {
-    throw base::UserError("data: the test split is empty; there is nothing to evaluate on");
-  }
-  const auto* samples = dynamic_cast<const data::SampleDataset*>(inputs.train_set.get());
-  if (samples != nullptr && !samples->target_shape().empty()) {
-    throw base::UserError(fmt::format(
-        "data: type {} has labels of pixels, and train classifies whole images; use another type",
-        config.data.type()));
-  }
-  inputs.sampler =
-      config.sampler.make(data::SamplerArgs{.size = inputs.train_set->size(),
-                                            .labels = inputs.train_set->labels(),
-                                            .num_replicas = world_size,
-                                            .rank = rank,
-                                            .seed = config.seed,
-                                            .shard_ends = inputs.train_set->shard_ends()});
-  if (config.loader.drop_last && inputs.sampler->size() < inputs.batch_size) {
-    throw base::UserError(fmt::format(
-        "loader.drop_last: a rank has {} samples an epoch, less than one batch of {}, so there "
-        "would be nothing to train on; take a smaller batch or drop_last: false",
-        inputs.sampler->size(), inputs.batch_size));
-  }
-  return inputs;
-}
 
 int train(const Config& config, const std::string& config_text, const std::string& name,
           const Inputs& inputs) {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <syncbn/config/schema.h>
+#include <syncbn/config/field_info.h>
 
 namespace syncbn::config {
 

@@ -8,6 +8,9 @@
 
 namespace syncbn::launch {
 
+/// The most workers that one machine may be asked for.
+inline constexpr int kMostWorkers = 4096;
+
 inline constexpr const char* kDefaultPrefix = "[${host}:${rank}] ";
 
 /// A number of nodes, or a range of them.

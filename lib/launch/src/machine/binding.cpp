@@ -1,0 +1,151 @@
+#include "machine/binding.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+namespace syncbn::launch {
+namespace {
+
+using Node = Topology::Node;
+
+/// The groups in as many runs as there are workers, of lengths that differ by one at most.
+std::vector<Cpus> shares(const std::vector<Cpus>& groups, size_t workers) {
+  std::vector<Cpus> result(workers);
+  const size_t least = groups.size() / workers;
+  const size_t longer = groups.size() % workers;
+  size_t next = 0;
+  for (size_t worker = 0; worker < workers; ++worker) {
+    const size_t length = least + (worker < longer ? 1 : 0);
+    for (size_t i = 0; i < length; ++i, ++next) {
+      result[worker].insert(groups[next].begin(), groups[next].end());
+    }
+  }
+  return result;
+}
+
+/// All cores, those of a NUMA node together.
+std::vector<Cpus> cores_by_node(const Topology& topology) {
+  std::vector<Cpus> cores;
+  for (const Node& node : topology.nodes()) {
+    for (Cpus& core : topology.cores(node.cpus)) cores.push_back(std::move(core));
+  }
+  return cores;
+}
+
+std::vector<Cpus> bind_to_cores(const Topology& topology, size_t workers) {
+  const std::vector<Cpus> cores = cores_by_node(topology);
+  if (cores.size() >= workers) return shares(cores, workers);
+  std::vector<Cpus> threads;
+  for (const Cpus& core : cores) {
+    for (const int cpu : core) threads.push_back({cpu});
+  }
+  if (threads.size() >= workers) return shares(threads, workers);
+  throw base::UserError(fmt::format(
+      "--bind=cores: {} workers need a core each, and this process may run on {} (CPU {}); start "
+      "fewer workers, or leave --bind out",
+      workers, threads.size(), format_cpus(topology.allowed())));
+}
+
+const Node& node_of_gpu(const Topology& topology, int gpu, int id) {
+  const auto& nodes = topology.nodes();
+  const auto found =
+      std::find_if(nodes.begin(), nodes.end(), [id](const Node& node) { return node.id == id; });
+  if (found != nodes.end()) return *found;
+  throw base::UserError(fmt::format(
+      "--numa_binding: GPU {} is at NUMA node {}, where this process may use no core (it has CPU "
+      "{}); widen its CPU set, or leave --numa_binding out",
+      gpu, id, format_cpus(topology.allowed())));
+}
+
+/// The NUMA node that each worker belongs to.
+std::vector<const Node*> homes(const Topology& topology, size_t workers,
+                               const std::vector<std::optional<int>>& gpu_nodes) {
+  const bool by_gpu =
+      gpu_nodes.size() >= workers && std::all_of(gpu_nodes.begin(), gpu_nodes.end(),
+                                                 [](const auto& node) { return node.has_value(); });
+  std::vector<const Node*> result;
+  for (size_t worker = 0; worker < workers; ++worker) {
+    const auto& nodes = topology.nodes();
+    result.push_back(by_gpu ? &node_of_gpu(topology, static_cast<int>(worker), *gpu_nodes[worker])
+                            : &nodes[worker * nodes.size() / workers]);
+  }
+  return result;
+}
+
+Cpus cpus_of_socket(const Topology& topology, int socket) {
+  Cpus cpus;
+  for (const Node& node : topology.nodes()) {
+    if (node.socket == socket) cpus.insert(node.cpus.begin(), node.cpus.end());
+  }
+  return cpus;
+}
+
+std::vector<Cpus> exclusive_shares(const Topology& topology, const Node& node, size_t workers) {
+  const std::vector<Cpus> cores = topology.cores(node.cpus);
+  if (cores.size() >= workers) return shares(cores, workers);
+  throw base::UserError(
+      fmt::format("--numa_binding=exclusive: NUMA node {} has {} cores (CPU {}) for {} workers; "
+                  "start fewer, or "
+                  "use --bind=cores or --numa_binding=node",
+                  node.id, cores.size(), format_cpus(node.cpus), workers));
+}
+
+/// The largest first: others may have lost cores to a CPU set.
+std::vector<Cpus> complexes_in_turn(const Topology& topology, const Node& node, size_t workers) {
+  std::vector<Cpus> complexes = topology.complexes(node.cpus);
+  std::stable_sort(complexes.begin(), complexes.end(),
+                   [](const Cpus& a, const Cpus& b) { return a.size() > b.size(); });
+  std::vector<Cpus> result;
+  for (size_t worker = 0; worker < workers; ++worker) {
+    result.push_back(complexes[worker % complexes.size()]);
+  }
+  return result;
+}
+
+std::vector<Cpus> bind_on_node(const Topology& topology, Binding binding, const Node& node,
+                               size_t workers) {
+  if (binding == Binding::kExclusive) return exclusive_shares(topology, node, workers);
+  if (binding == Binding::kCoreComplex) return complexes_in_turn(topology, node, workers);
+  const Cpus cpus = binding == Binding::kSocket ? cpus_of_socket(topology, node.socket) : node.cpus;
+  return std::vector<Cpus>(workers, cpus);
+}
+
+}  // namespace
+
+std::vector<Cpus> bind_workers(const Topology& topology, Binding binding, int nproc_per_node,
+                               const std::vector<std::optional<int>>& gpu_nodes) {
+  const auto workers = static_cast<size_t>(nproc_per_node);
+  if (binding == Binding::kCores) return bind_to_cores(topology, workers);
+  std::map<const Node*, std::vector<size_t>> workers_of_node;
+  const std::vector<const Node*> home = homes(topology, workers, gpu_nodes);
+  for (size_t worker = 0; worker < workers; ++worker) {
+    workers_of_node[home[worker]].push_back(worker);
+  }
+  std::vector<Cpus> result(workers);
+  for (const auto& [node, members] : workers_of_node) {
+    const std::vector<Cpus> cpus = bind_on_node(topology, binding, *node, members.size());
+    for (size_t i = 0; i < members.size(); ++i) result[members[i]] = cpus[i];
+  }
+  return result;
+}
+
+std::vector<int> threads_of_workers(const std::vector<Cpus>& cpus) {
+  std::map<int, int> sharers;
+  for (const Cpus& one : cpus) {
+    for (const int cpu : one) ++sharers[cpu];
+  }
+  std::vector<int> threads;
+  for (const Cpus& one : cpus) {
+    double share = 0;
+    for (const int cpu : one) share += 1.0 / sharers[cpu];
+    // A sum of thirds may lie just below the whole number that it is.
+    threads.push_back(std::max(1, static_cast<int>(share + 1e-6)));
+  }
+  return threads;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,82 @@
+#include "machine/cpus.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <climits>
+#include <optional>
+
+namespace syncbn::launch {
+namespace {
+
+constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
+
+cpu_set_t* as_cpu_set(std::vector<unsigned long>& mask) {
+  return reinterpret_cast<cpu_set_t*>(mask.data());
+}
+
+std::optional<int> take_number(std::string_view& text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return number;
+}
+
+}  // namespace
+
+Cpus allowed_cpus() {
+  // The kernel refuses a mask that is too short for it; how long its own is it does not say.
+  constexpr size_t kMostBytes = 1 << 16;
+  std::vector<unsigned long> mask(sizeof(cpu_set_t) / sizeof(unsigned long));
+  const auto bytes = [&] { return mask.size() * sizeof(unsigned long); };
+  while (::sched_getaffinity(0, bytes(), as_cpu_set(mask)) != 0) {
+    if (errno != EINVAL || bytes() >= kMostBytes) base::throw_errno("sched_getaffinity");
+    mask.resize(2 * mask.size());
+  }
+  Cpus cpus;
+  for (int cpu = 0; cpu < static_cast<int>(mask.size()) * kBits; ++cpu) {
+    if (((mask[static_cast<size_t>(cpu / kBits)] >> (cpu % kBits)) & 1) != 0) cpus.insert(cpu);
+  }
+  return cpus;
+}
+
+Cpus parse_cpus(std::string_view list) {
+  Cpus cpus;
+  while (!list.empty()) {
+    const size_t comma = std::min(list.find(','), list.size());
+    std::string_view range = list.substr(0, comma);
+    list.remove_prefix(std::min(comma + 1, list.size()));
+    const auto first = take_number(range);
+    if (!first) continue;
+    if (range.starts_with('-')) range.remove_prefix(1);
+    const int last = take_number(range).value_or(*first);
+    for (int cpu = *first; cpu <= last; ++cpu) cpus.insert(cpu);
+  }
+  return cpus;
+}
+
+std::string format_cpus(const Cpus& cpus) {
+  std::vector<std::string> ranges;
+  for (auto cpu = cpus.begin(); cpu != cpus.end();) {
+    const int first = *cpu;
+    int last = first;
+    while (++cpu != cpus.end() && *cpu == last + 1) ++last;
+    ranges.push_back(first == last ? std::to_string(first) : fmt::format("{}-{}", first, last));
+  }
+  return base::join(ranges, ",");
+}
+
+std::vector<unsigned long> cpu_mask(const Cpus& cpus) {
+  const int words = cpus.empty() ? 0 : *cpus.rbegin() / kBits + 1;
+  std::vector<unsigned long> mask(static_cast<size_t>(words));
+  for (const int cpu : cpus) mask[static_cast<size_t>(cpu / kBits)] |= 1UL << (cpu % kBits);
+  return mask;
+}
+
+}  // namespace syncbn::launch

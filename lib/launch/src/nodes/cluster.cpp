@@ -1,0 +1,365 @@
+#include "nodes/cluster.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "nodes/hello.h"
+#include "nodes/master_port.h"
+#include "signals.h"
+
+namespace syncbn::launch {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kRetryPeriod{200};
+constexpr seconds kResolvePeriod{1};
+// For one of several addresses, when packets to it are lost without an error.
+constexpr seconds kAddressPatience{2};
+
+// torch's variable.
+bool shares_store() {
+  return base::env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").value_or("0") != "1";
+}
+
+}  // namespace
+
+Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
+                 base::UniqueFd listener)
+    : options_(options),
+      host_(listener ? "127.0.0.1" : options.master_addr),
+      port_(master_port),
+      join_deadline_(Clock::now() + options.join_timeout),
+      next_try_(Clock::now()),
+      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_alive_(Clock::now() + options.alive_period),
+      heard_(Clock::now()),
+      alive_period_(options.alive_period),
+      silence_(options.alive_period * options.alive_misses) {
+  if (!listener) return;
+  if (!is_local_address(options.master_addr)) {
+    // The others may still find it, by way of a service or a router.
+    notices_.push_back(
+        fmt::format("--master_addr={} is not an address of this machine, which is node 0",
+                    options.master_addr));
+  }
+  coordinator_ = std::make_unique<Coordinator>(
+      Coordinator::Options{.run_id = options.run_id,
+                           .job_id = job_id,
+                           .nodes = options.nnodes,
+                           .nodes_may_change = options.nodes_may_change(),
+                           .knows_ranks = !options.c10d,
+                           .max_restarts = options.max_restarts,
+                           .master_addr = options.master_addr,
+                           .master_port = master_port,
+                           .agent_store = shares_store(),
+                           .join_timeout = options.join_timeout,
+                           .last_call = options.last_call,
+                           .alive_period = alive_period_,
+                           .silence = silence_},
+      std::move(listener));
+  watched_.add(coordinator_->fd());
+}
+
+Cluster::~Cluster() = default;
+
+Cluster::Clock::time_point Cluster::due() const {
+  if (finish_) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
+  if (torchrun_) return Clock::time_point::max();  // only its store has news
+  auto due = next_alive_;
+  if (next_try_) due = std::min(due, *next_try_);
+  if (!accepted_) due = std::min(due, next_notice_);
+  if (coordinator_) due = std::min(due, coordinator_->due());
+  return due;
+}
+
+void Cluster::handle() {
+  const auto now = Clock::now();
+  if (coordinator_) {
+    coordinator_->handle();
+    for (const std::string& notice : coordinator_->take_notices()) {
+      notices_.push_back(base::printable(notice));  // it has a stranger's words
+    }
+  }
+  if (finish_) return;
+  if (torchrun_) return handle_torchrun();
+  if (connecting_) finish_connecting();
+  if (next_try_ && now >= *next_try_) connect();
+  if (link_) handle_messages();
+  const bool waits = !accepted_ && !torchrun_ && !finish_;
+  if (waits && now >= join_deadline_) {
+    end(base::kExitUnavailable,
+        fmt::format(
+            "node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
+            "there with --node_rank=0?",
+            options_.master_addr, port_,
+            base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count()),
+            connect_error_));
+  }
+  if (waits && now >= next_notice_) {
+    next_notice_ = now + AgentLink::kNoticePeriod;
+    notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
+                                   connect_error_));
+  }
+  if (link_ && now >= next_alive_) send({{"type", "alive"}});
+  if (now >= next_alive_) next_alive_ = now + alive_period_;
+  if (!link_ || finish_) return;
+  const bool silent = !paused_ && Clock::now() - heard_ > silence_;
+  if (link_->closed() || silent) lose_coordinator();
+}
+
+void Cluster::connect() {
+  connecting_.reset();
+  const base::AddressList found = [&] {
+    // A name server may take its time; nothing has begun that a signal would have to end first.
+    const Signals::DefaultActions interruptible;
+    return base::resolve(host_, port_, connect_error_);
+  }();
+  if (!found) {
+    next_try_ = Clock::now() + kResolvePeriod;
+    if (std::exchange(resolve_error_said_, true)) return;
+    notices_.push_back(fmt::format("cannot find {}: {}; trying again", host_, connect_error_));
+    return;
+  }
+  std::vector<const addrinfo*> addresses;
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    addresses.push_back(one);
+  }
+  // A host that drops packets is tried again by the kernel.
+  next_try_.reset();
+  if (addresses.size() > 1) next_try_ = Clock::now() + kAddressPatience;
+  connect_error_ = "no answer";
+  connecting_ = base::start_connect(*addresses[next_address_++ % addresses.size()]);
+  if (!connecting_) {
+    connect_error_ = std::strerror(errno);
+    next_try_ = Clock::now() + kRetryPeriod;
+    return;
+  }
+  watched_.add(connecting_.get(), EPOLLOUT);
+  finish_connecting();
+}
+
+void Cluster::finish_connecting() {
+  if (!base::poll_until(connecting_.get(), POLLOUT, Clock::now())) return;
+  if (const int error = base::connect_error(connecting_.get()); error != 0) {
+    connect_error_ = std::strerror(error);
+    connecting_.reset();
+    next_try_ = Clock::now() + kRetryPeriod;
+    return;
+  }
+  next_try_.reset();
+  connect_error_ = "it says nothing";
+  link_.emplace(std::move(connecting_));
+  heard_ = Clock::now();
+  say_hello();
+}
+
+std::string Cluster::own_name() const {
+  return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
+}
+
+void Cluster::say_hello() {
+  link_->send_text(AgentLink::kGreeting);
+  link_->send(Hello{.job = options_.run_id,
+                    .node = options_.node_rank,
+                    .leads = coordinator_ != nullptr,
+                    .nodes = options_.nnodes.str(),
+                    .nproc = options_.nproc_per_node,
+                    .role = options_.role,
+                    .host = own_name(),
+                    .max_restarts = options_.max_restarts}
+                  .json());
+  watch();
+}
+
+void Cluster::send(const Json& message) {
+  if (!link_) return;
+  link_->send(message);
+  watch();
+}
+
+void Cluster::watch() {
+  watched_.change(link_->fd(), EPOLLIN | (link_->wants_to_write() ? EPOLLOUT : 0U));
+}
+
+void Cluster::handle_messages() {
+  link_->handle();
+  while (const auto message = link_->next()) {
+    heard_ = Clock::now();
+    accepted_ = true;
+    paused_ = false;
+    try {
+      handle_message(*message);
+    } catch (const Json::exception&) {
+      return end(base::kExitUnavailable,
+                 fmt::format("node 0 at {}:{} says what this launcher does not understand; is that "
+                             "a syncbn-launch of this version?",
+                             options_.master_addr, port_));
+    }
+    if (finish_) return;
+  }
+  watch();
+}
+
+void Cluster::handle_message(const Json& message) {
+  const std::string type = message.at("type");
+  if (type == "welcome") {
+    alive_period_ = milliseconds(message.at("alive_ms"));
+    silence_ = milliseconds(message.at("silence_ms"));
+    next_alive_ = Clock::now();
+  }
+  if (type == "refuse") end(message.at("exit_code"), message.at("message"));
+  if (type == "waiting") notices_.push_back(message.at("message"));
+  if (type == "pause") paused_ = true;
+  if (type == "finish") {
+    end(message.at("exit_code"), message.at("what"), message.at("yours"));
+  }
+  if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = message.at("what");
+  if (type == "start") {
+    attempt_ = message.at("attempt");
+    stop_reason_.clear();
+    start_ = Start{.attempt = attempt_,
+                   .restarts = message.at("restarts"),
+                   .reason = message.at("reason"),
+                   .job_id = message.at("job_id"),
+                   .node = message.at("node"),
+                   .nodes = message.at("nodes"),
+                   .ranks = AssignedRanks::of(message.at("ranks")),
+                   .master_addr = message.at("master_addr"),
+                   .master_port = message.at("master_port"),
+                   .agent_store = message.at("agent_store")};
+  }
+}
+
+// Its store closes a connection that begins with our greeting.
+bool Cluster::find_torchrun() {
+  if (coordinator_ || options_.node_rank < 1) return false;
+  try {
+    torchrun_.emplace(StoreClient::connect(host_, port_, Clock::now() + seconds(2)), options_);
+  } catch (const base::UnavailableError&) {
+    return false;
+  }
+  watched_.add(torchrun_->fd());
+  link_.reset();
+  notices_.push_back(
+      fmt::format("torchrun runs node 0 at {}:{}: no restarts, and failures there "
+                  "show as lost connections here",
+                  options_.master_addr, port_));
+  return true;
+}
+
+void Cluster::handle_torchrun() {
+  try {
+    if (torchrun_state_ == TorchrunState::kJoining) {
+      const auto ranks = torchrun_->ranks();
+      if (!ranks) return;
+      start_ = Start{.node = options_.node_rank,
+                     .nodes = options_.nnodes.max,
+                     .ranks = *ranks,
+                     .master_addr = options_.master_addr,
+                     .master_port = port_,
+                     .agent_store = shares_store()};
+      torchrun_state_ = TorchrunState::kRunning;
+    } else if (torchrun_state_ == TorchrunState::kRunning) {
+      torchrun_->check();
+    } else if (torchrun_->all_have_left()) {
+      end(base::kExitOk, "");
+    }
+  } catch (const base::UnavailableError& error) {
+    // Its agent closes the store as soon as it has left the barrier itself, often before it has
+    // answered the others. torchrun, too, takes that for a success.
+    const bool left = torchrun_state_ == TorchrunState::kLeaving;
+    end(left ? base::kExitOk : base::kExitUnavailable,
+        fmt::format("torchrun's node 0 is gone: {}", error.what()));
+  }
+}
+
+void Cluster::lose_coordinator() {
+  if (!accepted_ && find_torchrun()) return;
+  const std::string why =
+      accepted_ ? "is gone"
+                : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
+                              link_->closed() ? "closed the connection" : "says nothing");
+  end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
+}
+
+void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
+  if (!finish_) finish_ = Finish{exit_code, what, is_ours};
+  // Also where workers still run.
+  if (stop_reason_.empty()) stop_reason_ = what;
+  stop_watching();
+}
+
+// What the others say no longer matters, and would wake whoever waits again and again.
+void Cluster::stop_watching() {
+  for (const int fd : {link_ ? link_->fd() : -1, torchrun_ ? torchrun_->fd() : -1,
+                       connecting_ ? connecting_.get() : -1}) {
+    if (fd >= 0) watched_.remove(fd);
+  }
+}
+
+std::optional<Cluster::Start> Cluster::take_start() {
+  return std::exchange(start_, std::nullopt);
+}
+
+std::vector<std::string> Cluster::take_notices() {
+  return std::exchange(notices_, {});
+}
+
+void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {
+  if (torchrun_) return end(exit_code, what, true);
+  send({{"type", "failed"},
+        {"attempt", attempt_},
+        {"exit_code", exit_code},
+        {"may_restart", may_restart},
+        {"what", what}});
+}
+
+void Cluster::report_signal(int signal) {
+  if (!coordinator_ && options_.nodes_may_change()) {
+    left_by_signal_ = signal;
+    return send({{"type", "leave"}});
+  }
+  const int exit_code = base::kExitSignalBase + signal;
+  const std::string what = fmt::format("ended by SIG{}", ::sigabbrev_np(signal));
+  if (torchrun_) return end(exit_code, what);
+  if (coordinator_) {
+    // Not by way of the link, where another node's message could overtake it.
+    return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
+  }
+  send({{"type", "end"}, {"exit_code", exit_code}, {"what", what}});
+}
+
+void Cluster::report_end() {
+  if (torchrun_ && !finish_) {
+    torchrun_state_ = TorchrunState::kLeaving;
+    try {
+      torchrun_->leave();
+    } catch (const base::UnavailableError& error) {
+      end(base::kExitUnavailable, fmt::format("torchrun's node 0 is gone: {}", error.what()));
+    }
+    return;
+  }
+  send({{"type", "ended"}, {"attempt", attempt_}});
+  if (left_by_signal_) end(base::kExitSignalBase + *left_by_signal_, "");
+}
+
+void Cluster::pause() {
+  if (coordinator_) coordinator_->pause();
+  send({{"type", "pause"}});
+}
+
+}  // namespace syncbn::launch

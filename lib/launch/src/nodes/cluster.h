@@ -1,0 +1,131 @@
+#pragma once
+
+#include <syncbn/base/unique_fd.h>
+#include <syncbn/launch/options.h>
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nodes/agent_link.h"
+#include "nodes/assigned_ranks.h"
+#include "nodes/coordinator.h"
+#include "nodes/torchrun_lead.h"
+#include "watch_set.h"
+
+namespace syncbn::launch {
+
+/// A node's link to the others of its job: to the coordinator, which on node 0 runs in here, too;
+/// or to torchrun's agent, where that runs node 0. Everything happens in handle(), inside the poll
+/// loop of whoever waits: for the job's begin, for the workers, for the other nodes' workers. Not
+/// thread-safe.
+class Cluster {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Where the workers of this node stand in one attempt.
+  struct Start {
+    int attempt = 0;
+    int restarts = 0;         ///< those that count
+    std::string reason = {};  ///< why it follows another attempt; empty: it is the first
+    std::string job_id = {};  ///< empty: the coordinator is torchrun's
+    int node = 0;
+    int nodes = 1;
+    AssignedRanks ranks;
+    std::string master_addr;
+    int master_port = 0;
+    bool agent_store = true;
+  };
+  /// The end of the job, for all nodes alike.
+  struct Finish {
+    int exit_code = 0;
+    std::string what;      ///< the first failure; empty: all went well
+    bool is_ours = false;  ///< that is one of this node's workers
+  };
+
+  /// @param job_id of the job, should this launcher lead it.
+  /// @param listener listens on that port where the coordinator shall be; nothing elsewhere.
+  Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
+          base::UniqueFd listener);
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  /// Readable when handle() has something to do; besides, it is due at a time.
+  int fd() const { return watched_.fd(); }
+  Clock::time_point due() const;
+  void handle();
+
+  /// Whether the coordinator runs in here: the others need this launcher until finish().
+  bool leads() const { return coordinator_ != nullptr; }
+
+  /// The next attempt, once; empty until all nodes are ready for it.
+  std::optional<Start> take_start();
+  bool has_start() const { return start_.has_value(); }
+  const std::optional<Finish>& finish() const { return finish_; }
+  /// Why this node's workers have to end before their time; empty: they need not.
+  const std::string& stop_reason() const { return stop_reason_; }
+  /// Lines for the person who waits.
+  std::vector<std::string> take_notices();
+
+  /// The first failure among this node's workers.
+  void report_failure(int exit_code, bool may_restart, const std::string& what);
+  /// A signal ends this launcher: it ends the job, or only takes this node out of it.
+  void report_signal(int signal);
+  /// All workers of this node have ended.
+  void report_end();
+  /// This process is about to be stopped, as by Ctrl-Z: the others must not take it for lost.
+  void pause();
+
+ private:
+  void connect();
+  void finish_connecting();
+  void handle_messages();
+  void handle_message(const nlohmann::json& message);
+  void send(const nlohmann::json& message);
+  void watch();
+  void say_hello();
+  std::string own_name() const;
+  void lose_coordinator();
+  /// Whether it is torchrun that runs node 0.
+  bool find_torchrun();
+  void handle_torchrun();
+  void end(int exit_code, const std::string& what, bool is_ours = false);
+  void stop_watching();
+
+  const LaunchOptions& options_;
+  const std::string host_;  ///< of the coordinator
+  const int port_;
+  WatchSet watched_;
+  std::unique_ptr<Coordinator> coordinator_;  ///< on node 0
+  base::UniqueFd connecting_;
+  std::optional<AgentLink> link_;
+  std::optional<TorchrunLead> torchrun_;
+  enum class TorchrunState { kJoining, kRunning, kLeaving };
+  TorchrunState torchrun_state_ = TorchrunState::kJoining;
+  std::string connect_error_;
+  size_t next_address_ = 0;  ///< of the coordinator's host
+  bool resolve_error_said_ = false;
+  bool accepted_ = false;  ///< the coordinator has answered
+
+  Clock::time_point join_deadline_;
+  std::optional<Clock::time_point> next_try_;
+  Clock::time_point next_notice_;
+  Clock::time_point next_alive_;
+  Clock::time_point heard_;
+  bool paused_ = false;  ///< the coordinator's process is stopped
+
+  int attempt_ = 0;
+  std::chrono::milliseconds alive_period_;
+  std::chrono::milliseconds silence_;
+  std::optional<int> left_by_signal_;
+  std::optional<Start> start_;
+  std::optional<Finish> finish_;
+  std::string stop_reason_;
+  std::vector<std::string> notices_;
+};
+
+}  // namespace syncbn::launch

@@ -1,0 +1,364 @@
+#include "nodes/coordinator.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace syncbn::launch {
+namespace {
+
+using Json = nlohmann::json;
+
+}  // namespace
+
+Coordinator::Coordinator(Options options, base::UniqueFd listener)
+    : options_(std::move(options)),
+      store_(std::move(listener),
+             [this](base::UniqueFd socket, std::string bytes) {
+               peers_.take(std::move(socket), std::move(bytes));
+             }),
+      torchrun_nodes_(store_, options_.run_id, options_.nodes.max),
+      peers_(options_.silence, store_.fd()),
+      join_deadline_(Clock::now() + options_.join_timeout),
+      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_alive_(Clock::now() + options_.alive_period) {
+  due_ = std::min(next_notice_, next_alive_);
+}
+
+void Coordinator::handle() {
+  store_.handle();
+  if (state_ == State::kJoining && options_.knows_ranks) find_torchrun_nodes();
+  if (state_ == State::kLeaving) leave_torchruns_barrier();
+  peers_.handle([this](PeerLauncher& node, const Json& message) { handle_message(node, message); });
+  // The end of the job does not wait until somebody continues a node.
+  for (PeerLauncher* node : peers_.gone(/*excuses_pauses=*/!failed_)) lost(*node);
+  handle_times();
+}
+
+void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
+  const std::string type = message.at("type");
+  if (type == "hello") hello(node, Hello::of(message));
+  if (node.rank < 0) return;
+  if (type == "failed") failed(node, message);
+  if (type == "end") {
+    end_job(message.at("exit_code"),
+            fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()));
+  }
+  if (type == "leave") leave(node);
+  if (type == "ended") ended(node, message);
+  if (type == "pause") node.paused = true;
+}
+
+void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
+  const std::string why = misfit(node, hello);
+  if (!why.empty()) {
+    node.refuse(base::kExitUsage, why);
+    if (state_ == State::kJoining) notices_.push_back("turned a launcher away: " + why);
+    return;
+  }
+  node.rank = rank_for(hello.node, hello.leads);
+  node.nproc = hello.nproc;
+  node.role = hello.role;
+  node.host = hello.host;
+  peers_.seat(node);
+  welcome(node);
+}
+
+void Coordinator::welcome(PeerLauncher& node) {
+  peers_.send(node, {{"type", "welcome"},
+                     {"alive_ms", options_.alive_period.count()},
+                     {"silence_ms", options_.silence.count()}});
+  if (state_ == State::kFinished) return send_finish(node);
+  if (state_ == State::kJoining) return start_when_complete();
+  if (failed_ || !node_change_.empty()) return;  // the next attempt takes it along
+  if (peers_.any_ended() || taking_part() >= options_.nodes.max) {
+    peers_.send(node, {{"type", "waiting"},
+                       {"message", fmt::format("the job runs on {} nodes without this one, which "
+                                               "stands by",
+                                               taking_part())}});
+    return;
+  }
+  change_nodes(node.name() + " has come");
+}
+
+int Coordinator::rank_for(int wanted, bool leads) const {
+  if (wanted >= 0) return wanted;
+  // Rank 0 writes the job's files, and is where the store is.
+  int rank = leads ? 0 : 1;
+  while (is_here(rank)) ++rank;
+  return rank;
+}
+
+std::string Coordinator::misfit(const PeerLauncher& node, const Hello& hello) const {
+  if (node.rank >= 0) return "a launcher said hello twice";
+  if (hello.job != options_.run_id) {
+    return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
+                       hello.host, hello.job, options_.master_addr, options_.master_port,
+                       options_.run_id);
+  }
+  const std::string nodes = options_.nodes.str();
+  if (hello.nodes != nodes) {
+    return fmt::format("{} was started with --nnodes={}, and node 0 with --nnodes={}", hello.host,
+                       hello.nodes, nodes);
+  }
+  if (hello.max_restarts != options_.max_restarts) {
+    return fmt::format("{} was started with --max_restarts={}, and node 0 with --max_restarts={}",
+                       hello.host, hello.max_restarts, options_.max_restarts);
+  }
+  if (hello.node >= options_.nodes.max || hello.nproc < 1 || hello.nproc > kMostWorkers) {
+    return fmt::format("{} says that it is node {} with {} workers", hello.host, hello.node,
+                       hello.nproc);
+  }
+  if (const auto other = peers_.nodes().find(hello.node); other != peers_.nodes().end()) {
+    return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", hello.node,
+                       other->second->host, hello.host);
+  }
+  if (torchrun_nodes_.has(hello.node)) {
+    return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", hello.host,
+                       hello.node);
+  }
+  const bool has_begun = state_ == State::kRunning || state_ == State::kLeaving;
+  if (has_begun && !options_.nodes_may_change) return "the job has begun without this launcher";
+  return "";
+}
+
+void Coordinator::failed(PeerLauncher& node, const Json& message) {
+  if (message.at("attempt") != attempt_) return;
+  fail(message.at("exit_code"), message.at("may_restart"),
+       fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()), node.rank);
+}
+
+void Coordinator::end_job(int exit_code, const std::string& text) {
+  // No workers run.
+  if (state_ == State::kJoining || state_ == State::kLeaving) return finish(exit_code, text);
+  node_change_.clear();
+  if (failed_ && may_restart_) {
+    // The failure alone would not have ended the job.
+    exit_code_ = exit_code;
+    failure_text_ = text;
+    failed_node_ = kNoNode;
+  }
+  fail(exit_code, false, text);
+  over_ = true;
+  may_restart_ = false;
+}
+
+void Coordinator::pause() {
+  peers_.send_to_nodes({{"type", "pause"}});
+}
+
+void Coordinator::leave(PeerLauncher& node) {
+  node.leaving = true;
+  if (node.takes_part && !failed_) change_nodes(node.name() + " leaves");
+}
+
+void Coordinator::ended(PeerLauncher& node, const Json& message) {
+  if (message.at("attempt") != attempt_) return;
+  node.ended = true;
+  if (state_ == State::kRunning && peers_.all_ended()) end_attempt();
+}
+
+void Coordinator::lost(PeerLauncher& node) {
+  const std::string name = node.name();
+  const bool takes_part = node.takes_part;
+  const bool has_left = node.leaving || node.ended;
+  peers_.forget(node.rank);
+  // One that joins may come again.
+  if (state_ == State::kJoining) return start_when_complete();
+  if (state_ != State::kRunning || !takes_part) return;
+  // Its workers are dead, or its keeper sees to that. If they have ended well, nothing is lost.
+  if (!has_left && options_.nodes_may_change) change_nodes(name + " is lost");
+  if (!has_left && !options_.nodes_may_change) {
+    fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
+  }
+  if (peers_.all_ended()) end_attempt();
+}
+
+void Coordinator::find_torchrun_nodes() {
+  torchrun_nodes_.find([this](int node) { return peers_.nodes().count(node) > 0; });
+  start_when_complete();
+}
+
+bool Coordinator::is_here(int node) const {
+  return peers_.nodes().count(node) > 0 || torchrun_nodes_.has(node);
+}
+
+void Coordinator::enter_torchruns_barrier() {
+  state_ = State::kLeaving;
+  torchrun_nodes_.enter_barrier(peers_.nodes().size());
+  leave_torchruns_barrier();
+}
+
+void Coordinator::leave_torchruns_barrier() {
+  switch (torchrun_nodes_.look_at_barrier()) {
+    case TorchrunNodes::Barrier::kOccupied:
+      return;
+    case TorchrunNodes::Barrier::kLeft:
+      return finish(base::kExitOk, "");
+    case TorchrunNodes::Barrier::kBroken:
+      return finish(base::kExitUnavailable,
+                    "a node that torchrun runs left before its workers had succeeded");
+  }
+}
+
+void Coordinator::handle_times() {
+  const auto now = Clock::now();
+  if (state_ == State::kJoining && last_call_ && now >= *last_call_) start_attempt();
+  if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
+    finish(base::kExitUnavailable,
+           fmt::format(
+               "{} did not come within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
+               base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count())));
+  }
+  if (state_ == State::kJoining && now >= next_notice_) {
+    next_notice_ = now + AgentLink::kNoticePeriod;
+    peers_.send_to_nodes(
+        {{"type", "waiting"}, {"message", fmt::format("waiting for {}", missing())}});
+  }
+  if (now >= next_alive_) {
+    next_alive_ = now + options_.alive_period;
+    peers_.send_to_nodes({{"type", "alive"}});
+  }
+  due_ = next_alive_;
+  const auto barrier = torchrun_nodes_.barrier_deadline();
+  if (state_ == State::kLeaving && barrier) due_ = std::min(due_, *barrier);
+  if (state_ != State::kJoining) return;
+  due_ = std::min({due_, next_notice_, last_call_.value_or(join_deadline_)});
+}
+
+std::string Coordinator::missing() const {
+  const auto plural = [](int count) { return count == 1 ? "" : "s"; };
+  if (!options_.knows_ranks) {
+    const int here = present();
+    const int wanted = last_call_ ? options_.nodes.max : options_.nodes.min;
+    return fmt::format("{} more node{} ({} here, --nnodes={})", wanted - here,
+                       plural(wanted - here), here, options_.nodes.str());
+  }
+  std::vector<std::string> names;
+  for (int rank = 0; rank < options_.nodes.max; ++rank) {
+    if (!is_here(rank)) names.push_back(std::to_string(rank));
+  }
+  constexpr size_t kNamed = 16;
+  const char* const ending = plural(static_cast<int>(names.size()));
+  std::string rest;
+  if (names.size() > kNamed) {
+    rest = fmt::format(" and {} more", names.size() - kNamed);
+    names.resize(kNamed);
+  }
+  return fmt::format("node{} {}{}", ending, base::join(names, ", "), rest);
+}
+
+int Coordinator::present() const {
+  return peers_.present() + static_cast<int>(torchrun_nodes_.all().size());
+}
+
+int Coordinator::taking_part() const {
+  return peers_.taking_part() + static_cast<int>(torchrun_nodes_.all().size());
+}
+
+void Coordinator::start_when_complete() {
+  const int here = present();
+  if (here >= options_.nodes.max) return start_attempt();
+  if (here < options_.nodes.min) return last_call_.reset();
+  if (!last_call_) last_call_ = Clock::now() + options_.last_call;
+}
+
+void Coordinator::start_attempt() {
+  state_ = State::kRunning;
+  failed_ = false;
+  node_change_.clear();
+  last_call_.reset();
+  peers_.choose(options_.nodes.max - static_cast<int>(torchrun_nodes_.all().size()));
+  // In the first one there are the keys of torchrun's nodes.
+  if (attempt_ > 0) store_.clear();
+  if (!options_.agent_store) workers_port_ = MasterPort::hold(0);
+  std::map<int, TorchrunRole> all = torchrun_nodes_.all();
+  for (const auto& [rank, node] : peers_.nodes()) {
+    if (node->takes_part) all[rank] = {node->role, rank, node->nproc};
+  }
+  int index = 0;
+  for (const auto& [rank, ranks] : deal_ranks(all)) start_node(rank, index++, ranks);
+}
+
+void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
+  if (torchrun_nodes_.has(rank)) {
+    torchrun_nodes_.tell_ranks(rank, ranks);
+    return;
+  }
+  PeerLauncher& node = *peers_.nodes().at(rank);
+  node.ended = false;
+  peers_.send(node, {{"type", "start"},
+                     {"attempt", attempt_},
+                     {"restarts", restarts_},
+                     {"reason", reason_},
+                     {"job_id", options_.job_id},
+                     {"node", index},
+                     {"nodes", taking_part()},
+                     {"ranks", ranks.json()},
+                     {"master_addr", options_.master_addr},
+                     {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
+                     {"agent_store", options_.agent_store}});
+}
+
+void Coordinator::change_nodes(const std::string& text) {
+  if (state_ != State::kRunning || over_ || !node_change_.empty()) return;
+  // Workers often notice sooner than we do that a node is lost, and fail.
+  node_change_ = text;
+  if (!failed_) stop_attempt(text);
+}
+
+void Coordinator::fail(int exit_code, bool may_restart, const std::string& text, int node) {
+  // What follows from the first failure, or from the end of workers elsewhere.
+  if (failed_ || !node_change_.empty()) return;
+  failed_ = true;
+  exit_code_ = exit_code;
+  may_restart_ = may_restart && restarts_ < options_.max_restarts && torchrun_nodes_.all().empty();
+  failure_text_ = text;
+  failed_node_ = node;
+  stop_attempt(text);
+}
+
+void Coordinator::stop_attempt(const std::string& text) {
+  peers_.send_to_nodes({{"type", "stop"}, {"attempt", attempt_}, {"what", text}});
+}
+
+void Coordinator::end_attempt() {
+  if (!node_change_.empty()) return start_again(node_change_);
+  if (!failed_ && !torchrun_nodes_.all().empty()) return enter_torchruns_barrier();
+  if (!failed_) return finish(base::kExitOk, "");
+  const bool can_restart = options_.nodes_may_change || present() == options_.nodes.max;
+  if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
+  ++restarts_;
+  start_again(failure_text_);
+}
+
+void Coordinator::start_again(const std::string& reason) {
+  ++attempt_;
+  reason_ = reason;
+  failed_node_ = kNoNode;
+  state_ = State::kJoining;
+  join_deadline_ = Clock::now() + options_.join_timeout;
+  next_notice_ = Clock::now();
+  // Those that are there have waited long enough.
+  if (present() >= options_.nodes.min) start_attempt();
+}
+
+void Coordinator::finish(int exit_code, const std::string& text) {
+  state_ = State::kFinished;
+  exit_code_ = exit_code;
+  failure_text_ = text;
+  for (const auto& [rank, node] : peers_.nodes()) send_finish(*node);
+}
+
+void Coordinator::send_finish(PeerLauncher& node) {
+  peers_.send(node, {{"type", "finish"},
+                     {"exit_code", exit_code_},
+                     {"what", failure_text_},
+                     {"yours", node.rank == failed_node_}});
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,116 @@
+#include "options/head_options.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+
+#include "options/exports.h"
+#include "options/hosts.h"
+#include "words.h"
+
+namespace syncbn::launch {
+namespace {
+
+// What the hosts say instead.
+constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
+                                   "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
+
+std::vector<std::string> words_of_option(const std::string& name, const std::string& typed) {
+  auto words = shell_words(typed);
+  if (!words) throw base::UserError(fmt::format("{}={}: a quote is not closed", name, typed));
+  return *words;
+}
+
+std::vector<std::string> ssh_command(const TypedOptions& typed) {
+  std::vector<std::string> words = words_of_option("--ssh_command", typed.ssh_command);
+  if (words.empty()) throw base::UserError("--ssh_command is empty");
+  const auto add = [&words](const std::vector<std::string>& more) {
+    words.insert(words.end(), more.begin(), more.end());
+  };
+  // Of an option that is there twice ssh takes the first.
+  add(words_of_option("--ssh_options", typed.ssh_options));
+  if (typed.ssh_port != 0) add({"-p", std::to_string(typed.ssh_port)});
+  if (!typed.ssh_user.empty()) add({"-l", typed.ssh_user});
+  if (!typed.ssh_identity.empty()) add({"-i", typed.ssh_identity});
+  // It must not ask, nor take a terminal, nor do what a user's file asks for in other sessions, nor
+  // become the connection of such sessions, which would end with the job. It shall see when the
+  // other machine is gone.
+  add({"-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
+       "-o", "ControlMaster=no", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"});
+  return words;
+}
+
+std::vector<std::string> read_exports(const std::string& typed) {
+  std::vector<std::string> words = words_of(typed);
+  for (const std::string& word : words) {
+    if (is_export_pattern(word)) continue;
+    // mpirun's -x takes a value, too.
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    std::string what_to_do = "expected NAME, PREFIX_* or !NAME";
+    if (equals != std::string::npos && is_export_pattern(name)) {
+      what_to_do =
+          fmt::format("its value comes from the environment: {0}={1} syncbn-launch --export={0} …",
+                      name, shell_quoted({word.substr(equals + 1)}));
+    }
+    throw base::UserError(fmt::format("--export={}: '{}' is not the name of a variable; {}", typed,
+                                      word, what_to_do));
+  }
+  return words;
+}
+
+}  // namespace
+
+std::string hosts_option(const CommandLine& line) {
+  for (const char* name : {"--hosts", "--hostfile"}) {
+    if (line.is_typed(name)) return name;
+  }
+  for (const char* name : {"--hosts", "--hostfile"}) {
+    if (line.has(name)) return name;
+  }
+  return "";
+}
+
+void check_hosts(const TypedOptions& typed, const CommandLine& line,
+                 const std::vector<OptionSource>& sources) {
+  const std::string hosts = hosts_option(line);
+  for (const OptionSource& source : sources) {
+    if (!hosts.empty() || !source.is_heads || !line.is_typed(source.name)) continue;
+    throw base::UserError(fmt::format("{} needs --hosts or --hostfile", source.name));
+  }
+  if (hosts.empty()) return;
+  if (line.is_typed("--hosts") && line.is_typed("--hostfile")) {
+    throw base::UserError("--hosts and --hostfile exclude each other; --include chooses some");
+  }
+  for (const std::string name : kPlaceOptions) {
+    const bool same = name == "--rdzv_backend" && typed.rdzv_backend == "static";
+    if (same || !line.is_typed(name)) continue;
+    throw base::UserError(fmt::format("{} and {} exclude each other: the hosts are the nodes",
+                                      line.source_of(hosts), name));
+  }
+}
+
+HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
+                              const std::vector<OptionSource>& sources,
+                              std::string_view launcher_name) {
+  HeadOptions head = typed.options.head;
+  head.hosts = choose_hosts(hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
+                                                            : read_host_file(typed.hostfile),
+                            typed.include, typed.exclude);
+  head.ssh = ssh_command(typed);
+  head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_timeout * 1000));
+  head.exports = read_exports(typed.exports);
+  std::vector<std::string> own{kPlaceOptions.begin(), kPlaceOptions.end()};
+  own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run"});
+  for (const OptionSource& source : sources) {
+    if (source.is_heads) own.push_back(source.name);
+  }
+  head.node_options = line.options_without(own);
+  head.launcher_name = launcher_name;
+  return head;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,162 @@
+#include "options/hosts.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <cctype>
+#include <sstream>
+#include <string_view>
+
+#include "words.h"
+
+namespace syncbn::launch {
+namespace {
+
+// ssh must not take it for an option, nor a shell in somebody's ProxyCommand for anything at all.
+bool is_harmless(std::string_view name, std::string_view marks) {
+  return !name.starts_with('-') && std::all_of(name.begin(), name.end(), [marks](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
+  });
+}
+
+// Also where a file is none of hosts.
+std::string shown(const std::string& text) {
+  constexpr size_t kShown = 80;
+  return base::printable(text.substr(0, kShown)) + (text.size() > kShown ? "…" : "");
+}
+
+[[noreturn]] void throw_bad_slots(const std::string& host) {
+  throw base::UserError(
+      fmt::format("{} needs a number of workers (slots) from 1 to {}", host, kMostWorkers));
+}
+
+Host read_host(const std::string& text) {
+  Host host;
+  // A user's name may hold an @, too.
+  const size_t at = text.rfind('@');
+  if (at != std::string::npos) host.user = text.substr(0, at);
+  const auto parsed = base::parse_host_port(at == std::string::npos ? text : text.substr(at + 1));
+  const bool is_host =
+      parsed && is_harmless(parsed->host, ".-_:%") && is_harmless(host.user, "._-+@\\") && at != 0;
+  if (!is_host) {
+    throw base::UserError(
+        fmt::format("'{}' is not a host: expected NAME, NAME:SLOTS or USER@NAME, an IPv6 address "
+                    "with slots in brackets",
+                    shown(text)));
+  }
+  host.name = parsed->host;
+  host.slots = parsed->port.value_or(0);
+  if (parsed->port && (host.slots < 1 || host.slots > kMostWorkers)) throw_bad_slots(text);
+  return host;
+}
+
+Host read_line(const std::vector<std::string>& words) {
+  constexpr std::string_view kSlots = "slots=";
+  Host host = read_host(words[0]);
+  if (words.size() == 1) return host;
+  if (words.size() > 2 || !words[1].starts_with(kSlots)) {
+    throw base::UserError(
+        fmt::format("expected HOST or HOST slots=N, got '{}'", shown(base::join(words, " "))));
+  }
+  if (host.slots != 0) {
+    throw base::UserError(fmt::format("{} has its number of workers twice", words[0]));
+  }
+  const auto slots = whole_number(std::string_view(words[1]).substr(kSlots.size()));
+  if (!slots || *slots < 1 || *slots > kMostWorkers) throw_bad_slots(host.name);
+  host.slots = *slots;
+  return host;
+}
+
+bool is_same(const Host& a, const Host& b) {
+  return a.name == b.name && a.user == b.user;
+}
+
+void add(std::vector<Host>& hosts, Host host) {
+  const auto other =
+      std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return is_same(one, host); });
+  if (other != hosts.end()) {
+    throw base::UserError(
+        fmt::format("{} is there twice; give the sum of its slots once", host.full_name()));
+  }
+  hosts.push_back(std::move(host));
+}
+
+bool is_named(const Host& host, const std::vector<std::string>& names) {
+  return std::find(names.begin(), names.end(), host.name) != names.end() ||
+         std::find(names.begin(), names.end(), host.full_name()) != names.end();
+}
+
+void check_names(const std::vector<Host>& hosts, const std::vector<std::string>& names,
+                 const std::string& option, const std::string& typed) {
+  std::vector<std::string> known;
+  known.reserve(hosts.size());
+  for (const Host& host : hosts) known.push_back(host.name);
+  for (const std::string& name : names) {
+    if (std::any_of(hosts.begin(), hosts.end(),
+                    [&](const Host& host) { return is_named(host, {name}); })) {
+      continue;
+    }
+    throw base::UserError(fmt::format("{}={}: there is no host '{}'{}", option, typed, name,
+                                      base::did_you_mean(name, known)));
+  }
+}
+
+}  // namespace
+
+std::vector<Host> read_host_list(const std::string& text) {
+  std::vector<Host> hosts;
+  for (const std::string& word : words_of(text)) {
+    try {
+      add(hosts, read_host(word));
+    } catch (const base::UserError& error) {
+      throw base::UserError(fmt::format("--hosts={}: {}", base::printable(text), error.what()));
+    }
+  }
+  return hosts;
+}
+
+std::vector<Host> read_host_file(const std::filesystem::path& file) {
+  std::vector<Host> hosts;
+  // Far more than all hosts there are.
+  constexpr size_t kMostBytes = 1 << 20;
+  std::istringstream lines(base::read_file(file, kMostBytes));
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    std::istringstream text(line.substr(0, line.find('#')));
+    std::vector<std::string> words;
+    for (std::string word; text >> word;) words.push_back(word);
+    if (words.empty()) continue;
+    try {
+      add(hosts, read_line(words));
+    } catch (const base::UserError& error) {
+      throw base::UserError(
+          fmt::format("--hostfile: {}:{}: {}", file.string(), number, error.what()));
+    }
+  }
+  if (hosts.empty()) {
+    throw base::UserError(fmt::format("--hostfile: {} names no host", file.string()));
+  }
+  return hosts;
+}
+
+std::vector<Host> choose_hosts(const std::vector<Host>& hosts, const std::string& include,
+                               const std::string& exclude) {
+  const auto included = words_of(include);
+  const auto excluded = words_of(exclude);
+  check_names(hosts, included, "--include", include);
+  check_names(hosts, excluded, "--exclude", exclude);
+  std::vector<Host> chosen;
+  for (const Host& host : hosts) {
+    const bool is_wanted = included.empty() || is_named(host, included);
+    if (is_wanted && !is_named(host, excluded)) chosen.push_back(host);
+  }
+  if (chosen.empty()) throw base::UserError("--exclude: no host is left");
+  return chosen;
+}
+
+}  // namespace syncbn::launch

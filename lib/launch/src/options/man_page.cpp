@@ -1,0 +1,114 @@
+#include "options/man_page.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <string_view>
+
+#include "environment.h"
+
+namespace syncbn::launch {
+namespace {
+
+/// Text as troff shows it unchanged: a dash stays a dash that can be copied, and a line's first
+/// character is no request.
+std::string shown(std::string_view text) {
+  std::string result;
+  bool at_line_start = true;
+  for (const char c : text) {
+    if (at_line_start && (c == '.' || c == '\'')) result += "\\&";
+    if (c == '\\') {
+      result += "\\e";
+    } else if (c == '-') {
+      result += "\\-";
+    } else {
+      result += c;
+    }
+    at_line_start = c == '\n';
+  }
+  return result;
+}
+
+std::string bold(std::string_view text) {
+  return fmt::format("\\fB{}\\fR", shown(text));
+}
+
+std::string entry(const OptionFacts& option) {
+  std::string tag = option.letter.empty() ? "" : bold(option.letter) + ", ";
+  tag += bold(option.name);
+  if (!option.type.empty()) tag += fmt::format(" \\fI{}\\fR", shown(option.type));
+  std::string text = fmt::format(".TP\n{}\n{}.\n", tag, shown(option.help));
+  if (!option.default_value.empty()) {
+    text += fmt::format("Default: {}.\n", shown(option.default_value));
+  }
+  if (!option.environment.empty()) text += fmt::format("Environment: {}.\n", option.environment);
+  return text;
+}
+
+std::string entries(const std::vector<OptionFacts>& options) {
+  std::string text;
+  std::string group;
+  for (const OptionFacts& option : options) {
+    if (option.group != group) text += fmt::format(".SS {}\n", shown(option.group));
+    group = option.group;
+    text += entry(option);
+  }
+  return text;
+}
+
+std::string exit_status() {
+  std::string text;
+  const auto line = [&text](const std::string& code, const char* meaning) {
+    text += fmt::format(".TP\n.B {}\n{}\n", code, meaning);
+  };
+  text += "That of the first worker that failed, on whatever node, or one of the launcher's own:\n";
+  line(std::to_string(base::kExitOk), "All went well.");
+  line(std::to_string(base::kExitUsage), "A mistake in the command line.");
+  line(std::to_string(base::kExitInternal), "A bug in the launcher.");
+  line(std::to_string(base::kExitUnavailable),
+       "Another node, the network or a disk failed; starting again may help.");
+  line(std::to_string(base::kExitCannotExecute), "The program cannot be executed.");
+  line(std::to_string(base::kExitNotFound), "The program was not found.");
+  line(fmt::format("{}+N", int{base::kExitSignalBase}), "Ended by signal N.");
+  return text;
+}
+
+std::string worker_environment() {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : worker_variables({}, {}, 0)) names.push_back(name);
+  return fmt::format(
+      "Options name the variables that stand for them; the command line comes first.\n"
+      ".PP\nWorkers find, besides what the launcher's own environment holds:\n{}.\n",
+      base::join(names, ",\n"));
+}
+
+std::string all_examples() {
+  std::string text;
+  for (const Example& example : examples()) {
+    text += fmt::format(".PP\n{}:\n.PP\n.RS 4\n.nf\n{}\n.fi\n.RE\n", shown(example.what),
+                        shown(example.command));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string man_page(const std::vector<OptionFacts>& options) {
+  std::string text = ".TH SYNCBN\\-LAUNCH 1 \"\" \"syncbn " SYNCBN_VERSION "\" \"User Commands\"\n";
+  // Names must not be broken.
+  text += ".nh\n.ad l\n";
+  const auto section = [&text](const char* title, const std::string& body) {
+    text += fmt::format(".SH {}\n{}", title, body);
+  };
+  section("NAME", "syncbn\\-launch \\- start the workers of a distributed training run\n");
+  section("SYNOPSIS", fmt::format("{}\n", shown(kUsage)));
+  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", shown(kSummary), shown(notes())));
+  section("OPTIONS", entries(options));
+  section("EXIT STATUS", exit_status());
+  section("ENVIRONMENT", worker_environment());
+  section("EXAMPLES", all_examples());
+  return text;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,227 @@
+#include "options/option_values.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "machine/devices.h"
+#include "options/command_line.h"
+#include "words.h"
+
+namespace syncbn::launch {
+namespace {
+
+std::vector<int> read_signals(const std::string& typed) {
+  std::vector<int> signals;
+  for (std::string name : words_of(typed)) {
+    name.erase(0, name.find_first_not_of(' '));
+    name.erase(name.find_last_not_of(' ') + 1);
+    int signal = 0;
+    // What a terminal, a scheduler or a person sends to end a program.
+    for (const int known : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
+      if (name == std::string("SIG") + ::sigabbrev_np(known)) signal = known;
+    }
+    const bool passes = name == "SIGUSR1" || name == "SIGUSR2";
+    if (signal != 0) signals.push_back(signal);
+    if (signal != 0 || passes) continue;
+    throw base::UserError(fmt::format(
+        "--signals_to_handle={}: '{}' is not one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, "
+        "SIGUSR2",
+        typed, name));
+  }
+  return signals;
+}
+
+std::optional<Streams> read_streams(std::string_view number) {
+  if (number.size() != 1 || number[0] < '0' || number[0] > '3') return std::nullopt;
+  const int bits = number[0] - '0';
+  return Streams{.out = (bits & 1) != 0, .err = (bits & 2) != 0};
+}
+
+}  // namespace
+
+int count_workers(const std::string& typed, bool virtual_local_rank) {
+  if (typed == "cpu") return count_cores();
+  if (typed == "auto" || typed == "gpu") {
+    const int gpus = count_gpus(virtual_local_rank);
+    if (gpus > 0) return gpus;
+    if (typed == "auto") return count_cores();
+    throw base::UserError(
+        "--nproc_per_node=gpu: no GPU is visible (CUDA_VISIBLE_DEVICES, /proc/driver/nvidia, "
+        "NVML); use a number, or cpu");
+  }
+  const auto count = whole_number(typed);
+  if (!count || *count < 1 || *count > kMostWorkers) {
+    throw base::UserError(
+        fmt::format("--nproc_per_node={}: expected a number from 1 to {}, or auto, cpu, gpu", typed,
+                    kMostWorkers));
+  }
+  return *count;
+}
+
+Binding read_binding(const TypedOptions& typed) {
+  const bool cores = typed.bind == "cores";
+  if (cores && !typed.numa_binding.empty()) {
+    throw base::UserError(fmt::format(
+        "--bind=cores and --numa_binding={} exclude each other; --numa_binding=exclusive gives "
+        "each worker its own cores near its GPU",
+        typed.numa_binding));
+  }
+  if (typed.numa_binding == "node") return Binding::kNode;
+  if (typed.numa_binding == "socket") return Binding::kSocket;
+  if (typed.numa_binding == "exclusive") return Binding::kExclusive;
+  if (typed.numa_binding == "core-complex") return Binding::kCoreComplex;
+  return cores ? Binding::kCores : Binding::kNone;
+}
+
+NodeRange read_nodes(const std::string& typed) {
+  constexpr int kMost = 65536;
+  const size_t colon = typed.find(':');
+  const auto min = whole_number(std::string_view(typed).substr(0, colon));
+  const auto max =
+      colon == std::string::npos ? min : whole_number(std::string_view(typed).substr(colon + 1));
+  if (!min || !max || *min < 1 || *max < *min || *max > kMost) {
+    throw base::UserError(fmt::format(
+        "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMost));
+  }
+  return {*min, *max};
+}
+
+StreamChoice read_stream_choice(const std::string& option, const std::string& typed, int nproc) {
+  StreamChoice choice;
+  if (const auto all = read_streams(typed)) {
+    choice.all = *all;
+    return choice;
+  }
+  for (const std::string& word : words_of(typed)) {
+    const size_t colon = std::min(word.find(':'), word.size());
+    const auto local_rank = whole_number(std::string_view(word).substr(0, colon));
+    const auto streams =
+        read_streams(std::string_view(word).substr(std::min(colon + 1, word.size())));
+    if (!local_rank || !streams || *local_rank < 0) {
+      throw base::UserError(
+          fmt::format("{}={}: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or some for "
+                      "each local rank, as 0:3,1:2",
+                      option, typed));
+    }
+    if (*local_rank >= nproc) {
+      throw base::UserError(fmt::format("{}={}: local rank {} is not below --nproc_per_node={}",
+                                        option, typed, *local_rank, nproc));
+    }
+    choice.by_local_rank[*local_rank] = *streams;
+  }
+  return choice;
+}
+
+std::vector<int> read_local_ranks(const std::string& typed, int nproc) {
+  std::vector<int> ranks;
+  for (const std::string& word : words_of(typed)) {
+    const auto rank = whole_number(word);
+    if (!rank || *rank < 0 || *rank >= nproc) {
+      throw base::UserError(
+          fmt::format("--local_ranks_filter={}: expected local ranks from 0 to {} with commas "
+                      "between, got '{}'",
+                      typed, nproc - 1, word));
+    }
+    ranks.push_back(*rank);
+  }
+  return ranks;
+}
+
+std::vector<std::string> read_filters(const std::string& typed) {
+  std::vector<std::string> texts;
+  std::string text;
+  for (size_t i = 0; i < typed.size(); ++i) {
+    if (typed[i] != ',') {
+      text += typed[i];
+    } else if (i + 1 < typed.size() && typed[i + 1] == ',') {
+      text += typed[i++];
+    } else {
+      if (!text.empty()) texts.push_back(text);
+      text.clear();
+    }
+  }
+  if (!text.empty()) texts.push_back(text);
+  return texts;
+}
+
+void read_event_log(const std::string& typed, LaunchOptions& options) {
+  constexpr std::string_view kFile = "json:";
+  if (typed == "console") {
+    options.events = EventTarget::kConsole;
+  } else if (typed == "json") {
+    options.events = EventTarget::kLogFolder;
+  } else if (typed.starts_with(kFile) && typed.size() > kFile.size()) {
+    options.events = EventTarget::kFile;
+    options.events_file = typed.substr(kFile.size());
+  } else if (typed != "null") {
+    throw base::UserError(fmt::format(
+        "--event_log_handler={}: expected null, console, json or json:FILE{} (torchrun's "
+        "registered handlers are Python, which this launcher does not load)",
+        typed, base::did_you_mean(typed, {"null", "console", "json"})));
+  }
+}
+
+void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
+  const auto parsed = base::parse_host_port(endpoint);
+  if (!parsed) {
+    throw base::UserError(
+        fmt::format("--rdzv_endpoint={}: expected HOST:PORT, or HOST alone", endpoint));
+  }
+  options.master_addr = parsed->host;
+  if (parsed->port) options.master_port = *parsed->port;
+}
+
+void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) {
+  for (const std::string& word : words_of(typed)) {
+    if (word.empty()) continue;  // torchrun, too, takes a comma too many here
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    if (equals == std::string::npos) {
+      throw base::UserError(fmt::format(
+          "--rdzv_conf={}: expected NAME=VALUE with commas between, got '{}'", typed, word));
+    }
+    const std::string value = word.substr(equals + 1);
+    const auto number = [&](int least) {
+      const auto read = whole_number(value);
+      if (read && *read >= least) return *read;
+      throw base::UserError(fmt::format("--rdzv_conf={}: {} is a whole number from {}, got '{}'",
+                                        typed, name, least, value));
+    };
+    if (name == "join_timeout" || name == "timeout") {
+      options.join_timeout = std::chrono::seconds(number(1));
+    } else if (name == "last_call_timeout") {
+      options.last_call = std::chrono::seconds(number(0));
+    } else if (name == "keep_alive_interval") {
+      options.alive_period = std::chrono::seconds(number(1));
+    } else if (name == "keep_alive_max_attempt") {
+      options.alive_misses = number(1);
+    } else if (name == "is_host") {
+      options.is_host = read_flag(value);
+      if (!options.is_host) {
+        throw base::UserError(
+            fmt::format("--rdzv_conf={}: is_host is true or false, got '{}'", typed, value));
+      }
+    }
+  }
+}
+
+void read_ending(const TypedOptions& typed, LaunchOptions& options) {
+  options.signals_to_handle = typed.signals;
+  options.ending_signals = read_signals(typed.signals);
+  options.shutdown_timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_timeout * 1000));
+}
+
+void read_master_addr(LaunchOptions& options) {
+  // An IPv6 address may stand in brackets.
+  const auto master = base::parse_host_port(options.master_addr);
+  if (master && !master->port) options.master_addr = master->host;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,119 @@
+#include "output/failure_report.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "words.h"
+#include "workers/processes.h"
+
+namespace syncbn::launch {
+namespace {
+
+// What of an error message a person reads.
+constexpr size_t kShownBytes = 8192;
+constexpr size_t kShownLines = 40;
+
+std::string local_time(std::chrono::system_clock::time_point time) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm parts{};
+  ::localtime_r(&seconds, &parts);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", parts);
+}
+
+std::string indented(const std::string& text) {
+  std::string result;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) result += "    " + line + "\n";
+  return result;
+}
+
+}  // namespace
+
+std::string cut_message(const std::string& message, const std::string& file, size_t most_bytes,
+                        size_t most_lines) {
+  size_t end = std::min(message.size(), most_bytes);
+  size_t lines = 0;
+  for (size_t at = 0; (at = message.find('\n', at)) < end; ++at) {
+    if (++lines == most_lines) end = at;
+  }
+  if (message.size() <= end + 1) return message;
+  const auto is_inside_character = [](char c) { return (c & 0xC0) == 0x80; };  // of UTF-8
+  while (end > 0 && is_inside_character(message[end])) --end;
+  return fmt::format("{}\n[cut here; the whole is in {}]", message.substr(0, end), file);
+}
+
+std::string render_report(const FailureReport& report) {
+  std::string what = describe_status(report.wait_status);
+  if (report.out_of_memory) what += ", as the kernel ran out of memory for this job";
+  if (exit_code_of(report.wait_status) == base::kExitUsage) {
+    return fmt::format(
+        "syncbn-launch: rank {} exited with 2 (usage or configuration error; see the message "
+        "above)\n",
+        report.rank);
+  }
+  std::string text = fmt::format("syncbn-launch: rank {} failed: {}\n", report.rank, what);
+  const auto line = [&text](std::string_view name, std::string_view value) {
+    text += fmt::format("  {:<12}{}\n", name, value);
+  };
+  line("worker", fmt::format("rank {}, local rank {}, pid {}, host {}", report.rank,
+                             report.local_rank, report.pid, report.host));
+  line("command", shell_quoted(report.argv));
+  line("time", fmt::format("{}, {} after the start", local_time(report.time),
+                           base::format_seconds(report.seconds_after_start)));
+  if (!report.error_message.empty()) {
+    line("error", fmt::format("(from {})", report.error_file));
+    const std::string message =
+        cut_message(report.error_message, report.error_file, kShownBytes, kShownLines);
+    // It is not for a terminal.
+    text += indented(base::printable(message, "\n\t"));
+  }
+  if (!report.stderr_tail.empty() && !report.tail_was_shown) {
+    const size_t lines = report.stderr_tail.size();
+    line("stderr", lines == 1 ? "(its last line)" : fmt::format("(its last {} lines)", lines));
+    text += indented(base::join(report.stderr_tail, "\n"));
+  }
+  if (!report.failed_too.empty()) line("failed too", base::join(report.failed_too, ", "));
+  if (!report.ended.empty()) line("then ended", base::join(report.ended, ", "));
+  return text;
+}
+
+nlohmann::ordered_json json_of_failure(const FailureReport& failure) {
+  nlohmann::ordered_json json;
+  json["rank"] = failure.rank;
+  json["local_rank"] = failure.local_rank;
+  json["host"] = failure.host;
+  json["pid"] = failure.pid;
+  json["command"] = failure.argv;
+  const bool exited = WIFEXITED(failure.wait_status);
+  const char* const how = exited ? "exit_code" : "signal";
+  json[how] = exited ? WEXITSTATUS(failure.wait_status) : WTERMSIG(failure.wait_status);
+  json["out_of_memory"] = failure.out_of_memory;
+  json["time"] = std::chrono::duration<double>(failure.time.time_since_epoch()).count();
+  json["seconds_after_start"] = failure.seconds_after_start;
+  json["stderr_tail"] = failure.stderr_tail;
+  json["error_message"] = failure.error_message;
+  json["error_file"] = failure.error_message.empty() ? "" : failure.error_file;
+  json["failed_too"] = failure.failed_too;
+  json["ended"] = failure.ended;
+  return json;
+}
+
+std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure) {
+  nlohmann::ordered_json json;
+  json["exit_code"] = exit_code;
+  json["restarts"] = restarts;
+  json["failure"] = nullptr;
+  if (failure) json["failure"] = json_of_failure(*failure);
+  // Workers' words may be any bytes.
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,166 @@
+#include "output/log_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace syncbn::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+void make_folders(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) {
+    base::throw_file_error(fmt::format("cannot make the log folder {}", path.string()),
+                           error.value());
+  }
+}
+
+bool writes_logs(const LaunchOptions& options) {
+  const auto some = [&](const StreamChoice& choice) {
+    for (int rank = 0; rank < options.nproc_per_node; ++rank) {
+      const Streams streams = choice.of(rank);
+      if (streams.out || streams.err) return true;
+    }
+    return false;
+  };
+  return !options.log_dir.empty() || some(options.redirects) || some(options.tee) ||
+         options.events == EventTarget::kLogFolder || !options.duplicate_stdout_filters.empty() ||
+         !options.duplicate_stderr_filters.empty();
+}
+
+// A worker can put anything there: a pipe that nobody writes to, a folder, a link to a file that is
+// not its own.
+std::string read_regular(const fs::path& path, uintmax_t start, size_t most) {
+  const base::UniqueFd fd(
+      ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW));
+  struct stat what {};
+  if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return "";
+  std::string text(most, '\0');
+  const ssize_t got = ::pread(fd.get(), text.data(), most, static_cast<off_t>(start));
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
+
+// An id may hold what a file's name cannot.
+std::string as_file_name(std::string id) {
+  std::replace(id.begin(), id.end(), '/', '_');
+  return id.substr(0, 100);
+}
+
+}  // namespace
+
+LogFolder::LogFolder(const LaunchOptions& options)
+    : nproc_per_node_(options.nproc_per_node),
+      discards_(options.log_dir == "/dev/null"),
+      temporary_(options.log_dir.empty() || discards_),
+      // What was asked for stays, even where nobody said where to.
+      wanted_(!discards_ && writes_logs(options)),
+      keep_(wanted_) {
+  if (temporary_) {
+    template_ = base::env("TMPDIR").value_or("/tmp") + "/syncbn-launch-XXXXXX";
+  } else {
+    make_folders(options.log_dir);
+    template_ = fs::absolute(options.log_dir) / (as_file_name(options.run_id) + "_XXXXXX");
+  }
+  make();
+}
+
+void LogFolder::check(const LaunchOptions& options) {
+  std::error_code ignored;
+  fs::remove(LogFolder(options).path(), ignored);
+}
+
+void LogFolder::make() {
+  std::string name = template_;
+  if (::mkdtemp(name.data()) == nullptr) {
+    base::throw_file_error(
+        fmt::format("cannot make a folder {} ({})", name, temporary_ ? "TMPDIR" : "--log_dir"),
+        errno);
+  }
+  folder_ = name;
+}
+
+LogFolder::~LogFolder() {
+  remove();
+}
+
+void LogFolder::remove() const {
+  std::error_code ignored;
+  if (temporary_ && !keep_) fs::remove_all(folder_, ignored);
+}
+
+void LogFolder::put_away() {
+  if (keep_) return;
+  remove();
+  folder_.clear();
+}
+
+void LogFolder::begin_attempt(int number) {
+  if (folder_.empty()) make();
+  attempt_ = folder_ / fmt::format("attempt_{}", number);
+  for (int rank = 0; rank < nproc_per_node_; ++rank) make_folders(of_worker(rank));
+}
+
+fs::path LogFolder::of_worker(int local_rank) const {
+  return attempt_ / std::to_string(local_rank);
+}
+
+fs::path LogFolder::error_file(int local_rank) const {
+  return of_worker(local_rank) / "error.json";
+}
+
+fs::path LogFolder::file(const fs::path& folder, const char* name) const {
+  return discards_ ? fs::path("/dev/null") : folder / name;
+}
+
+base::UniqueFd LogFolder::open(const fs::path& path) {
+  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd) base::throw_file_error(fmt::format("cannot open the log file {}", path.string()), errno);
+  return fd;
+}
+
+std::string LogFolder::error_message(int local_rank) const {
+  constexpr size_t kMostBytes = 1 << 20;
+  std::string text = read_regular(error_file(local_rank), 0, kMostBytes);
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  // {"message": {"message": "ValueError: …", "extraInfo": {…}}} or {"message": "…"}
+  if (!json.is_object() || !json.contains("message")) return text;
+  const nlohmann::json& message = json["message"];
+  if (message.is_string()) return message.get<std::string>();
+  if (message.is_object() && message.contains("message") && message["message"].is_string()) {
+    return message["message"].get<std::string>();
+  }
+  return text;
+}
+
+std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
+  // Far more than so many lines take, and little to read of a log of gigabytes.
+  constexpr size_t kMostBytes = 65536;
+  std::error_code error;
+  const uintmax_t size = fs::file_size(path, error);
+  const uintmax_t start = error || size < kMostBytes ? 0 : size - kMostBytes;
+  std::istringstream file(read_regular(path, start, kMostBytes));
+  std::deque<std::string> last;
+  std::string line;
+  if (start > 0) std::getline(file, line);  // half a line
+  while (std::getline(file, line)) {
+    last.push_back(line);
+    if (last.size() > lines) last.pop_front();
+  }
+  return {last.begin(), last.end()};
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,74 @@
+#include "output/standard_stream.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace syncbn::launch {
+namespace {
+
+// The most that poll() promises to take without waiting, for a pipe that cannot be opened again.
+constexpr size_t kSurelyTaken = 4096;
+
+}  // namespace
+
+StandardStream::StandardStream(int fd) : fd_(fd) {
+  struct stat what {};
+  if (::fstat(fd, &what) != 0) return;
+  is_socket_ = S_ISSOCK(what.st_mode);
+  is_file_ = S_ISREG(what.st_mode);
+  is_device_ = S_ISCHR(what.st_mode);
+  if (!S_ISFIFO(what.st_mode) && !is_device_) return;
+  own_.reset(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+                    O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+}
+
+void StandardStream::write(std::string_view text) {
+  if (closed_) return;
+  if (pending() == 0) {
+    while (!text.empty()) {
+      const auto written = write_some(text);
+      if (!written) break;
+      text.remove_prefix(*written);
+    }
+  }
+  if (!closed_) pending_.append(text);
+}
+
+void StandardStream::flush() {
+  while (!closed_ && pending() > 0) {
+    const auto written = write_some(pending_.view());
+    if (!written) return;
+    pending_.take(*written);
+  }
+  if (closed_) pending_.clear();
+}
+
+std::optional<size_t> StandardStream::write_some(std::string_view text) {
+  ssize_t written = 0;
+  if (own_ || is_file_) {
+    written = ::write(fd(), text.data(), text.size());
+  } else if (is_socket_) {
+    written = ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } else {
+    pollfd ready{fd_, POLLOUT, 0};
+    if (::poll(&ready, 1, 0) == 0) return std::nullopt;
+    written = ::write(fd_, text.data(), std::min(text.size(), kSurelyTaken));
+  }
+  if (written >= 0) return static_cast<size_t>(written);
+  if (errno == EINTR) return 0;
+  if (errno == EAGAIN) return std::nullopt;
+  closed_ = true;
+  // Of a terminal that has been hung up isatty() says nothing any more.
+  const bool has_no_reader = errno == EPIPE || (errno == EIO && is_device_);
+  if (!has_no_reader) error_ = errno;
+  return text.size();
+}
+
+}  // namespace syncbn::launch

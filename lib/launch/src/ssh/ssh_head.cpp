@@ -1,0 +1,391 @@
+#include "ssh/ssh_head.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "output/failure_report.h"
+#include "output/last_output.h"
+#include "pipe.h"
+#include "ssh/head_link.h"
+#include "ssh/node_job.h"
+#include "words.h"
+#include "workers/processes.h"
+
+namespace syncbn::launch {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kAlivePeriod = HeadLink::kSilence / 4;
+constexpr seconds kNoticePeriod{10};
+
+// What nodes need beyond the workers' time to end, before they are given up.
+constexpr seconds kNodePatience{5};
+constexpr seconds kKillPatience{3};
+
+// For nodes to clean up behind themselves after a head, or a launcher, that was killed: less than
+// the two seconds after which nothing may be left.
+constexpr milliseconds kOrphanGrace{1000};
+
+OutputOptions output_options() {
+  return {.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
+          .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}};
+}
+
+}  // namespace
+
+SshHead::SshHead(const LaunchOptions& options, const HeadPlan& plan)
+    : options_(options),
+      plan_(plan),
+      mark_(fmt::format("syncbn-node-{}", random_id())),
+      signals_(options.ending_signals),
+      output_(output_options()),
+      next_alive_(Clock::now() + kAlivePeriod) {
+  for (size_t i = 0; i < options.head.hosts.size(); ++i) {
+    nodes_.emplace_back(options.head.hosts[i], plan.is_here(i), mark_);
+  }
+}
+
+int SshHead::run() {
+  start();
+  if (!wait_until_ready()) {
+    report_problems();
+  } else if (!ended_by_signal_) {
+    let_begin();
+    wait_for_end();
+  }
+  keeper_->finish(kKillPatience);
+  for (size_t i = 0; i < nodes_.size(); ++i) output_.finish(i, Stream::kOut);
+  const int code = exit_code();
+  write_report(output_, options_.report, report(code));
+  return wait_for_reader(output_, signals_, code, ended_by_signal_.has_value());
+}
+
+void SshHead::start() {
+  // For the orphans of a keeper that is killed.
+  become_subreaper();
+  NodeJob job{.version = SYNCBN_VERSION,
+              .mark = mark_,
+              .folder = std::filesystem::current_path(),
+              .colours = terminal_colours()};
+  std::vector<WorkerSpec> specs;
+  std::vector<base::UniqueFd> their_ends;
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    specs.push_back(nodes_[i].connect(plan_.start_words(i), their_ends));
+    job.words = plan_.node_words(i);
+    job.environment = plan_.environment(i);
+    job.speaks_for_all = i == 0;
+    nodes_[i].to_send.append(job.to_json().dump() + "\n");
+  }
+  output_.begin_attempt(
+      std::vector<WorkerOutput>(nodes_.size(), {.whole_lines = nodes_.size() > 1}));
+  keeper_ = std::make_unique<Keeper>(
+      specs, [] {}, kOrphanGrace);
+}
+
+bool SshHead::wait_until_ready() {
+  const auto deadline = Clock::now() + options_.head.ssh_timeout;
+  auto next_notice = Clock::now() + kNoticePeriod;
+  while (!names_of_unanswered(nodes_).empty() && !ended_by_signal_ && Clock::now() < deadline) {
+    turn(std::min(deadline, next_notice));
+    if (Clock::now() < next_notice) continue;
+    next_notice = Clock::now() + kNoticePeriod;
+    output_.say(
+        fmt::format("syncbn-launch: waiting for an answer of {}", names_of_unanswered(nodes_)));
+  }
+  for (HeadNode& node : nodes_) {
+    if (node.state != HeadNode::State::kAsked || ended_by_signal_) continue;
+    const double waited = std::chrono::duration<double>(options_.head.ssh_timeout).count();
+    node.problem = {base::kExitUnavailable, fmt::format("no answer within {} (--ssh_timeout)",
+                                                        base::format_seconds(waited))};
+  }
+  return std::none_of(nodes_.begin(), nodes_.end(),
+                      [](const HeadNode& node) { return node.problem.has_value(); });
+}
+
+void SshHead::report_problems() {
+  for (const HeadNode& node : nodes_) {
+    if (node.problem && first_failure_ == 0) first_failure_ = node.problem->exit_code;
+  }
+  for (const std::string& line : problem_lines(nodes_)) {
+    output_.say(fmt::format("syncbn-launch: error: {}", line));
+  }
+  output_.say("syncbn-launch: nothing has been started");
+}
+
+void SshHead::let_begin() {
+  begun_ = true;
+  send_to_all({{"type", "go"}, {"master_port", master_port_}});
+}
+
+void SshHead::wait_for_end() {
+  const auto runs = [](const HeadNode& node) { return node.state != HeadNode::State::kEnded; };
+  heard_ = Clock::now();
+  while (std::any_of(nodes_.begin(), nodes_.end(), runs)) {
+    const auto due = give_up_time();
+    if (Clock::now() >= due) return give_up_silent();
+    turn(due);
+  }
+}
+
+SshHead::Clock::time_point SshHead::give_up_time() const {
+  const auto by_signal = give_up_at_.value_or(Clock::time_point::max());
+  return patience_ ? std::min(by_signal, heard_ + *patience_) : by_signal;
+}
+
+milliseconds SshHead::silence() const {
+  return options_.alive_period * options_.alive_misses;
+}
+
+void SshHead::await_rest(milliseconds until_they_know) {
+  const auto patience = until_they_know + options_.shutdown_timeout + kNodePatience;
+  patience_ = std::min<milliseconds>(patience, patience_.value_or(patience));
+}
+
+void SshHead::give_up_silent() {
+  std::vector<std::string> here;
+  std::vector<std::string> elsewhere;
+  for (HeadNode& node : nodes_) {
+    if (node.state == HeadNode::State::kEnded) continue;
+    (node.is_here ? here : elsewhere).push_back(node.host.full_name());
+    node.problem = {base::kExitUnavailable, "does not answer"};
+  }
+  lost_any_ = true;
+  const auto say = [this](const std::vector<std::string>& hosts, const char* what) {
+    if (hosts.empty()) return;
+    output_.say(fmt::format("syncbn-launch: error: {} do{} not answer; {}", base::join(hosts, ", "),
+                            hosts.size() == 1 ? "es" : "", what));
+  };
+  say(here, "what runs there is killed");
+  say(elsewhere, "what runs there may still run");
+  // The keepers of those launchers clean up behind them.
+  keeper_->signal_workers(SIGKILL);
+  const auto cleaned_up = Clock::now() + kOrphanGrace;
+  while (Clock::now() < cleaned_up) turn(cleaned_up);
+}
+
+void SshHead::turn(Clock::time_point until) {
+  std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
+  for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+  const bool reads_out = !output_.is_full(Stream::kOut);
+  const bool reads_err = !output_.is_full(Stream::kErr);
+  // Whom we do not listen to is not silent.
+  if (!reads_out || !reads_err) heard_ = Clock::now();
+  for (const HeadNode& node : nodes_) {
+    if (node.in && !node.to_send.empty()) polls.push_back({node.in.get(), POLLOUT, 0});
+    if (node.out && reads_out) polls.push_back({node.out.get(), POLLIN, 0});
+    if (node.err && reads_err) polls.push_back({node.err.get(), POLLIN, 0});
+  }
+  ::poll(polls.data(), polls.size(), base::milliseconds_until(std::min(until, next_alive_)));
+  handle_signals();
+  output_.flush();
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    nodes_[i].write_some();
+    for (const Stream stream : {Stream::kOut, Stream::kErr}) {
+      if (!output_.is_full(stream)) read_stream(i, stream);
+    }
+  }
+  while (const auto event = keeper_->next_event()) handle_event(*event);
+  if (keeper_->gone()) {
+    kill_all_descendants();
+    throw base::UnavailableError(
+        fmt::format("the keeper process (pid {}) was killed; the connections to all hosts have "
+                    "been closed",
+                    keeper_->pid()));
+  }
+  if (Clock::now() < next_alive_) return;
+  next_alive_ = Clock::now() + kAlivePeriod;
+  send_to_all({{"type", "alive"}});
+}
+
+void SshHead::handle_signals() {
+  while (const auto signal = signals_.next()) {
+    if (signals_.ends(*signal)) {
+      end_by_signal(*signal);
+    } else if (*signal == SIGTSTP) {
+      // Workers in sessions of their own, on other machines, do not feel the terminal's.
+      pass_on(SIGSTOP);
+      Signals::stop_self();
+      heard_ = Clock::now();
+      pass_on(SIGCONT);
+    } else if (*signal != SIGWINCH) {
+      pass_on(*signal);
+    }
+  }
+}
+
+void SshHead::end_by_signal(int signal) {
+  const bool again = ended_by_signal_.has_value();
+  if (!again) ended_by_signal_ = signal;
+  // To nodes, too, the second one means to kill at once.
+  pass_on(signal);
+  // Node 0 ends after its workers, and not before it takes a silent node for lost.
+  const auto patience =
+      std::max<milliseconds>(options_.shutdown_timeout, silence()) + kNodePatience;
+  give_up_at_ = Clock::now() + (again ? kKillPatience : patience);
+}
+
+void SshHead::pass_on(int signal) {
+  send_to_all({{"type", "signal"}, {"signal", signal}});
+}
+
+void SshHead::handle_event(const KeeperEvent& event) {
+  const auto index = static_cast<size_t>(event.worker);
+  HeadNode& node = nodes_[index];
+  switch (event.kind) {
+    case KeeperEvent::Kind::kStarted:
+      break;
+    case KeeperEvent::Kind::kBindFailed:
+    case KeeperEvent::Kind::kExecFailed:
+      node.start_error = event.value;
+      break;
+    case KeeperEvent::Kind::kForkFailed:
+      node.start_error = event.value;
+      node_ended(node, 0);
+      break;
+    case KeeperEvent::Kind::kExited:
+      drain(index);  // its last words come before what is said about its end
+      node_ended(node, event.value);
+      break;
+  }
+}
+
+void SshHead::node_ended(HeadNode& node, int status) {
+  node.state = HeadNode::State::kEnded;
+  if (node.exit_code || node.problem) return;  // it has said why
+  const int code = exit_code_of(status);
+  const bool is_connection = node.is_lost_connection(status);
+  const bool failed = is_launchers(code);
+  if (!begun_) {
+    node.problem = {failed ? code : base::kExitUnavailable,
+                    node.end_in_words(status, plan_.launcher(), options_.head.ssh.front())};
+    return;
+  }
+  if (failed && first_failure_ == 0) first_failure_ = code;
+  if (!failed) lost_any_ = true;
+  await_rest(silence());
+  output_.say(fmt::format("syncbn-launch: error: the {} {} is gone ({}{}); so are its workers",
+                          is_connection ? "connection to" : "launcher on", node.host.full_name(),
+                          is_connection ? "ssh: " : "", describe_status(status)));
+}
+
+bool SshHead::read_stream(size_t index, Stream stream) {
+  HeadNode& node = nodes_[index];
+  base::UniqueFd& fd = stream == Stream::kOut ? node.out : node.err;
+  ReadBuffer buffer;
+  const std::string_view bytes = read_some(fd, buffer);
+  if (bytes.empty()) return false;
+  heard_ = Clock::now();
+  if (stream == Stream::kErr) {
+    node.lines.feed(bytes, sinks(index));
+  } else if (begun_) {  // before, it is what somebody's .bashrc says
+    output_.write(index, stream, bytes);
+  }
+  return true;
+}
+
+void SshHead::drain(size_t index) {
+  read_until_empty([&] {
+    const bool more_out = read_stream(index, Stream::kOut);
+    const bool more_err = read_stream(index, Stream::kErr);
+    return more_out || more_err;
+  });
+  nodes_[index].lines.finish(sinks(index));
+}
+
+NodeLines::Sinks SshHead::sinks(size_t index) {
+  return {.line = [this, index](std::string_view line) { take_line(index, line); },
+          .message = [this, index](std::string_view text) { take_message(index, text); }};
+}
+
+void SshHead::take_line(size_t index, std::string_view line) {
+  if (begun_) {
+    output_.write(index, Stream::kErr, fmt::format("{}\n", line));
+  } else if (line.find_first_not_of(" \r") != std::string_view::npos) {
+    nodes_[index].last_words = line.substr(0, line.find('\r'));
+  }
+}
+
+void SshHead::take_message(size_t index, std::string_view text) {
+  if (nodes_[index].problem) return;
+  const auto message = NodeMessage::parse(text);
+  if (!message || !handle_message(index, *message)) give_up(nodes_[index], text);
+}
+
+bool SshHead::handle_message(size_t index, const NodeMessage& message) {
+  HeadNode& node = nodes_[index];
+  const bool is_asked = node.state == HeadNode::State::kAsked;
+  switch (message.kind) {
+    case NodeMessage::Kind::kReady:
+      if (!is_asked) return false;
+      if (index == 0) master_port_ = message.master_port;
+      node.state = HeadNode::State::kReady;
+      return true;
+    case NodeMessage::Kind::kProblem:
+      if (!is_asked) return false;
+      node.problem = {message.exit_code, message.text};
+      node.state = HeadNode::State::kRefused;
+      return true;
+    case NodeMessage::Kind::kEnded:
+      if (!begun_) return false;
+      // Only the node of the first failure can tell of it.
+      if (message.tells_failure || report_.empty()) report_ = message.text;
+      node.exit_code = message.exit_code;
+      await_rest({});
+      if (first_failure_ == 0) first_failure_ = message.exit_code;
+      return true;
+  }
+  return false;
+}
+
+// Whoever speaks there is not a launcher of this version, or not alone.
+void SshHead::give_up(HeadNode& node, std::string_view message) {
+  constexpr size_t kShown = 80;
+  const std::string what =
+      fmt::format("does not keep to the protocol: it sent '{}'{}", message.substr(0, kShown),
+                  message.size() > kShown ? "…" : "");
+  node.problem = {base::kExitUnavailable, "its launcher " + what};
+  // With its stdin it ends.
+  node.in.reset();
+  node.err.reset();
+  node.state = HeadNode::State::kEnded;
+  if (!begun_) return;
+  lost_any_ = true;
+  await_rest(silence());
+  output_.say(fmt::format("syncbn-launch: error: the launcher on {} {}; its workers are killed",
+                          node.host.full_name(), what));
+}
+
+void SshHead::send_to_all(const Json& message) {
+  for (HeadNode& node : nodes_) {
+    if (node.state == HeadNode::State::kEnded) continue;
+    node.send(message);
+  }
+}
+
+int SshHead::exit_code() const {
+  if (first_failure_ != 0) return first_failure_;
+  if (ended_by_signal_) return base::kExitSignalBase + *ended_by_signal_;
+  return lost_any_ ? base::kExitUnavailable : base::kExitOk;
+}
+
+std::string SshHead::report(int exit_code) const {
+  auto report = nlohmann::ordered_json::parse(
+      report_.empty() ? json_report(exit_code, 0, std::nullopt) : report_);
+  report["exit_code"] = exit_code;
+  return report.dump(2) + "\n";
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,164 @@
+#include "store/store_answers.h"
+
+#include <utility>
+
+namespace syncbn::launch {
+
+using store::put_integer;
+using store::put_string;
+using store::Query;
+using store::QueryReader;
+
+bool StoreAnswers::answer(uint64_t client, std::string_view query, std::string& out) {
+  QueryReader in(query);
+  const Query kind = in.query();
+  switch (kind) {
+    case Query::kPing:
+      put_integer(out, in.integer<uint32_t>());
+      return true;
+    case Query::kCheck:
+      put_integer(out, values_.has_all(in.strings()) ? store::kReady : store::kNotReady);
+      return true;
+    case Query::kWait:
+      return start_wait(client, in.strings(), out);
+    case Query::kCancelWait:
+      waiters_.remove(client);
+      put_integer(out, store::kWaitCanceled);
+      return true;
+    case Query::kMultiGet:
+      return put_values(out, in.strings());
+    case Query::kMultiSet:
+      for (auto pairs = in.integer<uint64_t>(); pairs > 0; --pairs) {
+        const std::string key = in.string();
+        set(key, in.string());
+      }
+      return true;
+    case Query::kGetNumKeys:
+      put_integer<uint64_t>(out, values_.size());
+      return true;
+    case Query::kListKeys:
+      put_integer<uint64_t>(out, values_.size());
+      for (const std::string& key : values_.keys()) put_string(out, key);
+      return true;
+    default:
+      return answer_about(in.string(), kind, in, client, out);
+  }
+}
+
+// The queries whose first field is the one key that they are about.
+bool StoreAnswers::answer_about(const std::string& key, Query kind, QueryReader& in,
+                                uint64_t client, std::string& out) {
+  switch (kind) {
+    case Query::kSet:
+      set(key, in.string());
+      return true;
+    case Query::kCompareSet: {
+      const std::string expected = in.string();
+      put_string(out, compare_set(key, expected, in.string()));
+      return true;
+    }
+    case Query::kGet:
+      return put_values(out, {key});
+    case Query::kAdd: {
+      const auto result = add(key, in.integer<int64_t>());
+      if (result) put_integer(out, *result);
+      return result.has_value();
+    }
+    case Query::kDeleteKey:
+      put_integer<uint64_t>(out, values_.erase(key));
+      return true;
+    case Query::kAppend:
+      values_.append(key, in.string());
+      wake(waiters_.wake_all(key));
+      return true;
+    case Query::kQueuePush:
+      values_.push(key, in.string());
+      wake(waiters_.wake_one(key));
+      return true;
+    case Query::kQueuePop:
+      pop(out, key);
+      return true;
+    case Query::kQueueLen:
+      put_integer<uint64_t>(out, values_.queue_length(key));
+      return true;
+    case Query::kBarrier:
+      return enter_barrier(client, key, in.integer<int64_t>(), out);
+    default:
+      return false;
+  }
+}
+
+void StoreAnswers::set(const std::string& key, std::string value) {
+  values_.set(key, std::move(value));
+  wake(waiters_.wake_all(key));
+}
+
+std::string StoreAnswers::compare_set(const std::string& key, const std::string& expected,
+                                      const std::string& desired) {
+  const std::string* const value = values_.find(key);
+  // As torch's server answers, though a client cannot tell it from a value.
+  if (value == nullptr && !expected.empty()) return expected;
+  if (value != nullptr && *value != expected) return *value;
+  set(key, desired);
+  return desired;
+}
+
+std::optional<int64_t> StoreAnswers::add(const std::string& key, int64_t amount) {
+  const auto result = values_.sum(key, amount);
+  if (result) set(key, std::to_string(*result));
+  return result;
+}
+
+// False when that would be too much: a client may name one large value many times.
+bool StoreAnswers::put_values(std::string& out, const std::vector<std::string>& keys) const {
+  const size_t before = out.size();
+  for (const std::string& key : keys) {
+    const std::string* const found = values_.find(key);
+    const std::string_view value = found == nullptr ? "" : std::string_view(*found);
+    if (out.size() - before + value.size() > store::kMaxMessageSize) return false;
+    put_string(out, value);
+  }
+  return true;
+}
+
+void StoreAnswers::pop(std::string& out, const std::string& key) {
+  put_integer<uint64_t>(out, values_.queue_length(key));
+  if (const auto value = values_.pop(key)) put_string(out, *value);
+}
+
+// Whoever waits for a barrier's key is woken by the last one that comes, not by each.
+bool StoreAnswers::enter_barrier(uint64_t client, const std::string& key, int64_t world_size,
+                                 std::string& out) {
+  const auto count = values_.sum(key, 1);
+  if (!count || waiters_.waits(client)) return false;
+  values_.set(key, std::to_string(*count));
+  if (*count < world_size) {
+    waiters_.add(client, {key});
+    return true;
+  }
+  wake(waiters_.wake_all(key));
+  put_integer(out, store::kStopWaiting);
+  return true;
+}
+
+bool StoreAnswers::start_wait(uint64_t client, const std::vector<std::string>& keys,
+                              std::string& out) {
+  // The answers to two waits could not be told apart.
+  if (waiters_.waits(client)) return false;
+  std::vector<std::string> missing;
+  for (const std::string& key : keys) {
+    if (!values_.has(key)) missing.push_back(key);
+  }
+  if (missing.empty()) {
+    put_integer(out, store::kStopWaiting);
+  } else {
+    waiters_.add(client, missing);
+  }
+  return true;
+}
+
+void StoreAnswers::wake(const std::vector<uint64_t>& clients) {
+  for (const uint64_t client : clients) wake_(client);
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,25 @@
+#include "watch_set.h"
+
+#include <syncbn/base/error.h>
+
+namespace syncbn::launch {
+
+WatchSet::WatchSet() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  if (!epoll_) base::throw_errno("epoll_create1");
+}
+
+void WatchSet::add(int fd, uint32_t events) {
+  epoll_event event{.events = events, .data = {}};
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) base::throw_errno("epoll_ctl");
+}
+
+void WatchSet::change(int fd, uint32_t events) {
+  epoll_event event{.events = events, .data = {}};
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
+void WatchSet::remove(int fd) {
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,249 @@
+#include "workers/keeper.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+
+#include "workers/processes.h"
+
+namespace syncbn::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Launcher to keeper: a signal's number to pass on, or this.
+constexpr int32_t kFinish = 0;
+
+std::vector<char*> pointers(const std::vector<std::string>& words) {
+  std::vector<char*> result;
+  result.reserve(words.size() + 1);
+  for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+void send_event(int socket, const KeeperEvent& event) {
+  // A launcher that is gone shows as the end of the socket, nothing to do about it here.
+  while (::send(socket, &event, sizeof(event), MSG_NOSIGNAL) < 0 && errno == EINTR) {
+  }
+}
+
+void reset_signals() {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  for (int signal = 1; signal < NSIG; ++signal) ::sigaction(signal, &action, nullptr);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+void close_all_but(int a, int b) {
+  const auto close_between = [](int first, int last) {
+    if (first <= last) ::close_range(static_cast<unsigned>(first), static_cast<unsigned>(last), 0);
+  };
+  const auto [low, high] = std::minmax(a, b);
+  close_between(STDERR_FILENO + 1, low - 1);
+  close_between(low + 1, high - 1);
+  close_between(high + 1, INT_MAX);
+}
+
+// It tells of the children of whoever reads it.
+base::UniqueFd watch_children() {
+  sigset_t child;
+  ::sigemptyset(&child);
+  ::sigaddset(&child, SIGCHLD);
+  base::UniqueFd fd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) base::throw_errno("signalfd");
+  return fd;
+}
+
+// The keeper process itself.
+class KeeperProcess {
+ public:
+  KeeperProcess(int socket, int child_ended, const std::vector<WorkerSpec>& specs)
+      : socket_(socket), child_ended_(child_ended), specs_(specs) {}
+
+  // An exception must not unwind into the launcher's frames, of which this process has a copy: it
+  // would end the run a second time. This way the launcher finds its keeper killed.
+  [[noreturn]] void run(const std::function<void()>& when_orphaned,
+                        std::chrono::milliseconds grace) noexcept {
+    ::setsid();
+    ::prctl(PR_SET_NAME, "syncbn-keeper");
+    // Somebody may have stopped it, and then it would not see that the launcher is gone.
+    ::prctl(PR_SET_PDEATHSIG, SIGCONT);
+    become_subreaper();
+    sigset_t all;
+    ::sigfillset(&all);
+    ::sigprocmask(SIG_SETMASK, &all, nullptr);
+
+    for (size_t worker = 0; worker < specs_.size(); ++worker) start(worker);
+    // The pipes' ends are the workers' now; whoever reads them must see their end.
+    close_all_but(socket_, child_ended_);
+    const int null = ::open("/dev/null", O_RDWR);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) ::dup2(null, fd);
+    ::close(null);
+
+    const bool orphaned = serve();
+    if (orphaned) wait_for_all(Clock::now() + grace);
+    kill_all_descendants();
+    if (orphaned) when_orphaned();
+    ::_exit(0);
+  }
+
+ private:
+  void start(size_t worker) {
+    const pid_t keeper = ::getpid();
+    const pid_t pid = ::fork();
+    if (pid == 0) become_worker(worker, keeper);
+    const int error = errno;
+    if (pid > 0) ::setpgid(pid, pid);  // in both processes: whoever comes first
+    pids_.push_back(pid);
+    if (pid > 0) {
+      report(KeeperEvent::Kind::kStarted, worker, pid, 0);
+    } else {
+      report(KeeperEvent::Kind::kForkFailed, worker, 0, error);
+    }
+  }
+
+  [[noreturn]] void become_worker(size_t worker, pid_t keeper) {
+    const WorkerSpec& spec = specs_[worker];
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != keeper) ::_exit(base::kExitSignalBase + SIGKILL);
+    bind(worker);
+    const int input = spec.stdin_fd >= 0 ? spec.stdin_fd : ::open("/dev/null", O_RDONLY);
+    ::dup2(input, STDIN_FILENO);
+    ::dup2(spec.stdout_fd, STDOUT_FILENO);
+    ::dup2(spec.stderr_fd, STDERR_FILENO);
+    // Neither ours nor what the launcher was started with; not closed yet, since the socket has
+    // to tell about a failed exec.
+    ::close_range(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
+    if (spec.agent_fd >= 0) ::fcntl(spec.agent_fd, F_SETFD, 0);
+    const auto argv = pointers(spec.argv);
+    const auto env = pointers(spec.env);
+    reset_signals();
+    restore_descriptor_limit();
+    ::execve(spec.file.c_str(), argv.data(), env.data());
+    const int error = errno;
+    report(KeeperEvent::Kind::kExecFailed, worker, ::getpid(), error);
+    ::_exit(error == ENOENT ? base::kExitNotFound : base::kExitCannotExecute);
+  }
+
+  void bind(size_t worker) const {
+    const std::vector<unsigned long>& mask = specs_[worker].cpu_mask;
+    const size_t bytes = mask.size() * sizeof(unsigned long);
+    const auto* const cpus = reinterpret_cast<const cpu_set_t*>(mask.data());
+    if (mask.empty() || ::sched_setaffinity(0, bytes, cpus) == 0) return;
+    report(KeeperEvent::Kind::kBindFailed, worker, ::getpid(), errno);
+    ::_exit(base::kExitUnavailable);
+  }
+
+  // Until the launcher says so (false) or is gone (true).
+  bool serve() {
+    for (;;) {
+      std::array<pollfd, 2> polls{{{socket_, POLLIN, 0}, {child_ended_, POLLIN, 0}}};
+      ::poll(polls.data(), polls.size(), -1);
+      if (polls[1].revents != 0) reap();
+      if (polls[0].revents == 0) continue;
+      int32_t command = 0;
+      if (::recv(socket_, &command, sizeof(command), 0) != sizeof(command)) return true;
+      if (command == kFinish) return false;
+      for (const pid_t pid : pids_) {
+        if (pid > 0) ::kill(-pid, command);
+      }
+    }
+  }
+
+  void wait_for_all(Clock::time_point deadline) {
+    while (std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid > 0; }) &&
+           base::poll_until(child_ended_, POLLIN, deadline)) {
+      reap();
+    }
+  }
+
+  void reap() {
+    signalfd_siginfo info;
+    while (::read(child_ended_, &info, sizeof(info)) > 0) {
+    }
+    int status = 0;
+    for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+      const auto found = std::find(pids_.begin(), pids_.end(), pid);
+      if (found == pids_.end()) continue;  // an orphan that came to us
+      *found = 0;
+      report(KeeperEvent::Kind::kExited, static_cast<size_t>(found - pids_.begin()), pid, status);
+    }
+  }
+
+  void report(KeeperEvent::Kind kind, size_t worker, pid_t pid, int value) const {
+    send_event(socket_, {kind, static_cast<int32_t>(worker), pid, value});
+  }
+
+  int socket_;
+  int child_ended_;  // a signalfd for SIGCHLD
+  const std::vector<WorkerSpec>& specs_;
+  std::vector<pid_t> pids_;  // 0: has ended
+};
+
+}  // namespace
+
+Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned,
+               std::chrono::milliseconds grace) {
+  int ends[2];
+  // Keeps the borders between messages, so an event is never read in part.
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    base::throw_errno("socketpair");
+  }
+  socket_.reset(ends[0]);
+  base::UniqueFd keepers(ends[1]);
+  const base::UniqueFd child_ended = watch_children();  // here, where a failure can be told
+  pid_ = ::fork();
+  if (pid_ < 0) base::throw_errno("cannot start the keeper process");
+  if (pid_ == 0) {
+    socket_.reset();
+    KeeperProcess(keepers.get(), child_ended.get(), workers).run(when_orphaned, grace);
+  }
+}
+
+Keeper::~Keeper() {
+  // One that could not finish (a process that cannot be killed) goes on by itself.
+  if (gone_) ::waitpid(pid_, nullptr, 0);
+}
+
+std::optional<KeeperEvent> Keeper::next_event() {
+  KeeperEvent event;
+  const ssize_t got = ::recv(socket_.get(), &event, sizeof(event), MSG_DONTWAIT);
+  if (got == sizeof(event)) return event;
+  // A keeper that was killed before it read our last message shows as ECONNRESET.
+  if (got == 0 || (errno != EAGAIN && errno != EINTR)) gone_ = true;
+  return std::nullopt;
+}
+
+void Keeper::signal_workers(int signal) {
+  const int32_t command = signal;
+  ::send(socket_.get(), &command, sizeof(command), MSG_NOSIGNAL);
+  ::kill(pid_, SIGCONT);  // somebody may have stopped it
+}
+
+void Keeper::finish(std::chrono::seconds patience) {
+  signal_workers(kFinish);
+  const auto deadline = Clock::now() + patience;
+  while (!gone_ && base::poll_until(socket_.get(), POLLIN, deadline)) {
+    while (next_event()) {
+    }
+  }
+}
+
+}  // namespace syncbn::launch

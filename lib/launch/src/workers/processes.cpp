@@ -1,0 +1,94 @@
+#include "workers/processes.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <vector>
+
+namespace syncbn::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Before raise_descriptor_limit().
+std::optional<rlimit> first_limit;
+
+// For kernels without /proc/PID/task/TID/children.
+std::vector<pid_t> children_by_parent() {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
+       entry.increment(error)) {
+    const pid_t pid = std::atoi(entry->path().filename().c_str());
+    if (pid <= 0) continue;
+    std::ifstream file(entry->path() / "stat");
+    std::string stat;
+    std::getline(file, stat);
+    // "pid (name) state ppid …", and the name may hold anything, parentheses too.
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos || stat.size() < name_end + 4) continue;
+    if (std::atoi(stat.c_str() + name_end + 4) == ::getpid()) children.push_back(pid);
+  }
+  return children;
+}
+
+std::vector<pid_t> children() {
+  std::ifstream file(fmt::format("/proc/self/task/{}/children", ::getpid()));
+  if (!file) return children_by_parent();
+  std::vector<pid_t> pids;
+  for (pid_t pid = 0; file >> pid;) pids.push_back(pid);
+  return pids;
+}
+
+}  // namespace
+
+void kill_all_descendants() {
+  // Each death comes with the orphans it leaves, which are our children by the time waitpid
+  // returns; so one look after each death misses nobody, and there is no need to poll.
+  for (;;) {
+    for (const pid_t pid : children()) ::kill(pid, SIGKILL);
+    if (::waitpid(-1, nullptr, 0) < 0 && errno != EINTR) return;
+  }
+}
+
+void become_subreaper() {
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) base::throw_errno("PR_SET_CHILD_SUBREAPER");
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  first_limit = limit;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void restore_descriptor_limit() {
+  if (first_limit) ::setrlimit(RLIMIT_NOFILE, &*first_limit);
+}
+
+int exit_code_of(int wait_status) {
+  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status)
+                                : base::kExitSignalBase + WTERMSIG(wait_status);
+}
+
+std::string describe_status(int wait_status) {
+  if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
+  const int signal = WTERMSIG(wait_status);
+  const char* name = ::sigabbrev_np(signal);
+  if (name == nullptr) return fmt::format("killed by signal {}", signal);
+  return fmt::format("killed by signal {} (SIG{}, {})", signal, name, ::sigdescr_np(signal));
+}
+
+}  // namespace syncbn::launch

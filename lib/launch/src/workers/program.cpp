@@ -1,0 +1,152 @@
+#include "workers/program.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+namespace syncbn::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_file(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error) && !fs::is_directory(path, error);
+}
+
+bool is_executable(const fs::path& path) {
+  return is_file(path) && ::access(path.c_str(), X_OK) == 0;
+}
+
+ProgramError not_executable(const fs::path& path) {
+  return {fmt::format("{} is not executable; chmod +x it, or name its interpreter before it",
+                      path.string()),
+          base::kExitCannotExecute};
+}
+
+std::string find_path(const std::string& name) {
+  if (is_executable(name)) return name;
+  std::error_code error;
+  if (fs::is_directory(name, error)) {
+    throw ProgramError(fmt::format("{} is a folder, not a program", name),
+                       base::kExitCannotExecute);
+  }
+  if (fs::exists(name, error)) throw not_executable(name);
+  throw ProgramError(fmt::format("program not found: there is no file {}", name),
+                     base::kExitNotFound);
+}
+
+std::vector<fs::path> path_folders() {
+  std::vector<fs::path> folders;
+  std::istringstream path(base::env("PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
+  // An empty entry is the current folder.
+  for (std::string folder; std::getline(path, folder, ':');) {
+    folders.emplace_back(folder.empty() ? "." : folder);
+  }
+  return folders;
+}
+
+bool is_python_script(const std::string& name) {
+  return fs::path(name).extension() == ".py";
+}
+
+// runpy.run_path, with the script's own name and arguments in sys.argv.
+constexpr const char* kRunPath =
+    "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')";
+
+bool is_name_character(char c) {
+  return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0;
+}
+
+std::string expanded(std::string_view word, const std::string& local_rank) {
+  constexpr std::string_view kPlain = "$local_rank";
+  constexpr std::string_view kBraced = "${local_rank}";
+  std::string result;
+  while (!word.empty()) {
+    const bool plain = word.starts_with(kPlain) &&
+                       (word.size() == kPlain.size() || !is_name_character(word[kPlain.size()]));
+    if (plain || word.starts_with(kBraced)) {
+      result += local_rank;
+      word.remove_prefix(plain ? kPlain.size() : kBraced.size());
+    } else {
+      result += word.front();
+      word.remove_prefix(word.starts_with("$$") ? 2 : 1);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string launcher_path() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error);
+}
+
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos) return find_path(name);
+  std::vector<fs::path> folders = path_folders();
+  folders.insert(folders.begin(), fs::path(launcher_path()).parent_path());
+  std::optional<fs::path> unusable;
+  for (const fs::path& folder : folders) {
+    const fs::path candidate = folder / name;
+    if (is_executable(candidate)) return candidate;
+    if (!unusable && is_file(candidate)) unusable = candidate;
+  }
+  if (unusable) throw not_executable(*unusable);
+  std::string hint;
+  if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);
+  throw ProgramError(fmt::format("program '{}' not found beside syncbn-launch ({}) nor in PATH{}",
+                                 name, folders.front().string(), hint),
+                     base::kExitNotFound);
+}
+
+std::vector<std::string> worker_argv(const Command& command, int local_rank) {
+  const std::string rank = std::to_string(local_rank);
+  std::vector<std::string> argv = command.argv;
+  const auto first = argv.begin() + static_cast<std::ptrdiff_t>(command.first_argument);
+  std::transform(first, argv.end(), first,
+                 [&](const std::string& word) { return expanded(word, rank); });
+  if (!command.local_rank_arg.empty()) {
+    argv.insert(first, fmt::format("{}={}", command.local_rank_arg, rank));
+  }
+  return argv;
+}
+
+Command resolve_program(const LaunchOptions& options) {
+  const std::string& name = options.program.front();
+  const bool runs_python =
+      options.module || options.run_path || (is_python_script(name) && !options.no_python);
+  Command command;
+  command.local_rank_arg = options.local_rank_arg;
+  if (!runs_python) {
+    command.file = find_program(name);
+  } else {
+    if ((!options.module || options.run_path) && !is_file(name)) {
+      throw ProgramError(fmt::format("program not found: there is no Python script {}", name),
+                         base::kExitNotFound);
+    }
+    const std::string python = base::env("PYTHON_EXEC").value_or("python3");
+    command.file = find_program(python);
+    command.argv = {python, "-u"};
+    // As torchrun: --run_path counts.
+    if (options.run_path) {
+      command.argv.insert(command.argv.end(), {"-c", kRunPath});
+    } else if (options.module) {
+      command.argv.emplace_back("-m");
+    }
+  }
+  command.first_argument = command.argv.size() + 1;
+  command.argv.insert(command.argv.end(), options.program.begin(), options.program.end());
+  return command;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <syncbn/base/unique_fd.h>
+#include <syncbn/launch/options.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nodes/cluster.h"
+#include "output/event_log.h"
+#include "output/log_folder.h"
+#include "output/output.h"
+#include "output/progress_bar.h"
+#include "run_facts.h"
+#include "signals.h"
+#include "workers/group_result.h"
+#include "workers/keeper.h"
+#include "workers/oom_watch.h"
+#include "workers/program.h"
+#include "workers/worker.h"
+
+namespace syncbn::launch {
+
+/// The workers of this node in one attempt, from start to end.
+///
+/// The attempt goes on until every worker has ended. The first worker that fails, on whatever node,
+/// or a signal that asks to end, makes it end early: the workers get SIGTERM (or that signal),
+/// after the grace time SIGKILL. Single-threaded: one poll loop.
+class WorkerGroup {
+ public:
+  /// What attempts share, and outlives them.
+  struct Run {
+    const LaunchOptions& options;
+    const Command& command;
+    Signals& signals;
+    Output& output;
+    LogFolder& logs;
+    EventLog& events;
+    Cluster* cluster;  ///< null on one node
+  };
+
+  WorkerGroup(const Run& run, const RunFacts& facts);
+
+  /// The exit code is 0; that of the first worker that failed (128 + signal); 128 + the signal that
+  /// ended the launcher.
+  /// @throws base::UnavailableError when the keeper was killed; all workers are then dead.
+  GroupResult run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void start();
+  /// The end that the worker gets for a stream: a pipe's, whose reader is kept, or a log file.
+  base::UniqueFd open_stream(size_t worker, Stream stream, base::UniqueFd& reader);
+  void wait_for_events();
+  void handle_signals();
+  void end_by_signal(int signal);
+  void handle_cluster();
+  void tell_cluster(int exit_code, bool may_restart, const std::string& what);
+  void handle_keeper_events();
+  void handle_event(const KeeperEvent& event);
+  void read_outputs();
+  bool read_stream(size_t worker, Stream stream);
+  void read_records(size_t worker);
+  void drain(size_t worker);
+  void handle_deadlines();
+
+  void worker_ended(size_t worker);
+  void log_end(size_t worker, const std::string& error);
+  void end_workers(int signal);
+  void kill_workers();
+  void keeper_is_lost();
+  void stop_and_continue();
+  bool anyone_runs() const;
+
+  GroupResult result();
+  std::string announce_failure(const Worker& worker) const;
+
+  const LaunchOptions& options_;
+  const Command& command_;
+  Signals& signals_;
+  Output& output_;
+  LogFolder& logs_;
+  EventLog& events_;
+  Cluster* const cluster_;
+  const RunFacts& facts_;
+  const OomWatch oom_;
+  ProgressBar progress_;
+  std::vector<Worker> workers_;
+  std::unique_ptr<Keeper> keeper_;
+
+  Clock::time_point started_;
+  std::optional<FirstFailure> first_failure_;
+  std::optional<int> ended_by_signal_;
+  std::string stopped_for_;  ///< what another node has said, and we have passed on
+  bool cluster_is_due_ = false;
+  bool ending_ = false;
+  bool killed_ = false;
+  // Times at which something is due: ending the workers after a failure, saying so, giving up on
+  // the grace time (then on the kill).
+  std::optional<Clock::time_point> end_at_;
+  std::optional<Clock::time_point> announce_at_;
+  std::optional<Clock::time_point> deadline_;
+};
+
+}  // namespace syncbn::launch
