@@ -8,6 +8,8 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/ops/gt.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
@@ -101,6 +103,38 @@ TEST(FusedBatchNormTest, EqualsThemWhereResultsGoPastTheCache) {
     run_ranks(ranks, [](int) {
       dist::init_process_group();
       expect_large_ones_as_apart();
+    });
+  }
+}
+
+// What the backward needs of the ReLU is not its output, which the next operation may overwrite.
+TEST(FusedBatchNormTest, TheOutputMayBeChangedInPlace) {
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [](int) {
+      dist::init_process_group();
+      SyncBatchNorm layer(SyncBatchNormOptions(3).fuse_relu(true));
+      const at::Tensor kept = at::randn({4, 3, 5, 5}).requires_grad_();
+      const at::Tensor changed = kept.detach().clone().requires_grad_();
+      const at::Tensor gradient = at::randn({4, 3, 5, 5});
+      (layer(kept) * 2).backward(gradient);
+      layer(changed).mul_(2).backward(gradient);
+      EXPECT_TRUE(changed.grad().equal(kept.grad()));
+    });
+  }
+}
+
+// Of the residual alone: no gradient of the input, no second pass.
+TEST(FusedBatchNormTest, GivesTheResidualAGradientWhereTheInputNeedsNone) {
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [](int) {
+      dist::init_process_group();
+      SyncBatchNorm layer(SyncBatchNormOptions(3).fuse_relu(true));
+      const at::Tensor input = at::randn({4, 3, 5, 5});
+      const at::Tensor residual = at::randn({4, 3, 5, 5}).requires_grad_();
+      const at::Tensor gradient = at::randn({4, 3, 5, 5});
+      const at::Tensor output = layer(input, residual);
+      output.backward(gradient);
+      EXPECT_TRUE(residual.grad().equal(gradient * (output > 0)));
     });
   }
 }

@@ -41,6 +41,7 @@ namespace {
 namespace dist = syncbn::dist;
 using dist::detail::batch_norm_kernels;
 using dist::detail::BatchNormKernels;
+using dist::detail::OutputGradient;
 using syncbn::test::close;
 using syncbn::test::gpus;
 using syncbn::test::message_of;
@@ -85,30 +86,33 @@ void expect_kernels_agree(const KernelCase& c) {
   EXPECT_TRUE(close(merged_on_gpu.count.cpu(), merged.count, 0, 0));
 
   const at::Tensor invstd = (merged.m2 / merged.count + 1e-5).rsqrt();
-  const at::Tensor output =
+  const auto output =
       cpu.transform(x, weight, bias, merged.mean, invstd, {.residual = dy, .relu = true});
-  EXPECT_TRUE(close(cuda.transform(on_gpu(x), on_gpu(weight), on_gpu(bias), on_gpu(merged.mean),
-                                   on_gpu(invstd), {.residual = on_gpu(dy), .relu = true})
-                        .cpu(),
-                    output, c.tolerance, c.tolerance));
+  const auto output_on_gpu =
+      cuda.transform(on_gpu(x), on_gpu(weight), on_gpu(bias), on_gpu(merged.mean), on_gpu(invstd),
+                     {.residual = on_gpu(dy), .relu = true});
+  EXPECT_TRUE(close(output_on_gpu.values.cpu(), output.values, c.tolerance, c.tolerance));
 
-  at::Tensor gradient = dy;
-  const auto sums = cpu.backward_reduce(gradient, x, merged.mean, invstd, output);
-  at::Tensor gradient_on_gpu = on_gpu(dy);
-  const auto sums_on_gpu = cuda.backward_reduce(gradient_on_gpu, on_gpu(x), on_gpu(merged.mean),
-                                                on_gpu(invstd), on_gpu(output));
-  EXPECT_TRUE(close(gradient_on_gpu.cpu(), gradient, 0, 0));
+  // The gate is the CPU's output, so that rounding near 0 does not open one gate and close another.
+  OutputGradient gradient{dy, output.gate};
+  const auto sums = cpu.backward_reduce(gradient, x, merged.mean, invstd);
+  OutputGradient gradient_on_gpu{on_gpu(dy), on_gpu(output.values)};
+  EXPECT_TRUE(
+      close(cuda.pass_gate(gradient_on_gpu, on_gpu(x)).cpu(), cpu.pass_gate(gradient, x), 0, 0));
+  const auto sums_on_gpu =
+      cuda.backward_reduce(gradient_on_gpu, on_gpu(x), on_gpu(merged.mean), on_gpu(invstd));
   EXPECT_TRUE(close(sums_on_gpu.dy.cpu(), sums.dy, 1e-3, 1e-2));
   EXPECT_TRUE(close(sums_on_gpu.dy_xmu.cpu(), sums.dy_xmu, 1e-3, 5e-2));
   EXPECT_TRUE(
       close(cuda.backward_elementwise(gradient_on_gpu, on_gpu(x), on_gpu(weight),
                                       on_gpu(merged.mean), on_gpu(invstd),
                                       {on_gpu(sums.dy), on_gpu(sums.dy_xmu)}, on_gpu(merged.count),
-                                      /*overwrite=*/false)
+                                      /*keep=*/true)
                 .cpu(),
             cpu.backward_elementwise(gradient, x, weight, merged.mean, invstd, sums, merged.count,
-                                     /*overwrite=*/true),
+                                     /*keep=*/true),
             c.tolerance, c.tolerance));
+  EXPECT_TRUE(close(gradient_on_gpu.values.cpu(), gradient.values, 0, 0));
 }
 
 TEST(GpuTest, KernelsAgreeWithTheCpus) {

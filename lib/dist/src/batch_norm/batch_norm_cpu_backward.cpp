@@ -2,54 +2,73 @@
 
 #include <algorithm>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
 #include "batch_norm/batch_norm_cpu_tables.h"
 #include "batch_norm/batch_norm_cpu_walk.h"
 
 namespace syncbn::dist::detail::cpu {
 namespace {
 
-/// What a ReLU after the layer gave, if there is one, and room for the gradient ahead of it.
-class ReluGate {
+/// The gradient as the loops take it, which has gone through its gate or has still to.
+class Gradient {
  public:
-  ReluGate(const at::Tensor& output, const Shape& shape, const at::Tensor& x) {
-    if (!output.defined()) return;
-    output_ = dense(output, shape, x.scalar_type());
-    gradient_ = cpu::empty_like(x);
+  Gradient(const OutputGradient& gradient, const Shape& shape, at::ScalarType type)
+      : dy_(dense(gradient.values, shape, type)), gate_(gradient.gate) {}
+
+  /// What comes out behind the gate is kept; only then it has gone through.
+  void keep() {
+    if (gate_.defined()) kept_ = cpu::empty_like(dy_);
   }
-  bool closes() const { return output_.defined(); }
-  const at::Tensor& gradient() const { return gradient_; }
+  OutputGradient kept() const { return {gate_.defined() ? kept_ : dy_, at::Tensor()}; }
 
   template <class T>
-  GateData<T> data() const {
-    if (!closes()) return {};
-    return {output_.const_data_ptr<T>(), gradient_.mutable_data_ptr<T>()};
+  GradientData<T> data() {
+    return {dy_.const_data_ptr<T>(), data_or_null<uint8_t>(gate_),
+            kept_.defined() ? kept_.mutable_data_ptr<T>() : nullptr};
   }
 
  private:
-  at::Tensor output_, gradient_;
+  const at::Tensor dy_, gate_;
+  at::Tensor kept_;
 };
 
 }  // namespace
 
-BackwardSums backward_reduce(at::Tensor& gradient, const at::Tensor& input, const at::Tensor& mean,
-                             const at::Tensor& /*invstd*/, const at::Tensor& relu_output) {
+at::Tensor pass_gate(const OutputGradient& gradient, const at::Tensor& input) {
+  const Shape shape(input);
+  const Runs runs = runs_of(shape);
+  at::Tensor open = at::empty(input.sizes(), at::kBool, shape.format);
+  bool* const values = open.mutable_data_ptr<bool>();
+  const uint8_t* const gate = gradient.gate.const_data_ptr<uint8_t>();
+  for (int64_t run = 0; run < runs.count; ++run) {
+    const uint8_t* const bits = gate + run * gate_bytes(runs.values);
+    for (int64_t i = 0; i < runs.values; ++i) {
+      values[run * runs.values + i] = (bits[i / 8] >> (i % 8) & 1) != 0;
+    }
+  }
+  return at::where(open, gradient.values, at::zeros({}, gradient.values.options()));
+}
+
+BackwardSums backward_reduce(OutputGradient& gradient, const at::Tensor& input,
+                             const at::Tensor& mean, const at::Tensor& /*invstd*/) {
   const Shape shape(input);
   const at::ScalarType compute = compute_type(input);
   const at::Tensor x = dense(input, shape, compute);
-  const at::Tensor dy = dense(gradient, shape, compute);
-  const ReluGate gate(relu_output, shape, x);
+  Gradient behind_gate(gradient, shape, compute);
   BackwardSums sums{doubles({shape.c}), doubles({shape.c})};
   with_type(compute, [&](auto type) {
     using T = decltype(type);
-    const T* grad = dy.const_data_ptr<T>();
+    const GradientData<T> grad = behind_gate.data<T>();
     const T* data = x.const_data_ptr<T>();
     const double* center = mean.const_data_ptr<double>();
     double* sum_dy = sums.dy.mutable_data_ptr<double>();
     double* sum_dy_xmu = sums.dy_xmu.mutable_data_ptr<double>();
-    const GateData<T> gate_data = gate.data<T>();
     if (!shape.rows) {
       for_planes(shape, [&](const Planes& part) {
-        loops<T>().reduce_planes(grad, data, part, center, sum_dy, sum_dy_xmu, gate_data);
+        loops<T>().reduce_planes(grad, data, part, center, sum_dy, sum_dy_xmu);
       });
       return;
     }
@@ -58,7 +77,7 @@ BackwardSums backward_reduce(at::Tensor& gradient, const at::Tensor& input, cons
     double* partials = partial.mutable_data_ptr<double>();
     for_rows(shape, [&](const Rows& part, int64_t task) {
       double* own = partials + task * 2 * shape.c;
-      loops<T>().reduce_rows(grad, data, part, center, own, own + shape.c, gate_data);
+      loops<T>().reduce_rows(grad, data, part, center, own, own + shape.c);
     });
     std::fill_n(sum_dy, shape.c, 0.0);
     std::fill_n(sum_dy_xmu, shape.c, 0.0);
@@ -70,19 +89,19 @@ BackwardSums backward_reduce(at::Tensor& gradient, const at::Tensor& input, cons
       }
     }
   });
-  if (gate.closes()) gradient = gate.gradient();
   return sums;
 }
 
-at::Tensor backward_elementwise(const at::Tensor& gradient, const at::Tensor& input,
+at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& input,
                                 const at::Tensor& weight, const at::Tensor& mean,
                                 const at::Tensor& invstd, const BackwardSums& sums,
-                                const at::Tensor& count, bool overwrite) {
+                                const at::Tensor& count, bool keep) {
   const Shape shape(input);
   const at::ScalarType compute = compute_type(input);
   const at::Tensor x = dense(input, shape, compute);
-  const at::Tensor dy = dense(gradient, shape, compute);
-  at::Tensor dx = overwrite ? dy : cpu::empty_like(x);
+  Gradient behind_gate(gradient, shape, compute);
+  if (keep) behind_gate.keep();
+  at::Tensor dx = cpu::empty_like(x);
   BackwardTable table(weight, mean, invstd, *count.const_data_ptr<double>());
   const double* sum_dy = sums.dy.const_data_ptr<double>();
   const double* sum_dy_xmu = sums.dy_xmu.const_data_ptr<double>();
@@ -91,7 +110,7 @@ at::Tensor backward_elementwise(const at::Tensor& gradient, const at::Tensor& in
     for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, sum_dy[c], sum_dy_xmu[c]);
     const BackwardCoefficients k = table.get();
     T* out = dx.mutable_data_ptr<T>();
-    const T* grad = dy.const_data_ptr<T>();
+    const GradientData<T> grad = behind_gate.data<T>();
     const T* data = x.const_data_ptr<T>();
     if (shape.rows) {
       for_rows_again(
@@ -102,27 +121,25 @@ at::Tensor backward_elementwise(const at::Tensor& gradient, const at::Tensor& in
       });
     }
   });
+  if (keep) gradient = behind_gate.kept();
   return dx.to(input.scalar_type());
 }
 
-BackwardSums backward_alone(at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight,
-                            const at::Tensor& mean, const at::Tensor& invstd,
-                            const at::Tensor& count, const at::Tensor& relu_output,
-                            bool keep_gradient, at::Tensor& grad_input) {
+BackwardSums backward_alone(OutputGradient& gradient, const at::Tensor& input,
+                            const at::Tensor& weight, const at::Tensor& mean,
+                            const at::Tensor& invstd, const at::Tensor& count, bool keep,
+                            at::Tensor& grad_input) {
   const Shape shape(input);
-  const bool overwrite = relu_output.defined() && !keep_gradient;
   if (shape.rows) {
-    BackwardSums sums = backward_reduce(gradient, input, mean, invstd, relu_output);
-    grad_input =
-        backward_elementwise(gradient, input, weight, mean, invstd, sums, count, overwrite);
+    BackwardSums sums = backward_reduce(gradient, input, mean, invstd);
+    grad_input = backward_elementwise(gradient, input, weight, mean, invstd, sums, count, keep);
     return sums;
   }
   const at::ScalarType compute = compute_type(input);
   const at::Tensor x = dense(input, shape, compute);
-  const at::Tensor dy = dense(gradient, shape, compute);
-  const ReluGate gate(relu_output, shape, x);
-  if (gate.closes()) gradient = gate.gradient();
-  at::Tensor dx = overwrite ? gradient : cpu::empty_like(x);
+  Gradient behind_gate(gradient, shape, compute);
+  if (keep) behind_gate.keep();
+  at::Tensor dx = cpu::empty_like(x);
   BackwardTable table(weight, mean, invstd, *count.const_data_ptr<double>());
   BackwardSums sums{doubles({shape.c}), doubles({shape.c})};
   double* sum_dy = sums.dy.mutable_data_ptr<double>();
@@ -131,19 +148,15 @@ BackwardSums backward_alone(at::Tensor& gradient, const at::Tensor& input, const
   with_type(compute, [&](auto type) {
     using T = decltype(type);
     T* out = dx.mutable_data_ptr<T>();
-    const T* grad = dy.const_data_ptr<T>();
+    const GradientData<T> grad = behind_gate.data<T>();
     const T* data = x.const_data_ptr<T>();
-    const GateData<T> gate_data = gate.data<T>();
-    const T* through_gate = gate.closes() ? gate_data.gradient : grad;
-    for_planes(shape, [&](const Planes& part) {
-      for (int64_t c = part.begin; c < part.end; ++c) {
-        const Planes one{part.n, part.c, part.s, c, c + 1, part.stream};
-        loops<T>().reduce_planes(grad, data, one, center, sum_dy, sum_dy_xmu, gate_data);
-        table.set<T>(c, sum_dy[c], sum_dy_xmu[c]);
-        loops<T>().elementwise_planes(through_gate, data, out, one, table.get());
-      }
+    for_channels(shape, [&](const Planes& part, int64_t c) {
+      loops<T>().reduce_planes(grad, data, part, center, sum_dy, sum_dy_xmu);
+      table.set<T>(c, sum_dy[c], sum_dy_xmu[c]);
+      loops<T>().elementwise_planes(grad, data, out, part, table.get());
     });
   });
+  if (keep) gradient = behind_gate.kept();
   grad_input = dx.to(input.scalar_type());
   return sums;
 }

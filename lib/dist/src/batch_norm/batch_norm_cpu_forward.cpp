@@ -11,10 +11,35 @@
 namespace syncbn::dist::detail::cpu {
 namespace {
 
-at::Tensor dense_residual(const Epilogue& epilogue, const Shape& shape, const at::Tensor& x) {
-  return epilogue.residual.defined() ? dense(epilogue.residual, shape, x.scalar_type())
-                                     : epilogue.residual;
-}
+/// What normalising writes, and what it adds, as the loops take them.
+class Result {
+ public:
+  Result(const at::Tensor& x, const Shape& shape, const Epilogue& epilogue)
+      : residual_(epilogue.residual.defined() ? dense(epilogue.residual, shape, x.scalar_type())
+                                              : at::Tensor()),
+        output_{cpu::empty_like(x), epilogue.relu ? empty_gate(shape) : at::Tensor()} {}
+
+  template <class T>
+  T* values() {
+    return output_.values.mutable_data_ptr<T>();
+  }
+  template <class T>
+  EpilogueData<T> epilogue() {
+    uint8_t* const gate =
+        output_.gate.defined() ? output_.gate.mutable_data_ptr<uint8_t>() : nullptr;
+    return {data_or_null<T>(residual_), gate};
+  }
+  Output as(at::ScalarType type) const { return {output_.values.to(type), output_.gate}; }
+
+ private:
+  static at::Tensor empty_gate(const Shape& shape) {
+    const Runs runs = runs_of(shape);
+    return at::empty({runs.count, gate_bytes(runs.values)}, at::kByte);
+  }
+
+  const at::Tensor residual_;
+  Output output_;
+};
 
 }  // namespace
 
@@ -80,12 +105,11 @@ Moments moments(const at::Tensor& input) {
   return result;
 }
 
-at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                     const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
+Output transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                 const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
   const Shape shape(input);
   const at::Tensor x = dense(input, shape, compute_type(input));
-  const at::Tensor residual = dense_residual(epilogue, shape, x);
-  at::Tensor y = cpu::empty_like(x);
+  Result result(x, shape, epilogue);
   ForwardTable table(weight, bias, shape.c);
   const double* center = mean.const_data_ptr<double>();
   const double* inverse = invstd.const_data_ptr<double>();
@@ -94,8 +118,8 @@ at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at
     for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, center[c], inverse[c]);
     const ForwardCoefficients k = table.with(center);
     const T* in = x.const_data_ptr<T>();
-    T* out = y.mutable_data_ptr<T>();
-    const EpilogueData<T> then{data_or_null<T>(residual), epilogue.relu};
+    T* out = result.values<T>();
+    const EpilogueData<T> then = result.epilogue<T>();
     if (shape.rows) {
       for_rows_again(shape,
                      [&](const Rows& part) { loops<T>().transform_rows(in, out, part, k, then); });
@@ -104,12 +128,12 @@ at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at
                  [&](const Planes& part) { loops<T>().transform_planes(in, out, part, k, then); });
     }
   });
-  return y.to(input.scalar_type());
+  return result.as(input.scalar_type());
 }
 
 MergedMoments normalize_alone(const at::Tensor& input, const at::Tensor& weight,
                               const at::Tensor& bias, double eps, const Epilogue& epilogue,
-                              at::Tensor& output) {
+                              Output& output) {
   const Shape shape(input);
   const auto count = static_cast<double>(shape.n * shape.s);
   MergedMoments merged{doubles({shape.c}), doubles({shape.c}), at::full({}, count, at::kDouble)};
@@ -121,26 +145,22 @@ MergedMoments normalize_alone(const at::Tensor& input, const at::Tensor& weight,
     return merged;
   }
   const at::Tensor x = dense(input, shape, compute_type(input));
-  const at::Tensor residual = dense_residual(epilogue, shape, x);
-  at::Tensor y = cpu::empty_like(x);
+  Result result(x, shape, epilogue);
   ForwardTable table(weight, bias, shape.c);
   double* mean = merged.mean.mutable_data_ptr<double>();
   double* m2 = merged.m2.mutable_data_ptr<double>();
   with_type(x.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* in = x.const_data_ptr<T>();
-    T* out = y.mutable_data_ptr<T>();
-    const EpilogueData<T> then{data_or_null<T>(residual), epilogue.relu};
-    for_planes(shape, [&](const Planes& part) {
-      for (int64_t c = part.begin; c < part.end; ++c) {
-        const Planes one{part.n, part.c, part.s, c, c + 1, part.stream};
-        loops<T>().moments_planes(in, one, mean, m2);
-        table.set<T>(c, mean[c], 1 / std::sqrt(m2[c] / std::max(count, 1.0) + eps));
-        loops<T>().transform_planes(in, out, one, table.with(mean), then);
-      }
+    T* out = result.values<T>();
+    const EpilogueData<T> then = result.epilogue<T>();
+    for_channels(shape, [&](const Planes& part, int64_t c) {
+      loops<T>().moments_planes(in, part, mean, m2);
+      table.set<T>(c, mean[c], 1 / std::sqrt(m2[c] / std::max(count, 1.0) + eps));
+      loops<T>().transform_planes(in, out, part, table.with(mean), then);
     });
   });
-  output = y.to(input.scalar_type());
+  output = result.as(input.scalar_type());
   return merged;
 }
 

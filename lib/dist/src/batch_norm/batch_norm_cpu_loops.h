@@ -24,29 +24,41 @@ struct BackwardCoefficients {
 
 /// The part of a tensor that one call works on. "Planes": [N, C, S] with contiguous S, channels
 /// [begin, end). "Rows": [R, C] with contiguous C (channels-last, or 2-D), rows [begin, end).
-/// stream: results go past the cache.
+/// stream: results go past the cache. ahead: the channel after this one comes next, and what is
+/// read of it is fetched meanwhile.
 struct Planes {
   int64_t n, c, s, begin, end;
   bool stream = false;
+  bool ahead = false;
 };
 struct Rows {
   int64_t c, begin, end;
   bool stream = false;
 };
 
-/// What follows normalising, in the same pass: y + residual (may be null), then ReLU.
+// The gate of a layer with ReLU: one bit a value, from the lowest, set where the gradient of the
+// output passes. Each plane, or row of all channels, begins with a byte of its own. Null without
+// ReLU.
+
+/// Of so many values next to each other.
+inline int64_t gate_bytes(int64_t values) {
+  return (values + 7) / 8;
+}
+
+/// What follows normalising, in the same pass: y + residual (may be null), then ReLU, which sets
+/// its gate.
 template <class T>
 struct EpilogueData {
   const T* residual = nullptr;
-  bool relu = false;
+  uint8_t* gate = nullptr;
 };
 
-/// Of a layer with ReLU, what it gave, and where the gradient ahead of the ReLU goes, which the
-/// sums are of. Null without.
+/// The gradient of a layer's output. Behind its gate it also goes to `kept` (may be null).
 template <class T>
-struct GateData {
-  const T* output = nullptr;
-  T* gradient = nullptr;
+struct GradientData {
+  const T* dy = nullptr;
+  const uint8_t* gate = nullptr;
+  T* kept = nullptr;
 };
 
 /// One table per element type and instruction set. Sums and moments come out in double, whatever
@@ -60,14 +72,14 @@ struct Loops {
                            EpilogueData<T> epilogue);
   void (*transform_rows)(const T* x, T* y, Rows part, ForwardCoefficients coefficients,
                          EpilogueData<T> epilogue);
-  void (*reduce_planes)(const T* dy, const T* x, Planes part, const double* mean, double* sum_dy,
-                        double* sum_dy_xmu, GateData<T> gate);
-  void (*reduce_rows)(const T* dy, const T* x, Rows part, const double* mean, double* sum_dy,
-                      double* sum_dy_xmu, GateData<T> gate);
-  /// dx may be dy.
-  void (*elementwise_planes)(const T* dy, const T* x, T* dx, Planes part,
+  /// Nothing is kept yet.
+  void (*reduce_planes)(GradientData<T> gradient, const T* x, Planes part, const double* mean,
+                        double* sum_dy, double* sum_dy_xmu);
+  void (*reduce_rows)(GradientData<T> gradient, const T* x, Rows part, const double* mean,
+                      double* sum_dy, double* sum_dy_xmu);
+  void (*elementwise_planes)(GradientData<T> gradient, const T* x, T* dx, Planes part,
                              BackwardCoefficients coefficients);
-  void (*elementwise_rows)(const T* dy, const T* x, T* dx, Rows part,
+  void (*elementwise_rows)(GradientData<T> gradient, const T* x, T* dx, Rows part,
                            BackwardCoefficients coefficients);
 };
 

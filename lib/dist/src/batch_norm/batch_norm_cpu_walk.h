@@ -21,6 +21,9 @@ inline constexpr int64_t kRowsPerTask = 64;
 // A result of so many bytes (in float32) is not found in the cache when it is read: 4 MiB are about
 // a core's share of the last level in servers.
 inline constexpr int64_t kLargeBytes = int64_t{4} << 20;
+// Of a channel in one tensor: so many bytes wait in the L2 cache while the channel before it is
+// worked on, a few tensors' together.
+inline constexpr int64_t kAheadBytes = int64_t{64} << 10;
 // Values below which another thread costs more than it brings.
 inline constexpr int64_t kGrain = 32768;
 
@@ -68,6 +71,14 @@ struct Shape {
   }
 };
 
+/// How many planes, or rows of all channels, a tensor has, and the values of each.
+struct Runs {
+  int64_t count, values;
+};
+inline Runs runs_of(const Shape& shape) {
+  return shape.rows ? Runs{shape.n * shape.s, shape.c} : Runs{shape.n * shape.c, shape.s};
+}
+
 /// float16 and bfloat16 are computed in float32.
 inline at::ScalarType compute_type(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -94,6 +105,17 @@ void for_planes(const Shape& shape, Run run) {
                    [&](int64_t begin, int64_t end) {
                      run(Planes{shape.n, shape.c, shape.s, begin, end, shape.large});
                    });
+}
+
+/// The same channel by channel, for what goes over each twice: run(part, channel).
+template <class Run>
+void for_channels(const Shape& shape, Run run) {
+  const bool ahead = shape.n * shape.s * static_cast<int64_t>(sizeof(float)) <= kAheadBytes;
+  for_planes(shape, [&](const Planes& part) {
+    for (int64_t c = part.begin; c < part.end; ++c) {
+      run(Planes{part.n, part.c, part.s, c, c + 1, part.stream, ahead && c + 1 < part.end}, c);
+    }
+  });
 }
 
 inline int64_t rows_per_task(const Shape& shape) {

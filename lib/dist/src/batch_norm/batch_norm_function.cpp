@@ -7,7 +7,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/threshold_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "batch_norm/batch_norm_kernels.h"
@@ -93,7 +92,7 @@ Epilogue epilogue_of(const BatchNormArguments& arguments) {
 /// Statistics over all ranks, which also go into the running ones.
 /// @param output is set where normalising came with it.
 MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& exchange,
-                         bool& updated, at::Tensor& output) {
+                         bool& updated, Output& output) {
   const at::Tensor& input = arguments.input;
   const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
   const int64_t channels = input.size(1);
@@ -184,31 +183,35 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                             const std::optional<at::Tensor>& /*residual*/,
                             const BatchNormArguments& arguments,
                             const c10::intrusive_ptr<Exchange>& exchange, bool* updated) {
-    at::Tensor output;
+    Output output;
     const MergedMoments merged =
         TapeScope::next([&] { return statistics(arguments, *exchange, *updated, output); });
     const at::Tensor invstd = inverse_deviation(merged, arguments.eps);
-    if (!output.defined()) {
+    if (!output.values.defined()) {
       output = batch_norm_kernels(input.device().type())
                    .transform(input, arguments.weight, arguments.bias, merged.mean, invstd,
                               epilogue_of(arguments));
     }
-    context->save_for_backward({input, arguments.weight, merged.mean, merged.m2, merged.count,
-                                invstd, arguments.relu ? output : at::Tensor()});
+    context->save_for_backward(
+        {input, arguments.weight, merged.mean, merged.m2, merged.count, invstd, output.gate});
     context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
     context->saved_data["eps"] = arguments.eps;
     context->saved_data["has_bias"] = arguments.bias.defined();
     context->saved_data["has_residual"] = arguments.residual.defined();
-    return output;
+    return output.values;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
     const auto saved = context->get_saved_variables();
-    const at::Tensor &input = saved[0], &weight = saved[1], &invstd = saved[5], &output = saved[6];
+    const at::Tensor &input = saved[0], &weight = saved[1], &invstd = saved[5];
     const MergedMoments merged{saved[2], saved[3], saved[4]};
     const auto exchange =
         c10::static_intrusive_pointer_cast<Exchange>(context->saved_data["exchange"].toCapsule());
-    at::Tensor gradient = grad_outputs[0];  // of what was normalised, below
+    OutputGradient gradient{grad_outputs[0], saved[6]};
+    const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
+    const auto pass_gate = [&] {
+      if (gradient.gate.defined()) gradient = {kernels.pass_gate(gradient, input), at::Tensor()};
+    };
 
     // Autograd counts the tensors that were given: the input, and those of the others that are.
     size_t index = 1;
@@ -220,25 +223,24 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 
     Gradients gradients;
     if (at::GradMode::is_enabled()) {
-      if (output.defined()) gradient = at::threshold_backward(gradient, output.detach(), 0);
-      gradients = differentiable_gradients(gradient, input, weight, merged,
+      pass_gate();
+      gradients = differentiable_gradients(gradient.values, input, weight, merged,
                                            context->saved_data["eps"].toDouble(), exchange);
     } else {
-      const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
       BackwardSums sums;
       // Whether the input needs a gradient follows from the network, so all ranks agree.
       if (needs_input && exchange->ranks() == 1 && kernels.backward_alone != nullptr) {
         sums = kernels.backward_alone(gradient, input, weight, merged.mean, invstd, merged.count,
-                                      output, needs_residual, gradients.input);
+                                      needs_residual, gradients.input);
       } else {
-        sums = kernels.backward_reduce(gradient, input, merged.mean, invstd, output);
+        sums = kernels.backward_reduce(gradient, input, merged.mean, invstd);
         if (needs_input) {
-          const bool overwrite = output.defined() && !needs_residual;
           gradients.input =
               kernels.backward_elementwise(gradient, input, weight, merged.mean, invstd,
-                                           sum(sums, *exchange), merged.count, overwrite);
+                                           sum(sums, *exchange), merged.count, needs_residual);
         }
       }
+      if (needs_residual) pass_gate();
       if (needs_weight) gradients.weight = sums.dy_xmu * invstd;
       gradients.bias = sums.dy;
     }
@@ -248,7 +250,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     return {if_needed(needs_input, gradients.input),
             if_needed(needs_weight, gradients.weight),
             if_needed(needs_bias, gradients.bias),
-            if_needed(needs_residual, gradient),
+            if_needed(needs_residual, gradient.values),
             {},
             {},
             {}};

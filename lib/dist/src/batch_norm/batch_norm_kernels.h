@@ -32,6 +32,17 @@ struct Epilogue {
   bool relu = false;
 };
 
+/// What a layer gives, and what it keeps for its backward of the ReLU: the gate, which says where
+/// that lets gradients pass. In a form of the kernels' own; undefined without ReLU.
+struct Output {
+  at::Tensor values, gate;
+};
+
+/// The gradient of a layer's output, and the gate that it has still to go through, if defined.
+struct OutputGradient {
+  at::Tensor values, gate;
+};
+
 /// The arithmetic of batch normalisation on one kind of device: everything but the exchange.
 /// Inputs are [N, C, ...] of 2 to 5 dimensions and any strides; results have the input's dtype and
 /// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
@@ -46,24 +57,23 @@ struct BatchNormKernels {
   MergedMoments (*merge)(const at::Tensor& gathered);
 
   /// (input - mean) * invstd * weight + bias, and the epilogue; weight and bias may be undefined.
-  at::Tensor (*transform)(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                          const at::Tensor& mean, const at::Tensor& invstd,
-                          const Epilogue& epilogue);
+  Output (*transform)(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                      const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue);
 
-  /// @param gradient of the output; where relu_output is defined it becomes the one ahead of ReLU,
-  ///   another tensor, in the input's dtype or a better one.
-  /// @param relu_output of a layer with ReLU, what it gave.
-  BackwardSums (*backward_reduce)(at::Tensor& gradient, const at::Tensor& input,
-                                  const at::Tensor& mean, const at::Tensor& invstd,
-                                  const at::Tensor& relu_output);
+  /// The gradient behind its gate, by operations that autograd knows.
+  at::Tensor (*pass_gate)(const OutputGradient& gradient, const at::Tensor& input);
+
+  /// Sums of the gradient behind its gate, through which it may take it.
+  BackwardSums (*backward_reduce)(OutputGradient& gradient, const at::Tensor& input,
+                                  const at::Tensor& mean, const at::Tensor& invstd);
 
   /// (gradient - mean_dy - (input - mean) * invstd^2 * mean_dy_xmu) * invstd * weight, the
   /// gradient in Ioffe and Szegedy (2015), where mean_dy and mean_dy_xmu are sums / count.
-  /// @param overwrite The result may take the place of `gradient`.
-  at::Tensor (*backward_elementwise)(const at::Tensor& gradient, const at::Tensor& input,
+  /// @param keep The gradient itself is wanted as well: it is taken through its gate.
+  at::Tensor (*backward_elementwise)(OutputGradient& gradient, const at::Tensor& input,
                                      const at::Tensor& weight, const at::Tensor& mean,
                                      const at::Tensor& invstd, const BackwardSums& sums,
-                                     const at::Tensor& count, bool overwrite);
+                                     const at::Tensor& count, bool keep);
 
   // The same for a rank alone, where nothing comes in between, so that each channel is read from
   // memory once. Null where that brings nothing.
@@ -71,14 +81,12 @@ struct BatchNormKernels {
   /// moments and transform.
   MergedMoments (*normalize_alone)(const at::Tensor& input, const at::Tensor& weight,
                                    const at::Tensor& bias, double eps, const Epilogue& epilogue,
-                                   at::Tensor& output);
+                                   Output& output);
 
   /// backward_reduce and backward_elementwise.
-  /// @param keep_gradient The gradient ahead of ReLU is wanted as well.
-  BackwardSums (*backward_alone)(at::Tensor& gradient, const at::Tensor& input,
+  BackwardSums (*backward_alone)(OutputGradient& gradient, const at::Tensor& input,
                                  const at::Tensor& weight, const at::Tensor& mean,
-                                 const at::Tensor& invstd, const at::Tensor& count,
-                                 const at::Tensor& relu_output, bool keep_gradient,
+                                 const at::Tensor& invstd, const at::Tensor& count, bool keep,
                                  at::Tensor& grad_input);
 };
 

@@ -68,46 +68,58 @@ MergedMoments merge(const at::Tensor& gathered) {
   return {mean, (m2s + counts * delta * delta).sum(0), total};
 }
 
-at::Tensor transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                     const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
-  if (input.numel() == 0) return at::empty_like(input);
+// The gate of a ReLU is its output.
+
+Output transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                 const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
+  if (input.numel() == 0) {
+    const at::Tensor empty = at::empty_like(input);
+    return {empty, epilogue.relu ? empty : at::Tensor()};
+  }
   at::Tensor output =
       at::batch_norm_elemt(input.detach(), as_statistics(weight, input), as_statistics(bias, input),
                            as_statistics(mean, input), as_statistics(invstd, input), /*eps=*/0.0);
   if (epilogue.residual.defined()) output.add_(epilogue.residual);
-  return epilogue.relu ? output.relu_() : output;
+  if (!epilogue.relu) return {output, at::Tensor()};
+  output.relu_();
+  return {output, output};
 }
 
-BackwardSums backward_reduce(at::Tensor& gradient, const at::Tensor& input, const at::Tensor& mean,
-                             const at::Tensor& invstd, const at::Tensor& relu_output) {
-  if (relu_output.defined()) gradient = at::threshold_backward(gradient, relu_output, 0);
+at::Tensor pass_gate(const OutputGradient& gradient, const at::Tensor& /*input*/) {
+  return at::threshold_backward(gradient.values, gradient.gate.detach(), 0);
+}
+
+BackwardSums backward_reduce(OutputGradient& gradient, const at::Tensor& input,
+                             const at::Tensor& mean, const at::Tensor& invstd) {
+  if (gradient.gate.defined()) gradient = {pass_gate(gradient, input), at::Tensor()};
   const auto options = input.options().dtype(at::kDouble);
   if (input.numel() == 0) {
     return {at::zeros({input.size(1)}, options), at::zeros({input.size(1)}, options)};
   }
   auto [sum_dy, sum_dy_xmu, grad_weight, grad_bias] = at::batch_norm_backward_reduce(
-      gradient.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
+      gradient.values.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
       as_statistics(invstd, input), /*weight=*/{}, /*input_g=*/true, /*weight_g=*/false,
       /*bias_g=*/false);
   return {sum_dy.to(at::kDouble), sum_dy_xmu.to(at::kDouble)};
 }
 
-at::Tensor backward_elementwise(const at::Tensor& gradient, const at::Tensor& input,
+at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& input,
                                 const at::Tensor& weight, const at::Tensor& mean,
                                 const at::Tensor& invstd, const BackwardSums& sums,
-                                const at::Tensor& count, bool /*overwrite*/) {
+                                const at::Tensor& count, bool /*keep*/) {
   if (input.numel() == 0) return at::empty_like(input);
-  return at::batch_norm_backward_elemt(gradient.contiguous(input.suggest_memory_format()), input,
-                                       as_statistics(mean, input), as_statistics(invstd, input),
-                                       as_statistics(weight, input), as_statistics(sums.dy, input),
-                                       as_statistics(sums.dy_xmu, input), count_to_int(count));
+  return at::batch_norm_backward_elemt(
+      gradient.values.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
+      as_statistics(invstd, input), as_statistics(weight, input), as_statistics(sums.dy, input),
+      as_statistics(sums.dy_xmu, input), count_to_int(count));
 }
 
-constexpr CudaSupport kSupport{device_count,
-                               set_device,
-                               make_nccl,
-                               {moments, merge, transform, backward_reduce, backward_elementwise,
-                                /*normalize_alone=*/nullptr, /*backward_alone=*/nullptr}};
+constexpr CudaSupport kSupport{
+    device_count,
+    set_device,
+    make_nccl,
+    {moments, merge, transform, pass_gate, backward_reduce, backward_elementwise,
+     /*normalize_alone=*/nullptr, /*backward_alone=*/nullptr}};
 
 }  // namespace
 }  // namespace syncbn::dist::detail
