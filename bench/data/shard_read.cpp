@@ -83,7 +83,7 @@ double read_samples(const std::vector<fs::path>& shards, const detail::ShardInde
   std::vector<base::UniqueFd> files;
   for (const fs::path& shard : shards) files.push_back(detail::open_file(shard));
   const auto order = sampler.indices();
-  const auto stored = sampler.storage_order();
+  const auto stored = sampler.storage_order(order);
   std::vector<uint8_t> block;
   constexpr size_t kAtOnce = 256;  // four batches of 64, as Loader does it
   const auto begin = Clock::now();

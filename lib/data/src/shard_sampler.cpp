@@ -42,8 +42,8 @@ std::vector<int64_t> ShardSampler::indices() const {
 }
 
 /// Each sample is mixed within a buffer of the list, and so of this rank's share.
-std::vector<int64_t> ShardSampler::storage_order() const {
-  std::vector<int64_t> share = indices();
+std::vector<int64_t> ShardSampler::storage_order(std::span<const int64_t> indices) const {
+  std::vector<int64_t> share(indices.begin(), indices.end());
   const std::vector<int64_t> list = list_of_all(/*mixed=*/false);
   std::vector<size_t> place(list.size());
   for (size_t i = 0; i < list.size(); ++i) place[static_cast<size_t>(list[i])] = i;

@@ -148,8 +148,8 @@ void Loader::go_to(int64_t epoch, int64_t position) {
   pending_.clear();
   sampler_->set_epoch(epoch);
   order_ = sampler_->indices();
+  storage_order_ = sampler_->storage_order(order_);
   order_.resize(static_cast<size_t>(usable()));
-  storage_order_ = sampler_->storage_order();
   position_ = scheduled_ = asked_for_ = position;
   skipped_ = 0;
   // The first batches are made while the caller does something else.

@@ -43,9 +43,12 @@ class Sampler {
   /// several times; augmentations differ between them.
   virtual int64_t copy_at([[maybe_unused]] int64_t place) const { return 0; }
 
-  /// Where samples are read from large files: this rank's samples as they lie there, each within
-  /// read_ahead() places of where indices() has it. Otherwise empty.
-  virtual std::vector<int64_t> storage_order() const { return {}; }
+  /// Where samples are read from large files: `indices`, which indices() gave in this epoch, as
+  /// they lie there, each within read_ahead() places of where it was. Otherwise empty.
+  virtual std::vector<int64_t> storage_order(
+      [[maybe_unused]] std::span<const int64_t> indices) const {
+    return {};
+  }
   /// How far storage should be ahead of what is read, in samples of storage_order().
   virtual int64_t read_ahead() const { return 0; }
 
