@@ -36,6 +36,11 @@ int64_t ShardSampler::size() const {
   return share_of(dataset_size(), options_.num_replicas, options_.drop_last);
 }
 
+std::string ShardSampler::order_name() const {
+  return fmt::format("shards, shuffle {}, buffer_size {}, streams {}", options_.shuffle,
+                     options_.buffer_size, options_.streams);
+}
+
 std::vector<int64_t> ShardSampler::indices() const {
   return deal(list_of_all(/*mixed=*/options_.shuffle), options_.num_replicas, options_.rank,
               size());

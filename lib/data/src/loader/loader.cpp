@@ -286,16 +286,17 @@ SamplerState Loader::state() const {
   return {.seed = sampler_->seed(),
           .epoch = sampler_->epoch(),
           .consumed = position_ * sampler_->num_replicas(),
-          .fingerprint = std::bit_cast<int64_t>(dataset_->fingerprint())};
+          .fingerprint = std::bit_cast<int64_t>(dataset_->fingerprint()),
+          .order = sampler_->order_name()};
 }
 
 void Loader::resume(const SamplerState& state) {
   const auto refuse = [](const std::string& why) {
     throw base::UserError("cannot go on at the saved place in the data: " + why);
   };
-  if (state.version != SamplerState::kVersion) {
-    refuse(fmt::format("it was saved in format {}, this program reads format {}", state.version,
-                       SamplerState::kVersion));
+  if (state.version < 1 || state.version > SamplerState::kVersion) {
+    refuse(fmt::format("it was saved in format {}, this program reads formats 1 to {}",
+                       state.version, SamplerState::kVersion));
   }
   if (std::bit_cast<uint64_t>(state.fingerprint) != dataset_->fingerprint()) {
     refuse("the data set is not the one it was saved with");
@@ -303,6 +304,14 @@ void Loader::resume(const SamplerState& state) {
   if (state.seed != sampler_->seed()) {
     refuse(fmt::format("it was saved with seed {}, this run has seed {}", state.seed,
                        sampler_->seed()));
+  }
+  // What was taken so far is the beginning of one order; nothing is the beginning of any.
+  const std::string order = sampler_->order_name();
+  if (state.consumed > 0 && !state.order.empty() && state.order != order) {
+    refuse(fmt::format(
+        "it is in the middle of an epoch in the order '{}', this run's is '{}'; set the sampler "
+        "back, or go on from the end of an epoch",
+        state.order, order.empty() ? "unknown" : order));
   }
   const int64_t replicas = sampler_->num_replicas();
   if (state.consumed < 0 || state.consumed % replicas != 0 ||
