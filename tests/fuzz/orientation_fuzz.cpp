@@ -1,5 +1,6 @@
-// Bytes to what finds an image's orientation: as EXIF data, as XMP data, and as a chunk of a PNG file
-// whose checksum is right, which image_fuzz does not guess. The first byte is the kind of chunk.
+// Bytes to what finds an image's orientation: as EXIF data, as XMP data, and as a chunk of a PNG
+// file whose checksum is right, which image_fuzz does not guess. The first byte is the kind of
+// chunk.
 #include <zlib.h>
 
 #include <array>
@@ -42,6 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   require_orientation(exif_orientation({data + 1, size - 1}).value_or(1));
   require_orientation(xmp_orientation(content).value_or(1));
   const std::string file = png_with(kKinds[data[0] % kKinds.size()], content);
-  require_orientation(png_orientation({reinterpret_cast<const uint8_t*>(file.data()), file.size()}));
+  require_orientation(
+      png_orientation({reinterpret_cast<const uint8_t*>(file.data()), file.size()}));
   return 0;
 }
