@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/shard_sampler.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,6 +21,7 @@
 #include "../median.h"
 #include "sets/file_bytes.h"
 #include "sets/shard_index.h"
+#include "support/temp_folder.h"
 
 namespace {
 
@@ -107,19 +107,18 @@ int main(int argc, char** argv) {
   const auto sample_bytes = argc > 1 ? static_cast<size_t>(std::atoll(argv[1])) : 110'000;
   const int shard_count = argc > 2 ? std::atoi(argv[2]) : 16;
   const int samples = argc > 3 ? std::atoi(argv[3]) : 600;
-  std::string folder = (fs::temp_directory_path() / "shard_read-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) return 1;
+  const test::TempFolder folder;
   std::vector<fs::path> shards;
   for (int i = 0; i < shard_count; ++i) {
-    shards.push_back(write_shard(folder, i, samples, sample_bytes));
+    shards.push_back(write_shard(folder.path(), i, samples, sample_bytes));
   }
   for (const char* round : {"first", "next"}) {
     const auto begin = Clock::now();
-    detail::index_shards(shards, 10, "bench", {.folder = folder + "/cache"});
+    detail::index_shards(shards, 10, "bench", {.folder = folder / "cache"});
     fmt::print("index of {} samples in {} shards, {} start: {:.3f} s\n", samples * shard_count,
                shard_count, round, seconds_since(begin));
   }
-  const auto index = detail::index_shards(shards, 10, "bench", {.folder = folder + "/cache"});
+  const auto index = detail::index_shards(shards, 10, "bench", {.folder = folder / "cache"});
   const ShardSampler sampler(index.shard_ends(), {});
   double bytes = 0;
   for (const fs::path& shard : shards) bytes += static_cast<double>(fs::file_size(shard));
@@ -140,5 +139,4 @@ int main(int argc, char** argv) {
         "samples of {} bytes: {}/s; plain reads of {} KiB: {}/s; ratio {:.2f} (median of {})\n",
         sample_bytes, speed(sampled), block_bytes >> 10, speed(plain), median(ratios), kRounds);
   }
-  fs::remove_all(folder);
 }
