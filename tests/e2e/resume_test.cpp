@@ -183,6 +183,19 @@ TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
 }
 
+TEST_F(ResumeTest, RefusesAnotherOrderInTheMiddleOfAnEpoch) {
+  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
+  checkpoint.sampler.consumed = 32;
+  const std::string middle = folder_.write("middle.pt", serialize(checkpoint));
+  const auto result = launch_train(2, args("other", {"--sampler=distributed", "--resume", middle}));
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
+  EXPECT_THAT(result.out + result.err,
+              HasSubstr("in the order 'class_skewed, shuffle true, 2 ranks', this run's is "
+                        "'distributed, shuffle true'"));
+}
+
 TEST_F(ResumeTest, NamesTheKeysThatAreNotAsTheyWere) {
   run_ranks_of_train(2, args("run", {"--epochs=1"}));
   const auto same = launch_train(2, args("run", {"--resume=auto", "--epochs=2"}));
