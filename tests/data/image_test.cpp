@@ -331,9 +331,9 @@ TEST(ImageTest, RefusesMoreScansThanAllowed) {
 size_t size_until_pixels_end(const std::string& file) {
   const size_t pixels = file.find("IDAT");
   if (pixels == std::string::npos) return file.size();
-  const auto low = static_cast<uint8_t>(file[pixels - 1]);
-  const auto high = static_cast<uint8_t>(file[pixels - 2]);
-  return pixels + 4 + low + 256U * high;
+  const size_t low = static_cast<uint8_t>(file[pixels - 1]);
+  const size_t high = static_cast<uint8_t>(file[pixels - 2]);
+  return pixels + 4 + low + 256 * high;
 }
 
 TEST(ImageTest, SaysWhenAFileIsCutShort) {
