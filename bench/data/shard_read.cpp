@@ -16,10 +16,12 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../median.h"
 #include "sets/file_bytes.h"
+#include "sets/open_files.h"
 #include "sets/shard_index.h"
 #include "support/temp_folder.h"
 
@@ -47,14 +49,18 @@ fs::path write_shard(const fs::path& folder, int number, int samples, size_t sam
   std::mt19937_64 random(static_cast<uint64_t>(number));
   std::string image(sample_bytes, '\0');
   std::ranges::generate(image, [&] { return static_cast<char>(random()); });
-  const fs::path path = folder / fmt::format("{:04}.tar", number);
+  fs::path path = folder / fmt::format("{:04}.tar", number);
   const std::string padding((512 - sample_bytes % 512) % 512, '\0');
   std::string bytes;
   for (int i = 0; i < samples; ++i) {
-    bytes += header(fmt::format("{}.jpg", i), sample_bytes) + image + padding;
-    bytes += header(fmt::format("{}.cls", i), 1) + '1' + std::string(511, '\0');
+    bytes += header(fmt::format("{}.jpg", i), sample_bytes);
+    bytes += image;
+    bytes += padding;
+    bytes += header(fmt::format("{}.cls", i), 1);
+    bytes += '1';
+    bytes.append(511, '\0');
   }
-  bytes += std::string(1024, '\0');
+  bytes.append(1024, '\0');
   // At once: the page cache then has large pages, as it has of files that were read.
   std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
   return path;
@@ -80,8 +86,10 @@ double read_plainly(const std::vector<fs::path>& shards, int64_t block_bytes) {
 
 double read_samples(const std::vector<fs::path>& shards, const detail::ShardIndex& index,
                     const ShardSampler& sampler) {
-  std::vector<base::UniqueFd> files;
-  for (const fs::path& shard : shards) files.push_back(detail::open_file(shard));
+  std::vector<detail::OpenFiles::Named> named;
+  named.reserve(shards.size());
+  for (const fs::path& shard : shards) named.push_back({shard, detail::stamp_of(shard)});
+  const detail::OpenFiles files(std::move(named));
   const auto order = sampler.indices();
   const auto stored = sampler.storage_order(order);
   std::vector<uint8_t> block;
@@ -91,12 +99,12 @@ double read_samples(const std::vector<fs::path>& shards, const detail::ShardInde
     if (i % kAtOnce == 0) {
       const auto ahead = std::span(stored).subspan(i, std::min(kAtOnce, stored.size() - i));
       for (const auto& [shard, offset, size] : index.ranges(ahead)) {
-        detail::read_ahead(files[shard], offset, size);
+        detail::read_ahead(*files.open(shard), offset, size);
       }
     }
     const auto& place = index[order[i]];
-    detail::read_at(files[place.shard], shards[place.shard], static_cast<int64_t>(place.offset),
-                    place.size, block);
+    detail::read_at(*files.open(place.shard), shards[place.shard],
+                    static_cast<int64_t>(place.offset), place.size, block);
   }
   return seconds_since(begin);
 }
@@ -109,6 +117,7 @@ int main(int argc, char** argv) {
   const int samples = argc > 3 ? std::atoi(argv[3]) : 600;
   const test::TempFolder folder;
   std::vector<fs::path> shards;
+  shards.reserve(static_cast<size_t>(shard_count));
   for (int i = 0; i < shard_count; ++i) {
     shards.push_back(write_shard(folder.path(), i, samples, sample_bytes));
   }

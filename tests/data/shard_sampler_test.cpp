@@ -152,6 +152,7 @@ TEST(ShardSamplerTest, StorageIsAskedInTheOrderOfTheUnmixedList) {
     const ShardSampler share(kEnds, {.num_replicas = ranks, .rank = 1, .drop_last = true});
     const auto stored = share.storage_order(share.indices());
     std::vector<int64_t> places;
+    places.reserve(stored.size());
     for (const int64_t sample : stored) {
       places.push_back(std::ranges::find(list, sample) - list.begin());
     }
