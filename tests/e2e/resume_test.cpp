@@ -104,11 +104,11 @@ TEST_F(ResumeTest, GoesOnOnTheNodesThatAreLeft) {
 
 // Crashes before and after the group has formed; bench/recovery by itself does many.
 TEST_F(ResumeTest, RecoversAtTheFirstRestart) {
+  const std::string recovery = SYNCBN_SOURCE_DIR "/bench/recovery";
   for (const char* kind : {"standalone/c++", "static/c++"}) {
-    const auto result =
-        run_program({SYNCBN_SOURCE_DIR "/bench/recovery", "--runs=2", "--launcher",
-                     program("syncbn-launch"), "--train", program("train"), "--only", kind},
-                    {.timeout_seconds = 200});
+    const auto result = run_program({recovery, "--runs=2", "--launcher", program("syncbn-launch"),
+                                     "--train", program("train"), "--only", kind},
+                                    {.timeout_seconds = 200});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr("2 of 2"));
   }
