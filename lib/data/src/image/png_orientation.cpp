@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "exif.h"
 
@@ -49,8 +48,15 @@ std::optional<std::string> inflated(std::string_view compressed) {
   return text;
 }
 
-/// Of a chunk with a text, behind its key.
-std::optional<std::string> text_of(std::string_view kind, std::string_view rest) {
+/// A chunk of text, behind its key.
+struct TextChunk {
+  std::string_view kind;
+  std::string_view rest;
+};
+
+/// Nothing for what is damaged.
+std::optional<std::string> text_of(TextChunk chunk) {
+  auto& [kind, rest] = chunk;
   if (kind == "tEXt") return std::string(rest);
   if (rest.empty()) return std::nullopt;
   if (kind == "zTXt") return inflated(rest.substr(1));
@@ -104,12 +110,9 @@ class Metadata {
   }
 
   int orientation() const {
-    const std::string& exif = has_exif_ ? exif_ : raw_profile_;
-    std::string_view tiff = exif;
-    constexpr std::string_view kIntroduction("Exif\0\0", 6);
-    while (tiff.starts_with(kIntroduction)) tiff.remove_prefix(kIntroduction.size());
-    if (const auto found = exif_orientation(bytes_of(tiff))) return *found;
-    return xmp_orientation(xmp_).value_or(1);
+    if (const auto found = exif_orientation(bytes_of(tiff()))) return *found;
+    const auto xmp = text_of(xmp_);
+    return xmp ? xmp_orientation(*xmp).value_or(1) : 1;
   }
 
  private:
@@ -122,28 +125,31 @@ class Metadata {
         ::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
   }
 
+  /// Remembers it. Texts are inflated later, the last ones alone: there may be thousands.
   void take(std::string_view kind, std::string_view data) {
     if (kind == "eXIf") {
-      has_exif_ = true;
       exif_ = data;
       return;
     }
     const auto key = take_word(data);
-    const bool is_xmp = key == "XML:com.adobe.xmp";
-    if (!is_xmp && key != "Raw profile type exif") return;
-    if (auto text = text_of(kind, data)) {
-      if (is_xmp) {
-        xmp_ = std::move(*text);
-      } else {
-        raw_profile_ = from_raw_profile(*text);
-      }
-    }
+    if (key == "XML:com.adobe.xmp") xmp_ = {kind, data};
+    if (key == "Raw profile type exif") raw_profile_ = {kind, data};
   }
 
-  bool has_exif_ = false;
-  std::string exif_;
-  std::string raw_profile_;
-  std::string xmp_;
+  std::string tiff() const {
+    std::string bytes = exif_ ? std::string(*exif_)
+                              : from_raw_profile(text_of(raw_profile_).value_or(std::string()));
+    constexpr std::string_view kIntroduction("Exif\0\0", 6);
+    size_t begin = 0;
+    while (bytes.compare(begin, kIntroduction.size(), kIntroduction) == 0) {
+      begin += kIntroduction.size();
+    }
+    return bytes.substr(begin);
+  }
+
+  std::optional<std::string_view> exif_;
+  TextChunk raw_profile_;
+  TextChunk xmp_;
 };
 
 }  // namespace
