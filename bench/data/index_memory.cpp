@@ -20,6 +20,7 @@
 
 #include "index/index_cache.h"
 #include "sets/folder_index.h"
+#include "support/temp_folder.h"
 
 namespace {
 
@@ -109,8 +110,7 @@ int main(int argc, char** argv) {
   if (argc > 1) size.files = std::atoll(argv[1]);
   if (argc > 2) size.folders = std::atoll(argv[2]);
   if (argc > 3) size.ranks = std::atoi(argv[3]);
-  std::string folder = (std::filesystem::temp_directory_path() / "index_memory-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) return 1;
+  const test::TempFolder folder;
   void* memory =
       ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   auto& shared = *new (memory) Shared;
@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
     shared.sum_of_pss = 0;
     for (int rank = 0; rank < size.ranks; ++rank) {
       if (::fork() != 0) continue;
-      run_rank(rank, size, folder, shared);
+      run_rank(rank, size, folder.path(), shared);
       ::_exit(0);
     }
     while (::wait(nullptr) > 0) {
@@ -129,10 +129,9 @@ int main(int argc, char** argv) {
     fmt::print("all {} ranks together: {} for the index\n", size.ranks,
                base::format_bytes(shared.sum_of_pss));
   }
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     if (entry.path().extension() == ".index") {
       fmt::print("index file: {}\n", base::format_bytes(entry.file_size()));
     }
   }
-  std::filesystem::remove_all(folder);
 }

@@ -11,6 +11,7 @@
 #include <syncbn/data/loader.h>
 
 #include "../components.h"
+#include "support/temp_folder.h"
 
 namespace {
 
@@ -30,8 +31,8 @@ class Job {
       : dataset_(syncbn::bench::component<data::DatasetKind>(
                      fmt::format("{{type: image_folder, train: '{0}', test: '{0}', transforms: "
                                  "[{{type: random_resized_crop, size: {1}}}, "
-                                 "random_horizontal_flip]}}",
-                                 folder, kSize))
+                                 "random_horizontal_flip], cache_dir: '{2}'}}",
+                                 folder, kSize, cache_.path().string()))
                      .make(data::Split::kTrain)),
         options_{.batch_size = batch, .num_workers = workers, .shuffle = true},
         loader_(dataset_, options_) {}
@@ -79,6 +80,7 @@ class Job {
     return fmt::format(R"({{"seconds": {}}})", now() - begin);
   }
 
+  syncbn::test::TempFolder cache_;
   std::shared_ptr<const Dataset> dataset_;
   data::LoaderOptions options_;
   Loader loader_;

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/shard_sampler.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,11 +16,14 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../median.h"
 #include "sets/file_bytes.h"
+#include "sets/open_files.h"
 #include "sets/shard_index.h"
+#include "support/temp_folder.h"
 
 namespace {
 
@@ -47,14 +49,18 @@ fs::path write_shard(const fs::path& folder, int number, int samples, size_t sam
   std::mt19937_64 random(static_cast<uint64_t>(number));
   std::string image(sample_bytes, '\0');
   std::ranges::generate(image, [&] { return static_cast<char>(random()); });
-  const fs::path path = folder / fmt::format("{:04}.tar", number);
+  fs::path path = folder / fmt::format("{:04}.tar", number);
   const std::string padding((512 - sample_bytes % 512) % 512, '\0');
   std::string bytes;
   for (int i = 0; i < samples; ++i) {
-    bytes += header(fmt::format("{}.jpg", i), sample_bytes) + image + padding;
-    bytes += header(fmt::format("{}.cls", i), 1) + '1' + std::string(511, '\0');
+    bytes += header(fmt::format("{}.jpg", i), sample_bytes);
+    bytes += image;
+    bytes += padding;
+    bytes += header(fmt::format("{}.cls", i), 1);
+    bytes += '1';
+    bytes.append(511, '\0');
   }
-  bytes += std::string(1024, '\0');
+  bytes.append(1024, '\0');
   // At once: the page cache then has large pages, as it has of files that were read.
   std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
   return path;
@@ -80,10 +86,12 @@ double read_plainly(const std::vector<fs::path>& shards, int64_t block_bytes) {
 
 double read_samples(const std::vector<fs::path>& shards, const detail::ShardIndex& index,
                     const ShardSampler& sampler) {
-  std::vector<base::UniqueFd> files;
-  for (const fs::path& shard : shards) files.push_back(detail::open_file(shard));
+  std::vector<detail::OpenFiles::Named> named;
+  named.reserve(shards.size());
+  for (const fs::path& shard : shards) named.push_back({shard, detail::stamp_of(shard)});
+  const detail::OpenFiles files(std::move(named));
   const auto order = sampler.indices();
-  const auto stored = sampler.storage_order();
+  const auto stored = sampler.storage_order(order);
   std::vector<uint8_t> block;
   constexpr size_t kAtOnce = 256;  // four batches of 64, as Loader does it
   const auto begin = Clock::now();
@@ -91,12 +99,12 @@ double read_samples(const std::vector<fs::path>& shards, const detail::ShardInde
     if (i % kAtOnce == 0) {
       const auto ahead = std::span(stored).subspan(i, std::min(kAtOnce, stored.size() - i));
       for (const auto& [shard, offset, size] : index.ranges(ahead)) {
-        detail::read_ahead(files[shard], offset, size);
+        detail::read_ahead(*files.open(shard), offset, size);
       }
     }
     const auto& place = index[order[i]];
-    detail::read_at(files[place.shard], shards[place.shard], static_cast<int64_t>(place.offset),
-                    place.size, block);
+    detail::read_at(*files.open(place.shard), shards[place.shard],
+                    static_cast<int64_t>(place.offset), place.size, block);
   }
   return seconds_since(begin);
 }
@@ -107,19 +115,19 @@ int main(int argc, char** argv) {
   const auto sample_bytes = argc > 1 ? static_cast<size_t>(std::atoll(argv[1])) : 110'000;
   const int shard_count = argc > 2 ? std::atoi(argv[2]) : 16;
   const int samples = argc > 3 ? std::atoi(argv[3]) : 600;
-  std::string folder = (fs::temp_directory_path() / "shard_read-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) return 1;
+  const test::TempFolder folder;
   std::vector<fs::path> shards;
+  shards.reserve(static_cast<size_t>(shard_count));
   for (int i = 0; i < shard_count; ++i) {
-    shards.push_back(write_shard(folder, i, samples, sample_bytes));
+    shards.push_back(write_shard(folder.path(), i, samples, sample_bytes));
   }
   for (const char* round : {"first", "next"}) {
     const auto begin = Clock::now();
-    detail::index_shards(shards, 10, "bench", {.folder = folder + "/cache"});
+    detail::index_shards(shards, 10, "bench", {.folder = folder / "cache"});
     fmt::print("index of {} samples in {} shards, {} start: {:.3f} s\n", samples * shard_count,
                shard_count, round, seconds_since(begin));
   }
-  const auto index = detail::index_shards(shards, 10, "bench", {.folder = folder + "/cache"});
+  const auto index = detail::index_shards(shards, 10, "bench", {.folder = folder / "cache"});
   const ShardSampler sampler(index.shard_ends(), {});
   double bytes = 0;
   for (const fs::path& shard : shards) bytes += static_cast<double>(fs::file_size(shard));
@@ -140,5 +148,4 @@ int main(int argc, char** argv) {
         "samples of {} bytes: {}/s; plain reads of {} KiB: {}/s; ratio {:.2f} (median of {})\n",
         sample_bytes, speed(sampled), block_bytes >> 10, speed(plain), median(ratios), kRounds);
   }
-  fs::remove_all(folder);
 }

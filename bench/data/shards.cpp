@@ -15,6 +15,7 @@
 #include <syncbn/data/loader.h>
 
 #include "../components.h"
+#include "support/temp_folder.h"
 
 namespace {
 
@@ -56,10 +57,12 @@ int main(int argc, char** argv) {
   const std::vector<std::string> files(argv + 3, argv + argc);
   uint64_t bytes = 0;
   for (const std::string& file : files) bytes += std::filesystem::file_size(file);
+  const syncbn::test::TempFolder cache;
   const auto dataset = syncbn::bench::component<data::DatasetKind>(
                            fmt::format("{{type: tar_shards, train: '{0}', test: '{0}', classes: 1, "
-                                       "transforms: [{{type: center_crop, size: 8}}]}}",
-                                       argv[1]))
+                                       "transforms: [{{type: center_crop, size: 8}}], "
+                                       "cache_dir: '{1}'}}",
+                                       argv[1], cache.path().string()))
                            .make(data::Split::kTrain);
   data::Loader loader(dataset, {.batch_size = 16});
   // Once before, so that all is in the page cache.

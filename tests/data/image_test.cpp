@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <fstream>
@@ -109,11 +110,55 @@ int64_t channels_of(const JpegStyle& style) {
 
 TEST(ImageTest, FilesLoadAsPillowLoadedThem) {
   const auto all = golden();
-  ASSERT_EQ(all.size(), 63U);
+  ASSERT_EQ(all.size(), 74U);
   for (const Golden& file : all) {
     EXPECT_EQ(hash_of(load_image(kImages / file.name)), file.stored) << file.name;
     EXPECT_EQ(hash_of(load_image(kImages / file.name, {.exif_orientation = true})), file.turned)
         << file.name;
+  }
+}
+
+TEST(ImageTest, APngWhoseMetadataAreDamagedLoadsAsItIsStored) {
+  // The first byte of data of the chunk that tells of a turn.
+  for (const auto& [name, kind] : {std::pair("exif_6.png", "eXIf"),
+                                   {"exif_6_late.png", "eXIf"},
+                                   {"xmp_6_compressed.png", "iTXt"},
+                                   {"exif_6_raw.png", "zTXt"}}) {
+    std::string file = base::read_file(kImages / name);
+    EXPECT_EQ(ImageDecoder(bytes_of(file), name, {.exif_orientation = true}).width(), 5) << name;
+    file[file.find(kind) + 4] ^= 1;
+    EXPECT_EQ(ImageDecoder(bytes_of(file), name, {.exif_orientation = true}).width(), 7) << name;
+  }
+}
+
+std::string four_bytes(size_t number) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(number >> shift);
+  return bytes;
+}
+
+/// A chunk of compressed XMP data.
+std::string compressed_xmp(const std::string& xmp) {
+  std::string text(::compressBound(xmp.size()), '\0');
+  uLongf size = text.size();
+  ::compress(reinterpret_cast<Bytef*>(text.data()), &size,
+             reinterpret_cast<const Bytef*>(xmp.data()), xmp.size());
+  text.resize(size);
+  // Compressed, by the only method there is, and without a language.
+  const std::string key("XML:com.adobe.xmp\0\1\0\0\0", 22);
+  const std::string chunk = "iTXt" + key + text;
+  const auto* bytes = reinterpret_cast<const Bytef*>(chunk.data());
+  return four_bytes(chunk.size() - 4) + chunk + four_bytes(::crc32_z(0, bytes, chunk.size()));
+}
+
+TEST(ImageTest, ACompressedTextOfAPngIsReadUpToALimit) {
+  const std::string file = base::read_file(kImages / "png_rgb8.png");
+  const size_t pixels = file.find("IDAT") - 4;
+  const Image stored = decode(file);
+  for (const size_t spaces : {1000, 1 << 21}) {
+    const std::string xmp = "<a tiff:Orientation=\"3\"/>" + std::string(spaces, ' ');
+    const std::string turned = file.substr(0, pixels) + compressed_xmp(xmp) + file.substr(pixels);
+    EXPECT_EQ(decode(turned, {.exif_orientation = true}) == stored, spaces > 1000) << spaces;
   }
 }
 
@@ -195,6 +240,26 @@ TEST(ImageTest, ASecondFrameHeaderDoesNotChangeTheSize) {
   EXPECT_EQ(decoder.height(), 16);
 }
 
+/// The most memory, in bytes, that this process ever had mapped.
+int64_t most_mapped() {
+  std::ifstream lines("/proc/self/status");
+  for (std::string word; lines >> word;) {
+    int64_t kilobytes = 0;
+    if (word == "VmPeak:" && lines >> kilobytes) return kilobytes << 10;
+  }
+  return 0;
+}
+
+TEST(ImageTest, AChunkThatSaysItIsLongTakesNoMemory) {
+  // Found by image_fuzz: EXIF data of 2 GB, by their length.
+  const std::string file =
+      base::read_file(SYNCBN_SOURCE_DIR "/tests/fuzz/corpus/image/png_exif_of_2_gb");
+  const int64_t before = most_mapped();
+  EXPECT_GT(before, 0);
+  EXPECT_THROW(decode(file, {.exif_orientation = true}), base::UserError);
+  EXPECT_LT(most_mapped() - before, 1 << 30);
+}
+
 TEST(ImageTest, RefusesARegionThatIsNotInTheImage) {
   const std::string file = write_jpeg(picture(8, 6));
   for (const Box box : {Box{0, 0, 9, 1}, {0, 0, 1, 7}, {-1, 0, 2, 2}, {8, 0, 1, 1}, {0, 0, 0, 1}}) {
@@ -262,10 +327,20 @@ TEST(ImageTest, RefusesMoreScansThanAllowed) {
               ThrowsMessage<base::UserError>(HasSubstr("more than max_scans, 9")));
 }
 
+/// Of a PNG without what stands behind its pixels, which may miss.
+size_t size_until_pixels_end(const std::string& file) {
+  const size_t pixels = file.find("IDAT");
+  if (pixels == std::string::npos) return file.size();
+  const size_t low = static_cast<uint8_t>(file[pixels - 1]);
+  const size_t high = static_cast<uint8_t>(file[pixels - 2]);
+  return pixels + 4 + low + 256 * high;
+}
+
 TEST(ImageTest, SaysWhenAFileIsCutShort) {
   for (const Golden& file : golden()) {
     const std::string whole = base::read_file(kImages / file.name);
-    for (const size_t length : {whole.size() / 4, whole.size() / 2, whole.size() - 20}) {
+    const size_t end = size_until_pixels_end(whole);
+    for (const size_t length : {end / 4, end / 2, end - 20}) {
       const std::string part = whole.substr(0, length);
       EXPECT_THAT(
           [&] { ImageDecoder(bytes_of(part), file.name).decode(); },

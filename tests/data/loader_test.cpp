@@ -7,18 +7,25 @@
 
 #include <memory>
 #include <set>
+#include <string>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include <syncbn/base/error.h>
 #include <syncbn/data/distributed_sampler.h>
+#include <syncbn/data/shard_sampler.h>
 
 namespace syncbn::data {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
+
+constexpr int64_t kSamples = 21;
 
 /// Sample i is the number i.
 class Counting : public Dataset {
@@ -165,9 +172,96 @@ TEST(LoaderTest, RefusesAStateOfAnotherSeedDataSetOrFormat) {
   EXPECT_THAT([&] { make({.fingerprint = 2}).resume(state); },
               ThrowsMessage<base::UserError>(HasSubstr("data set is not the one")));
   SamplerState later = state;
-  later.version = 2;
-  EXPECT_THAT([&] { make({}).resume(later); },
-              ThrowsMessage<base::UserError>(HasSubstr("format 2")));
+  later.version = 3;
+  EXPECT_THAT(
+      [&] { make({}).resume(later); },
+      ThrowsMessage<base::UserError>(HasSubstr("in format 3, this program reads formats 1 to 2")));
+}
+
+/// Takes a batch in one order, and goes on in another.
+void go_on(const std::shared_ptr<Sampler>& before, const std::shared_ptr<Sampler>& after) {
+  const auto dataset = std::make_shared<Counting>(kSamples);
+  Loader first(dataset, before, {.batch_size = 2});
+  first.start_epoch(0);
+  first.next();
+  Loader(dataset, after, {.batch_size = 2}).resume(first.state());
+}
+
+template <class Made, class Of, class Options>
+void expect_another_order(const Of& of, const Options& before, const Options& after,
+                          const std::string& name) {
+  const auto sampler = [&](const Options& options) { return std::make_shared<Made>(of, options); };
+  EXPECT_NO_THROW(go_on(sampler(before), sampler(before)));
+  EXPECT_THAT(
+      [&] { go_on(sampler(before), sampler(after)); },
+      ThrowsMessage<base::UserError>(AllOf(HasSubstr("in the middle of an epoch"),
+                                           HasSubstr(fmt::format("this run's is '{}'", name)))));
+}
+
+TEST(LoaderTest, RefusesToGoOnInAnotherOrderInTheMiddleOfAnEpoch) {
+  using Repeated = RepeatedAugmentationSamplerOptions;
+  const std::vector<int64_t> ends = {10, kSamples};
+  const std::vector<int64_t> labels = {0, 1, 1, 0};
+  const std::vector<double> weights(kSamples, 1.0);
+  expect_another_order<DistributedSampler>(kSamples, DistributedSamplerOptions{},
+                                           DistributedSamplerOptions{.shuffle = false},
+                                           "distributed, shuffle false");
+  expect_another_order<ShardSampler>(ends, ShardSamplerOptions{},
+                                     ShardSamplerOptions{.buffer_size = 500},
+                                     "shards, shuffle true, buffer_size 500, streams 16");
+  expect_another_order<ShardSampler>(ends, ShardSamplerOptions{}, ShardSamplerOptions{.streams = 4},
+                                     "shards, shuffle true, buffer_size 10000, streams 4");
+  expect_another_order<ShardSampler>(ends, ShardSamplerOptions{},
+                                     ShardSamplerOptions{.shuffle = false},
+                                     "shards, shuffle false, buffer_size 10000, streams 16");
+  expect_another_order<RepeatedAugmentationSampler>(
+      kSamples, Repeated{.selected_round = 0}, Repeated{.repetitions = 2, .selected_round = 0},
+      "repeated_augmentation, shuffle true, repetitions 2");
+  expect_another_order<ClassSkewedSampler>(labels, ClassSkewedSamplerOptions{},
+                                           ClassSkewedSamplerOptions{.num_replicas = 2},
+                                           "class_skewed, shuffle true, 2 ranks");
+  expect_another_order<WeightedSampler>(
+      weights, WeightedSamplerOptions{}, WeightedSamplerOptions{.replacement = false},
+      WeightedSampler(weights, {.replacement = false}).order_name());
+}
+
+TEST(LoaderTest, RefusesToGoOnWithAnotherSamplerOrOtherWeightsInTheMiddleOfAnEpoch) {
+  const auto weighted = [](double last) {
+    std::vector<double> weights(kSamples, 1.0);
+    weights.back() = last;
+    return std::make_shared<WeightedSampler>(weights, WeightedSamplerOptions{});
+  };
+  EXPECT_NO_THROW(go_on(weighted(1), weighted(1)));
+  EXPECT_THROW(go_on(weighted(1), weighted(2)), base::UserError);
+  EXPECT_THROW(go_on(weighted(1), std::make_shared<DistributedSampler>(kSamples)), base::UserError);
+}
+
+TEST(LoaderTest, BeginsAnEpochInAnotherOrder) {
+  Loader loader = make({.shuffle = true});
+  loader.start_epoch(3);
+  Loader other = make({.shuffle = false});
+  other.resume(loader.state());
+  EXPECT_THAT(numbers(*other.next()), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(LoaderTest, GoesOnFromAStateFromBeforeThereWereOrders) {
+  Loader reference = make({.shuffle = true});
+  reference.start_epoch(1);
+  reference.next();
+  SamplerState state = reference.state();
+  state.version = 1;
+  state.order = "";
+  Loader resumed = make({.shuffle = true});
+  resumed.resume(state);
+  EXPECT_EQ(rest(resumed), rest(reference));
+}
+
+TEST(LoaderTest, WhereAnEpochEndsIsNoPartOfItsOrder) {
+  const auto sampler = [](bool drop_last) {
+    return std::make_shared<DistributedSampler>(
+        kSamples, DistributedSamplerOptions{.num_replicas = 2, .drop_last = drop_last});
+  };
+  EXPECT_NO_THROW(go_on(sampler(false), sampler(true)));
 }
 
 TEST(LoaderTest, RefusesAPlaceThatTheseRanksCannotHave) {

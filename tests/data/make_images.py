@@ -51,8 +51,8 @@ def packed(samples, depth):
     return b"".join(rows)
 
 
-def png(samples, depth, color_type, extra=b"", interlaced=False):
-    """samples: [height, width, channels], integers of `depth` bits."""
+def png(samples, depth, color_type, extra=b"", interlaced=False, late=b""):
+    """samples: [height, width, channels], integers of `depth` bits. late: chunks behind the pixels."""
     height, width, _ = samples.shape
     if interlaced:
         data = b""
@@ -64,7 +64,7 @@ def png(samples, depth, color_type, extra=b"", interlaced=False):
         data = packed(samples.reshape(height, -1), depth)
     header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, int(interlaced))
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", zlib.compress(data, 9))
-            + chunk(b"IEND", b""))
+            + late + chunk(b"IEND", b""))
 
 
 def jpeg(array, mode="RGB", **options):
@@ -83,6 +83,18 @@ def exif_without_orientation():
     data = Image.Exif()
     data[0x010F] = "maker"
     return data.tobytes()
+
+
+def raw_profile(exif):
+    """EXIF data in a text chunk, as ImageMagick writes them."""
+    digits = exif.hex()
+    lines = "".join(f"{digits[i:i + 72]}\n" for i in range(0, len(digits), 72))
+    text = f"\nexif\n{len(exif):8}\n{lines}".encode()
+    return chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(text))
+
+
+def frame(number, width, height):
+    return chunk(b"fcTL", struct.pack(">IIIIIHHBB", number, width, height, 0, 0, 1, 1, 0, 0))
 
 
 def with_xmp(jpeg, xmp):
@@ -117,6 +129,23 @@ def files():
     xmp = b"XML:com.adobe.xmp\0\0\0\0\0" + b'<a tiff:Orientation="6"/>'
     yield "xmp_6.png", png(picture(7, 5), 8, 2, chunk(b"iTXt", xmp))
     yield "xmp_6_exif_3.png", png(picture(7, 5), 8, 2, chunk(b"eXIf", exif(3)[6:]) + chunk(b"iTXt", xmp))
+    tiny = picture(7, 5)
+    exif_3, exif_6 = (chunk(b"eXIf", exif(orientation)[6:]) for orientation in (3, 6))
+    yield "exif_6_late.png", png(tiny, 8, 2, late=exif_6)
+    yield "exif_6_late_cut.png", png(tiny, 8, 2, late=exif_6)[:-12]
+    yield "exif_6_exif_3.png", png(tiny, 8, 2, exif_6, late=exif_3)
+    yield "exif_6_introduced.png", png(tiny, 8, 2, chunk(b"eXIf", exif(6)))
+    yield "exif_6_raw.png", png(tiny, 8, 2, raw_profile(exif(6)))
+    yield "exif_3_raw_exif_6.png", png(tiny, 8, 2, exif_6 + raw_profile(exif(3)))
+    yield "xmp_6_late.png", png(tiny, 8, 2, late=chunk(b"iTXt", xmp))
+    yield "xmp_6_exif_3_late.png", png(tiny, 8, 2, chunk(b"iTXt", xmp), late=exif_3)
+    text = b'<a tiff:Orientation="6"/>'
+    compressed = b"XML:com.adobe.xmp\0\1\0en\0key\0" + zlib.compress(text)
+    yield "xmp_6_compressed.png", png(tiny, 8, 2, chunk(b"iTXt", compressed))
+    yield "xmp_6_text.png", png(tiny, 8, 2, chunk(b"tEXt", b"XML:com.adobe.xmp\0" + text))
+    frames = chunk(b"acTL", struct.pack(">II", 2, 0)) + frame(0, 7, 5)
+    second = frame(1, 7, 5) + chunk(b"fdAT", struct.pack(">I", 2) + zlib.compress(packed(tiny.reshape(5, -1), 8)))
+    yield "exif_6_second_frame.png", png(tiny, 8, 2, frames, late=second + exif_6)
     yield "png_named.JPEG", png(picture(9, 8), 8, 2)
     yield "jpeg_named.png", jpeg(picture(9, 8))
     colors = random.integers(0, 256, (200, 3)).astype(np.uint8)

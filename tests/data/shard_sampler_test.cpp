@@ -98,7 +98,7 @@ TEST(ShardSamplerTest, OrderIsAFunctionOfSeedAndEpoch) {
 TEST(ShardSamplerTest, OrderStaysWhatItWasWhenRunsWereSaved) {
   ShardSampler sampler(std::vector<int64_t>{3, 5, 9}, {.seed = 3, .buffer_size = 6, .streams = 2});
   sampler.set_epoch(1);
-  EXPECT_THAT(sampler.storage_order(), ElementsAre(3, 5, 4, 6, 0, 7, 1, 8, 2));
+  EXPECT_THAT(sampler.storage_order(sampler.indices()), ElementsAre(3, 5, 4, 6, 0, 7, 1, 8, 2));
   EXPECT_THAT(sampler.indices(), ElementsAre(3, 5, 0, 7, 4, 6, 1, 8, 2));
 }
 
@@ -106,7 +106,7 @@ TEST(ShardSamplerTest, WithoutShuffleStreamsAreReadByTurns) {
   const std::vector<int64_t> ends = {3, 5, 7};
   ShardSampler sampler(ends, {.shuffle = false, .streams = 3});
   EXPECT_THAT(sampler.indices(), ElementsAre(0, 3, 5, 1, 4, 6, 2));
-  EXPECT_EQ(sampler.storage_order(), sampler.indices());
+  EXPECT_EQ(sampler.storage_order(sampler.indices()), sampler.indices());
 }
 
 TEST(ShardSamplerTest, EachRankHasShardsOfItsOwn) {
@@ -126,7 +126,7 @@ TEST(ShardSamplerTest, MixesSamplesOfABufferWhichStorageIsAskedForBefore) {
     for (const int rank : {0, ranks / 2, ranks - 1}) {
       ShardSampler sampler(kEnds, {.num_replicas = ranks, .rank = rank, .buffer_size = 160});
       const auto order = sampler.indices();
-      const auto stored = sampler.storage_order();
+      const auto stored = sampler.storage_order(order);
       EXPECT_EQ(sorted(order), sorted(stored)) << "rank " << rank << " of " << ranks;
       int64_t farthest = 0;
       for (int64_t place = 0; place < std::ssize(order); ++place) {
@@ -146,11 +146,13 @@ TEST(ShardSamplerTest, MixesSamplesOfABufferWhichStorageIsAskedForBefore) {
 }
 
 TEST(ShardSamplerTest, StorageIsAskedInTheOrderOfTheUnmixedList) {
-  const auto list = ShardSampler(kEnds, {}).storage_order();
+  const ShardSampler all(kEnds, {});
+  const auto list = all.storage_order(all.indices());
   for (const int ranks : {3, 32}) {
-    const auto stored =
-        ShardSampler(kEnds, {.num_replicas = ranks, .rank = 1, .drop_last = true}).storage_order();
+    const ShardSampler share(kEnds, {.num_replicas = ranks, .rank = 1, .drop_last = true});
+    const auto stored = share.storage_order(share.indices());
     std::vector<int64_t> places;
+    places.reserve(stored.size());
     for (const int64_t sample : stored) {
       places.push_back(std::ranges::find(list, sample) - list.begin());
     }
@@ -244,9 +246,28 @@ TEST(ShardSamplerTest, ALoaderAsksStorageForEachSampleOnceAndAhead) {
   EXPECT_THAT(set->asked_for, IsEmpty());
   while (loader.next()) {
   }
-  EXPECT_EQ(set->asked_for, sampler->storage_order());
+  EXPECT_EQ(set->asked_for, sampler->storage_order(sampler->indices()));
   // By four batches' samples with each batch, storage soon is a buffer ahead.
   EXPECT_LT(std::ranges::max(set->unasked), 160);
+}
+
+class CountingSampler : public ShardSampler {
+ public:
+  using ShardSampler::ShardSampler;
+  std::vector<int64_t> indices() const override {
+    ++calls;
+    return ShardSampler::indices();
+  }
+
+  mutable int calls = 0;
+};
+
+TEST(ShardSamplerTest, ALoaderHasAnEpochsOrderMadeOnce) {
+  const auto sampler = std::make_shared<CountingSampler>(kEnds, ShardSamplerOptions{});
+  Loader loader(std::make_shared<NotingSet>(), sampler, {.batch_size = 8});
+  loader.start_epoch(0);
+  loader.start_epoch(1);
+  EXPECT_EQ(sampler->calls, 2);
 }
 
 TEST(ShardSamplerTest, ALoaderWithLargeBatchesIsAheadOfTheReaderToo) {
@@ -260,7 +281,7 @@ TEST(ShardSamplerTest, ALoaderWithLargeBatchesIsAheadOfTheReaderToo) {
   while (loader.next()) {
     EXPECT_LE(std::ssize(set->asked_for), set->read + sampler->read_ahead() + 4 * kBatch);
   }
-  EXPECT_EQ(set->asked_for, sampler->storage_order());
+  EXPECT_EQ(set->asked_for, sampler->storage_order(sampler->indices()));
   EXPECT_EQ(std::ranges::max(set->unasked), -1) << "read before storage was asked for it";
 }
 
@@ -271,7 +292,7 @@ TEST(ShardSamplerTest, ALoaderThatGoesOnAsksForNothingThatWasRead) {
   Loader loader(set, sampler, {.batch_size = 8});
   loader.resume({.epoch = 0, .consumed = 800, .fingerprint = 1});
   loader.next();
-  const auto stored = sampler->storage_order();
+  const auto stored = sampler->storage_order(sampler->indices());
   EXPECT_EQ(set->asked_for, std::vector<int64_t>(stored.begin() + 800, stored.begin() + 832));
 }
 

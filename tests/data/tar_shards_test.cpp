@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <memory>
@@ -193,6 +194,53 @@ TEST_F(TarShardsTest, IndexIsMadeOnceAndAnewWhenAShardChanges) {
               ElementsAre(3));
   std::filesystem::remove(folder_ / "a.tar");
   EXPECT_THAT([&] { load("a.tar"); }, refuses("a.tar", "No such file"));
+}
+
+/// What a process may open, for a while.
+class FewerFiles {
+ public:
+  explicit FewerFiles(rlim_t most) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit fewer{most, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &fewer);
+  }
+  ~FewerFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  FewerFiles(const FewerFiles&) = delete;
+  FewerFiles& operator=(const FewerFiles&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(TarShardsTest, ReadsMoreShardsThanAProcessMayOpen) {
+  constexpr int kShards = 400;
+  for (int shard = 0; shard < kShards; ++shard) {
+    folder_.write(fmt::format("{:03}.tar", shard),
+                  member("1.jpg", image_) + member("1.cls", fmt::format("{}", shard % 10)) + kEnd);
+  }
+  const FewerFiles few(200);
+  const auto set = load(fmt::format("{{000..{}}}.tar", kShards - 1));
+  for (const int workers : {0, 4}) {
+    auto sampler =
+        std::make_shared<ShardSampler>(set->shard_ends(), ShardSamplerOptions{.streams = kShards});
+    Loader loader(set, sampler, {.batch_size = 32, .num_workers = workers});
+    for (const int64_t epoch : {0, 1}) {
+      loader.start_epoch(epoch);
+      int64_t samples = 0;
+      while (const auto batch = loader.next()) samples += batch->size();
+      EXPECT_EQ(samples, kShards);
+    }
+  }
+}
+
+TEST_F(TarShardsTest, SaysWhichShardWasReplacedDuringTheRun) {
+  const std::string sample = member("1.jpg", image_) + member("1.cls", "1");
+  const auto set = load_bytes(sample + kEnd);
+  folder_.write("a.tar", sample + sample + kEnd);
+  auto sampler = std::make_shared<ShardSampler>(set->shard_ends(), ShardSamplerOptions{});
+  Loader loader(set, sampler, {});
+  loader.start_epoch(0);
+  EXPECT_THAT([&] { loader.next(); }, refuses("sample 0", "a.tar: it was written to or replaced"));
 }
 
 /// All bytes that a rank gets from where its loader is to the end of the epoch, batch by batch.

@@ -104,11 +104,11 @@ TEST_F(ResumeTest, GoesOnOnTheNodesThatAreLeft) {
 
 // Crashes before and after the group has formed; bench/recovery by itself does many.
 TEST_F(ResumeTest, RecoversAtTheFirstRestart) {
+  const std::string recovery = SYNCBN_SOURCE_DIR "/bench/recovery";
   for (const char* kind : {"standalone/c++", "static/c++"}) {
-    const auto result =
-        run_program({SYNCBN_SOURCE_DIR "/bench/recovery", "--runs=2", "--launcher",
-                     program("syncbn-launch"), "--train", program("train"), "--only", kind},
-                    {.timeout_seconds = 200});
+    const auto result = run_program({recovery, "--runs=2", "--launcher", program("syncbn-launch"),
+                                     "--train", program("train"), "--only", kind},
+                                    {.timeout_seconds = 200});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr("2 of 2"));
   }
@@ -181,6 +181,19 @@ TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
   EXPECT_THAT(results[0].err, HasSubstr("cannot go on from"));
   EXPECT_EQ(results[1].err, "");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
+}
+
+TEST_F(ResumeTest, RefusesAnotherOrderInTheMiddleOfAnEpoch) {
+  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
+  checkpoint.sampler.consumed = 32;
+  const std::string middle = folder_.write("middle.pt", serialize(checkpoint));
+  const auto result = launch_train(2, args("other", {"--sampler=distributed", "--resume", middle}));
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
+  EXPECT_THAT(result.out + result.err,
+              HasSubstr("in the order 'class_skewed, shuffle true, 2 ranks', this run's is "
+                        "'distributed, shuffle true'"));
 }
 
 TEST_F(ResumeTest, NamesTheKeysThatAreNotAsTheyWere) {

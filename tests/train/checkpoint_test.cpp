@@ -21,7 +21,8 @@ Checkpoint example() {
   checkpoint.model["bn.num_batches_tracked"] = at::scalar_tensor(7, at::kLong);
   checkpoint.optimizer["conv.weight"]["momentum_buffer"] = at::ones({2, 3});
   checkpoint.step = 12;
-  checkpoint.sampler = {.seed = 4, .epoch = 2, .consumed = 96, .fingerprint = -5};
+  checkpoint.sampler = {
+      .seed = 4, .epoch = 2, .consumed = 96, .fingerprint = -5, .order = "shards"};
   checkpoint.epoch_loss = 1.25;
   checkpoint.epoch_samples = 96;
   checkpoint.world_size = 2;
@@ -56,6 +57,7 @@ TEST(CheckpointTest, HoldsEverythingThatItIsGiven) {
   EXPECT_EQ(back.sampler.epoch, 2);
   EXPECT_EQ(back.sampler.consumed, 96);
   EXPECT_EQ(back.sampler.fingerprint, -5);
+  EXPECT_EQ(back.sampler.order, "shards");
   EXPECT_EQ(back.epoch_loss, 1.25);
   EXPECT_EQ(back.epoch_samples, 96);
   EXPECT_EQ(back.world_size, 2);
@@ -65,6 +67,15 @@ TEST(CheckpointTest, HoldsEverythingThatItIsGiven) {
   EXPECT_EQ(back.best_epoch, 1);
   EXPECT_EQ(back.seconds, 3.5);
   EXPECT_EQ(back.config, "epochs: 3\n");
+}
+
+TEST(CheckpointTest, ReadsASamplersStateFromBeforeItHadAnOrder) {
+  Checkpoint old = example();
+  old.sampler.version = 1;
+  const Checkpoint back = parse_checkpoint(serialize(old), "last.pt");
+  EXPECT_EQ(back.sampler.version, 1);
+  EXPECT_EQ(back.sampler.consumed, 96);
+  EXPECT_EQ(back.sampler.order, "");
 }
 
 TEST(CheckpointTest, WritesAViewWithoutTheStorageAroundIt) {

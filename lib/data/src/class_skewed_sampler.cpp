@@ -50,6 +50,12 @@ ClassSkewedSampler::ClassSkewedSampler(std::span<const int64_t> labels,
   padded_size_ = *std::max_element(sizes.begin(), sizes.end());
 }
 
+std::string ClassSkewedSampler::order_name() const {
+  // Which samples come together depends on the number of ranks, here alone.
+  return fmt::format("class_skewed, shuffle {}, {} rank{}", options_.shuffle, options_.num_replicas,
+                     options_.num_replicas == 1 ? "" : "s");
+}
+
 std::vector<int64_t> ClassSkewedSampler::indices() const {
   std::vector<int64_t> order = shard_;
   if (options_.shuffle) {

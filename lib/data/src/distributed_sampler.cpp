@@ -18,6 +18,10 @@ DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOpt
   num_samples_ = share_of(size, options.num_replicas, options.drop_last);
 }
 
+std::string DistributedSampler::order_name() const {
+  return fmt::format("distributed, shuffle {}", options_.shuffle);
+}
+
 std::vector<int64_t> DistributedSampler::indices() const {
   std::vector<int64_t> order;
   if (options_.shuffle) {

@@ -31,6 +31,11 @@ RepeatedAugmentationSampler::RepeatedAugmentationSampler(
   }
 }
 
+std::string RepeatedAugmentationSampler::order_name() const {
+  return fmt::format("repeated_augmentation, shuffle {}, repetitions {}", options_.shuffle,
+                     options_.repetitions);
+}
+
 std::vector<int64_t> RepeatedAugmentationSampler::indices() const {
   std::vector<int64_t> order;
   if (options_.shuffle) {

@@ -36,14 +36,19 @@ int64_t ShardSampler::size() const {
   return share_of(dataset_size(), options_.num_replicas, options_.drop_last);
 }
 
+std::string ShardSampler::order_name() const {
+  return fmt::format("shards, shuffle {}, buffer_size {}, streams {}", options_.shuffle,
+                     options_.buffer_size, options_.streams);
+}
+
 std::vector<int64_t> ShardSampler::indices() const {
   return deal(list_of_all(/*mixed=*/options_.shuffle), options_.num_replicas, options_.rank,
               size());
 }
 
 /// Each sample is mixed within a buffer of the list, and so of this rank's share.
-std::vector<int64_t> ShardSampler::storage_order() const {
-  std::vector<int64_t> share = indices();
+std::vector<int64_t> ShardSampler::storage_order(std::span<const int64_t> indices) const {
+  std::vector<int64_t> share(indices.begin(), indices.end());
   const std::vector<int64_t> list = list_of_all(/*mixed=*/false);
   std::vector<size_t> place(list.size());
   for (size_t i = 0; i < list.size(); ++i) place[static_cast<size_t>(list[i])] = i;

@@ -6,9 +6,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
 
 #include "permutation.h"
 
@@ -49,6 +51,14 @@ WeightedSampler::WeightedSampler(std::vector<double> weights, const WeightedSamp
         fmt::format("weighted sampler: {} samples cannot be drawn", options_.num_samples));
   }
   check_weights(weights_, options_);
+  base::Fnv1a hash;
+  for (const double weight : weights_) hash.add(std::bit_cast<uint64_t>(weight));
+  hash_of_weights_ = hash.value();
+}
+
+std::string WeightedSampler::order_name() const {
+  return fmt::format("weighted, replacement {}, num_samples {}, weights {:016x}",
+                     options_.replacement, options_.num_samples, hash_of_weights_);
 }
 
 int64_t WeightedSampler::size() const {

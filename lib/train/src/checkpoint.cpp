@@ -19,6 +19,8 @@ namespace {
 using Dict = c10::impl::GenericDict;
 
 constexpr const char* kFormat = "syncbn-checkpoint";
+/// Of SamplerState: from this one on it has an order.
+constexpr int64_t kOrderVersion = 2;
 
 // The end of a checkpoint is the comment of its zip archive: this, and the CRC-32 in hexadecimal of
 // all that stands before. The archive's own checksums are not checked by libtorch, and would not
@@ -77,6 +79,7 @@ Dict to_dict(const data::SamplerState& state) {
   put(dict, "epoch", state.epoch);
   put(dict, "consumed", state.consumed);
   put(dict, "fingerprint", state.fingerprint);
+  if (state.version >= kOrderVersion) put(dict, "order", state.order);
   return dict;
 }
 
@@ -120,6 +123,7 @@ data::SamplerState read_sampler(const Reader& reader) {
   state.epoch = reader.integer("epoch");
   state.consumed = reader.integer("consumed");
   state.fingerprint = reader.integer("fingerprint");
+  if (state.version >= kOrderVersion) state.order = reader.text("order");
   return state;
 }
 

@@ -265,10 +265,10 @@ class Trainer {
     }
     record.seconds = seconds();
     epoch_sums_ = {};
-    save({.seed = loader_.state().seed,
-          .epoch = position_.epoch + 1,
-          .fingerprint = loader_.state().fingerprint},
-         best);
+    data::SamplerState next = loader_.state();
+    next.epoch = position_.epoch + 1;
+    next.consumed = 0;
+    save(next, best);
     rank_0_does([&] { folder_->log_epoch(record); });
     if (!is_rank_0()) return;
     progress_.clear();

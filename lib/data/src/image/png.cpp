@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "exif.h"
+#include "png_orientation.h"
 #include "reader.h"
 
 namespace syncbn::data::detail {
@@ -28,7 +28,7 @@ struct Source {
   std::longjmp(jump->target, 1);
 }
 
-/// About chunks that pixels do not depend on.
+/// About what pixels do not depend on.
 void on_warning(png_structp, png_const_charp) {}
 
 void read_bytes(png_structp png, png_bytep out, size_t count) {
@@ -61,7 +61,7 @@ class PngReader : public ImageReader {
 
   int64_t width() const override { return width_; }
   int64_t height() const override { return height_; }
-  int orientation() const override { return orientation_; }
+  int orientation() const override { return png_orientation(bytes_); }
 
   void read(const Box& box, Image& image) override {
     image = Image(box.width, box.height, 3);
@@ -102,13 +102,15 @@ class PngReader : public ImageReader {
       info_ = png_create_info_struct(png_);
       if (info_ == nullptr) std::longjmp(errors_.target, 1);
       png_set_read_fn(png_, &source_, read_bytes);
+      // All chunks that pixels do not depend on are passed over: for some of them libpng takes as
+      // much memory as they say they are long.
+      png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
       png_read_info(png_, info_);
       width_ = png_get_image_width(png_, info_);
       height_ = png_get_image_height(png_, info_);
       depth_ = png_get_bit_depth(png_, info_);
       color_type_ = png_get_color_type(png_, info_);
       read_palette();
-      read_orientation();
     });
   }
 
@@ -121,31 +123,6 @@ class PngReader : public ImageReader {
     for (int i = 0; i < count; ++i) {
       palette_[static_cast<size_t>(i)] = {colors[i].red, colors[i].green, colors[i].blue};
     }
-  }
-
-  /// EXIF's, else XMP's, of what comes before the pixels. Called where an error of libpng's jumps
-  /// past it: nothing here has a destructor.
-  void read_orientation() {
-#ifdef PNG_eXIf_SUPPORTED
-    png_bytep exif = nullptr;
-    png_uint_32 size = 0;
-    if (png_get_eXIf_1(png_, info_, &size, &exif) != 0) {
-      if (const auto found = exif_orientation({exif, size})) {
-        orientation_ = *found;
-        return;
-      }
-    }
-#endif
-#ifdef PNG_TEXT_SUPPORTED
-    png_textp texts = nullptr;
-    int count = 0;
-    png_get_text(png_, info_, &texts, &count);
-    for (int i = 0; i < count; ++i) {
-      if (std::strcmp(texts[i].key, "XML:com.adobe.xmp") != 0) continue;
-      // Its length is counted in another member for iTXt.
-      orientation_ = xmp_orientation(texts[i].text).value_or(1);
-    }
-#endif
   }
 
   /// Calls take(row, y) for each row of the box: the whole row as it is stored, but values of less
@@ -192,16 +169,10 @@ class PngReader : public ImageReader {
     }
   }
 
-  int64_t sample_bytes() const {
-    return depth_ == 16 ? 2 : 1;
-  }
-  int64_t pixel_bytes() const {
-    return channels() * sample_bytes();
-  }
+  int64_t sample_bytes() const { return depth_ == 16 ? 2 : 1; }
+  int64_t pixel_bytes() const { return channels() * sample_bytes(); }
 
-  int value(const uint8_t* at) const {
-    return depth_ == 16 ? at[0] << 8 | at[1] : at[0];
-  }
+  int value(const uint8_t* at) const { return depth_ == 16 ? at[0] << 8 | at[1] : at[0]; }
 
   void to_rgb(const uint8_t* stored, int64_t count, uint8_t* rgb) const {
     for (int64_t i = 0; i < count; ++i, stored += pixel_bytes()) rgb = put_rgb(stored, rgb);
@@ -240,7 +211,6 @@ class PngReader : public ImageReader {
   int color_type_ = PNG_COLOR_TYPE_RGB;
   std::array<std::array<uint8_t, 3>, 256> palette_{};
   std::vector<uint8_t> rows_;
-  int orientation_ = 1;
   bool was_read_ = false;
 };
 

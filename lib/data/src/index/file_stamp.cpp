@@ -21,15 +21,23 @@ int64_t tick_of(const FileStamp& stamp) {
   return whole_seconds ? 2 * kSecond : kSecond / 50;
 }
 
-}  // namespace
-
-FileStamp stamp_of(const std::filesystem::path& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return {};
+FileStamp stamp_from(const struct stat& status) {
   return {.inode = status.st_ino,
           .size = static_cast<uint64_t>(status.st_size),
           .modified_ns = nanoseconds(status.st_mtim),
           .changed_ns = nanoseconds(status.st_ctim)};
+}
+
+}  // namespace
+
+FileStamp stamp_of(const std::filesystem::path& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 ? stamp_from(status) : FileStamp{};
+}
+
+FileStamp stamp_of(const base::UniqueFd& file) {
+  struct stat status {};
+  return ::fstat(file.get(), &status) == 0 ? stamp_from(status) : FileStamp{};
 }
 
 FileStamp settled_stamp_of(const std::filesystem::path& path) {

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 
+#include <syncbn/base/unique_fd.h>
+
 namespace syncbn::data::detail {
 
 /// Tells whether a file or folder is still what it was. A folder's changes whenever an entry is
@@ -19,6 +21,7 @@ struct FileStamp {
 
 /// Links are followed. All 0 where there is no such file.
 FileStamp stamp_of(const std::filesystem::path& path);
+FileStamp stamp_of(const base::UniqueFd& file);
 
 /// The same before the file is read: waits until its times are older than a file system's clock
 /// ticks, so that a change after this call gives another stamp.

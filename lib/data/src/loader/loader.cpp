@@ -1,19 +1,19 @@
 #include <syncbn/data/loader.h>
 
-#include <ATen/Context.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <syncbn/base/log.h>
 
 #include <algorithm>
 #include <bit>
-#include <mutex>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/distributed_sampler.h>
 
+#include "loader/loader_options.h"
 #include "loader/pending_batch.h"
+#include "loader/saved_place.h"
 #include "loader/worker_pool.h"
 
 namespace syncbn::data {
@@ -24,46 +24,6 @@ using detail::PendingBatch;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-int64_t choose_batch_size(const LoaderOptions& options, int num_replicas) {
-  if (options.batch_size && options.global_batch_size) {
-    throw base::UserError(
-        fmt::format("batch_size {} (of each rank) and global_batch_size {} (of all) were both "
-                    "given; give one of them",
-                    *options.batch_size, *options.global_batch_size));
-  }
-  const int64_t all = options.global_batch_size.value_or(num_replicas);
-  if (options.global_batch_size && (all < 1 || all % num_replicas != 0)) {
-    throw base::UserError(
-        fmt::format("global_batch_size {} is not a multiple of the {} ranks", all, num_replicas));
-  }
-  const int64_t own = options.batch_size.value_or(all / num_replicas);
-  if (own < 1) throw base::UserError(fmt::format("batch_size must be at least 1, got {}", own));
-  return own;
-}
-
-void check(const LoaderOptions& options) {
-  if (options.num_workers < kAutoWorkers) {
-    throw base::UserError(
-        fmt::format("num_workers must be at least 0, got {}", options.num_workers));
-  }
-  if (options.prefetch < 1) {
-    throw base::UserError(fmt::format("prefetch must be at least 1, got {}", options.prefetch));
-  }
-  if (options.error_budget < 0 || options.error_budget > 1) {
-    throw base::UserError(
-        fmt::format("error_budget must be from 0 to 1, got {}", options.error_budget));
-  }
-}
-
-/// Whether batches are to be in pinned memory; says where that is asked for in vain.
-bool pins_memory(const LoaderOptions& options) {
-  if (!options.pin_memory) return false;
-  if (at::hasCUDA()) return true;
-  static std::once_flag said;
-  std::call_once(said, [] { spdlog::warn("pin_memory changes nothing: there is no GPU"); });
-  return false;
 }
 
 /// Whether only `tensor` itself holds its memory.
@@ -111,10 +71,10 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> 
     : dataset_(std::move(dataset)),
       sampler_(std::move(sampler)),
       options_(options),
-      batch_size_(choose_batch_size(options, sampler_->num_replicas())),
-      pins_(pins_memory(options)),
+      batch_size_(detail::choose_batch_size(options, sampler_->num_replicas())),
+      pins_(detail::pins_memory(options)),
       maker_(std::make_shared<const detail::BatchMaker>(dataset_)) {
-  check(options);
+  detail::check(options);
   if (options.shuffle) {
     throw base::UserError(
         "a loader was given a sampler together with shuffle; the sampler has the order, so shuffle "
@@ -148,8 +108,8 @@ void Loader::go_to(int64_t epoch, int64_t position) {
   pending_.clear();
   sampler_->set_epoch(epoch);
   order_ = sampler_->indices();
+  storage_order_ = sampler_->storage_order(order_);
   order_.resize(static_cast<size_t>(usable()));
-  storage_order_ = sampler_->storage_order();
   position_ = scheduled_ = asked_for_ = position;
   skipped_ = 0;
   // The first batches are made while the caller does something else.
@@ -286,33 +246,13 @@ SamplerState Loader::state() const {
   return {.seed = sampler_->seed(),
           .epoch = sampler_->epoch(),
           .consumed = position_ * sampler_->num_replicas(),
-          .fingerprint = std::bit_cast<int64_t>(dataset_->fingerprint())};
+          .fingerprint = std::bit_cast<int64_t>(dataset_->fingerprint()),
+          .order = sampler_->order_name()};
 }
 
 void Loader::resume(const SamplerState& state) {
-  const auto refuse = [](const std::string& why) {
-    throw base::UserError("cannot go on at the saved place in the data: " + why);
-  };
-  if (state.version != SamplerState::kVersion) {
-    refuse(fmt::format("it was saved in format {}, this program reads format {}", state.version,
-                       SamplerState::kVersion));
-  }
-  if (std::bit_cast<uint64_t>(state.fingerprint) != dataset_->fingerprint()) {
-    refuse("the data set is not the one it was saved with");
-  }
-  if (state.seed != sampler_->seed()) {
-    refuse(fmt::format("it was saved with seed {}, this run has seed {}", state.seed,
-                       sampler_->seed()));
-  }
-  const int64_t replicas = sampler_->num_replicas();
-  if (state.consumed < 0 || state.consumed % replicas != 0 ||
-      state.consumed / replicas > usable()) {
-    refuse(
-        fmt::format("{} samples of the epoch were taken, which {} ranks with {} samples each "
-                    "cannot have",
-                    state.consumed, replicas, usable()));
-  }
-  go_to(state.epoch, state.consumed / replicas);
+  detail::check_saved_place(state, *dataset_, *sampler_, usable());
+  go_to(state.epoch, state.consumed / sampler_->num_replicas());
 }
 
 }  // namespace syncbn::data

@@ -56,9 +56,14 @@ void WorkerPool::add(std::shared_ptr<PendingBatch> batch) {
 bool WorkerPool::wait(const PendingBatch& batch, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   const auto is_done = [&] { return batch.done == batch.jobs; };
-  if (timeout.count() > 0) return has_finished_.wait_for(lock, timeout, is_done);
-  has_finished_.wait(lock, is_done);
-  return true;
+  waited_for_ = &batch;
+  if (timeout.count() > 0) {
+    has_finished_.wait_for(lock, timeout, is_done);
+  } else {
+    has_finished_.wait(lock, is_done);
+  }
+  waited_for_ = nullptr;
+  return is_done();
 }
 
 int64_t WorkerPool::unfinished(const PendingBatch& batch) {
@@ -82,8 +87,11 @@ void WorkerPool::work() {
     const int64_t job = batch->handed_out++;
     if (batch->handed_out == batch->jobs) queue_.pop_front();
     const std::pair<const PendingBatch*, int64_t> own(batch.get(), job);
+    const bool can_wait = waited_for_ != nullptr && waited_for_ != batch.get();
     running_.push_back(own);
     lock.unlock();
+    // With fewer processors than threads: to those that make what is waited for, or wait for it.
+    if (can_wait) std::this_thread::yield();
     std::exception_ptr error = maker_->run(*batch, job);
     lock.lock();
     running_.erase(std::ranges::find(running_, own));

@@ -44,6 +44,7 @@ class WorkerPool {
   std::condition_variable has_finished_;
   std::deque<std::shared_ptr<PendingBatch>> queue_;  ///< those with jobs that nobody has begun
   std::vector<std::pair<const PendingBatch*, int64_t>> running_;
+  const PendingBatch* waited_for_ = nullptr;  ///< until the thread that waits runs again
   bool ends_ = false;
   std::vector<std::thread> threads_;
 };

@@ -10,7 +10,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
 
-#include "index/file_stamp.h"
 #include "sets/file_bytes.h"
 #include "sets/tar_index.h"
 
@@ -137,7 +136,8 @@ class ShardIndexWriter {
 };
 
 bool are_unchanged(const MappedIndex& index, const std::vector<fs::path>& shards) {
-  return std::ranges::equal(index.array<FileStamp>(kStamps), shards, {}, {}, stamp_of);
+  return std::ranges::equal(index.array<FileStamp>(kStamps), shards, {}, {},
+                            [](const fs::path& shard) { return stamp_of(shard); });
 }
 
 std::string key_of(const std::vector<fs::path>& shards, int64_t classes) {
@@ -153,6 +153,10 @@ ShardIndex::ShardIndex(MappedIndex index)
       places_(index_.array<Place>(kPlaces)),
       labels_(index_.array<int64_t>(kLabels)),
       shard_ends_(index_.array<int64_t>(kShardEnds)) {}
+
+std::span<const FileStamp> ShardIndex::stamps() const {
+  return index_.array<FileStamp>(kStamps);
+}
 
 std::vector<ShardIndex::Range> ShardIndex::ranges(std::span<const int64_t> samples) const {
   std::vector<int64_t> sorted(samples.begin(), samples.end());

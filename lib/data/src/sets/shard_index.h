@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "index/file_stamp.h"
 #include "index/index_cache.h"
 
 namespace syncbn::data::detail {
@@ -34,6 +35,8 @@ class ShardIndex {
   std::span<const int64_t> labels() const { return labels_; }
   /// The first sample behind each shard's own.
   std::span<const int64_t> shard_ends() const { return shard_ends_; }
+  /// Of each shard, when it was indexed.
+  std::span<const FileStamp> stamps() const;
   /// Where these samples are, those that follow each other as one.
   std::vector<Range> ranges(std::span<const int64_t> samples) const;
   /// A hash of all places and labels.

@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <syncbn/base/error.h>
+
 #include "sets/file_bytes.h"
 #include "sets/image_set.h"
+#include "sets/open_files.h"
 #include "sets/shard_index.h"
 #include "sets/shard_names.h"
 
@@ -10,10 +13,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Shard {
-  fs::path path;
-  base::UniqueFd file;
-};
+std::vector<detail::OpenFiles::Named> with_stamps(const std::vector<fs::path>& paths,
+                                                  std::span<const detail::FileStamp> stamps) {
+  std::vector<detail::OpenFiles::Named> shards;
+  shards.reserve(paths.size());
+  for (size_t i = 0; i < paths.size(); ++i) shards.push_back({paths[i], stamps[i]});
+  return shards;
+}
 
 class TarShards : public detail::ImageSet {
  public:
@@ -22,9 +28,8 @@ class TarShards : public detail::ImageSet {
       : ImageSet("tar_shards", options, split, /*channels=*/3, std::nullopt),
         decode_(detail::decode_options(options)),
         classes_(options.classes),
-        index_(std::move(index)) {
-    for (const fs::path& path : paths) shards_.push_back({path, detail::open_file(path)});
-  }
+        index_(std::move(index)),
+        shards_(with_stamps(paths, index_.stamps())) {}
 
   int64_t size() const override { return index_.size(); }
   std::span<const int64_t> labels() const override { return index_.labels(); }
@@ -35,14 +40,15 @@ class TarShards : public detail::ImageSet {
 
   std::string name_of(int64_t index) const override {
     const auto& place = index_[index];
-    return fmt::format("{} at byte {}", shards_[place.shard].path.string(), place.offset);
+    return fmt::format("{} at byte {}", shards_.path(place.shard).string(), place.offset);
   }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     auto& bytes = detail::thread_buffer();
     const auto& place = index_[index];
-    const Shard& shard = shards_[place.shard];
-    detail::read_at(shard.file, shard.path, static_cast<int64_t>(place.offset), place.size, bytes);
+    const auto shard = shards_.open(place.shard);
+    detail::read_at(*shard, shards_.path(place.shard), static_cast<int64_t>(place.offset),
+                    place.size, bytes);
     ImageDecoder decoder(bytes, name_of(index), decode_);
     put(pipeline().run(decoder, random), slot.data);
     slot.target[0] = index_.labels()[static_cast<size_t>(index)];
@@ -50,15 +56,19 @@ class TarShards : public detail::ImageSet {
 
   void prefetch(std::span<const int64_t> indices) const override {
     for (const auto& [shard, offset, size] : index_.ranges(indices)) {
-      detail::read_ahead(shards_[shard].file, offset, size);
+      try {
+        detail::read_ahead(*shards_.open(shard), offset, size);
+      } catch (const base::Error&) {
+        // Whoever reads the samples says so, by their names.
+      }
     }
   }
 
  private:
   DecodeOptions decode_;
   int64_t classes_;
-  std::vector<Shard> shards_;
   detail::ShardIndex index_;
+  detail::OpenFiles shards_;
 };
 
 }  // namespace

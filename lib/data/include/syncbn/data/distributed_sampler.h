@@ -38,6 +38,7 @@ class DistributedSampler : public Sampler {
   int64_t size() const override { return num_samples_; }
   int num_replicas() const override { return options_.num_replicas; }
   int64_t seed() const override { return options_.seed; }
+  std::string order_name() const override;
 
  private:
   int64_t dataset_size_;

@@ -99,8 +99,9 @@ class Loader {
 
   /// Goes to that place, in the middle of an epoch too, on any number of ranks. No sample before it
   /// is read.
-  /// @throws base::UserError for a state of another version, seed or data set, or at a place that
-  ///   this number of ranks does not reach (consumed samples not a multiple of it).
+  /// @throws base::UserError for a state of another version, seed or data set, in the middle of an
+  ///   epoch for one in another order (Sampler::order_name()), or at a place that this number of
+  ///   ranks does not reach (consumed samples not a multiple of it).
   void resume(const SamplerState& state);
 
   const Dataset& dataset() const { return *dataset_; }

@@ -3,16 +3,18 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <syncbn/config/schema.h>
 
 namespace syncbn::data {
 
-/// Where a run is in its data: all that is needed to go on with the very next sample. Plain
-/// integers, for a checkpoint to hold.
+/// Where a run is in its data: all that is needed to go on with the very next sample. Plain values,
+/// for a checkpoint to hold.
 struct SamplerState {
-  static constexpr int64_t kVersion = 1;
+  /// 2 since there is `order`.
+  static constexpr int64_t kVersion = 2;
 
   int64_t version = kVersion;
   int64_t seed = 0;
@@ -22,6 +24,8 @@ struct SamplerState {
   int64_t consumed = 0;
   /// Dataset::fingerprint(), bit for bit.
   int64_t fingerprint = 0;
+  /// Sampler::order_name(); empty: not known, as in states of version 1.
+  std::string order = {};
 };
 
 /// Chooses which samples this rank sees in an epoch, and in which order.
@@ -39,13 +43,21 @@ class Sampler {
   virtual int num_replicas() const = 0;
   virtual int64_t seed() const = 0;
 
+  /// What the order of all ranks' samples depends on besides data set, seed and epoch, in words for
+  /// messages: "shards, shuffle true, buffer_size 10000, streams 16". A run that goes on in the
+  /// middle of an epoch has to have the same. Where an order ends (drop_last) is no part of it.
+  virtual std::string order_name() const { return {}; }
+
   /// Which repetition of its sample the `place`-th of indices() is, where a sampler gives samples
   /// several times; augmentations differ between them.
   virtual int64_t copy_at([[maybe_unused]] int64_t place) const { return 0; }
 
-  /// Where samples are read from large files: this rank's samples as they lie there, each within
-  /// read_ahead() places of where indices() has it. Otherwise empty.
-  virtual std::vector<int64_t> storage_order() const { return {}; }
+  /// Where samples are read from large files: `indices`, which indices() gave in this epoch, as
+  /// they lie there, each within read_ahead() places of where it was. Otherwise empty.
+  virtual std::vector<int64_t> storage_order(
+      [[maybe_unused]] std::span<const int64_t> indices) const {
+    return {};
+  }
   /// How far storage should be ahead of what is read, in samples of storage_order().
   virtual int64_t read_ahead() const { return 0; }
 
@@ -75,6 +87,7 @@ class SequentialShardSampler : public Sampler {
   int64_t size() const override;
   int num_replicas() const override { return num_replicas_; }
   int64_t seed() const override { return 0; }
+  std::string order_name() const override { return "sequential"; }
 
  private:
   int64_t dataset_size_;
@@ -105,6 +118,7 @@ class ClassSkewedSampler : public Sampler {
   int64_t size() const override { return padded_size_; }
   int num_replicas() const override { return options_.num_replicas; }
   int64_t seed() const override { return options_.seed; }
+  std::string order_name() const override;
 
  private:
   ClassSkewedSamplerOptions options_;
@@ -135,10 +149,12 @@ class WeightedSampler : public Sampler {
   int64_t size() const override;
   int num_replicas() const override { return options_.num_replicas; }
   int64_t seed() const override { return options_.seed; }
+  std::string order_name() const override;
 
  private:
   std::vector<double> weights_;
   WeightedSamplerOptions options_;
+  uint64_t hash_of_weights_ = 0;
 };
 
 struct RepeatedAugmentationSamplerOptions {
@@ -164,6 +180,7 @@ class RepeatedAugmentationSampler : public Sampler {
   int64_t size() const override { return num_selected_; }
   int num_replicas() const override { return options_.num_replicas; }
   int64_t seed() const override { return options_.seed; }
+  std::string order_name() const override;
   int64_t copy_at(int64_t place) const override;
 
  private:

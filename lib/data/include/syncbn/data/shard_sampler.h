@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <syncbn/data/sampler.h>
@@ -44,7 +45,8 @@ class ShardSampler : public Sampler {
   int64_t size() const override;
   int num_replicas() const override { return options_.num_replicas; }
   int64_t seed() const override { return options_.seed; }
-  std::vector<int64_t> storage_order() const override;
+  std::string order_name() const override;
+  std::vector<int64_t> storage_order(std::span<const int64_t> indices) const override;
   int64_t read_ahead() const override;
 
  private:
