@@ -180,17 +180,54 @@ TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
   }
 }
 
+/// What a launcher says first.
+std::string hello(const char* node, const char* nproc) {
+  return std::string("syncbn-agent 1\n") +
+         fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
+                     R"("nproc":{},"role":"default","host":"stranger","max_restarts":0,)"
+                     R"("auth":""}})",
+                     node, nproc) +
+         "\n";
+}
+
+/// Node 0 of two, whose worker runs until there is a file "go", and a stranger as node 1.
+struct JobWithStranger {
+  Nodes nodes{2};
+  Program& lead = nodes.start(0, 1, {}, until_go());
+  base::UniqueFd stranger = connect_to(nodes.port());
+
+  JobWithStranger() {
+    EXPECT_TRUE(send_to(stranger, hello("1", "1")));
+    EXPECT_TRUE(eventually([&] { return std::filesystem::exists(nodes.folder() / "up0"); }));
+  }
+};
+
+TEST(LaunchClusterFaultTest, WhatALauncherSaysIsShownWithoutControlCharacters) {
+  JobWithStranger job;
+  EXPECT_TRUE(send_to(job.stranger,
+                      R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":true,)"
+                      R"("what":"a\u001b[2Jb"})"
+                      "\n"
+                      R"({"type":"ended","attempt":0})"
+                      "\n"));
+  const auto result = job.lead.wait();
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("[2Jb"), Not(HasSubstr("\x1b"))));
+}
+
+// None of ours asks to leave a job whose nodes are given; the job goes on, and ends.
+TEST(LaunchClusterFaultTest, ALauncherDoesNotLeaveAJobOfGivenNodes) {
+  JobWithStranger job;
+  EXPECT_TRUE(send_to(job.stranger, "{\"type\":\"leave\"}\n"));
+  EXPECT_TRUE(send_to(job.stranger, "{\"type\":\"ended\",\"attempt\":0}\n"));
+  std::ofstream(job.nodes.folder() / "go").close();
+  const auto result = job.lead.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
 TEST(LaunchClusterFaultTest, NonsenseFromALauncherIsRefused) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {}, {"true"});
-  const auto hello = [](const char* node, const char* nproc) {
-    return std::string("syncbn-agent 1\n") +
-           fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
-                       R"("nproc":{},"role":"default","host":"stranger","max_restarts":0,)"
-                       R"("auth":""}})",
-                       node, nproc) +
-           "\n";
-  };
   std::vector<base::UniqueFd> strangers;
   for (const std::string& text :
        {hello("7", "1"), hello("1", "0"), hello("1", "2000000000"), hello("1", "\"x\""),

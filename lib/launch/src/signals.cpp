@@ -28,7 +28,7 @@ Signals::Signals(std::vector<int> ending, HeadLink* head)
   fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) base::throw_errno("signalfd");
   if (head_ == nullptr) return;
-  both_.emplace();
+  both_.emplace("cannot wait for signals");
   for (const int fd : {fd_.get(), head_->fd()}) both_->add(fd);
 }
 

@@ -143,12 +143,12 @@ void Cluster::connect() {
   if (addresses.size() > 1) next_try_ = Clock::now() + kAddressPatience;
   connect_error_ = "no answer";
   connecting_ = base::start_connect(*addresses[next_address_++ % addresses.size()]);
-  if (!connecting_) {
+  if (!connecting_ || !watched_.try_add(connecting_.get(), EPOLLOUT)) {
     connect_error_ = std::strerror(errno);
+    connecting_.reset();
     next_try_ = Clock::now() + kRetryPeriod;
     return;
   }
-  watched_.add(connecting_.get(), EPOLLOUT);
   finish_connecting();
 }
 
@@ -221,13 +221,16 @@ void Cluster::handle_message(const Json& message) {
     silence_ = milliseconds(message.at("silence_ms"));
     next_alive_ = Clock::now();
   }
-  if (type == "refuse") end(message.at("exit_code"), message.at("message"));
+  const auto text = [&message](const char* key) {
+    return base::printable(message.at(key).get<std::string>(), "\n");  // a peer's words
+  };
+  if (type == "refuse") end(message.at("exit_code"), text("message"));
   if (type == "waiting") notices_.push_back(message.at("message"));
   if (type == "pause") paused_ = true;
   if (type == "finish") {
-    end(message.at("exit_code"), message.at("what"), message.at("yours"));
+    end(message.at("exit_code"), text("what"), message.at("yours"));
   }
-  if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = message.at("what");
+  if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
   if (type == "start") {
     attempt_ = message.at("attempt");
     stop_reason_.clear();
@@ -252,7 +255,10 @@ bool Cluster::find_torchrun() {
   } catch (const base::UnavailableError&) {
     return false;
   }
-  watched_.add(torchrun_->fd());
+  if (!watched_.try_add(torchrun_->fd())) {
+    torchrun_.reset();
+    return false;
+  }
   link_.reset();
   notices_.push_back(
       fmt::format("torchrun runs node 0 at {}:{}: no restarts, and failures there "

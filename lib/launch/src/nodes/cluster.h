@@ -99,7 +99,7 @@ class Cluster {
   const LaunchOptions& options_;
   const std::string host_;  ///< of the coordinator
   const int port_;
-  WatchSet watched_;
+  WatchSet watched_{"cannot watch the connection to node 0"};
   std::unique_ptr<Coordinator> coordinator_;  ///< on node 0
   base::UniqueFd connecting_;
   std::optional<AgentLink> link_;

@@ -152,6 +152,7 @@ void Coordinator::pause() {
 }
 
 void Coordinator::leave(PeerLauncher& node) {
+  if (!options_.nodes_may_change) return;  // none of ours asks for it then
   node.leaving = true;
   if (node.takes_part && !failed_) change_nodes(node.name() + " leaves");
 }

@@ -12,7 +12,7 @@ Peers::Peers(std::chrono::milliseconds silence, int other) : silence_(silence) {
 
 void Peers::take(base::UniqueFd socket, std::string first_bytes) {
   auto peer = std::make_unique<PeerLauncher>(std::move(socket), std::move(first_bytes));
-  watched_.add(peer->link.fd());
+  if (!watched_.try_add(peer->link.fd())) return;  // a launcher comes again
   newcomers_.push_back(std::move(peer));
 }
 

@@ -60,7 +60,7 @@ class Peers {
   void watch(const PeerLauncher& peer);
 
   const std::chrono::milliseconds silence_;
-  WatchSet watched_;
+  WatchSet watched_{"cannot watch the connections of launchers"};
   std::vector<std::unique_ptr<PeerLauncher>> newcomers_;
   Nodes nodes_;
 };

@@ -49,7 +49,7 @@ class HeadLink {
   const std::chrono::milliseconds silence_;
   base::UniqueFd input_;
   base::UniqueFd timer_;  ///< runs out after the silence
-  WatchSet watched_;
+  WatchSet watched_{"cannot watch the connection to the head"};
   std::string incoming_;
   bool closed_ = false;
 };

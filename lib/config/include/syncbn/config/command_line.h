@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <syncbn/config/field_info.h>
+#include <syncbn/config/schema.h>
 #include <syncbn/config/value.h>
 
 namespace syncbn::config {

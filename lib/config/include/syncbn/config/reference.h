@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <syncbn/config/field_info.h>
+#include <syncbn/config/schema.h>
 
 namespace syncbn::config {
 
