@@ -19,8 +19,7 @@ void check_order(const SamplerState& state, const std::string& order) {
   if (state.consumed == 0 || state.order.empty() || state.order == order) return;
   refuse(
       fmt::format("it is in the middle of an epoch in the order '{}', this run's is '{}'; set the "
-                  "sampler back, "
-                  "or go on from the beginning of an epoch",
+                  "sampler back, or go on from the beginning of an epoch",
                   state.order, order.empty() ? "unknown" : order));
 }
 
