@@ -86,6 +86,9 @@ class SlurmTest : public ::testing::Test {
         "SlurmUser={user}\n"
         "SlurmdUser={user}\n"
         "SlurmctldPort={controller_port}\n"
+        // MASTER_PORT follows from the job's number, and another test may run such a cluster on
+        // this host at the same time.
+        "FirstJobId={first_job}\n"
         "AuthType=auth/none\n"
         "CredType=cred/none\n"
         "MpiDefault=none\n"
@@ -106,7 +109,7 @@ class SlurmTest : public ::testing::Test {
         "NodeName={nodes} NodeHostname=localhost Port={ports} CPUs=4\n"
         "PartitionName=main Nodes={nodes} Default=YES\n",
         fmt::arg("user", ::getpwuid(::getuid())->pw_name), fmt::arg("controller_port", free_port()),
-        fmt::arg("at", at), fmt::arg("nodes", kNodes),
+        fmt::arg("first_job", free_port()), fmt::arg("at", at), fmt::arg("nodes", kNodes),
         fmt::arg("ports", fmt::format("[{},{}]", free_port(), free_port())));
   }
 
