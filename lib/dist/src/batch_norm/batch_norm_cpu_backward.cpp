@@ -46,7 +46,7 @@ at::Tensor pass_gate(const OutputGradient& gradient, const at::Tensor& input) {
   for (int64_t run = 0; run < runs.count; ++run) {
     const uint8_t* const bits = gate + run * gate_bytes(runs.values);
     for (int64_t i = 0; i < runs.values; ++i) {
-      values[run * runs.values + i] = (bits[i / 8] >> (i % 8) & 1) != 0;
+      values[run * runs.values + i] = is_open(bits, i);
     }
   }
   return at::where(open, gradient.values, at::zeros({}, gradient.values.options()));

@@ -44,6 +44,10 @@ struct Rows {
 inline int64_t gate_bytes(int64_t values) {
   return (values + 7) / 8;
 }
+/// Of the value with the number i.
+inline bool is_open(const uint8_t* gate, int64_t i) {
+  return (gate[i / 8] >> (i % 8) & 1) != 0;
+}
 
 /// What follows normalising, in the same pass: y + residual (may be null), then ReLU, which sets
 /// its gate.
