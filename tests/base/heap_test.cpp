@@ -4,6 +4,11 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
 
 namespace syncbn::base {
 namespace {
@@ -31,6 +36,34 @@ int64_t faults_of_reuse() {
   return page_faults() - before;
 }
 
+/// The mappings of the heap, and whether all but its edges may have huge pages.
+struct Heap {
+  int mappings = 0;
+  int64_t kib = 0;
+  int64_t huge_kib = 0;
+};
+Heap heap() {
+  Heap found;
+  std::ifstream smaps("/proc/self/smaps");
+  bool is_heap = false;
+  int64_t kib = 0;
+  for (std::string line; std::getline(smaps, line);) {
+    std::istringstream words(line);
+    std::string key;
+    words >> key;
+    if (key.find('-') != std::string::npos && !key.ends_with(':')) {
+      is_heap = line.ends_with("[heap]");
+      found.mappings += static_cast<int>(is_heap);
+    } else if (is_heap && key == "Size:") {
+      words >> kib;
+      found.kib += kib;
+    } else if (is_heap && key == "VmFlags:" && line.find(" hg") != std::string::npos) {
+      found.huge_kib += kib;
+    }
+  }
+  return found;
+}
+
 // One test: what it sets stays set in this process.
 TEST(HeapTest, FreedMemoryComesBackWithoutPageFaultsUnlessTheUserChoseOtherwise) {
   ::setenv("MALLOC_TRIM_THRESHOLD_", "131072", 1);
@@ -40,6 +73,21 @@ TEST(HeapTest, FreedMemoryComesBackWithoutPageFaultsUnlessTheUserChoseOtherwise)
   EXPECT_GT(before, kMany);
   keep_freed_memory();
   EXPECT_LT(faults_of_reuse(), before / 10);
+
+  // Blocks of 3 MiB, some asked for and some not, as libraries next to each other allocate.
+  constexpr size_t kBytes = size_t{3} << 20;
+  std::vector<void*> blocks;
+  for (int i = 0; i < 300; ++i) {
+    blocks.push_back(std::malloc(kBytes));
+    if (i % 2 == 0) advise_huge_pages(blocks.back(), kBytes);
+  }
+  const Heap all = heap();
+  for (void* block : blocks) std::free(block);
+  EXPECT_GT(all.kib, 300 * 3 << 10);
+  EXPECT_LT(all.mappings, 15) << "one for each block would be 150";
+  // A kernel without huge pages knows no such flag.
+  const bool knows = std::filesystem::exists("/sys/kernel/mm/transparent_hugepage");
+  EXPECT_GE(all.huge_kib, knows ? all.kib - (16 << 10) : 0) << "of " << all.kib;
 }
 
 }  // namespace
