@@ -7,6 +7,17 @@ import statistics
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+def processor_times():
+    """The kernel's counters since it started: user, nice, system, idle, iowait, irq, softirq, steal."""
+    return [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+
+
+def stolen_share(before, after):
+    """Of the processors' time between two processor_times(): what the host gave to other virtual machines."""
+    spent = [end - begin for begin, end in zip(before, after)]
+    return spent[7] / max(1, sum(spent))
+
+
 def median_and_interval(values):
     """The interval holds the median with at least 95 %, where there are enough values for that."""
     values = sorted(values)
