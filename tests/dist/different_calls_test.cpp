@@ -172,4 +172,19 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
   });
 }
 
+TEST(CallLogTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
+  detail::CallLog log("group", {0, 1}, [] {});
+  detail::Call call;
+  for (const bool succeeds : {true, false}) {
+    ++call.sequence;
+    log.begin(call, {});
+    ASSERT_EQ(log.pending().size(), 1);
+    EXPECT_EQ(log.pending()[0].call.sequence, call.sequence);
+    EXPECT_EQ(log.completed(), call.sequence - 1);
+    succeeds ? log.succeed(call) : log.fail(call);
+    EXPECT_TRUE(log.pending().empty());
+    EXPECT_EQ(log.completed(), 1);
+  }
+}
+
 }  // namespace

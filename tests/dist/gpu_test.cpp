@@ -12,11 +12,11 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/Context.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -54,6 +54,27 @@ struct KernelCase {
   double tolerance;
 };
 
+/// With a momentum, and with the mean of all batches.
+/// @param counter Module::to(dtype) makes it a floating-point number.
+void expect_running_statistics_agree(const dist::detail::MergedMoments& moments,
+                                     const dist::detail::MergedMoments& on_gpu,
+                                     at::ScalarType counter) {
+  for (const std::optional<double> momentum : {std::optional(0.1), std::optional<double>()}) {
+    const auto updated = [&](at::DeviceType device, const auto& batch) {
+      const auto options = at::TensorOptions().device(device);
+      const dist::detail::RunningStatistics running{
+          .mean = at::zeros({batch.mean.size(0)}, options),
+          .var = at::ones({batch.mean.size(0)}, options),
+          .num_batches_tracked = at::full({}, 2, options.dtype(counter)),
+          .momentum = momentum};
+      batch_norm_kernels(device).update_running(running, batch);
+      EXPECT_EQ(running.num_batches_tracked.template item<int64_t>(), 3);
+      return at::stack({running.mean, running.var}).cpu();
+    };
+    EXPECT_TRUE(close(updated(at::kCUDA, on_gpu), updated(at::kCPU, moments), 1e-5, 1e-6));
+  }
+}
+
 void expect_kernels_agree(const KernelCase& c) {
   const BatchNormKernels& cpu = batch_norm_kernels(at::kCPU);
   const BatchNormKernels& cuda = batch_norm_kernels(at::kCUDA);
@@ -69,23 +90,27 @@ void expect_kernels_agree(const KernelCase& c) {
   const at::Tensor bias = at::randn({channels});
   const auto on_gpu = [](const at::Tensor& t) { return t.to(at::kCUDA); };
 
-  const auto expected = cpu.moments(x);
-  const auto moments = cuda.moments(on_gpu(x));
-  EXPECT_TRUE(close(moments.mean.cpu(), expected.mean, 1e-4, 1e-5));
-  EXPECT_TRUE(close(moments.m2.cpu(), expected.m2, 1e-4, 1e-3));
+  const at::Tensor row = cpu.moments(x);
+  const at::Tensor row_on_gpu = cuda.moments(on_gpu(x)).cpu();
+  const auto means = [&](const at::Tensor& of) { return of.narrow(0, 0, channels); };
+  const auto m2s = [&](const at::Tensor& of) { return of.narrow(0, channels, channels); };
+  EXPECT_TRUE(close(means(row_on_gpu), means(row), 1e-4, 1e-5));
+  EXPECT_TRUE(close(m2s(row_on_gpu), m2s(row), 1e-4, 1e-3));
+  EXPECT_EQ(row_on_gpu[-1].item<double>(), static_cast<double>(x.numel() / channels));
 
-  const double count = static_cast<double>(x.numel() / channels);
-  const at::Tensor row =
-      at::cat({expected.mean, expected.m2, at::full({1}, count, expected.mean.options())});
   const at::Tensor empty = at::zeros_like(row);
   const at::Tensor gathered = at::stack({row, empty, row + 0.25});
-  const auto merged = cpu.merge(gathered);
-  const auto merged_on_gpu = cuda.merge(on_gpu(gathered));
+  const auto merged = cpu.merge(gathered, channels);
+  const auto merged_on_gpu = cuda.merge(on_gpu(gathered), channels);
   EXPECT_TRUE(close(merged_on_gpu.mean.cpu(), merged.mean, 1e-12, 1e-12));
   EXPECT_TRUE(close(merged_on_gpu.m2.cpu(), merged.m2, 1e-12, 1e-12));
   EXPECT_TRUE(close(merged_on_gpu.count.cpu(), merged.count, 0, 0));
 
-  const at::Tensor invstd = (merged.m2 / merged.count + 1e-5).rsqrt();
+  const at::Tensor invstd = cpu.inverse_deviation(merged, 1e-5);
+  EXPECT_TRUE(close(cuda.inverse_deviation(merged_on_gpu, 1e-5).cpu(), invstd, 1e-12, 1e-12));
+  for (const at::ScalarType counter : {at::kLong, at::kFloat, at::kDouble}) {
+    expect_running_statistics_agree(merged, merged_on_gpu, counter);
+  }
   const auto output =
       cpu.transform(x, weight, bias, merged.mean, invstd, {.residual = dy, .relu = true});
   const auto output_on_gpu =
@@ -101,17 +126,19 @@ void expect_kernels_agree(const KernelCase& c) {
       close(cuda.pass_gate(gradient_on_gpu, on_gpu(x)).cpu(), cpu.pass_gate(gradient, x), 0, 0));
   const auto sums_on_gpu =
       cuda.backward_reduce(gradient_on_gpu, on_gpu(x), on_gpu(merged.mean), on_gpu(invstd));
-  EXPECT_TRUE(close(sums_on_gpu.dy.cpu(), sums.dy, 1e-3, 1e-2));
-  EXPECT_TRUE(close(sums_on_gpu.dy_xmu.cpu(), sums.dy_xmu, 1e-3, 5e-2));
-  EXPECT_TRUE(
-      close(cuda.backward_elementwise(gradient_on_gpu, on_gpu(x), on_gpu(weight),
-                                      on_gpu(merged.mean), on_gpu(invstd),
-                                      {on_gpu(sums.dy), on_gpu(sums.dy_xmu)}, on_gpu(merged.count),
-                                      /*keep=*/true)
-                .cpu(),
-            cpu.backward_elementwise(gradient, x, weight, merged.mean, invstd, sums, merged.count,
-                                     /*keep=*/true),
-            c.tolerance, c.tolerance));
+  EXPECT_TRUE(close(sums_on_gpu.cpu(), sums, 1e-3, 5e-2));
+  const auto parameters = cpu.parameter_gradients(sums, invstd, at::kFloat);
+  const auto parameters_on_gpu = cuda.parameter_gradients(on_gpu(sums), on_gpu(invstd), at::kFloat);
+  EXPECT_TRUE(close(parameters_on_gpu.weight.cpu(), parameters.weight, 1e-6, 1e-6));
+  EXPECT_TRUE(close(parameters_on_gpu.bias.cpu(), parameters.bias, 1e-6, 1e-6));
+  EXPECT_TRUE(close(
+      cuda.backward_elementwise(gradient_on_gpu, on_gpu(x), on_gpu(weight), on_gpu(merged.mean),
+                                on_gpu(invstd), on_gpu(sums), on_gpu(merged.count),
+                                /*keep=*/true)
+          .cpu(),
+      cpu.backward_elementwise(gradient, x, weight, merged.mean, invstd, sums, merged.count,
+                               /*keep=*/true),
+      c.tolerance, c.tolerance));
   EXPECT_TRUE(close(gradient_on_gpu.values.cpu(), gradient.values, 0, 0));
 }
 

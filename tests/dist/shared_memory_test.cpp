@@ -7,12 +7,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "collectives/gather_rows.h"
 #include "dist/shared_calls.h"
+#include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
 
@@ -193,6 +196,46 @@ TEST(SharedMemoryTest, NobodyHasToWaitForAWork) {
     future->wait();
     EXPECT_TRUE(future->value().toTensorVector()[0].equal(at::full({3}, 2.0)));
     expect_all_shared();
+  });
+}
+
+// gather_rows() has no work that somebody else could see to.
+TEST(SharedMemoryTest, RowsThatAreGatheredAtOnceTakeTheirTurnBehindOtherCalls) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::default_group();
+    for (const int64_t elements : {3, 1'000'000}) {
+      Tensors summed{at::ones({elements})};
+      Tensors also_summed{at::ones({elements})};
+      const auto work = group->allreduce(summed);
+      const auto future = group->allreduce(also_summed)->getFuture();
+      const Tensor rows = dist::detail::gather_rows(at::full({1, 2}, rank, at::kDouble), group);
+      EXPECT_TRUE(rows.equal(at::arange(3, at::kDouble).unsqueeze(1).expand({3, 2})));
+      work->wait();
+      future->wait();
+      EXPECT_TRUE(summed[0].equal(at::full({elements}, 3.0)));
+      EXPECT_TRUE(also_summed[0].equal(at::full({elements}, 3.0)));
+    }
+    expect_all_shared();
+  });
+}
+
+TEST(SharedMemoryTest, RowsThatAreGatheredAtOnceFailWhenTheGroupIsShutDown) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    if (rank == 1) {
+      ::sleep(6);
+      return;
+    }
+    std::thread other([group = dist::default_group()] {
+      ::usleep(300'000);
+      dist::detail::backend_of(group)->shutdown();
+    });
+    EXPECT_THAT(message_of<base::UnavailableError>([] {
+                  dist::detail::gather_rows(at::ones({1, 2}), dist::default_group());
+                }),
+                HasSubstr("broken off"));
+    other.join();
   });
 }
 

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
@@ -25,6 +26,8 @@ using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::test::close;
 using syncbn::test::run_ranks;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
 
 /// What one process computes on the whole batch, in float64.
 struct Reference {
@@ -165,6 +168,15 @@ TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastTheCache
   expect_as_whole_batch({.shares = {1}, .sample = sample, .rtol = 1e-4, .atol = 1e-5});
 }
 
+// Messages that are gathered at once, forward and backward, forward only, and not at all: 256 KiB
+// of all ranks together, with 2 C + 4 numbers forward and 2 C + 6 backward.
+TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForMessagesOfAnySize) {
+  for (const int64_t channels : {8189, 8190, 20000}) {
+    expect_as_whole_batch({.shares = {3, 2}, .sample = {channels}, .rtol = 1e-4, .atol = 1e-5});
+  }
+  expect_as_whole_batch({.shares = {1, 2, 0, 2}, .sample = {5000}, .rtol = 1e-4, .atol = 1e-5});
+}
+
 TEST(SyncBatchNormTest, IsExactToFloat64InFloat64) {
   expect_as_whole_batch(
       {.shares = {4, 2}, .sample = {5, 11}, .type = at::kDouble, .rtol = 1e-12, .atol = 1e-13});
@@ -254,6 +266,69 @@ TEST(SyncBatchNormTest, WithoutMomentumAveragesAllBatches) {
       layer->forward(batch.narrow(0, int64_t{3} * rank, 3));
     }
     EXPECT_TRUE(close(layer->running_mean, mean));
+  });
+}
+
+TEST(SyncBatchNormTest, RunningStatisticsMayBeOfAnyTypeAndLieApart) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    at::manual_seed(3);
+    const at::Tensor batch = at::randn({6, 5}) * 3 + 1;
+    const auto after_a_step = [&](at::ScalarType type, bool apart) {
+      SyncBatchNorm layer(SyncBatchNormOptions(5).momentum(0.25));
+      const auto other = [&](const at::Tensor& buffer) {
+        return (apart ? buffer.unsqueeze(1).repeat({1, 2}).select(1, 0) : buffer).to(type);
+      };
+      layer->running_mean.set_data(other(layer->running_mean));
+      layer->running_var.set_data(other(layer->running_var));
+      EXPECT_EQ(layer->running_var.is_contiguous(), !apart || type != at::kFloat);
+      layer->forward(batch.narrow(0, int64_t{3} * rank, 3));
+      return std::vector{layer->running_mean, layer->running_var};
+    };
+    const std::vector expected{0.25 * batch.mean(0), 0.25 * batch.var(0) + 0.75};
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(close(after_a_step(at::kFloat, false)[i], expected[i]));
+      EXPECT_TRUE(close(after_a_step(at::kFloat, true)[i], expected[i]));
+      EXPECT_TRUE(close(after_a_step(at::kDouble, false)[i], expected[i]));
+      EXPECT_TRUE(close(after_a_step(at::kHalf, false)[i], expected[i], 1e-3, 1e-3));
+      EXPECT_TRUE(close(after_a_step(at::kBFloat16, false)[i], expected[i], 1e-2, 1e-2));
+    }
+  });
+}
+
+// Module::to(dtype) makes a floating-point number of the counter.
+TEST(SyncBatchNormTest, CountsBatchesAfterTheLayerWasMovedToAnotherType) {
+  run_ranks(1, [](int) {
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf}) {
+      SyncBatchNorm layer(SyncBatchNormOptions(2).momentum(std::nullopt));
+      layer->to(type);
+      at::Tensor mean = at::zeros({2}, at::kDouble);
+      for (int step = 0; step < 3; ++step) {
+        const at::Tensor batch = at::randn({6, 2}).to(type);
+        mean += batch.to(at::kDouble).mean(0) / 3;
+        layer->forward(batch);
+      }
+      EXPECT_EQ(layer->num_batches_tracked.item<double>(), 3);
+      EXPECT_TRUE(close(layer->running_mean, mean, 1e-2, 1e-3)) << type;
+    }
+  });
+}
+
+// They are written without operators of ATen's.
+TEST(SyncBatchNormTest, AutogradSeesThatRunningStatisticsHaveChanged) {
+  run_ranks(1, [](int) {
+    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    const at::Tensor input = at::randn({4, 3});
+    for (const at::Tensor& buffer : {layer->running_mean, layer->running_var}) {
+      const at::Tensor x = at::randn({3}).requires_grad_();
+      const at::Tensor product = (x * buffer).sum();
+      layer->forward(input);
+      EXPECT_THAT([&] { product.backward(); },
+                  ThrowsMessage<std::exception>(HasSubstr("modified by an inplace operation")));
+    }
+    const auto version = layer->num_batches_tracked._version();
+    layer->forward(input);
+    EXPECT_EQ(layer->num_batches_tracked._version(), version + 1);
   });
 }
 

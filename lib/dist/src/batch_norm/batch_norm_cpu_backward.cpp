@@ -52,20 +52,20 @@ at::Tensor pass_gate(const OutputGradient& gradient, const at::Tensor& input) {
   return at::where(open, gradient.values, at::zeros({}, gradient.values.options()));
 }
 
-BackwardSums backward_reduce(OutputGradient& gradient, const at::Tensor& input,
-                             const at::Tensor& mean, const at::Tensor& /*invstd*/) {
+at::Tensor backward_reduce(OutputGradient& gradient, const at::Tensor& input,
+                           const at::Tensor& mean, const at::Tensor& /*invstd*/) {
   const Shape shape(input);
   const at::ScalarType compute = compute_type(input);
   const at::Tensor x = dense(input, shape, compute);
   Gradient behind_gate(gradient, shape, compute);
-  BackwardSums sums{doubles({shape.c}), doubles({shape.c})};
+  at::Tensor sums = doubles({2 * shape.c});
   with_type(compute, [&](auto type) {
     using T = decltype(type);
     const GradientData<T> grad = behind_gate.data<T>();
     const T* data = x.const_data_ptr<T>();
     const double* center = mean.const_data_ptr<double>();
-    double* sum_dy = sums.dy.mutable_data_ptr<double>();
-    double* sum_dy_xmu = sums.dy_xmu.mutable_data_ptr<double>();
+    double* const sum_dy = sums.mutable_data_ptr<double>();
+    double* const sum_dy_xmu = sum_dy + shape.c;
     if (!shape.rows) {
       for_planes(shape, [&](const Planes& part) {
         loops<T>().reduce_planes(grad, data, part, center, sum_dy, sum_dy_xmu);
@@ -73,20 +73,17 @@ BackwardSums backward_reduce(OutputGradient& gradient, const at::Tensor& input,
       return;
     }
     const int64_t tasks = row_tasks(shape);
-    at::Tensor partial = doubles({tasks, 2 * shape.c});
-    double* partials = partial.mutable_data_ptr<double>();
+    const at::Tensor partial = tasks > 1 ? doubles({tasks, 2 * shape.c}) : sums;
+    double* const partials = partial.mutable_data_ptr<double>();
     for_rows(shape, [&](const Rows& part, int64_t task) {
-      double* own = partials + task * 2 * shape.c;
+      double* const own = partials + task * 2 * shape.c;
       loops<T>().reduce_rows(grad, data, part, center, own, own + shape.c);
     });
-    std::fill_n(sum_dy, shape.c, 0.0);
-    std::fill_n(sum_dy_xmu, shape.c, 0.0);
+    if (tasks == 1) return;
+    std::fill_n(sum_dy, 2 * shape.c, 0.0);
     for (int64_t task = 0; task < tasks; ++task) {
-      const double* own = partials + task * 2 * shape.c;
-      for (int64_t c = 0; c < shape.c; ++c) {
-        sum_dy[c] += own[c];
-        sum_dy_xmu[c] += own[shape.c + c];
-      }
+      const double* const own = partials + task * 2 * shape.c;
+      for (int64_t i = 0; i < 2 * shape.c; ++i) sum_dy[i] += own[i];
     }
   });
   return sums;
@@ -94,7 +91,7 @@ BackwardSums backward_reduce(OutputGradient& gradient, const at::Tensor& input,
 
 at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& input,
                                 const at::Tensor& weight, const at::Tensor& mean,
-                                const at::Tensor& invstd, const BackwardSums& sums,
+                                const at::Tensor& invstd, const at::Tensor& sums,
                                 const at::Tensor& count, bool keep) {
   const Shape shape(input);
   const at::ScalarType compute = compute_type(input);
@@ -103,8 +100,8 @@ at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& inpu
   if (keep) behind_gate.keep();
   at::Tensor dx = cpu::empty_like(x);
   BackwardTable table(weight, mean, invstd, *count.const_data_ptr<double>());
-  const double* sum_dy = sums.dy.const_data_ptr<double>();
-  const double* sum_dy_xmu = sums.dy_xmu.const_data_ptr<double>();
+  const double* const sum_dy = sums.const_data_ptr<double>();
+  const double* const sum_dy_xmu = sum_dy + shape.c;
   with_type(compute, [&](auto type) {
     using T = decltype(type);
     for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, sum_dy[c], sum_dy_xmu[c]);
@@ -125,13 +122,13 @@ at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& inpu
   return dx.to(input.scalar_type());
 }
 
-BackwardSums backward_alone(OutputGradient& gradient, const at::Tensor& input,
-                            const at::Tensor& weight, const at::Tensor& mean,
-                            const at::Tensor& invstd, const at::Tensor& count, bool keep,
-                            at::Tensor& grad_input) {
+at::Tensor backward_alone(OutputGradient& gradient, const at::Tensor& input,
+                          const at::Tensor& weight, const at::Tensor& mean,
+                          const at::Tensor& invstd, const at::Tensor& count, bool keep,
+                          at::Tensor& grad_input) {
   const Shape shape(input);
   if (shape.rows) {
-    BackwardSums sums = backward_reduce(gradient, input, mean, invstd);
+    const at::Tensor sums = backward_reduce(gradient, input, mean, invstd);
     grad_input = backward_elementwise(gradient, input, weight, mean, invstd, sums, count, keep);
     return sums;
   }
@@ -141,9 +138,9 @@ BackwardSums backward_alone(OutputGradient& gradient, const at::Tensor& input,
   if (keep) behind_gate.keep();
   at::Tensor dx = cpu::empty_like(x);
   BackwardTable table(weight, mean, invstd, *count.const_data_ptr<double>());
-  BackwardSums sums{doubles({shape.c}), doubles({shape.c})};
-  double* sum_dy = sums.dy.mutable_data_ptr<double>();
-  double* sum_dy_xmu = sums.dy_xmu.mutable_data_ptr<double>();
+  at::Tensor sums = doubles({2 * shape.c});
+  double* const sum_dy = sums.mutable_data_ptr<double>();
+  double* const sum_dy_xmu = sum_dy + shape.c;
   const double* center = mean.const_data_ptr<double>();
   with_type(compute, [&](auto type) {
     using T = decltype(type);

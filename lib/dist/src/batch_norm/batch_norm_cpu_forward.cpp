@@ -43,65 +43,36 @@ class Result {
 
 }  // namespace
 
-MergedMoments merge(const at::Tensor& gathered) {
-  const int64_t ranks = gathered.size(0);
-  const int64_t c_size = (gathered.size(1) - 1) / 2;
-  const int64_t stride = gathered.stride(0);
-  const double* in = gathered.const_data_ptr<double>();
-  MergedMoments merged{doubles({c_size}), doubles({c_size}), doubles({})};
-  double total = 0;
-  for (int64_t rank = 0; rank < ranks; ++rank) total += in[rank * stride + 2 * c_size];
-  *merged.count.mutable_data_ptr<double>() = total;
-  double* mean = merged.mean.mutable_data_ptr<double>();
-  double* m2 = merged.m2.mutable_data_ptr<double>();
-  std::fill_n(mean, c_size, 0.0);
-  std::fill_n(m2, c_size, 0.0);
-  if (total == 0) return merged;
-  // Ranks without values sent arbitrary statistics: a factor of 0 would not hide a NaN.
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    const double* one = in + rank * stride;
-    const double count = one[2 * c_size];
-    if (count == 0) continue;
-    for (int64_t c = 0; c < c_size; ++c) mean[c] += one[c] * (count / total);
-  }
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    const double* one = in + rank * stride;
-    const double count = one[2 * c_size];
-    if (count == 0) continue;
-    for (int64_t c = 0; c < c_size; ++c) {
-      const double delta = one[c] - mean[c];
-      m2[c] += one[c_size + c] + count * delta * delta;
-    }
-  }
-  return merged;
-}
-
-Moments moments(const at::Tensor& input) {
+at::Tensor moments(const at::Tensor& input) {
   const Shape shape(input);
-  Moments result{doubles({shape.c}), doubles({shape.c})};
+  const int64_t width = 2 * shape.c + 1;
+  if (shape.c == 0) return at::full({1}, 0.0, at::kDouble);
+  const int64_t tasks = shape.rows ? row_tasks(shape) : 1;
+  at::Tensor result = doubles({width});
+  const at::Tensor partial = tasks > 1 ? doubles({tasks, width}) : result;
+  double* const mean = partial.mutable_data_ptr<double>();
+  double* const m2 = mean + shape.c;
+  if (tasks == 0) std::fill_n(mean, width, 0.0);
   const at::Tensor x = dense(input, shape, compute_type(input));
   with_type(x.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* data = x.const_data_ptr<T>();
-    double* mean = result.mean.mutable_data_ptr<double>();
-    double* m2 = result.m2.mutable_data_ptr<double>();
     if (!shape.rows) {
       for_planes(shape,
                  [&](const Planes& part) { loops<T>().moments_planes(data, part, mean, m2); });
+      mean[width - 1] = static_cast<double>(shape.n * shape.s);
       return;
     }
-    const int64_t width = 2 * shape.c + 1;
-    at::Tensor partial = doubles({std::max<int64_t>(1, row_tasks(shape)), width});
-    double* partials = partial.mutable_data_ptr<double>();
-    partials[width - 1] = 0;
     for_rows(shape, [&](const Rows& part, int64_t task) {
-      double* own = partials + task * width;
+      double* const own = mean + task * width;
       loops<T>().moments_rows(data, part, own, own + shape.c);
       own[width - 1] = static_cast<double>(part.end - part.begin);
     });
-    const MergedMoments all = merge(partial);
-    result = {all.mean, all.m2};
   });
+  if (tasks > 1) {
+    double* const all = result.mutable_data_ptr<double>();
+    all[width - 1] = merge_rows(mean, tasks, width, shape.c, all, all + shape.c);
+  }
   return result;
 }
 
@@ -135,15 +106,13 @@ MergedMoments normalize_alone(const at::Tensor& input, const at::Tensor& weight,
                               const at::Tensor& bias, double eps, const Epilogue& epilogue,
                               Output& output) {
   const Shape shape(input);
+  if (shape.rows) {
+    MergedMoments own = merge(moments(input).unsqueeze_(0), shape.c);
+    output = transform(input, weight, bias, own.mean, inverse_deviation(own, eps), epilogue);
+    return own;
+  }
   const auto count = static_cast<double>(shape.n * shape.s);
   MergedMoments merged{doubles({shape.c}), doubles({shape.c}), at::full({}, count, at::kDouble)};
-  if (shape.rows) {
-    const Moments own = moments(input);
-    merged.mean = own.mean;
-    merged.m2 = own.m2;
-    output = transform(input, weight, bias, merged.mean, inverse_deviation(merged, eps), epilogue);
-    return merged;
-  }
   const at::Tensor x = dense(input, shape, compute_type(input));
   Result result(x, shape, epilogue);
   ForwardTable table(weight, bias, shape.c);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
@@ -18,37 +20,49 @@ const T* data_or_null(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
 }
 
-inline at::Tensor as_double(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.detach().to(at::kDouble).contiguous() : tensor;
+/// A layer's parameter in double; empty where it has none.
+inline std::vector<double> as_doubles(const at::Tensor& parameter) {
+  if (!parameter.defined()) return {};
+  const auto copy = [](const auto* from, int64_t n) { return std::vector<double>(from, from + n); };
+  if (parameter.is_contiguous() && parameter.scalar_type() == at::kFloat) {
+    return copy(parameter.const_data_ptr<float>(), parameter.numel());
+  }
+  const at::Tensor values = parameter.detach().to(at::kDouble).contiguous();
+  return copy(values.const_data_ptr<double>(), values.numel());
+}
+
+/// Merges the statistics in rows: as BatchNormKernels::merge. @return the count of all.
+double merge_rows(const double* rows, int64_t count_of_rows, int64_t stride, int64_t channels,
+                  double* mean, double* m2);
+
+inline double value_or(const std::vector<double>& values, int64_t c, double otherwise) {
+  return values.empty() ? otherwise : values[static_cast<size_t>(c)];
 }
 
 /// Coefficients of y = (x - center) * scale + shift, by channel.
 class ForwardTable {
  public:
   ForwardTable(const at::Tensor& weight, const at::Tensor& bias, int64_t channels)
-      : weight_(as_double(weight)), bias_(as_double(bias)), values_(doubles({2, channels})) {
-    w_ = data_or_null<double>(weight_);
-    b_ = data_or_null<double>(bias_);
-    scale_ = values_.mutable_data_ptr<double>();
-    shift_ = scale_ + channels;
-  }
+      : weight_(as_doubles(weight)),
+        bias_(as_doubles(bias)),
+        values_(static_cast<size_t>(2 * channels)),
+        scale_(values_.data()),
+        shift_(scale_ + channels) {}
 
   template <class T>
   void set(int64_t c, double mean, double invstd) {
-    scale_[c] = invstd * (w_ != nullptr ? w_[c] : 1.0);
+    scale_[c] = invstd * value_or(weight_, c, 1.0);
     // The loops round the mean to T; the difference goes into the shift.
     const double rounding = mean - static_cast<double>(static_cast<T>(mean));
-    shift_[c] = (b_ != nullptr ? b_[c] : 0.0) - rounding * scale_[c];
+    shift_[c] = value_or(bias_, c, 0.0) - rounding * scale_[c];
   }
   ForwardCoefficients with(const double* center) const { return {center, scale_, shift_}; }
 
  private:
-  const at::Tensor weight_, bias_;
-  at::Tensor values_;
-  const double* w_;
-  const double* b_;
-  double* scale_;
-  double* shift_;
+  const std::vector<double> weight_, bias_;
+  std::vector<double> values_;
+  double* const scale_;
+  double* const shift_;
 };
 
 /// Coefficients of dx = (dy - offset) * scale + (x - center) * slope, by channel.
@@ -56,18 +70,18 @@ class BackwardTable {
  public:
   BackwardTable(const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& invstd,
                 double count)
-      : weight_(as_double(weight)), values_(doubles({3, mean.size(0)})), count_(count) {
-    w_ = data_or_null<double>(weight_);
-    mean_ = mean.const_data_ptr<double>();
-    invstd_ = invstd.const_data_ptr<double>();
-    scale_ = values_.mutable_data_ptr<double>();
-    offset_ = scale_ + mean.size(0);
-    slope_ = offset_ + mean.size(0);
-  }
+      : weight_(as_doubles(weight)),
+        values_(static_cast<size_t>(3 * mean.size(0))),
+        count_(count),
+        mean_(mean.const_data_ptr<double>()),
+        invstd_(invstd.const_data_ptr<double>()),
+        scale_(values_.data()),
+        offset_(scale_ + mean.size(0)),
+        slope_(offset_ + mean.size(0)) {}
 
   template <class T>
   void set(int64_t c, double sum_dy, double sum_dy_xmu) {
-    scale_[c] = invstd_[c] * (w_ != nullptr ? w_[c] : 1.0);
+    scale_[c] = invstd_[c] * value_or(weight_, c, 1.0);
     slope_[c] = -scale_[c] * invstd_[c] * invstd_[c] * sum_dy_xmu / count_;
     offset_[c] = sum_dy / count_;
     // Move the rounding of the mean into the constant; a channel with scale 0 has none.
@@ -77,15 +91,14 @@ class BackwardTable {
   BackwardCoefficients get() const { return {mean_, scale_, offset_, slope_}; }
 
  private:
-  const at::Tensor weight_;
-  at::Tensor values_;
+  const std::vector<double> weight_;
+  std::vector<double> values_;
   const double count_;
-  const double* w_;
-  const double* mean_;
-  const double* invstd_;
-  double* scale_;
-  double* offset_;
-  double* slope_;
+  const double* const mean_;
+  const double* const invstd_;
+  double* const scale_;
+  double* const offset_;
+  double* const slope_;
 };
 
 }  // namespace syncbn::dist::detail::cpu

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "batch_norm/batch_norm_kernels.h"
@@ -54,36 +53,6 @@ void check_input(const BatchNormArguments& arguments) {
 
 namespace {
 
-/// The ranks' statistics, [W, 2C+1] float64: mean, m2, count.
-at::Tensor gather(const Moments& moments, int64_t count, const Exchange& exchange) {
-  const at::Tensor own_count = at::full({1}, static_cast<double>(count), moments.mean.options());
-  return exchange.gather(at::cat({moments.mean, moments.m2, own_count}));
-}
-
-/// The sums over all ranks: the same bits on each.
-BackwardSums sum(const BackwardSums& sums, const Exchange& exchange) {
-  const auto halves = exchange.sum(at::cat({sums.dy, sums.dy_xmu})).chunk(2);
-  return {halves[0], halves[1]};
-}
-
-/// running = (1 - momentum) * running + momentum * new, with the unbiased variance.
-void update_running_statistics(const BatchNormArguments& arguments, const MergedMoments& merged) {
-  double momentum = arguments.momentum.value_or(0);
-  if (arguments.num_batches_tracked.defined()) {
-    arguments.num_batches_tracked.add_(1);
-    if (!arguments.momentum) {
-      momentum = 1.0 / static_cast<double>(arguments.num_batches_tracked.item<int64_t>());
-    }
-  }
-  const auto blend = [momentum](const at::Tensor& running, const at::Tensor& value) {
-    if (running.defined()) running.lerp_(value.to(running.scalar_type()), momentum);
-  };
-  blend(arguments.running_mean, merged.mean);
-  if (arguments.running_var.defined()) {
-    blend(arguments.running_var, merged.m2 / (merged.count - 1));
-  }
-}
-
 Epilogue epilogue_of(const BatchNormArguments& arguments) {
   const at::Tensor& residual = arguments.residual;
   return {.residual = residual.defined() ? residual.detach() : residual, .relu = arguments.relu};
@@ -101,7 +70,7 @@ MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& ex
       exchange.ranks() == 1 && kernels.normalize_alone != nullptr
           ? kernels.normalize_alone(input, arguments.weight, arguments.bias, arguments.eps,
                                     epilogue_of(arguments), output)
-          : kernels.merge(gather(kernels.moments(input), count, exchange));
+          : kernels.merge(exchange.gather(kernels.moments(input)), channels);
   // Two values or more here are two or more everywhere; only fewer need a look at the sum, which
   // on a GPU waits for it.
   const double total = count > 1 ? 2.0 : merged.count.item<double>();
@@ -117,7 +86,11 @@ MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& ex
     return merged;
   }
   updated = total > 1;
-  if (updated) update_running_statistics(arguments, merged);
+  if (updated) {
+    kernels.update_running({arguments.running_mean, arguments.running_var,
+                            arguments.num_batches_tracked, arguments.momentum},
+                           merged);
+  }
   return merged;
 }
 
@@ -174,6 +147,14 @@ Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tens
   return result;
 }
 
+/// What a layer's backward has to know besides tensors.
+struct Saved : torch::CustomClassHolder {
+  c10::intrusive_ptr<Exchange> exchange;
+  double eps = 0;
+  bool has_bias = false;
+  bool has_residual = false;
+};
+
 class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunction> {
  public:
   // Tensors are named again for autograd: it looks for them among the arguments.
@@ -186,18 +167,20 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     Output output;
     const MergedMoments merged =
         TapeScope::next([&] { return statistics(arguments, *exchange, *updated, output); });
-    const at::Tensor invstd = inverse_deviation(merged, arguments.eps);
+    const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
+    const at::Tensor invstd = kernels.inverse_deviation(merged, arguments.eps);
     if (!output.values.defined()) {
-      output = batch_norm_kernels(input.device().type())
-                   .transform(input, arguments.weight, arguments.bias, merged.mean, invstd,
-                              epilogue_of(arguments));
+      output = kernels.transform(input, arguments.weight, arguments.bias, merged.mean, invstd,
+                                 epilogue_of(arguments));
     }
     context->save_for_backward(
         {input, arguments.weight, merged.mean, merged.m2, merged.count, invstd, output.gate});
-    context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
-    context->saved_data["eps"] = arguments.eps;
-    context->saved_data["has_bias"] = arguments.bias.defined();
-    context->saved_data["has_residual"] = arguments.residual.defined();
+    auto more = c10::make_intrusive<Saved>();
+    more->exchange = exchange;
+    more->eps = arguments.eps;
+    more->has_bias = arguments.bias.defined();
+    more->has_residual = arguments.residual.defined();
+    context->saved_data["more"] = c10::IValue::make_capsule(std::move(more));
     return output.values;
   }
 
@@ -205,8 +188,9 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const auto saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1], &invstd = saved[5];
     const MergedMoments merged{saved[2], saved[3], saved[4]};
-    const auto exchange =
-        c10::static_intrusive_pointer_cast<Exchange>(context->saved_data["exchange"].toCapsule());
+    const auto more =
+        c10::static_intrusive_pointer_cast<Saved>(context->saved_data["more"].toCapsule());
+    const c10::intrusive_ptr<Exchange>& exchange = more->exchange;
     OutputGradient gradient{grad_outputs[0], saved[6]};
     const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
     const auto pass_gate = [&] {
@@ -218,16 +202,16 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const auto is_needed = [&](bool given) { return given && context->needs_input_grad(index++); };
     const bool needs_input = context->needs_input_grad(0);
     const bool needs_weight = is_needed(weight.defined());
-    const bool needs_bias = is_needed(context->saved_data["has_bias"].toBool());
-    const bool needs_residual = is_needed(context->saved_data["has_residual"].toBool());
+    const bool needs_bias = is_needed(more->has_bias);
+    const bool needs_residual = is_needed(more->has_residual);
 
     Gradients gradients;
     if (at::GradMode::is_enabled()) {
       pass_gate();
-      gradients = differentiable_gradients(gradient.values, input, weight, merged,
-                                           context->saved_data["eps"].toDouble(), exchange);
+      gradients =
+          differentiable_gradients(gradient.values, input, weight, merged, more->eps, exchange);
     } else {
-      BackwardSums sums;
+      at::Tensor sums;
       // Whether the input needs a gradient follows from the network, so all ranks agree.
       if (needs_input && exchange->ranks() == 1 && kernels.backward_alone != nullptr) {
         sums = kernels.backward_alone(gradient, input, weight, merged.mean, invstd, merged.count,
@@ -237,12 +221,17 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
         if (needs_input) {
           gradients.input =
               kernels.backward_elementwise(gradient, input, weight, merged.mean, invstd,
-                                           sum(sums, *exchange), merged.count, needs_residual);
+                                           exchange->sum(sums), merged.count, needs_residual);
         }
       }
       if (needs_residual) pass_gate();
-      if (needs_weight) gradients.weight = sums.dy_xmu * invstd;
-      gradients.bias = sums.dy;
+      if (needs_weight || needs_bias) {
+        const at::Tensor& any = weight.defined() ? weight : input;
+        const ParameterGradients parameters =
+            kernels.parameter_gradients(sums, invstd, any.scalar_type());
+        gradients.weight = parameters.weight;
+        gradients.bias = parameters.bias;
+      }
     }
     const auto if_needed = [](bool needed, const at::Tensor& gradient) {
       return needed ? gradient : at::Tensor();

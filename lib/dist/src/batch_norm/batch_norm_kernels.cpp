@@ -9,10 +9,17 @@
 namespace syncbn::dist::detail {
 namespace {
 
-constexpr BatchNormKernels kCpuKernels{cpu::moments,         cpu::merge,
-                                       cpu::transform,       cpu::pass_gate,
-                                       cpu::backward_reduce, cpu::backward_elementwise,
-                                       cpu::normalize_alone, cpu::backward_alone};
+constexpr BatchNormKernels kCpuKernels{cpu::moments,
+                                       cpu::merge,
+                                       cpu::inverse_deviation,
+                                       cpu::update_running,
+                                       cpu::transform,
+                                       cpu::pass_gate,
+                                       cpu::backward_reduce,
+                                       cpu::backward_elementwise,
+                                       cpu::parameter_gradients,
+                                       cpu::normalize_alone,
+                                       cpu::backward_alone};
 
 }  // namespace
 

@@ -1,29 +1,28 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
 namespace syncbn::dist::detail {
 
-/// Statistics of one rank's values, per channel.
-struct Moments {
-  at::Tensor mean;  ///< [C] float64
-  at::Tensor m2;    ///< [C] float64: sum of squared deviations from the mean
-};
-
 /// Statistics of all ranks' values, per channel.
 struct MergedMoments {
   at::Tensor mean;   ///< [C] float64
-  at::Tensor m2;     ///< [C] float64
+  at::Tensor m2;     ///< [C] float64: sum of squared deviations from the mean
   at::Tensor count;  ///< scalar float64: values per channel over all ranks
 };
 
-/// What a rank's backward contributes, per channel.
-struct BackwardSums {
-  at::Tensor dy;      ///< [C] float64: sum of grad_output
-  at::Tensor dy_xmu;  ///< [C] float64: sum of grad_output * (input - mean)
+/// What a layer keeps for evaluation; each tensor may be undefined.
+struct RunningStatistics {
+  at::Tensor mean, var;            ///< [C], of any floating-point type
+  at::Tensor num_batches_tracked;  ///< scalar: int64, or what Module::to(dtype) made of it
+  std::optional<double> momentum;  ///< nullopt: 1 / num_batches_tracked
+};
+
+struct ParameterGradients {
+  at::Tensor weight, bias;  ///< [C]
 };
 
 /// What follows normalising in a layer, in this order.
@@ -48,13 +47,22 @@ struct OutputGradient {
 /// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
 /// None of the functions waits for the device.
 struct BatchNormKernels {
-  Moments (*moments)(const at::Tensor& input);
+  /// Statistics of this rank's values: [2C+1] float64, the mean and m2 of each channel, and the
+  /// count of values in one.
+  at::Tensor (*moments)(const at::Tensor& input);
 
   /// Merges W ranks' statistics by Chan, Golub and LeVeque's formula ("Updating formulae and a
   /// pairwise algorithm for computing sample variances", 1979), in the order of ranks.
-  /// @param gathered [W, 2C+1] float64: mean, m2 and count of each rank; a rank may have count 0.
-  ///   Rows may lie apart.
-  MergedMoments (*merge)(const at::Tensor& gathered);
+  /// @param gathered [W, 2C+1 or more] float64, with each rank's moments first in its row; a rank
+  ///   may have count 0.
+  MergedMoments (*merge)(const at::Tensor& gathered, int64_t channels);
+
+  /// 1 / sqrt(variance + eps), [C] float64; of no values at all 1 / sqrt(eps), not 0 / 0.
+  at::Tensor (*inverse_deviation)(const MergedMoments& moments, double eps);
+
+  /// Counts the batch, and running = (1 - momentum) * running + momentum * new, with the unbiased
+  /// variance.
+  void (*update_running)(const RunningStatistics& running, const MergedMoments& moments);
 
   /// (input - mean) * invstd * weight + bias, and the epilogue; weight and bias may be undefined.
   Output (*transform)(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
@@ -63,17 +71,23 @@ struct BatchNormKernels {
   /// The gradient behind its gate, by operations that autograd knows.
   at::Tensor (*pass_gate)(const OutputGradient& gradient, const at::Tensor& input);
 
-  /// Sums of the gradient behind its gate, through which it may take it.
-  BackwardSums (*backward_reduce)(OutputGradient& gradient, const at::Tensor& input,
-                                  const at::Tensor& mean, const at::Tensor& invstd);
+  /// Sums of g, the gradient behind its gate, through which it may take it: [2C] float64, the sum
+  /// of g for each channel, then that of g * (input - mean).
+  at::Tensor (*backward_reduce)(OutputGradient& gradient, const at::Tensor& input,
+                                const at::Tensor& mean, const at::Tensor& invstd);
 
   /// (gradient - mean_dy - (input - mean) * invstd^2 * mean_dy_xmu) * invstd * weight, the
   /// gradient in Ioffe and Szegedy (2015), where mean_dy and mean_dy_xmu are sums / count.
   /// @param keep The gradient itself is wanted as well: it is taken through its gate.
   at::Tensor (*backward_elementwise)(OutputGradient& gradient, const at::Tensor& input,
                                      const at::Tensor& weight, const at::Tensor& mean,
-                                     const at::Tensor& invstd, const BackwardSums& sums,
+                                     const at::Tensor& invstd, const at::Tensor& sums,
                                      const at::Tensor& count, bool keep);
+
+  /// Of this rank's sums.
+  /// @param type the parameters'; the gradients have that, or a wider one.
+  ParameterGradients (*parameter_gradients)(const at::Tensor& sums, const at::Tensor& invstd,
+                                            at::ScalarType type);
 
   // The same for a rank alone, where nothing comes in between, so that each channel is read from
   // memory once. Null where that brings nothing.
@@ -84,16 +98,11 @@ struct BatchNormKernels {
                                    Output& output);
 
   /// backward_reduce and backward_elementwise.
-  BackwardSums (*backward_alone)(OutputGradient& gradient, const at::Tensor& input,
-                                 const at::Tensor& weight, const at::Tensor& mean,
-                                 const at::Tensor& invstd, const at::Tensor& count, bool keep,
-                                 at::Tensor& grad_input);
+  at::Tensor (*backward_alone)(OutputGradient& gradient, const at::Tensor& input,
+                               const at::Tensor& weight, const at::Tensor& mean,
+                               const at::Tensor& invstd, const at::Tensor& count, bool keep,
+                               at::Tensor& grad_input);
 };
-
-/// 1 / sqrt(variance + eps), [C] float64; of no values at all 1 / sqrt(eps), not 0 / 0.
-inline at::Tensor inverse_deviation(const MergedMoments& moments, double eps) {
-  return moments.m2.div(moments.count.clamp_min(1.0)).add_(eps).rsqrt_();
-}
 
 /// The kernels for a device. @throws base::UserError for a device that has none.
 const BatchNormKernels& batch_norm_kernels(c10::DeviceType device);

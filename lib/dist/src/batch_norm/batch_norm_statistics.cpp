@@ -113,7 +113,7 @@ detail::MergedMoments merged(const std::vector<detail::MergedMoments>& batches) 
     rows.push_back(at::cat({one.mean, one.m2, one.count.view({1})}));
   }
   const at::Tensor all = at::stack(rows);
-  return detail::batch_norm_kernels(all.device().type()).merge(all);
+  return detail::batch_norm_kernels(all.device().type()).merge(all, batches[0].mean.size(0));
 }
 
 }  // namespace

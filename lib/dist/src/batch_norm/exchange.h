@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -36,22 +37,27 @@ class Exchange : public torch::CustomClassHolder {
 
   int ranks() const { return group_ ? group_->getSize() : 1; }
 
-  /// Every rank's values: [n] float64 in, [W, n] out, in the order of ranks.
+  /// Every rank's values: [n] float64 in, [W, n or more] out, in the order of ranks, where the
+  /// first n of each row are the values.
   at::Tensor gather(const at::Tensor& values) const;
   /// The sum of every rank's values: [n] float64 in, [n] out, the same bits on each rank.
   at::Tensor sum(const at::Tensor& values) const;
 
  private:
-  at::Tensor header(uint64_t number) const;
-  void compare(const at::Tensor& headers) const;
-  void agree(uint64_t number, const at::Tensor& row) const;
+  struct Names;
+  struct Group;
+  struct Layer;
+  friend void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group);
+
+  using Header = std::array<double, 3>;
+  Header next_header() const;
+  void compare(const at::Tensor& rows, int64_t first) const;
+  void agree(const Header& header, const at::Tensor& row) const;
 
   const ProcessGroupPtr group_;
   const Timeout timeout_;
-  int64_t channels_ = 0;
-  at::ScalarType dtype_ = at::kFloat;
-  uint64_t layer_ = 0;            ///< hash of the name
-  const char* called_ = nullptr;  ///< what logs and messages call an exchange
+  Group* state_ = nullptr;        ///< what is known of the group; outlives this
+  const Layer* layer_ = nullptr;  ///< as the group knows it; outlives this
 };
 
 /// Counts an exchange of such a row that this rank takes part in without running the layer, and is

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -40,9 +41,23 @@ bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
 
 }  // namespace
 
+bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group) {
+  const Backend* const backend = backend_of(group);
+  return (backend != nullptr && backend->gathers_at_once(row)) || gathers_in_one_hop(row, group);
+}
+
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
   const NamedAs named("all_gather", row.sizes());
+  Backend* const backend = backend_of(group);
+  if (backend != nullptr && backend->gathers_at_once(row)) {
+    const at::Tensor values = row.contiguous();
+    const size_t begin = static_cast<size_t>(group->getRank()) * row.nbytes();
+    std::memcpy(static_cast<char*>(all.mutable_data_ptr()) + begin, values.const_data_ptr(),
+                row.nbytes());
+    backend->gather_at_once(all, timeout.value_or(c10d::kUnsetTimeout));
+    return all;
+  }
   if (row.numel() == 0) {
     // Gloo takes no empty tensors; a rank whose row is not empty has to hear of this one's.
     if (all_ranks_are_ours(group)) gather_rows(at::zeros({1, 1}, row.options()), group, timeout);
@@ -64,9 +79,7 @@ at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Time
 }
 
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
-  // Where a row reaches all ranks in one hop, gathering all and adding them up is quicker than
-  // Gloo's all-reduce with its 2 (W - 1) hops.
-  if (gathers_in_one_hop(row, group)) return gather_rows(row, group, timeout).sum(0);
+  if (sums_by_gathering(row, group)) return gather_rows(row, group, timeout).sum(0);
   std::vector<at::Tensor> total{row.clone()};
   c10d::AllreduceOptions options;
   if (timeout) options.timeout = *timeout;

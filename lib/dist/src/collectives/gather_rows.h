@@ -12,6 +12,10 @@ namespace syncbn::dist::detail {
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                        Timeout timeout = std::nullopt);
 
+/// Whether sum_rows() is a gather_rows() whose rows are added up, which is quicker than an
+/// all-reduce where a row reaches all ranks at once. The same on all ranks.
+bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group);
+
 /// The sum of every rank's row: [1, n] in, [n] out, the same bits on each rank. One collective.
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                     Timeout timeout = std::nullopt);

@@ -84,6 +84,10 @@ c10d::Backend& Backend::delegate(const at::Tensor& tensor) {
       group_name_, tensor.device().str()));
 }
 
+Label Backend::label_of(const Call& call) const {
+  return {call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, watch_};
+}
+
 template <class Start>
 Backend::WorkPtr Backend::start_by(c10d::Backend& library, const Call& call, bool by_gloo,
                                    Start&& start) const {
@@ -112,7 +116,7 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start
   const std::lock_guard lock(start_mutex_);
   const uint64_t earlier = call.is_collective() ? sequence_.load() : transfers_;
   call.sequence = earlier + 1;
-  Label label{call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, watch_};
+  Label label = label_of(call);
   WorkPtr work;
   try {
     if (by_gloo && delegates_.shared) {
@@ -191,6 +195,35 @@ Call with_peer(Call call, int peer, int tag) {
 }  // namespace
 
 using c10d::OpType;
+
+bool Backend::gathers_at_once(const at::Tensor& row) const {
+  return delegates_.shared && row.is_cpu() && row.numel() != 0 &&
+         delegates_.shared->gathers_at_once(static_cast<int64_t>(row.nbytes()));
+}
+
+void Backend::gather_at_once(const at::Tensor& all, std::chrono::milliseconds timeout) {
+  require_usable();
+  Call call = call_of(OpType::_ALLGATHER_BASE, "all_gather", all);
+  call.sizes = {1, all.size(1)};
+  call.has_sizes = true;
+  NamedAs::apply_to(call);
+  try {
+    shm::Exchange::TaskPtr task;
+    {
+      const std::lock_guard lock(start_mutex_);
+      call.sequence = sequence_ + 1;
+      task =
+          delegates_.shared->gather_at_once(call.sequence << 16 | call.fingerprint(), all, timeout);
+      log_->begin(call, WorkPtr());
+      ++sequence_;
+      ++shared_calls_;
+    }
+    delegates_.shared->wait(task);
+  } catch (const std::exception&) {
+    label_of(call).rethrow();
+  }
+  log_->succeed(call);
+}
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   return run(

@@ -20,6 +20,8 @@ class SharedMemory;
 
 namespace syncbn::dist::detail {
 
+struct Label;
+
 /// The one backend behind every process group of ours: all collectives pass through it, CPU tensors
 /// on their way to shared memory or Gloo and CUDA tensors to NCCL. It numbers them, logs them for
 /// the PeerWatch, and turns the libraries' errors into ones that name rank, collective, sequence
@@ -54,8 +56,17 @@ class Backend : public c10d::Backend {
   /// Whether a PeerWatch compares what ranks call.
   bool is_watched() const { return is_watched_; }
   bool shares_memory() const { return delegates_.shared != nullptr; }
-  /// Of them, those that went through shared memory.
+  /// Of the collectives, those that went through shared memory.
   uint64_t shared_calls() const { return shared_calls_; }
+
+  /// Whether gather_at_once() serves for such rows of each rank; the same on all ranks.
+  bool gathers_at_once(const at::Tensor& row) const;
+  /// _allgather_base() of a few values on the CPU, and its wait(), in one, with next to nothing
+  /// around, in the way of every layer that exchanges statistics: c10d's dispatcher and what
+  /// listens to it (profilers, NCCL's recorder) do not hear of it.
+  /// @param all [W, n], contiguous, with this rank's row in its place.
+  /// @param timeout c10d::kUnsetTimeout: the group's.
+  void gather_at_once(const at::Tensor& all, std::chrono::milliseconds timeout);
 
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -107,6 +118,7 @@ class Backend : public c10d::Backend {
   /// The same, for what shared memory may know: then `share` starts it.
   template <class Start, class Share>
   WorkPtr run(Call call, const at::Tensor& tensor, Start&& start, Share&& share);
+  Label label_of(const Call& call) const;
   template <class Start>
   WorkPtr start_by(c10d::Backend& library, const Call& call, bool by_gloo, Start&& start) const;
   /// For send and recv: ours differ with dtype and length, so that no others match.

@@ -67,13 +67,15 @@ bool CallLog::has_member(int rank) const {
 
 bool CallLog::Entry::is_pending() const {
   if (state != State::kUnderWay) return false;
+  if (!has_work) return true;
   const auto work_now = work.lock();
   return work_now && !work_now->isCompleted();
 }
 
 void CallLog::begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work) {
   const std::lock_guard lock(mutex_);
-  Entry entry{call, Clock::now(), c10::weak_intrusive_ptr<c10d::Work>(work), State::kUnderWay};
+  Entry entry{call, Clock::now(), c10::weak_intrusive_ptr<c10d::Work>(work), State::kUnderWay,
+              work.defined()};
   if (call.is_collective()) {
     last_ = call.sequence;
     collectives_[call.sequence % kKept] = std::move(entry);

@@ -79,7 +79,7 @@ class CallLog {
   bool has_member(int rank) const;
   void break_off() const { break_off_(); }
 
-  /// `work` is the library's own.
+  /// `work` is the library's own; null where only succeed() and fail() say when the call is over.
   void begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work);
   void succeed(const Call& call);
   void fail(const Call& call);
@@ -98,6 +98,7 @@ class CallLog {
     Clock::time_point since;
     c10::weak_intrusive_ptr<c10d::Work> work{c10::intrusive_ptr<c10d::Work>()};
     State state = State::kUnderWay;
+    bool has_work = true;
 
     bool is_pending() const;
   };

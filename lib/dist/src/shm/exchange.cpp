@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <syncbn/base/cpus.h>
+#include <syncbn/base/env.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -22,16 +25,22 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// How long to look out for a rank that has a core of its own: longer than the kernel takes to wake
-// a thread. Where cores are shared the other one could not run meanwhile.
-constexpr nanoseconds kPatience = std::chrono::microseconds(100);
+// How long to look out for a rank that has a core of its own: ranks that compute the same differ by
+// so much between two layers, and on virtual machines a core that slept comes back late. After a
+// while, though, others who want this core are let in. Where ranks share cores the one that is
+// waited for could not run meanwhile.
+constexpr nanoseconds kPatience = std::chrono::milliseconds(2);
+constexpr nanoseconds kAlone = std::chrono::microseconds(50);
 constexpr nanoseconds kShortPatience = std::chrono::microseconds(5);
 constexpr int kLooksPerClock = 32;
 // A sleeper looks up as often, for what nobody wakes it for: that the group is broken off.
 constexpr nanoseconds kLongestSleep = milliseconds(50);
 
+/// @param ranks of this group and host; others of the job may be busy meanwhile.
 nanoseconds patience_of(int ranks) {
-  return ranks <= base::available_cpus() ? kPatience : kShortPatience;
+  const auto local = base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
+  return std::max<int64_t>(ranks, local.value_or(0)) <= base::available_cpus() ? kPatience
+                                                                               : kShortPatience;
 }
 
 [[noreturn]] void throw_broken() {
@@ -47,13 +56,20 @@ void relax() {
 }  // namespace
 
 struct Exchange::Task {
-  std::unique_ptr<Operation> operation;
-  uint64_t tag;
-  milliseconds timeout;
-  Clock::time_point deadline;
+  Task(std::unique_ptr<Operation> operation, uint64_t tag, milliseconds timeout)
+      : operation(std::move(operation)),
+        tag(tag),
+        timeout(timeout),
+        deadline(Clock::now() + timeout) {}
+
+  const std::unique_ptr<Operation> operation;
+  const uint64_t tag;
+  const milliseconds timeout;
+  const Clock::time_point deadline;
 
   // Of whoever has the turn.
   int64_t step = 0;
+  std::optional<Clock::time_point> looks_since;  ///< for the others, in this step
   bool is_put = false;
   int peer = 0;  ///< the ones before have come
 
@@ -62,6 +78,7 @@ struct Exchange::Task {
   std::exception_ptr error;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   /// Until it is done: those who look after calls hold none, and nor do those who hold futures.
+  /// Null where a thread waits for the task itself.
   WorkPtr work;
 
   /// Once it is done.
@@ -145,20 +162,27 @@ void Exchange::stop() {
 
 Exchange::WorkPtr Exchange::start(c10d::OpType type, uint64_t tag,
                                   std::unique_ptr<Operation> operation, milliseconds timeout) {
-  auto task = std::make_shared<Task>();
-  task->operation = std::move(operation);
-  task->tag = tag;
-  task->timeout = timeout;
-  task->deadline = Clock::now() + timeout;
+  const auto task = std::make_shared<Task>(std::move(operation), tag, timeout);
+  task->work = c10::make_intrusive<Work>(shared_from_this(), task, type);
+  auto work = task->work;
+  enqueue(task, /*is_awaited=*/false);
+  return work;
+}
+
+Exchange::TaskPtr Exchange::begin(uint64_t tag, std::unique_ptr<Operation> operation,
+                                  milliseconds timeout) {
+  auto task = std::make_shared<Task>(std::move(operation), tag, timeout);
+  enqueue(task, /*is_awaited=*/true);
+  return task;
+}
+
+void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
   const Lock lock(mutex_);
   const bool is_first = queue_.empty();
   // The others then need no more of this rank for an operation of one step.
   if (is_first && !broken_) put(*task);
   queue_.push_back(task);
-  if (!is_first || task->operation->steps() > 1) kick(lock);
-  auto work = c10::make_intrusive<Work>(shared_from_this(), task, type);
-  task->work = work;
-  return work;
+  if (!is_awaited && (!is_first || task->operation->steps() > 1)) kick(lock);
 }
 
 /// Lets the thread see to what is in the queue.
@@ -281,6 +305,7 @@ bool Exchange::advance(Task& task, Clock::time_point give_up) {
     task.operation->take(task.step, slots());
     ++step_;
     task.is_put = false;
+    task.looks_since.reset();
     task.peer = 0;
     if (++task.step < task.operation->steps()) continue;
     task.operation->finish();
@@ -308,15 +333,19 @@ bool Exchange::has_come(int peer, uint64_t tag) const {
 /// Waits until a rank has put its part of the present step into its slot.
 /// @return false at `give_up`. @throws std::runtime_error when the operation's time is up, or the
 ///   group is broken off.
-bool Exchange::await(int peer, const Task& task, Clock::time_point give_up) {
+bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
   if (has_come(peer, task.tag)) return true;
   // While nobody waits for this, the program computes, on the same core perhaps.
-  const auto end = std::min(give_up, Clock::now() + (waiting_ > 0 ? patience_ : kShortPatience));
-  while (Clock::now() < end) {
+  const auto begin = Clock::now();
+  if (!task.looks_since) task.looks_since = begin;
+  const auto end =
+      std::min(give_up, *task.looks_since + (waiting_ > 0 ? patience_ : kShortPatience));
+  for (auto now = begin; now < end; now = Clock::now()) {
     for (int look = 0; look < kLooksPerClock; ++look) {
       if (has_come(peer, task.tag)) return true;
       relax();
     }
+    if (now - begin > kAlone) ::sched_yield();
   }
   Header& header = segments_[static_cast<size_t>(peer)].header();
   for (;;) {

@@ -27,6 +27,8 @@ namespace syncbn::dist::detail::shm {
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  struct Task;
+  using TaskPtr = std::shared_ptr<Task>;
 
   /// @param segments of all ranks, by rank. @param names the ranks in the world, for messages.
   Exchange(const Layout& layout, std::vector<Segment> segments, int rank, std::vector<int> names);
@@ -42,6 +44,12 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
 
+  /// The same without a c10d::Work, for what a thread waits for at once.
+  TaskPtr begin(uint64_t tag, std::unique_ptr<Operation> operation,
+                std::chrono::milliseconds timeout);
+  /// @throws what went wrong; std::runtime_error when it is not done by the timeout, if it has one.
+  void wait(const TaskPtr& task, std::chrono::milliseconds timeout);
+
   /// Whether nothing is under way.
   bool is_idle();
 
@@ -54,11 +62,10 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
  private:
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
-  struct Task;
-  using TaskPtr = std::shared_ptr<Task>;
   class Work;
 
-  void wait(const TaskPtr& task, std::chrono::milliseconds timeout);
+  /// @param is_awaited a thread that waits for it sees to it.
+  void enqueue(const TaskPtr& task, bool is_awaited);
   bool is_done(const TaskPtr& task);
   c10::intrusive_ptr<c10::ivalue::Future> future_of(const TaskPtr& task);
 
@@ -67,7 +74,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool take_turn(Lock& lock, Clock::time_point give_up);
   bool advance(Task& task, Clock::time_point give_up);
   void put(Task& task);
-  bool await(int peer, const Task& task, Clock::time_point give_up);
+  bool await(int peer, Task& task, Clock::time_point give_up);
   bool has_come(int peer, uint64_t tag) const;
   Slots slots() const { return {segments_, layout_, rank_, step_}; }
 

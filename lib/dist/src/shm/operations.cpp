@@ -140,6 +140,31 @@ class AllGather : public Operation {
   std::vector<Dense> outputs_;
 };
 
+class GatherInPlace : public Operation {
+ public:
+  explicit GatherInPlace(const at::Tensor& all)
+      : all_(all),
+        first_(static_cast<std::byte*>(all.mutable_data_ptr())),
+        bytes_(bytes_of(all) / all.size(0)) {}
+
+  void put(int64_t /*step*/, const Slots& slots) override {
+    copy_bytes(slots.input(slots.rank()), row(slots.rank()), bytes_);
+  }
+  void take(int64_t /*step*/, const Slots& slots) override {
+    for (int rank = 0; rank < slots.ranks(); ++rank) {
+      if (rank != slots.rank()) copy_bytes(row(rank), slots.input(rank), bytes_);
+    }
+  }
+  std::vector<at::Tensor> result() const override { return {all_}; }
+
+ private:
+  std::byte* row(int rank) const { return first_ + rank * bytes_; }
+
+  const at::Tensor all_;
+  std::byte* const first_;
+  const int64_t bytes_;  ///< of a row
+};
+
 class Broadcast : public Operation {
  public:
   Broadcast(const Setting& setting, const at::Tensor& tensor, int root)
@@ -186,6 +211,10 @@ std::unique_ptr<Operation> all_reduce(const Setting& setting, const at::Tensor& 
 std::unique_ptr<Operation> all_gather(const Setting& setting, std::vector<at::Tensor> outputs,
                                       const at::Tensor& input) {
   return std::make_unique<AllGather>(setting, std::move(outputs), input);
+}
+
+std::unique_ptr<Operation> gather_in_place(const at::Tensor& all) {
+  return std::make_unique<GatherInPlace>(all);
 }
 
 std::unique_ptr<Operation> broadcast(const Setting& setting, const at::Tensor& tensor, int root) {

@@ -25,6 +25,9 @@ std::unique_ptr<Operation> all_reduce(const Setting& setting, const at::Tensor& 
 /// @param outputs one for each rank, of as many bytes as `input`.
 std::unique_ptr<Operation> all_gather(const Setting& setting, std::vector<at::Tensor> outputs,
                                       const at::Tensor& input);
+/// Of a few values, no more of each rank than a slot holds.
+/// @param all contiguous, a row for each rank, with this rank's in its place.
+std::unique_ptr<Operation> gather_in_place(const at::Tensor& all);
 std::unique_ptr<Operation> broadcast(const Setting& setting, const at::Tensor& tensor, int root);
 std::unique_ptr<Operation> barrier();
 

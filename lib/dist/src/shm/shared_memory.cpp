@@ -40,8 +40,7 @@ void SharedMemory::shutdown() {
 SharedMemory::WorkPtr SharedMemory::start(OpType type, uint64_t tag,
                                           std::unique_ptr<Operation> operation,
                                           std::chrono::milliseconds timeout) {
-  return exchange_->start(type, tag, std::move(operation),
-                          timeout == c10d::kUnsetTimeout ? timeout_ : timeout);
+  return exchange_->start(type, tag, std::move(operation), or_own(timeout));
 }
 
 SharedMemory::WorkPtr SharedMemory::allreduce(uint64_t tag, const Tensors& tensors,
@@ -105,6 +104,18 @@ SharedMemory::WorkPtr SharedMemory::broadcast(uint64_t tag, const Tensors& tenso
 SharedMemory::WorkPtr SharedMemory::barrier(uint64_t tag, const c10d::BarrierOptions& options) {
   return start(OpType::BARRIER, tag, on_one_host() ? shm::barrier() : shm::barrier(across(tag)),
                options.timeout);
+}
+
+bool SharedMemory::gathers_at_once(int64_t bytes) const {
+  // Of all ranks together: each reads them all, while the others wait.
+  constexpr int64_t kFew = int64_t{256} << 10;
+  return on_one_host() &&
+         bytes <= std::min(kFew / size_, static_cast<int64_t>(exchange_->layout().input_bytes()));
+}
+
+Exchange::TaskPtr SharedMemory::gather_at_once(uint64_t tag, const at::Tensor& all,
+                                               std::chrono::milliseconds timeout) {
+  return exchange_->begin(tag, gather_in_place(all), or_own(timeout));
 }
 
 }  // namespace syncbn::dist::detail::shm

@@ -45,8 +45,18 @@ class SharedMemory {
   WorkPtr broadcast(uint64_t tag, const Tensors& tensors, const c10d::BroadcastOptions& options);
   WorkPtr barrier(uint64_t tag, const c10d::BarrierOptions& options);
 
+  /// Whether gather_at_once() serves for so many bytes of each rank; the same on all ranks.
+  bool gathers_at_once(int64_t bytes) const;
+  /// An all-gather that a thread waits for at once. @param all as in gather_in_place().
+  Exchange::TaskPtr gather_at_once(uint64_t tag, const at::Tensor& all,
+                                   std::chrono::milliseconds timeout);
+  void wait(const Exchange::TaskPtr& task) { exchange_->wait(task, kNoTimeout); }
+
  private:
   Setting setting() const { return {exchange_->layout(), exchange_->rank(), exchange_->ranks()}; }
+  std::chrono::milliseconds or_own(std::chrono::milliseconds timeout) const {
+    return timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
+  }
   WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
   WorkPtr gather(c10d::OpType type, uint64_t tag, const Tensors& outputs, const at::Tensor& input,
