@@ -8,7 +8,8 @@
 #include "batch_norm/batch_norm_cpu_walk.h"
 
 // What is worked out by channel. A training step does this for every layer, with its caches full of
-// other things, and each operator of ATen's would cost more than the arithmetic: so there are none.
+// other things, and each operator of ATen's would cost more than the arithmetic: so there are none
+// where statistics and counter have their usual types.
 
 namespace syncbn::dist::detail::cpu {
 namespace {

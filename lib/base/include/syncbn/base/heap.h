@@ -14,8 +14,9 @@ void keep_freed_memory();
 
 /// Asks the kernel for huge pages under a block of malloc's that is about to be written: with
 /// small ones most of the time of a loop may go into page faults and address translation. After
-/// keep_freed_memory() this asks for all that the heap has grown by. Only advice: where there are
-/// none, or the block is too small, nothing happens. Thread-safe.
+/// keep_freed_memory() this asks for all that the heap has grown by, and has it grow further ahead
+/// of use. Only advice: where there are none, or the block is too small, nothing happens.
+/// Thread-safe.
 void advise_huge_pages(void* block, size_t bytes);
 
 }  // namespace syncbn::base
