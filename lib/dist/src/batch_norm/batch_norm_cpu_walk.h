@@ -18,9 +18,9 @@ namespace syncbn::dist::detail::cpu {
 // the number of threads.
 inline constexpr int64_t kValuesPerTask = int64_t{1} << 18;
 inline constexpr int64_t kRowsPerTask = 64;
-// A result of so many bytes (in float32) is not found in the cache when it is read: 4 MiB are about
-// a core's share of the last level in servers.
-inline constexpr int64_t kLargeBytes = int64_t{4} << 20;
+// A result of so many bytes (in float32) goes past the cache: it does not fit in a core's L2 cache
+// beside what it is made from, so that its lines would come from memory only to be overwritten.
+inline constexpr int64_t kLargeBytes = int64_t{1} << 20;
 // Of a channel in one tensor: so many bytes wait in the L2 cache while the channel before it is
 // worked on, a few tensors' together.
 inline constexpr int64_t kAheadBytes = int64_t{64} << 10;
