@@ -10,13 +10,16 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/instancenorm.h>
 #include <torch/nn/modules/linear.h>
 
 #include "batch_norm/convert.h"
@@ -87,6 +90,27 @@ nn::Sequential flat_net() {
 template <class Module>
 void expect_net_steps(Module net, const Steps& steps = {}) {
   expect_steps([&](const at::Tensor& x) { return net->forward(x); }, net->parameters(), steps);
+}
+
+// Instance norm calls the same operator, with views of other tensors.
+TEST(ConvertTest, TakesLayersOfVolumesAndLeavesInstanceNormAlone) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    at::manual_seed(0);
+    nn::InstanceNorm3d instance(
+        nn::InstanceNorm3dOptions(4).affine(true).track_running_stats(true));
+    nn::Sequential net(nn::Conv3d(nn::Conv3dOptions(3, 4, 1)), instance);
+    for (int i = 0; i < kLayers; ++i) net->push_back(nn::BatchNorm3d(4));
+    const at::Tensor x = at::randn({4, 4, 3, 3, 3});
+    const at::Tensor before = instance(x);
+    const auto report = dist::convert_sync_batchnorm(*net);
+    EXPECT_EQ(report.converted.size(), static_cast<size_t>(kLayers));
+    EXPECT_TRUE(report.not_converted.empty());
+    expect_net_steps(net, {.batch = {4, 3, 3, 3, 3}});
+    instance->weight.set_data(at::ones({4}));
+    instance->bias.set_data(at::zeros({4}));
+    EXPECT_TRUE(instance(x).equal(before));
+  });
 }
 
 TEST(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {

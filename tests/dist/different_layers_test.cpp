@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include <ATen/Context.h>
 #include <ATen/ops/ones.h>
@@ -19,6 +20,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include "collectives/gather_rows.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
 #include "support/multiproc.h"
@@ -139,17 +141,22 @@ TEST(DifferentLayersTest, BackwardIsComparedToo) {
   });
 }
 
-TEST(DifferentLayersTest, BackwardIsComparedWhereTheSumGoesAroundARing) {
-  // 64 KiB and more are not sent to every rank at once.
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    SyncBatchNorm first(SyncBatchNormOptions(5000).name("first"));
-    SyncBatchNorm second(SyncBatchNormOptions(5000).name("second"));
-    const at::Tensor a = first(batch(5000).requires_grad_());
-    const at::Tensor b = second(batch(5000).requires_grad_());
-    EXPECT_THAT(message_of<UserError>([&] { (rank == 0 ? a : b).sum().backward(); }),
-                AllOf(HasSubstr("rank 0 in layer 'first'"), HasSubstr("rank 1 in layer 'second'")));
-  });
+TEST(DifferentLayersTest, BackwardIsComparedWhereRowsAreAddedUpOnTheWay) {
+  // Shared memory takes the rows of all ranks at once up to 256 KiB, Gloo one of less than 64 KiB.
+  for (const auto& [shared_memory, channels] : {std::pair{true, 20000}, std::pair{false, 5000}}) {
+    run_ranks(2, [shared_memory = shared_memory, channels = channels](int rank) {
+      dist::init_process_group({.shared_memory = shared_memory});
+      SyncBatchNorm first(SyncBatchNormOptions(channels).name("first"));
+      SyncBatchNorm second(SyncBatchNormOptions(channels).name("second"));
+      const at::Tensor a = first(batch(channels).requires_grad_());
+      const at::Tensor b = second(batch(channels).requires_grad_());
+      EXPECT_FALSE(dist::detail::sums_by_gathering(at::zeros({1, 2 * channels + 3}, at::kDouble),
+                                                   dist::detail::statistics_group({})));
+      EXPECT_THAT(
+          message_of<UserError>([&] { (rank == 0 ? a : b).sum().backward(); }),
+          AllOf(HasSubstr("rank 0 in layer 'first'"), HasSubstr("rank 1 in layer 'second'")));
+    });
+  }
 }
 
 TEST(DifferentLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {

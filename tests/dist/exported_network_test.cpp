@@ -67,6 +67,61 @@ void sgd_step(const torch::jit::Module& module) {
   }
 }
 
+constexpr char kNetworkWithHooks[] = R"(
+import sys
+from typing import Tuple
+import torch
+
+def double_input(self, x: Tuple[torch.Tensor]) -> Tuple[torch.Tensor]:
+    return (x[0] * 2,)
+
+def add_mean(self, x: Tuple[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    return y + x[0].mean()
+
+layers = torch.nn.Sequential(*[torch.nn.BatchNorm2d(3) for _ in range(5)])
+layers[2].register_forward_hook(add_mean)
+layers.register_forward_pre_hook(double_input)
+layers.register_forward_hook(add_mean)
+layers.register_forward_hook(add_mean)
+torch.jit.script(layers).save(sys.argv[1])
+)";
+
+// Of the module that is called, and of the layers in it; Module::clone() knows of none.
+TEST(ExportedNetworkTest, HooksStay) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  const TempFolder folder;
+  const std::string file = folder.path() / "hooks.pt";
+  folder.write("hooks.py", kNetworkWithHooks);  // the compiler of TorchScript reads its source
+  const ProgramResult made = run_program({python(), folder.path() / "hooks.py", file});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  run_ranks(2, [&](int) {
+    dist::init_process_group();
+    torch::jit::Module reference = torch::jit::load(file);
+    torch::jit::Module net = torch::jit::load(file);
+    EXPECT_EQ(dist::convert_sync_batchnorm(net).converted.size(), 5u);
+    dist::DistributedDataParallel<torch::jit::Module> ddp(net);
+    exchanges();  // makes the group
+    at::manual_seed(4);
+    for (int step = 0; step < 5; ++step) {
+      // All ranks have the same batch: its statistics are those of one of them.
+      const at::Tensor batch = at::randn({4, 3, 5, 5}) + step;
+      const uint64_t before = exchanges();
+      const at::Tensor output = ddp(batch).toTensor();
+      EXPECT_EQ(exchanges() - before, 5u) << "forward of step " << step;
+      const at::Tensor expected = reference({batch}).toTensor();
+      EXPECT_FALSE(close(expected, reference.forward({batch}).toTensor(), 1e-2, 1e-2));
+      EXPECT_TRUE(close(output, expected, 1e-4, 1e-5)) << "step " << step;
+      output.pow(2).sum().backward();
+    }
+    const at::Tensor batch = at::randn({4, 3, 5, 5});
+    const auto third = [](const torch::jit::Module& module) { return module.attr("2").toModule(); };
+    const auto run = [&batch](torch::jit::Module module) { return module({batch}).toTensor(); };
+    EXPECT_TRUE(close(run(third(net)), run(third(reference)), 1e-4, 1e-5));
+    dist::revert_sync_batchnorm(net);
+    EXPECT_TRUE(close(run(net), run(reference), 1e-4, 1e-5));
+  });
+}
+
 TEST(ExportedNetworkTest, TrainsTwentyStepsAsOnTheWholeBatch) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const TempFolder folder;

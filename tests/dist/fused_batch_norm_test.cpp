@@ -88,13 +88,19 @@ void expect_all_as_apart() {
   }
 }
 
-// Above 4 MiB, results go past the cache, and rows are several tasks.
+// Above 1 MiB, results go past the cache where planes and rows are whole vectors; rows are several
+// tasks.
 void expect_large_ones_as_apart() {
-  const std::vector<int64_t> sizes{2, 3, 613, 601};
-  for (const bool add : {false, true}) {
-    expect_as_apart({.relu = true, .add = add, .sizes = sizes});
-    expect_as_apart(
-        {.relu = true, .add = add, .format = at::MemoryFormat::ChannelsLast, .sizes = sizes});
+  for (const std::vector<int64_t>& sizes :
+       {std::vector<int64_t>{2, 8, 160, 208}, std::vector<int64_t>{2, 3, 613, 601}}) {
+    for (const bool add : {false, true}) {
+      for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+        for (const auto type : {at::kFloat, at::kDouble}) {
+          expect_as_apart(
+              {.relu = true, .add = add, .type = type, .format = format, .sizes = sizes});
+        }
+      }
+    }
   }
 }
 

@@ -275,6 +275,39 @@ TEST(PortedSyncBatchNormTest, sync_batch_norm_only_empty_input) {
   });
 }
 
+TEST(PortedSyncBatchNormTest, ddp_sync_bn_training_vs_eval) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    auto layer = std::make_shared<dist::SyncBatchNormImpl>(
+        SyncBatchNormOptions(2).momentum(0.99).track_running_stats(false));
+    dist::DistributedDataParallel<dist::SyncBatchNormImpl> net(layer);
+    const auto exchanges = [] {
+      return dist::detail::backend_of(dist::detail::statistics_group({}))->sequence();
+    };
+    exchanges();  // makes the group
+    const auto run_six_times = [&](uint64_t expected) {
+      for (int i = 0; i < 6; ++i) {
+        const uint64_t before = exchanges();
+        net(at::randn({10, 2, 4, 4}).requires_grad_()).sum().backward();
+        EXPECT_EQ(exchanges() - before, expected);
+      }
+    };
+    run_six_times(2);
+    if (rank > 0) return;
+    // In evaluation nothing is exchanged, and one rank can run alone.
+    layer->eval();
+    const at::Tensor input = at::randn({10, 2, 4, 4}).requires_grad_();
+    for (int i = 0; i < 6; ++i) {
+      const uint64_t before = exchanges();
+      const at::Tensor output = layer->forward(input);
+      output.sum().backward();
+      EXPECT_EQ(exchanges(), before);
+      EXPECT_TRUE(close(output, at::batch_norm(input, {}, {}, {}, {}, true, 0.1, 1e-5, false),
+                        kRtol, kAtol));
+    }
+  });
+}
+
 TEST(PortedSyncBatchNormTest, sync_batch_norm_training_vs_eval) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();

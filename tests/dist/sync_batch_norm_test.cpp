@@ -159,13 +159,26 @@ TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForWideRows) {
                          .atol = 1e-13});
 }
 
-// Above 4 MiB; and planes and rows that begin anywhere.
+// Above 1 MiB, where planes and rows are whole vectors; and where they are not, which go through
+// it.
 TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastTheCache) {
-  const std::vector<int64_t> sample{3, 613, 601};
-  expect_as_whole_batch({.shares = {1, 1}, .sample = sample, .rtol = 1e-4, .atol = 1e-5});
-  expect_as_whole_batch(
-      {.shares = {1, 1}, .sample = sample, .channels_last = true, .rtol = 1e-4, .atol = 1e-5});
-  expect_as_whole_batch({.shares = {1}, .sample = sample, .rtol = 1e-4, .atol = 1e-5});
+  for (const std::vector<int64_t>& sample :
+       {std::vector<int64_t>{8, 160, 208}, std::vector<int64_t>{3, 613, 601}}) {
+    for (const bool channels_last : {false, true}) {
+      Case c{.shares = {1, 1},
+             .sample = sample,
+             .channels_last = channels_last,
+             .rtol = 1e-4,
+             .atol = 1e-5};
+      expect_as_whole_batch(c);
+      c.shares = {1};
+      expect_as_whole_batch(c);
+      c.type = at::kDouble;
+      c.rtol = 1e-9;
+      c.atol = 1e-10;
+      expect_as_whole_batch(c);
+    }
+  }
 }
 
 // Messages that are gathered at once, forward and backward, forward only, and not at all: 256 KiB

@@ -24,8 +24,8 @@ struct BackwardCoefficients {
 
 /// The part of a tensor that one call works on. "Planes": [N, C, S] with contiguous S, channels
 /// [begin, end). "Rows": [R, C] with contiguous C (channels-last, or 2-D), rows [begin, end).
-/// stream: results go past the cache. ahead: the channel after this one comes next, and what is
-/// read and written of it is fetched meanwhile.
+/// stream: results go past the cache, if rows and planes are whole, aligned vectors. ahead: the
+/// channel after this one comes next, and what is read and written of it is fetched meanwhile.
 struct Planes {
   int64_t n, c, s, begin, end;
   bool stream = false;

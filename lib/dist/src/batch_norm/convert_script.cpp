@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include <torch/csrc/jit/api/function_impl.h>
@@ -118,18 +120,65 @@ void find_calls(const torch::jit::Block* block, const torch::jit::Value* self,
   }
 }
 
-/// Rewrites all methods in a copy of the module's type, and of those below it, and makes `module`
-/// that copy: the executor keeps plans of graphs that already ran. Parameters and buffers stay the
-/// same tensors.
+using Types = std::unordered_map<c10::ClassTypePtr, c10::ClassTypePtr>;
+
+/// The types of a module and of those below it, and of a copy of it.
+void find_types(const torch::jit::Module& module, const torch::jit::Module& copy, Types& found) {
+  if (!found.emplace(module.type(), copy.type()).second) return;
+  for (const auto& [name, child] : module.named_children()) {
+    find_types(child, copy.attr(name).toModule(), found);
+  }
+}
+
+/// Gives the types of a copy the hooks of the module's, which Module::clone() leaves out.
+void copy_hooks(const torch::jit::Module& module, const torch::jit::Module& copy) {
+  Types types;
+  find_types(module, copy, types);
+  const auto in_copy = [&types](const c10::TypePtr& type) -> c10::TypePtr {
+    const auto found = types.find(type->cast<c10::ClassType>());
+    return found == types.end() ? type : found->second;
+  };
+  for (const auto& [from, to] : types) {
+    if (!to->getForwardPreHooks().empty() || !to->getForwardHooks().empty()) continue;
+    std::map<std::string, torch::jit::Function*> made;  // one function may be several hooks
+    const auto copied = [&, &to = to](torch::jit::Function* hook) {
+      torch::jit::Function*& function = made[hook->name()];
+      if (function == nullptr) {
+        auto graph = torch::jit::toGraphFunction(*hook).graph()->copy();
+        graph->remapTypes(in_copy);
+        function = to->compilation_unit()->create_function(
+            c10::QualifiedName(*to->name(), hook->name()), std::move(graph));
+        function->setSchema(hook->getSchema().cloneWithRemappedTypes(in_copy));
+      }
+      return function;
+    };
+    for (auto* hook : from->getForwardPreHooks()) to->addForwardPreHook(copied(hook));
+    for (auto* hook : from->getForwardHooks()) to->addForwardHook(copied(hook));
+  }
+}
+
+std::vector<torch::jit::Function*> functions_of(const torch::jit::Module& module) {
+  std::vector<torch::jit::Function*> functions = module.type()->methods();
+  for (const auto& hooks :
+       {module.type()->getForwardPreHooks(), module.type()->getForwardHooks()}) {
+    functions.insert(functions.end(), hooks.begin(), hooks.end());
+  }
+  return functions;
+}
+
+/// Rewrites all methods and hooks in a copy of the module's type, and of those below it, and makes
+/// `module` that copy: the executor keeps plans of graphs that already ran. Parameters and buffers
+/// stay the same tensors.
 void rewrite(torch::jit::Module& module, Direction direction) {
   torch::jit::Module copy = module.clone(/*inplace=*/true);
+  copy_hooks(module, copy);
   for (const torch::jit::Module& part : copy.modules()) {
-    for (const torch::jit::Method& method : part.get_methods()) {
-      const auto graph = method.graph();
-      torch::jit::Inline(*graph);
-      replace_nodes(graph->block(), direction);
+    for (torch::jit::Function* function : functions_of(part)) {
+      auto& made = torch::jit::toGraphFunction(*function);
+      torch::jit::Inline(*made.graph());
+      replace_nodes(made.graph()->block(), direction);
       // Made where it was inlined into another.
-      torch::jit::toGraphFunction(method.function()).clear_optimized_graphs();
+      made.clear_optimized_graphs();
     }
   }
   module = copy;

@@ -107,8 +107,7 @@ c10::IValue Ddp::forward(std::vector<c10::IValue> inputs) {
       });
     }
   }
-  const c10::IValue output =
-      detail::run_script([&] { return module_->forward(std::move(inputs)); });
+  const c10::IValue output = detail::run_script([&] { return (*module_)(std::move(inputs)); });
   std::vector<at::Tensor> tensors;
   map_tensors(output, [&](const at::Tensor& tensor) {
     tensors.push_back(tensor);
