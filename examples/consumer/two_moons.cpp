@@ -14,6 +14,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <syncbn/base/log.h>
 #include <syncbn/data/distributed_sampler.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
@@ -46,9 +47,7 @@ Moons make_moons(int64_t count) {
   return {points + 0.1 * at::randn({count, 2}), labels};
 }
 
-}  // namespace
-
-int main() {
+int train() {
   dist::init_process_group();
   const int rank = dist::rank();
   const int world_size = dist::world_size();
@@ -77,4 +76,11 @@ int main() {
   std::printf("rank %d of %d: %ld of 512 points right\n", rank, world_size, correct);
   dist::destroy_process_group();
   return correct > 480 ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  // An error becomes one message and its exit code.
+  return syncbn::base::run_main("two_moons", train);
 }

@@ -1,10 +1,10 @@
 // Trains a network that Python exported as TorchScript, split over the ranks, with batch
-// normalisation over all of them: train FILE
+// normalisation over all of them: train_torchscript FILE
 //
 // What makes it distributed: init_process_group, convert_sync_batchnorm and
 // DistributedDataParallel. Nothing in the network is changed.
 #include <cstdio>
-#include <exception>
+#include <string>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -12,6 +12,8 @@
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/optim/sgd.h>
 
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
@@ -33,9 +35,18 @@ at::Tensor make_images(const at::Tensor& labels) {
   return images;
 }
 
-void train(const char* file) {
+torch::jit::Module load(const std::string& file) {
+  try {
+    return torch::jit::load(file);
+  } catch (const c10::Error& error) {
+    throw syncbn::base::UserError("cannot load '" + file +
+                                  "', which export.py makes: " + error.what_without_backtrace());
+  }
+}
+
+void train(const std::string& file) {
   dist::init_process_group();
-  torch::jit::Module net = torch::jit::load(file);
+  torch::jit::Module net = load(file);
   net.train();
   const auto report = dist::convert_sync_batchnorm(net);
   for (const auto& layer : report.not_converted) {
@@ -69,14 +80,9 @@ void train(const char* file) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s FILE\n", argv[0]);
-    return 2;
-  }
-  try {
+  return syncbn::base::run_main("train_torchscript", [&] {
+    if (argc != 2) throw syncbn::base::UserError("usage: train_torchscript FILE");
     train(argv[1]);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+    return 0;
+  });
 }

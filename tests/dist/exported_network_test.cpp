@@ -38,8 +38,10 @@ using syncbn::test::python_has_torch;
 using syncbn::test::run_program;
 using syncbn::test::run_ranks;
 using syncbn::test::TempFolder;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr size_t kLayers = 10;
 constexpr int kSteps = 20;
@@ -211,6 +213,14 @@ TEST(ExportedNetworkTest, TheExampleTrainsAndPythonLoadsTheResult) {
                    "print(net.bn1.num_batches_tracked.item(), net(torch.ones(2, 3, 8, 8)).shape)",
                    file});
   EXPECT_EQ(loaded.out, "20 torch.Size([2, 4])\n") << loaded.err;
+}
+
+TEST(ExportedNetworkTest, TheExampleSaysWhatItCannotLoad) {
+  const ProgramResult result =
+      run_program({SYNCBN_TRAIN_TORCHSCRIPT, "/missing/net.pt"}, {.unset = {"WORLD_SIZE"}});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("cannot load '/missing/net.pt'"),
+                                HasSubstr("No such file or directory"), Not(HasSubstr("frame #"))));
 }
 
 }  // namespace
