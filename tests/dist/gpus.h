@@ -7,12 +7,13 @@
 
 namespace syncbn::test {
 
-/// Counted in a process of its own: a process that has initialised CUDA cannot fork ranks.
+/// Counted in a process of its own: a process that has initialised CUDA cannot fork ranks. Loads
+/// libtorch's CUDA part, for the ranks too: tests link none, and a group over Gloo loads none.
 inline int gpus() {
-  const auto counted = run_ranks_and_collect({.world_size = 1}, [](int) {
-    const auto* cuda = dist::detail::cuda_support();
-    ::_exit(cuda != nullptr ? cuda->device_count() : 0);
-  });
+  const auto* const cuda = dist::detail::cuda_support();
+  if (cuda == nullptr) return 0;
+  const auto counted =
+      run_ranks_and_collect({.world_size = 1}, [cuda](int) { ::_exit(cuda->device_count()); });
   return counted[0].exit_code;
 }
 

@@ -18,6 +18,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "batch_norm/headers_under_way.h"
 #include "collectives/gather_rows.h"
 #include "ddp/join_statistics.h"
 #include "groups/call_log.h"
@@ -110,6 +111,7 @@ struct Exchange::Group {
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   Backend* const backend;  ///< null: the group was made elsewhere
   std::atomic<uint64_t> exchanges = 0;
+  HeadersUnderWay under_way = {};                     ///< of exchanges on GPUs
   std::unordered_map<uint64_t, size_t> numbers = {};  ///< of layers without a name, by their id
   /// By the name, or the id where there is none; channels; and dtype.
   std::map<std::tuple<uint64_t, int64_t, at::ScalarType>, Layer> layers = {};
@@ -228,17 +230,31 @@ void Exchange::agree(const Header& header, const at::Tensor& row) const {
   compare(gather_one_by_one(own, group_, timeout_, layer_->called), 0);
 }
 
+/// Of a row on a GPU. In groups that others made it is not known what goes between processes.
+void Exchange::agree_later(const Header& header) const {
+  if (state_->backend == nullptr) return;
+  for (const at::Tensor& headers :
+       state_->under_way.send(row_of({header}), group_, timeout_, layer_->called)) {
+    compare(headers, 0);
+  }
+}
+
 at::Tensor Exchange::gather(const at::Tensor& values) const {
   if (!group_) return values.unsqueeze(0);
   const Header header = next_header();
-  // To look at what is on a GPU is to wait for it: there nothing is compared.
-  const bool compares = values.is_cpu();
-  const at::Tensor row = compares ? row_of({values_of(values), header}) : values.unsqueeze(0);
+  if (!values.is_cpu()) {
+    const at::Tensor row = values.unsqueeze(0);
+    announce_gather(row, group_);
+    agree_later(header);
+    const NamedAs named(layer_->called, row.sizes());
+    return gather_rows(row, group_, timeout_);
+  }
+  const at::Tensor row = row_of({values_of(values), header});
   announce_gather(row, group_);
   agree(header, row);
   const NamedAs named(layer_->called, row.sizes());
   at::Tensor all = gather_rows(row, group_, timeout_);
-  if (compares) compare(all, values.numel());
+  compare(all, values.numel());
   return all;
 }
 
@@ -248,6 +264,7 @@ at::Tensor Exchange::sum(const at::Tensor& values) const {
   if (!values.is_cpu()) {
     const at::Tensor row = values.unsqueeze(0);
     announce_sum(row, group_);
+    agree_later(header);
     const NamedAs named(layer_->called, row.sizes());
     return sum_rows(row, group_, timeout_);
   }
@@ -274,7 +291,7 @@ at::Tensor Exchange::sum(const at::Tensor& values) const {
 
 void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
   Exchange::Names& names = Exchange::Names::instance();
-  const Exchange::Group* state = nullptr;
+  Exchange::Group* state = nullptr;
   {
     const std::lock_guard lock(names.mutex);
     Exchange::Group& found = names.find(group);
@@ -283,6 +300,9 @@ void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
   }
   if (state->must_agree(row)) {
     gather_one_by_one(at::zeros({1, kAgreed}, at::kDouble), group, std::nullopt, "join()");
+  } else if (!row.is_cpu() && state->backend != nullptr) {
+    // What the others compare is their affair.
+    state->under_way.send(at::zeros({1, kHeader}, at::kDouble), group, std::nullopt, "join()");
   }
 }
 

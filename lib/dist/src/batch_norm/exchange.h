@@ -25,9 +25,9 @@ struct LayerName {
 /// The exchanges of one forward of a layer and of its backward. Each carries the layer's name, its
 /// channels, the input's dtype and the number of the exchange; where these differ between ranks,
 /// every rank throws base::UserError with the ranks and their layers, and where the number of
-/// channels does, too (on CPUs: NCCL would mix them up). In a group whose calls nobody compares,
-/// one message more goes ahead for that.
-/// Alone nothing is exchanged: this rank's values are those of all.
+/// channels does, too. In a group whose calls nobody compares, one message more goes ahead for
+/// that. Where rows are on GPUs, the header goes beside them, between the processes, and a mismatch
+/// is thrown by a later exchange. Alone nothing is exchanged: this rank's values are those of all.
 class Exchange : public torch::CustomClassHolder {
  public:
   /// @param group null, or of one rank: this rank alone.
@@ -53,6 +53,7 @@ class Exchange : public torch::CustomClassHolder {
   Header next_header() const;
   void compare(const at::Tensor& rows, int64_t first) const;
   void agree(const Header& header, const at::Tensor& row) const;
+  void agree_later(const Header& header) const;
 
   const ProcessGroupPtr group_;
   const Timeout timeout_;

@@ -1,0 +1,34 @@
+#include "batch_norm/headers_under_way.h"
+
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "groups/call_log.h"
+
+namespace syncbn::dist::detail {
+
+std::vector<at::Tensor> HeadersUnderWay::send(const at::Tensor& header,
+                                              const ProcessGroupPtr& group, Timeout timeout,
+                                              const char* called) {
+  const std::lock_guard lock(mutex_);
+  at::Tensor own = header;
+  at::Tensor all = at::empty({group->getSize(), header.size(1)}, header.options());
+  c10d::AllgatherOptions options;
+  if (timeout) options.timeout = *timeout;
+  {
+    const NamedAs named(called, header.sizes());
+    auto work = group->_allgather_base(all, own, options);
+    sent_.push_back({std::move(all), std::move(work)});
+  }
+  std::vector<at::Tensor> come;
+  while (!sent_.empty() && (sent_.size() > kMost || sent_.front().work->isCompleted())) {
+    const Sent oldest = std::move(sent_.front());
+    sent_.pop_front();
+    oldest.work->wait();
+    come.push_back(oldest.all);
+  }
+  return come;
+}
+
+}  // namespace syncbn::dist::detail

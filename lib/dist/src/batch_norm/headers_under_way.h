@@ -1,0 +1,38 @@
+#pragma once
+
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <syncbn/dist/collectives.h>
+
+namespace syncbn::dist::detail {
+
+/// Headers of a group's exchanges on GPUs, on their way between the ranks' processes: to look into
+/// the rows themselves would be to wait for the GPU. A mismatch is found some exchanges later, when
+/// the headers have come. Thread-safe; ranks send in the same order.
+class HeadersUnderWay {
+ public:
+  /// At most so many are under way: then the oldest is waited for.
+  static constexpr size_t kMost = 256;
+
+  /// Of one exchange: [1, n] on the CPU in. @param called what it is called in errors.
+  /// @return [W, n] of each earlier one whose headers have come from all ranks, in order.
+  /// @throws base::UnavailableError where one does not come in time.
+  std::vector<at::Tensor> send(const at::Tensor& header, const ProcessGroupPtr& group,
+                               Timeout timeout, const char* called);
+
+ private:
+  struct Sent {
+    at::Tensor all;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  std::mutex mutex_;
+  std::deque<Sent> sent_;
+};
+
+}  // namespace syncbn::dist::detail

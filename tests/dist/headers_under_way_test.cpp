@@ -1,0 +1,111 @@
+// What ranks say of exchanges on GPUs, by itself: it goes between CPUs.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ops/full.h>
+
+#include "batch_norm/headers_under_way.h"
+#include "support/multiproc.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+using dist::detail::HeadersUnderWay;
+using syncbn::base::UnavailableError;
+using syncbn::test::run_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Tensors = std::vector<at::Tensor>;
+
+/// Exchange n of a rank has 10 n + rank in its header.
+Tensors send(HeadersUnderWay& headers, size_t n, dist::Timeout timeout = std::nullopt) {
+  const double value = 10.0 * static_cast<double>(n) + dist::rank();
+  return headers.send(at::full({1, 3}, value, at::kDouble), dist::default_group(), timeout,
+                      "layer 'norm'");
+}
+
+void append(Tensors& to, const Tensors& more) {
+  to.insert(to.end(), more.begin(), more.end());
+}
+
+void expect_in_order(const Tensors& come) {
+  for (size_t n = 0; n < come.size(); ++n) {
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(come[n][rank][0].item<double>(), 10.0 * static_cast<double>(n) + rank);
+    }
+  }
+}
+
+class HeadersUnderWayTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(HeadersUnderWayTest, NobodyWaitsForThemAndTheyComeInOrder) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.shared_memory = GetParam()});
+    HeadersUnderWay headers;
+    Tensors come;
+    size_t sent = 0;
+    const auto tell = dist::new_group({0, 1});
+    if (rank == 1) dist::barrier(tell);
+    for (; sent < 100; ++sent) {
+      append(come, send(headers, sent));
+      if (rank == 0) EXPECT_TRUE(come.empty());  // the other has not sent any
+    }
+    if (rank == 0) dist::barrier(tell);
+    dist::barrier(tell);  // all have sent theirs
+    for (; come.size() < 100 && sent < HeadersUnderWay::kMost; ++sent) {
+      append(come, send(headers, sent));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT_GE(come.size(), 100u);
+    expect_in_order(come);
+    dist::barrier(tell);
+  });
+}
+
+TEST_P(HeadersUnderWayTest, TheOldestOfTooManyIsWaitedFor) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.shared_memory = GetParam()});
+    HeadersUnderWay headers;
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+    Tensors come;
+    for (size_t sent = 0; sent <= HeadersUnderWay::kMost; ++sent) append(come, send(headers, sent));
+    EXPECT_GE(come.size(), 1u);
+    expect_in_order(come);
+    dist::barrier(dist::new_group({0, 1}));
+  });
+}
+
+TEST_P(HeadersUnderWayTest, ARankThatDoesNotSendIsNamed) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.shared_memory = GetParam()});
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::seconds(6));
+      return;
+    }
+    HeadersUnderWay headers;
+    std::string message;
+    for (size_t sent = 0; message.empty() && sent < HeadersUnderWay::kMost; ++sent) {
+      try {
+        send(headers, sent, std::chrono::milliseconds(500));
+      } catch (const UnavailableError& error) {
+        message = error.what();
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    EXPECT_THAT(message, AllOf(HasSubstr("layer 'norm'"), HasSubstr("500ms"), HasSubstr("rank 1")));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, HeadersUnderWayTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "SharedMemory" : "Gloo"; });
+
+}  // namespace
