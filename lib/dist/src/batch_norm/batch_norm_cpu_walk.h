@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include "batch_norm/batch_norm_cpu_loops.h"
 
@@ -97,14 +97,17 @@ void with_type(at::ScalarType type, Run run) {
   }
 }
 
+/// Calls run(begin, end) for parts of at least `grain` that cover [0, end), from ATen's threads.
+void parallel_for(int64_t end, int64_t grain, c10::function_ref<void(int64_t, int64_t)> run);
+
 /// Calls run(part) for parts that cover the tensor, from ATen's threads.
 template <class Run>
 void for_planes(const Shape& shape, Run run) {
   const int64_t per_channel = std::max<int64_t>(1, shape.n * shape.s);
-  at::parallel_for(0, shape.c, std::max<int64_t>(1, kGrain / per_channel),
-                   [&](int64_t begin, int64_t end) {
-                     run(Planes{shape.n, shape.c, shape.s, begin, end, shape.large});
-                   });
+  parallel_for(shape.c, std::max<int64_t>(1, kGrain / per_channel),
+               [&](int64_t begin, int64_t end) {
+                 run(Planes{shape.n, shape.c, shape.s, begin, end, shape.large});
+               });
 }
 
 /// The same channel by channel, for what goes over each twice: run(part, channel).
@@ -137,7 +140,7 @@ inline Rows rows_of_task(const Shape& shape, int64_t task) {
 /// The same for rows; run(part, task) also gets the number of the task.
 template <class Run>
 void for_rows(const Shape& shape, Run run) {
-  at::parallel_for(0, row_tasks(shape), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(row_tasks(shape), 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) run(rows_of_task(shape, task), task);
   });
 }
@@ -146,7 +149,7 @@ void for_rows(const Shape& shape, Run run) {
 /// still in the cache.
 template <class Run>
 void for_rows_again(const Shape& shape, Run run) {
-  at::parallel_for(0, row_tasks(shape), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(row_tasks(shape), 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = end; task-- > begin;) run(rows_of_task(shape, task));
   });
 }
