@@ -43,7 +43,11 @@ struct Layers {
 
   /// With the lock held.
   void forget_destroyed() {
-    std::erase_if(by_key, [](const auto& entry) { return entry.second.key.expired(); });
+    std::erase_if(by_key, [](const auto& item) {
+      const Entry& entry = item.second;
+      const auto& is_destroyed = entry.layer->is_destroyed;
+      return entry.key.expired() || (is_destroyed && is_destroyed());
+    });
   }
 };
 

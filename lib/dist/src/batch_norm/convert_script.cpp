@@ -270,7 +270,8 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
           {layer.name, "it has neither running statistics nor a weight to be recognised by"});
       continue;
     }
-    // Weak: the registry must not keep the layer alive.
+    // Weak: the registry must not keep the layer alive. An ivalue::Object keeps its attributes,
+    // though, until the last weak pointer to it is gone as well.
     const c10::weak_intrusive_ptr<c10::ivalue::Object> weak(layer.module._ivalue());
     const auto is_training = [weak] {
       const auto object = weak.lock();
@@ -283,8 +284,13 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
     };
     detail::register_layer(
         layer.key(), layer.weight,
-        {std::make_shared<detail::LayerName>(detail::LayerName{.given = layer.name}), group,
-         sync_timeout, is_training, counter, /*alone=*/false, /*is_script=*/true});
+        {.name = std::make_shared<detail::LayerName>(detail::LayerName{.given = layer.name}),
+         .group = group,
+         .timeout = sync_timeout,
+         .is_training = is_training,
+         .num_batches_tracked = counter,
+         .is_destroyed = [weak] { return weak.expired(); },
+         .is_script = true});
     report.converted.push_back(layer.name);
   }
   if (unknown > 0) {

@@ -50,7 +50,8 @@ struct SyncBatchNormOptions {
   TORCH_ARG(int, group_size) = 0;
   /// The longest that an exchange may take; the group's timeout when not given.
   TORCH_ARG(std::optional<std::chrono::milliseconds>, sync_timeout) = std::nullopt;
-  /// Apply ReLU to the result, in one with the layer.
+  /// Apply ReLU to the result, in one with the layer. On CPUs the result may be changed in place;
+  /// on GPUs backward needs it as it was, and throws otherwise, as torch.relu's does.
   TORCH_ARG(bool, fuse_relu) = false;
   /// What messages call the layer, and what is compared between ranks. When empty, the name in
   /// DistributedDataParallel's module or in that which convert_sync_batchnorm() was called with;
@@ -143,7 +144,8 @@ ConvertReport convert_sync_batchnorm(
 /// rewritten module. Other handles to the old one, a module that it is a part of, and a
 /// DistributedDataParallel that was made before (convert its module() instead) throw when they run
 /// a converted layer in training: never is a part of them synchronised. Undo it before saving the
-/// module: Python does not know the operators that are put in. Copies are not converted.
+/// module: Python does not know the operators that are put in. Copies are not converted. What a
+/// destroyed module leaves in memory, the next conversion gives back.
 ///
 /// TorchScript's interpreter makes std::runtime_error of what a layer throws, in many lines;
 /// DistributedDataParallel gives it back as it was.
