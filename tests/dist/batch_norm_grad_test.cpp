@@ -11,25 +11,30 @@
 #include <ATen/Context.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "dist/device.h"
 #include "dist/tensors.h"
 #include "support/multiproc.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
+namespace test = syncbn::test;
 using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::test::close;
+using syncbn::test::device;
+using syncbn::test::init_on_device;
+using syncbn::test::on_device;
 using syncbn::test::run_ranks;
+using SyncBatchNormGradTest = syncbn::test::DeviceTest;
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors& inputs)>;
 
 double over_ranks(const at::Tensor& own) {
-  at::Tensor sum = own.detach().clone();
+  at::Tensor sum = own.detach().cpu().clone();
   dist::all_reduce(sum);
   return sum.item<double>();
 }
@@ -69,28 +74,33 @@ void expect_gradients_are_differences(const Function& function, const Tensors& i
   }
 }
 
-/// A layer in float64 on `samples` of this rank, as a function of input, weight, bias and, with
-/// `residual`, what is added. The weighting makes all gradients different.
+/// A layer in float64 on `samples` of this rank, as a function of input, weight and bias if it has
+/// them, and, with `residual`, what is added. The weighting makes all gradients different.
 struct Layer {
   explicit Layer(SyncBatchNormOptions options, int64_t samples, bool residual = false)
       : layer(options.track_running_stats(false)) {
-    layer->to(at::kDouble);
+    layer->to(device(), at::kDouble);
     at::manual_seed(5 + static_cast<uint64_t>(dist::rank()));
     const std::vector<int64_t> sizes{samples, 2, 3};
-    inputs.push_back(at::randn(sizes, at::kDouble));
-    weighting = at::randn(sizes, at::kDouble);
+    inputs.push_back(test::randn(sizes, at::kDouble));
+    weighting = test::randn(sizes, at::kDouble);
     // The parameters have to be the same on all ranks.
     at::manual_seed(3);
-    inputs.push_back(at::randn({2}, at::kDouble) + 2);
-    inputs.push_back(at::randn({2}, at::kDouble));
-    if (residual) inputs.push_back(at::randn(sizes, at::kDouble));
+    if (layer->options.affine()) {
+      inputs.push_back(test::randn({2}, at::kDouble) + 2);
+      inputs.push_back(test::randn({2}, at::kDouble));
+    }
+    if (residual) inputs.push_back(test::randn(sizes, at::kDouble));
     for (at::Tensor& input : inputs) input.requires_grad_();
   }
 
   at::Tensor output(const Tensors& of) {
-    layer->weight = of[1];
-    layer->bias = of[2];
-    return layer->forward(of[0], of.size() > 3 ? of[3] : at::Tensor());
+    size_t next = 1;
+    if (layer->options.affine()) {
+      layer->weight = of[next++];
+      layer->bias = of[next++];
+    }
+    return layer->forward(of[0], next < of.size() ? of[next] : at::Tensor());
   }
   at::Tensor value(const Tensors& of) { return (output(of).pow(3) * weighting).sum(); }
 
@@ -107,7 +117,7 @@ void expect_gradcheck(Layer layer) {
 void expect_gradgradcheck(Layer layer) {
   const Function squares = [&](const Tensors& of) {
     const at::Tensor value = layer.value(of);
-    at::Tensor sum = at::zeros({}, at::kDouble);
+    at::Tensor sum = test::zeros({}, at::kDouble);
     for (const at::Tensor& gradient :
          torch::autograd::grad({value}, of, {}, true, /*create_graph=*/true)) {
       sum = sum + gradient.pow(2).sum();
@@ -117,56 +127,72 @@ void expect_gradgradcheck(Layer layer) {
   expect_gradients_are_differences(squares, layer.inputs);
 }
 
-TEST(SyncBatchNormGradTest, Gradcheck) {
+TEST_F(SyncBatchNormGradTest, Gradcheck) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     expect_gradcheck(Layer(SyncBatchNormOptions(2), 2 + rank));
   });
 }
 
-TEST(SyncBatchNormGradTest, GradcheckWithAnEmptyRank) {
+TEST_F(SyncBatchNormGradTest, GradcheckWithAnEmptyRank) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     expect_gradcheck(Layer(SyncBatchNormOptions(2), int64_t{3} * rank));
   });
 }
 
-TEST(SyncBatchNormGradTest, GradcheckOfReluAndAddition) {
+TEST_F(SyncBatchNormGradTest, GradcheckOfReluAndAddition) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     expect_gradcheck(Layer(SyncBatchNormOptions(2).fuse_relu(true), 2 + rank, true));
   });
 }
 
-TEST(SyncBatchNormGradTest, Gradgradcheck) {
+TEST_F(SyncBatchNormGradTest, Gradgradcheck) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     expect_gradgradcheck(Layer(SyncBatchNormOptions(2), 2 + rank));
   });
 }
 
-TEST(SyncBatchNormGradTest, GradgradcheckWithAnEmptyRank) {
+TEST_F(SyncBatchNormGradTest, GradgradcheckWithAnEmptyRank) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     expect_gradgradcheck(Layer(SyncBatchNormOptions(2), int64_t{3} * rank));
   });
 }
 
-TEST(SyncBatchNormGradTest, GradgradcheckOfReluAndAddition) {
+TEST_F(SyncBatchNormGradTest, GradgradcheckOfReluAndAddition) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     expect_gradgradcheck(Layer(SyncBatchNormOptions(2).fuse_relu(true), 2 + rank, true));
   });
 }
 
-/// Input's gradient of the sum of squares of its gradient, by libtorch on the whole batch.
-TEST(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch) {
+TEST_F(SyncBatchNormGradTest, GradcheckWithoutAffine) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
+    expect_gradcheck(Layer(SyncBatchNormOptions(2).affine(false), 2 + rank));
+  });
+}
+
+TEST_F(SyncBatchNormGradTest, GradgradcheckWithoutAffine) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    expect_gradgradcheck(Layer(SyncBatchNormOptions(2).affine(false), 2 + rank));
+    expect_gradgradcheck(
+        Layer(SyncBatchNormOptions(2).affine(false).fuse_relu(true), 2 + rank, true));
+  });
+}
+
+/// Input's gradient of the sum of squares of its gradient, by libtorch on the whole batch.
+TEST_F(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
     at::manual_seed(2);
-    const at::Tensor whole = at::randn({6, 3, 4}, at::kDouble).requires_grad_();
-    const at::Tensor weight = at::randn({3}, at::kDouble).requires_grad_();
-    const at::Tensor bias = at::randn({3}, at::kDouble).requires_grad_();
+    const at::Tensor whole = test::randn({6, 3, 4}, at::kDouble).requires_grad_();
+    const at::Tensor weight = test::randn({3}, at::kDouble).requires_grad_();
+    const at::Tensor bias = test::randn({3}, at::kDouble).requires_grad_();
     const auto twice = [&](const at::Tensor& input, const at::Tensor& output) {
       const at::Tensor gradient = torch::autograd::grad({output.pow(3).sum()}, {input}, {}, true,
                                                         /*create_graph=*/true)[0];
@@ -174,7 +200,8 @@ TEST(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch) 
     };
     const Tensors expected =
         twice(whole, at::batch_norm(whole, weight, bias, {}, {}, true, 0.1, 1e-5, false));
-    SyncBatchNorm layer(SyncBatchNormOptions(3).track_running_stats(false));
+    SyncBatchNorm layer =
+        on_device(SyncBatchNorm(SyncBatchNormOptions(3).track_running_stats(false)));
     layer->weight = weight;
     layer->bias = bias;
     const at::Tensor own =
@@ -188,14 +215,14 @@ TEST(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch) 
   });
 }
 
-TEST(SyncBatchNormGradTest, GradientsOfGradientsWorkInFloatAndHalf) {
+TEST_F(SyncBatchNormGradTest, GradientsOfGradientsWorkInFloatAndHalf) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(static_cast<uint64_t>(rank));
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-      SyncBatchNorm layer(SyncBatchNormOptions(3));
-      const at::Tensor input = (at::randn({8, 3}) * 0.1 + 100).to(type).requires_grad_();
-      SyncBatchNorm exact(SyncBatchNormOptions(3));
+      SyncBatchNorm layer = on_device(SyncBatchNorm(3));
+      const at::Tensor input = (test::randn({8, 3}) * 0.1 + 100).to(type).requires_grad_();
+      SyncBatchNorm exact = on_device(SyncBatchNorm(3));
       exact->to(at::kDouble);
       const at::Tensor precise = input.detach().to(at::kDouble).requires_grad_();
       const auto penalty = [](SyncBatchNorm& of, const at::Tensor& x) {
@@ -207,7 +234,10 @@ TEST(SyncBatchNormGradTest, GradientsOfGradientsWorkInFloatAndHalf) {
       const at::Tensor actual = penalty(layer, input);
       EXPECT_EQ(actual.scalar_type(), type);
       const double scale = expected.abs().max().item<double>();
-      EXPECT_TRUE(close(actual, expected, 0, (type == at::kFloat ? 1e-4 : 5e-2) * scale));
+      // A mean of 100 in float32, which is what GPUs have, is known to 8e-5 of the deviation; it is
+      // in the output, whose fourth power this is about.
+      const double of_float = device().is_cuda() ? 2e-3 : 1e-4;
+      EXPECT_TRUE(close(actual, expected, 0, (type == at::kFloat ? of_float : 5e-2) * scale));
     }
   });
 }

@@ -12,14 +12,17 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/conv2d.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/randn.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
 #include "batch_norm/convert.h"
+#include "dist/device.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
 #include "support/multiproc.h"
@@ -34,14 +37,25 @@ using dist::SyncBatchNorm;
 using dist::update_bn_stats;
 using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::device;
+using syncbn::test::init_on_device;
 using syncbn::test::message_of;
+using syncbn::test::on_device;
+using syncbn::test::randn;
 using syncbn::test::run_ranks;
 using ::testing::HasSubstr;
+using DistributeBnTest = syncbn::test::DeviceTest;
+using UpdateBnStatsTest = syncbn::test::DeviceTest;
 
-TEST(DistributeBnTest, TakesRankZerosOrTheMean) {
+/// Whether a tensor, on whatever device, has exactly this one value.
+::testing::AssertionResult holds(const at::Tensor& tensor, double value) {
+  return close(tensor, at::full(tensor.sizes(), value, tensor.scalar_type()), 0, 0);
+}
+
+TEST_F(DistributeBnTest, TakesRankZerosOrTheMean) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    nn::Sequential net(nn::BatchNorm1d(3), nn::BatchNorm1d(2));
+    init_on_device();
+    auto net = on_device(nn::Sequential(nn::BatchNorm1d(3), nn::BatchNorm1d(2)));
     const auto& first = *net[0]->as<nn::BatchNorm1d>();
     const auto& second = *net[1]->as<nn::BatchNorm1d>();
     const auto differ = [&] {
@@ -54,53 +68,54 @@ TEST(DistributeBnTest, TakesRankZerosOrTheMean) {
     const uint64_t before = backend->sequence();
     distribute_bn(*net);
     EXPECT_EQ(backend->sequence(), before + 1) << "one collective for all";
-    EXPECT_TRUE(first.running_mean.equal(at::full({3}, 1.0)));
-    EXPECT_TRUE(second.running_var.equal(at::full({2}, 1.0)));
+    EXPECT_TRUE(holds(first.running_mean, 1.0));
+    EXPECT_TRUE(holds(second.running_var, 1.0));
     differ();
     distribute_bn(*net, /*reduce=*/true);
-    EXPECT_TRUE(first.running_mean.equal(at::full({3}, 1.5)));
-    EXPECT_TRUE(second.running_var.equal(at::full({2}, 6.0)));
+    EXPECT_TRUE(holds(first.running_mean, 1.5));
+    EXPECT_TRUE(holds(second.running_var, 6.0));
     EXPECT_EQ(first.num_batches_tracked.item<int64_t>(), rank) << "as timm's";
-    EXPECT_TRUE(first.weight.equal(at::full({3}, 1.0)));
+    EXPECT_TRUE(holds(first.weight, 1.0));
   });
 }
 
-TEST(DistributeBnTest, KnowsTorchScriptAndGroupsAndOtherTypes) {
+TEST_F(DistributeBnTest, KnowsTorchScriptAndGroupsAndOtherTypes) {
   run_ranks(3, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     const auto group = dist::new_group({0, 2});
     torch::jit::Module layer("BatchNorm1d");
     layer.register_buffer("running_mean", at::full({2}, rank + 0.1, at::kHalf));
     layer.register_buffer("running_var", at::full({2}, rank + 1.0));
     layer.register_buffer("other", at::full({2}, rank + 1.0));
+    layer.to(device());
     if (rank == 1) return;
     distribute_bn(layer, /*reduce=*/false, group);
-    EXPECT_TRUE(layer.attr("running_mean").toTensor().equal(at::full({2}, 0.1, at::kHalf)));
-    EXPECT_TRUE(layer.attr("running_var").toTensor().equal(at::full({2}, 1.0)));
-    EXPECT_TRUE(layer.attr("other").toTensor().equal(at::full({2}, rank + 1.0)));
+    EXPECT_TRUE(holds(layer.attr("running_mean").toTensor(), 0.1));
+    EXPECT_TRUE(holds(layer.attr("running_var").toTensor(), 1.0));
+    EXPECT_TRUE(holds(layer.attr("other").toTensor(), rank + 1.0));
   });
 }
 
-/// The statistics of the second layer's input over all batches.
+/// The statistics of a layer's input over all batches.
 struct Expected {
   at::Tensor mean, var;
 };
 Expected statistics(const std::vector<at::Tensor>& batches) {
-  const at::Tensor all = at::cat(batches);
+  const at::Tensor all = at::cat(batches).to(at::kDouble);
   return {all.mean(0), all.var(0, /*unbiased=*/true)};
 }
 
 std::vector<at::Tensor> uneven_batches(int rank) {
   at::manual_seed(20 + static_cast<uint64_t>(rank));
   std::vector<at::Tensor> batches;
-  for (const int64_t n : {3, 8, 5}) batches.push_back(at::randn({n, 4}) * 2 + n);
+  for (const int64_t n : {3, 8, 5}) batches.push_back(randn({n, 4}) * 2 + n);
   return batches;
 }
 
 template <class Layer>
 void expect_exact(bool over_all_ranks, Layer layer, nn::Linear& linear, int rank) {
   const auto run = [&](const at::Tensor& batch) { return layer->forward(linear(batch)); };
-  run(at::randn({4, 4}));  // something to be replaced
+  run(randn({4, 4}));  // something to be replaced
   std::vector<at::Tensor> seen;
   for (int other = 0; other < 2; ++other) {
     if (!over_all_ranks && other != rank) continue;
@@ -118,35 +133,109 @@ void expect_exact(bool over_all_ranks, Layer layer, nn::Linear& linear, int rank
   EXPECT_TRUE(layer->num_batches_tracked.equal(tracked));
 }
 
-TEST(UpdateBnStatsTest, IsExactForLayersOfEachKind) {
+TEST_F(UpdateBnStatsTest, IsExactForLayersOfEachKind) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(1);
-    nn::Linear linear(4, 3);
-    expect_exact(true, SyncBatchNorm(3), linear, rank);
-    expect_exact(false, nn::BatchNorm1d(3), linear, rank);
-    nn::BatchNorm1d converted(3);
+    auto linear = on_device(nn::Linear(4, 3));
+    expect_exact(true, on_device(SyncBatchNorm(3)), linear, rank);
+    expect_exact(false, on_device(nn::BatchNorm1d(3)), linear, rank);
+    auto converted = on_device(nn::BatchNorm1d(3));
     dist::convert_sync_batchnorm(*converted);
     expect_exact(true, converted, linear, rank);
   });
 }
 
-TEST(UpdateBnStatsTest, LeavesLayersAsTheyWereAndEvaluatedOnesAlone) {
+constexpr size_t kLayers = 5;
+
+/// Convolution, batch norm and ReLU in turn.
+template <class Layer>
+nn::Sequential images_net() {
+  nn::Sequential net;
+  for (size_t i = 0; i < kLayers; ++i) {
+    net->push_back(nn::Conv2d(nn::Conv2dOptions(i == 0 ? 3 : 4, 4, 3).padding(1)));
+    net->push_back(Layer(4));
+    net->push_back(nn::ReLU());
+  }
+  return on_device(net);
+}
+
+/// One a step, of other sizes in each, and of other numbers of images on each rank.
+std::vector<at::Tensor> images(int rank) {
+  at::manual_seed(40 + static_cast<uint64_t>(rank));
+  std::vector<at::Tensor> batches;
+  for (const int64_t size : {5, 9, 6}) {
+    batches.push_back(randn({size - 3 + 2 * rank, 3, size, size + 1}) * size + rank);
+  }
+  return batches;
+}
+
+/// The statistics of each layer's input in float64, where all ranks' images of a step are one
+/// batch, which layers normalise by itself.
+std::vector<Expected> exact_statistics(nn::Sequential& net) {
+  const auto exact = [](const at::Tensor& t) { return t.detach().to(at::kCPU, at::kDouble); };
+  std::vector<std::vector<at::Tensor>> seen(kLayers);
+  const auto zeroth = images(0);
+  const auto first = images(1);
+  for (size_t step = 0; step < zeroth.size(); ++step) {
+    at::Tensor x = exact(at::cat({zeroth[step], first[step]}));
+    for (size_t i = 0; i < kLayers; ++i) {
+      const auto& conv = *net[3 * i]->as<nn::Conv2d>();
+      x = at::conv2d(x, exact(conv.weight), exact(conv.bias), /*stride=*/1, /*padding=*/1);
+      const at::Tensor values = x.transpose(0, 1).flatten(1).t();
+      seen[i].push_back(values);
+      const auto spread = [](const at::Tensor& t) { return t.view({1, -1, 1, 1}); };
+      const at::Tensor var = values.var(0, /*unbiased=*/false);
+      x = ((x - spread(values.mean(0))) / spread((var + 1e-5).sqrt())).relu();
+    }
+  }
+  std::vector<Expected> expected;
+  for (const auto& values : seen) expected.push_back(statistics(values));
+  return expected;
+}
+
+template <class Layer>
+void expect_exact_for_images(nn::Sequential net, int rank) {
+  const auto expected = exact_statistics(net);
+  const auto batches = images(rank);
+  update_bn_stats(
+      *net, [&](int64_t i) { net->forward(batches[static_cast<size_t>(i)]); },
+      static_cast<int64_t>(batches.size()));
+  for (size_t i = 0; i < kLayers; ++i) {
+    const auto& layer = *net[3 * i + 1]->template as<Layer>();
+    EXPECT_TRUE(close(layer.running_mean, expected[i].mean, 1e-4, 1e-5)) << "layer " << i;
+    EXPECT_TRUE(close(layer.running_var, expected[i].var, 1e-4, 1e-5)) << "layer " << i;
+  }
+}
+
+TEST_F(UpdateBnStatsTest, IsExactForNetworksOfImagesOnAllRanks) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    at::manual_seed(1);
+    expect_exact_for_images<SyncBatchNorm>(images_net<SyncBatchNorm>(), rank);
+    at::manual_seed(2);
+    nn::Sequential converted = images_net<nn::BatchNorm2d>();
+    dist::convert_sync_batchnorm(*converted);
+    expect_exact_for_images<nn::BatchNorm2d>(converted, rank);
+  });
+}
+
+TEST_F(UpdateBnStatsTest, LeavesLayersAsTheyWereAndEvaluatedOnesAlone) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    nn::Sequential net(nn::BatchNorm1d(3), nn::BatchNorm1d(3));
+    init_on_device();
+    auto net = on_device(nn::Sequential(nn::BatchNorm1d(3), nn::BatchNorm1d(3)));
     const auto& frozen = *net[1]->as<nn::BatchNorm1d>();
     net[1]->eval();
     const at::Tensor before = frozen.running_mean.clone();
     update_bn_stats(
         *net,
         [&](int64_t) {
-          net->forward(at::randn({4, 3}) + 5);
+          net->forward(randn({4, 3}) + 5);
         },
         2);
     EXPECT_TRUE(frozen.running_mean.equal(before));
     EXPECT_EQ(dist::detail::registered_keys(), 0u) << "not converted any more";
-    const at::Tensor batch = at::randn({4, 3});
+    const at::Tensor batch = randn({4, 3});
     const auto& first = *net[0]->as<nn::BatchNorm1d>();
     const at::Tensor expected = first.running_mean * 0.9 + batch.mean(0) * 0.1;
     net->forward(batch);
@@ -154,16 +243,16 @@ TEST(UpdateBnStatsTest, LeavesLayersAsTheyWereAndEvaluatedOnesAlone) {
   });
 }
 
-TEST(UpdateBnStatsTest, AnErrorInForwardChangesNothing) {
+TEST_F(UpdateBnStatsTest, AnErrorInForwardChangesNothing) {
   run_ranks(1, [](int) {
-    dist::init_process_group();
-    nn::BatchNorm1d layer(3);
+    init_on_device();
+    auto layer = on_device(nn::BatchNorm1d(3));
     const at::Tensor before = layer->running_mean.clone();
     EXPECT_THROW(update_bn_stats(
                      *layer,
                      [&](int64_t i) {
                        if (i == 1) throw std::runtime_error("no more data");
-                       layer(at::randn({4, 3}));
+                       layer(randn({4, 3}));
                      },
                      2),
                  std::runtime_error);

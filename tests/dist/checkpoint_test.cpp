@@ -15,12 +15,14 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/randn.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include "dist/device.h"
 #include "dist/tensors.h"
-#include "groups/world.h"
+#include "dist/training.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
 
@@ -33,44 +35,48 @@ using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::device;
+using syncbn::test::exchanges;
+using syncbn::test::init_on_device;
 using syncbn::test::message_of;
+using syncbn::test::randn;
 using syncbn::test::run_ranks;
+using syncbn::test::sgd_step;
 using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
+using CheckpointTest = syncbn::test::DeviceTest;
 
-uint64_t exchanges() {
-  return dist::detail::backend_of(dist::detail::statistics_group({}))->sequence();
-}
+constexpr int kLayers = 5;
+constexpr int kSteps = 5;
 
-/// Two layers of either kind; cumulative ones, where a second update would show most.
+/// Layers of either kind; cumulative ones, where a second update would show most.
 struct NetImpl : nn::Module {
   explicit NetImpl(bool recompute, bool converted) : recompute(recompute) {
     at::manual_seed(1);
     linear = register_module("linear", nn::Linear(3, 3));
-    const auto layer = [&]() -> nn::Sequential {
+    layers = register_module("layers", nn::Sequential());
+    for (int i = 0; i < kLayers; ++i) {
+      layers->push_back(nn::Linear(3, 3));
       if (converted) {
-        return nn::Sequential(nn::Linear(3, 3),
-                              nn::BatchNorm1d(nn::BatchNormOptions(3).momentum(std::nullopt)));
+        layers->push_back(nn::BatchNorm1d(nn::BatchNormOptions(3).momentum(std::nullopt)));
+      } else {
+        layers->push_back(SyncBatchNorm(SyncBatchNormOptions(3).momentum(std::nullopt)));
       }
-      return nn::Sequential(nn::Linear(3, 3),
-                            SyncBatchNorm(SyncBatchNormOptions(3).momentum(std::nullopt)));
-    };
-    first = register_module("first", layer());
-    second = register_module("second", layer());
+      layers->push_back(nn::Sigmoid());
+    }
+    to(device());
     if (converted) dist::convert_sync_batchnorm(*this);
   }
 
   at::Tensor forward(const at::Tensor& input) {
     const at::Tensor x = linear(input);
-    const auto stretch = [this](const at::Tensor& y) {
-      return second->forward(first->forward(y).sigmoid());
-    };
+    const auto stretch = [this](const at::Tensor& y) { return layers->forward(y); };
     return recompute ? checkpoint(stretch, x) : stretch(x);
   }
 
   bool recompute;
   nn::Linear linear{nullptr};
-  nn::Sequential first{nullptr}, second{nullptr};
+  nn::Sequential layers{nullptr};
 };
 TORCH_MODULE(Net);
 
@@ -88,58 +94,67 @@ Tensors gradients(const nn::Module& module) {
   return all;
 }
 
+/// Trains a network with and without checkpoint: it gives the same, and exchanges no more.
 void expect_as_without(bool converted) {
   Net plain(false, converted);
   Net recomputing(true, converted);
+  const uint64_t expected = dist::world_size() > 1 ? kLayers : 0;
   at::manual_seed(7 + static_cast<uint64_t>(dist::rank()));
-  for (int step = 0; step < 3; ++step) {
-    const at::Tensor batch = at::randn({4, 3});
+  for (int step = 0; step < kSteps; ++step) {
+    const at::Tensor batch = randn({8, 3});
     plain(batch).pow(3).sum().backward();
-    recomputing(batch).pow(3).sum().backward();
+    uint64_t before = exchanges();
+    const at::Tensor output = recomputing(batch);
+    EXPECT_EQ(exchanges() - before, expected) << "forward of step " << step;
+    before = exchanges();
+    output.pow(3).sum().backward();
+    EXPECT_EQ(exchanges() - before, expected) << "backward of step " << step;
     expect_equal(gradients(*recomputing), gradients(*plain));
     expect_equal(recomputing->buffers(), plain->buffers());
+    sgd_step(*recomputing);
+    sgd_step(*plain);
   }
 }
 
-TEST(CheckpointTest, GivesTheSameGradientsAndRunningStatistics) {
+TEST_F(CheckpointTest, GivesTheSameGradientsAndRunningStatistics) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     expect_as_without(/*converted=*/false);
   });
 }
 
-TEST(CheckpointTest, GivesTheSameForConvertedLayers) {
+TEST_F(CheckpointTest, GivesTheSameForConvertedLayers) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     expect_as_without(/*converted=*/true);
   });
 }
 
-TEST(CheckpointTest, GivesTheSameInAWorldOfOne) {
+TEST_F(CheckpointTest, GivesTheSameInAWorldOfOne) {
   run_ranks(1, [](int) {
-    dist::init_process_group();
+    init_on_device();
     expect_as_without(/*converted=*/false);
     expect_as_without(/*converted=*/true);
   });
 }
 
-TEST(CheckpointTest, ExchangesNothingMore) {
+TEST_F(CheckpointTest, ExchangesNothingMore) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     Net net(/*recompute=*/true, /*converted=*/false);
     exchanges();
     uint64_t before = exchanges();
-    const at::Tensor output = net(at::randn({4, 3}));
-    EXPECT_EQ(exchanges() - before, 2u);
+    const at::Tensor output = net(randn({4, 3}));
+    EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kLayers));
     before = exchanges();
     output.sum().backward();
-    EXPECT_EQ(exchanges() - before, 2u);
+    EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kLayers));
   });
 }
 
-TEST(CheckpointTest, WorksInsideDdp) {
+TEST_F(CheckpointTest, WorksInsideDdp) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     for (const bool static_graph : {false, true}) {
       Net plain(false, false);
       Net recomputing(true, false);
@@ -147,7 +162,7 @@ TEST(CheckpointTest, WorksInsideDdp) {
       dist::DistributedDataParallel<NetImpl> actual(recomputing, {.static_graph = static_graph});
       at::manual_seed(static_cast<uint64_t>(rank));
       for (int step = 0; step < 3; ++step) {
-        const at::Tensor batch = at::randn({4, 3});
+        const at::Tensor batch = randn({4, 3});
         expected(batch).pow(3).sum().backward();
         actual(batch).pow(3).sum().backward();
         expect_equal(gradients(*recomputing), gradients(*plain));
@@ -156,100 +171,114 @@ TEST(CheckpointTest, WorksInsideDdp) {
   });
 }
 
-TEST(CheckpointTest, CallsNest) {
+TEST_F(CheckpointTest, CallsNest) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     Net net(/*recompute=*/true, /*converted=*/false);
     Net plain(/*recompute=*/false, /*converted=*/false);
-    const at::Tensor batch = at::randn({4, 3});
+    const at::Tensor batch = randn({4, 3});
     const at::Tensor inner = batch.clone().requires_grad_();
     exchanges();
     const uint64_t before = exchanges();
     checkpoint([&](const at::Tensor& x) { return net(x); }, inner).pow(3).sum().backward();
-    EXPECT_EQ(exchanges() - before, 4u);
+    EXPECT_EQ(exchanges() - before, 2u * kLayers);
     plain(batch).pow(3).sum().backward();
     expect_equal(gradients(*net), gradients(*plain));
     expect_equal(net->buffers(), plain->buffers());
   });
 }
 
-TEST(CheckpointTest, DropsTheSameValuesBothTimes) {
-  at::manual_seed(3);
-  const at::Tensor input = at::randn({100}).requires_grad_();
-  const auto drop = [](const at::Tensor& x) { return at::dropout(x, 0.5, true); };
-  const at::Tensor output = checkpoint(drop, input);
-  const at::Tensor next = at::randn({3});
-  output.sum().backward();
-  EXPECT_TRUE(close(input.grad() * input, output));
-  // And what is drawn outside goes on as if nothing had happened.
-  const at::Tensor after = at::randn({3});
-  at::manual_seed(3);
-  at::randn({100});
-  at::dropout(input, 0.5, true);
-  EXPECT_TRUE(at::randn({3}).equal(next));
-  EXPECT_TRUE(at::randn({3}).equal(after));
+TEST_F(CheckpointTest, DropsTheSameValuesBothTimes) {
+  run_ranks(1, [](int) {
+    // Of the device's own generator.
+    const auto draw = [](int64_t n) { return at::randn({n}, at::TensorOptions(device())); };
+    at::manual_seed(3);
+    const at::Tensor input = draw(100).requires_grad_();
+    const auto drop = [](const at::Tensor& x) { return at::dropout(x, 0.5, true); };
+    const at::Tensor output = checkpoint(drop, input);
+    const at::Tensor next = draw(3);
+    output.sum().backward();
+    EXPECT_TRUE(close(input.grad() * input, output));
+    // And what is drawn outside goes on as if nothing had happened.
+    const at::Tensor after = draw(3);
+    at::manual_seed(3);
+    draw(100);
+    at::dropout(input, 0.5, true);
+    EXPECT_TRUE(draw(3).equal(next));
+    EXPECT_TRUE(draw(3).equal(after));
+  });
 }
 
-TEST(CheckpointTest, RecomputesUnderTheSameAutocast) {
-  std::vector<at::ScalarType> seen;
-  const at::Tensor weight = at::randn({3, 3});
-  const auto multiply = [&](const at::Tensor& x) {
-    at::Tensor product = x.matmul(weight);
-    seen.push_back(product.scalar_type());
-    return product;
-  };
-  const at::Tensor input = at::randn({2, 3}).requires_grad_();
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const at::Tensor output = checkpoint(multiply, input);
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  output.sum().backward();
-  EXPECT_THAT(seen, ::testing::ElementsAre(at::kBFloat16, at::kBFloat16));
-  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+TEST_F(CheckpointTest, RecomputesUnderTheSameAutocast) {
+  run_ranks(1, [](int) {
+    std::vector<at::ScalarType> seen;
+    const at::Tensor weight = randn({3, 3});
+    const auto multiply = [&](const at::Tensor& x) {
+      at::Tensor product = x.matmul(weight);
+      seen.push_back(product.scalar_type());
+      return product;
+    };
+    const at::Tensor input = randn({2, 3}).requires_grad_();
+    const at::DeviceType type = device().type();
+    at::autocast::set_autocast_enabled(type, true);
+    const at::Tensor output = checkpoint(multiply, input);
+    at::autocast::set_autocast_enabled(type, false);
+    output.sum().backward();
+    const at::ScalarType reduced = at::autocast::get_autocast_dtype(type);
+    EXPECT_THAT(seen, ::testing::ElementsAre(reduced, reduced));
+    EXPECT_FALSE(at::autocast::is_autocast_enabled(type));
+  });
 }
 
-TEST(CheckpointTest, TakesSeveralInputsAndOutputs) {
-  const at::Tensor a = at::randn({3}).requires_grad_();
-  const at::Tensor b = at::randn({3}).requires_grad_();
-  const Tensors outputs = checkpoint(
-      [](const Tensors& x) {
-        return Tensors{x[0] * x[1], x[0] + 1};
-      },
-      Tensors{a, b});
-  (outputs[0].sum() + 2 * outputs[1].sum()).backward();
-  EXPECT_TRUE(close(a.grad(), b + 2));
-  EXPECT_TRUE(close(b.grad(), a));
+TEST_F(CheckpointTest, TakesSeveralInputsAndOutputs) {
+  run_ranks(1, [](int) {
+    const at::Tensor a = randn({3}).requires_grad_();
+    const at::Tensor b = randn({3}).requires_grad_();
+    const Tensors outputs = checkpoint(
+        [](const Tensors& x) {
+          return Tensors{x[0] * x[1], x[0] + 1};
+        },
+        Tensors{a, b});
+    (outputs[0].sum() + 2 * outputs[1].sum()).backward();
+    EXPECT_TRUE(close(a.grad(), b + 2));
+    EXPECT_TRUE(close(b.grad(), a));
+  });
 }
 
-TEST(CheckpointTest, WithoutGradientsItOnlyRuns) {
-  int runs = 0;
-  const at::NoGradGuard no_grad;
-  const at::Tensor output = checkpoint(
-      [&](const at::Tensor& x) {
-        ++runs;
-        return x * 2;
-      },
-      at::randn({3}).requires_grad_());
-  EXPECT_EQ(runs, 1);
-  EXPECT_FALSE(output.requires_grad());
+TEST_F(CheckpointTest, WithoutGradientsItOnlyRuns) {
+  run_ranks(1, [](int) {
+    int runs = 0;
+    const at::NoGradGuard no_grad;
+    const at::Tensor output = checkpoint(
+        [&](const at::Tensor& x) {
+          ++runs;
+          return x * 2;
+        },
+        randn({3}).requires_grad_());
+    EXPECT_EQ(runs, 1);
+    EXPECT_FALSE(output.requires_grad());
+  });
 }
 
-TEST(CheckpointTest, WhatItCannotDoIsAnError) {
-  const auto twice = [](const at::Tensor& x) { return x * 2; };
-  const at::Tensor input = at::randn({3}).requires_grad_();
-  EXPECT_THAT(message_of<UserError>(
-                  [&] { torch::autograd::grad({checkpoint(twice, input).sum()}, {input}); }),
-              HasSubstr("torch::autograd::grad()"));
-  EXPECT_THAT(message_of<UserError>([&] {
-                checkpoint(twice, input).sum().backward({}, true, /*create_graph=*/true);
-              }),
-              HasSubstr("create_graph"));
-  int runs = 0;
-  const auto fickle = [&](const Tensors& x) {
-    return ++runs == 1 ? Tensors{x[0] * 2} : Tensors{x[0] * 2, x[0]};
-  };
-  EXPECT_THAT(
-      message_of<UserError>([&] { checkpoint(fickle, Tensors{input})[0].sum().backward(); }),
-      HasSubstr("1 outputs at first and 2"));
+TEST_F(CheckpointTest, WhatItCannotDoIsAnError) {
+  run_ranks(1, [](int) {
+    const auto twice = [](const at::Tensor& x) { return x * 2; };
+    const at::Tensor input = randn({3}).requires_grad_();
+    EXPECT_THAT(message_of<UserError>(
+                    [&] { torch::autograd::grad({checkpoint(twice, input).sum()}, {input}); }),
+                HasSubstr("torch::autograd::grad()"));
+    EXPECT_THAT(message_of<UserError>([&] {
+                  checkpoint(twice, input).sum().backward({}, true, /*create_graph=*/true);
+                }),
+                HasSubstr("create_graph"));
+    int runs = 0;
+    const auto fickle = [&](const Tensors& x) {
+      return ++runs == 1 ? Tensors{x[0] * 2} : Tensors{x[0] * 2, x[0]};
+    };
+    EXPECT_THAT(
+        message_of<UserError>([&] { checkpoint(fickle, Tensors{input})[0].sum().backward(); }),
+        HasSubstr("1 outputs at first and 2"));
+  });
 }
 
 }  // namespace

@@ -9,10 +9,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/randn.h>
 
+#include "dist/device.h"
 #include "dist/tensors.h"
-#include "groups/world.h"
 
 namespace syncbn::test {
 
@@ -26,10 +25,6 @@ inline void sgd_step(const std::vector<at::Tensor>& parameters) {
     parameter.sub_(parameter.grad(), 0.05);
     parameter.mutable_grad() = at::Tensor();
   }
-}
-
-inline uint64_t exchanges() {
-  return dist::detail::backend_of(dist::detail::statistics_group({}))->sequence();
 }
 
 /// What expect_steps() trains with, and what it has to see.
@@ -47,7 +42,7 @@ void expect_steps(const Forward& forward, const std::vector<at::Tensor>& paramet
   exchanges();  // makes the group
   for (int step = 0; step < kSteps; ++step) {
     uint64_t before = exchanges();
-    const at::Tensor input = at::randn(steps.batch, steps.dtype).requires_grad_();
+    const at::Tensor input = randn(steps.batch, steps.dtype).requires_grad_();
     const at::Tensor output = forward(input);
     EXPECT_EQ(exchanges() - before, steps.exchanges) << "forward of step " << step;
     before = exchanges();
@@ -74,10 +69,12 @@ void expect_trains_as_whole_batch(Forward forward, const std::vector<at::Tensor>
                                   const std::vector<at::Tensor>& reference_parameters, int rank,
                                   Gradients gradients) {
   exchanges();  // makes the group
+  // cuDNN chooses other algorithms for half a batch than for the whole.
+  const double atol = device().is_cuda() ? 1e-4 : 1e-5;
   at::manual_seed(11);
   for (int step = 0; step < kSteps; ++step) {
-    const at::Tensor batch = at::randn({8, 3, 6, 6});
-    const at::Tensor target = at::randn({8, 2});
+    const at::Tensor batch = randn({8, 3, 6, 6});
+    const at::Tensor target = randn({8, 2});
     const uint64_t before = exchanges();
     (forward(batch.narrow(0, int64_t{4} * rank, 4)) - target.narrow(0, int64_t{4} * rank, 4))
         .pow(2)
@@ -90,7 +87,7 @@ void expect_trains_as_whole_batch(Forward forward, const std::vector<at::Tensor>
     sgd_step(reference_parameters);
     ASSERT_EQ(parameters.size(), reference_parameters.size());
     for (size_t i = 0; i < parameters.size(); ++i) {
-      ASSERT_TRUE(close(parameters[i], reference_parameters[i], 1e-4, 1e-5))
+      ASSERT_TRUE(close(parameters[i], reference_parameters[i], 1e-4, atol))
           << "parameter " << i << " after step " << step;
     }
   }

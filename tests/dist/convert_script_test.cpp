@@ -20,6 +20,7 @@
 
 #include "batch_norm/convert.h"
 #include "dist/convert_cases.h"
+#include "dist/device.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
 
@@ -27,18 +28,24 @@ namespace {
 
 namespace dist = syncbn::dist;
 using syncbn::base::UserError;
+using syncbn::test::device;
+using syncbn::test::exchanges;
 using syncbn::test::expect_steps;
 using syncbn::test::expect_trains_as_whole_batch;
 using syncbn::test::Gradients;
+using syncbn::test::init_on_device;
 using syncbn::test::kLayers;
 using syncbn::test::kSteps;
 using syncbn::test::message_of;
+using syncbn::test::ones;
+using syncbn::test::randn;
 using syncbn::test::run_ranks;
 using syncbn::test::Steps;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+using ConvertScriptTest = syncbn::test::DeviceTest;
 
 constexpr char kScriptLayer[] = R"(
 def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +61,7 @@ def forward(self, x: Tensor) -> Tensor:
 )";
 
 /// As torch.jit.load gives it: a net with five batch-norm submodules.
-torch::jit::Module script_net() {
+torch::jit::Module script_net(at::Device place = device()) {
   at::manual_seed(0);
   torch::jit::Module net("Net");
   const auto parameter = [](torch::jit::Module& module, const char* name, const at::Tensor& value) {
@@ -80,7 +87,7 @@ torch::jit::Module script_net() {
   net.train();
   std::stringstream file;
   net.save(file);
-  return torch::jit::load(file);
+  return torch::jit::load(file, place);
 }
 
 std::vector<at::Tensor> parameters_of(const torch::jit::Module& module) {
@@ -91,7 +98,7 @@ std::vector<at::Tensor> parameters_of(const torch::jit::Module& module) {
 
 void expect_script_trains_as_whole_batch(bool warm_up) {
   run_ranks(2, [warm_up](int rank) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     torch::jit::Module reference = script_net();
     const auto run = [](torch::jit::Module& module, const at::Tensor& x) {
@@ -100,7 +107,7 @@ void expect_script_trains_as_whole_batch(bool warm_up) {
     if (warm_up) {
       // The executor specialises and optimises its graphs over the first runs.
       for (int i = 0; i < 3; ++i) {
-        const at::Tensor batch = at::ones({4, 3, 6, 6}) * (i + 1.0);
+        const at::Tensor batch = ones({4, 3, 6, 6}) * (i + 1.0);
         for (torch::jit::Module* module : {&net, &reference}) {
           run(*module, batch).sum().backward();
           for (const at::Tensor& p : module->parameters()) p.mutable_grad() = at::Tensor();
@@ -116,11 +123,11 @@ void expect_script_trains_as_whole_batch(bool warm_up) {
   });
 }
 
-TEST(ConvertScriptTest, TrainsAsOnTheWholeBatch) {
+TEST_F(ConvertScriptTest, TrainsAsOnTheWholeBatch) {
   expect_script_trains_as_whole_batch(/*warm_up=*/false);
 }
 
-TEST(ConvertScriptTest, TrainsAsOnTheWholeBatchAfterTheExecutorHasOptimisedIt) {
+TEST_F(ConvertScriptTest, TrainsAsOnTheWholeBatchAfterTheExecutorHasOptimisedIt) {
   expect_script_trains_as_whole_batch(/*warm_up=*/true);
 }
 
@@ -131,9 +138,9 @@ void expect_script_steps(Net& net, const torch::jit::Module& module, const Steps
   expect_steps(forward, parameters_of(module), steps);
 }
 
-TEST(ConvertScriptTest, RevertGivesAModuleThatSavesAndLoadsWithoutUs) {
+TEST_F(ConvertScriptTest, RevertGivesAModuleThatSavesAndLoadsWithoutUs) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     expect_script_steps(net, net);
@@ -142,14 +149,49 @@ TEST(ConvertScriptTest, RevertGivesAModuleThatSavesAndLoadsWithoutUs) {
     std::stringstream file;
     net.save(file);
     EXPECT_EQ(file.str().find("syncbn"), std::string::npos);
-    torch::jit::Module loaded = torch::jit::load(file);
+    torch::jit::Module loaded = torch::jit::load(file, device());
     expect_script_steps(loaded, loaded, {.exchanges = 0});
   });
 }
 
-TEST(ConvertScriptTest, WhereAWrapperCameFirstItsModuleIsConverted) {
+// Tensors get other memory: from the CPU to the tests' device, or of another type.
+TEST_F(ConvertScriptTest, AModuleThatMovesStaysConverted) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
+    torch::jit::Module net = script_net(at::kCPU);
+    dist::convert_sync_batchnorm(net);
+    net.to(device());
+    expect_script_steps(net, net);
+    net.to(at::kDouble);
+    expect_script_steps(net, net, {.dtype = at::kDouble});
+  });
+}
+
+TEST_F(ConvertScriptTest, DestroyedModulesLeaveNothingBehind) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    for (int i = 0; i < 20; ++i) {
+      torch::jit::Module net = script_net();
+      dist::convert_sync_batchnorm(net);
+      // Running mean and weight of each.
+      EXPECT_EQ(dist::detail::registered_keys(), 2u * kLayers);
+      // The executor and autograd, which have seen those of some, keep nothing either.
+      if (i % 10 == 0) expect_script_steps(net, net);
+    }
+    EXPECT_EQ(dist::detail::registered_keys(), 0u);
+    // Modules that are made now may have their addresses.
+    exchanges();
+    for (int i = 0; i < 20; ++i) {
+      const uint64_t before = exchanges();
+      script_net().forward({randn({4, 3, 6, 6})}).toTensor().sum().backward();
+      EXPECT_EQ(exchanges(), before);
+    }
+  });
+}
+
+TEST_F(ConvertScriptTest, WhereAWrapperCameFirstItsModuleIsConverted) {
+  run_ranks(2, [](int) {
+    init_on_device();
     dist::DistributedDataParallel<torch::jit::Module> ddp(script_net());
     // Its code is optimised by then.
     expect_script_steps(ddp, ddp.module(), {.exchanges = 0});
@@ -163,7 +205,7 @@ template <class Net>
 void expect_refused(Net& net) {
   for (int step = 0; step < kSteps; ++step) {
     EXPECT_THAT(message_of<std::exception>([&] {
-                  net.forward({at::randn({4, 3, 6, 6})});
+                  net.forward({randn({4, 3, 6, 6})});
                 }),
                 AllOf(HasSubstr("layer 'bn0' was converted, but runs in code from before"),
                       HasSubstr("convert its module()")));
@@ -171,9 +213,9 @@ void expect_refused(Net& net) {
 }
 
 // Whether or not the executor has optimised what they run.
-TEST(ConvertScriptTest, OtherHandlesToWhatWasConvertedAreRefusedNotTrainedInHalf) {
+TEST_F(ConvertScriptTest, OtherHandlesToWhatWasConvertedAreRefusedNotTrainedInHalf) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     for (const bool warm_up : {false, true}) {
       torch::jit::Module net = script_net();
       torch::jit::Module other = net;
@@ -187,16 +229,16 @@ TEST(ConvertScriptTest, OtherHandlesToWhatWasConvertedAreRefusedNotTrainedInHalf
   });
 }
 
-TEST(ConvertScriptTest, AWrapperAroundAnotherHandleIsRefusedUntilItsModuleIsConverted) {
+TEST_F(ConvertScriptTest, AWrapperAroundAnotherHandleIsRefusedUntilItsModuleIsConverted) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     dist::DistributedDataParallel<torch::jit::Module> ddp(net);
     expect_script_steps(ddp, net, {.exchanges = 0});
     dist::convert_sync_batchnorm(net);
     expect_refused(ddp);
     EXPECT_THAT(message_of<UserError>([&] {
-                  ddp(at::randn({4, 3, 6, 6}));
+                  ddp(randn({4, 3, 6, 6}));
                 }),
                 StartsWith("SyncBatchNorm: the TorchScript layer 'bn0' was converted"));
     dist::convert_sync_batchnorm(ddp.module());
@@ -204,9 +246,9 @@ TEST(ConvertScriptTest, AWrapperAroundAnotherHandleIsRefusedUntilItsModuleIsConv
   });
 }
 
-TEST(ConvertScriptTest, PartsOfWhatWasConvertedAreToo) {
+TEST_F(ConvertScriptTest, PartsOfWhatWasConvertedAreToo) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     torch::jit::Module part = net.attr("bn3").toModule();
@@ -215,9 +257,9 @@ TEST(ConvertScriptTest, PartsOfWhatWasConvertedAreToo) {
   });
 }
 
-TEST(ConvertScriptTest, WhatAConvertedPartBelongsToIsRefused) {
+TEST_F(ConvertScriptTest, WhatAConvertedPartBelongsToIsRefused) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     expect_script_steps(net, net, {.exchanges = 0});
     torch::jit::Module part = net.attr("bn3").toModule();
@@ -225,7 +267,7 @@ TEST(ConvertScriptTest, WhatAConvertedPartBelongsToIsRefused) {
     expect_script_steps(part, part, {.exchanges = 1, .batch = {4, 4, 2, 2}});
     for (int step = 0; step < kSteps; ++step) {
       EXPECT_THAT(message_of<std::exception>([&] {
-                    net.forward({at::randn({4, 3, 6, 6})});
+                    net.forward({randn({4, 3, 6, 6})});
                   }),
                   HasSubstr("was converted, but runs in code from before"));
     }
@@ -234,9 +276,9 @@ TEST(ConvertScriptTest, WhatAConvertedPartBelongsToIsRefused) {
   });
 }
 
-TEST(ConvertScriptTest, CopiesAreNotConverted) {
+TEST_F(ConvertScriptTest, CopiesAreNotConverted) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     expect_script_steps(net, net);
@@ -251,15 +293,15 @@ TEST(ConvertScriptTest, CopiesAreNotConverted) {
   });
 }
 
-TEST(ConvertScriptTest, WorksUnderAutocast) {
+TEST_F(ConvertScriptTest, WorksUnderAutocast) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     const auto forward = [&](const at::Tensor& x) {
-      at::autocast::set_autocast_enabled(at::kCPU, true);
+      at::autocast::set_autocast_enabled(device().type(), true);
       at::Tensor output = net.forward({x}).toTensor();
-      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::set_autocast_enabled(device().type(), false);
       at::autocast::clear_cache();
       return output;
     };
@@ -269,42 +311,42 @@ TEST(ConvertScriptTest, WorksUnderAutocast) {
   });
 }
 
-TEST(ConvertScriptTest, AWrapperThrowsWhatALayerDoes) {
+TEST_F(ConvertScriptTest, AWrapperThrowsWhatALayerDoes) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     dist::DistributedDataParallel<torch::jit::Module> ddp(net);
     EXPECT_THAT(message_of<UserError>([&] {
-                  ddp(at::randn({1 - rank, 3, 3, 3}));
+                  ddp(randn({1 - rank, 3, 3, 3}));
                 }),
                 StartsWith("SyncBatchNorm: one value per channel over all 2 ranks"));
     expect_script_steps(ddp, net);
     // What others throw stays the interpreter's.
     EXPECT_THAT(message_of<std::runtime_error>([&] {
-                  ddp(at::randn({4, 1, 6, 6}));
+                  ddp(randn({4, 1, 6, 6}));
                 }),
                 HasSubstr("TorchScript interpreter"));
   });
 }
 
 // Its check is out of the graph by then.
-TEST(ConvertScriptTest, AloneOneValueAChannelIsStillRefused) {
+TEST_F(ConvertScriptTest, AloneOneValueAChannelIsStillRefused) {
   run_ranks(1, [](int) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     torch::jit::Module copy = net.deepcopy();
     for (torch::jit::Module* one : {&net, &copy}) {
       for (int step = 0; step < kSteps; ++step) {
         EXPECT_THAT(message_of<std::exception>([&] {
-                      one->forward({at::randn({1, 3, 3, 3})});
+                      one->forward({randn({1, 3, 3, 3})});
                     }),
                     HasSubstr("one value per channel"));
       }
     }
     net.eval();
-    net.forward({at::randn({1, 3, 3, 3})});
+    net.forward({randn({1, 3, 3, 3})});
   });
 }
 
@@ -343,12 +385,13 @@ torch::jit::Module own_net() {
   bare.define(kBareLayer);
   net.register_module("bare", bare);
   net.define(kOwnNet);
+  net.to(device());
   return net;
 }
 
-TEST(ConvertScriptTest, LayersOfAnyClassAreConvertedAndTheRestIsReported) {
+TEST_F(ConvertScriptTest, LayersOfAnyClassAreConvertedAndTheRestIsReported) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     torch::jit::Module net = own_net();
     const auto report = dist::convert_sync_batchnorm(net);
     EXPECT_THAT(report.converted, ElementsAre("norm0", "norm1", "norm2", "norm3", "norm4"));

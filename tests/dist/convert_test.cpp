@@ -10,9 +10,6 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -24,6 +21,7 @@
 
 #include "batch_norm/convert.h"
 #include "dist/convert_cases.h"
+#include "dist/device.h"
 #include "dist/tensors.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
@@ -34,17 +32,24 @@ namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::device;
 using syncbn::test::exchanges;
 using syncbn::test::expect_steps;
 using syncbn::test::expect_trains_as_whole_batch;
 using syncbn::test::Gradients;
+using syncbn::test::init_on_device;
 using syncbn::test::kLayers;
 using syncbn::test::kSteps;
 using syncbn::test::message_of;
+using syncbn::test::on_device;
+using syncbn::test::ones;
+using syncbn::test::randn;
 using syncbn::test::run_ranks;
 using syncbn::test::Steps;
+using syncbn::test::zeros;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ConvertTest = syncbn::test::DeviceTest;
 
 /// Batch norm in a Sequential, in holders and in a container of a container.
 struct NetImpl : nn::Module {
@@ -84,7 +89,7 @@ nn::Sequential flat_net() {
     net->push_back(nn::Linear(3, 3));
     net->push_back(nn::BatchNorm1d(3));
   }
-  return net;
+  return on_device(net);
 }
 
 template <class Module>
@@ -93,33 +98,34 @@ void expect_net_steps(Module net, const Steps& steps = {}) {
 }
 
 // Instance norm calls the same operator, with views of other tensors.
-TEST(ConvertTest, TakesLayersOfVolumesAndLeavesInstanceNormAlone) {
+TEST_F(ConvertTest, TakesLayersOfVolumesAndLeavesInstanceNormAlone) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(0);
     nn::InstanceNorm3d instance(
         nn::InstanceNorm3dOptions(4).affine(true).track_running_stats(true));
     nn::Sequential net(nn::Conv3d(nn::Conv3dOptions(3, 4, 1)), instance);
     for (int i = 0; i < kLayers; ++i) net->push_back(nn::BatchNorm3d(4));
-    const at::Tensor x = at::randn({4, 4, 3, 3, 3});
+    net->to(device());
+    const at::Tensor x = randn({4, 4, 3, 3, 3});
     const at::Tensor before = instance(x);
     const auto report = dist::convert_sync_batchnorm(*net);
     EXPECT_EQ(report.converted.size(), static_cast<size_t>(kLayers));
     EXPECT_TRUE(report.not_converted.empty());
     expect_net_steps(net, {.batch = {4, 3, 3, 3, 3}});
-    instance->weight.set_data(at::ones({4}));
-    instance->bias.set_data(at::zeros({4}));
+    instance->weight.set_data(ones({4}));
+    instance->bias.set_data(zeros({4}));
     EXPECT_TRUE(instance(x).equal(before));
   });
 }
 
-TEST(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {
+TEST_F(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(0);
-    Net net;
+    auto net = on_device(Net());
     at::manual_seed(0);
-    Net reference;
+    auto reference = on_device(Net());
     const auto report = dist::convert_sync_batchnorm(*net);
     EXPECT_THAT(report.converted,
                 ElementsAre("first", "blocks.1", "list.0.1", "last", "cumulative"));
@@ -133,10 +139,10 @@ TEST(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {
   });
 }
 
-TEST(ConvertTest, AfterWarmUpAndToDoubleTheLayersAreStillConverted) {
+TEST_F(ConvertTest, AfterWarmUpAndToDoubleTheLayersAreStillConverted) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    Net net;
+    init_on_device();
+    auto net = on_device(Net());
     expect_net_steps(net, {.exchanges = 0});
     dist::convert_sync_batchnorm(*net);
     net->to(at::kDouble);
@@ -144,11 +150,54 @@ TEST(ConvertTest, AfterWarmUpAndToDoubleTheLayersAreStillConverted) {
   });
 }
 
-TEST(ConvertTest, RevertAndEvaluationAndOtherModulesExchangeNothing) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+/// The same where the network may be on the CPU, whatever the tests' device.
+void expect_net_steps_on_cpu(Net net, const Steps& steps = {}) {
+  expect_steps([&](const at::Tensor& x) { return net->forward(x.cpu()); }, net->parameters(),
+               steps);
+}
+
+// Tensors get other memory: from the CPU to the tests' device, or of another type, and back.
+TEST_F(ConvertTest, LayersThatMoveStayConverted) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    at::manual_seed(0);
     Net net;
-    Net other;
+    at::manual_seed(0);
+    auto reference = on_device(Net());
+    dist::convert_sync_batchnorm(*net);
+    net->to(device());
+    expect_trains_as_whole_batch([&](const at::Tensor& x) { return net->forward(x); },
+                                 net->parameters(),
+                                 [&](const at::Tensor& x) { return reference->forward(x); },
+                                 reference->parameters(), rank, Gradients::kLocal);
+    net->to(at::kCPU, at::kDouble);
+    expect_net_steps_on_cpu(net, {.dtype = at::kDouble});
+    net->to(device(), at::kFloat);
+    expect_net_steps(net);
+    // Nothing is left of where they were.
+    dist::revert_sync_batchnorm(*net);
+    EXPECT_EQ(dist::detail::registered_keys(), 0u);
+    expect_net_steps(net, {.exchanges = 0});
+  });
+}
+
+TEST_F(ConvertTest, LayersThatRanAndMovedAreConverted) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    Net net;
+    expect_net_steps_on_cpu(net, {.exchanges = 0});
+    net->to(device());
+    expect_net_steps(net, {.exchanges = 0});
+    EXPECT_EQ(dist::convert_sync_batchnorm(*net).converted.size(), static_cast<size_t>(kLayers));
+    expect_net_steps(net);
+  });
+}
+
+TEST_F(ConvertTest, RevertAndEvaluationAndOtherModulesExchangeNothing) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    auto net = on_device(Net());
+    auto other = on_device(Net());
     dist::convert_sync_batchnorm(*net);
     expect_net_steps(other, {.exchanges = 0});
     expect_net_steps(net);
@@ -162,13 +211,13 @@ TEST(ConvertTest, RevertAndEvaluationAndOtherModulesExchangeNothing) {
   });
 }
 
-TEST(ConvertTest, TheRootItselfIsConverted) {
+TEST_F(ConvertTest, TheRootItselfIsConverted) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     std::vector<nn::BatchNorm1d> roots;
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < kLayers; ++i) {
-      nn::BatchNorm1d& root = roots.emplace_back(nn::BatchNorm1d(3));
+      nn::BatchNorm1d& root = roots.emplace_back(on_device(nn::BatchNorm1d(3)));
       EXPECT_THAT(dist::convert_sync_batchnorm(*root).converted, ElementsAre(""));
       for (const at::Tensor& parameter : root->parameters()) parameters.push_back(parameter);
     }
@@ -177,7 +226,7 @@ TEST(ConvertTest, TheRootItselfIsConverted) {
       return x;
     };
     expect_steps(forward, parameters, {.batch = {6, 3}});
-    const at::Tensor batch = at::randn({6, 3});
+    const at::Tensor batch = randn({6, 3});
     at::Tensor sum = batch.sum(0);
     dist::all_reduce(sum);
     roots[0]->running_mean.zero_();
@@ -187,16 +236,16 @@ TEST(ConvertTest, TheRootItselfIsConverted) {
 }
 
 // Autograd, where such calls are else caught, is out of the way then.
-TEST(ConvertTest, TrainingInInferenceModeIsSynchronisedToo) {
+TEST_F(ConvertTest, TrainingInInferenceModeIsSynchronisedToo) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    Net net;
+    init_on_device();
+    auto net = on_device(Net());
     dist::convert_sync_batchnorm(*net);
     exchanges();
     const c10::InferenceMode guard;
     for (int step = 0; step < kSteps; ++step) {
       const uint64_t before = exchanges();
-      net->forward(at::randn({4, 3, 6, 6}) + rank);
+      net->forward(randn({4, 3, 6, 6}) + rank);
       EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kLayers));
     }
     at::Tensor total = net->first->running_mean.clone();
@@ -205,33 +254,35 @@ TEST(ConvertTest, TrainingInInferenceModeIsSynchronisedToo) {
   });
 }
 
-TEST(ConvertTest, ItsKernelIsThereFromTheFirstConversionOn) {
+TEST_F(ConvertTest, ItsKernelIsThereFromTheFirstConversionOn) {
   run_ranks(1, [](int) {
     const auto is_there = [] {
       return c10::Dispatcher::singleton()
           .findSchemaOrThrow("aten::batch_norm", "")
-          .hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU);
+          .hasKernelForDispatchKey(device().is_cuda() ? c10::DispatchKey::AutogradCUDA
+                                                      : c10::DispatchKey::AutogradCPU);
     };
-    Net net;
-    net->forward(at::randn({4, 3, 6, 6}));
-    dist::SyncBatchNorm(3)->forward(at::randn({4, 3}));
+    auto net = on_device(Net());
+    net->forward(randn({4, 3, 6, 6}));
+    on_device(dist::SyncBatchNorm(3))->forward(randn({4, 3}));
     EXPECT_FALSE(is_there());
     dist::convert_sync_batchnorm(*net);
     EXPECT_TRUE(is_there());
   });
 }
 
-TEST(ConvertTest, WorksUnderAutocast) {
+TEST_F(ConvertTest, WorksUnderAutocast) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    Net net;
+    init_on_device();
+    auto net = on_device(Net());
     dist::convert_sync_batchnorm(*net);
     const auto forward = [&](const at::Tensor& x) {
-      at::autocast::set_autocast_enabled(at::kCPU, true);
+      const at::DeviceType type = device().type();
+      at::autocast::set_autocast_enabled(type, true);
       at::Tensor output = net->forward(x);
-      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::set_autocast_enabled(type, false);
       at::autocast::clear_cache();
-      EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+      EXPECT_EQ(output.scalar_type(), at::autocast::get_autocast_dtype(type));
       return output;
     };
     expect_steps(forward, net->parameters());
@@ -240,27 +291,28 @@ TEST(ConvertTest, WorksUnderAutocast) {
 }
 
 // libtorch's check comes before the layer; SyncBatchNorm itself has no such.
-TEST(ConvertTest, OneValueAChannelOnARankIsStillLibtorchsError) {
+TEST_F(ConvertTest, OneValueAChannelOnARankIsStillLibtorchsError) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     nn::Sequential net = flat_net();
     dist::convert_sync_batchnorm(*net);
     for (int step = 0; step < kSteps; ++step) {
       EXPECT_THAT(message_of<c10::Error>([&] {
-                    net->forward(at::randn({1, 3}));
+                    net->forward(randn({1, 3}));
                   }),
                   HasSubstr("Expected more than 1 value per channel"));
     }
-    EXPECT_TRUE(dist::SyncBatchNorm(3)->forward(at::randn({1, 3})).defined());
+    EXPECT_TRUE(on_device(dist::SyncBatchNorm(3))->forward(randn({1, 3})).defined());
   });
 }
 
-TEST(ConvertTest, ALayerWithoutStatisticsAndWeightIsListed) {
+TEST_F(ConvertTest, ALayerWithoutStatisticsAndWeightIsListed) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     nn::Sequential net = flat_net();
     net->push_back(
         nn::BatchNorm1d(nn::BatchNorm1dOptions(3).affine(false).track_running_stats(false)));
+    net->to(device());
     const auto report = dist::convert_sync_batchnorm(*net);
     EXPECT_EQ(report.converted.size(), static_cast<size_t>(kLayers));
     ASSERT_EQ(report.not_converted.size(), 1u);
@@ -270,10 +322,10 @@ TEST(ConvertTest, ALayerWithoutStatisticsAndWeightIsListed) {
   });
 }
 
-TEST(ConvertTest, WhatTheLayersHaveStaysTheirs) {
+TEST_F(ConvertTest, WhatTheLayersHaveStaysTheirs) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    Net net;
+    init_on_device();
+    auto net = on_device(Net());
     net->first->weight.set_requires_grad(false);
     net->last->eval();
     int hooked = 0;
@@ -298,23 +350,24 @@ TEST(ConvertTest, WhatTheLayersHaveStaysTheirs) {
   });
 }
 
-TEST(ConvertTest, ALayerThatIsReferencedTwiceExchangesWhereverItIsCalled) {
+TEST_F(ConvertTest, ALayerThatIsReferencedTwiceExchangesWhereverItIsCalled) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     nn::Sequential net = flat_net();
     nn::BatchNorm1d shared(3);
     net->push_back(shared);
     net->push_back(nn::Linear(3, 3));
     net->push_back(shared);
+    net->to(device());
     EXPECT_THAT(dist::convert_sync_batchnorm(*net).converted,
                 ElementsAre("1", "3", "5", "7", "9", "10"));
     expect_net_steps(net, {.exchanges = kLayers + 2, .batch = {4, 3}});
   });
 }
 
-TEST(ConvertTest, ACloneIsNotConverted) {
+TEST_F(ConvertTest, ACloneIsNotConverted) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     nn::Sequential net = flat_net();
     dist::convert_sync_batchnorm(*net);
     nn::Sequential clone(std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone()));
@@ -324,27 +377,27 @@ TEST(ConvertTest, ACloneIsNotConverted) {
   });
 }
 
-TEST(ConvertTest, AStateThatIsLoadedDoesNotUndoIt) {
+TEST_F(ConvertTest, AStateThatIsLoadedDoesNotUndoIt) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     std::stringstream file;
     torch::serialize::OutputArchive out;
     Net()->save(out);
     out.save_to(file);
-    Net net;
+    auto net = on_device(Net());
     dist::convert_sync_batchnorm(*net);
     torch::serialize::InputArchive in;
-    in.load_from(file);
+    in.load_from(file, device());
     net->load(in);
     dist::DistributedDataParallel<NetImpl> ddp(net);
     expect_steps([&](const at::Tensor& x) { return ddp(x); }, net->parameters());
   });
 }
 
-TEST(ConvertTest, AWrapperMayComeFirst) {
+TEST_F(ConvertTest, AWrapperMayComeFirst) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    Net net;
+    init_on_device();
+    auto net = on_device(Net());
     dist::DistributedDataParallel<NetImpl> ddp(net);
     expect_steps([&](const at::Tensor& x) { return ddp(x); }, net->parameters(), {.exchanges = 0});
     dist::convert_sync_batchnorm(*net);
@@ -352,40 +405,40 @@ TEST(ConvertTest, AWrapperMayComeFirst) {
   });
 }
 
-TEST(ConvertTest, DestroyedLayersLeaveNothingBehind) {
+TEST_F(ConvertTest, DestroyedLayersLeaveNothingBehind) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     EXPECT_EQ(dist::detail::registered_keys(), 0u);
     for (int i = 0; i < 100; ++i) {
-      Net net;
+      auto net = on_device(Net());
       dist::convert_sync_batchnorm(*net);
       // Running mean and weight of each, of the one without statistics its weight.
       EXPECT_EQ(dist::detail::registered_keys(), 2u * kLayers - 1);
     }
     EXPECT_EQ(dist::detail::registered_keys(), 0u);
     // Layers that are made now may have their addresses.
-    for (int i = 0; i < 20; ++i) expect_net_steps(Net(), {.exchanges = 0});
+    for (int i = 0; i < 20; ++i) expect_net_steps(on_device(Net()), {.exchanges = 0});
   });
 }
 
-TEST(ConvertTest, AForgottenInitProcessGroupIsAnError) {
+TEST_F(ConvertTest, AForgottenInitProcessGroupIsAnError) {
   run_ranks(1, [](int) {
     ::setenv("WORLD_SIZE", "2", 1);
     nn::Sequential net = flat_net();
     dist::convert_sync_batchnorm(*net);
     for (int step = 0; step < kSteps; ++step) {
       EXPECT_THAT(message_of<UserError>([&] {
-                    net->forward(at::randn({4, 3}));
+                    net->forward(randn({4, 3}));
                   }),
                   HasSubstr("init_process_group"));
     }
   });
 }
 
-TEST(ConvertTest, ABatchThatIsEmptyOnAllRanksChangesNoBuffer) {
+TEST_F(ConvertTest, ABatchThatIsEmptyOnAllRanksChangesNoBuffer) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    Net net;
+    init_on_device();
+    auto net = on_device(Net());
     dist::convert_sync_batchnorm(*net);
     std::vector<at::Tensor> before;
     for (const at::Tensor& buffer : net->buffers()) before.push_back(buffer.clone());

@@ -14,6 +14,7 @@ namespace {
 
 namespace dist = syncbn::dist;
 using dist::DdpOptions;
+using syncbn::test::expect_accumulates_as_whole_batch;
 using syncbn::test::expect_trains_as_whole_batch;
 using syncbn::test::Network;
 using syncbn::test::run_ranks;
@@ -120,5 +121,17 @@ INSTANTIATE_TEST_SUITE_P(
                                                        .skip_all_reduce_unused_params = true,
                                                        .bucket_cap_mb = kSmallBuckets}})),
     name_of);
+
+// Statistics are shared in every forward, gradients in the last backward only.
+TEST(DdpAccumulationTest, OfThreeBatchesWithSyncBatchNormIsThatOfWholeBatches) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    const auto alone = dist::new_subgroups(1);
+    for (const bool views : {false, true}) {
+      SCOPED_TRACE(views);
+      expect_accumulates_as_whole_batch({.gradient_as_bucket_view = views}, {3, 5}, alone);
+    }
+  });
+}
 
 }  // namespace

@@ -32,6 +32,7 @@ namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
+using std::chrono::milliseconds;
 using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
 using syncbn::test::message_of;
@@ -171,23 +172,51 @@ TEST(DifferentLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
   });
 }
 
+/// Runs a layer twice, the second time without rank 1, which stays until rank 0 has long given up.
+void expect_times_out(int rank, const SyncBatchNormOptions& options, milliseconds timeout) {
+  SyncBatchNorm layer(options);
+  layer(batch());
+  if (rank == 1) {
+    ::usleep(6'000'000);
+    return;
+  }
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_THAT(message_of<UnavailableError>([&] { layer(batch()); }),
+              AllOf(HasSubstr("layer 'bn' (3 channels, Float)"), HasSubstr("rank 1"),
+                    HasSubstr("imed out"), HasSubstr(std::to_string(timeout.count()) + "ms")));
+  const auto waited = std::chrono::steady_clock::now() - before;
+  EXPECT_GE(waited, timeout);
+}
+
+// The group's own is half an hour.
 TEST(DifferentLayersTest, ARankThatDoesNotComeIsNamedAtTheLayersTimeout) {
-  using std::chrono::milliseconds;
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    SyncBatchNorm layer(SyncBatchNormOptions(3).name("bn").sync_timeout(milliseconds(1500)));
+    expect_times_out(rank, SyncBatchNormOptions(3).name("bn").sync_timeout(milliseconds(1500)),
+                     milliseconds(1500));
+  });
+}
+
+TEST(DifferentLayersTest, ALayerWithoutATimeoutHasTheGroups) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.timeout = milliseconds(1700)});
+    expect_times_out(rank, SyncBatchNormOptions(3).name("bn"), milliseconds(1700));
+  });
+}
+
+// Longer than the group's, too.
+TEST(DifferentLayersTest, TheLayersTimeoutIsTakenInPlaceOfTheGroups) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.timeout = milliseconds(1500)});
+    SyncBatchNorm layer(SyncBatchNormOptions(3).sync_timeout(milliseconds(60'000)));
     layer(batch());
-    if (rank == 0) {
-      EXPECT_THAT(message_of<UnavailableError>([&] { layer(batch()); }),
-                  AllOf(HasSubstr("layer 'bn' (3 channels, Float)"), HasSubstr("rank 1")));
-    } else {
-      ::usleep(4'000'000);
-    }
+    if (rank == 1) ::usleep(3'000'000);
+    layer(batch());
+    EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 2);
   });
 }
 
 TEST(DifferentLayersTest, AConvertedLayerHasATimeoutToo) {
-  using std::chrono::milliseconds;
   run_ranks(2, [](int rank) {
     dist::init_process_group();
     nn::Sequential net(nn::BatchNorm1d(3));
@@ -195,9 +224,10 @@ TEST(DifferentLayersTest, AConvertedLayerHasATimeoutToo) {
     net->forward(batch());
     if (rank == 0) {
       EXPECT_THAT(message_of<UnavailableError>([&] { net->forward(batch()); }),
-                  AllOf(HasSubstr("layer '0' (3 channels, Float)"), HasSubstr("rank 1")));
+                  AllOf(HasSubstr("layer '0' (3 channels, Float)"), HasSubstr("rank 1"),
+                        HasSubstr("1500ms")));
     } else {
-      ::usleep(4'000'000);
+      ::usleep(6'000'000);
     }
   });
 }

@@ -1,4 +1,5 @@
 // SyncBatchNorm on a GPU against the same on the CPU, in a world of one; gpu_test.cpp has two GPUs.
+// And whether the host waits for the GPU.
 
 #include <gtest/gtest.h>
 #include <syncbn/dist/batch_norm_statistics.h>
@@ -7,15 +8,20 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include "dist/gpus.h"
 #include "dist/tensors.h"
+#include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 
@@ -132,6 +138,81 @@ TEST(GpuBatchNormTest, StatisticsOverSeveralBatchesAreAsOnTheCpu) {
                            *layer, [&](int64_t i) { layer(batches[static_cast<size_t>(i)]); }, 3);
                        return Tensors{};
                      });
+  });
+}
+
+/// While this lives, what makes the host wait for the GPU throws, as far as libtorch does it.
+class NoWaiting {
+ public:
+  NoWaiting() { set(c10::cuda::SyncDebugMode::L_ERROR); }
+  ~NoWaiting() { set(c10::cuda::SyncDebugMode::L_DISABLED); }
+  NoWaiting(const NoWaiting&) = delete;
+  NoWaiting& operator=(const NoWaiting&) = delete;
+
+ private:
+  static void set(c10::cuda::SyncDebugMode mode) {
+    c10::cuda::warning_state().set_sync_debug_mode(mode);
+  }
+};
+
+/// Of statistics, so far; alone nothing is exchanged.
+uint64_t exchanges() {
+  const auto group = dist::detail::statistics_group({});
+  // Beside each goes what it is called, between the processes.
+  return group ? dist::detail::backend_of(group)->sequence() / 2 : 0;
+}
+
+void expect_steps_without_waiting(const std::function<at::Tensor(const at::Tensor&)>& forward) {
+  const uint64_t expected = dist::world_size() > 1 ? 1 : 0;
+  for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    const at::Tensor input =
+        at::randn({4, 3, 5, 5}).to(dist::device()).contiguous(format).requires_grad_();
+    const at::Tensor gradient = at::ones_like(input);
+    forward(input).backward(gradient);  // makes the group, and connects it
+    // A call into libc10_cuda besides, without which the linker would give NoWaiting a switch of
+    // its own.
+    c10::cuda::device_synchronize();
+    for (int step = 0; step < 5; ++step) {
+      const NoWaiting guard;
+      uint64_t before = exchanges();
+      const at::Tensor output = forward(input);
+      EXPECT_EQ(exchanges() - before, expected) << "forward of step " << step;
+      before = exchanges();
+      output.backward(gradient);
+      EXPECT_EQ(exchanges() - before, expected) << "backward of step " << step;
+      EXPECT_THROW(output.max().item<float>(), c10::Error) << "a wait has to be noticed";
+    }
+  }
+}
+
+void expect_layers_do_not_wait() {
+  for (const bool fused : {false, true}) {
+    for (const auto momentum : {std::optional(0.1), std::optional<double>()}) {
+      SyncBatchNorm layer(SyncBatchNormOptions(3).momentum(momentum).fuse_relu(fused));
+      layer->to(dist::device());
+      expect_steps_without_waiting(
+          [&](const at::Tensor& x) { return layer(x, fused ? x.detach() : at::Tensor()); });
+    }
+  }
+  torch::nn::BatchNorm2d converted(3);
+  converted->to(dist::device());
+  dist::convert_sync_batchnorm(*converted);
+  expect_steps_without_waiting([&](const at::Tensor& x) { return converted(x); });
+}
+
+TEST(GpuBatchNormTest, AStepDoesNotWaitForTheGpu) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    expect_layers_do_not_wait();
+  });
+}
+
+TEST(GpuBatchNormTest, AStepOfTwoRanksExchangesTwiceAndDoesNotWaitForTheGpu) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    expect_layers_do_not_wait();
   });
 }
 

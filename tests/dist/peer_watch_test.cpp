@@ -4,6 +4,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -88,6 +90,42 @@ TEST_P(DeadRank, EndsAnAllReduceOfAllTheOthers) {
 INSTANTIATE_TEST_SUITE_P(FaultTest, DeadRank,
                          ::testing::Values(std::pair(2, 0), std::pair(2, 1), std::pair(3, 1),
                                            std::pair(4, 0), std::pair(4, 2)));
+
+using Clock = std::chrono::steady_clock;  // the same in all processes
+
+/// When, in processes that were forked from this one.
+struct Times {
+  std::atomic<Clock::duration> killed;
+  std::atomic<Clock::duration> noticed;
+};
+
+// The promise is a second (docs/errors.md). Four more are for a machine that is busy with other
+// things: without the watch it would be the group's timeout, half an hour.
+TEST(FaultTest, ADeadRankIsNoticedSoon) {
+  void* const memory =
+      ::mmap(nullptr, sizeof(Times), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto* const times = new (memory) Times;
+  const auto results = run_ranks_and_collect({.world_size = 2}, [times](int rank) {
+    dist::init_process_group();
+    sum();
+    if (rank == 1) {
+      ::usleep(300'000);  // rank 0 waits
+      times->killed = Clock::now().time_since_epoch();
+      ::raise(SIGKILL);
+    }
+    EXPECT_THAT(message_of<UnavailableError>([] { sum(); }), HasSubstr("died"));
+    times->noticed = Clock::now().time_since_epoch();
+  });
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+  EXPECT_EQ(results[1].exit_code, kKilled) << results[1].output;
+  const auto after =
+      std::chrono::duration_cast<milliseconds>(times->noticed.load() - times->killed.load());
+  RecordProperty("milliseconds", std::to_string(after.count()));
+  EXPECT_GE(after, milliseconds(0));
+  EXPECT_LE(after, milliseconds(5000));
+  ::munmap(memory, sizeof(Times));
+}
 
 /// Of several ranks in one process.
 std::shared_ptr<PeerWatch> join(c10d::Store& store, int rank, int world_size) {

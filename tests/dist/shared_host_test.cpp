@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -16,14 +17,19 @@
 #include <filesystem>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/Functions.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "dist/shared_calls.h"
+#include "dist/tensors.h"
+#include "groups/world.h"
+#include "shm/offer.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
@@ -68,6 +74,38 @@ TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAll) {
     dist::init_process_group();
     expect_works(false);
   });
+}
+
+/// What rank `rank` says of shared memory, in the words of a build of that version.
+std::string offer_key(int version, int rank) {
+  return fmt::format("syncbn/shared-memory/{}/{}", version, rank);
+}
+
+/// That of this build, by what its rank 0 has said.
+std::optional<int> version_in(c10d::Store& store) {
+  for (int version = 0; version < 100; ++version) {
+    if (store.check({offer_key(version, 0)})) return version;
+  }
+  return std::nullopt;
+}
+
+// Nobody waits for what another build will never say: that would end in an exception.
+TEST(SharedHostTest, AnOfferOfAnotherBuildTurnsItOffForAll) {
+  c10d::HashStore memory;
+  c10d::Store& store = memory;
+  const auto offer = dist::detail::shm::Offer::make(store, 0, 2);
+  ASSERT_TRUE(offer.has_value());
+  EXPECT_FALSE(offer->is_made_by_all(store)) << "rank 1 has said nothing";
+  const std::optional<int> version = version_in(store);
+  ASSERT_TRUE(version.has_value()) << "the key is another one than this test's";
+  for (const int other : {*version - 1, *version + 1}) {
+    store.set(offer_key(other, 1), "yes");
+    EXPECT_FALSE(offer->is_made_by_all(store)) << other;
+  }
+  const auto equal = dist::detail::shm::Offer::make(store, 1, 2);
+  ASSERT_TRUE(equal.has_value());
+  EXPECT_TRUE(offer->is_made_by_all(store));
+  EXPECT_TRUE(equal->is_made_by_all(store));
 }
 
 bool may_make_namespaces() {
@@ -161,6 +199,47 @@ TEST(SharedHostTest, HostsMeetOverGloo) {
       EXPECT_TRUE(sum.equal(at::full({100'000}, expected + static_cast<double>(ranks.size()))));
       EXPECT_EQ(backend(group).shares_memory(), shared);
     }
+  });
+}
+
+/// A step of SyncBatchNorm on this rank's samples against BatchNorm on those of all four.
+void expect_batch_norm_of_all(int rank, int64_t channels) {
+  constexpr int64_t kSamples = 3;  // of each rank
+  at::manual_seed(5);
+  const Tensor all = at::randn({4 * kSamples, channels, 5}, at::kDouble) * 2 + 1;
+  const Tensor gradient = at::randn(all.sizes(), at::kDouble);
+  const auto own = [&](const Tensor& whole) {
+    return whole.narrow(0, rank * kSamples, kSamples).to(at::kFloat);
+  };
+  const Tensor whole = all.clone().requires_grad_();
+  const Tensor running_mean = at::zeros({channels}, at::kDouble);
+  const Tensor running_var = at::ones({channels}, at::kDouble);
+  const Tensor expected =
+      at::batch_norm(whole, {}, {}, running_mean, running_var, /*training=*/true, 0.1, 1e-5, false);
+  expected.backward(gradient);
+
+  dist::SyncBatchNorm layer(channels);
+  const Tensor input = own(all).clone().requires_grad_();
+  const Tensor output = layer(input);
+  output.backward(own(gradient));
+  EXPECT_TRUE(close(output, own(expected), 1e-5, 1e-5));
+  EXPECT_TRUE(close(input.grad(), own(whole.grad()), 1e-5, 1e-5));
+  EXPECT_TRUE(close(layer->running_mean, running_mean, 1e-6, 1e-6));
+  EXPECT_TRUE(close(layer->running_var, running_var, 1e-6, 1e-6));
+}
+
+TEST(SharedHostTest, SyncBatchNormSpansHosts) {
+  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
+  run_ranks_on_two_hosts([](int rank) {
+    dist::init_process_group();
+    // Few statistics, and more than ranks give each other at once.
+    for (const int64_t channels : {6, 20'000}) {
+      SCOPED_TRACE(channels);
+      expect_batch_norm_of_all(rank, channels);
+    }
+    const auto group = dist::detail::statistics_group({});
+    EXPECT_TRUE(backend(group).shares_memory());
+    EXPECT_EQ(backend(group).sequence(), 4U);
   });
 }
 

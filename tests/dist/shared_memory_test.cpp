@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+#include <sys/resource.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -236,6 +240,58 @@ TEST(SharedMemoryTest, RowsThatAreGatheredAtOnceFailWhenTheGroupIsShutDown) {
                 }),
                 HasSubstr("broken off"));
     other.join();
+  });
+}
+
+/// What all threads of this process have had of processors, in seconds.
+double processor_time() {
+  rusage usage{};
+  EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// Rank 0 waits in `call` for about a second.
+void expect_waits_asleep(const std::function<void()>& call) {
+  call();  // what is made at the first
+  dist::barrier();
+  if (dist::rank() != 0) {
+    ::sleep(1);
+    return call();
+  }
+  const double before = processor_time();
+  call();
+  EXPECT_LT(processor_time() - before, 0.2);
+}
+
+TEST(SharedMemoryTest, ARankThatWaitsSleepsAfterAMoment) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    // At once, and in several steps.
+    for (const int64_t size : {3, 300'000}) {
+      SCOPED_TRACE(size);
+      Tensor tensor = at::ones({size});
+      expect_waits_asleep([&] { dist::all_reduce(tensor); });
+    }
+    // While nobody waits for the call itself the exchange's own thread does.
+    expect_waits_asleep([] {
+      Tensors tensors{at::ones({3})};
+      const auto work = dist::default_group()->allreduce(tensors);
+      while (!work->isCompleted()) ::usleep(50'000);
+    });
+    expect_all_shared();
+  });
+}
+
+TEST(SharedMemoryTest, ARankThatWaitsInASyncBatchNormSleepsAfterAMoment) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    dist::SyncBatchNorm layer(3);
+    const Tensor input = at::randn({4, 3});
+    expect_waits_asleep([&] { layer(input); });
+    expect_all_shared(dist::detail::statistics_group({}));
   });
 }
 

@@ -6,16 +6,18 @@
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/batch_norm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include "dist/device.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
 #include "support/multiproc.h"
@@ -24,44 +26,115 @@
 namespace {
 
 namespace dist = syncbn::dist;
+namespace test = syncbn::test;
 using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::device;
+using syncbn::test::init_on_device;
 using syncbn::test::message_of;
+using syncbn::test::on_device;
 using syncbn::test::run_ranks;
 using ::testing::HasSubstr;
+using SyncBatchNormTest = syncbn::test::DeviceTest;
 
-TEST(SyncBatchNormTest, SharesStatisticsWithinItsProcessGroupOnly) {
+/// A batch and its output's gradient: the same on all ranks.
+struct Batch {
+  explicit Batch(const std::vector<int64_t>& sizes, at::ScalarType type = at::kFloat,
+                 at::MemoryFormat format = at::MemoryFormat::Contiguous)
+      : input(random(sizes, type, format)), gradient(random(sizes, type, format)) {}
+
+  static at::Tensor random(const std::vector<int64_t>& sizes, at::ScalarType type,
+                           at::MemoryFormat format) {
+    return test::randn(sizes, at::kDouble).mul(2).add(1).to(type).contiguous(format);
+  }
+
+  at::Tensor input, gradient;
+};
+
+/// A step of a new layer, on some of the samples that a group shares statistics of, is as
+/// BatchNorm's on all of them, in float64.
+/// @param begin the first of this rank's `samples`
+void expect_as_batch_norm(const SyncBatchNormOptions& options, const Batch& whole, int64_t begin,
+                          int64_t samples, const dist::ProcessGroupPtr& group) {
+  const int64_t channels = options.num_features();
+  const auto precise = [](const at::Tensor& tensor) {
+    return tensor.detach().to(at::kCPU, at::kDouble);
+  };
+  const at::ScalarType type = whole.input.scalar_type();
+  const at::Tensor x = precise(whole.input).clone().requires_grad_();
+  const at::Tensor weight = at::arange(1, channels + 1, at::kDouble).requires_grad_();
+  const at::Tensor bias = at::ones({channels}, at::kDouble).requires_grad_();
+  const at::Tensor running_mean = at::zeros({channels}, at::kDouble);
+  const at::Tensor running_var = at::ones({channels}, at::kDouble);
+  const at::Tensor y =
+      at::batch_norm(x, weight, bias, running_mean, running_var, true, 0.1, 1e-5, false);
+  y.backward(precise(whole.gradient));
+
+  SyncBatchNorm layer(options);
+  layer->to(device(), type == at::kDouble ? at::kDouble : at::kFloat);
+  {
+    const at::NoGradGuard no_grad;
+    layer->weight.copy_(weight);
+    layer->bias.copy_(bias);
+  }
+  const auto own = [&](const at::Tensor& all) { return all.narrow(0, begin, samples); };
+  const at::Tensor input = own(whole.input).detach().clone().requires_grad_();
+  const at::Tensor output = layer(input);
+  output.backward(own(whole.gradient));
+  const auto sum = [&](const at::Tensor& part) {
+    at::Tensor all = precise(part).clone();
+    dist::all_reduce(all, c10d::ReduceOp::SUM, group);
+    return all;
+  };
+  EXPECT_EQ(output.scalar_type(), type);
+  EXPECT_EQ(input.grad().scalar_type(), type);
+  // GPUs have the mean in the input's type or float32, and the weight makes its rounding larger.
+  const double bound = type == at::kDouble ? 1e-12 : type == at::kFloat ? 1e-5 : 2e-3;
+  const double atol = device().is_cuda() ? bound : bound / 10;
+  const double scale = std::max(1.0, x.grad().abs().max().item<double>());
+  EXPECT_TRUE(close(output, own(y), bound, atol));
+  EXPECT_TRUE(close(input.grad(), own(x.grad()), bound, atol * scale));
+  EXPECT_TRUE(close(sum(layer->weight.grad()), weight.grad(), bound, 10 * atol));
+  EXPECT_TRUE(close(sum(layer->bias.grad()), bias.grad(), bound, 10 * atol));
+  const double of_statistics = std::min(bound, 1e-5);
+  EXPECT_TRUE(close(layer->running_mean, running_mean, of_statistics, of_statistics / 10));
+  EXPECT_TRUE(close(layer->running_var, running_var, of_statistics, of_statistics / 10));
+}
+
+TEST_F(SyncBatchNormTest, SharesStatisticsWithinItsProcessGroupOnly) {
   run_ranks(4, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     const auto group = dist::new_subgroups(2);
     at::manual_seed(1);
-    SyncBatchNorm layer(SyncBatchNormOptions(3).process_group(group));
-    const at::Tensor batch = at::randn({8, 3});
-    layer->forward(batch.narrow(0, int64_t{2} * rank, 2));
-    const at::Tensor own = batch.narrow(0, rank < 2 ? 0 : 4, 4);
-    EXPECT_TRUE(close(layer->running_mean, own.mean(0) * 0.1));
+    const Batch batches[] = {Batch({5, 3, 2}), Batch({5, 3, 2})};
+    // Three samples, then two.
+    expect_as_batch_norm(SyncBatchNormOptions(3).process_group(group), batches[rank / 2],
+                         rank % 2 == 0 ? 0 : 3, rank % 2 == 0 ? 3 : 2, group);
   });
 }
 
-TEST(SyncBatchNormTest, EqualsBatchNormInAWorldOfOne) {
+TEST_F(SyncBatchNormTest, EqualsBatchNormInAWorldOfOne) {
   run_ranks(1, [](int) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(1);
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    const at::Tensor batch = at::randn({6, 3, 4});
-    const at::Tensor expected =
-        at::batch_norm(batch, layer->weight, layer->bias, {}, {}, true, 0.1, 1e-5, false);
-    EXPECT_TRUE(close(layer->forward(batch), expected));
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf}) {
+      for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+        SCOPED_TRACE(::testing::Message() << type << ", " << format);
+        expect_as_batch_norm(3, Batch({6, 3, 4, 5}, type, format), 0, 6, {});
+      }
+      expect_as_batch_norm(3, Batch({6, 3, 4}, type), 0, 6, {});
+    }
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
     EXPECT_THAT(message_of<UserError>([&] {
-                  layer->forward(at::randn({1, 3}));
+                  layer->forward(test::randn({1, 3}));
                 }),
                 HasSubstr("one value per channel"));
   });
 }
 
-TEST(SyncBatchNormTest, AForgottenInitProcessGroupIsAnError) {
+TEST(SyncBatchNormOnCpuTest, AForgottenInitProcessGroupIsAnError) {
   run_ranks(1, [](int) {
     ::setenv("WORLD_SIZE", "2", 1);
     SyncBatchNorm layer(SyncBatchNormOptions(3));
@@ -72,71 +145,68 @@ TEST(SyncBatchNormTest, AForgottenInitProcessGroupIsAnError) {
   });
 }
 
-TEST(SyncBatchNormTest, OneValuePerChannelOverAllRanksIsAnErrorOnEveryRank) {
+TEST_F(SyncBatchNormTest, OneValuePerChannelOverAllRanksIsAnErrorOnEveryRank) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    init_on_device();
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
     EXPECT_THAT(message_of<UserError>([&] {
-                  layer->forward(at::randn({rank == 0 ? 1 : 0, 3}));
+                  layer->forward(test::randn({rank == 0 ? 1 : 0, 3}));
                 }),
                 HasSubstr("one value per channel"));
-    EXPECT_TRUE(layer->running_mean.equal(at::zeros({3})));
+    EXPECT_TRUE(layer->running_mean.equal(test::zeros({3})));
     EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 0);
   });
 }
 
-TEST(SyncBatchNormTest, AllRanksEmptyLeavesTheRunningStatisticsAlone) {
+TEST_F(SyncBatchNormTest, AllRanksEmptyLeavesTheRunningStatisticsAlone) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    const at::Tensor output = layer->forward(at::empty({0, 3, 2}).requires_grad_());
+    init_on_device();
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
+    const at::Tensor output = layer->forward(test::zeros({0, 3, 2}).requires_grad_());
     EXPECT_EQ(output.numel(), 0);
     output.sum().backward();
-    EXPECT_TRUE(layer->weight.grad().equal(at::zeros({3})));
-    EXPECT_TRUE(layer->running_mean.equal(at::zeros({3})));
-    EXPECT_TRUE(layer->running_var.equal(at::ones({3})));
+    EXPECT_TRUE(layer->weight.grad().equal(test::zeros({3})));
+    EXPECT_TRUE(layer->running_mean.equal(test::zeros({3})));
+    EXPECT_TRUE(layer->running_var.equal(test::ones({3})));
     EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 0);
   });
 }
 
-TEST(SyncBatchNormTest, WrongInputsAreNamed) {
+TEST_F(SyncBatchNormTest, WrongInputsAreNamed) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    init_on_device();
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
     const auto message = [&](const at::Tensor& input, const at::Tensor& residual = {}) {
       return message_of<UserError>([&] { layer->forward(input, residual); });
     };
-    EXPECT_THAT(message(at::randn({4, 3}), at::randn({4, 1})), HasSubstr("what is added"));
-    EXPECT_THAT(message(at::randn({4})), HasSubstr("2 to 5 dimensions"));
-    EXPECT_THAT(message(at::randn({4, 2})), HasSubstr("3 channels"));
-    EXPECT_THAT(message(at::ones({4, 3}, at::kLong)), HasSubstr("floating-point"));
+    EXPECT_THAT(message(test::randn({4, 3}), test::randn({4, 1})), HasSubstr("what is added"));
+    EXPECT_THAT(message(test::randn({4})), HasSubstr("2 to 5 dimensions"));
+    EXPECT_THAT(message(test::randn({4, 2})), HasSubstr("3 channels"));
+    EXPECT_THAT(message(test::ones({4, 3}, at::kLong)), HasSubstr("floating-point"));
   });
 }
 
-TEST(SyncBatchNormTest, GroupSizeSharesStatisticsBetweenNeighbours) {
+TEST_F(SyncBatchNormTest, GroupSizeSharesStatisticsBetweenNeighbours) {
   run_ranks(8, [](int rank) {
-    dist::init_process_group();
-    at::manual_seed(1);
-    const at::Tensor batch = at::randn({16, 3});
+    init_on_device();
     for (const int size : {1, 2, 4, 8}) {
-      SyncBatchNorm layer(SyncBatchNormOptions(3).group_size(size));
-      layer(batch.narrow(0, int64_t{2} * rank, 2));
-      const int64_t first = rank / size * size;
-      EXPECT_TRUE(
-          close(layer->running_mean, batch.narrow(0, 2 * first, int64_t{2} * size).mean(0) * 0.1))
-          << "groups of " << size;
+      SCOPED_TRACE(::testing::Message() << "groups of " << size);
+      // Its own batch for each group.
+      at::manual_seed(static_cast<uint64_t>(10 + rank / size));
+      expect_as_batch_norm(SyncBatchNormOptions(3).group_size(size), Batch({2L * size, 3, 2}),
+                           2L * (rank % size), 2, dist::new_subgroups(size));
     }
     // One group for all layers of one size.
     EXPECT_EQ(dist::detail::statistics_subgroup(2), dist::detail::statistics_subgroup(2));
   });
 }
 
-TEST(SyncBatchNormTest, AGroupSizeThatDoesNotFitIsAnError) {
+TEST_F(SyncBatchNormTest, AGroupSizeThatDoesNotFitIsAnError) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
+    init_on_device();
     const auto message = [](const SyncBatchNormOptions& options) {
-      SyncBatchNorm layer(options);
-      return message_of<UserError>([&] { layer(at::randn({4, 3})); });
+      SyncBatchNorm layer = on_device(SyncBatchNorm(options));
+      return message_of<UserError>([&] { layer(test::randn({4, 3})); });
     };
     EXPECT_THAT(message(SyncBatchNormOptions(3).group_size(3)), HasSubstr("group_size is 3"));
     EXPECT_THAT(message(SyncBatchNormOptions(3).group_size(-1)), HasSubstr("group_size is -1"));
@@ -146,17 +216,14 @@ TEST(SyncBatchNormTest, AGroupSizeThatDoesNotFitIsAnError) {
   });
 }
 
-TEST(SyncBatchNormTest, AGroupOfSomeRanksLeavesTheOthersAlone) {
+TEST_F(SyncBatchNormTest, AGroupOfSomeRanksLeavesTheOthersAlone) {
   run_ranks(3, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     const auto group = dist::new_group({0, 2});
     at::manual_seed(1);
-    const at::Tensor batch = at::randn({6, 3});
+    const Batch both({4, 3, 2});  // the first half is rank 0's, the second rank 2's
     if (rank != 1) {
-      SyncBatchNorm layer(SyncBatchNormOptions(3).process_group(group));
-      layer(batch.narrow(0, int64_t{2} * rank, 2));
-      const at::Tensor both = at::cat({batch.narrow(0, 0, 2), batch.narrow(0, 4, 2)});
-      EXPECT_TRUE(close(layer->running_mean, both.mean(0) * 0.1));
+      expect_as_batch_norm(SyncBatchNormOptions(3).process_group(group), both, rank, 2, group);
     }
     dist::barrier();
   });

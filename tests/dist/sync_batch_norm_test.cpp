@@ -15,21 +15,27 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include "dist/device.h"
 #include "dist/tensors.h"
-#include "groups/world.h"
 #include "support/multiproc.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
+namespace test = syncbn::test;
 using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::test::close;
+using syncbn::test::device;
+using syncbn::test::exchanges;
+using syncbn::test::init_on_device;
+using syncbn::test::on_device;
 using syncbn::test::run_ranks;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
+using SyncBatchNormTest = syncbn::test::DeviceTest;
 
-/// What one process computes on the whole batch, in float64.
+/// What one process computes on the whole batch, in float64 on the CPU.
 struct Reference {
   at::Tensor output, grad_input, grad_weight, grad_bias, running_mean, running_var;
 };
@@ -37,19 +43,25 @@ struct Reference {
 Reference whole_batch(const at::Tensor& input, const at::Tensor& grad_output,
                       const at::Tensor& weight, const at::Tensor& bias, double momentum,
                       double eps) {
-  const at::Tensor x = input.detach().to(at::kDouble).requires_grad_();
-  const at::Tensor w = weight.detach().to(at::kDouble).requires_grad_();
-  const at::Tensor b = bias.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor x = input.detach().to(at::kCPU, at::kDouble).requires_grad_();
+  const at::Tensor w = weight.detach().to(at::kCPU, at::kDouble).requires_grad_();
+  const at::Tensor b = bias.detach().to(at::kCPU, at::kDouble).requires_grad_();
   Reference result;
   result.running_mean = at::zeros({x.size(1)}, at::kDouble);
   result.running_var = at::ones({x.size(1)}, at::kDouble);
   result.output =
       at::batch_norm(x, w, b, result.running_mean, result.running_var, true, momentum, eps, false);
-  result.output.backward(grad_output.to(at::kDouble));
+  result.output.backward(grad_output.to(at::kCPU, at::kDouble));
   result.grad_input = x.grad();
   result.grad_weight = w.grad();
   result.grad_bias = b.grad();
   return result;
+}
+
+/// Below what a float32 result of a few values differs: on GPUs all of its arithmetic is in
+/// float32.
+double float_atol() {
+  return device().is_cuda() ? 1e-5 : 1e-6;
 }
 
 /// One layer on shards of the batch against the whole batch.
@@ -77,7 +89,7 @@ void expect_as_whole_batch(const Case& c, int rank) {
   const Reference expected = whole_batch(batch, grad_batch, weight, bias, 0.1, c.eps);
 
   SyncBatchNorm layer(SyncBatchNormOptions(channels).eps(c.eps));
-  layer->to(c.type == at::kDouble ? at::kDouble : at::kFloat);
+  layer->to(device(), c.type == at::kDouble ? at::kDouble : at::kFloat);
   {
     const at::NoGradGuard no_grad;
     layer->weight.copy_(weight);
@@ -91,25 +103,28 @@ void expect_as_whole_batch(const Case& c, int rank) {
     return own.contiguous(own.dim() == 5 ? at::MemoryFormat::ChannelsLast3d
                                          : at::MemoryFormat::ChannelsLast);
   };
-  const at::Tensor input = share(batch).requires_grad_();
+  const at::Tensor input = share(batch).to(device()).requires_grad_();
   const at::Tensor output = layer->forward(input);
-  output.backward(share(grad_batch));
+  output.backward(share(grad_batch).to(device()));
+  // GPUs normalise by a mean and a deviation in the input's type, which the CPU has in float64:
+  // what is off by one rounding there, a small deviation and the weight make larger.
+  const double atol = (device().is_cuda() ? 5 : 1) * c.atol;
 
   EXPECT_EQ(output.scalar_type(), c.type);
   if (c.channels_last && c.shares[at_rank] > 0) {
     EXPECT_EQ(output.suggest_memory_format(), input.suggest_memory_format());
   }
-  EXPECT_TRUE(close(output, share(expected.output), c.rtol, c.atol));
+  EXPECT_TRUE(close(output, share(expected.output), c.rtol, atol));
   // A gradient grows with 1 / stddev, and so does what cancels in it.
   const double scale = std::max(1.0, expected.grad_input.abs().max().item<double>());
-  EXPECT_TRUE(close(input.grad(), share(expected.grad_input), c.rtol, c.atol * scale));
+  EXPECT_TRUE(close(input.grad(), share(expected.grad_input), c.rtol, atol * scale));
   // Parameters' gradients are local sums; DDP averages them.
   at::Tensor grad_weight = layer->weight.grad().to(at::kDouble);
   at::Tensor grad_bias = layer->bias.grad().to(at::kDouble);
   dist::all_reduce(grad_weight);
   dist::all_reduce(grad_bias);
-  EXPECT_TRUE(close(grad_weight, expected.grad_weight, 10 * c.rtol, 100 * c.atol));
-  EXPECT_TRUE(close(grad_bias, expected.grad_bias, 10 * c.rtol, 100 * c.atol));
+  EXPECT_TRUE(close(grad_weight, expected.grad_weight, 10 * c.rtol, 100 * atol));
+  EXPECT_TRUE(close(grad_bias, expected.grad_bias, 10 * c.rtol, 100 * atol));
   EXPECT_TRUE(close(layer->running_mean, expected.running_mean, 1e-6, 1e-7));
   EXPECT_TRUE(close(layer->running_var, expected.running_var, 1e-6, 1e-7));
   EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 1);
@@ -117,37 +132,37 @@ void expect_as_whole_batch(const Case& c, int rank) {
 
 void expect_as_whole_batch(const Case& c) {
   run_ranks(static_cast<int>(c.shares.size()), [&c](int rank) {
-    dist::init_process_group({.backend = "gloo"});
+    init_on_device();
     expect_as_whole_batch(c, rank);
   });
 }
 
-TEST(SyncBatchNormTest, EqualsBatchNorm1dOnTheWholeBatchFor2dInput) {
+TEST_F(SyncBatchNormTest, EqualsBatchNorm1dOnTheWholeBatchFor2dInput) {
   expect_as_whole_batch({.shares = {6, 6}, .sample = {7}});
 }
 
-TEST(SyncBatchNormTest, EqualsBatchNorm1dOnTheWholeBatchFor3dInput) {
+TEST_F(SyncBatchNormTest, EqualsBatchNorm1dOnTheWholeBatchFor3dInput) {
   expect_as_whole_batch({.shares = {4, 4}, .sample = {7, 9}});
 }
 
-TEST(SyncBatchNormTest, EqualsBatchNorm2dOnTheWholeBatch) {
+TEST_F(SyncBatchNormTest, EqualsBatchNorm2dOnTheWholeBatch) {
   expect_as_whole_batch({.shares = {4, 4}, .sample = {6, 33, 40}});
 }
 
-TEST(SyncBatchNormTest, EqualsBatchNorm2dOnTheWholeBatchInChannelsLast) {
+TEST_F(SyncBatchNormTest, EqualsBatchNorm2dOnTheWholeBatchInChannelsLast) {
   expect_as_whole_batch({.shares = {4, 4}, .sample = {6, 33, 40}, .channels_last = true});
 }
 
-TEST(SyncBatchNormTest, EqualsBatchNorm3dOnTheWholeBatch) {
+TEST_F(SyncBatchNormTest, EqualsBatchNorm3dOnTheWholeBatch) {
   expect_as_whole_batch({.shares = {3, 3}, .sample = {5, 4, 6, 7}});
 }
 
-TEST(SyncBatchNormTest, EqualsBatchNorm3dOnTheWholeBatchInChannelsLast) {
+TEST_F(SyncBatchNormTest, EqualsBatchNorm3dOnTheWholeBatchInChannelsLast) {
   expect_as_whole_batch({.shares = {3, 3}, .sample = {5, 4, 6, 7}, .channels_last = true});
 }
 
 // Rows of several cache lines and what is left of one; blocks of rows, and one that is cut short.
-TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForWideRows) {
+TEST_F(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForWideRows) {
   expect_as_whole_batch({.shares = {70, 61}, .sample = {37}});
   expect_as_whole_batch({.shares = {2, 3}, .sample = {53, 13, 11}, .channels_last = true});
   expect_as_whole_batch({.shares = {2, 0}, .sample = {37, 13, 11}, .channels_last = true});
@@ -161,7 +176,7 @@ TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForWideRows) {
 
 // Above 1 MiB, where planes and rows are whole vectors; and where they are not, which go through
 // it.
-TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastTheCache) {
+TEST(SyncBatchNormOnCpuTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastTheCache) {
   for (const std::vector<int64_t>& sample :
        {std::vector<int64_t>{8, 160, 208}, std::vector<int64_t>{3, 613, 601}}) {
     for (const bool channels_last : {false, true}) {
@@ -183,48 +198,79 @@ TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastTheCache
 
 // Messages that are gathered at once, forward and backward, forward only, and not at all: 256 KiB
 // of all ranks together, with 2 C + 4 numbers forward and 2 C + 6 backward.
-TEST(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForMessagesOfAnySize) {
+TEST(SyncBatchNormOnCpuTest, EqualsBatchNormOnTheWholeBatchForMessagesOfAnySize) {
   for (const int64_t channels : {8189, 8190, 20000}) {
     expect_as_whole_batch({.shares = {3, 2}, .sample = {channels}, .rtol = 1e-4, .atol = 1e-5});
   }
   expect_as_whole_batch({.shares = {1, 2, 0, 2}, .sample = {5000}, .rtol = 1e-4, .atol = 1e-5});
 }
 
-TEST(SyncBatchNormTest, IsExactToFloat64InFloat64) {
+TEST_F(SyncBatchNormTest, IsExactToFloat64InFloat64) {
   expect_as_whole_batch(
       {.shares = {4, 2}, .sample = {5, 11}, .type = at::kDouble, .rtol = 1e-12, .atol = 1e-13});
 }
 
-TEST(SyncBatchNormTest, TakesHalfPrecisionInputs) {
+TEST_F(SyncBatchNormTest, TakesHalfPrecisionInputs) {
   expect_as_whole_batch(
       {.shares = {4, 4}, .sample = {5, 8, 8}, .type = at::kHalf, .rtol = 2e-3, .atol = 2e-3});
   expect_as_whole_batch(
       {.shares = {4, 4}, .sample = {5, 8, 8}, .type = at::kBFloat16, .rtol = 2e-2, .atol = 2e-2});
 }
 
-TEST(SyncBatchNormTest, IsExactForUnevenBatches) {
+TEST_F(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchInEveryTypeDimensionAndFormat) {
+  struct Type {
+    at::ScalarType type;
+    double bound;
+  };
+  run_ranks(3, [](int rank) {
+    init_on_device();
+    for (const Type& t : {Type{at::kFloat, 2e-6}, Type{at::kDouble, 1e-13}, Type{at::kHalf, 2e-3},
+                          Type{at::kBFloat16, 2e-2}}) {
+      for (const std::vector<int64_t>& sample :
+           {std::vector<int64_t>{7}, std::vector<int64_t>{5, 6}, std::vector<int64_t>{5, 4, 3},
+            std::vector<int64_t>{5, 2, 3, 4}}) {
+        for (const bool channels_last : {false, true}) {
+          if (channels_last && sample.size() < 3) continue;
+          SCOPED_TRACE(testing::Message() << t.type << " in " << sample.size() + 1 << " dimensions"
+                                          << (channels_last ? ", channels last" : ""));
+          expect_as_whole_batch({.shares = {4, 0, 3},
+                                 .sample = sample,
+                                 .type = t.type,
+                                 .channels_last = channels_last,
+                                 .rtol = 5 * t.bound,
+                                 .atol = t.bound},
+                                rank);
+        }
+      }
+    }
+  });
+}
+
+TEST_F(SyncBatchNormTest, IsExactForUnevenBatches) {
   expect_as_whole_batch({.shares = {1, 5, 2}});
 }
 
-TEST(SyncBatchNormTest, IsExactWhenARankHasNoSamples) {
+TEST_F(SyncBatchNormTest, IsExactWhenARankHasNoSamples) {
   expect_as_whole_batch({.shares = {4, 0, 3}});
   expect_as_whole_batch({.shares = {0, 5}, .sample = {4}});
 }
 
-TEST(SyncBatchNormTest, WorksWithOneSampleARank) {
+TEST_F(SyncBatchNormTest, WorksWithOneSampleARank) {
   expect_as_whole_batch({.shares = {1, 1, 1}, .sample = {6}});
 }
 
-TEST(SyncBatchNormTest, KeepsPrecisionWhenTheMeanIsLargeAgainstTheDeviation) {
+TEST_F(SyncBatchNormTest, KeepsPrecisionWhenTheMeanIsLargeAgainstTheDeviation) {
+  // In float32, which is what GPUs have for the mean, that is known to 6e-4 of the deviation.
+  const double bound = device().is_cuda() ? 2e-3 : 2e-5;
   expect_as_whole_batch({.shares = {4, 4},
                          .sample = {3, 64, 64},
                          .mean = 1e3,
                          .stddev = 0.1,
-                         .rtol = 2e-5,
-                         .atol = 2e-5});
+                         .rtol = bound,
+                         .atol = bound});
 }
 
-TEST(SyncBatchNormTest, KeepsPrecisionForTinyVariance) {
+TEST_F(SyncBatchNormTest, KeepsPrecisionForTinyVariance) {
   expect_as_whole_batch({.shares = {4, 4},
                          .sample = {3, 16, 16},
                          .mean = 0,
@@ -234,47 +280,77 @@ TEST(SyncBatchNormTest, KeepsPrecisionForTinyVariance) {
                          .atol = 1e-5});
 }
 
-TEST(SyncBatchNormTest, ExchangesOnceForwardAndOnceBackward) {
+TEST_F(SyncBatchNormTest, ExchangesOnceForwardAndOnceBackward) {
   run_ranks(2, [](int) {
-    dist::init_process_group();
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    layer->forward(at::randn({4, 3, 2, 2}));  // makes the group
-    auto* backend = dist::detail::backend_of(dist::detail::statistics_group({}));
-    ASSERT_NE(backend, nullptr);
-    const uint64_t before = backend->sequence();
-    const at::Tensor output = layer->forward(at::randn({4, 3, 2, 2}).requires_grad_());
-    EXPECT_EQ(backend->sequence(), before + 1);
+    init_on_device();
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
+    layer->forward(test::randn({4, 3, 2, 2}));  // makes the group
+    const uint64_t before = exchanges();
+    const at::Tensor output = layer->forward(test::randn({4, 3, 2, 2}).requires_grad_());
+    EXPECT_EQ(exchanges(), before + 1);
     output.sum().backward();
-    EXPECT_EQ(backend->sequence(), before + 2);
+    EXPECT_EQ(exchanges(), before + 2);
   });
 }
 
-TEST(SyncBatchNormTest, EvaluationUsesRunningStatisticsAndExchangesNothing) {
+TEST_F(SyncBatchNormTest, EvaluationUsesRunningStatisticsAndExchangesNothing) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(rank);
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    layer->forward(at::randn({4, 3, 2, 2}));
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
+    layer->forward(test::randn({4, 3, 2, 2}));
     layer->eval();
-    auto* backend = dist::detail::backend_of(dist::detail::statistics_group({}));
-    const uint64_t before = backend->sequence();
-    const at::Tensor input = at::randn({4, 3, 2, 2});
+    const uint64_t before = exchanges();
+    const at::Tensor input = test::randn({4, 3, 2, 2});
     const at::Tensor expected =
         at::batch_norm(input, layer->weight, layer->bias, layer->running_mean, layer->running_var,
-                       false, 0.0, 1e-5, false);
+                       false, 0.0, 1e-5, at::globalContext().userEnabledCuDNN());
     EXPECT_TRUE(layer->forward(input).equal(expected));
-    EXPECT_EQ(backend->sequence(), before);
+    EXPECT_EQ(exchanges(), before);
   });
 }
 
-TEST(SyncBatchNormTest, WithoutMomentumAveragesAllBatches) {
+// As torch.nn.SyncBatchNorm's.
+TEST_F(SyncBatchNormTest, EvaluationWithoutRunningStatisticsUsesTheRanksOwnAndExchangesNothing) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
+    at::manual_seed(rank);
+    SyncBatchNorm layer =
+        on_device(SyncBatchNorm(SyncBatchNormOptions(3).track_running_stats(false)));
+    {
+      const at::NoGradGuard no_grad;
+      layer->weight.copy_(at::randn({3}) + 2);
+    }
+    layer->forward(test::randn({4, 3, 2, 2}));  // makes the group
+    layer->eval();
+    const uint64_t before = exchanges();
+    // Ranks evaluate as often as they like.
+    for (int i = 0; i <= rank; ++i) {
+      const at::Tensor input = (test::randn({4 + rank, 3, 2, 2}) + 3 * rank).requires_grad_();
+      const at::Tensor gradient = test::randn({4 + rank, 3, 2, 2});
+      const Reference expected =
+          whole_batch(input, gradient, layer->weight, layer->bias, 0.1, 1e-5);
+      layer->zero_grad();
+      const at::Tensor output = layer(input);
+      output.backward(gradient);
+      EXPECT_TRUE(close(output, expected.output, 1e-5, 1e-5));
+      EXPECT_TRUE(close(input.grad(), expected.grad_input, 1e-5, 1e-5));
+      EXPECT_TRUE(close(layer->weight.grad(), expected.grad_weight, 1e-5, 1e-5));
+      EXPECT_TRUE(close(layer->bias.grad(), expected.grad_bias, 1e-5, 1e-5));
+    }
+    EXPECT_EQ(exchanges(), before);
+    EXPECT_EQ(layer->named_buffers().size(), 0u);
+  });
+}
+
+TEST_F(SyncBatchNormTest, WithoutMomentumAveragesAllBatches) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
     at::manual_seed(3);
-    SyncBatchNorm layer(SyncBatchNormOptions(2).momentum(std::nullopt));
-    at::Tensor mean = at::zeros({2});
+    SyncBatchNorm layer = on_device(SyncBatchNorm(SyncBatchNormOptions(2).momentum(std::nullopt)));
+    at::Tensor mean = test::zeros({2});
     for (int step = 0; step < 4; ++step) {
-      const at::Tensor batch = at::randn({6, 2});
+      const at::Tensor batch = test::randn({6, 2});
       mean += batch.mean(0) / 4;
       layer->forward(batch.narrow(0, int64_t{3} * rank, 3));
     }
@@ -282,13 +358,13 @@ TEST(SyncBatchNormTest, WithoutMomentumAveragesAllBatches) {
   });
 }
 
-TEST(SyncBatchNormTest, RunningStatisticsMayBeOfAnyTypeAndLieApart) {
+TEST_F(SyncBatchNormTest, RunningStatisticsMayBeOfAnyTypeAndLieApart) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(3);
-    const at::Tensor batch = at::randn({6, 5}) * 3 + 1;
+    const at::Tensor batch = test::randn({6, 5}) * 3 + 1;
     const auto after_a_step = [&](at::ScalarType type, bool apart) {
-      SyncBatchNorm layer(SyncBatchNormOptions(5).momentum(0.25));
+      SyncBatchNorm layer = on_device(SyncBatchNorm(SyncBatchNormOptions(5).momentum(0.25)));
       const auto other = [&](const at::Tensor& buffer) {
         return (apart ? buffer.unsqueeze(1).repeat({1, 2}).select(1, 0) : buffer).to(type);
       };
@@ -310,14 +386,15 @@ TEST(SyncBatchNormTest, RunningStatisticsMayBeOfAnyTypeAndLieApart) {
 }
 
 // Module::to(dtype) makes a floating-point number of the counter.
-TEST(SyncBatchNormTest, CountsBatchesAfterTheLayerWasMovedToAnotherType) {
+TEST_F(SyncBatchNormTest, CountsBatchesAfterTheLayerWasMovedToAnotherType) {
   run_ranks(1, [](int) {
     for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf}) {
-      SyncBatchNorm layer(SyncBatchNormOptions(2).momentum(std::nullopt));
+      SyncBatchNorm layer =
+          on_device(SyncBatchNorm(SyncBatchNormOptions(2).momentum(std::nullopt)));
       layer->to(type);
-      at::Tensor mean = at::zeros({2}, at::kDouble);
+      at::Tensor mean = test::zeros({2}, at::kDouble);
       for (int step = 0; step < 3; ++step) {
-        const at::Tensor batch = at::randn({6, 2}).to(type);
+        const at::Tensor batch = test::randn({6, 2}).to(type);
         mean += batch.to(at::kDouble).mean(0) / 3;
         layer->forward(batch);
       }
@@ -327,13 +404,13 @@ TEST(SyncBatchNormTest, CountsBatchesAfterTheLayerWasMovedToAnotherType) {
   });
 }
 
-// They are written without operators of ATen's.
-TEST(SyncBatchNormTest, AutogradSeesThatRunningStatisticsHaveChanged) {
+// On the CPU they are written without operators of ATen's.
+TEST_F(SyncBatchNormTest, AutogradSeesThatRunningStatisticsHaveChanged) {
   run_ranks(1, [](int) {
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    const at::Tensor input = at::randn({4, 3});
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
+    const at::Tensor input = test::randn({4, 3});
     for (const at::Tensor& buffer : {layer->running_mean, layer->running_var}) {
-      const at::Tensor x = at::randn({3}).requires_grad_();
+      const at::Tensor x = test::randn({3}).requires_grad_();
       const at::Tensor product = (x * buffer).sum();
       layer->forward(input);
       EXPECT_THAT([&] { product.backward(); },
@@ -345,46 +422,48 @@ TEST(SyncBatchNormTest, AutogradSeesThatRunningStatisticsHaveChanged) {
   });
 }
 
-TEST(SyncBatchNormTest, RunningStatisticsFollowTheWholeBatchOverManySteps) {
+TEST_F(SyncBatchNormTest, RunningStatisticsFollowTheWholeBatchOverManySteps) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(5);
-    SyncBatchNorm layer(SyncBatchNormOptions(3).momentum(0.99));
+    SyncBatchNorm layer = on_device(SyncBatchNorm(SyncBatchNormOptions(3).momentum(0.99)));
     at::Tensor mean = at::zeros({3});
     at::Tensor variance = at::ones({3});
     for (int step = 0; step < 100; ++step) {
       const at::Tensor batch = at::randn({5, 3, 4}) * (1 + step % 7) + step % 3;
       at::batch_norm(batch, {}, {}, mean, variance, true, 0.99, 1e-5, false);
-      layer->forward(rank == 0 ? batch.narrow(0, 0, 2) : batch.narrow(0, 2, 3));
+      const at::Tensor own = rank == 0 ? batch.narrow(0, 0, 2) : batch.narrow(0, 2, 3);
+      layer->forward(own.to(device()));
     }
     EXPECT_TRUE(close(layer->running_mean, mean));
     EXPECT_TRUE(close(layer->running_var, variance));
   });
 }
 
-TEST(SyncBatchNormTest, WorksWithoutAffineAndWithoutRunningStatistics) {
+TEST_F(SyncBatchNormTest, WorksWithoutAffineAndWithoutRunningStatistics) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(1);
-    SyncBatchNorm layer(SyncBatchNormOptions(3).affine(false).track_running_stats(false));
-    const at::Tensor batch = at::randn({6, 3});
+    SyncBatchNorm layer =
+        on_device(SyncBatchNorm(SyncBatchNormOptions(3).affine(false).track_running_stats(false)));
+    const at::Tensor batch = test::randn({6, 3});
     const at::Tensor expected = at::batch_norm(batch, {}, {}, {}, {}, true, 0.1, 1e-5, false);
     EXPECT_TRUE(close(layer->forward(batch.narrow(0, int64_t{3} * rank, 3)),
-                      expected.narrow(0, int64_t{3} * rank, 3)));
+                      expected.narrow(0, int64_t{3} * rank, 3), 1e-5, float_atol()));
     EXPECT_EQ(layer->named_parameters().size(), 0u);
     EXPECT_EQ(layer->named_buffers().size(), 0u);
   });
 }
 
-TEST(SyncBatchNormTest, GradientsOfSeveralForwardsAccumulate) {
+TEST_F(SyncBatchNormTest, GradientsOfSeveralForwardsAccumulate) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(4);
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
     at::Tensor grad_weight = at::zeros({3}, at::kDouble);
     for (int i = 0; i < 3; ++i) {
-      const at::Tensor batch = at::randn({6, 3});
-      const at::Tensor gradient = at::randn({6, 3});
+      const at::Tensor batch = test::randn({6, 3});
+      const at::Tensor gradient = test::randn({6, 3});
       const Reference expected =
           whole_batch(batch, gradient, layer->weight, layer->bias, 0.1, 1e-5);
       layer(batch.narrow(0, int64_t{3} * rank, 3)).backward(gradient.narrow(0, 3L * rank, 3));
@@ -396,16 +475,16 @@ TEST(SyncBatchNormTest, GradientsOfSeveralForwardsAccumulate) {
   });
 }
 
-TEST(SyncBatchNormTest, ForwardsBeforeBackwardsKeepTheirOwnStatistics) {
+TEST_F(SyncBatchNormTest, ForwardsBeforeBackwardsKeepTheirOwnStatistics) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(4);
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
     std::vector<at::Tensor> inputs, outputs, gradients;
     std::vector<Reference> expected;
     for (int i = 0; i < 3; ++i) {
-      const at::Tensor batch = at::randn({6, 3}) + i;
-      gradients.push_back(at::randn({6, 3}));
+      const at::Tensor batch = test::randn({6, 3}) + i;
+      gradients.push_back(test::randn({6, 3}));
       expected.push_back(
           whole_batch(batch, gradients.back(), layer->weight, layer->bias, 0.1, 1e-5));
       inputs.push_back(batch.narrow(0, 3L * rank, 3).clone().requires_grad_());
@@ -413,27 +492,30 @@ TEST(SyncBatchNormTest, ForwardsBeforeBackwardsKeepTheirOwnStatistics) {
     }
     for (size_t i = 3; i-- > 0;) {
       outputs[i].backward(gradients[i].narrow(0, 3L * rank, 3));
-      EXPECT_TRUE(close(inputs[i].grad(), expected[i].grad_input.narrow(0, 3L * rank, 3)));
+      EXPECT_TRUE(close(inputs[i].grad(), expected[i].grad_input.narrow(0, 3L * rank, 3), 1e-5,
+                        float_atol()));
     }
   });
 }
 
-TEST(SyncBatchNormTest, WorksUnderAutocast) {
+TEST_F(SyncBatchNormTest, WorksUnderAutocast) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(6);
-    const at::Tensor batch = at::randn({8, 5});
-    const at::Tensor filter = at::randn({4, 5});
-    SyncBatchNorm layer(SyncBatchNormOptions(4));
-    SyncBatchNorm exact(SyncBatchNormOptions(4));
+    const at::Tensor batch = test::randn({8, 5});
+    const at::Tensor filter = test::randn({4, 5});
+    SyncBatchNorm layer = on_device(SyncBatchNorm(4));
+    SyncBatchNorm exact = on_device(SyncBatchNorm(4));
     const at::Tensor own = batch.narrow(0, 4L * rank, 4);
     const at::Tensor expected = exact(at::linear(own, filter));
-    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_enabled(device().type(), true);
     const at::Tensor input = at::linear(own, filter).requires_grad_();
     const at::Tensor output = layer(input);
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-    EXPECT_EQ(input.scalar_type(), at::kBFloat16);
-    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    at::autocast::set_autocast_enabled(device().type(), false);
+    const at::ScalarType narrow = at::autocast::get_autocast_dtype(device().type());
+    EXPECT_EQ(narrow, device().is_cuda() ? at::kHalf : at::kBFloat16);
+    EXPECT_EQ(input.scalar_type(), narrow);
+    EXPECT_EQ(output.scalar_type(), narrow);
     EXPECT_EQ(layer->running_mean.scalar_type(), at::kFloat);
     EXPECT_TRUE(close(output, expected, 2e-2, 3e-2));
     EXPECT_TRUE(close(layer->running_var, exact->running_var, 2e-2, 2e-2));
@@ -442,22 +524,23 @@ TEST(SyncBatchNormTest, WorksUnderAutocast) {
   });
 }
 
-TEST(SyncBatchNormTest, EvaluationBetweenForwardAndBackwardDisturbsNothing) {
+TEST_F(SyncBatchNormTest, EvaluationBetweenForwardAndBackwardDisturbsNothing) {
   run_ranks(2, [](int rank) {
-    dist::init_process_group();
+    init_on_device();
     at::manual_seed(4);
-    SyncBatchNorm layer(SyncBatchNormOptions(3));
-    const at::Tensor batch = at::randn({6, 3});
-    const at::Tensor gradient = at::randn({6, 3});
+    SyncBatchNorm layer = on_device(SyncBatchNorm(3));
+    const at::Tensor batch = test::randn({6, 3});
+    const at::Tensor gradient = test::randn({6, 3});
     const Reference expected = whole_batch(batch, gradient, layer->weight, layer->bias, 0.1, 1e-5);
     const at::Tensor input = batch.narrow(0, 3L * rank, 3).clone().requires_grad_();
     const at::Tensor output = layer(input);
     layer->eval();
     // Ranks evaluate as often as they like.
-    for (int i = 0; i <= rank; ++i) layer(at::randn({2, 3}));
+    for (int i = 0; i <= rank; ++i) layer(test::randn({2, 3}));
     layer->train();
     output.backward(gradient.narrow(0, 3L * rank, 3));
-    EXPECT_TRUE(close(input.grad(), expected.grad_input.narrow(0, 3L * rank, 3)));
+    EXPECT_TRUE(
+        close(input.grad(), expected.grad_input.narrow(0, 3L * rank, 3), 1e-5, float_atol()));
     EXPECT_TRUE(close(layer->running_mean, expected.running_mean));
     EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 1);
   });

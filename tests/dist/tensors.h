@@ -9,7 +9,8 @@
 
 namespace syncbn::test {
 
-/// Fails with the largest difference unless |actual - expected| <= atol + rtol * |expected|.
+/// Fails with the largest difference unless |actual - expected| <= atol + rtol * |expected|. The
+/// two may be of different types, and on different devices.
 inline ::testing::AssertionResult close(const at::Tensor& actual, const at::Tensor& expected,
                                         double rtol = 1e-5, double atol = 1e-6) {
   if (!actual.defined() || !expected.defined()) {
@@ -19,8 +20,8 @@ inline ::testing::AssertionResult close(const at::Tensor& actual, const at::Tens
     return ::testing::AssertionFailure()
            << "sizes differ: " << c10::str(actual.sizes()) << " and " << c10::str(expected.sizes());
   }
-  const at::Tensor a = actual.detach().to(at::kDouble);
-  const at::Tensor b = expected.detach().to(at::kDouble);
+  const at::Tensor a = actual.detach().to(at::kCPU, at::kDouble);
+  const at::Tensor b = expected.detach().to(at::kCPU, at::kDouble);
   if (at::allclose(a, b, rtol, atol)) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
          << "largest difference " << (a - b).abs().max().item<double>()

@@ -200,4 +200,36 @@ inline void expect_trains_as_whole_batch(Network kind, const dist::DdpOptions& o
   }
 }
 
+/// Three steps of three batches each, of which DDP averages with the last: a network with
+/// SyncBatchNorm. To be called on every rank; `shares` are the samples of each, in every batch.
+inline void expect_accumulates_as_whole_batch(const dist::DdpOptions& options,
+                                              const std::vector<int64_t>& shares,
+                                              const dist::ProcessGroupPtr& alone) {
+  const auto rank = static_cast<size_t>(dist::rank());
+  at::manual_seed(100);
+  ShardedNet net(Network::kSyncBatchNorm);
+  at::manual_seed(100);
+  WholeBatchReference whole(Network::kSyncBatchNorm, shares.size(), options.broadcast_buffers,
+                            alone);
+  dist::DistributedDataParallel<ShardedNetImpl> ddp(net, options);
+  const auto backward = [&](const WholeBatch& batch) {
+    const double weight = batch.weight(rank) * static_cast<double>(shares.size());
+    const auto outputs = ddp(batch.shard(batch.input, rank), dist::rank());
+    (batch.loss_of_shard(outputs, rank) * weight).backward();
+    whole.backward(batch);
+  };
+  for (int step = 0; step < 3; ++step) {
+    SCOPED_TRACE(step);
+    {
+      const auto guard = ddp.no_sync();
+      for (int i = 0; i < 2; ++i) backward(WholeBatch(shares, 3 * step + i));
+    }
+    backward(WholeBatch(shares, 3 * step + 2));
+    sgd_step(*net);
+    sgd_step(whole.net());
+    expect_close(net->parameters(), whole.net().parameters());
+    expect_close(net->buffers(), whole.buffers_of(rank));
+  }
+}
+
 }  // namespace syncbn::test

@@ -1,0 +1,75 @@
+// For tests that are written for CPUs and GPUs: they run on the CPU, and once more, under "Gpu.",
+// on the device that SYNCBN_TEST_DEVICE names (CMakeLists.txt).
+#pragma once
+
+#include <gtest/gtest.h>
+#include <syncbn/base/env.h>
+#include <syncbn/dist/process_group.h>
+
+#include <string>
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include "dist/gpus.h"
+#include "groups/world.h"
+#include "support/skip.h"
+
+namespace syncbn::test {
+
+/// Where such a test's ranks make their tensors. All ranks may share a GPU. The test's own process
+/// makes none: once it has initialised CUDA it cannot fork ranks.
+inline at::Device device() {
+  return at::Device(base::env("SYNCBN_TEST_DEVICE").value_or("cpu"));
+}
+
+/// The fixture of such a test.
+class DeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device().is_cuda()) return;
+    SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+    // By default cuDNN rounds what it multiplies in a convolution to TF32's 10 bits.
+    at::globalContext().setAllowTF32CuDNN(false);
+    at::globalContext().setAllowTF32CuBLAS(false);
+  }
+};
+
+/// Over Gloo, since NCCL takes one rank a GPU.
+inline void init_on_device() {
+  dist::init_process_group({.backend = "gloo"});
+}
+
+/// The same numbers on any device.
+inline at::Tensor randn(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
+  return at::randn(sizes, type).to(device());
+}
+
+inline at::Tensor zeros(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
+  return at::zeros(sizes, at::TensorOptions(type).device(device()));
+}
+
+inline at::Tensor ones(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
+  return at::ones(sizes, at::TensorOptions(type).device(device()));
+}
+
+/// Of batch norm's statistics, so far; alone nothing is exchanged.
+/// @param group empty: of all ranks, which is made at first use.
+inline uint64_t exchanges(const dist::ProcessGroupPtr& group = {}) {
+  const auto over = dist::detail::statistics_group(group);
+  if (!over) return 0;
+  const uint64_t calls = dist::detail::backend_of(over)->sequence();
+  // Beside one on a GPU goes what it is called.
+  return device().is_cuda() ? calls / 2 : calls;
+}
+
+template <class Holder>
+Holder on_device(Holder module) {
+  module->to(device());
+  return module;
+}
+
+}  // namespace syncbn::test
