@@ -1,7 +1,6 @@
-// What synchronising a layer costs by number of channels: SyncBatchNorm over all ranks less
-// SyncBatchNorm over each rank alone, forward and backward, by turns, on an input so small that
-// computing hardly counts. A rank of syncbn-launch; rank 0 prints medians in microseconds as JSON,
-// by channels, for plot_cost.py.
+// What synchronising a layer adds to it by number of channels: the exchange and the merging of its
+// forward, and the exchange of its backward, on ranks that come at the same time. A rank of
+// syncbn-launch; rank 0 prints medians in microseconds as JSON, by channels, for plot_cost.py.
 //
 //   exchange_cost [--gloo]
 #include <fmt/format.h>
@@ -10,46 +9,49 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/randn.h>
+#include <ATen/ops/rand.h>
 
 #include <syncbn/base/error.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
-#include <syncbn/dist/sync_batch_norm.h>
 
 #include "../median.h"
+#include "batch_norm/batch_norm_kernels.h"
+#include "batch_norm/exchange.h"
+#include "groups/world.h"
 
 namespace {
 
 using syncbn::bench::median;
 namespace dist = syncbn::dist;
+namespace detail = dist::detail;
 
-constexpr int kCalls = 200;
+constexpr int kCalls = 1000;
 
-double microseconds(dist::SyncBatchNorm& layer, const at::Tensor& input) {
+double microseconds(const detail::LayerName& layer, const at::Tensor& moments,
+                    const at::Tensor& sums) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
-  const at::Tensor output = layer(input);
-  output.backward(at::ones_like(output));
+  const int64_t channels = sums.numel() / 2;
+  const detail::Exchange exchange(layer, channels, at::kFloat, detail::statistics_group({}), {});
+  const at::Tensor rows = exchange.gather(moments);
+  // A rank alone goes another way.
+  if (exchange.ranks() > 1) detail::batch_norm_kernels(at::kCPU).merge(rows, channels);
+  exchange.sum(sums);
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
 double cost(int64_t channels) {
-  dist::SyncBatchNorm together(channels);
-  dist::SyncBatchNorm alone(dist::SyncBatchNormOptions(channels).group_size(1));
-  const at::Tensor input = at::randn({2, channels, 2, 2}).requires_grad_();
-  std::vector<double> with;
-  std::vector<double> without;
+  const detail::LayerName layer;
+  const at::Tensor moments = at::rand({2 * channels + 1}, at::kDouble);
+  const at::Tensor sums = at::rand({2 * channels}, at::kDouble);
+  std::vector<double> times;
   dist::barrier();
-  for (int call = -5; call < kCalls; ++call) {
-    const double one = microseconds(together, input);
-    const double other = microseconds(alone, input);
-    if (call < 0) continue;
-    with.push_back(one);
-    without.push_back(other);
+  for (int call = -20; call < kCalls; ++call) {
+    const double time = microseconds(layer, moments, sums);
+    if (call >= 0) times.push_back(time);
   }
-  return median(with) - median(without);
+  return median(times);
 }
 
 }  // namespace
@@ -60,7 +62,7 @@ int main(int argc, char** argv) {
     dist::init_process_group({.backend = "gloo", .shared_memory = !gloo});
     std::string rows;
     for (const int64_t channels : {64, 256, 1024, 2048}) {
-      rows += fmt::format(R"({}"{}": {:.1f})", rows.empty() ? "" : ", ", channels, cost(channels));
+      rows += fmt::format(R"({}"{}": {:.2f})", rows.empty() ? "" : ", ", channels, cost(channels));
     }
     if (dist::rank() == 0) fmt::print("{{{}}}\n", rows);
     dist::destroy_process_group();

@@ -3,9 +3,9 @@
 
   bench/syncbn/plot_cost.py [--ranks 1 2 4 8] [--build build] [--svg FILE]
 
-Forward and backward together, of one layer (exchange_cost), through shared memory and over Gloo. With more
-ranks than cores the ranks take turns on them: the figures then hold their computing as well. Needs
-matplotlib.
+The exchanges of one layer's forward and backward and the merging (exchange_cost), through shared memory and over
+Gloo. With more ranks than cores the ranks take turns on them: the figures then hold the waiting for a core as well.
+Needs matplotlib.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def show(name, rows):
     print(f"\n{name}, microseconds\n\n| ranks | " + " | ".join(f"{c} channels" for c in channels) + " |")
     print("|---" * (len(channels) + 1) + "|")
     for ranks, costs in rows.items():
-        print(f"| {ranks} | " + " | ".join(f"{costs[c]:.0f}" for c in channels) + " |")
+        print(f"| {ranks} | " + " | ".join(f"{costs[c]:.1f}" for c in channels) + " |")
 
 
 def draw(ways, path):
@@ -42,13 +42,12 @@ def draw(ways, path):
     figure, axes = pyplot.subplots(figsize=(7.2, 3.8), layout="constrained")
     colors = ("#1668b3", "#2e8540", "#c4501b", "#7a3e9d")
     for (name, rows), style in zip(ways.items(), ("-", ":")):
-        several = {ranks: costs for ranks, costs in rows.items() if ranks > 1}  # one has nothing to exchange
         for channels, color in zip(sorted(next(iter(rows.values()))), colors):
-            axes.plot(list(several), [costs[channels] for costs in several.values()], style, color=color,
+            axes.plot(list(rows), [costs[channels] for costs in rows.values()], style, color=color,
                       marker="o", markersize=4, label=f"{channels} channels, {name}")
     axes.set(xscale="log", yscale="log", xlabel=f"ranks on one host of {os.cpu_count()} cores",
              ylabel="microseconds", title="What synchronising a layer costs, forward and backward")
-    axes.set_xticks(list(several), [str(ranks) for ranks in several])
+    axes.set_xticks(list(rows), [str(ranks) for ranks in rows])
     axes.minorticks_off()
     axes.grid(color="#ddd")
     axes.legend(fontsize=8, ncols=1, loc="center left", bbox_to_anchor=(1, 0.5))
