@@ -1,10 +1,11 @@
-// The time of ResNet-50's batch-norm layers, forward and backward, alone on one thread:
+// The time of ResNet-50's batch-norm layers, forward and backward, alone:
 // SyncBatchNorm beside torch::nn::BatchNorm2d, and with the addition and ReLU of its residual
 // blocks fused beside the same apart. As in a step, all layers go forward, and then all go
 // backward. By turns; prints medians of the rounds as JSON, for run.py.
 //
-//   layer_time [ROUNDS] [--keep_memory]
+//   layer_time [ROUNDS] [--keep_memory] [--threads N]
 //
+// On one thread, in time of the processor; on several, by the clock.
 // --keep_memory: malloc keeps what is freed, as `train` tells it to; page faults are then
 // neither's.
 #include <fmt/format.h>
@@ -45,10 +46,11 @@ constexpr Shape kAll[] = {{64, 112, 1},  {64, 56, 6},  {256, 56, 4}, {128, 56, 1
 constexpr Shape kLast[] = {{256, 56, 3}, {512, 28, 4}, {1024, 14, 6}, {2048, 7, 3}};
 constexpr int64_t kBatch = 4;
 
-/// Of this process's processor, which others that take their turns on it do not add to.
+/// On one thread of this process's processor, which others that take their turns on it do not add
+/// to.
 double now_in_milliseconds() {
   timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  ::clock_gettime(at::get_num_threads() == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
   return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
 }
 
@@ -139,14 +141,17 @@ std::string compare_fused(at::MemoryFormat format, int rounds) {
 
 int main(int argc, char** argv) {
   int rounds = 15;
+  int threads = 1;
   for (int i = 1; i < argc; ++i) {
     if (argv[i] == std::string("--keep_memory")) {
       syncbn::base::keep_freed_memory();
+    } else if (argv[i] == std::string("--threads") && i + 1 < argc) {
+      threads = std::max(1, std::atoi(argv[++i]));
     } else {
       rounds = std::max(1, std::atoi(argv[i]));
     }
   }
-  at::set_num_threads(1);
+  at::set_num_threads(threads);
   constexpr auto kPlanes = at::MemoryFormat::Contiguous;
   constexpr auto kRows = at::MemoryFormat::ChannelsLast;
   fmt::print(R"({{"layers, contiguous": {}, "layers, channels-last": {}, )"
