@@ -19,9 +19,9 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include "dist/device.h"
 #include "dist/gpus.h"
 #include "dist/tensors.h"
-#include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 
@@ -155,13 +155,6 @@ class NoWaiting {
   }
 };
 
-/// Of statistics, so far; alone nothing is exchanged.
-uint64_t exchanges() {
-  const auto group = dist::detail::statistics_group({});
-  // Beside each goes what it is called, between the processes.
-  return group ? dist::detail::backend_of(group)->sequence() / 2 : 0;
-}
-
 void expect_steps_without_waiting(const std::function<at::Tensor(const at::Tensor&)>& forward) {
   const uint64_t expected = dist::world_size() > 1 ? 1 : 0;
   for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
@@ -174,12 +167,14 @@ void expect_steps_without_waiting(const std::function<at::Tensor(const at::Tenso
     c10::cuda::device_synchronize();
     for (int step = 0; step < 5; ++step) {
       const NoWaiting guard;
-      uint64_t before = exchanges();
+      uint64_t before = syncbn::test::exchanges({}, dist::device());
       const at::Tensor output = forward(input);
-      EXPECT_EQ(exchanges() - before, expected) << "forward of step " << step;
-      before = exchanges();
+      EXPECT_EQ(syncbn::test::exchanges({}, dist::device()) - before, expected)
+          << "forward of step " << step;
+      before = syncbn::test::exchanges({}, dist::device());
       output.backward(gradient);
-      EXPECT_EQ(exchanges() - before, expected) << "backward of step " << step;
+      EXPECT_EQ(syncbn::test::exchanges({}, dist::device()) - before, expected)
+          << "backward of step " << step;
       EXPECT_THROW(output.max().item<float>(), c10::Error) << "a wait has to be noticed";
     }
   }

@@ -12,7 +12,7 @@
 
 #include <ATen/ops/full.h>
 
-#include "batch_norm/headers_under_way.h"
+#include "groups/headers_under_way.h"
 #include "support/multiproc.h"
 
 namespace {
@@ -50,22 +50,23 @@ class HeadersUnderWayTest : public ::testing::TestWithParam<bool> {};
 TEST_P(HeadersUnderWayTest, NobodyWaitsForThemAndTheyComeInOrder) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.shared_memory = GetParam()});
+    constexpr size_t kFirst = 5;
     HeadersUnderWay headers;
     Tensors come;
     size_t sent = 0;
     const auto tell = dist::new_group({0, 1});
     if (rank == 1) dist::barrier(tell);
-    for (; sent < 100; ++sent) {
+    for (; sent < kFirst; ++sent) {
       append(come, send(headers, sent));
       if (rank == 0) EXPECT_TRUE(come.empty());  // the other has not sent any
     }
     if (rank == 0) dist::barrier(tell);
-    dist::barrier(tell);  // all have sent theirs
-    for (; come.size() < 100 && sent < HeadersUnderWay::kMost; ++sent) {
+    // They come without a wait for them.
+    for (; sent < HeadersUnderWay::kMost; ++sent) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(come.size() < kFirst ? 200 : 0));
       append(come, send(headers, sent));
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    EXPECT_GE(come.size(), 100u);
+    EXPECT_GE(come.size(), kFirst);
     expect_in_order(come);
     dist::barrier(tell);
   });
@@ -93,7 +94,8 @@ TEST_P(HeadersUnderWayTest, ARankThatDoesNotSendIsNamed) {
     }
     HeadersUnderWay headers;
     std::string message;
-    for (size_t sent = 0; message.empty() && sent < HeadersUnderWay::kMost; ++sent) {
+    // At the latest the oldest of too many, which is waited for, has its time.
+    for (size_t sent = 0; message.empty() && sent < 2 * HeadersUnderWay::kMost; ++sent) {
       try {
         send(headers, sent, std::chrono::milliseconds(500));
       } catch (const UnavailableError& error) {

@@ -19,6 +19,7 @@
 
 #include "batch_norm/batch_norm_cpu_walk.h"
 #include "support/multiproc.h"
+#include "support/skip.h"
 
 namespace {
 
@@ -76,6 +77,12 @@ void expect_same_bits_of_all() {
 }
 
 TEST(SyncBatchNormThreadsTest, AsManyWorkAsThereAre) {
+#ifdef SYNCBN_HAVE_OPENMP
+  constexpr bool kHasThreads = true;
+#else
+  constexpr bool kHasThreads = false;
+#endif
+  SYNCBN_SKIP_UNLESS(kHasThreads, "openmp");
   run_ranks(1, [](int) {
     const dist::detail::cpu::Shape shape(at::empty({3, 64, 141, 157}));
     for (const size_t threads : {3u, 1u}) {

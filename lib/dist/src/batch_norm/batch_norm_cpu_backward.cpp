@@ -43,12 +43,15 @@ at::Tensor pass_gate(const OutputGradient& gradient, const at::Tensor& input) {
   at::Tensor open = at::empty(input.sizes(), at::kBool, shape.format);
   bool* const values = open.mutable_data_ptr<bool>();
   const uint8_t* const gate = gradient.gate.const_data_ptr<uint8_t>();
-  for (int64_t run = 0; run < runs.count; ++run) {
-    const uint8_t* const bits = gate + run * gate_bytes(runs.values);
-    for (int64_t i = 0; i < runs.values; ++i) {
-      values[run * runs.values + i] = is_open(bits, i);
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, runs.values));
+  parallel_for(runs.count, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t run = begin; run < end; ++run) {
+      const uint8_t* const bits = gate + run * gate_bytes(runs.values);
+      for (int64_t i = 0; i < runs.values; ++i) {
+        values[run * runs.values + i] = is_open(bits, i);
+      }
     }
-  }
+  });
   return at::where(open, gradient.values, at::zeros({}, gradient.values.options()));
 }
 

@@ -18,7 +18,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "batch_norm/headers_under_way.h"
 #include "collectives/gather_rows.h"
 #include "ddp/join_statistics.h"
 #include "groups/call_log.h"
@@ -111,7 +110,6 @@ struct Exchange::Group {
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   Backend* const backend;  ///< null: the group was made elsewhere
   std::atomic<uint64_t> exchanges = 0;
-  HeadersUnderWay under_way = {};                     ///< of exchanges on GPUs
   std::unordered_map<uint64_t, size_t> numbers = {};  ///< of layers without a name, by their id
   /// By the name, or the id where there is none; channels; and dtype.
   std::map<std::tuple<uint64_t, int64_t, at::ScalarType>, Layer> layers = {};
@@ -231,10 +229,16 @@ void Exchange::agree(const Header& header, const at::Tensor& row) const {
 }
 
 /// Of a row on a GPU. In groups that others made it is not known what goes between processes.
-void Exchange::agree_later(const Header& header) const {
+void Exchange::agree_beside(const Header& header) const {
   if (state_->backend == nullptr) return;
-  for (const at::Tensor& headers :
-       state_->under_way.send(row_of({header}), group_, timeout_, layer_->called)) {
+  const at::Tensor own = row_of({header});
+  if (state_->backend->waits_for_gpus()) {
+    const NamedAs named(layer_->called, own.sizes());
+    compare(gather_rows(own, group_, timeout_), 0);
+    return;
+  }
+  HeadersUnderWay& under_way = state_->backend->headers_under_way();
+  for (const at::Tensor& headers : under_way.send(own, group_, timeout_, layer_->called)) {
     compare(headers, 0);
   }
 }
@@ -245,7 +249,7 @@ at::Tensor Exchange::gather(const at::Tensor& values) const {
   if (!values.is_cpu()) {
     const at::Tensor row = values.unsqueeze(0);
     announce_gather(row, group_);
-    agree_later(header);
+    agree_beside(header);
     const NamedAs named(layer_->called, row.sizes());
     return gather_rows(row, group_, timeout_);
   }
@@ -264,7 +268,7 @@ at::Tensor Exchange::sum(const at::Tensor& values) const {
   if (!values.is_cpu()) {
     const at::Tensor row = values.unsqueeze(0);
     announce_sum(row, group_);
-    agree_later(header);
+    agree_beside(header);
     const NamedAs named(layer_->called, row.sizes());
     return sum_rows(row, group_, timeout_);
   }
@@ -291,7 +295,7 @@ at::Tensor Exchange::sum(const at::Tensor& values) const {
 
 void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
   Exchange::Names& names = Exchange::Names::instance();
-  Exchange::Group* state = nullptr;
+  const Exchange::Group* state = nullptr;
   {
     const std::lock_guard lock(names.mutex);
     Exchange::Group& found = names.find(group);
@@ -302,7 +306,12 @@ void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
     gather_one_by_one(at::zeros({1, kAgreed}, at::kDouble), group, std::nullopt, "join()");
   } else if (!row.is_cpu() && state->backend != nullptr) {
     // What the others compare is their affair.
-    state->under_way.send(at::zeros({1, kHeader}, at::kDouble), group, std::nullopt, "join()");
+    const at::Tensor none = at::zeros({1, kHeader}, at::kDouble);
+    if (state->backend->waits_for_gpus()) {
+      gather_rows(none, group);
+    } else {
+      state->backend->headers_under_way().send(none, group, std::nullopt, "join()");
+    }
   }
 }
 

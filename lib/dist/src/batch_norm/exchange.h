@@ -26,8 +26,9 @@ struct LayerName {
 /// channels, the input's dtype and the number of the exchange; where these differ between ranks,
 /// every rank throws base::UserError with the ranks and their layers, and where the number of
 /// channels does, too. In a group whose calls nobody compares, one message more goes ahead for
-/// that. Where rows are on GPUs, the header goes beside them, between the processes, and a mismatch
-/// is thrown by a later exchange. Alone nothing is exchanged: this rank's values are those of all.
+/// that. Where rows are on GPUs, the header goes beside them, between the processes; over NCCL
+/// nobody waits for it, so that a later exchange of each rank throws, and rows are mixed up until
+/// then. Alone nothing is exchanged: this rank's values are those of all.
 class Exchange : public torch::CustomClassHolder {
  public:
   /// @param group null, or of one rank: this rank alone.
@@ -53,7 +54,7 @@ class Exchange : public torch::CustomClassHolder {
   Header next_header() const;
   void compare(const at::Tensor& rows, int64_t first) const;
   void agree(const Header& header, const at::Tensor& row) const;
-  void agree_later(const Header& header) const;
+  void agree_beside(const Header& header) const;
 
   const ProcessGroupPtr group_;
   const Timeout timeout_;

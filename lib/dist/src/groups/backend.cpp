@@ -51,6 +51,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 
 void Backend::shutdown() {
   shut_down_ = true;
+  headers_under_way_.clear();
   if (delegates_.shared) delegates_.shared->shutdown();
   delegates_.cpu->shutdown();
   if (delegates_.cuda) delegates_.cuda->shutdown();

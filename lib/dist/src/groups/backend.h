@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "groups/call_log.h"
+#include "groups/headers_under_way.h"
 #include "watch/peer_watch.h"
 
 namespace syncbn::dist::detail::shm {
@@ -56,6 +57,9 @@ class Backend : public c10d::Backend {
   /// Whether a PeerWatch compares what ranks call.
   bool is_watched() const { return is_watched_; }
   bool shares_memory() const { return delegates_.shared != nullptr; }
+  /// Whether collectives on GPUs go by way of the host, which waits for them.
+  bool waits_for_gpus() const { return delegates_.cuda == nullptr; }
+  HeadersUnderWay& headers_under_way() { return headers_under_way_; }
   /// Of the collectives, those that went through shared memory.
   uint64_t shared_calls() const { return shared_calls_; }
 
@@ -137,6 +141,7 @@ class Backend : public c10d::Backend {
     c10d::Backend* gloo;
   };
   const std::shared_ptr<GlooHandle> handle_;
+  HeadersUnderWay headers_under_way_;
   const pid_t process_ = ::getpid();
   std::atomic<bool> shut_down_{false};
   const std::shared_ptr<CallLog> log_;

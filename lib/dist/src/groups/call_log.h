@@ -66,6 +66,9 @@ class CallLog {
  public:
   using Clock = std::chrono::steady_clock;
 
+  /// So many of the latest collectives are known.
+  static constexpr size_t kKept = 64;
+
   struct Pending {
     Call call;
     Clock::time_point since;
@@ -102,8 +105,6 @@ class CallLog {
 
     bool is_pending() const;
   };
-  static constexpr size_t kKept = 64;
-
   Entry* entry_of(const Call& call);
   uint64_t oldest() const { return last_ > kKept ? last_ - kKept + 1 : 1; }
 

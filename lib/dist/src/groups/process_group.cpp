@@ -180,11 +180,6 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   return group;
 }
 
-std::chrono::milliseconds checked(std::chrono::milliseconds time, const char* name) {
-  if (time.count() > 0) return bounded(time);
-  throw base::UserError(fmt::format("{} must be above zero, got {} ms", name, time.count()));
-}
-
 /// Every rank of the world is here, with the same list: one that is not would be waited for in the
 /// store, where nobody hears of its death.
 void agree_on_members(const World& world, const std::vector<int>& ranks) {

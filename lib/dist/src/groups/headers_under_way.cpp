@@ -1,4 +1,4 @@
-#include "batch_norm/headers_under_way.h"
+#include "groups/headers_under_way.h"
 
 #include <utility>
 
@@ -7,6 +7,8 @@
 #include "groups/call_log.h"
 
 namespace syncbn::dist::detail {
+
+static_assert(2 * HeadersUnderWay::kMost <= CallLog::kKept);
 
 std::vector<at::Tensor> HeadersUnderWay::send(const at::Tensor& header,
                                               const ProcessGroupPtr& group, Timeout timeout,
@@ -23,12 +25,24 @@ std::vector<at::Tensor> HeadersUnderWay::send(const at::Tensor& header,
   }
   std::vector<at::Tensor> come;
   while (!sent_.empty() && (sent_.size() > kMost || sent_.front().work->isCompleted())) {
-    const Sent oldest = std::move(sent_.front());
-    sent_.pop_front();
-    oldest.work->wait();
+    const Sent& oldest = sent_.front();
+    try {
+      oldest.work->wait();
+    } catch (...) {
+      if (!come.empty()) break;
+      sent_.pop_front();
+      throw;
+    }
     come.push_back(oldest.all);
+    sent_.pop_front();
   }
   return come;
+}
+
+void HeadersUnderWay::clear() {
+  std::deque<Sent> sent;
+  const std::lock_guard lock(mutex_);
+  sent.swap(sent_);
 }
 
 }  // namespace syncbn::dist::detail

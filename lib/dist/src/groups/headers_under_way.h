@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <deque>
 #include <mutex>
 #include <vector>
@@ -12,18 +13,23 @@
 namespace syncbn::dist::detail {
 
 /// Headers of a group's exchanges on GPUs, on their way between the ranks' processes: to look into
-/// the rows themselves would be to wait for the GPU. A mismatch is found some exchanges later, when
-/// the headers have come. Thread-safe; ranks send in the same order.
+/// the rows themselves would be to wait for the GPU. So a mismatch is found some exchanges later.
+/// Thread-safe; ranks send in the same order.
 class HeadersUnderWay {
  public:
-  /// At most so many are under way: then the oldest is waited for.
-  static constexpr size_t kMost = 256;
+  /// At most so many are under way: then the oldest is waited for, and with it the slowest rank's
+  /// process. With the exchanges between them a CallLog holds them all.
+  static constexpr size_t kMost = 16;
 
   /// Of one exchange: [1, n] on the CPU in. @param called what it is called in errors.
-  /// @return [W, n] of each earlier one whose headers have come from all ranks, in order.
-  /// @throws base::UnavailableError where one does not come in time.
+  /// @return [W, n] of each, in order, whose headers have come from all ranks meanwhile.
+  /// @throws base::UnavailableError where one did not come in time; what came before it, the call
+  ///   before has returned.
   std::vector<at::Tensor> send(const at::Tensor& header, const ProcessGroupPtr& group,
                                Timeout timeout, const char* called);
+
+  /// Nobody asks any more: with what is under way go the connections that it holds.
+  void clear();
 
  private:
   struct Sent {
