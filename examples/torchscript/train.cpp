@@ -4,6 +4,7 @@
 // What makes it distributed: init_process_group, convert_sync_batchnorm and
 // DistributedDataParallel. Nothing in the network is changed.
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/optim/sgd.h>
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/dist/ddp.h>
@@ -47,6 +49,7 @@ torch::jit::Module load(const std::string& file) {
 void train(const std::string& file) {
   dist::init_process_group();
   torch::jit::Module net = load(file);
+  if (dist::rank() == 0) syncbn::base::check_can_write(file);
   net.train();
   const auto report = dist::convert_sync_batchnorm(net);
   for (const auto& layer : report.not_converted) {
@@ -74,7 +77,8 @@ void train(const std::string& file) {
   if (dist::rank() != 0) return;
   // Python does not know the operator of converted layers.
   dist::revert_sync_batchnorm(net);
-  net.save(file);
+  syncbn::base::write_file_atomically(
+      file, [&](const std::filesystem::path& temporary) { net.save(temporary); });
 }
 
 }  // namespace

@@ -229,6 +229,63 @@ TEST_F(ConvertScriptTest, OtherHandlesToWhatWasConvertedAreRefusedNotTrainedInHa
   });
 }
 
+TEST_F(ConvertScriptTest, OtherHandlesAreRefusedWhenWhatWasConvertedIsGone) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    torch::jit::Module other = script_net();
+    {
+      torch::jit::Module net = other;
+      dist::convert_sync_batchnorm(net);
+    }
+    torch::jit::Module another = script_net();
+    dist::convert_sync_batchnorm(another);
+    expect_refused(other);
+    expect_script_steps(another, another);
+  });
+}
+
+// Saving in the middle of training.
+TEST_F(ConvertScriptTest, WhatWasRevertedThroughAnotherHandleDoesNotTrainOnAlone) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    torch::jit::Module net = script_net();
+    dist::convert_sync_batchnorm(net);
+    dist::DistributedDataParallel<torch::jit::Module> ddp(net);
+    expect_script_steps(ddp, net);
+    torch::jit::Module clone = net.clone();
+    dist::revert_sync_batchnorm(clone);
+    expect_script_steps(ddp, net);
+    EXPECT_EQ(dist::detail::registered_keys(), 2u * kLayers);
+
+    dist::revert_sync_batchnorm(net);
+    EXPECT_EQ(dist::detail::registered_keys(), 0u);
+    for (int step = 0; step < kSteps; ++step) {
+      EXPECT_THAT(message_of<UserError>([&] {
+                    ddp(randn({4, 3, 6, 6}));
+                  }),
+                  HasSubstr("layer 'bn0' was reverted through another handle"));
+    }
+    ddp.eval();
+    EXPECT_TRUE(ddp(randn({4, 3, 6, 6})).toTensor().defined());
+    ddp.train();
+    expect_script_steps(net, net, {.exchanges = 0});
+    dist::convert_sync_batchnorm(net);
+    expect_script_steps(ddp, net);
+  });
+}
+
+TEST_F(ConvertScriptTest, AHandleThatEvaluatesLeavesOthersTheirTraining) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    torch::jit::Module net = script_net();
+    dist::convert_sync_batchnorm(net);
+    dist::DistributedDataParallel<torch::jit::Module> ddp(net);
+    dist::convert_sync_batchnorm(net);
+    net.eval();
+    expect_script_steps(ddp, ddp.module());
+  });
+}
+
 TEST_F(ConvertScriptTest, AWrapperAroundAnotherHandleIsRefusedUntilItsModuleIsConverted) {
   run_ranks(2, [](int) {
     init_on_device();

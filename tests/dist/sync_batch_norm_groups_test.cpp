@@ -7,7 +7,9 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -16,6 +18,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include "dist/device.h"
 #include "dist/tensors.h"
@@ -199,6 +202,36 @@ TEST_F(SyncBatchNormTest, GroupSizeSharesStatisticsBetweenNeighbours) {
     // One group for all layers of one size.
     EXPECT_EQ(dist::detail::statistics_subgroup(2), dist::detail::statistics_subgroup(2));
   });
+}
+
+TEST_F(SyncBatchNormTest, OptionsThatMakeNoSenseAreNamed) {
+  const auto message = [](const SyncBatchNormOptions& options) {
+    return message_of<UserError>([&] { SyncBatchNorm layer(options); });
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(message(SyncBatchNormOptions(0)), HasSubstr("num_features must be positive, got 0"));
+  for (const double eps : {-1e-5, nan, infinity}) {
+    EXPECT_THAT(message(SyncBatchNormOptions(3).eps(eps)), HasSubstr("eps must be"));
+  }
+  for (const double momentum : {-0.5, 2.0, nan}) {
+    EXPECT_THAT(message(SyncBatchNormOptions(3).momentum(momentum)),
+                HasSubstr("momentum must be from 0 to 1"));
+  }
+  using std::chrono::milliseconds;
+  for (const auto timeout : {milliseconds(0), milliseconds(-5)}) {
+    EXPECT_THAT(message(SyncBatchNormOptions(3).sync_timeout(timeout)),
+                HasSubstr("sync_timeout must be above zero"));
+    EXPECT_THAT(message_of<UserError>([&] {
+                  torch::nn::BatchNorm1d net(3);
+                  dist::convert_sync_batchnorm(*net, {}, timeout);
+                }),
+                HasSubstr("sync_timeout must be above zero"));
+  }
+  EXPECT_GT(SyncBatchNorm(SyncBatchNormOptions(3).sync_timeout(milliseconds::max()))
+                ->options.sync_timeout()
+                .value(),
+            milliseconds(0));
 }
 
 TEST_F(SyncBatchNormTest, AGroupSizeThatDoesNotFitIsAnError) {

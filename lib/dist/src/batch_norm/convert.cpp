@@ -4,6 +4,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <ATen/ops/_batch_norm_impl_index_native.h>
 #include <ATen/ops/batch_norm_native.h>
@@ -24,6 +26,7 @@
 #include "batch_norm/replica.h"
 #include "batch_norm/statistics_sink.h"
 #include "batch_norm/statistics_tape.h"
+#include "groups/timeouts.h"
 #include "groups/world.h"
 
 namespace syncbn::dist {
@@ -35,19 +38,25 @@ struct Entry {
   // never be mistaken for it.
   c10::weak_intrusive_ptr<at::TensorImpl> key;
   std::shared_ptr<const ConvertedLayer> layer;
+  /// It is converted no longer, but another handle may run the code of a conversion.
+  bool was_reverted = false;
 };
 
 struct Layers {
   std::mutex mutex;
   std::unordered_map<const at::TensorImpl*, Entry> by_key;
 
-  /// With the lock held.
   void forget_destroyed() {
-    std::erase_if(by_key, [](const auto& item) {
-      const Entry& entry = item.second;
-      const auto& is_destroyed = entry.layer->is_destroyed;
-      return entry.key.expired() || (is_destroyed && is_destroyed());
-    });
+    std::vector<std::shared_ptr<const ConvertedLayer>> holding;
+    {
+      const std::lock_guard lock(mutex);
+      for (const auto& [address, entry] : by_key) {
+        if (entry.layer->let_go) holding.push_back(entry.layer);
+      }
+    }
+    for (const auto& layer : holding) layer->let_go();
+    const std::lock_guard lock(mutex);
+    std::erase_if(by_key, [](const auto& item) { return item.second.key.expired(); });
   }
 };
 
@@ -56,13 +65,14 @@ Layers& layers() {
   return *instance;
 }
 
-std::shared_ptr<const ConvertedLayer> find(const at::Tensor& key) {
+std::shared_ptr<const ConvertedLayer> find(const at::Tensor& key, bool was_reverted = false) {
   if (!key.defined()) return nullptr;
   Layers& all = layers();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_key.find(key.unsafeGetTensorImpl());
-  if (found == all.by_key.end() || found->second.key.expired()) return nullptr;
-  return found->second.layer;
+  if (found == all.by_key.end()) return nullptr;
+  const Entry& entry = found->second;
+  return entry.key.expired() || entry.was_reverted != was_reverted ? nullptr : entry.layer;
 }
 
 /// A layer with is_it(key, layer); null when there is none.
@@ -72,7 +82,7 @@ std::shared_ptr<const ConvertedLayer> find_if(const Condition& is_it) {
   const std::lock_guard lock(all.mutex);
   for (const auto& [address, entry] : all.by_key) {
     const auto key = entry.key.lock();
-    if (key && is_it(at::Tensor(key), *entry.layer)) return entry.layer;
+    if (key && !entry.was_reverted && is_it(at::Tensor(key), *entry.layer)) return entry.layer;
   }
   return nullptr;
 }
@@ -91,9 +101,8 @@ void register_layer(const at::Tensor& key, const at::Tensor& weight, ConvertedLa
   layer.has_weight = weight.defined();
   const auto shared = std::make_shared<const ConvertedLayer>(std::move(layer));
   Layers& all = layers();
+  all.forget_destroyed();  // conversions are rare: a good time for it
   const std::lock_guard lock(all.mutex);
-  // Conversions are rare: a good time to drop the layers that are gone.
-  all.forget_destroyed();
   for (const at::Tensor& tensor : {key, weight}) {
     if (!tensor.defined()) continue;
     all.by_key.insert_or_assign(
@@ -106,15 +115,24 @@ void unregister_layer(const at::Tensor& key, const at::Tensor& weight) {
   Layers& all = layers();
   const std::lock_guard lock(all.mutex);
   for (const at::Tensor& tensor : {key, weight}) {
-    if (tensor.defined()) all.by_key.erase(tensor.unsafeGetTensorImpl());
+    if (!tensor.defined()) continue;
+    const auto found = all.by_key.find(tensor.unsafeGetTensorImpl());
+    if (found == all.by_key.end()) continue;
+    if (found->second.layer->is_script) {
+      found->second.was_reverted = true;
+    } else {
+      all.by_key.erase(found);
+    }
   }
 }
 
 size_t registered_keys() {
   Layers& all = layers();
-  const std::lock_guard lock(all.mutex);
   all.forget_destroyed();
-  return all.by_key.size();
+  const std::lock_guard lock(all.mutex);
+  return static_cast<size_t>(
+      std::count_if(all.by_key.begin(), all.by_key.end(),
+                    [](const auto& item) { return !item.second.was_reverted; }));
 }
 
 std::optional<ProcessGroupPtr> converted_group(const at::Tensor& key) {
@@ -171,10 +189,15 @@ void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight)
   });
 }
 
+/// Of a layer without running statistics aten::batch_norm does not know.
+bool is_training(const ConvertedLayer& layer, const BatchNormArguments& arguments) {
+  return arguments.running_mean.defined() || layer.is_training();
+}
+
 /// The layer that these tensors belong to; null when it is not converted, or is being evaluated.
 std::shared_ptr<const ConvertedLayer> find_layer(const BatchNormArguments& arguments) {
   const auto layer = find(layer_key(arguments.running_mean, arguments.weight));
-  return layer && layer->is_training() ? layer : nullptr;
+  return layer && is_training(*layer, arguments) ? layer : nullptr;
 }
 
 /// Null where nothing is exchanged.
@@ -236,6 +259,19 @@ std::optional<at::Tensor> sync_batch_norm_of(const std::shared_ptr<const Convert
   return as_converted_layer(arguments, *layer, group);
 }
 
+/// @throws base::UserError for code of a conversion that was undone through another handle: with
+///   libtorch's own the rank would go on with statistics of its own.
+void refuse_reverted(const BatchNormArguments& arguments) {
+  const auto layer =
+      find(layer_key(arguments.running_mean, arguments.weight), /*was_reverted=*/true);
+  if (!layer || !is_training(*layer, arguments) || !group_to_exchange_over(*layer)) return;
+  throw base::UserError(
+      fmt::format("SyncBatchNorm: the TorchScript layer '{}' was reverted through another handle "
+                  "than the one that trains; to save it meanwhile, revert a clone(), or convert "
+                  "the module that trains again (a DistributedDataParallel's module())",
+                  layer->name->given));
+}
+
 /// The check that conversion takes out of a graph.
 void refuse_one_value(const at::Tensor& input) {
   if (input.dim() < 2 || input.numel() == 0 || input.numel() != input.size(1)) return;
@@ -294,7 +330,9 @@ at::Tensor script_batch_norm(const at::Tensor& input, const std::optional<at::Te
         arguments_of(input, weight, bias, running_mean, running_var, momentum, eps);
     const auto shared = noting_what_is_thrown([&] {
       auto output = sync_batch_norm_of(find_layer(arguments), arguments);
-      if (!output) refuse_one_value(input);
+      if (output) return output;
+      refuse_reverted(arguments);
+      refuse_one_value(input);
       return output;
     });
     if (shared) return *shared;
@@ -369,6 +407,8 @@ at::Tensor num_batches_tracked(const torch::nn::Module& module) {
 
 ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroupPtr& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
+  if (sync_timeout)
+    sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
   detail::install_batch_norm_override();
   detail::LayerNaming::name_layers(module);
   ConvertReport report;

@@ -26,8 +26,8 @@ struct ConvertedLayer {
   std::function<bool()> is_training;
   /// Counted up by the module ahead of its call; undefined when it has none.
   std::function<at::Tensor()> num_batches_tracked;
-  /// Where a weak pointer to the module, as these have, keeps its tensors in memory; may be empty.
-  std::function<bool()> is_destroyed = {};
+  /// Once the module is destroyed: drops what still keeps its tensors in memory. May be empty.
+  std::function<void()> let_go = {};
   bool alone = false;       ///< nothing is exchanged, whatever the group
   bool is_script = false;   ///< only script_batch_norm() is for it
   bool has_weight = false;  ///< register_layer() sets it

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -17,6 +19,7 @@
 
 #include "batch_norm/convert.h"
 #include "ddp/script_module.h"
+#include "groups/timeouts.h"
 
 namespace syncbn::dist {
 namespace {
@@ -230,6 +233,30 @@ std::pair<torch::jit::Module, at::Tensor> follow(torch::jit::Module module, std:
   return {module, detail::tensor_attribute(module, path)};
 }
 
+/// To a module, until it is destroyed. An ivalue::Object keeps its attributes in memory until the
+/// last weak pointer to it is gone as well. Thread-safe.
+class WeakModule {
+ public:
+  explicit WeakModule(const torch::jit::Module& module) : object_(module._ivalue()) {}
+
+  /// Null once it is destroyed.
+  c10::intrusive_ptr<c10::ivalue::Object> lock() const {
+    const std::lock_guard lock(mutex_);
+    return object_.lock();
+  }
+
+  void let_go() {
+    c10::weak_intrusive_ptr<c10::ivalue::Object> destroyed{
+        c10::intrusive_ptr<c10::ivalue::Object>()};
+    const std::lock_guard lock(mutex_);
+    if (object_.expired()) std::swap(object_, destroyed);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  c10::weak_intrusive_ptr<c10::ivalue::Object> object_;
+};
+
 /// Layers of other classes, by the attributes that they call batch_norm with.
 std::vector<FoundLayer> layers_of_calls(const torch::jit::Module& module,
                                         const std::vector<Call>& calls) {
@@ -253,6 +280,8 @@ std::vector<FoundLayer> layers_of_calls(const torch::jit::Module& module,
 
 ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGroupPtr& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
+  if (sync_timeout)
+    sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
   define_operators();
   detail::install_batch_norm_override();  // to find code that was left behind
   rewrite(module, Direction::kConvert);
@@ -270,15 +299,14 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
           {layer.name, "it has neither running statistics nor a weight to be recognised by"});
       continue;
     }
-    // Weak: the registry must not keep the layer alive. An ivalue::Object keeps its attributes,
-    // though, until the last weak pointer to it is gone as well.
-    const c10::weak_intrusive_ptr<c10::ivalue::Object> weak(layer.module._ivalue());
+    // The registry must not keep the layer alive.
+    const auto weak = std::make_shared<WeakModule>(layer.module);
     const auto is_training = [weak] {
-      const auto object = weak.lock();
+      const auto object = weak->lock();
       return !object || torch::jit::Module(object).is_training();
     };
     const auto counter = [weak] {
-      const auto object = weak.lock();
+      const auto object = weak->lock();
       return object ? detail::tensor_attribute(torch::jit::Module(object), "num_batches_tracked")
                     : at::Tensor();
     };
@@ -289,7 +317,7 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
          .timeout = sync_timeout,
          .is_training = is_training,
          .num_batches_tracked = counter,
-         .is_destroyed = [weak] { return weak.expired(); },
+         .let_go = [weak] { weak->let_go(); },
          .is_script = true});
     report.converted.push_back(layer.name);
   }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 
+#include <cmath>
+
 #include <ATen/Context.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/ones.h>
@@ -12,6 +14,7 @@
 #include "batch_norm/layer_naming.h"
 #include "batch_norm/replica.h"
 #include "batch_norm/statistics_tape.h"
+#include "groups/timeouts.h"
 #include "groups/world.h"
 
 namespace syncbn::dist {
@@ -25,6 +28,18 @@ void SyncBatchNormImpl::reset() {
   if (channels < 1) {
     throw base::UserError(
         fmt::format("SyncBatchNorm: num_features must be positive, got {}", channels));
+  }
+  if (!(options.eps() >= 0) || !std::isfinite(options.eps())) {
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: eps must be a number from 0 on, got {}", options.eps()));
+  }
+  const double momentum = options.momentum().value_or(0);
+  if (!(momentum >= 0 && momentum <= 1)) {
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: momentum must be from 0 to 1, or none, got {}", momentum));
+  }
+  if (options.sync_timeout()) {
+    options.sync_timeout(detail::checked(*options.sync_timeout(), "SyncBatchNorm: sync_timeout"));
   }
   // A clone, which calls this, is another layer of the same name.
   name_ = std::make_shared<detail::LayerName>(

@@ -153,7 +153,9 @@ ConvertReport convert_sync_batchnorm(
     torch::jit::Module& module, const ProcessGroupPtr& group = {},
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
 
-/// Undoes convert_sync_batchnorm.
+/// Undoes convert_sync_batchnorm. Of a TorchScript module for all handles to its tensors: others
+/// that run code of the conversion, as a DistributedDataParallel does, throw when they train on.
+/// Where a converted module is to be saved and trained on, revert and save a clone() of it.
 void revert_sync_batchnorm(torch::nn::Module& module);
 void revert_sync_batchnorm(torch::jit::Module& module);
 
