@@ -422,9 +422,10 @@ def forward(self, x: Tensor) -> Tensor:
     return torch.batch_norm(x, None, None, None, None, self.training, 0.1, 1e-5, False)
 )";
 
-/// Layers of a class that is not called batch norm, one without any tensors, and a bare call.
+/// Layers of a class that is not called batch norm, one without any tensors, and a bare call of
+/// what is called so, and is none.
 torch::jit::Module own_net() {
-  torch::jit::Module net("Net");
+  torch::jit::Module net("BatchNormNet");
   const auto with_training = [](const std::string& name) {
     torch::jit::Module module(name);
     module.register_attribute("training", c10::BoolType::get(), true);

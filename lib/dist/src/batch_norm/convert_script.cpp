@@ -197,8 +197,10 @@ std::vector<Call> calls_in(const torch::jit::Module& module) {
   return calls;
 }
 
+/// By its class's name; what has modules of its own is a block that is called after its layer.
 bool is_batch_norm(const torch::jit::Module& module) {
-  return detail::class_of(module).find("BatchNorm") != std::string::npos;
+  return detail::class_of(module).find("BatchNorm") != std::string::npos &&
+         module.children().size() == 0;
 }
 
 struct FoundLayer {
