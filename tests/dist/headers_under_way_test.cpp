@@ -58,7 +58,7 @@ TEST_P(HeadersUnderWayTest, NobodyWaitsForThemAndTheyComeInOrder) {
     if (rank == 1) dist::barrier(tell);
     for (; sent < kFirst; ++sent) {
       append(come, send(headers, sent));
-      if (rank == 0) EXPECT_TRUE(come.empty());  // the other has not sent any
+      EXPECT_TRUE(rank == 1 || come.empty()) << "the other has not sent any";
     }
     if (rank == 0) dist::barrier(tell);
     // They come without a wait for them.
@@ -82,6 +82,19 @@ TEST_P(HeadersUnderWayTest, TheOldestOfTooManyIsWaitedFor) {
     EXPECT_GE(come.size(), 1u);
     expect_in_order(come);
     dist::barrier(dist::new_group({0, 1}));
+  });
+}
+
+TEST_P(HeadersUnderWayTest, WhereNoneMayBeEachComesAtOnce) {
+  run_ranks(2, [](int) {
+    dist::init_process_group({.shared_memory = GetParam()});
+    HeadersUnderWay headers(0);
+    Tensors come;
+    for (size_t sent = 0; sent < 5; ++sent) {
+      append(come, send(headers, sent));
+      EXPECT_EQ(come.size(), sent + 1);
+    }
+    expect_in_order(come);
   });
 }
 

@@ -170,6 +170,11 @@ auto noting_what_is_thrown(const Body& body) {
   }
 }
 
+/// Of what calls aten::batch_norm with training=true: without running statistics it always does.
+bool is_training(const ConvertedLayer& layer, const at::Tensor& running_mean) {
+  return running_mean.defined() || layer.is_training();
+}
+
 /// @throws base::UserError for a converted layer in code from before, which other handles to its
 ///   TorchScript module, what that is part of and a DistributedDataParallel that was made before
 ///   run. Optimised by the executor, it hands on other tensors of the same memory.
@@ -179,7 +184,7 @@ void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight)
   const auto layer = find_if([&](const at::Tensor& key, const ConvertedLayer& one) {
     return one.is_script && key.is_alias_of(tensor);
   });
-  if (!layer || !(running_mean.defined() || layer->is_training())) return;
+  if (!layer || !is_training(*layer, running_mean)) return;
   noting_what_is_thrown([&] {
     throw base::UserError(fmt::format(
         "SyncBatchNorm: the TorchScript layer '{}' was converted, but runs in code from before; "
@@ -189,15 +194,10 @@ void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight)
   });
 }
 
-/// Of a layer without running statistics aten::batch_norm does not know.
-bool is_training(const ConvertedLayer& layer, const BatchNormArguments& arguments) {
-  return arguments.running_mean.defined() || layer.is_training();
-}
-
 /// The layer that these tensors belong to; null when it is not converted, or is being evaluated.
 std::shared_ptr<const ConvertedLayer> find_layer(const BatchNormArguments& arguments) {
   const auto layer = find(layer_key(arguments.running_mean, arguments.weight));
-  return layer && is_training(*layer, arguments) ? layer : nullptr;
+  return layer && is_training(*layer, arguments.running_mean) ? layer : nullptr;
 }
 
 /// Null where nothing is exchanged.
@@ -264,7 +264,8 @@ std::optional<at::Tensor> sync_batch_norm_of(const std::shared_ptr<const Convert
 void refuse_reverted(const BatchNormArguments& arguments) {
   const auto layer =
       find(layer_key(arguments.running_mean, arguments.weight), /*was_reverted=*/true);
-  if (!layer || !is_training(*layer, arguments) || !group_to_exchange_over(*layer)) return;
+  if (!layer || !is_training(*layer, arguments.running_mean) || !group_to_exchange_over(*layer))
+    return;
   throw base::UserError(
       fmt::format("SyncBatchNorm: the TorchScript layer '{}' was reverted through another handle "
                   "than the one that trains; to save it meanwhile, revert a clone(), or convert "

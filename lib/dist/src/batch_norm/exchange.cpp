@@ -231,14 +231,9 @@ void Exchange::agree(const Header& header, const at::Tensor& row) const {
 /// Of a row on a GPU. In groups that others made it is not known what goes between processes.
 void Exchange::agree_beside(const Header& header) const {
   if (state_->backend == nullptr) return;
-  const at::Tensor own = row_of({header});
-  if (state_->backend->waits_for_gpus()) {
-    const NamedAs named(layer_->called, own.sizes());
-    compare(gather_rows(own, group_, timeout_), 0);
-    return;
-  }
   HeadersUnderWay& under_way = state_->backend->headers_under_way();
-  for (const at::Tensor& headers : under_way.send(own, group_, timeout_, layer_->called)) {
+  for (const at::Tensor& headers :
+       under_way.send(row_of({header}), group_, timeout_, layer_->called)) {
     compare(headers, 0);
   }
 }
@@ -306,12 +301,8 @@ void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
     gather_one_by_one(at::zeros({1, kAgreed}, at::kDouble), group, std::nullopt, "join()");
   } else if (!row.is_cpu() && state->backend != nullptr) {
     // What the others compare is their affair.
-    const at::Tensor none = at::zeros({1, kHeader}, at::kDouble);
-    if (state->backend->waits_for_gpus()) {
-      gather_rows(none, group);
-    } else {
-      state->backend->headers_under_way().send(none, group, std::nullopt, "join()");
-    }
+    state->backend->headers_under_way().send(at::zeros({1, kHeader}, at::kDouble), group,
+                                             std::nullopt, "join()");
   }
 }
 

@@ -24,6 +24,7 @@ Backend::Backend(Delegates delegates, std::string group_name, std::chrono::milli
       watch_(watch),
       is_watched_(watch != nullptr),
       handle_(std::make_shared<GlooHandle>()),
+      headers_under_way_(delegates_.cuda ? HeadersUnderWay::kMost : 0),
       log_(std::make_shared<CallLog>(group_name_, members_.ranks,
                                      [handle = handle_, shared = delegates_.shared] {
                                        if (shared) shared->break_off();

@@ -57,8 +57,6 @@ class Backend : public c10d::Backend {
   /// Whether a PeerWatch compares what ranks call.
   bool is_watched() const { return is_watched_; }
   bool shares_memory() const { return delegates_.shared != nullptr; }
-  /// Whether collectives on GPUs go by way of the host, which waits for them.
-  bool waits_for_gpus() const { return delegates_.cuda == nullptr; }
   HeadersUnderWay& headers_under_way() { return headers_under_way_; }
   /// Of the collectives, those that went through shared memory.
   uint64_t shared_calls() const { return shared_calls_; }

@@ -24,7 +24,7 @@ std::vector<at::Tensor> HeadersUnderWay::send(const at::Tensor& header,
     sent_.push_back({std::move(all), std::move(work)});
   }
   std::vector<at::Tensor> come;
-  while (!sent_.empty() && (sent_.size() > kMost || sent_.front().work->isCompleted())) {
+  while (!sent_.empty() && (sent_.size() > most_ || sent_.front().work->isCompleted())) {
     const Sent& oldest = sent_.front();
     try {
       oldest.work->wait();

@@ -21,6 +21,9 @@ class HeadersUnderWay {
   /// process. With the exchanges between them a CallLog holds them all.
   static constexpr size_t kMost = 16;
 
+  /// @param most under way; 0: each is waited for at once, where the host waits for GPUs anyway.
+  explicit HeadersUnderWay(size_t most = kMost) : most_(most) {}
+
   /// Of one exchange: [1, n] on the CPU in. @param called what it is called in errors.
   /// @return [W, n] of each, in order, whose headers have come from all ranks meanwhile.
   /// @throws base::UnavailableError where one did not come in time; what came before it, the call
@@ -37,6 +40,7 @@ class HeadersUnderWay {
     c10::intrusive_ptr<c10d::Work> work;
   };
 
+  const size_t most_;
   std::mutex mutex_;
   std::deque<Sent> sent_;
 };
