@@ -7,6 +7,38 @@ target_compile_options(
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wnon-virtual-dtor;-Woverloaded-virtual>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SYNCBN_WERROR}>>:-Werror>)
 
+# Release builds (CMAKE_UNITY_BUILD in the preset) compile the files of a folder as one: most of the
+# time goes into headers that the files share. Files with compile options of their own stay apart.
+# Names in anonymous namespaces must therefore differ within a folder.
+function(syncbn_group_by_folder target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    cmake_path(GET source PARENT_PATH folder)
+    string(MAKE_C_IDENTIFIER "${folder}" folder)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${folder}")
+  endforeach()
+endfunction()
+
+# c10d's headers hide Gloo behind these; no public header of ours needs them.
+set(SYNCBN_C10D_DEFINITIONS USE_DISTRIBUTED USE_C10D_GLOO)
+
+# Gives a target that links syncbn::libtorch the precompiled libtorch headers of lib/precompiled.h. They
+# are compiled once, with the flags that all modules share. Files with compile options of their own
+# do without.
+function(syncbn_precompile target)
+  if(NOT TARGET syncbn_precompiled)
+    set(empty ${PROJECT_BINARY_DIR}/precompiled.cpp)
+    file(CONFIGURE OUTPUT ${empty} CONTENT "")
+    add_library(syncbn_precompiled STATIC ${empty})
+    target_link_libraries(syncbn_precompiled PRIVATE syncbn::base syncbn::libtorch syncbn_warnings)
+    target_compile_definitions(syncbn_precompiled PRIVATE ${SYNCBN_C10D_DEFINITIONS})
+    target_precompile_headers(syncbn_precompiled PRIVATE ${PROJECT_SOURCE_DIR}/lib/precompiled.h)
+  endif()
+  target_compile_definitions(${target} PRIVATE ${SYNCBN_C10D_DEFINITIONS})
+  target_precompile_headers(${target} REUSE_FROM syncbn_precompiled)
+endfunction()
+
 # syncbn_add_library(<module> [SHARED|STATIC] SOURCES ... [PUBLIC ...] [PRIVATE ...])
 # makes syncbn_<module> with the alias syncbn::<module>; headers in lib/<module>/include, which are
 # installed, as is the library.
@@ -19,6 +51,7 @@ function(syncbn_add_library module)
   set(target syncbn_${module})
   add_library(${target} ${kind} ${ARG_SOURCES})
   add_library(syncbn::${module} ALIAS ${target})
+  syncbn_group_by_folder(${target})
   target_include_directories(
     ${target}
     PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
@@ -27,6 +60,9 @@ function(syncbn_add_library module)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_link_libraries(${target} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE}
                                                                 $<BUILD_INTERFACE:syncbn_warnings>)
+  if("syncbn::libtorch" IN_LIST ARG_PUBLIC OR "syncbn::dist" IN_LIST ARG_PUBLIC)
+    syncbn_precompile(${target})
+  endif()
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${module})
   set_property(GLOBAL APPEND PROPERTY SYNCBN_LIBRARIES ${target})
   set_property(GLOBAL APPEND PROPERTY SYNCBN_HEADER_DIRS ${CMAKE_CURRENT_SOURCE_DIR}/include)

@@ -28,7 +28,7 @@ std::string default_cell(const FieldInfo& field) {
   return field.default_value.empty() ? "\"\"" : field.default_value;
 }
 
-std::string heading(const FieldGroup& group) {
+std::string markdown_heading(const FieldGroup& group) {
   if (group.section.empty()) return "## Top level";
   if (group.only_for.empty()) return "## `" + group.section + "`";
   return "### `" + group.section + "` with `" + group.only_for + "`";
@@ -53,7 +53,7 @@ std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields) {
 std::string markdown_reference(const std::vector<FieldInfo>& fields) {
   std::string out;
   for (const FieldGroup& group : group_fields(fields)) {
-    out += heading(group) + "\n\n";
+    out += markdown_heading(group) + "\n\n";
     for (const FieldInfo& field : group.fields) {
       for (const auto& [name, help] : field.alternatives) {
         out += fmt::format("- `{}`: {}\n", name, help);

@@ -17,7 +17,7 @@ using detail::pixel_loops;
 using detail::ResizeAxis;
 
 /// Of values that are not negative: halves go up, as C's cast of value + 0.5 has it.
-int64_t rounded(double value) {
+int64_t round_half_up(double value) {
   return static_cast<int64_t>(std::floor(value + 0.5));
 }
 
@@ -37,8 +37,8 @@ ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
   const double inverse = 1.0 / support;
   for (int64_t i = 0; i < out_size; ++i) {
     const double center = (static_cast<double>(i) + 0.5) * scale;
-    const auto first = std::max<int64_t>(rounded(center - support), 0);
-    const auto end = std::min<int64_t>(rounded(center + support), in_size);
+    const auto first = std::max<int64_t>(round_half_up(center - support), 0);
+    const auto end = std::min<int64_t>(round_half_up(center + support), in_size);
     const auto count = static_cast<size_t>(end - first);
     double sum = 0;
     for (size_t k = 0; k < count; ++k) {
@@ -49,7 +49,7 @@ ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
     int32_t* weights = axis.weights.data() + i * axis.taps;
     for (size_t k = 0; k < count; ++k) {
       const double share = sum != 0 ? exact[k] / sum : exact[k];
-      weights[k] = static_cast<int32_t>(rounded(share * (1 << kWeightBits)));
+      weights[k] = static_cast<int32_t>(round_half_up(share * (1 << kWeightBits)));
     }
     axis.first.push_back(static_cast<int32_t>(first));
     axis.count.push_back(static_cast<int32_t>(count));

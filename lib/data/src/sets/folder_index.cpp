@@ -9,7 +9,7 @@
 namespace syncbn::data::detail {
 namespace {
 
-enum Section : size_t {
+enum FolderSection : size_t {
   kFileNames = kKeySection + 1,
   kFileEnds,
   kLabels,

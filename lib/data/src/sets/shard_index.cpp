@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Place = ShardIndex::Place;
 
-enum Section : size_t { kPlaces = kKeySection + 1, kLabels, kShardEnds, kStamps };
+enum ShardSection : size_t { kShardPlaces = kKeySection + 1, kShardLabels, kShardEnds, kShardStamps };
 
 /// webdataset's: a name up to the first dot behind the last slash.
 size_t end_of_key(std::string_view name) {
@@ -35,7 +35,7 @@ bool is_image(std::string_view extension) {
 class ShardIndexWriter {
  public:
   ShardIndexWriter(IndexWriter& out, int64_t classes) : out_(out), classes_(classes) {
-    out_.begin(kPlaces);
+    out_.begin(kShardPlaces);
   }
 
   void add(const fs::path& shard) {
@@ -51,14 +51,14 @@ class ShardIndexWriter {
   int64_t samples() const { return std::ssize(labels_); }
 
   uint64_t finish() {
-    out_.begin(kLabels);
+    out_.begin(kShardLabels);
     for (const int32_t label : labels_) {
       const int64_t wide = label;
       out_.add(std::span(&wide, 1));
     }
     out_.begin(kShardEnds);
     out_.add(std::span<const int64_t>(ends_));
-    out_.begin(kStamps);
+    out_.begin(kShardStamps);
     out_.add(std::span<const FileStamp>(stamps_));
     return hash_.value();
   }
@@ -136,7 +136,7 @@ class ShardIndexWriter {
 };
 
 bool are_unchanged(const MappedIndex& index, const std::vector<fs::path>& shards) {
-  return std::ranges::equal(index.array<FileStamp>(kStamps), shards, {}, {},
+  return std::ranges::equal(index.array<FileStamp>(kShardStamps), shards, {}, {},
                             [](const fs::path& shard) { return stamp_of(shard); });
 }
 
@@ -150,12 +150,12 @@ std::string key_of(const std::vector<fs::path>& shards, int64_t classes) {
 
 ShardIndex::ShardIndex(MappedIndex index)
     : index_(std::move(index)),
-      places_(index_.array<Place>(kPlaces)),
-      labels_(index_.array<int64_t>(kLabels)),
+      places_(index_.array<Place>(kShardPlaces)),
+      labels_(index_.array<int64_t>(kShardLabels)),
       shard_ends_(index_.array<int64_t>(kShardEnds)) {}
 
 std::span<const FileStamp> ShardIndex::stamps() const {
-  return index_.array<FileStamp>(kStamps);
+  return index_.array<FileStamp>(kShardStamps);
 }
 
 std::vector<ShardIndex::Range> ShardIndex::ranges(std::span<const int64_t> samples) const {

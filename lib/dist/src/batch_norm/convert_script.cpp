@@ -203,7 +203,7 @@ bool is_batch_norm(const torch::jit::Module& module) {
          module.children().size() == 0;
 }
 
-struct FoundLayer {
+struct ScriptLayer {
   std::string name;
   torch::jit::Module module;
   at::Tensor running_mean;
@@ -212,14 +212,14 @@ struct FoundLayer {
   at::Tensor key() const { return detail::layer_key(running_mean, weight); }
 };
 
-FoundLayer layer_of(const std::string& name, const torch::jit::Module& module) {
+ScriptLayer layer_of(const std::string& name, const torch::jit::Module& module) {
   return {name, module, detail::tensor_attribute(module, "running_mean"),
           detail::tensor_attribute(module, "weight")};
 }
 
 /// All batch-norm layers below a module, itself included: those of classes called so.
-std::vector<FoundLayer> batch_norm_layers(const torch::jit::Module& module) {
-  std::vector<FoundLayer> found;
+std::vector<ScriptLayer> batch_norm_layers(const torch::jit::Module& module) {
+  std::vector<ScriptLayer> found;
   for (const auto& [name, layer] : module.named_modules()) {
     if (is_batch_norm(layer)) found.push_back(layer_of(name, layer));
   }
@@ -237,9 +237,9 @@ std::pair<torch::jit::Module, at::Tensor> follow(torch::jit::Module module, std:
 
 /// To a module, until it is destroyed. An ivalue::Object keeps its attributes in memory until the
 /// last weak pointer to it is gone as well. Thread-safe.
-class WeakModule {
+class WeakScriptModule {
  public:
-  explicit WeakModule(const torch::jit::Module& module) : object_(module._ivalue()) {}
+  explicit WeakScriptModule(const torch::jit::Module& module) : object_(module._ivalue()) {}
 
   /// Null once it is destroyed.
   c10::intrusive_ptr<c10::ivalue::Object> lock() const {
@@ -260,9 +260,9 @@ class WeakModule {
 };
 
 /// Layers of other classes, by the attributes that they call batch_norm with.
-std::vector<FoundLayer> layers_of_calls(const torch::jit::Module& module,
+std::vector<ScriptLayer> layers_of_calls(const torch::jit::Module& module,
                                         const std::vector<Call>& calls) {
-  std::vector<FoundLayer> found;
+  std::vector<ScriptLayer> found;
   std::set<std::string> seen;
   for (const Call& call : calls) {
     const std::string& path = call.running_mean.empty() ? call.weight : call.running_mean;
@@ -288,13 +288,13 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
   detail::install_batch_norm_override();  // to find code that was left behind
   rewrite(module, Direction::kConvert);
   const std::vector<Call> calls = calls_in(module);
-  std::vector<FoundLayer> layers = batch_norm_layers(module);
-  for (FoundLayer& layer : layers_of_calls(module, calls)) layers.push_back(std::move(layer));
+  std::vector<ScriptLayer> layers = batch_norm_layers(module);
+  for (ScriptLayer& layer : layers_of_calls(module, calls)) layers.push_back(std::move(layer));
   ConvertReport report;
   auto unknown = std::count_if(calls.begin(), calls.end(), [](const Call& call) {
     return call.running_mean.empty() && call.weight.empty();
   });
-  for (const FoundLayer& layer : layers) {
+  for (const ScriptLayer& layer : layers) {
     if (!layer.key().defined()) {
       --unknown;  // one that has a name
       report.not_converted.push_back(
@@ -302,7 +302,7 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
       continue;
     }
     // The registry must not keep the layer alive.
-    const auto weak = std::make_shared<WeakModule>(layer.module);
+    const auto weak = std::make_shared<WeakScriptModule>(layer.module);
     const auto is_training = [weak] {
       const auto object = weak->lock();
       return !object || torch::jit::Module(object).is_training();
@@ -336,7 +336,7 @@ void revert_sync_batchnorm(torch::jit::Module& module) {
   rewrite(module, Direction::kRevert);
   const std::vector<Call> calls = calls_in(module);
   for (const auto& layers : {batch_norm_layers(module), layers_of_calls(module, calls)}) {
-    for (const FoundLayer& layer : layers) detail::unregister_layer(layer.key(), layer.weight);
+    for (const ScriptLayer& layer : layers) detail::unregister_layer(layer.key(), layer.weight);
   }
 }
 

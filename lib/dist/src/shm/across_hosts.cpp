@@ -135,9 +135,9 @@ class AllReduce : public TwoLevels {
   const c10d::ReduceOp::RedOpType op_;
 };
 
-class AllGather : public TwoLevels {
+class HierarchicalAllGather : public TwoLevels {
  public:
-  AllGather(const AcrossHosts& across, std::vector<at::Tensor> outputs, const at::Tensor& input)
+  HierarchicalAllGather(const AcrossHosts& across, std::vector<at::Tensor> outputs, const at::Tensor& input)
       : TwoLevels(across, bytes_of(input), bytes_of(input) * static_cast<int64_t>(outputs.size())),
         input_(input),
         given_(std::move(outputs)),
@@ -196,9 +196,9 @@ class AllGather : public TwoLevels {
   at::Tensor host_rows_;   ///< of the leader's host
 };
 
-class Broadcast : public TwoLevels {
+class HierarchicalBroadcast : public TwoLevels {
  public:
-  Broadcast(const AcrossHosts& across, const at::Tensor& tensor, int root)
+  HierarchicalBroadcast(const AcrossHosts& across, const at::Tensor& tensor, int root)
       : TwoLevels(across, bytes_of(tensor), bytes_of(tensor)),
         values_(tensor),
         host_(hosts().host_of(root)) {
@@ -237,9 +237,9 @@ class Broadcast : public TwoLevels {
   int root_ = 0;       ///< among the ranks of its host
 };
 
-class Barrier : public TwoLevels {
+class HierarchicalBarrier : public TwoLevels {
  public:
-  explicit Barrier(const AcrossHosts& across) : TwoLevels(across, 0, 0) {}
+  explicit HierarchicalBarrier(const AcrossHosts& across) : TwoLevels(across, 0, 0) {}
   std::vector<at::Tensor> result() const override { return {}; }
 
  private:
@@ -258,16 +258,16 @@ std::unique_ptr<Operation> all_reduce(const AcrossHosts& across, const at::Tenso
 
 std::unique_ptr<Operation> all_gather(const AcrossHosts& across, std::vector<at::Tensor> outputs,
                                       const at::Tensor& input) {
-  return std::make_unique<AllGather>(across, std::move(outputs), input);
+  return std::make_unique<HierarchicalAllGather>(across, std::move(outputs), input);
 }
 
 std::unique_ptr<Operation> broadcast(const AcrossHosts& across, const at::Tensor& tensor,
                                      int root) {
-  return std::make_unique<Broadcast>(across, tensor, root);
+  return std::make_unique<HierarchicalBroadcast>(across, tensor, root);
 }
 
 std::unique_ptr<Operation> barrier(const AcrossHosts& across) {
-  return std::make_unique<Barrier>(across);
+  return std::make_unique<HierarchicalBarrier>(across);
 }
 
 }  // namespace syncbn::dist::detail::shm

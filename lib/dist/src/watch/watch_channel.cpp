@@ -31,7 +31,7 @@ struct Living {
   std::mutex mutex;
   WatchChannel* channel = nullptr;
 };
-Living& living() {
+Living& living_channel() {
   static auto* const instance = new Living;
   return *instance;
 }
@@ -110,8 +110,8 @@ void WatchChannel::start(Events events) {
 
 WatchChannel::~WatchChannel() {
   {
-    const std::lock_guard lock(living().mutex);
-    if (living().channel == this) living().channel = nullptr;
+    const std::lock_guard lock(living_channel().mutex);
+    if (living_channel().channel == this) living_channel().channel = nullptr;
   }
   if (is_copy_) {
     thread_.detach();
@@ -128,24 +128,24 @@ WatchChannel::~WatchChannel() {
 /// A child that was forked without exec, as loaders' processes are, must not keep connections open
 /// that end with this process.
 void WatchChannel::follow_forks() {
-  const std::lock_guard lock(living().mutex);
-  living().channel = this;
+  const std::lock_guard lock(living_channel().mutex);
+  living_channel().channel = this;
   static const int once = ::pthread_atfork(
       [] {
-        living().mutex.lock();
-        if (living().channel != nullptr) living().channel->mutex_.lock();
+        living_channel().mutex.lock();
+        if (living_channel().channel != nullptr) living_channel().channel->mutex_.lock();
       },
       [] {
-        if (living().channel != nullptr) living().channel->mutex_.unlock();
-        living().mutex.unlock();
+        if (living_channel().channel != nullptr) living_channel().channel->mutex_.unlock();
+        living_channel().mutex.unlock();
       },
       [] {
-        WatchChannel* const channel = std::exchange(living().channel, nullptr);
+        WatchChannel* const channel = std::exchange(living_channel().channel, nullptr);
         if (channel != nullptr) {
           channel->close_in_child();
           channel->mutex_.unlock();
         }
-        living().mutex.unlock();
+        living_channel().mutex.unlock();
       });
   if (once != 0) throw base::InternalError("pthread_atfork failed");
 }

@@ -13,7 +13,7 @@ namespace {
 
 /// Text as troff shows it unchanged: a dash stays a dash that can be copied, and a line's first
 /// character is no request.
-std::string shown(std::string_view text) {
+std::string escaped(std::string_view text) {
   std::string result;
   bool at_line_start = true;
   for (const char c : text) {
@@ -31,16 +31,16 @@ std::string shown(std::string_view text) {
 }
 
 std::string bold(std::string_view text) {
-  return fmt::format("\\fB{}\\fR", shown(text));
+  return fmt::format("\\fB{}\\fR", escaped(text));
 }
 
 std::string entry(const OptionFacts& option) {
   std::string tag = option.letter.empty() ? "" : bold(option.letter) + ", ";
   tag += bold(option.name);
-  if (!option.type.empty()) tag += fmt::format(" \\fI{}\\fR", shown(option.type));
-  std::string text = fmt::format(".TP\n{}\n{}.\n", tag, shown(option.help));
+  if (!option.type.empty()) tag += fmt::format(" \\fI{}\\fR", escaped(option.type));
+  std::string text = fmt::format(".TP\n{}\n{}.\n", tag, escaped(option.help));
   if (!option.default_value.empty()) {
-    text += fmt::format("Default: {}.\n", shown(option.default_value));
+    text += fmt::format("Default: {}.\n", escaped(option.default_value));
   }
   if (!option.environment.empty()) text += fmt::format("Environment: {}.\n", option.environment);
   return text;
@@ -50,7 +50,7 @@ std::string entries(const std::vector<OptionFacts>& options) {
   std::string text;
   std::string group;
   for (const OptionFacts& option : options) {
-    if (option.group != group) text += fmt::format(".SS {}\n", shown(option.group));
+    if (option.group != group) text += fmt::format(".SS {}\n", escaped(option.group));
     group = option.group;
     text += entry(option);
   }
@@ -86,8 +86,8 @@ std::string worker_environment() {
 std::string all_examples() {
   std::string text;
   for (const Example& example : examples()) {
-    text += fmt::format(".PP\n{}:\n.PP\n.RS 4\n.nf\n{}\n.fi\n.RE\n", shown(example.what),
-                        shown(example.command));
+    text += fmt::format(".PP\n{}:\n.PP\n.RS 4\n.nf\n{}\n.fi\n.RE\n", escaped(example.what),
+                        escaped(example.command));
   }
   return text;
 }
@@ -102,8 +102,8 @@ std::string man_page(const std::vector<OptionFacts>& options) {
     text += fmt::format(".SH {}\n{}", title, body);
   };
   section("NAME", "syncbn\\-launch \\- start the workers of a distributed training run\n");
-  section("SYNOPSIS", fmt::format("{}\n", shown(kUsage)));
-  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", shown(kSummary), shown(notes())));
+  section("SYNOPSIS", fmt::format("{}\n", escaped(kUsage)));
+  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", escaped(kSummary), escaped(notes())));
   section("OPTIONS", entries(options));
   section("EXIT STATUS", exit_status());
   section("ENVIRONMENT", worker_environment());

@@ -72,10 +72,10 @@ void AdamwOptions::describe(config::Schema<AdamwOptions>& schema) {
       .below(1);
   schema.field("eps", &AdamwOptions::eps, "added to the denominator")
       .above(0)
-      .at_most(kLargestRate);
+      .at_most(kMaxRate);
   schema.field("weight_decay", &AdamwOptions::weight_decay, "decoupled from the gradient")
       .at_least(0)
-      .at_most(kLargestRate);
+      .at_most(kMaxRate);
 }
 
 std::unique_ptr<Optimizer> make_adamw(const AdamwOptions& options, const NamedTensors& parameters) {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "optimizers/optimizer_options.h"
+
 namespace syncbn::train {
 namespace {
 
@@ -23,10 +25,9 @@ std::unique_ptr<Schedule> from(Function function) {
   return std::make_unique<FunctionSchedule<Function>>(std::move(function));
 }
 
-// Typing errors above.
-constexpr double kMostEpochs = 1e6;
-constexpr double kLargestRate = 1e6;
-constexpr double kLargestFactor = 1000;
+// Anything above is a typing error.
+constexpr double kMaxEpochs = 1e6;
+constexpr double kMaxFactor = 1000;
 
 struct ConstantOptions {
   static void describe(config::Schema<ConstantOptions>&) {}
@@ -39,11 +40,11 @@ struct StepOptions {
   static void describe(config::Schema<StepOptions>& schema) {
     schema.field("step_size", &StepOptions::step_size, "epochs between two changes")
         .at_least(1)
-        .at_most(kMostEpochs)
+        .at_most(kMaxEpochs)
         .unit("epochs");
     schema.field("gamma", &StepOptions::gamma, "what the rate is multiplied by")
         .above(0)
-        .at_most(kLargestFactor);
+        .at_most(kMaxFactor);
   }
 };
 
@@ -54,11 +55,11 @@ struct CosineOptions {
   static void describe(config::Schema<CosineOptions>& schema) {
     schema.field("warmup", &CosineOptions::warmup, "rise linearly from 0 for so long")
         .at_least(0)
-        .at_most(kMostEpochs)
+        .at_most(kMaxEpochs)
         .unit("epochs");
     schema.field("min_lr", &CosineOptions::min_lr, "the rate at the end")
         .at_least(0)
-        .at_most(kLargestRate);
+        .at_most(kMaxRate);
   }
 };
 

@@ -67,7 +67,7 @@ void SgdOptions::describe(config::Schema<SgdOptions>& schema) {
       .below(1);
   schema.field("weight_decay", &SgdOptions::weight_decay, "L2 penalty")
       .at_least(0)
-      .at_most(kLargestRate);
+      .at_most(kMaxRate);
   schema.field("nesterov", &SgdOptions::nesterov, "use Nesterov's momentum");
   schema.check([](const SgdOptions& options) -> std::optional<std::string> {
     if (options.nesterov && options.momentum == 0) return "nesterov needs a momentum above 0";
