@@ -79,6 +79,18 @@ TEST(LaunchStartTest, NothingOutlivesALauncherThatIsKilled) {
   EXPECT_TRUE(job.temporaries_are_gone());
 }
 
+TEST(LaunchStartTest, ALauncherThatIsKilledWhileItWaitsForItsReaderLeavesNothing) {
+  TempFolder folder;
+  fs::create_directory(folder / "tmp");
+  // More than a pipe holds, less than the launcher keeps.
+  Program launcher({kLauncher, "sh", "-c", "yes | head -c 100000; touch written"},
+                   {.env = {{"TMPDIR", folder / "tmp"}}, .cwd = folder.path()});
+  ASSERT_TRUE(eventually([&] { return fs::exists(folder / "written"); }));
+  EXPECT_TRUE(eventually([&] { return fs::is_empty(folder / "tmp"); }));
+  launcher.send_signal(SIGKILL);
+  EXPECT_EQ(launcher.wait().exit_code, 137);
+}
+
 TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {
   TempFolder folder;
   const auto result = launch(

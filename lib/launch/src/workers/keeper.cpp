@@ -93,7 +93,7 @@ class KeeperProcess {
     const bool orphaned = serve();
     if (orphaned) wait_for_all(Clock::now() + grace);
     kill_all_descendants();
-    if (orphaned) when_orphaned();
+    if (orphaned || launcher_is_gone()) when_orphaned();
     ::_exit(0);
   }
 
@@ -145,6 +145,11 @@ class KeeperProcess {
     if (mask.empty() || ::sched_setaffinity(0, bytes, cpus) == 0) return;
     report(KeeperEvent::Kind::kBindFailed, worker, ::getpid(), errno);
     ::_exit(base::kExitUnavailable);
+  }
+
+  bool launcher_is_gone() const {
+    int32_t command = 0;
+    return ::recv(socket_, &command, sizeof(command), MSG_DONTWAIT) == 0;
   }
 
   // Until the launcher says so (false) or is gone (true).

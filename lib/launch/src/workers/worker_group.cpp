@@ -393,8 +393,8 @@ void WorkerGroup::keeper_is_lost() {
 std::string WorkerGroup::announce_failure(const Worker& worker) const {
   const auto others = std::count_if(workers_.begin(), workers_.end(),
                                     [](const Worker& other) { return other.running; });
-  return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} other worker{} to end",
-                     worker.rank, worker.end_in_words(), others, others == 1 ? "" : "s");
+  return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} to end", worker.rank,
+                     worker.end_in_words(), base::counted(others, "other worker"));
 }
 
 GroupResult WorkerGroup::result() {
