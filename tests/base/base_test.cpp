@@ -8,6 +8,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -232,6 +233,45 @@ TEST(TextTest, DurationsAndSizesReadWell) {
   EXPECT_EQ(format_bytes(57'300), "57.3 kB");
   EXPECT_EQ(format_bytes(999'960), "1.0 MB");
   EXPECT_EQ(format_bytes(1'200'000'000), "1.2 GB");
+}
+
+TEST(TextTest, ANumberOfOneTakesTheSingular) {
+  EXPECT_EQ(counted(0, "rank"), "0 ranks");
+  EXPECT_EQ(counted(1, "rank"), "1 rank");
+  EXPECT_EQ(counted(2, "rank"), "2 ranks");
+}
+
+TEST(ErrorTest, ALimitThatIsReachedIsNamedWithItsValueAndAdvice) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit before = limit;
+  limit.rlim_cur = 123;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(describe_errno(EMFILE),
+            "Too many open files; this process may have 123 (ulimit -n): raise the limit");
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(describe_errno(ENFILE),
+              ::testing::MatchesRegex("Too many open files in system; .* [0-9]+ \\(sysctl "
+                                      "fs.file-max\\): raise the limit"));
+  EXPECT_THAT(describe_errno(EAGAIN),
+              ::testing::MatchesRegex("Resource temporarily unavailable; this user may have "
+                                      "([0-9]+|unlimited) processes .*\\(ulimit -u\\).*"));
+  EXPECT_THAT(describe_errno(ENOMEM),
+              ::testing::MatchesRegex("Cannot allocate memory; this process may have "
+                                      "([0-9]+|unlimited) bytes .*\\(ulimit -v\\).*"));
+  EXPECT_EQ(describe_errno(EPIPE), "Broken pipe");
+}
+
+TEST(RunMainTest, AThreadThatCannotStartNamesTheLimit) {
+  ::testing::internal::CaptureStderr();
+  const int code = run_main("train", []() -> int {
+    throw std::system_error(EAGAIN, std::generic_category());
+  });
+  EXPECT_EQ(code, kExitUnavailable);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("train: error: cannot start a thread: Resource temporarily "
+                              "unavailable; this user may have "),
+                    HasSubstr("(ulimit -u)")));
 }
 
 bool is_open(int fd) {

@@ -274,7 +274,7 @@ TEST(CollectivesTest, ArgumentsAreRefusedBeforeAnythingIsSent) {
                 HasSubstr("root 2 is outside the group of 2 ranks"));
     EXPECT_THAT(said([&] { dist::gather(tensor, -1); }), HasSubstr("root -1"));
     EXPECT_THAT(said([&] { dist::scatter(tensor, one, rank); }),
-                HasSubstr("parts has 1 entries, and the group has 2 ranks"));
+                HasSubstr("parts has length 1, and the group has 2 ranks"));
     EXPECT_THAT(said([&] { dist::scatter(tensor, unequal, rank); }),
                 HasSubstr("parts[1] has the sizes [3], and this rank's tensor [2]"));
     EXPECT_THAT(said([&] { dist::scatter(tensor, outputs, 1 - rank); }),

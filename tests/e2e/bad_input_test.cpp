@@ -108,6 +108,12 @@ TEST_F(BadInputTest, NamesADataFileThatIsCutOff) {
                      base::kExitUsage, "half.csv.gz");
 }
 
+TEST_F(BadInputTest, NamesTheLimitWhereAThreadCannotStart) {
+  expect_one_message(train_on(shipped_config("digits.yaml"), {},
+                              {{"LD_PRELOAD", SYNCBN_SLOW_STARTS}, {"SLOW_STARTS_THREADS", "3"}}),
+                     base::kExitUnavailable, "(ulimit -u)");
+}
+
 TEST_F(BadInputTest, RefusesMoreRanksThanSamples) {
   expect_one_message(
       train_on(shipped_config("digits.yaml"),

@@ -125,7 +125,7 @@ TEST_F(ImageFolderTrainingTest, DropLastLeavesOutTheSmallBatchOfTrainingAlone) {
   EXPECT_THAT(dropped.err, HasSubstr("16 test samples"));
   const auto nothing = train("none", {"--batch_size", "9", "--loader.drop_last", "true"});
   EXPECT_EQ(nothing.exit_code, base::kExitUsage);
-  EXPECT_THAT(nothing.err, HasSubstr("loader.drop_last: a rank has 8 samples an epoch"));
+  EXPECT_THAT(nothing.err, HasSubstr("loader.drop_last: a rank has 8 samples per epoch"));
 }
 
 TEST_F(ImageFolderTrainingTest, OnCpusPinnedMemoryIsLeftOutAndThatIsSaidOnce) {

@@ -131,7 +131,7 @@ TEST_F(LaunchElasticTest, ASignalTakesANodeOut) {
   go();
   const auto result = lead.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("begins again on 1 node with 1 workers: node 1 ("),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("begins again on 1 node with 1 worker: node 1 ("),
                                 HasSubstr("leaves")));
 }
 

@@ -336,7 +336,9 @@ TEST(LaunchFaultTest, SaysThatThereAreTooFewFileDescriptors) {
     if (result.exit_code == 0) break;
     ++refused;
     EXPECT_EQ(result.exit_code, 75) << most;
-    EXPECT_THAT(result.err, HasSubstr(": Too many open files")) << most;
+    EXPECT_THAT(result.err, HasSubstr(fmt::format(": Too many open files; this process may have {} "
+                                                  "(ulimit -n): raise the limit",
+                                                  most)));
   }
   EXPECT_GT(refused, 3);
 }

@@ -30,14 +30,14 @@ TEST(LaunchRestartTest, FailsTwiceThenSucceeds) {
   }
   EXPECT_THAT(result.err,
               AllOf(HasSubstr("rank 0 failed: exit code 7"), HasSubstr("restart 1 of 2"),
-                    HasSubstr("restart 2 of 2"), Not(HasSubstr("used up"))));
+                    HasSubstr("restart 2 of 2"), Not(HasSubstr("no restart"))));
 }
 
 TEST(LaunchRestartTest, GivesUpAfterTheLastWithTheWorkersCode) {
   const auto result = launch({"--max_restarts=1", "sh", "-c", "echo up; exit 9"});
   EXPECT_EQ(result.exit_code, 9);
   EXPECT_EQ(result.out, "up\nup\n");
-  EXPECT_THAT(result.err, HasSubstr("all 1 restarts (--max_restarts) are used up"));
+  EXPECT_THAT(result.err, HasSubstr("no restart is left (--max_restarts=1)"));
 }
 
 // Started again, it would make the same mistake.

@@ -508,5 +508,20 @@ TEST(LaunchTest, TellsAnOutOfMemoryKillFromAnother) {
   EXPECT_THAT(launch({"sh", "-c", "kill -KILL $$$$"}).err, Not(HasSubstr("ran out of memory")));
 }
 
+TEST(LaunchTest, AWorkerKilledForMemoryEndsTheOthersSoon) {
+  const SmallMemory memory;
+  SYNCBN_SKIP_UNLESS(memory.available(), "cgroup");
+  const auto begin = std::chrono::steady_clock::now();
+  const auto result =
+      run_program({"sh", "-c",
+                   "echo $$ > " + memory.processes() + "; exec " + kLauncher +
+                       " --nproc_per_node=2 sh -c 'trap \"\" TERM; [ $RANK = 0 ] && sleep 1000; "
+                       "exec python3 -c \"x = bytearray(1000 << 20)\"'"});
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed"), HasSubstr("ran out of memory")));
+  // The grace time is 30 s.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
 }  // namespace
 }  // namespace syncbn::test

@@ -136,7 +136,7 @@ void check_can_write(const fs::path& link) {
 }
 
 void throw_file_error(const std::string& what, int error) {
-  const std::string message = fmt::format("{}: {}", what, std::strerror(error));
+  const std::string message = fmt::format("{}: {}", what, describe_errno(error));
   if (is_fault_of_the_path(error)) throw UserError(message + "; choose another path");
   throw UnavailableError(message);
 }

@@ -1,11 +1,30 @@
 #include <syncbn/base/error.h>
 
+#include <fmt/format.h>
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <system_error>
 
 namespace syncbn::base {
+namespace {
+
+std::string soft_limit(int resource) {
+  rlimit limit{};
+  ::getrlimit(static_cast<__rlimit_resource>(resource), &limit);
+  return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur);
+}
+
+std::string most_open_files() {
+  std::string number = "?";
+  std::ifstream("/proc/sys/fs/file-max") >> number;
+  return number;
+}
+
+}  // namespace
 
 int exit_code_of(const std::exception& error) {
   if (const auto* known = dynamic_cast<const Error*>(&error)) return known->exit_code();
@@ -14,9 +33,36 @@ int exit_code_of(const std::exception& error) {
   return denied ? kExitUnavailable : kExitInternal;
 }
 
+std::string limit_advice(int error) {
+  switch (error) {
+    case EMFILE:
+      return fmt::format("; this process may have {} (ulimit -n): raise the limit",
+                         soft_limit(RLIMIT_NOFILE));
+    case ENFILE:
+      return fmt::format("; all processes together may have {} (sysctl fs.file-max): raise the limit",
+                         most_open_files());
+    case EAGAIN:
+      return fmt::format(
+          "; this user may have {} processes and threads (ulimit -u), a container perhaps fewer "
+          "(pids.max): raise the limit, or start fewer",
+          soft_limit(RLIMIT_NPROC));
+    case ENOMEM:
+      return fmt::format(
+          "; this process may have {} bytes of addresses (ulimit -v), a container perhaps less "
+          "memory: raise the limit, or end other programs",
+          soft_limit(RLIMIT_AS));
+    default:
+      return "";
+  }
+}
+
+std::string describe_errno(int error) {
+  return std::strerror(error) + limit_advice(error);
+}
+
 void throw_errno(const std::string& what) {
   const int error = errno;
-  throw UnavailableError(what + ": " + std::strerror(error));
+  throw UnavailableError(what + ": " + describe_errno(error));
 }
 
 }  // namespace syncbn::base

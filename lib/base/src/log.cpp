@@ -6,17 +6,24 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <new>
 #include <string_view>
+#include <system_error>
 
 namespace syncbn::base {
 namespace {
 
-std::string_view message_of(const std::exception& error) {
+std::string message_of(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "there is not enough memory";
+  const std::string what = error.what();
+  if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
+    const int code = system->code().value();
+    // A thread that cannot start says nothing else.
+    return (code == EAGAIN ? "cannot start a thread: " : "") + what + limit_advice(code);
+  }
   // libtorch's errors go on with a page of stack frames.
-  const std::string_view what = error.what();
   return what.substr(0, what.find("\nException raised from"));
 }
 

@@ -52,8 +52,8 @@ ClassSkewedSampler::ClassSkewedSampler(std::span<const int64_t> labels,
 
 std::string ClassSkewedSampler::order_name() const {
   // Which samples come together depends on the number of ranks, here alone.
-  return fmt::format("class_skewed, shuffle {}, {} rank{}", options_.shuffle, options_.num_replicas,
-                     options_.num_replicas == 1 ? "" : "s");
+  return fmt::format("class_skewed, shuffle {}, {}", options_.shuffle,
+                     base::counted(options_.num_replicas, "rank"));
 }
 
 std::vector<int64_t> ClassSkewedSampler::indices() const {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 namespace syncbn::data {
 
@@ -11,7 +12,8 @@ void check_indices(std::span<const int64_t> indices, int64_t size) {
   for (const int64_t index : indices) {
     if (index >= 0 && index < size) continue;
     throw base::InternalError(
-        fmt::format("sample {} was asked for from a data set of {} samples", index, size));
+        fmt::format("sample {} was asked for from a data set of {}", index,
+                    base::counted(size, "sample")));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include "permutation.h"
 
@@ -25,9 +26,9 @@ RepeatedAugmentationSampler::RepeatedAugmentationSampler(
   num_selected_ = round > 0 ? size / round * round / replicas : (size + replicas - 1) / replicas;
   if (num_selected_ == 0) {
     throw base::UserError(
-        fmt::format("repeated augmentation: {} samples, cut to a multiple of selected_round {}, "
-                    "leave none for each of {} ranks; set selected_round to 0",
-                    size, round, replicas));
+        fmt::format("repeated augmentation: {}, cut to a multiple of selected_round {}, "
+                    "leave none for each of {}; set selected_round to 0",
+                    base::counted(size, "sample"), round, base::counted(replicas, "rank")));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/data/distributed_sampler.h>
 #include <syncbn/data/shard_sampler.h>
 
@@ -90,9 +91,10 @@ void check_enough(const SamplerArgs& args) {
   // PyTorch's sampler would let ranks share samples; in a training run that is a mistake.
   if (args.size < args.num_replicas) {
     throw base::UserError(
-        fmt::format("{} samples are too few for {} ranks: each rank needs one of its own; start "
+        fmt::format("{} too few for {} ranks: each rank needs one of its own; start "
                     "fewer ranks or use more data",
-                    args.size, args.num_replicas));
+                    args.size == 1 ? "1 sample is" : fmt::format("{} samples are", args.size),
+                    args.num_replicas));
   }
 }
 
@@ -146,8 +148,8 @@ std::vector<double> sample_weights(const WeightedChoice& choice, std::span<const
   const auto known = std::ssize(choice.class_weights);
   if (known > 0 && (counts.begin()->first < 0 || counts.rbegin()->first >= known)) {
     throw base::UserError(
-        fmt::format("the weighted sampler has {} class_weights, and the labels go from {} to {}",
-                    known, counts.begin()->first, counts.rbegin()->first));
+        fmt::format("the weighted sampler has {}, and the labels go from {} to {}",
+                    base::counted(known, "class_weight"), counts.begin()->first, counts.rbegin()->first));
   }
   std::vector<double> weights;
   weights.reserve(labels.size());

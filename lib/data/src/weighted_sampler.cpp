@@ -11,6 +11,7 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
+#include <syncbn/base/text.h>
 
 #include "permutation.h"
 
@@ -34,9 +35,9 @@ void check_weights(const std::vector<double>& weights, const WeightedSamplerOpti
   if (possible == 0) throw base::UserError("weighted sampler: no weight is above 0");
   if (!options.replacement && options.num_samples > possible) {
     throw base::UserError(
-        fmt::format("weighted sampler: {} samples cannot be drawn without replacement from {} "
+        fmt::format("weighted sampler: {} cannot be drawn without replacement from {} "
                     "whose weight is above 0",
-                    options.num_samples, possible));
+                    base::counted(options.num_samples, "sample"), possible));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/launch/options.h>
 #include <unistd.h>
 
@@ -72,9 +73,9 @@ void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
   const std::string threads =
       *least == *most ? std::to_string(*least) : fmt::format("{} to {}", *least, *most);
   base::write_stderr(
-      fmt::format("syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} cores (set it to "
+      fmt::format("syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} (set it to "
                   "choose another)\n",
-                  threads, options.nproc_per_node, count_cores()));
+                  threads, options.nproc_per_node, base::counted(count_cores(), "core")));
 }
 
 void check_gpus(const LaunchOptions& options) {
@@ -82,8 +83,8 @@ void check_gpus(const LaunchOptions& options) {
   if (!gpus || options.nproc_per_node <= *gpus) return;
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const std::string there = fmt::format(
-      "{} workers, and CUDA sees {} GPU{} ({})", options.nproc_per_node, *gpus,
-      *gpus == 1 ? "" : "s",
+      "{}, and CUDA sees {} ({})", base::counted(options.nproc_per_node, "worker"),
+      base::counted(*gpus, "GPU"),
       visible == nullptr ? "/proc/driver/nvidia" : fmt::format("CUDA_VISIBLE_DEVICES={}", visible));
   if (options.virtual_local_rank) {
     throw base::UserError(fmt::format(

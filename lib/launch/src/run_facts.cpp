@@ -1,6 +1,10 @@
 #include "run_facts.h"
 
+#include <fmt/format.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <optional>
@@ -25,9 +29,7 @@ std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector
   return std::vector<int>(workers, std::max(1, count_cores() / options.nproc_per_node));
 }
 
-}  // namespace
-
-std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
+std::vector<Cpus> bound_cpus(const LaunchOptions& options) {
   if (options.binding == Binding::kNone) return {};
   const Topology topology("/sys", allowed_cpus());
   // What is not asked for is not loaded.
@@ -35,6 +37,20 @@ std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
   const auto gpu_nodes = wants_gpus ? nodes_of_visible_gpus(topology, machine_gpus())
                                     : std::vector<std::optional<int>>{};
   return bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
+}
+
+}  // namespace
+
+std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
+  std::vector<Cpus> cpus = bound_cpus(options);
+  constexpr int kMaxPerCore = 32;
+  const int cores = std::min(count_cores(), base::available_cpus());
+  if (options.oversubscribe || options.nproc_per_node <= kMaxPerCore * cores) return cpus;
+  throw base::UserError(fmt::format(
+      "--nproc_per_node={}: this machine has {} for the workers, and more than {} workers per core "
+      "would stall it; start at most {}, or add --oversubscribe",
+      options.nproc_per_node, base::counted(cores, "usable core"), kMaxPerCore,
+      kMaxPerCore * cores));
 }
 
 RunFacts gather_facts(const LaunchOptions& options) {

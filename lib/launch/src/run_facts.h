@@ -31,7 +31,8 @@ struct RunFacts {
 /// @throws base::UserError where this machine cannot do what the options ask for.
 RunFacts gather_facts(const LaunchOptions& options);
 
-/// RunFacts::cpus. @throws base::UserError when there are too few.
+/// RunFacts::cpus. @throws base::UserError when there are too few for the binding, or for so many
+/// workers without --oversubscribe.
 std::vector<Cpus> cpus_of_workers(const LaunchOptions& options);
 
 }  // namespace syncbn::launch

@@ -92,6 +92,7 @@ int Supervisor::run() {
     copy_error_file(*last_.failure);
   }
   events_.job_ended(result.exit_code, reason_of(result));
+  logs_.put_away();  // the keeper, which would remove it after a kill, has ended
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
   } else {
@@ -240,9 +241,9 @@ void Supervisor::announce_restart() {
 void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_before) {
   events_.restart(start.reason);
   if (start.restarts > restarts_before) return announce_restart();
-  output_.say(fmt::format("syncbn-launch: begins again on {} node{} with {} workers: {}",
-                          start.nodes, start.nodes == 1 ? "" : "s", start.ranks.world_size,
-                          start.reason));
+  output_.say(fmt::format("syncbn-launch: begins again on {} with {}: {}",
+                          base::counted(start.nodes, "node"),
+                          base::counted(start.ranks.world_size, "worker"), start.reason));
 }
 
 void Supervisor::report(const GroupResult& result) {
@@ -255,7 +256,7 @@ void Supervisor::report(const GroupResult& result) {
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
     if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
-      output_.say(fmt::format("syncbn-launch: all {} restarts (--max_restarts) are used up",
+      output_.say(fmt::format("syncbn-launch: no restart is left (--max_restarts={})",
                               options_.max_restarts));
     }
   } else if (result.signal && options_.voice != Voice::kOfItself) {

@@ -5,6 +5,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/heap.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/threads.h>
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>
@@ -154,6 +155,11 @@ int run(const std::vector<std::string>& args, const Place& place) {
       return base::kExitOk;
     }
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
+    // Of the store, Gloo, the watch and shared memory; the loaders of two sets.
+    constexpr int kOfGroup = 8;
+    const int threads = at::get_num_threads();
+    const int64_t workers = resolved.config.loader.num_workers.value.value_or(threads);
+    base::check_threads(threads + kOfGroup + 2 * static_cast<int>(workers));
     inputs = explain_out_of_memory(MemoryFor::kMaking, [&] {
       return load_inputs(resolved.config, place.rank, place.world_size);
     });

@@ -1,3 +1,4 @@
+#include <syncbn/base/text.h>
 #include <syncbn/train/config.h>
 
 #include <cmath>
@@ -151,9 +152,9 @@ int64_t Config::local_batch_size(int world_size) const {
   if (!global_batch_size) throw base::InternalError("a configuration without a batch size");
   if (*global_batch_size % world_size != 0) {
     throw base::UserError(
-        fmt::format("global_batch_size: {} samples cannot be divided evenly between {} ranks; "
+        fmt::format("global_batch_size: {} cannot be divided evenly between {} ranks; "
                     "choose a multiple of {}",
-                    *global_batch_size, world_size, world_size));
+                    base::counted(*global_batch_size, "sample"), world_size, world_size));
   }
   return *global_batch_size / world_size;
 }

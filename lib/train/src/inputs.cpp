@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/data/sample_dataset.h>
 #include <syncbn/train/inputs.h>
 
@@ -28,9 +29,9 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
                                             .shard_ends = inputs.train_set->shard_ends()});
   if (config.loader.drop_last && inputs.sampler->size() < inputs.batch_size) {
     throw base::UserError(fmt::format(
-        "loader.drop_last: a rank has {} samples an epoch, less than one batch of {}, so there "
+        "loader.drop_last: a rank has {} per epoch, less than one batch of {}, so there "
         "would be nothing to train on; take a smaller batch or drop_last: false",
-        inputs.sampler->size(), inputs.batch_size));
+        base::counted(inputs.sampler->size(), "sample"), inputs.batch_size));
   }
   return inputs;
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 namespace syncbn::train {
 
@@ -25,8 +26,8 @@ void load_model(const std::map<std::string, at::Tensor>& saved, const models::Mo
   const at::NoGradGuard no_grad;
   auto present = state_of(model);
   if (saved.size() != present.size()) {
-    throw base::UserError(fmt::format("it has {} tensors, the model of this configuration has {}",
-                                      saved.size(), present.size()));
+    throw base::UserError(fmt::format("it has {}, the model of this configuration has {}",
+                                      base::counted(saved.size(), "tensor"), present.size()));
   }
   for (auto& [name, tensor] : present) {
     const auto found = saved.find(name);

@@ -146,8 +146,9 @@ class Trainer {
       at::Generator generator = at::globalContext().defaultGenerator(device_);
       generator.set_state(checkpoint.rng_states[rank]);
     } else if (is_rank_0()) {
-      spdlog::warn("{} is of {} ranks and this run has {}: it goes on, but not bit for bit",
-                   start_.checkpoint_path, checkpoint.world_size, dist::world_size());
+      spdlog::warn("{} is of {} and this run has {}: it goes on, but not bit for bit",
+                   start_.checkpoint_path, base::counted(checkpoint.world_size, "rank"),
+                   dist::world_size());
     }
   }
 
@@ -155,9 +156,9 @@ class Trainer {
     folder_ = std::make_unique<RunFolder>(start_.folder, config_text_,
                                           resumed && start_.continues_folder);
     folder_->log_start(dist::world_size(), position_.step, resumed);
-    spdlog::info("{}: {} training and {} test samples, {} rank{} x batch {}, {}, {}", name_,
-                 inputs_.train_set->size(), inputs_.test_set->size(), dist::world_size(),
-                 dist::world_size() == 1 ? "" : "s", inputs_.batch_size,
+    spdlog::info("{}: {} training and {}, {} x batch {}, {}, {}", name_,
+                 inputs_.train_set->size(), base::counted(inputs_.test_set->size(), "test sample"),
+                 base::counted(dist::world_size(), "rank"), inputs_.batch_size,
                  config_.sync_batchnorm ? "SyncBatchNorm" : "batch norm of each rank",
                  device_.is_cuda() ? "GPU" : "CPU");
     if (config_.loader.pin_memory && !device_.is_cuda()) {

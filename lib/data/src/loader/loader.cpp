@@ -209,9 +209,9 @@ Batch Loader::take(PendingBatch& pending) {
     const double budget = options_.error_budget * static_cast<double>(order_.size());
     if (static_cast<double>(skipped_) > budget) {
       throw base::UserError(fmt::format(
-          "{} of the epoch's {} samples could not be read, more than the {:.3g} % that may be left "
+          "{} of the epoch's {} could not be read, more than the {:.3g} % that may be left "
           "out; the last is {}",
-          skipped_, order_.size(), 100 * options_.error_budget, text));
+          skipped_, base::counted(order_.size(), "sample"), 100 * options_.error_budget, text));
     }
     spdlog::warn("left out: {}", text);
     if (std::ssize(pending.faults) == std::ssize(pending.indices)) {

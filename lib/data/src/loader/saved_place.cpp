@@ -6,6 +6,7 @@
 #include <string>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 namespace syncbn::data::detail {
 namespace {
@@ -42,9 +43,9 @@ void check_saved_place(const SamplerState& state, const Dataset& dataset, const 
   const int64_t replicas = sampler.num_replicas();
   if (state.consumed < 0 || state.consumed % replicas != 0 || state.consumed / replicas > usable) {
     refuse(
-        fmt::format("{} samples of the epoch were taken, which {} ranks with {} samples each "
-                    "cannot have",
-                    state.consumed, replicas, usable));
+        fmt::format("the place after {} of the epoch does not fit {} with {} each",
+                    base::counted(state.consumed, "sample"), base::counted(replicas, "rank"),
+                    base::counted(usable, "sample")));
   }
 }
 

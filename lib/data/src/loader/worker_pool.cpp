@@ -2,8 +2,11 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 
 #include <algorithm>
+#include <system_error>
 
 namespace syncbn::data::detail {
 namespace {
@@ -29,9 +32,15 @@ class SignalsBlocked {
 WorkerPool::WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers)
     : maker_(std::move(maker)) {
   const SignalsBlocked blocked;
-  for (int i = 0; i < workers; ++i) {
-    threads_.emplace_back([this] { work(); });
-    ::pthread_setname_np(threads_.back().native_handle(), "syncbn-data");
+  try {
+    for (int i = 0; i < workers; ++i) {
+      threads_.emplace_back([this] { work(); });
+      ::pthread_setname_np(threads_.back().native_handle(), "syncbn-data");
+    }
+  } catch (const std::system_error& error) {
+    if (threads_.empty()) throw;
+    spdlog::warn("the loader works with {} of {} threads: {}", threads_.size(), workers,
+                 base::describe_errno(error.code().value()));
   }
 }
 

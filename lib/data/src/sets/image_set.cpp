@@ -6,6 +6,7 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
+#include <syncbn/base/text.h>
 
 #include "image/resize_kernels.h"
 
@@ -17,8 +18,9 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
                                 std::vector<double> values, int64_t channels) {
   if (values.size() == 1) values.resize(static_cast<size_t>(channels), values.front());
   if (std::ssize(values) == channels) return values;
-  throw base::UserError(fmt::format("{}: {} has {} values, the images have {} channel{}", kind, key,
-                                    values.size(), channels, channels == 1 ? "" : "s"));
+  throw base::UserError(fmt::format("{}: {} has {}, the images have {}", kind, key,
+                                    base::counted(values.size(), "value"),
+                                    base::counted(channels, "channel")));
 }
 
 class MemorySet : public ImageSet {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include "gzip_file.h"
 
@@ -23,7 +24,8 @@ class LineParser {
   void parse(std::string_view text, CsvSamples& samples) const {
     const size_t columns = static_cast<size_t>(std::count(text.begin(), text.end(), ',')) + 1;
     if (columns != layout_.pixels + 1) {
-      fail(fmt::format("expected {} pixels and a label, found {} values", layout_.pixels, columns));
+      fail(fmt::format("expected {} and a label, found {}", base::counted(layout_.pixels, "pixel"),
+                       base::counted(columns, "value")));
     }
     for (size_t column = 0; column < layout_.pixels; ++column) {
       const int64_t pixel = value(take(text), column, layout_.max_pixel, "a pixel");

@@ -7,6 +7,7 @@
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include "gzip_file.h"
 #include "sets/image_set.h"
@@ -52,8 +53,8 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
   idx.begin = 4 + 4 * dimensions;
   // 0x08 is "unsigned byte"; the byte behind it counts dimensions.
   if (idx.bytes.size() < idx.begin || u32(idx.bytes, 0) != 0x0800 + dimensions) {
-    fail(file, fmt::format("it is no idx file of bytes with {} dimension{}", dimensions,
-                           dimensions == 1 ? "" : "s"));
+    fail(file, fmt::format("it is no idx file of bytes with {}",
+                           base::counted(dimensions, "dimension")));
   }
   // Sizes of 32 bits: products of them are compared without overflow, by division.
   const size_t there = idx.bytes.size() - idx.begin;
@@ -75,8 +76,8 @@ detail::StoredImages read_mnist(const fs::path& folder, Split split) {
   const Idx pixels = read_idx(image_file, 3);
   const Idx labels = read_idx(label_file, 1);
   if (pixels.sizes[0] != labels.sizes[0]) {
-    fail(label_file, fmt::format("it has {} labels, and '{}' has {} images", labels.sizes[0],
-                                 image_file.string(), pixels.sizes[0]));
+    fail(label_file, fmt::format("it has {}, and '{}' has {}", base::counted(labels.sizes[0], "label"),
+                                 image_file.string(), base::counted(pixels.sizes[0], "image")));
   }
   if (pixels.sizes[1] < 1 || pixels.sizes[2] < 1) fail(image_file, "its images have no pixels");
   detail::StoredImages images{.channels = 1, .size = {pixels.sizes[2], pixels.sizes[1]}};
@@ -100,8 +101,8 @@ void add_cifar_file(const fs::path& file, size_t label_bytes, detail::StoredImag
   const size_t record = label_bytes + kPlane * kCifarChannels;
   const std::string bytes = base::read_file(file, kMostBytes);
   if (bytes.empty() || bytes.size() % record != 0) {
-    fail(file, fmt::format("its {} bytes are no whole number of records of {} bytes", bytes.size(),
-                           record));
+    fail(file, fmt::format("its size of {} is no whole number of records of {} bytes",
+                           base::counted(bytes.size(), "byte"), record));
   }
   for (size_t at = 0; at < bytes.size(); at += record) {
     const auto label = static_cast<uint8_t>(bytes[at + label_bytes - 1]);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include <vector>
 
@@ -36,8 +37,8 @@ void check_input(const BatchNormArguments& arguments) {
     if (!tensor->defined()) continue;
     if (tensor->numel() != input.size(1)) {
       throw base::UserError(
-          fmt::format("SyncBatchNorm: the layer has {} channels, the input {} has {}",
-                      tensor->numel(), c10::str(input.sizes()), input.size(1)));
+          fmt::format("SyncBatchNorm: the layer has {}, the input {} has {}",
+                      base::counted(tensor->numel(), "channel"), c10::str(input.sizes()), input.size(1)));
     }
     if (tensor->device() != input.device()) {
       throw base::UserError(fmt::format("SyncBatchNorm: the layer is on {}, its input on {}",

@@ -149,8 +149,8 @@ struct Exchange::Names {
       text = fmt::format("layer '{}'", layer.given);
     }
     const uint64_t hash = hash_of(text) >> 12;
-    const auto called = texts.insert(fmt::format("SyncBatchNorm {} ({} channels, {}): exchange",
-                                                 text, channels, c10::toString(dtype)));
+    const auto called = texts.insert(fmt::format("SyncBatchNorm {} ({}, {}): exchange", text,
+                                                 base::counted(channels, "channel"), c10::toString(dtype)));
     layers.try_emplace(hash, std::move(text));
     const Layer made{.hash = static_cast<double>(hash),
                      .shape = static_cast<double>(channels * kDtypes + static_cast<int64_t>(dtype)),
@@ -164,11 +164,11 @@ struct Exchange::Names {
     const auto found = layers.find(static_cast<uint64_t>(header[0]));
     const auto shape = static_cast<int64_t>(header[1]);
     return fmt::format(
-        "{} ({} channels, {}, exchange {}{})",
+        "{} ({}, {}, exchange {}{})",
         found != layers.end() ? found->second : "a layer that this rank has not run",
-        shape / kDtypes, c10::toString(static_cast<at::ScalarType>(shape % kDtypes)),
+        base::counted(shape / kDtypes, "channel"), c10::toString(static_cast<at::ScalarType>(shape % kDtypes)),
         static_cast<uint64_t>(header[2]),
-        header.size() > kHeader ? fmt::format(" of {} values", header[kHeader]) : "");
+        header.size() > kHeader ? fmt::format(" of {}", base::counted(static_cast<int64_t>(header[kHeader]), "value")) : "");
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
@@ -86,7 +87,8 @@ class CheckedCall {
 
   void require_rank(const char* role, int rank) const {
     if (rank < 0 || rank >= size()) {
-      refuse(fmt::format("{} {} is outside the group of {} ranks", role, rank, size()));
+      refuse(fmt::format("{} {} is outside the group of {}", role, rank,
+                         base::counted(size(), "rank")));
     }
   }
 
@@ -126,8 +128,8 @@ class CheckedCall {
 
   void require_length(const char* role, size_t length) const {
     if (length == static_cast<size_t>(size())) return;
-    refuse(fmt::format("{} has {} entries, and the group has {} ranks: it needs one for each", role,
-                       length, size()));
+    refuse(fmt::format("{} has length {}, and the group has {}: it needs one entry for each", role,
+                       length, base::counted(size(), "rank")));
   }
 
   /// One tensor for each rank, each with the sizes of `whole`.
@@ -148,8 +150,8 @@ class CheckedCall {
     const int64_t rows = tensor.size(0);
     if (splits.empty()) {
       if (rows % size() == 0) return;
-      refuse(fmt::format("the {} tensor's {} rows cannot be split evenly among {} ranks", role,
-                         rows, size()));
+      refuse(fmt::format("the {} tensor's {} cannot be split evenly among {}", role,
+                         base::counted(rows, "row"), base::counted(size(), "rank")));
     }
     require_length(fmt::format("{}_split_sizes", role).c_str(), splits.size());
     for (const int64_t split : splits) {
@@ -157,8 +159,8 @@ class CheckedCall {
     }
     const int64_t total = std::accumulate(splits.begin(), splits.end(), int64_t{0});
     if (total == rows) return;
-    refuse(
-        fmt::format("{}_split_sizes add up to {}, and the tensor has {} rows", role, total, rows));
+    refuse(fmt::format("{}_split_sizes add up to {}, and the tensor has {}", role, total,
+                       base::counted(rows, "row")));
   }
 
  private:
@@ -270,8 +272,8 @@ void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& in
     call.refuse(fmt::format("rank {} sends rank {} another number of elements than that expects",
                             sender, receiver));
   }
-  call.refuse(fmt::format("rank {} sends {} elements to rank {}, which expects {}", sender,
-                          counts[sender], own, output_counts[static_cast<size_t>(sender)]));
+  call.refuse(fmt::format("rank {} sends {} to rank {}, which expects {}", sender,
+                          base::counted(counts[sender], "element"), own, output_counts[static_cast<size_t>(sender)]));
 }
 
 /// In bytes where the elements go as bytes.

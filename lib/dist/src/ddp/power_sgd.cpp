@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/dist/comm_hooks.h>
 
 #include <algorithm>
@@ -172,9 +173,9 @@ class PowerSgd {
     if (!memory.error.defined() && !memory.q.defined()) memory.size = buffer.numel();
     if (memory.size == buffer.numel()) return;
     throw base::UserError(
-        fmt::format("power_sgd_hook: a bucket has {} values and had {} before; each "
+        fmt::format("power_sgd_hook: a bucket has {} and had {} before; each "
                     "DistributedDataParallel needs a hook of its own",
-                    buffer.numel(), memory.size));
+                    base::counted(buffer.numel(), "value"), memory.size));
   }
 
   /// `whole` gets the gradients that are sent as they are.

@@ -279,9 +279,9 @@ ProcessGroupPtr statistics_subgroup(int group_size) {
   const int size = world()->place.world_size;
   if (group_size < 1 || size % group_size != 0) {
     throw base::UserError(
-        fmt::format("SyncBatchNorm: group_size is {}, and {} ranks cannot be split into groups of "
+        fmt::format("SyncBatchNorm: group_size is {}, and {} cannot be split into groups of "
                     "as many neighbours; it must divide the number of ranks",
-                    group_size, size));
+                    group_size, base::counted(size, "rank")));
   }
   if (group_size == size) return statistics_group({});
   ProcessGroupPtr& group = world()->statistics_subgroups[group_size];
@@ -357,7 +357,8 @@ ProcessGroupPtr new_group(const std::vector<int>& ranks,
   for (const int rank : ranks) {
     if (rank < 0 || rank >= size) {
       throw base::UserError(
-          fmt::format("new_group: rank {} is outside the world of {} ranks", rank, size));
+          fmt::format("new_group: rank {} is outside the world of {}", rank,
+                                        base::counted(size, "rank")));
     }
     if (!seen.insert(rank).second) {
       throw base::UserError(fmt::format("new_group: rank {} is given twice", rank));
@@ -377,8 +378,8 @@ ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::millise
   const int size = world_size();
   if (group_size < 1 || size % group_size != 0) {
     throw base::UserError(
-        fmt::format("new_subgroups: the world of {} ranks cannot be split into groups of {}", size,
-                    group_size));
+        fmt::format("new_subgroups: the world of {} cannot be split into groups of {}",
+                    base::counted(size, "rank"), group_size));
   }
   ProcessGroupPtr own;
   for (int first = 0; first < size; first += group_size) {

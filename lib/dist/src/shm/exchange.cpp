@@ -189,19 +189,15 @@ void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
 void Exchange::kick(const Lock& /*lock*/) {
   kicked_ = true;
   if (stop_) return;
-  if (!thread_.joinable()) {
-    // Signals are for the program's own threads.
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([self = shared_from_this()] { self->run(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
+  if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run(); });
   if (!has_turn_) work_.notify_one();
 }
 
 void Exchange::run() {
+  // Signals are for the program's own threads.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
   Lock lock(mutex_);
   for (;;) {
     work_.wait(lock, [&] { return stop_ || (kicked_ && !has_turn_ && !queue_.empty()); });

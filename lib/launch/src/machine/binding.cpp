@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <map>
@@ -88,10 +89,9 @@ std::vector<Cpus> exclusive_shares(const Topology& topology, const Node& node, s
   const std::vector<Cpus> cores = topology.cores(node.cpus);
   if (cores.size() >= workers) return shares(cores, workers);
   throw base::UserError(
-      fmt::format("--numa_binding=exclusive: NUMA node {} has {} cores (CPU {}) for {} workers; "
-                  "start fewer, or "
-                  "use --bind=cores or --numa_binding=node",
-                  node.id, cores.size(), format_cpus(node.cpus), workers));
+      fmt::format("--numa_binding=exclusive: NUMA node {} has {} (CPU {}) for {} workers; "
+                  "start fewer, or use --bind=cores or --numa_binding=node",
+                  node.id, base::counted(cores.size(), "core"), format_cpus(node.cpus), workers));
 }
 
 /// The largest first: others may have lost cores to a CPU set.

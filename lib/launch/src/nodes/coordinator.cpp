@@ -77,9 +77,9 @@ void Coordinator::welcome(PeerLauncher& node) {
   if (failed_ || !node_change_.empty()) return;  // the next attempt takes it along
   if (peers_.any_ended() || taking_part() >= options_.nodes.max) {
     peers_.send(node, {{"type", "waiting"},
-                       {"message", fmt::format("the job runs on {} nodes without this one, which "
+                       {"message", fmt::format("the job runs on {} without this one, which "
                                                "stands by",
-                                               taking_part())}});
+                                               base::counted(taking_part(), "node"))}});
     return;
   }
   change_nodes(node.name() + " has come");
@@ -110,8 +110,8 @@ std::string Coordinator::misfit(const PeerLauncher& node, const Hello& hello) co
                        hello.host, hello.max_restarts, options_.max_restarts);
   }
   if (hello.node >= options_.nodes.max || hello.nproc < 1 || hello.nproc > kMostWorkers) {
-    return fmt::format("{} says that it is node {} with {} workers", hello.host, hello.node,
-                       hello.nproc);
+    return fmt::format("{} says that it is node {} with {}", hello.host, hello.node,
+                       base::counted(hello.nproc, "worker"));
   }
   if (const auto other = peers_.nodes().find(hello.node); other != peers_.nodes().end()) {
     return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", hello.node,
@@ -232,19 +232,18 @@ void Coordinator::handle_times() {
 }
 
 std::string Coordinator::missing() const {
-  const auto plural = [](int count) { return count == 1 ? "" : "s"; };
   if (!options_.knows_ranks) {
     const int here = present();
     const int wanted = last_call_ ? options_.nodes.max : options_.nodes.min;
-    return fmt::format("{} more node{} ({} here, --nnodes={})", wanted - here,
-                       plural(wanted - here), here, options_.nodes.str());
+    return fmt::format("{} ({} here, --nnodes={})", base::counted(wanted - here, "more node"),
+                       here, options_.nodes.str());
   }
   std::vector<std::string> names;
   for (int rank = 0; rank < options_.nodes.max; ++rank) {
     if (!is_here(rank)) names.push_back(std::to_string(rank));
   }
   constexpr size_t kNamed = 16;
-  const char* const ending = plural(static_cast<int>(names.size()));
+  const char* const ending = names.size() == 1 ? "" : "s";
   std::string rest;
   if (names.size() > kNamed) {
     rest = fmt::format(" and {} more", names.size() - kNamed);

@@ -114,6 +114,9 @@ void describe_workers(Table& table, TypedOptions& typed) {
       ->check(one_of({"none", "cores"}))
       ->default_str("none");
   table.ours({"SYNCBN_BIND"});
+  table.flag("--oversubscribe", typed.options.oversubscribe,
+             "Allow more than 32 workers per usable core");
+  table.ours();
 }
 
 void describe_nodes(Table& table, TypedOptions& typed) {

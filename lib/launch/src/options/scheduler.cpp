@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include <limits>
 
@@ -29,9 +30,9 @@ void check_one_per_node(const std::string& source, int launchers, int nodes,
                         const std::string& option) {
   if (launchers == nodes) return;
   throw base::UserError(
-      fmt::format("{} starts {} launchers on {} nodes; syncbn-launch starts the workers of a node "
+      fmt::format("{} starts {} on {}; syncbn-launch starts the workers of a node "
                   "itself: use {}, or --standalone for launchers that know nothing of each other",
-                  source, launchers, nodes, option));
+                  source, base::counted(launchers, "launcher"), base::counted(nodes, "node"), option));
 }
 
 std::optional<SchedulerPlace> place_from_slurm() {

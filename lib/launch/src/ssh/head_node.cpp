@@ -73,7 +73,7 @@ std::string HeadNode::end_in_words(int wait_status, const std::string& launcher,
                                    const std::string& command) const {
   const std::string last = last_words.empty() ? "" : fmt::format(": {}", last_words);
   const int code = exit_code_of(wait_status);
-  if (start_error) return fmt::format("cannot be started: {}", std::strerror(*start_error));
+  if (start_error) return fmt::format("cannot be started: {}", base::describe_errno(*start_error));
   if (code == kSshFailed && !is_here) {
     return last_words.empty() ? "ssh failed without a message" : last_words;
   }

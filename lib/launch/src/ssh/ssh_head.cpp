@@ -247,6 +247,9 @@ void SshHead::handle_event(const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
       break;
+    case KeeperEvent::Kind::kNotStarted:
+      node_ended(node, 0);
+      break;
     case KeeperEvent::Kind::kBindFailed:
     case KeeperEvent::Kind::kExecFailed:
       node.start_error = event.value;

@@ -1,10 +1,8 @@
 #include "workers/group_result.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <sys/wait.h>
 
 #include <cerrno>
 #include <cstring>
@@ -22,12 +20,9 @@ constexpr size_t kMostErrorBytes = 1 << 16;
 GroupResult start_failure(const Worker& worker, const std::string& file) {
   const int error = *worker.start_error;
   if (!worker.wait_status) {
-    return {
-        .exit_code = base::kExitUnavailable,
-        .start_error = fmt::format("cannot start rank {}: {}{}", worker.rank, std::strerror(error),
-                                   error == EAGAIN ? "; too many processes (ulimit -u, or pids.max "
-                                                     "of the cgroup)"
-                                                   : "")};
+    return {.exit_code = base::kExitUnavailable,
+            .start_error =
+                fmt::format("cannot start rank {}: {}", worker.rank, base::describe_errno(error))};
   }
   if (worker.bind_failed) {
     return {
@@ -53,8 +48,7 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   report.pid = worker.pid;
   report.argv = worker.argv;
   report.wait_status = *worker.wait_status;
-  const bool killed = WIFSIGNALED(report.wait_status) && WTERMSIG(report.wait_status) == SIGKILL;
-  report.out_of_memory = killed && oom.struck();
+  report.out_of_memory = oom.killed(report.wait_status);
   report.time = failure.time;
   report.seconds_after_start = failure.seconds_after_start;
   report.error_file = logs.error_file(report.local_rank);

@@ -60,7 +60,7 @@ void close_all_but(int a, int b) {
   close_between(high + 1, INT_MAX);
 }
 
-// It tells of the children of whoever reads it.
+// A signalfd reports SIGCHLD for the process that reads it, not for the one that created it.
 base::UniqueFd watch_children() {
   sigset_t child;
   ::sigemptyset(&child);
@@ -85,26 +85,21 @@ class KeeperProcess {
     // Somebody may have stopped it, and then it would not see that the launcher is gone.
     ::prctl(PR_SET_PDEATHSIG, SIGCONT);
     become_subreaper();
+    lock_memory();
     sigset_t all;
     ::sigfillset(&all);
     ::sigprocmask(SIG_SETMASK, &all, nullptr);
 
-    for (size_t worker = 0; worker < specs_.size(); ++worker) start(worker);
-    // The pipes' ends are the workers' now; whoever reads them must see their end.
-    close_all_but(socket_, child_ended_);
-    const int null = ::open("/dev/null", O_RDWR);
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) ::dup2(null, fd);
-    ::close(null);
-
     const bool orphaned = serve();
     if (orphaned) wait_for_all(Clock::now() + grace);
     kill_all_descendants();
-    if (orphaned) when_orphaned();
+    if (orphaned || launcher_is_gone()) when_orphaned();
     ::_exit(0);
   }
 
  private:
-  void start(size_t worker) {
+  void start_next() {
+    const size_t worker = pids_.size();
     const pid_t keeper = ::getpid();
     const pid_t pid = ::fork();
     if (pid == 0) become_worker(worker, keeper);
@@ -123,6 +118,7 @@ class KeeperProcess {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != keeper) ::_exit(base::kExitSignalBase + SIGKILL);
+    raise_oom_score();
     bind(worker);
     const int input = spec.stdin_fd >= 0 ? spec.stdin_fd : ::open("/dev/null", O_RDONLY);
     ::dup2(input, STDIN_FILENO);
@@ -151,19 +147,50 @@ class KeeperProcess {
     ::_exit(base::kExitUnavailable);
   }
 
+  bool launcher_is_gone() const {
+    int32_t command = 0;
+    return ::recv(socket_, &command, sizeof(command), MSG_DONTWAIT) == 0;
+  }
+
   // Until the launcher says so (false) or is gone (true).
   bool serve() {
+    bool has_all = false;
     for (;;) {
+      if (!has_all && pids_.size() == specs_.size()) {
+        has_all = true;
+        release_descriptors();
+      }
+      const bool starts = !has_all && !stopped_;
       std::array<pollfd, 2> polls{{{socket_, POLLIN, 0}, {child_ended_, POLLIN, 0}}};
-      ::poll(polls.data(), polls.size(), -1);
+      ::poll(polls.data(), polls.size(), starts ? 0 : -1);
       if (polls[1].revents != 0) reap();
-      if (polls[0].revents == 0) continue;
+      if (polls[0].revents == 0) {
+        if (starts) start_next();
+        continue;
+      }
       int32_t command = 0;
       if (::recv(socket_, &command, sizeof(command), 0) != sizeof(command)) return true;
       if (command == kFinish) return false;
-      for (const pid_t pid : pids_) {
-        if (pid > 0) ::kill(-pid, command);
-      }
+      pass_on(command);
+    }
+  }
+
+  // The pipes' ends are the workers' now; the launcher must see their end.
+  void release_descriptors() const {
+    close_all_but(socket_, child_ended_);
+    const int null = ::open("/dev/null", O_RDWR);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) ::dup2(null, fd);
+    ::close(null);
+  }
+
+  void pass_on(int signal) {
+    for (const pid_t pid : pids_) {
+      if (pid > 0) ::kill(-pid, signal);
+    }
+    if (signal == SIGSTOP || signal == SIGCONT) stopped_ = signal == SIGSTOP;
+    if (signal == SIGSTOP || signal == SIGCONT || signal == SIGUSR1 || signal == SIGUSR2) return;
+    for (; pids_.size() < specs_.size(); pids_.push_back(0)) {
+      report(KeeperEvent::Kind::kNotStarted, pids_.size(), 0, 0);
     }
   }
 
@@ -194,7 +221,8 @@ class KeeperProcess {
   int socket_;
   int child_ended_;  // a signalfd for SIGCHLD
   const std::vector<WorkerSpec>& specs_;
-  std::vector<pid_t> pids_;  // 0: has ended
+  std::vector<pid_t> pids_;  // of the workers that had their turn; 0: does not run
+  bool stopped_ = false;     // by SIGSTOP: starts no worker before SIGCONT
 };
 
 }  // namespace
@@ -204,7 +232,7 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
   int ends[2];
   // Keeps the borders between messages, so an event is never read in part.
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    base::throw_errno("socketpair");
+    base::throw_errno("cannot make the socket of the keeper process");
   }
   socket_.reset(ends[0]);
   base::UniqueFd keepers(ends[1]);
@@ -215,6 +243,7 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
     socket_.reset();
     KeeperProcess(keepers.get(), child_ended.get(), workers).run(when_orphaned, grace);
   }
+  lock_memory();
 }
 
 Keeper::~Keeper() {

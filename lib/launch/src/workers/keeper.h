@@ -29,6 +29,7 @@ struct KeeperEvent {
   enum class Kind : int32_t {
     kStarted,     ///< it has been forked as `pid`
     kForkFailed,  ///< it could not be forked: `value` is errno; no further event
+    kNotStarted,  ///< the signal to end arrived before its turn; no further event
     kBindFailed,  ///< its sched_setaffinity failed: `value` is errno; kExited follows
     kExecFailed,  ///< its execve failed: `value` is errno; kExited follows
     kExited,      ///< it has ended: `value` is its wait status
@@ -44,7 +45,8 @@ struct KeeperEvent {
 /// It is the workers' parent, in a session of its own (so the terminal's signals and the
 /// launcher's kill -9 do not reach it), and a subreaper. A socket joins it to the launcher: events
 /// come one way, signals to pass on the other, and its end means that the launcher is gone. Then,
-/// as after finish(), it kills every descendant until none is left. Should the keeper itself be
+/// as after finish(), it kills every descendant until none is left. It looks at the socket before
+/// each fork, and starts no more workers after a signal that ends them. Should the keeper itself be
 /// killed, the workers die of PR_SET_PDEATHSIG, their orphans come to the launcher, and gone()
 /// tells it to kill those. One keeper serves one generation of workers.
 class Keeper {
@@ -67,7 +69,8 @@ class Keeper {
   /// The keeper has ended: after finish() with all descendants dead, otherwise by accident.
   bool gone() const { return gone_; }
 
-  /// Sends a signal to the process group of each worker that has not ended.
+  /// Sends a signal to the process group of each worker that runs. One that ends workers also keeps
+  /// the others from being started; each of these is reported as kNotStarted.
   void signal_workers(int signal);
 
   /// Has the keeper kill all that is left, and waits for its end as long as that.

@@ -1,5 +1,8 @@
 #include "workers/oom_watch.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+
 #include <fstream>
 #include <string>
 
@@ -26,15 +29,15 @@ fs::path counter_file() {
       if (std::ifstream(file).good()) return file;
     }
   }
-  return {};
+  return "/proc/vmstat";  // the whole machine's
 }
 
 }  // namespace
 
 OomWatch::OomWatch() : file_(counter_file()), before_(kills()) {}
 
-bool OomWatch::struck() const {
-  return kills() > before_;
+bool OomWatch::killed(int wait_status) const {
+  return WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL && kills() > before_;
 }
 
 uint64_t OomWatch::kills() const {

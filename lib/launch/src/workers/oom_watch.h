@@ -7,11 +7,13 @@ namespace syncbn::launch {
 
 /// Tells whether the kernel's out-of-memory killer struck in our own control group, which is that
 /// of the workers, since this object was made: version 2's memory.events, or version 1's
-/// memory.oom_control. False where neither can be read.
+/// memory.oom_control. Where neither can be read, the killer may have struck anywhere on this
+/// machine (/proc/vmstat).
 class OomWatch {
  public:
   OomWatch();
-  bool struck() const;
+  /// Whether a process with that wait status was killed for memory.
+  bool killed(int wait_status) const;
 
  private:
   uint64_t kills() const;

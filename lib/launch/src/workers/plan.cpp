@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <iterator>
@@ -20,8 +21,8 @@ std::string ranks(int first, int count) {
 
 std::string node_comment(const LaunchOptions& options, const RunFacts& facts) {
   const int workers = options.nproc_per_node;
-  std::string line = fmt::format("# node {} of {}, host {}: {} worker{}, {} of {}", facts.node,
-                                 facts.nodes, base::hostname(), workers, workers == 1 ? "" : "s",
+  std::string line = fmt::format("# node {} of {}, host {}: {}, {} of {}", facts.node,
+                                 facts.nodes, base::hostname(), base::counted(workers, "worker"),
                                  ranks(facts.ranks.base, workers), facts.ranks.world_size);
   if (facts.nodes > 1) {
     line += fmt::format(" (if {} nodes take part, each with --nproc_per_node={} as this one{})",

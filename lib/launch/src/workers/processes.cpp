@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -64,6 +67,26 @@ void kill_all_descendants() {
 
 void become_subreaper() {
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) base::throw_errno("PR_SET_CHILD_SUBREAPER");
+}
+
+void lock_memory() {
+  constexpr uintptr_t kMaxBytes = 16 << 20;  // a sanitizer's shadow memory takes terabytes
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    char* end = nullptr;
+    const uintptr_t first = std::strtoull(line.c_str(), &end, 16);
+    if (*end != '-' || end[1] == '\0') continue;
+    const uintptr_t bytes = std::strtoull(end + 1, &end, 16) - first;
+    if (bytes <= kMaxBytes) ::mlock(reinterpret_cast<const void*>(first), bytes);
+  }
+}
+
+void raise_oom_score() {
+  constexpr int kMore = 300;  // thousandths of the machine's memory
+  constexpr int kMax = 1000;  // of the kernel
+  constexpr const char* kFile = "/proc/self/oom_score_adj";
+  int score = 0;
+  if (std::ifstream(kFile) >> score) std::ofstream(kFile) << std::min(score + kMore, kMax);
 }
 
 void raise_descriptor_limit() {

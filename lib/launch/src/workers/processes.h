@@ -12,6 +12,13 @@ void kill_all_descendants();
 /// Becomes the process that orphaned descendants are given to.
 void become_subreaper();
 
+/// Locks this process's memory except large mappings, as far as `ulimit -l` allows, so that it can
+/// act when the machine has none left. A child by fork() does not inherit the lock.
+void lock_memory();
+
+/// Has the kernel's out-of-memory killer prefer this process to the launcher and the keeper.
+void raise_oom_score();
+
 /// Raises the limit of open files to what this process may have (`ulimit -Hn`): each worker takes a
 /// few.
 void raise_descriptor_limit();

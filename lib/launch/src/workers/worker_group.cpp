@@ -31,6 +31,10 @@ constexpr std::chrono::seconds kKillPatience{5};
 // must not be ended by a quicker one before it has spoken.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
 
+// Upper bound on the grace time when a worker was killed for memory: the others cannot act on a
+// signal while the machine has none.
+constexpr std::chrono::seconds kOutOfMemoryPatience{3};
+
 // Workers that end faster than this after a failure leave no need to say what is being waited for.
 constexpr std::chrono::seconds kAnnounceAfter{1};
 
@@ -230,6 +234,9 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       worker.start_error = event.value;
       worker_ended(index);
       break;
+    case KeeperEvent::Kind::kNotStarted:
+      worker.running = false;
+      break;
     case KeeperEvent::Kind::kBindFailed:
       worker.bind_failed = true;
       worker.start_error = event.value;
@@ -331,7 +338,7 @@ void WorkerGroup::handle_deadlines() {
   if (!killed_) {
     output_.say(fmt::format(
         "syncbn-launch: workers still run {} after the signal to end: killed",
-        base::format_seconds(std::chrono::duration<double>(options_.shutdown_timeout).count())));
+        base::format_seconds(std::chrono::duration<double>(grace()).count())));
     kill_workers();
     return;
   }
@@ -341,6 +348,7 @@ void WorkerGroup::handle_deadlines() {
     Worker& worker = workers_[i];
     if (!std::exchange(worker.running, false)) continue;
     worker.ended_by_us = true;
+    if (worker.pid == 0) continue;  // the keeper still hangs in the fork before
     log_end(i, "does not die; left behind");
     output_.say(fmt::format("syncbn-launch: rank {} (pid {}) does not die; left behind",
                             worker.rank, worker.pid));
@@ -349,9 +357,17 @@ void WorkerGroup::handle_deadlines() {
 
 void WorkerGroup::end_workers(int signal) {
   ending_ = true;
-  deadline_ = Clock::now() + options_.shutdown_timeout;
+  deadline_ = Clock::now() + grace();
   keeper_->signal_workers(signal);
   keeper_->signal_workers(SIGCONT);  // a stopped worker acts on it only then
+}
+
+std::chrono::milliseconds WorkerGroup::grace() const {
+  const auto all = options_.shutdown_timeout;
+  if (!first_failure_) return all;
+  const auto& status = workers_[first_failure_->worker].wait_status;
+  const bool out_of_memory = status && oom_.killed(*status);
+  return out_of_memory ? std::min<std::chrono::milliseconds>(all, kOutOfMemoryPatience) : all;
 }
 
 void WorkerGroup::kill_workers() {
@@ -377,8 +393,8 @@ void WorkerGroup::keeper_is_lost() {
 std::string WorkerGroup::announce_failure(const Worker& worker) const {
   const auto others = std::count_if(workers_.begin(), workers_.end(),
                                     [](const Worker& other) { return other.running; });
-  return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} other worker{} to end",
-                     worker.rank, worker.end_in_words(), others, others == 1 ? "" : "s");
+  return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} to end", worker.rank,
+                     worker.end_in_words(), base::counted(others, "other worker"));
 }
 
 GroupResult WorkerGroup::result() {

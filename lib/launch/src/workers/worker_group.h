@@ -71,6 +71,8 @@ class WorkerGroup {
   void worker_ended(size_t worker);
   void log_end(size_t worker, const std::string& error);
   void end_workers(int signal);
+  /// Between the signal to end and SIGKILL.
+  std::chrono::milliseconds grace() const;
   void kill_workers();
   void keeper_is_lost();
   void stop_and_continue();

@@ -55,7 +55,15 @@ class InternalError : public Error {
 /// the system denies (memory, std::system_error), kExitInternal for the rest.
 int exit_code_of(const std::exception& error);
 
-/// UnavailableError for a failed system call: "<what>: <strerror(errno)>".
+/// What to do about a limit that a system call has reached (EMFILE, ENFILE, ENOMEM, and EAGAIN of
+/// fork() and pthread_create()), with the limit's name and value: the tail of a message. Empty for
+/// other errors.
+std::string limit_advice(int error);
+
+/// strerror() and limit_advice().
+std::string describe_errno(int error);
+
+/// UnavailableError for a failed system call: "<what>: <describe_errno(errno)>".
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace syncbn::base

@@ -17,6 +17,9 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
+/// "1 rank", "2 ranks". @param noun in the singular; its plural takes an s.
+std::string counted(int64_t count, std::string_view noun);
+
 /// Text of unknown origin as it can be shown: control characters but those that are kept, a byte
 /// order mark and bytes that are no UTF-8 become "\\x1b".
 std::string printable(std::string_view text, std::string_view kept = "");

@@ -75,6 +75,7 @@ enum class Voice {
 struct LaunchOptions {
   int nproc_per_node = 1;
   std::string role = "default";
+  bool oversubscribe = false;       ///< allows more workers per core than can be of use
   bool virtual_local_rank = false;  ///< each worker sees its GPU as the only one
   Binding binding = Binding::kNone;
 

@@ -1,0 +1,45 @@
+// Preloaded: fork() takes SLOW_STARTS_MS milliseconds, and fails after so many calls of a process
+// and its children as SLOW_STARTS_FORKS says; pthread_create() likewise (SLOW_STARTS_THREADS). As
+// with `ulimit -u`, which does not bind root.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+
+namespace {
+
+std::atomic<int> forks = 0;
+std::atomic<int> threads = 0;
+
+int number(const char* variable, int otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+bool is_refused(std::atomic<int>& calls, const char* variable) {
+  const int allowed = number(variable, -1);
+  return allowed >= 0 && calls++ >= allowed;
+}
+
+}  // namespace
+
+extern "C" pid_t fork() {
+  ::usleep(static_cast<useconds_t>(number("SLOW_STARTS_MS", 0)) * 1000);
+  if (is_refused(forks, "SLOW_STARTS_FORKS")) {
+    errno = EAGAIN;
+    return -1;
+  }
+  static const auto real = reinterpret_cast<pid_t (*)()>(::dlsym(RTLD_NEXT, "fork"));
+  return real();
+}
+
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*start)(void*), void* argument) {
+  if (is_refused(threads, "SLOW_STARTS_THREADS")) return EAGAIN;
+  using Function = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  static const auto real = reinterpret_cast<Function>(::dlsym(RTLD_NEXT, "pthread_create"));
+  return real(thread, attributes, start, argument);
+}

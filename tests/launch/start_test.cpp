@@ -1,0 +1,165 @@
+// The start of many workers: it can be ended, and reaches limits with a clear message.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "launch/launcher.h"
+#include "launch/leftovers.h"
+#include "support/eventually.h"
+#include "support/skip.h"
+#include "support/text.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace fs = std::filesystem;
+
+/// Thirty workers, of which five start in a second.
+class SlowStart {
+ public:
+  explicit SlowStart(std::map<std::string, std::string> env = {{"SLOW_STARTS_MS", "200"}})
+      : marker_("SYNCBN_TEST_JOB=" + folder_.path().string()) {
+    fs::create_directory(folder_ / "tmp");
+    env.insert({{"OMP_NUM_THREADS", "1"},
+                {"LD_PRELOAD", SYNCBN_SLOW_STARTS},
+                {"TMPDIR", folder_ / "tmp"},
+                {"SYNCBN_TEST_JOB", folder_.path()}});
+    program_ = std::make_unique<Program>(
+        launch_command({"--nproc_per_node=30", "sh", "-c", "touch up$RANK; exec sleep 1000"}),
+        RunProgramOptions{.env = env, .cwd = folder_.path()});
+  }
+  ~SlowStart() {
+    for (const pid_t pid : job_processes(marker_)) ::kill(pid, SIGKILL);
+  }
+
+  Program& launcher() { return *program_; }
+  bool has_begun() {
+    return program_->wait_until([this] { return fs::exists(folder_ / "up2"); });
+  }
+  bool has_started(int rank) const { return fs::exists(folder_ / fmt::format("up{}", rank)); }
+  size_t left_over() const { return count_soon(marker_); }
+  bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
+
+ private:
+  TempFolder folder_;
+  std::string marker_;
+  std::unique_ptr<Program> program_;
+};
+
+TEST(LaunchStartTest, ASignalEndsIt) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    SlowStart job;
+    ASSERT_TRUE(job.has_begun());
+    job.launcher().send_signal(signal);
+    const auto result = job.launcher().wait();
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_THAT(result.err, AllOf(Not(HasSubstr("pid 0")), Not(HasSubstr("left behind"))));
+    EXPECT_EQ(job.left_over(), 0U);
+    EXPECT_FALSE(job.has_started(29));
+    EXPECT_TRUE(job.temporaries_are_gone());
+  }
+}
+
+TEST(LaunchStartTest, NothingOutlivesALauncherThatIsKilled) {
+  SlowStart job;
+  ASSERT_TRUE(job.has_begun());
+  job.launcher().send_signal(SIGKILL);
+  EXPECT_EQ(job.launcher().wait().exit_code, 137);
+  EXPECT_EQ(job.left_over(), 0U);
+  EXPECT_FALSE(job.has_started(29));
+  EXPECT_TRUE(job.temporaries_are_gone());
+}
+
+TEST(LaunchStartTest, ALauncherThatIsKilledWhileItWaitsForItsReaderLeavesNothing) {
+  TempFolder folder;
+  fs::create_directory(folder / "tmp");
+  // More than a pipe holds, less than the launcher keeps.
+  Program launcher({kLauncher, "sh", "-c", "yes | head -c 100000; touch written"},
+                   {.env = {{"TMPDIR", folder / "tmp"}}, .cwd = folder.path()});
+  ASSERT_TRUE(eventually([&] { return fs::exists(folder / "written"); }));
+  EXPECT_TRUE(eventually([&] { return fs::is_empty(folder / "tmp"); }));
+  launcher.send_signal(SIGKILL);
+  EXPECT_EQ(launcher.wait().exit_code, 137);
+}
+
+TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {
+  TempFolder folder;
+  const auto result = launch(
+      {"--nproc_per_node=30", "sh", "-c", "touch up$RANK; [ $RANK = 1 ] && exit 5; exec sleep 1000"},
+      {.env = {{"LD_PRELOAD", SYNCBN_SLOW_STARTS}, {"SLOW_STARTS_MS", "200"}},
+       .cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.err, HasSubstr("rank 1 failed: exit code 5"));
+  EXPECT_FALSE(fs::exists(folder / "up29"));
+}
+
+TEST(LaunchStartTest, AProcessLimitThatIsReachedIsNamed) {
+  // The keeper's fork is the first, the workers' follow.
+  for (const int forks : {0, 1, 7}) {
+    SlowStart job({{"SLOW_STARTS_FORKS", std::to_string(forks)}});
+    const auto result = job.launcher().wait();
+    EXPECT_EQ(result.exit_code, 75) << forks;
+    const std::string what = forks == 0 ? "cannot start the keeper process"
+                                        : fmt::format("cannot start rank {}", forks - 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr(what + ": Resource temporarily unavailable"),
+                                  HasSubstr("(ulimit -u)"), HasSubstr("raise the limit")));
+    EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
+    EXPECT_EQ(job.left_over(), 0U);
+    EXPECT_TRUE(job.temporaries_are_gone());
+  }
+}
+
+TEST(LaunchStartTest, MoreWorkersThanTheCoresCanRunNeedAnOption) {
+  const auto refused = launch({"--nproc_per_node=4096", "--dry_run", "true"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("--nproc_per_node=4096: this machine has "),
+                                 HasSubstr("usable core"), HasSubstr("more than 32 workers per "),
+                                 HasSubstr("start at most "), HasSubstr("--oversubscribe")));
+  // One core, whatever this machine has.
+  const auto on_one_core = [](int workers) {
+    return run_program({"taskset", "-c", "0", kLauncher, "--dry_run",
+                        fmt::format("--nproc_per_node={}", workers), "true"});
+  };
+  EXPECT_EQ(on_one_core(32).exit_code, 0);
+  EXPECT_THAT(on_one_core(33).err, HasSubstr("has 1 usable core for the workers"));
+  EXPECT_EQ(launch({"--nproc_per_node=4096", "--oversubscribe", "--dry_run", "true"}).exit_code, 0);
+}
+
+std::string value_in(const std::string& file, const std::string& key) {
+  std::ifstream lines(file);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(key)) return line.substr(key.size());
+  }
+  return "";
+}
+
+TEST(LaunchStartTest, TheKernelIsToKillWorkersForMemoryBeforeLauncherAndKeeper) {
+  Program launcher(launch_command({"sh", "-c", "echo $$$$; exec sleep 1000"}));
+  ASSERT_TRUE(launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; }));
+  const auto score = [](pid_t pid) {
+    return std::atoi(value_in(fmt::format("/proc/{}/oom_score_adj", pid), "").c_str());
+  };
+  const pid_t keeper = children_of(launcher.pid()).at(0);
+  const int own = score(::getpid());
+  EXPECT_EQ(score(launcher.pid()), own);
+  EXPECT_EQ(score(keeper), own);
+  EXPECT_EQ(score(std::atoi(launcher.out().c_str())), std::min(own + 300, 1000));
+
+  char page = 0;
+  SYNCBN_SKIP_UNLESS(::mlock(&page, 1) == 0, "mlock");
+  for (const pid_t pid : {launcher.pid(), keeper}) {
+    EXPECT_GT(std::atoi(value_in(fmt::format("/proc/{}/status", pid), "VmLck:").c_str()), 0);
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::test
