@@ -1,5 +1,8 @@
 #include <syncbn/train/config.h>
 
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
 #include <cmath>
 
 namespace syncbn::train {
