@@ -1,6 +1,7 @@
 #include "machine/topology.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <fstream>
@@ -9,8 +10,6 @@
 #include <map>
 #include <string_view>
 #include <utility>
-
-#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -42,7 +41,7 @@ Cpus common(const Cpus& a, const Cpus& b) {
 std::optional<int> numbered(const fs::path& path, std::string_view prefix) {
   const std::string name = path.filename();
   if (!name.starts_with(prefix)) return std::nullopt;
-  return whole_number(std::string_view(name).substr(prefix.size()));
+  return base::parse_number<int>(std::string_view(name).substr(prefix.size()));
 }
 
 /// Splits into the sets that `group_of` gives for their members.

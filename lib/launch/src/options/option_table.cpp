@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 
 namespace syncbn::launch {
 namespace {
@@ -39,9 +38,8 @@ class Table {
                       const std::string& type, const std::string& help) {
     const std::string name = long_name(names);
     const auto read = [name, &into, min, max](const std::string& typed) {
-      const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), into);
-      const bool whole = error == std::errc() && end == typed.data() + typed.size();
-      if (whole && into >= min && into <= max) return;
+      into = base::parse_number<Number>(typed).value_or(min - 1);
+      if (into >= min && into <= max) return;
       throw CLI::ValidationError(
           name, fmt::format("expected a number from {} to {}, got '{}'", min, max, typed));
     };
