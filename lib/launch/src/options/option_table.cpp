@@ -101,11 +101,10 @@ void describe_workers(Table& table, TypedOptions& typed) {
   table.flag("--virtual_local_rank", typed.options.virtual_local_rank,
              "Each worker has LOCAL_RANK=0 and sees its GPU as the only one");
   table
-      .value("--numa_binding", typed.numa_binding, "node|socket|exclusive|core-complex",
+      .value("--numa_binding", typed.numa_binding, "node|socket|exclusive",
              "Bind each worker to the cores near its GPU (without GPUs, spread\n"
-             "evenly): of the NUMA node, of its socket, to a share of the node's,\n"
-             "to one core complex (last level of cache)")
-      ->check(one_of({"node", "socket", "exclusive", "core-complex"}));
+             "evenly): of the NUMA node, of its socket, or to a share of the node's")
+      ->check(one_of({"node", "socket", "exclusive"}));
   table
       .value("--bind", typed.bind, "none|cores",
              "cores: bind each worker to its own share of this machine's cores")

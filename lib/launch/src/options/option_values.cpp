@@ -75,7 +75,6 @@ Binding read_binding(const TypedOptions& typed) {
   if (typed.numa_binding == "node") return Binding::kNode;
   if (typed.numa_binding == "socket") return Binding::kSocket;
   if (typed.numa_binding == "exclusive") return Binding::kExclusive;
-  if (typed.numa_binding == "core-complex") return Binding::kCoreComplex;
   return cores ? Binding::kCores : Binding::kNone;
 }
 
@@ -83,8 +82,9 @@ NodeRange read_nodes(const std::string& typed) {
   constexpr int kMost = 65536;
   const size_t colon = typed.find(':');
   const auto min = base::parse_number<int>(std::string_view(typed).substr(0, colon));
-  const auto max =
-      colon == std::string::npos ? min : base::parse_number<int>(std::string_view(typed).substr(colon + 1));
+  const auto max = colon == std::string::npos
+                       ? min
+                       : base::parse_number<int>(std::string_view(typed).substr(colon + 1));
   if (!min || !max || *min < 1 || *max < *min || *max > kMost) {
     throw base::UserError(fmt::format(
         "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMost));
