@@ -5,10 +5,13 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/held_port.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -276,6 +279,38 @@ TEST(RunMainTest, AThreadThatCannotStartNamesTheLimit) {
 
 bool is_open(int fd) {
   return ::fcntl(fd, F_GETFD) != -1;
+}
+
+TEST(TextTest, NumbersAreReadWhole) {
+  EXPECT_EQ(parse_number<int>("-12"), -12);
+  EXPECT_EQ(parse_number<int64_t>("9223372036854775807"), INT64_MAX);
+  EXPECT_EQ(parse_number<double>("1e-1"), 0.1);
+  for (const char* text : {"", " 1", "1 ", "+1", "1.0", "0x1", "2147483648", "one"}) {
+    EXPECT_FALSE(parse_number<int>(text)) << text;
+  }
+}
+
+TEST(TextTest, CutsNoCharacterOfUtf8) {
+  EXPECT_EQ(utf8_prefix("abc", 3), "abc");
+  EXPECT_EQ(utf8_prefix("abc", 2), "ab");
+  EXPECT_EQ(utf8_prefix("a\u00e4", 2), "a");
+  EXPECT_EQ(utf8_prefix("\u20ac", 2), "");
+}
+
+TEST(RandomTest, IdentifiersAreSixteenDigitsAndDiffer) {
+  EXPECT_EQ(random_id().size(), 16u);
+  EXPECT_NE(random_id(), random_id());
+}
+
+TEST(HeldPortTest, IsGivenToNothingElseWhileItIsHeld) {
+  const auto held = HeldPort::hold(0);
+  ASSERT_TRUE(held);
+  EXPECT_GT(held->port(), 0);
+  const auto again = HeldPort::hold(held->port());
+  ASSERT_TRUE(again) << "a store that sets SO_REUSEADDR can still bind it";
+  const UniqueFd listener = bind_all_addresses(held->port());
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  EXPECT_FALSE(HeldPort::hold(held->port())) << "it is in use";
 }
 
 TEST(UniqueFdTest, ClosesOnceAndMoves) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <fmt/format.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/config/yaml.h>
 

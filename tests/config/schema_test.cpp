@@ -88,6 +88,8 @@ TEST(SchemaTest, RefusesNumbersOfTheWrongSort) {
               ElementsAre("car.yaml:1:8: doors: expected an integer, got '99999999999999999999'"));
   EXPECT_THAT(read("wheel: {radius: .nan}\n", car),
               ElementsAre("car.yaml:1:17: wheel.radius: expected a finite number, got '.nan'"));
+  EXPECT_THAT(read("doors: +-4\n", car),
+              ElementsAre("car.yaml:1:8: doors: expected an integer, got '+-4'"));
   EXPECT_THAT(read("doors:\n", car),
               ElementsAre("car.yaml:1:1: doors: expected an integer, got nothing"));
   EXPECT_EQ(car.doors, 4);

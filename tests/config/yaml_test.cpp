@@ -1,6 +1,8 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
 #include <syncbn/config/yaml.h>
 
 #include <filesystem>

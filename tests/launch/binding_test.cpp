@@ -50,7 +50,7 @@ TEST(BindingTest, KeepsToTheLaunchersOwnCpuSet) {
   SYNCBN_SKIP_UNLESS(launch::allowed_cpus().size() >= 2, "two-cores");
   const std::string last = std::to_string(*launch::allowed_cpus().rbegin());
   for (const char* option : {"--bind=cores", "--numa-binding=node", "--numa-binding=socket",
-                             "--numa-binding=exclusive", "--numa-binding=core-complex"}) {
+                             "--numa-binding=exclusive"}) {
     const auto result =
         run_program({"taskset", "-c", last, kLauncher, option, "sh", "-c", kPrintCpus},
                     {.env = {{"CUDA_VISIBLE_DEVICES", ""}}});

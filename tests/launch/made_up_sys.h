@@ -26,13 +26,6 @@ class MadeUpSys {
     write(fmt::format("{}/topology/physical_package_id", folder_of(cpu)), std::to_string(socket));
     write(fmt::format("{}/topology/thread_siblings_list", folder_of(cpu)), siblings);
   }
-  void add_cache(int cpu, int index, int level, const std::string& type,
-                 const std::string& sharers) const {
-    const std::string cache = fmt::format("{}/cache/index{}", folder_of(cpu), index);
-    write(cache + "/level", std::to_string(level));
-    write(cache + "/type", type);
-    write(cache + "/shared_cpu_list", sharers);
-  }
   void add_pci_device(const std::string& address, int node) const {
     write(fmt::format("bus/pci/devices/{}/numa_node", address), std::to_string(node));
   }

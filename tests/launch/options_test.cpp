@@ -222,8 +222,8 @@ TEST(LaunchOptionsTest, ReadsWhereWorkersAreBound) {
   EXPECT_EQ(parse({"--numa-binding=socket", "prog"}).binding, Binding::kSocket);
   EXPECT_EQ(parse({"--numa-binding=exclusive", "--bind=none", "prog"}).binding,
             Binding::kExclusive);
-  const Environment mode("PET_NUMA_BINDING", "core-complex");
-  EXPECT_EQ(parse({"prog"}).binding, Binding::kCoreComplex);
+  const Environment mode("PET_NUMA_BINDING", "socket");
+  EXPECT_EQ(parse({"prog"}).binding, Binding::kSocket);
   EXPECT_THAT(error_of({"--bind=cores", "prog"}), HasSubstr("exclude each other"));
 }
 

@@ -37,12 +37,6 @@ TEST(LaunchTerminalTest, CutsTheBarToTheTerminalsWidth) {
   EXPECT_EQ(terminal.screen().find('\r', start) - start, 59U);
 }
 
-TEST(LaunchTerminalTest, TellsWorkersTheTerminalsWidth) {
-  OnTerminal terminal(launch_command({"sh", "-c", "echo columns $SYNCBN_AGENT_COLUMNS"}));
-  EXPECT_EQ(terminal.wait(), 0);
-  EXPECT_THAT(terminal.screen(), HasSubstr("columns 60\r\n"));
-}
-
 TEST(LaunchTerminalTest, ControlCEndsTheJob) {
   OnTerminal terminal(launch_command(
       {"--nproc_per_node=2", "sh", "-c", "echo ready; while true; do sleep 0.01; done"}));

@@ -52,8 +52,7 @@ TEST(CpusTest, AreThoseThatTheKernelAllows) {
 }
 
 /// Two sockets, each of two NUMA nodes of two cores of two threads: 0-7 are the cores' first
-/// threads, 8-15 the second. Node 4 is memory alone. Each node's cores share their last cache, on
-/// node 3 each has its own.
+/// threads, 8-15 the second. Node 4 is memory alone.
 class TwoSocketsTest : public ::testing::Test {
  protected:
   TwoSocketsTest() {
@@ -66,11 +65,6 @@ class TwoSocketsTest : public ::testing::Test {
       const int core = cpu % 8;
       const int node = core / 2;
       sys_.add_cpu(cpu, node / 2, fmt::format("{},{}", core, core + 8));
-      sys_.add_cache(cpu, 0, 1, "Data", fmt::format("{},{}", core, core + 8));
-      sys_.add_cache(cpu, 1, 3, "Instruction", std::to_string(cpu));
-      const std::string whole =
-          fmt::format("{0}-{1},{2}-{3}", 2 * node, 2 * node + 1, 2 * node + 8, 2 * node + 9);
-      if (node != 3) sys_.add_cache(cpu, 2, 2, "Unified", whole);
     }
     sys_.write("devices/system/node/possible", "0-4");
   }
@@ -100,13 +94,6 @@ TEST_F(TwoSocketsTest, SharesANodeOutAmongTheWorkersOfItsGpus) {
       },
       ThrowsMessage<base::UserError>(
           HasSubstr("NUMA node 2 has 2 cores (CPU 4-5,12-13) for 3 workers")));
-}
-
-TEST_F(TwoSocketsTest, GivesCoreComplexesInTurn) {
-  EXPECT_THAT(bound(Binding::kCoreComplex, 3, {3, 3, 3}), ElementsAre("6,14", "7,15", "6,14"));
-  EXPECT_THAT(bound(Binding::kCoreComplex, 1, {0}), ElementsAre("0-1,8-9"));
-  // One that the CPU set leaves a single thread of comes last.
-  EXPECT_THAT(bound(Binding::kCoreComplex, 2, {3, 3}, "0,6,7,15"), ElementsAre("7,15", "6"));
 }
 
 TEST_F(TwoSocketsTest, SpreadsWorkersOverTheNodesWithoutGpus) {
@@ -146,7 +133,7 @@ TEST(TopologyTest, IsOneNodeOfCoresWhereTheKernelSaysNothing) {
   const Topology topology(nothing.path(), {0, 3, 4});
   ASSERT_THAT(topology.nodes(), SizeIs(1));
   EXPECT_THAT(topology.nodes()[0].cpus, ElementsAre(0, 3, 4));
-  for (const Binding binding : {Binding::kNode, Binding::kSocket, Binding::kCoreComplex}) {
+  for (const Binding binding : {Binding::kNode, Binding::kSocket}) {
     EXPECT_THAT(texts(bind_workers(topology, binding, 2, {})), ElementsAre("0,3-4", "0,3-4"));
   }
   for (const Binding binding : {Binding::kCores, Binding::kExclusive}) {

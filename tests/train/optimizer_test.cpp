@@ -1,5 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/train/optimizer.h>

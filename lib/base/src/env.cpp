@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdlib>
 
 namespace syncbn::base {
@@ -18,10 +18,8 @@ std::optional<std::string> env(const char* name) {
 std::optional<int64_t> env_int(const char* name, int64_t min, int64_t max) {
   const auto text = env(name);
   if (!text) return std::nullopt;
-  int64_t value = 0;
-  const char* end = text->data() + text->size();
-  const auto [stop, error] = std::from_chars(text->data(), end, value);
-  if (error != std::errc() || stop != end || value < min || value > max) {
+  const auto value = parse_number<int64_t>(*text);
+  if (!value || *value < min || *value > max) {
     throw UserError(fmt::format("environment variable {}={} is not an integer from {} to {}", name,
                                 *text, min, max));
   }

@@ -2,11 +2,11 @@
 
 #include <arpa/inet.h>
 #include <poll.h>
+#include <syncbn/base/text.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 
@@ -22,14 +22,6 @@ bool is_ipv6(std::string_view host) {
   const std::string address(host.substr(0, host.find('%')));
   in6_addr ignored{};
   return ::inet_pton(AF_INET6, address.c_str(), &ignored) == 1;
-}
-
-std::optional<int> parse_port(std::string_view digits) {
-  uint16_t port = 0;
-  const char* const end = digits.data() + digits.size();
-  const auto [rest, error] = std::from_chars(digits.data(), end, port);
-  if (error != std::errc() || rest != end) return std::nullopt;
-  return port;
 }
 
 /// Nothing and a reason otherwise.
@@ -57,7 +49,7 @@ std::optional<HostPort> parse_host_port(std::string_view text) {
   if (host.empty()) return std::nullopt;
   HostPort result{std::string(host), std::nullopt};
   if (colon == std::string_view::npos) return result;
-  result.port = parse_port(text.substr(colon + 1));
+  result.port = parse_number<uint16_t>(text.substr(colon + 1));
   return result.port ? std::optional(result) : std::nullopt;
 }
 

@@ -1,6 +1,7 @@
 #include <syncbn/config/command_line.h>
 
 #include <fmt/format.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>

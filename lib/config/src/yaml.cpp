@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <yaml-cpp/yaml.h>
 

@@ -41,14 +41,14 @@ void open_standard_streams() {
 }
 
 // The port of a run on one node, for its rank 0.
-MasterPort hold_master_port(RunFacts& facts) {
+base::HeldPort hold_master_port(RunFacts& facts) {
   if (!is_local_address(facts.master_addr)) {
     throw base::UserError(
         fmt::format("--master_addr={} is not an address of this machine, so that rank 0 could not "
                     "listen there; leave it out, or start the other nodes with --nnodes",
                     facts.master_addr));
   }
-  MasterPort port = MasterPort::hold(facts.master_port);
+  base::HeldPort port = hold_port(facts.master_port);
   facts.master_port = port.port();
   return port;
 }
@@ -103,7 +103,7 @@ int run(const LaunchOptions& options, SshNode* node) {
   check_gpus(options);
   const Command command = resolve_program(options);
   RunFacts facts = gather_facts(options);
-  std::optional<MasterPort> port;
+  std::optional<base::HeldPort> port;
   if (facts.nodes == 1) port = hold_master_port(facts);
   if (options.dry_run) {
     fmt::print("{}", render_plan(options, facts, command));

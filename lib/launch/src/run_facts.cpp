@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
+<<<<<<< HEAD
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+=======
+#include <syncbn/base/random.h>
+>>>>>>> config
 
 #include <algorithm>
 #include <optional>
@@ -12,7 +16,6 @@
 #include "machine/binding.h"
 #include "machine/devices.h"
 #include "machine/topology.h"
-#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -58,7 +61,7 @@ RunFacts gather_facts(const LaunchOptions& options) {
   facts.master_addr = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
   const int default_port = options.c10d ? kC10dPort : kStaticPort;
   facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
-  facts.job_id = random_id();
+  facts.job_id = base::random_id();
   facts.run_id = options.standalone ? facts.job_id : options.run_id;
   facts.cpus = cpus_of_workers(options);
   facts.omp_num_threads = omp_num_threads(options, facts.cpus);

@@ -228,7 +228,7 @@ GroupResult Supervisor::ended_instead_of_restart(int signal) {
 void Supervisor::renew_master_port() {
   // One that was asked for stays; the store on it is as new as the worker that holds it.
   if (options_.master_port.value_or(0) != 0) return;
-  port_ = MasterPort::hold(0);
+  port_ = hold_port(0);
   facts_.master_port = port_->port();
 }
 

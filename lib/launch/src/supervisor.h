@@ -62,7 +62,7 @@ class Supervisor {
   LogFolder logs_;
   Output output_;
   EventLog events_;
-  std::optional<MasterPort> port_;
+  std::optional<base::HeldPort> port_;
 };
 
 }  // namespace syncbn::launch

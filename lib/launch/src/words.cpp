@@ -1,12 +1,9 @@
 #include "words.h"
 
-#include <fmt/format.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <random>
 
 namespace syncbn::launch {
 namespace {
@@ -18,13 +15,6 @@ bool is_harmless(char c) {
 }
 
 }  // namespace
-
-std::optional<int> whole_number(std::string_view text) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
 
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> words;
@@ -85,11 +75,6 @@ std::string shell_quoted(const std::vector<std::string>& words) {
     quoted.push_back(harmless ? word : in_single_quotes(word));
   }
   return base::join(quoted, " ");
-}
-
-std::string random_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
 }
 
 }  // namespace syncbn::launch

@@ -7,9 +7,6 @@
 
 namespace syncbn::launch {
 
-/// A decimal number and nothing else.
-std::optional<int> whole_number(std::string_view text);
-
 /// "a,b" as "a" and "b"; of nothing there are none. A comma at the end leaves an empty word behind
 /// it, for the caller to refuse.
 std::vector<std::string> words_of(std::string_view text);
@@ -23,8 +20,5 @@ std::string in_single_quotes(std::string_view word);
 
 /// Words as one could type them into a shell; quotes only where they are needed.
 std::string shell_quoted(const std::vector<std::string>& words);
-
-/// Sixteen hexadecimal digits that nobody else has.
-std::string random_id();
 
 }  // namespace syncbn::launch

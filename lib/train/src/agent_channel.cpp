@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/text.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,14 +33,6 @@ base::UniqueFd adopt() {
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   ::fcntl(fd, F_SETFL, flags | O_NONBLOCK);
   return base::UniqueFd(fd);
-}
-
-/// The longest beginning of `text` that fits and does not cut a UTF-8 character.
-size_t fitting_length(const std::string& text, size_t room) {
-  if (text.size() <= room) return text.size();
-  size_t length = room;
-  while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
-  return length;
 }
 
 }  // namespace
@@ -73,7 +66,7 @@ void AgentChannel::send(syncbn_agent_kind kind, uint64_t done, uint64_t total,
   record.time_ns = monotonic_ns();
   record.done = done;
   record.total = total;
-  std::memcpy(record.text, text.data(), fitting_length(text, sizeof(record.text) - 1));
+  base::utf8_prefix(text, sizeof(record.text) - 1).copy(record.text, sizeof(record.text));
   const ssize_t written = ::write(fd_.get(), &record, sizeof(record));
   // A launcher that is gone takes no more records; a full pipe may later.
   if (written < 0 && errno != EAGAIN && errno != EINTR) fd_.reset();

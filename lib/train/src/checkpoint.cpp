@@ -4,6 +4,9 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <caffe2/serialize/inline_container.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <torch/csrc/jit/serialization/export.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/csrc/jit/serialization/pickler.h>

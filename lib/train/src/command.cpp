@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/core.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/heap.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/threads.h>

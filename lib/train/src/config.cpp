@@ -1,6 +1,9 @@
 #include <syncbn/base/text.h>
 #include <syncbn/train/config.h>
 
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
 #include <cmath>
 
 namespace syncbn::train {

@@ -1,5 +1,7 @@
 #include "rank_0.h"
 
+#include <syncbn/dist/process_group.h>
+
 #include <exception>
 
 #include "out_of_memory.h"
@@ -30,6 +32,10 @@ std::string on_rank_0(const std::function<std::string()>& work) {
   }
   send(base::kExitOk, result);
   return result;
+}
+
+bool is_rank_0() {
+  return dist::rank() == 0;
 }
 
 void rank_0_does(const std::function<void()>& work) {

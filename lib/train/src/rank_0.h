@@ -4,7 +4,6 @@
 #include <string>
 
 #include <syncbn/base/error.h>
-#include <syncbn/dist/process_group.h>
 #include <syncbn/train/trainer.h>
 
 namespace syncbn::train {
@@ -19,13 +18,16 @@ std::string on_rank_0(const std::function<std::string()>& work);
 /// The same for work without a result.
 void rank_0_does(const std::function<void()>& work);
 
+/// Whether this is rank 0 of the default process group.
+bool is_rank_0();
+
 /// For work in which every rank meets the same mistake of the user's: rank 0 says it.
 template <class Work>
 auto said_once(const Work& work) {
   try {
     return work();
   } catch (const base::UserError& error) {
-    if (dist::rank() == 0) throw;
+    if (is_rank_0()) throw;
     throw LeaveSilently{error.exit_code()};
   }
 }

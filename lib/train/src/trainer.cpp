@@ -2,7 +2,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>

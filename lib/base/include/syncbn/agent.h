@@ -3,7 +3,6 @@
  * The launcher gives each worker the writing end of a pipe and names it in the environment:
  *   SYNCBN_AGENT_FD       the descriptor's number
  *   SYNCBN_AGENT_VERSION  the newest record version that the launcher reads
- *   SYNCBN_AGENT_COLUMNS  the terminal's width when the launcher draws on one, else unset
  * A worker adopts the descriptor (sets close-on-exec and unsets SYNCBN_AGENT_FD, so that its own
  * children do not write to it) and sends records of exactly sizeof(struct syncbn_agent_record)
  * bytes, one write() each: smaller than PIPE_BUF, so records never mix. The descriptor is

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <string_view>
 
@@ -43,14 +42,12 @@ class LineParser {
   }
 
   int64_t value(std::string_view text, size_t column, int64_t max, const char* what) const {
-    int64_t number = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, number);
-    if (error != std::errc() || stop != end || number < 0 || number > max) {
+    const auto number = base::parse_number<int64_t>(text);
+    if (!number || *number < 0 || *number > max) {
       fail(fmt::format("column {}: {} must be an integer from 0 to {}, got '{}'", column + 1, what,
                        max, config::shortened(text)));
     }
-    return number;
+    return *number;
   }
 
   [[noreturn]] void fail(const std::string& what) const {

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string_view>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
+#include <syncbn/base/text.h>
 
 #include "sets/file_bytes.h"
 #include "sets/tar_index.h"
@@ -106,13 +106,11 @@ class ShardIndexWriter {
     while (text.ends_with('\n') || text.ends_with('\r') || text.ends_with(' ')) {
       text.remove_suffix(1);
     }
-    int32_t label = 0;
-    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), label);
-    if (error != std::errc() || stop != text.data() + text.size() || label < 0 ||
-        label >= classes_) {
+    const auto label = base::parse_number<int32_t>(text);
+    if (!label || *label < 0 || *label >= classes_) {
       fail(member.name, fmt::format("a label is a number from 0 to {}", classes_ - 1));
     }
-    return label;
+    return *label;
   }
 
   [[noreturn]] void fail(const std::string& member, const std::string& why) const {

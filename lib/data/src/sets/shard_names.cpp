@@ -2,22 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-#include <optional>
-
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 namespace syncbn::data::detail {
 namespace {
 
 constexpr int64_t kMostShards = 10'000'000;
-
-std::optional<int64_t> whole_number(const std::string& text) {
-  int64_t number = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || stop != text.data() + text.size() || number < 0) return std::nullopt;
-  return number;
-}
 
 /// What stands between two braces, spelled out.
 std::vector<std::string> alternatives(const std::string& inside, const std::string& pattern) {
@@ -31,9 +22,9 @@ std::vector<std::string> alternatives(const std::string& inside, const std::stri
     }
     return all;
   }
-  const auto first = whole_number(inside.substr(0, dots));
-  const auto last = whole_number(inside.substr(dots + 2));
-  if (!first || !last || *last < *first || *last - *first >= kMostShards) {
+  const auto first = base::parse_number<int64_t>(inside.substr(0, dots));
+  const auto last = base::parse_number<int64_t>(inside.substr(dots + 2));
+  if (!first || !last || *first < 0 || *last < *first || *last - *first >= kMostShards) {
     throw base::UserError(
         fmt::format("'{}': {{{}}} is no range; one is like {{000..146}}", pattern, inside));
   }

@@ -80,16 +80,14 @@ class Header {
 std::string pax_value(std::string_view records, std::string_view key) {
   std::string found;
   while (!records.empty()) {
-    size_t length = 0;
-    const auto [stop, error] =
-        std::from_chars(records.data(), records.data() + records.size(), length);
-    const auto digits = static_cast<size_t>(stop - records.data());
-    if (error != std::errc() || length <= digits + 1 || length > records.size()) return found;
-    const std::string_view record = records.substr(digits + 1, length - digits - 2);
+    const size_t digits = records.find(' ');
+    const auto length = base::parse_number<size_t>(records.substr(0, digits));
+    if (!length || *length <= digits + 1 || *length > records.size()) return found;
+    const std::string_view record = records.substr(digits + 1, *length - digits - 2);
     if (record.size() > key.size() && record.starts_with(key) && record[key.size()] == '=') {
       found = record.substr(key.size() + 1);
     }
-    records.remove_prefix(length);
+    records.remove_prefix(*length);
   }
   return found;
 }
@@ -140,12 +138,9 @@ class TarReader {
     }
     long_name_ = pax_value(text, "path");
     const std::string size = pax_value(text, "size");
-    int64_t number = -1;
-    const auto [stop, error] = std::from_chars(size.data(), size.data() + size.size(), number);
-    if (!size.empty() && (error != std::errc() || stop != size.data() + size.size())) {
-      fail(member.name, "the header has a size that is no number");
-    }
-    long_size_ = number;
+    const auto number = base::parse_number<int64_t>(size);
+    if (!size.empty() && !number) fail(member.name, "the header has a size that is no number");
+    long_size_ = number.value_or(-1);
   }
 
   void check(const std::string& name, char type) const {

@@ -2,10 +2,11 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/held_port.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/dist/process_group.h>
 #include <sys/prctl.h>
@@ -69,31 +70,6 @@ void check_can_fork(int nprocs) {
         threads));
   }
 }
-
-/// A port that the kernel gives to nobody else while this lives; who sets SO_REUSEADDR, as the
-/// store does, can listen on it.
-class HeldPort {
- public:
-  HeldPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    auto* generic = reinterpret_cast<sockaddr*>(&address);
-    const int on = 1;
-    ::setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (!fd_ || ::bind(fd_.get(), generic, size) != 0 ||
-        ::getsockname(fd_.get(), generic, &size) != 0) {
-      base::throw_errno("spawn: cannot find a free port on 127.0.0.1");
-    }
-    port_ = ntohs(address.sin_port);
-  }
-  int port() const { return port_; }
-
- private:
-  base::UniqueFd fd_;
-  int port_ = 0;
-};
 
 struct Child {
   pid_t pid = -1;
@@ -275,9 +251,10 @@ void spawn(const std::function<void(int rank)>& fn, int nprocs, const SpawnOptio
   if (!fn) throw base::UserError("spawn: there is no function to run");
   check_can_fork(nprocs);
   const KeepEndedChildren keep;
-  const HeldPort port;
+  const auto port = base::HeldPort::hold(0);
+  if (!port) base::throw_errno("spawn: cannot find a free port");
   Children children;
-  for (int rank = 0; rank < nprocs; ++rank) children.start(fn, rank, nprocs, port.port());
+  for (int rank = 0; rank < nprocs; ++rank) children.start(fn, rank, nprocs, port->port());
   std::optional<Failure> first;
   std::optional<Clock::time_point> kill_at;
   while (children.any_running()) {

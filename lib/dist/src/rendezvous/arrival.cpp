@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <thread>
 
 #include "groups/group_store.h"
@@ -144,8 +144,8 @@ std::string missing_ranks(c10d::Store& store, const Place& place) {
 
 std::string process_id() {
   // A forked process shares the number, and has another pid.
-  static const auto number = std::random_device()();
-  return fmt::format("{:08x}-{}", number, ::getpid());
+  static const std::string number = base::random_id();
+  return fmt::format("{}-{}", number, ::getpid());
 }
 
 void check_same_job(c10d::Store& store, const Place& place, bool first,

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <syncbn/base/random.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -12,7 +13,6 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -93,9 +93,8 @@ std::optional<Segment> Segment::make(const Layout& layout) {
   }
   Segment segment;
   if (!segment.map(std::move(file), layout.segment_bytes())) return std::nullopt;
-  std::random_device random;
   auto* header = new (segment.memory_) Header{};
-  for (uint64_t& part : header->nonce) part = uint64_t{random()} << 32 | random();
+  for (uint64_t& part : header->nonce) part = base::random_bits();
   return segment;
 }
 

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -13,7 +14,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <random>
 #include <utility>
 
 namespace syncbn::dist::detail {
@@ -34,11 +34,6 @@ struct Living {
 Living& living_channel() {
   static auto* const instance = new Living;
   return *instance;
-}
-
-std::string make_token() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", random(), random());
 }
 
 int port_of(int fd) {
@@ -75,7 +70,7 @@ void WatchChannel::listen(c10d::Store& store, const std::string& address) {
       ::listen(listener_.get(), base::kListenBacklog) != 0) {
     base::throw_errno(fmt::format("rank 0 cannot listen on {}", address));
   }
-  token_ = make_token();
+  token_ = base::random_id();
   const Message place{0,
                       Message::kAll,
                       "place",

@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <syncbn/base/text.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 
 namespace syncbn::dist::detail {
 namespace {
@@ -31,13 +31,6 @@ std::string printable(std::string text) {
   return text;
 }
 
-template <class Number>
-bool read_number(const std::string& text, Number& value) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end;
-}
-
 }  // namespace
 
 std::string Message::line() const {
@@ -57,11 +50,13 @@ std::optional<Message> Message::parse(const std::string& line) {
     if (end == std::string::npos) break;
     begin = end + 1;
   }
+  if (parts.size() < 3) return std::nullopt;
+  const auto from = base::parse_number<int>(parts[0]);
+  const auto to = base::parse_number<int>(parts[1]);
+  if (!from || !to) return std::nullopt;
   Message message;
-  if (parts.size() < 3 || !read_number(parts[0], message.from) ||
-      !read_number(parts[1], message.to)) {
-    return std::nullopt;
-  }
+  message.from = *from;
+  message.to = *to;
   message.type = parts[2];
   message.fields.assign(parts.begin() + 3, parts.end());
   return message;
@@ -72,8 +67,7 @@ std::string Message::field(size_t index) const {
 }
 
 uint64_t Message::number(size_t index) const {
-  uint64_t value = 0;
-  return read_number(field(index), value) ? value : 0;
+  return base::parse_number<uint64_t>(field(index)).value_or(0);
 }
 
 WatchLink::WatchLink(base::UniqueFd fd, int the_peer, std::string its_where)

@@ -94,22 +94,9 @@ std::vector<Cpus> exclusive_shares(const Topology& topology, const Node& node, s
                   node.id, base::counted(cores.size(), "core"), format_cpus(node.cpus), workers));
 }
 
-/// The largest first: others may have lost cores to a CPU set.
-std::vector<Cpus> complexes_in_turn(const Topology& topology, const Node& node, size_t workers) {
-  std::vector<Cpus> complexes = topology.complexes(node.cpus);
-  std::stable_sort(complexes.begin(), complexes.end(),
-                   [](const Cpus& a, const Cpus& b) { return a.size() > b.size(); });
-  std::vector<Cpus> result;
-  for (size_t worker = 0; worker < workers; ++worker) {
-    result.push_back(complexes[worker % complexes.size()]);
-  }
-  return result;
-}
-
 std::vector<Cpus> bind_on_node(const Topology& topology, Binding binding, const Node& node,
                                size_t workers) {
   if (binding == Binding::kExclusive) return exclusive_shares(topology, node, workers);
-  if (binding == Binding::kCoreComplex) return complexes_in_turn(topology, node, workers);
   const Cpus cpus = binding == Binding::kSocket ? cpus_of_socket(topology, node.socket) : node.cpus;
   return std::vector<Cpus>(workers, cpus);
 }

@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <climits>
-#include <optional>
 
 namespace syncbn::launch {
 namespace {
@@ -18,14 +16,6 @@ constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
 
 cpu_set_t* as_cpu_set(std::vector<unsigned long>& mask) {
   return reinterpret_cast<cpu_set_t*>(mask.data());
-}
-
-std::optional<int> take_number(std::string_view& text) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || number < 0) return std::nullopt;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  return number;
 }
 
 }  // namespace
@@ -48,15 +38,16 @@ Cpus allowed_cpus() {
 
 Cpus parse_cpus(std::string_view list) {
   Cpus cpus;
+  if (list.ends_with('\n')) list.remove_suffix(1);
   while (!list.empty()) {
     const size_t comma = std::min(list.find(','), list.size());
-    std::string_view range = list.substr(0, comma);
+    const std::string_view range = list.substr(0, comma);
     list.remove_prefix(std::min(comma + 1, list.size()));
-    const auto first = take_number(range);
+    const size_t dash = std::min(range.find('-'), range.size());
+    const auto first = base::parse_number<int>(range.substr(0, dash));
     if (!first) continue;
-    if (range.starts_with('-')) range.remove_prefix(1);
-    const int last = take_number(range).value_or(*first);
-    for (int cpu = *first; cpu <= last; ++cpu) cpus.insert(cpu);
+    const auto last = base::parse_number<int>(range.substr(std::min(dash + 1, range.size())));
+    for (int cpu = *first; cpu <= last.value_or(*first); ++cpu) cpus.insert(cpu);
   }
   return cpus;
 }

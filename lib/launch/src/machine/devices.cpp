@@ -1,5 +1,7 @@
 #include "machine/devices.h"
 
+#include <syncbn/base/text.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -7,7 +9,6 @@
 #include <string_view>
 
 #include "machine/nvml.h"
-#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -63,7 +64,7 @@ std::vector<Gpu> gpus_of_driver(const fs::path& proc) {
 /// The GPU that an entry of CUDA_VISIBLE_DEVICES stands for: a number, the first letters of a UUID,
 /// or "MIG-<UUID>/…".
 const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
-  if (const auto number = whole_number(entry)) {
+  if (const auto number = base::parse_number<int>(entry)) {
     const auto index = static_cast<size_t>(*number);  // listed() ends before negative ones
     return index < machine.size() ? &machine[index] : nullptr;
   }

@@ -1,16 +1,14 @@
 #include "machine/topology.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <string_view>
 #include <utility>
-
-#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -42,21 +40,7 @@ Cpus common(const Cpus& a, const Cpus& b) {
 std::optional<int> numbered(const fs::path& path, std::string_view prefix) {
   const std::string name = path.filename();
   if (!name.starts_with(prefix)) return std::nullopt;
-  return whole_number(std::string_view(name).substr(prefix.size()));
-}
-
-/// Splits into the sets that `group_of` gives for their members.
-std::vector<Cpus> split(const Cpus& cpus, const std::function<Cpus(int)>& group_of) {
-  std::vector<Cpus> groups;
-  Cpus left = cpus;
-  while (!left.empty()) {
-    const int first = *left.begin();
-    Cpus group = common(group_of(first), left);
-    group.insert(first);  // the kernel may not say so
-    for (const int cpu : group) left.erase(cpu);
-    groups.push_back(std::move(group));
-  }
-  return groups;
+  return base::parse_number<int>(std::string_view(name).substr(prefix.size()));
 }
 
 }  // namespace
@@ -80,15 +64,15 @@ Topology::Topology(fs::path sys, Cpus allowed)
 }
 
 std::vector<Cpus> Topology::cores(const Cpus& cpus) const {
-  return split(cpus, [this](int cpu) { return siblings(cpu); });
-}
-
-std::vector<Cpus> Topology::complexes(const Cpus& cpus) const {
-  // Without a word about caches, as in many virtual machines, all share one.
-  return split(cpus, [&](int cpu) {
-    const Cpus sharers = cache_sharers(cpu);
-    return sharers.empty() ? cpus : sharers;
-  });
+  std::vector<Cpus> cores;
+  for (Cpus left = cpus; !left.empty();) {
+    const int first = *left.begin();
+    Cpus core = common(siblings(first), left);
+    core.insert(first);  // the kernel may not list it
+    for (const int cpu : core) left.erase(cpu);
+    cores.push_back(std::move(core));
+  }
+  return cores;
 }
 
 std::optional<int> Topology::node_of_pci(const std::string& address) const {
@@ -102,21 +86,6 @@ fs::path Topology::folder_of(int cpu) const {
 
 Cpus Topology::siblings(int cpu) const {
   return parse_cpus(first_line(folder_of(cpu) / "topology/thread_siblings_list"));
-}
-
-Cpus Topology::cache_sharers(int cpu) const {
-  int last_level = 0;
-  Cpus sharers;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder_of(cpu) / "cache", error), end; !error && entry != end;
-       entry.increment(error)) {
-    const fs::path& cache = entry->path();
-    const int level = number_in(cache / "level").value_or(0);
-    if (level <= last_level || first_line(cache / "type") == "Instruction") continue;
-    last_level = level;
-    sharers = parse_cpus(first_line(cache / "shared_cpu_list"));
-  }
-  return sharers;
 }
 
 int Topology::socket_of(int cpu) const {

@@ -9,7 +9,7 @@
 
 namespace syncbn::launch {
 
-/// How the processors that this process may use share cores, caches, memory and sockets, as the
+/// How the processors that this process may use share cores, memory and sockets, as the
 /// kernel tells in /sys/devices/system. Where it tells nothing there is one socket, which is one
 /// NUMA node, and each processor is a core.
 class Topology {
@@ -29,8 +29,6 @@ class Topology {
 
   /// `cpus` by physical core, in the order of their first processors.
   std::vector<Cpus> cores(const Cpus& cpus) const;
-  /// `cpus` by core complex: those that share the last level of cache.
-  std::vector<Cpus> complexes(const Cpus& cpus) const;
 
   /// The NUMA node of a PCI device ("0000:dc:00.0"); empty where the firmware does not say.
   std::optional<int> node_of_pci(const std::string& address) const;
@@ -38,7 +36,6 @@ class Topology {
  private:
   std::filesystem::path folder_of(int cpu) const;
   Cpus siblings(int cpu) const;
-  Cpus cache_sharers(int cpu) const;
   int socket_of(int cpu) const;
 
   std::filesystem::path sys_;

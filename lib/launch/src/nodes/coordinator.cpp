@@ -275,7 +275,7 @@ void Coordinator::start_attempt() {
   peers_.choose(options_.nodes.max - static_cast<int>(torchrun_nodes_.all().size()));
   // In the first one there are the keys of torchrun's nodes.
   if (attempt_ > 0) store_.clear();
-  if (!options_.agent_store) workers_port_ = MasterPort::hold(0);
+  if (!options_.agent_store) workers_port_ = hold_port(0);
   std::map<int, TorchrunRole> all = torchrun_nodes_.all();
   for (const auto& [rank, node] : peers_.nodes()) {
     if (node->takes_part) all[rank] = {node->role, rank, node->nproc};

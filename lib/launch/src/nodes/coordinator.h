@@ -124,12 +124,13 @@ class Coordinator {
   enum class State { kJoining, kRunning, kLeaving, kFinished };
   State state_ = State::kJoining;
   int attempt_ = 0;
-  int restarts_ = 0;                        ///< those that count
-  std::string reason_;                      ///< why this attempt follows another
-  bool over_ = false;                       ///< this attempt is the last
-  std::string node_change_;                 ///< that ends this attempt; empty: none
-  std::optional<MasterPort> workers_port_;  ///< of this attempt, where they have their own store
-  bool failed_ = false;                     ///< this attempt
+  int restarts_ = 0;         ///< those that count
+  std::string reason_;       ///< why this attempt follows another
+  bool over_ = false;        ///< this attempt is the last
+  std::string node_change_;  ///< that ends this attempt; empty: none
+  std::optional<base::HeldPort>
+      workers_port_;     ///< of this attempt, where they have their own store
+  bool failed_ = false;  ///< this attempt
   // Of the first failure in this attempt, and in the end of the job.
   int exit_code_ = 0;
   bool may_restart_ = false;

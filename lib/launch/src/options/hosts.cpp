@@ -65,7 +65,7 @@ Host read_line(const std::vector<std::string>& words) {
   if (host.slots != 0) {
     throw base::UserError(fmt::format("{} has its number of workers twice", words[0]));
   }
-  const auto slots = whole_number(std::string_view(words[1]).substr(kSlots.size()));
+  const auto slots = base::parse_number<int>(std::string_view(words[1]).substr(kSlots.size()));
   if (!slots || *slots < 1 || *slots > kMostWorkers) throw_bad_slots(host.name);
   host.slots = *slots;
   return host;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 
 namespace syncbn::launch {
 namespace {
@@ -39,9 +38,8 @@ class Table {
                       const std::string& type, const std::string& help) {
     const std::string name = long_name(names);
     const auto read = [name, &into, min, max](const std::string& typed) {
-      const auto [end, error] = std::from_chars(typed.data(), typed.data() + typed.size(), into);
-      const bool whole = error == std::errc() && end == typed.data() + typed.size();
-      if (whole && into >= min && into <= max) return;
+      into = base::parse_number<Number>(typed).value_or(min - 1);
+      if (into >= min && into <= max) return;
       throw CLI::ValidationError(
           name, fmt::format("expected a number from {} to {}, got '{}'", min, max, typed));
     };
@@ -103,11 +101,10 @@ void describe_workers(Table& table, TypedOptions& typed) {
   table.flag("--virtual_local_rank", typed.options.virtual_local_rank,
              "Each worker has LOCAL_RANK=0 and sees its GPU as the only one");
   table
-      .value("--numa_binding", typed.numa_binding, "node|socket|exclusive|core-complex",
+      .value("--numa_binding", typed.numa_binding, "node|socket|exclusive",
              "Bind each worker to the cores near its GPU (without GPUs, spread\n"
-             "evenly): of the NUMA node, of its socket, to a share of the node's,\n"
-             "to one core complex (last level of cache)")
-      ->check(one_of({"node", "socket", "exclusive", "core-complex"}));
+             "evenly): of the NUMA node, of its socket, or to a share of the node's")
+      ->check(one_of({"node", "socket", "exclusive"}));
   table
       .value("--bind", typed.bind, "none|cores",
              "cores: bind each worker to its own share of this machine's cores")

@@ -55,7 +55,7 @@ int count_workers(const std::string& typed, bool virtual_local_rank) {
         "--nproc_per_node=gpu: no GPU is visible (CUDA_VISIBLE_DEVICES, /proc/driver/nvidia, "
         "NVML); use a number, or cpu");
   }
-  const auto count = whole_number(typed);
+  const auto count = base::parse_number<int>(typed);
   if (!count || *count < 1 || *count > kMostWorkers) {
     throw base::UserError(
         fmt::format("--nproc_per_node={}: expected a number from 1 to {}, or auto, cpu, gpu", typed,
@@ -75,16 +75,16 @@ Binding read_binding(const TypedOptions& typed) {
   if (typed.numa_binding == "node") return Binding::kNode;
   if (typed.numa_binding == "socket") return Binding::kSocket;
   if (typed.numa_binding == "exclusive") return Binding::kExclusive;
-  if (typed.numa_binding == "core-complex") return Binding::kCoreComplex;
   return cores ? Binding::kCores : Binding::kNone;
 }
 
 NodeRange read_nodes(const std::string& typed) {
   constexpr int kMost = 65536;
   const size_t colon = typed.find(':');
-  const auto min = whole_number(std::string_view(typed).substr(0, colon));
-  const auto max =
-      colon == std::string::npos ? min : whole_number(std::string_view(typed).substr(colon + 1));
+  const auto min = base::parse_number<int>(std::string_view(typed).substr(0, colon));
+  const auto max = colon == std::string::npos
+                       ? min
+                       : base::parse_number<int>(std::string_view(typed).substr(colon + 1));
   if (!min || !max || *min < 1 || *max < *min || *max > kMost) {
     throw base::UserError(fmt::format(
         "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMost));
@@ -100,7 +100,7 @@ StreamChoice read_stream_choice(const std::string& option, const std::string& ty
   }
   for (const std::string& word : words_of(typed)) {
     const size_t colon = std::min(word.find(':'), word.size());
-    const auto local_rank = whole_number(std::string_view(word).substr(0, colon));
+    const auto local_rank = base::parse_number<int>(std::string_view(word).substr(0, colon));
     const auto streams =
         read_streams(std::string_view(word).substr(std::min(colon + 1, word.size())));
     if (!local_rank || !streams || *local_rank < 0) {
@@ -121,7 +121,7 @@ StreamChoice read_stream_choice(const std::string& option, const std::string& ty
 std::vector<int> read_local_ranks(const std::string& typed, int nproc) {
   std::vector<int> ranks;
   for (const std::string& word : words_of(typed)) {
-    const auto rank = whole_number(word);
+    const auto rank = base::parse_number<int>(word);
     if (!rank || *rank < 0 || *rank >= nproc) {
       throw base::UserError(
           fmt::format("--local_ranks_filter={}: expected local ranks from 0 to {} with commas "
@@ -188,7 +188,7 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
     }
     const std::string value = word.substr(equals + 1);
     const auto number = [&](int least) {
-      const auto read = whole_number(value);
+      const auto read = base::parse_number<int>(value);
       if (read && *read >= least) return *read;
       throw base::UserError(fmt::format("--rdzv_conf={}: {} is a whole number from {}, got '{}'",
                                         typed, name, least, value));

@@ -45,9 +45,7 @@ std::string cut_message(const std::string& message, const std::string& file, siz
     if (++lines == most_lines) end = at;
   }
   if (message.size() <= end + 1) return message;
-  const auto is_inside_character = [](char c) { return (c & 0xC0) == 0x80; };  // of UTF-8
-  while (end > 0 && is_inside_character(message[end])) --end;
-  return fmt::format("{}\n[cut here; the whole is in {}]", message.substr(0, end), file);
+  return fmt::format("{}\n[cut here; the whole is in {}]", base::utf8_prefix(message, end), file);
 }
 
 std::string render_report(const FailureReport& report) {

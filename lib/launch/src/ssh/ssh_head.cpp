@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
@@ -49,7 +50,7 @@ OutputOptions output_options() {
 SshHead::SshHead(const LaunchOptions& options, const HeadPlan& plan)
     : options_(options),
       plan_(plan),
-      mark_(fmt::format("syncbn-node-{}", random_id())),
+      mark_(fmt::format("syncbn-node-{}", base::random_id())),
       signals_(options.ending_signals),
       output_(output_options()),
       next_alive_(Clock::now() + kAlivePeriod) {

@@ -89,7 +89,7 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
   resolve_program(options);
   check_master(options);
   const bool leads = options.node_rank == 0 && options.nnodes.max > 1;
-  if (leads || options.master_port) port_ = MasterPort::hold(options.master_port.value_or(0));
+  if (leads || options.master_port) port_ = hold_port(options.master_port.value_or(0));
   return options;
 }
 

@@ -41,7 +41,7 @@ class SshNode {
   HeadLink head_;
   std::string mark_;
   int exit_code_ = 0;
-  std::optional<MasterPort> port_;  ///< on node 0
+  std::optional<base::HeldPort> port_;  ///< on node 0
 };
 
 }  // namespace syncbn::launch

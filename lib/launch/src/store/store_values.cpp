@@ -1,7 +1,8 @@
 #include "store/store_values.h"
 
+#include <syncbn/base/text.h>
+
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 namespace syncbn::launch {
@@ -29,11 +30,8 @@ const std::string* StoreValues::find(const std::string& key) const {
 std::optional<int64_t> StoreValues::sum(const std::string& key, int64_t amount) const {
   const std::string* const value = find(key);
   if (value == nullptr) return amount;
-  int64_t number = 0;
-  const char* const value_end = value->data() + value->size();
-  const auto [end, error] = std::from_chars(value->data(), value_end, number);
-  if (error != std::errc{} || end != value_end) return std::nullopt;
-  if (__builtin_add_overflow(number, amount, &number)) return std::nullopt;
+  auto number = base::parse_number<int64_t>(*value);
+  if (!number || __builtin_add_overflow(*number, amount, &*number)) return std::nullopt;
   return number;
 }
 

@@ -87,7 +87,6 @@ GroupResult WorkerGroup::run() {
 void WorkerGroup::start() {
   // For the orphans of a keeper that is killed.
   become_subreaper();
-  const bool on_terminal = ::isatty(STDERR_FILENO) == 1;
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> workers_ends;
   for (size_t i = 0; i < workers_.size(); ++i) {
@@ -105,7 +104,6 @@ void WorkerGroup::start() {
     variables["TORCHELASTIC_ERROR_FILE"] = logs_.error_file(local_rank);
     variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
-    if (on_terminal) variables["SYNCBN_AGENT_COLUMNS"] = std::to_string(base::terminal_columns());
 
     specs.push_back({.file = command_.file,
                      .argv = worker.argv,

@@ -24,6 +24,15 @@ std::string counted(int64_t count, std::string_view noun);
 /// order mark and bytes that are no UTF-8 become "\\x1b".
 std::string printable(std::string_view text, std::string_view kept = "");
 
+/// The whole of `text` as a number; nothing when it is anything else (also with a blank or a plus
+/// sign before it) or out of range. Instantiated for integers of 16 bits and more, float and
+/// double.
+template <class Number>
+std::optional<Number> parse_number(std::string_view text);
+
+/// The longest beginning of `text` that has at most `max_bytes` and does not cut a UTF-8 character.
+std::string_view utf8_prefix(std::string_view text, size_t max_bytes);
+
 /// "1.5 s", "320 ms", "2 min 5 s".
 std::string format_seconds(double seconds);
 

@@ -1,122 +1,43 @@
 #pragma once
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <functional>
 #include <optional>
 #include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
-#include <syncbn/base/text.h>
-#include <syncbn/config/codec.h>
 #include <syncbn/config/value.h>
 
 namespace syncbn::config {
 
-/// The rules of one field; returned by Schema::field to be chained.
-template <class M>
+/// The rules of one field; returned by Schema::field to be chained. Bounds hold for each
+/// number of a list; null and `auto` have none.
 class Rules {
  public:
-  Rules& at_least(double bound) {
-    return number_rule(fmt::format("at least {}", bound), [bound](double x) { return x >= bound; });
-  }
-  Rules& at_most(double bound) {
-    return number_rule(fmt::format("at most {}", bound), [bound](double x) { return x <= bound; });
-  }
-  Rules& above(double bound) {
-    return number_rule(fmt::format("above {}", bound), [bound](double x) { return x > bound; });
-  }
-  Rules& below(double bound) {
-    return number_rule(fmt::format("below {}", bound), [bound](double x) { return x < bound; });
-  }
+  Rules& at_least(double bound);
+  Rules& at_most(double bound);
+  Rules& above(double bound);
+  Rules& below(double bound);
   /// Of a list: how many values it has.
-  Rules& length(size_t count) {
-    length_ = count;
-    return *this;
-  }
-  Rules& one_of(std::vector<std::string> choices) {
-    choices_ = std::move(choices);
-    return *this;
-  }
-  Rules& unit(std::string text) {
-    unit_ = std::move(text);
-    return *this;
-  }
-  Rules& required() {
-    required_ = true;
-    return *this;
-  }
+  Rules& length(size_t count);
+  Rules& one_of(std::vector<std::string> choices);
+  Rules& unit(std::string text);
+  Rules& required();
 
  private:
-  template <class T>
-  friend class Schema;
+  friend class SchemaBase;
 
-  struct Rule {
-    std::string text;
-    std::function<bool(double)> holds;
+  struct Bound {
+    std::string text;  ///< "at least 0"
+    double bound;
+    bool (*holds)(double number, double bound);
   };
 
-  Rules& number_rule(std::string text, std::function<bool(double)> holds) {
-    numbers_.push_back({std::move(text), std::move(holds)});
-    return *this;
-  }
+  Rules& add(const char* relation, double bound, bool (*holds)(double, double));
+  std::string range() const;
+  std::string bounds() const;
+  /// Whether a field's value, as its Codec writes it, keeps the rules.
+  bool check(const Value& value, const Mark& mark, const std::string& path, Faults& faults) const;
 
-  std::string range() const {
-    return length_ ? fmt::format("{} values, each {}", *length_, bounds()) : bounds();
-  }
-
-  std::string bounds() const {
-    if (!choices_.empty()) return "one of " + base::join(choices_, ", ");
-    std::vector<std::string> texts;
-    for (const Rule& rule : numbers_) texts.push_back(rule.text);
-    return base::join(texts, ", ");
-  }
-
-  template <class X>
-  bool check(const X& value, const Mark& mark, const std::string& path, Faults& faults) const {
-    if constexpr (std::is_arithmetic_v<X>) {
-      for (const Rule& rule : numbers_) {
-        if (rule.holds(static_cast<double>(value))) continue;
-        faults.add(mark, fmt::format("{}: must be {}, got {}", path, bounds(), value));
-        return false;
-      }
-    } else if constexpr (std::is_same_v<X, std::string>) {
-      if (choices_.empty() || std::find(choices_.begin(), choices_.end(), value) != choices_.end())
-        return true;
-      faults.add(mark, fmt::format("{}: must be {}, got '{}'{}", path, bounds(), shortened(value),
-                                   base::did_you_mean(value, choices_)));
-      return false;
-    }
-    return true;
-  }
-  template <class X>
-  bool check(const std::optional<X>& value, const Mark& mark, const std::string& path,
-             Faults& faults) const {
-    return !value || check(*value, mark, path, faults);
-  }
-  template <class X>
-  bool check(const OrAuto<X>& value, const Mark& mark, const std::string& path,
-             Faults& faults) const {
-    return check(value.value, mark, path, faults);
-  }
-  template <class X>
-  bool check(const std::vector<X>& values, const Mark& mark, const std::string& path,
-             Faults& faults) const {
-    if (length_ && values.size() != *length_) {
-      faults.add(mark,
-                 fmt::format("{}: must have {} values, got {}", path, *length_, values.size()));
-      return false;
-    }
-    for (const X& value : values) {
-      if (!check(value, mark, path, faults)) return false;
-    }
-    return true;
-  }
-
-  std::vector<Rule> numbers_;
+  std::vector<Bound> bounds_;
   std::optional<size_t> length_;
   std::vector<std::string> choices_;
   std::string unit_;

@@ -1,8 +1,8 @@
 #pragma once
 
 // Option structs described once: the description drives reading YAML and the command line,
-// --help, --print-config, the reference in docs/ and error messages. Header-only and free of
-// yaml-cpp, so that lib/data and lib/models describe their options without it.
+// --help, --print-config, the reference in docs/ and error messages. Free of yaml-cpp, so that
+// lib/data and lib/models describe their options without it.
 //
 //   struct SgdOptions {
 //     double lr = 0.1;
@@ -13,9 +13,8 @@
 //     }
 //   };
 
-#include <fmt/format.h>
-
-#include <algorithm>
+#include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -23,9 +22,9 @@
 #include <utility>
 #include <vector>
 
-#include <syncbn/base/text.h>
+// What those who describe options throw, and sections that are chosen by a type.
+#include <syncbn/base/error.h>
 #include <syncbn/config/codec.h>
-// For those who describe options: some are chosen by a type.
 #include <syncbn/config/component.h>
 #include <syncbn/config/field_info.h>
 #include <syncbn/config/rules.h>
@@ -33,138 +32,111 @@
 
 namespace syncbn::config {
 
-/// The description of an option struct T: its keys, their help and rules.
-/// Built once per type; immutable and safe to share between threads afterwards.
-template <class T>
-class Schema {
+/// What to add to a message about an unknown key; empty: nothing is known about it.
+using Hint = std::function<std::string(const std::string& key)>;
+
+namespace detail {
+
+/// Codec<M> for values whose type is known by this table only.
+struct FieldType {
+  std::string (*name)();
+  bool (*read)(const Value& value, void* out, const std::string& path, Faults& faults);
+  Value (*write)(const void* in);
+  /// Of sections, which have fields of their own; otherwise null.
+  void (*info)(const void* defaults, const std::string& path, const std::string& help,
+               std::vector<FieldInfo>& out);
+};
+
+template <class M>
+constexpr FieldType field_type() {
+  FieldType type{};
+  type.name = Codec<M>::type_name;
+  type.read = [](const Value& value, void* out, const std::string& path, Faults& faults) {
+    return Codec<M>::read(value, *static_cast<M*>(out), path, faults);
+  };
+  type.write = [](const void* in) { return Codec<M>::write(*static_cast<const M*>(in)); };
+  if constexpr (requires { &Codec<M>::info; }) {
+    type.info = [](const void* defaults, const std::string& path, const std::string& help,
+                   std::vector<FieldInfo>& out) {
+      Codec<M>::info(*static_cast<const M*>(defaults), path, help, out);
+    };
+  }
+  return type;
+}
+
+}  // namespace detail
+
+/// The part of Schema that does not depend on the struct, which `void*` stands for here.
+class SchemaBase {
  public:
-  static const Schema& get() {
-    static const Schema schema = [] {
-      Schema made;
-      T::describe(made);
-      return made;
-    }();
-    return schema;
-  }
+  SchemaBase(const SchemaBase&) = delete;
+  SchemaBase& operator=(const SchemaBase&) = delete;
 
-  template <class M>
-  Rules<M>& field(const std::string& name, M T::*member, const std::string& help) {
-    auto rules = std::make_shared<Rules<M>>();
-    Rules<M>& result = *rules;
-    Field field;
-    field.name = name;
-    field.required = [rules] { return rules->required_; };
-    field.read = [member, rules](const Value& value, T& out, const std::string& path,
-                                 Faults& faults) {
-      return Codec<M>::read(value, out.*member, path, faults) &&
-             rules->check(out.*member, value.mark, path, faults);
-    };
-    field.write = [member](const T& in) { return Codec<M>::write(in.*member); };
-    field.info = [member, rules, help](const T& defaults, const std::string& path,
-                                       std::vector<FieldInfo>& out) {
-      if constexpr (requires { Codec<M>::info(defaults.*member, path, help, out); }) {
-        Codec<M>::info(defaults.*member, path, help, out);
-      } else {
-        FieldInfo info;
-        info.path = path;
-        info.type = Codec<M>::type_name();
-        info.help = help;
-        info.unit = rules->unit_;
-        info.range = rules->range();
-        info.required = rules->required_;
-        const Value value = Codec<M>::write(defaults.*member);
-        if (value.kind == Value::Kind::kNull) info.default_value = "null";
-        if (value.kind == Value::Kind::kScalar) info.default_value = value.scalar;
-        if (value.kind == Value::Kind::kList) {
-          std::vector<std::string> items;
-          for (const Value& item : value.list) items.push_back(item.scalar);
-          info.default_value = fmt::format("[{}]", base::join(items, ", "));
-        }
-        out.push_back(std::move(info));
-      }
-    };
-    fields_.push_back(std::move(field));
-    return result;
-  }
+  std::vector<std::string> names() const;
+  /// @param hint of a section with a type: it may know more about an unknown key. The key `type`
+  ///   belongs to the caller then.
+  bool read(const Value& value, void* out, const std::string& path, Faults& faults,
+            const Hint& hint = {}) const;
+  Value write(const void* in) const;
+  void info(const std::string& path, std::vector<FieldInfo>& out) const;
 
-  /// A rule over several fields: returns what is wrong, or nothing.
-  void check(std::function<std::optional<std::string>(const T&)> rule) {
-    checks_.push_back(std::move(rule));
-  }
+ protected:
+  /// What is wrong with several fields together, or nothing.
+  using Check = std::function<std::optional<std::string>(const void*)>;
 
-  std::vector<std::string> names() const {
-    std::vector<std::string> all;
-    for (const Field& field : fields_) all.push_back(field.name);
-    return all;
-  }
-
-  /// Reads a section into `out`; keys not written keep their defaults. `skip` names a key that
-  /// belongs to the caller ("type" of a Component), `hint` may know more about an unknown key.
-  /// Adds every fault it meets.
-  bool read(const Value& value, T& out, const std::string& path, Faults& faults,
-            const std::string& skip = "", const Hint& hint = {}) const {
-    if (value.kind != Value::Kind::kMap && value.kind != Value::Kind::kNull) {
-      if (path.empty()) {
-        faults.add(value.mark,
-                   fmt::format("expected lines of the form KEY: VALUE, got {}", value.str()));
-      } else {
-        detail::wrong_type(value, path, "a section", faults);
-      }
-      return false;
-    }
-    bool good = true;
-    for (const Value::Member& member : value.members) {
-      if (!skip.empty() && member.key == skip) continue;
-      const auto field = std::find_if(fields_.begin(), fields_.end(),
-                                      [&](const Field& f) { return f.name == member.key; });
-      if (field == fields_.end()) {
-        std::string tail = hint ? hint(member.key) : "";
-        if (tail.empty()) tail = base::did_you_mean(member.key, names());
-        faults.add(member.mark, fmt::format("unknown key '{}'{}",
-                                            shortened(detail::at(path, member.key)), tail));
-        good = false;
-      } else {
-        good &= field->read(member.value, out, detail::at(path, member.key), faults);
-      }
-    }
-    for (const Field& field : fields_) {
-      if (field.required() && value.find(field.name) == nullptr) {
-        faults.add(value.mark,
-                   fmt::format("the key '{}' is missing", detail::at(path, field.name)));
-        good = false;
-      }
-    }
-    if (!good) return false;
-    for (const auto& rule : checks_) {
-      if (const auto problem = rule(out)) {
-        faults.add(value.mark, path.empty() ? *problem : path + ": " + *problem);
-        good = false;
-      }
-    }
-    return good;
-  }
-
-  Value write(const T& in) const {
-    Value value = Value::of_map();
-    for (const Field& field : fields_) value.set(field.name, field.write(in));
-    return value;
-  }
-
-  void info(const std::string& path, std::vector<FieldInfo>& out) const {
-    const T defaults{};
-    for (const Field& field : fields_) field.info(defaults, detail::at(path, field.name), out);
-  }
+  explicit SchemaBase(std::shared_ptr<const void> defaults);
+  ~SchemaBase();
+  const void* defaults() const { return defaults_.get(); }
+  /// @param member of defaults().
+  Rules& add_field(const std::string& name, const std::string& help, detail::FieldType type,
+                   const void* member);
+  void add_check(Check check);
 
  private:
   struct Field {
     std::string name;
-    std::function<bool()> required;
-    std::function<bool(const Value&, T&, const std::string&, Faults&)> read;
-    std::function<Value(const T&)> write;
-    std::function<void(const T&, const std::string&, std::vector<FieldInfo>&)> info;
+    std::string help;
+    detail::FieldType type;
+    ptrdiff_t offset;  ///< of the member in the struct
+    Rules rules;
   };
-  std::vector<Field> fields_;
-  std::vector<std::function<std::optional<std::string>(const T&)>> checks_;
+
+  std::shared_ptr<const void> defaults_;
+  std::deque<Field> fields_;  ///< a deque, since describe() holds references to rules
+  std::vector<Check> checks_;
+};
+
+/// The description of an option struct T: its keys, their help and rules.
+/// Built once per type; immutable and safe to share between threads afterwards.
+template <class T>
+class Schema : public SchemaBase {
+ public:
+  static const Schema& get() {
+    static const Schema schema;
+    return schema;
+  }
+
+  template <class M>
+  Rules& field(const std::string& name, M T::*member, const std::string& help) {
+    return add_field(name, help, detail::field_type<M>(),
+                     &(static_cast<const T*>(defaults())->*member));
+  }
+
+  /// A rule over several fields: returns what is wrong, or nothing.
+  template <class Rule>
+  void check(Rule rule) {
+    add_check([rule](const void* in) { return rule(*static_cast<const T*>(in)); });
+  }
+
+  /// Reads a section into `out`; keys not written keep their defaults. Adds every fault it meets.
+  bool read(const Value& value, T& out, const std::string& path, Faults& faults) const {
+    return SchemaBase::read(value, &out, path, faults);
+  }
+
+  Value write(const T& in) const { return SchemaBase::write(&in); }
+
+ private:
+  Schema() : SchemaBase(std::make_shared<const T>()) { T::describe(*this); }
 };
 
 template <Described T>

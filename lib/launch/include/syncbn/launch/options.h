@@ -37,7 +37,7 @@ struct StreamChoice {
 };
 
 /// Which processors a worker may use (bind_workers() says how they are chosen).
-enum class Binding { kNone, kCores, kNode, kSocket, kExclusive, kCoreComplex };
+enum class Binding { kNone, kCores, kNode, kSocket, kExclusive };
 
 /// Where the events of a run go, as lines of JSON.
 enum class EventTarget { kNone, kConsole, kLogFolder, kFile };

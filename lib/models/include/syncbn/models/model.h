@@ -8,7 +8,8 @@
 #include <torch/nn/module.h>
 
 #include <syncbn/config/schema.h>
-#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/process_group_ptr.h>
+#include <syncbn/models/model_kind.h>
 
 namespace syncbn::models {
 
@@ -33,16 +34,6 @@ struct ModelArgs {
   Norm norm = Norm::kLocal;
   /// The ranks that share statistics, for Norm::kSync; empty: all of them.
   dist::ProcessGroupPtr norm_group = {};
-};
-
-/// The registry behind `model: {type: resnet50}`. Knows digits, resnet18 and resnet50.
-/// make() draws the initial parameters from torch's default generator (torch::manual_seed); it
-/// throws base::UserError when the model cannot take samples of that shape. Both kinds of
-/// normalisation give the same parameter and buffer names, and the same initial values.
-/// One's own model is a class and a line of registration, as for data::DatasetKind.
-struct ModelKind {
-  using Registry = config::Registry<std::shared_ptr<Model>, const ModelArgs&>;
-  static Registry& registry();
 };
 
 }  // namespace syncbn::models

@@ -8,7 +8,7 @@
 #include <syncbn/data/dataset.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/sampler.h>
-#include <syncbn/models/model.h>
+#include <syncbn/models/model_kind.h>
 #include <syncbn/train/optimizer.h>
 #include <syncbn/train/schedule.h>
 

@@ -1,0 +1,82 @@
+#include <syncbn/config/value.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace syncbn::config {
+
+std::string shortened(std::string_view text) {
+  constexpr size_t kMaxBytes = 60;
+  if (text.size() <= kMaxBytes) return std::string(text);
+  return std::string(base::utf8_prefix(text, kMaxBytes)) + "…";
+}
+
+std::string Mark::str() const {
+  if (!source) return "";
+  return line > 0 ? fmt::format("{}:{}:{}", *source, line, column) : *source;
+}
+
+Value Value::of_scalar(std::string text, bool quoted) {
+  Value value;
+  value.kind = Kind::kScalar;
+  value.scalar = std::move(text);
+  value.quoted = quoted;
+  return value;
+}
+
+Value Value::of_list() {
+  Value value;
+  value.kind = Kind::kList;
+  return value;
+}
+
+Value Value::of_map() {
+  Value value;
+  value.kind = Kind::kMap;
+  return value;
+}
+
+const Value* Value::find(const std::string& key) const {
+  const auto it = std::find_if(members.begin(), members.end(),
+                               [&](const Member& member) { return member.key == key; });
+  return it == members.end() ? nullptr : &it->value;
+}
+
+void Value::set(const std::string& key, Value value) {
+  const auto it = std::find_if(members.begin(), members.end(),
+                               [&](const Member& member) { return member.key == key; });
+  if (it != members.end()) {
+    it->value = std::move(value);
+  } else {
+    members.push_back({key, value.mark, std::move(value)});
+  }
+}
+
+std::string Value::str() const {
+  switch (kind) {
+    case Kind::kNull:
+      return "nothing";
+    case Kind::kScalar:
+      return fmt::format("'{}'", shortened(scalar));
+    case Kind::kList:
+      return "a list";
+    case Kind::kMap:
+      return "a section";
+  }
+  return "?";
+}
+
+void Faults::add(const Mark& mark, const std::string& message) {
+  const std::string where = mark.str();
+  messages_.push_back(where.empty() ? message : where + ": " + message);
+}
+
+void Faults::throw_if_any() const {
+  if (!messages_.empty()) throw base::UserError(base::join(messages_, "\n  "));
+}
+
+}  // namespace syncbn::config

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+
+#include <syncbn/config/component.h>
+
+namespace syncbn::models {
+
+class Model;
+struct ModelArgs;
+
+/// The registry behind `model: {type: resnet50}`. Knows digits, resnet18 and resnet50.
+/// make() draws the initial parameters from torch's default generator (torch::manual_seed); it
+/// throws base::UserError when the model cannot take samples of that shape. Both kinds of
+/// normalisation give the same parameter and buffer names, and the same initial values.
+/// One's own model is a class and a line of registration, as for data::DatasetKind.
+///
+/// This header is apart from model.h because configurations need no more, and libtorch's modules
+/// take 13 s to read.
+struct ModelKind {
+  using Registry = config::Registry<std::shared_ptr<Model>, const ModelArgs&>;
+  static Registry& registry();
+};
+
+}  // namespace syncbn::models
