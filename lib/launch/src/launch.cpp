@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/launch/options.h>
@@ -74,7 +75,7 @@ void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
   base::write_stderr(
       fmt::format("syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} cores (set it to "
                   "choose another)\n",
-                  threads, options.nproc_per_node, count_cores()));
+                  threads, options.nproc_per_node, base::usable_cpus()));
 }
 
 void check_gpus(const LaunchOptions& options) {

@@ -1,5 +1,6 @@
 #include "run_facts.h"
 
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector
   if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return {};
   if (!cpus.empty()) return threads_of_workers(cpus);
   const auto workers = static_cast<size_t>(options.nproc_per_node);
-  return std::vector<int>(workers, std::max(1, count_cores() / options.nproc_per_node));
+  return std::vector<int>(workers, std::max(1, base::usable_cpus() / options.nproc_per_node));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <syncbn/base/cpus.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -96,6 +97,7 @@ std::optional<Segment> Segment::make(const Layout& layout) {
   std::random_device random;
   auto* header = new (segment.memory_) Header{};
   for (uint64_t& part : header->nonce) part = uint64_t{random()} << 32 | random();
+  for (const int cpu : base::allowed_cpus()) header->cpus.set(static_cast<size_t>(cpu));
   return segment;
 }
 
