@@ -13,6 +13,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -24,6 +25,19 @@
 #include <system_error>
 
 #include "support/temp_folder.h"
+
+/// The errno with which fsync() of a folder fails; 0: it works.
+static int folder_sync_error = 0;
+
+/// In place of libc's.
+extern "C" int fsync(int fd) {
+  struct stat status {};
+  if (folder_sync_error == 0 || ::fstat(fd, &status) != 0 || !S_ISDIR(status.st_mode)) {
+    return static_cast<int>(::syscall(SYS_fsync, fd));
+  }
+  errno = folder_sync_error;
+  return -1;
+}
 
 namespace {
 
@@ -60,6 +74,17 @@ TEST_F(AtomicFileTest, KeepsTheOldFileWhenWritingFails) {
                UnavailableError);
   EXPECT_EQ(read_file(folder_ / "file"), "old");
   EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(AtomicFileTest, ReplacesFilesInFoldersThatCannotBeSynced) {
+  for (const int error : {EINVAL, EBADF}) {
+    folder_sync_error = error;
+    EXPECT_NO_THROW(write_file_atomically(folder_ / "file", std::to_string(error)));
+    EXPECT_EQ(read_file(folder_ / "file"), std::to_string(error));
+  }
+  folder_sync_error = EIO;
+  EXPECT_THROW(write_file_atomically(folder_ / "file", "new"), UnavailableError);
+  folder_sync_error = 0;
 }
 
 TEST_F(AtomicFileTest, WritesTheFileBehindALink) {

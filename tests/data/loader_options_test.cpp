@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <memory>
 #include <sstream>
-#include <thread>
 
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/data/distributed_sampler.h>
 #include <syncbn/data/loader.h>
@@ -84,7 +84,7 @@ TEST(LoaderOptionsTest, AutomaticWorkersShareTheHostsCores) {
   ASSERT_EQ(setenv("LOCAL_WORLD_SIZE", "1", /*overwrite=*/1), 0);
   const int alone = automatic_workers();
   EXPECT_GE(alone, 1);
-  EXPECT_LE(alone, static_cast<int>(std::thread::hardware_concurrency()));
+  EXPECT_LE(alone, base::usable_cpus());
   unsetenv("LOCAL_WORLD_SIZE");
   EXPECT_EQ(automatic_workers(), alone);
 }

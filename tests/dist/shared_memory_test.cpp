@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
@@ -20,7 +21,10 @@
 #include "collectives/gather_rows.h"
 #include "dist/shared_calls.h"
 #include "groups/world.h"
+#include "shm/exchange.h"
+#include "support/affinity.h"
 #include "support/multiproc.h"
+#include "support/skip.h"
 #include "support/thrown.h"
 
 namespace syncbn::test {
@@ -32,6 +36,34 @@ using c10d::ReduceOp;
 using dist::ProcessGroupPtr;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+TEST(SharedMemoryCpusTest, RanksThatShareCpusDoNotSpin) {
+  const base::Cpus cpus = base::allowed_cpus();
+  SYNCBN_SKIP_UNLESS(base::usable_cpus() >= 2, "two-cores");
+  namespace shm = dist::detail::shm;
+  ::unsetenv("LOCAL_WORLD_SIZE");
+  const auto may_spin = [](const std::vector<int>& bound_to) {
+    const shm::Layout layout(static_cast<int>(bound_to.size()));
+    std::vector<shm::Segment> segments;
+    for (const int cpu : bound_to) {
+      Affinity affinity;
+      affinity.bind_to(cpu);
+      segments.push_back(shm::Segment::make(layout).value());
+    }
+    return shm::have_cpus_for_all(segments);
+  };
+  const int first = *cpus.begin();
+  const int last = *cpus.rbegin();
+  EXPECT_TRUE(may_spin({first}));
+  EXPECT_TRUE(may_spin({first, last}));
+  EXPECT_FALSE(may_spin({first, first}));
+  EXPECT_FALSE(may_spin({first, last, last}));
+  // Of two ranks on one CPU only one is in the group.
+  ::setenv("LOCAL_WORLD_SIZE", "2", 1);
+  EXPECT_FALSE(may_spin({first}));
+  EXPECT_TRUE(may_spin({first, last}));
+  ::unsetenv("LOCAL_WORLD_SIZE");
+}
 
 class SharedMemoryTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedMemoryTest, ::testing::Values(1, 2, 3, 4));

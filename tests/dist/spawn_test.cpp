@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/spawn.h>
@@ -16,6 +17,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 
+#include "support/affinity.h"
 #include "support/thrown.h"
 
 namespace {
@@ -66,10 +68,15 @@ TEST(SpawnTest, CanBeCalledAgain) {
   }
 }
 
-TEST(SpawnTest, CoresAreShared) {
-  const int share = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / 2);
+TEST(SpawnTest, UsableCpusAreShared) {
+  const int share = std::max(1, syncbn::base::usable_cpus() / 2);
   ::unsetenv("OMP_NUM_THREADS");
   dist::spawn([share](int) { require(at::get_num_threads() == share, "threads"); }, 2);
+  {
+    syncbn::test::Affinity affinity;
+    affinity.bind_to(*syncbn::base::allowed_cpus().begin());
+    dist::spawn([](int) { require(at::get_num_threads() == 1, "threads of one CPU"); }, 1);
+  }
   ::setenv("OMP_NUM_THREADS", "7", 1);
   dist::spawn([](int) { require(std::string(std::getenv("OMP_NUM_THREADS")) == "7", "threads"); },
               2);

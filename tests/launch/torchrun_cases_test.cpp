@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/cpus.h>
 
 #include <filesystem>
 #include <map>
@@ -108,7 +109,7 @@ TEST_F(TorchrunRunCases, AWorkerForEachDevice) {
     return ranks_of(kUsual + Words{"--nproc-per-node=" + nproc}, "./touch.sh",
                     {{"CUDA_VISIBLE_DEVICES", gpus}});
   };
-  const int cores = std::stoi(run_program({"nproc"}, {.unset = {"OMP_NUM_THREADS"}}).out);
+  const int cores = base::usable_cpus();
   EXPECT_EQ(ranks_with("auto", ""), ranks(cores));
   EXPECT_EQ(ranks_with("cpu", "0,1,2"), ranks(cores));
   EXPECT_EQ(ranks_with("auto", "0,1,2"), ranks(3));

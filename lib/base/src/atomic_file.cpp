@@ -34,9 +34,16 @@ bool is_fault_of_the_path(int error) {
   }
 }
 
-void sync_to_disk(const fs::path& path, int flags) {
-  UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC));
+void sync_to_disk(const fs::path& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd || ::fsync(fd.get()) != 0) throw_errno(fmt::format("cannot sync {}", path.string()));
+}
+
+/// Does nothing if the folder may not be read, or its file system cannot sync folders (SMB, FUSE).
+void sync_folder_to_disk(const fs::path& folder) {
+  UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd ? ::fsync(fd.get()) == 0 || errno == EINVAL || errno == EBADF : errno == EACCES) return;
+  throw_errno(fmt::format("cannot sync {}", folder.string()));
 }
 
 // The file that a link leads to, which need not be there yet.
@@ -98,7 +105,7 @@ void write_file_atomically(const fs::path& link,
   std::error_code error;
   try {
     write(temporary);
-    sync_to_disk(temporary, O_RDONLY);
+    sync_to_disk(temporary);
     if (::rename(temporary.c_str(), path.c_str()) != 0) {
       throw_file_error(fmt::format("cannot move {} to {}", temporary.string(), path.string()),
                        errno);
@@ -107,7 +114,7 @@ void write_file_atomically(const fs::path& link,
     fs::remove(temporary, error);
     throw;
   }
-  sync_to_disk(temporary.parent_path(), O_RDONLY | O_DIRECTORY);
+  sync_folder_to_disk(temporary.parent_path());
 }
 
 void write_file_atomically(const fs::path& path, std::string_view bytes) {

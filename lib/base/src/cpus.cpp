@@ -1,19 +1,24 @@
+#include <sched.h>
 #include <syncbn/base/cpus.h>
+#include <syncbn/base/error.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace syncbn::base {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::infinity();
 
-/// What one group has, in CPUs.
+/// The quota of one group, in CPUs.
 double quota_of(const std::filesystem::path& group) {
   std::string quota;
   double period = 0;
@@ -29,7 +34,7 @@ double quota_of(const std::filesystem::path& group) {
   return kNone;
 }
 
-/// Of a group and of all above it.
+/// The least quota of a group and of all groups above it.
 double quota_up_from(const std::filesystem::path& mount, std::filesystem::path group) {
   double least = quota_of(mount);
   while (group.has_relative_path()) {
@@ -49,8 +54,26 @@ bool has_cpu(const std::string& controllers) {
 
 }  // namespace
 
-int available_cpus(const std::filesystem::path& root) {
-  auto cpus = static_cast<double>(::sysconf(_SC_NPROCESSORS_ONLN));
+Cpus allowed_cpus(pid_t process) {
+  // The kernel refuses a mask that is shorter than its own, and does not say how long that is.
+  constexpr size_t kMaxBytes = 1 << 16;
+  constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
+  std::vector<unsigned long> mask(sizeof(cpu_set_t) / sizeof(unsigned long));
+  const auto bytes = [&] { return mask.size() * sizeof(unsigned long); };
+  while (::sched_getaffinity(process, bytes(), reinterpret_cast<cpu_set_t*>(mask.data())) != 0) {
+    if (errno == ESRCH) return {};
+    if (errno != EINVAL || bytes() >= kMaxBytes) throw_errno("sched_getaffinity");
+    mask.resize(2 * mask.size());
+  }
+  Cpus cpus;
+  for (int cpu = 0; cpu < static_cast<int>(mask.size()) * kBits; ++cpu) {
+    if (((mask[static_cast<size_t>(cpu / kBits)] >> (cpu % kBits)) & 1) != 0) cpus.insert(cpu);
+  }
+  return cpus;
+}
+
+int usable_cpus(size_t allowed, const std::filesystem::path& root) {
+  auto cpus = static_cast<double>(allowed);
   std::ifstream groups(root / "proc/self/cgroup");
   // number:controllers:group; version 2 has one for all controllers, which it does not name
   for (std::string number, controllers, group; std::getline(groups, number, ':') &&
@@ -61,6 +84,14 @@ int available_cpus(const std::filesystem::path& root) {
     if (has_cpu(controllers)) cpus = std::min(cpus, quota_up_from(mount / controllers, group));
   }
   return std::max(1, static_cast<int>(cpus));
+}
+
+int cpus_of_rank(int ranks) {
+  const Cpus own = allowed_cpus();
+  Cpus all = own;
+  // The parent started the other ranks too. It keeps its own mask when it binds them.
+  all.merge(allowed_cpus(::getppid()));
+  return std::clamp(usable_cpus(all.size()) / ranks, 1, static_cast<int>(own.size()));
 }
 
 }  // namespace syncbn::base

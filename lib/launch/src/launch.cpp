@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
@@ -75,7 +76,7 @@ void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
   base::write_stderr(
       fmt::format("syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} (set it to "
                   "choose another)\n",
-                  threads, options.nproc_per_node, base::counted(count_cores(), "core")));
+                  threads, options.nproc_per_node, base::counted(base::usable_cpus(), "core")));
 }
 
 void check_gpus(const LaunchOptions& options) {

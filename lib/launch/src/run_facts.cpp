@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
-<<<<<<< HEAD
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
-=======
 #include <syncbn/base/random.h>
->>>>>>> config
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <optional>
@@ -29,7 +26,7 @@ std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector
   if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return {};
   if (!cpus.empty()) return threads_of_workers(cpus);
   const auto workers = static_cast<size_t>(options.nproc_per_node);
-  return std::vector<int>(workers, std::max(1, count_cores() / options.nproc_per_node));
+  return std::vector<int>(workers, std::max(1, base::usable_cpus() / options.nproc_per_node));
 }
 
 std::vector<Cpus> bound_cpus(const LaunchOptions& options) {
@@ -47,7 +44,7 @@ std::vector<Cpus> bound_cpus(const LaunchOptions& options) {
 std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
   std::vector<Cpus> cpus = bound_cpus(options);
   constexpr int kMaxPerCore = 32;
-  const int cores = std::min(count_cores(), base::available_cpus());
+  const int cores = base::usable_cpus();
   if (options.oversubscribe || options.nproc_per_node <= kMaxPerCore * cores) return cpus;
   throw base::UserError(fmt::format(
       "--nproc_per_node={}: this machine has {} for the workers, and more than {} workers per core "

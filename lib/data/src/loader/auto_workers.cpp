@@ -1,5 +1,3 @@
-#include <sched.h>
-
 #include <algorithm>
 
 #include <syncbn/base/cpus.h>
@@ -9,13 +7,9 @@
 namespace syncbn::data {
 
 int automatic_workers() {
-  constexpr int kMostRanks = 1 << 16;
-  const int64_t host = base::available_cpus();
-  cpu_set_t allowed;
-  const bool known = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0;
-  const int64_t own = known ? CPU_COUNT(&allowed) : host;
-  const int64_t ranks = base::env_int("LOCAL_WORLD_SIZE", 1, kMostRanks).value_or(1);
-  return static_cast<int>(std::max<int64_t>(std::min(own, host / ranks) - 1, 1));
+  constexpr int kMaxRanks = 1 << 16;
+  const auto ranks = base::env_int("LOCAL_WORLD_SIZE", 1, kMaxRanks).value_or(1);
+  return std::max(base::cpus_of_rank(static_cast<int>(ranks)) - 1, 1);
 }
 
 }  // namespace syncbn::data

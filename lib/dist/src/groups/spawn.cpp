@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
@@ -23,7 +24,6 @@
 #include <filesystem>
 #include <iterator>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -98,7 +98,7 @@ void set_environment(int rank, int nprocs, int port) {
   // Of a launcher around this program: its store is not these ranks'.
   ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
   if (base::env("OMP_NUM_THREADS")) return;
-  const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / nprocs);
+  const int threads = std::max(1, base::usable_cpus() / nprocs);
   set("OMP_NUM_THREADS", threads);
   at::set_num_threads(threads);  // the variable was read when this program was loaded
 }

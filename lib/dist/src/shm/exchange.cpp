@@ -36,13 +36,6 @@ constexpr int kLooksPerClock = 32;
 // A sleeper looks up as often, for what nobody wakes it for: that the group is broken off.
 constexpr nanoseconds kLongestSleep = milliseconds(50);
 
-/// @param ranks of this group and host; others of the job may be busy meanwhile.
-nanoseconds patience_of(int ranks) {
-  const auto local = base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
-  return std::max<int64_t>(ranks, local.value_or(0)) <= base::available_cpus() ? kPatience
-                                                                               : kShortPatience;
-}
-
 [[noreturn]] void throw_broken() {
   throw std::runtime_error("the exchange through shared memory was broken off");
 }
@@ -54,6 +47,20 @@ void relax() {
 }
 
 }  // namespace
+
+bool have_cpus_for_all(const std::vector<Segment>& segments) {
+  const auto& first = segments.front().header().cpus;
+  auto all = first;
+  bool are_bound = false;
+  for (const Segment& segment : segments) {
+    all |= segment.header().cpus;
+    are_bound |= segment.header().cpus != first;
+  }
+  auto ranks = static_cast<int64_t>(segments.size());
+  // Ranks outside this group run on the same CPUs, unless each rank is bound to some.
+  if (!are_bound) ranks = std::max(ranks, base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(0));
+  return ranks <= base::usable_cpus(all.count());
+}
 
 struct Exchange::Task {
   Task(std::unique_ptr<Operation> operation, uint64_t tag, milliseconds timeout)
@@ -125,7 +132,7 @@ Exchange::Exchange(const Layout& layout, std::vector<Segment> segments, int rank
       rank_(rank),
       names_(std::move(names)),
       process_(::getpid()),
-      patience_(patience_of(ranks())) {}
+      patience_(have_cpus_for_all(segments_) ? kPatience : kShortPatience) {}
 
 Exchange::~Exchange() {
   stop();

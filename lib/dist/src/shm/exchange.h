@@ -19,6 +19,10 @@
 
 namespace syncbn::dist::detail::shm {
 
+/// Whether each rank of this host can have a CPU of its own, so that a waiting rank may spin.
+/// @param segments of the ranks of one group on this host.
+bool have_cpus_for_all(const std::vector<Segment>& segments);
+
 /// Runs the operations of one group, one after the other, in the order in which they were started.
 /// Nothing waits in start(): a thread that waits for an operation carries on with what is to be
 /// done, so that a small exchange needs no other thread; for what nobody waits for, or what takes

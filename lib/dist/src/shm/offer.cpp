@@ -15,7 +15,7 @@ namespace syncbn::dist::detail::shm {
 namespace {
 
 // To be raised with every change of what lies in the segments, and of when it does.
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 
 std::string key_of(int rank) {
   return fmt::format("syncbn/shared-memory/{}/{}", kVersion, rank);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/random.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -95,6 +96,7 @@ std::optional<Segment> Segment::make(const Layout& layout) {
   if (!segment.map(std::move(file), layout.segment_bytes())) return std::nullopt;
   auto* header = new (segment.memory_) Header{};
   for (uint64_t& part : header->nonce) part = base::random_bits();
+  for (const int cpu : base::allowed_cpus()) header->cpus.set(static_cast<size_t>(cpu));
   return segment;
 }
 

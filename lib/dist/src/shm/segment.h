@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -24,6 +25,8 @@ struct Header {
   std::atomic<uint32_t> sleepers;
   /// By slot: which call the step belongs to.
   std::array<std::atomic<uint64_t>, kSlots> tags;
+  /// The rank's affinity mask when it made the segment. Linux numbers at most 8192 CPUs.
+  std::bitset<8192> cpus;
 };
 
 /// How a segment is divided: the header, and for each slot what a rank gives (input), and what it

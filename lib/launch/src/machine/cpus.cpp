@@ -1,12 +1,9 @@
 #include "machine/cpus.h"
 
 #include <fmt/format.h>
-#include <sched.h>
-#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <climits>
 
 namespace syncbn::launch {
@@ -14,27 +11,7 @@ namespace {
 
 constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
 
-cpu_set_t* as_cpu_set(std::vector<unsigned long>& mask) {
-  return reinterpret_cast<cpu_set_t*>(mask.data());
-}
-
 }  // namespace
-
-Cpus allowed_cpus() {
-  // The kernel refuses a mask that is too short for it; how long its own is it does not say.
-  constexpr size_t kMostBytes = 1 << 16;
-  std::vector<unsigned long> mask(sizeof(cpu_set_t) / sizeof(unsigned long));
-  const auto bytes = [&] { return mask.size() * sizeof(unsigned long); };
-  while (::sched_getaffinity(0, bytes(), as_cpu_set(mask)) != 0) {
-    if (errno != EINVAL || bytes() >= kMostBytes) base::throw_errno("sched_getaffinity");
-    mask.resize(2 * mask.size());
-  }
-  Cpus cpus;
-  for (int cpu = 0; cpu < static_cast<int>(mask.size()) * kBits; ++cpu) {
-    if (((mask[static_cast<size_t>(cpu / kBits)] >> (cpu % kBits)) & 1) != 0) cpus.insert(cpu);
-  }
-  return cpus;
-}
 
 Cpus parse_cpus(std::string_view list) {
   Cpus cpus;

@@ -1,17 +1,15 @@
 #pragma once
 
-#include <set>
+#include <syncbn/base/cpus.h>
+
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace syncbn::launch {
 
-/// Processors by the kernel's numbers: hardware threads, not cores.
-using Cpus = std::set<int>;
-
-/// Those that this process may run on.
-Cpus allowed_cpus();
+using base::allowed_cpus;
+using base::Cpus;
 
 /// The kernel's way of writing them, "0-3,8"; what is no number is left out.
 Cpus parse_cpus(std::string_view list);

@@ -80,10 +80,6 @@ const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
 
 }  // namespace
 
-int count_cores() {
-  return static_cast<int>(allowed_cpus().size());
-}
-
 int count_gpus(bool virtual_local_rank) {
   if (const auto count = count_gpus_at_hand(virtual_local_rank)) return *count;
   return Nvml().count();

@@ -9,9 +9,6 @@
 
 namespace syncbn::launch {
 
-/// Processors that this process may run on.
-int count_cores();
-
 /// GPUs that a CUDA program would see: CUDA_VISIBLE_DEVICES, else the driver's list in /proc, else
 /// (in some containers, WSL) NVML, which is loaded for that moment; no CUDA library is. Of MIG
 /// devices a process sees only the first, so several count only where each worker gets its own.

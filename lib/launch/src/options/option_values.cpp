@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
@@ -46,11 +47,11 @@ std::optional<Streams> read_streams(std::string_view number) {
 }  // namespace
 
 int count_workers(const std::string& typed, bool virtual_local_rank) {
-  if (typed == "cpu") return count_cores();
+  if (typed == "cpu") return base::usable_cpus();
   if (typed == "auto" || typed == "gpu") {
     const int gpus = count_gpus(virtual_local_rank);
     if (gpus > 0) return gpus;
-    if (typed == "auto") return count_cores();
+    if (typed == "auto") return base::usable_cpus();
     throw base::UserError(
         "--nproc_per_node=gpu: no GPU is visible (CUDA_VISIBLE_DEVICES, /proc/driver/nvidia, "
         "NVML); use a number, or cpu");

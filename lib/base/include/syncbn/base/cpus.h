@@ -1,13 +1,27 @@
 #pragma once
 
+#include <sys/types.h>
+
+#include <cstddef>
 #include <filesystem>
+#include <set>
 
 namespace syncbn::base {
 
-/// How many CPUs the processes of this one's control group have at a time: those that are online,
-/// or, as in containers, fewer by a quota of the group or of one above it (whole ones, at least 1).
-/// Which of them the group (its cpuset) or this process alone may run on is not looked at.
-/// @param root in front of /proc and /sys, for tests.
-int available_cpus(const std::filesystem::path& root = "/");
+/// CPUs by the kernel's numbers: hardware threads, not cores.
+using Cpus = std::set<int>;
+
+/// The online CPUs in the affinity mask of a process; a cpuset (containers, SLURM) narrows the mask.
+/// @param process 0 is the calling thread. A process that has ended has none.
+Cpus allowed_cpus(pid_t process = 0);
+
+/// How many CPUs can run at a time: `allowed`, or fewer if this process's control group or one
+/// above it has a quota. Rounded down, at least 1.
+/// @param root prefix of /proc and /sys, for tests.
+int usable_cpus(size_t allowed = allowed_cpus().size(), const std::filesystem::path& root = "/");
+
+/// This process's share of usable_cpus(), at least 1, if `ranks` processes like it run on this host:
+/// all of its mask if the launcher bound it to CPUs of its own.
+int cpus_of_rank(int ranks);
 
 }  // namespace syncbn::base

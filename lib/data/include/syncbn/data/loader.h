@@ -21,9 +21,8 @@ class WorkerPool;
 /// LoaderOptions::num_workers: of a SampleDataset automatic_workers(), of others none.
 constexpr int kAutoWorkers = -1;
 
-/// Threads that one rank of a host should decode with: the host's cores divided by LOCAL_WORLD_SIZE
-/// (or those this process may run on, when they are fewer), one of them left to the thread that
-/// trains; at least 1.
+/// Threads that one rank of a host should decode with: base::cpus_of_rank(LOCAL_WORLD_SIZE) less one
+/// for the thread that trains; at least 1.
 int automatic_workers();
 
 struct LoaderOptions {
