@@ -190,7 +190,8 @@ TEST(LaunchTest, PassesOnMuchOutputToItsLastByte) {
 }
 
 TEST(LaunchTest, DoesNotWaitForAGrandchildThatHoldsThePipe) {
-  const auto result = launch({"sh", "-c", "sleep 1000 & echo started"}, {.timeout_seconds = 30});
+  const auto result = launch({"--shutdown_timeout=0.1", "sh", "-c", "sleep 1000 & echo started"},
+                             {.timeout_seconds = 30});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out, "started\n");
 }

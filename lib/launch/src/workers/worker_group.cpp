@@ -27,6 +27,9 @@ namespace {
 // A process that SIGKILL does not end (uninterruptible in the kernel) must not hold us for ever.
 constexpr std::chrono::seconds kKillPatience{5};
 
+// Grace period for processes that the workers started, after a failure or a signal.
+constexpr std::chrono::milliseconds kHelperPatience{2000};
+
 // All workers find a mistake in the usage by themselves, and often only rank 0 says what it is: it
 // must not be ended by a quicker one before it has spoken.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
@@ -56,7 +59,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
 
 GroupResult WorkerGroup::run() {
   start();
-  while (anyone_runs() && !keeper_->gone()) {
+  while (!is_over() && !keeper_->gone()) {
     wait_for_events();
     handle_signals();
     handle_cluster();
@@ -68,7 +71,7 @@ GroupResult WorkerGroup::run() {
   if (keeper_->gone()) {
     keeper_is_lost();
   } else {
-    keeper_->finish(kKillPatience);
+    keeper_->finish(kKillPatience, ending_ || first_failure_ ? Daemons::kKill : Daemons::kSpare);
   }
   // Nobody writes any more, so all of it can be read.
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
@@ -237,6 +240,9 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
     case KeeperEvent::Kind::kExecFailed:
       worker.start_error = event.value;
       break;
+    case KeeperEvent::Kind::kLeft:
+      if (std::exchange(left_, static_cast<Left>(event.value)) == Left::kWorkers) end_helpers();
+      break;
     case KeeperEvent::Kind::kExited:
       drain(index);  // its last words come before what is said about its end
       worker.wait_status = event.value;
@@ -325,13 +331,25 @@ void WorkerGroup::handle_deadlines() {
   }
   if (announce_at_ && Clock::now() >= *announce_at_) {
     announce_at_.reset();
-    output_.say(announce_failure(workers_[first_failure_->worker]));
+    if (anyone_runs()) output_.say(announce_failure(workers_[first_failure_->worker]));
+    if (!ending_) output_.say(announce_helpers());
   }
   if (!deadline_ || Clock::now() < *deadline_) return;
+  if (!ending_) {
+    output_.say(
+        fmt::format("syncbn-launch: what the workers started has not ended after {}: {}; "
+                    "sending SIGTERM",
+                    grace_time(), describe_helpers(keeper_->pid())));
+    end_workers(SIGTERM);
+    return;
+  }
+  if (!killed_ && !anyone_runs()) {
+    killed_ = true;  // the keeper does it
+    return;
+  }
   if (!killed_) {
-    output_.say(fmt::format(
-        "syncbn-launch: workers still run {} after the signal to end: killed",
-        base::format_seconds(std::chrono::duration<double>(options_.shutdown_timeout).count())));
+    output_.say(fmt::format("syncbn-launch: workers still run {} after the signal to end: killed",
+                            grace_time()));
     kill_workers();
     return;
   }
@@ -349,7 +367,8 @@ void WorkerGroup::handle_deadlines() {
 
 void WorkerGroup::end_workers(int signal) {
   ending_ = true;
-  deadline_ = Clock::now() + options_.shutdown_timeout;
+  deadline_ = Clock::now() + (anyone_runs() ? options_.shutdown_timeout
+                                            : std::min(options_.shutdown_timeout, kHelperPatience));
   keeper_->signal_workers(signal);
   keeper_->signal_workers(SIGCONT);  // a stopped worker acts on it only then
 }
@@ -358,6 +377,22 @@ void WorkerGroup::kill_workers() {
   killed_ = true;
   deadline_ = Clock::now() + kKillPatience;
   keeper_->signal_workers(SIGKILL);
+}
+
+// Once all workers have ended.
+void WorkerGroup::end_helpers() {
+  end_at_.reset();
+  announce_at_.reset();
+  if (is_over()) return;
+  if (ending_ || first_failure_) return end_workers(SIGTERM);
+  deadline_ = Clock::now() + options_.shutdown_timeout;
+  announce_at_ = Clock::now() + kAnnounceAfter;
+}
+
+bool WorkerGroup::is_over() const {
+  if (anyone_runs()) return false;
+  const bool spares_daemons = !ending_ && !first_failure_;
+  return killed_ || left_ == Left::kNothing || (left_ == Left::kDaemons && spares_daemons);
 }
 
 bool WorkerGroup::anyone_runs() const {
@@ -379,6 +414,17 @@ std::string WorkerGroup::announce_failure(const Worker& worker) const {
                                     [](const Worker& other) { return other.running; });
   return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} other worker{} to end",
                      worker.rank, worker.end_in_words(), others, others == 1 ? "" : "s");
+}
+
+std::string WorkerGroup::announce_helpers() const {
+  return fmt::format(
+      "syncbn-launch: all workers have ended; waiting up to {} (--shutdown_timeout) for what they "
+      "started: {}",
+      grace_time(), describe_helpers(keeper_->pid()));
+}
+
+std::string WorkerGroup::grace_time() const {
+  return base::format_seconds(std::chrono::duration<double>(options_.shutdown_timeout).count());
 }
 
 GroupResult WorkerGroup::result() {
