@@ -1,6 +1,7 @@
 #include "machine/topology.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/error.h>
 
 #include <algorithm>
 #include <fstream>
@@ -84,10 +85,13 @@ std::vector<Cpus> Topology::cores(const Cpus& cpus) const {
 }
 
 std::vector<Cpus> Topology::complexes(const Cpus& cpus) const {
-  // Without a word about caches, as in many virtual machines, all share one.
   return split(cpus, [&](int cpu) {
-    const Cpus sharers = cache_sharers(cpu);
-    return sharers.empty() ? cpus : sharers;
+    Cpus sharers = cache_sharers(cpu);
+    if (!sharers.empty()) return sharers;
+    throw base::UserError(fmt::format(
+        "--numa_binding=core-complex: {} does not tell which cores share a cache with CPU {}; use "
+        "--numa_binding=node",
+        (folder_of(cpu) / "cache").string(), cpu));
   });
 }
 
