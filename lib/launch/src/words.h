@@ -10,7 +10,7 @@ namespace syncbn::launch {
 /// A decimal number and nothing else.
 std::optional<int> whole_number(std::string_view text);
 
-/// "a,b" as "a" and "b"; of nothing there are none. A comma at the end leaves an empty word behind
+/// "a, b" as "a" and "b"; of nothing there are none. A comma at the end leaves an empty word behind
 /// it, for the caller to refuse.
 std::vector<std::string> words_of(std::string_view text);
 

@@ -106,14 +106,15 @@ void WorkerGroup::start() {
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
     if (on_terminal) variables["SYNCBN_AGENT_COLUMNS"] = std::to_string(base::terminal_columns());
 
-    specs.push_back({.file = command_.file,
-                     .argv = worker.argv,
-                     .env = merge_environment(variables),
-                     // Several readers would share out the input by chance.
-                     .stdin_fd = workers_.size() == 1 && may_read_input() ? STDIN_FILENO : -1,
-                     .stdout_fd = out.get(),
-                     .stderr_fd = err.get(),
-                     .agent_fd = agent.writer.get()});
+    specs.push_back(
+        {.file = command_.file,
+         .argv = worker.argv,
+         .env = merge_environment(variables),
+         // Several readers would share out the input by chance.
+         .stdin_fd = worker.rank == options_.stdin_rank && may_read_input() ? STDIN_FILENO : -1,
+         .stdout_fd = out.get(),
+         .stderr_fd = err.get(),
+         .agent_fd = agent.writer.get()});
     if (!facts_.cpus.empty()) specs.back().cpu_mask = cpu_mask(facts_.cpus[i]);
     worker.agent = std::move(agent.reader);
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
