@@ -79,7 +79,7 @@ GroupResult WorkerGroup::run() {
     output_.finish(i, Stream::kOut);
     output_.finish(i, Stream::kErr);
   }
-  output_.set_bar({});
+  output_.clear_live();
   return result();
 }
 
@@ -150,7 +150,7 @@ void WorkerGroup::wait_for_events() {
   if (cluster_ != nullptr) polls.push_back({cluster_->fd(), POLLIN, 0});
   auto wake = Clock::time_point::max();
   if (cluster_ != nullptr) wake = cluster_->due();
-  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due()}) {
+  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due(), output_.due()}) {
     if (time) wake = std::min(wake, *time);
   }
   const int timeout_ms = wake == Clock::time_point::max() ? -1 : base::milliseconds_until(wake);
@@ -206,7 +206,7 @@ void WorkerGroup::tell_cluster(int exit_code, bool may_restart, const std::strin
 }
 
 void WorkerGroup::stop_and_continue() {
-  output_.set_bar({});
+  output_.clear_live();
   keeper_->signal_workers(SIGSTOP);
   if (cluster_ != nullptr) cluster_->pause();
   Signals::stop_self();
@@ -293,6 +293,7 @@ void WorkerGroup::read_outputs() {
   if (due && Clock::now() >= *due) {
     output_.set_bar(progress_.draw(base::terminal_columns(), Clock::now()));
   }
+  output_.show_partial_lines();
 }
 
 void WorkerGroup::drain(size_t index) {
@@ -405,7 +406,7 @@ void WorkerGroup::keeper_is_lost() {
   kill_all_descendants();
   if (!anyone_runs()) return;  // it was about to end anyway
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
-  output_.set_bar({});
+  output_.clear_live();
   throw base::UnavailableError(fmt::format(
       "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
 }
