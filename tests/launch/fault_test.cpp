@@ -180,19 +180,24 @@ TEST(LaunchFaultTest, DaemonsOfWorkersThatSucceedAreLeftAlone) {
   EXPECT_EQ(job.count("tail"), 1U);
 }
 
-TEST(LaunchFaultTest, DaemonsOfWorkersThatFailMayCleanUpBeforeTheyAreKilled) {
-  TempFolder folder;
-  const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
-  // The first ends when the worker has; the second never does.
-  const auto result = launch({"sh", "-c",
-                              "touch segment; setsid sh -c 'touch up; while kill -0 '$$$$' && ! "
-                              "grep -q Z /proc/'$$$$'/stat; do sleep 0.01; "
-                              "done 2> /dev/null; rm segment' & setsid tail -f /dev/null & "
-                              "while [ ! -e up ]; do sleep 0.01; done; exit 3"},
-                             {.env = {{"SYNCBN_TEST_JOB", folder.path()}}, .cwd = folder.path()});
-  EXPECT_EQ(result.exit_code, 3);
-  EXPECT_FALSE(fs::exists(folder / "segment"));
-  EXPECT_TRUE(job_processes(marker).empty());
+TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
+  for (const int exit_code : {0, 3}) {
+    TempFolder folder;
+    const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
+    // The first ends when the worker has; the second never does.
+    const std::string script =
+        "touch segment; setsid sh -c 'touch up; while kill -0 '$$$$' && ! grep -q Z "
+        "/proc/'$$$$'/stat; do sleep 0.01; done 2> /dev/null; rm segment' & "
+        "setsid tail -f /dev/null & while [ ! -e up ]; do sleep 0.01; done; "
+        "exit " +
+        std::to_string(exit_code);
+    const auto result = launch({"sh", "-c", script},
+                               {.env = {{"SYNCBN_TEST_JOB", folder.path()}}, .cwd = folder.path()});
+    EXPECT_EQ(result.exit_code, exit_code);
+    EXPECT_FALSE(fs::exists(folder / "segment"));
+    EXPECT_EQ(count_programs(marker, "tail"), exit_code == 0 ? 1U : 0U);
+    for (const pid_t pid : job_processes(marker)) ::kill(pid, SIGKILL);
+  }
 }
 
 /// A control group of version 1 whose processes can be frozen: then they are in state D, and

@@ -30,6 +30,9 @@ constexpr std::chrono::seconds kKillPatience{5};
 // Grace period for processes that the workers started, after a failure or a signal.
 constexpr std::chrono::milliseconds kHelperPatience{2000};
 
+// Grace period for daemons, after success: in a container they are killed once the launcher ends.
+constexpr std::chrono::seconds kDaemonPatience{1};
+
 // All workers find a mistake in the usage by themselves, and often only rank 0 says what it is: it
 // must not be ended by a quicker one before it has spoken.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
@@ -71,7 +74,7 @@ GroupResult WorkerGroup::run() {
   if (keeper_->gone()) {
     keeper_is_lost();
   } else {
-    keeper_->finish(kKillPatience, ending_ || first_failure_ ? Daemons::kKill : Daemons::kSpare);
+    keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
   // Nobody writes any more, so all of it can be read.
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
@@ -243,6 +246,7 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       break;
     case KeeperEvent::Kind::kLeft:
       if (std::exchange(left_, static_cast<Left>(event.value)) == Left::kWorkers) end_helpers();
+      if (left_ == Left::kDaemons && succeeded()) deadline_ = Clock::now() + kDaemonPatience;
       break;
     case KeeperEvent::Kind::kExited:
       drain(index);  // its last words come before what is said about its end
@@ -334,10 +338,10 @@ void WorkerGroup::handle_deadlines() {
   if (announce_at_ && Clock::now() >= *announce_at_) {
     announce_at_.reset();
     if (anyone_runs()) output_.say(announce_failure(workers_[first_failure_->worker]));
-    if (!ending_) output_.say(announce_helpers());
+    if (!ending_ && left_ == Left::kHelpers) output_.say(announce_helpers());
   }
   if (!deadline_ || Clock::now() < *deadline_) return;
-  if (!ending_) {
+  if (!ending_ && left_ == Left::kHelpers) {
     output_.say(
         fmt::format("syncbn-launch: what the workers started has not ended after {}: {}; "
                     "sending SIGTERM",
@@ -346,7 +350,7 @@ void WorkerGroup::handle_deadlines() {
     return;
   }
   if (!killed_ && !anyone_runs()) {
-    killed_ = true;  // the keeper does it
+    killed_ = true;  // the keeper does it, or spares daemons
     return;
   }
   if (!killed_) {
@@ -386,15 +390,17 @@ void WorkerGroup::end_helpers() {
   end_at_.reset();
   announce_at_.reset();
   if (is_over()) return;
-  if (ending_ || first_failure_) return end_workers(SIGTERM);
+  if (!succeeded()) return end_workers(SIGTERM);
   deadline_ = Clock::now() + options_.shutdown_timeout;
   announce_at_ = Clock::now() + kAnnounceAfter;
 }
 
 bool WorkerGroup::is_over() const {
-  if (anyone_runs()) return false;
-  const bool spares_daemons = !ending_ && !first_failure_;
-  return killed_ || left_ == Left::kNothing || (left_ == Left::kDaemons && spares_daemons);
+  return !anyone_runs() && (killed_ || left_ == Left::kNothing);
+}
+
+bool WorkerGroup::succeeded() const {
+  return !ending_ && !first_failure_;
 }
 
 bool WorkerGroup::anyone_runs() const {

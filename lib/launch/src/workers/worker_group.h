@@ -79,6 +79,8 @@ class WorkerGroup {
   void stop_and_continue();
   bool anyone_runs() const;
   bool is_over() const;
+  /// As far as is known.
+  bool succeeded() const;
 
   GroupResult result();
   std::string announce_failure(const Worker& worker) const;
