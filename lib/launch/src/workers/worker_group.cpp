@@ -27,11 +27,10 @@ namespace {
 // A process that SIGKILL does not end (uninterruptible in the kernel) must not hold us for ever.
 constexpr std::chrono::seconds kKillPatience{5};
 
-// Grace period for processes that the workers started, after a failure or a signal.
-constexpr std::chrono::milliseconds kHelperPatience{2000};
-
-// Grace period for daemons, after success: in a container they are killed once the launcher ends.
-constexpr std::chrono::seconds kDaemonPatience{1};
+// Grace period for processes that the workers started, after a failure or a signal; and for daemons
+// after success, since in a container they are killed once the launcher ends. torch_shm_manager
+// unlinks shared memory 2 s after its last client.
+constexpr std::chrono::milliseconds kHelperPatience{3000};
 
 // All workers find a mistake in the usage by themselves, and often only rank 0 says what it is: it
 // must not be ended by a quicker one before it has spoken.
@@ -246,7 +245,7 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       break;
     case KeeperEvent::Kind::kLeft:
       if (std::exchange(left_, static_cast<Left>(event.value)) == Left::kWorkers) end_helpers();
-      if (left_ == Left::kDaemons && succeeded()) deadline_ = Clock::now() + kDaemonPatience;
+      if (left_ == Left::kDaemons && succeeded()) deadline_ = Clock::now() + kHelperPatience;
       break;
     case KeeperEvent::Kind::kExited:
       drain(index);  // its last words come before what is said about its end
