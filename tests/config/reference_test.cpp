@@ -9,14 +9,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<FieldInfo> car_fields() {
+std::vector<FieldInfo> fields_of_car() {
   std::vector<FieldInfo> fields;
   Schema<CarOptions>::get().info("", fields);
   return fields;
 }
 
 TEST(ReferenceTest, GroupsKeysBySectionAndAlternative) {
-  const auto groups = group_fields(car_fields());
+  const auto groups = group_fields(fields_of_car());
   std::vector<std::string> names;
   names.reserve(groups.size());
   for (const FieldGroup& group : groups) names.push_back(group.section + "|" + group.only_for);
@@ -25,8 +25,8 @@ TEST(ReferenceTest, GroupsKeysBySectionAndAlternative) {
 }
 
 TEST(ReferenceTest, WritesATableRowForEveryKey) {
-  const std::string text = markdown_reference(car_fields());
-  for (const FieldInfo& field : car_fields()) {
+  const std::string text = markdown_reference(fields_of_car());
+  for (const FieldInfo& field : fields_of_car()) {
     EXPECT_THAT(text, HasSubstr("| `" + field.path + "` |"));
   }
   EXPECT_THAT(text,
@@ -36,7 +36,7 @@ TEST(ReferenceTest, WritesATableRowForEveryKey) {
 }
 
 TEST(ReferenceTest, EscapesBarsThatWouldEndATableCell) {
-  EXPECT_THAT(markdown_reference(car_fields()),
+  EXPECT_THAT(markdown_reference(fields_of_car()),
               HasSubstr("| `sunroof` | true\\|false | `false` |"));
 }
 

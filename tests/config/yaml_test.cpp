@@ -101,7 +101,7 @@ TEST(YamlTest, NamesAFileThatIsNotThere) {
 }
 
 TEST(YamlTest, ReadsAFileAndNamesItInMarks) {
-  const test::TempFolder folder;
+  const syncbn::test::TempFolder folder;
   const auto path = folder / "b.yaml";
   base::write_file_atomically(path, "a: 1\n");
   const Value value = load_yaml(path);

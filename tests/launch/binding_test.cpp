@@ -92,7 +92,7 @@ TEST(KeeperTest, TellsThatAWorkerCannotBeBound) {
                                                  .cpu_mask = launch::cpu_mask({kNobodysCpu})}};
   launch::Keeper keeper(workers, [] {});
   std::vector<launch::KeeperEvent> events;
-  while (events.size() < 3 && !keeper.gone()) {
+  while (events.size() < 4 && !keeper.gone()) {
     pollfd news{keeper.fd(), POLLIN, 0};
     ::poll(&news, 1, -1);
     while (const auto event = keeper.next_event()) events.push_back(*event);
@@ -100,14 +100,16 @@ TEST(KeeperTest, TellsThatAWorkerCannotBeBound) {
   keeper.finish(std::chrono::seconds(50));
   EXPECT_TRUE(keeper.gone());
   using Kind = launch::KeeperEvent::Kind;
-  ASSERT_EQ(events.size(), 3U);
+  ASSERT_EQ(events.size(), 4U);
   const auto failed = std::find_if(events.begin(), events.end(), [](const auto& event) {
     return event.kind == Kind::kBindFailed;
   });
   ASSERT_NE(failed, events.end());
   EXPECT_EQ(failed->value, EINVAL);
-  EXPECT_EQ(events.back().kind, Kind::kExited);
-  EXPECT_EQ(WEXITSTATUS(events.back().value), base::kExitUnavailable);
+  EXPECT_EQ(events[2].kind, Kind::kExited);
+  EXPECT_EQ(WEXITSTATUS(events[2].value), base::kExitUnavailable);
+  EXPECT_EQ(events[3].kind, Kind::kLeft);
+  EXPECT_EQ(events[3].value, static_cast<int32_t>(launch::Left::kNothing));
 }
 
 TEST(GpuCountTest, AsksNvmlWhereThereIsNoOtherWord) {

@@ -108,17 +108,96 @@ TEST(LaunchFaultTest, ASecondInterruptKillsAtOnce) {
   EXPECT_EQ(job.left_over(), 0U);
 }
 
-TEST(LaunchFaultTest, LeftoversOfAJobThatSucceedsAreKilledToo) {
-  TempFolder folder;
-  const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
-  Program launcher(launch_command({"sh", "-c",
-                                   "trap '' TERM; setsid sleep 1000 & sleep 1000 & "
-                                   "while [ ! -e go ]; do :; done; exit 0"}),
-                   {.env = {{"SYNCBN_TEST_JOB", folder.path()}}, .cwd = folder.path()});
-  ASSERT_TRUE(launcher.wait_until([&] { return count_programs(marker, "sleep") == 2; }));
-  folder.write("go", "");
-  EXPECT_EQ(launcher.wait().exit_code, 0);
-  EXPECT_TRUE(job_processes(marker).empty());
+// A worker that starts these commands in the background, and succeeds once the file "go" is there.
+class JobThatSucceeds {
+ public:
+  JobThatSucceeds(const std::string& commands, const std::string& shutdown_timeout)
+      : marker_("SYNCBN_TEST_JOB=" + folder_.path().string()),
+        launcher_(launch_command({"--shutdown_timeout=" + shutdown_timeout, "sh", "-c",
+                                  commands + " while [ ! -e go ]; do sleep 0.01; done; exit 0"}),
+                  {.env = {{"SYNCBN_TEST_JOB", folder_.path()}}, .cwd = folder_.path()}) {}
+  ~JobThatSucceeds() {
+    for (const pid_t pid : job_processes(marker_)) ::kill(pid, SIGKILL);
+  }
+
+  size_t count(const std::string& program) const { return count_programs(marker_, program); }
+  const TempFolder& folder() const { return folder_; }
+  Program& launcher() { return launcher_; }
+
+ private:
+  TempFolder folder_;
+  std::string marker_;
+  Program launcher_;
+};
+
+TEST(LaunchFaultTest, HelpersOfWorkersThatSucceedMayEndByThemselves) {
+  JobThatSucceeds job("(while [ ! -e uploaded ]; do sleep 0.01; done; echo all there) & touch up;",
+                      "1000");
+  ASSERT_TRUE(job.launcher().wait_until([&] { return fs::exists(job.folder() / "up"); }));
+  job.folder().write("go", "");
+  ASSERT_TRUE(job.launcher().wait_until([&] {
+    return job.launcher().err().find("all workers have ended; waiting up to") != std::string::npos;
+  }));
+  job.folder().write("uploaded", "");
+  const auto result = job.launcher().wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "all there\n");
+}
+
+TEST(LaunchFaultTest, HelpersThatDoNotEndGetSigtermThenSigkill) {
+  JobThatSucceeds job(
+      "(trap 'echo cleaned up; exit' TERM; touch up1; while :; do sleep 0.01; done) & "
+      "(trap '' TERM; touch up2; exec tail -f /dev/null) &",
+      "0.3");
+  ASSERT_TRUE(job.launcher().wait_until(
+      [&] { return fs::exists(job.folder() / "up1") && job.count("tail") == 1; }));
+  job.folder().write("go", "");
+  const auto result = job.launcher().wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "cleaned up\n");
+  EXPECT_THAT(result.err, AllOf(HasSubstr("has not ended after 300 ms"), HasSubstr("tail (pid ")));
+  EXPECT_EQ(job.count("tail"), 0U);
+}
+
+TEST(LaunchFaultTest, ASignalEndsTheWaitForHelpers) {
+  JobThatSucceeds job("tail -f /dev/null &", "1000");
+  ASSERT_TRUE(job.launcher().wait_until([&] { return job.count("tail") == 1; }));
+  job.folder().write("go", "");
+  ASSERT_TRUE(job.launcher().wait_until(
+      [&] { return job.launcher().err().find("all workers have ended") != std::string::npos; }));
+  job.launcher().send_signal(SIGTERM);
+  EXPECT_EQ(job.launcher().wait().exit_code, 143);
+  EXPECT_EQ(job.count("tail"), 0U);
+}
+
+// torch_shm_manager is one: it unlinks shared memory when its last client has ended.
+TEST(LaunchFaultTest, DaemonsOfWorkersThatSucceedAreLeftAlone) {
+  JobThatSucceeds job("setsid tail -f /dev/null &", "1000");
+  ASSERT_TRUE(job.launcher().wait_until([&] { return job.count("tail") == 1; }));
+  job.folder().write("go", "");
+  const auto result = job.launcher().wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(job.count("tail"), 1U);
+}
+
+TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
+  for (const int exit_code : {0, 3}) {
+    TempFolder folder;
+    const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
+    // The first ends when the worker has; the second never does.
+    const std::string script =
+        "touch segment; setsid sh -c 'touch up; while kill -0 '$$$$' && ! grep -q Z "
+        "/proc/'$$$$'/stat; do sleep 0.01; done 2> /dev/null; rm segment' & "
+        "setsid tail -f /dev/null & while [ ! -e up ]; do sleep 0.01; done; "
+        "exit " +
+        std::to_string(exit_code);
+    const auto result = launch({"sh", "-c", script},
+                               {.env = {{"SYNCBN_TEST_JOB", folder.path()}}, .cwd = folder.path()});
+    EXPECT_EQ(result.exit_code, exit_code);
+    EXPECT_FALSE(fs::exists(folder / "segment"));
+    EXPECT_EQ(count_programs(marker, "tail"), exit_code == 0 ? 1U : 0U);
+    for (const pid_t pid : job_processes(marker)) ::kill(pid, SIGKILL);
+  }
 }
 
 /// A control group of version 1 whose processes can be frozen: then they are in state D, and

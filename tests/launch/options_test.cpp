@@ -99,6 +99,23 @@ TEST(LaunchOptionsTest, ReadsStreamsAsTorchrun) {
   EXPECT_TRUE(some.redirects.of(0).out && !some.redirects.of(0).err);
   EXPECT_TRUE(!some.redirects.of(11).out && some.redirects.of(11).err);
   EXPECT_FALSE(some.redirects.of(5).out || some.redirects.of(5).err);
+  // One command line for any number of workers.
+  EXPECT_TRUE(parse({"--tee=0:3, 1:3", "--nproc=1", "prog"}).tee.of(0).err);
+  EXPECT_THAT(parse({"--local_ranks_filter=0, 1", "--nproc=2", "prog"}).local_ranks_filter,
+              ElementsAre(0, 1));
+}
+
+TEST(LaunchOptionsTest, ReadsWhoGetsTheInput) {
+  EXPECT_EQ(parse({"prog"}).stdin_rank, 0);
+  EXPECT_EQ(parse({"--stdin=none", "prog"}).stdin_rank, -1);
+  EXPECT_EQ(parse({"--stdin=1", "--nproc=2", "prog"}).stdin_rank, 1);
+}
+
+// As torchrun, whose argparse takes them for its own.
+TEST(LaunchOptionsTest, TakesDashesRightBehindTheProgramAway) {
+  EXPECT_THAT(parse({"script.py", "--", "--foo"}).program, ElementsAre("script.py", "--foo"));
+  EXPECT_THAT(parse({"script.py", "a", "--", "--foo"}).program,
+              ElementsAre("script.py", "a", "--", "--foo"));
 }
 
 TEST(LaunchOptionsTest, SplitsFiltersAtSingleCommas) {
@@ -132,6 +149,16 @@ TEST(LaunchOptionsTest, ReadsTorchrunsSettingsOfTheRendezvous) {
   EXPECT_EQ(options.is_host, false);
 }
 
+// As torchrun's own tests pass it, in a list of arguments.
+TEST(LaunchOptionsTest, TakesQuotesOffTheSettingsOfTheRendezvous) {
+  const auto options =
+      parse({"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=host",
+             "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=x'", "true"});
+  EXPECT_EQ(options.join_timeout, std::chrono::seconds(5));
+  EXPECT_EQ(options.last_call, std::chrono::seconds(1));
+  EXPECT_EQ(parse({"--rdzv-conf=timeout=7", "true"}).join_timeout, std::chrono::seconds(7));
+}
+
 TEST(LaunchOptionsTest, NodesMayChangeWhereTheUserAskedForIt) {
   const auto may_change = [](std::vector<const char*> words) {
     for (const char* word : {"--rdzv-endpoint=host", "true"}) words.push_back(word);
@@ -161,7 +188,7 @@ TEST(LaunchOptionsTest, TellsTheLocalRankAsTheOldLauncherOnRequest) {
 
 TEST(LaunchOptionsTest, AcceptsTheRestOfTorchrunsOptions) {
   EXPECT_EQ(parse({"--monitor-interval=5", "--monitor-interval=1", "--start-method=spawn",
-                   "--logs-specs=x", "prog"})
+                   "--logs-specs=default", "prog"})
                 .nproc_per_node,
             1);
 }
@@ -270,7 +297,14 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
     EXPECT_THAT(error_of({"--tee", bad, "prog"}),
                 HasSubstr(std::string("--tee=") + bad + ": expected"));
   }
-  EXPECT_THAT(error_of({"--tee=1:3", "prog"}), HasSubstr("local rank 1 is not below"));
+  EXPECT_THAT(error_of({"--stdin=first", "prog"}), HasSubstr("expected a rank, or none"));
+  EXPECT_EQ(error_of({"--stdin=2", "--nproc_per_node=2", "prog"}),
+            "--stdin=2: the job has 2 workers, with ranks from 0");
+  EXPECT_THAT(error_of({"--stdin=0", "--hosts=a", "prog"}), HasSubstr("exclude each other"));
+  EXPECT_THAT(error_of({"--logs-specs=plugin", "prog"}), HasSubstr("expected one of default"));
+  EXPECT_THAT(error_of({"--local-rank-arg=--rank", "prog"}), HasSubstr("needs --no_use_env"));
+  EXPECT_THAT(error_of({"--rdzv-conf=join_timout=5", "prog"}),
+              HasSubstr("did you mean 'join_timeout'"));
   EXPECT_THAT(error_of({"--local_ranks_filter=0,a", "prog"}), HasSubstr("got 'a'"));
   EXPECT_THAT(error_of({"--local_ranks_filter=0,", "prog"}), HasSubstr("got ''"));
   EXPECT_THAT(error_of({"--signals_to_handle=SIGTERM,SIGFOO", "prog"}), HasSubstr("'SIGFOO'"));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace syncbn::launch {
@@ -62,6 +63,42 @@ TEST(OutputTest, KeepsLinesWholeWithoutPrefix) {
     output.finish(0, Stream::kOut);
   }
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), "other\none\nlast\n");
+}
+
+TEST(OutputTest, PassesProgressAndPromptsOfSeveralWorkersWithoutPrefix) {
+  ::testing::internal::CaptureStdout();
+  {
+    Output output({});
+    output.begin_attempt({{.rank = 0}, {.rank = 1}});
+    output.write(0, Stream::kOut, "10 %\r20 %");
+    output.write(1, Stream::kOut, "other\n");
+    ASSERT_TRUE(output.due());
+    std::this_thread::sleep_until(*output.due());
+    output.show_partial_lines();
+    output.write(1, Stream::kOut, "second\n");
+    output.write(0, Stream::kOut, "\r30 %\n");
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "10 %\rother\n20 %second\n\r30 %\n");
+}
+
+TEST(OutputTest, ShowsOneLinePerRankOfProgressOnATerminal) {
+  ::testing::internal::CaptureStderr();
+  {
+    Output output({.err = {.is_terminal = true}});
+    output.begin_attempt({{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}});
+    output.write(0, Stream::kErr, "\r10 %\r\x1b[31m20 %");
+    output.write(1, Stream::kErr, "30 %\r");
+    std::this_thread::sleep_until(output.due().value());
+    output.show_partial_lines();
+    output.write(1, Stream::kErr, "done\n");
+    output.clear_live();
+    output.write(0, Stream::kErr, "\r100 %\n");
+    EXPECT_EQ(output.tail(0), std::vector<std::string>{"100 %"});
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "[0] 20 %\n[1] 30 %"
+            "\r\x1b[K\x1b[A\x1b[K[1] done\n[0] 20 %"
+            "\r\x1b[K[0] 100 %\n");
 }
 
 TEST(OutputTest, PassesBytesUnchangedForAWorkerAlone) {

@@ -147,10 +147,17 @@ os.execv(sys.argv[1], sys.argv[1:])
   EXPECT_EQ(result.exit_code, 3);
 }
 
-TEST(LaunchTest, ASingleWorkerReadsTheLaunchersInputAndSeveralReadNone) {
-  EXPECT_EQ(run_program({"sh", "-c", "echo typed | " + kLauncher + " cat"}).out, "typed\n");
-  const auto several = launch({"--nproc_per_node=2", "sh", "-c", "readlink /proc/$$$$/fd/0"});
-  EXPECT_THAT(lines(several.out), UnorderedElementsAre("[0] /dev/null", "[1] /dev/null"));
+TEST(LaunchTest, Rank0OrAnotherReadsTheLaunchersInput) {
+  const auto typed = [](const std::string& options) {
+    return run_program(
+               {"sh", "-c", "echo typed | " + kLauncher + " --prefix='[${rank}] ' " + options},
+               {.env = {{"OMP_NUM_THREADS", "1"}}})
+        .out;
+  };
+  EXPECT_EQ(typed("cat"), "typed\n");
+  EXPECT_EQ(typed("--nproc_per_node=3 cat"), "[0] typed\n");
+  EXPECT_EQ(typed("--nproc_per_node=3 --stdin=2 cat"), "[2] typed\n");
+  EXPECT_EQ(typed("--nproc_per_node=3 --stdin=none cat"), "");
 }
 
 TEST(LaunchTest, KeepsStdoutAndStderrApartAndLinesWhole) {
@@ -189,7 +196,8 @@ TEST(LaunchTest, PassesOnMuchOutputToItsLastByte) {
 }
 
 TEST(LaunchTest, DoesNotWaitForAGrandchildThatHoldsThePipe) {
-  const auto result = launch({"sh", "-c", "sleep 1000 & echo started"}, {.timeout_seconds = 30});
+  const auto result = launch({"--shutdown_timeout=0.1", "sh", "-c", "sleep 1000 & echo started"},
+                             {.timeout_seconds = 30});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out, "started\n");
 }
@@ -272,6 +280,52 @@ TEST(LaunchTest, PutsTheLocalRankBeforeTheArgumentsAsTheOldLauncherDid) {
                                                       "[1] old.py --local-rank=1 --epochs 3"));
   EXPECT_EQ(launch({"--no_use_env", "--local_rank_arg=--local_rank", "echo", "x"}).out,
             "--local_rank=0 x\n");
+}
+
+TEST(LaunchTest, SpellsTheLocalRankAsTheScriptDoes) {
+  TempFolder folder;
+  folder.write("old.py",
+               "import argparse\n"
+               "parser = argparse.ArgumentParser()\n"
+               "parser.add_argument('--local_rank', type=int, default=-1)\n"
+               "print(parser.parse_args().local_rank)\n");
+  const RunProgramOptions in_folder{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()};
+  EXPECT_EQ(launch({"--no_use_env", "old.py"}, in_folder).out, "0\n");
+  EXPECT_EQ(
+      launch({"--no_use_env", "--local_rank_arg=--local-rank", "old.py"}, in_folder).exit_code, 2);
+  const auto without = launch({"old.py"}, in_folder);
+  EXPECT_EQ(without.out, "-1\n");
+  EXPECT_THAT(without.err, HasSubstr("old.py declares --local_rank, and gets none: start with "
+                                     "--no_use_env, or read LOCAL_RANK"));
+  EXPECT_EQ(launch({"--use_env", "old.py"}, in_folder).err, "");
+  folder.write("new.py", "'--local_rank' or os.environ['LOCAL_RANK']");
+  EXPECT_EQ(launch({"new.py"}, in_folder).err, "");
+}
+
+TEST(LaunchTest, TakesThePythonOfTheFolderInWhichItHasALink) {
+  TempFolder folder;
+  folder.write("python3", "#!/bin/sh\necho python of the environment\n", true);
+  folder.write("script.py", "");
+  std::filesystem::create_symlink(kLauncher, folder / "torchrun");
+  const RunProgramOptions in_folder{.cwd = folder.path()};
+  EXPECT_EQ(run_program({folder / "torchrun", "script.py"}, in_folder).out,
+            "python of the environment\n");
+  EXPECT_EQ(
+      run_program({"sh", "-c", "PATH=$PATH:" + folder.path().string() + " torchrun script.py"},
+                  in_folder)
+          .out,
+      "python of the environment\n");
+  EXPECT_EQ(run_program({kLauncher, "script.py"}, in_folder).out, "");
+}
+
+// Two launchers that the scheduler started for runs of their own would be one run, in silence.
+TEST(LaunchTest, SaysWhatItHasTakenFromTheScheduler) {
+  const auto result = launch({"--rdzv_conf=join_timeout=1", "true"},
+                             {.env = {{"SLURM_STEP_NUM_NODES", "2"},
+                                      {"SLURM_NODEID", "0"},
+                                      {"SLURM_STEP_NODELIST", "localhost,other"},
+                                      {"SLURM_JOB_ID", std::to_string(::getpid())}}});
+  EXPECT_THAT(result.err, HasSubstr("one run on 2 nodes, as SLURM says; node 0 is localhost:"));
 }
 
 TEST(LaunchTest, RunsAScriptThroughRunpy) {

@@ -100,23 +100,34 @@ TEST_F(TwoSocketsTest, SpreadsWorkersOverTheNodesWithoutGpus) {
   EXPECT_THAT(bound(Binding::kNode, 2), ElementsAre("0-1,8-9", "4-5,12-13"));
   EXPECT_THAT(bound(Binding::kNode, 6), ElementsAre("0-1,8-9", "0-1,8-9", "2-3,10-11", "4-5,12-13",
                                                     "4-5,12-13", "6-7,14-15"));
-  const auto as_without = bound(Binding::kNode, 2);
-  EXPECT_EQ(bound(Binding::kNode, 2, {3}), as_without) << "fewer GPUs than workers";
-  EXPECT_EQ(bound(Binding::kNode, 2, {3, std::nullopt}), as_without) << "a GPU of unknown place";
+}
+
+TEST_F(TwoSocketsTest, RefusesWorkersWhoseGpusPlaceIsNotKnown) {
+  EXPECT_THAT([&] { bound(Binding::kNode, 2, {3}); },
+              ThrowsMessage<base::UserError>(
+                  AllOf(HasSubstr("local rank 1"), HasSubstr("CUDA sees 1 GPU;"))));
+  EXPECT_THAT(
+      [&] {
+        bound(Binding::kNode, 2, {3, std::nullopt});
+      },
+      ThrowsMessage<base::UserError>(HasSubstr("does not tell where GPU 1 is")));
+  EXPECT_THAT(bound(Binding::kNode, 2, {std::nullopt}, "0-1"), ElementsAre("0-1", "0-1"))
+      << "there is one node";
 }
 
 TEST_F(TwoSocketsTest, SharesWholeCoresOutWhileThereAreEnough) {
   EXPECT_THAT(bound(Binding::kCores, 3), ElementsAre("0-2,8-10", "3-5,11-13", "6-7,14-15"));
   EXPECT_THAT(bound(Binding::kCores, 8),
               ElementsAre("0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"));
-  EXPECT_THAT(bound(Binding::kCores, 10),
-              ElementsAre("0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6", "14", "7", "15"));
+  EXPECT_THAT([&] { bound(Binding::kCores, 10); },
+              ThrowsMessage<base::UserError>(HasSubstr("10 workers need a core each, and this "
+                                                       "process may run on 8 (CPU 0-15)")));
 }
 
 TEST_F(TwoSocketsTest, NamesHowManyCoresThereAreForTooManyWorkers) {
   EXPECT_THAT(
       [&] { bound(Binding::kCores, 3, {}, "1,9"); },
-      ThrowsMessage<base::UserError>(AllOf(HasSubstr("3 workers"), HasSubstr("on 2 (CPU 1,9)"))));
+      ThrowsMessage<base::UserError>(AllOf(HasSubstr("3 workers"), HasSubstr("on 1 (CPU 1,9)"))));
 }
 
 TEST_F(TwoSocketsTest, KeepsToItsOwnCpuSet) {

@@ -120,10 +120,26 @@ TEST_F(TorchrunRunCases, AWorkerForEachDevice) {
   }
 }
 
+// The quotes are torchrun's tests' own: no shell takes them off.
+Words elastic() {
+  return {"--nnodes=1:2",
+          "--nproc-per-node=4",
+          "--rdzv-backend=c10d",
+          fmt::format("--rdzv-endpoint=localhost:{}", free_port()),
+          "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=5'",
+          "--rdzv-id=7",
+          "--monitor-interval=1",
+          "--start-method=spawn"};
+}
+
+TEST_F(TorchrunRunCases, OneNodeOfOneOrTwo) {
+  EXPECT_EQ(ranks_of(elastic(), "touch.py"), ranks(4));
+}
+
 TEST_F(TorchrunRunCases, AWorkerThatRaisesEndsTheRun) {
   const TempFolder folder;
   folder.write("sad.py", "raise RuntimeError('sad because I raise')");
-  const auto result = run_program(launch_command(kUsual + Words{"--nproc-per-node=4", "sad.py"}),
+  const auto result = run_program(launch_command(elastic() + Words{"--max-restarts=0", "sad.py"}),
                                   options_in(folder));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("RuntimeError: sad because I raise"),
@@ -162,7 +178,7 @@ TEST_F(TorchrunRunCases, TheOldLaunchersWay) {
   fs::create_symlink(kLauncher, folder / "torch.distributed.launch");
   folder.write("say.py", "import os, sys; print(*sys.argv, 'in', os.environ['LOCAL_RANK'])");
   const auto said = [&](const Words& options) {
-    const Words name{folder / "torch.distributed.launch", "--prefix=off", "--nproc-per-node=2"};
+    const Words name{folder / "torch.distributed.launch", "--prefix=: ", "--nproc-per-node=2"};
     const auto result = run_program(name + options + Words{"say.py", "--x"}, options_in(folder));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     std::istringstream text(result.out);
@@ -171,8 +187,33 @@ TEST_F(TorchrunRunCases, TheOldLaunchersWay) {
     return lines;
   };
   using Lines = std::set<std::string>;
-  EXPECT_EQ(said({}), (Lines{"say.py --local-rank=0 --x in 0", "say.py --local-rank=1 --x in 1"}));
-  EXPECT_EQ(said({"--use-env"}), (Lines{"say.py --x in 0", "say.py --x in 1"}));
+  EXPECT_EQ(said({}),
+            (Lines{": say.py --local-rank=0 --x in 0", ": say.py --local-rank=1 --x in 1"}));
+  EXPECT_EQ(said({"--use-env"}), (Lines{": say.py --x in 0", ": say.py --x in 1"}));
+  // As scripts from before PyTorch 2.0 spell it.
+  folder.write("say.py", "import os, sys; '--local_rank'; print(*sys.argv)");
+  EXPECT_EQ(said({}), (Lines{": say.py --local_rank=0 --x", ": say.py --local_rank=1 --x"}));
+}
+
+TEST_F(TorchrunRunCases, SeveralJobsOfOneNodeAtOneEndpoint) {
+  const TempFolder folder;
+  const std::string endpoint = fmt::format("--rdzv-endpoint=localhost:{}", free_port());
+  const auto job = [&](const std::string& id) {
+    return launch_command({"--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d", endpoint,
+                           "--rdzv-id=" + id, "sh", "-c",
+                           "touch up" + id + "$RANK; while [ ! -e go ]; do sleep 0.01; done"});
+  };
+  Program first(job("a"), options_in(folder));
+  Program second(job("b"), options_in(folder));
+  for (const char* name : {"upa0", "upa1"}) {
+    ASSERT_TRUE(first.wait_until([&] { return fs::exists(folder / name); })) << first.err();
+  }
+  for (const char* name : {"upb0", "upb1"}) {
+    ASSERT_TRUE(second.wait_until([&] { return fs::exists(folder / name); })) << second.err();
+  }
+  folder.write("go", "");
+  EXPECT_EQ(first.wait().exit_code, 0);
+  EXPECT_EQ(second.wait().exit_code, 0);
 }
 
 constexpr const char* kInitMethod = R"(

@@ -79,6 +79,14 @@ void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
                   threads, options.nproc_per_node, base::counted(base::usable_cpus(), "core")));
 }
 
+void announce_place(const LaunchOptions& options, const RunFacts& facts) {
+  if (options.scheduler.empty() || facts.node != 0) return;
+  base::write_stderr(
+      fmt::format("syncbn-launch: one run on {} nodes, as {} says; node 0 is {}:{} "
+                  "(--standalone starts a run of its own on each)\n",
+                  facts.nodes, options.scheduler, facts.master_addr, facts.master_port));
+}
+
 void check_gpus(const LaunchOptions& options) {
   const auto gpus = count_gpus_at_hand(options.virtual_local_rank);
   if (!gpus || options.nproc_per_node <= *gpus) return;
@@ -110,7 +118,12 @@ int run(const LaunchOptions& options, SshNode* node) {
     fmt::print("{}", render_plan(options, facts, command));
     return base::kExitOk;
   }
+  announce_place(options, facts);
   announce_threads(options, facts);
+  const std::string warning = local_rank_warning(options);
+  if (!warning.empty() && options.voice != Voice::kOfItself) {
+    base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", warning));
+  }
   std::optional<Cluster> cluster;
   if (facts.nodes > 1) {
     cluster.emplace(options, facts.job_id, facts.master_port, listen_for_cluster(options, facts));

@@ -210,6 +210,7 @@ void Supervisor::take_place(const Cluster::Start& start) {
   facts_.master_addr = start.master_addr;
   facts_.master_port = start.master_port;
   facts_.agent_store = start.agent_store;
+  if (!options_.nodes_may_change()) check_stdin(options_, facts_.ranks.world_size);
 }
 
 bool Supervisor::may_restart(const GroupResult& result) const {

@@ -21,7 +21,9 @@ std::vector<std::string> words_of(std::string_view text) {
   for (bool more = !text.empty(); more;) {
     const size_t comma = std::min(text.find(','), text.size());
     more = comma < text.size();
-    words.emplace_back(text.substr(0, comma));
+    std::string& word = words.emplace_back(text.substr(0, comma));
+    word.erase(0, word.find_first_not_of(' '));
+    word.erase(word.find_last_not_of(' ') + 1);
     text.remove_prefix(more ? comma + 1 : comma);
   }
   return words;

@@ -7,7 +7,7 @@
 
 namespace syncbn::launch {
 
-/// "a,b" as "a" and "b"; of nothing there are none. A comma at the end leaves an empty word behind
+/// "a, b" as "a" and "b"; of nothing there are none. A comma at the end leaves an empty word behind
 /// it, for the caller to refuse.
 std::vector<std::string> words_of(std::string_view text);
 

@@ -40,15 +40,10 @@ std::vector<Cpus> cores_by_node(const Topology& topology) {
 std::vector<Cpus> bind_to_cores(const Topology& topology, size_t workers) {
   const std::vector<Cpus> cores = cores_by_node(topology);
   if (cores.size() >= workers) return shares(cores, workers);
-  std::vector<Cpus> threads;
-  for (const Cpus& core : cores) {
-    for (const int cpu : core) threads.push_back({cpu});
-  }
-  if (threads.size() >= workers) return shares(threads, workers);
   throw base::UserError(fmt::format(
       "--bind=cores: {} workers need a core each, and this process may run on {} (CPU {}); start "
       "fewer workers, or leave --bind out",
-      workers, threads.size(), format_cpus(topology.allowed())));
+      workers, cores.size(), format_cpus(topology.allowed())));
 }
 
 const Node& node_of_gpu(const Topology& topology, int gpu, int id) {
@@ -65,14 +60,23 @@ const Node& node_of_gpu(const Topology& topology, int gpu, int id) {
 /// The NUMA node that each worker belongs to.
 std::vector<const Node*> homes(const Topology& topology, size_t workers,
                                const std::vector<std::optional<int>>& gpu_nodes) {
-  const bool by_gpu =
-      gpu_nodes.size() >= workers && std::all_of(gpu_nodes.begin(), gpu_nodes.end(),
-                                                 [](const auto& node) { return node.has_value(); });
+  const auto& nodes = topology.nodes();
   std::vector<const Node*> result;
   for (size_t worker = 0; worker < workers; ++worker) {
-    const auto& nodes = topology.nodes();
-    result.push_back(by_gpu ? &node_of_gpu(topology, static_cast<int>(worker), *gpu_nodes[worker])
-                            : &nodes[worker * nodes.size() / workers]);
+    const bool has_gpu = worker < gpu_nodes.size();
+    if (has_gpu && gpu_nodes[worker]) {
+      result.push_back(&node_of_gpu(topology, static_cast<int>(worker), *gpu_nodes[worker]));
+    } else if (gpu_nodes.empty() || nodes.size() == 1) {
+      result.push_back(&nodes[worker * nodes.size() / workers]);
+    } else {
+      throw base::UserError(fmt::format(
+          "--numa_binding: no NUMA node is known for local rank {}, since {}; use --bind=cores, or "
+          "set CUDA_VISIBLE_DEVICES to nothing if the workers need no GPU",
+          worker,
+          has_gpu ? fmt::format("the kernel does not tell where GPU {} is", worker)
+                  : fmt::format("CUDA sees {} GPU{}", gpu_nodes.size(),
+                                gpu_nodes.size() == 1 ? "" : "s")));
+    }
   }
   return result;
 }

@@ -1,6 +1,7 @@
 #include "machine/topology.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>

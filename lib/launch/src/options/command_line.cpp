@@ -34,7 +34,10 @@ CommandLine::CommandLine(const std::vector<OptionSource>& sources, const CLI::Ap
                          const char* const* argv, Environment environment)
     : app_(app), sources_(sources) {
   split({argv + 1, argv + argc});
-  if (environment == Environment::kCounts) add_environment();
+  if (environment == Environment::kIsSettled) return;
+  // torchrun's argparse takes it for its own, too.
+  if (program_.size() > 1 && program_[1] == "--") program_.erase(program_.begin() + 1);
+  add_environment();
 }
 
 std::vector<std::string> CommandLine::options_without(const std::vector<std::string>& names) const {

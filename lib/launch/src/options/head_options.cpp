@@ -85,6 +85,12 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line,
   if (line.is_typed("--hosts") && line.is_typed("--hostfile")) {
     throw base::UserError("--hosts and --hostfile exclude each other; --include chooses some");
   }
+  if (line.is_typed("--stdin") && typed.stdin_rank != "none") {
+    throw base::UserError(
+        fmt::format("--stdin={} and {} exclude each other: workers on hosts have "
+                    "no input",
+                    typed.stdin_rank, line.source_of(hosts)));
+  }
   for (const std::string name : kPlaceOptions) {
     const bool same = name == "--rdzv_backend" && typed.rdzv_backend == "static";
     if (same || !line.is_typed(name)) continue;

@@ -75,8 +75,9 @@ std::string footer() {
 
 const char* notes() {
   return R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
-replaced, and $$ by $. NAME.py runs as ${PYTHON_EXEC:-python3} -u; another name without a slash is
-looked for beside syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
+replaced, and $$ by $. NAME.py runs as python3 -u, where python3 is $PYTHON_EXEC, or stands beside
+the link by which the launcher was called, or in PATH; another name without a slash is looked for beside
+syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
 long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
 nodes, node rank and master are taken from the environment unless given.)";
 }

@@ -64,11 +64,12 @@ class Table {
     sources_.back().is_heads = true;
   }
   /// torchrun has it, and nothing here depends on it.
-  void accepted(const std::string& names, const std::string& type, const std::string& help) {
+  CLI::Option* accepted(const std::string& names, const std::string& type,
+                        const std::string& help) {
     const auto ignore = [](const std::string&) {};
     CLI::Option* option = app_.add_option_function<std::string>(names, ignore, help);
-    option->type_name(type)->take_last()->group(group_);
     sources_.push_back({.name = long_name(names), .environment = {}});
+    return option->type_name(type)->take_last()->group(group_);
   }
 
  private:
@@ -210,7 +211,9 @@ void describe_failures(Table& table, TypedOptions& typed) {
       ->default_str(typed.signals);
   table
       .number("--shutdown_timeout", typed.shutdown_timeout, 0.0, 86400.0, "SECONDS",
-              "Time that workers have to end after a signal, before they are\nkilled")
+              "Time that workers have to end after a signal, before they are\n"
+              "killed; and time that processes they started have to end once\n"
+              "all workers have succeeded")
       ->default_str("30");
   table.ours({"SYNCBN_SHUTDOWN_TIMEOUT"});
 }
@@ -223,6 +226,11 @@ void describe_program(Table& table, TypedOptions& typed) {
              "Run NAME.py as it is, without Python before it");
   table.flag("--run_path", typed.options.run_path,
              "Run the Python script NAME through runpy.run_path");
+  table
+      .value("--stdin", typed.stdin_rank, "RANK|none",
+             "The worker that reads the launcher's input; the others find\nits end at once")
+      ->default_str(typed.stdin_rank);
+  table.ours({"SYNCBN_STDIN"});
   table.flag("--use_env", typed.use_env, "Tell the local rank by LOCAL_RANK only; the default");
   table.ours();
   table.flag(
@@ -280,7 +288,8 @@ void describe_accepted(Table& table) {
   table.group("Accepted for torchrun's sake, without effect");
   table.accepted("--monitor_interval", "SECONDS", "Failures are seen at once");
   table.accepted("--start_method", "spawn|fork|forkserver", "Workers are programs");
-  table.accepted("--logs_specs", "NAME", "A Python plug-in of torchrun's");
+  table.accepted("--logs_specs", "default", "Others are Python plug-ins of torchrun's")
+      ->check(one_of({"default"}));
 }
 
 void describe_about(Table& table, TypedOptions& typed) {

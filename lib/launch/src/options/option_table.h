@@ -27,6 +27,7 @@ struct TypedOptions {
   std::string duplicate_stdout_filters;
   std::string duplicate_stderr_filters;
   std::string event_log_handler = "null";
+  std::string stdin_rank = "0";
   bool use_env = false;
   bool no_use_env = false;
   std::string local_rank_arg = "--local-rank";

@@ -19,9 +19,7 @@ namespace {
 
 std::vector<int> read_signals(const std::string& typed) {
   std::vector<int> signals;
-  for (std::string name : words_of(typed)) {
-    name.erase(0, name.find_first_not_of(' '));
-    name.erase(name.find_last_not_of(' ') + 1);
+  for (const std::string& name : words_of(typed)) {
     int signal = 0;
     // What a terminal, a scheduler or a person sends to end a program.
     for (const int known : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
@@ -42,6 +40,22 @@ std::optional<Streams> read_streams(std::string_view number) {
   if (number.size() != 1 || number[0] < '0' || number[0] > '3') return std::nullopt;
   const int bits = number[0] - '0';
   return Streams{.out = (bits & 1) != 0, .err = (bits & 2) != 0};
+}
+
+// torchrun accepts any name; one that is nearly that of a setting would have no effect.
+void refuse_misspelt_setting(const std::string& typed, const std::string& name) {
+  static const std::vector<std::string> kWithoutEffect{
+      "timeout",    "close_timeout", "read_timeout", "heartbeat_timeout", "shutdown_timeout",
+      "store_type", "use_libuv",     "rank",         "local_addr"};
+  static const std::vector<std::string> kSettings{"join_timeout", "last_call_timeout",
+                                                  "keep_alive_interval", "keep_alive_max_attempt",
+                                                  "is_host"};
+  const auto& known = kWithoutEffect;
+  if (std::find(known.begin(), known.end(), name) != known.end()) return;
+  const std::string hint = base::did_you_mean(name, kSettings);
+  if (hint.empty()) return;
+  throw base::UserError(
+      fmt::format("--rdzv_conf={}: there is no setting '{}'{}", typed, name, hint));
 }
 
 }  // namespace
@@ -93,7 +107,7 @@ NodeRange read_nodes(const std::string& typed) {
   return {*min, *max};
 }
 
-StreamChoice read_stream_choice(const std::string& option, const std::string& typed, int nproc) {
+StreamChoice read_stream_choice(const std::string& option, const std::string& typed) {
   StreamChoice choice;
   if (const auto all = read_streams(typed)) {
     choice.all = *all;
@@ -109,10 +123,6 @@ StreamChoice read_stream_choice(const std::string& option, const std::string& ty
           fmt::format("{}={}: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or some for "
                       "each local rank, as 0:3,1:2",
                       option, typed));
-    }
-    if (*local_rank >= nproc) {
-      throw base::UserError(fmt::format("{}={}: local rank {} is not below --nproc_per_node={}",
-                                        option, typed, *local_rank, nproc));
     }
     choice.by_local_rank[*local_rank] = *streams;
   }
@@ -132,6 +142,13 @@ std::vector<int> read_local_ranks(const std::string& typed, int nproc) {
     ranks.push_back(*rank);
   }
   return ranks;
+}
+
+int read_stdin_rank(const std::string& typed) {
+  if (typed == "none") return -1;
+  const auto rank = base::parse_number<int>(typed);
+  if (rank && *rank >= 0) return *rank;
+  throw base::UserError(fmt::format("--stdin={}: expected a rank, or none", typed));
 }
 
 std::vector<std::string> read_filters(const std::string& typed) {
@@ -179,7 +196,12 @@ void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
 }
 
 void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) {
-  for (const std::string& word : words_of(typed)) {
+  std::string_view settings = typed;
+  // Where no shell takes them off, as in a list of arguments in Python or YAML.
+  const bool is_quoted = settings.size() > 1 && settings.front() == settings.back() &&
+                         (settings.front() == '\'' || settings.front() == '"');
+  if (is_quoted) settings = settings.substr(1, settings.size() - 2);
+  for (const std::string& word : words_of(settings)) {
     if (word.empty()) continue;  // torchrun, too, takes a comma too many here
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
@@ -194,7 +216,8 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
       throw base::UserError(fmt::format("--rdzv_conf={}: {} is a whole number from {}, got '{}'",
                                         typed, name, least, value));
     };
-    if (name == "join_timeout" || name == "timeout") {
+    // torchrun reads `timeout` for a static rendezvous only.
+    if (name == "join_timeout" || (name == "timeout" && !options.c10d)) {
       options.join_timeout = std::chrono::seconds(number(1));
     } else if (name == "last_call_timeout") {
       options.last_call = std::chrono::seconds(number(0));
@@ -208,6 +231,8 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
         throw base::UserError(
             fmt::format("--rdzv_conf={}: is_host is true or false, got '{}'", typed, value));
       }
+    } else {
+      refuse_misspelt_setting(typed, name);
     }
   }
 }

@@ -21,14 +21,17 @@ Binding read_binding(const TypedOptions& typed);
 /// --nnodes.
 NodeRange read_nodes(const std::string& typed);
 
-/// --redirects and --tee. @param nproc the local ranks are below it.
-StreamChoice read_stream_choice(const std::string& option, const std::string& typed, int nproc);
+/// --redirects and --tee.
+StreamChoice read_stream_choice(const std::string& option, const std::string& typed);
 
 /// --local_ranks_filter.
 std::vector<int> read_local_ranks(const std::string& typed, int nproc);
 
 /// Texts with commas between, as torchrun splits them: ",," is a comma in a text.
 std::vector<std::string> read_filters(const std::string& typed);
+
+/// --stdin: a rank, or -1 for none.
+int read_stdin_rank(const std::string& typed);
 
 /// --event_log_handler.
 void read_event_log(const std::string& typed, LaunchOptions& options);

@@ -59,7 +59,7 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
     throw base::UserError(
         fmt::format("{}={} is not below --nnodes={}", "--node_rank", options.node_rank, nnodes));
   }
-  if (nnodes == 1) return;
+  if (nnodes == 1) return check_stdin(options, options.nproc_per_node);
   const bool has_rank =
       line.has("--node_rank") || !options.scheduler.empty() || kubernetes_index().has_value();
   if (!has_rank && !options.c10d) {
@@ -104,14 +104,15 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   options.binding = read_binding(typed);
   options.nnodes = read_nodes(typed.nnodes);
   read_ending(typed, options);
-  options.redirects = read_stream_choice("--redirects", typed.redirects, options.nproc_per_node);
-  options.tee = read_stream_choice("--tee", typed.tee, options.nproc_per_node);
+  options.redirects = read_stream_choice("--redirects", typed.redirects);
+  options.tee = read_stream_choice("--tee", typed.tee);
   options.local_ranks_filter = read_local_ranks(typed.local_ranks_filter, options.nproc_per_node);
   options.duplicate_stdout_filters = read_filters(typed.duplicate_stdout_filters);
   options.duplicate_stderr_filters = read_filters(typed.duplicate_stderr_filters);
   options.prefix = typed.prefix;
   if (typed.prefix == "on") options.prefix = kDefaultPrefix;
   if (typed.prefix == "off") options.prefix.clear();
+  options.stdin_rank = read_stdin_rank(typed.stdin_rank);
   read_event_log(typed.event_log_handler, options);
   options.given = line.options();
   options.c10d = typed.rdzv_backend == "c10d";
@@ -120,13 +121,25 @@ LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_vie
   if (line.has("--master_port")) options.master_port = typed.master_port;
   read_master_addr(options);
   if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
+  // Nobody else has to find a node alone, and several such jobs may name one endpoint.
+  if (options.c10d && options.nnodes.max == 1 && !line.has("--master_port")) {
+    options.master_port.reset();
+  }
   // torchrun, too, lets --standalone overrule them.
   if (options.standalone) {
     options.master_addr.clear();
     options.master_port.reset();
   }
   ask_scheduler(line, options);
-  if (tells_local_rank(typed, line, launcher_name)) options.local_rank_arg = typed.local_rank_arg;
+  options.called_as = launcher_name;
+  if (tells_local_rank(typed, line, launcher_name)) {
+    options.local_rank_arg = typed.local_rank_arg;
+  } else if (line.has("--local_rank_arg")) {
+    throw base::UserError(
+        fmt::format("--local_rank_arg={} needs --no_use_env: without it the local rank is told by "
+                    "LOCAL_RANK only",
+                    typed.local_rank_arg));
+  }
   return options;
 }
 
@@ -204,6 +217,12 @@ Streams StreamChoice::of(int local_rank) const {
   if (by_local_rank.empty()) return all;
   const auto found = by_local_rank.find(local_rank);
   return found == by_local_rank.end() ? Streams{} : found->second;
+}
+
+void check_stdin(const LaunchOptions& options, int world_size) {
+  if (options.stdin_rank < world_size) return;
+  throw base::UserError(fmt::format("--stdin={}: the job has {} worker{}, with ranks from 0",
+                                    options.stdin_rank, world_size, world_size == 1 ? "" : "s"));
 }
 
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {

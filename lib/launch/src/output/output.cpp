@@ -3,6 +3,8 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/terminal.h>
+#include <syncbn/base/text.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include <utility>
 
 #include "output/log_folder.h"
+#include "output/progress_bar.h"
 
 namespace syncbn::launch {
 namespace {
@@ -30,6 +33,32 @@ std::string time_of_day() {
   std::tm parts{};
   ::localtime_r(&now, &parts);
   return fmt::format("{:%H:%M:%S}", parts);
+}
+
+// Lines that have begun are shown so often, and so many.
+constexpr std::chrono::milliseconds kLivePeriod{100};
+constexpr size_t kMostLive = 16;
+
+// Of a line that is written over after carriage returns, what is to be seen in the end.
+std::string_view last_part(std::string_view line) {
+  const size_t end = line.find_last_not_of('\r');
+  line = line.substr(0, end == std::string_view::npos ? 0 : end + 1);
+  const size_t start = line.rfind('\r');
+  return start == std::string_view::npos ? line : line.substr(start + 1);
+}
+
+// Without what moves a terminal's cursor or colours.
+std::string visible(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text.substr(i, 2) == "\x1b[") {
+      for (i += 2; i < text.size() && (text[i] < '@' || text[i] > '~'); ++i) {
+      }
+    } else {
+      result += text[i] == '\t' ? ' ' : text[i];
+    }
+  }
+  return base::printable(result);
 }
 
 bool lead_to_the_same() {
@@ -71,7 +100,7 @@ Output::Output(OutputOptions options)
       same_destination_(lead_to_the_same()) {}
 
 Output::~Output() {
-  erase_bar();
+  erase_live();
   flush();
 }
 
@@ -100,15 +129,19 @@ std::string Output::prefix_of(size_t worker, Stream stream) {
 }
 
 LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text) {
-  return [this, worker, stream, &text, prefix = prefix_of(worker, stream)](std::string_view line) {
+  return [this, worker, stream, &text, prefix = prefix_of(worker, stream)](std::string_view whole) {
     Worker& from = workers_[worker];
+    filter(stream, prefix, whole);
+    from.of(stream).live.clear();
+    const size_t passed = std::exchange(from.of(stream).passed, 0);
+    // After a carriage return a terminal would overwrite the prefix.
+    const std::string_view line = is_live(from, stream) ? last_part(whole) : whole;
     if (from.options.shown) ++lines_;
     if (stream == Stream::kErr) {
-      from.tail.push_back({lines_, std::string(line.substr(0, kTailLineLength))});
+      from.tail.push_back({lines_, std::string(last_part(whole).substr(0, kTailLineLength))});
       if (from.tail.size() > kTailLines) from.tail.pop_front();
     }
-    filter(stream, prefix, line);
-    if (from.options.whole_lines) text.append(prefix).append(line).append("\n");
+    if (from.options.whole_lines) text.append(prefix).append(line.substr(passed)).append("\n");
   };
 }
 
@@ -152,6 +185,9 @@ void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   std::string text;
   from.lines.feed(bytes, sink(worker, stream, text));
   const WorkerOutput& options = workers_[worker].options;
+  if (passes_pieces(options)) pass_piece(from, from.lines.partial().rfind('\r') + 1, text);
+  if (!due_ && (is_live(workers_[worker], stream) || passes_pieces(options)))
+    due_ = std::chrono::steady_clock::now() + kLivePeriod;
   if (options.shown) print(stream, options.whole_lines ? text : bytes);
 }
 
@@ -174,9 +210,9 @@ void Output::say(std::string_view message) {
 void Output::set_bar(std::string bar) {
   // One that nobody sees (Ctrl-S) would pile up.
   if (!err_.options.is_terminal || (err_.stream.pending() > 0 && !bar.empty())) return;
-  erase_bar();
+  erase_live();
   bar_ = std::move(bar);
-  draw_bar();
+  draw_live();
 }
 
 std::vector<std::string> Output::tail(size_t worker) const {
@@ -224,21 +260,89 @@ StandardStream& Output::queue(Stream stream) {
 
 void Output::print(Stream stream, std::string_view text) {
   if (text.empty()) return;
-  erase_bar();
+  erase_live();
   queue(stream).write(text);
   if (destination(stream).options.is_terminal) at_line_start_ = text.back() == '\n';
-  draw_bar();
+  draw_live();
 }
 
-void Output::erase_bar() {
-  if (std::exchange(bar_is_drawn_, false)) err_.stream.write("\r\x1b[K");
+void Output::show_partial_lines() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!due_ || now < *due_) return;
+  if (err_.stream.pending() > 0) {
+    due_ = now + kLivePeriod;
+    return;
+  }
+  due_.reset();
+  for (Worker& worker : workers_) {
+    for (const Stream stream : {Stream::kOut, Stream::kErr}) {
+      WorkerStream& from = worker.of(stream);
+      if (is_live(worker, stream)) from.live = visible(last_part(from.lines.partial()));
+      std::string piece;
+      if (passes_pieces(worker.options)) pass_piece(from, from.lines.partial().size(), piece);
+      print(stream, piece);
+    }
+  }
+  erase_live();
+  draw_live();
 }
 
-void Output::draw_bar() {
-  // Never behind half a line, which erasing the bar would take along.
-  if (bar_.empty() || !at_line_start_) return;
-  err_.stream.write(bar_);
-  bar_is_drawn_ = true;
+bool Output::is_live(const Worker& worker, Stream stream) {
+  return worker.options.shown && !worker.options.prefix.empty() && err_.options.is_terminal &&
+         destination(stream).options.is_terminal;
+}
+
+bool Output::passes_pieces(const WorkerOutput& options) {
+  return options.shown && options.whole_lines && options.prefix.empty();
+}
+
+void Output::pass_piece(WorkerStream& from, size_t end, std::string& text) {
+  if (end <= from.passed) return;
+  text += from.lines.partial().substr(from.passed, end - from.passed);
+  from.passed = end;
+}
+
+void Output::clear_live() {
+  for (Worker& worker : workers_) {
+    for (WorkerStream* from : {&worker.out, &worker.err}) from->live.clear();
+  }
+  due_.reset();
+  set_bar({});
+}
+
+std::string Output::live_line(size_t worker, const std::string& live) const {
+  std::string line =
+      truncated(workers_[worker].options.prefix + live, base::terminal_columns() - 1);
+  const size_t prefix = std::min(workers_[worker].options.prefix.size(), line.size());
+  if (!err_.options.takes_colours || prefix == 0) return line;
+  return coloured(workers_[worker].options.rank, line.substr(0, prefix)) + line.substr(prefix);
+}
+
+std::vector<std::string> Output::live_lines() {
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < workers_.size() && lines.size() < kMostLive; ++i) {
+    for (const WorkerStream* from : {&workers_[i].out, &workers_[i].err}) {
+      if (!from->live.empty()) lines.push_back(live_line(i, from->live));
+    }
+  }
+  if (!bar_.empty()) lines.push_back(bar_);
+  return lines;
+}
+
+void Output::erase_live() {
+  if (drawn_lines_ == 0) return;
+  std::string up;
+  for (size_t i = 1; i < drawn_lines_; ++i) up += "\x1b[A\x1b[K";
+  err_.stream.write("\r\x1b[K" + up);
+  drawn_lines_ = 0;
+}
+
+void Output::draw_live() {
+  // Never behind half a line, which erasing would take along.
+  if (!at_line_start_) return;
+  const std::vector<std::string> lines = live_lines();
+  err_.stream.write(base::join(lines, "\n"));
+  drawn_lines_ = lines.size();
 }
 
 }  // namespace syncbn::launch

@@ -3,6 +3,7 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -28,6 +29,8 @@ class LineSplitter {
   void feed(std::string_view bytes, const Sink& sink);
   /// The last line, when it had no newline.
   void finish(const Sink& sink);
+  /// What has come of the next line.
+  std::string_view partial() const { return partial_; }
 
  private:
   std::string partial_;
@@ -36,7 +39,8 @@ class LineSplitter {
 struct WorkerOutput {
   int rank = 0;             ///< the global one, which chooses the colour
   bool whole_lines = true;  ///< as others write here, too; false: bytes pass as they are
-  /// Before each whole line, with ${time} replaced.
+  /// Before each whole line, with ${time} replaced; if empty, a line that pauses is shown as far as
+  /// it has come.
   std::string prefix = {};
   bool shown = true;  ///< here, and not only in log files
 };
@@ -86,6 +90,14 @@ class Output {
 
   /// The bar to show under the lines from now on; empty removes it. Nothing without a terminal.
   void set_bar(std::string bar);
+  /// Shows the lines that workers have begun and not ended: progress that they write over and over
+  /// after a carriage return, and prompts. With prefixes above the bar, and nothing without a
+  /// terminal.
+  void show_partial_lines();
+  /// Takes those lines and the bar away.
+  void clear_live();
+  /// When show_partial_lines() has something new to show; empty: not before the next write().
+  std::optional<std::chrono::steady_clock::time_point> due() const { return due_; }
 
   /// Writes what our reader would not take before, as far as it goes.
   void flush();
@@ -113,6 +125,9 @@ class Output {
   struct WorkerStream {
     LineSplitter lines;
     LogFile log;
+    // Of the line that has begun:
+    std::string live;   ///< what is shown of it above the bar
+    size_t passed = 0;  ///< so many bytes have been printed
   };
   struct Worker {
     WorkerOutput options;
@@ -138,8 +153,13 @@ class Output {
   void filter(Stream stream, const std::string& prefix, std::string_view line);
   void write_to_log(const LogFile& log, std::string_view text);
   void print(Stream stream, std::string_view text);
-  void erase_bar();
-  void draw_bar();
+  bool is_live(const Worker& worker, Stream stream);
+  static bool passes_pieces(const WorkerOutput& options);
+  void pass_piece(WorkerStream& from, size_t end, std::string& text);
+  std::string live_line(size_t worker, const std::string& live) const;
+  std::vector<std::string> live_lines();
+  void erase_live();
+  void draw_live();
 
   Destination out_;
   Destination err_;
@@ -149,7 +169,8 @@ class Output {
   std::string log_error_;  ///< the first
   uint64_t lines_ = 0;
   std::string bar_;
-  bool bar_is_drawn_ = false;
+  size_t drawn_lines_ = 0;  ///< below the cursor's first
+  std::optional<std::chrono::steady_clock::time_point> due_;
   bool at_line_start_ = true;
 };
 

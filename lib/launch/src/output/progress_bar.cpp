@@ -14,7 +14,8 @@ std::string clock_format(std::chrono::duration<double> duration) {
   return fmt::format("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
 }
 
-// Cut after `columns` characters, never inside one; every character counts as one column.
+}  // namespace
+
 std::string truncated(std::string text, int columns) {
   int seen = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -26,8 +27,6 @@ std::string truncated(std::string text, int columns) {
   }
   return text;
 }
-
-}  // namespace
 
 std::string render_progress(const ProgressState& state, int columns) {
   std::string line;

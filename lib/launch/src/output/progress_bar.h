@@ -16,6 +16,9 @@ struct ProgressState {
   std::optional<std::chrono::duration<double>> remaining = {};
 };
 
+/// The first `columns` characters; each counts as one column.
+std::string truncated(std::string text, int columns);
+
 /// One line of at most `columns` columns:
 /// "[#####.....] 50/100  50 %  epoch 3 loss 0.21  0:12 < 0:12".
 std::string render_progress(const ProgressState& state, int columns);

@@ -247,6 +247,7 @@ void SshHead::handle_event(const KeeperEvent& event) {
   HeadNode& node = nodes_[index];
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
+    case KeeperEvent::Kind::kLeft:
       break;
     case KeeperEvent::Kind::kNotStarted:
       node_ended(node, 0);

@@ -16,6 +16,7 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <utility>
 
 #include "workers/processes.h"
 
@@ -24,8 +25,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Launcher to keeper: a signal's number to pass on, or this.
+// Launcher to keeper: a signal's number to pass on, or one of these.
 constexpr int32_t kFinish = 0;
+constexpr int32_t kFinishSparingDaemons = -1;
+// The launcher is gone.
+constexpr int32_t kOrphaned = -2;
+
+constexpr int kLookEvery = 100;  // ms
 
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> result;
@@ -90,9 +96,10 @@ class KeeperProcess {
     ::sigfillset(&all);
     ::sigprocmask(SIG_SETMASK, &all, nullptr);
 
-    const bool orphaned = serve();
+    const int32_t end = serve();
+    const bool orphaned = end == kOrphaned;
     if (orphaned) wait_for_all(Clock::now() + grace);
-    kill_all_descendants();
+    kill_all_descendants(end == kFinishSparingDaemons ? Daemons::kSpare : Daemons::kKill);
     if (orphaned || launcher_is_gone()) when_orphaned();
     ::_exit(0);
   }
@@ -152,8 +159,8 @@ class KeeperProcess {
     return ::recv(socket_, &command, sizeof(command), MSG_DONTWAIT) == 0;
   }
 
-  // Until the launcher says so (false) or is gone (true).
-  bool serve() {
+  // Until the launcher sends one of the kFinish commands, or is gone (kOrphaned).
+  int32_t serve() {
     bool has_all = false;
     for (;;) {
       if (!has_all && pids_.size() == specs_.size()) {
@@ -161,16 +168,19 @@ class KeeperProcess {
         release_descriptors();
       }
       const bool starts = !has_all && !stopped_;
+      if (has_all) report_what_is_left();
       std::array<pollfd, 2> polls{{{socket_, POLLIN, 0}, {child_ended_, POLLIN, 0}}};
-      ::poll(polls.data(), polls.size(), starts ? 0 : -1);
+      // A helper that leaves the session does so without a signal.
+      const bool has_to_look = has_all && !any_worker_runs() && left_ != Left::kNothing;
+      ::poll(polls.data(), polls.size(), starts ? 0 : has_to_look ? kLookEvery : -1);
       if (polls[1].revents != 0) reap();
       if (polls[0].revents == 0) {
         if (starts) start_next();
         continue;
       }
       int32_t command = 0;
-      if (::recv(socket_, &command, sizeof(command), 0) != sizeof(command)) return true;
-      if (command == kFinish) return false;
+      if (::recv(socket_, &command, sizeof(command), 0) != sizeof(command)) return kOrphaned;
+      if (command <= 0) return command;
       pass_on(command);
     }
   }
@@ -187,6 +197,7 @@ class KeeperProcess {
     for (const pid_t pid : pids_) {
       if (pid > 0) ::kill(-pid, signal);
     }
+    if (!any_worker_runs()) signal_helpers(signal);
     if (signal == SIGSTOP || signal == SIGCONT) stopped_ = signal == SIGSTOP;
     if (signal == SIGSTOP || signal == SIGCONT || signal == SIGUSR1 || signal == SIGUSR2) return;
     for (; pids_.size() < specs_.size(); pids_.push_back(0)) {
@@ -194,11 +205,21 @@ class KeeperProcess {
     }
   }
 
+  bool any_worker_runs() const {
+    return std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid > 0; });
+  }
+
+  void report_what_is_left() {
+    if (any_worker_runs()) return;
+    const auto left = !helpers_of(::getpid()).empty()    ? Left::kHelpers
+                      : !children_of(::getpid()).empty() ? Left::kDaemons
+                                                         : Left::kNothing;
+    if (std::exchange(left_, left) == left) return;
+    report(KeeperEvent::Kind::kLeft, 0, 0, static_cast<int32_t>(left));
+  }
+
   void wait_for_all(Clock::time_point deadline) {
-    while (std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid > 0; }) &&
-           base::poll_until(child_ended_, POLLIN, deadline)) {
-      reap();
-    }
+    while (any_worker_runs() && base::poll_until(child_ended_, POLLIN, deadline)) reap();
   }
 
   void reap() {
@@ -223,6 +244,7 @@ class KeeperProcess {
   const std::vector<WorkerSpec>& specs_;
   std::vector<pid_t> pids_;  // of the workers that had their turn; 0: does not run
   bool stopped_ = false;     // by SIGSTOP: starts no worker before SIGCONT
+  Left left_ = Left::kWorkers;
 };
 
 }  // namespace
@@ -266,8 +288,8 @@ void Keeper::signal_workers(int signal) {
   ::kill(pid_, SIGCONT);  // somebody may have stopped it
 }
 
-void Keeper::finish(std::chrono::seconds patience) {
-  signal_workers(kFinish);
+void Keeper::finish(std::chrono::seconds patience, Daemons daemons) {
+  signal_workers(daemons == Daemons::kSpare ? kFinishSparingDaemons : kFinish);
   const auto deadline = Clock::now() + patience;
   while (!gone_ && base::poll_until(socket_.get(), POLLIN, deadline)) {
     while (next_event()) {

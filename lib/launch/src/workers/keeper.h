@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "workers/processes.h"
+
 namespace syncbn::launch {
 
 /// One process to start, and the descriptors it gets. They stay the caller's.
@@ -24,6 +26,10 @@ struct WorkerSpec {
   std::vector<unsigned long> cpu_mask = {};  ///< see cpu_mask(); empty: the launcher's
 };
 
+/// Which processes are left below the keeper. A helper is a process that a worker started; a
+/// daemon is one that has left the keeper's session.
+enum class Left : int32_t { kWorkers, kHelpers, kDaemons, kNothing };
+
 /// What became of a worker; `worker` is its index in the list of specs.
 struct KeeperEvent {
   enum class Kind : int32_t {
@@ -33,6 +39,7 @@ struct KeeperEvent {
     kBindFailed,  ///< its sched_setaffinity failed: `value` is errno; kExited follows
     kExecFailed,  ///< its execve failed: `value` is errno; kExited follows
     kExited,      ///< it has ended: `value` is its wait status
+    kLeft,        ///< all workers have ended: `value` is a Left
   };
   Kind kind{};
   int32_t worker = 0;
@@ -69,12 +76,13 @@ class Keeper {
   /// The keeper has ended: after finish() with all descendants dead, otherwise by accident.
   bool gone() const { return gone_; }
 
-  /// Sends a signal to the process group of each worker that runs. One that ends workers also keeps
-  /// the others from being started; each of these is reported as kNotStarted.
+  /// Sends a signal to the process group of each worker that runs; when all have ended, to the
+  /// helpers. A signal that ends workers also keeps the others from being started; each of these is
+  /// reported as kNotStarted.
   void signal_workers(int signal);
 
   /// Has the keeper kill all that is left, and waits for its end as long as that.
-  void finish(std::chrono::seconds patience);
+  void finish(std::chrono::seconds patience, Daemons daemons = Daemons::kKill);
 
  private:
   base::UniqueFd socket_;

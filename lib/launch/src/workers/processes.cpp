@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -28,7 +29,7 @@ namespace fs = std::filesystem;
 std::optional<rlimit> first_limit;
 
 // For kernels without /proc/PID/task/TID/children.
-std::vector<pid_t> children_by_parent() {
+std::vector<pid_t> children_by_parent(pid_t parent) {
   std::vector<pid_t> children;
   std::error_code error;
   for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
@@ -41,26 +42,58 @@ std::vector<pid_t> children_by_parent() {
     // "pid (name) state ppid …", and the name may hold anything, parentheses too.
     const size_t name_end = stat.rfind(')');
     if (name_end == std::string::npos || stat.size() < name_end + 4) continue;
-    if (std::atoi(stat.c_str() + name_end + 4) == ::getpid()) children.push_back(pid);
+    if (std::atoi(stat.c_str() + name_end + 4) == parent) children.push_back(pid);
   }
   return children;
 }
 
-std::vector<pid_t> children() {
-  std::ifstream file(fmt::format("/proc/self/task/{}/children", ::getpid()));
-  if (!file) return children_by_parent();
+}  // namespace
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", parent));
+  if (!file) return children_by_parent(parent);
   std::vector<pid_t> pids;
   for (pid_t pid = 0; file >> pid;) pids.push_back(pid);
   return pids;
 }
 
-}  // namespace
+std::vector<pid_t> helpers_of(pid_t parent) {
+  std::vector<pid_t> pids = children_of(parent);
+  std::erase_if(pids, [session = ::getsid(parent)](pid_t pid) { return ::getsid(pid) != session; });
+  return pids;
+}
 
-void kill_all_descendants() {
+void signal_helpers(int signal) {
+  std::vector<pid_t> pids = helpers_of(::getpid());
+  for (size_t i = 0; i < pids.size(); ++i) {
+    const std::vector<pid_t> more = helpers_of(pids[i]);
+    pids.insert(pids.end(), more.begin(), more.end());
+  }
+  for (const pid_t pid : pids) ::kill(pid, signal);
+}
+
+std::string describe_helpers(pid_t parent) {
+  constexpr size_t kNamed = 3;
+  const std::vector<pid_t> pids = helpers_of(parent);
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(pids.size(), kNamed); ++i) {
+    std::ifstream file(fmt::format("/proc/{}/comm", pids[i]));
+    std::string name = "?";
+    std::getline(file, name);
+    names.push_back(fmt::format("{} (pid {})", base::printable(name), pids[i]));
+  }
+  const size_t more = pids.size() - names.size();
+  return base::join(names, ", ") + (more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+void kill_all_descendants(Daemons daemons) {
   // Each death comes with the orphans it leaves, which are our children by the time waitpid
   // returns; so one look after each death misses nobody, and there is no need to poll.
   for (;;) {
-    for (const pid_t pid : children()) ::kill(pid, SIGKILL);
+    const bool spares = daemons == Daemons::kSpare;
+    const std::vector<pid_t> pids = spares ? helpers_of(::getpid()) : children_of(::getpid());
+    if (spares && pids.empty()) return;
+    for (const pid_t pid : pids) ::kill(pid, SIGKILL);
     if (::waitpid(-1, nullptr, 0) < 0 && errno != EINTR) return;
   }
 }

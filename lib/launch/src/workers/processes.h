@@ -1,13 +1,31 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
+#include <vector>
 
 namespace syncbn::launch {
 
+/// Descendants that have left this process's session, by setsid or daemon().
+enum class Daemons { kKill, kSpare };
+
 /// Sends SIGKILL to the children of this process, to those they leave behind, and so on, and waits
-/// until there is none. This process must be a subreaper: then nothing escapes by a fork, setsid
-/// or daemon().
-void kill_all_descendants();
+/// until there is none, or none but the daemons to spare. This process must be a subreaper: then
+/// nothing escapes by a fork, setsid or daemon().
+void kill_all_descendants(Daemons daemons = Daemons::kKill);
+
+/// The children of a process.
+std::vector<pid_t> children_of(pid_t parent);
+
+/// The children of a process that run in its session.
+std::vector<pid_t> helpers_of(pid_t parent);
+
+/// Sends a signal to the helpers of this process and to their descendants in its session.
+void signal_helpers(int signal);
+
+/// "sleep (pid 12), python3 (pid 13) and 2 more".
+std::string describe_helpers(pid_t parent);
 
 /// Becomes the process that orphaned descendants are given to.
 void become_subreaper();

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -109,6 +111,70 @@ std::string find_program(const std::string& name) {
                      base::kExitNotFound);
 }
 
+namespace {
+
+// "--local_rank" or "--local-rank", if that is in quotes in the text.
+bool declares(const std::string& script, const std::string& option) {
+  return script.find(fmt::format("\"{}\"", option)) != std::string::npos ||
+         script.find(fmt::format("'{}'", option)) != std::string::npos;
+}
+
+// The text of the Python script; empty where the program is none, or cannot be read.
+std::string script_of(const LaunchOptions& options) {
+  const std::string& name = options.program.front();
+  std::error_code error;
+  if (options.module || !is_python_script(name) || !fs::is_regular_file(name, error)) return "";
+  std::ifstream file(name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+bool is_given(const LaunchOptions& options, const std::string& option) {
+  return std::any_of(options.given.begin(), options.given.end(), [&](const std::string& one) {
+    return one.substr(0, one.find('=')) == option;
+  });
+}
+
+// torch.distributed.launch has passed --local-rank since PyTorch 2.0, and --local_rank before,
+// which is what most scripts declare.
+std::string local_rank_arg(const LaunchOptions& options) {
+  const bool may_choose = !options.local_rank_arg.empty() && !is_given(options, "--local_rank_arg");
+  if (!may_choose) return options.local_rank_arg;
+  const std::string script = script_of(options);
+  const bool underscore = declares(script, "--local_rank") && !declares(script, "--local-rank");
+  return underscore ? "--local_rank" : options.local_rank_arg;
+}
+
+// As torchrun's sys.executable: that of the virtual environment in which the launcher has a link.
+std::string python(const LaunchOptions& options) {
+  if (const auto chosen = base::env("PYTHON_EXEC")) return *chosen;
+  std::vector<fs::path> folders{fs::path(options.called_as).parent_path()};
+  if (folders.front().empty()) folders = path_folders();
+  const auto found = std::find_if(folders.begin(), folders.end(), [&](const fs::path& folder) {
+    return is_executable(folder / fs::path(options.called_as).filename());
+  });
+  const bool is_there = found != folders.end() && is_executable(*found / "python3");
+  return is_there ? *found / "python3" : fs::path("python3");
+}
+
+}  // namespace
+
+std::string local_rank_warning(const LaunchOptions& options) {
+  if (!options.local_rank_arg.empty() || is_given(options, "--use_env")) return "";
+  const std::string script = script_of(options);
+  for (const char* name : {"--local_rank", "--local-rank"}) {
+    const bool is_typed =
+        std::any_of(options.program.begin(), options.program.end(),
+                    [&](const std::string& word) { return word.starts_with(name); });
+    if (is_typed || script.find("LOCAL_RANK") != std::string::npos) return "";
+    if (!declares(script, name)) continue;
+    return fmt::format(
+        "{} declares {}, and gets none: start with --no_use_env, or read LOCAL_RANK from the "
+        "environment",
+        options.program.front(), name);
+  }
+  return "";
+}
+
 std::vector<std::string> worker_argv(const Command& command, int local_rank) {
   const std::string rank = std::to_string(local_rank);
   std::vector<std::string> argv = command.argv;
@@ -126,7 +192,7 @@ Command resolve_program(const LaunchOptions& options) {
   const bool runs_python =
       options.module || options.run_path || (is_python_script(name) && !options.no_python);
   Command command;
-  command.local_rank_arg = options.local_rank_arg;
+  command.local_rank_arg = local_rank_arg(options);
   if (!runs_python) {
     command.file = find_program(name);
   } else {
@@ -134,9 +200,9 @@ Command resolve_program(const LaunchOptions& options) {
       throw ProgramError(fmt::format("program not found: there is no Python script {}", name),
                          base::kExitNotFound);
     }
-    const std::string python = base::env("PYTHON_EXEC").value_or("python3");
-    command.file = find_program(python);
-    command.argv = {python, "-u"};
+    const std::string interpreter = python(options);
+    command.file = find_program(interpreter);
+    command.argv = {interpreter, "-u"};
     // As torchrun: --run_path counts.
     if (options.run_path) {
       command.argv.insert(command.argv.end(), {"-c", kRunPath});

@@ -27,6 +27,11 @@ namespace {
 // A process that SIGKILL does not end (uninterruptible in the kernel) must not hold us for ever.
 constexpr std::chrono::seconds kKillPatience{5};
 
+// Grace period for processes that the workers started, after a failure or a signal; and for daemons
+// after success, since in a container they are killed once the launcher ends. torch_shm_manager
+// unlinks shared memory 2 s after its last client.
+constexpr std::chrono::milliseconds kHelperPatience{3000};
+
 // All workers find a mistake in the usage by themselves, and often only rank 0 says what it is: it
 // must not be ended by a quicker one before it has spoken.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
@@ -60,7 +65,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
 
 GroupResult WorkerGroup::run() {
   start();
-  while (anyone_runs() && !keeper_->gone()) {
+  while (!is_over() && !keeper_->gone()) {
     wait_for_events();
     handle_signals();
     handle_cluster();
@@ -72,7 +77,7 @@ GroupResult WorkerGroup::run() {
   if (keeper_->gone()) {
     keeper_is_lost();
   } else {
-    keeper_->finish(kKillPatience);
+    keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
   // Nobody writes any more, so all of it can be read.
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
@@ -80,7 +85,7 @@ GroupResult WorkerGroup::run() {
     output_.finish(i, Stream::kOut);
     output_.finish(i, Stream::kErr);
   }
-  output_.set_bar({});
+  output_.clear_live();
   return result();
 }
 
@@ -105,14 +110,15 @@ void WorkerGroup::start() {
     variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
 
-    specs.push_back({.file = command_.file,
-                     .argv = worker.argv,
-                     .env = merge_environment(variables),
-                     // Several readers would share out the input by chance.
-                     .stdin_fd = workers_.size() == 1 && may_read_input() ? STDIN_FILENO : -1,
-                     .stdout_fd = out.get(),
-                     .stderr_fd = err.get(),
-                     .agent_fd = agent.writer.get()});
+    specs.push_back(
+        {.file = command_.file,
+         .argv = worker.argv,
+         .env = merge_environment(variables),
+         // Several readers would share out the input by chance.
+         .stdin_fd = worker.rank == options_.stdin_rank && may_read_input() ? STDIN_FILENO : -1,
+         .stdout_fd = out.get(),
+         .stderr_fd = err.get(),
+         .agent_fd = agent.writer.get()});
     if (!facts_.cpus.empty()) specs.back().cpu_mask = cpu_mask(facts_.cpus[i]);
     worker.agent = std::move(agent.reader);
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
@@ -148,7 +154,7 @@ void WorkerGroup::wait_for_events() {
   if (cluster_ != nullptr) polls.push_back({cluster_->fd(), POLLIN, 0});
   auto wake = Clock::time_point::max();
   if (cluster_ != nullptr) wake = cluster_->due();
-  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due()}) {
+  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due(), output_.due()}) {
     if (time) wake = std::min(wake, *time);
   }
   const int timeout_ms = wake == Clock::time_point::max() ? -1 : base::milliseconds_until(wake);
@@ -204,7 +210,7 @@ void WorkerGroup::tell_cluster(int exit_code, bool may_restart, const std::strin
 }
 
 void WorkerGroup::stop_and_continue() {
-  output_.set_bar({});
+  output_.clear_live();
   keeper_->signal_workers(SIGSTOP);
   if (cluster_ != nullptr) cluster_->pause();
   Signals::stop_self();
@@ -241,6 +247,10 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       break;
     case KeeperEvent::Kind::kExecFailed:
       worker.start_error = event.value;
+      break;
+    case KeeperEvent::Kind::kLeft:
+      if (std::exchange(left_, static_cast<Left>(event.value)) == Left::kWorkers) end_helpers();
+      if (left_ == Left::kDaemons && succeeded()) deadline_ = Clock::now() + kHelperPatience;
       break;
     case KeeperEvent::Kind::kExited:
       drain(index);  // its last words come before what is said about its end
@@ -291,6 +301,7 @@ void WorkerGroup::read_outputs() {
   if (due && Clock::now() >= *due) {
     output_.set_bar(progress_.draw(base::terminal_columns(), Clock::now()));
   }
+  output_.show_partial_lines();
 }
 
 void WorkerGroup::drain(size_t index) {
@@ -330,13 +341,25 @@ void WorkerGroup::handle_deadlines() {
   }
   if (announce_at_ && Clock::now() >= *announce_at_) {
     announce_at_.reset();
-    output_.say(announce_failure(workers_[first_failure_->worker]));
+    if (anyone_runs()) output_.say(announce_failure(workers_[first_failure_->worker]));
+    if (!ending_ && left_ == Left::kHelpers) output_.say(announce_helpers());
   }
   if (!deadline_ || Clock::now() < *deadline_) return;
+  if (!ending_ && left_ == Left::kHelpers) {
+    output_.say(
+        fmt::format("syncbn-launch: what the workers started has not ended after {}: {}; "
+                    "sending SIGTERM",
+                    grace_time(), describe_helpers(keeper_->pid())));
+    end_workers(SIGTERM);
+    return;
+  }
+  if (!killed_ && !anyone_runs()) {
+    killed_ = true;  // the keeper does it, or spares daemons
+    return;
+  }
   if (!killed_) {
-    output_.say(fmt::format(
-        "syncbn-launch: workers still run {} after the signal to end: killed",
-        base::format_seconds(std::chrono::duration<double>(grace()).count())));
+    output_.say(fmt::format("syncbn-launch: workers still run {} after the signal to end: killed",
+                            grace_time()));
     kill_workers();
     return;
   }
@@ -355,7 +378,9 @@ void WorkerGroup::handle_deadlines() {
 
 void WorkerGroup::end_workers(int signal) {
   ending_ = true;
-  deadline_ = Clock::now() + grace();
+  deadline_ = Clock::now() + (anyone_runs() ? grace()
+                                            : std::min<std::chrono::milliseconds>(
+                                                  grace(), kHelperPatience));
   keeper_->signal_workers(signal);
   keeper_->signal_workers(SIGCONT);  // a stopped worker acts on it only then
 }
@@ -374,6 +399,24 @@ void WorkerGroup::kill_workers() {
   keeper_->signal_workers(SIGKILL);
 }
 
+// Once all workers have ended.
+void WorkerGroup::end_helpers() {
+  end_at_.reset();
+  announce_at_.reset();
+  if (is_over()) return;
+  if (!succeeded()) return end_workers(SIGTERM);
+  deadline_ = Clock::now() + options_.shutdown_timeout;
+  announce_at_ = Clock::now() + kAnnounceAfter;
+}
+
+bool WorkerGroup::is_over() const {
+  return !anyone_runs() && (killed_ || left_ == Left::kNothing);
+}
+
+bool WorkerGroup::succeeded() const {
+  return !ending_ && !first_failure_;
+}
+
 bool WorkerGroup::anyone_runs() const {
   return std::any_of(workers_.begin(), workers_.end(),
                      [](const Worker& worker) { return worker.running; });
@@ -383,7 +426,7 @@ void WorkerGroup::keeper_is_lost() {
   kill_all_descendants();
   if (!anyone_runs()) return;  // it was about to end anyway
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
-  output_.set_bar({});
+  output_.clear_live();
   throw base::UnavailableError(fmt::format(
       "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
 }
@@ -393,6 +436,17 @@ std::string WorkerGroup::announce_failure(const Worker& worker) const {
                                     [](const Worker& other) { return other.running; });
   return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} to end", worker.rank,
                      worker.end_in_words(), base::counted(others, "other worker"));
+}
+
+std::string WorkerGroup::announce_helpers() const {
+  return fmt::format(
+      "syncbn-launch: all workers have ended; waiting up to {} (--shutdown_timeout) for what they "
+      "started: {}",
+      grace_time(), describe_helpers(keeper_->pid()));
+}
+
+std::string WorkerGroup::grace_time() const {
+  return base::format_seconds(std::chrono::duration<double>(grace()).count());
 }
 
 GroupResult WorkerGroup::result() {

@@ -28,7 +28,9 @@ namespace syncbn::launch {
 ///
 /// The attempt goes on until every worker has ended. The first worker that fails, on whatever node,
 /// or a signal that asks to end, makes it end early: the workers get SIGTERM (or that signal),
-/// after the grace time SIGKILL. Single-threaded: one poll loop.
+/// after the grace time SIGKILL. Processes that the workers started have the grace time to end by
+/// themselves when all workers have succeeded, and kHelperPatience after a failure or a signal.
+/// Single-threaded: one poll loop.
 class WorkerGroup {
  public:
   /// What attempts share, and outlives them.
@@ -74,12 +76,18 @@ class WorkerGroup {
   /// Between the signal to end and SIGKILL.
   std::chrono::milliseconds grace() const;
   void kill_workers();
+  void end_helpers();
   void keeper_is_lost();
   void stop_and_continue();
   bool anyone_runs() const;
+  bool is_over() const;
+  /// As far as is known.
+  bool succeeded() const;
 
   GroupResult result();
   std::string announce_failure(const Worker& worker) const;
+  std::string announce_helpers() const;
+  std::string grace_time() const;
 
   const LaunchOptions& options_;
   const Command& command_;
@@ -101,8 +109,9 @@ class WorkerGroup {
   bool cluster_is_due_ = false;
   bool ending_ = false;
   bool killed_ = false;
-  // Times at which something is due: ending the workers after a failure, saying so, giving up on
-  // the grace time (then on the kill).
+  Left left_ = Left::kWorkers;
+  // Times at which something is due: ending the workers after a failure, saying what the launcher
+  // waits for, giving up on the grace time (then on the kill).
   std::optional<Clock::time_point> end_at_;
   std::optional<Clock::time_point> announce_at_;
   std::optional<Clock::time_point> deadline_;

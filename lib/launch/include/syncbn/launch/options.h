@@ -31,7 +31,8 @@ struct Streams {
 /// Streams for all workers, or for some by local rank.
 struct StreamChoice {
   Streams all;
-  std::map<int, Streams> by_local_rank;  ///< when not empty, others have none
+  std::map<int, Streams>
+      by_local_rank;  ///< when not empty, others have none; may name absent ranks
 
   Streams of(int local_rank) const;
 };
@@ -99,6 +100,7 @@ struct LaunchOptions {
   std::vector<int> ending_signals;               ///< those of them that end the run
   std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
 
+  int stdin_rank = 0;      ///< of the worker that reads the launcher's input; -1: none
   bool module = false;     ///< -m: the program is a Python module's name
   bool no_python = false;  ///< run a *.py file as any other program
   bool run_path = false;   ///< through Python's runpy.run_path
@@ -124,6 +126,7 @@ struct LaunchOptions {
   Voice voice = Voice::kOwn;
   std::optional<Streams> colours = {};  ///< the head's streams that take them; empty: ask our own
 
+  std::string called_as = {};           ///< the launcher's argv[0]
   std::vector<std::string> given = {};  ///< the options, also the environment's, spelled in full
   std::vector<std::string> program;     ///< the program's name and its arguments, untouched
 
@@ -142,5 +145,8 @@ std::optional<LaunchOptions> parse_options(int argc, const char* const* argv);
 
 /// The same for words that hold what the environment asks for already, as a head settles them.
 LaunchOptions parse_settled_options(const std::vector<std::string>& words);
+
+/// @throws base::UserError when --stdin names a rank that a job of `world_size` workers lacks.
+void check_stdin(const LaunchOptions& options, int world_size);
 
 }  // namespace syncbn::launch
