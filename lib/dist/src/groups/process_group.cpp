@@ -256,6 +256,12 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
         "statistics in another way; pass it a process_group of C++ ranks alone, or use batch "
         "normalisation that is not synchronised",
         *world()->place.python_ranks.begin()));
+int world_rank(const ProcessGroupPtr& group, int64_t rank) {
+  const Backend* const backend = backend_of(group);
+  return backend != nullptr ? backend->members().ranks.at(static_cast<size_t>(rank))
+                            : static_cast<int>(rank);
+}
+
   }
   if (group) return group;
   if (!world()) {
