@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <exception>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -222,14 +223,18 @@ void let_peers_connect(const World& world) {
   for (const MadeGroup& made : world.made) {
     const auto group = made.group.lock();
     if (!group) continue;
-    wait_for_members(world.place, group->getGroupName(), world.connect_timeout,
-                     [&] { return end_of_member(world, made.ranks, kBetweenLooks); });
+    const bool store_answers =
+        wait_for_members(world.place, group->getGroupName(), world.connect_timeout,
+                         [&] { return end_of_member(world, made.ranks, kBetweenLooks); });
+    if (!store_answers) return;
   }
 }
 
 std::vector<int> all_ranks(const World& world) {
   std::vector<int> ranks(static_cast<size_t>(world.place.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
+  // An exception is about to be reported: nothing may delay that.
+  if (std::uncaught_exceptions() > 0) return;
   return ranks;
 }
 

@@ -45,9 +45,7 @@ int port_of(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
-                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  return base::port_of(address);
 }
 
 }  // namespace
@@ -85,6 +83,14 @@ void WatchChannel::listen(c10d::Store& store, const std::string& address) {
 }
 
 void WatchChannel::connect(c10d::Store& store, std::chrono::milliseconds limit) {
+  try {
+    store.wait({kStoreKey}, limit);
+  } catch (const c10::Error& error) {
+    throw base::UnavailableError(fmt::format(
+        "rank {} of {} on {}: rank 0 arrived and then did not listen for the other ranks: {}; see "
+        "the messages of rank 0",
+        rank_, world_size_, base::hostname(), error.what_without_backtrace()));
+  }
   const std::vector<uint8_t> bytes = store.get(kStoreKey);
   const auto place = Message::parse({bytes.begin(), bytes.end()});
   if (!place) throw base::InternalError("rank 0 left an address that cannot be read in the store");
