@@ -68,12 +68,12 @@ TEST(WatchLinkTest, ManyLinesAtOnceArrive) {
   EXPECT_THAT(lines, Each("some line"));
 }
 
-TEST(WatchLinkTest, ALineWithoutAnEndEndsTheConnection) {
+TEST(WatchLinkTest, AFirstLineWithoutAnEndEndsTheConnection) {
   TwoLinks links;
   std::vector<std::string> lines;
-  links.sender.send("a line\n" + std::string(100'000, 'x'));
+  links.sender.send(std::string(100'000, 'x'));
   EXPECT_FALSE(links.receiver.receive(lines));
-  EXPECT_EQ(lines, std::vector<std::string>{"a line"});
+  EXPECT_THAT(lines, IsEmpty());
 }
 
 // Linux sends no keepalive probes while something that was sent is not acknowledged.

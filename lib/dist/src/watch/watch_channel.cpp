@@ -168,6 +168,22 @@ void WatchChannel::post(int to, const std::string& type, std::vector<std::string
   send({rank_, to, type, std::move(fields)});
 }
 
+void WatchChannel::flush(std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    std::vector<pollfd> polls;
+    {
+      const std::lock_guard lock(mutex_);
+      for (WatchLink& link : links_) {
+        link.flush();
+        if (link.has_output()) polls.push_back({link.fd(), POLLOUT, 0});
+      }
+    }
+    if (polls.empty() || std::chrono::steady_clock::now() >= deadline) return;
+    ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
+  }
+}
+
 /// To everybody concerned but this rank, as far as there is a connection.
 void WatchChannel::send(const Message& message) {
   const std::string line = message.line();

@@ -106,19 +106,22 @@ bool WatchLink::receive(std::vector<std::string>& lines) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) break;
     if (got <= 0) return false;
+    const size_t searched = input_.size();
     input_.append(buffer.data(), static_cast<size_t>(got));
     total += static_cast<size_t>(got);
-    take_lines(lines);
-    if (input_.size() >= kLongestLine) return false;
+    take_lines(searched, lines);
+    if (peer < 0 && lines.empty() && input_.size() >= kMaxGreeting) return false;
   }
   return true;
 }
 
-/// Leaves a line in the input that is not whole.
-void WatchLink::take_lines(std::vector<std::string>& lines) {
+/// Leaves a line in the input that is not whole. @param searched no line ends before it.
+void WatchLink::take_lines(size_t searched, std::vector<std::string>& lines) {
   size_t begin = 0;
-  for (size_t end; (end = input_.find('\n', begin)) != std::string::npos; begin = end + 1) {
+  for (size_t end = input_.find('\n', searched); end != std::string::npos;
+       end = input_.find('\n', begin)) {
     lines.push_back(input_.substr(begin, end - begin));
+    begin = end + 1;
   }
   input_.erase(0, begin);
 }
