@@ -68,13 +68,21 @@ TEST(SharedHostTest, TheEnvironmentTurnsItOff) {
   });
 }
 
-TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAll) {
-  run_ranks(2, [](int rank) {
-    const rlimit limit{.rlim_cur = 64 << 10, .rlim_max = 64 << 10};
-    ASSERT_TRUE(rank == 0 || ::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    dist::init_process_group();
-    expect_works(false);
-  });
+TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAllUnlessItIsAskedFor) {
+  for (const bool asked : {false, true}) {
+    run_ranks(2, [asked](int rank) {
+      const rlimit limit{.rlim_cur = 64 << 10, .rlim_max = 64 << 10};
+      ASSERT_TRUE(rank == 0 || ::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+      if (asked) {
+        ::setenv("SYNCBN_SHARED_MEMORY", "1", 1);
+        EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                    HasSubstr("SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share"));
+        return;
+      }
+      dist::init_process_group();
+      expect_works(false);
+    });
+  }
 }
 
 /// What rank `rank` says of shared memory, in the words of a build of that version.
@@ -258,14 +266,6 @@ TEST(SharedHostTest, ADeadRankOfAnotherHostIsNamed) {
   }
 }
 
-std::set<std::string> files_in_dev_shm() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    names.insert(entry.path().filename().string());
-  }
-  return names;
-}
-
 // The group's own timeout is half an hour.
 TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHostsToo) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
@@ -305,6 +305,14 @@ TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHostsToo) {
     }
     dist::destroy_process_group();
   });
+}
+
+std::set<std::string> files_in_dev_shm() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    names.insert(entry.path().filename().string());
+  }
+  return names;
 }
 
 TEST(SharedHostTest, NothingIsLeftWhenAllAreKilled) {

@@ -76,6 +76,7 @@ struct LaunchOptions {
   int nproc_per_node = 1;
   std::string role = "default";
   bool virtual_local_rank = false;  ///< each worker sees its GPU as the only one
+  bool gpu_per_worker = false;      ///< asked for by --nproc_per_node or --virtual_local_rank
   Binding binding = Binding::kNone;
 
   NodeRange nnodes;
