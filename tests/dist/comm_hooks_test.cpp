@@ -4,6 +4,8 @@
 #include <syncbn/dist/ddp.h>
 
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/ops/full.h>
@@ -167,6 +169,30 @@ TEST(CommHookTest, AfterAHookThatFailedTheWrapperSaysSo) {
                   ddp(at::ones({1, 8}));
                 }),
                 HasSubstr("the communication hook failed in an earlier step"));
+  });
+}
+
+TEST(CommHookTest, ABucketMayCompleteAfterTheWrapperWasUnwound) {
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    dist::FuturePtr late;
+    const auto train = [&late] {
+      Ddp ddp(make_net(), {.bucket_cap_mb = 0.0005});
+      ddp(at::ones({1, 8})).sum().backward();  // after which there are several buckets
+      ddp.register_comm_hook([&late](c10d::GradBucket&) {
+        if (late) throw std::runtime_error("no paper");
+        late = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+        return late;
+      });
+      ddp(at::ones({1, 8})).sum().backward();
+    };
+    EXPECT_THAT(message_of<std::runtime_error>(train), HasSubstr("no paper"));
+    // What was freed is taken and overwritten.
+    std::vector<std::string> others;
+    for (size_t size = 16; size <= 512; size += 8) {
+      for (int i = 0; i < 50; ++i) others.emplace_back(size, '\xff');
+    }
+    late->markCompleted(at::ones({7}));  // of a wrong size, which is an error that is noted
   });
 }
 

@@ -14,10 +14,12 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include "ddp/join_statistics.h"
 #include "dist/tensors.h"
 #include "dist/training.h"
 #include "groups/world.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 
 namespace {
 
@@ -25,8 +27,10 @@ namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 using dist::DistributedDataParallel;
 using syncbn::base::UserError;
+using syncbn::dist::detail::JoinStatistics;
 using syncbn::test::BranchesImpl;
 using syncbn::test::close;
+using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
 using syncbn::test::sgd_step;
@@ -259,6 +263,28 @@ TEST(DdpJoinTest, ThrowOnEarlyTerminationEndsEveryRank) {
     // The span is over, and the group as good as before.
     dist::barrier();
     const auto guard = ddp.join();
+  });
+}
+
+TEST(DdpJoinTest, RanksOfASubgroupAreNamedAsInTheWorld) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_group({1, 2});
+    if (rank == 0) return dist::barrier();
+    nn::Linear net = linear();
+    DistributedDataParallel<nn::LinearImpl> ddp(net, {.process_group = group});
+    const auto train = [&] {
+      auto guard = ddp.join({.throw_on_early_termination = true});
+      for (int step = 0; step < rank; ++step) ddp(at::ones({1, 2})).sum().backward();
+      guard.finish();
+    };
+    const std::string early = message_of<dist::EarlyTermination>(train);
+    EXPECT_THAT(early, HasSubstr(rank == 1 ? "rank 1 has run out of input" : "another rank has"));
+    JoinStatistics statistics(group, at::kCPU);
+    statistics.begin_step([] { return true; });
+    EXPECT_THAT(message_of<UserError>([&] { statistics.end_forward(rank == 1); }),
+                HasSubstr("ranks 1 and 2 are at different SyncBatchNorm layers"));
+    dist::barrier();
   });
 }
 

@@ -400,6 +400,20 @@ TEST(DdpErrorTest, ADifferentNumberOfParametersIsNamedOnEveryRank) {
   });
 }
 
+TEST(DdpErrorTest, RanksOfASubgroupAreNamedAsInTheWorld) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_group({1, 2});
+    if (rank == 0) return dist::barrier();
+    nn::Linear net(rank, 2);
+    EXPECT_THAT(
+        message_of<UserError>(
+            [&] { DistributedDataParallel<nn::LinearImpl> ddp(net, {.process_group = group}); }),
+        AllOf(HasSubstr("rank 1 has weight [2, 1]"), HasSubstr("rank 2 has weight [2, 2]")));
+    dist::barrier();
+  });
+}
+
 TEST(DdpErrorTest, FrozenParametersAndBuffersAreComparedToo) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();

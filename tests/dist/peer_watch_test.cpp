@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <memory>
 #include <new>
 #include <string>
@@ -30,6 +31,7 @@
 #include "support/program.h"
 #include "support/thrown.h"
 #include "watch/peer_watch.h"
+#include "watch/watch_channel.h"
 
 // The groups of these tests have a timeout of half an hour, the default: what ends sooner was
 // broken off because of what became of a rank.
@@ -46,6 +48,7 @@ using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
 using syncbn::dist::detail::CallLog;
 using syncbn::dist::detail::PeerWatch;
+using syncbn::dist::detail::WatchChannel;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
 using syncbn::test::run_ranks;
@@ -148,6 +151,29 @@ TEST(PeerWatchTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
   });
 }
 
+// More than the buffers of its connection take: rank 0 is busy and reads later.
+TEST(PeerWatchTest, ALeaveNoticeOfAnyLengthArrives) {
+  run_ranks(1, [](int) {
+    c10d::HashStore store;
+    WatchChannel zero(store, 0, 2, "127.0.0.1", milliseconds(20'000));
+    auto leaver = join(store, 1, 2);
+    std::vector<std::shared_ptr<CallLog>> logs;
+    for (int group = 0; group < 60; ++group) {
+      logs.push_back(
+          std::make_shared<CallLog>(std::string(100'000, 'g'), std::vector{0, 1}, [] {}));
+      leaver->add(logs.back());
+    }
+    std::thread leave([&] { leaver.reset(); });
+    std::string said;
+    std::promise<std::string> said_last;
+    zero.start({.message = [&](const auto& message) { said = message.type; },
+                .end = [&](int, const std::string&) { said_last.set_value(said); },
+                .tick = [] {}});
+    leave.join();
+    EXPECT_EQ(said_last.get_future().get(), "bye");
+  });
+}
+
 TEST(PeerWatchTest, AChildThatEndsDoesNotTakeItsRankAlong) {
   run_ranks(2, [](int) {
     dist::init_process_group();
@@ -213,6 +239,7 @@ TEST(FaultTest, ADeadRankEndsABarrier) {
 TEST(FaultTest, ADeadRankEndsARecvFromItOnly) {
   const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
     dist::init_process_group();
+    dist::barrier();  // until all have connected
     Tensor tensor = at::zeros({4});
     if (rank == 2) ::raise(SIGKILL);
     if (rank == 0) {
@@ -263,13 +290,14 @@ TEST(FaultTest, ADeadRankEndsABackwardOfDistributedDataParallel) {
 TEST(FaultTest, ARankThatEndedWithACodeIsNamedWithIt) {
   const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
     dist::init_process_group();
+    sum();  // until all have connected
     if (rank == 1) std::exit(7);
     sum();
   });
   EXPECT_EQ(results[1].exit_code, 7);
   for (const size_t rank : {0U, 2U}) {
     EXPECT_EQ(results[rank].exit_code, kExitUnavailable);
-    EXPECT_THAT(results[rank].output, AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 1 ("),
+    EXPECT_THAT(results[rank].output, AllOf(HasSubstr("all_reduce #2"), HasSubstr("rank 1 ("),
                                             HasSubstr(") ended with exit code 7")));
   }
 }
@@ -278,6 +306,7 @@ TEST(FaultTest, RanksOfASmallerGroupAreNamedAsInTheWorld) {
   const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
     dist::init_process_group();
     const auto group = dist::new_group({1, 3});
+    dist::barrier();  // until all have connected
     if (rank == 3) ::raise(SIGKILL);
     if (rank != 1) return dist::barrier();  // rank 0 has to be there to pass the news on
     Tensor tensor = at::ones({3});

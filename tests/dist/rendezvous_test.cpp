@@ -3,22 +3,34 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/tcp.h>
+#include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/dist/process_group.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
 
 #include <ATen/ops/full.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "groups/group_store.h"
+#include "rendezvous/arrival.h"
 #include "rendezvous/interfaces.h"
+#include "rendezvous/place.h"
+#include "support/eventually.h"
 #include "support/listener.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
@@ -98,6 +110,185 @@ TEST(RendezvousTest, BackendsMayBeWrittenInEachOfPyTorchsWays) {
       EXPECT_EQ(dist::world_size(), 1) << backend;
       dist::destroy_process_group();
     }
+  });
+}
+
+// In silence it would train on the CPU, beside the GPU that it was started for.
+TEST(RendezvousTest, AutoIsRefusedWhereTheLauncherGaveAGpuThatCannotBeUsed) {
+  run_ranks(1, [](int) {
+    ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    ::setenv("SYNCBN_GPU_PER_WORKER", "1", 1);
+    EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                AllOf(HasSubstr("backend auto: the launcher gave this worker a GPU"),
+                      HasSubstr("choose backend gloo to train on the CPU")));
+    dist::init_process_group({.backend = "gloo"});
+  });
+}
+
+/// Counts what is asked of it.
+class CountingStore : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    ++questions;
+    return HashStore::check(keys);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    ++questions;
+    return HashStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    ++questions;
+    return HashStore::multiGet(keys);
+  }
+  int questions = 0;
+};
+
+TEST(RendezvousTest, ARankAsksAboutAThousandOthersInAFewQuestions) {
+  constexpr int kRanks = 1000;
+  for (const int own : {0, 500}) {
+    CountingStore store;
+    c10d::Store& base = store;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      // Rank 700 is Python's.
+      if (rank == 700) base.set(gloo_key(rank), "address");
+      if (rank != own && rank != 700) {
+        base.set("syncbn/arrived/" + std::to_string(rank), "gloo|process|network|host");
+      }
+    }
+    dist::detail::Place place;
+    place.rank = own;
+    place.world_size = kRanks;
+    const auto python =
+        arrive(store, place, "gloo", /*holds_store=*/false,
+               std::chrono::steady_clock::now() + std::chrono::seconds(60), milliseconds(60'000));
+    EXPECT_THAT(python, ElementsAre(700));
+    EXPECT_LT(store.questions, 100) << own;
+  }
+}
+
+/// The store of ranks 0 and 1, in a process of its own, as a launcher holds it.
+class AgentStore {
+ public:
+  AgentStore() {
+    if (::pipe(orders_) != 0 || ::pipe(answers_) != 0) syncbn::base::throw_errno("pipe");
+  }
+
+  /// Runs the ranks, which wait for each other until all have connected.
+  void run(const std::function<void(int rank)>& body) {
+    run_ranks(3, [&](int rank) {
+      ::setenv("WORLD_SIZE", "2", 1);
+      ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+      if (rank == 2) return serve();
+      answer();  // the store is there
+      dist::init_process_group();
+      dist::barrier();
+      body(rank);
+      order(kThrough);
+    });
+  }
+
+  // Called by a rank.
+  void empty() { order(kEmpty); }
+  /// @return whom SIGCONT lets go on.
+  pid_t stop() {
+    const pid_t holder = order(kStop);
+    EXPECT_TRUE(syncbn::test::eventually([&] {
+      std::ifstream file("/proc/" + std::to_string(holder) + "/stat");
+      return std::string(std::istreambuf_iterator<char>(file), {}).find(") T") != std::string::npos;
+    }));
+    return holder;
+  }
+
+ private:
+  pid_t order(char order) {
+    EXPECT_EQ(::write(orders_[1], &order, 1), 1);
+    return answer();
+  }
+  pid_t answer() {
+    pid_t holder = 0;
+    EXPECT_EQ(::read(answers_[0], &holder, sizeof(holder)), static_cast<ssize_t>(sizeof(holder)));
+    return holder;
+  }
+  void send_answer() {
+    const pid_t own = ::getpid();
+    EXPECT_EQ(::write(answers_[1], &own, sizeof(own)), static_cast<ssize_t>(sizeof(own)));
+  }
+  /// Until both ranks are through.
+  void serve() {
+    c10d::TCPStoreOptions options;
+    options.isServer = true;
+    options.waitWorkers = false;
+    options.port = static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT")));
+    c10d::TCPStore store("127.0.0.1", options);
+    send_answer();
+    send_answer();
+    int running = 2;
+    for (char order = 0; running > 0 && ::read(orders_[0], &order, 1) == 1;) {
+      for (const std::string& key : store.listKeys()) {
+        // With the prefix of its clients, or without.
+        if (order == kEmpty) store.deleteKey(key), store.deleteKey(key.substr(1));
+      }
+      if (order == kThrough) --running;
+      send_answer();
+      if (order == kStop) ::raise(SIGSTOP);
+    }
+  }
+
+  static constexpr char kEmpty = 'e';
+  static constexpr char kStop = 's';
+  static constexpr char kThrough = 't';
+  int orders_[2];
+  int answers_[2];
+};
+
+// A launcher does that between attempts.
+TEST(RendezvousTest, ARankLeavesThoughItsStoreWasEmptied) {
+  AgentStore store;
+  store.run([&](int rank) {
+    if (rank == 0) store.empty();
+    dist::barrier();
+    dist::destroy_process_group();
+  });
+}
+
+TEST(RendezvousTest, AnErrorIsReportedThoughTheStoreDoesNotAnswer) {
+  AgentStore store;
+  store.run([&](int rank) {
+    if (rank != 0) return dist::barrier();
+    dist::barrier();
+    const pid_t holder = store.stop();
+    const auto train = [] {
+      struct Group {
+        ~Group() { dist::destroy_process_group(); }
+      } const group;
+      throw UserError("the loss is nan");
+    };
+    EXPECT_THAT(message_of<UserError>(train), HasSubstr("the loss is nan"));
+    ::kill(holder, SIGCONT);
+  });
+}
+
+// c10d waits for answers without one. What AHostThatIsGoneIsGivenUpAfterElevenSeconds is about.
+TEST(RendezvousTest, AnswersOfTheStoreHaveADeadline) {
+  AgentStore store;
+  store.run([](int) {
+    int bounded = 0;
+    for (int fd = 0; fd < 1024; ++fd) {
+      sockaddr_storage address{};
+      socklen_t size = sizeof(address);
+      if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) continue;
+      if (syncbn::base::port_of(address) != std::atoi(std::getenv("MASTER_PORT"))) continue;
+      unsigned unanswered = 0;
+      timeval answer{};
+      size = sizeof(unanswered);
+      EXPECT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered, &size), 0);
+      EXPECT_EQ(unanswered, 11'000U);
+      size = sizeof(answer);
+      EXPECT_EQ(::getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &answer, &size), 0);
+      EXPECT_EQ(answer.tv_sec, 60);
+      ++bounded;
+    }
+    EXPECT_EQ(bounded, 1);
   });
 }
 

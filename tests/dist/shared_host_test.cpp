@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -67,13 +68,21 @@ TEST(SharedHostTest, TheEnvironmentTurnsItOff) {
   });
 }
 
-TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAll) {
-  run_ranks(2, [](int rank) {
-    const rlimit limit{.rlim_cur = 64 << 10, .rlim_max = 64 << 10};
-    ASSERT_TRUE(rank == 0 || ::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    dist::init_process_group();
-    expect_works(false);
-  });
+TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAllUnlessItIsAskedFor) {
+  for (const bool asked : {false, true}) {
+    run_ranks(2, [asked](int rank) {
+      const rlimit limit{.rlim_cur = 64 << 10, .rlim_max = 64 << 10};
+      ASSERT_TRUE(rank == 0 || ::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+      if (asked) {
+        ::setenv("SYNCBN_SHARED_MEMORY", "1", 1);
+        EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
+                    HasSubstr("SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share"));
+        return;
+      }
+      dist::init_process_group();
+      expect_works(false);
+    });
+  }
 }
 
 /// What rank `rank` says of shared memory, in the words of a build of that version.
@@ -255,6 +264,47 @@ TEST(SharedHostTest, ADeadRankOfAnotherHostIsNamed) {
                         HasSubstr(fmt::format("rank {} (", dead)), HasSubstr(") died")));
     });
   }
+}
+
+// The group's own timeout is half an hour.
+TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHostsToo) {
+  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
+  int alone[2];
+  int waited[2];
+  ASSERT_EQ(::pipe(alone), 0);
+  ASSERT_EQ(::pipe(waited), 0);
+  const auto wait_for = [](const int* ends) {
+    char byte = 0;
+    EXPECT_EQ(::read(ends[0], &byte, 1), 1);
+  };
+  run_ranks_on_two_hosts([&](int rank) {
+    dist::init_process_group();
+    expect_works(true);
+    const auto group = dist::new_group({2, 0, 1});
+    Tensor tensor = at::ones({3});
+    // The only rank of its host.
+    if (rank == 2) {
+      EXPECT_THAT(message_of<UnavailableError>([&] {
+                    dist::all_reduce(tensor, ReduceOp::SUM, group, std::chrono::seconds(1));
+                  }),
+                  AllOf(HasSubstr("all_reduce #1 of group '1' failed"), HasSubstr("imed out")));
+      ASSERT_EQ(::write(alone[1], "013", 3), 3);
+    } else {
+      wait_for(alone);
+    }
+    // A leader and a rank that waits for it, by the timeout of wait() alone.
+    if (rank < 2) {
+      Tensors tensors{tensor};
+      const auto work = dist::default_group()->allreduce(tensors);
+      EXPECT_THAT(
+          message_of<UnavailableError>([&] { work->wait(std::chrono::milliseconds(1000)); }),
+          HasSubstr("timed out after 1000ms"));
+      ASSERT_EQ(::write(waited[1], "x", 1), 1);
+    } else {
+      wait_for(waited);
+    }
+    dist::destroy_process_group();
+  });
 }
 
 std::set<std::string> files_in_dev_shm() {

@@ -230,7 +230,12 @@ TEST(LaunchOptionsTest, CountsGpusAsCudaWould) {
   ::setenv("CUDA_VISIBLE_DEVICES", "0,2,GPU-abc,-1,3", 1);
   const int some = parse({"--nproc_per_node=gpu", "prog"}).nproc_per_node;
   const int automatic = parse({"--nproc_per_node=auto", "prog"}).nproc_per_node;
+  EXPECT_TRUE(parse({"--nproc_per_node=gpu", "prog"}).gpu_per_worker);
+  EXPECT_TRUE(parse({"--nproc_per_node=auto", "prog"}).gpu_per_worker);
+  EXPECT_FALSE(parse({"--nproc_per_node=2", "prog"}).gpu_per_worker);
+  EXPECT_TRUE(parse({"--nproc_per_node=2", "--virtual_local_rank", "prog"}).gpu_per_worker);
   ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  EXPECT_FALSE(parse({"--nproc_per_node=auto", "prog"}).gpu_per_worker);
   const std::string none = error_of({"--nproc_per_node=gpu", "prog"});
   const int cpu = parse({"--nproc_per_node=cpu", "prog"}).nproc_per_node;
   const int automatic_without = parse({"--nproc_per_node=auto", "prog"}).nproc_per_node;

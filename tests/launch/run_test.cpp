@@ -337,9 +337,9 @@ TEST(LaunchTest, RunsAScriptThroughRunpy) {
 
 TEST(LaunchTest, GivesEachWorkerItsGpuAsTheOnlyOne) {
   const auto result = launch({"--nproc_per_node=2", "--virtual-local-rank", "sh", "-c",
-                              "echo $LOCAL_RANK $CUDA_VISIBLE_DEVICES"},
+                              "echo $LOCAL_RANK $CUDA_VISIBLE_DEVICES $SYNCBN_GPU_PER_WORKER"},
                              {.env = {{"CUDA_VISIBLE_DEVICES", "5,GPU-7"}}});
-  EXPECT_THAT(lines(result.out), UnorderedElementsAre("[0] 0 5", "[1] 0 GPU-7"));
+  EXPECT_THAT(lines(result.out), UnorderedElementsAre("[0] 0 5 1", "[1] 0 GPU-7 1"));
 }
 
 TEST(LaunchTest, RunsAScriptAsItIsWithNoPython) {

@@ -1,6 +1,8 @@
 #include <syncbn/base/socket.h>
 
 #include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <syncbn/base/text.h>
 #include <sys/socket.h>
@@ -63,6 +65,12 @@ AddressList resolve(const std::string& host, int port, std::string& reason) {
   return nullptr;
 }
 
+int port_of(const sockaddr_storage& address) {
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
 int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
@@ -94,6 +102,21 @@ int connect_error(int fd) {
   socklen_t size = sizeof(error);
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
   return error;
+}
+
+void detect_lost_host(int fd) {
+  constexpr int kQuietSeconds = 5;
+  constexpr int kProbeSeconds = 2;
+  constexpr int kProbes = 3;
+  // Linux sends no probes while data is not acknowledged.
+  constexpr unsigned kUnansweredMilliseconds = 1000 * (kQuietSeconds + kProbes * kProbeSeconds);
+  const int on = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kQuietSeconds, sizeof(kQuietSeconds));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds, sizeof(kProbeSeconds));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof(kProbes));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnansweredMilliseconds,
+               sizeof(kUnansweredMilliseconds));
 }
 
 Deadline patience_with_first(Deadline now, Deadline deadline, size_t addresses) {

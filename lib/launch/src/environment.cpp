@@ -27,6 +27,7 @@ Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, 
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", facts.run_id},
       {"SYNCBN_JOB_ID", facts.job_id},
+      {"SYNCBN_GPU_PER_WORKER", options.gpu_per_worker ? "1" : "0"},
       {"SYNCBN_ATTEMPT", std::to_string(facts.attempt)},
       {"TORCHELASTIC_SIGNALS_TO_HANDLE", options.signals_to_handle},
       // On one node rank 0 of the workers hosts the store on MASTER_PORT.

@@ -203,11 +203,7 @@ void Exchange::compare(const at::Tensor& rows, int64_t first) const {
   for (int64_t rank = 0; rank < rows.size(0); ++rank) {
     const double* const one = headers + rank * stride;
     if (one[0] == 0) continue;
-    // Messages name ranks of the world.
-    const int64_t named = state_->backend != nullptr
-                              ? state_->backend->members().ranks[static_cast<size_t>(rank)]
-                              : rank;
-    ranks[{one, one + (stride - first)}].push_back(std::to_string(named));
+    ranks[{one, one + (stride - first)}].push_back(std::to_string(world_rank(group_, rank)));
   }
   if (ranks.size() < 2) return;
   std::string who;

@@ -95,11 +95,8 @@ at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group
     } catch (const base::UserError&) {
       throw;  // ours, not that rank's
     } catch (const std::exception& error) {
-      const Backend* const backend = backend_of(group);
-      const int in_world =
-          backend != nullptr ? backend->members().ranks[static_cast<size_t>(rank)] : rank;
-      throw base::UnavailableError(
-          fmt::format("rank {} does not come to {}: {}", in_world, what, plain_message(error)));
+      throw base::UnavailableError(fmt::format(
+          "rank {} does not come to {}: {}", world_rank(group, rank), what, plain_message(error)));
     }
   };
   at::Tensor all = row.expand({group->getSize(), row.size(1)}).clone();

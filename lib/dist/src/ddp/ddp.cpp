@@ -105,33 +105,12 @@ std::shared_ptr<c10d::Logger> make_logger(const DdpState& state) {
   return logger;
 }
 
-/// A user's function as the engine wants it.
-class FunctionHook : public c10d::CommHookInterface {
+/// Checks what a hook returns for a bucket.
+class HookCheck {
  public:
-  FunctionHook(CommHook hook, std::string name, std::shared_ptr<std::atomic<bool>> failed)
-      : hook_(std::move(hook)), name_(std::move(name)), failed_(std::move(failed)) {}
+  HookCheck(std::string name, std::shared_ptr<std::atomic<bool>> failed)
+      : name_(std::move(name)), failed_(std::move(failed)) {}
 
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    const at::Tensor expected = bucket.getBuffer();
-    return noting_failure([&]() -> FuturePtr {
-      const FuturePtr future = hook_(bucket);
-      if (!future) refuse("no future", expected);
-      return future->then(
-          [this, expected](c10::ivalue::Future& done) -> c10::IValue {
-            return noting_failure([&]() -> c10::IValue {
-              if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-              check(done.constValue(), expected);
-              return done.value();
-            });
-          },
-          future->elementType());
-    });
-  }
-  at::Tensor parseHookResult(const c10::IValue& result) override {
-    return c10d::detail::parseCppCommHookResult(result);
-  }
-
- private:
   template <class Function>
   std::invoke_result_t<Function> noting_failure(Function&& function) const {
     try {
@@ -142,7 +121,7 @@ class FunctionHook : public c10d::CommHookInterface {
     }
   }
 
-  void check(const c10::IValue& value, const at::Tensor& expected) const {
+  void require_fit(const c10::IValue& value, const at::Tensor& expected) const {
     if (!value.isTensor() && !(value.isTensorList() && value.toTensorList().size() == 1)) {
       refuse(value.tagKind() + " in place of a tensor", expected);
     }
@@ -154,18 +133,49 @@ class FunctionHook : public c10d::CommHookInterface {
     refuse(describe(result), expected);
   }
 
-  static std::string describe(const at::Tensor& tensor) {
-    return fmt::format("{} of {}", tensor.numel(), c10::toString(tensor.scalar_type()));
-  }
-
   [[noreturn]] void refuse(const std::string& what, const at::Tensor& expected) const {
     throw base::UserError(fmt::format("the communication hook '{}' returned {}; the bucket has {}",
                                       name_, what, describe(expected)));
   }
 
+ private:
+  static std::string describe(const at::Tensor& tensor) {
+    return fmt::format("{} of {}", tensor.numel(), c10::toString(tensor.scalar_type()));
+  }
+
+  std::string name_;
+  std::shared_ptr<std::atomic<bool>> failed_;
+};
+
+/// A user's function as the engine wants it.
+class FunctionHook : public c10d::CommHookInterface {
+ public:
+  FunctionHook(CommHook hook, HookCheck check) : hook_(std::move(hook)), check_(std::move(check)) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    const at::Tensor expected = bucket.getBuffer();
+    return check_.noting_failure([&]() -> FuturePtr {
+      const FuturePtr future = hook_(bucket);
+      if (!future) check_.refuse("no future", expected);
+      // Not `this`: a bucket may complete after an exception has destroyed the wrapper.
+      return future->then(
+          [check = check_, expected](c10::ivalue::Future& done) -> c10::IValue {
+            return check.noting_failure([&]() -> c10::IValue {
+              if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+              check.require_fit(done.constValue(), expected);
+              return done.value();
+            });
+          },
+          future->elementType());
+    });
+  }
+  at::Tensor parseHookResult(const c10::IValue& result) override {
+    return c10d::detail::parseCppCommHookResult(result);
+  }
+
+ private:
   const CommHook hook_;
-  const std::string name_;
-  const std::shared_ptr<std::atomic<bool>> failed_;
+  const HookCheck check_;
 };
 
 /// Gradients that are views of the buckets become aliases that are no views: torch::optim's
@@ -345,7 +355,7 @@ void DdpBase::register_comm_hook(CommHook hook, const std::string& name) {
   state.has_comm_hook = true;
   state.logger->set_comm_hook(name);
   state.reducer->register_comm_hook(
-      std::make_unique<FunctionHook>(std::move(hook), name, state.comm_hook_failed));
+      std::make_unique<FunctionHook>(std::move(hook), HookCheck(name, state.comm_hook_failed)));
 }
 
 void DdpBase::zero_grad() {

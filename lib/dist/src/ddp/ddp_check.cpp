@@ -58,10 +58,10 @@ void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>
   const auto other = lines_of(*differs);
   const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
   throw base::UserError(fmt::format(
-      "DistributedDataParallel: the module or its options differ between ranks: rank 0 has {}, "
-      "rank "
-      "{} has {}; wrap the same module in the same way on every rank",
-      a == first.end() ? "nothing" : *a, differs - all.begin(), b == other.end() ? "nothing" : *b));
+      "DistributedDataParallel: the module or its options differ between ranks: rank {} has {}, "
+      "rank {} has {}; wrap the same module in the same way on every rank",
+      world_rank(group, 0), a == first.end() ? "nothing" : *a,
+      world_rank(group, differs - all.begin()), b == other.end() ? "nothing" : *b));
 }
 
 std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,

@@ -186,7 +186,7 @@ void JoinGuard::finish() {
       throw EarlyTermination(fmt::format(
           "join: rank {} has run out of input and others have not; throw_on_early_termination "
           "ends all of them",
-          state.group->getRank()));
+          detail::world_rank(state.group, state.group->getRank())));
     }
     detail::shadow_step(state);
     is_last = false;

@@ -10,6 +10,7 @@
 
 #include "batch_norm/exchange.h"
 #include "collectives/gather_rows.h"
+#include "groups/world.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -57,7 +58,7 @@ JoinStatistics::Announcement JoinStatistics::exchange(const Announcement& own) {
       throw base::UserError(fmt::format(
           "join: ranks {} and {} are at different SyncBatchNorm layers, or only one of them ran "
           "backward after its forward; every rank with input must take the same steps",
-          from, rank));
+          world_rank(group_, from), world_rank(group_, rank)));
     }
   }
   return heard;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <exception>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -48,6 +49,7 @@ struct World {
   std::chrono::milliseconds connect_timeout;
   bool use_cuda = false;
   bool shared_memory = true;  ///< if all ranks of a group want it
+  bool needs_shared_memory = false;
   pid_t process = ::getpid();
   int groups_made = 0;
   std::shared_ptr<PeerWatch> watch;  ///< null in a world of one, and with ranks of Python's
@@ -97,12 +99,16 @@ bool choose_cuda(const std::string& given) {
     }
     return true;
   }
-  if (!nccl) {
+  const bool was_given_gpu = base::env_int("SYNCBN_GPU_PER_WORKER", 0, 1).value_or(0) == 1;
+  if (!nccl && !was_given_gpu) {
     if (cuda == nullptr) spdlog::debug("no CUDA: {}", cuda_support_error());
     return false;
   }
   throw base::UserError(fmt::format(
-      "backend {} was asked for, and {}", given,
+      "{}, and {}; choose backend gloo to train on the CPU",
+      nccl ? fmt::format("backend {} was asked for", given)
+           : "backend auto: the launcher gave this worker a GPU (--nproc_per_node=gpu or auto, or "
+             "--virtual_local_rank)",
       cuda != nullptr ? "this host shows no GPU"
                       : "the CUDA part of this library does not load: " + cuda_support_error()));
 }
@@ -148,6 +154,12 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
       delegates.shared = std::move(*offer).accept(*delegates.cpu, ranks, [&](int host, int hosts) {
         return connect("hosts", host, hosts);
       });
+    }
+    if (world.needs_shared_memory && !delegates.shared && name == kDefaultGroupName) {
+      throw base::UserError(
+          "SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share memory: one of them has "
+          "none to offer, runs Python's torch.distributed or does not see the processes of the "
+          "others; unset the variable to let them use Gloo");
     }
     delegates.cpu->setTimeout(timeout);
     if (world.use_cuda) {
@@ -219,11 +231,15 @@ ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
 
 /// A group that is left as soon as it is made may still be forming on other ranks.
 void let_peers_connect(const World& world) {
+  // An exception is about to be reported: nothing may delay that.
+  if (std::uncaught_exceptions() > 0) return;
   for (const MadeGroup& made : world.made) {
     const auto group = made.group.lock();
     if (!group) continue;
-    wait_for_members(world.place, group->getGroupName(), world.connect_timeout,
-                     [&] { return end_of_member(world, made.ranks, kBetweenLooks); });
+    const bool store_answers =
+        wait_for_members(world.place, group->getGroupName(), world.connect_timeout,
+                         [&] { return end_of_member(world, made.ranks, kBetweenLooks); });
+    if (!store_answers) return;
   }
 }
 
@@ -238,6 +254,12 @@ std::vector<int> all_ranks(const World& world) {
 Backend* backend_of(const ProcessGroupPtr& group) {
   if (group->getBackendType() != c10d::ProcessGroup::BackendType::CUSTOM) return nullptr;
   return dynamic_cast<Backend*>(group->getDefaultBackend().get());
+}
+
+int world_rank(const ProcessGroupPtr& group, int64_t rank) {
+  const Backend* const backend = backend_of(group);
+  return backend != nullptr ? backend->members().ranks.at(static_cast<size_t>(rank))
+                            : static_cast<int>(rank);
 }
 
 bool all_ranks_are_ours(const ProcessGroupPtr& group) {
@@ -304,8 +326,10 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   detail::quieten_libtorch();
   auto made = std::make_unique<detail::World>();
   made->use_cuda = detail::choose_cuda(options.backend);
-  made->shared_memory =
-      options.shared_memory && base::env_int("SYNCBN_SHARED_MEMORY", 0, 1).value_or(1) == 1;
+  const auto shared_memory = base::env_int("SYNCBN_SHARED_MEMORY", 0, 1);
+  made->shared_memory = options.shared_memory && shared_memory.value_or(1) == 1;
+  made->needs_shared_memory = options.shared_memory && shared_memory == 1 &&
+                              base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(1) > 1;
   made->timeout = options.timeout;
   made->place = detail::rendezvous(options, made->use_cuda ? "nccl" : "gloo");
   if (made->use_cuda) {

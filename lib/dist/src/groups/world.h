@@ -11,6 +11,9 @@ namespace syncbn::dist::detail {
 /// The backend of a group that this library made; null for a group made elsewhere.
 Backend* backend_of(const ProcessGroupPtr& group);
 
+/// What messages call a rank of the group: its rank in the world, where that is known.
+int world_rank(const ProcessGroupPtr& group, int64_t rank);
+
 /// Whether every rank of the group runs this library, rather than Python's torch.distributed. If
 /// not, only the collectives that Python's ranks call too may be issued, one for one; what else the
 /// ranks want to know of each other has to go through the store. An empty group means the default

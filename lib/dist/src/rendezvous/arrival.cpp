@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <thread>
 
 #include "groups/group_store.h"
@@ -73,12 +74,37 @@ struct Arrival {
   }
 };
 
-Arrival arrival_of(c10d::Store& store, int rank) {
-  return Arrival::parse(text(store.get(rank_key(rank))));
+/// One question to the store. @param ranks all of which have arrived.
+std::vector<Arrival> arrivals_of(c10d::Store& store, const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(rank_key(rank));
+  std::vector<Arrival> arrivals;
+  for (const auto& bytes : store.multiGet(keys)) arrivals.push_back(Arrival::parse(text(bytes)));
+  return arrivals;
+}
+
+/// Whether all ranks from `begin` to before `end` are; one question to the store.
+bool are_here(c10d::Store& store, int begin, int end) {
+  std::vector<std::string> keys;
+  for (int rank = begin; rank < end; ++rank) keys.push_back(rank_key(rank));
+  return store.check(keys);
 }
 
 bool is_here(c10d::Store& store, int rank) {
-  return store.check({rank_key(rank)});
+  return are_here(store, rank, rank + 1);
+}
+
+/// The first rank from `begin` on that has not arrived; `world_size` when all have. Doubles its
+/// step: a question for each rank would be world_size² questions at the start of a job.
+int first_absent(c10d::Store& store, int begin, int world_size) {
+  int step = 1;
+  const auto next = [&] { return std::min(begin + step, world_size); };
+  for (; begin < world_size && are_here(store, begin, next()); step *= 2) begin = next();
+  while (step > 1) {
+    step /= 2;
+    if (begin < world_size && are_here(store, begin, next())) begin = next();
+  }
+  return begin;
 }
 
 /// Ours say who they are before Gloo does.
@@ -112,18 +138,20 @@ bool is_python(c10d::Store& store, int rank) {
 /// of ours looks at all, the others at it: everybody concerned is told.
 void check_same_backend(c10d::Store& store, const Place& place, const Arrival& own,
                         const std::set<int>& python_ranks) {
-  bool first = false;
+  std::vector<int> ours;
   for (int rank = 0; rank < place.world_size; ++rank) {
-    if (python_ranks.count(rank) != 0) continue;
-    first = first || rank == place.rank;
-    const Arrival other = arrival_of(store, rank);
-    if (other.backend != own.backend) {
-      throw UserError(fmt::format(
-          "rank {} on {} uses backend {} and rank {} on {} uses {}; choose one backend for all, or "
-          "find out why one of them sees no GPU",
-          place.rank, own.where, own.backend, rank, other.where, other.backend));
-    }
-    if (!first) return;
+    if (python_ranks.count(rank) == 0) ours.push_back(rank);
+  }
+  const bool is_first = ours.front() == place.rank;
+  if (!is_first) ours.resize(1);
+  const std::vector<Arrival> arrivals = arrivals_of(store, ours);
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const Arrival& other = arrivals[i];
+    if (other.backend == own.backend) continue;
+    throw UserError(fmt::format(
+        "rank {} on {} uses backend {} and rank {} on {} uses {}; choose one backend for all, or "
+        "find out why one of them sees no GPU",
+        place.rank, own.where, own.backend, ours[i], other.where, other.backend));
   }
 }
 
@@ -132,8 +160,10 @@ std::string missing_ranks(c10d::Store& store, const Place& place) {
   std::vector<std::string> missing;
   constexpr size_t kNamed = 8;
   size_t count = 0;
-  for (int rank = 0; rank < place.world_size; ++rank) {
-    if (is_here(store, rank) || is_python(store, rank)) continue;
+  const int size = place.world_size;
+  for (int rank = first_absent(store, 0, size); rank < size;
+       rank = first_absent(store, rank + 1, size)) {
+    if (is_python(store, rank)) continue;
     if (++count <= kNamed) missing.push_back(std::to_string(rank));
   }
   if (count > kNamed) missing.push_back(fmt::format("and {} more", count - kNamed));
@@ -175,16 +205,16 @@ std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& 
   // A process that gave up may come a second time.
   const bool again = store.add(rank_key(place.rank) + "/count", 1) > 1;
   if (again) {
-    const Arrival other = arrival_of(store, place.rank);
+    const Arrival other = arrivals_of(store, {place.rank}).front();
     if (other.process != own.process) refuse(other.where);
   }
   store.set(rank_key(place.rank), own.str());
   std::set<int> python_ranks;
   milliseconds delay = kFirstDelay;
   for (int next = 0;;) {
-    for (; next < place.world_size; ++next) {
-      if (is_here(store, next)) continue;
-      if (!is_python(store, next)) break;
+    for (;; ++next) {
+      next = first_absent(store, next, place.world_size);
+      if (next == place.world_size || !is_python(store, next)) break;
       python_ranks.insert(next);
     }
     if (store.check({kRefusedKey})) {
@@ -209,11 +239,11 @@ std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& 
 }
 
 bool all_on_one_host(c10d::Store& store, int world_size) {
-  const std::string own = network_id();
-  for (int rank = 0; rank < world_size; ++rank) {
-    if (arrival_of(store, rank).network != own) return false;
-  }
-  return true;
+  std::vector<int> ranks(static_cast<size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const std::vector<Arrival> arrivals = arrivals_of(store, ranks);
+  return std::all_of(arrivals.begin(), arrivals.end(),
+                     [own = network_id()](const Arrival& one) { return one.network == own; });
 }
 
 }  // namespace syncbn::dist::detail

@@ -2,14 +2,20 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -28,6 +34,8 @@ constexpr milliseconds kFirstRetryDelay{10};
 constexpr milliseconds kLongestRetryDelay{500};
 // For a store that is there already to answer.
 constexpr milliseconds kAnswerTime{1000};
+// Upper bound on one answer: a store that serves a thousand ranks may be slow, or be stopped.
+constexpr timeval kMaxAnswerTime{.tv_sec = 60, .tv_usec = 0};
 
 /// Waits until the store answers, and says on which way.
 /// c10d's own client does this too, with a screenful of warnings, and for ever where the port is
@@ -58,11 +66,29 @@ c10d::TCPStoreOptions store_options(const Place& place, milliseconds limit) {
   return options;
 }
 
+/// c10d waits for answers of the store without a timeout, on a socket that it keeps to itself.
+void bound_answers(const Place& place) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    if (::getpeername(fd, generic, &size) != 0 || base::port_of(address) != place.master.port)
+      continue;
+    base::detect_lost_host(fd);
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &kMaxAnswerTime, sizeof(kMaxAnswerTime));
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &kMaxAnswerTime, sizeof(kMaxAnswerTime));
+  }
+}
+
 /// A client counts itself as one of the workers: where Python holds the store, its rank 0 waits
 /// for all of them.
 JoinedStore connect_to(const Place& place, const StoreEndpoint::Route& route, milliseconds limit) {
   // By the address: its client would spend all of its time on another that swallows packets.
-  return {c10::make_intrusive<c10d::TCPStore>(route.store, store_options(place, limit)), route.own};
+  auto store = c10::make_intrusive<c10d::TCPStore>(route.store, store_options(place, limit));
+  bound_answers(place);
+  return {std::move(store), route.own};
 }
 
 JoinedStore connect_as_second(const Place& place, const StoreEndpoint::Route& route,

@@ -159,14 +159,21 @@ void leave_rendezvous(const Rendezvous& place, const std::string& group, int mem
   }
 }
 
-void wait_for_members(const Rendezvous& place, const std::string& group, milliseconds limit,
+bool wait_for_members(const Rendezvous& place, const std::string& group, milliseconds limit,
                       const std::function<std::string()>& end_of_member) {
-  if (place.world_size == 1) return;
+  if (place.world_size == 1) return true;
+  const auto end = [&]() -> std::string {
+    // Otherwise a launcher has emptied the store since: its attempt is over.
+    const bool has_own_mark = place.store->check({connected_key(group)});
+    return has_own_mark ? end_of_member() : "the store was emptied";
+  };
   try {
-    static_cast<void>(why_not_connected(place, group, limit, end_of_member));
+    static_cast<void>(why_not_connected(place, group, limit, end));
   } catch (const c10::Error&) {
-    // Who holds the store leaves it when all are connected, or when it fails.
+    // The rank that holds the store leaves it when all are connected, or when it fails.
+    return false;
   }
+  return true;
 }
 
 }  // namespace syncbn::dist::detail

@@ -40,8 +40,9 @@ void leave_rendezvous(const Rendezvous& place, const std::string& group, int mem
 
 /// For a member that is about to close its connections: a peer that is still connecting would take
 /// that for a failure. Waits until all members that are ours are connected, one has ended, the
-/// store is gone or `limit` has passed.
-void wait_for_members(const Rendezvous& place, const std::string& group,
+/// store was emptied or `limit` has passed.
+/// @return false when the store does not answer.
+bool wait_for_members(const Rendezvous& place, const std::string& group,
                       std::chrono::milliseconds limit,
                       const std::function<std::string()>& end_of_member);
 

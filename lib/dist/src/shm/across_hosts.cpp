@@ -40,6 +40,7 @@ class TwoLevels : public Operation {
         down_(bytes_down, static_cast<int64_t>(across.setting.layout.input_bytes())) {}
 
   int64_t steps() const override { return up_.count() + down_.count(); }
+  bool blocks() const override { return hosts().is_leader(); }
 
   void put(int64_t step, const Slots& slots) override {
     if (step < up_.count()) return give(up_.at(step), slots);
@@ -62,6 +63,16 @@ class TwoLevels : public Operation {
 
  protected:
   const Hosts& hosts() const { return *across_.hosts; }
+
+  /// With what is left of the operation's timeout.
+  template <class Options>
+  Options options() const {
+    using std::chrono::milliseconds;
+    const auto left = across_.deadline - std::chrono::steady_clock::now();
+    Options options;
+    options.timeout = std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left));
+    return options;
+  }
 
  private:
   /// Puts this rank's part of a chunk into its slot.
@@ -115,7 +126,7 @@ class AllReduce : public TwoLevels {
     if (values_.bytes() == 0) return;
     const at::NoGradGuard no_grad;
     at::Tensor values = values_.flat();
-    c10d::AllreduceOptions options;
+    auto options = this->options<c10d::AllreduceOptions>();
     options.reduceOp = op_ == c10d::ReduceOp::AVG ? c10d::ReduceOp::SUM : op_;
     if (values.scalar_type() == at::kBool) {  // which Gloo does not know
       values = values.view(at::kByte);
@@ -176,7 +187,7 @@ class HierarchicalAllGather : public TwoLevels {
     if (input_.bytes() == 0) return;
     at::Tensor all = at::empty({leaders.getSize() * host_rows_.numel()}, at::kByte);
     at::Tensor own = host_rows_.view(-1);
-    leaders._allgather_base(all, own)->wait();
+    leaders._allgather_base(all, own, options<c10d::AllgatherOptions>())->wait();
     const at::Tensor by_host = all.view({leaders.getSize(), -1});
     for (size_t host = 0; host < hosts().ranks.size(); ++host) {
       const std::vector<int>& ranks = hosts().ranks[host];
@@ -225,7 +236,7 @@ class HierarchicalBroadcast : public TwoLevels {
   void call(c10d::Backend& leaders) override {
     if (values_.bytes() == 0) return;
     std::vector<at::Tensor> tensors{values_.flat().view(at::kByte)};
-    c10d::BroadcastOptions options;
+    auto options = this->options<c10d::BroadcastOptions>();
     options.rootRank = static_cast<int64_t>(host_);
     leaders.broadcast(tensors, options)->wait();
   }
@@ -245,7 +256,9 @@ class HierarchicalBarrier : public TwoLevels {
  private:
   void give(const Chunk& /*chunk*/, const Slots& /*slots*/) override {}
   void collect(const Chunk& /*chunk*/, const Slots& /*slots*/) override {}
-  void call(c10d::Backend& leaders) override { leaders.barrier()->wait(); }
+  void call(c10d::Backend& leaders) override {
+    leaders.barrier(options<c10d::BarrierOptions>())->wait();
+  }
   std::byte* outcome() override { return nullptr; }
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -33,6 +34,7 @@ struct AcrossHosts {
   std::shared_ptr<const Hosts> hosts;
   Setting setting;  ///< of this host
   uint64_t tag;
+  std::chrono::steady_clock::time_point deadline;
 };
 
 std::unique_ptr<Operation> all_reduce(const AcrossHosts& across, const at::Tensor& tensor,

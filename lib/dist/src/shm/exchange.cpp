@@ -227,7 +227,8 @@ void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
   ++waiting_;
   bool in_time = true;
   while (!task->is_done && in_time) {
-    if (!has_turn_) {
+    // The exchange's own thread, which enqueue() has woken, is the one that may wait for longer.
+    if (!has_turn_ && (endless || !queue_.front()->operation->blocks())) {
       in_time = take_turn(lock, give_up);
     } else if (endless) {
       done_.wait(lock);

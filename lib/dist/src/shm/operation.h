@@ -45,6 +45,8 @@ class Operation {
   virtual ~Operation() = default;
 
   virtual int64_t steps() const { return 1; }
+  /// Whether put() may wait, until the operation's own deadline.
+  virtual bool blocks() const { return false; }
   virtual void put(int64_t step, const Slots& slots) = 0;
   virtual void take(int64_t step, const Slots& slots) = 0;
   /// After the last step.

@@ -52,7 +52,7 @@ SharedMemory::WorkPtr SharedMemory::allreduce(uint64_t tag, const Tensors& tenso
   const int divisor = op == c10d::ReduceOp::AVG ? size_ : 1;
   return start(OpType::ALLREDUCE, tag,
                on_one_host() ? all_reduce(setting(), tensors[0], reduce, divisor)
-                             : all_reduce(across(tag), tensors[0], reduce, op),
+                             : all_reduce(across(tag, options.timeout), tensors[0], reduce, op),
                options.timeout);
 }
 
@@ -84,7 +84,7 @@ SharedMemory::WorkPtr SharedMemory::gather(OpType type, uint64_t tag, const Tens
                                            std::chrono::milliseconds timeout) {
   return start(type, tag,
                on_one_host() ? all_gather(setting(), outputs, input)
-                             : all_gather(across(tag), outputs, input),
+                             : all_gather(across(tag, timeout), outputs, input),
                timeout);
 }
 
@@ -97,12 +97,13 @@ SharedMemory::WorkPtr SharedMemory::broadcast(uint64_t tag, const Tensors& tenso
   const int root = static_cast<int>(options.rootRank);
   return start(OpType::BROADCAST, tag,
                on_one_host() ? shm::broadcast(setting(), tensors[0], root)
-                             : shm::broadcast(across(tag), tensors[0], root),
+                             : shm::broadcast(across(tag, options.timeout), tensors[0], root),
                options.timeout);
 }
 
 SharedMemory::WorkPtr SharedMemory::barrier(uint64_t tag, const c10d::BarrierOptions& options) {
-  return start(OpType::BARRIER, tag, on_one_host() ? shm::barrier() : shm::barrier(across(tag)),
+  return start(OpType::BARRIER, tag,
+               on_one_host() ? shm::barrier() : shm::barrier(across(tag, options.timeout)),
                options.timeout);
 }
 

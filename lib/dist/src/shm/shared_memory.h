@@ -62,7 +62,9 @@ class SharedMemory {
   WorkPtr gather(c10d::OpType type, uint64_t tag, const Tensors& outputs, const at::Tensor& input,
                  std::chrono::milliseconds timeout);
   bool on_one_host() const { return hosts_->ranks.size() == 1; }
-  AcrossHosts across(uint64_t tag) const { return {hosts_, setting(), tag}; }
+  AcrossHosts across(uint64_t tag, std::chrono::milliseconds timeout) const {
+    return {hosts_, setting(), tag, std::chrono::steady_clock::now() + or_own(timeout)};
+  }
 
   const std::shared_ptr<Exchange> exchange_;
   const std::shared_ptr<const Hosts> hosts_;

@@ -24,6 +24,8 @@ constexpr milliseconds kNewsTime{2000};
 // A process closes its connections before its parent sees that it has ended. Those who noticed wait
 // for that, so that a launcher finds the first failure first.
 constexpr milliseconds kLastRites{200};
+// Upper bound on sending the leave notice: rank 0 may be stopped and not read it.
+constexpr milliseconds kLeaveTime{5000};
 // Then a rank tells the others which collective it is in. Not an error: they may be slow.
 constexpr milliseconds kStuckTime{1000};
 
@@ -114,6 +116,7 @@ void PeerWatch::leave(const std::string& manner) {
     }
   }
   channel_.post(Message::kAll, "bye", std::move(fields));
+  channel_.flush(kLeaveTime);
 }
 
 std::string PeerWatch::self() const {
@@ -198,18 +201,20 @@ void PeerWatch::remember_farewell(const Message& message) {
 
 std::string PeerWatch::end_among(const std::vector<int>& ranks, milliseconds patience) {
   Lock lock(mutex_);
-  std::string found;
-  news_.wait_for(lock, patience, [&] {
-    const End* first = nullptr;
+  const End* first = nullptr;
+  const bool found = news_.wait_for(lock, patience, [&] {
     for (const int rank : ranks) {
       const auto end = ends_.find(rank);
       if (end == ends_.end()) continue;
       if (first == nullptr || end->second.order < first->order) first = &end->second;
     }
-    if (first != nullptr) found = first->what;
     return first != nullptr;
   });
-  return found;
+  if (!found) return "";
+  const auto [what, speak_at] = std::pair(first->what, first->when + kLastRites);
+  lock.unlock();
+  std::this_thread::sleep_until(speak_at);
+  return what;
 }
 
 void PeerWatch::record_end(int rank, const std::string& where, Farewell farewell) {

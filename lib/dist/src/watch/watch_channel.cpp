@@ -40,9 +40,7 @@ int port_of(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
-                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  return base::port_of(address);
 }
 
 }  // namespace
@@ -80,6 +78,14 @@ void WatchChannel::listen(c10d::Store& store, const std::string& address) {
 }
 
 void WatchChannel::connect(c10d::Store& store, std::chrono::milliseconds limit) {
+  try {
+    store.wait({kStoreKey}, limit);
+  } catch (const c10::Error& error) {
+    throw base::UnavailableError(fmt::format(
+        "rank {} of {} on {}: rank 0 arrived and then did not listen for the other ranks: {}; see "
+        "the messages of rank 0",
+        rank_, world_size_, base::hostname(), error.what_without_backtrace()));
+  }
   const std::vector<uint8_t> bytes = store.get(kStoreKey);
   const auto place = Message::parse({bytes.begin(), bytes.end()});
   if (!place) throw base::InternalError("rank 0 left an address that cannot be read in the store");
@@ -155,6 +161,22 @@ void WatchChannel::close_in_child() {
 void WatchChannel::post(int to, const std::string& type, std::vector<std::string> fields) {
   const std::lock_guard lock(mutex_);
   send({rank_, to, type, std::move(fields)});
+}
+
+void WatchChannel::flush(std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    std::vector<pollfd> polls;
+    {
+      const std::lock_guard lock(mutex_);
+      for (WatchLink& link : links_) {
+        link.flush();
+        if (link.has_output()) polls.push_back({link.fd(), POLLOUT, 0});
+      }
+    }
+    if (polls.empty() || std::chrono::steady_clock::now() >= deadline) return;
+    ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
+  }
 }
 
 /// To everybody concerned but this rank, as far as there is a connection.

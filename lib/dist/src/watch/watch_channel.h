@@ -49,6 +49,8 @@ class WatchChannel {
 
   /// Sends a message to a rank or, but for this one, to all. Does not wait.
   void post(int to, const std::string& type, std::vector<std::string> fields);
+  /// Waits until all that was posted, here or to be passed on, is with the kernel; at most `limit`.
+  void flush(std::chrono::milliseconds limit);
 
  private:
   void listen(c10d::Store& store, const std::string& address);

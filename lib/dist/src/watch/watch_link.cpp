@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <sys/socket.h>
 
@@ -14,14 +15,9 @@
 namespace syncbn::dist::detail {
 namespace {
 
-// A host that loses its power says nothing: it is given up after 5 + 3 * 2 seconds.
-constexpr int kQuietSeconds = 5;
-constexpr int kProbeSeconds = 2;
-constexpr int kProbes = 3;
-// The same where it owes an answer, since there are no probes then.
-constexpr unsigned kUnansweredMilliseconds = 1000 * (kQuietSeconds + kProbes * kProbeSeconds);
-// Nobody of ours sends a line as long as this.
-constexpr size_t kLongestLine = size_t{64} * 1024;
+// Upper bound on the first line of a process, which may be a stranger. The leave notice of a rank
+// grows with the number of its groups.
+constexpr size_t kMaxGreeting = size_t{64} * 1024;
 // Then it is others' turn.
 constexpr size_t kAtOnce = size_t{256} * 1024;
 
@@ -75,12 +71,7 @@ WatchLink::WatchLink(base::UniqueFd fd, int the_peer, std::string its_where)
   const int on = 1;
   ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) | O_NONBLOCK);
   ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  ::setsockopt(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, &kQuietSeconds, sizeof(kQuietSeconds));
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds, sizeof(kProbeSeconds));
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof(kProbes));
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnansweredMilliseconds,
-               sizeof(kUnansweredMilliseconds));
+  base::detect_lost_host(fd_.get());
 }
 
 void WatchLink::send(const std::string& line) {
@@ -109,19 +100,22 @@ bool WatchLink::receive(std::vector<std::string>& lines) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) break;
     if (got <= 0) return false;
+    const size_t searched = input_.size();
     input_.append(buffer.data(), static_cast<size_t>(got));
     total += static_cast<size_t>(got);
-    take_lines(lines);
-    if (input_.size() >= kLongestLine) return false;
+    take_lines(searched, lines);
+    if (peer < 0 && lines.empty() && input_.size() >= kMaxGreeting) return false;
   }
   return true;
 }
 
-/// Leaves a line in the input that is not whole.
-void WatchLink::take_lines(std::vector<std::string>& lines) {
+/// Leaves a line in the input that is not whole. @param searched no line ends before it.
+void WatchLink::take_lines(size_t searched, std::vector<std::string>& lines) {
   size_t begin = 0;
-  for (size_t end; (end = input_.find('\n', begin)) != std::string::npos; begin = end + 1) {
+  for (size_t end = input_.find('\n', searched); end != std::string::npos;
+       end = input_.find('\n', begin)) {
     lines.push_back(input_.substr(begin, end - begin));
+    begin = end + 1;
   }
   input_.erase(0, begin);
 }

@@ -46,12 +46,12 @@ class WatchLink {
   void send(const std::string& line);
   void flush();
   /// Adds the lines that have come, at most some hundred KB. False once the connection has ended,
-  /// or where a line does not.
+  /// or when the first line of a process that may be a stranger does not end.
   bool receive(std::vector<std::string>& lines);
   void close() { fd_.reset(); }
 
  private:
-  void take_lines(std::vector<std::string>& lines);
+  void take_lines(size_t searched, std::vector<std::string>& lines);
 
   base::UniqueFd fd_;
   std::string input_;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "machine/devices.h"
 #include "options/command_line.h"
 #include "options/completion.h"
 #include "options/head_options.h"
@@ -101,6 +102,9 @@ bool tells_local_rank(const TypedOptions& typed, const CommandLine& line, std::s
 LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_view launcher_name) {
   LaunchOptions options = typed.options;
   options.nproc_per_node = count_workers(typed.nproc_per_node, options.virtual_local_rank);
+  const bool counts_gpus = typed.nproc_per_node == "gpu" || typed.nproc_per_node == "auto";
+  options.gpu_per_worker =
+      options.virtual_local_rank || (counts_gpus && count_gpus(options.virtual_local_rank) > 0);
   options.binding = read_binding(typed);
   options.nnodes = read_nodes(typed.nnodes);
   read_ending(typed, options);

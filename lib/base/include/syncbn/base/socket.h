@@ -34,6 +34,9 @@ using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 /// only for a while. No deadline binds it.
 AddressList resolve(const std::string& host, int port, std::string& reason);
 
+/// Of an IPv4 or IPv6 address.
+int port_of(const sockaddr_storage& address);
+
 using Deadline = std::chrono::steady_clock::time_point;
 
 /// For poll(): the time until then, rounded up, at most a minute; 0 when it has passed.
@@ -49,6 +52,10 @@ UniqueFd start_connect(const addrinfo& address);
 
 /// 0, or the errno with which the connection failed.
 int connect_error(int fd);
+
+/// Makes the connection fail with ETIMEDOUT when the peer's host does not answer for 11 seconds: a
+/// host that lost its power or its network closes nothing.
+void detect_lost_host(int fd);
 
 /// When to give up the first of so many addresses. One of them may lead nowhere without an error,
 /// such as IPv6 behind a router that drops it: the others need time as well.

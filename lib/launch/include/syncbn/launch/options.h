@@ -78,6 +78,7 @@ struct LaunchOptions {
   std::string role = "default";
   bool oversubscribe = false;       ///< allows more workers per core than can be of use
   bool virtual_local_rank = false;  ///< each worker sees its GPU as the only one
+  bool gpu_per_worker = false;      ///< asked for by --nproc_per_node or --virtual_local_rank
   Binding binding = Binding::kNone;
 
   NodeRange nnodes;
