@@ -14,17 +14,19 @@ inline std::string python() {
   return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
 }
 
-/// Version of its torch, such as "2.11.0"; empty when it has none.
+/// Version of its torch, such as "2.11.0"; empty when it has none. scripts/run-tests finds it out once
+/// for all tests, since importing torch takes seconds.
 inline std::string python_torch_version() {
-  static const auto said =
-      run_program({python(), "-c", "import torch; print(torch.__version__.split('+')[0], end='')"});
-  return said.out;
+  if (const auto known = base::env("SYNCBN_TEST_TORCH_VERSION")) return *known;
+  static const auto found = run_program(
+      {python(), "-c",
+       "import torch.distributed, torch; print(torch.__version__.split('+')[0], end='')"});
+  return found.out;
 }
 
 /// Whether that one has torch; tests that need it are skipped otherwise ("python-torch").
 inline bool python_has_torch() {
-  static const bool has = run_program({python(), "-c", "import torch.distributed"}).exit_code == 0;
-  return has;
+  return !python_torch_version().empty();
 }
 
 /// Whether it can import `module`.
