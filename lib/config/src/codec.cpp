@@ -57,17 +57,15 @@ constexpr const char* wanted() {
 }  // namespace
 
 template <class T>
-requires std::is_arithmetic_v<T> std::string Codec<T>::type_name() {
+std::string Codec<T>::type_name() {
   if (std::is_same_v<T, bool>) return "true|false";
   return std::is_integral_v<T> ? "integer" : "number";
 }
 
 template <class T>
-requires std::is_arithmetic_v<T>
 bool Codec<T>::read(const Value& value, T& out, const std::string& path, Faults& faults) {
   const std::optional<T> parsed =
       value.kind == Value::Kind::kScalar ? parse<T>(value.scalar) : std::nullopt;
-  // Text in quotes is no number.
   if (parsed && !value.quoted) return out = *parsed, true;
   if (parsed) {
     faults.add(value.mark, fmt::format("{}: expected {}, got the text {}; remove its quotes", path,
@@ -79,7 +77,7 @@ bool Codec<T>::read(const Value& value, T& out, const std::string& path, Faults&
 }
 
 template <class T>
-requires std::is_arithmetic_v<T> Value Codec<T>::write(T in) {
+Value Codec<T>::write(T in) {
   return Value::of_scalar(fmt::format("{}", in));
 }
 

@@ -22,10 +22,16 @@ struct OrAuto {
 template <class T>
 class Schema;
 
-/// How a type is read and written. Specialised for bool, integers, floating point, text,
-/// std::optional, OrAuto, std::vector, described structs and Component.
+/// How a type is read and written: this one for bool, integers of 16 bits and more, float and
+/// double, for which codec.cpp instantiates it. Specialised for text, std::optional, OrAuto,
+/// std::vector, described structs and Component.
 template <class T>
-struct Codec;
+struct Codec {
+  static_assert(std::is_arithmetic_v<T>, "an option cannot have this type");
+  static std::string type_name();
+  static bool read(const Value& value, T& out, const std::string& path, Faults& faults);
+  static Value write(T in);
+};
 
 template <class T>
 concept Described = requires(Schema<T>& schema) {
@@ -45,15 +51,6 @@ void wrong_type(const Value& value, const std::string& path, const std::string& 
 bool is_auto(const Value& value);
 
 }  // namespace detail
-
-/// Instantiated in codec.cpp for bool, integers of 16 bits and more, float and double.
-template <class T>
-requires std::is_arithmetic_v<T>
-struct Codec<T> {
-  static std::string type_name();
-  static bool read(const Value& value, T& out, const std::string& path, Faults& faults);
-  static Value write(T in);
-};
 
 template <>
 struct Codec<std::string> {
