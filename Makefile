@@ -8,20 +8,20 @@ help: ## list the targets
 
 configure:
 	@scripts/setup
-	@cmake --preset release
+	@scripts/build --configure
 
 demo: configure ## install what is missing, build, train the digits twice, compare
-	@cmake --build --preset product
+	@scripts/build product
 	@scripts/demo
 
 build: configure ## build everything into build/
-	@cmake --build --preset release
+	@scripts/build release
 
 test: build ## build and run all tests
 	@scripts/run-tests release --require multiproc
 
 bench: configure ## build and run the benchmarks
-	@cmake --build --preset bench
+	@scripts/build bench
 	@scripts/bench
 
 format: ## format the sources with clang-format
@@ -37,7 +37,7 @@ check-all: ## what must pass before a release: lint, tests, sanitizers, clang-ti
 	@scripts/check-all
 
 install: configure ## install to PREFIX (default /usr/local)
-	@cmake --build --preset product
+	@scripts/build product
 	@cmake --install build --prefix $(PREFIX)
 
 clean: ## remove build folders (not .venv)

@@ -6,6 +6,10 @@ target_compile_options(
   syncbn_warnings
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wnon-virtual-dtor;-Woverloaded-virtual>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SYNCBN_WERROR}>>:-Werror>)
+# GCC 12 warns of every `"text" + std::string` that it inlines (its bug 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(syncbn_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+endif()
 
 # Release builds (CMAKE_UNITY_BUILD in the preset) compile the files of a folder as one: most of the
 # time goes into headers that the files share. Files with compile options of their own stay apart.

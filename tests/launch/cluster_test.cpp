@@ -226,7 +226,7 @@ TEST(LaunchClusterTest, ALauncherThatIsKilledWhileItWaitsLeavesNoFolder) {
   Program node(launch_command({"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
                                fmt::format("--master_port={}", free_port()), "true"}),
                {.env = {{"OMP_NUM_THREADS", "1"}, {"TMPDIR", folder.path()}}});
-  node.wait_until([&] { return blocks(node.pid(), SIGINT) && folder.empty(); });
+  node.wait_until([&] { return launcher_blocks(node.pid(), SIGINT) && folder.empty(); });
   node.send_signal(SIGKILL);
   node.wait();
   EXPECT_TRUE(folder.empty());
@@ -299,7 +299,7 @@ TEST(LaunchClusterTest, ASignalEndsTheWaitForOthers) {
   Program& alone = nodes.start(0, 1, {"--rdzv_conf=join_timeout=1000"}, {"true"});
   Program& lost = nodes.start(1, 1, {"--master_port=1"}, {"true"});
   for (Program* program : {&alone, &lost}) {
-    program->wait_until([&] { return blocks(program->pid(), SIGINT); });
+    program->wait_until([&] { return launcher_blocks(program->pid(), SIGINT); });
     program->send_signal(SIGINT);
     const auto result = program->wait();
     EXPECT_EQ(result.exit_code, 130);

@@ -67,9 +67,12 @@ inline bool has_signal(pid_t pid, const std::string& mask, int signal) {
   return false;
 }
 
-/// Whether a process has blocked a signal, as a launcher does before it waits for others.
-inline bool blocks(pid_t pid, int signal) {
-  return has_signal(pid, "SigBlk:", signal);
+/// Whether a launcher has blocked a signal, as it does before it waits for others. Between fork()
+/// and exec() a process that becomes a launcher blocks signals for a moment, too.
+inline bool launcher_blocks(pid_t pid, int signal) {
+  std::ifstream file(fmt::format("/proc/{}/comm", pid));
+  std::string name;
+  return std::getline(file, name) && name == "syncbn-launch" && has_signal(pid, "SigBlk:", signal);
 }
 
 /// Whether a signal has been sent to a process that has not taken it yet.
