@@ -6,22 +6,36 @@ get_property(_programs GLOBAL PROPERTY SYNCBN_PROGRAMS)
 get_property(_header_dirs GLOBAL PROPERTY SYNCBN_HEADER_DIRS)
 set(_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/syncbn)
 
-# Where installed files look for libtorch, besides each other. One that lies in this clone or its
-# build folder would be gone with it, so what CPU runs need of it is installed as well.
+# Where installed files, and programs built against them, look for libtorch. One that lies in this
+# clone, or in the .venv that the clone links to, would be gone with it: then the installation gets a
+# copy, laid out as the original, of its headers and of the libraries that CPU runs need.
 set(_torch_rpath "")
 if(SYNCBN_WITH_TORCH)
-  set(_bundle_dir ${CMAKE_INSTALL_LIBDIR}/syncbn/libtorch)
-  file(REAL_PATH ${PROJECT_SOURCE_DIR} _source_dir)
-  cmake_path(IS_PREFIX _source_dir ${SyncbnLibtorch_ROOT} NORMALIZE _torch_in_clone)
+  set(_torch_hint ${SyncbnLibtorch_ROOT})
+  set(_torch_in_clone FALSE)
+  foreach(_folder ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/.venv ${PROJECT_BINARY_DIR})
+    file(REAL_PATH ${_folder} _folder)
+    cmake_path(IS_PREFIX _folder ${SyncbnLibtorch_ROOT} NORMALIZE _is_in_folder)
+    if(_is_in_folder)
+      set(_torch_in_clone TRUE)
+    endif()
+  endforeach()
   if(_torch_in_clone)
-    list(APPEND _torch_rpath $ORIGIN/../${_bundle_dir} $ORIGIN/syncbn/libtorch)
+    set(_bundle_dir ${CMAKE_INSTALL_LIBDIR}/syncbn/libtorch)
+    list(APPEND _torch_rpath $ORIGIN/../${_bundle_dir}/lib $ORIGIN/syncbn/libtorch/lib)
+    # From the package's folder, so that the installation can be moved.
+    set(_torch_hint "\${CMAKE_CURRENT_LIST_DIR}/../../syncbn/libtorch")
     # torch_cpu looks beside itself for the others.
     file(GLOB _torch_runtime ${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so
          ${SyncbnLibtorch_ROOT}/lib/libc10.so ${SyncbnLibtorch_ROOT}/lib/libgomp*.so*
          ${SyncbnLibtorch_ROOT}/../nvidia/*/lib/libcudart.so.*
          ${SyncbnLibtorch_ROOT}/../nvidia/*/lib/libcupti.so.*)
-    install(FILES ${_torch_runtime} DESTINATION ${_bundle_dir})
-    install(CODE "message(STATUS \"libtorch ${SyncbnLibtorch_VERSION} lies in the clone, so the installation gets a copy of its CPU libraries (${_bundle_dir})\")")
+    install(FILES ${_torch_runtime} DESTINATION ${_bundle_dir}/lib)
+    install(
+      DIRECTORY ${SyncbnLibtorch_ROOT}/include
+      DESTINATION ${_bundle_dir}
+      PATTERN include/fmt EXCLUDE)
+    install(CODE "message(STATUS \"libtorch ${SyncbnLibtorch_VERSION} lies in the clone, so the installation gets a copy of its headers and CPU libraries (${_bundle_dir})\")")
     if(SYNCBN_HAVE_CUDA)
       list(APPEND _torch_rpath ${SyncbnLibtorch_ROOT}/lib)
       install(CODE "message(WARNING \"GPU runs of the installed programs need ${SyncbnLibtorch_ROOT}, which lies in the clone: keep it, or configure with Torch_ROOT elsewhere\")")

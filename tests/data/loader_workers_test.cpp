@@ -254,6 +254,29 @@ TEST(LoaderWorkersTest, SaysWhichSampleTakesTooLong) {
   EXPECT_THAT(labels_of(*batch), ElementsAre(3, 4, 5));
 }
 
+TEST(LoaderWorkersTest, ASampleThatHangsDoesNotKeepTheLoaderAfterItsTimeout) {
+  Gate gate;
+  std::atomic<bool> hangs = false;
+  std::weak_ptr<Noise> used_by_worker;
+  {
+    auto dataset = std::make_shared<Noise>(6, [&](int64_t index) {
+      if (index != 4) return;
+      hangs = true;
+      hangs.notify_one();
+      gate.pass();
+    });
+    used_by_worker = dataset;
+    Loader loader(std::move(dataset),
+                  {.batch_size = 6, .num_workers = 2, .timeout = std::chrono::milliseconds(20)});
+    loader.start_epoch(0);
+    hangs.wait(false);
+    EXPECT_THROW(loader.next(), base::UnavailableError);
+  }
+  EXPECT_FALSE(used_by_worker.expired());
+  gate.open();
+  while (!used_by_worker.expired()) std::this_thread::yield();
+}
+
 TEST(LoaderWorkersTest, UsesItsMemoryAgainButNotThatOfABatchInUse) {
   Loader loader = make(std::make_shared<Noise>(20), {.batch_size = 4, .num_workers = 3});
   loader.start_epoch(0);

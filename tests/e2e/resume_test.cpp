@@ -7,6 +7,9 @@
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <nlohmann/json.hpp>
+#include <sstream>
+
 #include "e2e/train_program.h"
 #include "support/multiproc.h"
 
@@ -15,6 +18,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using train::Checkpoint;
+
+constexpr int64_t kDigits = 1442;  // training samples
 
 Checkpoint load(const std::string& path) {
   return train::parse_checkpoint(base::read_file(path), path);
@@ -45,6 +50,17 @@ class ResumeTest : public ::testing::Test {
                                     "--epochs",   "4"};
     all.insert(all.end(), more.begin(), more.end());
     return all;
+  }
+
+  /// The lines about epochs in the log of the run in the folder `name`.
+  std::vector<nlohmann::json> epoch_lines(const std::string& name) const {
+    std::vector<nlohmann::json> found;
+    std::istringstream log(base::read_file(folder_ / (name + "/log.jsonl")));
+    for (std::string line; std::getline(log, line);) {
+      auto json = nlohmann::json::parse(line);
+      if (json["event"] == "epoch") found.push_back(std::move(json));
+    }
+    return found;
   }
 
   TempFolder folder_;
@@ -140,6 +156,31 @@ TEST_F(ResumeTest, KeepsAWholeCheckpointWhenARankIsKilled) {
   EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
   EXPECT_GE(load(folder_ / "run/last.pt").sampler.epoch, 3);
   EXPECT_GE(load(folder_ / "run/best.pt").best_epoch, 1);
+}
+
+TEST_F(ResumeTest, CompletesTheLogIfTheRunEndedAfterTheCheckpointAndBeforeItsLine) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=2"})).exit_code, 0);
+  const std::string log = base::read_file(folder_ / "run/log.jsonl");
+  const size_t lost = log.find(R"({"event":"epoch")", log.find(R"("epoch":1)"));
+  base::write_file_atomically(folder_ / "run/log.jsonl", log.substr(0, lost));
+  for (const char* epochs : {"--epochs=3", "--epochs=4"}) {
+    ASSERT_EQ(run_train(args("run", {"--resume=auto", epochs})).exit_code, 0);
+  }
+  std::vector<int> logged;
+  for (const auto& line : epoch_lines("run")) logged.push_back(line["epoch"]);
+  EXPECT_EQ(logged, (std::vector<int>{1, 2, 3, 4}));
+}
+
+TEST_F(ResumeTest, LogsTheLearningRateOfAnEpochThatWasStoppedAfterItsLastStep) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
+  checkpoint.sampler.epoch = 0;
+  checkpoint.sampler.consumed = kDigits;
+  checkpoint.epoch_line = "";
+  const std::string stopped = folder_.write("stopped.pt", serialize(checkpoint));
+  const auto result = run_train(args("other", {"--resume", stopped, "--epochs=1"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(epoch_lines("other").at(0)["lr"], epoch_lines("run").at(0)["lr"]);
 }
 
 TEST_F(ResumeTest, StartsAnewWhenThereIsNothingToGoOnFrom) {

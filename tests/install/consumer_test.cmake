@@ -1,21 +1,30 @@
 # Installs this build, moves the installation, builds the examples against it with nothing else said,
-# and runs them on two ranks by the installed launcher.
-file(REMOVE_RECURSE ${WORK})
+# and runs them on two ranks by the installed launcher, where the clone cannot be seen.
+
+# Outside the clone and its build folder, which are hidden below.
+execute_process(COMMAND mktemp -d --tmpdir syncbn-install-XXXXXX OUTPUT_VARIABLE WORK
+                OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+
+function(fail text)
+  file(REMOVE_RECURSE ${WORK})
+  message(FATAL_ERROR "${text}")
+endfunction()
 
 function(run)
   list(JOIN ARGN " " line)
+  string(REPLACE "${hide}" "…" line "${line}")
   message(STATUS "${line}")
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output
-                                                         ERROR_VARIABLE output)
+  execute_process(COMMAND ${ARGN} WORKING_DIRECTORY ${WORK} RESULT_VARIABLE status
+                  OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT status EQUAL 0)
-    message(FATAL_ERROR "exit code ${status}:\n${output}")
+    fail("exit code ${status}:\n${output}")
   endif()
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
 function(expect text)
   if(NOT output MATCHES "${text}")
-    message(FATAL_ERROR "\"${text}\" is not in:\n${output}")
+    fail("\"${text}\" is not in:\n${output}")
   endif()
 endfunction()
 
@@ -25,23 +34,55 @@ foreach(page man/man1/syncbn-launch.1 bash-completion/completions/syncbn-launch
              zsh/site-functions/_syncbn-launch)
   file(SIZE ${WORK}/prefix/share/${page} size)
   if(size EQUAL 0)
-    message(FATAL_ERROR "${page} is empty")
+    fail("${page} is empty")
   endif()
 endforeach()
 
+# Another process of this machine may need the clone: only what runs in here loses sight of it.
+set(hidden ${SOURCE} ${BUILD})
+if(EXISTS ${SOURCE}/.venv)
+  file(REAL_PATH ${SOURCE}/.venv venv)
+  list(APPEND hidden ${venv})
+endif()
+set(hide "set -e\n")
+foreach(folder IN LISTS hidden)
+  # The second may lie in the first.
+  string(APPEND hide "[ ! -d '${folder}' ] || mount -t tmpfs none '${folder}'\n")
+endforeach()
+set(without_clone unshare --user --map-root-user --mount sh -c "${hide}exec \"$@\"" sh)
+execute_process(COMMAND ${without_clone} true RESULT_VARIABLE status OUTPUT_QUIET ERROR_QUIET)
+if(NOT status EQUAL 0)
+  message(STATUS "the clone stays visible: this machine has no user namespaces")
+  set(without_clone env)
+endif()
+
+file(COPY ${SOURCE}/examples DESTINATION ${WORK})
 foreach(example consumer buffer_broadcast)
-  run(
-    ${CMAKE_COMMAND} -S ${SOURCE}/examples/${example} -B ${WORK}/${example} -G ${GENERATOR}
+  run(${without_clone}
+    ${CMAKE_COMMAND} -S ${WORK}/examples/${example} -B ${WORK}/${example} -G ${GENERATOR}
     -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX})
-  run(${CMAKE_COMMAND} --build ${WORK}/${example})
+  run(${without_clone} ${CMAKE_COMMAND} --build ${WORK}/${example})
+endforeach()
+
+foreach(file bin/train lib/libsyncbn_dist.so ../consumer/two_moons ../buffer_broadcast/buffer_broadcast)
+  run(${without_clone} ldd ${WORK}/prefix/${file})
+  foreach(folder IN LISTS hidden)
+    string(FIND "${output}" ${folder}/ place)
+    if(output MATCHES "not found" OR NOT place EQUAL -1)
+      fail("${file} needs the clone:\n${output}")
+    endif()
+  endforeach()
 endforeach()
 
 set(ENV{OMP_NUM_THREADS} 1)
-run(${WORK}/prefix/bin/syncbn-launch --standalone --nproc_per_node=2 ${WORK}/consumer/two_moons)
+set(launch ${without_clone} ${WORK}/prefix/bin/syncbn-launch --standalone --nproc_per_node=2)
+run(${launch} ${WORK}/consumer/two_moons)
 expect("rank 0 of 2: [0-9]+ of 512 points right")
 expect("rank 1 of 2: [0-9]+ of 512 points right")
-run(${WORK}/prefix/bin/syncbn-launch --standalone --nproc_per_node=2 ${WORK}/buffer_broadcast/buffer_broadcast)
+run(${launch} ${WORK}/buffer_broadcast/buffer_broadcast)
 expect("an unused forward before the backward: works")
+run(${launch} ${WORK}/prefix/bin/train --config ${WORK}/prefix/share/syncbn/configs/digits.yaml
+    --epochs 1)
+expect("test accuracy")
 
-run(${WORK}/prefix/bin/train --help)
 file(REMOVE_RECURSE ${WORK})

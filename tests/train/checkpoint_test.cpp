@@ -30,6 +30,7 @@ Checkpoint example() {
   checkpoint.best_accuracy = 0.5;
   checkpoint.best_epoch = 1;
   checkpoint.seconds = 3.5;
+  checkpoint.epoch_line = R"({"epoch":2})";
   checkpoint.config = "epochs: 3\n";
   return checkpoint;
 }
@@ -66,6 +67,7 @@ TEST(CheckpointTest, HoldsEverythingThatItIsGiven) {
   EXPECT_EQ(back.best_accuracy, 0.5);
   EXPECT_EQ(back.best_epoch, 1);
   EXPECT_EQ(back.seconds, 3.5);
+  EXPECT_EQ(back.epoch_line, R"({"epoch":2})");
   EXPECT_EQ(back.config, "epochs: 3\n");
 }
 

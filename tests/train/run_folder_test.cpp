@@ -72,7 +72,7 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   record.test_accuracy = 0.75;
   record.data_wait_seconds = 0.25;
   record.data_wait_share = 0.5;
-  folder.log_epoch(record);
+  folder.append(RunFolder::line_of(record));
   const auto json = nlohmann::json::parse(base::read_file(temp_ / "log.jsonl"));
   EXPECT_EQ(json["event"], "epoch");
   EXPECT_EQ(json["epoch"], 2);
@@ -80,6 +80,18 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   EXPECT_FALSE(json.contains("test_loss"));
   EXPECT_EQ(json["data_wait_seconds"], 0.25);
   EXPECT_EQ(json["data_wait_share"], 0.5);
+}
+
+TEST_F(RunFolderTest, CompletesALogThatLacksALineOrEndsInAPartOfOne) {
+  RunFolder folder(temp_, "", false);
+  folder.append("one");
+  folder.complete_log("one");
+  folder.complete_log("two");
+  folder.complete_log("two");
+  EXPECT_EQ(base::read_file(temp_ / "log.jsonl"), "one\ntwo\n");
+  base::write_file_atomically(temp_ / "log.jsonl", "one\ntw");
+  RunFolder(temp_, "", true).complete_log("two");
+  EXPECT_EQ(base::read_file(temp_ / "log.jsonl"), "one\ntwo\n");
 }
 
 TEST_F(RunFolderTest, SaysWhyItCannotBeMade) {

@@ -99,6 +99,7 @@ class Reader {
   explicit Reader(const c10::IValue& value) : dict_(value.toGenericDict()) {}
 
   c10::IValue get(const std::string& key) const { return dict_.at(c10::IValue(key)); }
+  bool has(const std::string& key) const { return dict_.contains(c10::IValue(key)); }
   int64_t integer(const std::string& key) const { return get(key).toInt(); }
   double number(const std::string& key) const { return get(key).toDouble(); }
   std::string text(const std::string& key) const { return get(key).toStringRef(); }
@@ -147,6 +148,7 @@ Checkpoint read_checkpoint(const Reader& reader) {
   checkpoint.best_accuracy = reader.number("best_accuracy");
   checkpoint.best_epoch = reader.integer("best_epoch");
   checkpoint.seconds = reader.number("seconds");
+  if (reader.has("epoch_line")) checkpoint.epoch_line = reader.text("epoch_line");
   checkpoint.config = reader.text("config");
   return checkpoint;
 }
@@ -173,6 +175,7 @@ std::string serialize(const Checkpoint& checkpoint) {
   put(dict, "best_accuracy", checkpoint.best_accuracy);
   put(dict, "best_epoch", checkpoint.best_epoch);
   put(dict, "seconds", checkpoint.seconds);
+  put(dict, "epoch_line", checkpoint.epoch_line);
   put(dict, "config", checkpoint.config);
 
   // torch::pickle_save() tags dictionaries with their types, which weights_only refuses.

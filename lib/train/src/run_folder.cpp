@@ -40,23 +40,6 @@ double unix_time() {
   return std::chrono::duration<double>(now).count();
 }
 
-Json to_json(const EpochRecord& record) {
-  Json json;
-  json["event"] = "epoch";
-  json["time"] = unix_time();
-  json["epoch"] = record.epoch;
-  json["step"] = record.step;
-  json["lr"] = record.lr;
-  json["train_loss"] = record.train_loss;
-  if (record.test_loss) json["test_loss"] = *record.test_loss;
-  if (record.test_accuracy) json["test_accuracy"] = *record.test_accuracy;
-  json["images_per_second"] = record.images_per_second;
-  json["data_wait_seconds"] = record.data_wait_seconds;
-  json["data_wait_share"] = record.data_wait_share;
-  json["seconds"] = record.seconds;
-  return json;
-}
-
 }  // namespace
 
 bool RunFolder::holds_run(const fs::path& path) {
@@ -109,7 +92,7 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
   }
   base::write_file_atomically(path_ / kConfig, config);
   const fs::path log = path_ / kLog;
-  log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_DSYNC, 0666));
   if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
 }
 
@@ -124,8 +107,21 @@ void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
   append(json.dump());
 }
 
-void RunFolder::log_epoch(const EpochRecord& record) {
-  append(to_json(record).dump());
+std::string RunFolder::line_of(const EpochRecord& record) {
+  Json json;
+  json["event"] = "epoch";
+  json["time"] = unix_time();
+  json["epoch"] = record.epoch;
+  json["step"] = record.step;
+  json["lr"] = record.lr;
+  json["train_loss"] = record.train_loss;
+  if (record.test_loss) json["test_loss"] = *record.test_loss;
+  if (record.test_accuracy) json["test_accuracy"] = *record.test_accuracy;
+  json["images_per_second"] = record.images_per_second;
+  json["data_wait_seconds"] = record.data_wait_seconds;
+  json["data_wait_share"] = record.data_wait_share;
+  json["seconds"] = record.seconds;
+  return json.dump();
 }
 
 void RunFolder::log_end(const std::string& reason, int64_t step) {
@@ -162,6 +158,14 @@ void RunFolder::append(const std::string& line) {
   // A part of it was written: the disk is full.
   base::throw_file_error(fmt::format("cannot write {}", (path_ / kLog).string()),
                          written < 0 ? errno : ENOSPC);
+}
+
+void RunFolder::complete_log(const std::string& line) {
+  const std::string text = base::read_file(path_ / kLog);
+  // A full disk may have cut off the last line.
+  const size_t whole = text.rfind('\n') + 1;
+  if (whole < text.size()) fs::resize_file(path_ / kLog, whole);
+  if (text.find(line + "\n") == std::string::npos) append(line);
 }
 
 }  // namespace syncbn::train

@@ -68,16 +68,20 @@ class RunFolder {
   std::filesystem::path last() const { return path_ / kLast; }
   std::filesystem::path best() const { return path_ / kBest; }
 
+  /// The line of log.jsonl about an epoch.
+  static std::string line_of(const EpochRecord& record);
+
   // Lines of log.jsonl, each on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);
-  void log_epoch(const EpochRecord& record);
+  void append(const std::string& line);
+  /// Adds the line of a checkpoint's last epoch if the run ended after the checkpoint and before
+  /// it.
+  void complete_log(const std::string& line);
   void log_end(const std::string& reason, int64_t step);
 
   void write_result(const ResultRecord& record);
 
  private:
-  void append(const std::string& line);
-
   std::filesystem::path path_;
   base::UniqueFd log_;
 };

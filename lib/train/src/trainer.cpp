@@ -51,6 +51,7 @@ struct Position {
   double best_accuracy = -1;
   int64_t best_epoch = 0;
   double earlier_seconds = 0;
+  std::string epoch_line;       ///< of log.jsonl, about the last whole epoch
   SampleSums earlier_in_epoch;  ///< of all ranks, before the epoch was interrupted
 };
 
@@ -141,6 +142,7 @@ class Trainer {
     position_.best_accuracy = checkpoint.best_accuracy;
     position_.best_epoch = checkpoint.best_epoch;
     position_.earlier_seconds = checkpoint.seconds;
+    position_.epoch_line = checkpoint.epoch_line;
     position_.earlier_in_epoch = {.loss = checkpoint.epoch_loss,
                                   .samples = static_cast<double>(checkpoint.epoch_samples)};
     const auto rank = static_cast<size_t>(dist::rank());
@@ -155,8 +157,9 @@ class Trainer {
   }
 
   void start_folder(bool resumed) {
-    folder_ = std::make_unique<RunFolder>(start_.folder, config_text_,
-                                          resumed && start_.continues_folder);
+    const bool continues = resumed && start_.continues_folder;
+    folder_ = std::make_unique<RunFolder>(start_.folder, config_text_, continues);
+    if (continues && !position_.epoch_line.empty()) folder_->complete_log(position_.epoch_line);
     folder_->log_start(dist::world_size(), position_.step, resumed);
     spdlog::info("{}: {} training and {}, {} x batch {}, {}, {}", name_,
                  inputs_.train_set->size(), base::counted(inputs_.test_set->size(), "test sample"),
@@ -180,6 +183,8 @@ class Trainer {
     ddp_->train();
     epoch_sums_ = {};
     data_wait_.start_epoch();
+    // If the run was stopped after the epoch's last step, no step is left to set it.
+    record.lr = schedule_->lr(std::max<int64_t>(position_.step - 1, 0));
     const auto begin = Clock::now();
     int signal = 0;
     const auto step = [&] {
@@ -267,12 +272,13 @@ class Trainer {
       position_.best_epoch = record.epoch;
     }
     record.seconds = seconds();
+    position_.epoch_line = RunFolder::line_of(record);
     epoch_sums_ = {};
     data::SamplerState next = loader_.state();
     next.epoch = position_.epoch + 1;
     next.consumed = 0;
     save(next, best);
-    rank_0_does([&] { folder_->log_epoch(record); });
+    rank_0_does([&] { folder_->append(position_.epoch_line); });
     if (!is_rank_0()) return;
     progress_.clear();
     std::string test;
@@ -307,10 +313,12 @@ class Trainer {
       checkpoint.best_accuracy = position_.best_accuracy;
       checkpoint.best_epoch = position_.best_epoch;
       checkpoint.seconds = seconds();
+      checkpoint.epoch_line = position_.epoch_line;
       checkpoint.config = config_text_;
       const std::string bytes = serialize(checkpoint);
-      base::write_file_atomically(folder_->last(), bytes);
+      // In this order: a run that ends in between repeats the epoch, and with it best.pt.
       if (best) base::write_file_atomically(folder_->best(), bytes);
+      base::write_file_atomically(folder_->last(), bytes);
     });
   }
 

@@ -6,6 +6,9 @@
 #include <syncbn/base/log.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
 #include <system_error>
 
 namespace syncbn::data::detail {
@@ -29,12 +32,25 @@ class SignalsBlocked {
 
 }  // namespace
 
+struct WorkerPool::State {
+  void work();
+
+  const std::shared_ptr<const BatchMaker> maker;
+  std::mutex mutex = {};
+  std::condition_variable has_work = {};
+  std::condition_variable has_finished = {};
+  std::deque<std::shared_ptr<PendingBatch>> queue = {};  ///< those with jobs that nobody has begun
+  std::vector<std::pair<const PendingBatch*, int64_t>> running = {};
+  const PendingBatch* waited_for = nullptr;  ///< until the thread that waits runs again
+  bool ends = false;
+};
+
 WorkerPool::WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers)
-    : maker_(std::move(maker)) {
+    : state_(new State{.maker = std::move(maker)}) {
   const SignalsBlocked blocked;
   try {
     for (int i = 0; i < workers; ++i) {
-      threads_.emplace_back([this] { work(); });
+      threads_.emplace_back([state = state_] { state->work(); });
       ::pthread_setname_np(threads_.back().native_handle(), "syncbn-data");
     }
   } catch (const std::system_error& error) {
@@ -46,66 +62,68 @@ WorkerPool::WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers)
 
 WorkerPool::~WorkerPool() {
   {
-    const std::lock_guard lock(mutex_);
-    ends_ = true;
-    queue_.clear();
+    const std::lock_guard lock(state_->mutex);
+    state_->ends = true;
+    state_->queue.clear();
   }
-  has_work_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  state_->has_work.notify_all();
+  for (std::thread& thread : threads_) has_timed_out_ ? thread.detach() : thread.join();
 }
 
 void WorkerPool::add(std::shared_ptr<PendingBatch> batch) {
   {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(batch));
+    const std::lock_guard lock(state_->mutex);
+    state_->queue.push_back(std::move(batch));
   }
-  has_work_.notify_all();
+  state_->has_work.notify_all();
 }
 
 bool WorkerPool::wait(const PendingBatch& batch, std::chrono::milliseconds timeout) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(state_->mutex);
   const auto is_done = [&] { return batch.done == batch.jobs; };
-  waited_for_ = &batch;
+  state_->waited_for = &batch;
   if (timeout.count() > 0) {
-    has_finished_.wait_for(lock, timeout, is_done);
+    state_->has_finished.wait_for(lock, timeout, is_done);
   } else {
-    has_finished_.wait(lock, is_done);
+    state_->has_finished.wait(lock, is_done);
   }
-  waited_for_ = nullptr;
-  return is_done();
+  state_->waited_for = nullptr;
+  has_timed_out_ = !is_done();
+  return !has_timed_out_;
 }
 
 int64_t WorkerPool::unfinished(const PendingBatch& batch) {
-  const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(running_, &batch, &decltype(running_)::value_type::first);
-  const int64_t job = found != running_.end() ? found->second : batch.handed_out;
+  const std::lock_guard lock(state_->mutex);
+  const auto& running = state_->running;
+  const auto found = std::ranges::find(running, &batch, [](const auto& own) { return own.first; });
+  const int64_t job = found != running.end() ? found->second : batch.handed_out;
   return batch.indices[static_cast<size_t>(std::min(job, std::ssize(batch.indices) - 1))];
 }
 
 void WorkerPool::clear() {
-  const std::lock_guard lock(mutex_);
-  queue_.clear();
+  const std::lock_guard lock(state_->mutex);
+  state_->queue.clear();
 }
 
-void WorkerPool::work() {
-  std::unique_lock lock(mutex_);
+void WorkerPool::State::work() {
+  std::unique_lock lock(mutex);
   while (true) {
-    has_work_.wait(lock, [this] { return ends_ || !queue_.empty(); });
-    if (ends_) return;
-    const std::shared_ptr<PendingBatch> batch = queue_.front();
+    has_work.wait(lock, [this] { return ends || !queue.empty(); });
+    if (ends) return;
+    const std::shared_ptr<PendingBatch> batch = queue.front();
     const int64_t job = batch->handed_out++;
-    if (batch->handed_out == batch->jobs) queue_.pop_front();
+    if (batch->handed_out == batch->jobs) queue.pop_front();
     const std::pair<const PendingBatch*, int64_t> own(batch.get(), job);
-    const bool can_wait = waited_for_ != nullptr && waited_for_ != batch.get();
-    running_.push_back(own);
+    const bool can_wait = waited_for != nullptr && waited_for != batch.get();
+    running.push_back(own);
     lock.unlock();
     // With fewer processors than threads: to those that make what is waited for, or wait for it.
     if (can_wait) std::this_thread::yield();
-    std::exception_ptr error = maker_->run(*batch, job);
+    std::exception_ptr error = maker->run(*batch, job);
     lock.lock();
-    running_.erase(std::ranges::find(running_, own));
+    running.erase(std::ranges::find(running, own));
     if (error) batch->faults.push_back({job, std::move(error)});
-    if (++batch->done == batch->jobs) has_finished_.notify_all();
+    if (++batch->done == batch->jobs) has_finished.notify_all();
   }
 }
 

@@ -1,10 +1,7 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -18,7 +15,8 @@ namespace syncbn::data::detail {
 class WorkerPool {
  public:
   WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers);
-  /// Waits for the jobs that are running; the others are forgotten.
+  /// Waits for the jobs that are running, unless the last wait() timed out: a thread that hangs in
+  /// the data set is left behind, and what it uses lives as long as it does. Drops all other jobs.
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
@@ -36,16 +34,10 @@ class WorkerPool {
   void clear();
 
  private:
-  void work();
+  struct State;
 
-  const std::shared_ptr<const BatchMaker> maker_;
-  std::mutex mutex_;
-  std::condition_variable has_work_;
-  std::condition_variable has_finished_;
-  std::deque<std::shared_ptr<PendingBatch>> queue_;  ///< those with jobs that nobody has begun
-  std::vector<std::pair<const PendingBatch*, int64_t>> running_;
-  const PendingBatch* waited_for_ = nullptr;  ///< until the thread that waits runs again
-  bool ends_ = false;
+  const std::shared_ptr<State> state_;  ///< shared with the threads
+  bool has_timed_out_ = false;          ///< the last wait()
   std::vector<std::thread> threads_;
 };
 

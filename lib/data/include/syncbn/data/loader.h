@@ -21,8 +21,8 @@ class WorkerPool;
 /// LoaderOptions::num_workers: of a SampleDataset automatic_workers(), of others none.
 constexpr int kAutoWorkers = -1;
 
-/// Threads that one rank of a host should decode with: base::cpus_of_rank(LOCAL_WORLD_SIZE) less one
-/// for the thread that trains; at least 1.
+/// Threads that one rank of a host should decode with: base::cpus_of_rank(LOCAL_WORLD_SIZE) less
+/// one for the thread that trains; at least 1.
 int automatic_workers();
 
 struct LoaderOptions {
@@ -39,7 +39,8 @@ struct LoaderOptions {
   /// Batches in memory that a GPU copies from directly. Without a GPU it changes nothing, which is
   /// said once in a process.
   bool pin_memory = false;
-  /// How long next() waits for a batch; 0: as long as it takes.
+  /// How long next() waits for a batch of its workers; 0: as long as it takes. A worker that hangs
+  /// does not keep the loader from being destroyed: its thread is left behind.
   std::chrono::milliseconds timeout{0};
   /// What a sample's base::UserError does: end next() with it, or leave the sample out of its
   /// batch, of which at least one has to be left.

@@ -30,8 +30,9 @@ struct Checkpoint {
   std::vector<at::Tensor> rng_states;  ///< of every rank, uint8
   double best_accuracy = -1;           ///< below 0: not evaluated yet
   int64_t best_epoch = 0;
-  double seconds = 0;  ///< trained so far
-  std::string config;  ///< resolved, as YAML
+  double seconds = 0;      ///< trained so far
+  std::string epoch_line;  ///< of log.jsonl, about the last whole epoch; empty in older checkpoints
+  std::string config;      ///< resolved, as YAML
 };
 
 /// The bytes of a checkpoint file.
