@@ -1,4 +1,4 @@
-#include "gzip_file.h"
+#include "sets/gzip_file.h"
 
 #include <fmt/format.h>
 
