@@ -79,7 +79,7 @@ function(syncbn_add_cuda_library)
   add_library(syncbn_dist_cuda SHARED ${ARG_SOURCES})
   add_library(syncbn::dist_cuda ALIAS syncbn_dist_cuda)
   target_include_directories(
-    syncbn_dist_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR}/src)
+    syncbn_dist_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/include ${SYNCBN_DIST_PRIVATE_DIRS})
   target_include_directories(syncbn_dist_cuda SYSTEM PRIVATE ${SYNCBN_NCCL_INCLUDE_DIR})
   target_compile_definitions(syncbn_dist_cuda PRIVATE USE_DISTRIBUTED USE_C10D_NCCL)
   target_compile_features(syncbn_dist_cuda PUBLIC cxx_std_20)

@@ -14,7 +14,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include "ddp/join_statistics.h"
+#include "batch_norm/join_statistics.h"
 #include "dist/tensors.h"
 #include "dist/training.h"
 #include "groups/world.h"

@@ -15,12 +15,12 @@
 #include <ATen/ops/ones.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "groups/call_log.h"
+#include "monitor/call_log.h"
+#include "monitor/peer_watch.h"
+#include "monitor/watch_channel.h"
 #include "support/eventually.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
-#include "watch/peer_watch.h"
-#include "watch/watch_channel.h"
 
 namespace {
 

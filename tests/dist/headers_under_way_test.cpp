@@ -12,7 +12,7 @@
 
 #include <ATen/ops/full.h>
 
-#include "groups/headers_under_way.h"
+#include "monitor/headers_under_way.h"
 #include "support/multiproc.h"
 
 namespace {

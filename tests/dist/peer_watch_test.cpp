@@ -25,13 +25,13 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "groups/call_log.h"
-#include "groups/no_sigpipe.h"
+#include "monitor/call_log.h"
+#include "monitor/peer_watch.h"
+#include "monitor/watch_channel.h"
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "support/thrown.h"
-#include "watch/peer_watch.h"
-#include "watch/watch_channel.h"
+#include "transport/no_sigpipe.h"
 
 // The groups of these tests have a timeout of half an hour, the default: what ends sooner was
 // broken off because of what became of a rank.

@@ -1,7 +1,7 @@
 // The loops that add up what ranks have put into shared memory, for each instruction set that this
 // processor has, against plain ones: to the bit.
 
-#include "shm/reduce_loops.h"
+#include "transport/reduce_loops.h"
 
 #include <gtest/gtest.h>
 
@@ -21,8 +21,8 @@
 #include <c10/util/Half.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include "shm/reduce.h"
 #include "support/skip.h"
+#include "transport/reduce.h"
 
 namespace syncbn::dist::detail::shm {
 namespace {

@@ -26,8 +26,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "groups/group_store.h"
 #include "rendezvous/arrival.h"
+#include "rendezvous/group_store.h"
 #include "rendezvous/interfaces.h"
 #include "rendezvous/place.h"
 #include "support/eventually.h"

@@ -11,8 +11,8 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "groups/backend.h"
 #include "groups/world.h"
+#include "transport/backend.h"
 
 namespace syncbn::test {
 

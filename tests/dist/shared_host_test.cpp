@@ -30,10 +30,10 @@
 #include "dist/shared_calls.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
-#include "shm/offer.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
+#include "transport/offer.h"
 
 namespace syncbn::test {
 namespace {

@@ -21,11 +21,11 @@
 #include "collectives/gather_rows.h"
 #include "dist/shared_calls.h"
 #include "groups/world.h"
-#include "shm/exchange.h"
 #include "support/affinity.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
+#include "transport/exchange.h"
 
 namespace syncbn::test {
 namespace {

@@ -18,10 +18,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "dist/tensors.h"
-#include "groups/gloo.h"
 #include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
+#include "transport/gloo.h"
 
 namespace {
 

@@ -17,13 +17,13 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "monitor/watch_channel.h"
+#include "monitor/watch_link.h"
 #include "support/connection.h"
 #include "support/eventually.h"
 #include "support/listener.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
-#include "watch/watch_channel.h"
-#include "watch/watch_link.h"
 
 namespace {
 

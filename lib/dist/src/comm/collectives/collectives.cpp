@@ -1,0 +1,468 @@
+#include <syncbn/dist/collectives.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/dist/process_group.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/view_as_real.h>
+
+#include "collectives/gather_rows.h"
+#include "groups/timeouts.h"
+#include "groups/world.h"
+#include "monitor/call_log.h"
+
+namespace syncbn::dist {
+namespace {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+/// What Gloo can add up. It can also send no other dtype, but any can go as bytes.
+bool gloo_knows(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kChar:
+    case at::kByte:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// The values of a tensor without gaps; the tensor itself where it has none.
+Tensor dense(const Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
+}
+
+/// The same memory, flat and of a dtype that can be sent.
+Tensor sendable(const Tensor& dense) {
+  const Tensor flat = dense.view(-1);
+  return dense.is_cpu() && !gloo_knows(dense.scalar_type()) ? flat.view(at::kByte) : flat;
+}
+
+/// A call of one of the functions below: checks its arguments, and names it when they are refused.
+class CheckedCall {
+ public:
+  CheckedCall(const char* name, const ProcessGroupPtr& group, Timeout timeout)
+      : name_(name), group_(group ? group : default_group()), timeout_(timeout) {
+    if (timeout && timeout->count() <= 0) {
+      refuse(fmt::format("its timeout of {} ms is not above 0", timeout->count()));
+    }
+    if (timeout_) timeout_ = detail::bounded(*timeout_);
+  }
+
+  c10d::ProcessGroup& group() const { return *group_; }
+  const ProcessGroupPtr& group_ptr() const { return group_; }
+  int size() const { return group_->getSize(); }
+  bool is_root(int root) const { return group_->getRank() == root; }
+
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw base::UserError(fmt::format("{} on rank {} of {} of group '{}' was refused: {}", name_,
+                                      group_->getRank(), size(), group_->getGroupName(), why));
+  }
+
+  template <class Options>
+  Options options() const {
+    Options options;
+    if (timeout_) options.timeout = *timeout_;
+    return options;
+  }
+
+  /// For the work of functions that take no options.
+  void wait(c10d::Work& work) const { work.wait(timeout_.value_or(kNoTimeout)); }
+
+  void require_rank(const char* role, int rank) const {
+    if (rank < 0 || rank >= size()) {
+      refuse(fmt::format("{} {} is outside the group of {}", role, rank,
+                         base::counted(size(), "rank")));
+    }
+  }
+
+  void require_dense(const Tensor& tensor) const {
+    if (!tensor.defined()) refuse("the tensor is undefined");
+    if (tensor.layout() != at::kStrided) refuse("the tensor is sparse; make it dense first");
+    if (tensor.is_quantized()) refuse("the tensor is quantized; dequantize it first");
+    if (!tensor.is_cpu() && !tensor.is_cuda()) {
+      refuse(
+          fmt::format("the tensor is on {}; move it to the CPU or a GPU", tensor.device().str()));
+    }
+  }
+
+  /// Of a tensor that is written to.
+  void require_output(const Tensor& tensor) const {
+    require_dense(tensor);
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      refuse("elements of the tensor share memory, as after expand(); clone it first");
+    }
+  }
+
+  void require_like(const Tensor& tensor, const Tensor& other) const {
+    if (tensor.scalar_type() == other.scalar_type() && tensor.device() == other.device()) return;
+    refuse(fmt::format("a tensor of {} on {} is given together with one of {} on {}",
+                       c10::toString(tensor.scalar_type()), tensor.device().str(),
+                       c10::toString(other.scalar_type()), other.device().str()));
+  }
+
+  /// One tensor for each rank, alike but for their sizes.
+  void require_list(const char* role, const Tensors& list) const {
+    require_length(role, list.size());
+    for (const Tensor& one : list) {
+      require_dense(one);
+      require_like(one, list.front());
+    }
+  }
+
+  void require_length(const char* role, size_t length) const {
+    if (length == static_cast<size_t>(size())) return;
+    refuse(fmt::format("{} has length {}, and the group has {}: it needs one entry for each", role,
+                       length, base::counted(size(), "rank")));
+  }
+
+  /// One tensor for each rank, each with the sizes of `whole`.
+  void require_parts_of(const Tensor& whole, const char* role, const Tensors& parts) const {
+    require_list(role, parts);
+    require_like(parts.front(), whole);
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      if (parts[rank].sizes() == whole.sizes()) continue;
+      refuse(fmt::format("{}[{}] has the sizes {}, and this rank's tensor {}", role, rank,
+                         c10::str(parts[rank].sizes()), c10::str(whole.sizes())));
+    }
+  }
+
+  /// Of the rows of a tensor; no splits mean equal ones.
+  void require_splits(const char* role, const std::vector<int64_t>& splits,
+                      const Tensor& tensor) const {
+    if (tensor.dim() == 0) refuse(fmt::format("the {} tensor has no first dimension", role));
+    const int64_t rows = tensor.size(0);
+    if (splits.empty()) {
+      if (rows % size() == 0) return;
+      refuse(fmt::format("the {} tensor's {} cannot be split evenly among {}", role,
+                         base::counted(rows, "row"), base::counted(size(), "rank")));
+    }
+    require_length(fmt::format("{}_split_sizes", role).c_str(), splits.size());
+    for (const int64_t split : splits) {
+      if (split < 0) refuse(fmt::format("{}_split_sizes has {}", role, split));
+    }
+    const int64_t total = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+    if (total == rows) return;
+    refuse(fmt::format("{}_split_sizes add up to {}, and the tensor has {}", role, total,
+                       base::counted(rows, "row")));
+  }
+
+ private:
+  const char* name_;
+  const ProcessGroupPtr group_;
+  Timeout timeout_;
+};
+
+/// Runs a collective that overwrites `tensor`, whatever its strides.
+template <class Run>
+void overwrite(Tensor& tensor, Run run) {
+  const Tensor data = tensor.detach();
+  const Tensor values = dense(data);
+  Tensors buffers{sendable(values)};
+  run(buffers);
+  if (!values.is_alias_of(data)) data.copy_(values);
+}
+
+/// How a reduction is put to the backend.
+struct Reduction {
+  /// @throws base::UserError for a dtype that cannot be reduced so.
+  Reduction(const CheckedCall& call, const Tensor& tensor, c10d::ReduceOp wanted)
+      : op(std::move(wanted)), type(tensor.scalar_type()) {
+    require_fit(call, tensor);
+    if (!tensor.is_cpu() || gloo_knows(type)) return;
+    if (type == at::kBool && op.op_ == c10d::ReduceOp::SUM) op = c10d::ReduceOp::MAX;
+    if (type == at::kBool && op.op_ == c10d::ReduceOp::PRODUCT) op = c10d::ReduceOp::MIN;
+    if (type == at::kBool) return;
+    if (at::isComplexType(type) && type != at::kComplexHalf && op.op_ == c10d::ReduceOp::SUM) {
+      return;
+    }
+    call.refuse(fmt::format(
+        "Gloo cannot reduce {}{}; convert the tensor first", c10::toString(type),
+        at::isComplexType(type) && type != at::kComplexHalf ? " other than by SUM" : ""));
+  }
+
+  /// The values as numbers that the backend can add up, in the same memory.
+  Tensor numbers(const Tensor& dense) const {
+    if (dense.is_cpu() && at::isComplexType(type)) return at::view_as_real(dense).view(-1);
+    return sendable(dense);
+  }
+
+  c10d::ReduceOp op;
+  at::ScalarType type;
+
+ private:
+  void require_fit(const CheckedCall& call, const Tensor& tensor) const {
+    const auto kind = op.op_;
+    const bool bitwise =
+        kind == c10d::ReduceOp::BAND || kind == c10d::ReduceOp::BOR || kind == c10d::ReduceOp::BXOR;
+    const bool is_float = at::isFloatingType(type) || at::isComplexType(type);
+    if (bitwise && is_float) {
+      call.refuse(fmt::format("a bitwise operation cannot reduce {}", c10::toString(type)));
+    }
+    if (kind == c10d::ReduceOp::AVG && !is_float) {
+      call.refuse(fmt::format("AVG cannot reduce {}; sum and divide", c10::toString(type)));
+    }
+    if (kind == c10d::ReduceOp::UNUSED || (kind == c10d::ReduceOp::PREMUL_SUM && tensor.is_cpu())) {
+      call.refuse("the operation is not one for tensors on the CPU");
+    }
+  }
+};
+
+/// All tensors in one, one after the other.
+Tensor flat_cat(const Tensors& tensors) {
+  Tensors flat;
+  flat.reserve(tensors.size());
+  for (const Tensor& one : tensors) flat.push_back(dense(one).view(-1));
+  return at::cat(flat);
+}
+
+std::vector<int64_t> element_counts(const Tensors& tensors) {
+  std::vector<int64_t> counts;
+  counts.reserve(tensors.size());
+  for (const Tensor& one : tensors) counts.push_back(one.numel());
+  return counts;
+}
+
+/// Gloo ends the process when more comes than is expected, and leaves the rest as it is when less
+/// does: so the ranks tell each other first.
+void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& input_counts,
+                         const std::vector<int64_t>& output_counts) {
+  const ProcessGroupPtr& group = call.group_ptr();
+  if (call.size() == 1 || !detail::all_ranks_are_ours(group)) return;
+  Tensor sent = at::tensor(input_counts, at::kLong);
+  Tensor coming = at::empty_like(sent);
+  std::vector<int64_t> equal_splits;
+  group
+      ->alltoall_base(coming, sent, equal_splits, equal_splits,
+                      call.options<c10d::AllToAllOptions>())
+      ->wait();
+  const int64_t own = group->getRank();
+  const auto* counts = coming.const_data_ptr<int64_t>();
+  int64_t bad_sender = 0;  // from 1; 0: none
+  for (int64_t rank = 0; rank < call.size() && bad_sender == 0; ++rank) {
+    if (counts[rank] != output_counts[static_cast<size_t>(rank)]) bad_sender = rank + 1;
+  }
+  // Everybody learns of one pair.
+  Tensor pair = at::tensor({bad_sender == 0 ? 0 : bad_sender * call.size() + own}, at::kLong);
+  std::vector<Tensor> tensors{pair};
+  c10d::AllreduceOptions options = call.options<c10d::AllreduceOptions>();
+  options.reduceOp = c10d::ReduceOp::MAX;
+  group->allreduce(tensors, options)->wait();
+  const int64_t found = pair.item<int64_t>();
+  if (found == 0) return;
+  const int64_t sender = found / call.size() - 1;
+  const int64_t receiver = found % call.size();
+  if (receiver != own) {
+    call.refuse(fmt::format("rank {} sends rank {} another number of elements than that expects",
+                            sender, receiver));
+  }
+  call.refuse(fmt::format("rank {} sends {} to rank {}, which expects {}", sender,
+                          base::counted(counts[sender], "element"), own,
+                          output_counts[static_cast<size_t>(sender)]));
+}
+
+/// In bytes where the elements go as bytes.
+void scale(std::vector<int64_t>& counts, const Tensor& sent, const Tensor& flat) {
+  if (sent.scalar_type() == flat.scalar_type()) return;
+  for (int64_t& count : counts) count *= static_cast<int64_t>(flat.element_size());
+}
+
+}  // namespace
+
+void all_reduce(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("all_reduce", group, timeout);
+  call.require_output(tensor);
+  const Reduction reduction(call, tensor, std::move(op));
+  const Tensor data = tensor.detach();
+  const Tensor values = dense(data);
+  Tensors buffers{reduction.numbers(values)};
+  auto options = call.options<c10d::AllreduceOptions>();
+  options.reduceOp = reduction.op;
+  call.group().allreduce(buffers, options)->wait();
+  if (!values.is_alias_of(data)) data.copy_(values);
+}
+
+void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
+            Timeout timeout) {
+  const CheckedCall call("reduce", group, timeout);
+  call.require_rank("root", root);
+  call.require_output(tensor);
+  const Reduction reduction(call, tensor, std::move(op));
+  // A copy: backends leave partial sums on the other ranks.
+  const Tensor values = dense(tensor).clone();
+  Tensors buffers{reduction.numbers(values)};
+  auto options = call.options<c10d::ReduceOptions>();
+  options.reduceOp = reduction.op;
+  options.rootRank = root;
+  call.group().reduce(buffers, options)->wait();
+  if (call.is_root(root)) tensor.detach().copy_(values);
+}
+
+void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("broadcast", group, timeout);
+  call.require_rank("root", root);
+  call.require_output(tensor);
+  overwrite(tensor, [&](Tensors& buffers) {
+    auto options = call.options<c10d::BroadcastOptions>();
+    options.rootRank = root;
+    call.group().broadcast(buffers, options)->wait();
+  });
+}
+
+Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("all_gather", group, timeout);
+  call.require_dense(tensor);
+  const detail::NamedAs named("all_gather", tensor.sizes());
+  const Tensor row = sendable(dense(tensor)).unsqueeze(0);
+  Tensors outputs;
+  for (const Tensor& one : detail::gather_rows(row, call.group_ptr(), timeout).unbind()) {
+    outputs.push_back(one.view(tensor.scalar_type()).view(tensor.sizes()));
+  }
+  return outputs;
+}
+
+Tensors gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("gather", group, timeout);
+  call.require_rank("root", root);
+  call.require_dense(tensor);
+  Tensors buffers{sendable(dense(tensor))};
+  Tensors outputs;
+  std::vector<Tensors> received;
+  if (call.is_root(root)) {
+    received.emplace_back();
+    for (int rank = 0; rank < call.size(); ++rank) {
+      outputs.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false)));
+      received[0].push_back(sendable(outputs.back()));
+    }
+  }
+  auto options = call.options<c10d::GatherOptions>();
+  options.rootRank = root;
+  call.group().gather(received, buffers, options)->wait();
+  return outputs;
+}
+
+void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
+             Timeout timeout) {
+  const CheckedCall call("scatter", group, timeout);
+  call.require_rank("root", root);
+  call.require_output(tensor);
+  std::vector<Tensors> sent;
+  if (call.is_root(root)) {
+    call.require_parts_of(tensor, "parts", parts);
+    sent.emplace_back();
+    for (const Tensor& one : parts) sent[0].push_back(sendable(dense(one)));
+  } else if (!parts.empty()) {
+    call.refuse(fmt::format("it is given parts, and rank {} is the one that has them", root));
+  }
+  overwrite(tensor, [&](Tensors& buffers) {
+    auto options = call.options<c10d::ScatterOptions>();
+    options.rootRank = root;
+    call.group().scatter(buffers, sent, options)->wait();
+  });
+}
+
+void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
+                    const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("reduce_scatter", group, timeout);
+  call.require_output(output);
+  call.require_parts_of(output, "parts", parts);
+  const Reduction reduction(call, output, std::move(op));
+  const Tensor data = output.detach();
+  const Tensor values = dense(data);
+  Tensor result = reduction.numbers(values);
+  Tensor all = reduction.numbers(flat_cat(parts));
+  auto options = call.options<c10d::ReduceScatterOptions>();
+  options.reduceOp = reduction.op;
+  call.group()._reduce_scatter_base(result, all, options)->wait();
+  if (!values.is_alias_of(data)) data.copy_(values);
+}
+
+void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
+                Timeout timeout) {
+  const CheckedCall call("all_to_all", group, timeout);
+  call.require_list("inputs", inputs);
+  call.require_list("outputs", outputs);
+  call.require_like(outputs.front(), inputs.front());
+  for (const Tensor& one : outputs) call.require_output(one);
+  std::vector<int64_t> input_counts = element_counts(inputs);
+  std::vector<int64_t> output_counts = element_counts(outputs);
+  require_same_counts(call, input_counts, output_counts);
+  const Tensor values = flat_cat(inputs);
+  const Tensor results = at::empty(
+      {std::accumulate(output_counts.begin(), output_counts.end(), int64_t{0})}, values.options());
+  Tensor sent = sendable(values);
+  Tensor received = sendable(results);
+  const auto slices = results.split_with_sizes(output_counts);
+  scale(input_counts, sent, values);
+  scale(output_counts, sent, values);
+  call.group()
+      .alltoall_base(received, sent, output_counts, input_counts,
+                     call.options<c10d::AllToAllOptions>())
+      ->wait();
+  for (size_t rank = 0; rank < outputs.size(); ++rank) {
+    outputs[rank].detach().copy_(slices[rank].view(outputs[rank].sizes()));
+  }
+}
+
+void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t> output_split_sizes,
+                       std::vector<int64_t> input_split_sizes, const ProcessGroupPtr& group,
+                       Timeout timeout) {
+  const CheckedCall call("all_to_all_single", group, timeout);
+  call.require_dense(input);
+  call.require_output(output);
+  call.require_like(output, input);
+  call.require_splits("input", input_split_sizes, input);
+  call.require_splits("output", output_split_sizes, output);
+  if (output.sizes().slice(1) != input.sizes().slice(1)) {
+    call.refuse(fmt::format("rows of the output, {}, and of the input, {}, have different sizes",
+                            c10::str(output.sizes()), c10::str(input.sizes())));
+  }
+  Tensors outputs = output_split_sizes.empty() ? output.chunk(call.size())
+                                               : output.split_with_sizes(output_split_sizes);
+  const Tensors inputs = input_split_sizes.empty() ? input.chunk(call.size())
+                                                   : input.split_with_sizes(input_split_sizes);
+  all_to_all(outputs, inputs, call.group_ptr(), timeout);
+}
+
+void send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
+          Timeout timeout) {
+  const CheckedCall call("send", group, timeout);
+  call.require_rank("destination", destination);
+  call.require_dense(tensor);
+  if (call.is_root(destination)) call.refuse("the destination is this rank itself");
+  if (tag < 0) call.refuse(fmt::format("the tag {} is negative", tag));
+  Tensors buffers{sendable(dense(tensor))};
+  call.wait(*call.group().send(buffers, destination, tag));
+}
+
+void recv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
+  const CheckedCall call("recv", group, timeout);
+  call.require_rank("source", source);
+  call.require_output(tensor);
+  if (call.is_root(source)) call.refuse("the source is this rank itself");
+  if (tag < 0) call.refuse(fmt::format("the tag {} is negative", tag));
+  overwrite(tensor, [&](Tensors& buffers) { call.wait(*call.group().recv(buffers, source, tag)); });
+}
+
+void barrier(const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("barrier", group, timeout);
+  call.group().barrier(call.options<c10d::BarrierOptions>())->wait();
+}
+
+}  // namespace syncbn::dist

@@ -1,0 +1,126 @@
+#include "collectives/gather_rows.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "groups/world.h"
+#include "monitor/call_log.h"
+#include "monitor/plain_message.h"
+#include "transport/no_sigpipe.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+// Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. Its
+// all-to-all sends to every rank at once; each rank's row then leaves it W - 1 times, which pays
+// while rows and groups are small. Shared memory knows but the all-gather, and has no hops.
+constexpr int kOneHopRanks = 16;
+constexpr size_t kOneHopBytes = size_t{64} * 1024;
+
+/// Of gather_one_by_one(): users rather count from 0.
+constexpr int kTag = 0x5b17;
+
+bool shares_memory(const ProcessGroupPtr& group) {
+  const Backend* backend = backend_of(group);
+  return backend != nullptr && backend->shares_memory();
+}
+
+bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
+  return row.is_cpu() && group->getSize() <= kOneHopRanks && row.nbytes() <= kOneHopBytes &&
+         all_ranks_are_ours(group) && !shares_memory(group);
+}
+
+}  // namespace
+
+bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group) {
+  const Backend* const backend = backend_of(group);
+  return (backend != nullptr && backend->gathers_at_once(row)) || gathers_in_one_hop(row, group);
+}
+
+at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
+  at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
+  const NamedAs named("all_gather", row.sizes());
+  Backend* const backend = backend_of(group);
+  if (backend != nullptr && backend->gathers_at_once(row)) {
+    const at::Tensor values = row.contiguous();
+    const size_t begin = static_cast<size_t>(group->getRank()) * row.nbytes();
+    std::memcpy(static_cast<char*>(all.mutable_data_ptr()) + begin, values.const_data_ptr(),
+                row.nbytes());
+    backend->gather_at_once(all, timeout.value_or(c10d::kUnsetTimeout));
+    return all;
+  }
+  if (row.numel() == 0) {
+    // Gloo takes no empty tensors; a rank whose row is not empty has to hear of this one's.
+    if (all_ranks_are_ours(group)) gather_rows(at::zeros({1, 1}, row.options()), group, timeout);
+    return all;
+  }
+  if (gathers_in_one_hop(row, group)) {
+    at::Tensor copies = row.expand_as(all).contiguous();
+    std::vector<int64_t> equal_splits;
+    c10d::AllToAllOptions options;
+    if (timeout) options.timeout = *timeout;
+    group->alltoall_base(all, copies, equal_splits, equal_splits, options)->wait();
+  } else {
+    at::Tensor own = row;
+    c10d::AllgatherOptions options;
+    if (timeout) options.timeout = *timeout;
+    group->_allgather_base(all, own, options)->wait();
+  }
+  return all;
+}
+
+at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
+  if (sums_by_gathering(row, group)) return gather_rows(row, group, timeout).sum(0);
+  std::vector<at::Tensor> total{row.clone()};
+  c10d::AllreduceOptions options;
+  if (timeout) options.timeout = *timeout;
+  group->allreduce(total, options)->wait();
+  return total[0].view({-1});
+}
+
+at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout,
+                             const std::string& what) {
+  const auto naming = [&](int rank, const auto& step) {
+    try {
+      step();
+    } catch (const base::UserError&) {
+      throw;  // ours, not that rank's
+    } catch (const std::exception& error) {
+      throw base::UnavailableError(fmt::format(
+          "rank {} does not come to {}: {}", world_rank(group, rank), what, plain_message(error)));
+    }
+  };
+  at::Tensor all = row.expand({group->getSize(), row.size(1)}).clone();
+  std::vector<at::Tensor> own{row};
+  std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> works;
+  const NoSigpipe sends_write_in_this_thread;
+  for (int rank = 0; rank < group->getSize(); ++rank) {
+    if (rank == group->getRank()) continue;
+    naming(rank, [&] {
+      std::vector<at::Tensor> theirs{all.narrow(0, rank, 1)};
+      works.emplace_back(rank, group->send(own, rank, kTag));
+      works.emplace_back(rank, group->recv(theirs, rank, kTag));
+    });
+  }
+  using std::chrono::milliseconds;
+  const auto deadline = std::chrono::steady_clock::now() + timeout.value_or(milliseconds(0));
+  for (const auto& item : works) {
+    naming(item.first, [&] {
+      const auto left =
+          std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+      item.second->wait(timeout ? std::max(left, milliseconds(1)) : kNoTimeout);
+    });
+  }
+  return all;
+}
+
+}  // namespace syncbn::dist::detail

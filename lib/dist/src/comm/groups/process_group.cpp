@@ -1,0 +1,433 @@
+#include <syncbn/dist/process_group.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/dist/collectives.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <exception>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include <c10/util/Logging.h>
+
+#include "groups/cuda_support.h"
+#include "groups/timeouts.h"
+#include "groups/world.h"
+#include "monitor/plain_message.h"
+#include "rendezvous/group_store.h"
+#include "rendezvous/interfaces.h"
+#include "rendezvous/rendezvous.h"
+#include "transport/gloo.h"
+#include "transport/offer.h"
+
+C10_DECLARE_int(caffe2_log_level);
+
+namespace syncbn::dist {
+namespace detail {
+namespace {
+
+struct MadeGroup {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  std::vector<int> ranks;
+  bool all_ours = true;
+};
+
+/// Everything that init_process_group makes and destroy_process_group drops.
+struct World {
+  Rendezvous place;
+  std::chrono::milliseconds timeout;
+  std::chrono::milliseconds connect_timeout;
+  bool use_cuda = false;
+  bool shared_memory = true;  ///< if all ranks of a group want it
+  bool needs_shared_memory = false;
+  pid_t process = ::getpid();
+  int groups_made = 0;
+  std::shared_ptr<PeerWatch> watch;  ///< null in a world of one, and with ranks of Python's
+  std::vector<MadeGroup> made;
+  ProcessGroupPtr group;
+  ProcessGroupPtr statistics;                           ///< made at first use
+  std::map<int, ProcessGroupPtr> statistics_subgroups;  ///< the same, by size
+};
+
+// Not destroyed at exit: libtorch's own statics may be gone by then.
+std::unique_ptr<World>& world() {
+  static auto* const instance = new std::unique_ptr<World>();
+  return *instance;
+}
+
+World& require_world() {
+  if (!world()) {
+    throw base::UserError(
+        "there is no process group: call syncbn::dist::init_process_group() first");
+  }
+  return *world();
+}
+
+/// Whether the backend, in any of PyTorch's spellings, includes NCCL for tensors on GPUs. Those on
+/// the CPU always have Gloo.
+bool choose_cuda(const std::string& given) {
+  std::string backend = given;
+  std::transform(given.begin(), given.end(), backend.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (backend == "gloo" || backend == "cpu:gloo") return false;
+  const bool nccl = backend == "nccl" || backend == "cuda:nccl" ||
+                    backend == "cpu:gloo,cuda:nccl" || backend == "cuda:nccl,cpu:gloo";
+  if (backend != "auto" && !nccl) {
+    throw base::UserError(
+        fmt::format("backend '{}' is not known; it is auto, gloo, nccl, or by device cpu:gloo, "
+                    "cuda:nccl or cpu:gloo,cuda:nccl",
+                    given));
+  }
+  const CudaSupport* cuda = cuda_support();
+  const int devices = cuda != nullptr ? cuda->device_count() : 0;
+  if (devices > 0) {
+    if (local_rank() >= devices) {
+      throw base::UserError(
+          fmt::format("LOCAL_RANK={} has no GPU: this process sees {}; start at most that many "
+                      "workers a host (and see CUDA_VISIBLE_DEVICES), or choose backend gloo",
+                      local_rank(), devices));
+    }
+    return true;
+  }
+  const bool was_given_gpu = base::env_int("SYNCBN_GPU_PER_WORKER", 0, 1).value_or(0) == 1;
+  if (!nccl && !was_given_gpu) {
+    if (cuda == nullptr) spdlog::debug("no CUDA: {}", cuda_support_error());
+    return false;
+  }
+  throw base::UserError(fmt::format(
+      "{}, and {}; choose backend gloo to train on the CPU",
+      nccl ? fmt::format("backend {} was asked for", given)
+           : "backend auto: the launcher gave this worker a GPU (--nproc_per_node=gpu or auto, or "
+             "--virtual_local_rank)",
+      cuda != nullptr ? "this host shows no GPU"
+                      : "the CUDA part of this library does not load: " + cuda_support_error()));
+}
+
+int count_ours(const World& world, const std::vector<int>& ranks) {
+  return static_cast<int>(std::count_if(ranks.begin(), ranks.end(), [&](int rank) {
+    return world.place.python_ranks.count(rank) == 0;
+  }));
+}
+
+/// In words, with where to look on, when one of the ranks has ended; waits for such news for up to
+/// `patience`.
+std::string end_of_member(const World& world, const std::vector<int>& ranks,
+                          std::chrono::milliseconds patience) {
+  if (!world.watch) {
+    std::this_thread::sleep_for(patience);
+    return "";
+  }
+  const std::string end = world.watch->end_among(ranks, patience);
+  return end.empty() ? end : end + ". That rank's own message, if any, says why";
+}
+
+/// How long between looks at the store, which does not hear of ends.
+constexpr std::chrono::milliseconds kBetweenLooks{5};
+
+/// Connects the members of a group.
+ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
+                           const std::string& name, std::chrono::milliseconds timeout) {
+  const int size = static_cast<int>(ranks.size());
+  const auto store = group_store(world.place.store, name);
+  Backend::Delegates delegates;
+  try {
+    // Only ranks of ours know of it, and only those that are watched hear of a peer's death.
+    std::optional<shm::Offer> offer;
+    if (world.watch && world.shared_memory && size > 1)
+      offer = shm::Offer::make(*store, rank, size);
+    const auto connect = [&](const char* part, int own, int count) {
+      return make_gloo(device_store(store, part), own, count, world.place.addresses,
+                       std::min(timeout, world.connect_timeout));
+    };
+    delegates.cpu = connect("cpu", rank, size);
+    if (offer && offer->is_made_by_all(*store)) {
+      delegates.shared = std::move(*offer).accept(*delegates.cpu, ranks, [&](int host, int hosts) {
+        return connect("hosts", host, hosts);
+      });
+    }
+    if (world.needs_shared_memory && !delegates.shared && name == kDefaultGroupName) {
+      throw base::UserError(
+          "SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share memory: one of them has "
+          "none to offer, runs Python's torch.distributed or does not see the processes of the "
+          "others; unset the variable to let them use Gloo");
+    }
+    delegates.cpu->setTimeout(timeout);
+    if (world.use_cuda) {
+      delegates.cuda =
+          cuda_support()->make_nccl(device_store(store, "cuda"), rank, size, local_rank(), timeout);
+    }
+  } catch (const base::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::string why = plain_message(error);
+    constexpr std::chrono::seconds kPatience{1};
+    if (const std::string end = end_of_member(world, ranks, kPatience); !end.empty()) {
+      why = end;
+    }
+    throw base::UnavailableError(
+        fmt::format("rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}",
+                    world.place.rank, world.place.world_size, base::hostname(), size, name, why));
+  }
+  auto backend =
+      c10::make_intrusive<Backend>(std::move(delegates), name, timeout,
+                                   Backend::Members{ranks, world.place.world_size}, world.watch);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
+  group->setBackend(c10::DeviceType::CPU, kType, backend);
+  group->setBackend(c10::DeviceType::CUDA, kType, backend);
+  group->setDefaultBackend(kType);
+  group->setGroupName(name);
+  const bool all_ours = count_ours(world, ranks) == size;
+  world.made.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), ranks, all_ours});
+  return group;
+}
+
+/// Every rank of the world is here, with the same list: one that is not would be waited for in the
+/// store, where nobody hears of its death.
+void agree_on_members(const World& world, const std::vector<int>& ranks) {
+  if (world.place.world_size == 1 || !world.place.python_ranks.empty()) return;
+  const auto text = [](const std::vector<int>& list) {
+    return fmt::format("{}", fmt::join(list, ","));
+  };
+  const std::vector<std::string> all = all_gather_bytes(text(ranks), world.group);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw base::UserError(fmt::format(
+        "new_group: rank 0 gives the ranks {{{}}}, rank {} gives {{{}}}; every rank calls it with "
+        "the same ones in the same order",
+        all[0], rank, all[rank]));
+  }
+}
+
+/// c10d logs a page of stack frames for each connection that is lost; our errors say it in a line.
+void quieten_libtorch() {
+  if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+}
+
+/// Every rank of the world takes part in the same order; null on ranks that are not members.
+ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
+                           std::chrono::milliseconds timeout) {
+  const std::string name = std::to_string(world.groups_made++);
+  const auto self = std::find(ranks.begin(), ranks.end(), world.place.rank);
+  const bool member = self != ranks.end();
+  ProcessGroupPtr group;
+  if (member) {
+    group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout);
+  }
+  leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout,
+                   [&] { return end_of_member(world, ranks, kBetweenLooks); });
+  return group;
+}
+
+/// A group that is left as soon as it is made may still be forming on other ranks.
+void let_peers_connect(const World& world) {
+  // An exception is about to be reported: nothing may delay that.
+  if (std::uncaught_exceptions() > 0) return;
+  for (const MadeGroup& made : world.made) {
+    const auto group = made.group.lock();
+    if (!group) continue;
+    const bool store_answers =
+        wait_for_members(world.place, group->getGroupName(), world.connect_timeout,
+                         [&] { return end_of_member(world, made.ranks, kBetweenLooks); });
+    if (!store_answers) return;
+  }
+}
+
+std::vector<int> all_ranks(const World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.place.world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+Backend* backend_of(const ProcessGroupPtr& group) {
+  if (group->getBackendType() != c10d::ProcessGroup::BackendType::CUSTOM) return nullptr;
+  return dynamic_cast<Backend*>(group->getDefaultBackend().get());
+}
+
+int world_rank(const ProcessGroupPtr& group, int64_t rank) {
+  const Backend* const backend = backend_of(group);
+  return backend != nullptr ? backend->members().ranks.at(static_cast<size_t>(rank))
+                            : static_cast<int>(rank);
+}
+
+bool all_ranks_are_ours(const ProcessGroupPtr& group) {
+  if (!world() || world()->place.python_ranks.empty()) return true;
+  const auto& asked = group ? group : world()->group;
+  const auto& made = world()->made;
+  const auto found = std::find_if(made.begin(), made.end(),
+                                  [&](const MadeGroup& one) { return one.group.lock() == asked; });
+  return found != made.end() && found->all_ours;
+}
+
+ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
+  if (!all_ranks_are_ours(group)) {
+    throw base::UserError(fmt::format(
+        "SyncBatchNorm: rank {} runs Python's torch.distributed, whose SyncBatchNorm exchanges its "
+        "statistics in another way; pass it a process_group of C++ ranks alone, or use batch "
+        "normalisation that is not synchronised",
+        *world()->place.python_ranks.begin()));
+  }
+  if (group) return group;
+  if (!world()) {
+    const auto size = base::env_int("WORLD_SIZE", 1, 1 << 20);
+    if (!size || *size == 1) return nullptr;
+    throw base::UserError(
+        fmt::format("SyncBatchNorm is training with WORLD_SIZE={} and no process group: its "
+                    "statistics would be "
+                    "this rank's alone; call syncbn::dist::init_process_group() first",
+                    *size));
+  }
+  World& it = *world();
+  if (it.place.world_size == 1) return nullptr;
+  if (!it.statistics) it.statistics = new_group(all_ranks(it));
+  return it.statistics;
+}
+
+ProcessGroupPtr statistics_subgroup(int group_size) {
+  // An error, or this rank alone.
+  if (!world() || !all_ranks_are_ours({})) return statistics_group({});
+  const int size = world()->place.world_size;
+  if (group_size < 1 || size % group_size != 0) {
+    throw base::UserError(
+        fmt::format("SyncBatchNorm: group_size is {}, and {} cannot be split into groups of "
+                    "as many neighbours; it must divide the number of ranks",
+                    group_size, base::counted(size, "rank")));
+  }
+  if (group_size == size) return statistics_group({});
+  ProcessGroupPtr& group = world()->statistics_subgroups[group_size];
+  if (!group) group = new_subgroups(group_size);
+  return group;
+}
+
+}  // namespace detail
+
+using detail::require_world;
+
+ProcessGroupPtr init_process_group(const InitOptions& given) {
+  if (detail::world()) {
+    throw base::UserError(
+        "init_process_group was called twice; call destroy_process_group() in between");
+  }
+  InitOptions options = given;
+  options.timeout = detail::checked(given.timeout, "InitOptions::timeout");
+  options.connect_timeout = detail::checked(given.connect_timeout, "InitOptions::connect_timeout");
+  detail::quieten_libtorch();
+  auto made = std::make_unique<detail::World>();
+  made->use_cuda = detail::choose_cuda(options.backend);
+  const auto shared_memory = base::env_int("SYNCBN_SHARED_MEMORY", 0, 1);
+  made->shared_memory = options.shared_memory && shared_memory.value_or(1) == 1;
+  made->needs_shared_memory = options.shared_memory && shared_memory == 1 &&
+                              base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(1) > 1;
+  made->timeout = options.timeout;
+  made->place = detail::rendezvous(options, made->use_cuda ? "nccl" : "gloo");
+  if (made->use_cuda) {
+    detail::tell_nccl_interface(options.interface);
+    detail::cuda_support()->set_device(local_rank());
+  }
+  made->connect_timeout = options.connect_timeout;
+  if (made->place.world_size > 1 && made->place.python_ranks.empty()) {
+    made->watch =
+        detail::PeerWatch::join(*made->place.store, made->place.rank, made->place.world_size,
+                                made->place.addresses.front(), options.connect_timeout);
+  }
+  made->group = detail::form_group(*made, detail::all_ranks(*made), options.timeout);
+  detail::world() = std::move(made);
+  return detail::world()->group;
+}
+
+void destroy_process_group() {
+  if (!detail::world()) return;
+  if (detail::world()->process != ::getpid()) {
+    // A forked process: connections and threads are its parent's.
+    static_cast<void>(detail::world().release());
+    return;
+  }
+  detail::let_peers_connect(*detail::world());
+  // First, so that ranks which still wait for this one learn why their connections end.
+  detail::world()->watch.reset();
+  // Users' modules and graphs may hold groups for longer: their connections end here.
+  for (const detail::MadeGroup& made : detail::world()->made) {
+    if (const auto group = made.group.lock()) group->shutdown();
+  }
+  detail::world().reset();
+}
+
+bool is_initialized() {
+  return detail::world() != nullptr;
+}
+
+ProcessGroupPtr default_group() {
+  return require_world().group;
+}
+
+ProcessGroupPtr new_group(const std::vector<int>& ranks,
+                          std::optional<std::chrono::milliseconds> timeout) {
+  detail::World& world = require_world();
+  if (timeout) timeout = detail::checked(*timeout, "new_group: the timeout");
+  const int size = world.place.world_size;
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size) {
+      throw base::UserError(fmt::format("new_group: rank {} is outside the world of {}", rank,
+                                        base::counted(size, "rank")));
+    }
+    if (!seen.insert(rank).second) {
+      throw base::UserError(fmt::format("new_group: rank {} is given twice", rank));
+    }
+  }
+  if (ranks.empty()) throw base::UserError("new_group: no ranks are given");
+  if (!world.place.python_ranks.empty() && !std::is_sorted(ranks.begin(), ranks.end())) {
+    throw base::UserError(
+        "new_group: in a job with ranks of Python's torch.distributed, which sorts them, the ranks "
+        "must be given in ascending order");
+  }
+  detail::agree_on_members(world, ranks);
+  return detail::form_group(world, ranks, timeout.value_or(world.timeout));
+}
+
+ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::milliseconds> timeout) {
+  const int size = world_size();
+  if (group_size < 1 || size % group_size != 0) {
+    throw base::UserError(
+        fmt::format("new_subgroups: the world of {} cannot be split into groups of {}",
+                    base::counted(size, "rank"), group_size));
+  }
+  ProcessGroupPtr own;
+  for (int first = 0; first < size; first += group_size) {
+    std::vector<int> ranks(static_cast<size_t>(group_size));
+    std::iota(ranks.begin(), ranks.end(), first);
+    if (auto group = new_group(ranks, timeout)) own = group;
+  }
+  return own;
+}
+
+int rank(const ProcessGroupPtr& group) {
+  return (group ? group : default_group())->getRank();
+}
+
+int world_size(const ProcessGroupPtr& group) {
+  return (group ? group : default_group())->getSize();
+}
+
+int local_rank() {
+  return static_cast<int>(base::env_int("LOCAL_RANK", 0, 1 << 20).value_or(0));
+}
+
+at::Device device() {
+  if (!require_world().use_cuda) return at::kCPU;
+  return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank())};
+}
+
+}  // namespace syncbn::dist

@@ -1,0 +1,48 @@
+#include "monitor/headers_under_way.h"
+
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "monitor/call_log.h"
+
+namespace syncbn::dist::detail {
+
+static_assert(2 * HeadersUnderWay::kMost <= CallLog::kKept);
+
+std::vector<at::Tensor> HeadersUnderWay::send(const at::Tensor& header,
+                                              const ProcessGroupPtr& group, Timeout timeout,
+                                              const char* called) {
+  const std::lock_guard lock(mutex_);
+  at::Tensor own = header;
+  at::Tensor all = at::empty({group->getSize(), header.size(1)}, header.options());
+  c10d::AllgatherOptions options;
+  if (timeout) options.timeout = *timeout;
+  {
+    const NamedAs named(called, header.sizes());
+    auto work = group->_allgather_base(all, own, options);
+    sent_.push_back({std::move(all), std::move(work)});
+  }
+  std::vector<at::Tensor> come;
+  while (!sent_.empty() && (sent_.size() > most_ || sent_.front().work->isCompleted())) {
+    const Sent& oldest = sent_.front();
+    try {
+      oldest.work->wait();
+    } catch (...) {
+      if (!come.empty()) break;
+      sent_.pop_front();
+      throw;
+    }
+    come.push_back(oldest.all);
+    sent_.pop_front();
+  }
+  return come;
+}
+
+void HeadersUnderWay::clear() {
+  std::deque<Sent> sent;
+  const std::lock_guard lock(mutex_);
+  sent.swap(sent_);
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,416 @@
+#include "monitor/peer_watch.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+namespace syncbn::dist::detail {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What a rank sent before its end is still delivered; so long it may take.
+constexpr milliseconds kDeliveryTime{400};
+// For a rank that runs to say where it is.
+constexpr milliseconds kAnswerTime{1000};
+// A failure and its cause come on different ways, and another rank may ask for answers first.
+constexpr milliseconds kNewsTime{2000};
+// A process closes its connections before its parent sees that it has ended. Those who noticed wait
+// for that, so that a launcher finds the first failure first.
+constexpr milliseconds kLastRites{200};
+// Upper bound on sending the leave notice: rank 0 may be stopped and not read it.
+constexpr milliseconds kLeaveTime{5000};
+// Then a rank tells the others which collective it is in. Not an error: they may be slow.
+constexpr milliseconds kStuckTime{1000};
+
+constexpr char kLeft[] = "has left the group (destroy_process_group)";
+constexpr char kIsInIt[] = "in";
+
+// Messages.
+constexpr char kDiffer[] = "differ";
+constexpr char kGaveUp[] = "gave-up";
+
+// Collectives of a group in which somebody was stuck.
+constexpr size_t kStuckKept = 16;
+
+/// The watch of this process, for its end.
+std::weak_ptr<PeerWatch>& living() {
+  static auto* const instance = new std::weak_ptr<PeerWatch>;
+  return *instance;
+}
+
+bool says_timeout(const std::string& reason) {
+  return reason.find("imed out") != std::string::npos;
+}
+
+std::string number(uint64_t value) {
+  return std::to_string(value);
+}
+
+}  // namespace
+
+std::shared_ptr<PeerWatch> PeerWatch::join(c10d::Store& store, int rank, int world_size,
+                                           const std::string& address, milliseconds limit) {
+  std::shared_ptr<PeerWatch> watch;
+  try {
+    watch.reset(new PeerWatch(store, rank, world_size, address, limit));
+  } catch (const c10::Error& error) {
+    throw base::UnavailableError(fmt::format("rank {} of {}: the store failed: {}", rank,
+                                             world_size, error.what_without_backtrace()));
+  }
+  living() = watch;
+  static const bool once = [] {
+    ::on_exit(&PeerWatch::leave_at_exit, nullptr);
+    std::at_quick_exit(&PeerWatch::leave_at_quick_exit);
+    return true;
+  }();
+  (void)once;
+  return watch;
+}
+
+PeerWatch::PeerWatch(c10d::Store& store, int rank, int world_size, const std::string& address,
+                     milliseconds limit)
+    : process_(::getpid()), channel_(store, rank, world_size, address, limit) {
+  channel_.start({.message = [this](const Message& message) { on_message(message); },
+                  .end = [this](int ended, const std::string& where) { on_end(ended, where); },
+                  .tick = [this] { supervise(); }});
+}
+
+PeerWatch::~PeerWatch() {
+  leave(kLeft);
+}
+
+/// A process that returns from main, or calls exit(), says so. The others believe it when its
+/// connection ends, too: then a launcher has seen this failure before theirs.
+void PeerWatch::leave_at_exit(int status, void* /*unused*/) {
+  leave_with(status);
+}
+
+void PeerWatch::leave_at_quick_exit() {
+  leave_with(0);
+}
+
+void PeerWatch::leave_with(int exit_code) {
+  const auto watch = living().lock();
+  if (!watch) return;
+  watch->leave(exit_code == 0 ? "has ended its program"
+                              : fmt::format("ended with exit code {}", exit_code));
+}
+
+void PeerWatch::leave(const std::string& manner) {
+  // A child that was forked is no rank, and somebody may have held the mutex at that moment.
+  if (::getpid() != process_) return;
+  std::vector<std::string> fields{manner};
+  {
+    const Lock lock(mutex_);
+    if (std::exchange(has_left_, true)) return;
+    for (const auto& log : logs_now()) {
+      fields.push_back(log->group());
+      fields.push_back(number(log->completed()));
+    }
+  }
+  channel_.post(Message::kAll, "bye", std::move(fields));
+  channel_.flush(kLeaveTime);
+}
+
+std::string PeerWatch::self() const {
+  return fmt::format("rank {} ({})", rank(), channel_.where());
+}
+
+void PeerWatch::add(const std::shared_ptr<CallLog>& log) {
+  const Lock lock(mutex_);
+  logs_.push_back(log);
+}
+
+PeerWatch::Logs PeerWatch::logs_now() {
+  Logs logs;
+  std::erase_if(logs_, [&logs](const std::weak_ptr<CallLog>& weak) {
+    if (auto log = weak.lock()) logs.push_back(std::move(log));
+    return weak.expired();
+  });
+  return logs;
+}
+
+void PeerWatch::on_message(const Message& message) {
+  const Lock lock(mutex_);
+  const std::string group = message.field(0);
+  if (message.type == "bye") {
+    remember_farewell(message);
+  } else if (message.type == "stuck") {
+    hear_stuck(message);
+  } else if (message.type == "stuck-transfer") {
+    stuck_transfers_[group] = {message.from,      message.field(1),  message.field(2),
+                               message.number(3), message.number(4), message.number(5),
+                               message.field(6)};
+  } else if (message.type == kDiffer || message.type == kGaveUp) {
+    hear_failure(message.type, group, message.field(1));
+  } else if (message.type == "where") {
+    answer(message);
+  } else if (message.type == "here") {
+    const auto question = answers_.find(message.number(0));
+    if (question == answers_.end()) return;  // too late
+    question->second[message.from] = message.field(1);
+    news_.notify_all();
+  }
+}
+
+// All ranks of a group may find out the same at the same time. They tell rank 0 alone, which passes
+// on the first: messages grow with the number of ranks, and not with its square.
+
+void PeerWatch::hear_stuck(const Message& report) {
+  std::map<uint64_t, Stuck>& known = stuck_[report.field(0)];
+  const bool is_news =
+      known.try_emplace(report.number(1), Stuck{report.field(3), report.number(2), report.field(4)})
+          .second;
+  if (known.size() > kStuckKept) known.erase(known.begin());
+  if (is_news && rank() == 0) channel_.post(Message::kAll, report.type, report.fields);
+}
+
+void PeerWatch::hear_failure(const std::string& type, const std::string& group,
+                             const std::string& what) {
+  if (failures_.count(group) != 0) return;
+  record_failure(group, {.what = what, .ranks_disagree = type == kDiffer});
+  if (rank() == 0) channel_.post(Message::kAll, type, {group, what});
+}
+
+void PeerWatch::find_failure(const std::string& type, const std::string& group,
+                             const std::string& what) {
+  hear_failure(type, group, what);
+  if (rank() != 0) channel_.post(0, type, {group, what});
+}
+
+void PeerWatch::on_end(int rank, const std::string& where) {
+  const Lock lock(mutex_);
+  const auto farewell = farewells_.find(rank);
+  record_end(rank, where, farewell == farewells_.end() ? Farewell{"died", {}} : farewell->second);
+}
+
+void PeerWatch::remember_farewell(const Message& message) {
+  Farewell farewell{message.field(0), {}};
+  for (size_t i = 1; i + 1 < message.fields.size(); i += 2) {
+    farewell.completed[message.field(i)] = message.number(i + 1);
+  }
+  farewells_[message.from] = std::move(farewell);
+}
+
+std::string PeerWatch::end_among(const std::vector<int>& ranks, milliseconds patience) {
+  Lock lock(mutex_);
+  const End* first = nullptr;
+  const bool found = news_.wait_for(lock, patience, [&] {
+    for (const int rank : ranks) {
+      const auto end = ends_.find(rank);
+      if (end == ends_.end()) continue;
+      if (first == nullptr || end->second.order < first->order) first = &end->second;
+    }
+    return first != nullptr;
+  });
+  if (!found) return "";
+  const auto [what, speak_at] = std::pair(first->what, first->when + kLastRites);
+  lock.unlock();
+  std::this_thread::sleep_until(speak_at);
+  return what;
+}
+
+void PeerWatch::record_end(int rank, const std::string& where, Farewell farewell) {
+  ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, farewell.manner),
+                              Clock::now(), std::move(farewell.completed), ++events_});
+  news_.notify_all();
+}
+
+void PeerWatch::record_failure(const std::string& group, Failure failure) {
+  failure.order = ++events_;
+  failures_.try_emplace(group, std::move(failure));
+  news_.notify_all();
+}
+
+/// Says how far this rank is, for one that has waited in vain.
+void PeerWatch::answer(const Message& question) {
+  const std::string group = question.field(1);
+  const uint64_t sequence = question.number(2);
+  std::string text = fmt::format("{} has not called it", self());
+  for (const auto& log : logs_now()) {
+    if (log->group() != group) continue;
+    const auto same = log->find(sequence);
+    const auto last = log->last_collective();
+    if (same && same->fingerprint() == question.number(3)) {
+      text = kIsInIt;
+    } else if (same) {
+      text = fmt::format("{} has called {} in its place", self(), same->describe());
+    } else if (last && last->sequence < sequence) {
+      text += fmt::format(": its last call is {} #{}", last->describe(), last->sequence);
+    } else if (last) {
+      text = kIsInIt;  // and further on
+    }
+  }
+  channel_.post(question.from, "here", {question.field(0), text});
+}
+
+/// Asks all ranks of the group that still run where they are. Nothing when the cause has become
+/// known meanwhile.
+std::string PeerWatch::whereabouts(Lock& lock, const CallLog& log, const Call& call) {
+  const uint64_t id =
+      ++questions_ * static_cast<uint64_t>(world_size()) + static_cast<uint64_t>(rank());
+  std::map<int, std::string>& answers = answers_[id];
+  std::vector<int> asked;
+  for (const int member : log.ranks()) {
+    const bool concerned = call.is_collective() ? member != rank() : member == call.peer;
+    if (!concerned || ends_.count(member) != 0) continue;
+    asked.push_back(member);
+    channel_.post(member, "where",
+                  {number(id), log.group(), number(call.sequence), number(call.fingerprint())});
+  }
+  const bool known = news_.wait_for(lock, kAnswerTime, [&] {
+    return answers.size() == asked.size() || known_failure(log, call);
+  });
+  std::vector<std::string> texts;
+  for (const int member : asked) {
+    const auto answer = answers.find(member);
+    if (answer == answers.end()) {
+      if (known) continue;
+      texts.push_back(
+          fmt::format("rank {} does not answer: it is stopped, or cannot be reached", member));
+    } else if (call.is_collective() && answer->second != kIsInIt) {
+      texts.push_back(answer->second);
+    }
+  }
+  answers_.erase(id);
+  return base::join(texts, "; ");
+}
+
+/// Whether a call needs a rank that has ended.
+bool PeerWatch::concerns(int rank, const End& end, const CallLog& log, const Call& call) {
+  if (!call.is_collective()) return call.peer == rank;
+  const auto done = end.completed.find(log.group());
+  return log.has_member(rank) && (done == end.completed.end() || done->second < call.sequence);
+}
+
+/// The first of what keeps a call from succeeding: what came after it may come of it.
+std::optional<PeerWatch::Failure> PeerWatch::known_failure(const CallLog& log,
+                                                           const Call& call) const {
+  std::optional<Failure> first;
+  const auto failure = failures_.find(log.group());
+  if (failure != failures_.end()) first = failure->second;
+  for (const auto& [rank, end] : ends_) {
+    if (!concerns(rank, end, log, call) || (first && first->order < end.order)) continue;
+    first = Failure{.what = end.what, .speak_at = end.when + kLastRites, .order = end.order};
+  }
+  return first;
+}
+
+PeerWatch::Cause PeerWatch::cause_of(const CallLog& log, const Call& call,
+                                     const std::string& reason) {
+  Lock lock(mutex_);
+  const bool timed_out = says_timeout(reason);
+  std::string text = reason;
+  if (timed_out && !known_failure(log, call)) {
+    const std::string where = whereabouts(lock, log, call);
+    if (!where.empty()) text += "; " + where;
+  } else {
+    news_.wait_for(lock, kNewsTime, [&] { return known_failure(log, call).has_value(); });
+  }
+  if (const auto failure = known_failure(log, call)) {
+    lock.unlock();
+    std::this_thread::sleep_until(failure->speak_at);
+    return {failure->what, failure->ranks_disagree};
+  }
+  const std::string gave_up =
+      fmt::format("{} gave up {} #{}: {}", self(), call.name, call.sequence, text);
+  find_failure(kGaveUp, log.group(), gave_up);
+  return timed_out ? Cause{text} : Cause{};
+}
+
+/// Whether the call waits for a rank that is gone, and what that had sent has come.
+bool PeerWatch::is_lost(const CallLog& log, const CallLog::Pending& pending) const {
+  const Clock::time_point now = Clock::now();
+  return std::any_of(ends_.begin(), ends_.end(), [&](const auto& entry) {
+    const auto& [rank, end] = entry;
+    return concerns(rank, end, log, pending.call) &&
+           now - std::max(end.when, pending.since) >= kDeliveryTime;
+  });
+}
+
+void PeerWatch::supervise() {
+  Logs to_break;
+  {
+    const Lock lock(mutex_);
+    if (has_left_) return;
+    for (const auto& log : logs_now()) {
+      const std::vector<CallLog::Pending> pending = log->pending();
+      compare_with_stuck(*log, pending);
+      report_stuck(*log, pending);
+      const bool failed = !pending.empty() && failures_.count(log->group()) != 0;
+      const bool lost = std::any_of(pending.begin(), pending.end(),
+                                    [&](const auto& one) { return is_lost(*log, one); });
+      if (failed || lost) to_break.push_back(log);
+    }
+  }
+  for (const auto& log : to_break) log->break_off();
+}
+
+/// The fingerprints of calls are part of what Gloo matches messages by, so ranks that called
+/// different things wait for each other, and nothing is overwritten. Here they find out.
+void PeerWatch::report_stuck(const CallLog& log, const std::vector<CallLog::Pending>& pending) {
+  const std::string& group = log.group();
+  for (const auto& [call, since] : pending) {
+    if (Clock::now() - since < kStuckTime) continue;
+    const bool is_collective = call.is_collective();
+    uint64_t& reported = (is_collective ? reported_ : reported_transfers_)[group];
+    if (reported >= call.sequence) continue;
+    reported = call.sequence;
+    if (is_collective) {
+      const Message report{
+          rank(),
+          0,
+          "stuck",
+          {group, number(call.sequence), number(call.fingerprint()), self(), call.describe()}};
+      if (rank() == 0) {
+        hear_stuck(report);
+      } else {
+        channel_.post(0, report.type, report.fields);
+      }
+    } else {
+      channel_.post(call.peer, "stuck-transfer",
+                    {group, self(), call.name, number(static_cast<uint64_t>(call.tag)),
+                     number(static_cast<uint64_t>(call.dtype)),
+                     number(static_cast<uint64_t>(call.elements())), call.describe()});
+    }
+  }
+}
+
+void PeerWatch::compare_with_stuck(const CallLog& log,
+                                   const std::vector<CallLog::Pending>& pending) {
+  for (const auto& [sequence, theirs] : stuck_[log.group()]) {
+    const auto own = log.find(sequence);
+    if (own && own->fingerprint() != theirs.fingerprint) {
+      disagree(log, fmt::format("#{} is {} on {}, and {} on {}", sequence, theirs.call, theirs.who,
+                                own->describe(), self()));
+    }
+  }
+  if (const auto found = stuck_transfers_.find(log.group()); found != stuck_transfers_.end()) {
+    const StuckTransfer& theirs = found->second;
+    for (const auto& [own, since] : pending) {
+      // In time both may find their matches.
+      if (Clock::now() - since < kStuckTime) continue;
+      const bool is_other_end = own.peer == theirs.peer && own.name != theirs.name &&
+                                static_cast<uint64_t>(own.tag) == theirs.tag;
+      const bool fits = static_cast<uint64_t>(own.dtype) == theirs.dtype &&
+                        static_cast<uint64_t>(own.elements()) == theirs.elements;
+      if (!is_other_end || fits) continue;
+      disagree(log, fmt::format("{} on {} meets {} on {}", theirs.call, theirs.who, own.describe(),
+                                self()));
+    }
+  }
+}
+
+void PeerWatch::disagree(const CallLog& log, const std::string& text) {
+  if (failures_.count(log.group()) != 0) return;
+  find_failure(kDiffer, log.group(), text);
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,308 @@
+#include "monitor/watch_channel.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/random.h>
+#include <syncbn/base/socket.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace syncbn::dist::detail {
+namespace {
+
+constexpr char kStoreKey[] = "syncbn/watch";
+constexpr int kTickMilliseconds = 250;
+// For a connection to say which rank it is of: ranks do so at once.
+constexpr std::chrono::seconds kGreetingTime(30);
+// So many may be somebody else's before others have to wait.
+constexpr int kStrangers = 64;
+
+// The living channel, for the handlers of fork().
+struct Living {
+  std::mutex mutex;
+  WatchChannel* channel = nullptr;
+};
+Living& living_channel() {
+  static auto* const instance = new Living;
+  return *instance;
+}
+
+int port_of(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  return base::port_of(address);
+}
+
+}  // namespace
+
+WatchChannel::WatchChannel(c10d::Store& store, int rank, int world_size, const std::string& address,
+                           std::chrono::milliseconds limit)
+    : rank_(rank),
+      world_size_(world_size),
+      where_(fmt::format("{}, process {}", base::hostname(), ::getpid())),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wake_) base::throw_errno("cannot make an eventfd");
+  if (rank_ == 0) {
+    listen(store, address);
+  } else {
+    connect(store, limit);
+  }
+}
+
+void WatchChannel::listen(c10d::Store& store, const std::string& address) {
+  std::string reason;
+  const base::AddressList list = base::resolve(address, 0, reason);
+  if (!list) throw base::UnavailableError(fmt::format("rank 0 cannot use {}: {}", address, reason));
+  listener_.reset(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener_ || ::bind(listener_.get(), list->ai_addr, list->ai_addrlen) != 0 ||
+      ::listen(listener_.get(), base::kListenBacklog) != 0) {
+    base::throw_errno(fmt::format("rank 0 cannot listen on {}", address));
+  }
+  token_ = base::random_id();
+  const Message place{0,
+                      Message::kAll,
+                      "place",
+                      {address, std::to_string(port_of(listener_.get())), token_, where_}};
+  const std::string line = place.line();
+  store.set(kStoreKey, std::vector<uint8_t>(line.begin(), line.end() - 1));
+}
+
+void WatchChannel::connect(c10d::Store& store, std::chrono::milliseconds limit) {
+  try {
+    store.wait({kStoreKey}, limit);
+  } catch (const c10::Error& error) {
+    throw base::UnavailableError(fmt::format(
+        "rank {} of {} on {}: rank 0 arrived and then did not listen for the other ranks: {}; see "
+        "the messages of rank 0",
+        rank_, world_size_, base::hostname(), error.what_without_backtrace()));
+  }
+  const std::vector<uint8_t> bytes = store.get(kStoreKey);
+  const auto place = Message::parse({bytes.begin(), bytes.end()});
+  if (!place) throw base::InternalError("rank 0 left an address that cannot be read in the store");
+  std::string reason;
+  const int port = static_cast<int>(place->number(1));
+  const base::AddressList list = base::resolve(place->field(0), port, reason);
+  base::UniqueFd fd =
+      base::connect_to_any(list.get(), std::chrono::steady_clock::now() + limit, reason);
+  if (!fd) {
+    throw base::UnavailableError(
+        fmt::format("rank {} of {} on {} cannot connect to rank 0 ({}) at {}:{}: {}", rank_,
+                    world_size_, base::hostname(), place->field(3), place->field(0), port, reason));
+  }
+  links_.emplace_back(std::move(fd), 0, place->field(3));
+  links_[0].send(Message{rank_, 0, "hello", {place->field(2), where_}}.line());
+}
+
+void WatchChannel::start(Events events) {
+  events_ = std::move(events);
+  follow_forks();
+  thread_ = std::thread([this] { run(); });
+}
+
+WatchChannel::~WatchChannel() {
+  {
+    const std::lock_guard lock(living_channel().mutex);
+    if (living_channel().channel == this) living_channel().channel = nullptr;
+  }
+  if (is_copy_) {
+    thread_.detach();
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  ::eventfd_write(wake_.get(), 1);
+  if (thread_.joinable()) thread_.join();
+}
+
+/// A child that was forked without exec, as loaders' processes are, must not keep connections open
+/// that end with this process.
+void WatchChannel::follow_forks() {
+  const std::lock_guard lock(living_channel().mutex);
+  living_channel().channel = this;
+  static const int once = ::pthread_atfork(
+      [] {
+        living_channel().mutex.lock();
+        if (living_channel().channel != nullptr) living_channel().channel->mutex_.lock();
+      },
+      [] {
+        if (living_channel().channel != nullptr) living_channel().channel->mutex_.unlock();
+        living_channel().mutex.unlock();
+      },
+      [] {
+        WatchChannel* const channel = std::exchange(living_channel().channel, nullptr);
+        if (channel != nullptr) {
+          channel->close_in_child();
+          channel->mutex_.unlock();
+        }
+        living_channel().mutex.unlock();
+      });
+  if (once != 0) throw base::InternalError("pthread_atfork failed");
+}
+
+void WatchChannel::close_in_child() {
+  is_copy_ = true;
+  for (WatchLink& link : links_) link.close();
+  listener_.reset();
+  wake_.reset();
+}
+
+void WatchChannel::post(int to, const std::string& type, std::vector<std::string> fields) {
+  const std::lock_guard lock(mutex_);
+  send({rank_, to, type, std::move(fields)});
+}
+
+void WatchChannel::flush(std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    std::vector<pollfd> polls;
+    {
+      const std::lock_guard lock(mutex_);
+      for (WatchLink& link : links_) {
+        link.flush();
+        if (link.has_output()) polls.push_back({link.fd(), POLLOUT, 0});
+      }
+    }
+    if (polls.empty() || std::chrono::steady_clock::now() >= deadline) return;
+    ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
+  }
+}
+
+/// To everybody concerned but this rank, as far as there is a connection.
+void WatchChannel::send(const Message& message) {
+  const std::string line = message.line();
+  for (WatchLink& link : links_) {
+    const bool passes_on = link.peer == 0 && rank_ != 0;
+    const bool meant = message.to == Message::kAll || message.to == link.peer;
+    if (!link.is_open() || link.peer < 0 || link.peer == message.from) continue;
+    if (passes_on || meant) link.send(line);
+    if (link.has_output()) ::eventfd_write(wake_.get(), 1);
+  }
+}
+
+void WatchChannel::run() {
+  // Signals are for the program's own threads. SIGPIPE comes from Gloo's connections.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kTick(kTickMilliseconds);
+  Clock::time_point next_tick = Clock::now() + kTick;
+  for (;;) {
+    wait_for_events();
+    std::vector<Message> messages;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stop_) return;
+      accept_links();
+      messages = read_links();
+    }
+    for (const Message& message : messages) dispatch(message);
+    if (Clock::now() < next_tick) continue;
+    events_.tick();
+    next_tick = Clock::now() + kTick;
+  }
+}
+
+void WatchChannel::wait_for_events() {
+  std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
+  {
+    const std::lock_guard lock(mutex_);
+    if (listener_ && may_accept_) polls.push_back({listener_.get(), POLLIN, 0});
+    for (const WatchLink& link : links_) {
+      const int events = POLLIN | (link.has_output() ? POLLOUT : 0);
+      polls.push_back({link.fd(), static_cast<short>(events), 0});
+    }
+  }
+  ::poll(polls.data(), polls.size(), kTickMilliseconds);
+  eventfd_t ignored = 0;
+  ::eventfd_read(wake_.get(), &ignored);
+}
+
+/// Where that cannot be done now, as without a free file descriptor, poll() would return at once:
+/// then there is another attempt some times a second.
+void WatchChannel::accept_links() {
+  if (!listener_) return;
+  const auto unknown = std::count_if(links_.begin(), links_.end(),
+                                     [](const WatchLink& link) { return link.peer < 0; });
+  for (int64_t room = world_size_ + kStrangers - unknown; room > 0; --room) {
+    base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!fd) {
+      may_accept_ = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
+      return;
+    }
+    links_.emplace_back(std::move(fd));
+  }
+  may_accept_ = false;
+}
+
+void WatchChannel::drop_strangers() {
+  const bool all_have_come = arrived_ == world_size_ - 1;
+  if (all_have_come) listener_.reset();
+  const auto too_old = std::chrono::steady_clock::now() - kGreetingTime;
+  for (WatchLink& link : links_) {
+    if (link.peer < 0 && (all_have_come || link.since < too_old)) link.close();
+  }
+}
+
+/// What has come, and for each rank that has ended an "end" from it.
+std::vector<Message> WatchChannel::read_links() {
+  std::vector<Message> messages;
+  for (WatchLink& link : links_) {
+    std::vector<std::string> lines;
+    link.flush();
+    const bool open = link.receive(lines);
+    for (const std::string& line : lines) {
+      const auto message = Message::parse(line);
+      if (link.peer >= 0) {
+        if (message) messages.push_back(*message);
+      } else if (!greet(link, message)) {
+        break;
+      }
+    }
+    if (open) continue;
+    link.close();
+    if (link.peer >= 0) messages.push_back({link.peer, Message::kAll, "end", {link.where}});
+  }
+  drop_strangers();
+  std::erase_if(links_, [](const WatchLink& link) { return !link.is_open(); });
+  return messages;
+}
+
+/// False for somebody else.
+bool WatchChannel::greet(WatchLink& link, const std::optional<Message>& hello) {
+  if (!hello || hello->type != "hello" || hello->field(0) != token_) {
+    link.close();
+    return false;
+  }
+  link.peer = hello->from;
+  link.where = hello->field(1);
+  ++arrived_;
+  return true;
+}
+
+void WatchChannel::dispatch(const Message& message) {
+  if (rank_ == 0 && message.to != 0) {
+    const std::lock_guard lock(mutex_);
+    send(message);
+  }
+  if (message.to != Message::kAll && message.to != rank_) return;
+  if (message.type == "end") {
+    events_.end(message.from, message.field(0));
+  } else {
+    events_.message(message);
+  }
+}
+
+}  // namespace syncbn::dist::detail

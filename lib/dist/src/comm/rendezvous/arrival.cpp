@@ -1,0 +1,249 @@
+#include "rendezvous/arrival.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/random.h>
+#include <syncbn/base/text.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <thread>
+
+#include "rendezvous/group_store.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+using base::UnavailableError;
+using base::UserError;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstDelay{1};
+constexpr milliseconds kLongestDelay{50};
+// How long the process that holds the store stays at most after a refusal, for the others to read
+// it: those, too, that are still being started.
+constexpr milliseconds kRefusalGrace{5000};
+
+constexpr char kRefusedKey[] = "syncbn/refused";
+constexpr char kToldKey[] = "syncbn/told";
+constexpr char kJobKey[] = "syncbn/job";
+
+std::string rank_key(int rank) {
+  return fmt::format("syncbn/arrived/{}", rank);
+}
+
+std::string text(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+/// What tells one loopback interface from another: the machine's boot and the network namespace.
+std::string network_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::error_code ignored;
+  return boot + std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
+}
+
+/// What a rank says of itself when it arrives: its backend, and where it runs.
+struct Arrival {
+  std::string backend;
+  std::string process;
+  std::string network;
+  std::string where;
+
+  static Arrival own(const std::string& backend) {
+    return {backend, process_id(), network_id(),
+            fmt::format("host {} (pid {})", base::hostname(), ::getpid())};
+  }
+  std::string str() const { return fmt::format("{}|{}|{}|{}", backend, process, network, where); }
+  static Arrival parse(const std::string& text) {
+    Arrival result;
+    size_t begin = 0;
+    for (std::string* field : {&result.backend, &result.process, &result.network}) {
+      const size_t end = text.find('|', begin);
+      *field = text.substr(begin, end - begin);
+      begin = end + 1;
+    }
+    result.where = text.substr(begin);
+    return result;
+  }
+};
+
+/// One question to the store. @param ranks all of which have arrived.
+std::vector<Arrival> arrivals_of(c10d::Store& store, const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(rank_key(rank));
+  std::vector<Arrival> arrivals;
+  for (const auto& bytes : store.multiGet(keys)) arrivals.push_back(Arrival::parse(text(bytes)));
+  return arrivals;
+}
+
+/// Whether all ranks from `begin` to before `end` are; one question to the store.
+bool are_here(c10d::Store& store, int begin, int end) {
+  std::vector<std::string> keys;
+  for (int rank = begin; rank < end; ++rank) keys.push_back(rank_key(rank));
+  return store.check(keys);
+}
+
+bool is_here(c10d::Store& store, int rank) {
+  return are_here(store, rank, rank + 1);
+}
+
+/// The first rank from `begin` on that has not arrived; `world_size` when all have. Doubles its
+/// step: a question for each rank would be world_size² questions at the start of a job.
+int first_absent(c10d::Store& store, int begin, int world_size) {
+  int step = 1;
+  const auto next = [&] { return std::min(begin + step, world_size); };
+  for (; begin < world_size && are_here(store, begin, next()); step *= 2) begin = next();
+  while (step > 1) {
+    step /= 2;
+    if (begin < world_size && are_here(store, begin, next())) begin = next();
+  }
+  return begin;
+}
+
+/// Ours say who they are before Gloo does.
+bool is_python(c10d::Store& store, int rank) {
+  return store.check({gloo_key(rank)}) && !is_here(store, rank);
+}
+
+/// Every process that is told says so, and the one that holds the store waits for that.
+[[noreturn]] void end_refused(c10d::Store& store, const Place& place, bool holds_store,
+                              const std::string& refusal) {
+  int64_t told = store.add(kToldKey, 1);
+  const auto leave = Clock::now() + kRefusalGrace;
+  while (holds_store && told < place.world_size && Clock::now() < leave) {
+    std::this_thread::sleep_for(kFirstDelay);
+    told = store.add(kToldKey, 0);
+  }
+  throw UserError(refusal);
+}
+
+[[noreturn]] void refuse_double(c10d::Store& store, const Place& place, bool holds_store,
+                                const std::string& first, const std::string& second) {
+  const std::string refusal = fmt::format(
+      "rank {} was claimed by two processes: on {} and {}; every process of a job needs a RANK of "
+      "its own (a script that passes LOCAL_RANK for the rank does this on several nodes){}",
+      place.rank, first, second, place.file.empty() ? "" : "; or " + place.how_to_part());
+  store.set(kRefusedKey, refusal);
+  end_refused(store, place, holds_store, refusal);
+}
+
+/// One rank without a working GPU among others would hang them in their first collective. The first
+/// of ours looks at all, the others at it: everybody concerned is told.
+void check_same_backend(c10d::Store& store, const Place& place, const Arrival& own,
+                        const std::set<int>& python_ranks) {
+  std::vector<int> ours;
+  for (int rank = 0; rank < place.world_size; ++rank) {
+    if (python_ranks.count(rank) == 0) ours.push_back(rank);
+  }
+  const bool is_first = ours.front() == place.rank;
+  if (!is_first) ours.resize(1);
+  const std::vector<Arrival> arrivals = arrivals_of(store, ours);
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const Arrival& other = arrivals[i];
+    if (other.backend == own.backend) continue;
+    throw UserError(fmt::format(
+        "rank {} on {} uses backend {} and rank {} on {} uses {}; choose one backend for all, or "
+        "find out why one of them sees no GPU",
+        place.rank, own.where, own.backend, ours[i], other.where, other.backend));
+  }
+}
+
+/// The first ranks that are not there.
+std::string missing_ranks(c10d::Store& store, const Place& place) {
+  std::vector<std::string> missing;
+  constexpr size_t kNamed = 8;
+  size_t count = 0;
+  const int size = place.world_size;
+  for (int rank = first_absent(store, 0, size); rank < size;
+       rank = first_absent(store, rank + 1, size)) {
+    if (is_python(store, rank)) continue;
+    if (++count <= kNamed) missing.push_back(std::to_string(rank));
+  }
+  if (count > kNamed) missing.push_back(fmt::format("and {} more", count - kNamed));
+  return fmt::format("rank{} {}", count == 1 ? "" : "s", base::join(missing, ", "));
+}
+
+}  // namespace
+
+std::string process_id() {
+  // A forked process shares the number, and has another pid.
+  static const std::string number = base::random_id();
+  return fmt::format("{}-{}", number, ::getpid());
+}
+
+void check_same_job(c10d::Store& store, const Place& place, bool first,
+                    Clock::time_point deadline) {
+  const std::string own = base::env("TORCHELASTIC_RUN_ID").value_or("none");
+  if (place.rank == 0 && first) return store.set(kJobKey, own);
+  if (place.agent_holds_store) return;
+  while (!store.check({kJobKey})) {
+    if (is_python(store, 0)) return;      // which does not say
+    if (Clock::now() > deadline) return;  // arrive() says who is missing
+    std::this_thread::sleep_for(kFirstDelay);
+  }
+  const std::string theirs = text(store.get(kJobKey));
+  if (theirs == own) return;
+  throw UserError(fmt::format("rank {} of job '{}' found another job, '{}', at {}; {}", place.rank,
+                              own, theirs, place.meeting_point(), place.how_to_part()));
+}
+
+std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& backend,
+                     bool holds_store, Clock::time_point deadline, milliseconds limit) {
+  const Arrival own = Arrival::own(backend);
+  constexpr char kPython[] = "a host unknown (Python's torch.distributed)";
+  const auto refuse = [&](const std::string& other) {
+    refuse_double(store, place, holds_store, other, own.where);
+  };
+  if (is_python(store, place.rank)) refuse(kPython);
+  // A process that gave up may come a second time.
+  const bool again = store.add(rank_key(place.rank) + "/count", 1) > 1;
+  if (again) {
+    const Arrival other = arrivals_of(store, {place.rank}).front();
+    if (other.process != own.process) refuse(other.where);
+  }
+  store.set(rank_key(place.rank), own.str());
+  std::set<int> python_ranks;
+  milliseconds delay = kFirstDelay;
+  for (int next = 0;;) {
+    for (;; ++next) {
+      next = first_absent(store, next, place.world_size);
+      if (next == place.world_size || !is_python(store, next)) break;
+      python_ranks.insert(next);
+    }
+    if (store.check({kRefusedKey})) {
+      end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
+    }
+    if (next == place.world_size) break;
+    // A rank of ours lets Gloo speak only after this: it is another process's key.
+    if (!again && store.check({gloo_key(place.rank)})) refuse(kPython);
+    if (Clock::now() > deadline) {
+      throw UnavailableError(fmt::format(
+          "rank {} of {} waited {} for {}, which did not come; see the messages of that rank, or "
+          "check that as many processes were started as WORLD_SIZE says",
+          place.rank, place.world_size,
+          base::format_seconds(std::chrono::duration<double>(limit).count()),
+          missing_ranks(store, place)));
+    }
+    std::this_thread::sleep_for(delay);
+    delay = std::min(delay * 2, kLongestDelay);
+  }
+  check_same_backend(store, place, own, python_ranks);
+  return python_ranks;
+}
+
+bool all_on_one_host(c10d::Store& store, int world_size) {
+  std::vector<int> ranks(static_cast<size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const std::vector<Arrival> arrivals = arrivals_of(store, ranks);
+  return std::all_of(arrivals.begin(), arrivals.end(),
+                     [own = network_id()](const Arrival& one) { return one.network == own; });
+}
+
+}  // namespace syncbn::dist::detail

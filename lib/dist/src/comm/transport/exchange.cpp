@@ -1,0 +1,381 @@
+#include "transport/exchange.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <syncbn/base/cpus.h>
+#include <syncbn/base/env.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include "transport/futex.h"
+
+namespace syncbn::dist::detail::shm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+// How long to look out for a rank that has a core of its own: ranks that compute the same differ by
+// so much between two layers, and on virtual machines a core that slept comes back late. After a
+// while, though, others who want this core are let in. Where ranks share cores the one that is
+// waited for could not run meanwhile.
+constexpr nanoseconds kPatience = std::chrono::milliseconds(2);
+constexpr nanoseconds kAlone = std::chrono::microseconds(50);
+constexpr nanoseconds kShortPatience = std::chrono::microseconds(5);
+constexpr int kLooksPerClock = 32;
+// A sleeper looks up as often, for what nobody wakes it for: that the group is broken off.
+constexpr nanoseconds kLongestSleep = milliseconds(50);
+
+[[noreturn]] void throw_broken() {
+  throw std::runtime_error("the exchange through shared memory was broken off");
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+bool have_cpus_for_all(const std::vector<Segment>& segments) {
+  const auto& first = segments.front().header().cpus;
+  auto all = first;
+  bool are_bound = false;
+  for (const Segment& segment : segments) {
+    all |= segment.header().cpus;
+    are_bound |= segment.header().cpus != first;
+  }
+  // Ranks outside this group run on the same CPUs, unless each rank is bound to some.
+<<<<<<< HEAD:lib/dist/src/shm/exchange.cpp
+  const auto others = are_bound ? std::nullopt : base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
+  const auto ranks = std::max(static_cast<int64_t>(segments.size()), others.value_or(0));
+=======
+  if (!are_bound)
+    ranks = std::max(ranks, base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(0));
+>>>>>>> structure:lib/dist/src/comm/transport/exchange.cpp
+  return ranks <= base::usable_cpus(all.count());
+}
+
+struct Exchange::Task {
+  Task(std::unique_ptr<Operation> operation, uint64_t tag, milliseconds timeout)
+      : operation(std::move(operation)),
+        tag(tag),
+        timeout(timeout),
+        deadline(Clock::now() + timeout) {}
+
+  const std::unique_ptr<Operation> operation;
+  const uint64_t tag;
+  const milliseconds timeout;
+  const Clock::time_point deadline;
+
+  // Of whoever has the turn.
+  int64_t step = 0;
+  std::optional<Clock::time_point> looks_since;  ///< for the others, in this step
+  bool is_put = false;
+  int peer = 0;  ///< the ones before have come
+
+  // With the mutex.
+  bool is_done = false;
+  std::exception_ptr error;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  /// Until it is done: those who look after calls hold none, and nor do those who hold futures.
+  /// Null where a thread waits for the task itself.
+  WorkPtr work;
+
+  /// Once it is done.
+  void settle(const c10::intrusive_ptr<c10::ivalue::Future>& settled) const {
+    if (error) {
+      settled->setError(error);
+    } else {
+      settled->markCompleted(c10::IValue(operation->result()));
+    }
+  }
+};
+
+class Exchange::Work : public c10d::Work {
+ public:
+  Work(std::shared_ptr<Exchange> exchange, TaskPtr task, c10d::OpType type)
+      : c10d::Work(exchange->rank(), type),
+        exchange_(std::move(exchange)),
+        task_(std::move(task)) {}
+
+  bool isCompleted() override { return exchange_->is_done(task_); }
+  bool isSuccess() const override { return exchange_->is_done(task_) && !task_->error; }
+  std::exception_ptr exception() const override {
+    return exchange_->is_done(task_) ? task_->error : nullptr;
+  }
+  std::vector<at::Tensor> result() override { return task_->operation->result(); }
+  void synchronize() override {}
+  bool wait(milliseconds timeout) override {
+    exchange_->wait(task_, timeout);
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return exchange_->future_of(task_);
+  }
+
+ private:
+  const std::shared_ptr<Exchange> exchange_;
+  const TaskPtr task_;
+};
+
+Exchange::Exchange(const Layout& layout, std::vector<Segment> segments, int rank,
+                   std::vector<int> names)
+    : layout_(layout),
+      segments_(std::move(segments)),
+      rank_(rank),
+      names_(std::move(names)),
+      process_(::getpid()),
+      patience_(have_cpus_for_all(segments_) ? kPatience : kShortPatience) {}
+
+Exchange::~Exchange() {
+  stop();
+}
+
+bool Exchange::is_idle() {
+  if (::getpid() != process_) return true;
+  const Lock lock(mutex_);
+  return queue_.empty();
+}
+
+void Exchange::stop() {
+  break_off();
+  // In a child that was forked the thread is not there, and another one may have had the mutex.
+  if (::getpid() != process_) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  Lock lock(mutex_);
+  stop_ = true;
+  work_.notify_one();
+  while (!queue_.empty()) {
+    if (has_turn_) {
+      done_.wait(lock);
+    } else {
+      take_turn(lock, Clock::now());
+    }
+  }
+  lock.unlock();
+  if (!thread_.joinable()) return;
+  // A callback, on this very thread, may have been the last to hold the group.
+  thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
+}
+
+Exchange::WorkPtr Exchange::start(c10d::OpType type, uint64_t tag,
+                                  std::unique_ptr<Operation> operation, milliseconds timeout) {
+  const auto task = std::make_shared<Task>(std::move(operation), tag, timeout);
+  task->work = c10::make_intrusive<Work>(shared_from_this(), task, type);
+  auto work = task->work;
+  enqueue(task, /*is_awaited=*/false);
+  return work;
+}
+
+Exchange::TaskPtr Exchange::begin(uint64_t tag, std::unique_ptr<Operation> operation,
+                                  milliseconds timeout) {
+  auto task = std::make_shared<Task>(std::move(operation), tag, timeout);
+  enqueue(task, /*is_awaited=*/true);
+  return task;
+}
+
+void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
+  const Lock lock(mutex_);
+  const bool is_first = queue_.empty();
+  // The others then need no more of this rank for an operation of one step.
+  if (is_first && !broken_) put(*task);
+  queue_.push_back(task);
+  if (!is_awaited && (!is_first || task->operation->steps() > 1)) kick(lock);
+}
+
+/// Lets the thread see to what is in the queue.
+void Exchange::kick(const Lock& /*lock*/) {
+  kicked_ = true;
+  if (stop_) return;
+  if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run(); });
+  if (!has_turn_) work_.notify_one();
+}
+
+void Exchange::run() {
+  // Signals are for the program's own threads.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  Lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [&] { return stop_ || (kicked_ && !has_turn_ && !queue_.empty()); });
+    if (stop_) return;
+    take_turn(lock, Clock::time_point::max());
+  }
+}
+
+bool Exchange::is_done(const TaskPtr& task) {
+  const Lock lock(mutex_);
+  // Whoever asks may do nothing else for it.
+  if (!task->is_done) kick(lock);
+  return task->is_done;
+}
+
+void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
+  const bool endless = timeout == kNoTimeout;
+  const auto give_up = endless ? Clock::time_point::max() : Clock::now() + timeout;
+  Lock lock(mutex_);
+  ++waiting_;
+  bool in_time = true;
+  while (!task->is_done && in_time) {
+    // The exchange's own thread, which enqueue() has woken, is the one that may wait for longer.
+    if (!has_turn_ && (endless || !queue_.front()->operation->blocks())) {
+      in_time = take_turn(lock, give_up);
+    } else if (endless) {
+      done_.wait(lock);
+    } else {
+      in_time = done_.wait_until(lock, give_up) == std::cv_status::no_timeout;
+    }
+  }
+  --waiting_;
+  if (!task->is_done)
+    throw std::runtime_error(fmt::format("timed out after {}ms", timeout.count()));
+  if (task->error) std::rethrow_exception(task->error);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task) {
+  Lock lock(mutex_);
+  if (task->future) return task->future;
+  task->future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  auto future = task->future;
+  if (task->is_done) {
+    lock.unlock();
+    task->settle(future);
+    return future;
+  }
+  // Where the others were first it is done at once.
+  const bool is_next = !has_turn_ && queue_.front() == task && task->operation->steps() == 1;
+  if (is_next) take_turn(lock, Clock::now());
+  if (!task->is_done) kick(lock);
+  return future;
+}
+
+/// Advances the first of the queue; the mutex is free meanwhile. Without the turn any more, since
+/// what its end sets off may wait for other operations.
+/// @return false when it is not done by `give_up`.
+bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
+  const TaskPtr task = queue_.front();
+  has_turn_ = true;
+  lock.unlock();
+  bool is_done = true;
+  std::exception_ptr error;
+  try {
+    is_done = advance(*task, give_up);
+  } catch (...) {
+    // The ranks are no longer in step.
+    break_off();
+    error = std::current_exception();
+  }
+  lock.lock();
+  has_turn_ = false;
+  if (is_done) {
+    task->is_done = true;
+    task->error = error;
+    queue_.pop_front();
+  }
+  kicked_ = kicked_ && !queue_.empty();
+  if (kicked_) work_.notify_one();
+  done_.notify_all();
+  if (!is_done) return false;
+  WorkPtr work = std::move(task->work);
+  const auto future = task->future;
+  lock.unlock();
+  if (future) task->settle(future);
+  work.reset();
+  lock.lock();
+  return true;
+}
+
+bool Exchange::advance(Task& task, Clock::time_point give_up) {
+  for (;;) {
+    if (!task.is_put) {
+      // Others may still read what lies there.
+      if (broken_) throw_broken();
+      put(task);
+    }
+    for (; task.peer < ranks(); ++task.peer) {
+      if (task.peer != rank_ && !await(task.peer, task, give_up)) return false;
+    }
+    task.operation->take(task.step, slots());
+    ++step_;
+    task.is_put = false;
+    task.looks_since.reset();
+    task.peer = 0;
+    if (++task.step < task.operation->steps()) continue;
+    task.operation->finish();
+    return true;
+  }
+}
+
+void Exchange::put(Task& task) {
+  task.operation->put(task.step, slots());
+  task.is_put = true;
+  Header& own = segments_[static_cast<size_t>(rank_)].header();
+  own.tags[step_ % kSlots].store(task.tag, std::memory_order_relaxed);
+  // In one order with await(): either this sees the sleeper, or that sees what is posted.
+  own.posted.store(step_, std::memory_order_seq_cst);
+  if (own.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(own.posted);
+}
+
+bool Exchange::has_come(int peer, uint64_t tag) const {
+  const Header& header = segments_[static_cast<size_t>(peer)].header();
+  const uint32_t ahead = header.posted.load(std::memory_order_seq_cst) - step_;
+  constexpr uint32_t kBehind = uint32_t{1} << 31;  // counters wrap around
+  return ahead < kBehind && header.tags[step_ % kSlots].load(std::memory_order_relaxed) == tag;
+}
+
+/// Waits until a rank has put its part of the present step into its slot.
+/// @return false at `give_up`. @throws std::runtime_error when the operation's time is up, or the
+///   group is broken off.
+bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
+  if (has_come(peer, task.tag)) return true;
+  // While nobody waits for this, the program computes, on the same core perhaps.
+  const auto begin = Clock::now();
+  if (!task.looks_since) task.looks_since = begin;
+  const auto end =
+      std::min(give_up, *task.looks_since + (waiting_ > 0 ? patience_ : kShortPatience));
+  for (auto now = begin; now < end; now = Clock::now()) {
+    for (int look = 0; look < kLooksPerClock; ++look) {
+      if (has_come(peer, task.tag)) return true;
+      relax();
+    }
+    if (now - begin > kAlone) ::sched_yield();
+  }
+  Header& header = segments_[static_cast<size_t>(peer)].header();
+  for (;;) {
+    const auto now = Clock::now();
+    if (broken_) throw_broken();
+    if (now >= task.deadline) {
+      throw std::runtime_error(fmt::format("timed out after {}ms of waiting for rank {}",
+                                           task.timeout.count(),
+                                           names_[static_cast<size_t>(peer)]));
+    }
+    if (now >= give_up) return false;
+    header.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t posted = header.posted.load(std::memory_order_seq_cst);
+    const bool come = has_come(peer, task.tag);
+    if (!come) {
+      const nanoseconds left = std::min(task.deadline, give_up) - now;
+      futex_wait(header.posted, posted, std::min(left, kLongestSleep));
+    }
+    header.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (come || has_come(peer, task.tag)) return true;
+  }
+}
+
+}  // namespace syncbn::dist::detail::shm

@@ -1,0 +1,126 @@
+#include "transport/offer.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/log.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+namespace syncbn::dist::detail::shm {
+namespace {
+
+// To be raised with every change of what lies in the segments, and of when it does.
+constexpr int kVersion = 3;
+
+std::string key_of(int rank) {
+  return fmt::format("syncbn/shared-memory/{}/{}", kVersion, rank);
+}
+
+/// Row after row.
+at::Tensor gather(c10d::Backend& gloo, at::Tensor row) {
+  at::Tensor all = at::empty({gloo.getSize() * row.numel()}, row.options());
+  gloo._allgather_base(all, row)->wait();
+  return all.view({gloo.getSize(), -1});
+}
+
+/// The ranks by host; none when no two share one, or when it is not clear who does: one may reach
+/// another that reaches a third which the first does not.
+/// @param shared a row for each rank, with 1 for those that it reaches and is reached by.
+std::vector<std::vector<int>> hosts_of(const at::Tensor& shared) {
+  const auto size = static_cast<size_t>(shared.size(0));
+  const auto* values = static_cast<const char*>(shared.const_data_ptr());
+  const auto row = [&](size_t rank) { return std::string_view(values + rank * size, size); };
+  std::vector<std::vector<int>> hosts;
+  for (size_t rank = 0; rank < size; ++rank) {
+    std::vector<int> members;
+    for (size_t other = 0; other < size; ++other) {
+      if (row(rank)[other] == 0) continue;
+      if (row(rank) != row(other)) return {};
+      members.push_back(static_cast<int>(other));
+    }
+    if (members.front() == static_cast<int>(rank)) hosts.push_back(std::move(members));
+  }
+  if (hosts.size() == size) hosts.clear();
+  return hosts;
+}
+
+}  // namespace
+
+Offer::Offer(const Layout& layout, Segment own, int rank, int size)
+    : layout_(layout), own_(std::move(own)), rank_(rank), size_(size) {}
+
+std::optional<Offer> Offer::make(c10d::Store& store, int rank, int size) {
+  const Layout layout(size);
+  std::optional<Segment> own = Segment::make(layout);
+  if (!own) {
+    spdlog::debug("rank {} has no {} bytes of memory to share", rank, layout.segment_bytes());
+    return std::nullopt;
+  }
+  store.set(key_of(rank), "yes");
+  return Offer(layout, *std::move(own), rank, size);
+}
+
+bool Offer::is_made_by_all(c10d::Store& store) const {
+  std::vector<std::string> keys;
+  keys.reserve(static_cast<size_t>(size_));
+  for (int rank = 0; rank < size_; ++rank) keys.push_back(key_of(rank));
+  return store.check(keys);
+}
+
+/// By rank; empty ones where this process cannot reach them.
+std::vector<Segment> Offer::open_all(c10d::Backend& gloo) {
+  const Address address = own_.address();
+  at::Tensor row = at::empty({static_cast<int64_t>(sizeof(Address))}, at::kByte);
+  std::memcpy(row.mutable_data_ptr(), &address, sizeof(Address));
+  const at::Tensor rows = gather(gloo, row);
+  std::vector<Segment> segments(static_cast<size_t>(size_));
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    Address theirs;
+    std::memcpy(&theirs, rows[rank].const_data_ptr(), sizeof(Address));
+    if (auto segment = Segment::open(theirs, layout_)) {
+      segments[static_cast<size_t>(rank)] = *std::move(segment);
+    }
+  }
+  return segments;
+}
+
+std::unique_ptr<SharedMemory> Offer::accept(c10d::Backend& gloo, const std::vector<int>& names,
+                                            const ConnectHosts& connect) && {
+  std::vector<Segment> segments = open_all(gloo);
+  segments[static_cast<size_t>(rank_)] = std::move(own_);
+  at::Tensor reached = at::empty({size_}, at::kByte);
+  for (int rank = 0; rank < size_; ++rank) {
+    const bool is_open = segments[static_cast<size_t>(rank)].is_open();
+    reached.mutable_data_ptr<uint8_t>()[rank] = is_open ? 1 : 0;
+  }
+  // Everybody has opened what it could when everybody has answered.
+  const at::Tensor reach = gather(gloo, reached);
+  segments[static_cast<size_t>(rank_)].close_to_others();
+  auto hosts = std::make_shared<Hosts>();
+  hosts->ranks = hosts_of(reach.bitwise_and(reach.t()).contiguous());
+  if (hosts->ranks.empty()) return nullptr;
+  hosts->own = hosts->host_of(rank_);
+
+  const std::vector<int>& ranks = hosts->ranks[hosts->own];
+  std::vector<Segment> here;
+  std::vector<int> names_here;
+  for (const int rank : ranks) {
+    here.push_back(std::move(segments[static_cast<size_t>(rank)]));
+    names_here.push_back(names[static_cast<size_t>(rank)]);
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+  if (hosts->ranks.size() > 1 && own == 0) {
+    hosts->leaders = connect(static_cast<int>(hosts->own), static_cast<int>(hosts->ranks.size()));
+  }
+  auto exchange = std::make_shared<Exchange>(layout_, std::move(here), static_cast<int>(own),
+                                             std::move(names_here));
+  return std::make_unique<SharedMemory>(std::move(exchange), std::move(hosts));
+}
+
+}  // namespace syncbn::dist::detail::shm

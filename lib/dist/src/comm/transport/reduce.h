@@ -1,0 +1,14 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "transport/reduce_loops.h"
+
+namespace syncbn::dist::detail::shm {
+
+/// Null where shared memory does not reduce so: bitwise operations, integers by AVG, and other
+/// dtypes. Half precision is added up in float32 and rounded once.
+Reduce find_reduce(at::ScalarType type, c10d::ReduceOp::RedOpType op);
+
+}  // namespace syncbn::dist::detail::shm

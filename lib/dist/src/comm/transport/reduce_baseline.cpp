@@ -1,0 +1,2 @@
+#define SYNCBN_CPU_CAPABILITY baseline
+#include "transport/reduce_loops.inc"

@@ -1,0 +1,126 @@
+#include "transport/segment.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <syncbn/base/cpus.h>
+#include <syncbn/base/random.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+#include <fstream>
+#include <new>
+#include <string>
+#include <utility>
+
+namespace syncbn::dist::detail::shm {
+namespace {
+
+constexpr char kName[] = "syncbn-exchange";
+
+// Of all ranks together, so that it depends little on how many they are.
+constexpr size_t kAllInputs = size_t{4} << 20;
+// What a core's own cache holds besides the tensor's part at hand.
+constexpr size_t kMostInput = size_t{256} << 10;
+constexpr size_t kLeastInput = size_t{16} << 10;
+
+std::array<char, 40> boot_id() {
+  std::array<char, 40> id{};
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  file.read(id.data(), id.size() - 1);
+  return id;
+}
+
+/// A file above the limit would end the process.
+bool may_be_made(size_t bytes) {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= bytes;
+}
+
+std::string link_of(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::read_symlink(path, ignored).string();
+}
+
+}  // namespace
+
+Layout::Layout(int ranks)
+    : input_bytes_(std::bit_floor(
+          std::clamp(kAllInputs / static_cast<size_t>(ranks), kLeastInput, kMostInput))) {}
+
+size_t Layout::input_at(size_t slot) const {
+  constexpr size_t kPage = 4096;
+  static_assert(sizeof(Header) <= kPage);
+  return kPage + slot * (input_bytes() + result_bytes());
+}
+
+Segment::Segment(Segment&& other) noexcept {
+  *this = std::move(other);
+}
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(file_, other.file_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (memory_ != nullptr) ::munmap(memory_, bytes_);
+}
+
+bool Segment::map(base::UniqueFd file, size_t bytes) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (memory == MAP_FAILED) return false;
+  memory_ = static_cast<std::byte*>(memory);
+  bytes_ = bytes;
+  file_ = std::move(file);
+  return true;
+}
+
+std::optional<Segment> Segment::make(const Layout& layout) {
+  if (!may_be_made(layout.segment_bytes())) return std::nullopt;
+  base::UniqueFd file(::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const auto bytes = static_cast<off_t>(layout.segment_bytes());
+  // Memory that is promised and not there would end the process at its first use, and so would a
+  // file that somebody cut off.
+  if (!file || ::posix_fallocate(file.get(), 0, bytes) != 0 ||
+      ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return std::nullopt;
+  }
+  Segment segment;
+  if (!segment.map(std::move(file), layout.segment_bytes())) return std::nullopt;
+  auto* header = new (segment.memory_) Header{};
+  for (uint64_t& part : header->nonce) part = base::random_bits();
+  for (const int cpu : base::allowed_cpus()) header->cpus.set(static_cast<size_t>(cpu));
+  return segment;
+}
+
+Address Segment::address() const {
+  return {.nonce = header().nonce, .boot_id = boot_id(), .pid = ::getpid(), .fd = file_.get()};
+}
+
+std::optional<Segment> Segment::open(const Address& address, const Layout& layout) {
+  if (address.boot_id != boot_id()) return std::nullopt;
+  const std::string path = fmt::format("/proc/{}/fd/{}", address.pid, address.fd);
+  // In another container the number may be that of another process, and opening just any file of
+  // its, a device for one, could do something.
+  if (!link_of(path).starts_with(fmt::format("/memfd:{}", kName))) return std::nullopt;
+  base::UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (!file || ::fstat(file.get(), &status) != 0 ||
+      status.st_size != static_cast<off_t>(layout.segment_bytes())) {
+    return std::nullopt;
+  }
+  Segment segment;
+  if (!segment.map(std::move(file), layout.segment_bytes())) return std::nullopt;
+  segment.close_to_others();
+  if (segment.header().nonce != address.nonce) return std::nullopt;
+  return segment;
+}
+
+}  // namespace syncbn::dist::detail::shm

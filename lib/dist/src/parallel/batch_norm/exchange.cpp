@@ -1,0 +1,309 @@
+#include "batch_norm/exchange.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "batch_norm/join_statistics.h"
+#include "collectives/gather_rows.h"
+#include "groups/world.h"
+#include "monitor/call_log.h"
+
+namespace syncbn::dist::detail {
+
+std::atomic<uint64_t> LayerName::made{0};
+
+namespace {
+
+// A header: layer, channels and dtype, number of the exchange; all zero from a rank that has no
+// input in a join() span. Float64 holds each exactly. It follows the values of a row: the 2C + 1
+// statistics of a forward, or the 2C or 4C sums of a backward; so that no row of the one is as long
+// as one of the other. Where rows are added up on their way, 1, h and h^2 for a hash h of the
+// header stand in its place.
+constexpr size_t kHeader = 3;
+constexpr int64_t kDtypes = 256;
+/// A header and the number of values in the row.
+constexpr int64_t kAgreed = kHeader + 1;
+
+/// The same in every process, whatever it was built with.
+uint64_t hash_of(std::string_view bytes) {
+  base::Fnv1a hash;
+  hash.add_bytes(bytes);
+  return hash.value();
+}
+
+/// Of a header, in 16 bits: sums of squares of such numbers are exact.
+double short_hash(const std::array<double, kHeader>& header) {
+  const std::string_view bytes(reinterpret_cast<const char*>(header.data()), sizeof(header));
+  const uint64_t hash = hash_of(bytes);
+  return static_cast<double>((hash ^ (hash >> 16) ^ (hash >> 32) ^ (hash >> 48)) & 0xffff);
+}
+
+/// Whether n numbers are equal, by n * (sum of squares) = (sum)^2.
+bool all_equal(const double* sums) {
+  const auto n = static_cast<uint64_t>(sums[0]);
+  const auto total = static_cast<uint64_t>(sums[1]);
+  return n * static_cast<uint64_t>(sums[2]) == total * total;
+}
+
+using Values = at::ArrayRef<double>;
+
+Values values_of(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr<double>(), static_cast<size_t>(tensor.numel())};
+}
+
+/// [1, n] on the CPU: one part behind the other.
+at::Tensor row_of(std::initializer_list<Values> parts) {
+  size_t size = 0;
+  for (const Values& part : parts) size += part.size();
+  at::Tensor row = at::empty({1, static_cast<int64_t>(size)}, at::kDouble);
+  double* to = row.mutable_data_ptr<double>();
+  for (const Values& part : parts) to = std::copy(part.begin(), part.end(), to);
+  return row;
+}
+
+/// [n]: the first n of each row added up, in the order of rows.
+at::Tensor add_up(const at::Tensor& rows, int64_t n) {
+  at::Tensor total = at::empty({n}, at::kDouble);
+  const double* row = rows.const_data_ptr<double>();
+  double* const sums = total.mutable_data_ptr<double>();
+  std::copy_n(row, n, sums);
+  for (int64_t rank = 1; rank < rows.size(0); ++rank) {
+    row += rows.size(1);
+    for (int64_t i = 0; i < n; ++i) sums[i] += row[i];
+  }
+  return total;
+}
+
+}  // namespace
+
+/// A layer, as the exchanges of one group know it.
+struct Exchange::Layer {
+  double hash;         ///< of its name, in as many bits as float64 holds
+  double shape;        ///< channels and dtype
+  const char* called;  ///< what logs and messages call its exchanges
+};
+
+struct Exchange::Group {
+  explicit Group(const ProcessGroupPtr& group) : group(group), backend(backend_of(group)) {}
+
+  /// Whether rows of different sizes would overwrite memory or be waited for: neither the group's
+  /// backend nor a PeerWatch compares calls.
+  bool must_agree(const at::Tensor& row) const {
+    return row.is_cpu() && (backend == nullptr || !backend->is_watched());
+  }
+
+  const c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  Backend* const backend;  ///< null: the group was made elsewhere
+  std::atomic<uint64_t> exchanges = 0;
+  std::unordered_map<uint64_t, size_t> numbers = {};  ///< of layers without a name, by their id
+  /// By the name, or the id where there is none; channels; and dtype.
+  std::map<std::tuple<uint64_t, int64_t, at::ScalarType>, Layer> layers = {};
+};
+
+/// What this process knows of groups and layers.
+struct Exchange::Names {
+  std::mutex mutex;
+  std::map<const c10d::ProcessGroup*, Group> groups;
+  std::unordered_map<uint64_t, std::string> layers;  ///< by hash
+  std::set<std::string> texts;                       ///< logs keep pointers to them
+
+  static Names& instance() {
+    static auto* const names = new Names();  // backward threads may outlive static destructors
+    return *names;
+  }
+
+  // With the lock held.
+
+  Group& find(const ProcessGroupPtr& group) {
+    const auto found = groups.find(group.get());
+    if (found != groups.end() && !found->second.group.expired()) return found->second;
+    std::erase_if(groups, [](const auto& entry) { return entry.second.group.expired(); });
+    return groups.try_emplace(group.get(), group).first->second;
+  }
+
+  const Layer& find(Group& group, const LayerName& layer, int64_t channels, at::ScalarType dtype) {
+    const std::tuple key{layer.given.empty() ? layer.id : hash_of(layer.given), channels, dtype};
+    const auto found = group.layers.find(key);
+    if (found != group.layers.end()) return found->second;
+    std::string text;
+    if (layer.given.empty()) {
+      auto& numbers = group.numbers;
+      text =
+          fmt::format("layer #{}", numbers.try_emplace(layer.id, numbers.size() + 1).first->second);
+    } else {
+      text = fmt::format("layer '{}'", layer.given);
+    }
+    const uint64_t hash = hash_of(text) >> 12;
+    const auto called =
+        texts.insert(fmt::format("SyncBatchNorm {} ({}, {}): exchange", text,
+                                 base::counted(channels, "channel"), c10::toString(dtype)));
+    layers.try_emplace(hash, std::move(text));
+    const Layer made{.hash = static_cast<double>(hash),
+                     .shape = static_cast<double>(channels * kDtypes + static_cast<int64_t>(dtype)),
+                     .called = called.first->c_str()};
+    return group.layers.emplace(key, made).first->second;
+  }
+
+  /// @param header with the number of values, or without.
+  std::string describe(const std::vector<double>& header) {
+    const std::lock_guard lock(mutex);
+    const auto found = layers.find(static_cast<uint64_t>(header[0]));
+    const auto shape = static_cast<int64_t>(header[1]);
+    return fmt::format(
+        "{} ({}, {}, exchange {}{})",
+        found != layers.end() ? found->second : "a layer that this rank has not run",
+        base::counted(shape / kDtypes, "channel"),
+        c10::toString(static_cast<at::ScalarType>(shape % kDtypes)),
+        static_cast<uint64_t>(header[2]),
+        header.size() > kHeader
+            ? fmt::format(" of {}", base::counted(static_cast<int64_t>(header[kHeader]), "value"))
+            : "");
+  }
+};
+
+Exchange::Exchange(const LayerName& layer, int64_t channels, at::ScalarType dtype,
+                   const ProcessGroupPtr& group, Timeout timeout)
+    : group_(group && group->getSize() > 1 ? group : ProcessGroupPtr()), timeout_(timeout) {
+  if (!group_) return;
+  Names& names = Names::instance();
+  const std::lock_guard lock(names.mutex);
+  state_ = &names.find(group_);
+  layer_ = &names.find(*state_, layer, channels, dtype);
+}
+
+Exchange::Header Exchange::next_header() const {
+  static_assert(std::tuple_size_v<Header> == kHeader);
+  return {layer_->hash, layer_->shape, static_cast<double>(++state_->exchanges)};
+}
+
+/// @param rows of all ranks, each with a header from column `first` to its end.
+void Exchange::compare(const at::Tensor& rows, int64_t first) const {
+  const int64_t stride = rows.size(1);
+  const double* const headers = rows.const_data_ptr<double>() + first;
+  const auto bytes = static_cast<size_t>(stride - first) * sizeof(double);
+  const auto is_as_first = [&](int64_t rank) {
+    return std::memcmp(headers + rank * stride, headers, bytes) == 0;
+  };
+  int64_t alike = 1;
+  while (alike < rows.size(0) && is_as_first(alike)) ++alike;
+  if (alike == rows.size(0)) return;
+
+  std::map<std::vector<double>, std::vector<std::string>> ranks;
+  for (int64_t rank = 0; rank < rows.size(0); ++rank) {
+    const double* const one = headers + rank * stride;
+    if (one[0] == 0) continue;
+    ranks[{one, one + (stride - first)}].push_back(std::to_string(world_rank(group_, rank)));
+  }
+  if (ranks.size() < 2) return;
+  std::string who;
+  for (const auto& [at, members] : ranks) {
+    who += fmt::format("{}rank{} {} in {}", who.empty() ? "" : "; ", members.size() > 1 ? "s" : "",
+                       base::join(members, ", "), Names::instance().describe(at));
+  }
+  throw base::UserError(fmt::format(
+      "SyncBatchNorm: the ranks are in different layers: {}; every rank of a group runs the same "
+      "layers in the same order, each with as many forwards and backwards",
+      who));
+}
+
+/// Of a row with its header, in a group where it has to be known first that others are as long.
+void Exchange::agree(const Header& header, const at::Tensor& row) const {
+  if (!state_->must_agree(row)) return;
+  const at::Tensor own = row_of({header, static_cast<double>(row.size(1))});
+  compare(gather_one_by_one(own, group_, timeout_, layer_->called), 0);
+}
+
+/// Of a row on a GPU. In groups that others made it is not known what goes between processes.
+void Exchange::agree_beside(const Header& header) const {
+  if (state_->backend == nullptr) return;
+  HeadersUnderWay& under_way = state_->backend->headers_under_way();
+  for (const at::Tensor& headers :
+       under_way.send(row_of({header}), group_, timeout_, layer_->called)) {
+    compare(headers, 0);
+  }
+}
+
+at::Tensor Exchange::gather(const at::Tensor& values) const {
+  if (!group_) return values.unsqueeze(0);
+  const Header header = next_header();
+  if (!values.is_cpu()) {
+    const at::Tensor row = values.unsqueeze(0);
+    announce_gather(row, group_);
+    agree_beside(header);
+    const NamedAs named(layer_->called, row.sizes());
+    return gather_rows(row, group_, timeout_);
+  }
+  const at::Tensor row = row_of({values_of(values), header});
+  announce_gather(row, group_);
+  agree(header, row);
+  const NamedAs named(layer_->called, row.sizes());
+  at::Tensor all = gather_rows(row, group_, timeout_);
+  compare(all, values.numel());
+  return all;
+}
+
+at::Tensor Exchange::sum(const at::Tensor& values) const {
+  if (!group_) return values;
+  const Header header = next_header();
+  if (!values.is_cpu()) {
+    const at::Tensor row = values.unsqueeze(0);
+    announce_sum(row, group_);
+    agree_beside(header);
+    const NamedAs named(layer_->called, row.sizes());
+    return sum_rows(row, group_, timeout_);
+  }
+  const int64_t n = values.numel();
+  const at::Tensor row = row_of({values_of(values), header});
+  announce_sum(row, group_);
+  agree(header, row);
+  const NamedAs named(layer_->called, row.sizes());
+  if (sums_by_gathering(row, group_)) {
+    const at::Tensor all = gather_rows(row, group_, timeout_);
+    compare(all, n);
+    return add_up(all, n);
+  }
+  const double hash = short_hash(header);
+  const Header summed{1, hash, hash * hash};
+  std::copy(summed.begin(), summed.end(), row.mutable_data_ptr<double>() + n);
+  const at::Tensor total = sum_rows(row, group_, timeout_);
+  // All ranks see the same sums, so all of them take part in this.
+  if (!all_equal(total.const_data_ptr<double>() + n)) {
+    compare(gather_rows(row_of({header}), group_, timeout_), 0);
+  }
+  return total.narrow(0, 0, n);
+}
+
+void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
+  Exchange::Names& names = Exchange::Names::instance();
+  const Exchange::Group* state = nullptr;
+  {
+    const std::lock_guard lock(names.mutex);
+    Exchange::Group& found = names.find(group);
+    ++found.exchanges;
+    state = &found;
+  }
+  if (state->must_agree(row)) {
+    gather_one_by_one(at::zeros({1, kAgreed}, at::kDouble), group, std::nullopt, "join()");
+  } else if (!row.is_cpu() && state->backend != nullptr) {
+    // What the others compare is their affair.
+    state->backend->headers_under_way().send(at::zeros({1, kHeader}, at::kDouble), group,
+                                             std::nullopt, "join()");
+  }
+}
+
+}  // namespace syncbn::dist::detail

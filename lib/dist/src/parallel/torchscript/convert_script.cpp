@@ -1,0 +1,343 @@
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/inliner.h>
+#include <torch/library.h>
+
+#include "batch_norm/convert.h"
+#include "groups/timeouts.h"
+#include "torchscript/script_module.h"
+
+namespace syncbn::dist {
+namespace {
+
+/// An operator of TorchScript's and ours that stands for it. Its executor differentiates
+/// aten::batch_norm by itself from the second run on, past any override in the dispatcher; an
+/// operator that it does not know stays as it is.
+struct Replacement {
+  const char* plain;
+  const char* sync;
+};
+constexpr Replacement kBatchNorm{"aten::batch_norm", "syncbn::batch_norm"};
+/// An exception that is raised where one rank alone has one value per channel: ours does nothing,
+/// since syncbn::batch_norm looks at all ranks.
+constexpr Replacement kCheck{"prim::RaiseException", "syncbn::raise_on_one_rank"};
+constexpr std::string_view kCheckMessage = "Expected more than 1 value per channel when training";
+
+void define_operators() {
+  static auto* const library = [] {
+    auto* made =
+        new torch::Library(torch::Library::DEF, "syncbn", std::nullopt, __FILE__, __LINE__);
+    made->def(
+        "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, "
+        "Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> "
+        "Tensor",
+        &detail::script_batch_norm);
+    made->def("raise_on_one_rank(str msg, str? cls=None) -> ()",
+              [](const std::string&, const std::optional<std::string>&) {});
+    return made;
+  }();
+  (void)library;
+}
+
+/// The text that a string begins with, where the graph says it.
+std::string constant_beginning(const torch::jit::Value* value) {
+  const torch::jit::Node* node = value->node();
+  if (node->kind() == c10::aten::format) return constant_beginning(node->input(0));
+  const auto constant = torch::jit::toIValue(value);
+  return constant && constant->isString() ? constant->toStringRef() : "";
+}
+
+/// Whether this is the exception that kCheck is about.
+bool is_check(const torch::jit::Node& node) {
+  return node.kind() == c10::prim::RaiseException &&
+         constant_beginning(node.input(0)).starts_with(kCheckMessage);
+}
+
+enum class Direction { kConvert, kRevert };
+
+/// What stands for a node afterwards; nullopt: it stays.
+std::optional<c10::Symbol> replacement(const torch::jit::Node& node, Direction direction) {
+  const auto symbol = [](const char* name) { return c10::Symbol::fromQualString(name); };
+  for (const Replacement& pair : {kBatchNorm, kCheck}) {
+    if (direction == Direction::kRevert) {
+      if (node.kind() == symbol(pair.sync)) return symbol(pair.plain);
+    } else if (node.kind() == symbol(pair.plain)) {
+      if (node.kind() != c10::prim::RaiseException || is_check(node)) return symbol(pair.sync);
+    }
+  }
+  return std::nullopt;
+}
+
+void replace_nodes(torch::jit::Block* block, Direction direction) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    torch::jit::Node* node = *it;
+    ++it;
+    for (torch::jit::Block* inner : node->blocks()) replace_nodes(inner, direction);
+    if (const auto symbol = replacement(*node, direction)) {
+      node->replaceWithNewSymbol(*symbol);
+      node->destroy();
+    }
+  }
+}
+
+/// "a.b.c" where a value is the attribute c of the module a.b in `self`; empty where it is not.
+std::string attribute_path(const torch::jit::Value* value, const torch::jit::Value* self) {
+  std::string path;
+  while (value != self) {
+    const torch::jit::Node* node = value->node();
+    if (node->kind() != c10::prim::GetAttr) return "";
+    const std::string& name = node->s(c10::attr::name);
+    path = path.empty() ? name : fmt::format("{}.{}", name, path);
+    value = node->input(0);
+  }
+  return path;
+}
+
+/// One call of batch_norm in a graph: the attributes that it is given, as far as they can be told.
+struct Call {
+  std::string running_mean;
+  std::string weight;
+};
+
+void find_calls(const torch::jit::Block* block, const torch::jit::Value* self,
+                std::vector<Call>& found) {
+  for (const torch::jit::Node* node : block->nodes()) {
+    for (const torch::jit::Block* inner : node->blocks()) find_calls(inner, self, found);
+    const std::string_view kind = node->kind().toQualString();
+    if (kind != kBatchNorm.plain && kind != kBatchNorm.sync) continue;
+    found.push_back({attribute_path(node->input(3), self), attribute_path(node->input(1), self)});
+  }
+}
+
+using Types = std::unordered_map<c10::ClassTypePtr, c10::ClassTypePtr>;
+
+/// The types of a module and of those below it, and of a copy of it.
+void find_types(const torch::jit::Module& module, const torch::jit::Module& copy, Types& found) {
+  if (!found.emplace(module.type(), copy.type()).second) return;
+  for (const auto& [name, child] : module.named_children()) {
+    find_types(child, copy.attr(name).toModule(), found);
+  }
+}
+
+/// Gives the types of a copy the hooks of the module's, which Module::clone() leaves out.
+void copy_hooks(const torch::jit::Module& module, const torch::jit::Module& copy) {
+  Types types;
+  find_types(module, copy, types);
+  const auto in_copy = [&types](const c10::TypePtr& type) -> c10::TypePtr {
+    const auto found = types.find(type->cast<c10::ClassType>());
+    return found == types.end() ? type : found->second;
+  };
+  for (const auto& [from, to] : types) {
+    if (!to->getForwardPreHooks().empty() || !to->getForwardHooks().empty()) continue;
+    std::map<std::string, torch::jit::Function*> made;  // one function may be several hooks
+    const auto copied = [&, &to = to](torch::jit::Function* hook) {
+      torch::jit::Function*& function = made[hook->name()];
+      if (function == nullptr) {
+        auto graph = torch::jit::toGraphFunction(*hook).graph()->copy();
+        graph->remapTypes(in_copy);
+        function = to->compilation_unit()->create_function(
+            c10::QualifiedName(*to->name(), hook->name()), std::move(graph));
+        function->setSchema(hook->getSchema().cloneWithRemappedTypes(in_copy));
+      }
+      return function;
+    };
+    for (auto* hook : from->getForwardPreHooks()) to->addForwardPreHook(copied(hook));
+    for (auto* hook : from->getForwardHooks()) to->addForwardHook(copied(hook));
+  }
+}
+
+std::vector<torch::jit::Function*> functions_of(const torch::jit::Module& module) {
+  std::vector<torch::jit::Function*> functions = module.type()->methods();
+  for (const auto& hooks :
+       {module.type()->getForwardPreHooks(), module.type()->getForwardHooks()}) {
+    functions.insert(functions.end(), hooks.begin(), hooks.end());
+  }
+  return functions;
+}
+
+/// Rewrites all methods and hooks in a copy of the module's type, and of those below it, and makes
+/// `module` that copy: the executor keeps plans of graphs that already ran. Parameters and buffers
+/// stay the same tensors.
+void rewrite(torch::jit::Module& module, Direction direction) {
+  torch::jit::Module copy = module.clone(/*inplace=*/true);
+  copy_hooks(module, copy);
+  for (const torch::jit::Module& part : copy.modules()) {
+    for (torch::jit::Function* function : functions_of(part)) {
+      auto& made = torch::jit::toGraphFunction(*function);
+      torch::jit::Inline(*made.graph());
+      replace_nodes(made.graph()->block(), direction);
+      // Made where it was inlined into another.
+      made.clear_optimized_graphs();
+    }
+  }
+  module = copy;
+}
+
+/// The calls of aten::batch_norm in all methods, or, once converted, of what stands for it.
+std::vector<Call> calls_in(const torch::jit::Module& module) {
+  std::vector<Call> calls;
+  for (const torch::jit::Method& method : module.get_methods()) {
+    const auto graph = method.graph();
+    find_calls(graph->block(), graph->inputs()[0], calls);
+  }
+  return calls;
+}
+
+/// By its class's name; what has modules of its own is a block that is called after its layer.
+bool is_batch_norm(const torch::jit::Module& module) {
+  return detail::class_of(module).find("BatchNorm") != std::string::npos &&
+         module.children().size() == 0;
+}
+
+struct ScriptLayer {
+  std::string name;
+  torch::jit::Module module;
+  at::Tensor running_mean;
+  at::Tensor weight;
+
+  at::Tensor key() const { return detail::layer_key(running_mean, weight); }
+};
+
+ScriptLayer layer_of(const std::string& name, const torch::jit::Module& module) {
+  return {name, module, detail::tensor_attribute(module, "running_mean"),
+          detail::tensor_attribute(module, "weight")};
+}
+
+/// All batch-norm layers below a module, itself included: those of classes called so.
+std::vector<ScriptLayer> batch_norm_layers(const torch::jit::Module& module) {
+  std::vector<ScriptLayer> found;
+  for (const auto& [name, layer] : module.named_modules()) {
+    if (is_batch_norm(layer)) found.push_back(layer_of(name, layer));
+  }
+  return found;
+}
+
+/// The module and the tensor that a path leads to.
+std::pair<torch::jit::Module, at::Tensor> follow(torch::jit::Module module, std::string path) {
+  for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.')) {
+    module = module.attr(path.substr(0, dot)).toModule();
+    path.erase(0, dot + 1);
+  }
+  return {module, detail::tensor_attribute(module, path)};
+}
+
+/// To a module, until it is destroyed. An ivalue::Object keeps its attributes in memory until the
+/// last weak pointer to it is gone as well. Thread-safe.
+class WeakScriptModule {
+ public:
+  explicit WeakScriptModule(const torch::jit::Module& module) : object_(module._ivalue()) {}
+
+  /// Null once it is destroyed.
+  c10::intrusive_ptr<c10::ivalue::Object> lock() const {
+    const std::lock_guard lock(mutex_);
+    return object_.lock();
+  }
+
+  void let_go() {
+    c10::weak_intrusive_ptr<c10::ivalue::Object> destroyed{
+        c10::intrusive_ptr<c10::ivalue::Object>()};
+    const std::lock_guard lock(mutex_);
+    if (object_.expired()) std::swap(object_, destroyed);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  c10::weak_intrusive_ptr<c10::ivalue::Object> object_;
+};
+
+/// Layers of other classes, by the attributes that they call batch_norm with.
+std::vector<ScriptLayer> layers_of_calls(const torch::jit::Module& module,
+                                         const std::vector<Call>& calls) {
+  std::vector<ScriptLayer> found;
+  std::set<std::string> seen;
+  for (const Call& call : calls) {
+    const std::string& path = call.running_mean.empty() ? call.weight : call.running_mean;
+    if (path.empty()) continue;
+    const size_t dot = path.rfind('.');
+    const std::string name = dot == std::string::npos ? "" : path.substr(0, dot);
+    const auto [owner, key] = follow(module, path);
+    if (is_batch_norm(owner) || !seen.insert(path).second) continue;
+    const at::Tensor weight =
+        call.weight.empty() ? at::Tensor() : follow(module, call.weight).second;
+    found.push_back({name, owner, call.running_mean.empty() ? at::Tensor() : key, weight});
+  }
+  return found;
+}
+
+}  // namespace
+
+ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGroupPtr& group,
+                                     std::optional<std::chrono::milliseconds> sync_timeout) {
+  if (sync_timeout)
+    sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
+  define_operators();
+  detail::install_batch_norm_override();  // to find code that was left behind
+  rewrite(module, Direction::kConvert);
+  const std::vector<Call> calls = calls_in(module);
+  std::vector<ScriptLayer> layers = batch_norm_layers(module);
+  for (ScriptLayer& layer : layers_of_calls(module, calls)) layers.push_back(std::move(layer));
+  ConvertReport report;
+  auto unknown = std::count_if(calls.begin(), calls.end(), [](const Call& call) {
+    return call.running_mean.empty() && call.weight.empty();
+  });
+  for (const ScriptLayer& layer : layers) {
+    if (!layer.key().defined()) {
+      --unknown;  // one that has a name
+      report.not_converted.push_back(
+          {layer.name, "it has neither running statistics nor a weight to be recognised by"});
+      continue;
+    }
+    // The registry must not keep the layer alive.
+    const auto weak = std::make_shared<WeakScriptModule>(layer.module);
+    const auto is_training = [weak] {
+      const auto object = weak->lock();
+      return !object || torch::jit::Module(object).is_training();
+    };
+    const auto counter = [weak] {
+      const auto object = weak->lock();
+      return object ? detail::tensor_attribute(torch::jit::Module(object), "num_batches_tracked")
+                    : at::Tensor();
+    };
+    detail::register_layer(
+        layer.key(), layer.weight,
+        {.name = std::make_shared<detail::LayerName>(detail::LayerName{.given = layer.name}),
+         .group = group,
+         .timeout = sync_timeout,
+         .is_training = is_training,
+         .num_batches_tracked = counter,
+         .let_go = [weak] { weak->let_go(); },
+         .is_script = true});
+    report.converted.push_back(layer.name);
+  }
+  if (unknown > 0) {
+    report.not_converted.push_back(
+        {"", fmt::format("{} call(s) of batch_norm are given tensors that are no attributes of a "
+                         "module, and are not synchronised",
+                         unknown)});
+  }
+  return report;
+}
+
+void revert_sync_batchnorm(torch::jit::Module& module) {
+  rewrite(module, Direction::kRevert);
+  const std::vector<Call> calls = calls_in(module);
+  for (const auto& layers : {batch_norm_layers(module), layers_of_calls(module, calls)}) {
+    for (const ScriptLayer& layer : layers) detail::unregister_layer(layer.key(), layer.weight);
+  }
+}
+
+}  // namespace syncbn::dist

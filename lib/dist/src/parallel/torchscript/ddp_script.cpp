@@ -1,0 +1,125 @@
+#include <syncbn/dist/ddp.h>
+
+#include "batch_norm/convert.h"
+#include "ddp/ddp_module.h"
+#include "torchscript/script_module.h"
+
+namespace syncbn::dist {
+namespace {
+
+using detail::class_of;
+using detail::NamedTensor;
+using detail::tensor_attribute;
+
+class ScriptModule : public detail::WrappedModule {
+ public:
+  explicit ScriptModule(torch::jit::Module module) : module_(std::move(module)) {}
+
+  std::string class_name() const override { return class_of(module_); }
+
+  std::vector<NamedTensor> parameters() const override {
+    return listed(module_.named_parameters());
+  }
+
+  std::vector<NamedTensor> buffers() const override { return listed(module_.named_buffers()); }
+
+  std::unordered_set<const at::TensorImpl*> sparse_parameters() const override {
+    std::unordered_set<const at::TensorImpl*> sparse;
+    for (const torch::jit::Module& layer : module_.modules()) {
+      const bool is_sparse = class_of(layer).starts_with("Embedding") && layer.hasattr("sparse") &&
+                             layer.attr("sparse").isBool() && layer.attr("sparse").toBool();
+      const at::Tensor weight = tensor_attribute(layer, "weight");
+      if (is_sparse && weight.defined()) sparse.insert(weight.unsafeGetTensorImpl());
+    }
+    return sparse;
+  }
+
+  detail::SyncLayers sync_layers() const override {
+    detail::SyncLayers found;
+    for (const torch::jit::Module& layer : module_.modules()) {
+      const at::Tensor mean = tensor_attribute(layer, "running_mean");
+      const at::Tensor key = detail::layer_key(mean, tensor_attribute(layer, "weight"));
+      if (const auto group = detail::converted_group(key)) {
+        found.add(*group, {mean, tensor_attribute(layer, "running_var"),
+                           tensor_attribute(layer, "num_batches_tracked")});
+      }
+    }
+    return found;
+  }
+
+ private:
+  template <class Tensors>
+  static std::vector<NamedTensor> listed(const Tensors& tensors) {
+    std::vector<NamedTensor> all;
+    for (const auto& item : tensors) all.push_back({item.name, item.value});
+    return detail::without_repetitions(std::move(all));
+  }
+
+  const torch::jit::Module module_;
+};
+
+/// Calls visit(tensor) for each tensor in a value, which gets what it returns in its place.
+/// Containers are made anew: others may refer to those at hand.
+template <class Visit>
+c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? c10::IValue(visit(value.toTensor())) : value;
+  }
+  if (value.isTuple()) {
+    std::vector<c10::IValue> items;
+    for (const c10::IValue& item : value.toTupleRef().elements()) {
+      items.push_back(map_tensors(item, visit));
+    }
+    // A tuple with names stays one.
+    return c10::ivalue::Tuple::createNamed(std::move(items), value.toTupleRef().type());
+  }
+  if (value.isList()) {
+    const auto list = value.toList();
+    c10::impl::GenericList mapped(list.elementType());
+    for (const c10::IValue& item : list) mapped.push_back(map_tensors(item, visit));
+    return mapped;
+  }
+  if (value.isGenericDict()) {
+    const auto dict = value.toGenericDict();
+    c10::impl::GenericDict mapped(dict.keyType(), dict.valueType());
+    for (const auto& item : dict) mapped.insert(item.key(), map_tensors(item.value(), visit));
+    return mapped;
+  }
+  return value;
+}
+
+}  // namespace
+
+using Ddp = DistributedDataParallel<torch::jit::Module>;
+
+Ddp::DistributedDataParallel(const torch::jit::Module& module, const DdpOptions& options)
+    : DdpBase(std::make_shared<ScriptModule>(module), options),
+      module_(std::make_unique<torch::jit::Module>(module)) {}
+
+Ddp::~DistributedDataParallel() = default;
+
+c10::IValue Ddp::forward(std::vector<c10::IValue> inputs) {
+  before_forward();
+  if (const auto device = input_device()) {
+    for (c10::IValue& input : inputs) {
+      input = map_tensors(input, [&](const at::Tensor& tensor) {
+        return tensor.device() == *device ? tensor : tensor.to(*device, /*non_blocking=*/true);
+      });
+    }
+  }
+  const c10::IValue output = detail::run_script([&] { return (*module_)(std::move(inputs)); });
+  std::vector<at::Tensor> tensors;
+  map_tensors(output, [&](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
+  });
+  tensors = after_forward(std::move(tensors));
+  auto next = tensors.begin();
+  return map_tensors(output, [&](const at::Tensor&) { return *next++; });
+}
+
+void Ddp::train(bool on) {
+  module_->train(on);
+}
+
+}  // namespace syncbn::dist

@@ -1,0 +1,33 @@
+#include "common/pipe.h"
+
+#include <fcntl.h>
+#include <syncbn/base/error.h>
+#include <unistd.h>
+
+namespace syncbn::launch {
+
+Pipe Pipe::make() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) base::throw_errno("cannot make a pipe for a worker");
+  return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
+}
+
+void set_nonblocking(const base::UniqueFd& fd) {
+  ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
+}
+
+std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {
+  if (!fd) return {};
+  const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
+  if (got == 0) fd.reset();
+  if (got <= 0) return {};
+  return {buffer.data(), static_cast<size_t>(got)};
+}
+
+void read_until_empty(const std::function<bool()>& read_once) {
+  constexpr int kMostReads = 64;
+  for (int i = 0; i < kMostReads && read_once(); ++i) {
+  }
+}
+
+}  // namespace syncbn::launch

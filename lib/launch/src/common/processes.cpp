@@ -1,0 +1,150 @@
+#include "common/processes.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <vector>
+
+namespace syncbn::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Before raise_descriptor_limit().
+std::optional<rlimit> first_limit;
+
+// For kernels without /proc/PID/task/TID/children.
+std::vector<pid_t> children_by_parent(pid_t parent) {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
+       entry.increment(error)) {
+    const pid_t pid = std::atoi(entry->path().filename().c_str());
+    if (pid <= 0) continue;
+    std::ifstream file(entry->path() / "stat");
+    std::string stat;
+    std::getline(file, stat);
+    // "pid (name) state ppid …", and the name may hold anything, parentheses too.
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos || stat.size() < name_end + 4) continue;
+    if (std::atoi(stat.c_str() + name_end + 4) == parent) children.push_back(pid);
+  }
+  return children;
+}
+
+}  // namespace
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", parent));
+  if (!file) return children_by_parent(parent);
+  std::vector<pid_t> pids;
+  for (pid_t pid = 0; file >> pid;) pids.push_back(pid);
+  return pids;
+}
+
+std::vector<pid_t> helpers_of(pid_t parent) {
+  std::vector<pid_t> pids = children_of(parent);
+  std::erase_if(pids, [session = ::getsid(parent)](pid_t pid) { return ::getsid(pid) != session; });
+  return pids;
+}
+
+void signal_helpers(int signal) {
+  std::vector<pid_t> pids = helpers_of(::getpid());
+  for (size_t i = 0; i < pids.size(); ++i) {
+    const std::vector<pid_t> more = helpers_of(pids[i]);
+    pids.insert(pids.end(), more.begin(), more.end());
+  }
+  for (const pid_t pid : pids) ::kill(pid, signal);
+}
+
+std::string describe_helpers(pid_t parent) {
+  constexpr size_t kNamed = 3;
+  const std::vector<pid_t> pids = helpers_of(parent);
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(pids.size(), kNamed); ++i) {
+    std::ifstream file(fmt::format("/proc/{}/comm", pids[i]));
+    std::string name = "?";
+    std::getline(file, name);
+    names.push_back(fmt::format("{} (pid {})", base::printable(name), pids[i]));
+  }
+  const size_t more = pids.size() - names.size();
+  return base::join(names, ", ") + (more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+void kill_all_descendants(Daemons daemons) {
+  // Each death comes with the orphans it leaves, which are our children by the time waitpid
+  // returns; so one look after each death misses nobody, and there is no need to poll.
+  for (;;) {
+    const bool spares = daemons == Daemons::kSpare;
+    const std::vector<pid_t> pids = spares ? helpers_of(::getpid()) : children_of(::getpid());
+    if (spares && pids.empty()) return;
+    for (const pid_t pid : pids) ::kill(pid, SIGKILL);
+    if (::waitpid(-1, nullptr, 0) < 0 && errno != EINTR) return;
+  }
+}
+
+void become_subreaper() {
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) base::throw_errno("PR_SET_CHILD_SUBREAPER");
+}
+
+void lock_memory() {
+  constexpr uintptr_t kMaxBytes = 16 << 20;  // a sanitizer's shadow memory takes terabytes
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    char* end = nullptr;
+    const uintptr_t first = std::strtoull(line.c_str(), &end, 16);
+    if (*end != '-' || end[1] == '\0') continue;
+    const uintptr_t bytes = std::strtoull(end + 1, &end, 16) - first;
+    if (bytes <= kMaxBytes) ::mlock(reinterpret_cast<const void*>(first), bytes);
+  }
+}
+
+void raise_oom_score() {
+  constexpr int kMore = 300;  // thousandths of the machine's memory
+  constexpr int kMax = 1000;  // of the kernel
+  constexpr const char* kFile = "/proc/self/oom_score_adj";
+  int score = 0;
+  if (std::ifstream(kFile) >> score) std::ofstream(kFile) << std::min(score + kMore, kMax);
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  first_limit = limit;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void restore_descriptor_limit() {
+  if (first_limit) ::setrlimit(RLIMIT_NOFILE, &*first_limit);
+}
+
+int exit_code_of(int wait_status) {
+  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status)
+                                : base::kExitSignalBase + WTERMSIG(wait_status);
+}
+
+std::string describe_status(int wait_status) {
+  if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
+  const int signal = WTERMSIG(wait_status);
+  const char* name = ::sigabbrev_np(signal);
+  if (name == nullptr) return fmt::format("killed by signal {}", signal);
+  return fmt::format("killed by signal {} (SIG{}, {})", signal, name, ::sigdescr_np(signal));
+}
+
+}  // namespace syncbn::launch

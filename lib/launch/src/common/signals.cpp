@@ -1,0 +1,70 @@
+#include "common/signals.h"
+
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace syncbn::launch {
+
+Signals::Signals(std::vector<int> ending, HeadLink* head)
+    : ending_(std::move(ending)), head_(head) {
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit (`ulimit -f`) is an error of the write
+  // Whoever started us may have ignored it, and then children leave no status behind.
+  ::signal(SIGCHLD, SIG_DFL);
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGTSTP, SIGWINCH}) ::sigaddset(&set, signal);
+  for (const int signal : ending_) {
+    struct sigaction now {};
+    ::sigaction(signal, nullptr, &now);
+    if (signal != SIGHUP || now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
+  }
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_) base::throw_errno("signalfd");
+  if (head_ == nullptr) return;
+  both_.emplace("cannot wait for signals");
+  for (const int fd : {fd_.get(), head_->fd()}) both_->add(fd);
+}
+
+std::optional<int> Signals::next() {
+  signalfd_siginfo info;
+  if (::read(fd_.get(), &info, sizeof(info)) == sizeof(info)) {
+    return static_cast<int>(info.ssi_signo);
+  }
+  return head_ != nullptr ? head_->next_signal() : std::nullopt;
+}
+
+bool Signals::ends(int signal) const {
+  return std::find(ending_.begin(), ending_.end(), signal) != ending_.end();
+}
+
+Signals::DefaultActions::DefaultActions() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::sigaddset(&set, signal);
+  ::sigprocmask(SIG_UNBLOCK, &set, &before_);
+}
+
+Signals::DefaultActions::~DefaultActions() {
+  ::sigprocmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void Signals::stop_self() {
+  // The default action, not SIGSTOP: the shell says "Stopped", and where nobody could continue us
+  // (no job control) nothing happens at all.
+  ::signal(SIGTSTP, SIG_DFL);
+  ::raise(SIGTSTP);
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTSTP);
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);  // stopped here
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+}
+
+}  // namespace syncbn::launch
