@@ -1,5 +1,5 @@
 // What a node's launcher hears of its head.
-#include "ssh/head_link.h"
+#include "common/head_link.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "pipe.h"
+#include "common/pipe.h"
 
 namespace syncbn::launch {
 namespace {

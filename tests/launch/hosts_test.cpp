@@ -8,10 +8,10 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "common/words.h"
 #include "options/exports.h"
 #include "ssh/node_job.h"
 #include "support/temp_folder.h"
-#include "words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -52,7 +52,8 @@ TEST(HostsTest, WhatIsNoHostIsNamed) {
                 AllOf(HasSubstr("--hosts="), HasSubstr("is not a host")))
         << text;
   }
-  EXPECT_THAT(error_from([] { read_host_list("a:0"); }), HasSubstr("a:0 needs a number of workers"));
+  EXPECT_THAT(error_from([] { read_host_list("a:0"); }),
+              HasSubstr("a:0 needs a number of workers"));
   EXPECT_THAT(error_from([] { read_host_list("a:4097"); }), HasSubstr("from 1 to 4096"));
 }
 

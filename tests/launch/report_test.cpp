@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "workers/processes.h"
+#include "common/processes.h"
 
 namespace syncbn::launch {
 namespace {

@@ -17,18 +17,18 @@
 #include <string_view>
 #include <vector>
 
+#include "common/processes.h"
+#include "job/run_facts.h"
 #include "machine/devices.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
-#include "run_facts.h"
 #include "ssh/head_plan.h"
 #include "ssh/ssh_head.h"
 #include "ssh/ssh_node.h"
 #include "supervisor.h"
 #include "workers/plan.h"
-#include "workers/processes.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/processes.h"
 #include "output/failure_report.h"
 #include "output/last_output.h"
 #include "output/line_prefix.h"
-#include "workers/processes.h"
 
 namespace syncbn::launch {
 namespace {

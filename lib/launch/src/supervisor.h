@@ -4,13 +4,13 @@
 
 #include <optional>
 
+#include "common/signals.h"
+#include "job/run_facts.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
 #include "output/output.h"
-#include "run_facts.h"
-#include "signals.h"
 #include "ssh/ssh_node.h"
 #include "workers/program.h"
 #include "workers/worker_group.h"

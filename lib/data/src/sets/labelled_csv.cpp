@@ -9,7 +9,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
-#include "gzip_file.h"
+#include "sets/gzip_file.h"
 
 namespace syncbn::data::detail {
 namespace {

@@ -9,7 +9,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
-#include "gzip_file.h"
+#include "sets/gzip_file.h"
 #include "sets/image_set.h"
 #include "sets/labelled_csv.h"
 
@@ -53,8 +53,8 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
   idx.begin = 4 + 4 * dimensions;
   // 0x08 is "unsigned byte"; the byte behind it counts dimensions.
   if (idx.bytes.size() < idx.begin || u32(idx.bytes, 0) != 0x0800 + dimensions) {
-    fail(file, fmt::format("it is no idx file of bytes with {}",
-                           base::counted(dimensions, "dimension")));
+    fail(file,
+         fmt::format("it is no idx file of bytes with {}", base::counted(dimensions, "dimension")));
   }
   // Sizes of 32 bits: products of them are compared without overflow, by division.
   const size_t there = idx.bytes.size() - idx.begin;
@@ -76,8 +76,9 @@ detail::StoredImages read_mnist(const fs::path& folder, Split split) {
   const Idx pixels = read_idx(image_file, 3);
   const Idx labels = read_idx(label_file, 1);
   if (pixels.sizes[0] != labels.sizes[0]) {
-    fail(label_file, fmt::format("it has {}, and '{}' has {}", base::counted(labels.sizes[0], "label"),
-                                 image_file.string(), base::counted(pixels.sizes[0], "image")));
+    fail(label_file,
+         fmt::format("it has {}, and '{}' has {}", base::counted(labels.sizes[0], "label"),
+                     image_file.string(), base::counted(pixels.sizes[0], "image")));
   }
   if (pixels.sizes[1] < 1 || pixels.sizes[2] < 1) fail(image_file, "its images have no pixels");
   detail::StoredImages images{.channels = 1, .size = {pixels.sizes[2], pixels.sizes[1]}};

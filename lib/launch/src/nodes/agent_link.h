@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "send_buffer.h"
+#include "common/send_buffer.h"
 
 namespace syncbn::launch {
 

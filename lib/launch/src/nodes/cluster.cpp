@@ -14,9 +14,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/signals.h"
 #include "nodes/hello.h"
 #include "nodes/master_port.h"
-#include "signals.h"
 
 namespace syncbn::launch {
 namespace {

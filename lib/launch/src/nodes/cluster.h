@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "common/watch_set.h"
+#include "job/assigned_ranks.h"
 #include "nodes/agent_link.h"
-#include "nodes/assigned_ranks.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun_lead.h"
-#include "watch_set.h"
 
 namespace syncbn::launch {
 

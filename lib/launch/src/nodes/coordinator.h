@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "nodes/assigned_ranks.h"
+#include "job/assigned_ranks.h"
 #include "nodes/hello.h"
 #include "nodes/master_port.h"
 #include "nodes/peers.h"

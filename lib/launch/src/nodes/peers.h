@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "common/watch_set.h"
 #include "nodes/peer_launcher.h"
-#include "watch_set.h"
 
 namespace syncbn::launch {
 

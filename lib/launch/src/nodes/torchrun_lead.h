@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "nodes/assigned_ranks.h"
-#include "nodes/torchrun_keys.h"
+#include "job/assigned_ranks.h"
+#include "job/torchrun_keys.h"
 #include "store/store_client.h"
 
 namespace syncbn::launch {

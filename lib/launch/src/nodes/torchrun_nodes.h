@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "nodes/assigned_ranks.h"
-#include "nodes/torchrun_keys.h"
+#include "job/assigned_ranks.h"
+#include "job/torchrun_keys.h"
 #include "store/store_server.h"
 
 namespace syncbn::launch {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "words.h"
+#include "common/words.h"
 
 namespace syncbn::launch {
 namespace {

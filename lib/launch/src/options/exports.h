@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "environment.h"
+#include "job/environment.h"
 
 namespace syncbn::launch {
 

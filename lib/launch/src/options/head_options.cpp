@@ -7,9 +7,9 @@
 #include <chrono>
 #include <cstdint>
 
+#include "common/words.h"
 #include "options/exports.h"
 #include "options/hosts.h"
-#include "words.h"
 
 namespace syncbn::launch {
 namespace {

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "words.h"
+#include "common/words.h"
 
 namespace syncbn::launch {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <string_view>
 
-#include "environment.h"
+#include "job/environment.h"
 
 namespace syncbn::launch {
 namespace {

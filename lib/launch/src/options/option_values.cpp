@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <string_view>
 
+#include "common/words.h"
 #include "machine/devices.h"
 #include "options/command_line.h"
-#include "words.h"
 
 namespace syncbn::launch {
 namespace {

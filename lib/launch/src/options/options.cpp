@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "common/words.h"
 #include "machine/devices.h"
 #include "options/command_line.h"
 #include "options/completion.h"
@@ -19,7 +20,6 @@
 #include "options/option_table.h"
 #include "options/option_values.h"
 #include "options/scheduler.h"
-#include "words.h"
 
 namespace syncbn::launch {
 namespace {

@@ -9,11 +9,11 @@
 #include <optional>
 #include <string>
 
+#include "job/run_facts.h"
 #include "machine/cpus.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
 #include "output/output.h"
-#include "run_facts.h"
 
 namespace syncbn::launch {
 

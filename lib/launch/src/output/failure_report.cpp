@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "words.h"
-#include "workers/processes.h"
+#include "common/processes.h"
+#include "common/words.h"
 
 namespace syncbn::launch {
 namespace {

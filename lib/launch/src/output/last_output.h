@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "common/signals.h"
 #include "output/output.h"
-#include "signals.h"
 
 namespace syncbn::launch {
 

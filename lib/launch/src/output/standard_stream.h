@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-#include "send_buffer.h"
+#include "common/send_buffer.h"
 
 namespace syncbn::launch {
 

@@ -13,9 +13,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "environment.h"
-#include "pipe.h"
-#include "workers/processes.h"
+#include "common/pipe.h"
+#include "common/processes.h"
+#include "job/environment.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {

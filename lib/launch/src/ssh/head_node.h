@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "send_buffer.h"
+#include "common/send_buffer.h"
 #include "ssh/node_lines.h"
 #include "workers/keeper.h"
 

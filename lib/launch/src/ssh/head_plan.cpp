@@ -7,10 +7,10 @@
 #include <chrono>
 #include <filesystem>
 
+#include "common/words.h"
 #include "nodes/master_port.h"
 #include "options/exports.h"
 #include "ssh/node_job.h"
-#include "words.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "environment.h"
+#include "job/environment.h"
 
 namespace syncbn::launch {
 

@@ -14,13 +14,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/head_link.h"
+#include "common/pipe.h"
+#include "common/processes.h"
+#include "common/words.h"
 #include "output/failure_report.h"
 #include "output/last_output.h"
-#include "pipe.h"
-#include "ssh/head_link.h"
 #include "ssh/node_job.h"
-#include "words.h"
-#include "workers/processes.h"
 
 namespace syncbn::launch {
 namespace {

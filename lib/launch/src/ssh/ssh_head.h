@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/signals.h"
 #include "output/output.h"
-#include "signals.h"
 #include "ssh/head_node.h"
 #include "ssh/head_plan.h"
 #include "ssh/node_lines.h"

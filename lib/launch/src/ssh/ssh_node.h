@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "common/head_link.h"
 #include "nodes/master_port.h"
-#include "ssh/head_link.h"
 #include "ssh/node_job.h"
 #include "ssh/node_message.h"
 

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "send_buffer.h"
+#include "common/send_buffer.h"
 #include "store/store_answers.h"
 
 namespace syncbn::launch {

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "workers/processes.h"
+#include "common/processes.h"
 
 namespace syncbn::launch {
 namespace {

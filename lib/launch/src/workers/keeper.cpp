@@ -18,7 +18,7 @@
 #include <climits>
 #include <utility>
 
-#include "workers/processes.h"
+#include "common/processes.h"
 
 namespace syncbn::launch {
 namespace {

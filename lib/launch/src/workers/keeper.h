@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "workers/processes.h"
+#include "common/processes.h"
 
 namespace syncbn::launch {
 

@@ -8,8 +8,8 @@
 #include <iterator>
 #include <vector>
 
-#include "environment.h"
-#include "words.h"
+#include "common/words.h"
+#include "job/environment.h"
 
 namespace syncbn::launch {
 namespace {
@@ -21,8 +21,8 @@ std::string ranks(int first, int count) {
 
 std::string node_comment(const LaunchOptions& options, const RunFacts& facts) {
   const int workers = options.nproc_per_node;
-  std::string line = fmt::format("# node {} of {}, host {}: {}, {} of {}", facts.node,
-                                 facts.nodes, base::hostname(), base::counted(workers, "worker"),
+  std::string line = fmt::format("# node {} of {}, host {}: {}, {} of {}", facts.node, facts.nodes,
+                                 base::hostname(), base::counted(workers, "worker"),
                                  ranks(facts.ranks.base, workers), facts.ranks.world_size);
   if (facts.nodes > 1) {
     line += fmt::format(" (if {} nodes take part, each with --nproc_per_node={} as this one{})",

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "run_facts.h"
+#include "job/run_facts.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {

@@ -1,6 +1,6 @@
 #include "workers/worker.h"
 
-#include "workers/processes.h"
+#include "common/processes.h"
 
 namespace syncbn::launch {
 

@@ -17,9 +17,9 @@
 #include <cstring>
 #include <utility>
 
-#include "environment.h"
-#include "pipe.h"
-#include "workers/processes.h"
+#include "common/pipe.h"
+#include "common/processes.h"
+#include "job/environment.h"
 
 namespace syncbn::launch {
 namespace {
@@ -378,9 +378,9 @@ void WorkerGroup::handle_deadlines() {
 
 void WorkerGroup::end_workers(int signal) {
   ending_ = true;
-  deadline_ = Clock::now() + (anyone_runs() ? grace()
-                                            : std::min<std::chrono::milliseconds>(
-                                                  grace(), kHelperPatience));
+  deadline_ =
+      Clock::now() +
+      (anyone_runs() ? grace() : std::min<std::chrono::milliseconds>(grace(), kHelperPatience));
   keeper_->signal_workers(signal);
   keeper_->signal_workers(SIGCONT);  // a stopped worker acts on it only then
 }

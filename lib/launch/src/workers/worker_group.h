@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "common/signals.h"
+#include "job/run_facts.h"
 #include "nodes/cluster.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
 #include "output/output.h"
 #include "output/progress_bar.h"
-#include "run_facts.h"
-#include "signals.h"
 #include "workers/group_result.h"
 #include "workers/keeper.h"
 #include "workers/oom_watch.h"

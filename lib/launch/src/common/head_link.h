@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "watch_set.h"
+#include "common/watch_set.h"
 
 namespace syncbn::launch {
 

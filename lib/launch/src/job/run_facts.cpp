@@ -1,4 +1,4 @@
-#include "run_facts.h"
+#include "job/run_facts.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/cpus.h>

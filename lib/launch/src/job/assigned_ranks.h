@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
-#include "nodes/torchrun_keys.h"
+#include "job/torchrun_keys.h"
 
 namespace syncbn::launch {
 

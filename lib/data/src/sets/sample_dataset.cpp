@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include "gather.h"
+#include "sets/gather.h"
 
 namespace syncbn::data {
 namespace {

@@ -9,7 +9,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/data/random.h>
 
-#include "permutation.h"
+#include "samplers/permutation.h"
 
 namespace syncbn::data {
 namespace {

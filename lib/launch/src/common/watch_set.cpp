@@ -1,4 +1,4 @@
-#include "watch_set.h"
+#include "common/watch_set.h"
 
 #include <syncbn/base/error.h>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "run_facts.h"
+#include "job/run_facts.h"
 
 namespace syncbn::launch {
 

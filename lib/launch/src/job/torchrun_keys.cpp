@@ -1,4 +1,4 @@
-#include "nodes/torchrun_keys.h"
+#include "job/torchrun_keys.h"
 
 #include <nlohmann/json.hpp>
 

@@ -13,7 +13,7 @@
 #include <syncbn/base/hash.h>
 #include <syncbn/base/text.h>
 
-#include "permutation.h"
+#include "samplers/permutation.h"
 
 namespace syncbn::data {
 namespace {

@@ -1,4 +1,4 @@
-#include "permutation.h"
+#include "samplers/permutation.h"
 
 // at::detail::createCPUGenerator.
 #include <ATen/CPUGeneratorImpl.h>
@@ -36,8 +36,8 @@ std::vector<int64_t> deal(std::span<const int64_t> list, int num_replicas, int r
 void check_rank(int num_replicas, int rank) {
   if (num_replicas >= 1 && rank >= 0 && rank < num_replicas) return;
   throw base::UserError(fmt::format(
-      "a sampler was made for rank {} of {}; ranks count from 0 to one below their number",
-      rank, base::counted(num_replicas, "rank")));
+      "a sampler was made for rank {} of {}; ranks count from 0 to one below their number", rank,
+      base::counted(num_replicas, "rank")));
 }
 
 }  // namespace syncbn::data

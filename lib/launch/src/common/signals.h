@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "ssh/head_link.h"
-#include "watch_set.h"
+#include "common/head_link.h"
+#include "common/watch_set.h"
 
 namespace syncbn::launch {
 

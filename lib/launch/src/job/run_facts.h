@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "job/assigned_ranks.h"
 #include "machine/cpus.h"
-#include "nodes/assigned_ranks.h"
 
 namespace syncbn::launch {
 

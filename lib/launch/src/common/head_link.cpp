@@ -1,4 +1,4 @@
-#include "ssh/head_link.h"
+#include "common/head_link.h"
 
 #include <fmt/format.h>
 #include <poll.h>

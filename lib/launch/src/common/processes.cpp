@@ -1,4 +1,4 @@
-#include "workers/processes.h"
+#include "common/processes.h"
 
 #include <fmt/format.h>
 #include <signal.h>

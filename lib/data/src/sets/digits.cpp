@@ -9,7 +9,7 @@
 #include <syncbn/base/hash.h>
 #include <syncbn/data/data_files.h>
 
-#include "gather.h"
+#include "sets/gather.h"
 #include "sets/labelled_csv.h"
 
 namespace syncbn::data {

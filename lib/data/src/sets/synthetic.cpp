@@ -11,8 +11,8 @@
 
 #include <syncbn/base/hash.h>
 
-#include "gather.h"
 #include "mix64.h"
+#include "sets/gather.h"
 
 namespace syncbn::data {
 namespace {

@@ -7,7 +7,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 
-#include "permutation.h"
+#include "samplers/permutation.h"
 
 namespace syncbn::data {
 

@@ -1,4 +1,4 @@
-#include "environment.h"
+#include "job/environment.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>

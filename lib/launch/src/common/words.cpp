@@ -1,4 +1,4 @@
-#include "words.h"
+#include "common/words.h"
 
 #include <syncbn/base/text.h>
 

@@ -1,4 +1,4 @@
-#include "nodes/assigned_ranks.h"
+#include "job/assigned_ranks.h"
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -9,7 +9,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
-#include "permutation.h"
+#include "samplers/permutation.h"
 
 namespace syncbn::data {
 namespace {

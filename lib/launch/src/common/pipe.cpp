@@ -1,4 +1,4 @@
-#include "pipe.h"
+#include "common/pipe.h"
 
 #include <fcntl.h>
 #include <syncbn/base/error.h>

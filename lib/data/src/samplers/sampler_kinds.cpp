@@ -147,9 +147,9 @@ std::vector<double> sample_weights(const WeightedChoice& choice, std::span<const
   for (const int64_t label : labels) ++counts[label];
   const auto known = std::ssize(choice.class_weights);
   if (known > 0 && (counts.begin()->first < 0 || counts.rbegin()->first >= known)) {
-    throw base::UserError(
-        fmt::format("the weighted sampler has {}, and the labels go from {} to {}",
-                    base::counted(known, "class_weight"), counts.begin()->first, counts.rbegin()->first));
+    throw base::UserError(fmt::format(
+        "the weighted sampler has {}, and the labels go from {} to {}",
+        base::counted(known, "class_weight"), counts.begin()->first, counts.rbegin()->first));
   }
   std::vector<double> weights;
   weights.reserve(labels.size());

@@ -4,7 +4,7 @@
 
 #include <syncbn/base/error.h>
 
-#include "permutation.h"
+#include "samplers/permutation.h"
 
 namespace syncbn::data {
 

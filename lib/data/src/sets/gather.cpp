@@ -1,4 +1,4 @@
-#include "gather.h"
+#include "sets/gather.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -11,9 +11,8 @@ namespace syncbn::data {
 void check_indices(std::span<const int64_t> indices, int64_t size) {
   for (const int64_t index : indices) {
     if (index >= 0 && index < size) continue;
-    throw base::InternalError(
-        fmt::format("sample {} was asked for from a data set of {}", index,
-                    base::counted(size, "sample")));
+    throw base::InternalError(fmt::format("sample {} was asked for from a data set of {}", index,
+                                          base::counted(size, "sample")));
   }
 }
 
