@@ -15,8 +15,8 @@
 #include <ATen/ops/ones.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "monitor/call_log.h"
-#include "monitor/peer_watch.h"
+#include "monitor/flight_recorder.h"
+#include "monitor/peer_monitor.h"
 #include "monitor/watch_channel.h"
 #include "support/eventually.h"
 #include "support/multiproc.h"
@@ -147,9 +147,9 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
     const std::string here = "127.0.0.1";
     const std::chrono::milliseconds limit(20'000);
     c10d::HashStore store;
-    std::vector<std::shared_ptr<detail::PeerWatch>> watches;
+    std::vector<std::shared_ptr<detail::PeerMonitor>> watches;
     for (int rank = 0; rank < kSpy; ++rank) {
-      watches.push_back(detail::PeerWatch::join(store, rank, kRanks, here, limit));
+      watches.push_back(detail::PeerMonitor::join(store, rank, kRanks, here, limit));
     }
     std::atomic<int> heard = 0;
     detail::WatchChannel spy(store, kSpy, kRanks, here, limit);
@@ -159,10 +159,10 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
     const auto work = c10::make_intrusive<EndlessWork>();
     detail::Call call;
     call.sequence = 1;
-    std::vector<std::shared_ptr<detail::CallLog>> logs;
+    std::vector<std::shared_ptr<detail::FlightRecorder>> logs;
     for (const auto& watch : watches) {
       logs.push_back(
-          std::make_shared<detail::CallLog>("group", std::vector<int>{0, 1, 2, 3}, [] {}));
+          std::make_shared<detail::FlightRecorder>("group", std::vector<int>{0, 1, 2, 3}, [] {}));
       logs.back()->begin(call, work);
       watch->add(logs.back());
     }
@@ -172,8 +172,8 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
   });
 }
 
-TEST(CallLogTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
-  detail::CallLog log("group", {0, 1}, [] {});
+TEST(FlightRecorderTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
+  detail::FlightRecorder log("group", {0, 1}, [] {});
   detail::Call call;
   for (const bool succeeds : {true, false}) {
     ++call.sequence;

@@ -12,13 +12,13 @@
 
 #include <ATen/ops/full.h>
 
-#include "monitor/headers_under_way.h"
+#include "monitor/in_flight_headers.h"
 #include "support/multiproc.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
-using dist::detail::HeadersUnderWay;
+using dist::detail::InFlightHeaders;
 using syncbn::base::UnavailableError;
 using syncbn::test::run_ranks;
 using ::testing::AllOf;
@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
 
 /// Exchange n of a rank has 10 n + rank in its header.
-Tensors send(HeadersUnderWay& headers, size_t n, dist::Timeout timeout = std::nullopt) {
+Tensors send(InFlightHeaders& headers, size_t n, dist::Timeout timeout = std::nullopt) {
   const double value = 10.0 * static_cast<double>(n) + dist::rank();
   return headers.send(at::full({1, 3}, value, at::kDouble), dist::default_group(), timeout,
                       "layer 'norm'");
@@ -45,13 +45,13 @@ void expect_in_order(const Tensors& come) {
   }
 }
 
-class HeadersUnderWayTest : public ::testing::TestWithParam<bool> {};
+class InFlightHeadersTest : public ::testing::TestWithParam<bool> {};
 
-TEST_P(HeadersUnderWayTest, NobodyWaitsForThemAndTheyComeInOrder) {
+TEST_P(InFlightHeadersTest, NobodyWaitsForThemAndTheyComeInOrder) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.shared_memory = GetParam()});
     constexpr size_t kFirst = 5;
-    HeadersUnderWay headers;
+    InFlightHeaders headers;
     Tensors come;
     size_t sent = 0;
     const auto tell = dist::new_group({0, 1});
@@ -62,7 +62,7 @@ TEST_P(HeadersUnderWayTest, NobodyWaitsForThemAndTheyComeInOrder) {
     }
     if (rank == 0) dist::barrier(tell);
     // They come without a wait for them.
-    for (; sent < HeadersUnderWay::kMost; ++sent) {
+    for (; sent < InFlightHeaders::kMost; ++sent) {
       std::this_thread::sleep_for(std::chrono::milliseconds(come.size() < kFirst ? 200 : 0));
       append(come, send(headers, sent));
     }
@@ -72,23 +72,23 @@ TEST_P(HeadersUnderWayTest, NobodyWaitsForThemAndTheyComeInOrder) {
   });
 }
 
-TEST_P(HeadersUnderWayTest, TheOldestOfTooManyIsWaitedFor) {
+TEST_P(InFlightHeadersTest, TheOldestOfTooManyIsWaitedFor) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.shared_memory = GetParam()});
-    HeadersUnderWay headers;
+    InFlightHeaders headers;
     if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
     Tensors come;
-    for (size_t sent = 0; sent <= HeadersUnderWay::kMost; ++sent) append(come, send(headers, sent));
+    for (size_t sent = 0; sent <= InFlightHeaders::kMost; ++sent) append(come, send(headers, sent));
     EXPECT_GE(come.size(), 1u);
     expect_in_order(come);
     dist::barrier(dist::new_group({0, 1}));
   });
 }
 
-TEST_P(HeadersUnderWayTest, WhereNoneMayBeEachComesAtOnce) {
+TEST_P(InFlightHeadersTest, WhereNoneMayBeEachComesAtOnce) {
   run_ranks(2, [](int) {
     dist::init_process_group({.shared_memory = GetParam()});
-    HeadersUnderWay headers(0);
+    InFlightHeaders headers(0);
     Tensors come;
     for (size_t sent = 0; sent < 5; ++sent) {
       append(come, send(headers, sent));
@@ -98,17 +98,17 @@ TEST_P(HeadersUnderWayTest, WhereNoneMayBeEachComesAtOnce) {
   });
 }
 
-TEST_P(HeadersUnderWayTest, ARankThatDoesNotSendIsNamed) {
+TEST_P(InFlightHeadersTest, ARankThatDoesNotSendIsNamed) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.shared_memory = GetParam()});
     if (rank == 1) {
       std::this_thread::sleep_for(std::chrono::seconds(6));
       return;
     }
-    HeadersUnderWay headers;
+    InFlightHeaders headers;
     std::string message;
     // At the latest the oldest of too many, which is waited for, has its time.
-    for (size_t sent = 0; message.empty() && sent < 2 * HeadersUnderWay::kMost; ++sent) {
+    for (size_t sent = 0; message.empty() && sent < 2 * InFlightHeaders::kMost; ++sent) {
       try {
         send(headers, sent, std::chrono::milliseconds(500));
       } catch (const UnavailableError& error) {
@@ -120,7 +120,7 @@ TEST_P(HeadersUnderWayTest, ARankThatDoesNotSendIsNamed) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, HeadersUnderWayTest, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(, InFlightHeadersTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "SharedMemory" : "Gloo"; });
 
 }  // namespace

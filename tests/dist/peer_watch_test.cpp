@@ -25,8 +25,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "monitor/call_log.h"
-#include "monitor/peer_watch.h"
+#include "monitor/flight_recorder.h"
+#include "monitor/peer_monitor.h"
 #include "monitor/watch_channel.h"
 #include "support/multiproc.h"
 #include "support/program.h"
@@ -46,8 +46,8 @@ using syncbn::base::kExitUnavailable;
 using syncbn::base::kExitUsage;
 using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
-using syncbn::dist::detail::CallLog;
-using syncbn::dist::detail::PeerWatch;
+using syncbn::dist::detail::FlightRecorder;
+using syncbn::dist::detail::PeerMonitor;
 using syncbn::dist::detail::WatchChannel;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
@@ -131,16 +131,16 @@ TEST(FaultTest, ADeadRankIsNoticedSoon) {
 }
 
 /// Of several ranks in one process.
-std::shared_ptr<PeerWatch> join(c10d::Store& store, int rank, int world_size) {
-  return PeerWatch::join(store, rank, world_size, "127.0.0.1", milliseconds(20'000));
+std::shared_ptr<PeerMonitor> join(c10d::Store& store, int rank, int world_size) {
+  return PeerMonitor::join(store, rank, world_size, "127.0.0.1", milliseconds(20'000));
 }
 
 // What a launcher sees first is what it reports.
-TEST(PeerWatchTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
+TEST(PeerMonitorTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
     const auto survivor = join(store, 0, 2);
-    CallLog log("group", {0, 1}, [] {});
+    FlightRecorder log("group", {0, 1}, [] {});
     const auto before = std::chrono::steady_clock::now();
     join(store, 1, 2).reset();
     dist::detail::Call call;
@@ -152,15 +152,15 @@ TEST(PeerWatchTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
 }
 
 // More than the buffers of its connection take: rank 0 is busy and reads later.
-TEST(PeerWatchTest, ALeaveNoticeOfAnyLengthArrives) {
+TEST(PeerMonitorTest, ALeaveNoticeOfAnyLengthArrives) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
     WatchChannel zero(store, 0, 2, "127.0.0.1", milliseconds(20'000));
     auto leaver = join(store, 1, 2);
-    std::vector<std::shared_ptr<CallLog>> logs;
+    std::vector<std::shared_ptr<FlightRecorder>> logs;
     for (int group = 0; group < 60; ++group) {
       logs.push_back(
-          std::make_shared<CallLog>(std::string(100'000, 'g'), std::vector{0, 1}, [] {}));
+          std::make_shared<FlightRecorder>(std::string(100'000, 'g'), std::vector{0, 1}, [] {}));
       leaver->add(logs.back());
     }
     std::thread leave([&] { leaver.reset(); });
@@ -174,7 +174,7 @@ TEST(PeerWatchTest, ALeaveNoticeOfAnyLengthArrives) {
   });
 }
 
-TEST(PeerWatchTest, AChildThatEndsDoesNotTakeItsRankAlong) {
+TEST(PeerMonitorTest, AChildThatEndsDoesNotTakeItsRankAlong) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     const pid_t child = ::fork();
@@ -185,7 +185,7 @@ TEST(PeerWatchTest, AChildThatEndsDoesNotTakeItsRankAlong) {
 }
 
 // A thread has the watch's lock at about every second of these forks.
-TEST(PeerWatchTest, AChildThatEndsDoesNotWaitForAThreadThatIsNotThere) {
+TEST(PeerMonitorTest, AChildThatEndsDoesNotWaitForAThreadThatIsNotThere) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
     const auto watch = join(store, 0, 1);
@@ -402,7 +402,7 @@ TEST(FaultTest, AFailureOfItsOwnIsWhatARankEndsWith) {
 }
 
 // The last collective of one rank may not be the last of the others.
-TEST(PeerWatchTest, RanksThatEndOneAfterAnotherAreNoFailure) {
+TEST(PeerMonitorTest, RanksThatEndOneAfterAnotherAreNoFailure) {
   run_ranks(4, [](int rank) {
     dist::init_process_group();
     sum();
@@ -434,7 +434,7 @@ TEST(FaultTest, AChildThatOutlivesItsRankDoesNotHideItsEnd) {
   EXPECT_THAT(results[0].output, AllOf(HasSubstr("rank 2 ("), HasSubstr("died")));
 }
 
-TEST(PeerWatchTest, ThirtyTwoRanksComeAndGo) {
+TEST(PeerMonitorTest, ThirtyTwoRanksComeAndGo) {
   const auto results = run_ranks_and_collect({.world_size = 32}, [](int rank) {
     dist::init_process_group();
     sum();

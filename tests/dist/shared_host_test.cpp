@@ -33,7 +33,7 @@
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
-#include "transport/offer.h"
+#include "transport/handshake.h"
 
 namespace syncbn::test {
 namespace {
@@ -102,19 +102,19 @@ std::optional<int> version_in(c10d::Store& store) {
 TEST(SharedHostTest, AnOfferOfAnotherBuildTurnsItOffForAll) {
   c10d::HashStore memory;
   c10d::Store& store = memory;
-  const auto offer = dist::detail::shm::Offer::make(store, 0, 2);
-  ASSERT_TRUE(offer.has_value());
-  EXPECT_FALSE(offer->is_made_by_all(store)) << "rank 1 has said nothing";
+  const auto handshake = dist::detail::shm::Handshake::start(store, 0, 2);
+  ASSERT_TRUE(handshake.has_value());
+  EXPECT_FALSE(handshake->is_started_by_all(store)) << "rank 1 has said nothing";
   const std::optional<int> version = version_in(store);
   ASSERT_TRUE(version.has_value()) << "the key is another one than this test's";
   for (const int other : {*version - 1, *version + 1}) {
     store.set(offer_key(other, 1), "yes");
-    EXPECT_FALSE(offer->is_made_by_all(store)) << other;
+    EXPECT_FALSE(handshake->is_started_by_all(store)) << other;
   }
-  const auto equal = dist::detail::shm::Offer::make(store, 1, 2);
+  const auto equal = dist::detail::shm::Handshake::start(store, 1, 2);
   ASSERT_TRUE(equal.has_value());
-  EXPECT_TRUE(offer->is_made_by_all(store));
-  EXPECT_TRUE(equal->is_made_by_all(store));
+  EXPECT_TRUE(handshake->is_started_by_all(store));
+  EXPECT_TRUE(equal->is_started_by_all(store));
 }
 
 bool may_make_namespaces() {

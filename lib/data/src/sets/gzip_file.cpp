@@ -20,7 +20,7 @@ struct Closer {
   void operator()(gzFile_s* file) const { gzclose(file); }
 };
 
-[[noreturn]] void fail(const std::filesystem::path& path, const std::string& why) {
+[[noreturn]] void fail_to_read(const std::filesystem::path& path, const std::string& why) {
   throw base::UserError(fmt::format("cannot read the data file '{}': {}", path.string(), why));
 }
 
@@ -47,7 +47,7 @@ std::string failure(gzFile_s* file) {
 std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) {
   errno = 0;
   const std::unique_ptr<gzFile_s, Closer> file(gzopen(path.c_str(), "rb"));
-  if (!file) fail(path, std::strerror(errno != 0 ? errno : ENOMEM));
+  if (!file) fail_to_read(path, std::strerror(errno != 0 ? errno : ENOMEM));
   std::string bytes;
   std::array<char, 1 << 16> chunk;
   while (true) {
@@ -55,10 +55,10 @@ std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) 
     if (got <= 0) break;
     bytes.append(chunk.data(), static_cast<size_t>(got));
     if (bytes.size() > max_bytes) {
-      fail(path, fmt::format("it holds more than {}", base::format_bytes(max_bytes)));
+      fail_to_read(path, fmt::format("it holds more than {}", base::format_bytes(max_bytes)));
     }
   }
-  if (const std::string why = failure(file.get()); !why.empty()) fail(path, why);
+  if (const std::string why = failure(file.get()); !why.empty()) fail_to_read(path, why);
   return bytes;
 }
 

@@ -18,7 +18,7 @@
 #include "collectives/gather_rows.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
-#include "monitor/call_log.h"
+#include "monitor/flight_recorder.h"
 
 namespace syncbn::dist {
 namespace {

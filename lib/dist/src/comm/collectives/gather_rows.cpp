@@ -13,7 +13,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "groups/world.h"
-#include "monitor/call_log.h"
+#include "monitor/flight_recorder.h"
 #include "monitor/plain_message.h"
 #include "transport/no_sigpipe.h"
 

@@ -28,7 +28,7 @@
 #include "rendezvous/interfaces.h"
 #include "rendezvous/rendezvous.h"
 #include "transport/gloo.h"
-#include "transport/offer.h"
+#include "transport/handshake.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -52,7 +52,7 @@ struct World {
   bool needs_shared_memory = false;
   pid_t process = ::getpid();
   int groups_made = 0;
-  std::shared_ptr<PeerWatch> watch;  ///< null in a world of one, and with ranks of Python's
+  std::shared_ptr<PeerMonitor> watch;  ///< null in a world of one, and with ranks of Python's
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
   ProcessGroupPtr statistics;                           ///< made at first use
@@ -142,18 +142,19 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   Backend::Delegates delegates;
   try {
     // Only ranks of ours know of it, and only those that are watched hear of a peer's death.
-    std::optional<shm::Offer> offer;
+    std::optional<shm::Handshake> handshake;
     if (world.watch && world.shared_memory && size > 1)
-      offer = shm::Offer::make(*store, rank, size);
+      handshake = shm::Handshake::start(*store, rank, size);
     const auto connect = [&](const char* part, int own, int count) {
       return make_gloo(device_store(store, part), own, count, world.place.addresses,
                        std::min(timeout, world.connect_timeout));
     };
     delegates.cpu = connect("cpu", rank, size);
-    if (offer && offer->is_made_by_all(*store)) {
-      delegates.shared = std::move(*offer).accept(*delegates.cpu, ranks, [&](int host, int hosts) {
-        return connect("hosts", host, hosts);
-      });
+    if (handshake && handshake->is_started_by_all(*store)) {
+      delegates.shared =
+          std::move(*handshake).finish(*delegates.cpu, ranks, [&](int host, int hosts) {
+            return connect("hosts", host, hosts);
+          });
     }
     if (world.needs_shared_memory && !delegates.shared && name == kDefaultGroupName) {
       throw base::UserError(
@@ -339,8 +340,8 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   made->connect_timeout = options.connect_timeout;
   if (made->place.world_size > 1 && made->place.python_ranks.empty()) {
     made->watch =
-        detail::PeerWatch::join(*made->place.store, made->place.rank, made->place.world_size,
-                                made->place.addresses.front(), options.connect_timeout);
+        detail::PeerMonitor::join(*made->place.store, made->place.rank, made->place.world_size,
+                                  made->place.addresses.front(), options.connect_timeout);
   }
   made->group = detail::form_group(*made, detail::all_ranks(*made), options.timeout);
   detail::world() = std::move(made);

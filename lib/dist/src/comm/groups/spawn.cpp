@@ -28,7 +28,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "monitor/peer_watch.h"
+#include "monitor/peer_monitor.h"
 #include "monitor/plain_message.h"
 
 namespace syncbn::dist {
@@ -117,7 +117,7 @@ void set_environment(int rank, int nprocs, int port) {
     (void)!::write(message, kText.data(), kText.size());
   }
   std::fflush(nullptr);
-  detail::PeerWatch::leave_with(code);
+  detail::PeerMonitor::leave_with(code);
   // Not exit(): what the parent made is the parent's to destroy.
   std::quick_exit(code);
 }

@@ -7,7 +7,7 @@
 
 #include <optional>
 
-#include "monitor/named_work.h"
+#include "monitor/annotated_work.h"
 #include "transport/gloo.h"
 #include "transport/no_sigpipe.h"
 #include "transport/shared_memory.h"
@@ -15,7 +15,7 @@
 namespace syncbn::dist::detail {
 
 Backend::Backend(Delegates delegates, std::string group_name, std::chrono::milliseconds timeout,
-                 Members members, const std::shared_ptr<PeerWatch>& watch)
+                 Members members, const std::shared_ptr<PeerMonitor>& watch)
     : c10d::Backend(delegates.cpu->getRank(), delegates.cpu->getSize()),
       delegates_(std::move(delegates)),
       group_name_(std::move(group_name)),
@@ -24,15 +24,15 @@ Backend::Backend(Delegates delegates, std::string group_name, std::chrono::milli
       watch_(watch),
       is_watched_(watch != nullptr),
       handle_(std::make_shared<GlooHandle>()),
-      headers_under_way_(delegates_.cuda ? HeadersUnderWay::kMost : 0),
-      log_(std::make_shared<CallLog>(group_name_, members_.ranks,
-                                     [handle = handle_, shared = delegates_.shared] {
-                                       if (shared) shared->break_off();
-                                       const std::lock_guard lock(handle->mutex);
-                                       if (handle->gloo != nullptr) {
-                                         detail::break_off(*handle->gloo);
-                                       }
-                                     })) {
+      in_flight_headers_(delegates_.cuda ? InFlightHeaders::kMost : 0),
+      log_(std::make_shared<FlightRecorder>(group_name_, members_.ranks,
+                                            [handle = handle_, shared = delegates_.shared] {
+                                              if (shared) shared->break_off();
+                                              const std::lock_guard lock(handle->mutex);
+                                              if (handle->gloo != nullptr) {
+                                                detail::break_off(*handle->gloo);
+                                              }
+                                            })) {
   handle_->gloo = delegates_.cpu.get();
   if (delegates_.shared) delegates_.shared->set_timeout(timeout);
   if (watch) watch->add(log_);
@@ -52,7 +52,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 
 void Backend::shutdown() {
   shut_down_ = true;
-  headers_under_way_.clear();
+  in_flight_headers_.clear();
   if (delegates_.shared) delegates_.shared->shutdown();
   delegates_.cpu->shutdown();
   if (delegates_.cuda) delegates_.cuda->shutdown();
@@ -143,7 +143,7 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Start&& start
   } else {
     ++transfers_;
   }
-  return c10::make_intrusive<NamedWork>(std::move(label), std::move(work), by_gloo);
+  return c10::make_intrusive<AnnotatedWork>(std::move(label), std::move(work), by_gloo);
 }
 
 int Backend::wire_tag(int tag, const at::Tensor& tensor) const {

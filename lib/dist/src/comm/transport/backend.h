@@ -11,9 +11,9 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "monitor/call_log.h"
-#include "monitor/headers_under_way.h"
-#include "monitor/peer_watch.h"
+#include "monitor/flight_recorder.h"
+#include "monitor/in_flight_headers.h"
+#include "monitor/peer_monitor.h"
 
 namespace syncbn::dist::detail::shm {
 class SharedMemory;
@@ -25,7 +25,7 @@ struct Label;
 
 /// The one backend behind every process group of ours: all collectives pass through it, CPU tensors
 /// on their way to shared memory or Gloo and CUDA tensors to NCCL. It numbers them, logs them for
-/// the PeerWatch, and turns the libraries' errors into ones that name rank, collective, sequence
+/// the PeerMonitor, and turns the libraries' errors into ones that name rank, collective, sequence
 /// number, group and cause. Registered as BackendType::CUSTOM, since c10d's Logger casts a backend
 /// of type GLOO to ProcessGroupGloo.
 class Backend : public c10d::Backend {
@@ -46,7 +46,7 @@ class Backend : public c10d::Backend {
   /// @param watch null where some ranks are not processes of this library: then nothing is added to
   ///   what Gloo sends.
   Backend(Delegates delegates, std::string group_name, std::chrono::milliseconds timeout,
-          Members members, const std::shared_ptr<PeerWatch>& watch);
+          Members members, const std::shared_ptr<PeerMonitor>& watch);
   ~Backend() override;
 
   const std::string& group_name() const { return group_name_; }
@@ -54,10 +54,10 @@ class Backend : public c10d::Backend {
   const Members& members() const { return members_; }
   /// The number of collectives started so far on this rank.
   uint64_t sequence() const { return sequence_; }
-  /// Whether a PeerWatch compares what ranks call.
+  /// Whether a PeerMonitor compares what ranks call.
   bool is_watched() const { return is_watched_; }
   bool shares_memory() const { return delegates_.shared != nullptr; }
-  HeadersUnderWay& headers_under_way() { return headers_under_way_; }
+  InFlightHeaders& in_flight_headers() { return in_flight_headers_; }
   /// Of the collectives, those that went through shared memory.
   uint64_t shared_calls() const { return shared_calls_; }
 
@@ -130,7 +130,7 @@ class Backend : public c10d::Backend {
   const std::string group_name_;
   std::chrono::milliseconds timeout_;
   const Members members_;
-  const std::weak_ptr<PeerWatch> watch_;
+  const std::weak_ptr<PeerMonitor> watch_;
   const bool is_watched_;
   /// Gloo, for as long as this exists. No weak_intrusive_ptr: where that is the last, it destroys,
   /// and on a thread of Gloo's, which callbacks run on, Gloo cannot be destroyed.
@@ -139,10 +139,10 @@ class Backend : public c10d::Backend {
     c10d::Backend* gloo;
   };
   const std::shared_ptr<GlooHandle> handle_;
-  HeadersUnderWay headers_under_way_;
+  InFlightHeaders in_flight_headers_;
   const pid_t process_ = ::getpid();
   std::atomic<bool> shut_down_{false};
-  const std::shared_ptr<CallLog> log_;
+  const std::shared_ptr<FlightRecorder> log_;
   std::mutex start_mutex_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint64_t> shared_calls_{0};

@@ -57,13 +57,8 @@ bool have_cpus_for_all(const std::vector<Segment>& segments) {
     are_bound |= segment.header().cpus != first;
   }
   // Ranks outside this group run on the same CPUs, unless each rank is bound to some.
-<<<<<<< HEAD:lib/dist/src/shm/exchange.cpp
   const auto others = are_bound ? std::nullopt : base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
   const auto ranks = std::max(static_cast<int64_t>(segments.size()), others.value_or(0));
-=======
-  if (!are_bound)
-    ranks = std::max(ranks, base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(0));
->>>>>>> structure:lib/dist/src/comm/transport/exchange.cpp
   return ranks <= base::usable_cpus(all.count());
 }
 

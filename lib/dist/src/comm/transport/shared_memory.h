@@ -8,8 +8,8 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "transport/across_hosts.h"
 #include "transport/exchange.h"
+#include "transport/hierarchical.h"
 #include "transport/operations.h"
 
 namespace syncbn::dist::detail::shm {
@@ -62,7 +62,7 @@ class SharedMemory {
   WorkPtr gather(c10d::OpType type, uint64_t tag, const Tensors& outputs, const at::Tensor& input,
                  std::chrono::milliseconds timeout);
   bool on_one_host() const { return hosts_->ranks.size() == 1; }
-  AcrossHosts across(uint64_t tag, std::chrono::milliseconds timeout) const {
+  HostHierarchy across(uint64_t tag, std::chrono::milliseconds timeout) const {
     return {hosts_, setting(), tag, std::chrono::steady_clock::now() + or_own(timeout)};
   }
 

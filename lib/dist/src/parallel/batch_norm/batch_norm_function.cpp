@@ -10,7 +10,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "batch_norm/batch_norm_kernels.h"
-#include "batch_norm/statistics_sink.h"
+#include "batch_norm/batch_statistics_recorder.h"
 #include "batch_norm/statistics_tape.h"
 
 namespace syncbn::dist::detail {
@@ -82,7 +82,7 @@ MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& ex
         exchange.ranks() == 1 ? "one rank" : fmt::format("all {} ranks", exchange.ranks()),
         c10::str(input.sizes())));
   }
-  if (StatisticsSink* const sink = StatisticsSink::current()) {
+  if (BatchStatisticsRecorder* const sink = BatchStatisticsRecorder::current()) {
     sink->add(arguments.running_mean, merged);
     return merged;
   }

@@ -14,9 +14,9 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include "batch_norm/batch_statistics_recorder.h"
 #include "batch_norm/convert.h"
 #include "batch_norm/named_layers.h"
-#include "batch_norm/statistics_sink.h"
 
 namespace syncbn::dist {
 namespace {
@@ -56,7 +56,7 @@ struct Layer {
 };
 
 /// The layers whose statistics update_bn_stats() is to find, each of which reports to a
-/// StatisticsSink while this lives.
+/// BatchStatisticsRecorder while this lives.
 class Layers {
  public:
   explicit Layers(const torch::nn::Module& module) {
@@ -142,7 +142,7 @@ void update_bn_stats(torch::nn::Module& module, const std::function<void(int64_t
   }
   const at::NoGradGuard no_grad;
   const Layers layers(module);
-  detail::StatisticsSink sink;
+  detail::BatchStatisticsRecorder sink;
   for (int64_t i = 0; i < num_iters; ++i) forward(i);
   // All are looked at before one is changed.
   std::vector<detail::MergedMoments> found;

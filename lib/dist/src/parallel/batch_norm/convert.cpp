@@ -21,10 +21,10 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include "batch_norm/batch_norm_function.h"
+#include "batch_norm/batch_statistics_recorder.h"
 #include "batch_norm/layer_naming.h"
 #include "batch_norm/named_layers.h"
 #include "batch_norm/replica.h"
-#include "batch_norm/statistics_sink.h"
 #include "batch_norm/statistics_tape.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
@@ -255,7 +255,8 @@ std::optional<at::Tensor> sync_batch_norm_of(const std::shared_ptr<const Convert
   if (!layer) return std::nullopt;
   const ProcessGroupPtr group = group_to_exchange_over(*layer);
   // Alone it is libtorch's own, unless someone has to see each layer's statistics.
-  if (!group && !TapeScope::is_open() && StatisticsSink::current() == nullptr) return std::nullopt;
+  if (!group && !TapeScope::is_open() && BatchStatisticsRecorder::current() == nullptr)
+    return std::nullopt;
   return as_converted_layer(arguments, *layer, group);
 }
 

@@ -21,7 +21,7 @@
 #include "batch_norm/join_statistics.h"
 #include "collectives/gather_rows.h"
 #include "groups/world.h"
-#include "monitor/call_log.h"
+#include "monitor/flight_recorder.h"
 
 namespace syncbn::dist::detail {
 
@@ -102,7 +102,7 @@ struct Exchange::Group {
   explicit Group(const ProcessGroupPtr& group) : group(group), backend(backend_of(group)) {}
 
   /// Whether rows of different sizes would overwrite memory or be waited for: neither the group's
-  /// backend nor a PeerWatch compares calls.
+  /// backend nor a PeerMonitor compares calls.
   bool must_agree(const at::Tensor& row) const {
     return row.is_cpu() && (backend == nullptr || !backend->is_watched());
   }
@@ -231,7 +231,7 @@ void Exchange::agree(const Header& header, const at::Tensor& row) const {
 /// Of a row on a GPU. In groups that others made it is not known what goes between processes.
 void Exchange::agree_beside(const Header& header) const {
   if (state_->backend == nullptr) return;
-  HeadersUnderWay& under_way = state_->backend->headers_under_way();
+  InFlightHeaders& under_way = state_->backend->in_flight_headers();
   for (const at::Tensor& headers :
        under_way.send(row_of({header}), group_, timeout_, layer_->called)) {
     compare(headers, 0);
@@ -301,7 +301,7 @@ void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
     gather_one_by_one(at::zeros({1, kAgreed}, at::kDouble), group, std::nullopt, "join()");
   } else if (!row.is_cpu() && state->backend != nullptr) {
     // What the others compare is their affair.
-    state->backend->headers_under_way().send(at::zeros({1, kHeader}, at::kDouble), group,
+    state->backend->in_flight_headers().send(at::zeros({1, kHeader}, at::kDouble), group,
                                              std::nullopt, "join()");
   }
 }

@@ -15,14 +15,14 @@ namespace syncbn::dist::detail {
 /// Headers of a group's exchanges on GPUs, on their way between the ranks' processes: to look into
 /// the rows themselves would be to wait for the GPU. So a mismatch is found some exchanges later.
 /// Thread-safe; ranks send in the same order.
-class HeadersUnderWay {
+class InFlightHeaders {
  public:
   /// At most so many are under way: then the oldest is waited for, and with it the slowest rank's
-  /// process. With the exchanges between them a CallLog holds them all.
+  /// process. With the exchanges between them a FlightRecorder holds them all.
   static constexpr size_t kMost = 16;
 
   /// @param most under way; 0: each is waited for at once, where the host waits for GPUs anyway.
-  explicit HeadersUnderWay(size_t most = kMost) : most_(most) {}
+  explicit InFlightHeaders(size_t most = kMost) : most_(most) {}
 
   /// Of one exchange: [1, n] on the CPU in. @param called what it is called in errors.
   /// @return [W, n] of each, in order, whose headers have come from all ranks meanwhile.

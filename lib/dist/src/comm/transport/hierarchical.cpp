@@ -1,4 +1,4 @@
-#include "transport/across_hosts.h"
+#include "transport/hierarchical.h"
 
 #include <algorithm>
 
@@ -32,9 +32,9 @@ namespace {
 
 constexpr int kLeader = 0;  ///< among the ranks of a host
 
-class TwoLevels : public Operation {
+class HierarchicalOperation : public Operation {
  public:
-  TwoLevels(const AcrossHosts& across, int64_t bytes_up, int64_t bytes_down)
+  HierarchicalOperation(const HostHierarchy& across, int64_t bytes_up, int64_t bytes_down)
       : across_(across),
         up_(bytes_up, static_cast<int64_t>(across.setting.layout.input_bytes())),
         down_(bytes_down, static_cast<int64_t>(across.setting.layout.input_bytes())) {}
@@ -91,16 +91,16 @@ class TwoLevels : public Operation {
     call(*hosts().leaders);
   }
 
-  const AcrossHosts across_;
+  const HostHierarchy across_;
   const Chunks up_;
   const Chunks down_;
 };
 
-class AllReduce : public TwoLevels {
+class AllReduce : public HierarchicalOperation {
  public:
-  AllReduce(const AcrossHosts& across, const at::Tensor& tensor, Reduce reduce,
+  AllReduce(const HostHierarchy& across, const at::Tensor& tensor, Reduce reduce,
             c10d::ReduceOp::RedOpType op)
-      : TwoLevels(across, bytes_of(tensor), bytes_of(tensor)),
+      : HierarchicalOperation(across, bytes_of(tensor), bytes_of(tensor)),
         values_(tensor),
         reduce_(reduce),
         op_(op) {}
@@ -146,11 +146,12 @@ class AllReduce : public TwoLevels {
   const c10d::ReduceOp::RedOpType op_;
 };
 
-class HierarchicalAllGather : public TwoLevels {
+class HierarchicalAllGather : public HierarchicalOperation {
  public:
-  HierarchicalAllGather(const AcrossHosts& across, std::vector<at::Tensor> outputs,
+  HierarchicalAllGather(const HostHierarchy& across, std::vector<at::Tensor> outputs,
                         const at::Tensor& input)
-      : TwoLevels(across, bytes_of(input), bytes_of(input) * static_cast<int64_t>(outputs.size())),
+      : HierarchicalOperation(across, bytes_of(input),
+                              bytes_of(input) * static_cast<int64_t>(outputs.size())),
         input_(input),
         given_(std::move(outputs)),
         rows_(at::empty({static_cast<int64_t>(given_.size()), input_.bytes()}, at::kByte)) {
@@ -208,10 +209,10 @@ class HierarchicalAllGather : public TwoLevels {
   at::Tensor host_rows_;   ///< of the leader's host
 };
 
-class HierarchicalBroadcast : public TwoLevels {
+class HierarchicalBroadcast : public HierarchicalOperation {
  public:
-  HierarchicalBroadcast(const AcrossHosts& across, const at::Tensor& tensor, int root)
-      : TwoLevels(across, bytes_of(tensor), bytes_of(tensor)),
+  HierarchicalBroadcast(const HostHierarchy& across, const at::Tensor& tensor, int root)
+      : HierarchicalOperation(across, bytes_of(tensor), bytes_of(tensor)),
         values_(tensor),
         host_(hosts().host_of(root)) {
     const std::vector<int>& its_ranks = hosts().ranks[host_];
@@ -249,9 +250,9 @@ class HierarchicalBroadcast : public TwoLevels {
   int root_ = 0;       ///< among the ranks of its host
 };
 
-class HierarchicalBarrier : public TwoLevels {
+class HierarchicalBarrier : public HierarchicalOperation {
  public:
-  explicit HierarchicalBarrier(const AcrossHosts& across) : TwoLevels(across, 0, 0) {}
+  explicit HierarchicalBarrier(const HostHierarchy& across) : HierarchicalOperation(across, 0, 0) {}
   std::vector<at::Tensor> result() const override { return {}; }
 
  private:
@@ -265,22 +266,22 @@ class HierarchicalBarrier : public TwoLevels {
 
 }  // namespace
 
-std::unique_ptr<Operation> all_reduce(const AcrossHosts& across, const at::Tensor& tensor,
+std::unique_ptr<Operation> all_reduce(const HostHierarchy& across, const at::Tensor& tensor,
                                       Reduce reduce, c10d::ReduceOp::RedOpType op) {
   return std::make_unique<AllReduce>(across, tensor, reduce, op);
 }
 
-std::unique_ptr<Operation> all_gather(const AcrossHosts& across, std::vector<at::Tensor> outputs,
+std::unique_ptr<Operation> all_gather(const HostHierarchy& across, std::vector<at::Tensor> outputs,
                                       const at::Tensor& input) {
   return std::make_unique<HierarchicalAllGather>(across, std::move(outputs), input);
 }
 
-std::unique_ptr<Operation> broadcast(const AcrossHosts& across, const at::Tensor& tensor,
+std::unique_ptr<Operation> broadcast(const HostHierarchy& across, const at::Tensor& tensor,
                                      int root) {
   return std::make_unique<HierarchicalBroadcast>(across, tensor, root);
 }
 
-std::unique_ptr<Operation> barrier(const AcrossHosts& across) {
+std::unique_ptr<Operation> barrier(const HostHierarchy& across) {
   return std::make_unique<HierarchicalBarrier>(across);
 }
 

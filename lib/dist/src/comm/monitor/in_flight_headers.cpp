@@ -1,16 +1,16 @@
-#include "monitor/headers_under_way.h"
+#include "monitor/in_flight_headers.h"
 
 #include <utility>
 
 #include <ATen/ops/empty.h>
 
-#include "monitor/call_log.h"
+#include "monitor/flight_recorder.h"
 
 namespace syncbn::dist::detail {
 
-static_assert(2 * HeadersUnderWay::kMost <= CallLog::kKept);
+static_assert(2 * InFlightHeaders::kMost <= FlightRecorder::kKept);
 
-std::vector<at::Tensor> HeadersUnderWay::send(const at::Tensor& header,
+std::vector<at::Tensor> InFlightHeaders::send(const at::Tensor& header,
                                               const ProcessGroupPtr& group, Timeout timeout,
                                               const char* called) {
   const std::lock_guard lock(mutex_);
@@ -39,7 +39,7 @@ std::vector<at::Tensor> HeadersUnderWay::send(const at::Tensor& header,
   return come;
 }
 
-void HeadersUnderWay::clear() {
+void InFlightHeaders::clear() {
   std::deque<Sent> sent;
   const std::lock_guard lock(mutex_);
   sent.swap(sent_);

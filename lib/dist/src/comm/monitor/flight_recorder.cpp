@@ -1,4 +1,4 @@
-#include "monitor/call_log.h"
+#include "monitor/flight_recorder.h"
 
 #include <c10/util/accumulate.h>
 #include <c10/util/hash.h>
@@ -58,21 +58,22 @@ void NamedAs::apply_to(Call& call) {
   call.sizes.assign(current_->sizes_.begin(), current_->sizes_.end());
 }
 
-CallLog::CallLog(std::string group, std::vector<int> ranks, std::function<void()> break_off)
+FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks,
+                               std::function<void()> break_off)
     : group_(std::move(group)), ranks_(std::move(ranks)), break_off_(std::move(break_off)) {}
 
-bool CallLog::has_member(int rank) const {
+bool FlightRecorder::has_member(int rank) const {
   return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end();
 }
 
-bool CallLog::Entry::is_pending() const {
+bool FlightRecorder::Entry::is_pending() const {
   if (state != State::kUnderWay) return false;
   if (!has_work) return true;
   const auto work_now = work.lock();
   return work_now && !work_now->isCompleted();
 }
 
-void CallLog::begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work) {
+void FlightRecorder::begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work) {
   const std::lock_guard lock(mutex_);
   Entry entry{call, Clock::now(), c10::weak_intrusive_ptr<c10d::Work>(work), State::kUnderWay,
               work.defined()};
@@ -85,7 +86,7 @@ void CallLog::begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work
   transfers_.push_back(std::move(entry));
 }
 
-CallLog::Entry* CallLog::entry_of(const Call& call) {
+FlightRecorder::Entry* FlightRecorder::entry_of(const Call& call) {
   if (call.is_collective()) {
     Entry& entry = collectives_[call.sequence % kKept];
     return entry.call.sequence == call.sequence ? &entry : nullptr;
@@ -96,17 +97,17 @@ CallLog::Entry* CallLog::entry_of(const Call& call) {
   return nullptr;
 }
 
-void CallLog::succeed(const Call& call) {
+void FlightRecorder::succeed(const Call& call) {
   const std::lock_guard lock(mutex_);
   if (Entry* entry = entry_of(call)) entry->state = State::kSucceeded;
 }
 
-void CallLog::fail(const Call& call) {
+void FlightRecorder::fail(const Call& call) {
   const std::lock_guard lock(mutex_);
   if (Entry* entry = entry_of(call)) entry->state = State::kFailed;
 }
 
-std::vector<CallLog::Pending> CallLog::pending() const {
+std::vector<FlightRecorder::Pending> FlightRecorder::pending() const {
   const std::lock_guard lock(mutex_);
   std::vector<Pending> result;
   const auto add = [&result](const Entry& entry) {
@@ -117,20 +118,20 @@ std::vector<CallLog::Pending> CallLog::pending() const {
   return result;
 }
 
-std::optional<Call> CallLog::find(uint64_t sequence) const {
+std::optional<Call> FlightRecorder::find(uint64_t sequence) const {
   const std::lock_guard lock(mutex_);
   const Entry& entry = collectives_[sequence % kKept];
   if (sequence == 0 || entry.call.sequence != sequence) return std::nullopt;
   return entry.call;
 }
 
-std::optional<Call> CallLog::last_collective() const {
+std::optional<Call> FlightRecorder::last_collective() const {
   const std::lock_guard lock(mutex_);
   if (last_ == 0) return std::nullopt;
   return collectives_[last_ % kKept].call;
 }
 
-uint64_t CallLog::completed() const {
+uint64_t FlightRecorder::completed() const {
   const std::lock_guard lock(mutex_);
   for (uint64_t n = oldest(); n <= last_; ++n) {
     const Entry& entry = collectives_[n % kKept];

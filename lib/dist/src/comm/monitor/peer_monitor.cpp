@@ -1,4 +1,4 @@
-#include "monitor/peer_watch.h"
+#include "monitor/peer_monitor.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
@@ -40,8 +40,8 @@ constexpr char kGaveUp[] = "gave-up";
 constexpr size_t kStuckKept = 16;
 
 /// The watch of this process, for its end.
-std::weak_ptr<PeerWatch>& living() {
-  static auto* const instance = new std::weak_ptr<PeerWatch>;
+std::weak_ptr<PeerMonitor>& living() {
+  static auto* const instance = new std::weak_ptr<PeerMonitor>;
   return *instance;
 }
 
@@ -55,55 +55,55 @@ std::string number(uint64_t value) {
 
 }  // namespace
 
-std::shared_ptr<PeerWatch> PeerWatch::join(c10d::Store& store, int rank, int world_size,
-                                           const std::string& address, milliseconds limit) {
-  std::shared_ptr<PeerWatch> watch;
+std::shared_ptr<PeerMonitor> PeerMonitor::join(c10d::Store& store, int rank, int world_size,
+                                               const std::string& address, milliseconds limit) {
+  std::shared_ptr<PeerMonitor> watch;
   try {
-    watch.reset(new PeerWatch(store, rank, world_size, address, limit));
+    watch.reset(new PeerMonitor(store, rank, world_size, address, limit));
   } catch (const c10::Error& error) {
     throw base::UnavailableError(fmt::format("rank {} of {}: the store failed: {}", rank,
                                              world_size, error.what_without_backtrace()));
   }
   living() = watch;
   static const bool once = [] {
-    ::on_exit(&PeerWatch::leave_at_exit, nullptr);
-    std::at_quick_exit(&PeerWatch::leave_at_quick_exit);
+    ::on_exit(&PeerMonitor::leave_at_exit, nullptr);
+    std::at_quick_exit(&PeerMonitor::leave_at_quick_exit);
     return true;
   }();
   (void)once;
   return watch;
 }
 
-PeerWatch::PeerWatch(c10d::Store& store, int rank, int world_size, const std::string& address,
-                     milliseconds limit)
+PeerMonitor::PeerMonitor(c10d::Store& store, int rank, int world_size, const std::string& address,
+                         milliseconds limit)
     : process_(::getpid()), channel_(store, rank, world_size, address, limit) {
   channel_.start({.message = [this](const Message& message) { on_message(message); },
                   .end = [this](int ended, const std::string& where) { on_end(ended, where); },
                   .tick = [this] { supervise(); }});
 }
 
-PeerWatch::~PeerWatch() {
+PeerMonitor::~PeerMonitor() {
   leave(kLeft);
 }
 
 /// A process that returns from main, or calls exit(), says so. The others believe it when its
 /// connection ends, too: then a launcher has seen this failure before theirs.
-void PeerWatch::leave_at_exit(int status, void* /*unused*/) {
+void PeerMonitor::leave_at_exit(int status, void* /*unused*/) {
   leave_with(status);
 }
 
-void PeerWatch::leave_at_quick_exit() {
+void PeerMonitor::leave_at_quick_exit() {
   leave_with(0);
 }
 
-void PeerWatch::leave_with(int exit_code) {
+void PeerMonitor::leave_with(int exit_code) {
   const auto watch = living().lock();
   if (!watch) return;
   watch->leave(exit_code == 0 ? "has ended its program"
                               : fmt::format("ended with exit code {}", exit_code));
 }
 
-void PeerWatch::leave(const std::string& manner) {
+void PeerMonitor::leave(const std::string& manner) {
   // A child that was forked is no rank, and somebody may have held the mutex at that moment.
   if (::getpid() != process_) return;
   std::vector<std::string> fields{manner};
@@ -119,25 +119,25 @@ void PeerWatch::leave(const std::string& manner) {
   channel_.flush(kLeaveTime);
 }
 
-std::string PeerWatch::self() const {
+std::string PeerMonitor::self() const {
   return fmt::format("rank {} ({})", rank(), channel_.where());
 }
 
-void PeerWatch::add(const std::shared_ptr<CallLog>& log) {
+void PeerMonitor::add(const std::shared_ptr<FlightRecorder>& log) {
   const Lock lock(mutex_);
   logs_.push_back(log);
 }
 
-PeerWatch::Logs PeerWatch::logs_now() {
+PeerMonitor::Logs PeerMonitor::logs_now() {
   Logs logs;
-  std::erase_if(logs_, [&logs](const std::weak_ptr<CallLog>& weak) {
+  std::erase_if(logs_, [&logs](const std::weak_ptr<FlightRecorder>& weak) {
     if (auto log = weak.lock()) logs.push_back(std::move(log));
     return weak.expired();
   });
   return logs;
 }
 
-void PeerWatch::on_message(const Message& message) {
+void PeerMonitor::on_message(const Message& message) {
   const Lock lock(mutex_);
   const std::string group = message.field(0);
   if (message.type == "bye") {
@@ -163,7 +163,7 @@ void PeerWatch::on_message(const Message& message) {
 // All ranks of a group may find out the same at the same time. They tell rank 0 alone, which passes
 // on the first: messages grow with the number of ranks, and not with its square.
 
-void PeerWatch::hear_stuck(const Message& report) {
+void PeerMonitor::hear_stuck(const Message& report) {
   std::map<uint64_t, Stuck>& known = stuck_[report.field(0)];
   const bool is_news =
       known.try_emplace(report.number(1), Stuck{report.field(3), report.number(2), report.field(4)})
@@ -172,26 +172,26 @@ void PeerWatch::hear_stuck(const Message& report) {
   if (is_news && rank() == 0) channel_.post(Message::kAll, report.type, report.fields);
 }
 
-void PeerWatch::hear_failure(const std::string& type, const std::string& group,
-                             const std::string& what) {
+void PeerMonitor::hear_failure(const std::string& type, const std::string& group,
+                               const std::string& what) {
   if (failures_.count(group) != 0) return;
   record_failure(group, {.what = what, .ranks_disagree = type == kDiffer});
   if (rank() == 0) channel_.post(Message::kAll, type, {group, what});
 }
 
-void PeerWatch::find_failure(const std::string& type, const std::string& group,
-                             const std::string& what) {
+void PeerMonitor::find_failure(const std::string& type, const std::string& group,
+                               const std::string& what) {
   hear_failure(type, group, what);
   if (rank() != 0) channel_.post(0, type, {group, what});
 }
 
-void PeerWatch::on_end(int rank, const std::string& where) {
+void PeerMonitor::on_end(int rank, const std::string& where) {
   const Lock lock(mutex_);
   const auto farewell = farewells_.find(rank);
   record_end(rank, where, farewell == farewells_.end() ? Farewell{"died", {}} : farewell->second);
 }
 
-void PeerWatch::remember_farewell(const Message& message) {
+void PeerMonitor::remember_farewell(const Message& message) {
   Farewell farewell{message.field(0), {}};
   for (size_t i = 1; i + 1 < message.fields.size(); i += 2) {
     farewell.completed[message.field(i)] = message.number(i + 1);
@@ -199,7 +199,7 @@ void PeerWatch::remember_farewell(const Message& message) {
   farewells_[message.from] = std::move(farewell);
 }
 
-std::string PeerWatch::end_among(const std::vector<int>& ranks, milliseconds patience) {
+std::string PeerMonitor::end_among(const std::vector<int>& ranks, milliseconds patience) {
   Lock lock(mutex_);
   const End* first = nullptr;
   const bool found = news_.wait_for(lock, patience, [&] {
@@ -217,20 +217,20 @@ std::string PeerWatch::end_among(const std::vector<int>& ranks, milliseconds pat
   return what;
 }
 
-void PeerWatch::record_end(int rank, const std::string& where, Farewell farewell) {
+void PeerMonitor::record_end(int rank, const std::string& where, Farewell farewell) {
   ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, farewell.manner),
                               Clock::now(), std::move(farewell.completed), ++events_});
   news_.notify_all();
 }
 
-void PeerWatch::record_failure(const std::string& group, Failure failure) {
+void PeerMonitor::record_failure(const std::string& group, Failure failure) {
   failure.order = ++events_;
   failures_.try_emplace(group, std::move(failure));
   news_.notify_all();
 }
 
 /// Says how far this rank is, for one that has waited in vain.
-void PeerWatch::answer(const Message& question) {
+void PeerMonitor::answer(const Message& question) {
   const std::string group = question.field(1);
   const uint64_t sequence = question.number(2);
   std::string text = fmt::format("{} has not called it", self());
@@ -253,7 +253,7 @@ void PeerWatch::answer(const Message& question) {
 
 /// Asks all ranks of the group that still run where they are. Nothing when the cause has become
 /// known meanwhile.
-std::string PeerWatch::whereabouts(Lock& lock, const CallLog& log, const Call& call) {
+std::string PeerMonitor::whereabouts(Lock& lock, const FlightRecorder& log, const Call& call) {
   const uint64_t id =
       ++questions_ * static_cast<uint64_t>(world_size()) + static_cast<uint64_t>(rank());
   std::map<int, std::string>& answers = answers_[id];
@@ -284,15 +284,15 @@ std::string PeerWatch::whereabouts(Lock& lock, const CallLog& log, const Call& c
 }
 
 /// Whether a call needs a rank that has ended.
-bool PeerWatch::concerns(int rank, const End& end, const CallLog& log, const Call& call) {
+bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log, const Call& call) {
   if (!call.is_collective()) return call.peer == rank;
   const auto done = end.completed.find(log.group());
   return log.has_member(rank) && (done == end.completed.end() || done->second < call.sequence);
 }
 
 /// The first of what keeps a call from succeeding: what came after it may come of it.
-std::optional<PeerWatch::Failure> PeerWatch::known_failure(const CallLog& log,
-                                                           const Call& call) const {
+std::optional<PeerMonitor::Failure> PeerMonitor::known_failure(const FlightRecorder& log,
+                                                               const Call& call) const {
   std::optional<Failure> first;
   const auto failure = failures_.find(log.group());
   if (failure != failures_.end()) first = failure->second;
@@ -303,8 +303,8 @@ std::optional<PeerWatch::Failure> PeerWatch::known_failure(const CallLog& log,
   return first;
 }
 
-PeerWatch::Cause PeerWatch::cause_of(const CallLog& log, const Call& call,
-                                     const std::string& reason) {
+PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& call,
+                                         const std::string& reason) {
   Lock lock(mutex_);
   const bool timed_out = says_timeout(reason);
   std::string text = reason;
@@ -326,7 +326,7 @@ PeerWatch::Cause PeerWatch::cause_of(const CallLog& log, const Call& call,
 }
 
 /// Whether the call waits for a rank that is gone, and what that had sent has come.
-bool PeerWatch::is_lost(const CallLog& log, const CallLog::Pending& pending) const {
+bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const {
   const Clock::time_point now = Clock::now();
   return std::any_of(ends_.begin(), ends_.end(), [&](const auto& entry) {
     const auto& [rank, end] = entry;
@@ -335,13 +335,13 @@ bool PeerWatch::is_lost(const CallLog& log, const CallLog::Pending& pending) con
   });
 }
 
-void PeerWatch::supervise() {
+void PeerMonitor::supervise() {
   Logs to_break;
   {
     const Lock lock(mutex_);
     if (has_left_) return;
     for (const auto& log : logs_now()) {
-      const std::vector<CallLog::Pending> pending = log->pending();
+      const std::vector<FlightRecorder::Pending> pending = log->pending();
       compare_with_stuck(*log, pending);
       report_stuck(*log, pending);
       const bool failed = !pending.empty() && failures_.count(log->group()) != 0;
@@ -355,7 +355,8 @@ void PeerWatch::supervise() {
 
 /// The fingerprints of calls are part of what Gloo matches messages by, so ranks that called
 /// different things wait for each other, and nothing is overwritten. Here they find out.
-void PeerWatch::report_stuck(const CallLog& log, const std::vector<CallLog::Pending>& pending) {
+void PeerMonitor::report_stuck(const FlightRecorder& log,
+                               const std::vector<FlightRecorder::Pending>& pending) {
   const std::string& group = log.group();
   for (const auto& [call, since] : pending) {
     if (Clock::now() - since < kStuckTime) continue;
@@ -383,8 +384,8 @@ void PeerWatch::report_stuck(const CallLog& log, const std::vector<CallLog::Pend
   }
 }
 
-void PeerWatch::compare_with_stuck(const CallLog& log,
-                                   const std::vector<CallLog::Pending>& pending) {
+void PeerMonitor::compare_with_stuck(const FlightRecorder& log,
+                                     const std::vector<FlightRecorder::Pending>& pending) {
   for (const auto& [sequence, theirs] : stuck_[log.group()]) {
     const auto own = log.find(sequence);
     if (own && own->fingerprint() != theirs.fingerprint) {
@@ -408,7 +409,7 @@ void PeerWatch::compare_with_stuck(const CallLog& log,
   }
 }
 
-void PeerWatch::disagree(const CallLog& log, const std::string& text) {
+void PeerMonitor::disagree(const FlightRecorder& log, const std::string& text) {
   if (failures_.count(log.group()) != 0) return;
   find_failure(kDiffer, log.group(), text);
 }

@@ -1,4 +1,4 @@
-#include "monitor/named_work.h"
+#include "monitor/annotated_work.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
@@ -34,7 +34,7 @@ std::string Label::subject() const {
 void Label::rethrow() const {
   const std::string why = reason();
   log->fail(call);
-  PeerWatch::Cause cause;
+  PeerMonitor::Cause cause;
   if (const auto alive = watch.lock()) cause = alive->cause_of(*log, call, why);
   const std::string failed = fmt::format("rank {} of {} on {}: {} failed: ", rank, world_size,
                                          base::hostname(), subject());
@@ -58,13 +58,13 @@ void Label::rethrow_refusal() const {
       fmt::format("rank {} of {}: {} was refused: {}", rank, world_size, subject(), reason()));
 }
 
-NamedWork::NamedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo)
+AnnotatedWork::AnnotatedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo)
     : c10d::Work(label.rank, label.call.type),
       label_(std::move(label)),
       inner_(std::move(inner)),
       by_gloo_(by_gloo) {}
 
-bool NamedWork::wait(std::chrono::milliseconds timeout) {
+bool AnnotatedWork::wait(std::chrono::milliseconds timeout) {
   try {
     const bool done = inner_->wait(timeout);
     label_.log->succeed(label_.call);
@@ -76,7 +76,7 @@ bool NamedWork::wait(std::chrono::milliseconds timeout) {
 
 // DDP's reducer waits for this future, not for the work. NCCL's future carries streams, which a
 // continuation would have to follow: it is passed on as it is.
-c10::intrusive_ptr<c10::ivalue::Future> NamedWork::getFuture() {
+c10::intrusive_ptr<c10::ivalue::Future> AnnotatedWork::getFuture() {
   auto future = inner_->getFuture();
   if (!by_gloo_) return future;
   return future->then(

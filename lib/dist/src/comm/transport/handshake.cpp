@@ -1,4 +1,4 @@
-#include "transport/offer.h"
+#include "transport/handshake.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/log.h>
@@ -51,10 +51,10 @@ std::vector<std::vector<int>> hosts_of(const at::Tensor& shared) {
 
 }  // namespace
 
-Offer::Offer(const Layout& layout, Segment own, int rank, int size)
+Handshake::Handshake(const Layout& layout, Segment own, int rank, int size)
     : layout_(layout), own_(std::move(own)), rank_(rank), size_(size) {}
 
-std::optional<Offer> Offer::make(c10d::Store& store, int rank, int size) {
+std::optional<Handshake> Handshake::start(c10d::Store& store, int rank, int size) {
   const Layout layout(size);
   std::optional<Segment> own = Segment::make(layout);
   if (!own) {
@@ -62,10 +62,10 @@ std::optional<Offer> Offer::make(c10d::Store& store, int rank, int size) {
     return std::nullopt;
   }
   store.set(key_of(rank), "yes");
-  return Offer(layout, *std::move(own), rank, size);
+  return Handshake(layout, *std::move(own), rank, size);
 }
 
-bool Offer::is_made_by_all(c10d::Store& store) const {
+bool Handshake::is_started_by_all(c10d::Store& store) const {
   std::vector<std::string> keys;
   keys.reserve(static_cast<size_t>(size_));
   for (int rank = 0; rank < size_; ++rank) keys.push_back(key_of(rank));
@@ -73,7 +73,7 @@ bool Offer::is_made_by_all(c10d::Store& store) const {
 }
 
 /// By rank; empty ones where this process cannot reach them.
-std::vector<Segment> Offer::open_all(c10d::Backend& gloo) {
+std::vector<Segment> Handshake::open_all(c10d::Backend& gloo) {
   const Address address = own_.address();
   at::Tensor row = at::empty({static_cast<int64_t>(sizeof(Address))}, at::kByte);
   std::memcpy(row.mutable_data_ptr(), &address, sizeof(Address));
@@ -90,8 +90,8 @@ std::vector<Segment> Offer::open_all(c10d::Backend& gloo) {
   return segments;
 }
 
-std::unique_ptr<SharedMemory> Offer::accept(c10d::Backend& gloo, const std::vector<int>& names,
-                                            const ConnectHosts& connect) && {
+std::unique_ptr<SharedMemory> Handshake::finish(c10d::Backend& gloo, const std::vector<int>& names,
+                                                const ConnectHosts& connect) && {
   std::vector<Segment> segments = open_all(gloo);
   segments[static_cast<size_t>(rank_)] = std::move(own_);
   at::Tensor reached = at::empty({size_}, at::kByte);

@@ -9,22 +9,22 @@ namespace syncbn::dist::detail {
 
 /// While it lives, this thread's layers leave the statistics of their batches here, and their
 /// running statistics as they are. One at a time.
-class StatisticsSink {
+class BatchStatisticsRecorder {
  public:
-  StatisticsSink();
-  ~StatisticsSink();
-  StatisticsSink(const StatisticsSink&) = delete;
-  StatisticsSink& operator=(const StatisticsSink&) = delete;
+  BatchStatisticsRecorder();
+  ~BatchStatisticsRecorder();
+  BatchStatisticsRecorder(const BatchStatisticsRecorder&) = delete;
+  BatchStatisticsRecorder& operator=(const BatchStatisticsRecorder&) = delete;
 
   /// That of this thread, or null.
-  static StatisticsSink* current() { return current_; }
+  static BatchStatisticsRecorder* current() { return current_; }
 
   void add(const at::Tensor& running_mean, const MergedMoments& batch);
   /// Of the layer with this running mean, in the order in which it ran.
   const std::vector<MergedMoments>& batches(const at::Tensor& running_mean) const;
 
  private:
-  static thread_local StatisticsSink* current_;
+  static thread_local BatchStatisticsRecorder* current_;
   std::unordered_map<const at::TensorImpl*, std::vector<MergedMoments>> by_layer_;
 };
 

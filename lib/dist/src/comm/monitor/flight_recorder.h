@@ -61,8 +61,8 @@ class NamedAs {
   const at::IntArrayRef sizes_;
 };
 
-/// What this rank called in one group. Thread-safe: the thread of the PeerWatch reads it.
-class CallLog {
+/// What this rank called in one group. Thread-safe: the thread of the PeerMonitor reads it.
+class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -75,7 +75,7 @@ class CallLog {
   };
 
   /// @param ranks the group's, in the world. @param break_off makes all that is pending fail.
-  CallLog(std::string group, std::vector<int> ranks, std::function<void()> break_off);
+  FlightRecorder(std::string group, std::vector<int> ranks, std::function<void()> break_off);
 
   const std::string& group() const { return group_; }
   const std::vector<int>& ranks() const { return ranks_; }

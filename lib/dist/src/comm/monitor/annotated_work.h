@@ -5,8 +5,8 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "monitor/call_log.h"
-#include "monitor/peer_watch.h"
+#include "monitor/flight_recorder.h"
+#include "monitor/peer_monitor.h"
 
 namespace syncbn::dist::detail {
 
@@ -15,8 +15,8 @@ struct Label {
   Call call;
   int rank;  ///< in the world
   int world_size;
-  std::shared_ptr<CallLog> log;
-  std::weak_ptr<PeerWatch> watch;
+  std::shared_ptr<FlightRecorder> log;
+  std::weak_ptr<PeerMonitor> watch;
 
   /// Of the exception being handled. While it was under way: the network, or a peer.
   /// @throws base::UnavailableError; base::UserError when the ranks called different things.
@@ -30,9 +30,9 @@ struct Label {
 };
 
 /// A call under way: the library's own work, with its errors named.
-class NamedWork : public c10d::Work {
+class AnnotatedWork : public c10d::Work {
  public:
-  NamedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo);
+  AnnotatedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo);
 
   bool isCompleted() override { return inner_->isCompleted(); }
   bool isSuccess() const override { return inner_->isSuccess(); }

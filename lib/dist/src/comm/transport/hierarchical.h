@@ -30,18 +30,19 @@ struct Hosts {
 };
 
 /// Of one call: on all hosts, and on this one.
-struct AcrossHosts {
+struct HostHierarchy {
   std::shared_ptr<const Hosts> hosts;
   Setting setting;  ///< of this host
   uint64_t tag;
   std::chrono::steady_clock::time_point deadline;
 };
 
-std::unique_ptr<Operation> all_reduce(const AcrossHosts& across, const at::Tensor& tensor,
+std::unique_ptr<Operation> all_reduce(const HostHierarchy& across, const at::Tensor& tensor,
                                       Reduce reduce, c10d::ReduceOp::RedOpType op);
-std::unique_ptr<Operation> all_gather(const AcrossHosts& across, std::vector<at::Tensor> outputs,
+std::unique_ptr<Operation> all_gather(const HostHierarchy& across, std::vector<at::Tensor> outputs,
                                       const at::Tensor& input);
-std::unique_ptr<Operation> broadcast(const AcrossHosts& across, const at::Tensor& tensor, int root);
-std::unique_ptr<Operation> barrier(const AcrossHosts& across);
+std::unique_ptr<Operation> broadcast(const HostHierarchy& across, const at::Tensor& tensor,
+                                     int root);
+std::unique_ptr<Operation> barrier(const HostHierarchy& across);
 
 }  // namespace syncbn::dist::detail::shm

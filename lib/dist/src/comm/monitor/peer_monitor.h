@@ -13,7 +13,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "monitor/call_log.h"
+#include "monitor/flight_recorder.h"
 #include "monitor/watch_channel.h"
 
 namespace syncbn::dist::detail {
@@ -23,19 +23,19 @@ namespace syncbn::dist::detail {
 /// why: Gloo would wait until the timeout for a neighbour that waits itself, and its neighbours
 /// would say no more than "Connection closed by peer". Once rank 0 has left nobody passes news on.
 /// Thread-safe.
-class PeerWatch {
+class PeerMonitor {
  public:
   /// Every rank of the world calls it, where all of them are processes of this library.
   /// @param address under which other hosts reach this one.
   /// @throws base::UnavailableError when rank 0 does not answer within `limit`.
-  static std::shared_ptr<PeerWatch> join(c10d::Store& store, int rank, int world_size,
-                                         const std::string& address,
-                                         std::chrono::milliseconds limit);
+  static std::shared_ptr<PeerMonitor> join(c10d::Store& store, int rank, int world_size,
+                                           const std::string& address,
+                                           std::chrono::milliseconds limit);
 
   /// Takes leave: what others still call with this rank fails.
-  ~PeerWatch();
-  PeerWatch(const PeerWatch&) = delete;
-  PeerWatch& operator=(const PeerWatch&) = delete;
+  ~PeerMonitor();
+  PeerMonitor(const PeerMonitor&) = delete;
+  PeerMonitor& operator=(const PeerMonitor&) = delete;
 
   /// This process is about to end with that code, in a way that tells nobody of it, as quick_exit()
   /// does. Nothing happens where there is no watch.
@@ -45,7 +45,7 @@ class PeerWatch {
   int world_size() const { return channel_.world_size(); }
 
   /// Looks after a group's calls while the log lives.
-  void add(const std::shared_ptr<CallLog>& log);
+  void add(const std::shared_ptr<FlightRecorder>& log);
 
   /// Which of these ranks has ended first, in words; empty: none that is known of. Waits for news
   /// for up to `patience`.
@@ -59,12 +59,12 @@ class PeerWatch {
 
   /// Waits for news for a second or two, where they are not there yet.
   /// @param reason in the words of the library that failed.
-  Cause cause_of(const CallLog& log, const Call& call, const std::string& reason);
+  Cause cause_of(const FlightRecorder& log, const Call& call, const std::string& reason);
 
  private:
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
-  using Logs = std::vector<std::shared_ptr<CallLog>>;
+  using Logs = std::vector<std::shared_ptr<FlightRecorder>>;
   using Completed = std::map<std::string, uint64_t>;
 
   /// What a rank says when it leaves: how, and the collectives it has done its part in, by group.
@@ -103,8 +103,8 @@ class PeerWatch {
     std::string call;
   };
 
-  PeerWatch(c10d::Store& store, int rank, int world_size, const std::string& address,
-            std::chrono::milliseconds limit);
+  PeerMonitor(c10d::Store& store, int rank, int world_size, const std::string& address,
+              std::chrono::milliseconds limit);
 
   void leave(const std::string& manner);
   static void leave_at_exit(int status, void* unused);
@@ -124,20 +124,21 @@ class PeerWatch {
   void record_end(int rank, const std::string& where, Farewell farewell);
   void record_failure(const std::string& group, Failure failure);
   Logs logs_now();
-  void report_stuck(const CallLog& log, const std::vector<CallLog::Pending>& pending);
-  void compare_with_stuck(const CallLog& log, const std::vector<CallLog::Pending>& pending);
-  void disagree(const CallLog& log, const std::string& text);
-  bool is_lost(const CallLog& log, const CallLog::Pending& pending) const;
-  static bool concerns(int rank, const End& end, const CallLog& log, const Call& call);
-  std::optional<Failure> known_failure(const CallLog& log, const Call& call) const;
-  std::string whereabouts(Lock& lock, const CallLog& log, const Call& call);
+  void report_stuck(const FlightRecorder& log, const std::vector<FlightRecorder::Pending>& pending);
+  void compare_with_stuck(const FlightRecorder& log,
+                          const std::vector<FlightRecorder::Pending>& pending);
+  void disagree(const FlightRecorder& log, const std::string& text);
+  bool is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const;
+  static bool concerns(int rank, const End& end, const FlightRecorder& log, const Call& call);
+  std::optional<Failure> known_failure(const FlightRecorder& log, const Call& call) const;
+  std::string whereabouts(Lock& lock, const FlightRecorder& log, const Call& call);
 
   std::string self() const;
 
   const pid_t process_;
   std::mutex mutex_;
   std::condition_variable news_;
-  std::vector<std::weak_ptr<CallLog>> logs_;
+  std::vector<std::weak_ptr<FlightRecorder>> logs_;
   std::map<int, Farewell> farewells_;
   std::map<int, End> ends_;
   std::map<std::string, Failure> failures_;                 ///< by group: the first
