@@ -27,7 +27,7 @@ bench: configure ## build and run the benchmarks
 format: ## format the sources with clang-format
 	@scripts/format
 
-lint: ## check format, and run clang-tidy on what does not use libtorch
+lint: ## check format, and run clang-tidy on the libraries that do not use libtorch
 	@scripts/setup --dev
 	@scripts/format --check
 	@cmake --preset tidy-fast

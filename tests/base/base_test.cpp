@@ -292,9 +292,8 @@ TEST(ErrorTest, ALimitThatIsReachedIsNamedWithItsValueAndAdvice) {
 
 TEST(RunMainTest, AThreadThatCannotStartNamesTheLimit) {
   ::testing::internal::CaptureStderr();
-  const int code = run_main("train", []() -> int {
-    throw std::system_error(EAGAIN, std::generic_category());
-  });
+  const int code =
+      run_main("train", []() -> int { throw std::system_error(EAGAIN, std::generic_category()); });
   EXPECT_EQ(code, kExitUnavailable);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               AllOf(HasSubstr("train: error: cannot start a thread: Resource temporarily "

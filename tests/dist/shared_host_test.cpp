@@ -8,19 +8,23 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -269,13 +273,16 @@ TEST(SharedHostTest, ADeadRankOfAnotherHostIsNamed) {
 // The group's own timeout is half an hour.
 TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHostsToo) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
-  int alone[2];
-  int waited[2];
-  ASSERT_EQ(::pipe(alone), 0);
-  ASSERT_EQ(::pipe(waited), 0);
-  const auto wait_for = [](const int* ends) {
-    char byte = 0;
-    EXPECT_EQ(::read(ends[0], &byte, 1), 1);
+  struct Progress {
+    std::atomic<bool> was_alone;
+    std::atomic<int> waited;  // ranks
+  };
+  void* const shared =
+      ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  auto* const progress = new (shared) Progress{};
+  const auto wait_until = [](auto condition) {
+    while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   };
   run_ranks_on_two_hosts([&](int rank) {
     dist::init_process_group();
@@ -288,9 +295,9 @@ TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHostsToo) {
                     dist::all_reduce(tensor, ReduceOp::SUM, group, std::chrono::seconds(1));
                   }),
                   AllOf(HasSubstr("all_reduce #1 of group '1' failed"), HasSubstr("imed out")));
-      ASSERT_EQ(::write(alone[1], "013", 3), 3);
+      progress->was_alone = true;
     } else {
-      wait_for(alone);
+      wait_until([&] { return progress->was_alone.load(); });
     }
     // A leader and a rank that waits for it, by the timeout of wait() alone.
     if (rank < 2) {
@@ -299,10 +306,9 @@ TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHostsToo) {
       EXPECT_THAT(
           message_of<UnavailableError>([&] { work->wait(std::chrono::milliseconds(1000)); }),
           HasSubstr("timed out after 1000ms"));
-      ASSERT_EQ(::write(waited[1], "x", 1), 1);
-    } else {
-      wait_for(waited);
+      ++progress->waited;
     }
+    wait_until([&] { return progress->waited == 2; });
     dist::destroy_process_group();
   });
 }

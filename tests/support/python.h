@@ -14,8 +14,8 @@ inline std::string python() {
   return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
 }
 
-/// Version of its torch, such as "2.11.0"; empty when it has none. scripts/run-tests finds it out once
-/// for all tests, since importing torch takes seconds.
+/// Version of its torch, such as "2.11.0"; empty when it has none. scripts/run-tests finds it out
+/// once for all tests, since importing torch takes seconds.
 inline std::string python_torch_version() {
   if (const auto known = base::env("SYNCBN_TEST_TORCH_VERSION")) return *known;
   static const auto found = run_program(

@@ -152,7 +152,10 @@ int run_forked(const std::string& name, const Options& options) {
   const int code = WIFEXITED(status) && !timed_out ? WEXITSTATUS(status) : 1;
   const bool good = code == 0 || code == kExitSkipped;
   if (!good) report("failed", options.prefix + name, reason);
-  std::printf("%s %s%s (%lld ms)%s%s\n", code == 0 ? "pass" : good ? "skip" : "FAIL",
+  std::printf("%s %s%s (%lld ms)%s%s\n",
+              code == 0 ? "pass"
+              : good    ? "skip"
+                        : "FAIL",
               options.prefix.c_str(), name.c_str(), static_cast<long long>(took.count()),
               reason.empty() ? "" : ": ", reason.c_str());
   return good ? code : 1;
@@ -190,7 +193,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (options.here && names.size() > 1) {
-    std::fprintf(stderr, "%s: --here takes one test, the filter selects %zu\n", argv[0], names.size());
+    std::fprintf(stderr, "%s: --here takes one test, the filter selects %zu\n", argv[0],
+                 names.size());
     return 2;
   }
   if (options.here) return run_here(names.front(), options);

@@ -39,8 +39,9 @@ std::string limit_advice(int error) {
       return fmt::format("; this process may have {} (ulimit -n): raise the limit",
                          soft_limit(RLIMIT_NOFILE));
     case ENFILE:
-      return fmt::format("; all processes together may have {} (sysctl fs.file-max): raise the limit",
-                         most_open_files());
+      return fmt::format(
+          "; all processes together may have {} (sysctl fs.file-max): raise the limit",
+          most_open_files());
     case EAGAIN:
       return fmt::format(
           "; this user may have {} processes and threads (ulimit -u), a container perhaps fewer "

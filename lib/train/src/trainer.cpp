@@ -161,8 +161,8 @@ class Trainer {
     folder_ = std::make_unique<RunFolder>(start_.folder, config_text_, continues);
     if (continues && !position_.epoch_line.empty()) folder_->complete_log(position_.epoch_line);
     folder_->log_start(dist::world_size(), position_.step, resumed);
-    spdlog::info("{}: {} training and {}, {} x batch {}, {}, {}", name_,
-                 inputs_.train_set->size(), base::counted(inputs_.test_set->size(), "test sample"),
+    spdlog::info("{}: {} training and {}, {} x batch {}, {}, {}", name_, inputs_.train_set->size(),
+                 base::counted(inputs_.test_set->size(), "test sample"),
                  base::counted(dist::world_size(), "rank"), inputs_.batch_size,
                  config_.sync_batchnorm ? "SyncBatchNorm" : "batch norm of each rank",
                  device_.is_cuda() ? "GPU" : "CPU");

@@ -20,9 +20,8 @@ int64_t choose_batch_size(const LoaderOptions& options, int num_replicas) {
   }
   const int64_t all = options.global_batch_size.value_or(num_replicas);
   if (options.global_batch_size && (all < 1 || all % num_replicas != 0)) {
-    throw base::UserError(
-        fmt::format("global_batch_size {} is not a multiple of the {}", all,
-                    base::counted(num_replicas, "rank")));
+    throw base::UserError(fmt::format("global_batch_size {} is not a multiple of the {}", all,
+                                      base::counted(num_replicas, "rank")));
   }
   const int64_t own = options.batch_size.value_or(all / num_replicas);
   if (own < 1) throw base::UserError(fmt::format("batch_size must be at least 1, got {}", own));

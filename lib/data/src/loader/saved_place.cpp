@@ -42,10 +42,9 @@ void check_saved_place(const SamplerState& state, const Dataset& dataset, const 
   check_order(state, sampler.order_name());
   const int64_t replicas = sampler.num_replicas();
   if (state.consumed < 0 || state.consumed % replicas != 0 || state.consumed / replicas > usable) {
-    refuse(
-        fmt::format("the place after {} of the epoch does not fit {} with {} each",
-                    base::counted(state.consumed, "sample"), base::counted(replicas, "rank"),
-                    base::counted(usable, "sample")));
+    refuse(fmt::format("the place after {} of the epoch does not fit {} with {} each",
+                       base::counted(state.consumed, "sample"), base::counted(replicas, "rank"),
+                       base::counted(usable, "sample")));
   }
 }
 

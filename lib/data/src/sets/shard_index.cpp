@@ -19,7 +19,12 @@ namespace {
 namespace fs = std::filesystem;
 using Place = ShardIndex::Place;
 
-enum ShardSection : size_t { kShardPlaces = kKeySection + 1, kShardLabels, kShardEnds, kShardStamps };
+enum ShardSection : size_t {
+  kShardPlaces = kKeySection + 1,
+  kShardLabels,
+  kShardEnds,
+  kShardStamps
+};
 
 /// webdataset's: a name up to the first dot behind the last slash.
 size_t end_of_key(std::string_view name) {

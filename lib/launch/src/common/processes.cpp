@@ -110,6 +110,7 @@ void lock_memory() {
     const uintptr_t first = std::strtoull(line.c_str(), &end, 16);
     if (*end != '-' || end[1] == '\0') continue;
     const uintptr_t bytes = std::strtoull(end + 1, &end, 16) - first;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel gives addresses as text
     if (bytes <= kMaxBytes) ::mlock(reinterpret_cast<const void*>(first), bytes);
   }
 }

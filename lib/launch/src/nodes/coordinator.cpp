@@ -235,8 +235,8 @@ std::string Coordinator::missing() const {
   if (!options_.knows_ranks) {
     const int here = present();
     const int wanted = last_call_ ? options_.nodes.max : options_.nodes.min;
-    return fmt::format("{} ({} here, --nnodes={})", base::counted(wanted - here, "more node"),
-                       here, options_.nodes.str());
+    return fmt::format("{} ({} here, --nnodes={})", base::counted(wanted - here, "more node"), here,
+                       options_.nodes.str());
   }
   std::vector<std::string> names;
   for (int rank = 0; rank < options_.nodes.max; ++rank) {

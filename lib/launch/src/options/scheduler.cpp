@@ -29,10 +29,10 @@ int64_t slurm_id(const char* name) {
 void check_one_per_node(const std::string& source, int launchers, int nodes,
                         const std::string& option) {
   if (launchers == nodes) return;
-  throw base::UserError(
-      fmt::format("{} starts {} on {}; syncbn-launch starts the workers of a node "
-                  "itself: use {}, or --standalone for launchers that know nothing of each other",
-                  source, base::counted(launchers, "launcher"), base::counted(nodes, "node"), option));
+  throw base::UserError(fmt::format(
+      "{} starts {} on {}; syncbn-launch starts the workers of a node "
+      "itself: use {}, or --standalone for launchers that know nothing of each other",
+      source, base::counted(launchers, "launcher"), base::counted(nodes, "node"), option));
 }
 
 std::optional<SchedulerPlace> place_from_slurm() {

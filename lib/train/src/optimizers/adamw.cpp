@@ -70,9 +70,7 @@ void AdamwOptions::describe(config::Schema<AdamwOptions>& schema) {
       .length(2)
       .at_least(0)
       .below(1);
-  schema.field("eps", &AdamwOptions::eps, "added to the denominator")
-      .above(0)
-      .at_most(kMaxRate);
+  schema.field("eps", &AdamwOptions::eps, "added to the denominator").above(0).at_most(kMaxRate);
   schema.field("weight_decay", &AdamwOptions::weight_decay, "decoupled from the gradient")
       .at_least(0)
       .at_most(kMaxRate);
