@@ -95,7 +95,8 @@ std::vector<Cpus> exclusive_shares(const Topology& topology, const Node& node, s
   throw base::UserError(
       fmt::format("--numa_binding=exclusive: NUMA node {} has {} (CPU {}) for {} workers; "
                   "start fewer, or use --bind=cores or --numa_binding=node",
-                  node.id, base::counted(cores.size(), "core"), format_cpus(node.cpus), workers));
+                  node.id, base::counted(static_cast<int64_t>(cores.size()), "core"),
+                  format_cpus(node.cpus), workers));
 }
 
 std::vector<Cpus> bind_on_node(const Topology& topology, Binding binding, const Node& node,
