@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <filesystem>
+
 #include "groups/cuda_support.h"
 #include "support/multiproc.h"
 
@@ -10,6 +12,8 @@ namespace syncbn::test {
 /// Counted in a process of its own: a process that has initialised CUDA cannot fork ranks. Loads
 /// libtorch's CUDA part, for the ranks too: tests link none, and a group over Gloo loads none.
 inline int gpus() {
+  // Loading libtorch's CUDA part takes seconds.
+  if (!std::filesystem::exists("/dev/nvidiactl")) return 0;
   const auto* const cuda = dist::detail::cuda_support();
   if (cuda == nullptr) return 0;
   const auto counted =

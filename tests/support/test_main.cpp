@@ -136,7 +136,13 @@ int run_forked(const std::string& name, const Options& options) {
   if (pid == 0) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    std::exit(run_here(name, options));
+    const int code = run_here(name, options);
+    std::fflush(nullptr);
+#ifdef __SANITIZE_ADDRESS__
+    std::exit(code);  // leaks are looked for here
+#else
+    std::quick_exit(code);  // libtorch's destructors take longer than most tests
+#endif
   }
   ::setpgid(pid, pid);
   bool timed_out = false;
