@@ -125,7 +125,7 @@ TEST_F(MnistTest, RefusesFilesThatAreNotWhatTheySay) {
   write(idx({0xffffffff, 0xffffffff, 0xffffffff}, "ab"), labels);
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "shorter than its header"));
   write(images, idx({1}, "\1"));
-  EXPECT_THAT([&] { load(); }, refuses("train-labels-idx1-ubyte", "1 labels"));
+  EXPECT_THAT([&] { load(); }, refuses("train-labels-idx1-ubyte", "1 label, "));
   write(images, idx({2}, "\1\12"));
   EXPECT_THAT([&] { load(); }, refuses("train-labels-idx1-ubyte", "sample 1 has the label 10"));
 }
