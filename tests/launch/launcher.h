@@ -57,27 +57,28 @@ inline std::vector<pid_t> children_of(pid_t pid) {
   return pids;
 }
 
-/// Whether a mask of signals in a process's status has this one.
-inline bool has_signal(pid_t pid, const std::string& mask, int signal) {
+/// One of the sets of signals in a process's status, signal n as bit n - 1.
+inline uint64_t signal_set(pid_t pid, const std::string& name) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   for (std::string line; std::getline(status, line);) {
-    if (line.rfind(mask, 0) != 0) continue;
-    return (std::stoull(line.substr(mask.size()), nullptr, 16) >> (signal - 1) & 1) != 0;
+    if (line.rfind(name, 0) == 0) return std::stoull(line.substr(name.size()), nullptr, 16);
   }
-  return false;
+  return 0;
 }
 
-/// Whether a launcher has blocked a signal, as it does before it waits for others. Between fork()
-/// and exec() a process that becomes a launcher blocks signals for a moment, too.
+inline bool has_signal(uint64_t set, int signal) { return (set >> (signal - 1) & 1) != 0; }
+
+/// Whether a launcher has blocked a signal, as it does before it waits for others. glibc blocks all
+/// signals for a moment in fork(), in the parent and in the child: SIGTRAP, which no launcher
+/// blocks, tells that apart.
 inline bool launcher_blocks(pid_t pid, int signal) {
-  std::ifstream file(fmt::format("/proc/{}/comm", pid));
-  std::string name;
-  return std::getline(file, name) && name == "syncbn-launch" && has_signal(pid, "SigBlk:", signal);
+  const uint64_t blocked = signal_set(pid, "SigBlk:");
+  return has_signal(blocked, signal) && !has_signal(blocked, SIGTRAP);
 }
 
 /// Whether a signal has been sent to a process that has not taken it yet.
 inline bool pending(pid_t pid, int signal) {
-  return has_signal(pid, "ShdPnd:", signal);
+  return has_signal(signal_set(pid, "ShdPnd:"), signal);
 }
 
 }  // namespace syncbn::test
