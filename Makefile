@@ -30,8 +30,7 @@ format: ## format the sources with clang-format
 lint: ## check format, and run clang-tidy on the libraries that do not use libtorch
 	@scripts/setup --dev
 	@scripts/format --check
-	@cmake --preset tidy-fast
-	@cmake --build --preset tidy-fast
+	@scripts/tidy tidy-fast
 
 check-all: ## what must pass before a release: lint, tests, sanitizers, clang-tidy on everything
 	@scripts/check-all

@@ -11,19 +11,6 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(syncbn_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 
-# Release builds (CMAKE_UNITY_BUILD in the preset) compile the files of a folder as one: most of the
-# time goes into headers that the files share. Files with compile options of their own stay apart.
-# Names in anonymous namespaces must therefore differ within a folder.
-function(syncbn_group_by_folder target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
-  get_target_property(sources ${target} SOURCES)
-  foreach(source IN LISTS sources)
-    cmake_path(GET source PARENT_PATH folder)
-    string(MAKE_C_IDENTIFIER "${folder}" folder)
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${folder}")
-  endforeach()
-endfunction()
-
 # c10d's headers hide Gloo behind these; no public header of ours needs them.
 set(SYNCBN_C10D_DEFINITIONS USE_DISTRIBUTED USE_C10D_GLOO)
 
@@ -55,7 +42,6 @@ function(syncbn_add_library module)
   set(target syncbn_${module})
   add_library(${target} ${kind} ${ARG_SOURCES})
   add_library(syncbn::${module} ALIAS ${target})
-  syncbn_group_by_folder(${target})
   target_include_directories(
     ${target}
     PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>

@@ -23,7 +23,7 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-std::optional<int> number_in(const fs::path& path) {
+std::optional<int> number_of(const fs::path& path) {
   std::ifstream file(path);
   int number = 0;
   if (file >> number) return number;
@@ -77,7 +77,7 @@ std::vector<Cpus> Topology::cores(const Cpus& cpus) const {
 }
 
 std::optional<int> Topology::node_of_pci(const std::string& address) const {
-  const auto node = number_in(sys_ / "bus/pci/devices" / address / "numa_node");
+  const auto node = number_of(sys_ / "bus/pci/devices" / address / "numa_node");
   return node && *node >= 0 ? node : std::nullopt;
 }
 
@@ -90,7 +90,7 @@ Cpus Topology::siblings(int cpu) const {
 }
 
 int Topology::socket_of(int cpu) const {
-  return number_in(folder_of(cpu) / "topology/physical_package_id").value_or(0);
+  return number_of(folder_of(cpu) / "topology/physical_package_id").value_or(0);
 }
 
 }  // namespace syncbn::launch

@@ -16,7 +16,7 @@
 namespace syncbn::launch {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 std::string utc_now() {
@@ -74,15 +74,15 @@ void EventLog::check(const LaunchOptions& options) {
 }
 
 void EventLog::job_started() {
-  Json fields{{"launcher", "syncbn-launch " SYNCBN_VERSION},
-              {"pid", ::getpid()},
-              {"options", options_.given},
-              {"program", options_.program},
-              {"min_nodes", options_.nnodes.min},
-              {"max_nodes", options_.nnodes.max},
-              {"nproc_per_node", options_.nproc_per_node},
-              {"world_size", nullptr},
-              {"max_restarts", options_.max_restarts}};
+  OrderedJson fields{{"launcher", "syncbn-launch " SYNCBN_VERSION},
+                     {"pid", ::getpid()},
+                     {"options", options_.given},
+                     {"program", options_.program},
+                     {"min_nodes", options_.nnodes.min},
+                     {"max_nodes", options_.nnodes.max},
+                     {"nproc_per_node", options_.nproc_per_node},
+                     {"world_size", nullptr},
+                     {"max_restarts", options_.max_restarts}};
   // Other nodes may have other numbers of workers.
   if (options_.nnodes.max == 1) fields["world_size"] = facts_.ranks.world_size;
   write("job_started", fields);
@@ -99,7 +99,7 @@ void EventLog::attempt_started() {
 }
 
 void EventLog::worker_started(int rank, int local_rank, pid_t pid) {
-  Json fields{{"rank", rank}, {"local_rank", local_rank}, {"pid", pid}, {"cpus", nullptr}};
+  OrderedJson fields{{"rank", rank}, {"local_rank", local_rank}, {"pid", pid}, {"cpus", nullptr}};
   if (!facts_.cpus.empty()) {
     fields["cpus"] = format_cpus(facts_.cpus.at(static_cast<size_t>(local_rank)));
   }
@@ -107,14 +107,14 @@ void EventLog::worker_started(int rank, int local_rank, pid_t pid) {
 }
 
 void EventLog::worker_ended(const WorkerEnd& end) {
-  Json fields{{"rank", end.rank},
-              {"local_rank", end.local_rank},
-              {"pid", end.pid},
-              {"exit_code", nullptr},
-              {"signal", nullptr},
-              {"seconds", end.seconds},
-              {"by_launcher", end.by_launcher},
-              {"error", nullptr}};
+  OrderedJson fields{{"rank", end.rank},
+                     {"local_rank", end.local_rank},
+                     {"pid", end.pid},
+                     {"exit_code", nullptr},
+                     {"signal", nullptr},
+                     {"seconds", end.seconds},
+                     {"by_launcher", end.by_launcher},
+                     {"error", nullptr}};
   if (end.wait_status && WIFEXITED(*end.wait_status)) {
     fields["exit_code"] = WEXITSTATUS(*end.wait_status);
   } else if (end.wait_status) {
@@ -126,33 +126,34 @@ void EventLog::worker_ended(const WorkerEnd& end) {
 
 void EventLog::failure(const std::string& what, const std::optional<FailureReport>& failure) {
   write("failure",
-        {{"what", what}, {"failure", failure ? json_of_failure(*failure) : Json(nullptr)}});
+        {{"what", what}, {"failure", failure ? json_of_failure(*failure) : OrderedJson(nullptr)}});
 }
 
 void EventLog::restart(const std::string& reason) {
-  Json fields{{"restarts", facts_.restart_count},
-              {"max_restarts", options_.max_restarts},
-              {"reason", nullptr}};
+  OrderedJson fields{{"restarts", facts_.restart_count},
+                     {"max_restarts", options_.max_restarts},
+                     {"reason", nullptr}};
   if (!reason.empty()) fields["reason"] = reason;
   write("restart", fields);
 }
 
 void EventLog::job_ended(int exit_code, const std::string& reason) {
-  Json fields{{"exit_code", exit_code}, {"reason", nullptr}, {"seconds", seconds_since(started_)}};
+  OrderedJson fields{
+      {"exit_code", exit_code}, {"reason", nullptr}, {"seconds", seconds_since(started_)}};
   if (!reason.empty()) fields["reason"] = reason;
   write("job_ended", fields);
 }
 
-void EventLog::write(const char* event, const Json& fields) {
+void EventLog::write(const char* event, const OrderedJson& fields) {
   if (options_.events == EventTarget::kNone) return;
-  Json line{{"time", utc_now()},        {"event", event},    {"host", base::hostname()},
-            {"run_id", facts_.run_id},  {"job_id", nullptr}, {"node_rank", nullptr},
-            {"attempt", facts_.attempt}};
+  OrderedJson line{{"time", utc_now()},        {"event", event},    {"host", base::hostname()},
+                   {"run_id", facts_.run_id},  {"job_id", nullptr}, {"node_rank", nullptr},
+                   {"attempt", facts_.attempt}};
   if (knows_job_) line["job_id"] = facts_.job_id;
   if (knows_node_) line["node_rank"] = facts_.node;
   line.update(fields);
   // Names and workers' words may be any bytes.
-  write_line(line.dump(-1, ' ', false, Json::error_handler_t::replace));
+  write_line(line.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
 void EventLog::write_line(const std::string& line) {

@@ -34,7 +34,7 @@ constexpr seconds kNoticePeriod{10};
 
 // What nodes need beyond the workers' time to end, before they are given up.
 constexpr seconds kNodePatience{5};
-constexpr seconds kKillPatience{3};
+constexpr seconds kSshKillPatience{3};
 
 // For nodes to clean up behind themselves after a head, or a launcher, that was killed: less than
 // the two seconds after which nothing may be left.
@@ -67,7 +67,7 @@ int SshHead::run() {
     let_begin();
     wait_for_end();
   }
-  keeper_->finish(kKillPatience);
+  keeper_->finish(kSshKillPatience);
   for (size_t i = 0; i < nodes_.size(); ++i) output_.finish(i, Stream::kOut);
   const int code = exit_code();
   write_report(output_, options_.report, report(code));
@@ -235,7 +235,7 @@ void SshHead::end_by_signal(int signal) {
   // Node 0 ends after its workers, and not before it takes a silent node for lost.
   const auto patience =
       std::max<milliseconds>(options_.shutdown_timeout, silence()) + kNodePatience;
-  give_up_at_ = Clock::now() + (again ? kKillPatience : patience);
+  give_up_at_ = Clock::now() + (again ? kSshKillPatience : patience);
 }
 
 void SshHead::pass_on(int signal) {

@@ -33,7 +33,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstRetryDelay{10};
 constexpr milliseconds kLongestRetryDelay{500};
 // For a store that is there already to answer.
-constexpr milliseconds kAnswerTime{1000};
+constexpr milliseconds kFirstAnswerTime{1000};
 // Upper bound on one answer: a store that serves a thousand ranks may be slow, or be stopped.
 constexpr timeval kMaxAnswerTime{.tv_sec = 60, .tv_usec = 0};
 
@@ -107,7 +107,7 @@ JoinedStore hold_store(const Place& place, const std::string& other, Clock::time
   std::string reason;
   StoreEndpoint::Listener listener = place.master.listen(place.on_several_hosts(), other);
   if (!listener.fd || !listener.at_host) {
-    const auto soon = std::min(deadline, Clock::now() + kAnswerTime);
+    const auto soon = std::min(deadline, Clock::now() + kFirstAnswerTime);
     if (const auto route = place.master.probe(soon, other, reason)) {
       return connect_as_second(place, *route, limit);
     }
