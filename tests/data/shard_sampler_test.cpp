@@ -161,10 +161,10 @@ TEST(ShardSamplerTest, StorageIsAskedInTheOrderOfTheUnmixedList) {
 }
 
 TEST(ShardSamplerTest, MixesWithTheLargestBufferAndTheMostStreamsToo) {
-  const ShardSampler sampler(kEnds, {.buffer_size = ShardSamplerOptions::kMostBuffer,
-                                     .streams = ShardSamplerOptions::kMostStreams});
+  const ShardSampler sampler(kEnds, {.buffer_size = ShardSamplerOptions::kMaxBufferSize,
+                                     .streams = ShardSamplerOptions::kMaxStreams});
   EXPECT_EQ(sorted(sampler.indices()), all_samples());
-  EXPECT_GT(sampler.read_ahead(), ShardSamplerOptions::kMostBuffer);
+  EXPECT_GT(sampler.read_ahead(), ShardSamplerOptions::kMaxBufferSize);
 }
 
 TEST(ShardSamplerTest, ConfigurationsBeyondTheBoundsAreRefused) {

@@ -2,20 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <numeric>
-
-#include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 
-#include "samplers/permutation.h"
+#include "samplers/order.h"
 
 namespace syncbn::data {
 
 DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOptions& options)
     : dataset_size_(size), options_(options) {
-  check_rank(options.num_replicas, options.rank);
-  if (size < 0) throw base::UserError(fmt::format("a data set cannot have {} samples", size));
-  num_samples_ = share_of(size, options.num_replicas, options.drop_last);
+  check_shard(size, options.num_replicas, options.rank);
+  num_samples_ = samples_per_rank(size, options.num_replicas, options.drop_last);
 }
 
 std::string DistributedSampler::order_name() const {
@@ -23,20 +19,13 @@ std::string DistributedSampler::order_name() const {
 }
 
 std::vector<int64_t> DistributedSampler::indices() const {
-  std::vector<int64_t> order;
-  if (options_.shuffle) {
-    if (++orders_given_ == 2 && !epoch_was_set()) {
-      spdlog::warn(
-          "DistributedSampler: set_epoch() was never called, so this epoch has the order of the "
-          "one "
-          "before; call it with the epoch's number before each epoch");
-    }
-    order = permutation(dataset_size_, options_.seed, epoch());
-  } else {
-    order.resize(static_cast<size_t>(dataset_size_));
-    std::iota(order.begin(), order.end(), 0);
+  if (options_.shuffle && ++shuffles_ == 2 && !epoch_was_set()) {
+    spdlog::warn(
+        "DistributedSampler: set_epoch() was never called, so this epoch has the order of the one "
+        "before; call it with the epoch's number before each epoch");
   }
-  return deal(order, options_.num_replicas, options_.rank, num_samples_);
+  return shard_of(epoch_order(dataset_size_, options_.shuffle, options_.seed, epoch()),
+                  options_.num_replicas, options_.rank, num_samples_);
 }
 
 }  // namespace syncbn::data

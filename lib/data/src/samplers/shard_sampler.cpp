@@ -3,37 +3,36 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include <syncbn/base/error.h>
 #include <syncbn/data/random.h>
 
-#include "samplers/permutation.h"
+#include "samplers/order.h"
 
 namespace syncbn::data {
 namespace {
 
-void check_range(const char* name, int64_t value, int64_t most) {
-  if (value >= 1 && value <= most) return;
+void check_range(const char* name, int64_t value, int64_t max) {
+  if (value >= 1 && value <= max) return;
   throw base::UserError(
-      fmt::format("shard sampler: {} must be from 1 to {}, got {}", name, most, value));
+      fmt::format("shard sampler: {} must be from 1 to {}, got {}", name, max, value));
 }
 
 }  // namespace
 
 ShardSampler::ShardSampler(std::span<const int64_t> shard_ends, const ShardSamplerOptions& options)
     : ends_(shard_ends.begin(), shard_ends.end()), options_(options) {
-  check_rank(options.num_replicas, options.rank);
-  check_range("buffer_size", options.buffer_size, ShardSamplerOptions::kMostBuffer);
-  check_range("streams", options.streams, ShardSamplerOptions::kMostStreams);
+  check_shard(/*size=*/0, options.num_replicas, options.rank);
+  check_range("buffer_size", options.buffer_size, ShardSamplerOptions::kMaxBufferSize);
+  check_range("streams", options.streams, ShardSamplerOptions::kMaxStreams);
   if (!std::ranges::is_sorted(ends_) || (!ends_.empty() && ends_.front() < 0)) {
     throw base::UserError("shard sampler: a shard ends before the one in front of it");
   }
 }
 
 int64_t ShardSampler::size() const {
-  return share_of(dataset_size(), options_.num_replicas, options_.drop_last);
+  return samples_per_rank(dataset_size(), options_.num_replicas, options_.drop_last);
 }
 
 std::string ShardSampler::order_name() const {
@@ -42,35 +41,31 @@ std::string ShardSampler::order_name() const {
 }
 
 std::vector<int64_t> ShardSampler::indices() const {
-  return deal(list_of_all(/*mixed=*/options_.shuffle), options_.num_replicas, options_.rank,
-              size());
+  return shard_of(global_list(options_.shuffle), options_.num_replicas, options_.rank, size());
 }
 
-/// Each sample is mixed within a buffer of the list, and so of this rank's share.
 std::vector<int64_t> ShardSampler::storage_order(std::span<const int64_t> indices) const {
-  std::vector<int64_t> share(indices.begin(), indices.end());
-  const std::vector<int64_t> list = list_of_all(/*mixed=*/false);
+  std::vector<int64_t> shard(indices.begin(), indices.end());
+  const std::vector<int64_t> list = global_list(/*shuffled=*/false);
   std::vector<size_t> place(list.size());
   for (size_t i = 0; i < list.size(); ++i) place[static_cast<size_t>(list[i])] = i;
-  // What the share is padded with stays at its end.
+  // Padding stays at the end.
   const int64_t replicas = options_.num_replicas;
   const int64_t own = std::min((dataset_size() - options_.rank + replicas - 1) / replicas, size());
-  std::ranges::sort(share.begin(), share.begin() + own, {},
+  std::ranges::sort(shard.begin(), shard.begin() + own, {},
                     [&](int64_t sample) { return place[static_cast<size_t>(sample)]; });
-  return share;
+  return shard;
 }
 
-/// Half more than is mixed at a time, so that what is mixed next comes in one after the other.
+// One and a half buffers: while one is consumed in random order, the next is read sequentially.
 int64_t ShardSampler::read_ahead() const {
   return (options_.buffer_size + options_.buffer_size / 2) / options_.num_replicas + 1;
 }
 
 std::vector<int64_t> ShardSampler::shard_by_shard() const {
-  std::vector<int64_t> shards(ends_.size());
-  std::iota(shards.begin(), shards.end(), 0);
-  if (options_.shuffle) shards = permutation(std::ssize(ends_), options_.seed, epoch());
   std::vector<int64_t> samples;
   samples.reserve(static_cast<size_t>(dataset_size()));
+  const auto shards = epoch_order(std::ssize(ends_), options_.shuffle, options_.seed, epoch());
   for (const int64_t shard : shards) {
     const auto at = static_cast<size_t>(shard);
     for (int64_t i = at == 0 ? 0 : ends_[at - 1]; i < ends_[at]; ++i) samples.push_back(i);
@@ -78,23 +73,22 @@ std::vector<int64_t> ShardSampler::shard_by_shard() const {
   return samples;
 }
 
-/// Fisher and Yates's shuffle of one buffer after the other.
-void ShardSampler::mix(std::span<int64_t> part, int64_t stream) const {
-  const auto buffer =
+void ShardSampler::shuffle_part(std::span<int64_t> part, int64_t stream) const {
+  const auto buffer_size =
       static_cast<size_t>(std::max<int64_t>(options_.buffer_size / options_.streams, 1));
-  for (size_t begin = 0; begin < part.size(); begin += buffer) {
-    const auto mixed = part.subspan(begin, std::min(buffer, part.size() - begin));
-    // Below 0, where no sample's own random numbers are.
-    constexpr int kBitsOfPlace = 40;
-    const int64_t key = ~(stream << kBitsOfPlace | static_cast<int64_t>(begin));
+  for (size_t begin = 0; begin < part.size(); begin += buffer_size) {
+    const auto buffer = part.subspan(begin, std::min(buffer_size, part.size() - begin));
+    // Negative, so no key of an augmentation (a sample's index) is the same.
+    constexpr int kBitsOfBegin = 40;
+    const int64_t key = ~(stream << kBitsOfBegin | static_cast<int64_t>(begin));
     SampleRandom random(options_.seed, epoch(), key);
-    for (size_t i = mixed.size(); i > 1; --i) {
-      std::swap(mixed[i - 1], mixed[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+    for (size_t i = buffer.size(); i > 1; --i) {  // Fisher and Yates
+      std::swap(buffer[i - 1], buffer[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
     }
   }
 }
 
-std::vector<int64_t> ShardSampler::list_of_all(bool mixed) const {
+std::vector<int64_t> ShardSampler::global_list(bool shuffled) const {
   std::vector<int64_t> samples = shard_by_shard();
   const size_t streams = std::min(static_cast<size_t>(options_.streams), samples.size());
   std::vector<int64_t> list(samples.size());
@@ -102,7 +96,7 @@ std::vector<int64_t> ShardSampler::list_of_all(bool mixed) const {
   for (size_t stream = 0; stream < streams; ++stream) {
     const size_t length = samples.size() / streams + (stream < samples.size() % streams ? 1 : 0);
     const auto part = std::span(samples).subspan(begin, length);
-    if (mixed) mix(part, static_cast<int64_t>(stream));
+    if (shuffled) shuffle_part(part, static_cast<int64_t>(stream));
     for (size_t i = 0; i < length; ++i) list[i * streams + stream] = part[i];
     begin += length;
   }
