@@ -14,7 +14,6 @@
 #include <syncbn/base/error.h>
 
 #include "index/file_stamp.h"
-#include "sets/folder_scan.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::data::detail {

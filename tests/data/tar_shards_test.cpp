@@ -22,7 +22,7 @@
 #include "data/images.h"
 #include "index/file_stamp.h"
 #include "sets/file_bytes.h"
-#include "sets/shard_names.h"
+#include "sets/shard_index.h"
 #include "sets/tar_index.h"
 #include "support/program.h"
 #include "support/python.h"
@@ -323,7 +323,7 @@ TEST(ShardNamesTest, SpellOutBraces) {
   EXPECT_THAT(expand_braces("{a,b}-{0..1}"), ElementsAre("a-0", "a-1", "b-0", "b-1"));
   EXPECT_THAT([] { expand_braces("a-{0..1"); }, refuses("a-{0..1", "not closed"));
   for (const char* wrong : {"{3..1}", "{a..b}", "{0..99999999}"}) {
-    EXPECT_THAT([&] { expand_braces(wrong); }, refuses(wrong, "no range"));
+    EXPECT_THAT([&] { expand_braces(wrong); }, refuses(wrong, "not a range"));
   }
 }
 

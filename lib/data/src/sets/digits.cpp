@@ -25,11 +25,10 @@ constexpr detail::CsvLayout kLayout = {
 class Digits : public Dataset {
  public:
   explicit Digits(const detail::CsvSamples& samples) : labels_(samples.labels) {
-    base::Fnv1a hash;
+    base::Fnv1a hash;  // of each sample's pixels, then its label
     for (size_t i = 0; i < samples.pixels.size(); ++i) {
       pixels_.push_back(static_cast<float>(samples.pixels[i]) / kLayout.max_pixel);
       hash.add_byte(samples.pixels[i]);
-      // A sample's label behind its pixels.
       if ((i + 1) % kLayout.pixels != 0) continue;
       hash.add_byte(static_cast<uint8_t>(labels_[i / kLayout.pixels]));
     }

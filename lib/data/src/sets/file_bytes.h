@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,18 +16,23 @@ base::UniqueFd open_file(const std::filesystem::path& path);
 
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path);
 
-/// Fills `bytes`, whose memory is used again, with `size` bytes of the file from `offset` on.
-/// @throws base::UserError when the file ends before, UnavailableError when the disk fails.
+/// Reads `size` bytes at `offset` into `bytes`.
+/// @throws base::UserError if the file ends too early, UnavailableError if the disk fails.
 void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int64_t offset,
              int64_t size, std::vector<uint8_t>& bytes);
 
-/// Asks the system to read a part of a file into its cache; does not wait for it.
+/// Asks the system to read a part of a file into its cache, without waiting for it.
 void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size);
 
-/// The whole file.
-void read_whole_file(const std::filesystem::path& path, std::vector<uint8_t>& bytes);
-
-/// This thread's buffer for the bytes of one file, kept so that memory is not asked for each time.
+/// A buffer of this thread, so that memory is not allocated for each sample.
 std::vector<uint8_t>& thread_buffer();
+
+/// The whole file, in thread_buffer().
+std::span<const uint8_t> read_whole_file(const std::filesystem::path& path);
+
+/// The uncompressed content of a gzip file; any other file as it is.
+/// @throws base::UserError naming the file if it is missing, unreadable, damaged, truncated, or
+///   longer than `max_bytes` after decompression.
+std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes);
 
 }  // namespace syncbn::data::detail

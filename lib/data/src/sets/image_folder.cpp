@@ -3,7 +3,7 @@
 #include <syncbn/base/error.h>
 
 #include "sets/file_bytes.h"
-#include "sets/folder_scan.h"
+#include "sets/folder_index.h"
 #include "sets/image_set.h"
 
 namespace syncbn::data {
@@ -23,15 +23,13 @@ class ImageFolder : public detail::ImageSet {
   int64_t size() const override { return index_.size(); }
   std::span<const int64_t> labels() const override { return index_.labels(); }
   int64_t num_classes() const override { return classes_; }
-  /// Of names and classes: reading ten million files would take hours.
+  /// Of names and classes only: reading ten million files would take hours.
   uint64_t fingerprint() const override { return index_.fingerprint(); }
   std::string name_of(int64_t index) const override { return path_of(index).string(); }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    auto& bytes = detail::thread_buffer();
     const fs::path path = path_of(index);
-    detail::read_whole_file(path, bytes);
-    ImageDecoder decoder(bytes, path.string(), decode_);
+    ImageDecoder decoder(detail::read_whole_file(path), path.string(), decode_);
     put(pipeline().run(decoder, random), slot.data);
     slot.target[0] = index_.labels()[static_cast<size_t>(index)];
   }
@@ -48,10 +46,10 @@ class ImageFolder : public detail::ImageSet {
 }  // namespace
 
 void ImageFolderOptions::describe(config::Schema<ImageFolderOptions>& schema) {
-  schema.field("train", &ImageFolderOptions::train, "the folder whose folders are the classes")
-      .required();
+  schema.field("train", &ImageFolderOptions::train, "the folder of the class folders").required();
   schema
-      .field("test", &ImageFolderOptions::test, "the same of the test split, with the same classes")
+      .field("test", &ImageFolderOptions::test,
+             "the same for the test split, with the same classes")
       .required();
   detail::describe_image_files(schema);
 }

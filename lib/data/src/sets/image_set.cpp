@@ -13,7 +13,6 @@
 namespace syncbn::data::detail {
 namespace {
 
-/// As many values as there are channels.
 std::vector<double> per_channel(const std::string& kind, const char* key,
                                 std::vector<double> values, int64_t channels) {
   if (values.size() == 1) values.resize(static_cast<size_t>(channels), values.front());
@@ -76,19 +75,14 @@ std::vector<int64_t> ImageSet::sample_shape() const {
 
 void ImageSet::put(const Image& image, std::span<uint8_t> out) const {
   if (ImageSize{image.width, image.height} != size_ || image.channels != channels_) {
-    throw base::InternalError(
-        fmt::format("transforms made {} x {} x {} of what was to be {} x {} x {}", image.channels,
-                    image.height, image.width, channels_, size_.height, size_.width));
+    throw base::InternalError(fmt::format(
+        "transforms made an image of {} x {} x {} instead of {} x {} x {}", image.channels,
+        image.height, image.width, channels_, size_.height, size_.width));
   }
   if (channels_ == 3) {
     pixel_loops().rgb_planes(image.pixels.data(), image.width * image.height, out.data());
-    return;
-  }
-  uint8_t* to = out.data();
-  for (int64_t c = 0; c < channels_; ++c) {
-    const uint8_t* from = image.pixels.data() + c;
-    const int64_t count = image.width * image.height;
-    for (int64_t i = 0; i < count; ++i, from += channels_) *to++ = *from;
+  } else {
+    std::ranges::copy(image.pixels, out.begin());
   }
 }
 

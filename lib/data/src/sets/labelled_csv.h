@@ -9,8 +9,7 @@
 
 namespace syncbn::data::detail {
 
-/// What a line of the file is: `pixels` integers from 0 to `max_pixel`, and a label below
-/// `classes`.
+/// Each line has `pixels` integers from 0 to `max_pixel` and a label below `classes`.
 struct CsvLayout {
   size_t pixels = 0;
   int max_pixel = 255;
@@ -19,14 +18,13 @@ struct CsvLayout {
 };
 
 struct CsvSamples {
-  std::vector<uint8_t> pixels;  ///< of one sample after the other
+  std::vector<uint8_t> pixels;  ///< of all samples
   std::vector<int64_t> labels;
 };
 
-/// The samples of one split of a CSV file, plain or gzipped. Held out is every k-th sample of a
-/// class, k = 1 / test_fraction, so that the test split is spread over the whole file.
-/// @throws base::UserError naming file, line, column and what is wrong there, or that the split is
-///   empty.
+/// The samples of one split of a CSV file, plain or gzipped. Every k-th sample of each class is in
+/// the test split, k = 1 / test_fraction.
+/// @throws base::UserError naming file, line and column of a wrong value, or if the split is empty.
 CsvSamples read_labelled_csv(const std::filesystem::path& path, const CsvLayout& layout,
                              double test_fraction, Split split);
 

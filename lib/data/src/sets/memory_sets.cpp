@@ -1,4 +1,3 @@
-// Sets that fit into memory: MNIST, CIFAR, CSV.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
-#include "sets/gzip_file.h"
+#include "sets/file_bytes.h"
 #include "sets/image_set.h"
 #include "sets/labelled_csv.h"
 
@@ -18,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMostBytes = size_t{4} << 30;  // uncompressed, of one file
+constexpr size_t kMaxFileBytes = size_t{4} << 30;  // uncompressed
 constexpr int64_t kCifarSide = 32;
 constexpr int64_t kCifarChannels = 3;
 
@@ -33,11 +32,10 @@ uint32_t u32(std::string_view bytes, size_t at) {
   return value;
 }
 
-/// An idx file of bytes: its sizes and where its values begin.
+/// An idx file of unsigned bytes.
 struct Idx {
-  std::string bytes;
   std::vector<int64_t> sizes;
-  size_t begin = 0;
+  std::vector<uint8_t> values;
 };
 
 /// `folder`/`name`, or the same with .gz.
@@ -48,19 +46,19 @@ fs::path plain_or_gz(const fs::path& folder, const std::string& name) {
 }
 
 Idx read_idx(const fs::path& file, size_t dimensions) {
-  Idx idx;
-  idx.bytes = read_gzip_file(file, kMostBytes);
-  idx.begin = 4 + 4 * dimensions;
-  // 0x08 is "unsigned byte"; the byte behind it counts dimensions.
-  if (idx.bytes.size() < idx.begin || u32(idx.bytes, 0) != 0x0800 + dimensions) {
+  const std::string bytes = detail::read_gzip_file(file, kMaxFileBytes);
+  const size_t header = 4 + 4 * dimensions;
+  // 0x08 stands for "unsigned byte"; the next byte is the number of dimensions.
+  if (bytes.size() < header || u32(bytes, 0) != 0x0800 + dimensions) {
     fail(file,
          fmt::format("it is no idx file of bytes with {}", base::counted(dimensions, "dimension")));
   }
-  // Sizes of 32 bits: products of them are compared without overflow, by division.
-  const size_t there = idx.bytes.size() - idx.begin;
+  Idx idx{.sizes = {}, .values = {bytes.begin() + static_cast<ptrdiff_t>(header), bytes.end()}};
+  // The product of the sizes may overflow, so it is compared by division.
+  const size_t there = idx.values.size();
   size_t named = 1;
   for (size_t d = 0; d < dimensions; ++d) {
-    const size_t size = u32(idx.bytes, 4 + 4 * d);
+    const size_t size = u32(bytes, 4 + 4 * d);
     idx.sizes.push_back(static_cast<int64_t>(size));
     if (size != 0 && named > there / size) fail(file, "it is shorter than its header says");
     named *= size;
@@ -73,7 +71,7 @@ detail::StoredImages read_mnist(const fs::path& folder, Split split) {
   const std::string prefix = split == Split::kTest ? "t10k" : "train";
   const fs::path image_file = plain_or_gz(folder, prefix + "-images-idx3-ubyte");
   const fs::path label_file = plain_or_gz(folder, prefix + "-labels-idx1-ubyte");
-  const Idx pixels = read_idx(image_file, 3);
+  Idx pixels = read_idx(image_file, 3);
   const Idx labels = read_idx(label_file, 1);
   if (pixels.sizes[0] != labels.sizes[0]) {
     fail(label_file,
@@ -81,28 +79,26 @@ detail::StoredImages read_mnist(const fs::path& folder, Split split) {
                      image_file.string(), base::counted(pixels.sizes[0], "image")));
   }
   if (pixels.sizes[1] < 1 || pixels.sizes[2] < 1) fail(image_file, "its images have no pixels");
-  detail::StoredImages images{.channels = 1, .size = {pixels.sizes[2], pixels.sizes[1]}};
-  images.pixels.assign(pixels.bytes.begin() + static_cast<ptrdiff_t>(pixels.begin),
-                       pixels.bytes.end());
-  for (size_t i = labels.begin; i < labels.bytes.size(); ++i) {
-    const auto label = static_cast<uint8_t>(labels.bytes[i]);
-    if (label >= images.classes) {
-      fail(label_file,
-           fmt::format("sample {} has the label {}; labels are 0 to 9", i - labels.begin, label));
-    }
-    images.labels.push_back(label);
+  detail::StoredImages images{.channels = 1,
+                              .size = {pixels.sizes[2], pixels.sizes[1]},
+                              .pixels = std::move(pixels.values),
+                              .labels = {labels.values.begin(), labels.values.end()}};
+  for (size_t i = 0; i < images.labels.size(); ++i) {
+    if (images.labels[i] < images.classes) continue;
+    fail(label_file,
+         fmt::format("sample {} has the label {}; labels are 0 to 9", i, images.labels[i]));
   }
   return images;
 }
 
-/// Adds the records of a CIFAR file: `label_bytes` labels, of which the last counts, then the
-/// channels one behind the other.
+/// Adds the records of a CIFAR file: `label_bytes` labels, of which the last one is used, then one
+/// plane per channel.
 void add_cifar_file(const fs::path& file, size_t label_bytes, detail::StoredImages& images) {
   constexpr auto kPlane = static_cast<size_t>(kCifarSide * kCifarSide);
   const size_t record = label_bytes + kPlane * kCifarChannels;
-  const std::string bytes = base::read_file(file, kMostBytes);
+  const std::string bytes = base::read_file(file, kMaxFileBytes);
   if (bytes.empty() || bytes.size() % record != 0) {
-    fail(file, fmt::format("its size of {} is no whole number of records of {} bytes",
+    fail(file, fmt::format("its size of {} is not a multiple of the {} bytes of a record",
                            base::counted(bytes.size(), "byte"), record));
   }
   for (size_t at = 0; at < bytes.size(); at += record) {
@@ -137,7 +133,7 @@ std::shared_ptr<const Dataset> load_cifar(const std::string& kind, const CifarOp
 void MnistOptions::describe(config::Schema<MnistOptions>& schema) {
   schema
       .field("path", &MnistOptions::path,
-             "the folder of train-images-idx3-ubyte, ... and t10k-labels-idx1-ubyte, or those .gz")
+             "the folder of train-images-idx3-ubyte, ... and t10k-labels-idx1-ubyte, plain or .gz")
       .required();
   detail::describe_image_set(schema);
 }
@@ -151,15 +147,15 @@ void CifarOptions::describe(config::Schema<CifarOptions>& schema) {
 }
 
 void CsvImagesOptions::describe(config::Schema<CsvImagesOptions>& schema) {
-  constexpr double kLongest = 4096;
+  constexpr double kMaxSide = 4096;
   schema.field("path", &CsvImagesOptions::path, "the file, CSV or gzipped CSV").required();
-  schema.field("height", &CsvImagesOptions::height, "of the images")
+  schema.field("height", &CsvImagesOptions::height, "height of the images")
       .at_least(1)
-      .at_most(kLongest)
+      .at_most(kMaxSide)
       .unit("px");
-  schema.field("width", &CsvImagesOptions::width, "of the images")
+  schema.field("width", &CsvImagesOptions::width, "width of the images")
       .at_least(1)
-      .at_most(kLongest)
+      .at_most(kMaxSide)
       .unit("px");
   schema.field("classes", &CsvImagesOptions::classes, "labels are below this")
       .at_least(1)
@@ -196,7 +192,7 @@ std::shared_ptr<const Dataset> load_csv_images(const CsvImagesOptions& options, 
                                 {.pixels = static_cast<size_t>(options.height * options.width),
                                  .max_pixel = 255,
                                  .classes = options.classes,
-                                 .max_file_bytes = kMostBytes},
+                                 .max_file_bytes = kMaxFileBytes},
                                 options.test_fraction, split);
   return detail::make_memory_set("csv_images", options, split,
                                  {.channels = 1,

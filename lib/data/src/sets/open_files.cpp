@@ -12,22 +12,22 @@
 namespace syncbn::data::detail {
 namespace {
 
-/// Not by the time of change, which a new name or owner sets, too.
+/// Ignores the time of change, which a new name or owner sets too.
 bool has_same_content(const FileStamp& a, const FileStamp& b) {
   return a.size == b.size && a.modified_ns == b.modified_ns;
 }
 
 }  // namespace
 
-OpenFiles::OpenFiles(std::vector<Named> files, size_t most_open)
-    : files_(std::move(files)), most_open_(most_open) {}
+OpenFiles::OpenFiles(std::vector<Named> files, size_t max_open)
+    : files_(std::move(files)), max_open_(max_open) {}
 
 OpenFiles::File OpenFiles::open(size_t number) const {
   {
     const std::lock_guard lock(mutex_);
     if (File file = find(number)) return file;
   }
-  // A file server may take its time, which nobody else should wait for.
+  // Without the lock: a slow file server must not block other threads.
   const auto& [path, stamp] = files_[number];
   auto opened = std::make_shared<const base::UniqueFd>(open_file(path));
   if (!has_same_content(stamp_of(*opened), stamp)) {
@@ -39,7 +39,7 @@ OpenFiles::File OpenFiles::open(size_t number) const {
   const std::lock_guard lock(mutex_);
   if (File file = find(number)) return file;
   opened_.insert(opened_.begin(), {number, opened});
-  if (opened_.size() > most_open_) opened_.pop_back();
+  if (opened_.size() > max_open_) opened_.pop_back();
   return opened;
 }
 

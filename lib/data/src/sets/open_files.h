@@ -12,24 +12,24 @@
 
 namespace syncbn::data::detail {
 
-/// Files that are read from here and there, a few of them open at a time: a process may not open as
-/// many as a data set can have. Thread-safe.
+/// Opens files on demand and keeps a limited number of them open, since a data set may have more
+/// files than a process may open. Thread-safe.
 class OpenFiles {
  public:
   using File = std::shared_ptr<const base::UniqueFd>;
 
   struct Named {
     std::filesystem::path path;
-    FileStamp stamp;  ///< when it was indexed
+    FileStamp stamp;  ///< of the indexed file
   };
 
-  /// Those that were used last stay open, `most_open` of them.
-  explicit OpenFiles(std::vector<Named> files, size_t most_open = 128);
+  /// @param max_open of the files, the most recently used ones stay open.
+  explicit OpenFiles(std::vector<Named> files, size_t max_open = 128);
 
   const std::filesystem::path& path(size_t number) const { return files_[number].path; }
 
-  /// It stays open while somebody holds it.
-  /// @throws base::UserError naming the file when it cannot be read, or was written to or replaced
+  /// The file stays open at least as long as the result exists.
+  /// @throws base::UserError naming the file if it cannot be read, or was written to or replaced
   ///   since it was indexed.
   File open(size_t number) const;
 
@@ -39,13 +39,13 @@ class OpenFiles {
     File file;
   };
 
-  /// Moves it to the front; nothing where it is not open.
+  /// Moves an open file to the front; null if it is not open.
   File find(size_t number) const;
 
   const std::vector<Named> files_;
-  const size_t most_open_;
+  const size_t max_open_;
   mutable std::mutex mutex_;
-  mutable std::vector<Opened> opened_;  ///< the one that was used last in front
+  mutable std::vector<Opened> opened_;  ///< the most recently used one first
 };
 
 }  // namespace syncbn::data::detail

@@ -5,7 +5,7 @@
 #include <syncbn/base/error.h>
 
 #include "sets/file_bytes.h"
-#include "sets/folder_scan.h"
+#include "sets/folder_index.h"
 #include "sets/image_set.h"
 
 namespace syncbn::data {
@@ -25,7 +25,6 @@ class SegmentationFolder : public detail::ImageSet {
         pairs_(detail::index_pairs(images_, masks_, {.folder = options.cache_dir})) {}
 
   int64_t size() const override { return pairs_.size() / 2; }
-  /// Pixels have labels, samples have none.
   std::span<const int64_t> labels() const override { return {}; }
   int64_t num_classes() const override { return classes_; }
   std::vector<int64_t> target_shape() const override {
@@ -38,15 +37,13 @@ class SegmentationFolder : public detail::ImageSet {
   uint64_t fingerprint() const override { return pairs_.fingerprint(); }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    auto& bytes = detail::thread_buffer();
     ImageSample sample;
     sample.ignored_label = ignored_;
     const std::string image_file = name_of(index);
-    detail::read_whole_file(image_file, bytes);
-    sample.image = ImageDecoder(bytes, image_file, decode_).decode();
+    sample.image = ImageDecoder(detail::read_whole_file(image_file), image_file, decode_).decode();
     const fs::path mask_file = masks_ / pairs_.file(size() + index);
-    detail::read_whole_file(mask_file, bytes);
-    sample.mask = ImageDecoder(bytes, mask_file.string(), decode_).decode_mask();
+    sample.mask =
+        ImageDecoder(detail::read_whole_file(mask_file), mask_file.string(), decode_).decode_mask();
     check(sample, mask_file);
     sample = pipeline().run(std::move(sample), random);
     put(sample.image, slot.data);
@@ -64,7 +61,7 @@ class SegmentationFolder : public detail::ImageSet {
     for (const uint8_t label : mask.pixels) {
       if (label < classes_ || label == ignored_) continue;
       throw base::UserError(fmt::format(
-          "the mask '{}' has the label {}; labels are below {}, or {} where they are to be ignored",
+          "the mask '{}' has the label {}; labels are below {}, or {} for ignored pixels",
           mask_file.string(), label, classes_, ignored_));
     }
   }
@@ -86,13 +83,13 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
       .field("train_masks", &Options::train_masks,
              "the folder of their masks, PNGs of the same name")
       .required();
-  schema.field("test_images", &Options::test_images, "the same of the test split").required();
-  schema.field("test_masks", &Options::test_masks, "the same of the test split").required();
+  schema.field("test_images", &Options::test_images, "the same for the test split").required();
+  schema.field("test_masks", &Options::test_masks, "the same for the test split").required();
   schema.field("classes", &Options::classes, "labels are below this")
       .required()
       .at_least(1)
       .at_most(256);
-  schema.field("ignore_index", &Options::ignore_index, "label of pixels that do not count")
+  schema.field("ignore_index", &Options::ignore_index, "label of pixels that are ignored")
       .at_least(0)
       .at_most(255);
   detail::describe_image_files(schema);

@@ -6,7 +6,6 @@
 #include "sets/image_set.h"
 #include "sets/open_files.h"
 #include "sets/shard_index.h"
-#include "sets/shard_names.h"
 
 namespace syncbn::data {
 namespace {
@@ -59,7 +58,7 @@ class TarShards : public detail::ImageSet {
       try {
         detail::read_ahead(*shards_.open(shard), offset, size);
       } catch (const base::Error&) {
-        // Whoever reads the samples says so, by their names.
+        // read_sample() reports it with the sample's name.
       }
     }
   }
