@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "transforms/factories.h"
+#include "transforms/common.h"
 
 namespace syncbn::data::detail {
 namespace {
@@ -24,13 +24,13 @@ struct ColorJitterOptions {
         .at_least(0);
     schema
         .field("hue", &ColorJitterOptions::hue,
-               "turn of the colour circle is -this to this, as a share of it")
+               "rotation of the colour circle is -this to this, as a share of it")
         .at_least(0)
         .at_most(0.5);
   }
 };
 
-/// The four changes in random order; those with option 0 are left out.
+/// The four changes in random order, without those whose option is 0.
 class ColorJitter : public Transform {
  public:
   explicit ColorJitter(const ColorJitterOptions& options) : options_(options) {}
@@ -64,9 +64,8 @@ class ColorJitter : public Transform {
 }  // namespace
 
 void add_colors(TransformKind::Registry& registry) {
-  registry.add<ColorJitterOptions>("color_jitter",
-                                   "change brightness, contrast, saturation and hue at random",
-                                   std::make_shared<const ColorJitter, const ColorJitterOptions&>);
+  add_transform<ColorJitter, ColorJitterOptions>(
+      registry, "color_jitter", "change brightness, contrast, saturation and hue at random");
 }
 
 }  // namespace syncbn::data::detail

@@ -4,20 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
-#include "transforms/factories.h"
-#include "transforms/size_options.h"
+#include "transforms/common.h"
 
 namespace syncbn::data::detail {
 namespace {
 
-/// Python's round(): halves to the even side.
-int64_t rounded(double value) {
-  return static_cast<int64_t>(std::nearbyint(value));
-}
-
-/// Of fixed size, whatever comes in.
+/// A transform whose results all have the same size.
 class Crop : public Transform {
  public:
   explicit Crop(ImageSize target) : target_(target) {}
@@ -42,7 +35,7 @@ struct CenterCropOptions {
   }
 };
 
-/// Images that are smaller get a black border.
+/// Smaller images get a black border.
 class CenterCrop : public Crop {
  public:
   explicit CenterCrop(const CenterCropOptions& options) : Crop(target_size(options)) {}
@@ -73,9 +66,9 @@ struct RandomCropOptions {
   static void describe(config::Schema<RandomCropOptions>& schema) {
     describe_size(schema, "side of the square that is cut out");
     schema
-        .field("padding", &RandomCropOptions::padding, "border that is added before, on all sides")
+        .field("padding", &RandomCropOptions::padding, "border added on all sides before cropping")
         .at_least(0)
-        .at_most(kLongestSide)
+        .at_most(kMaxSide)
         .unit("px");
     schema.field("pad_if_needed", &RandomCropOptions::pad_if_needed,
                  "add a border to images that are smaller than the crop");
@@ -107,8 +100,7 @@ class RandomCrop : public Crop {
     if ((missing_x > 0 || missing_y > 0) && !options_.pad_if_needed) {
       throw base::UserError(
           fmt::format("random_crop: {} x {} pixels cannot be cut from an image of {} x {}; resize "
-                      "it before, or "
-                      "set pad_if_needed",
+                      "it before, or set pad_if_needed",
                       target_.width, target_.height, size.width, size.height));
     }
     pad_sample(sample, {missing_x, missing_y, missing_x, missing_y}, fill());
@@ -136,20 +128,20 @@ struct RandomResizedCropOptions {
     describe_size(schema, "side of the square that the part is resized to");
     schema
         .field("scale", &RandomResizedCropOptions::scale,
-               "least and greatest share of the image's area")
+               "smallest and largest share of the image's area")
         .length(2)
         .above(0)
         .at_most(1);
     schema
         .field("ratio", &RandomResizedCropOptions::ratio,
-               "least and greatest width as a multiple of the height")
+               "smallest and largest width, as a multiple of the height")
         .length(2)
         .above(0);
     schema.check([](const RandomResizedCropOptions& options) -> std::optional<std::string> {
       if (options.scale[0] <= options.scale[1] && options.ratio[0] <= options.ratio[1]) {
         return std::nullopt;
       }
-      return "scale and ratio are a least and a greatest value, in this order";
+      return "scale and ratio are each a smallest and a largest value, in this order";
     });
   }
 };
@@ -163,11 +155,7 @@ class RandomResizedCrop : public Crop {
     constexpr int kTries = 10;
     const auto area = static_cast<double>(size.width * size.height);
     for (int i = 0; i < kTries; ++i) {
-      const double part = area * random.uniform(options_.scale[0], options_.scale[1]);
-      const double ratio =
-          std::exp(random.uniform(std::log(options_.ratio[0]), std::log(options_.ratio[1])));
-      const int64_t width = rounded(std::sqrt(part * ratio));
-      const int64_t height = rounded(std::sqrt(part / ratio));
+      const auto [width, height] = random_sides(area, options_.scale, options_.ratio, random);
       if (width < 1 || width > size.width || height < 1 || height > size.height) continue;
       const int64_t top = random.below(size.height - height + 1);
       return {random.below(size.width - width + 1), top, width, height};
@@ -178,7 +166,7 @@ class RandomResizedCrop : public Crop {
   void apply(ImageSample& sample, SampleRandom&) const override { resize_sample(sample, target_); }
 
  private:
-  /// The largest part in the middle whose ratio is allowed.
+  /// The largest centred part with an allowed ratio.
   Box middle(ImageSize size) const {
     const auto width = static_cast<double>(size.width);
     const auto height = static_cast<double>(size.height);
@@ -197,13 +185,11 @@ class RandomResizedCrop : public Crop {
 }  // namespace
 
 void add_crops(TransformKind::Registry& registry) {
-  registry.add<CenterCropOptions>("center_crop", "cut out the middle",
-                                  std::make_shared<const CenterCrop, const CenterCropOptions&>);
-  registry.add<RandomCropOptions>("random_crop", "cut out a part of this size",
-                                  std::make_shared<const RandomCrop, const RandomCropOptions&>);
-  registry.add<RandomResizedCropOptions>(
-      "random_resized_crop", "cut out a part of random size and resize it",
-      std::make_shared<const RandomResizedCrop, const RandomResizedCropOptions&>);
+  add_transform<CenterCrop, CenterCropOptions>(registry, "center_crop", "cut out the middle");
+  add_transform<RandomCrop, RandomCropOptions>(registry, "random_crop",
+                                               "cut out a part of this size");
+  add_transform<RandomResizedCrop, RandomResizedCropOptions>(
+      registry, "random_resized_crop", "cut out a part of random size and resize it");
 }
 
 }  // namespace syncbn::data::detail

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "transforms/factories.h"
-#include "transforms/size_options.h"
+#include "transforms/common.h"
 
 namespace syncbn::data::detail {
 namespace {
@@ -34,7 +33,7 @@ class Resize : public Transform {
   ImageSize target(ImageSize size) const {
     if (!options_.size) return target_size(options_);
     const int64_t side = *options_.size;
-    // As Python computes int(side * long / short): a product, then one division.
+    // torchvision: int(side * long / short).
     if (size.width <= size.height) return {side, side * size.height / size.width};
     return {side * size.width / size.height, side};
   }
@@ -70,8 +69,8 @@ struct RandomScaleOptions {
   double max = 2.0;
 
   static void describe(config::Schema<RandomScaleOptions>& schema) {
-    schema.field("min", &RandomScaleOptions::min, "least factor of both sides").above(0);
-    schema.field("max", &RandomScaleOptions::max, "greatest factor of both sides").above(0);
+    schema.field("min", &RandomScaleOptions::min, "smallest factor of both sides").above(0);
+    schema.field("max", &RandomScaleOptions::max, "largest factor of both sides").above(0);
     schema.check([](const RandomScaleOptions& options) -> std::optional<std::string> {
       if (options.min <= options.max) return std::nullopt;
       return "min must not be above max";
@@ -105,22 +104,22 @@ struct RandomErasingOptions {
 
   static void describe(config::Schema<RandomErasingOptions>& schema) {
     schema.field("p", &RandomErasingOptions::p, "probability").at_least(0).at_most(1);
-    schema.field("scale", &RandomErasingOptions::scale, "least and greatest share of the area")
+    schema.field("scale", &RandomErasingOptions::scale, "smallest and largest share of the area")
         .length(2)
         .at_least(0)
         .at_most(1);
     schema
         .field("ratio", &RandomErasingOptions::ratio,
-               "least and greatest height as a multiple of the width")
+               "smallest and largest height, as a multiple of the width")
         .length(2)
         .above(0);
-    schema.field("value", &RandomErasingOptions::value, "what erased pixels become")
+    schema.field("value", &RandomErasingOptions::value, "value of erased pixels")
         .at_least(0)
         .at_most(255);
   }
 };
 
-/// Of the image alone: the labels stay, as in torchvision.
+/// Changes only the image; the mask stays, as in torchvision.
 class RandomErasing : public Transform {
  public:
   explicit RandomErasing(const RandomErasingOptions& options) : options_(options) {}
@@ -130,12 +129,8 @@ class RandomErasing : public Transform {
     if (!random.chance(options_.p)) return;
     Image& image = sample.image;
     for (int i = 0; i < kTries; ++i) {
-      const double area = static_cast<double>(image.width * image.height) *
-                          random.uniform(options_.scale[0], options_.scale[1]);
-      const double ratio =
-          std::exp(random.uniform(std::log(options_.ratio[0]), std::log(options_.ratio[1])));
-      const auto height = static_cast<int64_t>(std::nearbyint(std::sqrt(area * ratio)));
-      const auto width = static_cast<int64_t>(std::nearbyint(std::sqrt(area / ratio)));
+      const auto [height, width] = random_sides(static_cast<double>(image.width * image.height),
+                                                options_.scale, options_.ratio, random);
       if (height >= image.height || width >= image.width) continue;
       const int64_t top = random.below(image.height - height + 1);
       const int64_t left = random.below(image.width - width + 1);
@@ -154,19 +149,15 @@ class RandomErasing : public Transform {
 }  // namespace
 
 void add_geometry(TransformKind::Registry& registry) {
-  using HorizontalFlip = Flip<flip_horizontally>;
-  using VerticalFlip = Flip<flip_vertically>;
-  registry.add<ResizeOptions>("resize", "resize, bilinear and without aliasing",
-                              std::make_shared<const Resize, const ResizeOptions&>);
-  registry.add<FlipOptions>("random_horizontal_flip", "mirror left and right",
-                            std::make_shared<const HorizontalFlip, const FlipOptions&>);
-  registry.add<FlipOptions>("random_vertical_flip", "mirror top and bottom",
-                            std::make_shared<const VerticalFlip, const FlipOptions&>);
-  registry.add<RandomScaleOptions>("random_scale", "resize by a random factor",
-                                   std::make_shared<const RandomScale, const RandomScaleOptions&>);
-  registry.add<RandomErasingOptions>(
-      "random_erasing", "erase a random rectangle",
-      std::make_shared<const RandomErasing, const RandomErasingOptions&>);
+  add_transform<Resize, ResizeOptions>(registry, "resize", "resize, bilinear and anti-aliased");
+  add_transform<Flip<flip_horizontally>, FlipOptions>(registry, "random_horizontal_flip",
+                                                      "mirror left and right");
+  add_transform<Flip<flip_vertically>, FlipOptions>(registry, "random_vertical_flip",
+                                                    "mirror top and bottom");
+  add_transform<RandomScale, RandomScaleOptions>(registry, "random_scale",
+                                                 "resize by a random factor");
+  add_transform<RandomErasing, RandomErasingOptions>(registry, "random_erasing",
+                                                     "erase a random rectangle");
 }
 
 }  // namespace syncbn::data::detail
