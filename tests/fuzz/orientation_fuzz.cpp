@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "image/exif.h"
-#include "image/png_orientation.h"
 
 namespace {
 

@@ -20,18 +20,17 @@ uint8_t grey_of(const uint8_t* rgb, int64_t channels) {
   return static_cast<uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
 }
 
-/// Image.blend in its float32: from `other` at 0 to `value` at 1, and beyond.
+/// Image.blend, in float32: `other` for factor 0, `value` for factor 1.
 uint8_t blended(int other, int value, float factor) {
   const float mixed = static_cast<float>(other) + factor * static_cast<float>(value - other);
   return mixed <= 0 ? 0 : mixed >= 255 ? 255 : static_cast<uint8_t>(mixed);
 }
 
-/// From one pixel to the next.
 size_t stride_of(const Image& image) {
   return static_cast<size_t>(image.channels);
 }
 
-/// Blends each pixel with other(pixel), one grey for all its channels.
+/// Blends all channels of a pixel with the grey other(pixel).
 template <class Other>
 void blend_with_grey(Image& image, double factor, const Other& other) {
   const auto share = static_cast<float>(factor);
@@ -110,7 +109,7 @@ struct Hsv {
   uint8_t value;
 };
 
-/// Pillow's conversion, with its mixture of float and double.
+/// Pillow's conversion, which mixes float and double.
 Hsv to_hsv(const uint8_t* rgb) {
   const uint8_t most = std::max({rgb[0], rgb[1], rgb[2]});
   const uint8_t least = std::min({rgb[0], rgb[1], rgb[2]});
@@ -150,7 +149,7 @@ void to_rgb(const Hsv& hsv, uint8_t* rgb) {
   std::ranges::copy(sectors[static_cast<size_t>(sector % 6)], rgb);
 }
 
-/// ImageFilter.SMOOTH: weights 1, and 5 in the middle, of 13. The border stays as it is.
+/// ImageFilter.SMOOTH: weights 1/13, and 5/13 in the middle. The border is unchanged.
 Image smoothed(const Image& image) {
   constexpr float kSide = 1.0F / 13;
   constexpr float kMiddle = 5.0F / 13;

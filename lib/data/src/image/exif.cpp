@@ -9,7 +9,7 @@ namespace {
 constexpr uint32_t kOrientationTag = 0x0112;
 constexpr size_t kEntryBytes = 12;
 
-/// Numbers of either byte order; out of bounds they are 0.
+/// Reads numbers in the file's byte order. Those out of bounds are 0.
 class TiffBytes {
  public:
   explicit TiffBytes(std::span<const uint8_t> bytes)
@@ -32,7 +32,7 @@ class TiffBytes {
   bool little_;
 };
 
-/// How an orientation is made: exchange x and y, then mirror the stored image's sides.
+/// An orientation: exchange x and y, then mirror the sides of the stored image.
 struct Turn {
   bool swap;
   bool mirror_x;
@@ -46,7 +46,7 @@ Turn turn_of(int orientation) {
   return kTurns[orientation - 1];
 }
 
-int sensible(uint32_t orientation) {
+int valid_or_1(uint32_t orientation) {
   return orientation >= 1 && orientation <= 8 ? static_cast<int>(orientation) : 1;
 }
 
@@ -61,7 +61,7 @@ std::optional<int> exif_orientation(std::span<const uint8_t> tiff) {
   for (uint32_t i = 0; i < entries; ++i) {
     const size_t entry = directory + 2 + i * kEntryBytes;
     if (bytes.u16(entry) != kOrientationTag) continue;
-    return sensible(bytes.u16(entry + 2) == 4 ? bytes.u32(entry + 8) : bytes.u16(entry + 8));
+    return valid_or_1(bytes.u16(entry + 2) == 4 ? bytes.u32(entry + 8) : bytes.u16(entry + 8));
   }
   return std::nullopt;
 }
@@ -78,7 +78,7 @@ std::optional<int> xmp_orientation(std::string_view xmp) {
       continue;
     }
     if (!rest.empty() && rest[0] >= '0' && rest[0] <= '9') {
-      return sensible(static_cast<uint32_t>(rest[0] - '0'));
+      return valid_or_1(static_cast<uint32_t>(rest[0] - '0'));
     }
   }
   return std::nullopt;
@@ -93,7 +93,7 @@ Box stored_box(const Box& box, int orientation, int64_t width, int64_t height) {
   return stored;
 }
 
-Image turned(Image image, int orientation) {
+Image oriented(Image image, int orientation) {
   if (orientation == 1) return image;
   const Turn turn = turn_of(orientation);
   Image out(turn.swap ? image.height : image.width, turn.swap ? image.width : image.height,

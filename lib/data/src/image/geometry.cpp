@@ -12,7 +12,7 @@ int64_t fixed(double value) {
   return static_cast<int64_t>(std::floor(value * 65536.0 + 0.5));
 }
 
-/// To 15 decimals, which makes a quarter turn's cosine 0.
+/// Rounded to 15 decimals, so that the cosine of a quarter turn is 0.
 double rounded(double value) {
   return std::round(value * 1e15) / 1e15;
 }

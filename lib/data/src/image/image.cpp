@@ -85,18 +85,18 @@ Image ImageDecoder::decode(const Box& box) {
   if (box.left < 0 || box.top < 0 || box.width < 1 || box.height < 1 ||
       box.left + box.width > width() || box.top + box.height > height()) {
     throw base::InternalError(
-        fmt::format("{}: {} x {} pixels at ({}, {}) were asked for from an image of {} x {}", name_,
+        fmt::format("{}: {} x {} pixels at ({}, {}) were requested from an image of {} x {}", name_,
                     box.width, box.height, box.left, box.top, width(), height()));
   }
   Image image;
   reader_->read(detail::stored_box(box, orientation_, reader_->width(), reader_->height()), image);
-  return detail::turned(std::move(image), orientation_);
+  return detail::oriented(std::move(image), orientation_);
 }
 
 Image ImageDecoder::decode_mask() {
   Image image;
   reader_->read_labels({0, 0, reader_->width(), reader_->height()}, image);
-  return detail::turned(std::move(image), orientation_);
+  return detail::oriented(std::move(image), orientation_);
 }
 
 Image load_image(const std::filesystem::path& path, const DecodeOptions& options) {

@@ -1,6 +1,3 @@
-#include "png_orientation.h"
-
-// crc32, and the inflating of compressed texts.
 #include <zlib.h>
 
 #include <algorithm>
@@ -15,7 +12,7 @@ namespace syncbn::data::detail {
 namespace {
 
 constexpr size_t kSignatureBytes = 8;
-constexpr size_t kLongestText = 1 << 20;  // Pillow's limit
+constexpr size_t kMaxTextBytes = 1 << 20;  // Pillow's limit
 
 std::span<const uint8_t> bytes_of(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
@@ -27,7 +24,7 @@ uint32_t u32(std::string_view bytes) {
   return value;
 }
 
-/// What is before the first zero, which is taken off `rest` with it; nothing where there is none.
+/// Removes the text up to the first zero from `rest`; nothing if there is no zero.
 std::optional<std::string_view> take_word(std::string_view& rest) {
   const size_t zero = rest.find('\0');
   if (zero == std::string_view::npos) return std::nullopt;
@@ -36,9 +33,9 @@ std::optional<std::string_view> take_word(std::string_view& rest) {
   return word;
 }
 
-/// Nothing for what is damaged, or longer than a text may be.
+/// Nothing if the data is damaged or the text too long.
 std::optional<std::string> inflated(std::string_view compressed) {
-  std::string text(kLongestText, '\0');
+  std::string text(kMaxTextBytes, '\0');
   uLongf size = text.size();
   const auto* from = reinterpret_cast<const Bytef*>(compressed.data());
   if (::uncompress(reinterpret_cast<Bytef*>(text.data()), &size, from, compressed.size()) != Z_OK) {
@@ -48,13 +45,12 @@ std::optional<std::string> inflated(std::string_view compressed) {
   return text;
 }
 
-/// A chunk of text, behind its key.
 struct TextChunk {
   std::string_view kind;
-  std::string_view rest;
+  std::string_view rest;  ///< after the key
 };
 
-/// Nothing for what is damaged.
+/// Nothing if the chunk is damaged.
 std::optional<std::string> text_of(TextChunk chunk) {
   auto& [kind, rest] = chunk;
   if (kind == "tEXt") return std::string(rest);
@@ -67,8 +63,8 @@ std::optional<std::string> text_of(TextChunk chunk) {
   return is_compressed ? inflated(rest) : std::string(rest);
 }
 
-/// EXIF data as ImageMagick wrote it before PNG had a chunk for them: a name, a length and
-/// hexadecimal digits, in lines.
+/// Decodes EXIF data as ImageMagick wrote it before PNG had a chunk for it: lines with a name, a
+/// length and hexadecimal digits.
 std::string from_raw_profile(std::string_view text) {
   for (int line = 0; line < 3; ++line) {
     const size_t end = text.find('\n');
@@ -89,23 +85,23 @@ std::string from_raw_profile(std::string_view text) {
   return bytes;
 }
 
-/// What is found in the chunks of a file.
+/// The chunks of a file that may have an orientation.
 class Metadata {
  public:
   void read(std::string_view file) {
     bool has_pixels = false;
-    constexpr size_t kAround = 12;  // bytes of length, kind and checksum
-    for (file.remove_prefix(std::min(kSignatureBytes, file.size())); file.size() >= kAround;) {
+    constexpr size_t kFrameBytes = 12;  // length, kind and checksum
+    for (file.remove_prefix(std::min(kSignatureBytes, file.size())); file.size() >= kFrameBytes;) {
       const size_t size = u32(file);
-      if (size > file.size() - kAround) return;
+      if (size > file.size() - kFrameBytes) return;
       const std::string_view kind = file.substr(4, 4);
-      // What follows is another picture's, in a file of several.
+      // After the first frame of an animation, the rest belongs to other frames.
       if (kind == "IEND" || (kind == "fcTL" && has_pixels)) return;
       has_pixels = has_pixels || kind == "IDAT";
-      if (counts(kind) && u32(file.substr(8 + size)) == checksum(file.substr(4, 4 + size))) {
-        take(kind, file.substr(8, size));
+      if (is_relevant(kind) && u32(file.substr(8 + size)) == checksum(file.substr(4, 4 + size))) {
+        keep(kind, file.substr(8, size));
       }
-      file.remove_prefix(size + kAround);
+      file.remove_prefix(size + kFrameBytes);
     }
   }
 
@@ -116,7 +112,7 @@ class Metadata {
   }
 
  private:
-  static bool counts(std::string_view kind) {
+  static bool is_relevant(std::string_view kind) {
     return kind == "eXIf" || kind == "iTXt" || kind == "tEXt" || kind == "zTXt";
   }
 
@@ -125,8 +121,8 @@ class Metadata {
         ::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
   }
 
-  /// Remembers it. Texts are inflated later, the last ones alone: there may be thousands.
-  void take(std::string_view kind, std::string_view data) {
+  /// Keeps the chunk. Only the last texts are inflated, in orientation(): there may be thousands.
+  void keep(std::string_view kind, std::string_view data) {
     if (kind == "eXIf") {
       exif_ = data;
       return;
@@ -139,10 +135,10 @@ class Metadata {
   std::string tiff() const {
     std::string bytes = exif_ ? std::string(*exif_)
                               : from_raw_profile(text_of(raw_profile_).value_or(std::string()));
-    constexpr std::string_view kIntroduction("Exif\0\0", 6);
+    constexpr std::string_view kPrefix("Exif\0\0", 6);
     size_t begin = 0;
-    while (bytes.compare(begin, kIntroduction.size(), kIntroduction) == 0) {
-      begin += kIntroduction.size();
+    while (bytes.compare(begin, kPrefix.size(), kPrefix) == 0) {
+      begin += kPrefix.size();
     }
     return bytes.substr(begin);
   }
