@@ -113,30 +113,26 @@ class Application {
   int64_t index_;
 };
 
-struct RandAugmentOptions {
-  int64_t num_ops = 2;
-  int64_t magnitude = 9;
-  int64_t num_magnitude_bins = 31;
-
-  static void describe(config::Schema<RandAugmentOptions>& schema) {
-    schema.field("num_ops", &RandAugmentOptions::num_ops, "number of operations in a row")
-        .at_least(0);
-    schema.field("magnitude", &RandAugmentOptions::magnitude, "of all operations, from 0")
-        .at_least(0);
-    schema
-        .field("num_magnitude_bins", &RandAugmentOptions::num_magnitude_bins,
-               "number of magnitudes")
-        .at_least(2);
-    schema.check([](const RandAugmentOptions& options) -> std::optional<std::string> {
-      if (options.magnitude < options.num_magnitude_bins) return std::nullopt;
-      return "magnitude must be below num_magnitude_bins";
-    });
-  }
-};
-
 class RandAugment : public Transform {
  public:
-  explicit RandAugment(const RandAugmentOptions& options) : options_(options) {}
+  struct Options {
+    int64_t num_ops = 2;
+    int64_t magnitude = 9;
+    int64_t num_magnitude_bins = 31;
+
+    static void describe(config::Schema<Options>& schema) {
+      schema.field("num_ops", &Options::num_ops, "number of operations in a row").at_least(0);
+      schema.field("magnitude", &Options::magnitude, "of all operations, from 0").at_least(0);
+      schema.field("num_magnitude_bins", &Options::num_magnitude_bins, "number of magnitudes")
+          .at_least(2);
+      schema.check([](const Options& options) -> std::optional<std::string> {
+        if (options.magnitude < options.num_magnitude_bins) return std::nullopt;
+        return "magnitude must be below num_magnitude_bins";
+      });
+    }
+  };
+
+  explicit RandAugment(const Options& options) : options_(options) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
     // Translations by the share of the paper: 150 of 331 pixels.
@@ -154,24 +150,21 @@ class RandAugment : public Transform {
   }
 
  private:
-  const RandAugmentOptions options_;
-};
-
-struct TrivialAugmentWideOptions {
-  int64_t num_magnitude_bins = 31;
-
-  static void describe(config::Schema<TrivialAugmentWideOptions>& schema) {
-    schema
-        .field("num_magnitude_bins", &TrivialAugmentWideOptions::num_magnitude_bins,
-               "number of magnitudes")
-        .at_least(2);
-  }
+  const Options options_;
 };
 
 class TrivialAugmentWide : public Transform {
  public:
-  explicit TrivialAugmentWide(const TrivialAugmentWideOptions& options)
-      : bins_(options.num_magnitude_bins) {}
+  struct Options {
+    int64_t num_magnitude_bins = 31;
+
+    static void describe(config::Schema<Options>& schema) {
+      schema.field("num_magnitude_bins", &Options::num_magnitude_bins, "number of magnitudes")
+          .at_least(2);
+    }
+  };
+
+  explicit TrivialAugmentWide(const Options& options) : bins_(options.num_magnitude_bins) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
     constexpr Reach kReach{.shear = 0.99,
@@ -191,10 +184,9 @@ class TrivialAugmentWide : public Transform {
 }  // namespace
 
 void add_auto_augment(TransformKind::Registry& registry) {
-  add_transform<RandAugment, RandAugmentOptions>(registry, "rand_augment",
-                                                 "random operations of one magnitude");
-  add_transform<TrivialAugmentWide, TrivialAugmentWideOptions>(
-      registry, "trivial_augment_wide", "one random operation of random magnitude");
+  add_transform<RandAugment>(registry, "rand_augment", "random operations of one magnitude");
+  add_transform<TrivialAugmentWide>(registry, "trivial_augment_wide",
+                                    "one random operation of random magnitude");
 }
 
 }  // namespace syncbn::data::detail

@@ -16,10 +16,12 @@ void add_geometry(TransformKind::Registry& registry);
 void add_colors(TransformKind::Registry& registry);
 void add_auto_augment(TransformKind::Registry& registry);
 
-template <class Made, class Options>
+/// Registers the class T, which has a struct T::Options.
+template <class T>
 void add_transform(TransformKind::Registry& registry, const char* name, const char* help) {
-  registry.add<Options>(
-      name, help, [](const Options& options) { return std::make_shared<const Made>(options); });
+  using Options = typename T::Options;
+  registry.add<Options>(name, help,
+                        [](const Options& options) { return std::make_shared<const T>(options); });
 }
 
 ImageSize size_of(const Image& image);

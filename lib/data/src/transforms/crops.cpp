@@ -27,18 +27,18 @@ void pad_sample(ImageSample& sample, const Box& border, uint8_t fill) {
   if (sample.mask) sample.mask = pad(*sample.mask, left, top, right, bottom, sample.ignored_label);
 }
 
-struct CenterCropOptions {
-  std::optional<int64_t> size, height, width;
-
-  static void describe(config::Schema<CenterCropOptions>& schema) {
-    describe_size(schema, "side of the square that is cut from the middle");
-  }
-};
-
 /// Smaller images get a black border.
 class CenterCrop : public Crop {
  public:
-  explicit CenterCrop(const CenterCropOptions& options) : Crop(target_size(options)) {}
+  struct Options {
+    std::optional<int64_t> size, height, width;
+
+    static void describe(config::Schema<Options>& schema) {
+      describe_size(schema, "side of the square that is cut from the middle");
+    }
+  };
+
+  explicit CenterCrop(const Options& options) : Crop(target_size(options)) {}
 
   Box region(ImageSize size, SampleRandom&) const override {
     return {start(size.width, target_.width), start(size.height, target_.height),
@@ -57,31 +57,27 @@ class CenterCrop : public Crop {
   }
 };
 
-struct RandomCropOptions {
-  std::optional<int64_t> size, height, width;
-  int64_t padding = 0;
-  bool pad_if_needed = false;
-  int64_t fill = 0;
-
-  static void describe(config::Schema<RandomCropOptions>& schema) {
-    describe_size(schema, "side of the square that is cut out");
-    schema
-        .field("padding", &RandomCropOptions::padding, "border added on all sides before cropping")
-        .at_least(0)
-        .at_most(kMaxSide)
-        .unit("px");
-    schema.field("pad_if_needed", &RandomCropOptions::pad_if_needed,
-                 "add a border to images that are smaller than the crop");
-    schema.field("fill", &RandomCropOptions::fill, "value of the border's pixels")
-        .at_least(0)
-        .at_most(255);
-  }
-};
-
 class RandomCrop : public Crop {
  public:
-  explicit RandomCrop(const RandomCropOptions& options)
-      : Crop(target_size(options)), options_(options) {}
+  struct Options {
+    std::optional<int64_t> size, height, width;
+    int64_t padding = 0;
+    bool pad_if_needed = false;
+    int64_t fill = 0;
+
+    static void describe(config::Schema<Options>& schema) {
+      describe_size(schema, "side of the square that is cut out");
+      schema.field("padding", &Options::padding, "border added on all sides before cropping")
+          .at_least(0)
+          .at_most(kMaxSide)
+          .unit("px");
+      schema.field("pad_if_needed", &Options::pad_if_needed,
+                   "add a border to images that are smaller than the crop");
+      schema.field("fill", &Options::fill, "value of the border's pixels").at_least(0).at_most(255);
+    }
+  };
+
+  explicit RandomCrop(const Options& options) : Crop(target_size(options)), options_(options) {}
 
   Box region(ImageSize size, SampleRandom& random) const override {
     if (options_.padding > 0 || size.width < target_.width || size.height < target_.height) {
@@ -116,39 +112,37 @@ class RandomCrop : public Crop {
     return {left, top, target_.width, target_.height};
   }
 
-  const RandomCropOptions options_;
-};
-
-struct RandomResizedCropOptions {
-  std::optional<int64_t> size, height, width;
-  std::vector<double> scale = {0.08, 1.0};
-  std::vector<double> ratio = {3.0 / 4.0, 4.0 / 3.0};
-
-  static void describe(config::Schema<RandomResizedCropOptions>& schema) {
-    describe_size(schema, "side of the square that the part is resized to");
-    schema
-        .field("scale", &RandomResizedCropOptions::scale,
-               "smallest and largest share of the image's area")
-        .length(2)
-        .above(0)
-        .at_most(1);
-    schema
-        .field("ratio", &RandomResizedCropOptions::ratio,
-               "smallest and largest width, as a multiple of the height")
-        .length(2)
-        .above(0);
-    schema.check([](const RandomResizedCropOptions& options) -> std::optional<std::string> {
-      if (options.scale[0] <= options.scale[1] && options.ratio[0] <= options.ratio[1]) {
-        return std::nullopt;
-      }
-      return "scale and ratio are each a smallest and a largest value, in this order";
-    });
-  }
+  const Options options_;
 };
 
 class RandomResizedCrop : public Crop {
  public:
-  explicit RandomResizedCrop(const RandomResizedCropOptions& options)
+  struct Options {
+    std::optional<int64_t> size, height, width;
+    std::vector<double> scale = {0.08, 1.0};
+    std::vector<double> ratio = {3.0 / 4.0, 4.0 / 3.0};
+
+    static void describe(config::Schema<Options>& schema) {
+      describe_size(schema, "side of the square that the part is resized to");
+      schema.field("scale", &Options::scale, "smallest and largest share of the image's area")
+          .length(2)
+          .above(0)
+          .at_most(1);
+      schema
+          .field("ratio", &Options::ratio,
+                 "smallest and largest width, as a multiple of the height")
+          .length(2)
+          .above(0);
+      schema.check([](const Options& options) -> std::optional<std::string> {
+        if (options.scale[0] <= options.scale[1] && options.ratio[0] <= options.ratio[1]) {
+          return std::nullopt;
+        }
+        return "scale and ratio are each a smallest and a largest value, in this order";
+      });
+    }
+  };
+
+  explicit RandomResizedCrop(const Options& options)
       : Crop(target_size(options)), options_(options) {}
 
   Box region(ImageSize size, SampleRandom& random) const override {
@@ -179,17 +173,16 @@ class RandomResizedCrop : public Crop {
             part.height};
   }
 
-  const RandomResizedCropOptions options_;
+  const Options options_;
 };
 
 }  // namespace
 
 void add_crops(TransformKind::Registry& registry) {
-  add_transform<CenterCrop, CenterCropOptions>(registry, "center_crop", "cut out the middle");
-  add_transform<RandomCrop, RandomCropOptions>(registry, "random_crop",
-                                               "cut out a part of this size");
-  add_transform<RandomResizedCrop, RandomResizedCropOptions>(
-      registry, "random_resized_crop", "cut out a part of random size and resize it");
+  add_transform<CenterCrop>(registry, "center_crop", "cut out the middle");
+  add_transform<RandomCrop>(registry, "random_crop", "cut out a part of this size");
+  add_transform<RandomResizedCrop>(registry, "random_resized_crop",
+                                   "cut out a part of random size and resize it");
 }
 
 }  // namespace syncbn::data::detail
