@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "image/exif.h"
+#include "image/orientation.h"
 
 namespace {
 

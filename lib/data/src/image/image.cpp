@@ -1,25 +1,18 @@
 #include <syncbn/data/image.h>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
-#include "exif.h"
+#include "orientation.h"
 #include "reader.h"
 
 namespace syncbn::data {
 namespace {
-
-std::string first_bytes(std::span<const uint8_t> bytes) {
-  std::string text;
-  for (const uint8_t byte : bytes.first(std::min<size_t>(bytes.size(), 4))) {
-    text += fmt::format(" {:02x}", byte);
-  }
-  return text;
-}
 
 std::unique_ptr<detail::ImageReader> open(std::span<const uint8_t> bytes, const std::string& name,
                                           const DecodeOptions& options) {
@@ -27,9 +20,10 @@ std::unique_ptr<detail::ImageReader> open(std::span<const uint8_t> bytes, const 
   if (detail::is_png(bytes)) return detail::open_png(bytes, name, options);
   if (bytes.empty()) detail::fail_to_decode(name, "it is empty");
   detail::fail_to_decode(
-      name, fmt::format("it is neither JPEG nor PNG (it begins with the bytes{}); convert it, or "
-                        "take it out of the data set",
-                        first_bytes(bytes)));
+      name,
+      fmt::format("it is neither JPEG nor PNG (it begins with the bytes {:02x}); convert it, or "
+                  "take it out of the data set",
+                  fmt::join(bytes.first(std::min<size_t>(bytes.size(), 4)), " ")));
 }
 
 }  // namespace

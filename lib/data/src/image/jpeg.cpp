@@ -15,7 +15,7 @@
 
 #include <syncbn/base/error.h>
 
-#include "exif.h"
+#include "orientation.h"
 #include "reader.h"
 
 #ifndef LIBJPEG_TURBO_VERSION_NUMBER
@@ -68,16 +68,6 @@ void check_scans(j_common_ptr cinfo) {
   std::snprintf(text, sizeof text, "it has more than max_scans, %d, progressive scans", max_scans);
   fail(cinfo, text);
 }
-
-/// Destroying a struct that was never created does nothing.
-struct Decompress {
-  jpeg_decompress_struct cinfo{};
-
-  Decompress() = default;
-  ~Decompress() { jpeg_destroy_decompress(&cinfo); }
-  Decompress(const Decompress&) = delete;
-  Decompress& operator=(const Decompress&) = delete;
-};
 
 /// value * share / 255, rounded, as Pillow computes it.
 uint8_t times_share(int value, int share) {
@@ -218,8 +208,10 @@ class JpegReader : public ImageReader {
   const DecodeOptions options_;
   Errors errors_{};
   Progress progress_{};
-  Decompress decompress_;
-  jpeg_decompress_struct& cinfo_ = decompress_.cinfo;
+  jpeg_decompress_struct cinfo_{};
+  /// Destroying a struct that was never created does nothing.
+  const std::unique_ptr<jpeg_decompress_struct, void (*)(j_decompress_ptr)> destroys_cinfo_{
+      &cinfo_, &jpeg_destroy_decompress};
   std::vector<uint8_t> row_;
   // Copies, since a second frame header may change cinfo's before it is refused.
   int64_t width_ = 0;

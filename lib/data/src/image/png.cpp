@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "exif.h"
+#include "orientation.h"
 #include "reader.h"
 
 namespace syncbn::data::detail {

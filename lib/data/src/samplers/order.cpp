@@ -42,9 +42,9 @@ std::vector<int64_t> shard_of(std::span<const int64_t> list, int num_replicas, i
 
 void check_shard(int64_t size, int num_replicas, int rank) {
   if (num_replicas < 1 || rank < 0 || rank >= num_replicas) {
-    throw base::UserError(fmt::format(
-        "a sampler was made for rank {} of {}; ranks count from 0 to one below their number", rank,
-        base::counted(num_replicas, "rank")));
+    throw base::UserError(
+        fmt::format("a sampler was made for rank {} of {}; ranks are numbered from 0", rank,
+                    base::counted(num_replicas, "rank")));
   }
   if (size < 0) throw base::UserError(fmt::format("a data set cannot have {} samples", size));
 }

@@ -13,11 +13,33 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/data/distributed_sampler.h>
 
 #include "samplers/order.h"
 
 namespace syncbn::data {
+
+DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOptions& options)
+    : dataset_size_(size), options_(options) {
+  check_shard(size, options.num_replicas, options.rank);
+  num_samples_ = samples_per_rank(size, options.num_replicas, options.drop_last);
+}
+
+std::string DistributedSampler::order_name() const {
+  return fmt::format("distributed, shuffle {}", options_.shuffle);
+}
+
+std::vector<int64_t> DistributedSampler::indices() const {
+  if (options_.shuffle && ++shuffles_ == 2 && !epoch_was_set()) {
+    spdlog::warn(
+        "DistributedSampler: set_epoch() was never called, so this epoch has the order of the one "
+        "before; call it with the epoch's number before each epoch");
+  }
+  return shard_of(epoch_order(dataset_size_, options_.shuffle, options_.seed, epoch()),
+                  options_.num_replicas, options_.rank, num_samples_);
+}
 
 SequentialShardSampler::SequentialShardSampler(int64_t size, int num_replicas, int rank)
     : dataset_size_(size), num_replicas_(num_replicas), rank_(rank) {
@@ -140,8 +162,8 @@ RepeatedAugmentationSampler::RepeatedAugmentationSampler(
   num_selected_ = round > 0 ? size / round * round / replicas : (size + replicas - 1) / replicas;
   if (num_selected_ == 0) {
     throw base::UserError(
-        fmt::format("repeated augmentation: {}, cut to a multiple of selected_round {}, "
-                    "leave none for each of {}; set selected_round to 0",
+        fmt::format("repeated augmentation: {}, rounded down to a multiple of selected_round {}, "
+                    "are not enough for {}; set selected_round to 0",
                     base::counted(size, "sample"), round, base::counted(replicas, "rank")));
   }
 }

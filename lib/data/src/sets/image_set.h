@@ -78,17 +78,4 @@ void describe_image_files(config::Schema<Options>& schema) {
                "~/.cache/syncbn");
 }
 
-/// Images of one size in memory, each [height, width, channels], and their labels.
-struct StoredImages {
-  int64_t channels = 1;
-  ImageSize size;
-  int64_t classes = 10;
-  std::vector<uint8_t> pixels = {};
-  std::vector<int64_t> labels = {};
-};
-
-std::shared_ptr<const Dataset> make_memory_set(const std::string& kind,
-                                               const ImageSetOptions& options, Split split,
-                                               StoredImages images);
-
 }  // namespace syncbn::data::detail

@@ -6,6 +6,7 @@
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
 #include <syncbn/base/text.h>
 
 #include "sets/file_bytes.h"
@@ -20,6 +21,44 @@ namespace fs = std::filesystem;
 constexpr size_t kMaxFileBytes = size_t{4} << 30;  // uncompressed
 constexpr int64_t kCifarSide = 32;
 constexpr int64_t kCifarChannels = 3;
+
+/// Images of one size in memory, each [height, width, channels], and their labels.
+struct StoredImages {
+  int64_t channels = 1;
+  ImageSize size;
+  int64_t classes = 10;
+  std::vector<uint8_t> pixels = {};
+  std::vector<int64_t> labels = {};
+};
+
+class MemorySet : public detail::ImageSet {
+ public:
+  MemorySet(const std::string& kind, const ImageSetOptions& options, Split split,
+            StoredImages images)
+      : ImageSet(kind, options, split, images.channels, images.size), images_(std::move(images)) {
+    base::Fnv1a hash;
+    for (const uint8_t value : images_.pixels) hash.add_byte(value);
+    for (const int64_t label : images_.labels) hash.add(static_cast<uint64_t>(label));
+    fingerprint_ = hash.value();
+  }
+
+  int64_t size() const override { return std::ssize(images_.labels); }
+  std::span<const int64_t> labels() const override { return images_.labels; }
+  int64_t num_classes() const override { return images_.classes; }
+  uint64_t fingerprint() const override { return fingerprint_; }
+
+  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
+    Image image(images_.size.width, images_.size.height, images_.channels);
+    std::copy_n(images_.pixels.data() + index * std::ssize(image.pixels), image.pixels.size(),
+                image.pixels.data());
+    put(pipeline().run({std::move(image), std::nullopt}, random).image, slot.data);
+    slot.target[0] = images_.labels[static_cast<size_t>(index)];
+  }
+
+ private:
+  StoredImages images_;
+  uint64_t fingerprint_ = 0;
+};
 
 [[noreturn]] void fail(const fs::path& file, const std::string& why) {
   throw base::UserError(fmt::format("cannot read the data file '{}': {}", file.string(), why));
@@ -50,8 +89,8 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
   const size_t header = 4 + 4 * dimensions;
   // 0x08 stands for "unsigned byte"; the next byte is the number of dimensions.
   if (bytes.size() < header || u32(bytes, 0) != 0x0800 + dimensions) {
-    fail(file,
-         fmt::format("it is no idx file of bytes with {}", base::counted(dimensions, "dimension")));
+    fail(file, fmt::format("it is not an idx file of bytes with {}",
+                           base::counted(dimensions, "dimension")));
   }
   Idx idx{.sizes = {}, .values = {bytes.begin() + static_cast<ptrdiff_t>(header), bytes.end()}};
   // The product of the sizes may overflow, so it is compared by division.
@@ -67,7 +106,7 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
   return idx;
 }
 
-detail::StoredImages read_mnist(const fs::path& folder, Split split) {
+StoredImages read_mnist(const fs::path& folder, Split split) {
   const std::string prefix = split == Split::kTest ? "t10k" : "train";
   const fs::path image_file = plain_or_gz(folder, prefix + "-images-idx3-ubyte");
   const fs::path label_file = plain_or_gz(folder, prefix + "-labels-idx1-ubyte");
@@ -79,10 +118,10 @@ detail::StoredImages read_mnist(const fs::path& folder, Split split) {
                      image_file.string(), base::counted(pixels.sizes[0], "image")));
   }
   if (pixels.sizes[1] < 1 || pixels.sizes[2] < 1) fail(image_file, "its images have no pixels");
-  detail::StoredImages images{.channels = 1,
-                              .size = {pixels.sizes[2], pixels.sizes[1]},
-                              .pixels = std::move(pixels.values),
-                              .labels = {labels.values.begin(), labels.values.end()}};
+  StoredImages images{.channels = 1,
+                      .size = {pixels.sizes[2], pixels.sizes[1]},
+                      .pixels = std::move(pixels.values),
+                      .labels = {labels.values.begin(), labels.values.end()}};
   for (size_t i = 0; i < images.labels.size(); ++i) {
     if (images.labels[i] < images.classes) continue;
     fail(label_file,
@@ -93,7 +132,7 @@ detail::StoredImages read_mnist(const fs::path& folder, Split split) {
 
 /// Adds the records of a CIFAR file: `label_bytes` labels, of which the last one is used, then one
 /// plane per channel.
-void add_cifar_file(const fs::path& file, size_t label_bytes, detail::StoredImages& images) {
+void add_cifar_file(const fs::path& file, size_t label_bytes, StoredImages& images) {
   constexpr auto kPlane = static_cast<size_t>(kCifarSide * kCifarSide);
   const size_t record = label_bytes + kPlane * kCifarChannels;
   const std::string bytes = base::read_file(file, kMaxFileBytes);
@@ -120,12 +159,12 @@ void add_cifar_file(const fs::path& file, size_t label_bytes, detail::StoredImag
 std::shared_ptr<const Dataset> load_cifar(const std::string& kind, const CifarOptions& options,
                                           Split split, int64_t classes,
                                           const std::vector<std::string>& files) {
-  detail::StoredImages images{
+  StoredImages images{
       .channels = kCifarChannels, .size = {kCifarSide, kCifarSide}, .classes = classes};
   for (const std::string& file : files) {
     add_cifar_file(fs::path(options.path) / file, classes == 100 ? 2 : 1, images);
   }
-  return detail::make_memory_set(kind, options, split, std::move(images));
+  return std::make_shared<const MemorySet>(kind, options, split, std::move(images));
 }
 
 }  // namespace
@@ -169,7 +208,8 @@ void CsvImagesOptions::describe(config::Schema<CsvImagesOptions>& schema) {
 }
 
 std::shared_ptr<const Dataset> load_mnist(const MnistOptions& options, Split split) {
-  return detail::make_memory_set("mnist", options, split, read_mnist(options.path, split));
+  return std::make_shared<const MemorySet>("mnist", options, split,
+                                           read_mnist(options.path, split));
 }
 
 std::shared_ptr<const Dataset> load_cifar10(const CifarOptions& options, Split split) {
@@ -194,12 +234,12 @@ std::shared_ptr<const Dataset> load_csv_images(const CsvImagesOptions& options, 
                                  .classes = options.classes,
                                  .max_file_bytes = kMaxFileBytes},
                                 options.test_fraction, split);
-  return detail::make_memory_set("csv_images", options, split,
-                                 {.channels = 1,
-                                  .size = {options.width, options.height},
-                                  .classes = options.classes,
-                                  .pixels = std::move(samples.pixels),
-                                  .labels = std::move(samples.labels)});
+  StoredImages images{.channels = 1,
+                      .size = {options.width, options.height},
+                      .classes = options.classes,
+                      .pixels = std::move(samples.pixels),
+                      .labels = std::move(samples.labels)};
+  return std::make_shared<const MemorySet>("csv_images", options, split, std::move(images));
 }
 
 }  // namespace syncbn::data

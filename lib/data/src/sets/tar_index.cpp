@@ -128,7 +128,7 @@ class TarReader {
 
   /// Reads a long name or size of the next member.
   void keep_for_next(const TarMember& member, char type) {
-    if (member.size > kMaxNameBytes) fail(member.name, "the header of the next name is too long");
+    if (member.size > kMaxNameBytes) fail(member.name, "its header with a long name is too long");
     read_at(file_, path_, member.offset, member.size, text_);
     const std::string_view text(reinterpret_cast<const char*>(text_.data()), text_.size());
     if (type == 'L') {

@@ -4,7 +4,6 @@
 
 #include "sets/file_bytes.h"
 #include "sets/image_set.h"
-#include "sets/open_files.h"
 #include "sets/shard_index.h"
 
 namespace syncbn::data {
