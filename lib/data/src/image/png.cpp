@@ -104,6 +104,7 @@ class PngReader : public ImageReader {
       width_ = png_get_image_width(png_, info_);
       height_ = png_get_image_height(png_, info_);
       depth_ = png_get_bit_depth(png_, info_);
+      channels_ = png_get_channels(png_, info_);
       color_type_ = png_get_color_type(png_, info_);
       read_palette();
     });
@@ -151,21 +152,8 @@ class PngReader : public ImageReader {
     });
   }
 
-  int channels() const {
-    switch (color_type_) {
-      case PNG_COLOR_TYPE_RGB:
-        return 3;
-      case PNG_COLOR_TYPE_RGB_ALPHA:
-        return 4;
-      case PNG_COLOR_TYPE_GRAY_ALPHA:
-        return 2;
-      default:
-        return 1;
-    }
-  }
-
   int64_t sample_bytes() const { return depth_ == 16 ? 2 : 1; }
-  int64_t pixel_bytes() const { return channels() * sample_bytes(); }
+  int64_t pixel_bytes() const { return channels_ * sample_bytes(); }
 
   int value(const uint8_t* at) const { return depth_ == 16 ? at[0] << 8 | at[1] : at[0]; }
 
@@ -203,6 +191,7 @@ class PngReader : public ImageReader {
   int64_t width_ = 0;
   int64_t height_ = 0;
   int depth_ = 8;
+  int channels_ = 3;
   int color_type_ = PNG_COLOR_TYPE_RGB;
   std::array<std::array<uint8_t, 3>, 256> palette_{};
   std::vector<uint8_t> rows_;

@@ -67,6 +67,12 @@ class IndexWriter {
     add_bytes({reinterpret_cast<const char*>(values.data()), values.size_bytes()});
   }
 
+  template <class T>
+  void add_section(size_t section, const std::vector<T>& values) {
+    begin(section);
+    add(std::span<const T>(values));
+  }
+
   /// @param fingerprint of the data set.
   void finish(uint64_t fingerprint);
 

@@ -1,25 +1,85 @@
 #include <syncbn/data/sampler.h>
 
+// at::detail::createCPUGenerator.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/multinomial.h>
+#include <ATen/ops/randperm.h>
 #include <ATen/ops/tensor.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <set>
+#include <utility>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/distributed_sampler.h>
-
-#include "samplers/order.h"
+#include <syncbn/data/random.h>
+#include <syncbn/data/shard_sampler.h>
 
 namespace syncbn::data {
+
+namespace {
+
+/// What torch.Generator.manual_seed(seed + epoch) gets; a negative seed wraps around.
+uint64_t generator_seed(int64_t seed, int64_t epoch) {
+  return static_cast<uint64_t>(seed) + static_cast<uint64_t>(epoch);
+}
+
+/// The numbers 0 to size - 1 in order, or shuffled as Python's torch.randperm does with a generator
+/// of seed + epoch.
+std::vector<int64_t> epoch_order(int64_t size, bool shuffle, int64_t seed, int64_t epoch) {
+  std::vector<int64_t> order(static_cast<size_t>(size));
+  if (!shuffle) {
+    std::iota(order.begin(), order.end(), 0);
+    return order;
+  }
+  const at::Tensor permutation =
+      at::randperm(size, at::detail::createCPUGenerator(generator_seed(seed, epoch)), at::kLong);
+  std::copy_n(permutation.const_data_ptr<int64_t>(), size, order.begin());
+  return order;
+}
+
+/// The number of samples per rank if `size` samples are padded (or cut, with drop_last) to a
+/// multiple of num_replicas.
+int64_t samples_per_rank(int64_t size, int num_replicas, bool drop_last) {
+  // With drop_last PyTorch computes ceil((N - W) / W) for an uneven N, which is floor(N / W).
+  return size / num_replicas + (!drop_last && size % num_replicas != 0 ? 1 : 0);
+}
+
+/// `count` elements of a list: rank, rank + num_replicas, ... After the end, the list continues
+/// from its front.
+std::vector<int64_t> shard_of(std::span<const int64_t> list, int num_replicas, int rank,
+                              int64_t count) {
+  std::vector<int64_t> shard;
+  shard.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    shard.push_back(list[static_cast<size_t>((rank + i * num_replicas) % std::ssize(list))]);
+  }
+  return shard;
+}
+
+void check_shard(int64_t size, int num_replicas, int rank) {
+  if (num_replicas < 1 || rank < 0 || rank >= num_replicas) {
+    throw base::UserError(
+        fmt::format("a sampler was made for rank {} of {}; ranks are numbered from 0", rank,
+                    base::counted(num_replicas, "rank")));
+  }
+  if (size < 0) throw base::UserError(fmt::format("a data set cannot have {} samples", size));
+}
+
+void check_range(const char* name, int64_t value, int64_t max) {
+  if (value >= 1 && value <= max) return;
+  throw base::UserError(
+      fmt::format("shard sampler: {} must be from 1 to {}, got {}", name, max, value));
+}
+
+}  // namespace
 
 DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOptions& options)
     : dataset_size_(size), options_(options) {
@@ -187,6 +247,88 @@ std::vector<int64_t> RepeatedAugmentationSampler::indices() const {
 
 int64_t RepeatedAugmentationSampler::copy_at(int64_t place) const {
   return (options_.rank + place * options_.num_replicas) % options_.repetitions;
+}
+
+ShardSampler::ShardSampler(std::span<const int64_t> shard_ends, const ShardSamplerOptions& options)
+    : ends_(shard_ends.begin(), shard_ends.end()), options_(options) {
+  check_shard(/*size=*/0, options.num_replicas, options.rank);
+  check_range("buffer_size", options.buffer_size, ShardSamplerOptions::kMaxBufferSize);
+  check_range("streams", options.streams, ShardSamplerOptions::kMaxStreams);
+  if (!std::ranges::is_sorted(ends_) || (!ends_.empty() && ends_.front() < 0)) {
+    throw base::UserError("shard sampler: a shard ends before the one in front of it");
+  }
+}
+
+int64_t ShardSampler::size() const {
+  return samples_per_rank(dataset_size(), options_.num_replicas, options_.drop_last);
+}
+
+std::string ShardSampler::order_name() const {
+  return fmt::format("shards, shuffle {}, buffer_size {}, streams {}", options_.shuffle,
+                     options_.buffer_size, options_.streams);
+}
+
+std::vector<int64_t> ShardSampler::indices() const {
+  return shard_of(global_list(options_.shuffle), options_.num_replicas, options_.rank, size());
+}
+
+std::vector<int64_t> ShardSampler::storage_order(std::span<const int64_t> indices) const {
+  std::vector<int64_t> shard(indices.begin(), indices.end());
+  const std::vector<int64_t> list = global_list(/*shuffled=*/false);
+  std::vector<size_t> place(list.size());
+  for (size_t i = 0; i < list.size(); ++i) place[static_cast<size_t>(list[i])] = i;
+  // Padding stays at the end.
+  const int64_t replicas = options_.num_replicas;
+  const int64_t own = std::min((dataset_size() - options_.rank + replicas - 1) / replicas, size());
+  std::ranges::sort(shard.begin(), shard.begin() + own, {},
+                    [&](int64_t sample) { return place[static_cast<size_t>(sample)]; });
+  return shard;
+}
+
+// One and a half buffers: while one is consumed in random order, the next is read sequentially.
+int64_t ShardSampler::read_ahead() const {
+  return (options_.buffer_size + options_.buffer_size / 2) / options_.num_replicas + 1;
+}
+
+std::vector<int64_t> ShardSampler::shard_by_shard() const {
+  std::vector<int64_t> samples;
+  samples.reserve(static_cast<size_t>(dataset_size()));
+  const auto shards = epoch_order(std::ssize(ends_), options_.shuffle, options_.seed, epoch());
+  for (const int64_t shard : shards) {
+    const auto at = static_cast<size_t>(shard);
+    for (int64_t i = at == 0 ? 0 : ends_[at - 1]; i < ends_[at]; ++i) samples.push_back(i);
+  }
+  return samples;
+}
+
+void ShardSampler::shuffle_part(std::span<int64_t> part, int64_t stream) const {
+  const auto buffer_size =
+      static_cast<size_t>(std::max<int64_t>(options_.buffer_size / options_.streams, 1));
+  for (size_t begin = 0; begin < part.size(); begin += buffer_size) {
+    const auto buffer = part.subspan(begin, std::min(buffer_size, part.size() - begin));
+    // Negative, so no key of an augmentation (a sample's index) is the same.
+    constexpr int kBitsOfBegin = 40;
+    const int64_t key = ~(stream << kBitsOfBegin | static_cast<int64_t>(begin));
+    SampleRandom random(options_.seed, epoch(), key);
+    for (size_t i = buffer.size(); i > 1; --i) {  // Fisher and Yates
+      std::swap(buffer[i - 1], buffer[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+    }
+  }
+}
+
+std::vector<int64_t> ShardSampler::global_list(bool shuffled) const {
+  std::vector<int64_t> samples = shard_by_shard();
+  const size_t streams = std::min(static_cast<size_t>(options_.streams), samples.size());
+  std::vector<int64_t> list(samples.size());
+  size_t begin = 0;
+  for (size_t stream = 0; stream < streams; ++stream) {
+    const size_t length = samples.size() / streams + (stream < samples.size() % streams ? 1 : 0);
+    const auto part = std::span(samples).subspan(begin, length);
+    if (shuffled) shuffle_part(part, static_cast<int64_t>(stream));
+    for (size_t i = 0; i < length; ++i) list[i * streams + stream] = part[i];
+    begin += length;
+  }
+  return list;
 }
 
 }  // namespace syncbn::data

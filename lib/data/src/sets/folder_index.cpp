@@ -238,11 +238,9 @@ void FolderIndexWriter::add_file(std::string_view name) {
 }
 
 uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
-  out_.begin(kFileEnds);
-  out_.add(std::span<const uint32_t>(ends_));
+  out_.add_section(kFileEnds, ends_);
   if (!classes.empty()) write_labels();
-  out_.begin(kFolders);
-  out_.add(std::span<const FolderIndex::Folder>(folders_));
+  out_.add_section(kFolders, folders_);
   out_.begin(kFolderNames);
   std::vector<uint64_t> name_ends;
   uint64_t end = 0;
@@ -250,10 +248,8 @@ uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
     out_.add_bytes(folder_names_[i]);
     name_ends.push_back(end += folder_names_[i].size());
   }
-  out_.begin(kFolderNameEnds);
-  out_.add(std::span<const uint64_t>(name_ends));
-  out_.begin(kStamps);
-  out_.add(std::span<const FileStamp>(stamps_));
+  out_.add_section(kFolderNameEnds, name_ends);
+  out_.add_section(kStamps, stamps_);
   out_.begin(kClasses);
   for (const std::string& name : classes) out_.add_bytes(name + '\0');
   return hash_.value();

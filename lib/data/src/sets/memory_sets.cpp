@@ -1,6 +1,9 @@
+// Data sets that are kept in memory: digits, MNIST, CIFAR, CSV.
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <string_view>
 
@@ -8,10 +11,12 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
 #include <syncbn/base/text.h>
+#include <syncbn/data/data_files.h>
+#include <syncbn/data/digits.h>
 
 #include "sets/file_bytes.h"
+#include "sets/gather.h"
 #include "sets/image_set.h"
-#include "sets/labelled_csv.h"
 
 namespace syncbn::data {
 namespace {
@@ -21,6 +26,138 @@ namespace fs = std::filesystem;
 constexpr size_t kMaxFileBytes = size_t{4} << 30;  // uncompressed
 constexpr int64_t kCifarSide = 32;
 constexpr int64_t kCifarChannels = 3;
+
+/// Each line has `pixels` integers from 0 to `max_pixel` and a label below `classes`.
+struct CsvLayout {
+  size_t pixels = 0;
+  int max_pixel = 255;
+  int64_t classes = 10;
+  size_t max_file_bytes = 0;
+};
+
+struct CsvSamples {
+  std::vector<uint8_t> pixels;  ///< of all samples
+  std::vector<int64_t> labels;
+};
+
+/// @param place file and line, for messages.
+void parse_line(std::string_view text, const std::string& place, const CsvLayout& layout,
+                CsvSamples& samples) {
+  const size_t columns = static_cast<size_t>(std::ranges::count(text, ',')) + 1;
+  if (columns != layout.pixels + 1) {
+    throw base::UserError(fmt::format("{}: expected {} and a label, found {}", place,
+                                      base::counted(layout.pixels, "pixel"),
+                                      base::counted(columns, "value")));
+  }
+  for (size_t column = 0; column < columns; ++column) {
+    const bool is_label = column == layout.pixels;
+    const int64_t max = is_label ? layout.classes - 1 : layout.max_pixel;
+    const std::string_view field = text.substr(0, text.find(','));
+    const auto number = base::parse_number<int64_t>(field);
+    if (!number || *number < 0 || *number > max) {
+      throw base::UserError(
+          fmt::format("{}: column {}: {} must be an integer from 0 to {}, got '{}'", place,
+                      column + 1, is_label ? "a label" : "a pixel", max, config::shortened(field)));
+    }
+    if (is_label) {
+      samples.labels.push_back(*number);
+    } else {
+      samples.pixels.push_back(static_cast<uint8_t>(*number));
+      text.remove_prefix(field.size() + 1);
+    }
+  }
+}
+
+CsvSamples parse_file(const std::string& file, std::string_view text, const CsvLayout& layout) {
+  CsvSamples samples;
+  for (size_t line = 1; !text.empty(); ++line) {
+    std::string_view row = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(row.size() + 1, text.size()));
+    if (row.ends_with('\r')) row.remove_suffix(1);
+    parse_line(row, fmt::format("{}:{}", file, line), layout, samples);
+  }
+  return samples;
+}
+
+CsvSamples choose_split(const CsvSamples& samples, const CsvLayout& layout, double test_fraction,
+                        Split split) {
+  std::vector<int64_t> seen(static_cast<size_t>(layout.classes));
+  CsvSamples chosen;
+  for (size_t i = 0; i < samples.labels.size(); ++i) {
+    const auto before = static_cast<double>(seen[static_cast<size_t>(samples.labels[i])]++);
+    const bool is_test =
+        std::floor((before + 1) * test_fraction) > std::floor(before * test_fraction);
+    if (is_test != (split == Split::kTest)) continue;
+    const auto first = samples.pixels.begin() + static_cast<ptrdiff_t>(i * layout.pixels);
+    chosen.pixels.insert(chosen.pixels.end(), first, first + static_cast<ptrdiff_t>(layout.pixels));
+    chosen.labels.push_back(samples.labels[i]);
+  }
+  return chosen;
+}
+
+/// The samples of one split of a CSV file, plain or gzipped. Every k-th sample of each class is in
+/// the test split, k = 1 / test_fraction.
+/// @throws base::UserError naming file, line and column of a wrong value, or if the split is empty.
+CsvSamples read_labelled_csv(const std::filesystem::path& path, const CsvLayout& layout,
+                             double test_fraction, Split split) {
+  const auto samples =
+      parse_file(path.string(), detail::read_gzip_file(path, layout.max_file_bytes), layout);
+  if (samples.labels.empty()) {
+    throw base::UserError(
+        fmt::format("cannot read the data file '{}': it is empty", path.string()));
+  }
+  auto chosen = choose_split(samples, layout, test_fraction, split);
+  if (chosen.labels.empty()) {
+    throw base::UserError(fmt::format(
+        "{}: none of its {} samples is in the {} split (test_fraction is {}); give a longer file",
+        path.string(), samples.labels.size(), to_string(split), test_fraction));
+  }
+  return chosen;
+}
+
+constexpr CsvLayout kDigitsLayout = {
+    .pixels = 64,
+    .max_pixel = 16,
+    .classes = 10,
+    .max_file_bytes = size_t{64} << 20,  // the shipped file has 0.26 MB
+};
+
+class Digits : public Dataset {
+ public:
+  explicit Digits(const CsvSamples& samples) : labels_(samples.labels) {
+    base::Fnv1a hash;  // of each sample's pixels, then its label
+    for (size_t i = 0; i < samples.pixels.size(); ++i) {
+      pixels_.push_back(static_cast<float>(samples.pixels[i]) / kDigitsLayout.max_pixel);
+      hash.add_byte(samples.pixels[i]);
+      if ((i + 1) % kDigitsLayout.pixels != 0) continue;
+      hash.add_byte(static_cast<uint8_t>(labels_[i / kDigitsLayout.pixels]));
+    }
+    fingerprint_ = hash.value();
+  }
+
+  int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
+
+  Batch get_batch(std::span<const int64_t> indices) const override {
+    check_indices(indices, size());
+    at::Tensor data = at::empty({static_cast<int64_t>(indices.size()), 1, 8, 8}, at::kFloat);
+    auto* out = data.mutable_data_ptr<float>();
+    for (const int64_t index : indices) {
+      out = std::copy_n(&pixels_[static_cast<size_t>(index) * kDigitsLayout.pixels],
+                        kDigitsLayout.pixels, out);
+    }
+    return {std::move(data), gather_labels(labels_, indices)};
+  }
+
+  std::span<const int64_t> labels() const override { return labels_; }
+  int64_t num_classes() const override { return kDigitsLayout.classes; }
+  std::vector<int64_t> sample_shape() const override { return {1, 8, 8}; }
+  uint64_t fingerprint() const override { return fingerprint_; }
+
+ private:
+  std::vector<float> pixels_;
+  std::vector<int64_t> labels_;
+  uint64_t fingerprint_ = 0;
+};
 
 /// Images of one size in memory, each [height, width, channels], and their labels.
 struct StoredImages {
@@ -169,6 +306,23 @@ std::shared_ptr<const Dataset> load_cifar(const std::string& kind, const CifarOp
 
 }  // namespace
 
+void DigitsOptions::describe(config::Schema<DigitsOptions>& schema) {
+  schema.field("path", &DigitsOptions::path,
+               "the file, CSV or gzipped CSV; empty: the digits.csv.gz that ships with syncbn");
+  schema
+      .field("test_fraction", &DigitsOptions::test_fraction,
+             "share of each class that is held out as the test split")
+      .above(0)
+      .below(1);
+}
+
+std::shared_ptr<const Dataset> load_digits(const DigitsOptions& options, Split split) {
+  const std::filesystem::path path =
+      options.path.empty() ? find_data_file("digits.csv.gz") : std::filesystem::path(options.path);
+  const auto chosen = read_labelled_csv(path, kDigitsLayout, options.test_fraction, split);
+  return std::make_shared<const Digits>(chosen);
+}
+
 void MnistOptions::describe(config::Schema<MnistOptions>& schema) {
   schema
       .field("path", &MnistOptions::path,
@@ -227,13 +381,12 @@ std::shared_ptr<const Dataset> load_cifar100(const CifarOptions& options, Split 
 }
 
 std::shared_ptr<const Dataset> load_csv_images(const CsvImagesOptions& options, Split split) {
-  auto samples =
-      detail::read_labelled_csv(options.path,
-                                {.pixels = static_cast<size_t>(options.height * options.width),
-                                 .max_pixel = 255,
-                                 .classes = options.classes,
-                                 .max_file_bytes = kMaxFileBytes},
-                                options.test_fraction, split);
+  auto samples = read_labelled_csv(options.path,
+                                   {.pixels = static_cast<size_t>(options.height * options.width),
+                                    .max_pixel = 255,
+                                    .classes = options.classes,
+                                    .max_file_bytes = kMaxFileBytes},
+                                   options.test_fraction, split);
   StoredImages images{.channels = 1,
                       .size = {options.width, options.height},
                       .classes = options.classes,

@@ -57,10 +57,8 @@ class ShardIndexWriter {
       const int64_t wide = label;
       out_.add(std::span(&wide, 1));
     }
-    out_.begin(kShardEnds);
-    out_.add(std::span<const int64_t>(ends_));
-    out_.begin(kShardStamps);
-    out_.add(std::span<const FileStamp>(stamps_));
+    out_.add_section(kShardEnds, ends_);
+    out_.add_section(kShardStamps, stamps_);
     return hash_.value();
   }
 

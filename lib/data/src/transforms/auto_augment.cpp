@@ -39,7 +39,6 @@ struct Reach {
 
 /// torch.linspace(begin, end, count)[index], in float32.
 double linspace(double begin, double end, int64_t count, int64_t index) {
-  if (count < 2) return begin;
   const auto first = static_cast<float>(begin);
   const auto last = static_cast<float>(end);
   const float step = (last - first) / static_cast<float>(count - 1);
@@ -103,7 +102,6 @@ class Application {
   }
 
   int bits() const {
-    if (bins_ < 2) return 8;
     const double bins_a_bit = static_cast<double>(bins_ - 1) / reach_.posterize;
     return 8 - static_cast<int>(std::nearbyint(static_cast<double>(index_) / bins_a_bit));
   }
