@@ -34,15 +34,17 @@ void fail_to_decode(const std::string& name, const std::string& why) {
   throw base::UserError(fmt::format("cannot decode '{}': {}", name, why));
 }
 
-void check_size(const std::string& name, int64_t width, int64_t height,
-                const DecodeOptions& options) {
+void ImageReader::set_size(int64_t width, int64_t height, const DecodeOptions& options) {
   if (width < 1 || height < 1) {
-    fail_to_decode(name, fmt::format("it has {} x {} pixels", width, height));
+    fail_to_decode(name_, fmt::format("it has {} x {} pixels", width, height));
   }
-  if (width <= options.max_pixels / height) return;
-  fail_to_decode(name, fmt::format("its {} x {} pixels are more than max_pixels, {}; raise that if "
-                                   "the file can be trusted",
-                                   width, height, options.max_pixels));
+  if (width > options.max_pixels / height) {
+    fail_to_decode(name_, fmt::format("its {} x {} pixels are more than max_pixels, {}; raise that "
+                                      "if the file can be trusted",
+                                      width, height, options.max_pixels));
+  }
+  width_ = width;
+  height_ = height;
 }
 
 }  // namespace detail

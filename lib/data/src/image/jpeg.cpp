@@ -33,16 +33,12 @@ constexpr int kApp1 = JPEG_APP0 + 1;  // the marker of EXIF and XMP
 constexpr std::string_view kExifHeader("Exif\0\0", 6);
 constexpr std::string_view kXmpHeader("http://ns.adobe.com/xap/1.0/\0", 29);
 
-struct Errors : jpeg_error_mgr {
-  ErrorJump jump;
-};
-
 struct Progress : jpeg_progress_mgr {
   int max_scans;
 };
 
 [[noreturn]] void fail(j_common_ptr cinfo, const char* why) {
-  ErrorJump& jump = static_cast<Errors*>(cinfo->err)->jump;
+  auto& jump = *static_cast<ErrorJump*>(cinfo->client_data);
   std::snprintf(jump.message, sizeof jump.message, "%s", why);
   std::longjmp(jump.target, 1);
 }
@@ -90,7 +86,8 @@ void cmyk_to_rgb(const uint8_t* cmyk, int64_t count, uint8_t* rgb) {
 class JpegReader : public ImageReader {
  public:
   JpegReader(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options)
-      : bytes_(bytes), name_(name), options_(options) {
+      : ImageReader(bytes, name) {
+    cinfo_.client_data = &jump_;
     cinfo_.err = jpeg_std_error(&errors_);
     errors_.error_exit = on_error;
     errors_.output_message = on_message;
@@ -101,11 +98,15 @@ class JpegReader : public ImageReader {
       jpeg_save_markers(&cinfo_, kApp1, 0xffff);
     });
     read_header();
-    check_header();
+    // Kept, since a second frame header may change cinfo's size before it is refused.
+    set_size(cinfo_.image_width, cinfo_.image_height, options);
+    const int components = cinfo_.num_components;
+    if (components != 1 && components != 3 && components != 4) {
+      fail_to_decode(name_,
+                     fmt::format("it has {} colour components; 1, 3 and 4 are known", components));
+    }
+    orientation_ = find_orientation();
   }
-
-  int64_t width() const override { return width_; }
-  int64_t height() const override { return height_; }
 
   int orientation() const override { return orientation_; }
 
@@ -141,11 +142,6 @@ class JpegReader : public ImageReader {
   }
 
  private:
-  template <class Calls>
-  void guarded(const Calls& calls) {
-    if (!runs_through(errors_.jump, calls)) fail_to_decode(name_, errors_.jump.message);
-  }
-
   void read_header() {
     guarded([this] {
       jpeg_abort_decompress(&cinfo_);
@@ -154,18 +150,6 @@ class JpegReader : public ImageReader {
       cinfo_.progress = &progress_;
       jpeg_read_header(&cinfo_, TRUE);
     });
-  }
-
-  void check_header() {
-    width_ = cinfo_.image_width;
-    height_ = cinfo_.image_height;
-    check_size(name_, width_, height_, options_);
-    const int components = cinfo_.num_components;
-    if (components != 1 && components != 3 && components != 4) {
-      fail_to_decode(name_,
-                     fmt::format("it has {} colour components; 1, 3 and 4 are known", components));
-    }
-    orientation_ = find_orientation();
   }
 
   /// From the first EXIF data, or else the last XMP data, as in Pillow.
@@ -203,21 +187,14 @@ class JpegReader : public ImageReader {
 
   void read_row(uint8_t* row) { jpeg_read_scanlines(&cinfo_, &row, 1); }
 
-  const std::span<const uint8_t> bytes_;
-  const std::string name_;
-  const DecodeOptions options_;
-  Errors errors_{};
+  jpeg_error_mgr errors_{};
   Progress progress_{};
   jpeg_decompress_struct cinfo_{};
   /// Destroying a struct that was never created does nothing.
   const std::unique_ptr<jpeg_decompress_struct, void (*)(j_decompress_ptr)> destroys_cinfo_{
       &cinfo_, &jpeg_destroy_decompress};
   std::vector<uint8_t> row_;
-  // Copies, since a second frame header may change cinfo's before it is refused.
-  int64_t width_ = 0;
-  int64_t height_ = 0;
   int orientation_ = 1;
-  bool was_read_ = false;
 };
 
 }  // namespace

@@ -49,13 +49,11 @@ struct Handles {
 class PngReader : public ImageReader {
  public:
   PngReader(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options)
-      : bytes_(bytes), name_(name) {
+      : ImageReader(bytes, name) {
     read_header();
-    check_size(name_, width(), height(), options);
+    set_size(png_get_image_width(png_, info_), png_get_image_height(png_, info_), options);
   }
 
-  int64_t width() const override { return width_; }
-  int64_t height() const override { return height_; }
   int orientation() const override { return png_orientation(bytes_); }
 
   void read(const Box& box, Image& image) override {
@@ -82,27 +80,20 @@ class PngReader : public ImageReader {
   }
 
  private:
-  template <class Calls>
-  void guarded(const Calls& calls) {
-    if (!runs_through(errors_, calls)) fail_to_decode(name_, errors_.message);
-  }
-
   void read_header() {
     handles_.destroy();
     unread_ = bytes_;
-    std::snprintf(errors_.message, sizeof errors_.message, "libpng cannot be set up");
+    std::snprintf(jump_.message, sizeof jump_.message, "libpng cannot be set up");
     guarded([this] {
-      png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &errors_, on_error, on_warning);
-      if (png_ == nullptr) std::longjmp(errors_.target, 1);
+      png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &jump_, on_error, on_warning);
+      if (png_ == nullptr) std::longjmp(jump_.target, 1);
       info_ = png_create_info_struct(png_);
-      if (info_ == nullptr) std::longjmp(errors_.target, 1);
+      if (info_ == nullptr) std::longjmp(jump_.target, 1);
       png_set_read_fn(png_, &unread_, read_bytes);
       // Skip all chunks that do not concern pixels: for some, libpng allocates as much memory as
       // their length says.
       png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
       png_read_info(png_, info_);
-      width_ = png_get_image_width(png_, info_);
-      height_ = png_get_image_height(png_, info_);
       depth_ = png_get_bit_depth(png_, info_);
       channels_ = png_get_channels(png_, info_);
       color_type_ = png_get_color_type(png_, info_);
@@ -133,14 +124,14 @@ class PngReader : public ImageReader {
       passes = png_set_interlace_handling(png_);
       png_read_update_info(png_, info_);
     });
-    const size_t row_bytes = static_cast<size_t>(width_ * pixel_bytes());
+    const size_t row_bytes = static_cast<size_t>(width() * pixel_bytes());
     // An interlaced image is complete only after its last pass.
-    rows_.resize(passes == 1 ? row_bytes : row_bytes * static_cast<size_t>(height_));
+    rows_.resize(passes == 1 ? row_bytes : row_bytes * static_cast<size_t>(height()));
     uint8_t* rows = rows_.data();
     const int64_t end = box.top + box.height;
     guarded([&] {
       for (int pass = 0; pass + 1 < passes; ++pass) {
-        for (int64_t y = 0; y < height_; ++y) {
+        for (int64_t y = 0; y < height(); ++y) {
           png_read_row(png_, rows + static_cast<size_t>(y) * row_bytes, nullptr);
         }
       }
@@ -181,21 +172,15 @@ class PngReader : public ImageReader {
     return static_cast<uint8_t>(pixel[0] * (kMaxValue / ((1 << depth_) - 1)));
   }
 
-  const std::span<const uint8_t> bytes_;
-  const std::string name_;
   std::span<const uint8_t> unread_;
-  ErrorJump errors_{};
   Handles handles_;
   png_structp& png_ = handles_.png;
   png_infop& info_ = handles_.info;
-  int64_t width_ = 0;
-  int64_t height_ = 0;
   int depth_ = 8;
   int channels_ = 3;
   int color_type_ = PNG_COLOR_TYPE_RGB;
   std::array<std::array<uint8_t, 3>, 256> palette_{};
   std::vector<uint8_t> rows_;
-  bool was_read_ = false;
 };
 
 }  // namespace

@@ -23,7 +23,6 @@
 #include <syncbn/data/shard_sampler.h>
 
 namespace syncbn::data {
-
 namespace {
 
 /// What torch.Generator.manual_seed(seed + epoch) gets; a negative seed wraps around.
