@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <span>
 
-// at::Tensor.
 #include <ATen/core/Tensor.h>
 
 namespace syncbn::data {

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-// at::Tensor.
 #include <ATen/core/Tensor.h>
 
 #include <syncbn/data/dataset.h>

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-// at::Tensor.
 #include <ATen/core/Tensor.h>
 
 #include <syncbn/config/schema.h>
