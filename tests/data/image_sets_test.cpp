@@ -254,11 +254,11 @@ TEST_F(ImageFolderTest, HasTheOrderOfTorchvision) {
   const auto set = load_image_folder(options(), Split::kTrain);
   EXPECT_EQ(set->num_classes(), 5);
   EXPECT_THAT(set->labels(), ElementsAre(0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 4));
-  const auto said = test::run_program({test::python(), "-c", kWalkScript, folder_ / "train"});
-  ASSERT_EQ(said.exit_code, 0) << said.err;
+  const auto result = test::run_program({test::python(), "-c", kWalkScript, folder_ / "train"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   std::string ours;
   for (const std::string& name : names(*set)) ours += name + "\n";
-  EXPECT_EQ(ours, said.out);
+  EXPECT_EQ(ours, result.out);
 }
 
 TEST_F(ImageFolderTest, DecodesAndTransformsFiles) {

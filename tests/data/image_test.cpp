@@ -178,9 +178,9 @@ TEST(ImageTest, EveryKindOfJpegDecodesAsInPillow) {
                    write_jpeg(picture(size, 2 * size + 1, channels_of(style)), style));
     }
   }
-  const auto said =
+  const auto result =
       test::run_program({test::python(), "-c", kPillowScript, folder.path().string()});
-  ASSERT_EQ(said.exit_code, 0) << said.err;
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   int compared = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     if (entry.path().extension() != ".jpg") continue;
@@ -272,17 +272,17 @@ TEST(ImageTest, MasksAreIndicesOrStoredValues) {
     const std::string file = base::read_file(kImages / name);
     return ImageDecoder(bytes_of(file), name).decode_mask();
   };
-  const auto greatest = [](const Image& image) { return *std::ranges::max_element(image.pixels); };
+  const auto largest = [](const Image& image) { return *std::ranges::max_element(image.pixels); };
   const Image two_bits = mask("png_grey2.png");
   EXPECT_EQ(two_bits.channels, 1);
-  EXPECT_EQ(greatest(two_bits), 3);
-  EXPECT_EQ(greatest(mask("png_grey1.png")), 1);
+  EXPECT_EQ(largest(two_bits), 3);
+  EXPECT_EQ(largest(mask("png_grey1.png")), 1);
   // The same values, as colours: 0, 85, 170, 255.
   const Image seen = load_image(kImages / "png_grey2.png");
   for (size_t i = 0; i < two_bits.pixels.size(); ++i) {
     EXPECT_EQ(two_bits.pixels[i] * 85, seen.pixels[3 * i]);
   }
-  EXPECT_LE(greatest(mask("png_palette_transparent.png")), 1);
+  EXPECT_LE(largest(mask("png_palette_transparent.png")), 1);
 }
 
 TEST(ImageTest, RefusesMasksWithoutLabels) {

@@ -169,9 +169,9 @@ TEST_F(IndexCacheTest, AFailedMappingFallsBackToMemory) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(open(), "first");
-  const std::string said =
+  const std::string log =
       ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(said, HasSubstr(index.string() + ": cannot map"));
+  EXPECT_THAT(log, HasSubstr(index.string() + ": cannot map"));
 }
 
 TEST_F(IndexCacheTest, AnErrorInTheDataIsNotReportedAsAFileError) {
@@ -210,10 +210,10 @@ TEST_F(IndexCacheTest, WithoutAWritableFolderItIsBuiltInMemoryWithAWarning) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(open(), "first");
   EXPECT_EQ(open(), "first");
-  const std::string said =
+  const std::string log =
       ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(builds_, 2);
-  EXPECT_THAT(said, AllOf(HasSubstr("index of 'test set'"), HasSubstr("file/cache")));
+  EXPECT_THAT(log, AllOf(HasSubstr("index of 'test set'"), HasSubstr("file/cache")));
 }
 
 TEST_F(IndexCacheTest, UsesTheFolderThatTheEnvironmentNames) {

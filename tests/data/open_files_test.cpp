@@ -23,13 +23,13 @@ using ::testing::ThrowsMessage;
 class OpenFilesTest : public ::testing::Test {
  protected:
   /// File i holds the number i.
-  OpenFiles files(size_t count, size_t most_open) const {
+  OpenFiles files(size_t count, size_t max_open) const {
     std::vector<OpenFiles::Named> all;
     for (size_t i = 0; i < count; ++i) {
       const std::filesystem::path path = folder_.write(fmt::format("{}.bin", i), fmt::to_string(i));
       all.push_back({path, stamp_of(path)});
     }
-    return OpenFiles(std::move(all), most_open);
+    return OpenFiles(std::move(all), max_open);
   }
 
   static std::string content(const OpenFiles& files, size_t number) {

@@ -140,18 +140,18 @@ TEST(WeightedSamplerTest, RanksShareOneDrawPaddedFromItsFront) {
     WeightedSampler sampler(weights,
                             {.num_replicas = 3, .rank = rank, .seed = 1, .replacement = false});
     sampler.set_epoch(2);
-    const auto mine = sampler.indices();
-    ASSERT_EQ(mine.size(), 4U);
+    const auto shard = sampler.indices();
+    ASSERT_EQ(shard.size(), 4U);
     EXPECT_EQ(sampler.size(), 4);
     for (size_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(mine[i], order[(static_cast<size_t>(rank) + 3 * i) % 10]);
+      EXPECT_EQ(shard[i], order[(static_cast<size_t>(rank) + 3 * i) % 10]);
     }
   }
 }
 
 TEST(WeightedSamplerTest, DrawsTheSameListAsPython) {
   SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
-  const auto said = test::run_program(
+  const auto result = test::run_program(
       {test::python(), "-c",
        "import torch\n"
        "from torch.utils.data import WeightedRandomSampler\n"
@@ -165,7 +165,7 @@ TEST(WeightedSamplerTest, DrawsTheSameListAsPython) {
     sampler.set_epoch(2);
     ours += fmt::format("{}\n", fmt::join(sampler.indices(), " "));
   }
-  EXPECT_EQ(ours, said.out);
+  EXPECT_EQ(ours, result.out);
 }
 
 TEST(WeightedSamplerTest, RefusesInvalidWeights) {

@@ -111,9 +111,9 @@ for name, form in (("ustar", tarfile.USTAR_FORMAT), ("gnu", tarfile.GNU_FORMAT),
 )";
 
 TEST_F(TarShardsTest, ReadsEveryFormatThatPythonWrites) {
-  const auto said = test::run_program({test::python(), "-c", kTarfileScript,
-                                       folder_.path().string(), test::kImages / "png_rgb8.png"});
-  ASSERT_EQ(said.exit_code, 0) << said.err;
+  const auto result = test::run_program({test::python(), "-c", kTarfileScript,
+                                         folder_.path().string(), test::kImages / "png_rgb8.png"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   for (const char* name : {"ustar.tar", "gnu.tar", "pax.tar"}) {
     const auto set = load(name);
     EXPECT_THAT(set->labels(), ElementsAre(0, 1, 2, 3)) << name;
@@ -199,9 +199,9 @@ TEST_F(TarShardsTest, IsIndexedOnceAndAgainAfterAShardChanges) {
 /// Limits the number of files that the process may open.
 class FewerFiles {
  public:
-  explicit FewerFiles(rlim_t most) {
+  explicit FewerFiles(rlim_t max) {
     ::getrlimit(RLIMIT_NOFILE, &before_);
-    const rlimit fewer{most, before_.rlim_max};
+    const rlimit fewer{max, before_.rlim_max};
     ::setrlimit(RLIMIT_NOFILE, &fewer);
   }
   ~FewerFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }

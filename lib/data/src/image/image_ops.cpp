@@ -112,25 +112,25 @@ struct Hsv {
 
 /// Pillow's conversion, which mixes float and double.
 Hsv to_hsv(const uint8_t* rgb) {
-  const uint8_t most = std::max({rgb[0], rgb[1], rgb[2]});
-  const uint8_t least = std::min({rgb[0], rgb[1], rgb[2]});
-  if (most == least) return {0, 0, most};
-  const auto range = static_cast<float>(most - least);
-  const float saturation = range / static_cast<float>(most);
-  const float red = static_cast<float>(most - rgb[0]) / range;
-  const float green = static_cast<float>(most - rgb[1]) / range;
-  const float blue = static_cast<float>(most - rgb[2]) / range;
+  const uint8_t max = std::max({rgb[0], rgb[1], rgb[2]});
+  const uint8_t min = std::min({rgb[0], rgb[1], rgb[2]});
+  if (max == min) return {0, 0, max};
+  const auto range = static_cast<float>(max - min);
+  const float saturation = range / static_cast<float>(max);
+  const float red = static_cast<float>(max - rgb[0]) / range;
+  const float green = static_cast<float>(max - rgb[1]) / range;
+  const float blue = static_cast<float>(max - rgb[2]) / range;
   float hue = 0;
-  if (rgb[0] == most) {
+  if (rgb[0] == max) {
     hue = blue - green;
-  } else if (rgb[1] == most) {
+  } else if (rgb[1] == max) {
     hue = static_cast<float>(2.0 + static_cast<double>(red) - static_cast<double>(blue));
   } else {
     hue = static_cast<float>(4.0 + static_cast<double>(green) - static_cast<double>(red));
   }
   hue = static_cast<float>(std::fmod(static_cast<double>(hue) / 6.0 + 1.0, 1.0));
   return {clipped(static_cast<double>(hue) * 255.0),
-          clipped(static_cast<double>(saturation) * 255.0), most};
+          clipped(static_cast<double>(saturation) * 255.0), max};
 }
 
 void to_rgb(const Hsv& hsv, uint8_t* rgb) {
