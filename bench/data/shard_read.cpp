@@ -21,7 +21,6 @@
 
 #include "../median.h"
 #include "sets/file_bytes.h"
-#include "sets/open_files.h"
 #include "sets/shard_index.h"
 #include "support/temp_folder.h"
 

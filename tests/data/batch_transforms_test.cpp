@@ -14,7 +14,7 @@ Batch batch_of(int64_t size) {
           at::arange(size, at::kLong)};
 }
 
-TEST(NormalizeTest, IsTorchvisions) {
+TEST(NormalizeTest, MatchesTorchvision) {
   const at::Tensor images =
       at::arange(2 * 3 * 4 * 5, at::kLong).remainder(256).to(at::kByte).view({2, 3, 4, 5});
   const Normalization imagenet = Normalization::imagenet();
@@ -40,7 +40,7 @@ TEST(NormalizeTest, RefusesAnotherNumberOfChannels) {
                base::InternalError);
 }
 
-TEST(MixupTest, MixesEachImageAndLabelWithTheOneBefore) {
+TEST(MixupTest, MixesEachImageAndLabelWithThePreviousOne) {
   const Batch batch = batch_of(4);
   SampleRandom random(0, 0, 5);
   const Batch mixed = mixup(batch, 6, 0.4, random);
@@ -55,14 +55,14 @@ TEST(MixupTest, MixesEachImageAndLabelWithTheOneBefore) {
   EXPECT_TRUE(mixed.data[0].allclose(batch.data[0] * lambda + batch.data[3] * (1 - lambda)));
 }
 
-TEST(CutmixTest, PastesARectangleOfTheOneBefore) {
+TEST(CutmixTest, PastesARectangleOfThePreviousImage) {
   const Batch batch = batch_of(3);
   for (int64_t number = 0; number < 50; ++number) {
     SampleRandom random(0, 0, number);
     const Batch mixed = cutmix(batch, 3, 1.0, random);
     const at::Tensor own = mixed.data.eq(batch.data);
     EXPECT_TRUE(own.logical_or(mixed.data.eq(batch.data.roll(1, 0))).all().item<bool>());
-    // The same part in every image and channel, and the labels' share is its area.
+    // The rectangle is the same in every image and channel; the labels are mixed by its area.
     EXPECT_TRUE(own.eq(own[0][0]).all().item<bool>());
     const double kept = own[0][0].to(at::kDouble).mean().item<double>();
     EXPECT_NEAR(mixed.target[1][1].item<double>(), kept, 1e-6);
@@ -70,7 +70,7 @@ TEST(CutmixTest, PastesARectangleOfTheOneBefore) {
   }
 }
 
-TEST(CutmixTest, LeavesTheBatchGivenAsItIs) {
+TEST(CutmixTest, DoesNotChangeItsArgument) {
   const Batch batch = batch_of(3);
   const at::Tensor before = batch.data.clone();
   SampleRandom random(0, 0, 1);

@@ -59,7 +59,7 @@ TEST(DigitsTest, HoldsOutAFifthOfEveryClass) {
   }
 }
 
-TEST(DigitsTest, GivesImagesAndLabelsInTheOrderAsked) {
+TEST(DigitsTest, ReturnsImagesAndLabelsInTheRequestedOrder) {
   const auto train = shipped(Split::kTrain);
   const std::vector<int64_t> indices = {5, 0, 5};
   const Batch batch = train->get_batch(indices);
@@ -88,30 +88,30 @@ TEST(DigitsTest, ScalesPixelsToTheUnitInterval) {
   EXPECT_EQ(batch.data.max().item<float>(), 1.0F);
 }
 
-TEST(DigitsTest, GivesAnEmptyBatchForNoIndices) {
+TEST(DigitsTest, ReturnsAnEmptyBatchForNoIndices) {
   const Batch batch = shipped(Split::kTest)->get_batch({});
   EXPECT_EQ(batch.size(), 0);
   EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{0, 1, 8, 8}));
 }
 
-TEST(DigitsTest, RefusesANumberOutsideTheDataSet) {
+TEST(DigitsTest, RefusesAnIndexOutsideTheDataSet) {
   const auto test = shipped(Split::kTest);
   EXPECT_THROW(test->get_batch(std::vector<int64_t>{355}), base::InternalError);
   EXPECT_THROW(test->get_batch(std::vector<int64_t>{-1}), base::InternalError);
 }
 
-TEST(DigitsTest, FingerprintTellsContentsApart) {
+TEST(DigitsTest, FingerprintDependsOnTheContent) {
   EXPECT_EQ(shipped(Split::kTrain)->fingerprint(), shipped(Split::kTrain)->fingerprint());
   EXPECT_NE(shipped(Split::kTrain)->fingerprint(), shipped(Split::kTest)->fingerprint());
   EXPECT_NE(shipped(Split::kTest)->fingerprint(), shipped(Split::kTest, 0.25)->fingerprint());
 }
 
-TEST(DigitsTest, IsFoundByItsTypeAlone) {
+TEST(DigitsTest, IsRegisteredUnderItsType) {
   const auto dataset = config::Component<DatasetKind>("digits").make(Split::kTest);
   EXPECT_EQ(dataset->fingerprint(), shipped(Split::kTest)->fingerprint());
 }
 
-/// A file of the test's own, removed afterwards.
+/// A temporary file.
 class DigitsFileTest : public ::testing::Test {
  protected:
   std::string file(const std::string& bytes) {
@@ -120,7 +120,7 @@ class DigitsFileTest : public ::testing::Test {
     return path;
   }
 
-  /// The line with `label`, all pixels the same.
+  /// A line with equal pixels.
   static std::string line(int label, const std::string& pixel = "1") {
     std::string text;
     for (int i = 0; i < 64; ++i) text += pixel + ",";
@@ -142,7 +142,7 @@ TEST_F(DigitsFileTest, ReadsPlainCsvToo) {
   EXPECT_EQ(load_digits({.path = file(text)}, Split::kTest)->size(), 1);
 }
 
-TEST_F(DigitsFileTest, TakesWindowsLineEndsAndNoLastNewline) {
+TEST_F(DigitsFileTest, AcceptsWindowsLineEndsAndNoLastNewline) {
   std::string text = line(3);
   text.insert(text.size() - 1, "\r");
   text += line(4);
@@ -160,7 +160,7 @@ TEST_F(DigitsFileTest, RefusesAFolder) {
   EXPECT_THAT(message_of(folder_), ThrowsMessage<base::UserError>(HasSubstr(folder_.string())));
 }
 
-TEST_F(DigitsFileTest, SaysWhenTheGzipStreamIsCutShort) {
+TEST_F(DigitsFileTest, ReportsATruncatedGzipStream) {
   const std::string whole = base::read_file(kShipped);
   for (const size_t length : {size_t{5}, whole.size() / 2, whole.size() - 1}) {
     EXPECT_THAT(message_of(file(whole.substr(0, length))),
@@ -169,18 +169,18 @@ TEST_F(DigitsFileTest, SaysWhenTheGzipStreamIsCutShort) {
   }
 }
 
-TEST_F(DigitsFileTest, SaysWhenTheGzipStreamIsDamaged) {
+TEST_F(DigitsFileTest, ReportsADamagedGzipStream) {
   std::string bytes = base::read_file(kShipped);
   bytes[bytes.size() / 2] ^= 0x55;
   EXPECT_THAT(message_of(file(bytes)), ThrowsMessage<base::UserError>(HasSubstr("own.csv")));
 }
 
-TEST_F(DigitsFileTest, SaysThatAFileIsEmpty) {
+TEST_F(DigitsFileTest, ReportsAnEmptyFile) {
   EXPECT_THAT(message_of(file("")), ThrowsMessage<base::UserError>(
                                         AllOf(HasSubstr("own.csv"), HasSubstr("it is empty"))));
 }
 
-TEST_F(DigitsFileTest, SaysWhenASplitIsEmpty) {
+TEST_F(DigitsFileTest, ReportsAnEmptySplit) {
   const std::string path = file(line(1) + line(2));
   EXPECT_THAT([&] { load_digits({.path = path}, Split::kTest); },
               ThrowsMessage<base::UserError>(HasSubstr("none of its 2 samples is in the test")));
@@ -203,7 +203,7 @@ TEST_F(DigitsFileTest, NamesAnEmptyLine) {
               ThrowsMessage<base::UserError>(HasSubstr("own.csv:2:")));
 }
 
-TEST_F(DigitsFileTest, NamesTheValueThatIsNoPixel) {
+TEST_F(DigitsFileTest, NamesAnInvalidPixel) {
   for (const std::string pixel : {"x", "17", "-1", "1.5", "", " 1", "99999999999999999999"}) {
     EXPECT_THAT(message_of(file(line(1) + line(1, pixel))),
                 ThrowsMessage<base::UserError>(
@@ -212,13 +212,13 @@ TEST_F(DigitsFileTest, NamesTheValueThatIsNoPixel) {
   }
 }
 
-TEST_F(DigitsFileTest, NamesTheValueThatIsNoLabel) {
+TEST_F(DigitsFileTest, NamesAnInvalidLabel) {
   EXPECT_THAT(message_of(file(line(10))),
               ThrowsMessage<base::UserError>(
                   HasSubstr("own.csv:1: column 65: a label must be an integer from 0 to 9")));
 }
 
-TEST_F(DigitsFileTest, IsLookedForInTheFolderOfTheEnvironmentFirst) {
+TEST_F(DigitsFileTest, IsSearchedInTheFolderOfTheEnvironmentFirst) {
   ASSERT_EQ(setenv("SYNCBN_DATA_DIR", folder_.c_str(), /*overwrite=*/1), 0);
   file("");
   EXPECT_EQ(find_data_file("own.csv"), folder_ / "own.csv");

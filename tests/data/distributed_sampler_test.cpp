@@ -43,7 +43,7 @@ TEST(DistributedSamplerTest, ShufflesAsPyTorchDoes) {
   EXPECT_EQ(orders(10, 0, {.num_replicas = 3}), (Orders{{4, 5, 0, 2}, {1, 3, 8, 4}, {7, 9, 6, 1}}));
 }
 
-TEST(DistributedSamplerTest, ShufflesAnewInTheNextEpoch) {
+TEST(DistributedSamplerTest, ShufflesAgainInTheNextEpoch) {
   EXPECT_EQ(orders(10, 1, {.num_replicas = 3}), (Orders{{5, 2, 9, 4}, {6, 0, 3, 5}, {1, 8, 7, 6}}));
 }
 
@@ -110,7 +110,7 @@ std::vector<Case> random_cases(size_t count) {
   return cases;
 }
 
-/// How often orders that are asked for `times` times warn that no epoch was set.
+/// The number of warnings about set_epoch() in `times` calls of indices().
 int warnings_of(DistributedSampler& sampler, int times) {
   std::ostringstream log;
   const auto before = spdlog::default_logger();
@@ -121,7 +121,7 @@ int warnings_of(DistributedSampler& sampler, int times) {
   return test::count(log.str(), "set_epoch() was never called");
 }
 
-TEST(DistributedSamplerTest, WarnsOnceInTheSecondEpochThatNoneWasSet) {
+TEST(DistributedSamplerTest, WarnsOnceIfSetEpochIsNeverCalled) {
   DistributedSampler sampler(10);
   EXPECT_EQ(warnings_of(sampler, 1), 0);
   EXPECT_EQ(warnings_of(sampler, 1), 1);
@@ -133,7 +133,7 @@ TEST(DistributedSamplerTest, WarnsOnceInTheSecondEpochThatNoneWasSet) {
   EXPECT_EQ(warnings_of(in_order, 3), 0);
 }
 
-/// What Python prints for all cases: a line of indices each.
+/// The output of Python: the indices of one case per line.
 std::string ask_python(const std::vector<Case>& cases) {
   std::string program =
       "from torch.utils.data import DistributedSampler\n"

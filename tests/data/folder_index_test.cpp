@@ -14,7 +14,6 @@
 #include <syncbn/base/error.h>
 
 #include "index/file_stamp.h"
-#include "sets/folder_scan.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::data::detail {
@@ -46,7 +45,7 @@ class FolderIndexTest : public ::testing::Test {
     for (int64_t i = 0; i < index.size(); ++i) names.push_back(index.file(i));
     return names;
   }
-  /// Says which file the index lies in: another one after each build.
+  /// The stamp of the index file, which changes with each build.
   FileStamp index_file() const {
     for (const auto& entry : fs::directory_iterator(folder_ / "cache")) {
       if (entry.path().extension() == ".index") return stamp_of(entry.path());
@@ -57,14 +56,14 @@ class FolderIndexTest : public ::testing::Test {
   const test::TempFolder folder_;
 };
 
-TEST_F(FolderIndexTest, HasFilesClassesAndLabels) {
+TEST_F(FolderIndexTest, ListsFilesClassesAndLabels) {
   const FolderIndex made = index();
   EXPECT_THAT(files_of(made), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
   EXPECT_THAT(made.labels(), ElementsAre(0, 0, 1));
   EXPECT_THAT(made.classes(), ElementsAre("cat", "dog"));
 }
 
-TEST_F(FolderIndexTest, ATroubledSystemIsNoMistakeOfTheUser) {
+TEST_F(FolderIndexTest, ReportsSystemErrorsAsUnavailable) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
@@ -76,7 +75,7 @@ TEST_F(FolderIndexTest, ATroubledSystemIsNoMistakeOfTheUser) {
               ThrowsMessage<base::UserError>(HasSubstr("cannot read the image folder")));
 }
 
-TEST_F(FolderIndexTest, AStampIsTakenOfAFolderThatHasSettled) {
+TEST_F(FolderIndexTest, StampsAFolderOnceItsTimesHaveSettled) {
   std::jthread writer([&] {
     for (int i = 0; i < 3; ++i) {
       add(fmt::format("data/cat/new{}.jpg", i));
@@ -89,17 +88,17 @@ TEST_F(FolderIndexTest, AStampIsTakenOfAFolderThatHasSettled) {
   EXPECT_GE(now - std::chrono::nanoseconds(stamp.changed_ns), std::chrono::milliseconds(20));
 }
 
-TEST_F(FolderIndexTest, IsReadFromItsFileWhileNothingChanges) {
+TEST_F(FolderIndexTest, IsReusedUntilAFolderChanges) {
   const uint64_t fingerprint = index().fingerprint();
   const FileStamp before = index_file();
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
-  // Other bytes under the same name: the index has names alone.
+  // The index holds only names, not the content of files.
   folder_.write("data/cat/1.jpg", "other bytes");
   EXPECT_EQ(index().fingerprint(), fingerprint);
   EXPECT_EQ(index_file(), before);
 }
 
-TEST_F(FolderIndexTest, NoticesWhatIsAddedRemovedOrRenamedAnywhere) {
+TEST_F(FolderIndexTest, DetectsFilesAddedRemovedOrRenamedAnywhere) {
   files();
   add("data/dog/2.png");
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/2.png", "dog/3.jpg"));
@@ -115,7 +114,7 @@ TEST_F(FolderIndexTest, NoticesWhatIsAddedRemovedOrRenamedAnywhere) {
   EXPECT_THAT(files(), ElementsAre("ant/6.jpg", "dog/3.jpg", "dog/4.png"));
 }
 
-TEST_F(FolderIndexTest, NoticesAChangeAfterWhichTheTimeWasSetBack) {
+TEST_F(FolderIndexTest, DetectsAChangeAfterWhichTheTimeWasSetBack) {
   const auto time = fs::last_write_time(folder_ / "data/cat");
   files();
   add("data/cat/2.jpg");
@@ -123,8 +122,8 @@ TEST_F(FolderIndexTest, NoticesAChangeAfterWhichTheTimeWasSetBack) {
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/2.jpg", "cat/more/2.jpg", "dog/3.jpg"));
 }
 
-TEST_F(FolderIndexTest, FingerprintIsOfNamesAndNotOfPlaces) {
-  // As it was before there were index files: a run that was begun then can go on.
+TEST_F(FolderIndexTest, FingerprintDependsOnNamesNotOnLocation) {
+  // The value from before there were index files, so that older runs can resume.
   base::Fnv1a hash;
   for (const char* name : {"cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"}) {
     hash.add_bytes(name);
@@ -148,7 +147,7 @@ TEST_F(FolderIndexTest, PairsImagesWithMasks) {
   EXPECT_EQ(index_pairs(folder_ / "images", folder_ / "masks", cache()).size(), 6);
 }
 
-TEST_F(FolderIndexTest, FindsEveryFileOfFoldersOfAllSizes) {
+TEST_F(FolderIndexTest, FindsEveryFileInFoldersOfAllSizes) {
   std::vector<std::string> expected;
   for (int folder = 0; folder < 20; ++folder) {
     // Some of them are empty.

@@ -14,7 +14,7 @@
 namespace syncbn::data {
 namespace {
 
-/// All batches of an epoch on the GPU, and that they came from pinned memory.
+/// All batches of an epoch on the GPU. Checks that they were in pinned memory.
 void expect_pinned_and_the_same(const std::shared_ptr<const Dataset>& dataset) {
   LoaderOptions options{.batch_size = 4, .num_workers = 2};
   Loader plain(dataset, options);
@@ -33,7 +33,7 @@ void expect_pinned_and_the_same(const std::shared_ptr<const Dataset>& dataset) {
   }
 }
 
-TEST(GpuLoaderTest, BatchesLieInPinnedMemoryAndAreTheSame) {
+TEST(GpuLoaderTest, BatchesAreInPinnedMemoryAndUnchanged) {
   SYNCBN_SKIP_UNLESS(test::gpus() > 0, "gpu");
   test::run_ranks(1, [](int) {
     dist::init_process_group();

@@ -22,7 +22,7 @@ namespace {
 using test::picture;
 using Arguments = std::vector<double>;
 
-/// The first of an RGB image's channels, where all three are the same.
+/// The first channel of a grey RGB image.
 Image grey_of(const Image& rgb) {
   Image grey(rgb.width, rgb.height, 1);
   for (size_t i = 0; i < grey.pixels.size(); ++i) grey.pixels[i] = rgb.pixels[3 * i];
@@ -33,7 +33,7 @@ int64_t whole(double value) {
   return static_cast<int64_t>(value);
 }
 
-/// One that changes its image.
+/// An operation that changes its argument.
 template <class Change>
 auto changing(const Change& change) {
   return [change](Image image, const Arguments& arguments) {
@@ -67,7 +67,7 @@ std::map<std::string, Operation> operations() {
   };
 }
 
-TEST(ImageOpsTest, GivePillowsBytes) {
+TEST(ImageOpsTest, MatchPillowByteForByte) {
   const auto known = operations();
   const Image rgb = load_image(test::kImages / "jpeg_420.jpg");
   const Image grey = grey_of(load_image(test::kImages / "jpeg_grey.jpg"));
@@ -90,7 +90,7 @@ TEST(ImageOpsTest, GivePillowsBytes) {
   EXPECT_EQ(calls["resize"], 98);
 }
 
-TEST(ImageOpsTest, CropFlipAndPadMovePixelsOnly) {
+TEST(ImageOpsTest, CropFlipAndPadOnlyMovePixels) {
   const Image image = picture(5, 4);
   Image mirrored = image;
   flip_horizontally(mirrored);

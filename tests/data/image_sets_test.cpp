@@ -51,7 +51,7 @@ std::vector<int64_t> labels_of(const Batch& batch) {
   return {first, first + batch.target.numel()};
 }
 
-/// [C, H, W] of an image, as sets give it.
+/// An image as a tensor [C, H, W].
 at::Tensor tensor_of(const Image& image) {
   return at::tensor(at::ArrayRef<uint8_t>(image.pixels), at::kByte)
       .view({image.height, image.width, image.channels})
@@ -110,12 +110,12 @@ TEST_F(MnistTest, ReadsGzippedFilesOfTheTestSplit) {
   EXPECT_EQ(set->sample_shape(), (std::vector<int64_t>{1, 1, 2}));
 }
 
-TEST_F(MnistTest, RefusesFilesThatAreNotWhatTheySay) {
+TEST_F(MnistTest, RefusesFilesThatContradictTheirHeaders) {
   const std::string labels = idx({2}, "\1\2");
   const std::string images = idx({2, 1, 1}, "ab");
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "No such file"));
   write("", labels);
-  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "no idx file"));
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "not an idx file"));
   write(idx({2}, "ab"), labels);
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "3 dimensions"));
   write(idx({2, 1, 1}, "a"), labels);
@@ -155,7 +155,7 @@ TEST(CifarTest, ReadsTheTrainingFilesInOrder) {
   }
 }
 
-TEST(CifarTest, TakesTheFineLabelOfAHundred) {
+TEST(CifarTest, ReadsTheFineLabelsOfCifar100) {
   const test::TempFolder folder;
   folder.write("test.bin", cifar_record("\1\x63", "abc") + cifar_record("\1\x02", "abc"));
   CifarOptions options;
@@ -167,7 +167,7 @@ TEST(CifarTest, TakesTheFineLabelOfAHundred) {
   EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "3 bytes"));
 }
 
-TEST(CifarTest, IsAugmentedAnewInEachEpoch) {
+TEST(CifarTest, IsAugmentedDifferentlyInEachEpoch) {
   const test::TempFolder folder;
   std::string record = "\3";
   for (int i = 0; i < 3072; ++i) record += static_cast<char>(i * 7 % 251);
@@ -189,7 +189,7 @@ TEST(CifarTest, IsAugmentedAnewInEachEpoch) {
 
 // CSV.
 
-TEST(CsvImagesTest, ReadsALineAnImage) {
+TEST(CsvImagesTest, ReadsOneImagePerLine) {
   const test::TempFolder folder;
   CsvImagesOptions options;
   options.path = folder.write("a.csv", "0,255,7,8,9,10,2\n1,2,3,4,5,6,0\n1,1,1,1,1,1,2\n");
@@ -244,7 +244,7 @@ for name in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
                 print(os.path.relpath(os.path.join(folder, file), os.path.dirname(root)))
 )";
 
-TEST_F(ImageFolderTest, HasTorchvisionsOrder) {
+TEST_F(ImageFolderTest, HasTheOrderOfTorchvision) {
   for (const char* file : {"b/2.jpg", "b/10.jpg", "b/1.JPEG", "b/x.png.txt", "b/deep/1.jpg",
                            "b/deep-er/0.Png", "b/deep/a/z.webp", "a/z.tiff", "a/Z.bmp", "A/0.ppm",
                            "A/notes.txt", "a b/1.pgm", "\xc3\xa9/1.tif", "stray.jpg"}) {
@@ -254,11 +254,11 @@ TEST_F(ImageFolderTest, HasTorchvisionsOrder) {
   const auto set = load_image_folder(options(), Split::kTrain);
   EXPECT_EQ(set->num_classes(), 5);
   EXPECT_THAT(set->labels(), ElementsAre(0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 4));
-  const auto said = test::run_program({test::python(), "-c", kWalkScript, folder_ / "train"});
-  ASSERT_EQ(said.exit_code, 0) << said.err;
+  const auto result = test::run_program({test::python(), "-c", kWalkScript, folder_ / "train"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   std::string ours;
   for (const std::string& name : names(*set)) ours += name + "\n";
-  EXPECT_EQ(ours, said.out);
+  EXPECT_EQ(ours, result.out);
 }
 
 TEST_F(ImageFolderTest, DecodesAndTransformsFiles) {
@@ -283,7 +283,7 @@ TEST_F(ImageFolderTest, NamesTheFileThatIsDamaged) {
   EXPECT_THAT([&] { all_of(*set); }, refuses("cat/bad.jpg", "No such file"));
 }
 
-TEST_F(ImageFolderTest, RefusesFoldersThatAreNoDataSet) {
+TEST_F(ImageFolderTest, RefusesFoldersWithoutClassesOrImages) {
   EXPECT_THAT([&] { load_image_folder(options(), Split::kTrain); },
               refuses("train", "No such file"));
   add("train/stray.jpg", "");
@@ -297,7 +297,7 @@ TEST_F(ImageFolderTest, RefusesFoldersThatAreNoDataSet) {
   EXPECT_THAT([&] { load_image_folder(options(), Split::kTest); }, refuses("test", "same class"));
 }
 
-TEST_F(ImageFolderTest, NeedsTransformsThatMakeOneSize) {
+TEST_F(ImageFolderTest, RequiresTransformsWithOneResultSize) {
   add("train/cat/a.jpg", "");
   ImageFolderOptions open = options();
   open.transforms = {component("resize", {{"size", "8"}})};
@@ -308,7 +308,7 @@ TEST_F(ImageFolderTest, NeedsTransformsThatMakeOneSize) {
   EXPECT_THAT([&] { load_image_folder(open, Split::kTrain); }, refuses("mean has 2", "3 channels"));
 }
 
-TEST_F(ImageFolderTest, FingerprintTellsFoldersApart) {
+TEST_F(ImageFolderTest, FingerprintDependsOnTheFolder) {
   add("train/cat/a.jpg", "");
   const uint64_t before = load_image_folder(options(), Split::kTrain)->fingerprint();
   EXPECT_EQ(load_image_folder(options(), Split::kTrain)->fingerprint(), before);
@@ -342,7 +342,7 @@ class SegmentationFolderTest : public ::testing::Test {
   const test::TempFolder folder_;
 };
 
-TEST_F(SegmentationFolderTest, GivesImagesWithTheirMasks) {
+TEST_F(SegmentationFolderTest, ReturnsImagesWithTheirMasks) {
   add("b", picture(13, 11), "png_grey2.png");
   add("a", picture(13, 11), "png_palette2.png");
   const auto set = load_segmentation_folder(options(4), Split::kTrain);
@@ -356,7 +356,7 @@ TEST_F(SegmentationFolderTest, GivesImagesWithTheirMasks) {
   EXPECT_TRUE(batch.target[1].equal(tensor_of(crop(mask, {3, 2, 7, 7}))[0].to(at::kLong)));
 }
 
-TEST_F(SegmentationFolderTest, RefusesLabelsThatAreNoClass) {
+TEST_F(SegmentationFolderTest, RefusesLabelsAboveTheClasses) {
   add("a", picture(13, 11), "png_grey2.png");
   const auto set = load_segmentation_folder(options(3), Split::kTrain);
   EXPECT_THAT([&] { all_of(*set); }, refuses("masks/a.png", "label 3"));

@@ -64,7 +64,7 @@ Image cropped(const Image& image, const Box& box) {
   return part;
 }
 
-/// Boxes of all sizes, those at the edges among them.
+/// Boxes of all sizes, some of them at the edges.
 std::vector<Box> boxes(int64_t width, int64_t height, int count) {
   uint32_t state = 7;
   const auto below = [&state](int64_t bound) {
@@ -81,7 +81,7 @@ std::vector<Box> boxes(int64_t width, int64_t height, int count) {
   return all;
 }
 
-/// What there is among JPEGs.
+/// All kinds of JPEGs.
 std::map<std::string, JpegStyle> styles() {
   std::map<std::string, JpegStyle> all;
   for (const bool progressive : {false, true}) {
@@ -108,7 +108,7 @@ int64_t channels_of(const JpegStyle& style) {
   return style.colors == Colors::kCmyk || style.colors == Colors::kYcck ? 4 : 3;
 }
 
-TEST(ImageTest, FilesLoadAsPillowLoadedThem) {
+TEST(ImageTest, FilesDecodeAsInPillow) {
   const auto all = golden();
   ASSERT_EQ(all.size(), 74U);
   for (const Golden& file : all) {
@@ -118,8 +118,8 @@ TEST(ImageTest, FilesLoadAsPillowLoadedThem) {
   }
 }
 
-TEST(ImageTest, APngWhoseMetadataAreDamagedLoadsAsItIsStored) {
-  // The first byte of data of the chunk that tells of a turn.
+TEST(ImageTest, APngWithDamagedMetadataKeepsItsStoredOrientation) {
+  // The first data byte of the chunk with the orientation.
   for (const auto& [name, kind] : {std::pair("exif_6.png", "eXIf"),
                                    {"exif_6_late.png", "eXIf"},
                                    {"xmp_6_compressed.png", "iTXt"},
@@ -144,14 +144,14 @@ std::string compressed_xmp(const std::string& xmp) {
   ::compress(reinterpret_cast<Bytef*>(text.data()), &size,
              reinterpret_cast<const Bytef*>(xmp.data()), xmp.size());
   text.resize(size);
-  // Compressed, by the only method there is, and without a language.
+  // Compressed (method 0), without a language.
   const std::string key("XML:com.adobe.xmp\0\1\0\0\0", 22);
   const std::string chunk = "iTXt" + key + text;
   const auto* bytes = reinterpret_cast<const Bytef*>(chunk.data());
   return four_bytes(chunk.size() - 4) + chunk + four_bytes(::crc32_z(0, bytes, chunk.size()));
 }
 
-TEST(ImageTest, ACompressedTextOfAPngIsReadUpToALimit) {
+TEST(ImageTest, CompressedTextInAPngIsReadUpToALimit) {
   const std::string file = base::read_file(kImages / "png_rgb8.png");
   const size_t pixels = file.find("IDAT") - 4;
   const Image stored = decode(file);
@@ -169,7 +169,7 @@ for path in pathlib.Path(sys.argv[1]).glob("*.jpg"):
     path.with_suffix(".rgb").write_bytes(Image.open(path).convert("RGB").tobytes())
 )";
 
-TEST(ImageTest, EveryKindOfJpegLoadsAsPillowLoadsIt) {
+TEST(ImageTest, EveryKindOfJpegDecodesAsInPillow) {
   SYNCBN_SKIP_UNLESS(test::python_has("PIL.Image"), "python-pillow");
   const test::TempFolder folder;
   for (const auto& [name, style] : styles()) {
@@ -178,9 +178,9 @@ TEST(ImageTest, EveryKindOfJpegLoadsAsPillowLoadsIt) {
                    write_jpeg(picture(size, 2 * size + 1, channels_of(style)), style));
     }
   }
-  const auto said =
+  const auto result =
       test::run_program({test::python(), "-c", kPillowScript, folder.path().string()});
-  ASSERT_EQ(said.exit_code, 0) << said.err;
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   int compared = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     if (entry.path().extension() != ".jpg") continue;
@@ -193,7 +193,7 @@ TEST(ImageTest, EveryKindOfJpegLoadsAsPillowLoadsIt) {
   EXPECT_EQ(compared, std::ssize(styles()) * 4);
 }
 
-TEST(ImageTest, ARegionIsTheSamePixelsAsACropOfTheWhole) {
+TEST(ImageTest, ARegionEqualsACropOfTheWholeImage) {
   for (const auto& [name, style] : styles()) {
     const std::string file = write_jpeg(picture(181, 163, channels_of(style)), style);
     const Image whole = decode(file);
@@ -205,7 +205,7 @@ TEST(ImageTest, ARegionIsTheSamePixelsAsACropOfTheWhole) {
   }
 }
 
-TEST(ImageTest, ARegionOfATurnedOrInterlacedImageToo) {
+TEST(ImageTest, ARegionOfAnOrientedOrInterlacedImageEqualsACrop) {
   for (const Golden& file : golden()) {
     const std::string bytes = base::read_file(kImages / file.name);
     const DecodeOptions options{.exif_orientation = true};
@@ -217,7 +217,7 @@ TEST(ImageTest, ARegionOfATurnedOrInterlacedImageToo) {
   }
 }
 
-TEST(ImageTest, ADecoderReadsAnewEachTime) {
+TEST(ImageTest, ADecoderCanDecodeAgain) {
   for (const char* name : {"jpeg_420.jpg", "png_rgb8.png"}) {
     const std::string file = base::read_file(kImages / name);
     ImageDecoder decoder(bytes_of(file), name);
@@ -240,7 +240,7 @@ TEST(ImageTest, ASecondFrameHeaderDoesNotChangeTheSize) {
   EXPECT_EQ(decoder.height(), 16);
 }
 
-/// The most memory, in bytes, that this process ever had mapped.
+/// The peak of the mapped memory of this process, in bytes.
 int64_t most_mapped() {
   std::ifstream lines("/proc/self/status");
   for (std::string word; lines >> word;) {
@@ -250,8 +250,8 @@ int64_t most_mapped() {
   return 0;
 }
 
-TEST(ImageTest, AChunkThatSaysItIsLongTakesNoMemory) {
-  // Found by image_fuzz: EXIF data of 2 GB, by their length.
+TEST(ImageTest, AChunkWithAFalseLengthAllocatesNoMemory) {
+  // Found by image_fuzz: a chunk of EXIF data that claims 2 GB.
   const std::string file =
       base::read_file(SYNCBN_SOURCE_DIR "/tests/fuzz/corpus/image/png_exif_of_2_gb");
   const int64_t before = most_mapped();
@@ -260,32 +260,32 @@ TEST(ImageTest, AChunkThatSaysItIsLongTakesNoMemory) {
   EXPECT_LT(most_mapped() - before, 1 << 30);
 }
 
-TEST(ImageTest, RefusesARegionThatIsNotInTheImage) {
+TEST(ImageTest, RefusesARegionOutsideTheImage) {
   const std::string file = write_jpeg(picture(8, 6));
   for (const Box box : {Box{0, 0, 9, 1}, {0, 0, 1, 7}, {-1, 0, 2, 2}, {8, 0, 1, 1}, {0, 0, 0, 1}}) {
     EXPECT_THROW(ImageDecoder(bytes_of(file), "a").decode(box), base::InternalError);
   }
 }
 
-TEST(ImageTest, MasksAreIndicesOrValuesAsStored) {
+TEST(ImageTest, MasksAreIndicesOrStoredValues) {
   const auto mask = [](const char* name) {
     const std::string file = base::read_file(kImages / name);
     return ImageDecoder(bytes_of(file), name).decode_mask();
   };
-  const auto greatest = [](const Image& image) { return *std::ranges::max_element(image.pixels); };
+  const auto largest = [](const Image& image) { return *std::ranges::max_element(image.pixels); };
   const Image two_bits = mask("png_grey2.png");
   EXPECT_EQ(two_bits.channels, 1);
-  EXPECT_EQ(greatest(two_bits), 3);
-  EXPECT_EQ(greatest(mask("png_grey1.png")), 1);
+  EXPECT_EQ(largest(two_bits), 3);
+  EXPECT_EQ(largest(mask("png_grey1.png")), 1);
   // The same values, as colours: 0, 85, 170, 255.
   const Image seen = load_image(kImages / "png_grey2.png");
   for (size_t i = 0; i < two_bits.pixels.size(); ++i) {
     EXPECT_EQ(two_bits.pixels[i] * 85, seen.pixels[3 * i]);
   }
-  EXPECT_LE(greatest(mask("png_palette_transparent.png")), 1);
+  EXPECT_LE(largest(mask("png_palette_transparent.png")), 1);
 }
 
-TEST(ImageTest, RefusesMasksThatHoldNoLabels) {
+TEST(ImageTest, RefusesMasksWithoutLabels) {
   const auto refusal = [](const char* name, const char* why) {
     const std::string file = base::read_file(kImages / name);
     EXPECT_THAT([&] { ImageDecoder(bytes_of(file), name).decode_mask(); },
@@ -296,7 +296,7 @@ TEST(ImageTest, RefusesMasksThatHoldNoLabels) {
   refusal("png_grey16.png", "labels above 255");
 }
 
-TEST(ImageTest, NamesWhatIsNeitherJpegNorPng) {
+TEST(ImageTest, NamesAFileThatIsNeitherJpegNorPng) {
   EXPECT_THAT([] { decode("GIF89a"); }, ThrowsMessage<base::UserError>(AllOf(
                                             HasSubstr("a.jpg"), HasSubstr("neither JPEG nor PNG"),
                                             HasSubstr("47 49 46 38"))));
@@ -311,7 +311,7 @@ TEST(ImageTest, RefusesMorePixelsThanAllowedBeforeDecodingThem) {
   EXPECT_THAT(([&] { ImageDecoder(bytes_of(jpeg), "a.jpg", {.max_pixels = 1199}); }),
               ThrowsMessage<base::UserError>(AllOf(HasSubstr("a.jpg"), HasSubstr("40 x 30 pixels"),
                                                    HasSubstr("max_pixels, 1199"))));
-  // A header alone: 60000 x 60000 would take 10.8 GB.
+  // Only a header: 60000 x 60000 pixels would take 10.8 GB.
   std::string png = base::read_file(kImages / "png_rgb8.png");
   png.replace(16, 8, std::string("\0\0\xea\x60\0\0\xea\x60", 8));
   png.replace(29, 4, std::string("\x0f\xb0\xe2\x15", 4));
@@ -327,7 +327,7 @@ TEST(ImageTest, RefusesMoreScansThanAllowed) {
               ThrowsMessage<base::UserError>(HasSubstr("more than max_scans, 9")));
 }
 
-/// Of a PNG without what stands behind its pixels, which may miss.
+/// The length of a PNG without the chunks after its pixels, which may be missing.
 size_t size_until_pixels_end(const std::string& file) {
   const size_t pixels = file.find("IDAT");
   if (pixels == std::string::npos) return file.size();
@@ -336,7 +336,7 @@ size_t size_until_pixels_end(const std::string& file) {
   return pixels + 4 + low + 256 * high;
 }
 
-TEST(ImageTest, SaysWhenAFileIsCutShort) {
+TEST(ImageTest, ReportsTruncatedFiles) {
   for (const Golden& file : golden()) {
     const std::string whole = base::read_file(kImages / file.name);
     const size_t end = size_until_pixels_end(whole);

@@ -10,7 +10,7 @@
 
 namespace syncbn::test {
 
-/// The files that make_images.py made.
+/// The folder of the files from make_images.py.
 inline const std::filesystem::path kImages = SYNCBN_SOURCE_DIR "/tests/data/images";
 
 inline std::span<const uint8_t> bytes_of(const std::string& file) {

@@ -34,7 +34,7 @@ using ::testing::ThrowsMessage;
 
 class IndexCacheTest : public ::testing::Test {
  protected:
-  /// An index that says `content_`, and is current as long as it does.
+  /// An index of `content_`, current until that changes.
   IndexSource source() {
     return {.name = "test set",
             .key = "key",
@@ -48,7 +48,7 @@ class IndexCacheTest : public ::testing::Test {
   }
   std::string open() { return std::string(open_index(source(), options_).text(1)); }
 
-  /// The only file of the cache that has this ending.
+  /// The only file of the cache with this extension.
   fs::path file(const std::string& ending) const {
     std::vector<fs::path> found;
     for (const auto& entry : fs::directory_iterator(options_.folder)) {
@@ -63,14 +63,14 @@ class IndexCacheTest : public ::testing::Test {
   int builds_ = 0;
 };
 
-TEST_F(IndexCacheTest, BuildsOnceAndReadsItsFileFromThenOn) {
+TEST_F(IndexCacheTest, BuildsOnceAndThenReadsTheFile) {
   EXPECT_EQ(open(), "first");
   EXPECT_EQ(open(), "first");
   EXPECT_EQ(builds_, 1);
   EXPECT_TRUE(fs::exists(file(".index")));
 }
 
-TEST_F(IndexCacheTest, BuildsAnewWhatIsNoLongerCurrent) {
+TEST_F(IndexCacheTest, RebuildsAnIndexThatIsNotCurrent) {
   const MappedIndex before = open_index(source(), options_);
   content_ = "second";
   EXPECT_EQ(open(), "second");
@@ -78,7 +78,7 @@ TEST_F(IndexCacheTest, BuildsAnewWhatIsNoLongerCurrent) {
   EXPECT_EQ(before.text(1), "first") << "who has the old one keeps it";
 }
 
-TEST_F(IndexCacheTest, BuildsAnewWhatIsDamagedOrOfAnotherSet) {
+TEST_F(IndexCacheTest, RebuildsAnIndexThatIsDamagedOrOfAnotherSet) {
   open();
   const std::string whole = base::read_file(file(".index"));
   std::string damaged = whole;
@@ -103,7 +103,7 @@ TEST_F(IndexCacheTest, BuildsAnewWhatIsDamagedOrOfAnotherSet) {
   EXPECT_EQ(builds_, 1);
 }
 
-TEST_F(IndexCacheTest, WhatTheBuilderThrowsLeavesNothingBehind) {
+TEST_F(IndexCacheTest, AnErrorOfTheBuilderLeavesNoFile) {
   IndexSource failing = source();
   failing.build = [](IndexWriter&) -> uint64_t { throw base::UserError("no data"); };
   EXPECT_THAT([&] { open_index(failing, options_); },
@@ -114,7 +114,7 @@ TEST_F(IndexCacheTest, WhatTheBuilderThrowsLeavesNothingBehind) {
   EXPECT_EQ(open(), "first");
 }
 
-TEST_F(IndexCacheTest, RemovesWhatKilledBuildersLeft) {
+TEST_F(IndexCacheTest, RemovesTemporaryFilesOfKilledBuilders) {
   open();
   const fs::path left =
       options_.folder / fmt::format(".{}.1234.tmp", file(".index").filename().string());
@@ -124,7 +124,7 @@ TEST_F(IndexCacheTest, RemovesWhatKilledBuildersLeft) {
   EXPECT_FALSE(fs::exists(left));
 }
 
-TEST_F(IndexCacheTest, WithoutALockItLeavesWhatOthersMayBeWriting) {
+TEST_F(IndexCacheTest, WithoutALockItKeepsTemporaryFilesOfOthers) {
   open();
   const fs::path index = file(".index");
   const fs::path others = options_.folder / fmt::format(".{}.1234.tmp", index.filename().string());
@@ -136,7 +136,7 @@ TEST_F(IndexCacheTest, WithoutALockItLeavesWhatOthersMayBeWriting) {
   EXPECT_TRUE(fs::exists(others));
 }
 
-TEST_F(IndexCacheTest, AFileThatCannotBeMovedIntoPlaceIsNoErrorAndHoldsNobodyUp) {
+TEST_F(IndexCacheTest, AFailedRenameFallsBackToMemoryWithoutDelayingOthers) {
   open();
   const fs::path index = file(".index");
   const fs::path lock_path = file(".lock");
@@ -152,16 +152,16 @@ TEST_F(IndexCacheTest, AFileThatCannotBeMovedIntoPlaceIsNoErrorAndHoldsNobodyUp)
     return build(out);
   };
   EXPECT_EQ(open_index(disturbed, options_).text(1), "second");
-  // The second time in memory, which ranks do side by side.
+  // The second build, in memory, does not hold the lock.
   EXPECT_THAT(free, ElementsAre(false, true));
 }
 
-TEST_F(IndexCacheTest, AFileThatCannotBeMappedIsNoError) {
+TEST_F(IndexCacheTest, AFailedMappingFallsBackToMemory) {
   open();
   const fs::path index = file(".index");
   fs::remove(index);
   fs::create_directory(index);
-  // A folder can be opened and not mapped; its size is that of its entries on some file systems.
+  // A folder can be opened but not mapped. On some file systems its size is that of its entries.
   for (int i = 0; i < 40; ++i) std::ofstream(index / fmt::format("a file in the folder {}", i));
   const base::UniqueFd folder(::open(index.c_str(), O_RDONLY));
   EXPECT_THAT([&] { MappedIndex::open(folder); },
@@ -169,12 +169,12 @@ TEST_F(IndexCacheTest, AFileThatCannotBeMappedIsNoError) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(open(), "first");
-  const std::string said =
+  const std::string log =
       ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(said, HasSubstr(index.string() + ": cannot map"));
+  EXPECT_THAT(log, HasSubstr(index.string() + ": cannot map"));
 }
 
-TEST_F(IndexCacheTest, AnErrorOfTheDataIsNotTakenForOneOfTheFile) {
+TEST_F(IndexCacheTest, AnErrorInTheDataIsNotReportedAsAFileError) {
   IndexSource failing = source();
   failing.build = [&](IndexWriter&) -> uint64_t {
     ++builds_;
@@ -185,11 +185,11 @@ TEST_F(IndexCacheTest, AnErrorOfTheDataIsNotTakenForOneOfTheFile) {
   EXPECT_EQ(builds_, 1);
 }
 
-TEST_F(IndexCacheTest, OtherRanksDoNotWaitForAFileThatIsThere) {
+TEST_F(IndexCacheTest, OtherRanksDoNotWaitForAnExistingFile) {
   open();
   IndexSource replaced = source();
   int looks = 0;
-  // The first rank puts a new file in place while this one looks at the old.
+  // The first rank replaces the file while this one checks the old one.
   replaced.is_current = [&](const MappedIndex& index) {
     if (++looks > 1) return index.text(1) == "second";
     content_ = "second";
@@ -204,19 +204,19 @@ TEST_F(IndexCacheTest, OtherRanksDoNotWaitForAFileThatIsThere) {
   EXPECT_EQ(builds_, 2);
 }
 
-TEST_F(IndexCacheTest, WithoutAWritableFolderItIsBuiltInMemoryAndSaysSo) {
+TEST_F(IndexCacheTest, WithoutAWritableFolderItIsBuiltInMemoryWithAWarning) {
   options_.folder = folder_.write("file", "") + "/cache";
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(open(), "first");
   EXPECT_EQ(open(), "first");
-  const std::string said =
+  const std::string log =
       ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(builds_, 2);
-  EXPECT_THAT(said, AllOf(HasSubstr("index of 'test set'"), HasSubstr("file/cache")));
+  EXPECT_THAT(log, AllOf(HasSubstr("index of 'test set'"), HasSubstr("file/cache")));
 }
 
-TEST_F(IndexCacheTest, KeepsItsFilesWhereTheEnvironmentSays) {
+TEST_F(IndexCacheTest, UsesTheFolderThatTheEnvironmentNames) {
   options_.folder.clear();
   ::setenv("XDG_CACHE_HOME", (folder_ / "xdg").c_str(), 1);
   open();
@@ -239,8 +239,8 @@ TEST_F(IndexCacheTest, NamesTheProcessThatItWaitedFor) {
                         HasSubstr("'test set'"))));
 }
 
-TEST_F(IndexCacheTest, IsBuiltByTheFirstRankOfAHostForAll) {
-  // Ranks who build say so by a line each.
+TEST_F(IndexCacheTest, TheFirstRankOfAHostBuildsForAll) {
+  // Each rank that builds writes a line.
   const std::string log = folder_.write("log", "");
   test::run_ranks(4, [&](int rank) {
     IndexSource slow = source();
@@ -252,13 +252,13 @@ TEST_F(IndexCacheTest, IsBuiltByTheFirstRankOfAHostForAll) {
     options_.head_start = std::chrono::seconds(40);
     const MappedIndex index = open_index(slow, options_);
     EXPECT_EQ(index.text(1), "first");
-    // Shared memory, and not a copy of each rank's own.
+    // Shared memory, not a copy per rank.
     EXPECT_THAT(base::read_file("/proc/self/maps"), HasSubstr(file(".index").string()));
   });
   EXPECT_EQ(base::read_file(log), "rank 0\n");
 }
 
-TEST_F(IndexCacheTest, RanksBuildOnceAlsoWithoutTheFirst) {
+TEST_F(IndexCacheTest, OtherRanksBuildOnceIfTheFirstIsMissing) {
   const std::string log = folder_.write("log", "");
   options_.head_start = std::chrono::milliseconds(1);
   test::run_ranks(4, [&](int rank) {

@@ -32,7 +32,7 @@ class IndexFileTest : public ::testing::Test {
   base::UniqueFd open(int flags = O_RDONLY) const {
     return base::UniqueFd(::open(path_.c_str(), flags, 0666));
   }
-  /// Whether the file can be read after it was overwritten.
+  /// Whether the file can be opened after these bytes were overwritten.
   bool is_index(const std::string& bytes) const {
     folder_.write("a.index", bytes);
     return MappedIndex::open(open()).has_value();
@@ -42,7 +42,7 @@ class IndexFileTest : public ::testing::Test {
   const std::string path_ = folder_ / "a.index";
 };
 
-TEST_F(IndexFileTest, GivesBackWhatWasWritten) {
+TEST_F(IndexFileTest, ReadsWhatWasWritten) {
   const auto index = MappedIndex::open(open());
   ASSERT_TRUE(index);
   EXPECT_EQ(index->text(3), "abc");
@@ -69,7 +69,7 @@ TEST_F(IndexFileTest, SectionsMayBeLargerThanTheBuffer) {
   EXPECT_EQ(index->text(6), std::string(3'000'001, 'x'));
 }
 
-TEST_F(IndexFileTest, ACutOrAByteThatChangedIsNoticed) {
+TEST_F(IndexFileTest, DetectsTruncationAndChangedBytes) {
   const std::string whole = base::read_file(path_);
   ASSERT_TRUE(is_index(whole));
   for (size_t at = 0; at < whole.size(); ++at) {

@@ -53,7 +53,7 @@ std::string write_jpeg(const data::Image& image, const JpegStyle& style) {
   jpeg_set_colorspace(&cinfo, stored_space(style.colors));
   jpeg_set_quality(&cinfo, 90, TRUE);
   for (int c = 0; c < cinfo.num_components; ++c) {
-    // The first, and black of YCCK, are finer than the colours.
+    // The first component, and the black of YCCK, are sampled more finely than the colours.
     const bool fine = c == 0 || c == 3;
     cinfo.comp_info[c].h_samp_factor = fine ? style.horizontal : 1;
     cinfo.comp_info[c].v_samp_factor = fine ? style.vertical : 1;

@@ -7,7 +7,7 @@
 
 namespace syncbn::test {
 
-/// How a JPEG is written; more than image libraries for users offer.
+/// How a JPEG is written, with options that image libraries do not offer.
 struct JpegStyle {
   enum class Colors { kYcc, kRgb, kGrey, kCmyk, kYcck };
 
@@ -23,7 +23,7 @@ struct JpegStyle {
 /// The file's bytes. `image` has 3 channels, or 4 for CMYK and YCCK, or 1 for grey.
 std::string write_jpeg(const data::Image& image, const JpegStyle& style = {});
 
-/// Slopes and edges with some noise, a function of its arguments.
+/// A deterministic picture with gradients, edges and noise.
 data::Image picture(int64_t width, int64_t height, int64_t channels = 3);
 
 }  // namespace syncbn::test

@@ -24,7 +24,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(LoaderOptionsTest, TakesTheBatchOfAllRanksInstead) {
+TEST(LoaderOptionsTest, DividesTheGlobalBatchSize) {
   const auto dataset = std::make_shared<Noise>(24);
   const auto sampler = std::make_shared<DistributedSampler>(
       24, DistributedSamplerOptions{.num_replicas = 3, .rank = 1});
@@ -53,7 +53,7 @@ TEST(LoaderOptionsTest, RefusesASamplerTogetherWithShuffle) {
   }
 }
 
-TEST(LoaderOptionsTest, ShufflesWithoutASamplerAsAskedTo) {
+TEST(LoaderOptionsTest, ShufflesWithoutASamplerIfAsked) {
   Loader plain(std::make_shared<Noise>(6), {.batch_size = 6});
   plain.start_epoch(1);
   EXPECT_THAT(labels_of(*plain.next()), ElementsAre(0, 1, 2, 3, 4, 5));
@@ -64,7 +64,7 @@ TEST(LoaderOptionsTest, ShufflesWithoutASamplerAsAskedTo) {
   EXPECT_EQ(labels_of(*shuffled.next()), expected.indices());
 }
 
-TEST(LoaderOptionsTest, WithoutAGpuPinnedMemoryIsLeftOutAndThatIsSaidOnce) {
+TEST(LoaderOptionsTest, WithoutAGpuPinMemoryWarnsOnce) {
   std::ostringstream log;
   const auto before = spdlog::default_logger();
   spdlog::set_default_logger(std::make_shared<spdlog::logger>(

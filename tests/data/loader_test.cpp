@@ -27,7 +27,7 @@ using ::testing::ThrowsMessage;
 
 constexpr int64_t kSamples = 21;
 
-/// Sample i is the number i.
+/// Sample i has the value i.
 class Counting : public Dataset {
  public:
   explicit Counting(int64_t size, uint64_t fingerprint = 1)
@@ -87,19 +87,19 @@ TEST(LoaderTest, KeepsASmallerLastBatch) {
               ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7), ElementsAre(8, 9)));
 }
 
-TEST(LoaderTest, LeavesASmallerLastBatchOutWithDropLast) {
+TEST(LoaderTest, DropLastLeavesOutASmallerLastBatch) {
   Loader loader = make({.drop_last = true});
   loader.start_epoch(0);
   EXPECT_EQ(loader.num_batches(), 2);
   EXPECT_THAT(rest(loader), ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7)));
 }
 
-TEST(LoaderTest, GivesNothingBeforeAnEpochIsStarted) {
+TEST(LoaderTest, ReturnsNothingBeforeTheFirstEpoch) {
   Loader loader = make({});
   EXPECT_FALSE(loader.next().has_value());
 }
 
-TEST(LoaderTest, GivesNothingForAnEmptyDataSet) {
+TEST(LoaderTest, ReturnsNothingForAnEmptyDataSet) {
   Loader loader = make({.samples = 0});
   loader.start_epoch(0);
   EXPECT_EQ(loader.num_batches(), 0);
@@ -116,7 +116,7 @@ TEST(LoaderTest, SetsTheSamplersEpoch) {
   EXPECT_EQ(rest(loader), first);
 }
 
-TEST(LoaderTest, StartsAnewAfterAnEpochThatWasLeftEarly) {
+TEST(LoaderTest, StartsOverAfterAnUnfinishedEpoch) {
   Loader loader = make({});
   loader.start_epoch(0);
   loader.next();
@@ -125,7 +125,7 @@ TEST(LoaderTest, StartsAnewAfterAnEpochThatWasLeftEarly) {
               ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7), ElementsAre(8, 9)));
 }
 
-TEST(LoaderTest, GoesOnAtEveryPlaceOfAnEpoch) {
+TEST(LoaderTest, ResumesAtEveryPositionOfAnEpoch) {
   const Case setup{.samples = 23, .ranks = 2, .rank = 1, .shuffle = true, .seed = 9};
   Loader reference = make(setup);
   for (int64_t taken = 0; taken <= reference.num_batches(); ++taken) {
@@ -139,7 +139,7 @@ TEST(LoaderTest, GoesOnAtEveryPlaceOfAnEpoch) {
   }
 }
 
-TEST(LoaderTest, GoesOnWithAnotherNumberOfRanksOverTheSameSamples) {
+TEST(LoaderTest, ResumesOnAnotherNumberOfRanksWithTheSameSamples) {
   // Three steps of 2 ranks x 2, then 4 ranks x 1: together they cover the epoch once.
   std::multiset<int64_t> seen;
   SamplerState state;
@@ -178,7 +178,7 @@ TEST(LoaderTest, RefusesAStateOfAnotherSeedDataSetOrFormat) {
       ThrowsMessage<base::UserError>(HasSubstr("in format 3, this program reads formats 1 to 2")));
 }
 
-/// Takes a batch in one order, and goes on in another.
+/// Reads one batch in one order, and resumes in another.
 void go_on(const std::shared_ptr<Sampler>& before, const std::shared_ptr<Sampler>& after) {
   const auto dataset = std::make_shared<Counting>(kSamples);
   Loader first(dataset, before, {.batch_size = 2});
@@ -198,7 +198,7 @@ void expect_another_order(const Of& of, const Options& before, const Options& af
                                            HasSubstr(fmt::format("this run's is '{}'", name)))));
 }
 
-TEST(LoaderTest, RefusesToGoOnInAnotherOrderInTheMiddleOfAnEpoch) {
+TEST(LoaderTest, RefusesToResumeAnEpochInAnotherOrder) {
   using Repeated = RepeatedAugmentationSamplerOptions;
   const std::vector<int64_t> ends = {10, kSamples};
   const std::vector<int64_t> labels = {0, 1, 1, 0};
@@ -225,7 +225,7 @@ TEST(LoaderTest, RefusesToGoOnInAnotherOrderInTheMiddleOfAnEpoch) {
       WeightedSampler(weights, {.replacement = false}).order_name());
 }
 
-TEST(LoaderTest, RefusesToGoOnWithAnotherSamplerOrOtherWeightsInTheMiddleOfAnEpoch) {
+TEST(LoaderTest, RefusesToResumeAnEpochWithAnotherSamplerOrOtherWeights) {
   const auto weighted = [](double last) {
     std::vector<double> weights(kSamples, 1.0);
     weights.back() = last;
@@ -236,7 +236,7 @@ TEST(LoaderTest, RefusesToGoOnWithAnotherSamplerOrOtherWeightsInTheMiddleOfAnEpo
   EXPECT_THROW(go_on(weighted(1), std::make_shared<DistributedSampler>(kSamples)), base::UserError);
 }
 
-TEST(LoaderTest, BeginsAnEpochInAnotherOrder) {
+TEST(LoaderTest, BeginsANewEpochInAnotherOrder) {
   Loader loader = make({.shuffle = true});
   loader.start_epoch(3);
   Loader other = make({.shuffle = false});
@@ -244,7 +244,7 @@ TEST(LoaderTest, BeginsAnEpochInAnotherOrder) {
   EXPECT_THAT(numbers(*other.next()), ElementsAre(0, 1, 2, 3));
 }
 
-TEST(LoaderTest, GoesOnFromAStateFromBeforeThereWereOrders) {
+TEST(LoaderTest, ResumesFromAStateWithoutAnOrder) {
   Loader reference = make({.shuffle = true});
   reference.start_epoch(1);
   reference.next();
@@ -256,7 +256,7 @@ TEST(LoaderTest, GoesOnFromAStateFromBeforeThereWereOrders) {
   EXPECT_EQ(rest(resumed), rest(reference));
 }
 
-TEST(LoaderTest, WhereAnEpochEndsIsNoPartOfItsOrder) {
+TEST(LoaderTest, ResumesWithAnotherDropLast) {
   const auto sampler = [](bool drop_last) {
     return std::make_shared<DistributedSampler>(
         kSamples, DistributedSamplerOptions{.num_replicas = 2, .drop_last = drop_last});
@@ -264,7 +264,7 @@ TEST(LoaderTest, WhereAnEpochEndsIsNoPartOfItsOrder) {
   EXPECT_NO_THROW(go_on(sampler(false), sampler(true)));
 }
 
-TEST(LoaderTest, RefusesAPlaceThatTheseRanksCannotHave) {
+TEST(LoaderTest, RefusesAPositionThatTheseRanksCannotReach) {
   Loader loader = make({.ranks = 2});
   loader.start_epoch(0);
   for (const int64_t consumed : {-2, 3, 12}) {

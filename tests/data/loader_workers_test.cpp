@@ -43,7 +43,7 @@ std::shared_ptr<const Dataset> with_bad(int64_t size, std::set<int64_t> bad) {
   });
 }
 
-/// What samples wait for.
+/// Lets samples wait until it is opened.
 class Gate {
  public:
   void open() {
@@ -78,7 +78,7 @@ Loader make(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
   return Loader(std::move(dataset), std::move(sampler), options);
 }
 
-TEST(LoaderWorkersTest, BatchesAreTheSameBytesForAnyNumberOfWorkers) {
+TEST(LoaderWorkersTest, BatchesHaveTheSameBytesForAnyNumberOfWorkers) {
   const auto dataset = std::make_shared<Noise>(103);
   for (const int64_t epoch : {0, 3}) {
     std::vector<std::string> expected;
@@ -94,7 +94,7 @@ TEST(LoaderWorkersTest, BatchesAreTheSameBytesForAnyNumberOfWorkers) {
   }
 }
 
-TEST(LoaderWorkersTest, DecodedAndAugmentedFilesAreTheSameBytesToo) {
+TEST(LoaderWorkersTest, AugmentedFilesHaveTheSameBytesForAnyNumberOfWorkers) {
   const test::TempFolder folder;
   for (int i = 0; i < 24; ++i) {
     const auto file = folder / fmt::format("train/{}/{}.jpg", i % 3, i);
@@ -119,9 +119,9 @@ TEST(LoaderWorkersTest, DecodedAndAugmentedFilesAreTheSameBytesToo) {
   }
 }
 
-TEST(LoaderWorkersTest, ASlowSampleHoldsUpNeitherItsBatchNorTheNext) {
+TEST(LoaderWorkersTest, ASlowSampleDelaysNeitherItsBatchNorTheNext) {
   Gate gate;
-  // Sample 0 waits until sample 7, of the second batch, is made; order is kept nevertheless.
+  // Sample 0 waits for sample 7 of the second batch; the order of batches is kept.
   const auto dataset = std::make_shared<Noise>(8, [&](int64_t index) {
     if (index == 0) gate.pass();
     if (index == 7) gate.open();
@@ -133,21 +133,21 @@ TEST(LoaderWorkersTest, ASlowSampleHoldsUpNeitherItsBatchNorTheNext) {
   EXPECT_FALSE(loader.next().has_value());
 }
 
-TEST(LoaderWorkersTest, MakesNoMoreBatchesAheadThanAsked) {
+TEST(LoaderWorkersTest, MakesAtMostPrefetchBatchesInAdvance) {
   std::atomic<int64_t> made = 0;
   const auto dataset = std::make_shared<Noise>(100, [&](int64_t) { ++made; });
   Loader loader = make(dataset, {.batch_size = 5, .num_workers = 3, .prefetch = 2});
   loader.start_epoch(0);
   const auto first = loader.next();
   const auto second = loader.next();
-  // Two given and two ahead; a third would show after a while, and must not.
+  // Two returned and two in advance. A third one would appear after a while.
   for (int i = 0; i < 50; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     EXPECT_LE(made, 20);
   }
 }
 
-TEST(LoaderWorkersTest, NamesTheSampleAndGoesOnBehindItsBatch) {
+TEST(LoaderWorkersTest, NamesADamagedSampleAndContinuesAfterItsBatch) {
   for (const int workers : {0, 4}) {
     Loader loader = make(with_bad(12, {5, 6}), {.batch_size = 4, .num_workers = workers});
     loader.start_epoch(0);
@@ -159,7 +159,7 @@ TEST(LoaderWorkersTest, NamesTheSampleAndGoesOnBehindItsBatch) {
   }
 }
 
-TEST(LoaderWorkersTest, PassesOtherExceptionsOnAsTheyAre) {
+TEST(LoaderWorkersTest, RethrowsOtherExceptionsUnchanged) {
   const auto dataset =
       std::make_shared<Noise>(4, [](int64_t) { throw base::UnavailableError("the disk is gone"); });
   for (const int workers : {0, 2}) {
@@ -202,7 +202,7 @@ TEST(LoaderWorkersTest, StopsWhenMoreThanTheBudgetIsDamaged) {
   }
 }
 
-TEST(LoaderWorkersTest, RefusesABatchOfWhichNothingIsLeft) {
+TEST(LoaderWorkersTest, RefusesABatchWithoutAnySampleLeft) {
   Loader loader =
       make(with_bad(4, {0, 1}), {.batch_size = 2, .on_error = OnError::kSkip, .error_budget = 1});
   loader.start_epoch(0);
@@ -210,7 +210,7 @@ TEST(LoaderWorkersTest, RefusesABatchOfWhichNothingIsLeft) {
               ThrowsMessage<base::UserError>(HasSubstr("no sample of a batch")));
 }
 
-TEST(LoaderWorkersTest, AnEpochMayBeLeftEarlyAndALoaderBeDropped) {
+TEST(LoaderWorkersTest, EpochsAndLoadersMayEndEarly) {
   const auto dataset = std::make_shared<Noise>(100);
   Loader reference = make(dataset, {.batch_size = 7});
   reference.start_epoch(6);
@@ -225,7 +225,7 @@ TEST(LoaderWorkersTest, AnEpochMayBeLeftEarlyAndALoaderBeDropped) {
   loader.start_epoch(7);
 }
 
-TEST(LoaderWorkersTest, SaysWhichSampleTakesTooLong) {
+TEST(LoaderWorkersTest, NamesTheSampleThatTakesTooLong) {
   Gate gate;
   const auto dataset = std::make_shared<Noise>(6, [&](int64_t index) {
     if (index == 4) gate.pass();
@@ -233,7 +233,7 @@ TEST(LoaderWorkersTest, SaysWhichSampleTakesTooLong) {
   Loader loader =
       make(dataset, {.batch_size = 3, .num_workers = 2, .timeout = std::chrono::milliseconds(20)});
   loader.start_epoch(0);
-  // Busy machines may be late with the first batch; it is not the one that hangs.
+  // On a busy machine the first batch may time out, although it does not hang.
   std::string message;
   while (message.find("file-4") == std::string::npos) {
     try {
@@ -254,7 +254,7 @@ TEST(LoaderWorkersTest, SaysWhichSampleTakesTooLong) {
   EXPECT_THAT(labels_of(*batch), ElementsAre(3, 4, 5));
 }
 
-TEST(LoaderWorkersTest, ASampleThatHangsDoesNotKeepTheLoaderAfterItsTimeout) {
+TEST(LoaderWorkersTest, ALoaderIsDestroyedAfterATimeoutThoughASampleHangs) {
   Gate gate;
   std::atomic<bool> hangs = false;
   std::weak_ptr<Noise> used_by_worker;
@@ -277,7 +277,7 @@ TEST(LoaderWorkersTest, ASampleThatHangsDoesNotKeepTheLoaderAfterItsTimeout) {
   while (!used_by_worker.expired()) std::this_thread::yield();
 }
 
-TEST(LoaderWorkersTest, UsesItsMemoryAgainButNotThatOfABatchInUse) {
+TEST(LoaderWorkersTest, ReusesMemoryExceptOfBatchesInUse) {
   Loader loader = make(std::make_shared<Noise>(20), {.batch_size = 4, .num_workers = 3});
   loader.start_epoch(0);
   const Batch kept = *loader.next();
@@ -289,11 +289,11 @@ TEST(LoaderWorkersTest, UsesItsMemoryAgainButNotThatOfABatchInUse) {
   }
   EXPECT_FALSE(places.contains(kept.data.const_data_ptr()));
   EXPECT_TRUE(kept.data.equal(copy));
-  // One that is being trained on, two ahead, and those that an epoch's end left to its workers.
+  // One in use, two in advance, and those that workers still hold at the end of an epoch.
   EXPECT_LE(places.size(), 6U);
 }
 
-TEST(LoaderWorkersTest, KeepsItsThreads) {
+TEST(LoaderWorkersTest, KeepsItsThreadsForAllEpochs) {
   std::mutex mutex;
   std::set<std::thread::id> threads;
   const auto dataset = std::make_shared<Noise>(64, [&](int64_t) {
@@ -309,7 +309,7 @@ TEST(LoaderWorkersTest, KeepsItsThreads) {
   EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
 }
 
-TEST(LoaderWorkersTest, GoesOnInTheMiddleWithoutReadingWhatCameBefore) {
+TEST(LoaderWorkersTest, ResumesWithoutReadingEarlierSamples) {
   std::mutex mutex;
   std::set<int64_t> read;
   const auto dataset = std::make_shared<Noise>(60, [&](int64_t index) {

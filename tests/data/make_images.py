@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the image files that tests read, and images.txt with what Pillow says of each.
+"""Makes the image files for tests, and images.txt with Pillow's result for each.
 
-    python3 tests/data/make_images.py      needs numpy and Pillow (12.2 made the files that are here)
+    python3 tests/data/make_images.py      needs numpy and Pillow (12.2 for the files in git)
 
-A line of images.txt: file, width, height and FNV-1a of the pixels of convert("RGB"), then the same of
-the image turned as EXIF says. A line of operations.txt: an operation and its arguments, then width,
-height and FNV-1a of what Pillow makes of jpeg_420.jpg (grey_ and mask_: of jpeg_grey.jpg) by it.
+A line of images.txt: file, width, height and FNV-1a of the pixels of convert("RGB"), then the same for
+the image in its EXIF orientation. A line of operations.txt: an operation and its arguments, then width,
+height and FNV-1a of Pillow's result for jpeg_420.jpg (grey_ and mask_: for jpeg_grey.jpg).
 """
 import io
 import pathlib
@@ -21,7 +21,7 @@ ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (
 
 
 def picture(width, height, channels=3):
-    """Slopes with edges and some noise: all that subsampling and filters react to."""
+    """A picture with gradients, edges and noise, which subsampling and filters change."""
     y, x = np.mgrid[0:height, 0:width]
     planes = []
     for c in range(channels):
@@ -37,7 +37,7 @@ def chunk(kind, data):
 
 
 def packed(samples, depth):
-    """Rows of samples [height, width * channels] as PNG packs them, each behind filter 0."""
+    """Rows of samples [height, width * channels] as PNG packs them, each after a filter byte 0."""
     rows = []
     for row in samples:
         if depth == 16:
@@ -52,7 +52,7 @@ def packed(samples, depth):
 
 
 def png(samples, depth, color_type, extra=b"", interlaced=False, late=b""):
-    """samples: [height, width, channels], integers of `depth` bits. late: chunks behind the pixels."""
+    """samples: [height, width, channels], integers of `depth` bits. late: chunks after the pixels."""
     height, width, _ = samples.shape
     if interlaced:
         data = b""
@@ -86,7 +86,7 @@ def exif_without_orientation():
 
 
 def raw_profile(exif):
-    """EXIF data in a text chunk, as ImageMagick writes them."""
+    """EXIF data in a text chunk, as ImageMagick writes it."""
     digits = exif.hex()
     lines = "".join(f"{digits[i:i + 72]}\n" for i in range(0, len(digits), 72))
     text = f"\nexif\n{len(exif):8}\n{lines}".encode()
@@ -98,7 +98,7 @@ def frame(number, width, height):
 
 
 def with_xmp(jpeg, xmp):
-    """XMP data in a segment of its own, behind the first two bytes."""
+    """XMP data in a segment after the first two bytes."""
     data = b"http://ns.adobe.com/xap/1.0/\0" + xmp.encode()
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data + jpeg[2:]
 
@@ -120,7 +120,7 @@ def files():
     small = picture(21, 13)
     yield "xmp_6.jpg", with_xmp(jpeg(small), '<a tiff:Orientation="6"/>')
     yield "xmp_8.jpg", with_xmp(jpeg(small), "<tiff:Orientation>8</tiff:Orientation>")
-    # What Pillow takes for none: a name without a digit; then it goes on to the next.
+    # Pillow skips a name without a digit and takes the next.
     yield "xmp_second.jpg", with_xmp(jpeg(small), 'tiff:Orientation=6 tiff:Orientation="x" tiff:Orientation="3"')
     yield "xmp_9.jpg", with_xmp(jpeg(small), '<a tiff:Orientation="9"/>')
     yield "xmp_6_exif_3.jpg", with_xmp(jpeg(small, exif=exif(3)), '<a tiff:Orientation="6"/>')
@@ -154,7 +154,7 @@ def files():
         for depth in (1, 2, 4, 8):
             values = random.integers(0, 1 << depth, (11, 13, 1))
             yield f"png_grey{depth}{tail}", png(values, depth, 0, interlaced=interlaced)
-            # Shorter than the indices go for 8 bits; Pillow takes the rest as black.
+            # For 8 bits the palette is shorter than the indices need; Pillow treats missing colours as black.
             palette = chunk(b"PLTE", colors[:1 << depth].tobytes())
             yield f"png_palette{depth}{tail}", png(values, depth, 3, palette, interlaced)
         for name, color_type, channels in (("grey", 0, 1), ("rgb", 2, 3), ("grey_alpha", 4, 2), ("rgba", 6, 4)):
@@ -163,7 +163,7 @@ def files():
                     continue
                 values = random.integers(0, 1 << depth, (11, 13, channels))
                 if name == "grey":
-                    values[:6] //= 257  # Pillow cuts 16-bit grey off at 255
+                    values[:6] //= 257  # Pillow clamps 16-bit grey to 255
                 yield f"png_{name}{depth}{tail}", png(values, depth, color_type, interlaced=interlaced)
     values = random.integers(0, 2, (3, 4, 1))
     palette = chunk(b"PLTE", colors[:4].tobytes()) + chunk(b"tRNS", bytes([0, 128]))

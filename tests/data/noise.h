@@ -12,7 +12,7 @@
 
 namespace syncbn::test {
 
-/// Sample i is random bytes with the label i; `before` runs first, on the thread that makes it.
+/// Sample i is random bytes with the label i. `before` runs first, on the thread that makes it.
 class Noise : public data::SampleDataset {
  public:
   explicit Noise(

@@ -1,5 +1,3 @@
-#include "sets/open_files.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,13 +23,13 @@ using ::testing::ThrowsMessage;
 class OpenFilesTest : public ::testing::Test {
  protected:
   /// File i holds the number i.
-  OpenFiles files(size_t count, size_t most_open) const {
+  OpenFiles files(size_t count, size_t max_open) const {
     std::vector<OpenFiles::Named> all;
     for (size_t i = 0; i < count; ++i) {
       const std::filesystem::path path = folder_.write(fmt::format("{}.bin", i), fmt::to_string(i));
       all.push_back({path, stamp_of(path)});
     }
-    return OpenFiles(std::move(all), most_open);
+    return OpenFiles(std::move(all), max_open);
   }
 
   static std::string content(const OpenFiles& files, size_t number) {
@@ -42,7 +40,7 @@ class OpenFilesTest : public ::testing::Test {
     return {bytes.begin(), bytes.end()};
   }
 
-  /// Files of the folder that this process has open.
+  /// The files of the folder that this process has open.
   int64_t open_now() const {
     int64_t count = 0;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -56,7 +54,7 @@ class OpenFilesTest : public ::testing::Test {
   const test::TempFolder folder_;
 };
 
-TEST_F(OpenFilesTest, KeepsThoseOpenThatWereUsedLast) {
+TEST_F(OpenFilesTest, KeepsTheMostRecentlyUsedFilesOpen) {
   const OpenFiles all = files(6, 3);
   EXPECT_EQ(open_now(), 0);
   for (size_t i = 0; i < 6; ++i) EXPECT_EQ(content(all, i), fmt::to_string(i));
@@ -68,7 +66,7 @@ TEST_F(OpenFilesTest, KeepsThoseOpenThatWereUsedLast) {
   EXPECT_EQ(open_now(), 3);
 }
 
-TEST_F(OpenFilesTest, LeavesAFileOpenThatSomebodyHolds) {
+TEST_F(OpenFilesTest, KeepsAFileOpenWhileItIsHeld) {
   const OpenFiles all = files(3, 1);
   const auto held = all.open(0);
   content(all, 1);
@@ -96,7 +94,7 @@ TEST_F(OpenFilesTest, ManyThreadsReadTheRightFiles) {
   EXPECT_EQ(open_now(), 2);
 }
 
-TEST_F(OpenFilesTest, RefusesAFileThatWasReplacedOrIsGone) {
+TEST_F(OpenFilesTest, RefusesAReplacedOrMissingFile) {
   const OpenFiles all = files(3, 1);
   folder_.write("0.bin", "another");
   std::filesystem::remove(folder_ / "1.bin");
@@ -107,7 +105,7 @@ TEST_F(OpenFilesTest, RefusesAFileThatWasReplacedOrIsGone) {
   EXPECT_EQ(content(all, 2), "2");
 }
 
-TEST_F(OpenFilesTest, ANewOwnerOrModeIsNoChange) {
+TEST_F(OpenFilesTest, IgnoresANewOwnerOrMode) {
   const OpenFiles all = files(1, 1);
   std::filesystem::permissions(folder_ / "0.bin", std::filesystem::perms::owner_all);
   EXPECT_EQ(content(all, 0), "0");

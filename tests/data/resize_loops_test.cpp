@@ -37,7 +37,7 @@ ResizeAxis some_axis() {
   return axis;
 }
 
-TEST(ResizeLoopsTest, GiveTheSameOnEveryInstructionSet) {
+TEST(ResizeLoopsTest, AgreeOnEveryInstructionSet) {
   SYNCBN_SKIP_UNLESS(__builtin_cpu_supports("avx2"), "avx2");
   const PixelLoops plain = baseline::pixel_loops();
   const PixelLoops fast = avx2::pixel_loops();
@@ -75,7 +75,7 @@ TEST(ResizeLoopsTest, GiveTheSameOnEveryInstructionSet) {
 
 #endif
 
-TEST(ResizeLoopsTest, PlanesAreTheChannelsOneBehindTheOther) {
+TEST(ResizeLoopsTest, SplitsChannelsIntoPlanes) {
   const std::vector<uint8_t> in = {1, 2, 3, 4, 5, 6};
   std::vector<uint8_t> out(6);
   pixel_loops().rgb_planes(in.data(), 2, out.data());

@@ -27,7 +27,7 @@ using ::testing::UnorderedElementsAre;
 
 using Component = config::Component<SamplerKind>;
 
-TEST(SequentialShardSamplerTest, GivesEverySampleOnceAndRanksDifferByOne) {
+TEST(SequentialShardSamplerTest, ReturnsEverySampleOnceAndRanksDifferByOne) {
   EXPECT_THAT(SequentialShardSampler(7, 3, 0).indices(), ElementsAre(0, 3, 6));
   EXPECT_THAT(SequentialShardSampler(7, 3, 1).indices(), ElementsAre(1, 4));
   EXPECT_THAT(SequentialShardSampler(7, 3, 2).indices(), ElementsAre(2, 5));
@@ -62,7 +62,7 @@ TEST(SequentialShardSamplerTest, RefusesARankOutsideTheWorld) {
 
 const std::vector<int64_t> kLabels = {0, 1, 2, 3, 4, 2, 0, 4, 2, 1};
 
-TEST(ClassSkewedSamplerTest, GivesARankOnlyItsLabels) {
+TEST(ClassSkewedSamplerTest, GivesEachRankOnlyItsLabels) {
   // Labels 0, 2, 4 are rank 0's.
   const ClassSkewedSampler sampler(kLabels, {.num_replicas = 2, .rank = 0, .shuffle = false});
   EXPECT_THAT(sampler.indices(), ElementsAre(0, 2, 4, 5, 6, 7, 8));
@@ -97,7 +97,7 @@ TEST(ClassSkewedSamplerTest, OrderIsAFunctionOfSeedAndEpoch) {
   EXPECT_NE(order(1, 2), order(2, 2));
 }
 
-TEST(ClassSkewedSamplerTest, NamesTheRankThatIsLeftWithoutALabelOnEveryRank) {
+TEST(ClassSkewedSamplerTest, EveryRankNamesTheRankWithoutASample) {
   for (int rank = 0; rank < 6; ++rank) {
     EXPECT_THAT(([&] { ClassSkewedSampler(kLabels, {.num_replicas = 6, .rank = rank}); }),
                 ThrowsMessage<base::UserError>(
@@ -140,18 +140,18 @@ TEST(WeightedSamplerTest, RanksShareOneDrawPaddedFromItsFront) {
     WeightedSampler sampler(weights,
                             {.num_replicas = 3, .rank = rank, .seed = 1, .replacement = false});
     sampler.set_epoch(2);
-    const auto mine = sampler.indices();
-    ASSERT_EQ(mine.size(), 4U);
+    const auto shard = sampler.indices();
+    ASSERT_EQ(shard.size(), 4U);
     EXPECT_EQ(sampler.size(), 4);
     for (size_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(mine[i], order[(static_cast<size_t>(rank) + 3 * i) % 10]);
+      EXPECT_EQ(shard[i], order[(static_cast<size_t>(rank) + 3 * i) % 10]);
     }
   }
 }
 
-TEST(WeightedSamplerTest, DrawsPythonsList) {
+TEST(WeightedSamplerTest, DrawsTheSameListAsPython) {
   SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
-  const auto said = test::run_program(
+  const auto result = test::run_program(
       {test::python(), "-c",
        "import torch\n"
        "from torch.utils.data import WeightedRandomSampler\n"
@@ -165,10 +165,10 @@ TEST(WeightedSamplerTest, DrawsPythonsList) {
     sampler.set_epoch(2);
     ours += fmt::format("{}\n", fmt::join(sampler.indices(), " "));
   }
-  EXPECT_EQ(ours, said.out);
+  EXPECT_EQ(ours, result.out);
 }
 
-TEST(WeightedSamplerTest, RefusesWeightsThatAreNone) {
+TEST(WeightedSamplerTest, RefusesInvalidWeights) {
   const auto refuses = [](std::vector<double> weights, WeightedSamplerOptions options,
                           const char* why) {
     EXPECT_THAT(([&] { WeightedSampler(weights, options); }),
@@ -183,7 +183,7 @@ TEST(WeightedSamplerTest, RefusesWeightsThatAreNone) {
   refuses({1, 1}, {.num_replicas = 2, .rank = 2}, "rank 2 of 2");
 }
 
-TEST(RepeatedAugmentationSamplerTest, DealsTheRepetitionsToTheRanks) {
+TEST(RepeatedAugmentationSamplerTest, DividesRepetitionsAmongTheRanks) {
   const auto make = [](int rank, int64_t selected_round = 0) {
     return RepeatedAugmentationSampler(6, {.num_replicas = 2,
                                            .rank = rank,
@@ -193,14 +193,14 @@ TEST(RepeatedAugmentationSamplerTest, DealsTheRepetitionsToTheRanks) {
   };
   EXPECT_THAT(make(0).indices(), ElementsAre(0, 0, 1));
   EXPECT_THAT(make(1).indices(), ElementsAre(0, 1, 1));
-  // 0 0 0 1 1 1: each copy has a number of its own.
+  // 0 0 0 1 1 1: the copies of a sample are numbered 0, 1, 2.
   EXPECT_EQ(make(0).copy_at(0), 0);
   EXPECT_EQ(make(1).copy_at(0), 1);
   EXPECT_EQ(make(0).copy_at(1), 2);
   EXPECT_THAT(make(0, 4).indices(), ElementsAre(0, 0));
 }
 
-TEST(RepeatedAugmentationSamplerTest, ShufflesAnewInEachEpoch) {
+TEST(RepeatedAugmentationSamplerTest, ShufflesAgainInEachEpoch) {
   RepeatedAugmentationSampler sampler(512, {.seed = 1});
   EXPECT_EQ(sampler.size(), 512);
   const auto first = sampler.indices();
@@ -209,14 +209,14 @@ TEST(RepeatedAugmentationSamplerTest, ShufflesAnewInEachEpoch) {
   EXPECT_NE(sampler.indices(), first);
 }
 
-TEST(RepeatedAugmentationSamplerTest, RefusesWhatLeavesARankWithoutASample) {
+TEST(RepeatedAugmentationSamplerTest, RefusesOptionsThatLeaveARankWithoutASample) {
   EXPECT_THAT([] { RepeatedAugmentationSampler(255, {}); },
               ThrowsMessage<base::UserError>(HasSubstr("set selected_round to 0")));
   EXPECT_THROW(RepeatedAugmentationSampler(300, {.repetitions = 0}), base::UserError);
   EXPECT_THROW(RepeatedAugmentationSampler(-1, {}), base::UserError);
 }
 
-TEST(SamplerRegistryTest, WeighsClassesEquallyByDefault) {
+TEST(SamplerRegistryTest, WeightsClassesEquallyByDefault) {
   // Label 0 once, label 1 nine times.
   std::vector<int64_t> labels(10, 1);
   labels[0] = 0;
@@ -232,7 +232,7 @@ TEST(SamplerRegistryTest, WeighsClassesEquallyByDefault) {
               ThrowsMessage<base::UserError>(HasSubstr("knows its labels")));
 }
 
-TEST(SamplerRegistryTest, MakesWhatTheConfigurationNames) {
+TEST(SamplerRegistryTest, MakesTheSamplerThatTheConfigurationNames) {
   const SamplerArgs args{.size = 10, .labels = kLabels, .num_replicas = 2, .rank = 1, .seed = 3};
   for (const char* type : {"distributed", "class_skewed", "weighted"}) {
     const auto sampler = Component(type).make(args);

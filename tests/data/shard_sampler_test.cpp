@@ -50,7 +50,7 @@ std::vector<int64_t> order_of(ShardSamplerOptions options, int64_t epoch = 0) {
   return sampler.indices();
 }
 
-/// The ranks' orders, put together again by place.
+/// The global list, merged from the orders of the ranks.
 std::vector<int64_t> list_of_all(int num_replicas, ShardSamplerOptions options = {}) {
   std::vector<std::vector<int64_t>> ranks;
   options.num_replicas = num_replicas;
@@ -64,7 +64,7 @@ std::vector<int64_t> list_of_all(int num_replicas, ShardSamplerOptions options =
   return list;
 }
 
-TEST(ShardSamplerTest, GivesEachSampleOnceForAnyBufferAndNumberOfStreams) {
+TEST(ShardSamplerTest, ReturnsEachSampleOnceForAnyBufferAndNumberOfStreams) {
   for (const int64_t buffer : {int64_t{1}, int64_t{7}, int64_t{100}, 2 * kSamples}) {
     for (const int64_t streams : {int64_t{1}, int64_t{3}, int64_t{16}, 2 * kSamples}) {
       EXPECT_EQ(sorted(order_of({.buffer_size = buffer, .streams = streams})), all_samples())
@@ -95,32 +95,32 @@ TEST(ShardSamplerTest, OrderIsAFunctionOfSeedAndEpoch) {
   EXPECT_NE(order_of({.seed = 1}, 1), first);
 }
 
-TEST(ShardSamplerTest, OrderStaysWhatItWasWhenRunsWereSaved) {
+TEST(ShardSamplerTest, OrderMatchesThatOfSavedRuns) {
   ShardSampler sampler(std::vector<int64_t>{3, 5, 9}, {.seed = 3, .buffer_size = 6, .streams = 2});
   sampler.set_epoch(1);
   EXPECT_THAT(sampler.storage_order(sampler.indices()), ElementsAre(3, 5, 4, 6, 0, 7, 1, 8, 2));
   EXPECT_THAT(sampler.indices(), ElementsAre(3, 5, 0, 7, 4, 6, 1, 8, 2));
 }
 
-TEST(ShardSamplerTest, WithoutShuffleStreamsAreReadByTurns) {
+TEST(ShardSamplerTest, WithoutShuffleStreamsAreReadInTurn) {
   const std::vector<int64_t> ends = {3, 5, 7};
   ShardSampler sampler(ends, {.shuffle = false, .streams = 3});
   EXPECT_THAT(sampler.indices(), ElementsAre(0, 3, 5, 1, 4, 6, 2));
   EXPECT_EQ(sampler.storage_order(sampler.indices()), sampler.indices());
 }
 
-TEST(ShardSamplerTest, EachRankHasShardsOfItsOwn) {
+TEST(ShardSamplerTest, EachRankReadsShardsOfItsOwn) {
   for (int rank = 0; rank < 4; ++rank) {
     std::set<int64_t> shards;
     for (const int64_t sample : order_of({.num_replicas = 4, .rank = rank, .streams = 4})) {
       shards.insert(std::ranges::upper_bound(kEnds, sample) - kEnds.begin());
     }
-    // A quarter of the samples, and at either end a part of a shard.
+    // A quarter of the samples, beginning and ending within a shard.
     EXPECT_LT(shards.size(), 20U);
   }
 }
 
-TEST(ShardSamplerTest, MixesSamplesOfABufferWhichStorageIsAskedForBefore) {
+TEST(ShardSamplerTest, ShufflesWithinABufferThatStorageIsAskedForInAdvance) {
   // 3 and 32 do not divide the 16 streams.
   for (const int ranks : {1, 3, 4, 32}) {
     for (const int rank : {0, ranks / 2, ranks - 1}) {
@@ -130,7 +130,7 @@ TEST(ShardSamplerTest, MixesSamplesOfABufferWhichStorageIsAskedForBefore) {
       EXPECT_EQ(sorted(order), sorted(stored)) << "rank " << rank << " of " << ranks;
       int64_t farthest = 0;
       for (int64_t place = 0; place < std::ssize(order); ++place) {
-        // A sample that pads this rank's share is in it twice, and the copy at the end stays there.
+        // A padding sample is in this rank's list twice, and its copy at the end stays there.
         const bool pads = rank + place * ranks >= kSamples;
         const int64_t at =
             pads ? std::ssize(stored) - 1
@@ -145,7 +145,7 @@ TEST(ShardSamplerTest, MixesSamplesOfABufferWhichStorageIsAskedForBefore) {
   }
 }
 
-TEST(ShardSamplerTest, StorageIsAskedInTheOrderOfTheUnmixedList) {
+TEST(ShardSamplerTest, StorageOrderIsThatOfTheUnshuffledList) {
   const ShardSampler all(kEnds, {});
   const auto list = all.storage_order(all.indices());
   for (const int ranks : {3, 32}) {
@@ -160,14 +160,14 @@ TEST(ShardSamplerTest, StorageIsAskedInTheOrderOfTheUnmixedList) {
   }
 }
 
-TEST(ShardSamplerTest, MixesWithTheLargestBufferAndTheMostStreamsToo) {
-  const ShardSampler sampler(kEnds, {.buffer_size = ShardSamplerOptions::kMostBuffer,
-                                     .streams = ShardSamplerOptions::kMostStreams});
+TEST(ShardSamplerTest, AcceptsTheLargestBufferAndTheMostStreams) {
+  const ShardSampler sampler(kEnds, {.buffer_size = ShardSamplerOptions::kMaxBufferSize,
+                                     .streams = ShardSamplerOptions::kMaxStreams});
   EXPECT_EQ(sorted(sampler.indices()), all_samples());
-  EXPECT_GT(sampler.read_ahead(), ShardSamplerOptions::kMostBuffer);
+  EXPECT_GT(sampler.read_ahead(), ShardSamplerOptions::kMaxBufferSize);
 }
 
-TEST(ShardSamplerTest, ConfigurationsBeyondTheBoundsAreRefused) {
+TEST(ShardSamplerTest, RefusesConfigurationsOutOfBounds) {
   for (const auto& [key, number] :
        {std::pair("buffer_size", "1000000000001"), std::pair("streams", "1000001")}) {
     config::Value value = config::Value::of_map();
@@ -186,7 +186,7 @@ TEST(ShardSamplerTest, AnEmptySetHasAnEmptyOrder) {
   EXPECT_THAT(ShardSampler({}, {.num_replicas = 2}).indices(), IsEmpty());
 }
 
-TEST(ShardSamplerTest, RefusesOptionsThatMakeNoSense) {
+TEST(ShardSamplerTest, RefusesInvalidOptions) {
   const auto refuses = [](const std::vector<int64_t>& ends, ShardSamplerOptions options,
                           const char* why) {
     EXPECT_THAT(([&] { ShardSampler(ends, options); }),
@@ -201,7 +201,7 @@ TEST(ShardSamplerTest, RefusesOptionsThatMakeNoSense) {
   refuses({5}, {.num_replicas = 2, .rank = 2}, "rank 2 of 2");
 }
 
-TEST(ShardSamplerTest, IsMadeFromAConfigurationForDataInShards) {
+TEST(ShardSamplerTest, IsMadeFromAConfigurationIfTheDataHasShards) {
   const config::Component<SamplerKind> kind("shards");
   SamplerArgs args{.size = 9, .num_replicas = 3, .rank = 1, .seed = 4};
   EXPECT_THAT([&] { kind.make(args); }, ThrowsMessage<base::UserError>(HasSubstr("tar_shards")));
@@ -213,7 +213,7 @@ TEST(ShardSamplerTest, IsMadeFromAConfigurationForDataInShards) {
   EXPECT_THAT([&] { kind.make(args); }, ThrowsMessage<base::UserError>(HasSubstr("10 ranks")));
 }
 
-/// Notes what storage was asked for, and what was read before that.
+/// Records which samples storage was asked for, and which were read before that.
 class NotingSet : public SampleDataset {
  public:
   int64_t size() const override { return kSamples; }
@@ -233,11 +233,12 @@ class NotingSet : public SampleDataset {
   }
 
   mutable std::vector<int64_t> asked_for;
-  mutable std::vector<int64_t> unasked;  ///< places of samples that nobody had asked for, or -1
+  mutable std::vector<int64_t>
+      unasked;  ///< positions of samples read before storage was asked, or -1
   mutable int64_t read = 0;
 };
 
-TEST(ShardSamplerTest, ALoaderAsksStorageForEachSampleOnceAndAhead) {
+TEST(ShardSamplerTest, ALoaderAsksStorageForEachSampleOnceAndInAdvance) {
   const auto set = std::make_shared<NotingSet>();
   const auto sampler =
       std::make_shared<ShardSampler>(kEnds, ShardSamplerOptions{.buffer_size = 160});
@@ -247,7 +248,7 @@ TEST(ShardSamplerTest, ALoaderAsksStorageForEachSampleOnceAndAhead) {
   while (loader.next()) {
   }
   EXPECT_EQ(set->asked_for, sampler->storage_order(sampler->indices()));
-  // By four batches' samples with each batch, storage soon is a buffer ahead.
+  // Each batch asks for four batches, so storage is soon one buffer ahead.
   EXPECT_LT(std::ranges::max(set->unasked), 160);
 }
 
@@ -262,7 +263,7 @@ class CountingSampler : public ShardSampler {
   mutable int calls = 0;
 };
 
-TEST(ShardSamplerTest, ALoaderHasAnEpochsOrderMadeOnce) {
+TEST(ShardSamplerTest, ALoaderComputesAnEpochsOrderOnce) {
   const auto sampler = std::make_shared<CountingSampler>(kEnds, ShardSamplerOptions{});
   Loader loader(std::make_shared<NotingSet>(), sampler, {.batch_size = 8});
   loader.start_epoch(0);
@@ -270,7 +271,7 @@ TEST(ShardSamplerTest, ALoaderHasAnEpochsOrderMadeOnce) {
   EXPECT_EQ(sampler->calls, 2);
 }
 
-TEST(ShardSamplerTest, ALoaderWithLargeBatchesIsAheadOfTheReaderToo) {
+TEST(ShardSamplerTest, ALoaderWithLargeBatchesAsksInAdvance) {
   const auto set = std::make_shared<NotingSet>();
   const auto sampler = std::make_shared<ShardSampler>(
       kEnds, ShardSamplerOptions{.num_replicas = 4, .rank = 1, .buffer_size = 160});
@@ -285,7 +286,7 @@ TEST(ShardSamplerTest, ALoaderWithLargeBatchesIsAheadOfTheReaderToo) {
   EXPECT_EQ(std::ranges::max(set->unasked), -1) << "read before storage was asked for it";
 }
 
-TEST(ShardSamplerTest, ALoaderThatGoesOnAsksForNothingThatWasRead) {
+TEST(ShardSamplerTest, AResumedLoaderDoesNotAskForSamplesReadBefore) {
   const auto set = std::make_shared<NotingSet>();
   const auto sampler =
       std::make_shared<ShardSampler>(kEnds, ShardSamplerOptions{.buffer_size = 160});

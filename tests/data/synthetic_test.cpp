@@ -14,7 +14,7 @@ namespace {
 constexpr SyntheticOptions kSmall{
     .size = 60, .test_size = 7, .channels = 2, .height = 9, .width = 5, .classes = 3};
 
-TEST(SyntheticTest, HasTheSizesAndShapesAsked) {
+TEST(SyntheticTest, HasTheRequestedSizesAndShapes) {
   const auto train = make_synthetic(kSmall, Split::kTrain);
   EXPECT_EQ(train->size(), 60);
   EXPECT_EQ(make_synthetic(kSmall, Split::kTest)->size(), 7);
@@ -24,7 +24,7 @@ TEST(SyntheticTest, HasTheSizesAndShapesAsked) {
   EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{2, 2, 9, 5}));
 }
 
-TEST(SyntheticTest, GivesTheSamePixelsInWhateverOrderTheyAreAsked) {
+TEST(SyntheticTest, PixelsDoNotDependOnTheOrderOfRequests) {
   const auto train = make_synthetic(kSmall, Split::kTrain);
   const Batch forwards = train->get_batch(std::vector<int64_t>{3, 4});
   const Batch backwards =
@@ -46,7 +46,7 @@ TEST(SyntheticTest, DiffersBetweenSplitsAndSeeds) {
   }
 }
 
-TEST(SyntheticTest, NearestClassMeanTellsTheClasses) {
+TEST(SyntheticTest, NearestClassMeanSeparatesTheClasses) {
   SyntheticOptions options = kSmall;
   options.size = 300;
   const auto train = make_synthetic(options, Split::kTrain);
@@ -62,7 +62,7 @@ TEST(SyntheticTest, NearestClassMeanTellsTheClasses) {
   EXPECT_NEAR(flat.var().item<float>(), 1.25F, 0.05F);  // noise 1, signal 0.5^2
 }
 
-TEST(SyntheticTest, RefusesANumberOutsideTheDataSet) {
+TEST(SyntheticTest, RefusesAnIndexOutsideTheDataSet) {
   EXPECT_THROW(make_synthetic(kSmall, Split::kTest)->get_batch(std::vector<int64_t>{7}),
                base::InternalError);
 }

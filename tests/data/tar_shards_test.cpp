@@ -22,7 +22,7 @@
 #include "data/images.h"
 #include "index/file_stamp.h"
 #include "sets/file_bytes.h"
-#include "sets/shard_names.h"
+#include "sets/shard_index.h"
 #include "sets/tar_index.h"
 #include "support/program.h"
 #include "support/python.h"
@@ -40,7 +40,7 @@ auto refuses(const std::string& what, const std::string& why) {
   return ThrowsMessage<base::UserError>(AllOf(HasSubstr(what), HasSubstr(why)));
 }
 
-/// A member of a tar file, its header's sum right.
+/// A member of a tar file with a valid checksum.
 std::string member(const std::string& name, const std::string& bytes, char type = '0') {
   std::string block(512, '\0');
   block.replace(0, name.size(), name);
@@ -110,10 +110,10 @@ for name, form in (("ustar", tarfile.USTAR_FORMAT), ("gnu", tarfile.GNU_FORMAT),
                 tar.addfile(info, io.BytesIO(data))
 )";
 
-TEST_F(TarShardsTest, ReadsWhatPythonWritesInEveryFormat) {
-  const auto said = test::run_program({test::python(), "-c", kTarfileScript,
-                                       folder_.path().string(), test::kImages / "png_rgb8.png"});
-  ASSERT_EQ(said.exit_code, 0) << said.err;
+TEST_F(TarShardsTest, ReadsEveryFormatThatPythonWrites) {
+  const auto result = test::run_program({test::python(), "-c", kTarfileScript,
+                                         folder_.path().string(), test::kImages / "png_rgb8.png"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   for (const char* name : {"ustar.tar", "gnu.tar", "pax.tar"}) {
     const auto set = load(name);
     EXPECT_THAT(set->labels(), ElementsAre(0, 1, 2, 3)) << name;
@@ -121,7 +121,7 @@ TEST_F(TarShardsTest, ReadsWhatPythonWritesInEveryFormat) {
   }
 }
 
-TEST_F(TarShardsTest, RefusesMembersThatNobodyMeansWellWith) {
+TEST_F(TarShardsTest, RefusesUnsafeMembers) {
   const auto refuse = [&](const std::string& bytes, const std::string& name,
                           const std::string& why) {
     EXPECT_THAT([&] { load_bytes(bytes + kEnd); },
@@ -133,13 +133,13 @@ TEST_F(TarShardsTest, RefusesMembersThatNobodyMeansWellWith) {
   refuse(member("1.jpg", "", '1'), "1.jpg", "link");
   refuse(member("1.jpg", "", '2'), "1.jpg", "link");
   refuse(member("1.jpg", "", '3'), "1.jpg", "neither a file nor a folder");
-  // Long names are looked at as well.
+  // Long names are checked too.
   refuse(member("x", "../" + std::string(200, 'a') + ".jpg", 'L') + member("1.jpg", image_), "../",
          "'..'");
   refuse(member("x", "15 path=/1.jpg\n", 'x') + member("1.jpg", image_), "/1.jpg", "absolute");
 }
 
-TEST_F(TarShardsTest, RefusesSamplesThatAreIncomplete) {
+TEST_F(TarShardsTest, RefusesIncompleteSamples) {
   const auto refuse = [&](const std::string& bytes, const std::string& why) {
     EXPECT_THAT([&] { load_bytes(bytes + kEnd); }, refuses("a.tar", why));
   };
@@ -159,7 +159,7 @@ TEST_F(TarShardsTest, RefusesDamagedArchives) {
   damaged[5] = 'x';
   EXPECT_THAT([&] { load_bytes(damaged); }, refuses("a.tar", "damaged"));
   for (size_t at = 0; at < 512; ++at) {
-    if (at == 155) continue;  // behind the end of the sum itself
+    if (at == 155) continue;  // after the end of the checksum
     std::string changed = whole;
     changed[at] = static_cast<char>(changed[at] ^ 0x41);
     EXPECT_THROW(scan(changed), base::UserError) << at;
@@ -172,7 +172,7 @@ TEST_F(TarShardsTest, NamesTheShardOfADamagedImage) {
               refuses("a.tar at byte 512", "neither JPEG nor PNG"));
 }
 
-TEST_F(TarShardsTest, IndexIsMadeOnceAndAnewWhenAShardChanges) {
+TEST_F(TarShardsTest, IsIndexedOnceAndAgainAfterAShardChanges) {
   const auto index_files = [&] {
     std::vector<detail::FileStamp> stamps;
     for (const auto& entry : std::filesystem::directory_iterator(folder_ / "cache")) {
@@ -189,19 +189,19 @@ TEST_F(TarShardsTest, IndexIsMadeOnceAndAnewWhenAShardChanges) {
   const auto after = load_bytes(first + member("2.jpg", image_) + member("2.cls", "2") + kEnd);
   EXPECT_THAT(after->labels(), ElementsAre(1, 2));
   EXPECT_NE(after->fingerprint(), before->fingerprint());
-  // The same members at the same places, with another label.
+  // The same members at the same positions with another label.
   EXPECT_THAT(load_bytes(member("1.jpg", image_) + member("1.cls", "3") + kEnd)->labels(),
               ElementsAre(3));
   std::filesystem::remove(folder_ / "a.tar");
   EXPECT_THAT([&] { load("a.tar"); }, refuses("a.tar", "No such file"));
 }
 
-/// What a process may open, for a while.
+/// Limits the number of files that the process may open.
 class FewerFiles {
  public:
-  explicit FewerFiles(rlim_t most) {
+  explicit FewerFiles(rlim_t max) {
     ::getrlimit(RLIMIT_NOFILE, &before_);
-    const rlimit fewer{most, before_.rlim_max};
+    const rlimit fewer{max, before_.rlim_max};
     ::setrlimit(RLIMIT_NOFILE, &fewer);
   }
   ~FewerFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
@@ -233,7 +233,7 @@ TEST_F(TarShardsTest, ReadsMoreShardsThanAProcessMayOpen) {
   }
 }
 
-TEST_F(TarShardsTest, SaysWhichShardWasReplacedDuringTheRun) {
+TEST_F(TarShardsTest, NamesAShardThatWasReplacedDuringTheRun) {
   const std::string sample = member("1.jpg", image_) + member("1.cls", "1");
   const auto set = load_bytes(sample + kEnd);
   folder_.write("a.tar", sample + sample + kEnd);
@@ -243,7 +243,7 @@ TEST_F(TarShardsTest, SaysWhichShardWasReplacedDuringTheRun) {
   EXPECT_THAT([&] { loader.next(); }, refuses("sample 0", "a.tar: it was written to or replaced"));
 }
 
-/// All bytes that a rank gets from where its loader is to the end of the epoch, batch by batch.
+/// The bytes of a rank's remaining batches of the epoch.
 std::vector<std::string> rest_of_epoch(Loader& loader) {
   std::vector<std::string> all;
   while (const auto batch = loader.next()) {
@@ -287,7 +287,7 @@ TEST_F(StreamedShardsTest, KnowsWhereItsShardsEnd) {
   EXPECT_THAT(set_->shard_ends(), ElementsAre(8, 17, 27, 35, 44, 54));
 }
 
-TEST_F(StreamedShardsTest, BatchesAreTheSameBytesForAnyNumberOfWorkers) {
+TEST_F(StreamedShardsTest, BatchesHaveTheSameBytesForAnyNumberOfWorkers) {
   std::vector<std::string> expected;
   for (const int workers : {0, 1, 4, 13}) {
     Loader streaming = loader({.batch_size = 5, .num_workers = workers});
@@ -301,8 +301,8 @@ TEST_F(StreamedShardsTest, BatchesAreTheSameBytesForAnyNumberOfWorkers) {
   }
 }
 
-TEST_F(StreamedShardsTest, GoesOnInTheMiddleOfAnEpochOnAnotherNumberOfRanks) {
-  // Three steps of two ranks, then the rest of the steps on one rank with as large a global batch.
+TEST_F(StreamedShardsTest, ResumesAnEpochOnAnotherNumberOfRanks) {
+  // Three steps on two ranks, then the rest on one rank with the same global batch size.
   Loader first = loader({.batch_size = 3}, 2, 0);
   Loader second = loader({.batch_size = 3}, 2, 1);
   Loader alone = loader({.batch_size = 6});
@@ -316,14 +316,14 @@ TEST_F(StreamedShardsTest, GoesOnInTheMiddleOfAnEpochOnAnotherNumberOfRanks) {
   EXPECT_EQ(rest_of_epoch(resumed), rest_of_epoch(alone));
 }
 
-TEST(ShardNamesTest, SpellOutBraces) {
+TEST(ShardNamesTest, ExpandBraces) {
   using detail::expand_braces;
   EXPECT_THAT(expand_braces("a.tar"), ElementsAre("a.tar"));
   EXPECT_THAT(expand_braces("a-{08..10}.tar"), ElementsAre("a-08.tar", "a-09.tar", "a-10.tar"));
   EXPECT_THAT(expand_braces("{a,b}-{0..1}"), ElementsAre("a-0", "a-1", "b-0", "b-1"));
   EXPECT_THAT([] { expand_braces("a-{0..1"); }, refuses("a-{0..1", "not closed"));
   for (const char* wrong : {"{3..1}", "{a..b}", "{0..99999999}"}) {
-    EXPECT_THAT([&] { expand_braces(wrong); }, refuses(wrong, "no range"));
+    EXPECT_THAT([&] { expand_braces(wrong); }, refuses(wrong, "not a range"));
   }
 }
 

@@ -68,13 +68,13 @@ TEST(SampleRandomTest, IsAFunctionOfSeedEpochAndSample) {
     }
   }
   EXPECT_EQ(all.size(), 5U * 10 * 50);
-  // A checkpoint goes on with the same pixels only while this stays as it is.
+  // If these values change, runs resumed from older checkpoints see other pixels.
   SampleRandom random(1, 2, 3);
   EXPECT_EQ(random.bits(), 1321962074176129191ULL);
   EXPECT_EQ(random.bits(), 15925659190040627001ULL);
 }
 
-TEST(SampleRandomTest, DrawsFromItsDistributions) {
+TEST(SampleRandomTest, DrawsFromTheDocumentedDistributions) {
   constexpr int kDraws = 40'000;
   double uniform = 0, normal = 0, squares = 0, beta = 0, beta_squares = 0, small_beta = 0;
   std::vector<int> counts(7);
@@ -101,7 +101,7 @@ TEST(SampleRandomTest, DrawsFromItsDistributions) {
   for (const int count : counts) EXPECT_NEAR(count, kDraws / 7.0, kDraws / 70.0);
 }
 
-TEST(PipelineTest, DecodesOnlyWhatACropNeedsWithTheSameResult) {
+TEST(PipelineTest, DecodesOnlyTheCropWithTheSameResult) {
   const Pipeline steps(std::vector{component("random_resized_crop", {{"size", "32"}}),
                                    component("random_horizontal_flip"),
                                    component("color_jitter", {{"brightness", "0.4"}})});
@@ -114,7 +114,7 @@ TEST(PipelineTest, DecodesOnlyWhatACropNeedsWithTheSameResult) {
   }
 }
 
-TEST(PipelineTest, IsTheSameForTheSameSampleAndEpochOnly) {
+TEST(PipelineTest, DependsOnSampleAndEpoch) {
   const Image image = picture(40, 40);
   const Pipeline steps(std::vector{component("random_crop", {{"size", "32"}, {"padding", "4"}}),
                                    component("rand_augment")});
@@ -159,7 +159,7 @@ TEST(TransformTest, OptionsAreChecked) {
   refusal("random_scale", {{"min", "3"}}, "min must not be above max");
 }
 
-TEST(TransformTest, ResizeTakesTheShorterSideAsTorchvisionDoes) {
+TEST(TransformTest, ResizeScalesTheShorterSideAsTorchvisionDoes) {
   const auto size = [](int64_t width, int64_t height) {
     const Image out = run(pipeline("resize", {{"size", "256"}}), picture(width, height), 0);
     return std::pair(out.width, out.height);
@@ -177,13 +177,13 @@ TEST(TransformTest, CenterCropRoundsAsPythonDoes) {
   EXPECT_EQ(box(8, 10), (Box{2, 2, 5, 5}));   // 1.5 and 2.5: to the even
   EXPECT_EQ(box(11, 12), (Box{3, 4, 5, 5}));  // 3.5
   EXPECT_EQ(box(3, 9), (Box{0, 2, 3, 5}));
-  // What is missing becomes a black border, the larger part behind.
+  // Missing pixels become a black border, with the larger part at the right and bottom.
   const Image image = picture(2, 9);
   EXPECT_EQ(run(pipeline("center_crop", {{"size", "5"}}), image, 0),
             pad(crop(image, {0, 2, 2, 5}), 1, 0, 2, 0, 0));
 }
 
-TEST(TransformTest, RandomResizedCropTakesPartsOfTheAreaAndRatioAsked) {
+TEST(TransformTest, RandomResizedCropKeepsItsAreaAndRatioRanges) {
   const auto transform = component("random_resized_crop", {{"size", "8"}}).make();
   double least = 1, most = 0;
   for (int64_t number = 0; number < 2000; ++number) {
@@ -234,7 +234,7 @@ TEST(TransformTest, RandomCropPadsImageAndMask) {
   EXPECT_EQ(places.size(), 49U);
 }
 
-TEST(TransformTest, RandomCropOfASmallImageNeedsToBeAllowed) {
+TEST(TransformTest, RandomCropRefusesSmallImagesUnlessPadIfNeeded) {
   const Image image = picture(6, 9);
   EXPECT_THAT(
       [&] {
@@ -248,7 +248,7 @@ TEST(TransformTest, RandomCropOfASmallImageNeedsToBeAllowed) {
   EXPECT_EQ(out.height, 8);
 }
 
-TEST(TransformTest, FlipsTurnImageAndMask) {
+TEST(TransformTest, FlipsMirrorImageAndMask) {
   const ImageSample sample = labelled(7, 5);
   ImageSample mirrored = sample;
   flip_horizontally(mirrored.image);
@@ -295,12 +295,12 @@ TEST(TransformTest, RandomErasingErasesARectangle) {
   }
 }
 
-TEST(TransformTest, ColorJitterChangesWhatItsOptionsSay) {
+TEST(TransformTest, ColorJitterAppliesItsOptions) {
   const Image image = picture(16, 16);
   EXPECT_EQ(run(pipeline("color_jitter"), image, 0), image);
   Image black = image;
   adjust_brightness(black, 0);
-  // Factors up to 1 - 1 = 0 darken; none may be negative.
+  // The smallest factor is 1 - 1 = 0.
   double darkest = 255;
   for (int64_t number = 0; number < 200; ++number) {
     const Image out = run(pipeline("color_jitter", {{"brightness", "3"}}), image, number);
@@ -317,7 +317,7 @@ TEST(TransformTest, ColorJitterChangesWhatItsOptionsSay) {
   }
 }
 
-/// All that one operation of RandAugment can make of an image at magnitude 9 of 31.
+/// All results of one operation of RandAugment at magnitude 9 of 31.
 std::vector<Image> at_magnitude_9(const Image& image) {
   std::vector<Image> all = {image};
   const auto change = [&](const auto& operation) {
@@ -344,7 +344,7 @@ std::vector<Image> at_magnitude_9(const Image& image) {
   return all;
 }
 
-TEST(TransformTest, RandAugmentDoesTorchvisionsOperations) {
+TEST(TransformTest, RandAugmentAppliesTorchvisionsOperations) {
   const Image image = picture(40, 40);
   const std::vector<Image> expected = at_magnitude_9(image);
   std::set<size_t> seen;
@@ -357,7 +357,7 @@ TEST(TransformTest, RandAugmentDoesTorchvisionsOperations) {
   EXPECT_EQ(seen.size(), expected.size());
 }
 
-TEST(TransformTest, AutoAugmentationMovesTheMaskWithTheImage) {
+TEST(TransformTest, AutoAugmentTransformsTheMaskWithTheImage) {
   const ImageSample sample = labelled(40, 40);
   int moved = 0;
   for (int64_t number = 0; number < 300; ++number) {

@@ -10,8 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "image/exif.h"
-#include "image/png_orientation.h"
+#include "image/orientation.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 
 namespace syncbn::data {
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): well mixed bits of a counter.
+/// The hash function of SplitMix64 (Steele, Lea and Flood, 2014).
 inline uint64_t mix64(uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;

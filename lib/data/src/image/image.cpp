@@ -1,25 +1,18 @@
 #include <syncbn/data/image.h>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
-#include "exif.h"
+#include "orientation.h"
 #include "reader.h"
 
 namespace syncbn::data {
 namespace {
-
-std::string first_bytes(std::span<const uint8_t> bytes) {
-  std::string text;
-  for (const uint8_t byte : bytes.first(std::min<size_t>(bytes.size(), 4))) {
-    text += fmt::format(" {:02x}", byte);
-  }
-  return text;
-}
 
 std::unique_ptr<detail::ImageReader> open(std::span<const uint8_t> bytes, const std::string& name,
                                           const DecodeOptions& options) {
@@ -27,9 +20,10 @@ std::unique_ptr<detail::ImageReader> open(std::span<const uint8_t> bytes, const 
   if (detail::is_png(bytes)) return detail::open_png(bytes, name, options);
   if (bytes.empty()) detail::fail_to_decode(name, "it is empty");
   detail::fail_to_decode(
-      name, fmt::format("it is neither JPEG nor PNG (it begins with the bytes{}); convert it, or "
-                        "take it out of the data set",
-                        first_bytes(bytes)));
+      name,
+      fmt::format("it is neither JPEG nor PNG (it begins with the bytes {:02x}); convert it, or "
+                  "take it out of the data set",
+                  fmt::join(bytes.first(std::min<size_t>(bytes.size(), 4)), " ")));
 }
 
 }  // namespace
@@ -40,15 +34,17 @@ void fail_to_decode(const std::string& name, const std::string& why) {
   throw base::UserError(fmt::format("cannot decode '{}': {}", name, why));
 }
 
-void check_size(const std::string& name, int64_t width, int64_t height,
-                const DecodeOptions& options) {
+void ImageReader::set_size(int64_t width, int64_t height, const DecodeOptions& options) {
   if (width < 1 || height < 1) {
-    fail_to_decode(name, fmt::format("it has {} x {} pixels", width, height));
+    fail_to_decode(name_, fmt::format("it has {} x {} pixels", width, height));
   }
-  if (width <= options.max_pixels / height) return;
-  fail_to_decode(name, fmt::format("its {} x {} pixels are more than max_pixels, {}; raise that if "
-                                   "the file can be trusted",
-                                   width, height, options.max_pixels));
+  if (width > options.max_pixels / height) {
+    fail_to_decode(name_, fmt::format("its {} x {} pixels are more than max_pixels, {}; raise that "
+                                      "if the file can be trusted",
+                                      width, height, options.max_pixels));
+  }
+  width_ = width;
+  height_ = height;
 }
 
 }  // namespace detail
@@ -85,18 +81,18 @@ Image ImageDecoder::decode(const Box& box) {
   if (box.left < 0 || box.top < 0 || box.width < 1 || box.height < 1 ||
       box.left + box.width > width() || box.top + box.height > height()) {
     throw base::InternalError(
-        fmt::format("{}: {} x {} pixels at ({}, {}) were asked for from an image of {} x {}", name_,
+        fmt::format("{}: {} x {} pixels at ({}, {}) were requested from an image of {} x {}", name_,
                     box.width, box.height, box.left, box.top, width(), height()));
   }
   Image image;
   reader_->read(detail::stored_box(box, orientation_, reader_->width(), reader_->height()), image);
-  return detail::turned(std::move(image), orientation_);
+  return detail::oriented(std::move(image), orientation_);
 }
 
 Image ImageDecoder::decode_mask() {
   Image image;
   reader_->read_labels({0, 0, reader_->width(), reader_->height()}, image);
-  return detail::turned(std::move(image), orientation_);
+  return detail::oriented(std::move(image), orientation_);
 }
 
 Image load_image(const std::filesystem::path& path, const DecodeOptions& options) {

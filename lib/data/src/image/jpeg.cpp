@@ -1,8 +1,7 @@
-// jpeglib.h uses size_t and FILE without including what declares them.
+// jpeglib.h needs size_t and FILE.
 #include <cstddef>
 #include <cstdio>
 
-// libjpeg-turbo: jpeg_crop_scanline, jpeg_skip_scanlines.
 #include <jpeglib.h>
 
 #include <jerror.h>
@@ -16,7 +15,7 @@
 
 #include <syncbn/base/error.h>
 
-#include "exif.h"
+#include "orientation.h"
 #include "reader.h"
 
 #ifndef LIBJPEG_TURBO_VERSION_NUMBER
@@ -26,75 +25,44 @@
 namespace syncbn::data::detail {
 namespace {
 
-/// Fancy upsampling looks at neighbours, and libjpeg-turbo treats the edges of a cropped region as
-/// edges of the image: so much more is decoded on each side.
+/// Pixels decoded around a box on each side. Upsampling looks at neighbours, and libjpeg-turbo
+/// treats the edges of a cropped region as edges of the image.
 constexpr int64_t kMargin = 16;
 
-constexpr int kApp1 = JPEG_APP0 + 1;  // EXIF or XMP, told apart by how they begin
+constexpr int kApp1 = JPEG_APP0 + 1;  // the marker of EXIF and XMP
 constexpr std::string_view kExifHeader("Exif\0\0", 6);
 constexpr std::string_view kXmpHeader("http://ns.adobe.com/xap/1.0/\0", 29);
 
-struct Errors {
-  jpeg_error_mgr manager;  // first: cinfo.err points to it
-  ErrorJump jump;
+struct Progress : jpeg_progress_mgr {
+  int max_scans;
 };
 
-[[noreturn]] void jump_to(ErrorJump& jump, const char* why) {
+[[noreturn]] void fail(j_common_ptr cinfo, const char* why) {
+  auto& jump = *static_cast<ErrorJump*>(cinfo->client_data);
   std::snprintf(jump.message, sizeof jump.message, "%s", why);
   std::longjmp(jump.target, 1);
-}
-
-ErrorJump& jump_of(j_common_ptr cinfo) {
-  return reinterpret_cast<Errors*>(cinfo->err)->jump;
 }
 
 [[noreturn]] void on_error(j_common_ptr cinfo) {
   char text[JMSG_LENGTH_MAX];
   cinfo->err->format_message(cinfo, text);
-  jump_to(jump_of(cinfo), text);
+  fail(cinfo, text);
 }
 
-/// Warnings are about damage that decoding goes on after, as Pillow does.
+/// Ignores warnings: decoding continues after damage, as in Pillow.
 void on_message(j_common_ptr) {}
 
-// The source: all bytes are there from the beginning, so asking for more is asking too much.
-void begin_source(j_decompress_ptr) {}
-void end_source(j_decompress_ptr) {}
-
-boolean at_end_of_source(j_decompress_ptr cinfo) {
-  jump_to(jump_of(reinterpret_cast<j_common_ptr>(cinfo)),
-          "the JPEG data ends too early; the file was cut short");
+boolean on_end_of_data(j_decompress_ptr cinfo) {
+  fail(reinterpret_cast<j_common_ptr>(cinfo),
+       "the JPEG data ends too early; the file was cut short");
 }
 
-void skip_source(j_decompress_ptr cinfo, long count) {
-  if (count <= 0) return;
-  if (static_cast<size_t>(count) > cinfo->src->bytes_in_buffer) at_end_of_source(cinfo);
-  cinfo->src->next_input_byte += count;
-  cinfo->src->bytes_in_buffer -= static_cast<size_t>(count);
-}
-
-/// Destroying one that was never created does nothing.
-struct Decompress {
-  jpeg_decompress_struct cinfo{};
-
-  Decompress() = default;
-  ~Decompress() { jpeg_destroy_decompress(&cinfo); }
-  Decompress(const Decompress&) = delete;
-  Decompress& operator=(const Decompress&) = delete;
-};
-
-struct Progress {
-  jpeg_progress_mgr manager;  // first: cinfo.progress points to it
-  int max_scans;
-};
-
-void check_scans(j_common_ptr common) {
-  const auto* cinfo = reinterpret_cast<j_decompress_ptr>(common);
-  const int most = reinterpret_cast<Progress*>(common->progress)->max_scans;
-  if (cinfo->input_scan_number <= most) return;
+void check_scans(j_common_ptr cinfo) {
+  const int max_scans = static_cast<Progress*>(cinfo->progress)->max_scans;
+  if (reinterpret_cast<j_decompress_ptr>(cinfo)->input_scan_number <= max_scans) return;
   char text[96];
-  std::snprintf(text, sizeof text, "it has more than max_scans, %d, progressive scans", most);
-  jump_to(jump_of(common), text);
+  std::snprintf(text, sizeof text, "it has more than max_scans, %d, progressive scans", max_scans);
+  fail(cinfo, text);
 }
 
 /// value * share / 255, rounded, as Pillow computes it.
@@ -103,8 +71,8 @@ uint8_t times_share(int value, int share) {
   return static_cast<uint8_t>(((product >> 8) + product) >> 8);
 }
 
-/// CMYK as Adobe stores it: inverted, so that 255 is no ink. Pillow inverts it and takes each ink
-/// from what black leaves.
+/// CMYK as Adobe stores it, inverted: 255 is no ink. Pillow inverts it and subtracts each ink from
+/// the light that black leaves.
 void cmyk_to_rgb(const uint8_t* cmyk, int64_t count, uint8_t* rgb) {
   for (int64_t i = 0; i < count; ++i, cmyk += 4) {
     const int light = cmyk[3];
@@ -118,21 +86,27 @@ void cmyk_to_rgb(const uint8_t* cmyk, int64_t count, uint8_t* rgb) {
 class JpegReader : public ImageReader {
  public:
   JpegReader(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options)
-      : bytes_(bytes), name_(name), options_(options) {
-    cinfo_.err = jpeg_std_error(&errors_.manager);
-    errors_.manager.error_exit = on_error;
-    errors_.manager.output_message = on_message;
+      : ImageReader(bytes, name) {
+    cinfo_.client_data = &jump_;
+    cinfo_.err = jpeg_std_error(&errors_);
+    errors_.error_exit = on_error;
+    errors_.output_message = on_message;
+    progress_.progress_monitor = check_scans;
     progress_.max_scans = options.max_scans;
     guarded([this] {
       jpeg_create_decompress(&cinfo_);
       jpeg_save_markers(&cinfo_, kApp1, 0xffff);
     });
     read_header();
-    check_header();
+    // Kept, since a second frame header may change cinfo's size before it is refused.
+    set_size(cinfo_.image_width, cinfo_.image_height, options);
+    const int components = cinfo_.num_components;
+    if (components != 1 && components != 3 && components != 4) {
+      fail_to_decode(name_,
+                     fmt::format("it has {} colour components; 1, 3 and 4 are known", components));
+    }
+    orientation_ = find_orientation();
   }
-
-  int64_t width() const override { return width_; }
-  int64_t height() const override { return height_; }
 
   int orientation() const override { return orientation_; }
 
@@ -168,41 +142,17 @@ class JpegReader : public ImageReader {
   }
 
  private:
-  template <class Calls>
-  void guarded(const Calls& calls) {
-    if (!runs_through(errors_.jump, calls)) fail_to_decode(name_, errors_.jump.message);
-  }
-
   void read_header() {
-    source_.next_input_byte = bytes_.data();
-    source_.bytes_in_buffer = bytes_.size();
-    source_.init_source = begin_source;
-    source_.fill_input_buffer = at_end_of_source;
-    source_.skip_input_data = skip_source;
-    source_.resync_to_restart = jpeg_resync_to_restart;
-    source_.term_source = end_source;
-    progress_.manager.progress_monitor = check_scans;
     guarded([this] {
       jpeg_abort_decompress(&cinfo_);
-      cinfo_.src = &source_;
-      cinfo_.progress = &progress_.manager;
+      jpeg_mem_src(&cinfo_, bytes_.data(), bytes_.size());
+      cinfo_.src->fill_input_buffer = on_end_of_data;
+      cinfo_.progress = &progress_;
       jpeg_read_header(&cinfo_, TRUE);
     });
   }
 
-  void check_header() {
-    width_ = cinfo_.image_width;
-    height_ = cinfo_.image_height;
-    check_size(name_, width_, height_, options_);
-    const int components = cinfo_.num_components;
-    if (components != 1 && components != 3 && components != 4) {
-      fail_to_decode(name_,
-                     fmt::format("it has {} colour components; 1, 3 and 4 are known", components));
-    }
-    orientation_ = find_orientation();
-  }
-
-  /// The first EXIF data's, else that of the last XMP data, as Pillow reads them.
+  /// From the first EXIF data, or else the last XMP data, as in Pillow.
   int find_orientation() const {
     std::optional<int> exif;
     std::optional<int> xmp;
@@ -220,7 +170,7 @@ class JpegReader : public ImageReader {
     return exif.value_or(xmp.value_or(1));
   }
 
-  /// Limits decoding to the columns around the box; the first column that rows will have.
+  /// Limits decoding to the columns around the box; returns the first of them.
   JDIMENSION crop(const Box& box) {
     auto left = static_cast<JDIMENSION>(std::max<int64_t>(box.left - kMargin, 0));
     const int64_t right = std::min<int64_t>(box.left + box.width + kMargin, width());
@@ -237,20 +187,14 @@ class JpegReader : public ImageReader {
 
   void read_row(uint8_t* row) { jpeg_read_scanlines(&cinfo_, &row, 1); }
 
-  const std::span<const uint8_t> bytes_;
-  const std::string name_;
-  const DecodeOptions options_;
-  jpeg_source_mgr source_{};
-  Errors errors_{};
+  jpeg_error_mgr errors_{};
   Progress progress_{};
-  Decompress decompress_;
-  jpeg_decompress_struct& cinfo_ = decompress_.cinfo;
+  jpeg_decompress_struct cinfo_{};
+  /// Destroying a struct that was never created does nothing.
+  const std::unique_ptr<jpeg_decompress_struct, void (*)(j_decompress_ptr)> destroys_cinfo_{
+      &cinfo_, &jpeg_destroy_decompress};
   std::vector<uint8_t> row_;
-  // Not asked of cinfo, where a second frame header may put others before it is refused.
-  int64_t width_ = 0;
-  int64_t height_ = 0;
   int orientation_ = 1;
-  bool was_read_ = false;
 };
 
 }  // namespace

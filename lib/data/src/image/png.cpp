@@ -1,4 +1,3 @@
-// libpng.
 #include <png.h>
 
 #include <fmt/format.h>
@@ -9,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "png_orientation.h"
+#include "orientation.h"
 #include "reader.h"
 
 namespace syncbn::data::detail {
@@ -18,27 +17,23 @@ namespace {
 constexpr std::array<uint8_t, 8> kSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
 constexpr int kMaxValue = 255;
 
-struct Source {
-  std::span<const uint8_t> rest;
-};
-
 [[noreturn]] void on_error(png_structp png, png_const_charp message) {
   auto* jump = static_cast<ErrorJump*>(png_get_error_ptr(png));
   std::snprintf(jump->message, sizeof jump->message, "the PNG data is damaged (%s)", message);
   std::longjmp(jump->target, 1);
 }
 
-/// About what pixels do not depend on.
+/// Ignores warnings, which do not concern pixels.
 void on_warning(png_structp, png_const_charp) {}
 
 void read_bytes(png_structp png, png_bytep out, size_t count) {
-  auto* source = static_cast<Source*>(png_get_io_ptr(png));
-  if (source->rest.size() < count) png_error(png, "it ends too early; the file was cut short");
-  std::memcpy(out, source->rest.data(), count);
-  source->rest = source->rest.subspan(count);
+  auto& unread = *static_cast<std::span<const uint8_t>*>(png_get_io_ptr(png));
+  if (unread.size() < count) png_error(png, "it ends too early; the file was cut short");
+  std::memcpy(out, unread.data(), count);
+  unread = unread.subspan(count);
 }
 
-/// What libpng allocates; destroying nothing does nothing.
+/// Owns what libpng allocates.
 struct Handles {
   png_structp png = nullptr;
   png_infop info = nullptr;
@@ -54,13 +49,11 @@ struct Handles {
 class PngReader : public ImageReader {
  public:
   PngReader(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options)
-      : bytes_(bytes), name_(name) {
+      : ImageReader(bytes, name) {
     read_header();
-    check_size(name_, width(), height(), options);
+    set_size(png_get_image_width(png_, info_), png_get_image_height(png_, info_), options);
   }
 
-  int64_t width() const override { return width_; }
-  int64_t height() const override { return height_; }
   int orientation() const override { return png_orientation(bytes_); }
 
   void read(const Box& box, Image& image) override {
@@ -87,28 +80,22 @@ class PngReader : public ImageReader {
   }
 
  private:
-  template <class Calls>
-  void guarded(const Calls& calls) {
-    if (!runs_through(errors_, calls)) fail_to_decode(name_, errors_.message);
-  }
-
   void read_header() {
     handles_.destroy();
-    source_.rest = bytes_;
-    std::snprintf(errors_.message, sizeof errors_.message, "libpng cannot be set up");
+    unread_ = bytes_;
+    std::snprintf(jump_.message, sizeof jump_.message, "libpng cannot be set up");
     guarded([this] {
-      png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &errors_, on_error, on_warning);
-      if (png_ == nullptr) std::longjmp(errors_.target, 1);
+      png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &jump_, on_error, on_warning);
+      if (png_ == nullptr) std::longjmp(jump_.target, 1);
       info_ = png_create_info_struct(png_);
-      if (info_ == nullptr) std::longjmp(errors_.target, 1);
-      png_set_read_fn(png_, &source_, read_bytes);
-      // All chunks that pixels do not depend on are passed over: for some of them libpng takes as
-      // much memory as they say they are long.
+      if (info_ == nullptr) std::longjmp(jump_.target, 1);
+      png_set_read_fn(png_, &unread_, read_bytes);
+      // Skip all chunks that do not concern pixels: for some, libpng allocates as much memory as
+      // their length says.
       png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
       png_read_info(png_, info_);
-      width_ = png_get_image_width(png_, info_);
-      height_ = png_get_image_height(png_, info_);
       depth_ = png_get_bit_depth(png_, info_);
+      channels_ = png_get_channels(png_, info_);
       color_type_ = png_get_color_type(png_, info_);
       read_palette();
     });
@@ -119,14 +106,14 @@ class PngReader : public ImageReader {
     png_colorp colors = nullptr;
     int count = 0;
     png_get_PLTE(png_, info_, &colors, &count);
-    // Colours beyond its end are black, as in Pillow.
+    // Colours beyond the palette's end stay black, as in Pillow.
     for (int i = 0; i < count; ++i) {
       palette_[static_cast<size_t>(i)] = {colors[i].red, colors[i].green, colors[i].blue};
     }
   }
 
-  /// Calls take(row, y) for each row of the box: the whole row as it is stored, but values of less
-  /// than a byte in a byte each.
+  /// Calls take(row, y) for each row of the box. The row is the whole stored row, with one byte for
+  /// each value of 1 to 8 bits.
   template <class Take>
   void read_rows(const Box& box, const Take& take) {
     if (was_read_) read_header();
@@ -137,14 +124,14 @@ class PngReader : public ImageReader {
       passes = png_set_interlace_handling(png_);
       png_read_update_info(png_, info_);
     });
-    const size_t row_bytes = static_cast<size_t>(width_ * pixel_bytes());
+    const size_t row_bytes = static_cast<size_t>(width() * pixel_bytes());
     // An interlaced image is complete only after its last pass.
-    rows_.resize(passes == 1 ? row_bytes : row_bytes * static_cast<size_t>(height_));
+    rows_.resize(passes == 1 ? row_bytes : row_bytes * static_cast<size_t>(height()));
     uint8_t* rows = rows_.data();
     const int64_t end = box.top + box.height;
     guarded([&] {
       for (int pass = 0; pass + 1 < passes; ++pass) {
-        for (int64_t y = 0; y < height_; ++y) {
+        for (int64_t y = 0; y < height(); ++y) {
           png_read_row(png_, rows + static_cast<size_t>(y) * row_bytes, nullptr);
         }
       }
@@ -156,21 +143,8 @@ class PngReader : public ImageReader {
     });
   }
 
-  int channels() const {
-    switch (color_type_) {
-      case PNG_COLOR_TYPE_RGB:
-        return 3;
-      case PNG_COLOR_TYPE_RGB_ALPHA:
-        return 4;
-      case PNG_COLOR_TYPE_GRAY_ALPHA:
-        return 2;
-      default:
-        return 1;
-    }
-  }
-
   int64_t sample_bytes() const { return depth_ == 16 ? 2 : 1; }
-  int64_t pixel_bytes() const { return channels() * sample_bytes(); }
+  int64_t pixel_bytes() const { return channels_ * sample_bytes(); }
 
   int value(const uint8_t* at) const { return depth_ == 16 ? at[0] << 8 | at[1] : at[0]; }
 
@@ -186,32 +160,27 @@ class PngReader : public ImageReader {
         return std::fill_n(rgb, 3, grey(pixel));
       case PNG_COLOR_TYPE_GRAY_ALPHA:
         return std::fill_n(rgb, 3, pixel[0]);
-      default:  // of 16 bits the upper 8
+      default:  // the upper 8 bits of 16
         for (int c = 0; c < 3; ++c) *rgb++ = pixel[c * sample_bytes()];
         return rgb;
     }
   }
 
   uint8_t grey(const uint8_t* pixel) const {
-    // Pillow cuts 16-bit grey off, where it keeps the upper half of all other 16-bit values.
+    // Pillow clamps 16-bit grey, but keeps the upper 8 bits of other 16-bit values.
     if (depth_ == 16) return static_cast<uint8_t>(std::min(value(pixel), kMaxValue));
     return static_cast<uint8_t>(pixel[0] * (kMaxValue / ((1 << depth_) - 1)));
   }
 
-  const std::span<const uint8_t> bytes_;
-  const std::string name_;
-  Source source_;
-  ErrorJump errors_{};
+  std::span<const uint8_t> unread_;
   Handles handles_;
   png_structp& png_ = handles_.png;
   png_infop& info_ = handles_.info;
-  int64_t width_ = 0;
-  int64_t height_ = 0;
   int depth_ = 8;
+  int channels_ = 3;
   int color_type_ = PNG_COLOR_TYPE_RGB;
   std::array<std::array<uint8_t, 3>, 256> palette_{};
   std::vector<uint8_t> rows_;
-  bool was_read_ = false;
 };
 
 }  // namespace

@@ -10,19 +10,54 @@
 
 namespace syncbn::data::detail {
 
-/// One image file of a known format, its header read. Boxes are in the image as it is stored.
+/// @throws base::UserError "cannot decode '<name>': <why>".
+[[noreturn]] void fail_to_decode(const std::string& name, const std::string& why);
+
+/// The target to which the error functions of libjpeg and libpng jump, since they must not return.
+struct ErrorJump {
+  std::jmp_buf target;
+  char message[256] = "";
+};
+
+/// An image file whose header was read. Boxes are in the stored image, before orientation.
 class ImageReader {
  public:
+  ImageReader(std::span<const uint8_t> bytes, const std::string& name)
+      : bytes_(bytes), name_(name) {}
   virtual ~ImageReader() = default;
+  ImageReader(const ImageReader&) = delete;
+  ImageReader& operator=(const ImageReader&) = delete;
 
-  virtual int64_t width() const = 0;
-  virtual int64_t height() const = 0;
-  /// EXIF's or else XMP's, 1 to 8; 1 where there is none.
+  int64_t width() const { return width_; }
+  int64_t height() const { return height_; }
+  /// EXIF's or else XMP's, 1 to 8; 1 if there is none.
   virtual int orientation() const = 0;
   /// Fills `image` with the RGB pixels in `box`.
   virtual void read(const Box& box, Image& image) = 0;
   /// Fills `image` with the labels in `box`.
   virtual void read_labels(const Box& box, Image& image) = 0;
+
+ protected:
+  /// Runs calls of libjpeg or libpng. `calls` must not create objects with destructors, which a
+  /// jump would skip.
+  /// @throws base::UserError with the library's message.
+  template <class Calls>
+  void guarded(const Calls& calls) {
+    if (setjmp(jump_.target) != 0) fail_to_decode(name_, jump_.message);
+    calls();
+  }
+
+  /// @throws base::UserError for an image without pixels or with more than the options allow.
+  void set_size(int64_t width, int64_t height, const DecodeOptions& options);
+
+  const std::span<const uint8_t> bytes_;
+  const std::string name_;
+  ErrorJump jump_;
+  bool was_read_ = false;
+
+ private:
+  int64_t width_ = 0;
+  int64_t height_ = 0;
 };
 
 bool is_jpeg(std::span<const uint8_t> bytes);
@@ -31,27 +66,5 @@ std::unique_ptr<ImageReader> open_jpeg(std::span<const uint8_t> bytes, const std
                                        const DecodeOptions& options);
 std::unique_ptr<ImageReader> open_png(std::span<const uint8_t> bytes, const std::string& name,
                                       const DecodeOptions& options);
-
-/// @throws base::UserError "cannot decode '<name>': <why>".
-[[noreturn]] void fail_to_decode(const std::string& name, const std::string& why);
-
-/// @throws base::UserError for an image of no pixels, or of more than the options allow.
-void check_size(const std::string& name, int64_t width, int64_t height,
-                const DecodeOptions& options);
-
-/// Where libjpeg and libpng, which demand an error function that does not return, jump to.
-struct ErrorJump {
-  std::jmp_buf target;
-  char message[256] = "";
-};
-
-/// Runs calls of such a library; false when they ended in an error. Nothing with a destructor may
-/// live inside `calls`: the jump would pass it by.
-template <class Calls>
-bool runs_through(ErrorJump& errors, const Calls& calls) {
-  if (setjmp(errors.target) != 0) return false;
-  calls();
-  return true;
-}
 
 }  // namespace syncbn::data::detail

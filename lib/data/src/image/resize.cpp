@@ -16,7 +16,7 @@ using detail::kWeightBits;
 using detail::pixel_loops;
 using detail::ResizeAxis;
 
-/// Of values that are not negative: halves go up, as C's cast of value + 0.5 has it.
+/// Pillow's (int)(value + 0.5), for values that are not negative.
 int64_t round_half_up(double value) {
   return static_cast<int64_t>(std::floor(value + 0.5));
 }
@@ -25,8 +25,7 @@ double triangle(double distance) {
   return std::max(0.0, 1.0 - std::abs(distance));
 }
 
-/// Weights as Pillow quantises them: normalised to a sum of 1, then rounded half away from zero.
-/// None is negative.
+/// Pillow's weights: normalised to a sum of 1, then rounded to fixed point. None is negative.
 ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
   const double scale = static_cast<double>(in_size) / static_cast<double>(out_size);
   const double support = std::max(scale, 1.0);
@@ -57,11 +56,11 @@ ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
   return axis;
 }
 
-/// The same sums with an equal and even number of weights for each output, some of them 0, which
-/// several can be taken at once of. `axis` itself where the input is too small for that.
+/// Pads with zero weights to the same even count for all outputs, so that several can be computed
+/// at once. Returns `axis` unchanged if the input has fewer pixels than that.
 ResizeAxis evened_out(const ResizeAxis& axis, int64_t in_size) {
-  const int32_t most = *std::ranges::max_element(axis.count);
-  const int32_t count = most + most % 2;
+  const int32_t max_count = std::ranges::max(axis.count);
+  const int32_t count = max_count + max_count % 2;
   if (count > in_size) return axis;
   ResizeAxis even{.taps = count,
                   .first = axis.first,
@@ -82,7 +81,7 @@ Image resize_rows(const Image& image, int64_t width) {
   const auto row = image.channels == 3 ? pixel_loops().rgb_row : pixel_loops().grey_row;
   Image out(width, image.height, image.channels);
   for (int64_t y = 0; y + 1 < image.height; ++y) row(image.row(y), out.row(y), width, axis);
-  // The last row, of which the loop reads too much, from a place that has it.
+  // The loop reads beyond a row's end, so the last row needs a longer copy.
   const int64_t last = image.height - 1;
   std::vector<uint8_t> copy(static_cast<size_t>(image.row_bytes() + kBeyondRow));
   std::copy_n(image.row(last), image.row_bytes(), copy.data());
@@ -103,12 +102,11 @@ Image resize_columns(const Image& image, int64_t height) {
 
 void check_target(const Image& image, int64_t width, int64_t height) {
   if (width >= 1 && height >= 1 && image.width >= 1 && image.height >= 1) return;
-  throw base::InternalError(fmt::format("an image of {} x {} was to be resized to {} x {}",
+  throw base::InternalError(fmt::format("an image of {} x {} cannot be resized to {} x {}",
                                         image.width, image.height, width, height));
 }
 
-/// Which pixel each output takes along one axis. Pillow adds step by step, and so rounds as it
-/// does.
+/// The source of each output pixel along one axis. Adds step by step, to round as Pillow does.
 std::vector<int64_t> nearest_places(int64_t in_size, int64_t out_size) {
   const double scale = static_cast<double>(in_size) / static_cast<double>(out_size);
   std::vector<int64_t> places;

@@ -5,11 +5,11 @@
 
 namespace syncbn::data::detail {
 
-/// Bits of a weight after the binary point, as in Pillow: the sum of 8-bit pixels fits in 32 bits.
+/// Fractional bits of a weight, as in Pillow: a weighted sum of 8-bit pixels fits into 32 bits.
 constexpr int kWeightBits = 22;
 
-/// One axis of a resize: output i is the sum of weights[i * taps + k] * input[first[i] + k], k from
-/// 0 to count[i].
+/// One axis of a resize: output i is the sum of weights[i * taps + k] * input[first[i] + k] over
+/// k < count[i].
 struct ResizeAxis {
   int64_t taps = 0;
   std::vector<int32_t> first;
@@ -18,19 +18,19 @@ struct ResizeAxis {
   bool is_even = false;  ///< all counts are `taps`, which is even
 };
 
-/// Loops that are compiled once per instruction set: those of a resize, and what writes batches.
+/// Loops that are compiled once per instruction set, for resize() and for writing batches.
 struct PixelLoops {
-  /// A row of `out_width` pixels; `in` can be read kBeyondRow bytes beyond its end.
+  /// A row of `out_width` pixels. kBeyondRow bytes after the end of `in` must be readable.
   void (*rgb_row)(const uint8_t* in, uint8_t* out, int64_t out_width, const ResizeAxis& axis);
   void (*grey_row)(const uint8_t* in, uint8_t* out, int64_t out_width, const ResizeAxis& axis);
-  /// The sum of `count` rows of `bytes` bytes, which lie one behind the other.
+  /// The weighted sum of `count` successive rows of `bytes` bytes.
   void (*column)(const uint8_t* in, uint8_t* out, int64_t bytes, const int32_t* weights,
                  int64_t count);
-  /// `count` pixels of three channels, as three planes one behind the other.
+  /// Splits `count` RGB pixels into three successive planes.
   void (*rgb_planes)(const uint8_t* in, int64_t count, uint8_t* out);
 };
 
-/// Pixels are read as four bytes, pairs of them as eight.
+/// A pixel is read as 4 bytes, a pair of pixels as 8.
 constexpr int64_t kBeyondRow = 2;
 
 namespace baseline {
@@ -40,7 +40,7 @@ namespace avx2 {
 PixelLoops pixel_loops();
 }
 
-/// Those for this processor.
+/// The loops for this processor.
 const PixelLoops& pixel_loops();
 
 }  // namespace syncbn::data::detail

@@ -15,7 +15,7 @@ int64_t nanoseconds(const timespec& time) {
   return time.tv_sec * kSecond + time.tv_nsec;
 }
 
-/// Longer than a tick of the clock that a file's times are taken from.
+/// Upper bound on a tick of the clock that the file's times come from, in nanoseconds.
 int64_t tick_of(const FileStamp& stamp) {
   const bool whole_seconds = stamp.modified_ns % kSecond == 0 && stamp.changed_ns % kSecond == 0;
   return whole_seconds ? 2 * kSecond : kSecond / 50;
@@ -41,13 +41,13 @@ FileStamp stamp_of(const base::UniqueFd& file) {
 }
 
 FileStamp settled_stamp_of(const std::filesystem::path& path) {
-  // What is written all the time does not settle; an index of it is not current a moment later.
-  constexpr int kMostRounds = 5;
+  // A file that is written all the time never settles.
+  constexpr int kMaxRounds = 5;
   FileStamp stamp = stamp_of(path);
-  for (int round = 0; round < kMostRounds; ++round) {
+  for (int round = 0; round < kMaxRounds; ++round) {
     const auto now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
     const int64_t age = now.count() - std::max(stamp.modified_ns, stamp.changed_ns);
-    // Times to come are a file server's, whose clock is another.
+    // A timestamp in the future means the file server's clock is ahead: do not wait for it.
     if (age < 0 || age >= tick_of(stamp)) break;
     std::this_thread::sleep_for(std::chrono::nanoseconds(tick_of(stamp) - age));
     stamp = stamp_of(path);

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <syncbn/base/log.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 
 #include "index/file_stamp.h"
@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPoll = std::chrono::milliseconds(10);
 
-/// As the XDG Base Directory Specification has it; nothing where there is no home.
+/// According to the XDG Base Directory Specification.
 std::optional<fs::path> default_cache_folder() {
   const auto cache = base::env("XDG_CACHE_HOME");
   if (cache && cache->starts_with('/')) return fs::path(*cache) / "syncbn";
@@ -37,8 +37,8 @@ std::optional<fs::path> default_cache_folder() {
   return std::nullopt;
 }
 
-/// The host is part of the name: on a file server, hosts would replace each other's files, which
-/// are mapped.
+/// The host name is part of the hash, since hosts that share a folder would replace each other's
+/// mapped files.
 std::string file_name_of(const std::string& key) {
   base::Fnv1a hash;
   hash.add_bytes(base::hostname());
@@ -47,10 +47,10 @@ std::string file_name_of(const std::string& key) {
   return fmt::format("{:016x}.index", hash.value());
 }
 
-/// The right to build, which ends with the process at the latest.
+/// A lock on building the index. The system releases it when the process ends.
 class BuildLock {
  public:
-  /// @throws base::UnavailableError when another process still has it at the end of the timeout.
+  /// @throws base::UnavailableError if another process still holds it after the timeout.
   BuildLock(const fs::path& path, const std::string& name, std::chrono::milliseconds timeout)
       : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
     const auto deadline = Clock::now() + timeout;
@@ -63,11 +63,11 @@ class BuildLock {
       }
       std::this_thread::sleep_for(kPoll);
     }
-    say_who_holds_it();
+    write_holder();
   }
 
-  /// Not so where a file system has no locks: there processes build the same behind each other's
-  /// backs, in vain but to no harm.
+  /// False if the file system has no locks. Several processes may then build the same index, which
+  /// is wasteful but harmless.
   bool is_held() const { return is_held_; }
 
  private:
@@ -76,9 +76,9 @@ class BuildLock {
     return !is_held_ && (errno == EWOULDBLOCK || errno == EINTR);
   }
 
-  void say_who_holds_it() const {
+  /// Writes this process's id for the messages of others; may fail.
+  void write_holder() const {
     const std::string pid = fmt::format("{}\n", ::getpid());
-    // For messages alone; it may fail.
     if (::ftruncate(file_.get(), 0) == 0) {
       [[maybe_unused]] const ssize_t n = ::pwrite(file_.get(), pid.data(), pid.size(), 0);
     }
@@ -115,10 +115,10 @@ class CachedIndex {
   }
 
  private:
-  /// @throws IndexFileError when there can be no file; the lock is free again then, since the ranks
-  ///   would build in memory one after the other.
+  /// @throws IndexFileError if no file can be written. The lock is released before that, so ranks
+  ///   can build in memory at the same time.
   MappedIndex in_file() const {
-    // Taken first: a file that comes while the old one is looked at is not waited for.
+    // Before the check, so that a file that replaces the old one during the check is noticed.
     const FileStamp before = stamp_of(path_);
     if (auto index = current()) return std::move(*index);
     try {
@@ -129,12 +129,12 @@ class CachedIndex {
     if (!is_first_) wait_for_another(before);
     const BuildLock lock(path_.string() + ".lock", source_.name, options_.timeout);
     if (auto index = current()) return std::move(*index);
-    // Without the lock, others may still be writing theirs.
+    // Without the lock, other processes may still be writing.
     if (lock.is_held()) remove_leftovers();
-    return built();
+    return build();
   }
 
-  /// The file, if it can be used as it is.
+  /// The existing index, if it is valid and current.
   std::optional<MappedIndex> current() const {
     const base::UniqueFd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return std::nullopt;
@@ -144,15 +144,15 @@ class CachedIndex {
     return index;
   }
 
-  /// The host's first rank puts another file in the place of the one with this stamp.
+  /// Waits until the host's first rank replaces the file with this stamp.
   void wait_for_another(const FileStamp& before) const {
     const auto deadline = Clock::now() + options_.head_start;
     while (stamp_of(path_) == before && Clock::now() < deadline) std::this_thread::sleep_for(kPoll);
   }
 
-  MappedIndex built() const {
+  MappedIndex build() const {
     base::UniqueFd file;
-    std::exception_ptr fault_of_data;
+    std::exception_ptr data_error;
     try {
       base::write_file_atomically(path_, [&](const fs::path& temporary) {
         file.reset(::open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -162,18 +162,18 @@ class CachedIndex {
         } catch (const IndexFileError&) {
           throw;
         } catch (...) {
-          fault_of_data = std::current_exception();
+          data_error = std::current_exception();
           throw;
         }
       });
     } catch (const base::Error& error) {
-      if (fault_of_data) std::rethrow_exception(fault_of_data);
+      if (data_error) std::rethrow_exception(data_error);
       throw IndexFileError(error.what());
     }
     return opened(file);
   }
 
-  /// What builders left that were killed. The caller has the lock.
+  /// Removes temporary files of builders that were killed. The caller holds the lock.
   void remove_leftovers() const {
     const std::string temporary = fmt::format(".{}.", path_.filename().string());
     std::error_code error;

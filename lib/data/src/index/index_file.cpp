@@ -41,7 +41,7 @@ void write_all(const base::UniqueFd& file, const void* bytes, size_t size, uint6
   }
 }
 
-/// What can be told without looking at the sections' bytes.
+/// Checks everything but the checksum of the sections.
 bool is_sound(const IndexHeader& header, uint64_t size) {
   const IndexHeader own;
   if (header.magic != own.magic || header.version != own.version ||

@@ -15,12 +15,12 @@
 
 namespace syncbn::data::detail {
 
-/// An index file is a header and a few arrays, its sections, which are mapped and read where they
-/// lie: all processes of a host share its memory. Numbers are this machine's, and the header says
-/// so.
-constexpr size_t kMostSections = 16;
+// An index file is a header and a few arrays, the sections. All processes of a host map it and
+// share its memory. Numbers are in this machine's byte order, which the header records.
 
-/// Section 0 is what the index is of (IndexSource::key); the others are its maker's.
+constexpr size_t kMaxSections = 16;
+
+/// The section with IndexSource::key. IndexSource::build defines the others.
 constexpr size_t kKeySection = 0;
 
 struct IndexHeader {
@@ -33,18 +33,18 @@ struct IndexHeader {
   uint32_t byte_order = 0x01020304;
   uint64_t file_size = 0;
   uint64_t fingerprint = 0;
-  std::array<Section, kMostSections> sections = {};
-  uint32_t body_checksum = 0;    ///< CRC-32 of all behind the header
-  uint32_t header_checksum = 0;  ///< and of all of the header before this
+  std::array<Section, kMaxSections> sections = {};
+  uint32_t body_checksum = 0;    ///< CRC-32 of everything after the header
+  uint32_t header_checksum = 0;  ///< CRC-32 of the header up to here
 };
 
-/// The file of an index cannot be written, read or mapped; not an error of the data.
+/// An index file cannot be written, read or mapped. Errors in the data are other exceptions.
 class IndexFileError : public base::UnavailableError {
  public:
   using base::UnavailableError::UnavailableError;
 };
 
-/// Writes an index file from front to end, one section after the other.
+/// Writes an index file sequentially.
 ///
 ///     IndexWriter writer(fd);
 ///     writer.begin(kLabels);
@@ -52,13 +52,13 @@ class IndexFileError : public base::UnavailableError {
 ///     writer.finish(fingerprint);
 class IndexWriter {
  public:
-  /// Into an empty file, which must outlive the writer.
+  /// @param file empty; it must outlive the writer.
   explicit IndexWriter(const base::UniqueFd& file);
 
-  /// Begins a section, and ends the one before; each comes once.
+  /// Begins a section and ends the previous one. Each section can be written once.
   void begin(size_t section);
 
-  /// @throws IndexFileError when the disk is full or fails.
+  /// @throws IndexFileError if the disk is full or fails.
   void add_bytes(std::string_view bytes);
 
   template <class T>
@@ -67,7 +67,13 @@ class IndexWriter {
     add_bytes({reinterpret_cast<const char*>(values.data()), values.size_bytes()});
   }
 
-  /// `fingerprint`: of the data set whose index it is.
+  template <class T>
+  void add_section(size_t section, const std::vector<T>& values) {
+    begin(section);
+    add(std::span<const T>(values));
+  }
+
+  /// @param fingerprint of the data set.
   void finish(uint64_t fingerprint);
 
  private:
@@ -81,11 +87,11 @@ class IndexWriter {
   std::optional<size_t> section_;
 };
 
-/// An index file in memory. Immutable: any thread may read it.
+/// A mapped index file. Immutable: any thread may read it.
 class MappedIndex {
  public:
-  /// Nothing when the file is no index of this version and machine, was cut short or is damaged:
-  /// every byte is looked at once. @throws IndexFileError where files cannot be mapped.
+  /// Nothing if the file is truncated, damaged (every byte is checked), or not an index of this
+  /// version and byte order. @throws IndexFileError if it cannot be mapped.
   static std::optional<MappedIndex> open(const base::UniqueFd& file);
 
   MappedIndex(MappedIndex&& other) noexcept;

@@ -1,19 +1,20 @@
 #include <syncbn/data/loader.h>
 
+#include <ATen/Context.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
-#include <syncbn/base/log.h>
 
 #include <algorithm>
 #include <bit>
+#include <mutex>
 
+#include <syncbn/base/cpus.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/distributed_sampler.h>
 
-#include "loader/loader_options.h"
-#include "loader/pending_batch.h"
-#include "loader/saved_place.h"
 #include "loader/worker_pool.h"
 
 namespace syncbn::data {
@@ -22,31 +23,89 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using detail::PendingBatch;
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+double seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
 }
 
-/// Whether only `tensor` itself holds its memory.
+/// This rank's samples per batch.
+int64_t choose_batch_size(const LoaderOptions& options, int num_replicas) {
+  if (options.batch_size && options.global_batch_size) {
+    throw base::UserError(
+        fmt::format("batch_size {} (of each rank) and global_batch_size {} (of all) were both "
+                    "given; give one of them",
+                    *options.batch_size, *options.global_batch_size));
+  }
+  const int64_t all = options.global_batch_size.value_or(num_replicas);
+  if (options.global_batch_size && (all < 1 || all % num_replicas != 0)) {
+    throw base::UserError(fmt::format("global_batch_size {} is not a multiple of the {}", all,
+                                      base::counted(num_replicas, "rank")));
+  }
+  const int64_t own = options.batch_size.value_or(all / num_replicas);
+  if (own < 1) throw base::UserError(fmt::format("batch_size must be at least 1, got {}", own));
+  return own;
+}
+
+void check_ranges(const LoaderOptions& options) {
+  if (options.num_workers < kAutoWorkers) {
+    throw base::UserError(
+        fmt::format("num_workers must be at least 0, got {}", options.num_workers));
+  }
+  if (options.prefetch < 1) {
+    throw base::UserError(fmt::format("prefetch must be at least 1, got {}", options.prefetch));
+  }
+  if (options.error_budget < 0 || options.error_budget > 1) {
+    throw base::UserError(
+        fmt::format("error_budget must be from 0 to 1, got {}", options.error_budget));
+  }
+}
+
+/// Warns once if pinned memory was asked for without a GPU.
+bool pins_memory(const LoaderOptions& options) {
+  if (!options.pin_memory) return false;
+  if (at::hasCUDA()) return true;
+  static std::once_flag warned;
+  std::call_once(warned, [] { spdlog::warn("pin_memory changes nothing: there is no GPU"); });
+  return false;
+}
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw base::UserError("cannot resume at the saved position in the data: " + why);
+}
+
+/// @param num_samples this rank's samples per epoch.
+void check_resumable(const SamplerState& state, const Dataset& dataset, const Sampler& sampler,
+                     int64_t num_samples) {
+  if (state.version < 1 || state.version > SamplerState::kVersion) {
+    refuse(fmt::format("it was saved in format {}, this program reads formats 1 to {}",
+                       state.version, SamplerState::kVersion));
+  }
+  if (std::bit_cast<uint64_t>(state.fingerprint) != dataset.fingerprint()) {
+    refuse("the data set is not the one it was saved with");
+  }
+  if (state.seed != sampler.seed()) {
+    refuse(
+        fmt::format("it was saved with seed {}, this run has seed {}", state.seed, sampler.seed()));
+  }
+  // A new epoch may begin in any order.
+  const std::string order = sampler.order_name();
+  if (state.consumed != 0 && !state.order.empty() && state.order != order) {
+    refuse(fmt::format(
+        "it is in the middle of an epoch in the order '{}', this run's is '{}'; restore the "
+        "sampler's options, or resume at the beginning of an epoch",
+        state.order, order.empty() ? "unknown" : order));
+  }
+  const int64_t replicas = sampler.num_replicas();
+  if (state.consumed < 0 || state.consumed % replicas != 0 ||
+      state.consumed / replicas > num_samples) {
+    refuse(fmt::format("the position after {} of the epoch does not exist for {} with {} each",
+                       base::counted(state.consumed, "sample"), base::counted(replicas, "rank"),
+                       base::counted(num_samples, "sample")));
+  }
+}
+
+/// Whether no other tensor shares the memory.
 bool is_free(const at::Tensor& tensor) {
   return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
-}
-
-bool is_user_error(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const base::UserError&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  }
 }
 
 std::shared_ptr<Sampler> sampler_of(const Dataset& dataset, const LoaderOptions& options) {
@@ -55,13 +114,33 @@ std::shared_ptr<Sampler> sampler_of(const Dataset& dataset, const LoaderOptions&
       DistributedSamplerOptions{.shuffle = options.shuffle.value_or(false), .seed = options.seed});
 }
 
-/// The options for a loader whose sampler was made from them.
 LoaderOptions without_shuffle(LoaderOptions options) {
   options.shuffle.reset();
   return options;
 }
 
+/// The samples that were made, copied to new memory. Faults are sorted by place.
+Batch without_faults(const PendingBatch& pending) {
+  std::vector<int64_t> good;
+  auto fault = pending.faults.begin();
+  for (int64_t place = 0; place < std::ssize(pending.indices); ++place) {
+    if (fault != pending.faults.end() && fault->place == place) {
+      ++fault;
+    } else {
+      good.push_back(place);
+    }
+  }
+  const at::Tensor places = at::tensor(good, at::kLong);
+  return {pending.slot.data.index_select(0, places), pending.slot.target.index_select(0, places)};
+}
+
 }  // namespace
+
+int automatic_workers() {
+  constexpr int kMaxRanks = 1 << 16;
+  const auto ranks = base::env_int("LOCAL_WORLD_SIZE", 1, kMaxRanks).value_or(1);
+  return std::max(base::cpus_of_rank(static_cast<int>(ranks)) - 1, 1);
+}
 
 Loader::Loader(const std::shared_ptr<const Dataset>& dataset, const LoaderOptions& options)
     : Loader(dataset, sampler_of(*dataset, options), without_shuffle(options)) {}
@@ -71,17 +150,17 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> 
     : dataset_(std::move(dataset)),
       sampler_(std::move(sampler)),
       options_(options),
-      batch_size_(detail::choose_batch_size(options, sampler_->num_replicas())),
-      pins_(detail::pins_memory(options)),
+      batch_size_(choose_batch_size(options, sampler_->num_replicas())),
+      pins_memory_(pins_memory(options)),
       maker_(std::make_shared<const detail::BatchMaker>(dataset_)) {
-  detail::check(options);
+  check_ranges(options);
   if (options.shuffle) {
     throw base::UserError(
         "a loader was given a sampler together with shuffle; the sampler has the order, so shuffle "
         "is its option");
   }
   int workers = options.num_workers;
-  // Other data sets only gather what lies in memory, which a thread would not hasten.
+  // Other data sets only copy from memory, which more threads would not speed up.
   if (workers == kAutoWorkers) workers = maker_->samples() != nullptr ? automatic_workers() : 0;
   if (workers > 0) pool_ = std::make_unique<detail::WorkerPool>(maker_, workers);
 }
@@ -90,29 +169,28 @@ Loader::~Loader() = default;
 Loader::Loader(Loader&&) noexcept = default;
 Loader& Loader::operator=(Loader&&) noexcept = default;
 
-int64_t Loader::usable() const {
+int64_t Loader::num_samples() const {
   const int64_t all = sampler_->size();
   return options_.drop_last ? all - all % batch_size_ : all;
 }
 
 int64_t Loader::num_batches() const {
-  return (usable() + batch_size_ - 1) / batch_size_;
+  return (num_samples() + batch_size_ - 1) / batch_size_;
 }
 
 void Loader::start_epoch(int64_t epoch) {
-  go_to(epoch, 0);
+  move_to(epoch, 0);
 }
 
-void Loader::go_to(int64_t epoch, int64_t position) {
+void Loader::move_to(int64_t epoch, int64_t position) {
   if (pool_) pool_->clear();
   pending_.clear();
   sampler_->set_epoch(epoch);
   order_ = sampler_->indices();
   storage_order_ = sampler_->storage_order(order_);
-  order_.resize(static_cast<size_t>(usable()));
-  position_ = scheduled_ = asked_for_ = position;
+  order_.resize(static_cast<size_t>(num_samples()));
+  position_ = scheduled_ = requested_ = position;
   skipped_ = 0;
-  // The first batches are made while the caller does something else.
   if (pool_) schedule(options_.prefetch);
 }
 
@@ -130,7 +208,7 @@ void Loader::schedule(int64_t batches) {
     pending->epoch = sampler_->epoch();
     pending->jobs = maker_->samples() != nullptr ? end - scheduled_ : 1;
     if (maker_->samples() != nullptr) {
-      pending->ahead = take_ahead();
+      pending->read_ahead = next_read_ahead();
       pending->slot = free_slot();
       if (end - scheduled_ < batch_size_) {
         pending->slot = {pending->slot.data.narrow(0, 0, end - scheduled_),
@@ -143,24 +221,23 @@ void Loader::schedule(int64_t batches) {
   }
 }
 
-std::vector<int64_t> Loader::take_ahead() {
-  // In pieces: large ones are read faster, and one at a time lets the first batch wait less.
+std::vector<int64_t> Loader::next_read_ahead() {
+  // Several batches, since large reads are faster; not all at once, which would delay the first.
   constexpr int64_t kBatchesAtOnce = 4;
   const int64_t all = std::ssize(storage_order_);
-  const int64_t end = std::min(asked_for_ + kBatchesAtOnce * batch_size_, all);
-  // By where a piece begins, which may be longer than what storage is to be ahead.
-  const bool is_far_enough = asked_for_ > scheduled_ + batch_size_ + sampler_->read_ahead();
-  if (end <= asked_for_ || is_far_enough) return {};
+  const int64_t end = std::min(requested_ + kBatchesAtOnce * batch_size_, all);
+  const bool is_far_enough = requested_ > scheduled_ + batch_size_ + sampler_->read_ahead();
+  if (end <= requested_ || is_far_enough) return {};
   const auto begin = storage_order_.begin();
-  std::vector<int64_t> ahead(begin + asked_for_, begin + end);
-  asked_for_ = end;
+  std::vector<int64_t> ahead(begin + requested_, begin + end);
+  requested_ = end;
   return ahead;
 }
 
-/// Memory for a batch: that of one that nobody holds any more, or new.
+/// Memory for a batch, if possible that of a released one.
 Batch Loader::free_slot() {
-  // Pinned memory is kept by torch, which knows when the GPU has read it; we do not.
-  if (pins_) return maker_->samples()->allocate(batch_size_, /*pin_memory=*/true);
+  // torch reuses pinned memory itself. Only it knows when the GPU has finished reading.
+  if (pins_memory_) return maker_->samples()->allocate(batch_size_, /*pin_memory=*/true);
   for (const Batch& slot : slots_) {
     if (is_free(slot.data) && is_free(slot.target)) return slot;
   }
@@ -172,18 +249,21 @@ std::optional<Batch> Loader::next() {
   const auto begin = Clock::now();
   schedule(pool_ ? options_.prefetch : 1);
   if (pending_.empty()) return std::nullopt;
-  finish(*pending_.front());
+  complete(*pending_.front());
   const std::shared_ptr<PendingBatch> pending = std::move(pending_.front());
   pending_.pop_front();
   position_ += std::ssize(pending->indices);
   if (pool_) schedule(options_.prefetch);
-  Batch batch = pinned(take(*pending));
-  wait_seconds_ = seconds_since(begin);
+  Batch batch = result_of(*pending);
+  if (pins_memory_ && !batch.data.is_pinned()) {
+    batch = {batch.data.pin_memory(), batch.target.pin_memory()};
+  }
+  wait_seconds_ = seconds(Clock::now() - begin);
   return batch;
 }
 
-/// Makes the batch, or waits until the workers have.
-void Loader::finish(PendingBatch& pending) {
+/// Makes the batch, or waits for the workers that do.
+void Loader::complete(PendingBatch& pending) {
   if (!pool_) {
     for (int64_t job = 0; job < pending.jobs; ++job) {
       if (auto error = maker_->run(pending, job)) pending.faults.push_back({job, std::move(error)});
@@ -193,17 +273,22 @@ void Loader::finish(PendingBatch& pending) {
   if (pool_->wait(pending, options_.timeout)) return;
   throw base::UnavailableError(fmt::format(
       "no batch for {}: {} is not ready; a disk or file server hangs, or the timeout is too short",
-      base::format_seconds(std::chrono::duration<double>(options_.timeout).count()),
+      base::format_seconds(seconds(options_.timeout)),
       maker_->describe(pool_->unfinished(pending))));
 }
 
-Batch Loader::take(PendingBatch& pending) {
-  // By place, whichever thread met its fault first.
+Batch Loader::result_of(PendingBatch& pending) {
+  // In a fixed order, whichever thread was first.
   std::ranges::sort(pending.faults, {}, &PendingBatch::Fault::place);
   for (const auto& [place, error] : pending.faults) {
-    if (maker_->samples() == nullptr || !is_user_error(error)) std::rethrow_exception(error);
-    const std::string text = fmt::format(
-        "{}: {}", maker_->describe(pending.indices[static_cast<size_t>(place)]), message_of(error));
+    std::string text;
+    try {
+      std::rethrow_exception(error);
+    } catch (const base::UserError& fault) {
+      if (maker_->samples() == nullptr) throw;
+      text = fmt::format("{}: {}", maker_->describe(pending.indices[static_cast<size_t>(place)]),
+                         fault.what());
+    }
     if (options_.on_error == LoaderOptions::OnError::kRaise) throw base::UserError(text);
     ++skipped_;
     const double budget = options_.error_budget * static_cast<double>(order_.size());
@@ -221,27 +306,6 @@ Batch Loader::take(PendingBatch& pending) {
   return pending.faults.empty() ? pending.slot : without_faults(pending);
 }
 
-/// Batches that were not made in pinned memory, copied to it where it is wanted.
-Batch Loader::pinned(Batch batch) const {
-  if (!pins_ || batch.data.is_pinned()) return batch;
-  return {batch.data.pin_memory(), batch.target.pin_memory()};
-}
-
-/// The samples that were made, in memory of their own.
-Batch Loader::without_faults(PendingBatch& pending) {
-  std::vector<int64_t> good;
-  auto fault = pending.faults.begin();
-  for (int64_t place = 0; place < std::ssize(pending.indices); ++place) {
-    if (fault != pending.faults.end() && fault->place == place) {
-      ++fault;
-    } else {
-      good.push_back(place);
-    }
-  }
-  const at::Tensor places = at::tensor(good, at::kLong);
-  return {pending.slot.data.index_select(0, places), pending.slot.target.index_select(0, places)};
-}
-
 SamplerState Loader::state() const {
   return {.seed = sampler_->seed(),
           .epoch = sampler_->epoch(),
@@ -251,8 +315,8 @@ SamplerState Loader::state() const {
 }
 
 void Loader::resume(const SamplerState& state) {
-  detail::check_saved_place(state, *dataset_, *sampler_, usable());
-  go_to(state.epoch, state.consumed / sampler_->num_replicas());
+  check_resumable(state, *dataset_, *sampler_, num_samples());
+  move_to(state.epoch, state.consumed / sampler_->num_replicas());
 }
 
 }  // namespace syncbn::data

@@ -1,9 +1,8 @@
 #include "loader/worker_pool.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
-#include <syncbn/base/error.h>
-#include <syncbn/base/log.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -11,10 +10,13 @@
 #include <mutex>
 #include <system_error>
 
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+
 namespace syncbn::data::detail {
 namespace {
 
-/// Keeps signals from the threads that are made meanwhile.
+/// Blocks all signals. Threads inherit this from the thread that creates them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -32,6 +34,30 @@ class SignalsBlocked {
 
 }  // namespace
 
+BatchMaker::BatchMaker(std::shared_ptr<const Dataset> dataset)
+    : dataset_(std::move(dataset)), samples_(dynamic_cast<const SampleDataset*>(dataset_.get())) {}
+
+std::exception_ptr BatchMaker::run(PendingBatch& batch, int64_t job) const noexcept {
+  try {
+    if (samples_ == nullptr) {
+      batch.slot = dataset_->get_batch(batch.indices);
+      return nullptr;
+    }
+    if (job == 0 && !batch.read_ahead.empty()) samples_->prefetch(batch.read_ahead);
+    const auto place = static_cast<size_t>(job);
+    SampleRandom random(batch.seed, batch.epoch, batch.random_keys[place]);
+    samples_->read_sample(batch.indices[place], random, SampleDataset::slot_of(batch.slot, job));
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+std::string BatchMaker::describe(int64_t index) const {
+  if (samples_ == nullptr) return fmt::format("sample {}", index);
+  return fmt::format("sample {} ({})", index, samples_->name_of(index));
+}
+
 struct WorkerPool::State {
   void work();
 
@@ -39,10 +65,10 @@ struct WorkerPool::State {
   std::mutex mutex = {};
   std::condition_variable has_work = {};
   std::condition_variable has_finished = {};
-  std::deque<std::shared_ptr<PendingBatch>> queue = {};  ///< those with jobs that nobody has begun
+  std::deque<std::shared_ptr<PendingBatch>> queue = {};  ///< batches with jobs to start
   std::vector<std::pair<const PendingBatch*, int64_t>> running = {};
-  const PendingBatch* waited_for = nullptr;  ///< until the thread that waits runs again
-  bool ends = false;
+  const PendingBatch* waited_for = nullptr;
+  bool is_ending = false;
 };
 
 WorkerPool::WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers)
@@ -63,7 +89,7 @@ WorkerPool::WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers)
 WorkerPool::~WorkerPool() {
   {
     const std::lock_guard lock(state_->mutex);
-    state_->ends = true;
+    state_->is_ending = true;
     state_->queue.clear();
   }
   state_->has_work.notify_all();
@@ -96,7 +122,7 @@ int64_t WorkerPool::unfinished(const PendingBatch& batch) {
   const std::lock_guard lock(state_->mutex);
   const auto& running = state_->running;
   const auto found = std::ranges::find(running, &batch, [](const auto& own) { return own.first; });
-  const int64_t job = found != running.end() ? found->second : batch.handed_out;
+  const int64_t job = found != running.end() ? found->second : batch.started;
   return batch.indices[static_cast<size_t>(std::min(job, std::ssize(batch.indices) - 1))];
 }
 
@@ -108,17 +134,17 @@ void WorkerPool::clear() {
 void WorkerPool::State::work() {
   std::unique_lock lock(mutex);
   while (true) {
-    has_work.wait(lock, [this] { return ends || !queue.empty(); });
-    if (ends) return;
+    has_work.wait(lock, [this] { return is_ending || !queue.empty(); });
+    if (is_ending) return;
     const std::shared_ptr<PendingBatch> batch = queue.front();
-    const int64_t job = batch->handed_out++;
-    if (batch->handed_out == batch->jobs) queue.pop_front();
+    const int64_t job = batch->started++;
+    if (batch->started == batch->jobs) queue.pop_front();
     const std::pair<const PendingBatch*, int64_t> own(batch.get(), job);
-    const bool can_wait = waited_for != nullptr && waited_for != batch.get();
+    const bool is_urgent = waited_for == nullptr || waited_for == batch.get();
     running.push_back(own);
     lock.unlock();
-    // With fewer processors than threads: to those that make what is waited for, or wait for it.
-    if (can_wait) std::this_thread::yield();
+    // If there are more threads than processors, let those run that make the awaited batch.
+    if (!is_urgent) std::this_thread::yield();
     std::exception_ptr error = maker->run(*batch, job);
     lock.lock();
     running.erase(std::ranges::find(running, own));

@@ -1,36 +1,79 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
-#include "loader/pending_batch.h"
+#include <syncbn/data/sample_dataset.h>
 
 namespace syncbn::data::detail {
 
-/// Threads that make the jobs of batches in the order the batches were added. Jobs are samples, so
-/// that a slow one keeps one thread from its work and not a whole batch. Signals are left to the
-/// program's other threads.
+/// A batch that is being made.
+struct PendingBatch {
+  struct Fault {
+    int64_t place;
+    std::exception_ptr error;
+  };
+
+  Batch slot;
+  std::vector<int64_t> indices;
+  /// Keys of the samples' random numbers, besides seed and epoch.
+  std::vector<int64_t> random_keys;
+  /// Samples of later batches that storage is asked for in advance.
+  std::vector<int64_t> read_ahead;
+  int64_t seed = 0;
+  int64_t epoch = 0;
+  int64_t jobs = 0;  ///< one per sample, or one if the data set makes whole batches
+  // The pool's mutex guards the rest while workers have the batch.
+  int64_t started = 0;
+  int64_t done = 0;
+  std::vector<Fault> faults;
+};
+
+/// Makes batches job by job. Thread-safe.
+class BatchMaker {
+ public:
+  explicit BatchMaker(std::shared_ptr<const Dataset> dataset);
+
+  /// The data set if it makes samples one at a time, otherwise null.
+  const SampleDataset* samples() const { return samples_; }
+
+  /// Runs one job, and returns its exception. Writes only to the job's own part of the batch.
+  std::exception_ptr run(PendingBatch& batch, int64_t job) const noexcept;
+
+  /// "sample 17 (train/cat/3.jpg)"
+  std::string describe(int64_t index) const;
+
+ private:
+  std::shared_ptr<const Dataset> dataset_;
+  const SampleDataset* samples_;
+};
+
+/// Threads that run the jobs of batches in the order in which batches were added. A job is one
+/// sample, so a slow sample delays one thread and not a whole batch. The threads block all signals.
 class WorkerPool {
  public:
   WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers);
-  /// Waits for the jobs that are running, unless the last wait() timed out: a thread that hangs in
-  /// the data set is left behind, and what it uses lives as long as it does. Drops all other jobs.
+  /// Drops the jobs that have not started and joins the threads. If the last wait() timed out, the
+  /// threads are detached instead, since one may hang; they keep alive what they use.
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   void add(std::shared_ptr<PendingBatch> batch);
 
-  /// Waits until all jobs of the batch are done; false after `timeout` (0: waits as long as it
-  /// takes). Then the batch is the caller's.
+  /// Waits until all jobs of the batch are done, after which the batch belongs to the caller.
+  /// Returns false after `timeout` (0: no limit).
   bool wait(const PendingBatch& batch, std::chrono::milliseconds timeout);
 
-  /// A sample of the batch that nobody has finished; for messages.
+  /// The index of an unfinished sample of the batch, for messages.
   int64_t unfinished(const PendingBatch& batch);
 
-  /// Forgets all batches; those that are being worked on are finished for nobody.
+  /// Drops all batches. Results of jobs that are running are ignored.
   void clear();
 
  private:

@@ -12,136 +12,76 @@
 namespace syncbn::data {
 namespace {
 
-struct DistributedChoice {
-  bool shuffle = true;
-  bool drop_last = false;
+constexpr const char* kShuffleHelp = "a new order in every epoch";
+constexpr const char* kDropLastHelp =
+    "leave out the samples that do not divide evenly, instead of repeating some";
 
-  static void describe(config::Schema<DistributedChoice>& schema) {
-    schema.field("shuffle", &DistributedChoice::shuffle, "a new order in every epoch");
-    schema.field("drop_last", &DistributedChoice::drop_last,
-                 "leave out the samples that do not divide evenly, instead of repeating some");
-  }
-};
-
-struct ShardsChoice {
-  bool shuffle = true;
-  bool drop_last = false;
-  int64_t buffer_size = 10'000;
-  int64_t streams = 16;
-
-  static void describe(config::Schema<ShardsChoice>& schema) {
-    schema.field("shuffle", &ShardsChoice::shuffle,
-                 "a new order of shards and samples in every epoch");
-    schema.field("drop_last", &ShardsChoice::drop_last,
-                 "leave out the samples that do not divide evenly, instead of repeating some");
-    schema
-        .field("buffer_size", &ShardsChoice::buffer_size,
-               "samples that are mixed with each other, of all ranks together")
-        .at_least(1)
-        .at_most(ShardSamplerOptions::kMostBuffer);
-    schema
-        .field("streams", &ShardsChoice::streams,
-               "places that are read at by turns; a multiple of the ranks gives each its own")
-        .at_least(1)
-        .at_most(ShardSamplerOptions::kMostStreams);
-  }
-};
-
+/// The configuration's part of WeightedSampler, which has weights of samples instead of classes.
 struct WeightedChoice {
   std::vector<double> class_weights;
   bool replacement = true;
 
   static void describe(config::Schema<WeightedChoice>& schema) {
     schema
-        .field("class_weights", &WeightedChoice::class_weights,
-               "of each class's samples together; empty: all classes come equally often")
+        .field(
+            "class_weights", &WeightedChoice::class_weights,
+            "one for each class, shared by its samples; empty: all classes are drawn equally often")
         .at_least(0);
     schema.field("replacement", &WeightedChoice::replacement,
-                 "a sample can come several times in an epoch");
+                 "a sample can be drawn several times in an epoch");
   }
 };
 
-struct RepeatedAugmentationChoice {
-  bool shuffle = true;
-  int64_t repetitions = 3;
-  int64_t selected_round = 256;
-
-  static void describe(config::Schema<RepeatedAugmentationChoice>& schema) {
-    schema.field("shuffle", &RepeatedAugmentationChoice::shuffle, "a new order in every epoch");
-    schema
-        .field("repetitions", &RepeatedAugmentationChoice::repetitions,
-               "how often a sample comes in a row")
-        .at_least(1);
-    schema
-        .field("selected_round", &RepeatedAugmentationChoice::selected_round,
-               "an epoch's length is cut to a multiple of this; 0: not")
-        .at_least(0);
-  }
-};
-
-struct ClassSkewedChoice {
-  bool shuffle = true;
-
-  static void describe(config::Schema<ClassSkewedChoice>& schema) {
-    schema.field("shuffle", &ClassSkewedChoice::shuffle, "a new order in every epoch");
-  }
-};
-
-void check_enough(const SamplerArgs& args) {
-  // PyTorch's sampler would let ranks share samples; in a training run that is a mistake.
-  if (args.size < args.num_replicas) {
-    throw base::UserError(
-        fmt::format("{} too few for {} ranks: each rank needs one of its own; start "
-                    "fewer ranks or use more data",
-                    args.size == 1 ? "1 sample is" : fmt::format("{} samples are", args.size),
-                    args.num_replicas));
-  }
+/// The sampler's options: those of the configuration for this rank.
+template <class Options>
+Options for_rank(Options options, const SamplerArgs& args) {
+  options.num_replicas = args.num_replicas;
+  options.rank = args.rank;
+  options.seed = args.seed;
+  return options;
 }
 
-std::shared_ptr<Sampler> make_distributed(const DistributedChoice& choice,
+// PyTorch's sampler would let ranks share samples; in a training run that is a mistake.
+void check_enough(const SamplerArgs& args) {
+  if (args.size >= args.num_replicas) return;
+  throw base::UserError(
+      fmt::format("{} too few for {} ranks: each rank needs one of its own; start fewer ranks or "
+                  "use more data",
+                  args.size == 1 ? "1 sample is" : fmt::format("{} samples are", args.size),
+                  args.num_replicas));
+}
+
+void check_labels(const char* kind, const SamplerArgs& args) {
+  if (!args.labels.empty()) return;
+  throw base::UserError(
+      fmt::format("the {} sampler needs a data set that knows its labels; this one does not, use "
+                  "the distributed sampler",
+                  kind));
+}
+
+std::shared_ptr<Sampler> make_distributed(const DistributedSamplerOptions& options,
                                           const SamplerArgs& args) {
   check_enough(args);
-  return std::make_shared<DistributedSampler>(
-      args.size, DistributedSamplerOptions{.num_replicas = args.num_replicas,
-                                           .rank = args.rank,
-                                           .shuffle = choice.shuffle,
-                                           .seed = args.seed,
-                                           .drop_last = choice.drop_last});
+  return std::make_shared<DistributedSampler>(args.size, for_rank(options, args));
 }
 
-std::shared_ptr<Sampler> make_shards(const ShardsChoice& choice, const SamplerArgs& args) {
+std::shared_ptr<Sampler> make_shards(const ShardSamplerOptions& options, const SamplerArgs& args) {
   if (args.shard_ends.empty()) {
     throw base::UserError(
         "the shards sampler needs a data set that lies in shards, such as tar_shards; this one "
-        "does "
-        "not, use the distributed sampler");
+        "does not, use the distributed sampler");
   }
   check_enough(args);
-  return std::make_shared<ShardSampler>(args.shard_ends,
-                                        ShardSamplerOptions{.num_replicas = args.num_replicas,
-                                                            .rank = args.rank,
-                                                            .shuffle = choice.shuffle,
-                                                            .seed = args.seed,
-                                                            .drop_last = choice.drop_last,
-                                                            .buffer_size = choice.buffer_size,
-                                                            .streams = choice.streams});
+  return std::make_shared<ShardSampler>(args.shard_ends, for_rank(options, args));
 }
 
-std::shared_ptr<Sampler> make_class_skewed(const ClassSkewedChoice& choice,
+std::shared_ptr<Sampler> make_class_skewed(const ClassSkewedSamplerOptions& options,
                                            const SamplerArgs& args) {
-  if (args.labels.empty()) {
-    throw base::UserError(
-        "the class_skewed sampler needs a data set that knows its labels; this one does not, use "
-        "the distributed sampler");
-  }
-  return std::make_shared<ClassSkewedSampler>(
-      args.labels, ClassSkewedSamplerOptions{.num_replicas = args.num_replicas,
-                                             .rank = args.rank,
-                                             .shuffle = choice.shuffle,
-                                             .seed = args.seed});
+  check_labels("class_skewed", args);
+  return std::make_shared<ClassSkewedSampler>(args.labels, for_rank(options, args));
 }
 
-/// A sample's weight is its class's share, divided among the class's samples.
+/// A class's weight is divided among its samples.
 std::vector<double> sample_weights(const WeightedChoice& choice, std::span<const int64_t> labels) {
   std::map<int64_t, int64_t> counts;
   for (const int64_t label : labels) ++counts[label];
@@ -154,53 +94,77 @@ std::vector<double> sample_weights(const WeightedChoice& choice, std::span<const
   std::vector<double> weights;
   weights.reserve(labels.size());
   for (const int64_t label : labels) {
-    const double share = known > 0 ? choice.class_weights[static_cast<size_t>(label)] : 1.0;
-    weights.push_back(share / static_cast<double>(counts[label]));
+    const double weight = known > 0 ? choice.class_weights[static_cast<size_t>(label)] : 1.0;
+    weights.push_back(weight / static_cast<double>(counts[label]));
   }
   return weights;
 }
 
 std::shared_ptr<Sampler> make_weighted(const WeightedChoice& choice, const SamplerArgs& args) {
-  if (args.labels.empty()) {
-    throw base::UserError(
-        "the weighted sampler needs a data set that knows its labels; this one does not, use the "
-        "distributed sampler");
-  }
+  check_labels("weighted", args);
   return std::make_shared<WeightedSampler>(
       sample_weights(choice, args.labels),
-      WeightedSamplerOptions{.num_replicas = args.num_replicas,
-                             .rank = args.rank,
-                             .seed = args.seed,
-                             .replacement = choice.replacement});
+      for_rank(WeightedSamplerOptions{.replacement = choice.replacement}, args));
 }
 
-std::shared_ptr<Sampler> make_repeated_augmentation(const RepeatedAugmentationChoice& choice,
-                                                    const SamplerArgs& args) {
-  return std::make_shared<RepeatedAugmentationSampler>(
-      args.size, RepeatedAugmentationSamplerOptions{.num_replicas = args.num_replicas,
-                                                    .rank = args.rank,
-                                                    .shuffle = choice.shuffle,
-                                                    .seed = args.seed,
-                                                    .repetitions = choice.repetitions,
-                                                    .selected_round = choice.selected_round});
+std::shared_ptr<Sampler> make_repeated_augmentation(
+    const RepeatedAugmentationSamplerOptions& options, const SamplerArgs& args) {
+  return std::make_shared<RepeatedAugmentationSampler>(args.size, for_rank(options, args));
 }
 
 }  // namespace
 
+void DistributedSamplerOptions::describe(config::Schema<DistributedSamplerOptions>& schema) {
+  schema.field("shuffle", &DistributedSamplerOptions::shuffle, kShuffleHelp);
+  schema.field("drop_last", &DistributedSamplerOptions::drop_last, kDropLastHelp);
+}
+
+void ShardSamplerOptions::describe(config::Schema<ShardSamplerOptions>& schema) {
+  schema.field("shuffle", &ShardSamplerOptions::shuffle,
+               "a new order of shards and samples in every epoch");
+  schema.field("drop_last", &ShardSamplerOptions::drop_last, kDropLastHelp);
+  schema
+      .field("buffer_size", &ShardSamplerOptions::buffer_size,
+             "samples that are shuffled with each other, of all ranks together")
+      .at_least(1)
+      .at_most(kMaxBufferSize);
+  schema
+      .field("streams", &ShardSamplerOptions::streams,
+             "positions at which shards are read in turn; a multiple of the number of ranks gives "
+             "each rank its own")
+      .at_least(1)
+      .at_most(kMaxStreams);
+}
+
+void RepeatedAugmentationSamplerOptions::describe(
+    config::Schema<RepeatedAugmentationSamplerOptions>& schema) {
+  using Options = RepeatedAugmentationSamplerOptions;
+  schema.field("shuffle", &Options::shuffle, kShuffleHelp);
+  schema.field("repetitions", &Options::repetitions, "how often each sample is given").at_least(1);
+  schema
+      .field("selected_round", &Options::selected_round,
+             "an epoch's length is rounded down to a multiple of this; 0: it is not")
+      .at_least(0);
+}
+
+void ClassSkewedSamplerOptions::describe(config::Schema<ClassSkewedSamplerOptions>& schema) {
+  schema.field("shuffle", &ClassSkewedSamplerOptions::shuffle, kShuffleHelp);
+}
+
 SamplerKind::Registry& SamplerKind::registry() {
   static Registry registry = [] {
     Registry made;
-    made.add<DistributedChoice>("distributed",
-                                "evenly to all ranks, in the order of PyTorch's DistributedSampler",
-                                make_distributed);
+    made.add<DistributedSamplerOptions>(
+        "distributed", "evenly to all ranks, in the order of PyTorch's DistributedSampler",
+        make_distributed);
     made.add<WeightedChoice>("weighted", "classes by their weights, equally often by default",
                              make_weighted);
-    made.add<RepeatedAugmentationChoice>("repeated_augmentation",
-                                         "each sample several times, augmented differently",
-                                         make_repeated_augmentation);
-    made.add<ShardsChoice>("shards", "shards in a random order, their samples mixed in a buffer",
-                           make_shards);
-    made.add<ClassSkewedChoice>(
+    made.add<RepeatedAugmentationSamplerOptions>("repeated_augmentation",
+                                                 "each sample several times, augmented differently",
+                                                 make_repeated_augmentation);
+    made.add<ShardSamplerOptions>(
+        "shards", "shards in a random order, their samples shuffled in a buffer", make_shards);
+    made.add<ClassSkewedSamplerOptions>(
         "class_skewed", "rank r of W sees only the labels y with y % W == r", make_class_skewed);
     return made;
   }();

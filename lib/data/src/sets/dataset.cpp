@@ -1,10 +1,26 @@
 #include <syncbn/data/dataset.h>
 
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/data/digits.h>
 #include <syncbn/data/image_sets.h>
+#include <syncbn/data/sample_dataset.h>
 #include <syncbn/data/synthetic.h>
 
+#include "sets/gather.h"
+
 namespace syncbn::data {
+namespace {
+
+std::vector<int64_t> with_batch(int64_t size, std::vector<int64_t> shape) {
+  shape.insert(shape.begin(), size);
+  return shape;
+}
+
+}  // namespace
 
 std::string to_string(Split split) {
   return split == Split::kTrain ? "train" : "test";
@@ -14,6 +30,50 @@ Normalization Dataset::normalization() const {
   const auto shape = sample_shape();
   const auto channels = static_cast<size_t>(shape.empty() ? 1 : shape.front());
   return {std::vector<double>(channels, 0.0), std::vector<double>(channels, 1.0)};
+}
+
+std::string SampleDataset::name_of(int64_t index) const {
+  return fmt::format("sample {}", index);
+}
+
+Batch SampleDataset::get_batch(std::span<const int64_t> indices) const {
+  check_indices(indices, size());
+  Batch batch = allocate(std::ssize(indices));
+  for (int64_t place = 0; place < std::ssize(indices); ++place) {
+    const int64_t index = indices[static_cast<size_t>(place)];
+    SampleRandom random(0, 0, index);
+    read_sample(index, random, slot_of(batch, place));
+  }
+  return batch;
+}
+
+Batch SampleDataset::allocate(int64_t size, bool pin_memory) const {
+  const auto options = at::TensorOptions().pinned_memory(pin_memory);
+  return {at::empty(with_batch(size, sample_shape()), options.dtype(at::kByte)),
+          at::empty(with_batch(size, target_shape()), options.dtype(at::kLong))};
+}
+
+SampleSlot SampleDataset::slot_of(const Batch& batch, int64_t place) {
+  const int64_t count = batch.size();
+  const int64_t values = batch.data.numel() / count;
+  const int64_t labels = batch.target.numel() / count;
+  return {{batch.data.mutable_data_ptr<uint8_t>() + place * values, static_cast<size_t>(values)},
+          {batch.target.mutable_data_ptr<int64_t>() + place * labels, static_cast<size_t>(labels)}};
+}
+
+void check_indices(std::span<const int64_t> indices, int64_t size) {
+  for (const int64_t index : indices) {
+    if (index >= 0 && index < size) continue;
+    throw base::InternalError(fmt::format("sample {} was asked for from a data set of {}", index,
+                                          base::counted(size, "sample")));
+  }
+}
+
+at::Tensor gather_labels(std::span<const int64_t> labels, std::span<const int64_t> indices) {
+  at::Tensor target = at::empty({static_cast<int64_t>(indices.size())}, at::kLong);
+  auto* out = target.mutable_data_ptr<int64_t>();
+  for (const int64_t index : indices) *out++ = labels[static_cast<size_t>(index)];
+  return target;
 }
 
 DatasetKind::Registry& DatasetKind::registry() {
@@ -26,7 +86,8 @@ DatasetKind::Registry& DatasetKind::registry() {
     made.add<MnistOptions>("mnist", "MNIST's or Fashion-MNIST's idx files", load_mnist);
     made.add<CifarOptions>("cifar10", "CIFAR-10's binary files", load_cifar10);
     made.add<CifarOptions>("cifar100", "CIFAR-100's binary files, the fine labels", load_cifar100);
-    made.add<CsvImagesOptions>("csv_images", "a grey image and its label a line", load_csv_images);
+    made.add<CsvImagesOptions>("csv_images", "one grey image and its label per line",
+                               load_csv_images);
     made.add<ImageFolderOptions>("image_folder", "JPEG and PNG files, a folder per class",
                                  load_image_folder);
     made.add<SegmentationFolderOptions>("segmentation_folder", "images and masks of the same name",

@@ -5,14 +5,39 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
+#include <memory>
 
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/data/data_files.h>
 
-namespace syncbn::data::detail {
+namespace syncbn::data {
+
+std::filesystem::path find_data_file(const std::string& name) {
+  std::vector<std::string> folders;
+  if (const auto folder = base::env("SYNCBN_DATA_DIR")) folders.push_back(*folder);
+  std::error_code unreadable;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", unreadable);
+  if (!unreadable) folders.push_back(program.parent_path().parent_path() / "share/syncbn/data");
+  folders.emplace_back("./data");
+  for (const std::filesystem::path folder : folders) {
+    if (std::filesystem::exists(folder / name, unreadable)) return folder / name;
+  }
+  throw base::UserError(fmt::format(
+      "the data file '{}' was not found (looked in {}); set SYNCBN_DATA_DIR to the folder that "
+      "holds it, or give its path in the configuration",
+      name, base::join(folders, ", ")));
+}
+
+namespace detail {
 namespace {
 
 bool is_cached(const base::UniqueFd& file, int64_t offset) {
@@ -21,16 +46,43 @@ bool is_cached(const base::UniqueFd& file, int64_t offset) {
   return ::preadv2(file.get(), &one, 1, offset, RWF_NOWAIT) == 1;
 }
 
+/// Ignores the time of change, which a new name or owner sets too.
+bool has_same_content(const FileStamp& a, const FileStamp& b) {
+  return a.size == b.size && a.modified_ns == b.modified_ns;
+}
+
+[[noreturn]] void fail_to_read(const std::filesystem::path& path, const std::string& why) {
+  throw base::UserError(fmt::format("cannot read the data file '{}': {}", path.string(), why));
+}
+
+/// The error of the last read, or nothing. zlib reports a truncated stream only after it has
+/// returned all bytes before the end.
+std::string failure(gzFile_s* file) {
+  int code = Z_OK;
+  const char* message = gzerror(file, &code);
+  switch (code) {
+    case Z_OK:
+    case Z_STREAM_END:
+      return "";
+    case Z_ERRNO:
+      return std::strerror(errno);
+    case Z_BUF_ERROR:
+      return "the gzip stream ends too early; the file was cut short";
+    default:
+      return fmt::format("the gzip stream is damaged ({})", message);
+  }
+}
+
 }  // namespace
 
 base::UniqueFd open_file(const std::filesystem::path& path) {
-  // Not blocking, so that a FIFO is refused below and not waited for.
+  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
   base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) base::throw_file_error(fmt::format("cannot read {}", path.string()), errno);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read " + path.string());
   if (!S_ISREG(status.st_mode)) {
-    throw base::UserError(fmt::format("cannot read {}: it is no regular file", path.string()));
+    throw base::UserError(fmt::format("cannot read {}: it is not a regular file", path.string()));
   }
   return file;
 }
@@ -52,8 +104,7 @@ void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int6
     if (got < 0) base::throw_errno("reading " + path.string());
     if (got == 0) {
       throw base::UserError(
-          fmt::format("{} ends at byte {}, where more was expected; it was cut "
-                      "short",
+          fmt::format("{} ends at byte {}, where more was expected; it was cut short",
                       path.string(), offset + static_cast<int64_t>(done)));
     }
     done += static_cast<size_t>(got);
@@ -61,13 +112,13 @@ void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int6
 }
 
 void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size) {
-  // The kernel cuts a request off at its read-ahead window, of which this is the default.
+  // The kernel limits a request to its read-ahead window; this is the default.
   constexpr int64_t kPiece = 128 << 10;
   constexpr int64_t kBlock = 8 * kPiece;
   const int64_t end = offset + size;
   for (int64_t block = offset; block < end; block += kBlock) {
     const int64_t block_end = std::min(block + kBlock, end);
-    // Looking at one byte is quicker than letting the kernel look at each page of what is there.
+    // Reading one byte is faster than having the kernel look up each page of a cached block.
     if (is_cached(file, block_end - 1)) continue;
     for (int64_t at = block; at < block_end; at += kPiece) {
       ::posix_fadvise(file.get(), at, std::min(kPiece, block_end - at), POSIX_FADV_WILLNEED);
@@ -75,14 +126,65 @@ void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size) {
   }
 }
 
-void read_whole_file(const std::filesystem::path& path, std::vector<uint8_t>& bytes) {
-  const base::UniqueFd file = open_file(path);
-  read_at(file, path, 0, size_of_file(file, path), bytes);
-}
-
 std::vector<uint8_t>& thread_buffer() {
   thread_local std::vector<uint8_t> buffer;
   return buffer;
 }
 
-}  // namespace syncbn::data::detail
+std::span<const uint8_t> read_whole_file(const std::filesystem::path& path) {
+  const base::UniqueFd file = open_file(path);
+  read_at(file, path, 0, size_of_file(file, path), thread_buffer());
+  return thread_buffer();
+}
+
+std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) {
+  errno = 0;
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
+  if (!file) fail_to_read(path, std::strerror(errno != 0 ? errno : ENOMEM));
+  std::string bytes;
+  std::array<char, 1 << 16> chunk;
+  while (true) {
+    const int got = gzread(file.get(), chunk.data(), chunk.size());
+    if (got <= 0) break;
+    bytes.append(chunk.data(), static_cast<size_t>(got));
+    if (bytes.size() > max_bytes) {
+      fail_to_read(path, fmt::format("it holds more than {}", base::format_bytes(max_bytes)));
+    }
+  }
+  if (const std::string why = failure(file.get()); !why.empty()) fail_to_read(path, why);
+  return bytes;
+}
+
+OpenFiles::OpenFiles(std::vector<Named> files, size_t max_open)
+    : files_(std::move(files)), max_open_(max_open) {}
+
+OpenFiles::File OpenFiles::open(size_t number) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (File file = find(number)) return file;
+  }
+  // Without the lock: a slow file server must not block other threads.
+  const auto& [path, stamp] = files_[number];
+  auto opened = std::make_shared<const base::UniqueFd>(open_file(path));
+  if (!has_same_content(stamp_of(*opened), stamp)) {
+    throw base::UserError(
+        fmt::format("cannot read {}: it was written to or replaced since it was indexed; start the "
+                    "run again",
+                    path.string()));
+  }
+  const std::lock_guard lock(mutex_);
+  if (File file = find(number)) return file;
+  opened_.insert(opened_.begin(), {number, opened});
+  if (opened_.size() > max_open_) opened_.pop_back();
+  return opened;
+}
+
+OpenFiles::File OpenFiles::find(size_t number) const {
+  const auto found = std::ranges::find(opened_, number, &Opened::number);
+  if (found == opened_.end()) return nullptr;
+  std::rotate(opened_.begin(), found, found + 1);
+  return opened_.front().file;
+}
+
+}  // namespace detail
+}  // namespace syncbn::data

@@ -2,12 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <array>
+#include <cctype>
+#include <map>
+#include <numeric>
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 namespace syncbn::data::detail {
 namespace {
+
+namespace fs = std::filesystem;
 
 enum FolderSection : size_t {
   kFileNames = kKeySection + 1,
@@ -20,17 +27,164 @@ enum FolderSection : size_t {
   kClasses,
 };
 
-/// Names that lie one behind the other, and where each ends.
+/// An element of a list of concatenated names.
 std::string_view name_at(std::string_view names, std::span<const uint64_t> ends, size_t index) {
   const uint64_t begin = index == 0 ? 0 : ends[index - 1];
   return names.substr(begin, ends[index] - begin);
 }
 
-std::string below(std::string_view folder, std::string_view name) {
-  return folder.empty() ? std::string(name) : fmt::format("{}/{}", folder, name);
+[[noreturn]] void fail(const fs::path& folder, const std::string& why) {
+  throw base::UserError(fmt::format("cannot read the image folder '{}': {}", folder.string(), why));
+}
+
+[[noreturn]] void fail_to_read(const fs::path& folder, int error) {
+  base::throw_file_error(fmt::format("cannot read the image folder '{}'", folder.string()), error);
+}
+
+struct Listing {
+  FileStamp stamp;  ///< of the folder before it was listed
+  std::vector<std::string> folders;
+  NameList images;
+};
+
+/// The files that torchvision takes for images.
+bool has_image_extension(std::string_view name) {
+  constexpr std::array<std::string_view, 9> kExtensions = {".jpg", ".jpeg", ".png",  ".ppm", ".bmp",
+                                                           ".pgm", ".tif",  ".tiff", ".webp"};
+  return std::ranges::any_of(kExtensions, [&](std::string_view extension) {
+    if (name.size() < extension.size()) return false;
+    return std::ranges::equal(name.substr(name.size() - extension.size()), extension,
+                              [](unsigned char c, char lower) { return std::tolower(c) == lower; });
+  });
+}
+
+/// Sorted. Links to folders count as folders. Does not stat regular files: there may be millions.
+Listing list_folder(const fs::path& path) {
+  Listing listing{.stamp = settled_stamp_of(path), .folders = {}, .images = {}};
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    std::error_code is_gone;
+    if (entry->is_directory(is_gone)) {
+      listing.folders.push_back(name);
+    } else if (has_image_extension(name)) {
+      listing.images.add(name);
+    }
+  }
+  if (error) fail_to_read(path, error.value());
+  std::ranges::sort(listing.folders);
+  listing.images.sort();
+  return listing;
+}
+
+/// Lists root/name and all folders below it.
+void list_all(const fs::path& root, const std::string& name,
+              std::map<std::string, Listing>& listings) {
+  const Listing& listing = listings[name] = list_folder(root / name);
+  for (const std::string& below : listing.folders) {
+    list_all(root, fmt::format("{}/{}", name, below), listings);
+  }
+}
+
+void add_folder(std::string_view name, const Listing& listing, int64_t label,
+                FolderIndexWriter& writer) {
+  writer.begin_folder(name, listing.stamp, label);
+  for (int64_t i = 0; i < listing.images.size(); ++i) writer.add_file(listing.images[i]);
+}
+
+uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
+  FolderIndexWriter writer(out);
+  const Listing top = list_folder(root);
+  const auto& classes = top.folders;
+  if (classes.empty()) fail(root, "it has no folders; each class is a folder");
+  writer.begin_folder("", top.stamp, /*label=*/-1);
+  std::vector<std::string> empty;
+  for (size_t label = 0; label < classes.size(); ++label) {
+    std::map<std::string, Listing> listings;
+    list_all(root, classes[label], listings);
+    if (std::ranges::all_of(listings,
+                            [](const auto& at) { return at.second.images.size() == 0; })) {
+      empty.push_back(classes[label]);
+    }
+    for (const auto& [name, listing] : listings) {
+      add_folder(name, listing, static_cast<int64_t>(label), writer);
+    }
+  }
+  if (!empty.empty()) {
+    fail(root, fmt::format("there are no images in {}; remove folders that are not classes",
+                           base::join(empty, ", ")));
+  }
+  return writer.finish(classes);
+}
+
+/// A name without its extension.
+std::string_view stem_of(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot == 0 ? name : name.substr(0, dot);
+}
+
+/// The indices of the names, sorted by stem.
+std::vector<int64_t> by_stem(const NameList& names) {
+  std::vector<int64_t> order(static_cast<size_t>(names.size()));
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](int64_t i) { return stem_of(names[i]); });
+  return order;
+}
+
+uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter& out) {
+  FolderIndexWriter writer(out);
+  const Listing pictures = list_folder(images);
+  const Listing labels = list_folder(masks);
+  if (pictures.images.size() == 0) {
+    throw base::UserError(
+        fmt::format("segmentation_folder: there are no images in '{}'", images.string()));
+  }
+  add_folder("", pictures, /*label=*/-1, writer);
+  writer.begin_folder("", labels.stamp, /*label=*/-1);
+  const auto order = by_stem(labels.images);
+  for (int64_t i = 0; i < pictures.images.size(); ++i) {
+    const std::string_view stem = stem_of(pictures.images[i]);
+    const auto mask = std::ranges::lower_bound(
+        order, stem, {}, [&](int64_t at) { return stem_of(labels.images[at]); });
+    if (mask == order.end() || stem_of(labels.images[*mask]) != stem) {
+      throw base::UserError(fmt::format("segmentation_folder: '{}' has no mask in '{}'",
+                                        (images / pictures.images[i]).string(), masks.string()));
+    }
+    writer.add_file(labels.images[*mask]);
+  }
+  return writer.finish({});
+}
+
+/// The same for all paths that lead to the folder.
+std::string real_name(const fs::path& folder) {
+  std::error_code unreadable;
+  const fs::path real = fs::canonical(folder, unreadable);
+  if (unreadable) fail_to_read(folder, unreadable.value());
+  return real.string();
+}
+
+/// @param path_of takes a folder's number and name.
+template <class PathOf>
+bool folders_are_unchanged(const MappedIndex& index, const PathOf& path_of) {
+  const auto stamps = index.array<FileStamp>(kStamps);
+  const auto ends = index.array<uint64_t>(kFolderNameEnds);
+  for (size_t i = 0; i < stamps.size(); ++i) {
+    if (stamp_of(path_of(i, name_at(index.text(kFolderNames), ends, i))) != stamps[i]) return false;
+  }
+  return true;
 }
 
 }  // namespace
+
+void NameList::add(std::string_view name) {
+  const size_t begin = bytes_.size();
+  if (begin + name.size() > UINT32_MAX) {
+    throw base::UserError(
+        "the names in a folder have more than 4 GB together; put the files into several folders");
+  }
+  bytes_ += name;
+  entries_.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(name.size())});
+}
 
 FolderIndex::FolderIndex(MappedIndex index)
     : index_(std::move(index)),
@@ -41,13 +195,14 @@ FolderIndex::FolderIndex(MappedIndex index)
 
 std::string FolderIndex::file(int64_t index) const {
   const auto at = static_cast<uint64_t>(index);
-  const auto behind = std::ranges::upper_bound(folders_, at, {}, &Folder::first_file);
-  const auto folder = behind - folders_.begin() - 1;
-  const auto& [first_file, first_byte, label] = folders_[static_cast<size_t>(folder)];
+  const auto next = std::ranges::upper_bound(folders_, at, {}, &Folder::first_file);
+  const auto folder = static_cast<size_t>(next - folders_.begin() - 1);
+  const auto& [first_file, first_byte, label] = folders_[folder];
   const uint32_t begin = at == first_file ? 0 : ends_[at - 1];
-  return below(name_at(index_.text(kFolderNames), index_.array<uint64_t>(kFolderNameEnds),
-                       static_cast<size_t>(folder)),
-               names_.substr(first_byte + begin, ends_[at] - begin));
+  const auto folder_name =
+      name_at(index_.text(kFolderNames), index_.array<uint64_t>(kFolderNameEnds), folder);
+  return fmt::format("{}{}{}", folder_name, folder_name.empty() ? "" : "/",
+                     names_.substr(first_byte + begin, ends_[at] - begin));
 }
 
 std::vector<std::string> FolderIndex::classes() const {
@@ -73,7 +228,7 @@ void FolderIndexWriter::add_file(std::string_view name) {
   const FolderIndex::Folder& folder = folders_.back();
   out_.add_bytes(name);
   bytes_ += name.size();
-  // Fits: NameList takes no more, and it has a folder's names before they come here.
+  // Fits: the names of a folder were in a NameList.
   ends_.push_back(static_cast<uint32_t>(bytes_ - folder.first_byte));
   const std::string_view folder_name = folder_names_[std::ssize(folders_) - 1];
   hash_.add_bytes(folder_name);
@@ -83,11 +238,9 @@ void FolderIndexWriter::add_file(std::string_view name) {
 }
 
 uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
-  out_.begin(kFileEnds);
-  out_.add(std::span<const uint32_t>(ends_));
+  out_.add_section(kFileEnds, ends_);
   if (!classes.empty()) write_labels();
-  out_.begin(kFolders);
-  out_.add(std::span<const FolderIndex::Folder>(folders_));
+  out_.add_section(kFolders, folders_);
   out_.begin(kFolderNames);
   std::vector<uint64_t> name_ends;
   uint64_t end = 0;
@@ -95,10 +248,8 @@ uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
     out_.add_bytes(folder_names_[i]);
     name_ends.push_back(end += folder_names_[i].size());
   }
-  out_.begin(kFolderNameEnds);
-  out_.add(std::span<const uint64_t>(name_ends));
-  out_.begin(kStamps);
-  out_.add(std::span<const FileStamp>(stamps_));
+  out_.add_section(kFolderNameEnds, name_ends);
+  out_.add_section(kStamps, stamps_);
   out_.begin(kClasses);
   for (const std::string& name : classes) out_.add_bytes(name + '\0');
   return hash_.value();
@@ -113,15 +264,33 @@ void FolderIndexWriter::write_labels() {
   }
 }
 
-bool folders_are_unchanged(
-    const MappedIndex& index,
-    const std::function<std::filesystem::path(size_t, std::string_view)>& path_of) {
-  const auto stamps = index.array<FileStamp>(kStamps);
-  const auto ends = index.array<uint64_t>(kFolderNameEnds);
-  for (size_t i = 0; i < stamps.size(); ++i) {
-    if (stamp_of(path_of(i, name_at(index.text(kFolderNames), ends, i))) != stamps[i]) return false;
-  }
-  return true;
+std::vector<std::string> class_names(const fs::path& root) {
+  return list_folder(root).folders;
+}
+
+FolderIndex index_class_folders(const fs::path& root, const IndexCacheOptions& cache) {
+  const auto path_of = [&](size_t, std::string_view name) { return root / name; };
+  return FolderIndex(open_index(
+      {.name = root.string(),
+       .key = "image_folder " + real_name(root),
+       .is_current =
+           [&](const MappedIndex& index) { return folders_are_unchanged(index, path_of); },
+       .build = [&](IndexWriter& out) { return write_class_folders(root, out); }},
+      cache));
+}
+
+FolderIndex index_pairs(const fs::path& images, const fs::path& masks,
+                        const IndexCacheOptions& cache) {
+  const auto path_of = [&](size_t folder, std::string_view) {
+    return folder == 0 ? images : masks;
+  };
+  return FolderIndex(open_index(
+      {.name = images.string(),
+       .key = fmt::format("segmentation_folder {} {}", real_name(images), real_name(masks)),
+       .is_current =
+           [&](const MappedIndex& index) { return folders_are_unchanged(index, path_of); },
+       .build = [&](IndexWriter& out) { return write_pairs(images, masks, out); }},
+      cache));
 }
 
 }  // namespace syncbn::data::detail

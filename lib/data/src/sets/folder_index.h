@@ -1,8 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,27 +11,55 @@
 #include <syncbn/base/hash.h>
 
 #include "index/file_stamp.h"
-#include "index/index_file.h"
-#include "index/name_list.h"
+#include "index/index_cache.h"
 
 namespace syncbn::data::detail {
 
-/// Which files are where: names by folder, some four bytes a file besides its name and its label.
+/// A list of strings in one buffer: 8 bytes per name besides its characters.
+class NameList {
+ public:
+  /// @throws base::UserError if all names together exceed 4 GB.
+  void add(std::string_view name);
+
+  std::string_view operator[](int64_t index) const {
+    return text_of(entries_[static_cast<size_t>(index)]);
+  }
+  int64_t size() const { return std::ssize(entries_); }
+
+  void sort() {
+    std::ranges::sort(entries_, {}, [this](const Entry& entry) { return text_of(entry); });
+  }
+
+ private:
+  struct Entry {
+    uint32_t begin;
+    uint32_t size;
+  };
+
+  std::string_view text_of(const Entry& entry) const {
+    return std::string_view(bytes_).substr(entry.begin, entry.size);
+  }
+
+  std::string bytes_;
+  std::vector<Entry> entries_;
+};
+
+/// The files of a data set by folder: about 4 bytes per file besides its name and label.
+/// Thread-safe.
 class FolderIndex {
  public:
-  /// A folder's part of the files. Its name is relative to the data set's, or empty.
   struct Folder {
     uint64_t first_file;
-    uint64_t first_byte;  ///< of its files' names, which lie one behind the other
+    uint64_t first_byte;  ///< of its files' names
     int64_t label;
   };
 
   explicit FolderIndex(MappedIndex index);
 
   int64_t size() const { return std::ssize(ends_); }
-  /// "cat/3.jpg"; thread-safe, as all here.
+  /// The path below the data set's folder: "cat/3.jpg".
   std::string file(int64_t index) const;
-  /// Empty where there are no classes.
+  /// Empty if there are no classes.
   std::span<const int64_t> labels() const { return labels_; }
   std::vector<std::string> classes() const;
   /// A hash of all names.
@@ -45,15 +73,15 @@ class FolderIndex {
   std::span<const int64_t> labels_;
 };
 
-/// Writes a FolderIndex: folders in order, each folder's files behind it.
+/// Writes a FolderIndex: each folder, followed by its files.
 class FolderIndexWriter {
  public:
   explicit FolderIndexWriter(IndexWriter& out);
 
-  /// `stamp`: of the folder before its files were read.
+  /// @param stamp of the folder before its entries were listed.
   void begin_folder(std::string_view name, const FileStamp& stamp, int64_t label);
   void add_file(std::string_view name);
-  /// The names' fingerprint. Without classes files have no labels.
+  /// Returns the fingerprint. Without classes, files have no labels.
   uint64_t finish(const std::vector<std::string>& classes);
 
  private:
@@ -68,10 +96,19 @@ class FolderIndexWriter {
   uint64_t bytes_ = 0;
 };
 
-/// Whether the folders are what they were when the index was written. `path_of` takes a folder's
-/// number and name.
-bool folders_are_unchanged(
-    const MappedIndex& index,
-    const std::function<std::filesystem::path(size_t, std::string_view)>& path_of);
+/// The names of a folder's folders, sorted.
+std::vector<std::string> class_names(const std::filesystem::path& root);
+
+/// The image files below a folder of class folders, in the order of torchvision's ImageFolder:
+/// classes by name, the folders of a class by path, the files of a folder by name.
+/// @throws base::UserError naming the folder if it has no class folders, or the classes without an
+///   image.
+FolderIndex index_class_folders(const std::filesystem::path& root, const IndexCacheOptions& cache);
+
+/// The n images of a folder, sorted, as files 0 to n - 1, and their masks (files of the same name
+/// except for the extension) as files n to 2n - 1.
+/// @throws base::UserError naming the folder without images, or the image without a mask.
+FolderIndex index_pairs(const std::filesystem::path& images, const std::filesystem::path& masks,
+                        const IndexCacheOptions& cache);
 
 }  // namespace syncbn::data::detail

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/hash.h>
 #include <syncbn/base/text.h>
 
 #include "image/resize_kernels.h"
@@ -13,7 +12,6 @@
 namespace syncbn::data::detail {
 namespace {
 
-/// As many values as there are channels.
 std::vector<double> per_channel(const std::string& kind, const char* key,
                                 std::vector<double> values, int64_t channels) {
   if (values.size() == 1) values.resize(static_cast<size_t>(channels), values.front());
@@ -22,35 +20,6 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
                                     base::counted(values.size(), "value"),
                                     base::counted(channels, "channel")));
 }
-
-class MemorySet : public ImageSet {
- public:
-  MemorySet(const std::string& kind, const ImageSetOptions& options, Split split,
-            StoredImages images)
-      : ImageSet(kind, options, split, images.channels, images.size), images_(std::move(images)) {
-    base::Fnv1a hash;
-    for (const uint8_t value : images_.pixels) hash.add_byte(value);
-    for (const int64_t label : images_.labels) hash.add(static_cast<uint64_t>(label));
-    fingerprint_ = hash.value();
-  }
-
-  int64_t size() const override { return std::ssize(images_.labels); }
-  std::span<const int64_t> labels() const override { return images_.labels; }
-  int64_t num_classes() const override { return images_.classes; }
-  uint64_t fingerprint() const override { return fingerprint_; }
-
-  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    Image image(images_.size.width, images_.size.height, images_.channels);
-    std::copy_n(images_.pixels.data() + index * std::ssize(image.pixels), image.pixels.size(),
-                image.pixels.data());
-    put(pipeline().run({std::move(image), std::nullopt}, random).image, slot.data);
-    slot.target[0] = images_.labels[static_cast<size_t>(index)];
-  }
-
- private:
-  StoredImages images_;
-  uint64_t fingerprint_ = 0;
-};
 
 }  // namespace
 
@@ -76,19 +45,14 @@ std::vector<int64_t> ImageSet::sample_shape() const {
 
 void ImageSet::put(const Image& image, std::span<uint8_t> out) const {
   if (ImageSize{image.width, image.height} != size_ || image.channels != channels_) {
-    throw base::InternalError(
-        fmt::format("transforms made {} x {} x {} of what was to be {} x {} x {}", image.channels,
-                    image.height, image.width, channels_, size_.height, size_.width));
+    throw base::InternalError(fmt::format(
+        "transforms made an image of {} x {} x {} instead of {} x {} x {}", image.channels,
+        image.height, image.width, channels_, size_.height, size_.width));
   }
   if (channels_ == 3) {
     pixel_loops().rgb_planes(image.pixels.data(), image.width * image.height, out.data());
-    return;
-  }
-  uint8_t* to = out.data();
-  for (int64_t c = 0; c < channels_; ++c) {
-    const uint8_t* from = image.pixels.data() + c;
-    const int64_t count = image.width * image.height;
-    for (int64_t i = 0; i < count; ++i, from += channels_) *to++ = *from;
+  } else {
+    std::ranges::copy(image.pixels, out.begin());
   }
 }
 
@@ -96,12 +60,6 @@ DecodeOptions decode_options(const ImageFileOptions& options) {
   return {.exif_orientation = options.exif_orientation,
           .max_pixels = options.max_pixels,
           .max_scans = static_cast<int>(options.max_scans)};
-}
-
-std::shared_ptr<const Dataset> make_memory_set(const std::string& kind,
-                                               const ImageSetOptions& options, Split split,
-                                               StoredImages images) {
-  return std::make_shared<const MemorySet>(kind, options, split, std::move(images));
 }
 
 }  // namespace syncbn::data::detail

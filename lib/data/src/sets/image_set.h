@@ -9,17 +9,18 @@
 
 namespace syncbn::data::detail {
 
-/// What all sets of images have in common: what becomes of an image once it is there.
+/// The base of all sets of images: transforms an image and writes it into a batch.
 class ImageSet : public SampleDataset {
  public:
   std::vector<int64_t> sample_shape() const override;
   Normalization normalization() const override { return normalization_; }
 
  protected:
-  /// `kind` is the set's type, for messages; `stored` the size that all images have before they are
-  /// transformed, if they do.
-  /// @throws base::UserError when the transforms leave images of different sizes, or mean and std
-  ///   do not fit the channels.
+  /// @param kind the set's type, for messages.
+  /// @param channels 1 or 3.
+  /// @param stored the size of all images before they are transformed, if they have the same.
+  /// @throws base::UserError if the transforms leave images of different sizes, or mean and std do
+  ///   not match the channels.
   ImageSet(const std::string& kind, const ImageSetOptions& options, Split split, int64_t channels,
            std::optional<ImageSize> stored);
 
@@ -38,7 +39,7 @@ class ImageSet : public SampleDataset {
 
 DecodeOptions decode_options(const ImageFileOptions& options);
 
-/// A member of a base class as one of `Options`, as Schema takes it.
+/// A member of a base class as a member of `Options`, which Schema::field requires.
 template <class Options, class Base, class Member>
 Member Options::*member_of(Member Base::*member) {
   return member;
@@ -47,14 +48,14 @@ Member Options::*member_of(Member Base::*member) {
 template <class Options>
 void describe_image_set(config::Schema<Options>& schema) {
   schema.field("transforms", member_of<Options>(&ImageSetOptions::transforms),
-               "what happens to a training image, one after the other");
+               "applied to training images, in this order");
   schema.field("test_transforms", member_of<Options>(&ImageSetOptions::test_transforms),
-               "what happens to a test image");
+               "applied to test images, in this order");
   schema.field("mean", member_of<Options>(&ImageSetOptions::mean),
-               "of each channel, of values from 0 to 1; it is subtracted on the device");
+               "mean of each channel, of values from 0 to 1; subtracted on the device");
   schema
       .field("std", member_of<Options>(&ImageSetOptions::std),
-             "of each channel; values are divided by it on the device")
+             "standard deviation of each channel, by which the device divides")
       .above(0);
 }
 
@@ -65,7 +66,7 @@ void describe_image_files(config::Schema<Options>& schema) {
                "turn images as their EXIF data asks");
   schema
       .field("max_pixels", member_of<Options>(&ImageFileOptions::max_pixels),
-             "images with more are refused before they are decoded")
+             "images with more pixels are refused before they are decoded")
       .at_least(1);
   schema
       .field("max_scans", member_of<Options>(&ImageFileOptions::max_scans),
@@ -76,18 +77,5 @@ void describe_image_files(config::Schema<Options>& schema) {
                "where the index of the files is kept; empty: $XDG_CACHE_HOME/syncbn, or "
                "~/.cache/syncbn");
 }
-
-/// Images of one size that lie in memory with their labels, row by row, channels side by side.
-struct StoredImages {
-  int64_t channels = 1;
-  ImageSize size;
-  int64_t classes = 10;
-  std::vector<uint8_t> pixels = {};
-  std::vector<int64_t> labels = {};
-};
-
-std::shared_ptr<const Dataset> make_memory_set(const std::string& kind,
-                                               const ImageSetOptions& options, Split split,
-                                               StoredImages images);
 
 }  // namespace syncbn::data::detail

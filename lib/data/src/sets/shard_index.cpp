@@ -26,14 +26,10 @@ enum ShardSection : size_t {
   kShardStamps
 };
 
-/// webdataset's: a name up to the first dot behind the last slash.
+/// webdataset's key of a sample: the name up to the first dot after the last slash.
 size_t end_of_key(std::string_view name) {
   const size_t slash = name.rfind('/');
   return std::min(name.find('.', slash == std::string_view::npos ? 0 : slash), name.size());
-}
-
-bool is_image(std::string_view extension) {
-  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
 }
 
 /// Writes a ShardIndex, shard by shard.
@@ -61,10 +57,8 @@ class ShardIndexWriter {
       const int64_t wide = label;
       out_.add(std::span(&wide, 1));
     }
-    out_.begin(kShardEnds);
-    out_.add(std::span<const int64_t>(ends_));
-    out_.begin(kShardStamps);
-    out_.add(std::span<const FileStamp>(stamps_));
+    out_.add_section(kShardEnds, ends_);
+    out_.add_section(kShardStamps, stamps_);
     return hash_.value();
   }
 
@@ -77,7 +71,8 @@ class ShardIndexWriter {
       finish_sample();
       key_ = key;
     }
-    if (is_image(extension)) image_ = place_of(member);
+    if (extension == ".jpg" || extension == ".jpeg" || extension == ".png")
+      image_ = place_of(member);
     if (extension == ".cls") label_ = read_label(member);
   }
 
@@ -104,8 +99,8 @@ class ShardIndexWriter {
   }
 
   int32_t read_label(const TarMember& member) {
-    constexpr int64_t kLongest = 32;  // digits, perhaps with a line end
-    if (member.size > kLongest) fail(member.name, "it is no class label");
+    constexpr int64_t kMaxLabelBytes = 32;  // digits, perhaps with a newline
+    if (member.size > kMaxLabelBytes) fail(member.name, "it is not a class label");
     read_at(file_, *shard_, member.offset, member.size, bytes_);
     std::string_view text(reinterpret_cast<const char*>(bytes_.data()), bytes_.size());
     while (text.ends_with('\n') || text.ends_with('\r') || text.ends_with(' ')) {
@@ -129,7 +124,7 @@ class ShardIndexWriter {
   std::vector<int32_t> labels_;
   std::vector<int64_t> ends_;
   std::vector<FileStamp> stamps_;
-  // The shard at hand, and its sample.
+  // The current shard and its current sample.
   const fs::path* shard_ = nullptr;
   base::UniqueFd file_;
   std::string key_;
@@ -137,6 +132,30 @@ class ShardIndexWriter {
   std::optional<int32_t> label_;
   std::vector<uint8_t> bytes_;
 };
+
+constexpr int64_t kMaxShards = 10'000'000;
+
+/// The alternatives that the text between two braces stands for.
+std::vector<std::string> alternatives(const std::string& inside, const std::string& pattern) {
+  std::vector<std::string> all;
+  const size_t dots = inside.find("..");
+  if (dots == std::string::npos) {
+    for (size_t begin = 0; begin <= inside.size();) {
+      const size_t end = std::min(inside.find(',', begin), inside.size());
+      all.push_back(inside.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    return all;
+  }
+  const auto first = base::parse_number<int64_t>(inside.substr(0, dots));
+  const auto last = base::parse_number<int64_t>(inside.substr(dots + 2));
+  if (!first || !last || *first < 0 || *last < *first || *last - *first >= kMaxShards) {
+    throw base::UserError(
+        fmt::format("'{}': {{{}}} is not a range such as {{000..146}}", pattern, inside));
+  }
+  for (int64_t i = *first; i <= *last; ++i) all.push_back(fmt::format("{:0{}}", i, dots));
+  return all;
+}
 
 bool are_unchanged(const MappedIndex& index, const std::vector<fs::path>& shards) {
   return std::ranges::equal(index.array<FileStamp>(kShardStamps), shards, {}, {},
@@ -174,6 +193,23 @@ std::vector<ShardIndex::Range> ShardIndex::ranges(std::span<const int64_t> sampl
     ranges.back().size = offset + place.size - ranges.back().offset;
   }
   return ranges;
+}
+
+std::vector<std::string> expand_braces(const std::string& pattern) {
+  const size_t open = pattern.find('{');
+  if (open == std::string::npos) return {pattern};
+  const size_t close = pattern.find('}', open);
+  if (close == std::string::npos) {
+    throw base::UserError(fmt::format("'{}': a brace is not closed", pattern));
+  }
+  const auto tails = expand_braces(pattern.substr(close + 1));
+  std::vector<std::string> all;
+  for (const auto& middle : alternatives(pattern.substr(open + 1, close - open - 1), pattern)) {
+    for (const std::string& tail : tails) {
+      all.push_back(fmt::format("{}{}{}", pattern.substr(0, open), middle, tail));
+    }
+  }
+  return all;
 }
 
 ShardIndex index_shards(const std::vector<fs::path>& shards, int64_t classes,

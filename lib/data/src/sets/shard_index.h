@@ -11,10 +11,10 @@
 
 namespace syncbn::data::detail {
 
-/// Where the samples of tar shards are, in the shards' order.
+/// The positions of the samples in tar shards, in the order of the shards.
 class ShardIndex {
  public:
-  /// Where a sample's image is.
+  /// The position of a sample's image.
   struct Place {
     uint64_t offset;
     uint32_t size;
@@ -33,11 +33,11 @@ class ShardIndex {
   int64_t size() const { return std::ssize(places_); }
   const Place& operator[](int64_t index) const { return places_[static_cast<size_t>(index)]; }
   std::span<const int64_t> labels() const { return labels_; }
-  /// The first sample behind each shard's own.
+  /// Dataset::shard_ends()
   std::span<const int64_t> shard_ends() const { return shard_ends_; }
-  /// Of each shard, when it was indexed.
+  /// The shards' stamps when they were indexed.
   std::span<const FileStamp> stamps() const;
-  /// Where these samples are, those that follow each other as one.
+  /// The positions of these samples. Adjacent samples are joined to one range.
   std::vector<Range> ranges(std::span<const int64_t> samples) const;
   /// A hash of all places and labels.
   uint64_t fingerprint() const { return index_.fingerprint(); }
@@ -49,9 +49,15 @@ class ShardIndex {
   std::span<const int64_t> shard_ends_;
 };
 
-/// Labels are to be below `classes`. `pattern`: what the user calls the shards, for messages.
-/// @throws base::UserError naming shard and member for what is no sample, and for a damaged shard;
-///   when there is no sample.
+/// A pattern with its braces expanded, as webdataset and shells do: "a-{08..10}.tar" is a-08.tar,
+/// a-09.tar and a-10.tar, "{a,b}.tar" is a.tar and b.tar.
+/// @throws base::UserError for unclosed braces or an invalid range.
+std::vector<std::string> expand_braces(const std::string& pattern);
+
+/// @param classes labels must be below this.
+/// @param pattern the user's name for the shards, for messages.
+/// @throws base::UserError naming shard and member for an incomplete sample or a damaged shard, or
+///   if there is no sample.
 ShardIndex index_shards(const std::vector<std::filesystem::path>& shards, int64_t classes,
                         const std::string& pattern, const IndexCacheOptions& cache);
 

@@ -17,22 +17,23 @@
 namespace syncbn::data {
 namespace {
 
-/// Cells a side of the pattern of +kSignal and -kSignal that tells a class.
+/// The mean of a class is a pattern of kCells x kCells cells per channel, each +kSignal or
+/// -kSignal.
 constexpr int64_t kCells = 4;
 constexpr float kSignal = 0.5F;
 
-// More is a typing error: labels are held in memory, and a batch holds whole images.
-constexpr int64_t kMostImages = 100'000'000;
-constexpr int64_t kMostClasses = 1'000'000;
-constexpr int64_t kMostChannels = 4096;
-constexpr int64_t kLongestSide = 16'384;      // pixels
-constexpr int64_t kMostValues = 100'000'000;  // of one image
+// Anything larger is a typing error.
+constexpr int64_t kMaxImages = 100'000'000;
+constexpr int64_t kMaxClasses = 1'000'000;
+constexpr int64_t kMaxChannels = 4096;
+constexpr int64_t kMaxSide = 16'384;         // pixels
+constexpr int64_t kMaxValues = 100'000'000;  // of one image
 
 std::optional<std::string> image_size_fault(const SyntheticOptions& options) {
   const int64_t values = options.channels * options.height * options.width;
-  if (values <= kMostValues) return std::nullopt;
-  return fmt::format("an image of {} x {} x {} has {} values; {} are the most", options.channels,
-                     options.height, options.width, values, kMostValues);
+  if (values <= kMaxValues) return std::nullopt;
+  return fmt::format("an image of {} x {} x {} has {} values; at most {} are possible",
+                     options.channels, options.height, options.width, values, kMaxValues);
 }
 
 class Synthetic : public Dataset {
@@ -63,7 +64,7 @@ class Synthetic : public Dataset {
     return {options_.channels, options_.height, options_.width};
   }
 
-  /// Of all that the pixels are a function of.
+  /// Of everything that determines the pixels.
   uint64_t fingerprint() const override {
     base::Fnv1a hash;
     hash.add(key_);
@@ -95,7 +96,7 @@ class Synthetic : public Dataset {
     return (mix64(mix64(label) + cell) & 1) != 0 ? kSignal : -kSignal;
   }
 
-  /// Uniform, of mean 0 and variance 1.
+  /// Uniform, with mean 0 and variance 1.
   static float noise(uint64_t counter) {
     const auto unit = static_cast<float>(mix64(counter) >> 40) * 0x1p-24F;
     return (unit - 0.5F) * 2 * std::numbers::sqrt3_v<float>;
@@ -109,27 +110,18 @@ class Synthetic : public Dataset {
 }  // namespace
 
 void SyntheticOptions::describe(config::Schema<SyntheticOptions>& schema) {
-  schema.field("size", &SyntheticOptions::size, "images to train on")
-      .at_least(1)
-      .at_most(kMostImages);
-  schema.field("test_size", &SyntheticOptions::test_size, "images to test on")
-      .at_least(1)
-      .at_most(kMostImages);
-  schema.field("channels", &SyntheticOptions::channels, "channels of an image")
-      .at_least(1)
-      .at_most(kMostChannels);
-  schema.field("height", &SyntheticOptions::height, "height of an image")
-      .at_least(1)
-      .at_most(kLongestSide)
-      .unit("px");
-  schema.field("width", &SyntheticOptions::width, "width of an image")
-      .at_least(1)
-      .at_most(kLongestSide)
-      .unit("px");
-  schema.field("classes", &SyntheticOptions::classes, "number of classes")
-      .at_least(1)
-      .at_most(kMostClasses);
-  schema.field("seed", &SyntheticOptions::seed, "of the images; the run's seed has no part in it");
+  using Options = SyntheticOptions;
+  const auto field = [&](const char* name, int64_t Options::*member, const char* help,
+                         int64_t max) -> config::Rules& {
+    return schema.field(name, member, help).at_least(1).at_most(static_cast<double>(max));
+  };
+  field("size", &Options::size, "number of training images", kMaxImages);
+  field("test_size", &Options::test_size, "number of test images", kMaxImages);
+  field("channels", &Options::channels, "channels of an image", kMaxChannels);
+  field("height", &Options::height, "height of an image", kMaxSide).unit("px");
+  field("width", &Options::width, "width of an image", kMaxSide).unit("px");
+  field("classes", &Options::classes, "number of classes", kMaxClasses);
+  schema.field("seed", &Options::seed, "seed of the images, independent of the run's seed");
   schema.check(image_size_fault);
 }
 

@@ -16,9 +16,9 @@ namespace syncbn::data::detail {
 namespace {
 
 constexpr int64_t kBlock = 512;
-constexpr int64_t kLongestName = 1 << 16;  // bytes of a header that holds a long name
+constexpr int64_t kMaxNameBytes = 1 << 16;  // of a header that holds a long name
 
-/// One block that describes a member.
+/// The block before each member.
 class Header {
  public:
   explicit Header(const std::vector<uint8_t>& block)
@@ -30,7 +30,6 @@ class Header {
 
   char type() const { return text_[156]; }
 
-  /// With ustar's prefix.
   std::string name() const {
     const std::string name(field(0, 100));
     const bool is_ustar = text_.substr(257, 6) == std::string_view("ustar\0", 6);
@@ -38,10 +37,10 @@ class Header {
     return prefix.empty() ? name : fmt::format("{}/{}", prefix, name);
   }
 
-  /// Negative when it is no number.
+  /// Negative if it is not a number.
   int64_t size() const { return number(124, 12); }
 
-  /// The sum of all bytes, its own field counted as spaces.
+  /// The checksum is the sum of all bytes, with its own field counted as spaces.
   bool has_right_sum() const {
     int64_t sum = 0;
     for (size_t i = 0; i < text_.size(); ++i) {
@@ -56,7 +55,7 @@ class Header {
     return all.substr(0, all.find('\0'));
   }
 
-  /// Octal digits, or, of files above 8 GB, binary behind a set bit (GNU's).
+  /// Octal digits, or a set bit and a binary number (GNU, files above 8 GB).
   int64_t number(size_t begin, size_t size) const {
     const std::string_view raw = text_.substr(begin, size);
     if (static_cast<uint8_t>(raw[0]) == 0x80) {
@@ -98,12 +97,12 @@ class TarReader {
       : file_(file), path_(path), end_(size_of_file(file, path)) {}
 
   void run(const std::function<void(const TarMember&)>& visit) {
-    // An archive ends with blocks of zeros; those that were cut off just there are whole, too.
+    // An archive ends with blocks of zeros; some programs omit them.
     while (at_ + kBlock <= end_) {
       read_at(file_, path_, at_, kBlock, block_);
       const Header header(block_);
       if (header.is_zero()) return;
-      if (!header.has_right_sum()) fail("", "it is no tar file, or damaged");
+      if (!header.has_right_sum()) fail("", "it is not a tar file, or damaged");
       take(header, visit);
     }
     if (at_ < end_ || end_ == 0) fail("", "it was cut short");
@@ -118,8 +117,8 @@ class TarReader {
     }
     at_ = member.offset + (member.size + kBlock - 1) / kBlock * kBlock;
     const char type = header.type();
-    if (type == 'L' || type == 'x') return remember(member, type);
-    if (type == 'g') return;  // about the archive
+    if (type == 'L' || type == 'x') return keep_for_next(member, type);
+    if (type == 'g') return;  // describes the archive
     long_name_.clear();
     long_size_ = -1;
     if (type == '5') return;
@@ -127,9 +126,9 @@ class TarReader {
     visit(member);
   }
 
-  /// What the next header is too short for.
-  void remember(const TarMember& member, char type) {
-    if (member.size > kLongestName) fail(member.name, "the header of the next name is too long");
+  /// Reads a long name or size of the next member.
+  void keep_for_next(const TarMember& member, char type) {
+    if (member.size > kMaxNameBytes) fail(member.name, "its header with a long name is too long");
     read_at(file_, path_, member.offset, member.size, text_);
     const std::string_view text(reinterpret_cast<const char*>(text_.data()), text_.size());
     if (type == 'L') {
@@ -139,7 +138,7 @@ class TarReader {
     long_name_ = pax_value(text, "path");
     const std::string size = pax_value(text, "size");
     const auto number = base::parse_number<int64_t>(size);
-    if (!size.empty() && !number) fail(member.name, "the header has a size that is no number");
+    if (!size.empty() && !number) fail(member.name, "the size in its header is not a number");
     long_size_ = number.value_or(-1);
   }
 

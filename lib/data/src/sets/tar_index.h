@@ -9,7 +9,7 @@
 
 namespace syncbn::data::detail {
 
-/// A regular file in a tar archive: where its bytes are.
+/// The position of a regular file in a tar archive.
 struct TarMember {
   std::string name;
   int64_t offset = 0;
@@ -18,8 +18,8 @@ struct TarMember {
 
 /// Calls `visit` for each regular file of an archive (ustar, GNU and pax names), in order. Reads
 /// headers only.
-/// @throws base::UserError naming archive and member for a damaged or cut archive, and for what
-///   nobody means well with: links, devices, absolute names, and names with `..`.
+/// @throws base::UserError naming archive and member for a damaged or truncated archive, and for
+///   members that could reach outside of it: links, devices, absolute names, names with `..`.
 void for_each_tar_member(const base::UniqueFd& file, const std::filesystem::path& path,
                          const std::function<void(const TarMember&)>& visit);
 

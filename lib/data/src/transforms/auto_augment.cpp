@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "transforms/factories.h"
+#include "transforms/common.h"
 
 namespace syncbn::data::detail {
 namespace {
@@ -27,19 +27,18 @@ enum class Operation {
 };
 constexpr int64_t kOperations = 14;
 
-/// How far the operations go at the last of the magnitudes.
+/// The effect of each operation at the largest magnitude.
 struct Reach {
   double shear;
   double translate_x;  ///< pixels
   double translate_y;
   double rotate;     ///< degrees
-  double color;      ///< of brightness, saturation, contrast and sharpness: off from 1
-  double posterize;  ///< bits that are taken away
+  double color;      ///< of brightness, saturation, contrast and sharpness: distance from 1
+  double posterize;  ///< bits removed
 };
 
-/// The `index`-th of `count` values from `begin` to `end`, in float32 as torch.linspace has them.
+/// torch.linspace(begin, end, count)[index], in float32.
 double linspace(double begin, double end, int64_t count, int64_t index) {
-  if (count < 2) return begin;
   const auto first = static_cast<float>(begin);
   const auto last = static_cast<float>(end);
   const float step = (last - first) / static_cast<float>(count - 1);
@@ -47,7 +46,6 @@ double linspace(double begin, double end, int64_t count, int64_t index) {
   return last - step * static_cast<float>(count - 1 - index);
 }
 
-/// Applies `matrix` to the image, and to the mask as well.
 void warp(ImageSample& sample, const AffineMatrix& matrix) {
   sample.image = affine(sample.image, matrix, 0);
   if (sample.mask) sample.mask = affine(*sample.mask, matrix, sample.ignored_label);
@@ -58,7 +56,7 @@ void turn(ImageSample& sample, double degrees) {
   if (sample.mask) sample.mask = rotate(*sample.mask, degrees, sample.ignored_label);
 }
 
-/// One operation at magnitude `index` of `bins`, with the sign drawn where it has one.
+/// Runs operations at magnitude `index` of `bins`, with a random sign for those that have one.
 class Application {
  public:
   Application(const Reach& reach, int64_t bins, int64_t index)
@@ -104,7 +102,6 @@ class Application {
   }
 
   int bits() const {
-    if (bins_ < 2) return 8;
     const double bins_a_bit = static_cast<double>(bins_ - 1) / reach_.posterize;
     return 8 - static_cast<int>(std::nearbyint(static_cast<double>(index_) / bins_a_bit));
   }
@@ -114,33 +111,29 @@ class Application {
   int64_t index_;
 };
 
-struct RandAugmentOptions {
-  int64_t num_ops = 2;
-  int64_t magnitude = 9;
-  int64_t num_magnitude_bins = 31;
-
-  static void describe(config::Schema<RandAugmentOptions>& schema) {
-    schema.field("num_ops", &RandAugmentOptions::num_ops, "operations one after the other")
-        .at_least(0);
-    schema.field("magnitude", &RandAugmentOptions::magnitude, "of all operations, from 0")
-        .at_least(0);
-    schema
-        .field("num_magnitude_bins", &RandAugmentOptions::num_magnitude_bins,
-               "how many magnitudes there are")
-        .at_least(2);
-    schema.check([](const RandAugmentOptions& options) -> std::optional<std::string> {
-      if (options.magnitude < options.num_magnitude_bins) return std::nullopt;
-      return "magnitude must be below num_magnitude_bins";
-    });
-  }
-};
-
 class RandAugment : public Transform {
  public:
-  explicit RandAugment(const RandAugmentOptions& options) : options_(options) {}
+  struct Options {
+    int64_t num_ops = 2;
+    int64_t magnitude = 9;
+    int64_t num_magnitude_bins = 31;
+
+    static void describe(config::Schema<Options>& schema) {
+      schema.field("num_ops", &Options::num_ops, "number of operations in a row").at_least(0);
+      schema.field("magnitude", &Options::magnitude, "of all operations, from 0").at_least(0);
+      schema.field("num_magnitude_bins", &Options::num_magnitude_bins, "number of magnitudes")
+          .at_least(2);
+      schema.check([](const Options& options) -> std::optional<std::string> {
+        if (options.magnitude < options.num_magnitude_bins) return std::nullopt;
+        return "magnitude must be below num_magnitude_bins";
+      });
+    }
+  };
+
+  explicit RandAugment(const Options& options) : options_(options) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
-    // Translations go as far as in the paper, whose images had 331 pixels.
+    // Translations by the share of the paper: 150 of 331 pixels.
     const auto part = [](int64_t side) { return 150.0 / 331.0 * static_cast<double>(side); };
     const Reach reach{.shear = 0.3,
                       .translate_x = part(sample.image.width),
@@ -155,24 +148,21 @@ class RandAugment : public Transform {
   }
 
  private:
-  const RandAugmentOptions options_;
-};
-
-struct TrivialAugmentWideOptions {
-  int64_t num_magnitude_bins = 31;
-
-  static void describe(config::Schema<TrivialAugmentWideOptions>& schema) {
-    schema
-        .field("num_magnitude_bins", &TrivialAugmentWideOptions::num_magnitude_bins,
-               "how many magnitudes there are")
-        .at_least(2);
-  }
+  const Options options_;
 };
 
 class TrivialAugmentWide : public Transform {
  public:
-  explicit TrivialAugmentWide(const TrivialAugmentWideOptions& options)
-      : bins_(options.num_magnitude_bins) {}
+  struct Options {
+    int64_t num_magnitude_bins = 31;
+
+    static void describe(config::Schema<Options>& schema) {
+      schema.field("num_magnitude_bins", &Options::num_magnitude_bins, "number of magnitudes")
+          .at_least(2);
+    }
+  };
+
+  explicit TrivialAugmentWide(const Options& options) : bins_(options.num_magnitude_bins) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
     constexpr Reach kReach{.shear = 0.99,
@@ -192,11 +182,9 @@ class TrivialAugmentWide : public Transform {
 }  // namespace
 
 void add_auto_augment(TransformKind::Registry& registry) {
-  registry.add<RandAugmentOptions>("rand_augment", "random operations of one magnitude",
-                                   std::make_shared<const RandAugment, const RandAugmentOptions&>);
-  registry.add<TrivialAugmentWideOptions>(
-      "trivial_augment_wide", "one random operation of random magnitude",
-      std::make_shared<const TrivialAugmentWide, const TrivialAugmentWideOptions&>);
+  add_transform<RandAugment>(registry, "rand_augment", "random operations of one magnitude");
+  add_transform<TrivialAugmentWide>(registry, "trivial_augment_wide",
+                                    "one random operation of random magnitude");
 }
 
 }  // namespace syncbn::data::detail

@@ -22,7 +22,7 @@ at::Tensor per_channel(const std::vector<double>& values, const at::Tensor& imag
   return at::tensor(values, at::kFloat).to(images.device()).view({1, -1, 1, 1});
 }
 
-/// [B, num_classes]: `lambda` of each label and the rest of its neighbour's.
+/// [B, num_classes]: lambda for the own label, 1 - lambda for that of the previous sample.
 at::Tensor mixed_targets(const at::Tensor& target, int64_t num_classes, double lambda) {
   const at::Tensor shares = at::one_hot(target, num_classes).to(at::kFloat);
   return shares * lambda + shares.roll(1, 0) * (1 - lambda);

@@ -4,36 +4,35 @@
 #include <array>
 #include <utility>
 
-#include "transforms/factories.h"
+#include "transforms/common.h"
 
 namespace syncbn::data::detail {
 namespace {
 
-struct ColorJitterOptions {
-  double brightness = 0;
-  double contrast = 0;
-  double saturation = 0;
-  double hue = 0;
-
-  static void describe(config::Schema<ColorJitterOptions>& schema) {
-    schema.field("brightness", &ColorJitterOptions::brightness, "factor is 1 - this to 1 + this")
-        .at_least(0);
-    schema.field("contrast", &ColorJitterOptions::contrast, "factor is 1 - this to 1 + this")
-        .at_least(0);
-    schema.field("saturation", &ColorJitterOptions::saturation, "factor is 1 - this to 1 + this")
-        .at_least(0);
-    schema
-        .field("hue", &ColorJitterOptions::hue,
-               "turn of the colour circle is -this to this, as a share of it")
-        .at_least(0)
-        .at_most(0.5);
-  }
-};
-
-/// The four changes in random order; those with option 0 are left out.
+/// The four changes in random order, without those whose option is 0.
 class ColorJitter : public Transform {
  public:
-  explicit ColorJitter(const ColorJitterOptions& options) : options_(options) {}
+  struct Options {
+    double brightness = 0;
+    double contrast = 0;
+    double saturation = 0;
+    double hue = 0;
+
+    static void describe(config::Schema<Options>& schema) {
+      schema.field("brightness", &Options::brightness, "factor is 1 - this to 1 + this")
+          .at_least(0);
+      schema.field("contrast", &Options::contrast, "factor is 1 - this to 1 + this").at_least(0);
+      schema.field("saturation", &Options::saturation, "factor is 1 - this to 1 + this")
+          .at_least(0);
+      schema
+          .field("hue", &Options::hue,
+                 "rotation of the colour circle is -this to this, as a share of it")
+          .at_least(0)
+          .at_most(0.5);
+    }
+  };
+
+  explicit ColorJitter(const Options& options) : options_(options) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
     std::array<int, 4> order = {0, 1, 2, 3};
@@ -58,15 +57,14 @@ class ColorJitter : public Transform {
     return random.uniform(std::max(0.0, 1 - spread), 1 + spread);
   }
 
-  const ColorJitterOptions options_;
+  const Options options_;
 };
 
 }  // namespace
 
 void add_colors(TransformKind::Registry& registry) {
-  registry.add<ColorJitterOptions>("color_jitter",
-                                   "change brightness, contrast, saturation and hue at random",
-                                   std::make_shared<const ColorJitter, const ColorJitterOptions&>);
+  add_transform<ColorJitter>(registry, "color_jitter",
+                             "change brightness, contrast, saturation and hue at random");
 }
 
 }  // namespace syncbn::data::detail

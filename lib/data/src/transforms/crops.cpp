@@ -4,20 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
-#include "transforms/factories.h"
-#include "transforms/size_options.h"
+#include "transforms/common.h"
 
 namespace syncbn::data::detail {
 namespace {
 
-/// Python's round(): halves to the even side.
-int64_t rounded(double value) {
-  return static_cast<int64_t>(std::nearbyint(value));
-}
-
-/// Of fixed size, whatever comes in.
+/// A transform whose results all have the same size.
 class Crop : public Transform {
  public:
   explicit Crop(ImageSize target) : target_(target) {}
@@ -34,18 +27,18 @@ void pad_sample(ImageSample& sample, const Box& border, uint8_t fill) {
   if (sample.mask) sample.mask = pad(*sample.mask, left, top, right, bottom, sample.ignored_label);
 }
 
-struct CenterCropOptions {
-  std::optional<int64_t> size, height, width;
-
-  static void describe(config::Schema<CenterCropOptions>& schema) {
-    describe_size(schema, "side of the square that is cut from the middle");
-  }
-};
-
-/// Images that are smaller get a black border.
+/// Smaller images get a black border.
 class CenterCrop : public Crop {
  public:
-  explicit CenterCrop(const CenterCropOptions& options) : Crop(target_size(options)) {}
+  struct Options {
+    std::optional<int64_t> size, height, width;
+
+    static void describe(config::Schema<Options>& schema) {
+      describe_size(schema, "side of the square that is cut from the middle");
+    }
+  };
+
+  explicit CenterCrop(const Options& options) : Crop(target_size(options)) {}
 
   Box region(ImageSize size, SampleRandom&) const override {
     return {start(size.width, target_.width), start(size.height, target_.height),
@@ -64,31 +57,27 @@ class CenterCrop : public Crop {
   }
 };
 
-struct RandomCropOptions {
-  std::optional<int64_t> size, height, width;
-  int64_t padding = 0;
-  bool pad_if_needed = false;
-  int64_t fill = 0;
-
-  static void describe(config::Schema<RandomCropOptions>& schema) {
-    describe_size(schema, "side of the square that is cut out");
-    schema
-        .field("padding", &RandomCropOptions::padding, "border that is added before, on all sides")
-        .at_least(0)
-        .at_most(kLongestSide)
-        .unit("px");
-    schema.field("pad_if_needed", &RandomCropOptions::pad_if_needed,
-                 "add a border to images that are smaller than the crop");
-    schema.field("fill", &RandomCropOptions::fill, "value of the border's pixels")
-        .at_least(0)
-        .at_most(255);
-  }
-};
-
 class RandomCrop : public Crop {
  public:
-  explicit RandomCrop(const RandomCropOptions& options)
-      : Crop(target_size(options)), options_(options) {}
+  struct Options {
+    std::optional<int64_t> size, height, width;
+    int64_t padding = 0;
+    bool pad_if_needed = false;
+    int64_t fill = 0;
+
+    static void describe(config::Schema<Options>& schema) {
+      describe_size(schema, "side of the square that is cut out");
+      schema.field("padding", &Options::padding, "border added on all sides before cropping")
+          .at_least(0)
+          .at_most(kMaxSide)
+          .unit("px");
+      schema.field("pad_if_needed", &Options::pad_if_needed,
+                   "add a border to images that are smaller than the crop");
+      schema.field("fill", &Options::fill, "value of the border's pixels").at_least(0).at_most(255);
+    }
+  };
+
+  explicit RandomCrop(const Options& options) : Crop(target_size(options)), options_(options) {}
 
   Box region(ImageSize size, SampleRandom& random) const override {
     if (options_.padding > 0 || size.width < target_.width || size.height < target_.height) {
@@ -107,8 +96,7 @@ class RandomCrop : public Crop {
     if ((missing_x > 0 || missing_y > 0) && !options_.pad_if_needed) {
       throw base::UserError(
           fmt::format("random_crop: {} x {} pixels cannot be cut from an image of {} x {}; resize "
-                      "it before, or "
-                      "set pad_if_needed",
+                      "it before, or set pad_if_needed",
                       target_.width, target_.height, size.width, size.height));
     }
     pad_sample(sample, {missing_x, missing_y, missing_x, missing_y}, fill());
@@ -124,50 +112,44 @@ class RandomCrop : public Crop {
     return {left, top, target_.width, target_.height};
   }
 
-  const RandomCropOptions options_;
-};
-
-struct RandomResizedCropOptions {
-  std::optional<int64_t> size, height, width;
-  std::vector<double> scale = {0.08, 1.0};
-  std::vector<double> ratio = {3.0 / 4.0, 4.0 / 3.0};
-
-  static void describe(config::Schema<RandomResizedCropOptions>& schema) {
-    describe_size(schema, "side of the square that the part is resized to");
-    schema
-        .field("scale", &RandomResizedCropOptions::scale,
-               "least and greatest share of the image's area")
-        .length(2)
-        .above(0)
-        .at_most(1);
-    schema
-        .field("ratio", &RandomResizedCropOptions::ratio,
-               "least and greatest width as a multiple of the height")
-        .length(2)
-        .above(0);
-    schema.check([](const RandomResizedCropOptions& options) -> std::optional<std::string> {
-      if (options.scale[0] <= options.scale[1] && options.ratio[0] <= options.ratio[1]) {
-        return std::nullopt;
-      }
-      return "scale and ratio are a least and a greatest value, in this order";
-    });
-  }
+  const Options options_;
 };
 
 class RandomResizedCrop : public Crop {
  public:
-  explicit RandomResizedCrop(const RandomResizedCropOptions& options)
+  struct Options {
+    std::optional<int64_t> size, height, width;
+    std::vector<double> scale = {0.08, 1.0};
+    std::vector<double> ratio = {3.0 / 4.0, 4.0 / 3.0};
+
+    static void describe(config::Schema<Options>& schema) {
+      describe_size(schema, "side of the square that the part is resized to");
+      schema.field("scale", &Options::scale, "smallest and largest share of the image's area")
+          .length(2)
+          .above(0)
+          .at_most(1);
+      schema
+          .field("ratio", &Options::ratio,
+                 "smallest and largest width, as a multiple of the height")
+          .length(2)
+          .above(0);
+      schema.check([](const Options& options) -> std::optional<std::string> {
+        if (options.scale[0] <= options.scale[1] && options.ratio[0] <= options.ratio[1]) {
+          return std::nullopt;
+        }
+        return "scale and ratio are each a smallest and a largest value, in this order";
+      });
+    }
+  };
+
+  explicit RandomResizedCrop(const Options& options)
       : Crop(target_size(options)), options_(options) {}
 
   Box region(ImageSize size, SampleRandom& random) const override {
     constexpr int kTries = 10;
     const auto area = static_cast<double>(size.width * size.height);
     for (int i = 0; i < kTries; ++i) {
-      const double part = area * random.uniform(options_.scale[0], options_.scale[1]);
-      const double ratio =
-          std::exp(random.uniform(std::log(options_.ratio[0]), std::log(options_.ratio[1])));
-      const int64_t width = rounded(std::sqrt(part * ratio));
-      const int64_t height = rounded(std::sqrt(part / ratio));
+      const auto [width, height] = random_sides(area, options_.scale, options_.ratio, random);
       if (width < 1 || width > size.width || height < 1 || height > size.height) continue;
       const int64_t top = random.below(size.height - height + 1);
       return {random.below(size.width - width + 1), top, width, height};
@@ -178,7 +160,7 @@ class RandomResizedCrop : public Crop {
   void apply(ImageSample& sample, SampleRandom&) const override { resize_sample(sample, target_); }
 
  private:
-  /// The largest part in the middle whose ratio is allowed.
+  /// The largest centred part with an allowed ratio.
   Box middle(ImageSize size) const {
     const auto width = static_cast<double>(size.width);
     const auto height = static_cast<double>(size.height);
@@ -191,19 +173,16 @@ class RandomResizedCrop : public Crop {
             part.height};
   }
 
-  const RandomResizedCropOptions options_;
+  const Options options_;
 };
 
 }  // namespace
 
 void add_crops(TransformKind::Registry& registry) {
-  registry.add<CenterCropOptions>("center_crop", "cut out the middle",
-                                  std::make_shared<const CenterCrop, const CenterCropOptions&>);
-  registry.add<RandomCropOptions>("random_crop", "cut out a part of this size",
-                                  std::make_shared<const RandomCrop, const RandomCropOptions&>);
-  registry.add<RandomResizedCropOptions>(
-      "random_resized_crop", "cut out a part of random size and resize it",
-      std::make_shared<const RandomResizedCrop, const RandomResizedCropOptions&>);
+  add_transform<CenterCrop>(registry, "center_crop", "cut out the middle");
+  add_transform<RandomCrop>(registry, "random_crop", "cut out a part of this size");
+  add_transform<RandomResizedCrop>(registry, "random_resized_crop",
+                                   "cut out a part of random size and resize it");
 }
 
 }  // namespace syncbn::data::detail

@@ -3,23 +3,22 @@
 #include <algorithm>
 #include <cmath>
 
-#include "transforms/factories.h"
-#include "transforms/size_options.h"
+#include "transforms/common.h"
 
 namespace syncbn::data::detail {
 namespace {
 
-struct ResizeOptions {
-  std::optional<int64_t> size, height, width;
-
-  static void describe(config::Schema<ResizeOptions>& schema) {
-    describe_size(schema, "the shorter side's new length; the other keeps the proportion");
-  }
-};
-
 class Resize : public Transform {
  public:
-  explicit Resize(const ResizeOptions& options) : options_(options) {}
+  struct Options {
+    std::optional<int64_t> size, height, width;
+
+    static void describe(config::Schema<Options>& schema) {
+      describe_size(schema, "the shorter side's new length; the other keeps the proportion");
+    }
+  };
+
+  explicit Resize(const Options& options) : options_(options) {}
 
   void apply(ImageSample& sample, SampleRandom&) const override {
     resize_sample(sample, target(size_of(sample.image)));
@@ -34,26 +33,26 @@ class Resize : public Transform {
   ImageSize target(ImageSize size) const {
     if (!options_.size) return target_size(options_);
     const int64_t side = *options_.size;
-    // As Python computes int(side * long / short): a product, then one division.
+    // torchvision: int(side * long / short).
     if (size.width <= size.height) return {side, side * size.height / size.width};
     return {side * size.width / size.height, side};
   }
 
-  const ResizeOptions options_;
-};
-
-struct FlipOptions {
-  double p = 0.5;
-
-  static void describe(config::Schema<FlipOptions>& schema) {
-    schema.field("p", &FlipOptions::p, "probability").at_least(0).at_most(1);
-  }
+  const Options options_;
 };
 
 template <void (*flip)(Image&)>
 class Flip : public Transform {
  public:
-  explicit Flip(const FlipOptions& options) : p_(options.p) {}
+  struct Options {
+    double p = 0.5;
+
+    static void describe(config::Schema<Options>& schema) {
+      schema.field("p", &Options::p, "probability").at_least(0).at_most(1);
+    }
+  };
+
+  explicit Flip(const Options& options) : p_(options.p) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
     if (!random.chance(p_)) return;
@@ -65,23 +64,23 @@ class Flip : public Transform {
   const double p_;
 };
 
-struct RandomScaleOptions {
-  double min = 0.5;
-  double max = 2.0;
-
-  static void describe(config::Schema<RandomScaleOptions>& schema) {
-    schema.field("min", &RandomScaleOptions::min, "least factor of both sides").above(0);
-    schema.field("max", &RandomScaleOptions::max, "greatest factor of both sides").above(0);
-    schema.check([](const RandomScaleOptions& options) -> std::optional<std::string> {
-      if (options.min <= options.max) return std::nullopt;
-      return "min must not be above max";
-    });
-  }
-};
-
 class RandomScale : public Transform {
  public:
-  explicit RandomScale(const RandomScaleOptions& options) : options_(options) {}
+  struct Options {
+    double min = 0.5;
+    double max = 2.0;
+
+    static void describe(config::Schema<Options>& schema) {
+      schema.field("min", &Options::min, "smallest factor of both sides").above(0);
+      schema.field("max", &Options::max, "largest factor of both sides").above(0);
+      schema.check([](const Options& options) -> std::optional<std::string> {
+        if (options.min <= options.max) return std::nullopt;
+        return "min must not be above max";
+      });
+    }
+  };
+
+  explicit RandomScale(const Options& options) : options_(options) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
     const double factor = random.uniform(options_.min, options_.max);
@@ -94,48 +93,42 @@ class RandomScale : public Transform {
   std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
 
  private:
-  const RandomScaleOptions options_;
+  const Options options_;
 };
 
-struct RandomErasingOptions {
-  double p = 0.5;
-  std::vector<double> scale = {0.02, 0.33};
-  std::vector<double> ratio = {0.3, 3.3};
-  int64_t value = 0;
-
-  static void describe(config::Schema<RandomErasingOptions>& schema) {
-    schema.field("p", &RandomErasingOptions::p, "probability").at_least(0).at_most(1);
-    schema.field("scale", &RandomErasingOptions::scale, "least and greatest share of the area")
-        .length(2)
-        .at_least(0)
-        .at_most(1);
-    schema
-        .field("ratio", &RandomErasingOptions::ratio,
-               "least and greatest height as a multiple of the width")
-        .length(2)
-        .above(0);
-    schema.field("value", &RandomErasingOptions::value, "what erased pixels become")
-        .at_least(0)
-        .at_most(255);
-  }
-};
-
-/// Of the image alone: the labels stay, as in torchvision.
+/// Changes only the image; the mask stays, as in torchvision.
 class RandomErasing : public Transform {
  public:
-  explicit RandomErasing(const RandomErasingOptions& options) : options_(options) {}
+  struct Options {
+    double p = 0.5;
+    std::vector<double> scale = {0.02, 0.33};
+    std::vector<double> ratio = {0.3, 3.3};
+    int64_t value = 0;
+
+    static void describe(config::Schema<Options>& schema) {
+      schema.field("p", &Options::p, "probability").at_least(0).at_most(1);
+      schema.field("scale", &Options::scale, "smallest and largest share of the area")
+          .length(2)
+          .at_least(0)
+          .at_most(1);
+      schema
+          .field("ratio", &Options::ratio,
+                 "smallest and largest height, as a multiple of the width")
+          .length(2)
+          .above(0);
+      schema.field("value", &Options::value, "value of erased pixels").at_least(0).at_most(255);
+    }
+  };
+
+  explicit RandomErasing(const Options& options) : options_(options) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
     constexpr int kTries = 10;
     if (!random.chance(options_.p)) return;
     Image& image = sample.image;
     for (int i = 0; i < kTries; ++i) {
-      const double area = static_cast<double>(image.width * image.height) *
-                          random.uniform(options_.scale[0], options_.scale[1]);
-      const double ratio =
-          std::exp(random.uniform(std::log(options_.ratio[0]), std::log(options_.ratio[1])));
-      const auto height = static_cast<int64_t>(std::nearbyint(std::sqrt(area * ratio)));
-      const auto width = static_cast<int64_t>(std::nearbyint(std::sqrt(area / ratio)));
+      const auto [height, width] = random_sides(static_cast<double>(image.width * image.height),
+                                                options_.scale, options_.ratio, random);
       if (height >= image.height || width >= image.width) continue;
       const int64_t top = random.below(image.height - height + 1);
       const int64_t left = random.below(image.width - width + 1);
@@ -148,25 +141,18 @@ class RandomErasing : public Transform {
   }
 
  private:
-  const RandomErasingOptions options_;
+  const Options options_;
 };
 
 }  // namespace
 
 void add_geometry(TransformKind::Registry& registry) {
-  using HorizontalFlip = Flip<flip_horizontally>;
-  using VerticalFlip = Flip<flip_vertically>;
-  registry.add<ResizeOptions>("resize", "resize, bilinear and without aliasing",
-                              std::make_shared<const Resize, const ResizeOptions&>);
-  registry.add<FlipOptions>("random_horizontal_flip", "mirror left and right",
-                            std::make_shared<const HorizontalFlip, const FlipOptions&>);
-  registry.add<FlipOptions>("random_vertical_flip", "mirror top and bottom",
-                            std::make_shared<const VerticalFlip, const FlipOptions&>);
-  registry.add<RandomScaleOptions>("random_scale", "resize by a random factor",
-                                   std::make_shared<const RandomScale, const RandomScaleOptions&>);
-  registry.add<RandomErasingOptions>(
-      "random_erasing", "erase a random rectangle",
-      std::make_shared<const RandomErasing, const RandomErasingOptions&>);
+  add_transform<Resize>(registry, "resize", "resize, bilinear and anti-aliased");
+  add_transform<Flip<flip_horizontally>>(registry, "random_horizontal_flip",
+                                         "mirror left and right");
+  add_transform<Flip<flip_vertically>>(registry, "random_vertical_flip", "mirror top and bottom");
+  add_transform<RandomScale>(registry, "random_scale", "resize by a random factor");
+  add_transform<RandomErasing>(registry, "random_erasing", "erase a random rectangle");
 }
 
 }  // namespace syncbn::data::detail

@@ -4,9 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <utility>
 
-#include "transforms/factories.h"
+#include "transforms/common.h"
 
 namespace syncbn::data {
 namespace detail {
@@ -24,6 +25,17 @@ void crop_sample(ImageSample& sample, const Box& box) {
 void resize_sample(ImageSample& sample, ImageSize size) {
   sample.image = resize(sample.image, size.width, size.height);
   if (sample.mask) sample.mask = resize_nearest(*sample.mask, size.width, size.height);
+}
+
+int64_t rounded(double value) {
+  return static_cast<int64_t>(std::nearbyint(value));
+}
+
+std::pair<int64_t, int64_t> random_sides(double area, const std::vector<double>& scale,
+                                         const std::vector<double>& ratio, SampleRandom& random) {
+  const double part = area * random.uniform(scale[0], scale[1]);
+  const double proportion = std::exp(random.uniform(std::log(ratio[0]), std::log(ratio[1])));
+  return {rounded(std::sqrt(part * proportion)), rounded(std::sqrt(part / proportion))};
 }
 
 }  // namespace detail

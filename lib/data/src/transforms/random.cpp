@@ -19,7 +19,7 @@ SampleRandom::SampleRandom(int64_t seed, int64_t epoch, int64_t sample)
                    static_cast<uint64_t>(sample))) {}
 
 uint64_t SampleRandom::bits() {
-  const uint64_t number = mix64(state_);  // which adds the ratio itself
+  const uint64_t number = mix64(state_);  // adds the golden ratio itself
   state_ += kGoldenRatio;
   return number;
 }
@@ -33,7 +33,7 @@ double SampleRandom::uniform(double low, double high) {
 }
 
 int64_t SampleRandom::below(int64_t bound) {
-  // Lemire's, without the rejection: the bias is below bound / 2^64.
+  // Lemire's method without rejection; the bias is below bound / 2^64.
   const auto product = static_cast<Wide>(bits()) * static_cast<uint64_t>(bound);
   return static_cast<int64_t>(product >> 64);
 }

@@ -6,14 +6,13 @@
 #include <string>
 #include <vector>
 
-// at::Tensor: what batches are made of.
 #include <ATen/core/Tensor.h>
 
 #include <syncbn/config/schema.h>
 
 namespace syncbn::data {
 
-/// Which part of a data set: what is trained on, or what is held out for evaluation.
+/// The part of a data set: for training, or held out for evaluation.
 enum class Split { kTrain, kTest };
 
 /// "train" or "test".
@@ -21,66 +20,64 @@ std::string to_string(Split split);
 
 /// Samples and their targets, in the same order along the first dimension.
 struct Batch {
-  at::Tensor data;  ///< [B, ...sample_shape], float32, or uint8 that awaits normalize(); on the CPU
-  at::Tensor target;  ///< [B], int64: class labels; [B, H, W]: labels of pixels
+  at::Tensor data;    ///< [B, ...sample_shape] on the CPU: float32, or uint8 for normalize()
+  at::Tensor target;  ///< int64: [B] class labels, or [B, H, W] labels of pixels
 
   int64_t size() const { return data.defined() ? data.size(0) : 0; }
 };
 
-/// Per channel, of values in [0, 1].
+/// One value per channel, for pixels in [0, 1].
 struct Normalization {
   std::vector<double> mean;
   std::vector<double> std;
 
-  /// ImageNet's, as torchvision's reference training has them.
+  /// ImageNet's, from torchvision's reference training.
   static Normalization imagenet() { return {{0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}}; }
 };
 
-/// A finite set of samples that are reached by their number in [0, size()).
+/// A finite set of samples with the indices 0 to size() - 1.
 ///
-/// Immutable once made: every const member may be called from any thread. A sample is the same
-/// pixels every time, whatever the order or the number of ranks.
+/// Immutable: const members may be called from any thread. The pixels of a sample do not depend on
+/// the order of calls or the number of ranks.
 class Dataset {
  public:
   virtual ~Dataset() = default;
 
   virtual int64_t size() const = 0;
 
-  /// The samples with these numbers, in this order; numbers may repeat.
-  /// @throws base::InternalError for a number outside [0, size()).
+  /// These samples in this order; indices may repeat.
+  /// @throws base::InternalError for an index outside [0, size()).
   virtual Batch get_batch(std::span<const int64_t> indices) const = 0;
 
-  /// Every sample's class, or empty where they are not known before a sample is read.
+  /// The class of each sample; empty if it is known only after reading the sample.
   virtual std::span<const int64_t> labels() const = 0;
 
   virtual int64_t num_classes() const = 0;
 
-  /// Where samples lie one behind the other in a few large files: of each file, the number of the
-  /// first sample behind its own. Otherwise empty.
+  /// For samples stored sequentially in a few large files: the index after each file's last sample.
+  /// Otherwise empty.
   virtual std::span<const int64_t> shard_ends() const { return {}; }
 
-  /// Shape of one sample: {channels, height, width} for images.
+  /// {channels, height, width} for images.
   virtual std::vector<int64_t> sample_shape() const = 0;
 
-  /// What normalize() takes for batches of uint8; they are divided by 255 alone by default.
+  /// The argument of normalize() for batches of uint8; by default mean 0 and std 1.
   virtual Normalization normalization() const;
 
-  /// A hash of the content, the same on every machine. A resumed run refuses other data by it.
+  /// A hash of the content, the same on every machine, by which a resumed run detects other data.
   virtual uint64_t fingerprint() const = 0;
 };
 
-/// The registry behind `data: {type: digits}` and, with a line of registration, one's own:
+/// The registry behind `data: {type: digits}`. Register a custom data set before the configuration
+/// is read:
 ///
 ///     data::DatasetKind::registry().add<MyOptions>("mine", "what it is",
 ///         [](const MyOptions& options, data::Split split) {
 ///           return std::make_shared<const MyDataset>(options, split); });
 ///
-/// Knows:
-///   digits     UCI's handwritten digits, 1 x 8 x 8, ten classes, shipped with this project
-///   synthetic  random images of any size with a learnable class signal; for benchmarks
-///   mnist, cifar10, cifar100, csv_images, image_folder, segmentation_folder, tar_shards
-///              see <syncbn/data/image_sets.h>
-/// make() reads the data; it throws base::UserError naming the file when that cannot be done.
+/// Built in are digits, synthetic (random images with a learnable class signal, for benchmarks),
+/// and the sets of <syncbn/data/image_sets.h>. make() reads the data; it throws base::UserError
+/// naming a file that cannot be read.
 struct DatasetKind {
   using Registry = config::Registry<std::shared_ptr<const Dataset>, Split>;
   static Registry& registry();

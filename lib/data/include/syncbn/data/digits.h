@@ -10,9 +10,9 @@ namespace syncbn::data {
 
 /// Options of `type: digits`.
 struct DigitsOptions {
-  /// The file; empty: the digits.csv.gz that ships with this project (find_data_file).
+  /// Empty: the digits.csv.gz that ships with this project (find_data_file).
   std::string path;
-  /// The share of each class that is held out as the test split.
+  /// Share of each class in the test split.
   double test_fraction = 0.2;
 
   static void describe(config::Schema<DigitsOptions>& schema);
@@ -20,12 +20,11 @@ struct DigitsOptions {
 
 /// UCI's handwritten digits: samples [1, 8, 8] in [0, 1], ten classes.
 ///
-/// The split is stratified and depends on nothing but test_fraction: neither on a seed nor on the
-/// number of ranks, so that results of different runs compare.
+/// The split is stratified and depends only on test_fraction, so results of different runs are
+/// comparable.
 ///
-/// @throws base::UserError naming file, line and what is wrong there: a missing file, a damaged
-///   gzip stream, a line without exactly 64 pixels and a label, a pixel outside 0..16, a label
-///   outside 0..9.
+/// @throws base::UserError naming file and line: a missing file, a damaged gzip stream, a line
+///   without exactly 64 pixels (0 to 16) and a label (0 to 9).
 std::shared_ptr<const Dataset> load_digits(const DigitsOptions& options, Split split);
 
 }  // namespace syncbn::data

@@ -7,16 +7,18 @@
 
 namespace syncbn::data {
 
-/// The same names and defaults as torch.utils.data.DistributedSampler's arguments.
+/// Names and defaults are those of torch.utils.data.DistributedSampler.
 struct DistributedSamplerOptions {
   int num_replicas = 1;
   int rank = 0;
   bool shuffle = true;
   int64_t seed = 0;
   bool drop_last = false;
+
+  static void describe(config::Schema<DistributedSamplerOptions>& schema);
 };
 
-/// Deals a data set of `size` samples to `num_replicas` ranks, each the same number of them.
+/// Divides a data set of `size` samples evenly among `num_replicas` ranks.
 ///
 ///     DistributedSampler sampler(size, {.num_replicas = 3, .rank = 1});
 ///     for (int64_t epoch = 0; epoch < epochs; ++epoch) {
@@ -24,11 +26,10 @@ struct DistributedSamplerOptions {
 ///       for (int64_t index : sampler.indices()) ...
 ///     }
 ///
-/// The order is exactly that of PyTorch's torch.utils.data.DistributedSampler: a permutation drawn
-/// from seed + epoch, padded by repeating it from its front (or cut, with drop_last) to a multiple
-/// of the number of ranks, of which rank r takes every num_replicas-th from the r-th on.
-/// A shuffled order that is asked for a second time although set_epoch() was never called is warned
-/// of, once: every epoch has the first one's order then.
+/// The order is exactly that of torch.utils.data.DistributedSampler: a permutation drawn from
+/// seed + epoch, padded from its front (or cut, with drop_last) to a multiple of W = num_replicas.
+/// Rank r takes the elements r, r + W, r + 2W, ...
+/// Logs a warning once if the second shuffled order is requested without a call of set_epoch().
 class DistributedSampler : public Sampler {
  public:
   /// @throws base::UserError for a negative size or a rank outside [0, num_replicas).
@@ -44,7 +45,7 @@ class DistributedSampler : public Sampler {
   int64_t dataset_size_;
   DistributedSamplerOptions options_;
   int64_t num_samples_;
-  mutable int orders_given_ = 0;
+  mutable int shuffles_ = 0;
 };
 
 }  // namespace syncbn::data

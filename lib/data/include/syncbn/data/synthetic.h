@@ -21,9 +21,8 @@ struct SyntheticOptions {
   static void describe(config::Schema<SyntheticOptions>& schema);
 };
 
-/// Images made from (seed, split, sample number) alone, whatever the order they are asked in:
-/// Gaussian noise around a mean that tells the class. Labels are the sample's number modulo the
-/// number of classes. Nothing is held in memory but the labels.
+/// Images computed from (seed, split, index): uniform noise around a mean that depends on the
+/// class. The label is the index modulo the number of classes. Only labels are kept in memory.
 std::shared_ptr<const Dataset> make_synthetic(const SyntheticOptions& options, Split split);
 
 }  // namespace syncbn::data

@@ -11,12 +11,12 @@
 
 namespace syncbn::data {
 
-/// What is transformed together: an image and, in segmentation, the labels of its pixels, of the
-/// same size. Geometry is applied to both (masks by nearest neighbour), colours to the image alone.
+/// An image and, for segmentation, the labels of its pixels. Geometric transforms change both
+/// (masks by nearest neighbour), colour transforms only the image.
 struct ImageSample {
   Image image;
   std::optional<Image> mask;
-  /// The label of pixels that come from outside the image.
+  /// The mask's label for pixels outside of the image.
   uint8_t ignored_label = 255;
 };
 
@@ -27,27 +27,27 @@ struct ImageSize {
   bool operator==(const ImageSize&) const = default;
 };
 
-/// One step from a decoded image to a training sample. Immutable: may be used from any thread.
+/// A step from a decoded image to a training sample. Thread-safe.
 class Transform {
  public:
   virtual ~Transform() = default;
 
-  /// The part of an image that apply() is to be given; the whole by default. Crops choose it here,
-  /// so that a first crop decides what is decoded at all.
+  /// The part of the image that apply() needs, by default all of it. If the first transform is a
+  /// crop, only its region is decoded.
   virtual Box region(ImageSize size, SampleRandom& random) const;
 
   /// Changes a sample that has been cropped to region().
   virtual void apply(ImageSample& sample, SampleRandom& random) const = 0;
 
-  /// The size after it, where that follows from the options or from a known size before.
+  /// The size of the result, if it follows from the options and `before`.
   virtual std::optional<ImageSize> size_after(std::optional<ImageSize> before) const {
     return before;
   }
 };
 
 /// The registry behind lists of transforms such as `- {type: random_resized_crop, size: 224}`.
-/// Names, options and defaults are torchvision.transforms'; each image operation's bytes are
-/// Pillow's, and the random choices are distributed as torchvision's, drawn from SampleRandom.
+/// Names, options, defaults and the distribution of random choices are those of
+/// torchvision.transforms. Image operations give the bytes of Pillow.
 ///   resize, center_crop, random_crop, random_resized_crop, random_horizontal_flip,
 ///   random_vertical_flip, random_scale, color_jitter, rand_augment, trivial_augment_wide,
 ///   random_erasing
@@ -56,20 +56,20 @@ struct TransformKind {
   static Registry& registry();
 };
 
-/// Transforms one after the other.
+/// A sequence of transforms.
 class Pipeline {
  public:
   Pipeline() = default;
   explicit Pipeline(std::vector<std::shared_ptr<const Transform>> steps);
   explicit Pipeline(const std::vector<config::Component<TransformKind>>& steps);
 
-  /// Decodes of the image what the first step needs, and runs all of them.
+  /// Decodes the part of the image that the first step needs, and runs all steps.
   Image run(ImageDecoder& decoder, SampleRandom& random) const;
 
-  /// The same on an image and its mask; they must have the same size.
+  /// Runs all steps on an image and its mask, which must have the same size.
   ImageSample run(ImageSample sample, SampleRandom& random) const;
 
-  /// Of the results, when it is the same for all images, or all images have size `before`.
+  /// The size of the results, if it is the same for all images (of size `before`, if given).
   std::optional<ImageSize> size(std::optional<ImageSize> before = {}) const;
 
  private:

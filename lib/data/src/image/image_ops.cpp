@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numbers>
 
 #include <syncbn/data/image_ops.h>
 
@@ -20,18 +21,17 @@ uint8_t grey_of(const uint8_t* rgb, int64_t channels) {
   return static_cast<uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
 }
 
-/// Image.blend in its float32: from `other` at 0 to `value` at 1, and beyond.
+/// Image.blend, in float32: `other` for factor 0, `value` for factor 1.
 uint8_t blended(int other, int value, float factor) {
   const float mixed = static_cast<float>(other) + factor * static_cast<float>(value - other);
   return mixed <= 0 ? 0 : mixed >= 255 ? 255 : static_cast<uint8_t>(mixed);
 }
 
-/// From one pixel to the next.
 size_t stride_of(const Image& image) {
   return static_cast<size_t>(image.channels);
 }
 
-/// Blends each pixel with other(pixel), one grey for all its channels.
+/// Blends all channels of a pixel with the grey other(pixel).
 template <class Other>
 void blend_with_grey(Image& image, double factor, const Other& other) {
   const auto share = static_cast<float>(factor);
@@ -110,27 +110,27 @@ struct Hsv {
   uint8_t value;
 };
 
-/// Pillow's conversion, with its mixture of float and double.
+/// Pillow's conversion, which mixes float and double.
 Hsv to_hsv(const uint8_t* rgb) {
-  const uint8_t most = std::max({rgb[0], rgb[1], rgb[2]});
-  const uint8_t least = std::min({rgb[0], rgb[1], rgb[2]});
-  if (most == least) return {0, 0, most};
-  const auto range = static_cast<float>(most - least);
-  const float saturation = range / static_cast<float>(most);
-  const float red = static_cast<float>(most - rgb[0]) / range;
-  const float green = static_cast<float>(most - rgb[1]) / range;
-  const float blue = static_cast<float>(most - rgb[2]) / range;
+  const uint8_t max = std::max({rgb[0], rgb[1], rgb[2]});
+  const uint8_t min = std::min({rgb[0], rgb[1], rgb[2]});
+  if (max == min) return {0, 0, max};
+  const auto range = static_cast<float>(max - min);
+  const float saturation = range / static_cast<float>(max);
+  const float red = static_cast<float>(max - rgb[0]) / range;
+  const float green = static_cast<float>(max - rgb[1]) / range;
+  const float blue = static_cast<float>(max - rgb[2]) / range;
   float hue = 0;
-  if (rgb[0] == most) {
+  if (rgb[0] == max) {
     hue = blue - green;
-  } else if (rgb[1] == most) {
+  } else if (rgb[1] == max) {
     hue = static_cast<float>(2.0 + static_cast<double>(red) - static_cast<double>(blue));
   } else {
     hue = static_cast<float>(4.0 + static_cast<double>(green) - static_cast<double>(red));
   }
   hue = static_cast<float>(std::fmod(static_cast<double>(hue) / 6.0 + 1.0, 1.0));
   return {clipped(static_cast<double>(hue) * 255.0),
-          clipped(static_cast<double>(saturation) * 255.0), most};
+          clipped(static_cast<double>(saturation) * 255.0), max};
 }
 
 void to_rgb(const Hsv& hsv, uint8_t* rgb) {
@@ -150,7 +150,7 @@ void to_rgb(const Hsv& hsv, uint8_t* rgb) {
   std::ranges::copy(sectors[static_cast<size_t>(sector % 6)], rgb);
 }
 
-/// ImageFilter.SMOOTH: weights 1, and 5 in the middle, of 13. The border stays as it is.
+/// ImageFilter.SMOOTH: weights 1/13, and 5/13 in the middle. The border is unchanged.
 Image smoothed(const Image& image) {
   constexpr float kSide = 1.0F / 13;
   constexpr float kMiddle = 5.0F / 13;
@@ -171,7 +171,90 @@ Image smoothed(const Image& image) {
   return out;
 }
 
+/// Pillow steps through the source in 16.16 fixed point.
+int64_t fixed(double value) {
+  return static_cast<int64_t>(std::floor(value * 65536.0 + 0.5));
+}
+
+/// Rounded to 15 decimals, so that the cosine of a quarter turn is 0.
+double rounded(double value) {
+  return std::round(value * 1e15) / 1e15;
+}
+
 }  // namespace
+
+Image crop(const Image& image, const Box& box) {
+  Image out(box.width, box.height, image.channels);
+  for (int64_t y = 0; y < box.height; ++y) {
+    std::copy_n(image.row(box.top + y) + box.left * image.channels, out.row_bytes(), out.row(y));
+  }
+  return out;
+}
+
+Image pad(const Image& image, int64_t left, int64_t top, int64_t right, int64_t bottom,
+          uint8_t value) {
+  Image out(left + image.width + right, top + image.height + bottom, image.channels);
+  std::ranges::fill(out.pixels, value);
+  for (int64_t y = 0; y < image.height; ++y) {
+    std::copy_n(image.row(y), image.row_bytes(), out.row(top + y) + left * image.channels);
+  }
+  return out;
+}
+
+void flip_horizontally(Image& image) {
+  for (int64_t y = 0; y < image.height; ++y) {
+    uint8_t* left = image.row(y);
+    uint8_t* right = left + image.row_bytes() - image.channels;
+    for (; left < right; left += image.channels, right -= image.channels) {
+      std::swap_ranges(left, left + image.channels, right);
+    }
+  }
+}
+
+void flip_vertically(Image& image) {
+  for (int64_t y = 0; y < image.height / 2; ++y) {
+    std::swap_ranges(image.row(y), image.row(y) + image.row_bytes(),
+                     image.row(image.height - 1 - y));
+  }
+}
+
+Image affine(const Image& image, const AffineMatrix& matrix, uint8_t fill) {
+  Image out(image.width, image.height, image.channels);
+  std::ranges::fill(out.pixels, fill);
+  int64_t row_x = fixed(matrix[2] + matrix[0] * 0.5 + matrix[1] * 0.5);
+  int64_t row_y = fixed(matrix[5] + matrix[3] * 0.5 + matrix[4] * 0.5);
+  for (int64_t y = 0; y < out.height; ++y) {
+    int64_t at_x = row_x;
+    int64_t at_y = row_y;
+    for (int64_t x = 0; x < out.width; ++x) {
+      const int64_t from_x = at_x >> 16;
+      const int64_t from_y = at_y >> 16;
+      if (from_x >= 0 && from_x < image.width && from_y >= 0 && from_y < image.height) {
+        std::copy_n(image.row(from_y) + from_x * image.channels, image.channels,
+                    out.row(y) + x * image.channels);
+      }
+      at_x += fixed(matrix[0]);
+      at_y += fixed(matrix[3]);
+    }
+    row_x += fixed(matrix[1]);
+    row_y += fixed(matrix[4]);
+  }
+  return out;
+}
+
+Image rotate(const Image& image, double degrees, uint8_t fill) {
+  double turn = std::fmod(degrees, 360.0);
+  if (turn < 0) turn += 360.0;
+  const double radians = -turn * (std::numbers::pi / 180.0);
+  const double cosine = rounded(std::cos(radians));
+  const double sine = rounded(std::sin(radians));
+  const double x = static_cast<double>(image.width) / 2;
+  const double y = static_cast<double>(image.height) / 2;
+  return affine(
+      image,
+      {cosine, sine, cosine * -x + sine * -y + x, -sine, cosine, -sine * -x + cosine * -y + y},
+      fill);
+}
 
 void adjust_brightness(Image& image, double factor) {
   blend_with_grey(image, factor, [](const uint8_t*) { return 0; });

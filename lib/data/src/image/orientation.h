@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include <syncbn/data/image.h>
+
+namespace syncbn::data::detail {
+
+/// The orientation (tag 0x0112 of the first directory) in EXIF data, which begins as a TIFF file
+/// does. 1 if its value is invalid, nothing if there is none.
+std::optional<int> exif_orientation(std::span<const uint8_t> tiff);
+
+/// The orientation in XMP data, found as Pillow does: the first digit after `tiff:Orientation="` or
+/// `tiff:Orientation>`. Used only if EXIF has none.
+std::optional<int> xmp_orientation(std::string_view xmp);
+
+/// The orientation of a PNG file, 1 to 8, from EXIF data or else XMP data, before or after the
+/// pixels; 1 if there is none. The last of several entries is used, damaged ones are ignored. As
+/// Pillow's ImageOps.exif_transpose, except that Pillow reads some damaged data.
+int png_orientation(std::span<const uint8_t> file);
+
+/// Whether the orientation exchanges width and height.
+constexpr bool swaps_sides(int orientation) {
+  return orientation >= 5;
+}
+
+/// The part of the stored image, of `width` x `height`, that becomes `box` of the oriented one.
+Box stored_box(const Box& box, int orientation, int64_t width, int64_t height);
+
+/// Turns a stored image to its orientation.
+Image oriented(Image image, int orientation);
+
+}  // namespace syncbn::data::detail

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <syncbn/data/transforms.h>
+
+namespace syncbn::data::detail {
+
+void add_crops(TransformKind::Registry& registry);
+void add_geometry(TransformKind::Registry& registry);
+void add_colors(TransformKind::Registry& registry);
+void add_auto_augment(TransformKind::Registry& registry);
+
+/// Registers the class T, which has a struct T::Options.
+template <class T>
+void add_transform(TransformKind::Registry& registry, const char* name, const char* help) {
+  using Options = typename T::Options;
+  registry.add<Options>(name, help,
+                        [](const Options& options) { return std::make_shared<const T>(options); });
+}
+
+ImageSize size_of(const Image& image);
+
+/// Crops image and mask.
+void crop_sample(ImageSample& sample, const Box& box);
+
+/// Resizes the image (bilinear) and the mask (nearest neighbour).
+void resize_sample(ImageSample& sample, ImageSize size);
+
+/// Python's round(): halves go to the even neighbour.
+int64_t rounded(double value);
+
+/// The sides of a random rectangle. Its share of `area` is uniform in `scale`, the ratio of its
+/// first to its second side log-uniform in `ratio`.
+std::pair<int64_t, int64_t> random_sides(double area, const std::vector<double>& scale,
+                                         const std::vector<double>& ratio, SampleRandom& random);
+
+constexpr int64_t kMaxSide = 65'500;  // pixels; the limit of libjpeg
+
+/// Describes the members size, height and width: either size (of a square), or height and width.
+template <class Options>
+void describe_size(config::Schema<Options>& schema, const std::string& size_help) {
+  schema.field("size", &Options::size, size_help).at_least(1).at_most(kMaxSide).unit("px");
+  schema.field("height", &Options::height, "together with width, instead of size")
+      .at_least(1)
+      .at_most(kMaxSide)
+      .unit("px");
+  schema.field("width", &Options::width, "together with height, instead of size")
+      .at_least(1)
+      .at_most(kMaxSide)
+      .unit("px");
+  schema.check([](const Options& options) -> std::optional<std::string> {
+    const bool both = options.height && options.width;
+    const bool any = options.height || options.width;
+    if (both != any || options.size.has_value() == both) {
+      return "needs either size, or height and width";
+    }
+    return std::nullopt;
+  });
+}
+
+template <class Options>
+ImageSize target_size(const Options& options) {
+  return {options.size ? *options.size : *options.width,
+          options.size ? *options.size : *options.height};
+}
+
+}  // namespace syncbn::data::detail
