@@ -6,20 +6,14 @@
 #include <algorithm>
 #include <climits>
 
+#include "common/words.h"
+
 namespace syncbn::launch {
-namespace {
-
-constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
-
-}  // namespace
 
 Cpus parse_cpus(std::string_view list) {
   Cpus cpus;
   if (list.ends_with('\n')) list.remove_suffix(1);
-  while (!list.empty()) {
-    const size_t comma = std::min(list.find(','), list.size());
-    const std::string_view range = list.substr(0, comma);
-    list.remove_prefix(std::min(comma + 1, list.size()));
+  for (const std::string& range : words_of(list)) {
     const size_t dash = std::min(range.find('-'), range.size());
     const auto first = base::parse_number<int>(range.substr(0, dash));
     if (!first) continue;
@@ -41,6 +35,7 @@ std::string format_cpus(const Cpus& cpus) {
 }
 
 std::vector<unsigned long> cpu_mask(const Cpus& cpus) {
+  constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
   const int words = cpus.empty() ? 0 : *cpus.rbegin() / kBits + 1;
   std::vector<unsigned long> mask(static_cast<size_t>(words));
   for (const int cpu : cpus) mask[static_cast<size_t>(cpu / kBits)] |= 1UL << (cpu % kBits);

@@ -11,11 +11,11 @@ namespace syncbn::launch {
 using base::allowed_cpus;
 using base::Cpus;
 
-/// The kernel's way of writing them, "0-3,8"; what is no number is left out.
+/// Reads the kernel's notation, "0-3,8". Entries that are not numbers are ignored.
 Cpus parse_cpus(std::string_view list);
 std::string format_cpus(const Cpus& cpus);
 
-/// As sched_setaffinity takes them.
+/// A mask for sched_setaffinity.
 std::vector<unsigned long> cpu_mask(const Cpus& cpus);
 
 }  // namespace syncbn::launch
