@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "common/processes.h"
-#include "job/run_facts.h"
+#include "job/run_context.h"
 #include "machine/devices.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
@@ -42,35 +42,36 @@ void open_standard_streams() {
 }
 
 // The port of a run on one node, for its rank 0.
-base::HeldPort hold_master_port(RunFacts& facts) {
-  if (!is_local_address(facts.master_addr)) {
+base::HeldPort hold_master_port(RunContext& context) {
+  if (!is_local_address(context.master_addr)) {
     throw base::UserError(
         fmt::format("--master_addr={} is not an address of this machine, so that rank 0 could not "
                     "listen there; leave it out, or start the other nodes with --nnodes",
-                    facts.master_addr));
+                    context.master_addr));
   }
-  base::HeldPort port = hold_port(facts.master_port);
-  facts.master_port = port.port();
+  base::HeldPort port = hold_port(context.master_port);
+  context.master_port = port.port();
   return port;
 }
 
 // Of several nodes one coordinates: node 0, or where ranks are not given the first launcher on the
 // host of the endpoint.
-base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunFacts& facts) {
-  const bool may_lead = options.c10d ? options.is_host.value_or(is_local_address(facts.master_addr))
-                                     : options.node_rank == 0;
+base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunContext& context) {
+  const bool may_lead = options.c10d
+                            ? options.is_host.value_or(is_local_address(context.master_addr))
+                            : options.node_rank == 0;
   if (!may_lead) return {};
-  base::UniqueFd listener = listen_on(facts.master_port);
+  base::UniqueFd listener = listen_on(context.master_port);
   // Without ranks another launcher of this host may have been first.
   const bool has_to_lead = !options.c10d || options.is_host;
-  if (!listener && has_to_lead) throw_port_error(facts.master_port);
+  if (!listener && has_to_lead) throw_port_error(context.master_port);
   return listener;
 }
 
-void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
-  if (facts.omp_num_threads.empty() || options.voice == Voice::kOfItself) return;
+void announce_threads(const LaunchOptions& options, const RunContext& context) {
+  if (context.omp_num_threads.empty() || options.voice == Voice::kOfItself) return;
   const auto [least, most] =
-      std::minmax_element(facts.omp_num_threads.begin(), facts.omp_num_threads.end());
+      std::minmax_element(context.omp_num_threads.begin(), context.omp_num_threads.end());
   const std::string threads =
       *least == *most ? std::to_string(*least) : fmt::format("{} to {}", *least, *most);
   base::write_stderr(
@@ -79,12 +80,12 @@ void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
                   threads, options.nproc_per_node, base::counted(base::usable_cpus(), "core")));
 }
 
-void announce_place(const LaunchOptions& options, const RunFacts& facts) {
-  if (options.scheduler.empty() || facts.node != 0) return;
+void announce_place(const LaunchOptions& options, const RunContext& context) {
+  if (options.scheduler.empty() || context.node != 0) return;
   base::write_stderr(
       fmt::format("syncbn-launch: one run on {} nodes, as {} says; node 0 is {}:{} "
                   "(--standalone starts a run of its own on each)\n",
-                  facts.nodes, options.scheduler, facts.master_addr, facts.master_port));
+                  context.nodes, options.scheduler, context.master_addr, context.master_port));
 }
 
 void check_gpus(const LaunchOptions& options) {
@@ -111,24 +112,25 @@ void check_gpus(const LaunchOptions& options) {
 int run(const LaunchOptions& options, SshNode* node) {
   check_gpus(options);
   const Command command = resolve_program(options);
-  RunFacts facts = gather_facts(options);
+  RunContext context = make_run_context(options);
   std::optional<base::HeldPort> port;
-  if (facts.nodes == 1) port = hold_master_port(facts);
+  if (context.nodes == 1) port = hold_master_port(context);
   if (options.dry_run) {
-    fmt::print("{}", render_plan(options, facts, command));
+    fmt::print("{}", render_plan(options, context, command));
     return base::kExitOk;
   }
-  announce_place(options, facts);
-  announce_threads(options, facts);
+  announce_place(options, context);
+  announce_threads(options, context);
   const std::string warning = local_rank_warning(options);
   if (!warning.empty() && options.voice != Voice::kOfItself) {
     base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", warning));
   }
   std::optional<Cluster> cluster;
-  if (facts.nodes > 1) {
-    cluster.emplace(options, facts.job_id, facts.master_port, listen_for_cluster(options, facts));
+  if (context.nodes > 1) {
+    cluster.emplace(options, context.job_id, context.master_port,
+                    listen_for_cluster(options, context));
   }
-  return Supervisor(options, facts, command, cluster ? &*cluster : nullptr, node).run();
+  return Supervisor(options, context, command, cluster ? &*cluster : nullptr, node).run();
 }
 
 int run_on_hosts(const LaunchOptions& options) {

@@ -30,14 +30,14 @@ OutputOptions output_options(const LaunchOptions& options) {
   return result;
 }
 
-std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const RunFacts& facts) {
+std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const RunContext& context) {
   std::vector<WorkerOutput> workers;
   const auto& shown = options.local_ranks_filter;
   for (int local = 0; local < options.nproc_per_node; ++local) {
     WorkerOutput worker;
-    worker.rank = facts.ranks.base + local;
+    worker.rank = context.ranks.base + local;
     // A single worker speaks for itself; its prompts and carriage returns pass as they are.
-    if (facts.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
+    if (context.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
     worker.whole_lines = options.nproc_per_node > 1 || !worker.prefix.empty();
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
     workers.push_back(std::move(worker));
@@ -67,17 +67,17 @@ std::string reason_of(const GroupResult& result) {
 
 }  // namespace
 
-Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
-                       Cluster* cluster, SshNode* node)
+Supervisor::Supervisor(const LaunchOptions& options, const RunContext& context,
+                       const Command& command, Cluster* cluster, SshNode* node)
     : options_(options),
-      facts_(facts),
+      context_(context),
       command_(command),
       cluster_(cluster),
       node_(node),
       signals_(options.ending_signals, node != nullptr ? &node->head() : nullptr),
       logs_(options),
       output_(output_options(options)),
-      events_(options, facts_, logs_, output_) {}
+      events_(options, context_, logs_, output_) {}
 
 int Supervisor::run() {
   if (logs_.is_wanted()) {
@@ -116,8 +116,8 @@ GroupResult Supervisor::run_alone() {
     report(result);
     if (!may_restart(result)) return result;
     if (result.signal) return ended_instead_of_restart(*result.signal);
-    ++facts_.attempt;
-    ++facts_.restart_count;
+    ++context_.attempt;
+    ++context_.restart_count;
     renew_master_port();
     events_.restart("");
     announce_restart();
@@ -149,7 +149,7 @@ GroupResult Supervisor::run_with_others() {
     }
     const auto start = cluster_->take_start();
     if (!start) continue;
-    const int restarts_before = std::exchange(facts_.restart_count, start->restarts);
+    const int restarts_before = std::exchange(context_.restart_count, start->restarts);
     take_place(*start);
     if (start->attempt > 0) announce_attempt(*start, restarts_before);
     GroupResult result = run_attempt();
@@ -162,8 +162,8 @@ GroupResult Supervisor::run_with_others() {
 }
 
 GroupResult Supervisor::run_attempt() {
-  logs_.begin_attempt(facts_.attempt);
-  output_.begin_attempt(worker_outputs(options_, facts_));
+  logs_.begin_attempt(context_.attempt);
+  output_.begin_attempt(worker_outputs(options_, context_));
   if (!options_.duplicate_stdout_filters.empty()) {
     output_.copy_filtered(Stream::kOut, logs_.file(logs_.attempt(), "filtered_stdout.log"));
   }
@@ -172,7 +172,7 @@ GroupResult Supervisor::run_attempt() {
   }
   events_.attempt_started();
   const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, events_, cluster_};
-  return WorkerGroup(run, facts_).run();
+  return WorkerGroup(run, context_).run();
 }
 
 std::optional<int> Supervisor::wait_for_orders() {
@@ -202,19 +202,19 @@ std::optional<int> Supervisor::wait_for_orders() {
 }
 
 void Supervisor::take_place(const Cluster::Start& start) {
-  facts_.attempt = start.attempt;
-  if (!start.job_id.empty()) facts_.job_id = start.job_id;
-  facts_.node = start.node;
-  facts_.nodes = start.nodes;
-  facts_.ranks = start.ranks;
-  facts_.master_addr = start.master_addr;
-  facts_.master_port = start.master_port;
-  facts_.agent_store = start.agent_store;
-  if (!options_.nodes_may_change()) check_stdin(options_, facts_.ranks.world_size);
+  context_.attempt = start.attempt;
+  if (!start.job_id.empty()) context_.job_id = start.job_id;
+  context_.node = start.node;
+  context_.nodes = start.nodes;
+  context_.ranks = start.ranks;
+  context_.master_addr = start.master_addr;
+  context_.master_port = start.master_port;
+  context_.agent_store = start.agent_store;
+  if (!options_.nodes_may_change()) check_stdin(options_, context_.ranks.world_size);
 }
 
 bool Supervisor::may_restart(const GroupResult& result) const {
-  return result.failure && facts_.restart_count < options_.max_restarts &&
+  return result.failure && context_.restart_count < options_.max_restarts &&
          result.exit_code != base::kExitUsage;
 }
 
@@ -222,7 +222,7 @@ GroupResult Supervisor::ended_instead_of_restart(int signal) {
   GroupResult result{.exit_code = base::kExitSignalBase + signal, .signal = signal};
   last_ = result;  // the failure alone would not have ended the job
   output_.say(fmt::format("syncbn-launch: {}, instead of restart {} of {}", reason_of(result),
-                          facts_.restart_count + 1, options_.max_restarts));
+                          context_.restart_count + 1, options_.max_restarts));
   return result;
 }
 
@@ -230,13 +230,13 @@ void Supervisor::renew_master_port() {
   // One that was asked for stays; the store on it is as new as the worker that holds it.
   if (options_.master_port.value_or(0) != 0) return;
   port_ = hold_port(0);
-  facts_.master_port = port_->port();
+  context_.master_port = port_->port();
 }
 
 void Supervisor::announce_restart() {
   if (options_.voice == Voice::kOfItself) return;
-  output_.say(
-      fmt::format("syncbn-launch: restart {} of {}", facts_.restart_count, options_.max_restarts));
+  output_.say(fmt::format("syncbn-launch: restart {} of {}", context_.restart_count,
+                          options_.max_restarts));
 }
 
 void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_before) {
@@ -256,7 +256,7 @@ void Supervisor::report(const GroupResult& result) {
   } else if (result.failure) {
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
-    if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
+    if (context_.restart_count > 0 && context_.restart_count == options_.max_restarts) {
       output_.say(fmt::format("syncbn-launch: no restart is left (--max_restarts={})",
                               options_.max_restarts));
     }
@@ -267,7 +267,7 @@ void Supervisor::report(const GroupResult& result) {
 
 std::string Supervisor::json_of(const GroupResult& result) const {
   const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_.failure;
-  return json_report(result.exit_code, facts_.restart_count, failure);
+  return json_report(result.exit_code, context_.restart_count, failure);
 }
 
 }  // namespace syncbn::launch

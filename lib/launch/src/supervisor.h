@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "common/signals.h"
-#include "job/run_facts.h"
+#include "job/run_context.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
@@ -23,7 +23,7 @@ class Supervisor {
  public:
   /// @param cluster the other nodes; null on one.
   /// @param node to a head that started this launcher; null without one.
-  Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
+  Supervisor(const LaunchOptions& options, const RunContext& context, const Command& command,
              Cluster* cluster, SshNode* node);
 
   /// The launcher's exit code: 0; that of the first worker that failed (128 + signal) in the last
@@ -50,7 +50,7 @@ class Supervisor {
   std::string json_of(const GroupResult& result) const;
 
   const LaunchOptions& options_;
-  RunFacts facts_;
+  RunContext context_;
   const Command& command_;
   Cluster* const cluster_;
   SshNode* const node_;

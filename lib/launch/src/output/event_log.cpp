@@ -51,14 +51,14 @@ base::UniqueFd open_log(const std::string& path) {
 
 }  // namespace
 
-EventLog::EventLog(const LaunchOptions& options, const RunFacts& facts, const LogFolder& logs,
+EventLog::EventLog(const LaunchOptions& options, const RunContext& context, const LogFolder& logs,
                    Output& output)
     : options_(options),
-      facts_(facts),
+      context_(context),
       output_(output),
       started_(Clock::now()),
       knows_node_(options.node_rank >= 0),
-      knows_job_(facts.nodes == 1),
+      knows_job_(context.nodes == 1),
       path_(path_of(options, logs)) {
   if (!path_.empty()) file_ = open_log(path_);
 }
@@ -84,24 +84,24 @@ void EventLog::job_started() {
               {"world_size", nullptr},
               {"max_restarts", options_.max_restarts}};
   // Other nodes may have other numbers of workers.
-  if (options_.nnodes.max == 1) fields["world_size"] = facts_.ranks.world_size;
+  if (options_.nnodes.max == 1) fields["world_size"] = context_.ranks.world_size;
   write("job_started", fields);
 }
 
 void EventLog::attempt_started() {
   knows_node_ = knows_job_ = true;
-  write("attempt_started", {{"nnodes", facts_.nodes},
-                            {"world_size", facts_.ranks.world_size},
-                            {"first_rank", facts_.ranks.base},
+  write("attempt_started", {{"nnodes", context_.nodes},
+                            {"world_size", context_.ranks.world_size},
+                            {"first_rank", context_.ranks.base},
                             {"workers", options_.nproc_per_node},
-                            {"master_addr", facts_.master_addr},
-                            {"master_port", facts_.master_port}});
+                            {"master_addr", context_.master_addr},
+                            {"master_port", context_.master_port}});
 }
 
 void EventLog::worker_started(int rank, int local_rank, pid_t pid) {
   Json fields{{"rank", rank}, {"local_rank", local_rank}, {"pid", pid}, {"cpus", nullptr}};
-  if (!facts_.cpus.empty()) {
-    fields["cpus"] = format_cpus(facts_.cpus.at(static_cast<size_t>(local_rank)));
+  if (!context_.cpus.empty()) {
+    fields["cpus"] = format_cpus(context_.cpus.at(static_cast<size_t>(local_rank)));
   }
   write("worker_started", fields);
 }
@@ -130,7 +130,7 @@ void EventLog::failure(const std::string& what, const std::optional<FailureRepor
 }
 
 void EventLog::restart(const std::string& reason) {
-  Json fields{{"restarts", facts_.restart_count},
+  Json fields{{"restarts", context_.restart_count},
               {"max_restarts", options_.max_restarts},
               {"reason", nullptr}};
   if (!reason.empty()) fields["reason"] = reason;
@@ -145,11 +145,11 @@ void EventLog::job_ended(int exit_code, const std::string& reason) {
 
 void EventLog::write(const char* event, const Json& fields) {
   if (options_.events == EventTarget::kNone) return;
-  Json line{{"time", utc_now()},        {"event", event},    {"host", base::hostname()},
-            {"run_id", facts_.run_id},  {"job_id", nullptr}, {"node_rank", nullptr},
-            {"attempt", facts_.attempt}};
-  if (knows_job_) line["job_id"] = facts_.job_id;
-  if (knows_node_) line["node_rank"] = facts_.node;
+  Json line{{"time", utc_now()},          {"event", event},    {"host", base::hostname()},
+            {"run_id", context_.run_id},  {"job_id", nullptr}, {"node_rank", nullptr},
+            {"attempt", context_.attempt}};
+  if (knows_job_) line["job_id"] = context_.job_id;
+  if (knows_node_) line["node_rank"] = context_.node;
   line.update(fields);
   // Names and workers' words may be any bytes.
   write_line(line.dump(-1, ' ', false, Json::error_handler_t::replace));

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "job/run_facts.h"
+#include "job/run_context.h"
 #include "machine/cpus.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
@@ -22,9 +22,9 @@ namespace syncbn::launch {
 /// ends.
 class EventLog {
  public:
-  /// @param facts are read with each event: node, attempt.
+  /// @param context are read with each event: node, attempt.
   /// @throws base::UserError or base::UnavailableError when the file cannot be opened.
-  EventLog(const LaunchOptions& options, const RunFacts& facts, const LogFolder& logs,
+  EventLog(const LaunchOptions& options, const RunContext& context, const LogFolder& logs,
            Output& output);
   /// Throws what the constructor would.
   static void check(const LaunchOptions& options);
@@ -55,7 +55,7 @@ class EventLog {
   void write_line(const std::string& line);
 
   const LaunchOptions& options_;
-  const RunFacts& facts_;
+  const RunContext& context_;
   Output& output_;
   const std::chrono::steady_clock::time_point started_;
   bool knows_node_;

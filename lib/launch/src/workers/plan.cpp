@@ -19,14 +19,14 @@ std::string ranks(int first, int count) {
   return fmt::format("ranks {} to {}", first, first + count - 1);
 }
 
-std::string node_comment(const LaunchOptions& options, const RunFacts& facts) {
+std::string node_comment(const LaunchOptions& options, const RunContext& context) {
   const int workers = options.nproc_per_node;
-  std::string line = fmt::format("# node {} of {}, host {}: {}, {} of {}", facts.node, facts.nodes,
-                                 base::hostname(), base::counted(workers, "worker"),
-                                 ranks(facts.ranks.base, workers), facts.ranks.world_size);
-  if (facts.nodes > 1) {
+  std::string line = fmt::format("# node {} of {}, host {}: {}, {} of {}", context.node,
+                                 context.nodes, base::hostname(), base::counted(workers, "worker"),
+                                 ranks(context.ranks.base, workers), context.ranks.world_size);
+  if (context.nodes > 1) {
     line += fmt::format(" (if {} nodes take part, each with --nproc_per_node={} as this one{})",
-                        facts.nodes, workers,
+                        context.nodes, workers,
                         options.node_rank < 0 ? ", which is taken for the first" : "");
   }
   return line + "\n";
@@ -52,15 +52,15 @@ Variables common_to(const std::vector<Variables>& workers) {
 
 }  // namespace
 
-std::string render_plan(const LaunchOptions& options, const RunFacts& facts,
+std::string render_plan(const LaunchOptions& options, const RunContext& context,
                         const Command& command) {
   std::vector<Variables> workers;
   workers.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    workers.push_back(worker_variables(options, facts, local_rank));
+    workers.push_back(worker_variables(options, context, local_rank));
   }
   const Variables common = common_to(workers);
-  std::string text = node_comment(options, facts);
+  std::string text = node_comment(options, context);
   text += "export " + assignments(common);
   text.back() = '\n';
   for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
@@ -70,9 +70,9 @@ std::string render_plan(const LaunchOptions& options, const RunFacts& facts,
                         std::inserter(own, own.end()));
     std::vector<std::string> argv = worker_argv(command, local_rank);
     argv.front() = command.file;
-    text += fmt::format("# rank {}, local rank {}", facts.ranks.base + local_rank, local_rank);
-    if (!facts.cpus.empty()) {
-      const std::string cpus = format_cpus(facts.cpus[index]);
+    text += fmt::format("# rank {}, local rank {}", context.ranks.base + local_rank, local_rank);
+    if (!context.cpus.empty()) {
+      const std::string cpus = format_cpus(context.cpus[index]);
       text += ", CPU " + cpus;
       argv.insert(argv.begin(), {"taskset", "-c", cpus});
     }

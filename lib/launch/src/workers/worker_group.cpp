@@ -51,7 +51,7 @@ bool may_read_input() {
 
 }  // namespace
 
-WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
+WorkerGroup::WorkerGroup(const Run& run, const RunContext& context)
     : options_(run.options),
       command_(run.command),
       signals_(run.signals),
@@ -59,7 +59,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
       logs_(run.logs),
       events_(run.events),
       cluster_(run.cluster),
-      facts_(facts),
+      context_(context),
       workers_(static_cast<size_t>(options_.nproc_per_node)),
       started_(Clock::now()) {}
 
@@ -102,10 +102,10 @@ void WorkerGroup::start() {
     set_nonblocking(agent.reader);
     set_nonblocking(agent.writer);
     const int local_rank = static_cast<int>(i);
-    worker.rank = facts_.ranks.base + local_rank;
+    worker.rank = context_.ranks.base + local_rank;
     worker.argv = worker_argv(command_, local_rank);
 
-    Variables variables = worker_variables(options_, facts_, local_rank);
+    Variables variables = worker_variables(options_, context_, local_rank);
     variables["TORCHELASTIC_ERROR_FILE"] = logs_.error_file(local_rank);
     variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
@@ -119,7 +119,7 @@ void WorkerGroup::start() {
          .stdout_fd = out.get(),
          .stderr_fd = err.get(),
          .agent_fd = agent.writer.get()});
-    if (!facts_.cpus.empty()) specs.back().cpu_mask = cpu_mask(facts_.cpus[i]);
+    if (!context_.cpus.empty()) specs.back().cpu_mask = cpu_mask(context_.cpus[i]);
     worker.agent = std::move(agent.reader);
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
   }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/signals.h"
-#include "job/run_facts.h"
+#include "job/run_context.h"
 #include "nodes/cluster.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
@@ -44,7 +44,7 @@ class WorkerGroup {
     Cluster* cluster;  ///< null on one node
   };
 
-  WorkerGroup(const Run& run, const RunFacts& facts);
+  WorkerGroup(const Run& run, const RunContext& context);
 
   /// The exit code is 0; that of the first worker that failed (128 + signal); 128 + the signal that
   /// ended the launcher.
@@ -96,7 +96,7 @@ class WorkerGroup {
   LogFolder& logs_;
   EventLog& events_;
   Cluster* const cluster_;
-  const RunFacts& facts_;
+  const RunContext& context_;
   const OomWatch oom_;
   ProgressBar progress_;
   std::vector<Worker> workers_;
