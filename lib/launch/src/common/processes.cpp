@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Before raise_descriptor_limit().
+// The limit before raise_descriptor_limit().
 std::optional<rlimit> first_limit;
 
 // For kernels without /proc/PID/task/TID/children.
@@ -39,7 +39,7 @@ std::vector<pid_t> children_by_parent(pid_t parent) {
     std::ifstream file(entry->path() / "stat");
     std::string stat;
     std::getline(file, stat);
-    // "pid (name) state ppid …", and the name may hold anything, parentheses too.
+    // "pid (name) state ppid …"; the name may contain parentheses.
     const size_t name_end = stat.rfind(')');
     if (name_end == std::string::npos || stat.size() < name_end + 4) continue;
     if (std::atoi(stat.c_str() + name_end + 4) == parent) children.push_back(pid);
@@ -73,10 +73,10 @@ void signal_helpers(int signal) {
 }
 
 std::string describe_helpers(pid_t parent) {
-  constexpr size_t kNamed = 3;
+  constexpr size_t kMaxNamed = 3;
   const std::vector<pid_t> pids = helpers_of(parent);
   std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(pids.size(), kNamed); ++i) {
+  for (size_t i = 0; i < std::min(pids.size(), kMaxNamed); ++i) {
     std::ifstream file(fmt::format("/proc/{}/comm", pids[i]));
     std::string name = "?";
     std::getline(file, name);
@@ -87,8 +87,8 @@ std::string describe_helpers(pid_t parent) {
 }
 
 void kill_all_descendants(Daemons daemons) {
-  // Each death comes with the orphans it leaves, which are our children by the time waitpid
-  // returns; so one look after each death misses nobody, and there is no need to poll.
+  // When waitpid() reports a death, the orphans that it left are already our children: looking once
+  // after each death finds them all without polling.
   for (;;) {
     const bool spares = daemons == Daemons::kSpare;
     const std::vector<pid_t> pids = spares ? helpers_of(::getpid()) : children_of(::getpid());
@@ -116,8 +116,8 @@ void lock_memory() {
 }
 
 void raise_oom_score() {
-  constexpr int kMore = 300;  // thousandths of the machine's memory
-  constexpr int kMax = 1000;  // of the kernel
+  constexpr int kMore = 300;  // in thousandths of the machine's memory
+  constexpr int kMax = 1000;  // the kernel's maximum
   constexpr const char* kFile = "/proc/self/oom_score_adj";
   int score = 0;
   if (std::ifstream(kFile) >> score) std::ofstream(kFile) << std::min(score + kMore, kMax);
