@@ -22,14 +22,14 @@ fs::path counter_file() {
     const std::string name = line.substr(controllers, path - 1 - controllers);
     const bool is_v2 = name.empty();
     if (!is_v2 && name != "memory") continue;
-    // In a container the path is that of the host, and its root is mounted in place of ours.
+    // In a container the path may be the host's, while the container's group is mounted as root.
     for (const std::string& group : {line.substr(path), std::string("/")}) {
       fs::path file = is_v2 ? root / group.substr(1) / "memory.events"
                             : root / "memory" / group.substr(1) / "memory.oom_control";
       if (std::ifstream(file).good()) return file;
     }
   }
-  return "/proc/vmstat";  // the whole machine's
+  return "/proc/vmstat";
 }
 
 }  // namespace

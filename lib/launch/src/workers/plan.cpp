@@ -40,7 +40,7 @@ std::string assignments(const Variables& variables) {
   return text;
 }
 
-/// Those that all workers have alike.
+// The variables that have the same value for all workers.
 Variables common_to(const std::vector<Variables>& workers) {
   Variables common = workers.front();
   for (const Variables& variables : workers) {

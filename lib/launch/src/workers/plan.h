@@ -9,9 +9,8 @@
 
 namespace syncbn::launch {
 
-/// What would be started on this node, as lines for a shell that does the same by hand: a comment
-/// about the node, an export of what all workers share, then for each worker a comment and its
-/// command.
+/// The text of --dry_run: shell commands that start this node's workers. A comment about the node,
+/// an export of the variables that all workers share, then a comment and a command for each worker.
 std::string render_plan(const LaunchOptions& options, const RunContext& context,
                         const Command& command);
 

@@ -7,11 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "common/processes.h"
 #include "workers/agent_reader.h"
 
 namespace syncbn::launch {
 
-/// A worker of this node in one attempt, as the launcher knows it.
+/// A worker of this node in one attempt.
 struct Worker {
   int rank = 0;
   pid_t pid = 0;
@@ -21,14 +22,16 @@ struct Worker {
   bool bind_failed = false;
   std::optional<int> wait_status;
   bool ended_by_us = false;
-  // Our ends of its pipes.
+  // The launcher's ends of the worker's pipes.
   base::UniqueFd out;
   base::UniqueFd err;
   base::UniqueFd agent;
   AgentReader records;
 
-  /// "exit code 1", or that it could not even be started. Once it has ended.
-  std::string end_in_words() const;
+  /// How it ended, such as "exit code 1". Only after its end.
+  std::string end_in_words() const {
+    return wait_status ? describe_status(*wait_status) : "cannot be started";
+  }
 };
 
 }  // namespace syncbn::launch
