@@ -16,8 +16,6 @@
 
 #include "common/processes.h"
 #include "output/failure_report.h"
-#include "output/last_output.h"
-#include "output/line_prefix.h"
 
 namespace syncbn::launch {
 namespace {
@@ -87,12 +85,12 @@ int Supervisor::run() {
   events_.job_started();
   const GroupResult result = run_attempts();
   if (result.exit_code == base::kExitOk) {
-    logs_.forget_errors();
+    logs_.release_errors();
   } else if (last_.failure) {
     copy_error_file(*last_.failure);
   }
   events_.job_ended(result.exit_code, reason_of(result));
-  logs_.put_away();  // the keeper, which would remove it after a kill, has ended
+  logs_.clean_up();  // the keeper, which would remove it after a kill, has ended
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
   } else {
@@ -129,7 +127,7 @@ GroupResult Supervisor::run_with_others() {
   bool has_been_said = options_.voice == Voice::kOfItself;
   std::string said;
   for (;;) {
-    logs_.put_away();
+    logs_.clean_up();
     if (const auto signal = wait_for_orders()) {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
       report(result);

@@ -17,7 +17,6 @@ namespace syncbn::launch {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 std::string utc_now() {
   using std::chrono::milliseconds;
@@ -29,8 +28,8 @@ std::string utc_now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", parts, since_epoch.count() % 1000);
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+Json or_null(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
 }
 
 std::string path_of(const LaunchOptions& options, const LogFolder& logs) {
@@ -42,7 +41,7 @@ std::string path_of(const LaunchOptions& options, const LogFolder& logs) {
 base::UniqueFd open_log(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  // A pipe that nobody reads must not hold up the run.
+  // O_NONBLOCK: opening a pipe that nobody reads must not block the run.
   base::UniqueFd file(::open(
       path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
   if (!file) base::throw_file_error(fmt::format("cannot open the event log {}", path), errno);
@@ -56,7 +55,7 @@ EventLog::EventLog(const LaunchOptions& options, const RunContext& context, cons
     : options_(options),
       context_(context),
       output_(output),
-      started_(Clock::now()),
+      started_(std::chrono::steady_clock::now()),
       knows_node_(options.node_rank >= 0),
       knows_job_(context.nodes == 1),
       path_(path_of(options, logs)) {
@@ -65,27 +64,23 @@ EventLog::EventLog(const LaunchOptions& options, const RunContext& context, cons
 
 void EventLog::check(const LaunchOptions& options) {
   std::error_code ignored;
-  // Whoever reads from a pipe would take our leaving for the end.
-  if (options.events != EventTarget::kFile ||
-      std::filesystem::is_fifo(options.events_file, ignored)) {
-    return;
-  }
-  open_log(options.events_file);
+  // Closing a pipe would look like the end of the log to its reader.
+  const bool is_pipe = std::filesystem::is_fifo(options.events_file, ignored);
+  if (options.events == EventTarget::kFile && !is_pipe) open_log(options.events_file);
 }
 
 void EventLog::job_started() {
-  Json fields{{"launcher", "syncbn-launch " SYNCBN_VERSION},
-              {"pid", ::getpid()},
-              {"options", options_.given},
-              {"program", options_.program},
-              {"min_nodes", options_.nnodes.min},
-              {"max_nodes", options_.nnodes.max},
-              {"nproc_per_node", options_.nproc_per_node},
-              {"world_size", nullptr},
-              {"max_restarts", options_.max_restarts}};
   // Other nodes may have other numbers of workers.
-  if (options_.nnodes.max == 1) fields["world_size"] = context_.ranks.world_size;
-  write("job_started", fields);
+  const bool knows_world = options_.nnodes.max == 1;
+  write("job_started", {{"launcher", "syncbn-launch " SYNCBN_VERSION},
+                        {"pid", ::getpid()},
+                        {"options", options_.given},
+                        {"program", options_.program},
+                        {"min_nodes", options_.nnodes.min},
+                        {"max_nodes", options_.nnodes.max},
+                        {"nproc_per_node", options_.nproc_per_node},
+                        {"world_size", knows_world ? Json(context_.ranks.world_size) : Json()},
+                        {"max_restarts", options_.max_restarts}});
 }
 
 void EventLog::attempt_started() {
@@ -99,69 +94,59 @@ void EventLog::attempt_started() {
 }
 
 void EventLog::worker_started(int rank, int local_rank, pid_t pid) {
-  Json fields{{"rank", rank}, {"local_rank", local_rank}, {"pid", pid}, {"cpus", nullptr}};
-  if (!context_.cpus.empty()) {
-    fields["cpus"] = format_cpus(context_.cpus.at(static_cast<size_t>(local_rank)));
-  }
-  write("worker_started", fields);
+  const auto& cpus = context_.cpus;
+  const auto index = static_cast<size_t>(local_rank);
+  write("worker_started", {{"rank", rank},
+                           {"local_rank", local_rank},
+                           {"pid", pid},
+                           {"cpus", cpus.empty() ? Json() : Json(format_cpus(cpus.at(index)))}});
 }
 
 void EventLog::worker_ended(const WorkerEnd& end) {
-  Json fields{{"rank", end.rank},
-              {"local_rank", end.local_rank},
-              {"pid", end.pid},
-              {"exit_code", nullptr},
-              {"signal", nullptr},
-              {"seconds", end.seconds},
-              {"by_launcher", end.by_launcher},
-              {"error", nullptr}};
-  if (end.wait_status && WIFEXITED(*end.wait_status)) {
-    fields["exit_code"] = WEXITSTATUS(*end.wait_status);
-  } else if (end.wait_status) {
-    fields["signal"] = WTERMSIG(*end.wait_status);
-  }
-  if (!end.error.empty()) fields["error"] = end.error;
-  write("worker_ended", fields);
+  const bool exited = end.wait_status && WIFEXITED(*end.wait_status);
+  const bool killed = end.wait_status && !exited;
+  write("worker_ended", {{"rank", end.rank},
+                         {"local_rank", end.local_rank},
+                         {"pid", end.pid},
+                         {"exit_code", exited ? Json(WEXITSTATUS(*end.wait_status)) : Json()},
+                         {"signal", killed ? Json(WTERMSIG(*end.wait_status)) : Json()},
+                         {"seconds", end.seconds},
+                         {"by_launcher", end.by_launcher},
+                         {"error", or_null(end.error)}});
 }
 
 void EventLog::failure(const std::string& what, const std::optional<FailureReport>& failure) {
-  write("failure",
-        {{"what", what}, {"failure", failure ? json_of_failure(*failure) : Json(nullptr)}});
+  write("failure", {{"what", what}, {"failure", failure ? json_of_failure(*failure) : Json()}});
 }
 
 void EventLog::restart(const std::string& reason) {
-  Json fields{{"restarts", context_.restart_count},
-              {"max_restarts", options_.max_restarts},
-              {"reason", nullptr}};
-  if (!reason.empty()) fields["reason"] = reason;
-  write("restart", fields);
+  write("restart", {{"restarts", context_.restart_count},
+                    {"max_restarts", options_.max_restarts},
+                    {"reason", or_null(reason)}});
 }
 
 void EventLog::job_ended(int exit_code, const std::string& reason) {
-  Json fields{{"exit_code", exit_code}, {"reason", nullptr}, {"seconds", seconds_since(started_)}};
-  if (!reason.empty()) fields["reason"] = reason;
-  write("job_ended", fields);
+  const std::chrono::duration<double> lasted = std::chrono::steady_clock::now() - started_;
+  write("job_ended",
+        {{"exit_code", exit_code}, {"reason", or_null(reason)}, {"seconds", lasted.count()}});
 }
 
 void EventLog::write(const char* event, const Json& fields) {
   if (options_.events == EventTarget::kNone) return;
-  Json line{{"time", utc_now()},          {"event", event},    {"host", base::hostname()},
-            {"run_id", context_.run_id},  {"job_id", nullptr}, {"node_rank", nullptr},
+  Json json{{"time", utc_now()},
+            {"event", event},
+            {"host", base::hostname()},
+            {"run_id", context_.run_id},
+            {"job_id", knows_job_ ? Json(context_.job_id) : Json()},
+            {"node_rank", knows_node_ ? Json(context_.node) : Json()},
             {"attempt", context_.attempt}};
-  if (knows_job_) line["job_id"] = context_.job_id;
-  if (knows_node_) line["node_rank"] = context_.node;
-  line.update(fields);
-  // Names and workers' words may be any bytes.
-  write_line(line.dump(-1, ' ', false, Json::error_handler_t::replace));
-}
-
-void EventLog::write_line(const std::string& line) {
+  json.update(fields);
+  // Names and a worker's output may not be UTF-8.
+  const std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   if (options_.events == EventTarget::kConsole) return output_.say(line);
   if (!file_) return;
-  const std::string text = line + "\n";
-  const ssize_t written = ::write(file_.get(), text.data(), text.size());
-  if (written == static_cast<ssize_t>(text.size())) return;
-  // The run matters more.
+  const ssize_t written = ::write(file_.get(), line.data(), line.size());
+  if (written == static_cast<ssize_t>(line.size())) return;
   output_.say(fmt::format("syncbn-launch: cannot write the event log {}: {}; it ends here", path_,
                           written < 0 ? std::strerror(errno) : "no room for a whole line"));
   file_.reset();

@@ -2,6 +2,7 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <sys/wait.h>
@@ -17,9 +18,9 @@
 namespace syncbn::launch {
 namespace {
 
-// What of an error message a person reads.
-constexpr size_t kShownBytes = 8192;
-constexpr size_t kShownLines = 40;
+// Upper bounds on the error message in a printed report.
+constexpr size_t kMaxShownBytes = 8192;
+constexpr size_t kMaxShownLines = 40;
 
 std::string local_time(std::chrono::system_clock::time_point time) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
@@ -37,12 +38,12 @@ std::string indented(const std::string& text) {
 
 }  // namespace
 
-std::string cut_message(const std::string& message, const std::string& file, size_t most_bytes,
-                        size_t most_lines) {
-  size_t end = std::min(message.size(), most_bytes);
+std::string cut_message(const std::string& message, const std::string& file, size_t max_bytes,
+                        size_t max_lines) {
+  size_t end = std::min(message.size(), max_bytes);
   size_t lines = 0;
   for (size_t at = 0; (at = message.find('\n', at)) < end; ++at) {
-    if (++lines == most_lines) end = at;
+    if (++lines == max_lines) end = at;
   }
   if (message.size() <= end + 1) return message;
   return fmt::format("{}\n[cut here; the whole is in {}]", base::utf8_prefix(message, end), file);
@@ -69,8 +70,8 @@ std::string render_report(const FailureReport& report) {
   if (!report.error_message.empty()) {
     line("error", fmt::format("(from {})", report.error_file));
     const std::string message =
-        cut_message(report.error_message, report.error_file, kShownBytes, kShownLines);
-    // It is not for a terminal.
+        cut_message(report.error_message, report.error_file, kMaxShownBytes, kMaxShownLines);
+    // The terminal must not obey its control characters.
     text += indented(base::printable(message, "\n\t"));
   }
   if (!report.stderr_tail.empty() && !report.tail_was_shown) {
@@ -110,8 +111,17 @@ std::string json_report(int exit_code, int restarts, const std::optional<Failure
   json["restarts"] = restarts;
   json["failure"] = nullptr;
   if (failure) json["failure"] = json_of_failure(*failure);
-  // Workers' words may be any bytes.
+  // A worker's output may not be UTF-8.
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+void write_report(Output& output, const std::string& file, const std::string& json) {
+  if (file.empty()) return;
+  try {
+    base::write_file_atomically(file, json);
+  } catch (const base::Error& error) {
+    output.say(fmt::format("syncbn-launch: --report: {}", error.what()));
+  }
 }
 
 }  // namespace syncbn::launch
