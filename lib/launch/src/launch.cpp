@@ -34,14 +34,14 @@
 namespace syncbn::launch {
 namespace {
 
-// A caller may close them (`<&-`); a pipe to a worker must not get one of their numbers.
+// A caller may have closed them (`<&-`); a worker's pipe must not get one of their numbers.
 void open_standard_streams() {
-  int fd = ::open("/dev/null", O_RDWR);
+  int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
   if (fd >= 0) ::close(fd);
 }
 
-// The port of a run on one node, for its rank 0.
+// Holds the port of a run on one node for its rank 0.
 base::HeldPort hold_master_port(RunContext& context) {
   if (!is_local_address(context.master_addr)) {
     throw base::UserError(
@@ -54,33 +54,33 @@ base::HeldPort hold_master_port(RunContext& context) {
   return port;
 }
 
-// Of several nodes one coordinates: node 0, or where ranks are not given the first launcher on the
-// host of the endpoint.
+// One node coordinates the others: node 0 or, if ranks are not given, the first launcher on the
+// endpoint's host. Returns its listening socket, or nothing on the other nodes.
 base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunContext& context) {
   const bool may_lead = options.c10d
                             ? options.is_host.value_or(is_local_address(context.master_addr))
                             : options.node_rank == 0;
   if (!may_lead) return {};
   base::UniqueFd listener = listen_on(context.master_port);
-  // Without ranks another launcher of this host may have been first.
+  // If ranks are not given, another launcher on this host may already listen.
   const bool has_to_lead = !options.c10d || options.is_host;
   if (!listener && has_to_lead) throw_port_error(context.master_port);
   return listener;
 }
 
 void announce_threads(const LaunchOptions& options, const RunContext& context) {
-  if (context.omp_num_threads.empty() || options.voice == Voice::kOfItself) return;
-  const auto [least, most] =
-      std::minmax_element(context.omp_num_threads.begin(), context.omp_num_threads.end());
+  const auto& counts = context.omp_num_threads;
+  if (counts.empty() || options.message_scope == MessageScope::kOwnWorkers) return;
+  const auto [min, max] = std::minmax_element(counts.begin(), counts.end());
   const std::string threads =
-      *least == *most ? std::to_string(*least) : fmt::format("{} to {}", *least, *most);
+      *min == *max ? std::to_string(*min) : fmt::format("{} to {}", *min, *max);
   base::write_stderr(
       fmt::format("syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} (set it to "
                   "choose another)\n",
                   threads, options.nproc_per_node, base::counted(base::usable_cpus(), "core")));
 }
 
-void announce_place(const LaunchOptions& options, const RunContext& context) {
+void announce_scheduler(const LaunchOptions& options, const RunContext& context) {
   if (options.scheduler.empty() || context.node != 0) return;
   base::write_stderr(
       fmt::format("syncbn-launch: one run on {} nodes, as {} says; node 0 is {}:{} "
@@ -101,7 +101,6 @@ void check_gpus(const LaunchOptions& options) {
         "--virtual_local_rank: {}; each worker needs one: start fewer, or leave the option out",
         there));
   }
-  // Workers on CPUs are legitimate on a machine with GPUs, too.
   if (*gpus == 0) return;
   base::write_stderr(fmt::format(
       "syncbn-launch: warning: {}: there is none for local ranks from {} on (nothing wrong "
@@ -119,10 +118,10 @@ int run(const LaunchOptions& options, SshNode* node) {
     fmt::print("{}", render_plan(options, context, command));
     return base::kExitOk;
   }
-  announce_place(options, context);
+  announce_scheduler(options, context);
   announce_threads(options, context);
   const std::string warning = local_rank_warning(options);
-  if (!warning.empty() && options.voice != Voice::kOfItself) {
+  if (!warning.empty() && options.message_scope != MessageScope::kOwnWorkers) {
     base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", warning));
   }
   std::optional<Cluster> cluster;
@@ -134,15 +133,14 @@ int run(const LaunchOptions& options, SshNode* node) {
 }
 
 int run_on_hosts(const LaunchOptions& options) {
-  // First: it may take long, and a head has its own way with signals.
-  const HeadPlan plan(options);
+  const HeadPlan plan(options);  // slow; before SshHead blocks signals
   if (!options.dry_run) return SshHead(options, plan).run();
   fmt::print("{}", plan.render());
   return base::kExitOk;
 }
 
-// What run() would find out, while the other hosts have not begun either. Its warning comes again
-// then; a head does not show what is written before.
+// Finds what run() would find, before any host has started. The head does not show the warning that
+// this prints; run() prints it again.
 void check_machine(const LaunchOptions& options) {
   check_gpus(options);
   cpus_of_workers(options);

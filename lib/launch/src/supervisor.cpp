@@ -34,7 +34,7 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
   for (int local = 0; local < options.nproc_per_node; ++local) {
     WorkerOutput worker;
     worker.rank = context.ranks.base + local;
-    // A single worker speaks for itself; its prompts and carriage returns pass as they are.
+    // The output of a job's only worker passes unchanged.
     if (context.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
     worker.whole_lines = options.nproc_per_node > 1 || !worker.prefix.empty();
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
@@ -43,16 +43,16 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
   return workers;
 }
 
-// As torchrun, for a launcher that was started with @record around it.
+// torchrun does the same, for an agent that itself runs under @record.
 void copy_error_file(const FailureReport& failure) {
-  const auto wanted = base::env("TORCHELASTIC_ERROR_FILE");
+  const auto target = base::env("TORCHELASTIC_ERROR_FILE");
   std::error_code ignored;
-  if (!wanted || failure.error_message.empty()) return;
-  std::filesystem::copy_file(failure.error_file, *wanted,
+  if (!target || failure.error_message.empty()) return;
+  std::filesystem::copy_file(failure.error_file, *target,
                              std::filesystem::copy_options::overwrite_existing, ignored);
 }
 
-// Empty when all went well.
+// Empty after success.
 std::string reason_of(const GroupResult& result) {
   if (!result.start_error.empty()) return result.start_error;
   if (result.failure) {
@@ -80,7 +80,7 @@ Supervisor::Supervisor(const LaunchOptions& options, const RunContext& context,
 int Supervisor::run() {
   if (logs_.is_wanted()) {
     const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
-    output_.say(fmt::format("syncbn-launch: log files{} are in {}", host, logs_.path().string()));
+    say(fmt::format("log files{} are in {}", host, logs_.path().string()));
   }
   events_.job_started();
   const GroupResult result = run_attempts();
@@ -90,7 +90,7 @@ int Supervisor::run() {
     copy_error_file(*last_.failure);
   }
   events_.job_ended(result.exit_code, reason_of(result));
-  logs_.clean_up();  // the keeper, which would remove it after a kill, has ended
+  logs_.clean_up();
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
   } else {
@@ -116,47 +116,51 @@ GroupResult Supervisor::run_alone() {
     if (result.signal) return ended_instead_of_restart(*result.signal);
     ++context_.attempt;
     ++context_.restart_count;
-    renew_master_port();
+    // A fresh port, so that no worker of the last attempt can reach the new store.
+    if (options_.master_port.value_or(0) == 0) {
+      port_ = hold_port(0);
+      context_.master_port = port_->port();
+    }
     events_.restart("");
     announce_restart();
   }
 }
 
 GroupResult Supervisor::run_with_others() {
-  // Of a head's nodes each says by itself why its workers had to end.
-  bool has_been_said = options_.voice == Voice::kOfItself;
-  std::string said;
+  // Each node of a head has already printed why its workers ended.
+  bool was_printed = options_.message_scope == MessageScope::kOwnWorkers;
   for (;;) {
     logs_.clean_up();
-    if (const auto signal = wait_for_orders()) {
+    if (const auto signal = wait_for_cluster()) {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
       report(result);
       return result;
     }
-    if (const auto& finish = cluster_->finish()) {
-      const bool is_news = !has_been_said && finish->what != said;
-      if (finish->exit_code != base::kExitOk && !finish->what.empty() && is_news) {
-        output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
-      }
-      const bool failed_here = last_.failure || !last_.start_error.empty();
-      // A node's reader is its head, which ends by itself.
-      if (finish->exit_code != base::kExitOk && !failed_here && node_ == nullptr) hurried_ = true;
-      // The report explains the exit code.
-      if (!finish->is_ours) last_.failure.reset();
-      return {.exit_code = finish->exit_code, .of_job = finish->what};
+    if (const auto& end = cluster_->finish()) {
+      return finish(*end, was_printed || end->what == last_.of_job);
     }
     const auto start = cluster_->take_start();
     if (!start) continue;
-    const int restarts_before = std::exchange(context_.restart_count, start->restarts);
-    take_place(*start);
+    const int restarts_before = context_.restart_count;
+    apply_assignment(*start);
     if (start->attempt > 0) announce_attempt(*start, restarts_before);
     GroupResult result = run_attempt();
-    if (options_.voice != Voice::kOwn) has_been_said = true;
-    said = result.of_job;
-    // Also after a signal: the others end in their own time, and the coordinator may be ours.
+    if (options_.message_scope != MessageScope::kAlone) was_printed = true;
+    // Also after a signal: other nodes may still run, and the coordinator may be in this process.
     cluster_->report_end();
     report(result);
   }
+}
+
+GroupResult Supervisor::finish(const Cluster::Finish& finish, bool was_printed) {
+  const bool failed = finish.exit_code != base::kExitOk;
+  const bool failed_here = last_.failure || !last_.start_error.empty();
+  if (failed && !finish.what.empty() && !was_printed) say("error: " + finish.what);
+  // A node's reader is its head, which ends by itself.
+  if (failed && !failed_here && node_ == nullptr) hurried_ = true;
+  // --report describes only the failure that determines the exit code.
+  if (!finish.is_ours) last_.failure.reset();
+  return {.exit_code = finish.exit_code, .of_job = finish.what};
 }
 
 GroupResult Supervisor::run_attempt() {
@@ -173,13 +177,11 @@ GroupResult Supervisor::run_attempt() {
   return WorkerGroup(run, context_).run();
 }
 
-std::optional<int> Supervisor::wait_for_orders() {
+std::optional<int> Supervisor::wait_for_cluster() {
   bool signalled = false;
   for (;;) {
     cluster_->handle();
-    for (const std::string& notice : cluster_->take_notices()) {
-      if (options_.voice != Voice::kOfItself) output_.say(fmt::format("syncbn-launch: {}", notice));
-    }
+    for (const std::string& notice : cluster_->take_notices()) say_for_job(notice);
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}};
     for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
@@ -193,14 +195,15 @@ std::optional<int> Supervisor::wait_for_orders() {
       if (!signals_.ends(*signal)) continue;
       hurried_ = true;
       cluster_->report_signal(*signal);
-      // The second time at once.
+      // The leader stays until the other nodes have ended, or a second signal arrives.
       if (std::exchange(signalled, true) || !cluster_->leads()) return signal;
     }
   }
 }
 
-void Supervisor::take_place(const Cluster::Start& start) {
+void Supervisor::apply_assignment(const Cluster::Start& start) {
   context_.attempt = start.attempt;
+  context_.restart_count = start.restarts;
   if (!start.job_id.empty()) context_.job_id = start.job_id;
   context_.node = start.node;
   context_.nodes = start.nodes;
@@ -217,32 +220,22 @@ bool Supervisor::may_restart(const GroupResult& result) const {
 }
 
 GroupResult Supervisor::ended_instead_of_restart(int signal) {
-  GroupResult result{.exit_code = base::kExitSignalBase + signal, .signal = signal};
-  last_ = result;  // the failure alone would not have ended the job
-  output_.say(fmt::format("syncbn-launch: {}, instead of restart {} of {}", reason_of(result),
-                          context_.restart_count + 1, options_.max_restarts));
-  return result;
-}
-
-void Supervisor::renew_master_port() {
-  // One that was asked for stays; the store on it is as new as the worker that holds it.
-  if (options_.master_port.value_or(0) != 0) return;
-  port_ = hold_port(0);
-  context_.master_port = port_->port();
+  // Replaces last_: the failure alone would not have ended the job.
+  last_ = {.exit_code = base::kExitSignalBase + signal, .signal = signal};
+  say(fmt::format("{}, instead of restart {} of {}", reason_of(last_), context_.restart_count + 1,
+                  options_.max_restarts));
+  return last_;
 }
 
 void Supervisor::announce_restart() {
-  if (options_.voice == Voice::kOfItself) return;
-  output_.say(fmt::format("syncbn-launch: restart {} of {}", context_.restart_count,
-                          options_.max_restarts));
+  say_for_job(fmt::format("restart {} of {}", context_.restart_count, options_.max_restarts));
 }
 
 void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_before) {
   events_.restart(start.reason);
   if (start.restarts > restarts_before) return announce_restart();
-  output_.say(fmt::format("syncbn-launch: begins again on {} with {}: {}",
-                          base::counted(start.nodes, "node"),
-                          base::counted(start.ranks.world_size, "worker"), start.reason));
+  say(fmt::format("begins again on {} with {}: {}", base::counted(start.nodes, "node"),
+                  base::counted(start.ranks.world_size, "worker"), start.reason));
 }
 
 void Supervisor::report(const GroupResult& result) {
@@ -250,17 +243,20 @@ void Supervisor::report(const GroupResult& result) {
   if (result.signal) hurried_ = true;
   if (!result.start_error.empty()) {
     events_.failure(result.start_error, std::nullopt);
-    output_.say(fmt::format("syncbn-launch: error: {}", result.start_error));
+    say("error: " + result.start_error);
   } else if (result.failure) {
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
     if (context_.restart_count > 0 && context_.restart_count == options_.max_restarts) {
-      output_.say(fmt::format("syncbn-launch: no restart is left (--max_restarts={})",
-                              options_.max_restarts));
+      say(fmt::format("no restart is left (--max_restarts={})", options_.max_restarts));
     }
-  } else if (result.signal && options_.voice != Voice::kOfItself) {
-    output_.say(fmt::format("syncbn-launch: {}", reason_of(result)));
+  } else if (result.signal) {
+    say_for_job(reason_of(result));
   }
+}
+
+void Supervisor::say_for_job(const std::string& message) {
+  if (options_.message_scope != MessageScope::kOwnWorkers) say(message);
 }
 
 std::string Supervisor::json_of(const GroupResult& result) const {

@@ -186,10 +186,10 @@ void WorkerGroup::handle_cluster() {
   if (cluster_is_due_) run_.cluster->handle();
   // Even if handle() was not due: the reason may have arrived together with the start.
   if (ending_ || first_failure_ || run_.cluster->stop_reason().empty()) return;
-  if (run_.options.voice != Voice::kOfItself) {
-    run_.output.say(fmt::format("syncbn-launch: {}; ending the workers of {}",
-                                run_.cluster->stop_reason(),
-                                run_.options.voice == Voice::kForAll ? "all nodes" : "this node"));
+  if (run_.options.message_scope != MessageScope::kOwnWorkers) {
+    run_.output.say(fmt::format(
+        "syncbn-launch: {}; ending the workers of {}", run_.cluster->stop_reason(),
+        run_.options.message_scope == MessageScope::kWholeJob ? "all nodes" : "this node"));
     stopped_for_ = run_.cluster->stop_reason();
   }
   end_workers(SIGTERM);
