@@ -13,7 +13,7 @@
 #include <filesystem>
 
 #include "launch/launcher.h"
-#include "machine/cpus.h"
+#include "machine/topology.h"
 #include "support/skip.h"
 #include "support/text.h"
 #include "workers/keeper.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "job/torchrun_protocol.h"
-#include "machine/cpus.h"
+#include "machine/topology.h"
 
 namespace syncbn::launch {
 

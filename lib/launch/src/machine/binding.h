@@ -5,7 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "machine/cpus.h"
 #include "machine/topology.h"
 
 namespace syncbn::launch {

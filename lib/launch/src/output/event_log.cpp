@@ -22,10 +22,9 @@ std::string utc_now() {
   using std::chrono::milliseconds;
   const auto now = std::chrono::system_clock::now();
   const auto since_epoch = std::chrono::duration_cast<milliseconds>(now.time_since_epoch());
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-  std::tm parts{};
-  ::gmtime_r(&seconds, &parts);
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", parts, since_epoch.count() % 1000);
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z",
+                     fmt::gmtime(std::chrono::system_clock::to_time_t(now)),
+                     since_epoch.count() % 1000);
 }
 
 Json or_null(const std::string& text) {

@@ -10,7 +10,6 @@
 #include <string>
 
 #include "job/run_context.h"
-#include "machine/cpus.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
 #include "output/output.h"

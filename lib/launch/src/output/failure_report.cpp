@@ -24,9 +24,7 @@ constexpr size_t kMaxShownLines = 40;
 
 std::string local_time(std::chrono::system_clock::time_point time) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
-  std::tm parts{};
-  ::localtime_r(&seconds, &parts);
-  return fmt::format("{:%Y-%m-%d %H:%M:%S}", parts);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", *std::localtime(&seconds));
 }
 
 std::string indented(const std::string& text) {

@@ -132,11 +132,9 @@ std::string LogFolder::error_message(int local_rank) const {
   std::string text = read_regular(error_file(local_rank), 0, kMaxBytes);
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   // {"message": {"message": "ValueError: …", "extraInfo": {…}}} or {"message": "…"}
-  if (!json.is_object() || !json.contains("message")) return text;
-  const nlohmann::json& message = json["message"];
-  if (message.is_string()) return message.get<std::string>();
-  if (message.is_object() && message.contains("message") && message["message"].is_string()) {
-    return message["message"].get<std::string>();
+  for (const char* path : {"/message/message", "/message"}) {
+    const nlohmann::json::json_pointer pointer(path);
+    if (json.contains(pointer) && json.at(pointer).is_string()) return json.at(pointer);
   }
   return text;
 }

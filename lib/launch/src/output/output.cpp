@@ -32,9 +32,7 @@ std::string coloured(int rank, const std::string& text) {
 
 std::string time_of_day() {
   const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::localtime_r(&now, &parts);
-  return fmt::format("{:%H:%M:%S}", parts);
+  return fmt::format("{:%H:%M:%S}", *std::localtime(&now));
 }
 
 constexpr std::chrono::milliseconds kLivePeriod{100};

@@ -27,24 +27,6 @@ bool is_executable(const fs::path& path) {
   return is_file(path) && ::access(path.c_str(), X_OK) == 0;
 }
 
-ProgramError not_executable(const fs::path& path) {
-  return {fmt::format("{} is not executable; chmod +x it, or name its interpreter before it",
-                      path.string()),
-          base::kExitCannotExecute};
-}
-
-std::string find_path(const std::string& name) {
-  if (is_executable(name)) return name;
-  std::error_code error;
-  if (fs::is_directory(name, error)) {
-    throw ProgramError(fmt::format("{} is a folder, not a program", name),
-                       base::kExitCannotExecute);
-  }
-  if (fs::exists(name, error)) throw not_executable(name);
-  throw ProgramError(fmt::format("program not found: there is no file {}", name),
-                     base::kExitNotFound);
-}
-
 std::vector<fs::path> path_folders() {
   std::vector<fs::path> folders;
   std::istringstream path(base::env("PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
@@ -134,14 +116,30 @@ std::string launcher_path() {
 }
 
 std::string find_program(const std::string& name) {
-  if (name.find('/') != std::string::npos) return find_path(name);
-  std::vector<fs::path> folders = path_folders();
-  folders.insert(folders.begin(), fs::path(launcher_path()).parent_path());
+  const bool is_path = name.find('/') != std::string::npos;
+  std::vector<fs::path> folders{""};
+  if (!is_path) {
+    folders = path_folders();
+    folders.insert(folders.begin(), fs::path(launcher_path()).parent_path());
+  }
   for (const fs::path& folder : folders) {
     if (is_executable(folder / name)) return folder / name;
   }
   for (const fs::path& folder : folders) {
-    if (is_file(folder / name)) throw not_executable(folder / name);
+    if (!is_file(folder / name)) continue;
+    throw ProgramError(
+        fmt::format("{} is not executable; chmod +x it, or name its interpreter before it",
+                    (folder / name).string()),
+        base::kExitCannotExecute);
+  }
+  std::error_code error;
+  if (is_path && fs::is_directory(name, error)) {
+    throw ProgramError(fmt::format("{} is a folder, not a program", name),
+                       base::kExitCannotExecute);
+  }
+  if (is_path) {
+    throw ProgramError(fmt::format("program not found: there is no file {}", name),
+                       base::kExitNotFound);
   }
   std::string hint;
   if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);

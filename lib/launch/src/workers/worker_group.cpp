@@ -228,10 +228,8 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       worker.running = false;
       break;
     case KeeperEvent::Kind::kBindFailed:
-      worker.bind_failed = true;
-      worker.start_error = event.value;
-      break;
     case KeeperEvent::Kind::kExecFailed:
+      worker.bind_failed = event.kind == KeeperEvent::Kind::kBindFailed;
       worker.start_error = event.value;
       break;
     case KeeperEvent::Kind::kLeft:

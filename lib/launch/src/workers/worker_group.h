@@ -20,7 +20,6 @@
 #include "workers/keeper.h"
 #include "workers/oom_watch.h"
 #include "workers/program.h"
-#include "workers/worker.h"
 
 namespace syncbn::launch {
 
