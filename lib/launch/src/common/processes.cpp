@@ -12,7 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -103,15 +103,14 @@ void become_subreaper() {
 }
 
 void lock_memory() {
-  constexpr uintptr_t kMaxBytes = 16 << 20;  // a sanitizer's shadow memory takes terabytes
+  constexpr size_t kMaxBytes = 16 << 20;  // a sanitizer's shadow memory takes terabytes
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
-    char* end = nullptr;
-    const uintptr_t first = std::strtoull(line.c_str(), &end, 16);
-    if (*end != '-' || end[1] == '\0') continue;
-    const uintptr_t bytes = std::strtoull(end + 1, &end, 16) - first;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel gives addresses as text
-    if (bytes <= kMaxBytes) ::mlock(reinterpret_cast<const void*>(first), bytes);
+    void* first = nullptr;
+    void* last = nullptr;
+    if (std::sscanf(line.c_str(), "%p-%p", &first, &last) != 2) continue;
+    const auto bytes = static_cast<size_t>(static_cast<char*>(last) - static_cast<char*>(first));
+    if (bytes <= kMaxBytes) ::mlock(first, bytes);
   }
 }
 

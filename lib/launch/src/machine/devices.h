@@ -28,13 +28,10 @@ struct Gpu {
   std::string uuid;     ///< "GPU-…"
 };
 
-/// The GPUs of this machine, sorted by address as CUDA numbers GPUs of one model.
+/// The GPUs of this machine, sorted by address as CUDA numbers GPUs of one model; from the driver's
+/// list in /proc, else from NVML.
 /// @param proc "/proc", or a test's copy.
 std::vector<Gpu> machine_gpus(const std::filesystem::path& proc = "/proc");
-
-/// The same from NVIDIA's management library, which is part of the driver. Empty if it is not
-/// installed or does not start.
-std::vector<Gpu> gpus_of_nvml();
 
 /// The NUMA nodes of the GPUs that a CUDA program sees, in its order; empty for a GPU whose node is
 /// unknown, such as a MIG device that is given by its own UUID.

@@ -83,32 +83,28 @@ std::string render_report(const FailureReport& report) {
 }
 
 nlohmann::ordered_json json_of_failure(const FailureReport& failure) {
-  nlohmann::ordered_json json;
-  json["rank"] = failure.rank;
-  json["local_rank"] = failure.local_rank;
-  json["host"] = failure.host;
-  json["pid"] = failure.pid;
-  json["command"] = failure.argv;
-  const bool exited = WIFEXITED(failure.wait_status);
-  const char* const how = exited ? "exit_code" : "signal";
-  json[how] = exited ? WEXITSTATUS(failure.wait_status) : WTERMSIG(failure.wait_status);
-  json["out_of_memory"] = failure.out_of_memory;
-  json["time"] = std::chrono::duration<double>(failure.time.time_since_epoch()).count();
-  json["seconds_after_start"] = failure.seconds_after_start;
-  json["stderr_tail"] = failure.stderr_tail;
-  json["error_message"] = failure.error_message;
-  json["error_file"] = failure.error_message.empty() ? "" : failure.error_file;
-  json["failed_too"] = failure.failed_too;
-  json["ended"] = failure.ended;
-  return json;
+  const int status = failure.wait_status;
+  const bool exited = WIFEXITED(status);
+  return {{"rank", failure.rank},
+          {"local_rank", failure.local_rank},
+          {"host", failure.host},
+          {"pid", failure.pid},
+          {"command", failure.argv},
+          {exited ? "exit_code" : "signal", exited ? WEXITSTATUS(status) : WTERMSIG(status)},
+          {"out_of_memory", failure.out_of_memory},
+          {"time", std::chrono::duration<double>(failure.time.time_since_epoch()).count()},
+          {"seconds_after_start", failure.seconds_after_start},
+          {"stderr_tail", failure.stderr_tail},
+          {"error_message", failure.error_message},
+          {"error_file", failure.error_message.empty() ? "" : failure.error_file},
+          {"failed_too", failure.failed_too},
+          {"ended", failure.ended}};
 }
 
 std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure) {
-  nlohmann::ordered_json json;
-  json["exit_code"] = exit_code;
-  json["restarts"] = restarts;
-  json["failure"] = nullptr;
-  if (failure) json["failure"] = json_of_failure(*failure);
+  const nlohmann::ordered_json json{{"exit_code", exit_code},
+                                    {"restarts", restarts},
+                                    {"failure", failure ? json_of_failure(*failure) : nullptr}};
   // A worker's output may not be UTF-8.
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
