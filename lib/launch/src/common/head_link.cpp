@@ -93,9 +93,8 @@ void HeadLink::throw_if_gone() const {
 void HeadLink::await_next(bool limited) {
   itimerspec time{};
   if (limited) {
-    const auto seconds = std::chrono::floor<std::chrono::seconds>(silence_);
-    time.it_value.tv_sec = seconds.count();
-    time.it_value.tv_nsec = std::chrono::nanoseconds(silence_ - seconds).count();
+    time.it_value = {.tv_sec = silence_.count() / 1000,
+                     .tv_nsec = silence_.count() % 1000 * 1'000'000};
   }
   ::timerfd_settime(timer_.get(), 0, &time, nullptr);
 }

@@ -13,23 +13,23 @@ namespace syncbn::launch {
 
 GroupResult start_failure(const Worker& worker, const std::string& file) {
   const int error = *worker.start_error;
+  GroupResult result{.exit_code = base::kExitUnavailable};
   if (!worker.wait_status) {
-    return {.exit_code = base::kExitUnavailable,
-            .start_error =
-                fmt::format("cannot start rank {}: {}", worker.rank, base::describe_errno(error))};
+    result.start_error =
+        fmt::format("cannot start rank {}: {}", worker.rank, base::describe_errno(error));
+  } else if (worker.bind_failed) {
+    result.start_error = fmt::format(
+        "cannot bind rank {} to its cores: {} (its CPU set has changed since the launcher "
+        "started?)",
+        worker.rank, std::strerror(error));
+  } else {
+    std::string hint;
+    if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";
+    if (error == ENOENT) hint = " (its interpreter, after #!, does not exist)";
+    result.exit_code = exit_code_of(*worker.wait_status);
+    result.start_error = fmt::format("cannot execute {}: {}{}", file, std::strerror(error), hint);
   }
-  if (worker.bind_failed) {
-    return {
-        .exit_code = base::kExitUnavailable,
-        .start_error = fmt::format("cannot bind rank {} to its cores: {} (its CPU set has changed "
-                                   "since the launcher started?)",
-                                   worker.rank, std::strerror(error))};
-  }
-  std::string hint;
-  if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";
-  if (error == ENOENT) hint = " (its interpreter, after #!, does not exist)";
-  return {.exit_code = exit_code_of(*worker.wait_status),
-          .start_error = fmt::format("cannot execute {}: {}{}", file, std::strerror(error), hint)};
+  return result;
 }
 
 FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& workers,

@@ -61,7 +61,7 @@ GroupResult WorkerGroup::run() {
     handle_signals();
     handle_cluster();
     read_outputs();  // before the events: a worker's output, then its end
-    handle_keeper_events();
+    while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
   }
   if (keeper_->gone()) {
@@ -203,15 +203,6 @@ void WorkerGroup::stop_and_continue() {
   keeper_->signal_workers(SIGCONT);
 }
 
-void WorkerGroup::handle_keeper_events() {
-  const bool had_failure = first_failure_.has_value();
-  while (const auto event = keeper_->next_event()) handle_event(*event);
-  if (had_failure || !first_failure_) return;
-  const int code = exit_code_of(workers_[first_failure_->worker].wait_status.value_or(0));
-  end_at_ = Clock::now();
-  if (code == base::kExitUsage) *end_at_ += kUsageErrorPatience;
-}
-
 void WorkerGroup::handle_event(const KeeperEvent& event) {
   const auto index = static_cast<size_t>(event.worker);
   Worker& worker = workers_[index];
@@ -252,8 +243,10 @@ void WorkerGroup::worker_ended(size_t index) {
   const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
   if (!failed || ending_ || first_failure_) return;
   first_failure_ = {index, std::chrono::system_clock::now(), seconds_since_start()};
-  if (run_.cluster == nullptr) return;
   const int code = worker.wait_status ? exit_code_of(*worker.wait_status) : base::kExitUnavailable;
+  end_at_ = Clock::now();
+  if (code == base::kExitUsage) *end_at_ += kUsageErrorPatience;
+  if (run_.cluster == nullptr) return;
   const std::string what =
       worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
   run_.cluster->report_failure(code, !worker.start_error && code != base::kExitUsage,
@@ -326,7 +319,7 @@ void WorkerGroup::handle_deadlines() {
                     grace_time(), describe_helpers(keeper_->pid())));
     return end_workers(SIGTERM);
   }
-  if (!anyone_runs()) {
+  if (running() == 0) {
     killed_ = true;  // Keeper::finish() kills what is left, or spares daemons
     return;
   }
@@ -352,7 +345,7 @@ void WorkerGroup::end_workers(int signal) {
   ending_ = true;
   deadline_ =
       Clock::now() +
-      (anyone_runs() ? grace() : std::min<std::chrono::milliseconds>(grace(), kHelperPatience));
+      (running() > 0 ? grace() : std::min<std::chrono::milliseconds>(grace(), kHelperPatience));
   keeper_->signal_workers(signal);
   keeper_->signal_workers(SIGCONT);  // a stopped worker gets the signal only then
 }
@@ -381,21 +374,21 @@ void WorkerGroup::end_helpers() {
 }
 
 bool WorkerGroup::is_over() const {
-  return !anyone_runs() && (killed_ || left_ == Left::kNothing);
+  return running() == 0 && (killed_ || left_ == Left::kNothing);
 }
 
 bool WorkerGroup::succeeded() const {
   return !ending_ && !first_failure_;
 }
 
-bool WorkerGroup::anyone_runs() const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [](const Worker& worker) { return worker.running; });
+int64_t WorkerGroup::running() const {
+  return std::count_if(workers_.begin(), workers_.end(),
+                       [](const Worker& worker) { return worker.running; });
 }
 
 void WorkerGroup::keeper_is_lost() {
   kill_all_descendants();
-  if (!anyone_runs()) return;
+  if (running() == 0) return;
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
   run_.output.clear_live();
   throw base::UnavailableError(fmt::format(
@@ -404,13 +397,11 @@ void WorkerGroup::keeper_is_lost() {
 
 void WorkerGroup::announce_wait() {
   announce_at_.reset();
-  const auto running = std::count_if(workers_.begin(), workers_.end(),
-                                     [](const Worker& worker) { return worker.running; });
-  if (running > 0) {
+  if (running() > 0) {
     const Worker& failed = workers_[first_failure_->worker];
     run_.output.say(fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} to end",
                                 failed.rank, failed.end_in_words(),
-                                base::counted(running, "other worker")));
+                                base::counted(running(), "other worker")));
   } else if (!ending_ && left_ == Left::kHelpers) {
     run_.output.say(fmt::format(
         "syncbn-launch: all workers have ended; waiting up to {} (--shutdown_timeout) for what "

@@ -4,6 +4,7 @@
 #include <syncbn/launch/options.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,7 +60,6 @@ class WorkerGroup {
   void handle_signals();
   void end_by_signal(int signal);
   void handle_cluster();
-  void handle_keeper_events();
   void handle_event(const KeeperEvent& event);
   void read_outputs();
   bool read_stream(size_t worker, Stream stream);
@@ -76,7 +76,7 @@ class WorkerGroup {
   void end_helpers();
   void keeper_is_lost();
   void stop_and_continue();
-  bool anyone_runs() const;
+  int64_t running() const;  ///< how many workers run
   bool is_over() const;
   /// No failure so far.
   bool succeeded() const;
