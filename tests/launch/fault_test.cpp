@@ -155,7 +155,7 @@ TEST(LaunchFaultTest, HelpersThatDoNotEndGetSigtermThenSigkill) {
   const auto result = job.launcher().wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out, "cleaned up\n");
-  EXPECT_THAT(result.err, AllOf(HasSubstr("has not ended after 300 ms"), HasSubstr("tail (pid ")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("still run after 300 ms"), HasSubstr("tail (pid ")));
   EXPECT_EQ(job.count("tail"), 0U);
 }
 
@@ -238,7 +238,8 @@ TEST(LaunchFaultTest, AWorkerThatHangsInTheKernelDoesNotBlockTheExit) {
   launcher.send_signal(SIGTERM);
   const auto result = launcher.wait();
   EXPECT_EQ(result.exit_code, 143);
-  EXPECT_THAT(result.err, HasSubstr(fmt::format("(pid {}) does not die; left behind", worker)));
+  EXPECT_THAT(result.err, HasSubstr(fmt::format(
+                              "(pid {}) did not end after SIGKILL; it is left running", worker)));
   EXPECT_EQ(state_of(worker), 'D');
   // It does not continue when it is thawed.
   freezer.thaw();

@@ -295,7 +295,7 @@ TEST(LaunchTest, SpellsTheLocalRankAsTheScriptDoes) {
       launch({"--no_use_env", "--local_rank_arg=--local-rank", "old.py"}, in_folder).exit_code, 2);
   const auto without = launch({"old.py"}, in_folder);
   EXPECT_EQ(without.out, "-1\n");
-  EXPECT_THAT(without.err, HasSubstr("old.py declares --local_rank, and gets none: start with "
+  EXPECT_THAT(without.err, HasSubstr("old.py declares --local_rank and does not get it: start with "
                                      "--no_use_env, or read LOCAL_RANK"));
   EXPECT_EQ(launch({"--use_env", "old.py"}, in_folder).err, "");
   folder.write("new.py", "'--local_rank' or os.environ['LOCAL_RANK']");
@@ -325,7 +325,8 @@ TEST(LaunchTest, SaysWhatItHasTakenFromTheScheduler) {
                                       {"SLURM_NODEID", "0"},
                                       {"SLURM_STEP_NODELIST", "localhost,other"},
                                       {"SLURM_JOB_ID", std::to_string(::getpid())}}});
-  EXPECT_THAT(result.err, HasSubstr("one run on 2 nodes, as SLURM says; node 0 is localhost:"));
+  EXPECT_THAT(result.err,
+              HasSubstr("one run on 2 nodes, according to SLURM; node 0 is localhost:"));
 }
 
 TEST(LaunchTest, RunsAScriptThroughRunpy) {
@@ -508,13 +509,14 @@ TEST(LaunchTest, ALongErrorMessageIsCutAndItsFileNamed) {
       launch({"--report=" + report, "--log_dir=" + (folder / "logs").string(), "sh", "-c",
               "yes bad | head -c 1000000 > $TORCHELASTIC_ERROR_FILE; exit 3"});
   EXPECT_LE(count(result.err, "bad\n"), 40);
-  EXPECT_THAT(result.err, HasSubstr("    [cut here; the whole is in " + folder.path().string()));
+  EXPECT_THAT(result.err,
+              HasSubstr("    [cut here; the full message is in " + folder.path().string()));
   const auto failure = nlohmann::json::parse(base::read_file(report))["failure"];
   const std::string message = failure["error_message"];
   EXPECT_GT(count(message, "bad\n"), 1000);
   EXPECT_LT(message.size(), 70'000U);
   const std::string file = failure["error_file"];
-  EXPECT_THAT(message, EndsWith("[cut here; the whole is in " + file + "]"));
+  EXPECT_THAT(message, EndsWith("[cut here; the full message is in " + file + "]"));
   EXPECT_EQ(std::filesystem::file_size(file), 1'000'000U);
 }
 

@@ -62,7 +62,7 @@ TEST(LaunchStartTest, ASignalEndsIt) {
     job.launcher().send_signal(signal);
     const auto result = job.launcher().wait();
     EXPECT_EQ(result.exit_code, 128 + signal);
-    EXPECT_THAT(result.err, AllOf(Not(HasSubstr("pid 0")), Not(HasSubstr("left behind"))));
+    EXPECT_THAT(result.err, AllOf(Not(HasSubstr("pid 0")), Not(HasSubstr("left running"))));
     EXPECT_EQ(job.left_over(), 0U);
     EXPECT_FALSE(job.has_started(29));
     EXPECT_TRUE(job.temporaries_are_gone());

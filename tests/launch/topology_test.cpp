@@ -110,7 +110,7 @@ TEST_F(TwoSocketsTest, RefusesWorkersWhoseGpusPlaceIsNotKnown) {
       [&] {
         bound(Binding::kNode, 2, {3, std::nullopt});
       },
-      ThrowsMessage<base::UserError>(HasSubstr("does not tell where GPU 1 is")));
+      ThrowsMessage<base::UserError>(HasSubstr("does not report the node of GPU 1")));
   EXPECT_THAT(bound(Binding::kNode, 2, {std::nullopt}, "0-1"), ElementsAre("0-1", "0-1"))
       << "there is one node";
 }

@@ -83,7 +83,7 @@ void announce_threads(const LaunchOptions& options, const RunContext& context) {
 void announce_scheduler(const LaunchOptions& options, const RunContext& context) {
   if (options.scheduler.empty() || context.node != 0) return;
   base::write_stderr(
-      fmt::format("syncbn-launch: one run on {} nodes, as {} says; node 0 is {}:{} "
+      fmt::format("syncbn-launch: one run on {} nodes, according to {}; node 0 is {}:{} "
                   "(--standalone starts a run of its own on each)\n",
                   context.nodes, options.scheduler, context.master_addr, context.master_port));
 }

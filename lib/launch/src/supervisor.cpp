@@ -234,7 +234,7 @@ void Supervisor::announce_restart() {
 void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_before) {
   events_.restart(start.reason);
   if (start.restarts > restarts_before) return announce_restart();
-  say(fmt::format("begins again on {} with {}: {}", base::counted(start.nodes, "node"),
+  say(fmt::format("starting again on {} with {}: {}", base::counted(start.nodes, "node"),
                   base::counted(start.ranks.world_size, "worker"), start.reason));
 }
 

@@ -68,7 +68,7 @@ std::vector<const Node*> homes(const Topology& topology, size_t workers,
           "--numa_binding: no NUMA node is known for local rank {}, since {}; use --bind=cores, or "
           "set CUDA_VISIBLE_DEVICES to nothing if the workers need no GPU",
           worker,
-          has_gpu ? fmt::format("the kernel does not tell where GPU {} is", worker)
+          has_gpu ? fmt::format("the kernel does not report the node of GPU {}", worker)
                   : fmt::format("CUDA sees {}", base::counted(std::ssize(gpu_nodes), "GPU"))));
     }
   }

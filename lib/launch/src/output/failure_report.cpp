@@ -44,7 +44,8 @@ std::string cut_message(const std::string& message, const std::string& file, siz
     if (++lines == max_lines) end = at;
   }
   if (message.size() <= end + 1) return message;
-  return fmt::format("{}\n[cut here; the whole is in {}]", base::utf8_prefix(message, end), file);
+  return fmt::format("{}\n[cut here; the full message is in {}]", base::utf8_prefix(message, end),
+                     file);
 }
 
 std::string render_report(const FailureReport& report) {

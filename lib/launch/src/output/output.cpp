@@ -375,7 +375,7 @@ int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurrie
   }
   const auto error = output.error();
   if (!error) return exit_code;
-  output.say(fmt::format("syncbn-launch: error: {}; what the workers wrote there is lost", *error));
+  output.say(fmt::format("syncbn-launch: error: {}; later output of the workers is lost", *error));
   return exit_code != base::kExitOk ? exit_code : base::kExitUnavailable;
 }
 

@@ -159,7 +159,7 @@ std::string local_rank_warning(const LaunchOptions& options) {
     if (is_typed) return "";
     if (!declares(script, name)) continue;
     return fmt::format(
-        "{} declares {}, and gets none: start with --no_use_env, or read LOCAL_RANK from the "
+        "{} declares {} and does not get it: start with --no_use_env, or read LOCAL_RANK from the "
         "environment",
         options.program.front(), name);
   }

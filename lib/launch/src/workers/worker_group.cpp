@@ -314,7 +314,7 @@ void WorkerGroup::handle_deadlines() {
   if (!deadline_ || Clock::now() < *deadline_) return;
   if (!ending_ && left_ == Left::kHelpers) {
     run_.output.say(
-        fmt::format("syncbn-launch: what the workers started has not ended after {}: {}; "
+        fmt::format("syncbn-launch: processes that the workers started still run after {}: {}; "
                     "sending SIGTERM",
                     grace_time(), describe_helpers(keeper_->pid())));
     return end_workers(SIGTERM);
@@ -325,7 +325,7 @@ void WorkerGroup::handle_deadlines() {
   }
   if (!killed_) {
     run_.output.say(fmt::format(
-        "syncbn-launch: workers still run {} after the signal to end: killed", grace_time()));
+        "syncbn-launch: workers still run {} after the signal to end; killing them", grace_time()));
     return kill_workers();
   }
   // SIGKILL did not help; only the keeper goes on waiting.
@@ -335,9 +335,10 @@ void WorkerGroup::handle_deadlines() {
     if (!std::exchange(worker.running, false)) continue;
     worker.ended_by_us = true;
     if (worker.pid == 0) continue;  // not forked yet: the keeper hangs in an earlier fork
-    log_end(i, "does not die; left behind");
-    run_.output.say(fmt::format("syncbn-launch: rank {} (pid {}) does not die; left behind",
-                                worker.rank, worker.pid));
+    log_end(i, "did not end after SIGKILL");
+    run_.output.say(
+        fmt::format("syncbn-launch: rank {} (pid {}) did not end after SIGKILL; it is left running",
+                    worker.rank, worker.pid));
   }
 }
 
@@ -404,8 +405,8 @@ void WorkerGroup::announce_wait() {
                                 base::counted(running(), "other worker")));
   } else if (!ending_ && left_ == Left::kHelpers) {
     run_.output.say(fmt::format(
-        "syncbn-launch: all workers have ended; waiting up to {} (--shutdown_timeout) for what "
-        "they started: {}",
+        "syncbn-launch: all workers have ended; waiting up to {} (--shutdown_timeout) for "
+        "processes that they started: {}",
         grace_time(), describe_helpers(keeper_->pid())));
   }
 }
