@@ -324,8 +324,9 @@ void WorkerGroup::handle_deadlines() {
     return;
   }
   if (!killed_) {
-    run_.output.say(fmt::format(
-        "syncbn-launch: workers still run {} after the signal to end; killing them", grace_time()));
+    run_.output.say(
+        fmt::format("syncbn-launch: workers still run {} after the signal to end, and are killed",
+                    grace_time()));
     return kill_workers();
   }
   // SIGKILL did not help; only the keeper goes on waiting.
