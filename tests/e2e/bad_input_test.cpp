@@ -146,7 +146,7 @@ TEST_F(BadInputTest, RefusesAnEmptyNameOfAConfiguration) {
 }
 
 TEST_F(BadInputTest, SaysThatMemoryIsShort) {
-  // More than an address space holds: no machine has it, whatever its kernel promises.
+  // More than the address space: it fails even if the kernel overcommits memory.
   const auto result =
       train_on(shipped_config("digits.yaml"),
                {"--data=synthetic", "--data.size=2000000", "--batch_size=2000000",

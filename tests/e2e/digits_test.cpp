@@ -11,8 +11,8 @@ using ::testing::HasSubstr;
 
 class DigitsTest : public ::testing::TestWithParam<int> {};
 
-// What the project is for: on class-skewed shards, statistics over all ranks learn, those of each
-// rank alone do not.
+// What the project is for: on class-skewed shards, training succeeds with synchronised statistics
+// and fails with each rank's own.
 TEST_P(DigitsTest, SyncBatchNormLearnsWhereBatchNormOfEachRankDoesNot) {
   const TempFolder folder;
   const auto accuracy = [&](const std::string& config) {
@@ -63,7 +63,7 @@ TEST(TrainProgramTest, LearnsTheSameInEachMemoryFormat) {
   const double channels_last = loss("channels_last");
   EXPECT_NEAR(loss("contiguous"), channels_last, 0.02 * channels_last);
   EXPECT_EQ(loss("auto"), channels_last);
-  // Each goes on from the other's checkpoint.
+  // Each program resumes from the other's checkpoint.
   const auto second_epoch = [&](const std::string& format) {
     return loss(format, {"--resume", folder / "contiguous0/last.pt", "--epochs", "2"});
   };

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr int kImages = 8;  // of each class and split
 
-/// The last line about an epoch in a run's log.
+/// The last epoch's line in a run's log.
 nlohmann::json last_epoch_of(const std::string& run_dir) {
   std::istringstream log(base::read_file(run_dir + "/log.jsonl"));
   nlohmann::json last;
@@ -34,7 +34,7 @@ class ImageFolderTrainingTest : public ::testing::Test {
  protected:
   ImageFolderTrainingTest() {
     for (const char* split : {"train", "test"}) {
-      // Some of colours, some grey: two classes that are easily told apart.
+      // Coloured and grey images: two classes that are easy to learn.
       fill(split, "colour", "jpeg_444.jpg");
       fill(split, "grey", "png_grey8.png");
     }

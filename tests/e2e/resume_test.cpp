@@ -52,7 +52,7 @@ class ResumeTest : public ::testing::Test {
     return all;
   }
 
-  /// The lines about epochs in the log of the run in the folder `name`.
+  /// The epochs' lines in the log of the run in the folder `name`.
   std::vector<nlohmann::json> epoch_lines(const std::string& name) const {
     std::vector<nlohmann::json> found;
     std::istringstream log(base::read_file(folder_ / (name + "/log.jsonl")));
@@ -74,7 +74,7 @@ TEST_F(ResumeTest, EndsBitForBitWhereAnUninterruptedRunDoes) {
   expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
 }
 
-// Without being told: the launcher's restart says it.
+// Without --resume: the restart by the launcher implies it.
 TEST_F(ResumeTest, GoesOnWhereTheAttemptBeforeTheRestartWas) {
   run_ranks_of_train(2, args("whole"));
   std::vector<std::string> words{
@@ -118,7 +118,7 @@ TEST_F(ResumeTest, GoesOnOnTheNodesThatAreLeft) {
   EXPECT_EQ(record["epochs"], 4);
 }
 
-// Crashes before and after the group has formed; bench/recovery by itself does many.
+// Crashes before and after the group has formed. bench/recovery runs many more.
 TEST_F(ResumeTest, RecoversAtTheFirstRestart) {
   const std::string recovery = SYNCBN_SOURCE_DIR "/bench/recovery";
   for (const char* kind : {"standalone/c++", "static/c++"}) {
@@ -134,7 +134,7 @@ TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   run_ranks_of_train(2, args("whole"));
   auto ranks = start_ranks(2, args("parts", {"--log_interval=1"}));
   ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "step 130/") > 0; }));
-  // One rank only: the vote makes it everybody's.
+  // A signal to one rank only: the vote stops all ranks.
   ranks[1]->send_signal(SIGTERM);
   const auto results = wait_for(ranks);
   for (const ProgramResult& result : results) {

@@ -23,10 +23,10 @@ std::string shipped_config(const std::string& name);
 /// The result.json of a run.
 nlohmann::json result_of(const std::string& run_dir);
 
-/// Environment of rank `rank` as a launcher sets it.
+/// The environment that a launcher sets for a rank.
 Env rank_env(int rank, int world_size, int port);
 
-/// Starts `train`, without a launcher's environment but for `env`, in the folder `cwd`.
+/// Starts `train` in the folder `cwd`, with `env` but no other variables of a launcher.
 std::unique_ptr<Program> start_train(const std::vector<std::string>& args, const Env& env = {},
                                      const std::string& cwd = "");
 
@@ -39,7 +39,7 @@ std::vector<std::unique_ptr<Program>> start_ranks(int world_size,
 
 std::vector<ProgramResult> wait_for(std::vector<std::unique_ptr<Program>>& ranks);
 
-/// Runs them, and fails the test unless all succeed.
+/// Runs start_ranks() and fails the test unless all ranks succeed.
 void run_ranks_of_train(int world_size, const std::vector<std::string>& args);
 
 /// Runs `syncbn-launch --standalone --nproc_per_node=N train ...`.

@@ -1,5 +1,5 @@
-// Does what its arguments say, in order: "progress DONE TOTAL TEXT", "clear" and "garbage BYTES"
-// over the agent channel; "print LINE"; "nap"; "wait" (for a signal); "fail CODE".
+// A worker that executes its arguments in order. Over the agent channel: "progress DONE TOTAL
+// TEXT", "clear", "garbage BYTES". Others: "print LINE"; "nap"; "wait" (for a signal); "fail CODE".
 #include <fcntl.h>
 #include <syncbn/agent.h>
 #include <unistd.h>

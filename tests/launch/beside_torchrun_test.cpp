@@ -1,5 +1,5 @@
-// The same job by torchrun and by syncbn-launch: what workers and log folders have in common. What
-// differs on purpose is in docs/torchrun.md.
+// Runs the same job with torchrun and with syncbn-launch and compares workers and log folders.
+// docs/torchrun.md lists intended differences.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class BesideTorchrun : public ::testing::Test {
     return {python(), "-m", "torch.distributed." + module};
   }
 
-  /// What each of two workers found.
+  /// The environment of each of two workers.
   static std::vector<Json> found(const Words& launcher, const Words& options,
                                  const Environment& env = {}) {
     const TempFolder folder;
@@ -46,7 +46,7 @@ class BesideTorchrun : public ::testing::Test {
     }
   }
 
-  /// Both found the same, but for these variables, which both have.
+  /// Checks that both got the same, except for these variables, which both must have.
   static void expect_same(std::vector<Json> ours, std::vector<Json> theirs,
                           const Words& different) {
     for (size_t rank = 0; rank < 2; ++rank) {
@@ -74,7 +74,7 @@ for action in get_args_parser()._actions:
   std::istringstream options(torchruns.out);
   int found = 0;
   for (std::string option; options >> option; ++found) {
-    // Help has the spelling with underscores.
+    // --help uses underscores.
     std::replace(option.begin() + 2, option.end(), '-', '_');
     EXPECT_THAT(help, ::testing::ContainsRegex("[ ,]" + option + "[ ,]"));
   }
@@ -89,7 +89,7 @@ TEST_F(BesideTorchrun, WorkersOfAStaticJobFindTheSame) {
                       "--rdzv-id=job",
                       "--role=trainer",
                       "--max-restarts=2"};
-  // Of one node the store is rank 0's, not the launcher's.
+  // On one node rank 0 holds the store, not the launcher.
   expect_same(found(launch_command({}), options), found(torchrun(), options),
               {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"});
 }

@@ -1,4 +1,4 @@
-// What binding and GPUs look like from outside.
+// Binding and GPU counts as workers see them.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <poll.h>
@@ -13,7 +13,7 @@
 #include <filesystem>
 
 #include "launch/launcher.h"
-#include "machine/cpus.h"
+#include "machine/topology.h"
 #include "support/skip.h"
 #include "support/text.h"
 #include "workers/keeper.h"
@@ -81,7 +81,7 @@ TEST(BindingTest, GivesThreadsByTheShareOfCores) {
   EXPECT_THAT(result.err, HasSubstr("OMP_NUM_THREADS=1 for each of 2 workers on 2 cores"));
 }
 
-// The CPU set may shrink between planning and starting.
+// The CPU set may shrink between the choice of CPUs and the start.
 TEST(KeeperTest, TellsThatAWorkerCannotBeBound) {
   constexpr int kNobodysCpu = 8000;
   const std::vector<launch::WorkerSpec> workers{{.file = "/bin/true",
@@ -123,7 +123,7 @@ TEST(GpuCountTest, AsksNvmlWhereThereIsNoOtherWord) {
   }
 }
 
-// What it links is another test; this is what it has loaded by itself.
+// What the launcher has opened with dlopen(); another test checks what it links.
 TEST(GpuCountTest, LoadsNoLibtorchEither) {
   SYNCBN_SKIP_UNLESS(!std::filesystem::exists("/proc/driver/nvidia/gpus"), "no-gpu-driver");
   const TempFolder folder;
@@ -156,7 +156,7 @@ TEST(GpuCountTest, DoesNotLoadNvmlForNothing) {
   listed["CUDA_VISIBLE_DEVICES"] = "0";
   EXPECT_EQ(test::launch({"--nproc_per_node=gpu", "true"}, {.env = listed}).exit_code, 0);
   EXPECT_FALSE(std::filesystem::exists(folder / "trace"));
-  // It would have shown.
+  // The trace would exist.
   run_program({"true"}, {.env = {{"LD_PRELOAD", SYNCBN_FAKE_NVML_DIR "/libnvidia-ml.so.1"},
                                  {"FAKE_NVML_TRACE", folder / "trace"}}});
   EXPECT_TRUE(std::filesystem::exists(folder / "trace"));

@@ -1,5 +1,5 @@
-// Counting and finding GPUs. NVML is tests/launch/fake_nvml.cpp, which stands in this program's
-// RUNPATH.
+// Counting and finding GPUs. NVML is tests/launch/fake_nvml.cpp, which this program finds through
+// its RPATH.
 #include "machine/devices.h"
 
 #include <gmock/gmock.h>

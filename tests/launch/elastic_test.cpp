@@ -94,7 +94,7 @@ TEST_F(LaunchElasticTest, ANodeThatComesLaterTakesPart) {
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_THAT(first.out, AllOf(HasSubstr("worker 0/1 node 0/1 restarts 0\n"),
                                HasSubstr("worker 0/2 node 0/2 restarts 0\n")));
-  EXPECT_THAT(first.err, AllOf(HasSubstr("begins again on 2 nodes with 2 workers: node 1 ("),
+  EXPECT_THAT(first.err, AllOf(HasSubstr("starting again on 2 nodes with 2 workers: node 1 ("),
                                HasSubstr("has come")));
   EXPECT_THAT(second.out, HasSubstr("[1] worker 1/2 node 1/2 restarts 0\n"));
 }
@@ -113,7 +113,7 @@ TEST_F(LaunchElasticTest, GoesOnWithoutANodeThatIsKilled) {
   const auto last = two.wait();
   EXPECT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(last.exit_code, 0) << last.err;
-  EXPECT_THAT(first.err, HasSubstr("begins again on 2 nodes with 2 workers: node 1 ("));
+  EXPECT_THAT(first.err, HasSubstr("starting again on 2 nodes with 2 workers: node 1 ("));
   EXPECT_THAT(first.err, HasSubstr("is lost"));
   EXPECT_THAT(last.out, AllOf(HasSubstr("[2] worker 2/3 node 2/3 restarts 0\n"),
                               HasSubstr("[1] worker 1/2 node 1/2 restarts 0\n")));
@@ -131,7 +131,7 @@ TEST_F(LaunchElasticTest, ASignalTakesANodeOut) {
   go();
   const auto result = lead.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("begins again on 1 node with 1 worker: node 1 ("),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("starting again on 1 node with 1 worker: node 1 ("),
                                 HasSubstr("leaves")));
 }
 

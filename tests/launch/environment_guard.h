@@ -7,7 +7,7 @@
 
 namespace syncbn::test {
 
-/// Environment variables for as long as this object lives.
+/// Sets environment variables while this object exists.
 class Environment {
  public:
   explicit Environment(const std::map<std::string, std::string>& variables) {

@@ -1,4 +1,4 @@
-// The event log, read as a program would read it.
+// The event log as a program reads it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-// Stands in for NVIDIA's libnvidia-ml.so.1: FAKE_NVML_GPUS GPUs, or with "none" a driver that does
-// not start. Leaves the file FAKE_NVML_TRACE when it is loaded.
+// A stand-in for NVIDIA's libnvidia-ml.so.1 with FAKE_NVML_GPUS GPUs; "none" is a driver that does
+// not start. Creates the file FAKE_NVML_TRACE when it is loaded.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +11,7 @@ namespace {
 constexpr int kSuccess = 0;
 constexpr int kDriverNotLoaded = 9;
 bool running = false;
-// A device's handle is the address of its number here.
+// A device's handle is the address of its number in this array.
 std::array<unsigned, 64> numbers{};
 
 std::string wanted() {

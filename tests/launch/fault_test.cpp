@@ -24,8 +24,8 @@ using ::testing::Not;
 
 namespace fs = std::filesystem;
 
-// A job whose processes end by SIGKILL only: each worker has a background child, one in a session
-// of its own, and a grandchild whose parent has gone.
+// A job whose processes end only by SIGKILL: each worker has a background child, a child in a
+// session of its own, and a grandchild whose parent has ended.
 class StubbornJob {
  public:
   static constexpr size_t kWorkers = 3;
@@ -57,7 +57,7 @@ class StubbornJob {
   bool started() const { return started_; }
   Program& launcher() { return *program_; }
   pid_t keeper() const { return children_of(program_->pid()).at(0); }
-  /// Processes that do not go, launcher and keeper included.
+  /// Processes that do not end, launcher and keeper included.
   size_t left_over() const { return count_soon(marker_); }
   bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
 
@@ -103,12 +103,12 @@ TEST(LaunchFaultTest, ASecondInterruptKillsAtOnce) {
   ASSERT_TRUE(job.started());
   job.launcher().send_signal(SIGINT);
   job.launcher().send_signal(SIGTERM);
-  // Whichever comes first names the exit code.
+  // Whichever fails first determines the exit code.
   EXPECT_THAT(job.launcher().wait().exit_code, ::testing::AnyOf(130, 143));
   EXPECT_EQ(job.left_over(), 0U);
 }
 
-// A worker that starts these commands in the background, and succeeds once the file "go" is there.
+// A worker that starts these commands in the background and succeeds once the file "go" exists.
 class JobThatSucceeds {
  public:
   JobThatSucceeds(const std::string& commands, const std::string& shutdown_timeout)
@@ -155,7 +155,7 @@ TEST(LaunchFaultTest, HelpersThatDoNotEndGetSigtermThenSigkill) {
   const auto result = job.launcher().wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out, "cleaned up\n");
-  EXPECT_THAT(result.err, AllOf(HasSubstr("has not ended after 300 ms"), HasSubstr("tail (pid ")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("still run after 300 ms"), HasSubstr("tail (pid ")));
   EXPECT_EQ(job.count("tail"), 0U);
 }
 
@@ -170,7 +170,7 @@ TEST(LaunchFaultTest, ASignalEndsTheWaitForHelpers) {
   EXPECT_EQ(job.count("tail"), 0U);
 }
 
-// torch_shm_manager is one: it unlinks shared memory when its last client has ended.
+// Such as torch_shm_manager, which unlinks shared memory after its last client has ended.
 TEST(LaunchFaultTest, DaemonsOfWorkersThatSucceedAreLeftAlone) {
   JobThatSucceeds job("setsid tail -f /dev/null &", "1000");
   ASSERT_TRUE(job.launcher().wait_until([&] { return job.count("tail") == 1; }));
@@ -184,7 +184,7 @@ TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
   for (const int exit_code : {0, 3}) {
     TempFolder folder;
     const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
-    // The first ends when the worker has; the second never does.
+    // The first ends after the worker, the second never.
     const std::string script =
         "touch segment; setsid sh -c 'touch up; while kill -0 '$$$$' && ! grep -q Z "
         "/proc/'$$$$'/stat; do sleep 0.01; done 2> /dev/null; rm segment' & "
@@ -200,8 +200,8 @@ TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
   }
 }
 
-/// A control group of version 1 whose processes can be frozen: then they are in state D, and
-/// SIGKILL does not end them.
+/// A control group of version 1 whose processes can be frozen. SIGKILL does not end a frozen
+/// process, which is in state D.
 class Freezer {
  public:
   Freezer() : folder_(fmt::format("/sys/fs/cgroup/freezer/syncbn-test-{}", ::getpid())) {
@@ -238,9 +238,10 @@ TEST(LaunchFaultTest, AWorkerThatHangsInTheKernelDoesNotBlockTheExit) {
   launcher.send_signal(SIGTERM);
   const auto result = launcher.wait();
   EXPECT_EQ(result.exit_code, 143);
-  EXPECT_THAT(result.err, HasSubstr(fmt::format("(pid {}) does not die; left behind", worker)));
+  EXPECT_THAT(result.err, HasSubstr(fmt::format(
+                              "(pid {}) did not end after SIGKILL; it is left running", worker)));
   EXPECT_EQ(state_of(worker), 'D');
-  // Nor does it come back to life when the kernel lets it go.
+  // It does not continue when it is thawed.
   freezer.thaw();
   EXPECT_TRUE(eventually([&] { return has_ended(worker); }));
 }
@@ -258,7 +259,7 @@ TEST(LaunchFaultTest, AFailureEndsWorkersThatIgnoreIt) {
                                 HasSubstr("rank 1 (killed by signal 9")));
 }
 
-// Workers that write what they catch.
+// Workers that print each signal that they catch.
 constexpr const char* kCatching =
     "trap 'echo got INT; exit 0' INT; trap 'echo got TERM; exit 0' TERM; "
     "trap 'echo got HUP; exit 0' HUP; trap 'echo got QUIT; exit 0' QUIT; trap 'echo got USR1' "
@@ -307,7 +308,7 @@ TEST(LaunchFaultTest, SurvivesAHangupUnderNohup) {
   EXPECT_EQ(launcher.wait().exit_code, 7);
 }
 
-// The worker loops without children: a shell whose vfork'ed child is stopped is in state D, not T.
+// The worker has no children: a shell whose vfork'ed child is stopped is in state D, not T.
 TEST(LaunchFaultTest, StopsAndContinuesTheWorkersWithItself) {
   Program launcher(launch_command({"sh", "-c", "echo $$$$; while true; do :; done"}));
   launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; });
@@ -333,7 +334,7 @@ TEST(LaunchFaultTest, EndsAWorkerThatSomebodyStopped) {
 // As in `syncbn-launch ... | less`.
 TEST(LaunchFaultTest, ASignalEndsItWhileNobodyReadsItsOutput) {
   TempFolder folder;
-  // More than a pipe holds, less than the launcher keeps; then more than both.
+  // First more than the pipe holds but less than the launcher keeps; then more than both.
   const std::string script = "yes | head -c 100000; touch written; exec yes";
   Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c", script}),
                    {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
@@ -406,7 +407,7 @@ TEST(LaunchFaultTest, AReportThatCannotBeWrittenIsSaidBeforeAnythingStarts) {
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
-// Wherever it runs out of them, before a worker has started.
+// Whichever descriptor cannot be opened, no worker starts.
 TEST(LaunchFaultTest, SaysThatThereAreTooFewFileDescriptors) {
   int refused = 0;
   for (int most = 5; most < 64; ++most) {

@@ -1,4 +1,4 @@
-// What a node's launcher hears of its head.
+// A node's connection to its head.
 #include "common/head_link.h"
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST(HeadLinkTest, AHeadThatIsStoppedMayBeSilent) {
   ASSERT_EQ(head.link->next_signal(), SIGSTOP);
   EXPECT_FALSE(head.link_has_news(milliseconds(200)));
   EXPECT_EQ(head.link->next_signal(), std::nullopt);
-  // From then on it has to speak again.
+  // After SIGCONT silence counts again.
   head.says("{\"type\":\"signal\",\"signal\":18}\n");
   ASSERT_EQ(head.link->next_signal(), SIGCONT);
   EXPECT_TRUE(head.link_has_news(std::chrono::seconds(20)));

@@ -16,10 +16,10 @@ TEST(KeeperTest, AnExceptionInItDoesNotReachTheLaunchersCode) {
   try {
     keeper.emplace(std::vector<WorkerSpec>{}, [] { throw std::runtime_error("in the keeper"); });
   } catch (const std::runtime_error&) {
-    ::_exit(0);  // here is the keeper, with the launcher's frames
+    ::_exit(0);  // this is the keeper, with the launcher's frames
   }
   const pid_t pid = keeper->pid();
-  keeper.reset();  // as if the launcher were gone
+  keeper.reset();  // closes the socket, as if the launcher had ended
   int status = 0;
   ASSERT_EQ(::waitpid(pid, &status, 0), pid);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT) << status;

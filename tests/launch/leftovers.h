@@ -15,7 +15,7 @@
 
 namespace syncbn::test {
 
-/// Processes of whose folder in /proc that holds.
+/// Processes whose folder in /proc satisfies the condition.
 inline std::vector<pid_t> processes_that(
     const std::function<bool(const std::filesystem::path&)>& holds) {
   std::vector<pid_t> pids;
@@ -27,7 +27,7 @@ inline std::vector<pid_t> processes_that(
   return pids;
 }
 
-/// Processes with `marker` in their environment: it is inherited by all of a job, whatever they do.
+/// Processes with `marker` in their environment, which all processes of a job inherit.
 inline std::vector<pid_t> job_processes(const std::string& marker) {
   return processes_that([&](const std::filesystem::path& process) {
     std::ifstream file(process / "environ");
@@ -36,7 +36,7 @@ inline std::vector<pid_t> job_processes(const std::string& marker) {
   });
 }
 
-/// Those of them that run the program `name`, as `ps -o comm` shows it.
+/// Those of them whose program is `name`, as `ps -o comm` shows it.
 inline size_t count_programs(const std::string& marker, const std::string& name) {
   size_t count = 0;
   for (const pid_t pid : job_processes(marker)) {
@@ -48,7 +48,7 @@ inline size_t count_programs(const std::string& marker, const std::string& name)
   return count;
 }
 
-/// Processes that have this working directory.
+/// Processes with this working directory.
 inline std::vector<pid_t> processes_in(const std::filesystem::path& folder) {
   return processes_that([&](const std::filesystem::path& process) {
     std::error_code error;
@@ -56,7 +56,7 @@ inline std::vector<pid_t> processes_in(const std::filesystem::path& folder) {
   });
 }
 
-/// How many processes with that marker do not go.
+/// The number of processes with that marker that do not end.
 inline size_t count_soon(const std::string& marker) {
   eventually([&] { return job_processes(marker).empty(); }, kPromptly);
   return job_processes(marker).size();

@@ -80,12 +80,12 @@ TEST_F(LogFolderTest, ATemporaryOneGoesUnlessItIsKept) {
               ElementsAre(kept));
 }
 
-TEST_F(LogFolderTest, ErrorsOfARunThatWentWellAreForgotten) {
+TEST_F(LogFolderTest, ErrorFilesOfARunThatSucceededAreRemoved) {
   {
     LogFolder folder(options_);
     folder.keep();
     EXPECT_FALSE(folder.is_wanted());
-    folder.forget_errors();
+    folder.release_errors();
   }
   EXPECT_TRUE(temp_.empty());
 }
@@ -95,7 +95,7 @@ TEST_F(LogFolderTest, OneWithLogsStays) {
   {
     LogFolder folder(options_);
     EXPECT_TRUE(folder.is_wanted());
-    folder.forget_errors();
+    folder.release_errors();
     folder.remove();
   }
   EXPECT_FALSE(temp_.empty());

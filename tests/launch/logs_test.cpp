@@ -1,4 +1,4 @@
-// Where workers' output goes: log folder, redirects, tee, filters, prefixes.
+// Where the workers' output goes: log folder, redirects, tee, filters, prefixes.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-/// The one folder in `folder`.
+/// The only folder in `folder`.
 fs::path only_folder(const fs::path& folder) {
   const std::vector<fs::directory_entry> entries(fs::directory_iterator(folder),
                                                  fs::directory_iterator{});
@@ -61,7 +61,7 @@ TEST(LaunchLogsTest, TeeShowsAndWrites) {
   EXPECT_FALSE(fs::exists(attempt / "1/stderr.log"));
 }
 
-// torchrun's redirect syntax refuses local ranks of two digits.
+// torchrun's parser refuses local ranks of two digits.
 TEST(LaunchLogsTest, TakesRanksOfAnyNumber) {
   TempFolder folder;
   const auto result = launch({"--nproc_per_node=12", "--log_dir=" + folder.path().string(), "-r",
@@ -114,7 +114,7 @@ TEST(LaunchLogsTest, LeavesNoFolderBehindWithoutALogDir) {
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
-// torchrun keeps them in /tmp, too.
+// As torchrun does.
 TEST(LaunchLogsTest, KeepsLogsThatWereAskedForWithoutALogDir) {
   TempFolder folder;
   const auto result = launch({"-r", "1", "echo", "precious"}, {.env = {{"TMPDIR", folder.path()}}});
@@ -131,7 +131,7 @@ TEST(LaunchLogsTest, KeepsThemWhenTheLauncherIsKilled) {
   const pid_t keeper = children_of(launcher.pid()).at(0);
   launcher.send_signal(SIGKILL);
   launcher.wait();
-  // It would be the keeper's work to remove them.
+  // The keeper would remove them.
   ASSERT_TRUE(eventually([&] { return has_ended(keeper); }));
   const fs::path run = only_folder(folder.path());
   EXPECT_EQ(text_of(run / "attempt_0/0/stdout.log"), "precious\n");
@@ -184,7 +184,7 @@ TEST(LaunchLogsTest, TheReportHasTheReasonOfARankThatIsNotShown) {
 
 TEST(LaunchLogsTest, SaysThatALogFileCouldNotBeWritten) {
   TempFolder folder;
-  // A limit in place of a full disk; as there, the process is not killed for it.
+  // A limit in place of a full disk. As on a full disk, the launcher is not killed.
   const auto result = run_program({"sh", "-c",
                                    "ulimit -f 8; trap '' XFSZ; exec " + kLauncher + " --log_dir=" +
                                        folder.path().string() + " -t 1 seq 100000 >/dev/null"});
@@ -192,7 +192,7 @@ TEST(LaunchLogsTest, SaysThatALogFileCouldNotBeWritten) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("stdout.log"), HasSubstr("File too large")));
 }
 
-// As in `2>&1 | less`: one pipe for both.
+// As with `2>&1 | less`: one pipe for both streams.
 TEST(LaunchLogsTest, LinesOfBothStreamsStayWholeForASlowReader) {
   const auto result = run_program(
       {"bash", "-c",
@@ -233,7 +233,6 @@ TEST(LaunchLogsTest, PrefixesLinesAsAsked) {
   EXPECT_EQ(out("off"), "x\n");
 }
 
-// torchrun's variable.
 TEST(LaunchLogsTest, TakesThePrefixFromTorchrunsVariable) {
   const auto result =
       run_program({kLauncher, "--nproc_per_node=2", "sh", "-c", "[ $RANK = 1 ] && echo x || true"},

@@ -10,7 +10,7 @@
 
 namespace syncbn::test {
 
-/// A folder that looks as /sys does on another machine.
+/// A folder that looks like another machine's /sys.
 class MadeUpSys {
  public:
   const std::filesystem::path& path() const { return folder_.path(); }

@@ -1,4 +1,4 @@
-// Ports, and several nodes: as several launchers on one host, and in network namespaces.
+// Ports and several nodes, as several launchers on one host and in network namespaces.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -22,7 +22,7 @@ TEST(LaunchNetworkTest, JobsStartedTogetherGetDistinctPorts) {
   TempFolder folder;
   std::vector<std::unique_ptr<Program>> jobs;
   for (size_t i = 0; i < kJobs; ++i) {
-    // Each holds its port until all have theirs.
+    // Each run holds its port until all have one.
     jobs.push_back(std::make_unique<Program>(
         launch_command({"sh", "-c", "echo $MASTER_PORT; while [ ! -e go ]; do sleep 0.01; done"}),
         RunProgramOptions{.cwd = folder.path()}));
@@ -44,7 +44,7 @@ TEST(LaunchNetworkTest, RankZeroCanListenOnThePortThatIsHeldForIt) {
       {.cwd = folder.path()});
   ASSERT_TRUE(job.wait_until([&] { return !job.out().empty(); }));
   const int port = std::atoi(job.out().c_str());
-  // With SO_REUSEADDR, as TCPStore does.
+  // With SO_REUSEADDR, as TCPStore listens.
   EXPECT_EQ(Listener(port, INADDR_ANY).port, port);
   folder.write("go", "");
   EXPECT_EQ(job.wait().exit_code, 0);
@@ -73,7 +73,7 @@ TEST(LaunchNetworkTest, AGivenPortReachesTheWorkers) {
 }
 
 TEST(LaunchNetworkTest, AStrangersAddressAloneIsRefusedOnOneMachine) {
-  // TEST-NET-1: nobody's address.
+  // TEST-NET-1: an address that no host has.
   const auto result = launch({"--master_addr=192.0.2.1", "true"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("192.0.2.1 is not an address of this machine"));
@@ -124,7 +124,7 @@ TEST(LaunchNetworkTest, NodesInTwoNetworksMeetAtTheMastersAddress) {
         launch_command({"--nnodes=2", fmt::format("--node_rank={}", rank), "--nproc_per_node=2",
                         "--master_addr=" + TwoHosts::address(0), "--master_port=29501", script}));
   };
-  // The launcher's own store would be at that port.
+  // The launcher's own store would use that port.
   const RunProgramOptions options{.env = {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}}};
   Program first(node(0), options);
   Program second(node(1), options);

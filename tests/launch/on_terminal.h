@@ -14,7 +14,7 @@
 
 namespace syncbn::test {
 
-/// A program whose stdin, stdout and stderr are a terminal of 60 columns, its controlling one.
+/// A program whose stdin, stdout and stderr are its controlling terminal, 60 columns wide.
 class OnTerminal {
  public:
   explicit OnTerminal(const std::vector<std::string>& argv) {
@@ -60,10 +60,10 @@ class OnTerminal {
     return true;
   }
 
-  /// As when the window is closed or the connection to it is lost.
+  /// Hangs up, as when the window is closed or the connection is lost.
   void hang_up() { master_.reset(); }
 
-  /// Its exit code, after everything has been read.
+  /// Reads all output and returns the exit code.
   int wait() {
     while (master_ && read_more()) {
     }
@@ -85,7 +85,7 @@ class OnTerminal {
     }
     char buffer[4096];
     const ssize_t got = ::read(master_.get(), buffer, sizeof(buffer));
-    if (got <= 0) return false;  // EIO: all have closed it
+    if (got <= 0) return false;  // EIO: every process has closed it
     screen_.append(buffer, static_cast<size_t>(got));
     return true;
   }

@@ -147,7 +147,7 @@ TEST(OutputTest, ErasesAndRedrawsTheBarAroundLines) {
     output.begin_attempt({{.whole_lines = false}});
     output.set_bar("BAR");
     output.write(0, Stream::kErr, "line\n");
-    output.write(0, Stream::kErr, "half");  // no bar behind half a line
+    output.write(0, Stream::kErr, "half");  // no bar after an unfinished line
     output.write(0, Stream::kErr, " whole\n");
   }
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),

@@ -75,7 +75,7 @@ TEST(FailureReportTest, ShowsAsMuchOfAnErrorMessageAsAPersonReads) {
   for (int i = 0; i < 100'000; ++i) report.error_message += fmt::format("line {}\n", i);
   EXPECT_THAT(render_report(report),
               AllOf(HasSubstr("    line 0\n"),
-                    EndsWith("    line 39\n    [cut here; the whole is in /tmp/e.json]\n")));
+                    EndsWith("    line 39\n    [cut here; the full message is in /tmp/e.json]\n")));
   report.error_message = std::string(100'000, 'x');
   EXPECT_LT(render_report(report).size(), 10'000U);
 }
@@ -89,7 +89,7 @@ TEST(FailureReportTest, ShowsAnErrorMessageWithoutWhatATerminalWouldObey) {
 }
 
 TEST(FailureReportTest, CutsAMessageBetweenLinesAndCharacters) {
-  const std::string note = "\n[cut here; the whole is in f]";
+  const std::string note = "\n[cut here; the full message is in f]";
   EXPECT_EQ(cut_message("a\nb\n", "f", 100, 2), "a\nb\n");
   EXPECT_EQ(cut_message("a\nb\nc", "f", 100, 2), "a\nb" + note);
   EXPECT_EQ(cut_message("abc\ndef", "f", 5), "abc\nd" + note);

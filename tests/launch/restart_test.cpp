@@ -1,4 +1,4 @@
-// --max_restarts: what the attempts of a run share, and what each has for itself.
+// --max_restarts: what the attempts of a run share, and what each has of its own.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -40,7 +40,7 @@ TEST(LaunchRestartTest, GivesUpAfterTheLastWithTheWorkersCode) {
   EXPECT_THAT(result.err, HasSubstr("no restart is left (--max_restarts=1)"));
 }
 
-// Started again, it would make the same mistake.
+// A restart would repeat a usage error.
 TEST(LaunchRestartTest, DoesNotRepeatAUsageError) {
   const auto result = launch({"--max_restarts=3", "sh", "-c", "echo up; exit 2"});
   EXPECT_EQ(result.exit_code, 2);
@@ -88,7 +88,7 @@ TEST(LaunchRestartTest, ASignalEndsTheRunWithoutARestart) {
   EXPECT_EQ(result.out, "up\n");
 }
 
-// Not only one that comes while all is well.
+// Also a signal that arrives while an attempt is failing.
 TEST(LaunchRestartTest, ASignalInTheGraceTimeEndsTheRunToo) {
   TempFolder folder;
   const std::string script =
@@ -99,14 +99,14 @@ TEST(LaunchRestartTest, ASignalInTheGraceTimeEndsTheRunToo) {
   ASSERT_TRUE(launcher.wait_until([&] { return launcher.out() == "[0] ending\n"; }));
   launcher.send_signal(SIGTERM);
   ASSERT_TRUE(launcher.wait_until([&] { return !pending(launcher.pid(), SIGTERM); }));
-  folder.write("go", "");  // the first signal leaves it the rest of its time
+  folder.write("go", "");  // the first signal does not cut the grace period short
   const auto result = launcher.wait();
   EXPECT_EQ(result.exit_code, 143);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed: exit code 4"),
                                 HasSubstr("ended by SIGTERM, instead of restart 1 of 3")));
 }
 
-// The crash of a real training job: the worker dies by a signal while the others wait for it.
+// As in a real training job: one worker is killed by a signal while the others wait for it.
 TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
   const std::string script =
       "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
@@ -116,8 +116,7 @@ TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
   EXPECT_THAT(result.err, HasSubstr("rank 2 failed: killed by signal 11 (SIGSEGV"));
 }
 
-// Crashes before and after the group has formed; bench/recovery by itself does many, and on two
-// nodes.
+// Crashes before and after the group has formed. bench/recovery runs many more, also on two nodes.
 TEST(LaunchRestartTest, PythonWorkersRecoverAtTheFirstRestart) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const auto result =

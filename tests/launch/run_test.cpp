@@ -1,4 +1,4 @@
-// syncbn-launch from outside: what workers find, and what becomes of what they do.
+// syncbn-launch from outside: what workers get, and how the launcher handles what they do.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
@@ -112,7 +112,7 @@ TEST(LaunchTest, Returns128PlusTheSignalThatKilledAWorker) {
 }
 
 TEST(LaunchTest, GivesWorkersNoDescriptorsButTheirOwn) {
-  // 9 is what a careless caller left open.
+  // The caller left descriptor 9 open.
   const auto result =
       run_program({"sh", "-c", kLauncher + " sh -c 'ls /proc/$$$$/fd' 9</dev/null"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -130,13 +130,13 @@ TEST(LaunchTest, ResetsSignalsForWorkers) {
   const auto result = run_program(
       {"sh", "-c",
        "trap '' INT PIPE; exec " + kLauncher + " grep -E 'Sig(Blk|Ign)' /proc/self/status"});
-  // Signals 32 and 33 are glibc's own: no program can reset them if it was started with them
-  // ignored.
+  // Signals 32 and 33 are reserved by glibc, so a program that inherits them as ignored cannot
+  // reset them.
   EXPECT_THAT(result.out, ::testing::MatchesRegex("SigBlk:\t0+\nSigIgn:\t0000000(18|00)0000000\n"));
 }
 
 TEST(LaunchTest, EndsWithItsWorkersWhenStartedWithChildSignalsIgnored) {
-  // Not from a shell: those do not pass an ignored SIGCHLD on.
+  // Not through a shell: shells do not pass on an ignored SIGCHLD.
   constexpr char kIgnoreAndRun[] = R"(
 import os, signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -203,7 +203,7 @@ TEST(LaunchTest, DoesNotWaitForAGrandchildThatHoldsThePipe) {
 }
 
 TEST(LaunchTest, ReportsTheFirstFailureOnceAndEndsTheRest) {
-  // Rank 1 fails when the others are surely there; its words are buried under rank 0's.
+  // Rank 1 fails once the others are running; rank 0's output hides its own.
   TempFolder folder;
   const auto result =
       launch({"--nproc_per_node=3", "sh", "-c",
@@ -227,7 +227,7 @@ TEST(LaunchTest, DoesNotRepeatWordsThatWereTheLastOnesPrinted) {
 
 TEST(LaunchTest, IsBriefAboutAUsageErrorOfAllWorkers) {
   const auto result = launch({"--nproc_per_node=3", "sh", "-c",
-                              // Those that say nothing are the first to leave.
+                              // The silent ranks end first.
                               "[ $RANK = 0 ] && echo 'a.yaml:3: no such key' >&2; exit 2"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(count(result.err, "no such key"), 1) << result.err;
@@ -295,7 +295,7 @@ TEST(LaunchTest, SpellsTheLocalRankAsTheScriptDoes) {
       launch({"--no_use_env", "--local_rank_arg=--local-rank", "old.py"}, in_folder).exit_code, 2);
   const auto without = launch({"old.py"}, in_folder);
   EXPECT_EQ(without.out, "-1\n");
-  EXPECT_THAT(without.err, HasSubstr("old.py declares --local_rank, and gets none: start with "
+  EXPECT_THAT(without.err, HasSubstr("old.py declares --local_rank and does not get it: start with "
                                      "--no_use_env, or read LOCAL_RANK"));
   EXPECT_EQ(launch({"--use_env", "old.py"}, in_folder).err, "");
   folder.write("new.py", "'--local_rank' or os.environ['LOCAL_RANK']");
@@ -318,14 +318,15 @@ TEST(LaunchTest, TakesThePythonOfTheFolderInWhichItHasALink) {
   EXPECT_EQ(run_program({kLauncher, "script.py"}, in_folder).out, "");
 }
 
-// Two launchers that the scheduler started for runs of their own would be one run, in silence.
+// Two launchers that were meant as two runs would otherwise silently become one.
 TEST(LaunchTest, SaysWhatItHasTakenFromTheScheduler) {
   const auto result = launch({"--rdzv_conf=join_timeout=1", "true"},
                              {.env = {{"SLURM_STEP_NUM_NODES", "2"},
                                       {"SLURM_NODEID", "0"},
                                       {"SLURM_STEP_NODELIST", "localhost,other"},
                                       {"SLURM_JOB_ID", std::to_string(::getpid())}}});
-  EXPECT_THAT(result.err, HasSubstr("one run on 2 nodes, as SLURM says; node 0 is localhost:"));
+  EXPECT_THAT(result.err,
+              HasSubstr("one run on 2 nodes, according to SLURM; node 0 is localhost:"));
 }
 
 TEST(LaunchTest, RunsAScriptThroughRunpy) {
@@ -488,7 +489,7 @@ TEST(LaunchTest, WritesAReportInJson) {
   EXPECT_EQ(report["failure"]["ended"].size(), 1U);
 }
 
-// The printed one leaves out what stands just above it.
+// The printed report leaves out output that is directly above it.
 TEST(LaunchTest, ReportsInJsonHaveTheLastLinesThatWereShown) {
   TempFolder folder;
   const std::string report = folder / "report.json";
@@ -508,13 +509,14 @@ TEST(LaunchTest, ALongErrorMessageIsCutAndItsFileNamed) {
       launch({"--report=" + report, "--log_dir=" + (folder / "logs").string(), "sh", "-c",
               "yes bad | head -c 1000000 > $TORCHELASTIC_ERROR_FILE; exit 3"});
   EXPECT_LE(count(result.err, "bad\n"), 40);
-  EXPECT_THAT(result.err, HasSubstr("    [cut here; the whole is in " + folder.path().string()));
+  EXPECT_THAT(result.err,
+              HasSubstr("    [cut here; the full message is in " + folder.path().string()));
   const auto failure = nlohmann::json::parse(base::read_file(report))["failure"];
   const std::string message = failure["error_message"];
   EXPECT_GT(count(message, "bad\n"), 1000);
   EXPECT_LT(message.size(), 70'000U);
   const std::string file = failure["error_file"];
-  EXPECT_THAT(message, EndsWith("[cut here; the whole is in " + file + "]"));
+  EXPECT_THAT(message, EndsWith("[cut here; the full message is in " + file + "]"));
   EXPECT_EQ(std::filesystem::file_size(file), 1'000'000U);
 }
 
@@ -572,7 +574,7 @@ TEST(LaunchTest, AWorkerKilledForMemoryEndsTheOthersSoon) {
                        "exec python3 -c \"x = bytearray(1000 << 20)\"'"});
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed"), HasSubstr("ran out of memory")));
-  // The grace time is 30 s.
+  // The grace period is 30 s.
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 

@@ -1,6 +1,6 @@
-// Preloaded: fork() takes SLOW_STARTS_MS milliseconds, and fails after so many calls of a process
-// and its children as SLOW_STARTS_FORKS says; pthread_create() likewise (SLOW_STARTS_THREADS). As
-// with `ulimit -u`, which does not bind root.
+// A preloaded library that slows down and limits starts. fork() takes SLOW_STARTS_MS milliseconds,
+// and fails after SLOW_STARTS_FORKS calls by a process and its children; pthread_create() fails
+// after SLOW_STARTS_THREADS. This replaces `ulimit -u`, which does not limit root.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>

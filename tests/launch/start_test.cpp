@@ -1,4 +1,4 @@
-// The start of many workers: it can be ended, and reaches limits with a clear message.
+// The start of many workers can be interrupted, and a limit that it reaches is reported clearly.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ using ::testing::Not;
 
 namespace fs = std::filesystem;
 
-/// Thirty workers, of which five start in a second.
+/// Thirty workers, which start at five per second.
 class SlowStart {
  public:
   explicit SlowStart(std::map<std::string, std::string> env = {{"SLOW_STARTS_MS", "200"}})
@@ -62,7 +62,7 @@ TEST(LaunchStartTest, ASignalEndsIt) {
     job.launcher().send_signal(signal);
     const auto result = job.launcher().wait();
     EXPECT_EQ(result.exit_code, 128 + signal);
-    EXPECT_THAT(result.err, AllOf(Not(HasSubstr("pid 0")), Not(HasSubstr("left behind"))));
+    EXPECT_THAT(result.err, AllOf(Not(HasSubstr("pid 0")), Not(HasSubstr("left running"))));
     EXPECT_EQ(job.left_over(), 0U);
     EXPECT_FALSE(job.has_started(29));
     EXPECT_TRUE(job.temporaries_are_gone());
@@ -82,7 +82,7 @@ TEST(LaunchStartTest, NothingOutlivesALauncherThatIsKilled) {
 TEST(LaunchStartTest, ALauncherThatIsKilledWhileItWaitsForItsReaderLeavesNothing) {
   TempFolder folder;
   fs::create_directory(folder / "tmp");
-  // More than a pipe holds, less than the launcher keeps.
+  // More than the pipe holds, less than the launcher keeps.
   Program launcher({kLauncher, "sh", "-c", "yes | head -c 100000; touch written"},
                    {.env = {{"TMPDIR", folder / "tmp"}}, .cwd = folder.path()});
   ASSERT_TRUE(eventually([&] { return fs::exists(folder / "written"); }));
@@ -104,7 +104,7 @@ TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {
 }
 
 TEST(LaunchStartTest, AProcessLimitThatIsReachedIsNamed) {
-  // The keeper's fork is the first, the workers' follow.
+  // The first fork is the keeper's, the others are the workers'.
   for (const int forks : {0, 1, 7}) {
     SlowStart job({{"SLOW_STARTS_FORKS", std::to_string(forks)}});
     const auto result = job.launcher().wait();
@@ -125,7 +125,7 @@ TEST(LaunchStartTest, MoreWorkersThanTheCoresCanRunNeedAnOption) {
   EXPECT_THAT(refused.err, AllOf(HasSubstr("--nproc_per_node=4096: this machine has "),
                                  HasSubstr("usable core"), HasSubstr("more than 32 workers per "),
                                  HasSubstr("start at most "), HasSubstr("--oversubscribe")));
-  // One core, whatever this machine has.
+  // One core, however many this machine has.
   const auto on_one_core = [](int workers) {
     return run_program({"taskset", "-c", "0", kLauncher, "--dry_run",
                         fmt::format("--nproc_per_node={}", workers), "true"});

@@ -1,4 +1,4 @@
-// syncbn-launch on a terminal: a pseudo-terminal in the place of a person's.
+// syncbn-launch on a pseudo-terminal.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -22,7 +22,7 @@ TEST(LaunchTerminalTest, DrawsRankZerosProgressBelowTheLines) {
                                       "epoch 1", "nap", "print", "a line", "nap", "clear"}));
   EXPECT_EQ(terminal.wait(), 0);
   EXPECT_THAT(terminal.screen(), HasSubstr("[#######........] 5/10  50 %  epoch 1  0:00"));
-  // Erased before the line, drawn again after it, gone at the end.
+  // The bar is erased before the line, drawn again after it, and erased at the end.
   EXPECT_THAT(terminal.screen(), HasSubstr("\r\x1b[K\x1b[36m[0] \x1b[0ma line\r\n[#######"));
   const size_t last_bar = terminal.screen().rfind("5/10");
   EXPECT_NE(terminal.screen().find("\r\x1b[K", last_bar), std::string::npos);
@@ -72,8 +72,8 @@ TEST(LaunchTerminalTest, ControlCEndsTheJob) {
   EXPECT_THAT(terminal.screen(), AllOf(HasSubstr("ended by SIGINT"), Not(HasSubstr("failed"))));
 }
 
-// The worker loops without children: a shell whose vfork'ed child is stopped is in state D, not T.
-// SIGHUP is ignored, as under nohup, whose output goes on to the terminal when it is told so.
+// The worker has no children: a shell whose vfork'ed child is stopped is in state D, not T.
+// SIGHUP is ignored, as under a nohup whose output still goes to the terminal.
 TEST(LaunchTerminalTest, ARunThatOutlivesItsTerminalSucceeds) {
   TempFolder folder;
   OnTerminal terminal({"/bin/sh", "-c",

@@ -1,4 +1,4 @@
-// Where workers are bound on machines of many kinds, which are made up.
+// Binding of workers on simulated machines.
 #include "machine/topology.h"
 
 #include <gmock/gmock.h>
@@ -51,8 +51,8 @@ TEST(CpusTest, AreThoseThatTheKernelAllows) {
   for (const int cpu : cpus) EXPECT_TRUE(CPU_ISSET(cpu, &set));
 }
 
-/// Two sockets, each of two NUMA nodes of two cores of two threads: 0-7 are the cores' first
-/// threads, 8-15 the second. Node 4 is memory alone.
+/// Two sockets of two NUMA nodes each, a node with two cores of two threads. CPUs 0 to 7 are the
+/// cores' first threads, 8 to 15 the second. Node 4 has only memory.
 class TwoSocketsTest : public ::testing::Test {
  protected:
   TwoSocketsTest() {
@@ -110,7 +110,7 @@ TEST_F(TwoSocketsTest, RefusesWorkersWhoseGpusPlaceIsNotKnown) {
       [&] {
         bound(Binding::kNode, 2, {3, std::nullopt});
       },
-      ThrowsMessage<base::UserError>(HasSubstr("does not tell where GPU 1 is")));
+      ThrowsMessage<base::UserError>(HasSubstr("does not report the node of GPU 1")));
   EXPECT_THAT(bound(Binding::kNode, 2, {std::nullopt}, "0-1"), ElementsAre("0-1", "0-1"))
       << "there is one node";
 }

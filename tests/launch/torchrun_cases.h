@@ -26,7 +26,7 @@ inline Words operator+(Words words, const Words& more) {
 }
 
 inline RunProgramOptions options_in(const TempFolder& folder, const Environment& env = {}) {
-  // Importing torch takes seconds, of several processes on few cores more.
+  // Importing torch takes seconds, and longer for several processes on few cores.
   RunProgramOptions options{.env = env, .cwd = folder.path(), .timeout_seconds = 110};
   options.env.insert({{"OMP_NUM_THREADS", "1"}, {"PYTHON_EXEC", python()}});
   return options;
@@ -39,7 +39,7 @@ inline std::set<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
-/// The log folder of the first attempt of the one run in `logs`.
+/// The log folder of the first attempt of the only run in `logs`.
 inline std::filesystem::path attempt_in(const std::filesystem::path& logs) {
   const auto runs = names_in(logs);
   EXPECT_EQ(runs.size(), 1U);
@@ -63,7 +63,7 @@ class Job {
                                   options_in(folder_, env));
   }
 
-  /// All have to succeed; what they said, one after the other.
+  /// Checks that all succeed and returns their output, one after the other.
   std::string output() {
     std::string out;
     for (Program& program : programs_) {

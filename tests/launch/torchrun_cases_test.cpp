@@ -1,4 +1,4 @@
-// The cases of torchrun's own tests with syncbn-launch in its place; docs/torchrun.md has the list.
+// The cases of torchrun's own tests, run with syncbn-launch. docs/torchrun.md lists them.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -28,12 +28,12 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 namespace fs = std::filesystem;
-// What most of torchrun's cases give.
+// The arguments of most cases.
 const Words kUsual{"--nnodes=1", "--rdzv-id=7", "--monitor-interval=1", "--start-method=spawn"};
 
 // ---- launcher/test_run.py, launch_test.py, api_test.py -----------------------------------------
 
-/// Programs of which each worker leaves a file with its rank for a name.
+/// Programs whose workers each create a file named after the rank.
 class TorchrunRunCases : public ::testing::Test {
  protected:
   /// The files' names.
@@ -120,7 +120,7 @@ TEST_F(TorchrunRunCases, AWorkerForEachDevice) {
   }
 }
 
-// The quotes are torchrun's tests' own: no shell takes them off.
+// The quotes are part of the argument in torchrun's tests; no shell removes them.
 Words elastic() {
   return {"--nnodes=1:2",
           "--nproc-per-node=4",
@@ -148,7 +148,7 @@ TEST_F(TorchrunRunCases, AWorkerThatRaisesEndsTheRun) {
 
 TEST_F(TorchrunRunCases, LogsWithALinePrefixTemplate) {
   const TempFolder folder;
-  // "--redirect" is an abbreviation.
+  // "--redirect" abbreviates "--redirects".
   const auto result = run_program(
       Words{kLauncher} + kUsual +
           Words{"--nproc-per-node=4", "--redirect=3", "--tee=3", "--log-dir=logs", "sh", "-c",
@@ -172,7 +172,7 @@ TEST_F(TorchrunRunCases, WorkersKnowThatTorchelasticLaunchedThem) {
   EXPECT_EQ(run_program(launch_command({"--logs_specs=default", script}), options).out, "True\n");
 }
 
-// By the old name, without and with --use-env.
+// Called torch.distributed.launch, without and with --use-env.
 TEST_F(TorchrunRunCases, TheOldLaunchersWay) {
   const TempFolder folder;
   fs::create_symlink(kLauncher, folder / "torch.distributed.launch");
@@ -190,7 +190,7 @@ TEST_F(TorchrunRunCases, TheOldLaunchersWay) {
   EXPECT_EQ(said({}),
             (Lines{": say.py --local-rank=0 --x in 0", ": say.py --local-rank=1 --x in 1"}));
   EXPECT_EQ(said({"--use-env"}), (Lines{": say.py --x in 0", ": say.py --x in 1"}));
-  // As scripts from before PyTorch 2.0 spell it.
+  // The spelling of scripts from before PyTorch 2.0.
   folder.write("say.py", "import os, sys; '--local_rank'; print(*sys.argv)");
   EXPECT_EQ(said({}), (Lines{": say.py --local_rank=0 --x", ": say.py --local_rank=1 --x"}));
 }
@@ -244,7 +244,7 @@ TEST_F(TorchrunRunCases, InitMethodsOnOneNode) {
   }
 }
 
-// The launchers' store is at that address already.
+// The launchers' store already listens at that address.
 TEST_F(TorchrunRunCases, InitMethodTcpOnTwoNodes) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   Job job(2);
@@ -341,7 +341,7 @@ struct RoleNode {
   int workers;
 };
 
-/// Ranks, overall and in each role, go on from node to node.
+/// Ranks, both global and within each role, continue from node to node.
 void expect_ranks_of(const std::vector<RoleNode>& nodes) {
   Job job(static_cast<int>(nodes.size()));
   std::map<std::string, int> role_sizes;
@@ -407,7 +407,7 @@ TEST(TorchrunAgentCases, GoesOnAfterARankWasKilled) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("[0] done\n"), HasSubstr("[1] done\n")));
 }
 
-// torchrun's exit barrier: a node that is ready early waits for the others, however long.
+// torchrun's exit barrier: a node that ends early waits for the others.
 TEST(TorchrunAgentCases, NodesMayEndFarApart) {
   Job job(2);
   Program& early = job.start({}, {"touch", "ended0"});
@@ -418,7 +418,7 @@ TEST(TorchrunAgentCases, NodesMayEndFarApart) {
   EXPECT_EQ(job.output(), "[1] late\n");
 }
 
-// Half of each node's workers fail, the others would sleep on.
+// Half of each node's workers fail; the others would go on sleeping.
 TEST(TorchrunAgentCases, AFailureIsNotWaitedOutAnywhere) {
   Job job(2);
   for (int node = 0; node < 2; ++node) {
@@ -428,8 +428,8 @@ TEST(TorchrunAgentCases, AFailureIsNotWaitedOutAnywhere) {
   for (Program& program : job.programs()) EXPECT_EQ(program.wait().exit_code, 6);
 }
 
-/// torch's @record writes what a worker raised; a launcher that somebody watches the same way hands
-/// the first one on.
+/// torch's @record writes what a worker raised to a file. A launcher that itself runs under @record
+/// passes the first such file on.
 class TorchrunErrorCases : public ::testing::Test {
  protected:
   void SetUp() override {

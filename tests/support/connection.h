@@ -10,7 +10,7 @@
 
 namespace syncbn::test {
 
-/// A connection to a port of 127.0.0.1, as soon as somebody listens there.
+/// Connects to a port of 127.0.0.1 as soon as a process listens there.
 inline base::UniqueFd connect_to(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -28,7 +28,7 @@ inline base::UniqueFd connect_to(int port) {
   return fd;
 }
 
-/// Whether all of it could be sent.
+/// Returns whether all bytes could be sent.
 inline bool send_to(const base::UniqueFd& fd, const std::string& text) {
   return ::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) ==
          static_cast<ssize_t>(text.size());

@@ -6,8 +6,7 @@
 
 namespace syncbn::test {
 
-/// Waits until `done()` holds; false when the time is up, which is so long that only what hangs
-/// gets there.
+/// Waits until `done()` holds. Returns false after a time that only a hang exceeds.
 inline bool eventually(const std::function<bool()>& done,
                        std::chrono::seconds limit = std::chrono::seconds(20)) {
   const auto deadline = std::chrono::steady_clock::now() + limit;

@@ -7,9 +7,9 @@
 
 namespace syncbn::test {
 
-/// A port that is taken and at which nobody listens: connections to it are refused.
+/// A port that is taken without a listener: connections to it are refused.
 struct BoundPort {
-  /// @param wanted 0: one that is free.
+  /// @param wanted 0: any free port.
   explicit BoundPort(int wanted = 0, in_addr_t host = INADDR_LOOPBACK)
       : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const int on = 1;
@@ -30,7 +30,7 @@ struct BoundPort {
   int port = 0;
 };
 
-/// The same with somebody who listens, and accepts nobody.
+/// A port with a listener that never accepts.
 struct Listener : BoundPort {
   explicit Listener(int wanted = 0, in_addr_t host = INADDR_LOOPBACK) : BoundPort(wanted, host) {
     if (::listen(fd.get(), SOMAXCONN) != 0) base::throw_errno("listen");

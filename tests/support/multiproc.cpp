@@ -49,8 +49,8 @@ using Clock = std::chrono::steady_clock;
     code = 1;
   }
   std::fflush(nullptr);
-  // Not exit(): static destructors belong to the parent's test program. Not _exit(): a rank that
-  // ends as it should is no dead one.
+  // Not exit(): static destructors belong to the parent's test program. Not _exit(): it would skip
+  // the handlers by which a rank leaves its group properly.
   std::quick_exit(code);
 }
 
@@ -62,13 +62,13 @@ int free_port() {
 
 std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
                                               const std::function<void(int rank)>& body) {
-  // A forked child has only the forking thread: locks and pools of the others would hang it.
+  // A forked child has only the forking thread. It would hang on locks that others hold.
   const auto threads = std::filesystem::directory_iterator("/proc/self/task");
   if (std::distance(begin(threads), end(threads)) != 1) {
     throw base::InternalError("a test forks ranks after its own process started threads");
   }
-  // The kernel gives it to nobody else, and who sets SO_REUSEADDR, as TCPStore does, can listen on
-  // it.
+  // The kernel gives this port to no other process, and a socket with SO_REUSEADDR, as TCPStore's,
+  // can listen on it.
   const BoundPort held;
   const auto n = static_cast<size_t>(options.world_size);
   std::vector<pid_t> pids;

@@ -6,7 +6,7 @@
 
 namespace syncbn::test {
 
-/// What became of one forked rank.
+/// How one forked rank ended.
 struct RankResult {
   int rank = 0;
   int exit_code = -1;  ///< 128 + N when signal N ended it
@@ -16,18 +16,17 @@ struct RankResult {
 struct RunRanksOptions {
   int world_size = 2;
   double timeout_seconds = 50;  ///< then all ranks are killed and the test fails
-  /// Sets MASTER_ADDR and MASTER_PORT as well; false leaves the environment to the test.
+  /// Whether to set MASTER_ADDR and MASTER_PORT.
   bool set_master = true;
 };
 
 /// Forks `world_size` processes with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR
-/// and MASTER_PORT set, runs `body(rank)` in each and waits for all of them. GoogleTest
-/// assertions inside `body` count: a rank in which one failed exits with 1.
-/// Call it before the test's own process starts threads.
+/// and MASTER_PORT set, runs `body(rank)` in each and waits for all of them. A rank exits with 1 if
+/// a GoogleTest assertion inside `body` failed. Call it before this process starts threads.
 std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
                                               const std::function<void(int rank)>& body);
 
-/// The same, and every rank must succeed: otherwise the test fails with the ranks' output.
+/// Like run_ranks(), but fails the test, with the ranks' output, unless every rank succeeds.
 void run_ranks(int world_size, const std::function<void(int rank)>& body,
                double timeout_seconds = 50);
 

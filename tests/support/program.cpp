@@ -62,7 +62,7 @@ Clock::time_point after(double seconds) {
   ::_exit(base::kExitNotFound);
 }
 
-// Appends what the pipe holds now; closes it at its end.
+// Appends what the pipe holds now. Closes it at the end of the stream.
 void drain(base::UniqueFd& fd, std::string& into) {
   std::array<char, 65536> buffer;
   while (fd) {
@@ -82,7 +82,7 @@ Program::Program(const std::vector<std::string>& argv, const RunProgramOptions& 
   pid_ = ::fork();
   if (pid_ < 0) base::throw_errno("fork");
   if (pid_ == 0) become(argv, options, out.writer.get(), err.writer.get());
-  ::setpgid(pid_, pid_);  // in both processes: whoever comes first
+  ::setpgid(pid_, pid_);  // in both processes, since either may run first
   // By number: glibc 2.36 declares pidfd_open without C linkage.
   pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   if (!pidfd_) base::throw_errno("pidfd_open");
@@ -155,7 +155,7 @@ void Program::read_available(int timeout_ms) {
         {{pidfd_.get(), POLLIN, 0}, {out_fd_.get(), POLLIN, 0}, {err_fd_.get(), POLLIN, 0}}};
     ::poll(polls.data(), polls.size(), timeout_ms);
     int status = 0;
-    // Reaped before the pipes are read, so that nothing it wrote is missed.
+    // Reaped before the pipes are read, so that all its output is read.
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
       exit_code_ =
           WIFEXITED(status) ? WEXITSTATUS(status) : base::kExitSignalBase + WTERMSIG(status);

@@ -11,7 +11,7 @@
 
 namespace syncbn::test {
 
-/// What became of a program that ran to its end.
+/// How a program ended.
 struct ProgramResult {
   int exit_code = -1;  ///< 128 + N when signal N ended it
   std::string out;
@@ -25,9 +25,9 @@ struct RunProgramOptions {
   double timeout_seconds = 60;                  ///< then it is killed and the test fails
 };
 
-/// A started program: stdin is /dev/null, stdout and stderr are kept apart. It runs in a process
-/// group of its own, which is killed with this object (and when the test itself is killed).
-/// argv[0] without a slash is looked for in PATH. Not thread-safe.
+/// A started program. stdin is /dev/null; stdout and stderr are captured separately. It runs in a
+/// process group of its own, which is killed with this object and when the test itself is killed.
+/// argv[0] without a slash is looked up in PATH. Not thread-safe.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& argv, const RunProgramOptions& options = {});
@@ -43,10 +43,11 @@ class Program {
   const std::string& out();
   const std::string& err();
 
-  /// Waits until `done()` holds; false (and a failed test) when the time is up or it ended before.
+  /// Waits until `done()` holds. If the program ends before, or the time is up, fails the test and
+  /// returns false.
   bool wait_until(const std::function<bool()>& done);
 
-  /// Waits for its end; a program that is too slow is killed and fails the test.
+  /// Waits for its end. Kills a program that is too slow and fails the test.
   ProgramResult wait();
 
  private:

@@ -14,8 +14,8 @@ inline std::string python() {
   return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
 }
 
-/// Version of its torch, such as "2.11.0"; empty when it has none. scripts/run-tests finds it out
-/// once for all tests, since importing torch takes seconds.
+/// Version of its torch, such as "2.11.0"; empty if it has none. scripts/run-tests looks once for
+/// all tests, because importing torch takes seconds.
 inline std::string python_torch_version() {
   if (const auto known = base::env("SYNCBN_TEST_TORCH_VERSION")) return *known;
   static const auto found = run_program(
@@ -24,7 +24,7 @@ inline std::string python_torch_version() {
   return found.out;
 }
 
-/// Whether that one has torch; tests that need it are skipped otherwise ("python-torch").
+/// Whether it has torch. Tests that need it are skipped otherwise ("python-torch").
 inline bool python_has_torch() {
   return !python_torch_version().empty();
 }
@@ -34,7 +34,7 @@ inline bool python_has(const std::string& module) {
   return run_program({python(), "-c", "import " + module}).exit_code == 0;
 }
 
-/// Words that run the Python program `script`, whose ranks train with PyTorch's
+/// argv that runs the Python program `script`, whose ranks train with PyTorch's
 /// DistributedDataParallel. Arguments may follow.
 inline std::vector<std::string> python_ddp_program(const std::string& script) {
   return {python(), SYNCBN_SOURCE_DIR "/tests/support/run_then_leave.py", script};

@@ -1,4 +1,4 @@
-// The common mechanism for tests that need what a machine may lack.
+// SYNCBN_SKIP_UNLESS, for tests that need something a machine may lack.
 #include "support/skip.h"
 
 #include <gtest/gtest.h>

@@ -11,10 +11,10 @@ namespace syncbn::test {
 namespace fs = std::filesystem;
 
 SshServer::SshServer() : port_(free_port()) {
-  // A path that begins with a slash is what sshd asks for: it starts itself for each connection.
+  // sshd starts itself again for each connection and insists on an absolute path.
   const std::string sshd = "/usr/sbin/sshd";
   if (!fs::exists(sshd) || !make_key("host") || !make_key("user")) return;
-  // Where sshd, run by root, does its talking before anybody has logged in.
+  // sshd, run by root, needs this folder for privilege separation.
   std::error_code ignored;
   fs::create_directories("/run/sshd", ignored);
   const std::string config =

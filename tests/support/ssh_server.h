@@ -9,19 +9,19 @@
 
 namespace syncbn::test {
 
-/// A real sshd of the test's own: on a free port of 127.0.0.1 and 127.0.0.2, which stand for two
-/// machines, with keys and configuration in a temporary folder. It lets the test's user in.
+/// A real sshd on a free port of 127.0.0.1 and 127.0.0.2, which stand for two machines. Its keys
+/// and configuration are in a temporary folder. It lets the test's user log in.
 class SshServer {
  public:
   SshServer();
 
-  /// Whether this machine has what that takes; a test is skipped otherwise ("sshd").
+  /// Whether this machine can run it. Tests are skipped otherwise ("sshd").
   bool available() const { return available_; }
 
   int port() const { return port_; }
-  /// A private key that opens it.
+  /// A private key that may log in.
   std::string identity() const { return folder_ / "user"; }
-  /// ssh's options for this test: nothing of the user's own configuration counts.
+  /// ssh's options for this server, which ignore the user's own configuration.
   std::string options() const;
 
  private:

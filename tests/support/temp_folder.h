@@ -28,7 +28,7 @@ class TempFolder {
   const std::filesystem::path& path() const { return path_; }
   bool empty() const { return std::filesystem::is_empty(path_); }
 
-  /// Makes a file; its path.
+  /// Creates a file and returns its path.
   std::string write(const std::string& name, const std::string& text,
                     bool executable = false) const {
     const std::filesystem::path file = path_ / name;

@@ -1,5 +1,5 @@
 // main() of all test programs. Each test runs in a process of its own, forked from this one, which
-// has loaded libtorch and started no thread. A test that crashes or hangs fails alone.
+// has loaded libtorch and started no thread. A test that crashes or hangs does not affect others.
 //
 //   PROGRAM [GoogleTest's options] [--timeout=SECONDS] [--prefix=TEXT] [--here]
 //
@@ -115,7 +115,7 @@ int wait_for(pid_t pid, int timeout_seconds, bool& timed_out) {
   pollfd ended{handle, POLLIN, 0};
   timed_out = ::poll(&ended, 1, timeout_seconds * 1000) == 0;
   ::close(handle);
-  // Whatever the test left behind in its process group goes with it.
+  // Kills what the test left behind in its process group, too.
   if (timed_out) ::kill(-pid, SIGKILL);
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
@@ -139,7 +139,7 @@ int run_forked(const std::string& name, const Options& options) {
     const int code = run_here(name, options);
     std::fflush(nullptr);
 #ifdef __SANITIZE_ADDRESS__
-    std::exit(code);  // leaks are looked for here
+    std::exit(code);  // the sanitizer looks for leaks at exit
 #else
     std::quick_exit(code);  // libtorch's destructors take longer than most tests
 #endif

@@ -6,7 +6,7 @@
 
 namespace syncbn::test {
 
-/// The message of the Exception that `body` throws; a failure when it throws none.
+/// The message of the Exception that `body` throws. Fails the test if it throws none.
 template <class Exception, class Body>
 std::string message_of(Body body) {
   try {

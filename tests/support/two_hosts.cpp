@@ -29,7 +29,7 @@ TwoHosts::TwoHosts() {
                  ip(fmt::format("-n {} addr add {}/64 dev cable nodad", name, address6(host))) &&
                  ip(fmt::format("-n {} link set cable up", name)) &&
                  ip(fmt::format("-n {} link set lo up", name));
-    // `ip netns exec` puts it over /etc/hosts.
+    // `ip netns exec` mounts this file over /etc/hosts.
     std::error_code ignored;
     fs::create_directories(folder_of(host), ignored);
     std::ofstream(folder_of(host) + "/hosts") << fmt::format(

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "common/processes.h"
-#include "job/run_facts.h"
+#include "job/run_context.h"
 #include "machine/devices.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
@@ -34,57 +34,58 @@
 namespace syncbn::launch {
 namespace {
 
-// A caller may close them (`<&-`); a pipe to a worker must not get one of their numbers.
+// A caller may have closed them (`<&-`); a worker's pipe must not get one of their numbers.
 void open_standard_streams() {
-  int fd = ::open("/dev/null", O_RDWR);
+  int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
   if (fd >= 0) ::close(fd);
 }
 
-// The port of a run on one node, for its rank 0.
-base::HeldPort hold_master_port(RunFacts& facts) {
-  if (!is_local_address(facts.master_addr)) {
+// Holds the port of a run on one node for its rank 0.
+base::HeldPort hold_master_port(RunContext& context) {
+  if (!is_local_address(context.master_addr)) {
     throw base::UserError(
         fmt::format("--master_addr={} is not an address of this machine, so that rank 0 could not "
                     "listen there; leave it out, or start the other nodes with --nnodes",
-                    facts.master_addr));
+                    context.master_addr));
   }
-  base::HeldPort port = hold_port(facts.master_port);
-  facts.master_port = port.port();
+  base::HeldPort port = hold_port(context.master_port);
+  context.master_port = port.port();
   return port;
 }
 
-// Of several nodes one coordinates: node 0, or where ranks are not given the first launcher on the
-// host of the endpoint.
-base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunFacts& facts) {
-  const bool may_lead = options.c10d ? options.is_host.value_or(is_local_address(facts.master_addr))
-                                     : options.node_rank == 0;
+// One node coordinates the others: node 0 or, if ranks are not given, the first launcher on the
+// endpoint's host. Returns its listening socket, or nothing on the other nodes.
+base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunContext& context) {
+  const bool may_lead = options.c10d
+                            ? options.is_host.value_or(is_local_address(context.master_addr))
+                            : options.node_rank == 0;
   if (!may_lead) return {};
-  base::UniqueFd listener = listen_on(facts.master_port);
-  // Without ranks another launcher of this host may have been first.
+  base::UniqueFd listener = listen_on(context.master_port);
+  // If ranks are not given, another launcher on this host may already listen.
   const bool has_to_lead = !options.c10d || options.is_host;
-  if (!listener && has_to_lead) throw_port_error(facts.master_port);
+  if (!listener && has_to_lead) throw_port_error(context.master_port);
   return listener;
 }
 
-void announce_threads(const LaunchOptions& options, const RunFacts& facts) {
-  if (facts.omp_num_threads.empty() || options.voice == Voice::kOfItself) return;
-  const auto [least, most] =
-      std::minmax_element(facts.omp_num_threads.begin(), facts.omp_num_threads.end());
+void announce_threads(const LaunchOptions& options, const RunContext& context) {
+  const auto& counts = context.omp_num_threads;
+  if (counts.empty() || options.message_scope == MessageScope::kOwnWorkers) return;
+  const auto [min, max] = std::minmax_element(counts.begin(), counts.end());
   const std::string threads =
-      *least == *most ? std::to_string(*least) : fmt::format("{} to {}", *least, *most);
+      *min == *max ? std::to_string(*min) : fmt::format("{} to {}", *min, *max);
   base::write_stderr(
       fmt::format("syncbn-launch: OMP_NUM_THREADS={} for each of {} workers on {} (set it to "
                   "choose another)\n",
                   threads, options.nproc_per_node, base::counted(base::usable_cpus(), "core")));
 }
 
-void announce_place(const LaunchOptions& options, const RunFacts& facts) {
-  if (options.scheduler.empty() || facts.node != 0) return;
+void announce_scheduler(const LaunchOptions& options, const RunContext& context) {
+  if (options.scheduler.empty() || context.node != 0) return;
   base::write_stderr(
-      fmt::format("syncbn-launch: one run on {} nodes, as {} says; node 0 is {}:{} "
+      fmt::format("syncbn-launch: one run on {} nodes, according to {}; node 0 is {}:{} "
                   "(--standalone starts a run of its own on each)\n",
-                  facts.nodes, options.scheduler, facts.master_addr, facts.master_port));
+                  context.nodes, options.scheduler, context.master_addr, context.master_port));
 }
 
 void check_gpus(const LaunchOptions& options) {
@@ -100,7 +101,6 @@ void check_gpus(const LaunchOptions& options) {
         "--virtual_local_rank: {}; each worker needs one: start fewer, or leave the option out",
         there));
   }
-  // Workers on CPUs are legitimate on a machine with GPUs, too.
   if (*gpus == 0) return;
   base::write_stderr(fmt::format(
       "syncbn-launch: warning: {}: there is none for local ranks from {} on (nothing wrong "
@@ -111,36 +111,36 @@ void check_gpus(const LaunchOptions& options) {
 int run(const LaunchOptions& options, SshNode* node) {
   check_gpus(options);
   const Command command = resolve_program(options);
-  RunFacts facts = gather_facts(options);
+  RunContext context = make_run_context(options);
   std::optional<base::HeldPort> port;
-  if (facts.nodes == 1) port = hold_master_port(facts);
+  if (context.nodes == 1) port = hold_master_port(context);
   if (options.dry_run) {
-    fmt::print("{}", render_plan(options, facts, command));
+    fmt::print("{}", render_plan(options, context, command));
     return base::kExitOk;
   }
-  announce_place(options, facts);
-  announce_threads(options, facts);
+  announce_scheduler(options, context);
+  announce_threads(options, context);
   const std::string warning = local_rank_warning(options);
-  if (!warning.empty() && options.voice != Voice::kOfItself) {
+  if (!warning.empty() && options.message_scope != MessageScope::kOwnWorkers) {
     base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", warning));
   }
   std::optional<Cluster> cluster;
-  if (facts.nodes > 1) {
-    cluster.emplace(options, facts.job_id, facts.master_port, listen_for_cluster(options, facts));
+  if (context.nodes > 1) {
+    cluster.emplace(options, context.job_id, context.master_port,
+                    listen_for_cluster(options, context));
   }
-  return Supervisor(options, facts, command, cluster ? &*cluster : nullptr, node).run();
+  return Supervisor(options, context, command, cluster ? &*cluster : nullptr, node).run();
 }
 
 int run_on_hosts(const LaunchOptions& options) {
-  // First: it may take long, and a head has its own way with signals.
-  const HeadPlan plan(options);
+  const HeadPlan plan(options);  // slow; before SshHead blocks signals
   if (!options.dry_run) return SshHead(options, plan).run();
   fmt::print("{}", plan.render());
   return base::kExitOk;
 }
 
-// What run() would find out, while the other hosts have not begun either. Its warning comes again
-// then; a head does not show what is written before.
+// Finds what run() would find, before any host has started. The head does not show the warning that
+// this prints; run() prints it again.
 void check_machine(const LaunchOptions& options) {
   check_gpus(options);
   cpus_of_workers(options);

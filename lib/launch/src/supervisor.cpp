@@ -16,8 +16,6 @@
 
 #include "common/processes.h"
 #include "output/failure_report.h"
-#include "output/last_output.h"
-#include "output/line_prefix.h"
 
 namespace syncbn::launch {
 namespace {
@@ -30,14 +28,14 @@ OutputOptions output_options(const LaunchOptions& options) {
   return result;
 }
 
-std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const RunFacts& facts) {
+std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const RunContext& context) {
   std::vector<WorkerOutput> workers;
   const auto& shown = options.local_ranks_filter;
   for (int local = 0; local < options.nproc_per_node; ++local) {
     WorkerOutput worker;
-    worker.rank = facts.ranks.base + local;
-    // A single worker speaks for itself; its prompts and carriage returns pass as they are.
-    if (facts.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
+    worker.rank = context.ranks.base + local;
+    // The output of a job's only worker passes unchanged.
+    if (context.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
     worker.whole_lines = options.nproc_per_node > 1 || !worker.prefix.empty();
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
     workers.push_back(std::move(worker));
@@ -45,16 +43,16 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
   return workers;
 }
 
-// As torchrun, for a launcher that was started with @record around it.
+// torchrun does the same, for an agent that itself runs under @record.
 void copy_error_file(const FailureReport& failure) {
-  const auto wanted = base::env("TORCHELASTIC_ERROR_FILE");
+  const auto target = base::env("TORCHELASTIC_ERROR_FILE");
   std::error_code ignored;
-  if (!wanted || failure.error_message.empty()) return;
-  std::filesystem::copy_file(failure.error_file, *wanted,
+  if (!target || failure.error_message.empty()) return;
+  std::filesystem::copy_file(failure.error_file, *target,
                              std::filesystem::copy_options::overwrite_existing, ignored);
 }
 
-// Empty when all went well.
+// Empty after success.
 std::string reason_of(const GroupResult& result) {
   if (!result.start_error.empty()) return result.start_error;
   if (result.failure) {
@@ -67,32 +65,32 @@ std::string reason_of(const GroupResult& result) {
 
 }  // namespace
 
-Supervisor::Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
-                       Cluster* cluster, SshNode* node)
+Supervisor::Supervisor(const LaunchOptions& options, const RunContext& context,
+                       const Command& command, Cluster* cluster, SshNode* node)
     : options_(options),
-      facts_(facts),
+      context_(context),
       command_(command),
       cluster_(cluster),
       node_(node),
       signals_(options.ending_signals, node != nullptr ? &node->head() : nullptr),
       logs_(options),
       output_(output_options(options)),
-      events_(options, facts_, logs_, output_) {}
+      events_(options, context_, logs_, output_) {}
 
 int Supervisor::run() {
   if (logs_.is_wanted()) {
     const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
-    output_.say(fmt::format("syncbn-launch: log files{} are in {}", host, logs_.path().string()));
+    say(fmt::format("log files{} are in {}", host, logs_.path().string()));
   }
   events_.job_started();
   const GroupResult result = run_attempts();
   if (result.exit_code == base::kExitOk) {
-    logs_.forget_errors();
+    logs_.release_errors();
   } else if (last_.failure) {
     copy_error_file(*last_.failure);
   }
   events_.job_ended(result.exit_code, reason_of(result));
-  logs_.put_away();  // the keeper, which would remove it after a kill, has ended
+  logs_.clean_up();
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
   } else {
@@ -116,54 +114,58 @@ GroupResult Supervisor::run_alone() {
     report(result);
     if (!may_restart(result)) return result;
     if (result.signal) return ended_instead_of_restart(*result.signal);
-    ++facts_.attempt;
-    ++facts_.restart_count;
-    renew_master_port();
+    ++context_.attempt;
+    ++context_.restart_count;
+    // A fresh port, so that no worker of the last attempt can reach the new store.
+    if (options_.master_port.value_or(0) == 0) {
+      port_ = hold_port(0);
+      context_.master_port = port_->port();
+    }
     events_.restart("");
     announce_restart();
   }
 }
 
 GroupResult Supervisor::run_with_others() {
-  // Of a head's nodes each says by itself why its workers had to end.
-  bool has_been_said = options_.voice == Voice::kOfItself;
-  std::string said;
+  // Each node of a head has already printed why its workers ended.
+  bool was_printed = options_.message_scope == MessageScope::kOwnWorkers;
   for (;;) {
-    logs_.put_away();
-    if (const auto signal = wait_for_orders()) {
+    logs_.clean_up();
+    if (const auto signal = wait_for_cluster()) {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
       report(result);
       return result;
     }
-    if (const auto& finish = cluster_->finish()) {
-      const bool is_news = !has_been_said && finish->what != said;
-      if (finish->exit_code != base::kExitOk && !finish->what.empty() && is_news) {
-        output_.say(fmt::format("syncbn-launch: error: {}", finish->what));
-      }
-      const bool failed_here = last_.failure || !last_.start_error.empty();
-      // A node's reader is its head, which ends by itself.
-      if (finish->exit_code != base::kExitOk && !failed_here && node_ == nullptr) hurried_ = true;
-      // The report explains the exit code.
-      if (!finish->is_ours) last_.failure.reset();
-      return {.exit_code = finish->exit_code, .of_job = finish->what};
+    if (const auto& end = cluster_->finish()) {
+      return finish(*end, was_printed || end->what == last_.of_job);
     }
     const auto start = cluster_->take_start();
     if (!start) continue;
-    const int restarts_before = std::exchange(facts_.restart_count, start->restarts);
-    take_place(*start);
+    const int restarts_before = context_.restart_count;
+    apply_assignment(*start);
     if (start->attempt > 0) announce_attempt(*start, restarts_before);
     GroupResult result = run_attempt();
-    if (options_.voice != Voice::kOwn) has_been_said = true;
-    said = result.of_job;
-    // Also after a signal: the others end in their own time, and the coordinator may be ours.
+    if (options_.message_scope != MessageScope::kAlone) was_printed = true;
+    // Also after a signal: other nodes may still run, and the coordinator may be in this process.
     cluster_->report_end();
     report(result);
   }
 }
 
+GroupResult Supervisor::finish(const Cluster::Finish& finish, bool was_printed) {
+  const bool failed = finish.exit_code != base::kExitOk;
+  const bool failed_here = last_.failure || !last_.start_error.empty();
+  if (failed && !finish.what.empty() && !was_printed) say("error: " + finish.what);
+  // A node's reader is its head, which ends by itself.
+  if (failed && !failed_here && node_ == nullptr) hurried_ = true;
+  // --report describes only the failure that determines the exit code.
+  if (!finish.is_ours) last_.failure.reset();
+  return {.exit_code = finish.exit_code, .of_job = finish.what};
+}
+
 GroupResult Supervisor::run_attempt() {
-  logs_.begin_attempt(facts_.attempt);
-  output_.begin_attempt(worker_outputs(options_, facts_));
+  logs_.begin_attempt(context_.attempt);
+  output_.begin_attempt(worker_outputs(options_, context_));
   if (!options_.duplicate_stdout_filters.empty()) {
     output_.copy_filtered(Stream::kOut, logs_.file(logs_.attempt(), "filtered_stdout.log"));
   }
@@ -172,16 +174,14 @@ GroupResult Supervisor::run_attempt() {
   }
   events_.attempt_started();
   const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, events_, cluster_};
-  return WorkerGroup(run, facts_).run();
+  return WorkerGroup(run, context_).run();
 }
 
-std::optional<int> Supervisor::wait_for_orders() {
+std::optional<int> Supervisor::wait_for_cluster() {
   bool signalled = false;
   for (;;) {
     cluster_->handle();
-    for (const std::string& notice : cluster_->take_notices()) {
-      if (options_.voice != Voice::kOfItself) output_.say(fmt::format("syncbn-launch: {}", notice));
-    }
+    for (const std::string& notice : cluster_->take_notices()) say_for_job(notice);
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}};
     for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
@@ -195,56 +195,47 @@ std::optional<int> Supervisor::wait_for_orders() {
       if (!signals_.ends(*signal)) continue;
       hurried_ = true;
       cluster_->report_signal(*signal);
-      // The second time at once.
+      // The leader stays until the other nodes have ended, or a second signal arrives.
       if (std::exchange(signalled, true) || !cluster_->leads()) return signal;
     }
   }
 }
 
-void Supervisor::take_place(const Cluster::Start& start) {
-  facts_.attempt = start.attempt;
-  if (!start.job_id.empty()) facts_.job_id = start.job_id;
-  facts_.node = start.node;
-  facts_.nodes = start.nodes;
-  facts_.ranks = start.ranks;
-  facts_.master_addr = start.master_addr;
-  facts_.master_port = start.master_port;
-  facts_.agent_store = start.agent_store;
-  if (!options_.nodes_may_change()) check_stdin(options_, facts_.ranks.world_size);
+void Supervisor::apply_assignment(const Cluster::Start& start) {
+  context_.attempt = start.attempt;
+  context_.restart_count = start.restarts;
+  if (!start.job_id.empty()) context_.job_id = start.job_id;
+  context_.node = start.node;
+  context_.nodes = start.nodes;
+  context_.ranks = start.ranks;
+  context_.master_addr = start.master_addr;
+  context_.master_port = start.master_port;
+  context_.agent_store = start.agent_store;
+  if (!options_.nodes_may_change()) check_stdin(options_, context_.ranks.world_size);
 }
 
 bool Supervisor::may_restart(const GroupResult& result) const {
-  return result.failure && facts_.restart_count < options_.max_restarts &&
+  return result.failure && context_.restart_count < options_.max_restarts &&
          result.exit_code != base::kExitUsage;
 }
 
 GroupResult Supervisor::ended_instead_of_restart(int signal) {
-  GroupResult result{.exit_code = base::kExitSignalBase + signal, .signal = signal};
-  last_ = result;  // the failure alone would not have ended the job
-  output_.say(fmt::format("syncbn-launch: {}, instead of restart {} of {}", reason_of(result),
-                          facts_.restart_count + 1, options_.max_restarts));
-  return result;
-}
-
-void Supervisor::renew_master_port() {
-  // One that was asked for stays; the store on it is as new as the worker that holds it.
-  if (options_.master_port.value_or(0) != 0) return;
-  port_ = hold_port(0);
-  facts_.master_port = port_->port();
+  // Replaces last_: the failure alone would not have ended the job.
+  last_ = {.exit_code = base::kExitSignalBase + signal, .signal = signal};
+  say(fmt::format("{}, instead of restart {} of {}", reason_of(last_), context_.restart_count + 1,
+                  options_.max_restarts));
+  return last_;
 }
 
 void Supervisor::announce_restart() {
-  if (options_.voice == Voice::kOfItself) return;
-  output_.say(
-      fmt::format("syncbn-launch: restart {} of {}", facts_.restart_count, options_.max_restarts));
+  say_for_job(fmt::format("restart {} of {}", context_.restart_count, options_.max_restarts));
 }
 
 void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_before) {
   events_.restart(start.reason);
   if (start.restarts > restarts_before) return announce_restart();
-  output_.say(fmt::format("syncbn-launch: begins again on {} with {}: {}",
-                          base::counted(start.nodes, "node"),
-                          base::counted(start.ranks.world_size, "worker"), start.reason));
+  say(fmt::format("starting again on {} with {}: {}", base::counted(start.nodes, "node"),
+                  base::counted(start.ranks.world_size, "worker"), start.reason));
 }
 
 void Supervisor::report(const GroupResult& result) {
@@ -252,22 +243,25 @@ void Supervisor::report(const GroupResult& result) {
   if (result.signal) hurried_ = true;
   if (!result.start_error.empty()) {
     events_.failure(result.start_error, std::nullopt);
-    output_.say(fmt::format("syncbn-launch: error: {}", result.start_error));
+    say("error: " + result.start_error);
   } else if (result.failure) {
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
-    if (facts_.restart_count > 0 && facts_.restart_count == options_.max_restarts) {
-      output_.say(fmt::format("syncbn-launch: no restart is left (--max_restarts={})",
-                              options_.max_restarts));
+    if (context_.restart_count > 0 && context_.restart_count == options_.max_restarts) {
+      say(fmt::format("no restart is left (--max_restarts={})", options_.max_restarts));
     }
-  } else if (result.signal && options_.voice != Voice::kOfItself) {
-    output_.say(fmt::format("syncbn-launch: {}", reason_of(result)));
+  } else if (result.signal) {
+    say_for_job(reason_of(result));
   }
+}
+
+void Supervisor::say_for_job(const std::string& message) {
+  if (options_.message_scope != MessageScope::kOwnWorkers) say(message);
 }
 
 std::string Supervisor::json_of(const GroupResult& result) const {
   const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_.failure;
-  return json_report(result.exit_code, facts_.restart_count, failure);
+  return json_report(result.exit_code, context_.restart_count, failure);
 }
 
 }  // namespace syncbn::launch

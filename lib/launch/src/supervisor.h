@@ -3,9 +3,10 @@
 #include <syncbn/launch/options.h>
 
 #include <optional>
+#include <string>
 
 #include "common/signals.h"
-#include "job/run_facts.h"
+#include "job/run_context.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
@@ -17,17 +18,17 @@
 
 namespace syncbn::launch {
 
-/// Runs the workers of this node to the end, attempt after attempt as --max_restarts allows, and
-/// says what became of them.
+/// Runs this node's workers, attempt after attempt as --max_restarts allows, and reports how they
+/// ended.
 class Supervisor {
  public:
-  /// @param cluster the other nodes; null on one.
-  /// @param node to a head that started this launcher; null without one.
-  Supervisor(const LaunchOptions& options, const RunFacts& facts, const Command& command,
+  /// @param cluster the link to the other nodes; null on one node.
+  /// @param node the link to the head that started this launcher; null without one.
+  Supervisor(const LaunchOptions& options, const RunContext& context, const Command& command,
              Cluster* cluster, SshNode* node);
 
-  /// The launcher's exit code: 0; that of the first worker that failed (128 + signal) in the last
-  /// attempt, on whatever node; 128 + the signal that ended the launcher; 75 when output was lost.
+  /// Returns the launcher's exit code: 0; that of the first worker of any node that failed in the
+  /// last attempt (128 + signal); 128 + the signal that ended the launcher; 75 if output was lost.
   int run();
 
  private:
@@ -35,29 +36,31 @@ class Supervisor {
   GroupResult run_alone();
   GroupResult run_with_others();
   GroupResult run_attempt();
-  /// Waits for the next attempt or the end of the job. The signal that ended the wait, if one did.
-  std::optional<int> wait_for_orders();
-  void take_place(const Cluster::Start& start);
+  /// Waits for the next attempt or the end of the job. Returns the signal that ended the wait, if
+  /// one did.
+  std::optional<int> wait_for_cluster();
+  void apply_assignment(const Cluster::Start& start);
+  GroupResult finish(const Cluster::Finish& finish, bool was_printed);
 
   bool may_restart(const GroupResult& result) const;
-  /// A signal came while a failed attempt was ending.
+  /// The result if a signal arrived while a failed attempt was ending.
   GroupResult ended_instead_of_restart(int signal);
-  /// A store with keys of the attempt before would lead the new one astray.
-  void renew_master_port();
   void announce_restart();
   void announce_attempt(const Cluster::Start& start, int restarts_before);
   void report(const GroupResult& result);
+  /// Prints a message of the launcher.
+  void say(const std::string& message) { output_.say("syncbn-launch: " + message); }
+  /// Prints a message about the whole job, unless another node of a head prints it.
+  void say_for_job(const std::string& message);
   std::string json_of(const GroupResult& result) const;
 
   const LaunchOptions& options_;
-  RunFacts facts_;
+  RunContext context_;
   const Command& command_;
   Cluster* const cluster_;
   SshNode* const node_;
-  GroupResult last_;  ///< attempt of this node
-  /// A signal or another node has ended the job: whoever does not read our output is not waited
-  /// for.
-  bool hurried_ = false;
+  GroupResult last_;      ///< of this node's last attempt
+  bool hurried_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
   Signals signals_;
   LogFolder logs_;
   Output output_;

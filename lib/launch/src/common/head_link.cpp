@@ -14,17 +14,12 @@
 #include <utility>
 
 namespace syncbn::launch {
-namespace {
-
-using Json = nlohmann::json;
-
-}  // namespace
 
 void throw_broken_protocol() {
   throw base::UnavailableError("the launcher that started this one does not keep to the protocol");
 }
 
-int number_in(const Json& message, const char* key) {
+int number_in(const nlohmann::json& message, const char* key) {
   const auto found = message.find(key);
   if (found == message.end() || !found->is_number_integer()) throw_broken_protocol();
   return *found;
@@ -52,7 +47,7 @@ std::optional<int> HeadLink::next_signal() {
   return std::nullopt;
 }
 
-Json HeadLink::wait_for(const std::string& type) {
+nlohmann::json HeadLink::wait_for(const std::string& type) {
   for (;;) {
     read();
     while (auto message = next()) {
@@ -77,10 +72,11 @@ void HeadLink::read() {
   }
 }
 
-std::optional<Json> HeadLink::next() {
+std::optional<nlohmann::json> HeadLink::next() {
   const size_t end = incoming_.find('\n');
   if (end == std::string::npos) return std::nullopt;
-  auto message = Json::parse(incoming_.substr(0, end), nullptr, /*allow_exceptions=*/false);
+  auto message =
+      nlohmann::json::parse(incoming_.substr(0, end), nullptr, /*allow_exceptions=*/false);
   incoming_.erase(0, end + 1);
   if (message.is_object() && message.contains("type")) return message;
   throw_broken_protocol();
@@ -91,15 +87,14 @@ void HeadLink::throw_if_gone() const {
   const bool silent = ::read(timer_.get(), &expirations, sizeof(expirations)) > 0;
   if (!closed_ && !silent) return;
   throw base::UnavailableError(fmt::format("the launcher that started this one {}",
-                                           closed_ ? "is gone" : "is not heard of any more"));
+                                           closed_ ? "is gone" : "has been silent for too long"));
 }
 
 void HeadLink::await_next(bool limited) {
   itimerspec time{};
   if (limited) {
-    const auto whole = std::chrono::floor<std::chrono::seconds>(silence_);
-    time.it_value.tv_sec = whole.count();
-    time.it_value.tv_nsec = std::chrono::nanoseconds(silence_ - whole).count();
+    time.it_value = {.tv_sec = silence_.count() / 1000,
+                     .tv_nsec = silence_.count() % 1000 * 1'000'000};
   }
   ::timerfd_settime(timer_.get(), 0, &time, nullptr);
 }

@@ -11,44 +11,44 @@
 
 namespace syncbn::launch {
 
-/// The head does not say what a head says. @throws base::UnavailableError always.
+/// Reports that the head broke the protocol. @throws base::UnavailableError always.
 [[noreturn]] void throw_broken_protocol();
 
-/// A number that the head's message has to hold. @throws base::UnavailableError where it does not.
+/// The number at `key` of a head's message. @throws base::UnavailableError if there is none.
 int number_in(const nlohmann::json& message, const char* key);
 
-/// A node's end of the connection to the head that started it: what the head says comes in on
-/// stdin. Its end, or a head that is silent for too long, ends the node. Not thread-safe.
+/// A node's end of the connection to the head that started it. The head writes to the node's stdin;
+/// the end of that stream, or a head that is silent for too long, ends the node. Not thread-safe.
 class HeadLink {
  public:
-  /// A connection that is cut without a word ends so.
+  /// Upper bound on the time between two messages, so that a lost connection is noticed.
   static constexpr std::chrono::milliseconds kSilence{60'000};
 
-  /// @param input stays open as long as the head lives.
-  /// @param silence that the head may keep.
+  /// @param input closes when the head ends.
   explicit HeadLink(base::UniqueFd input, std::chrono::milliseconds silence = kSilence);
 
-  /// Readable when there is something to read, or too long was nothing.
+  /// Readable when there is something to read or the head has been silent for too long.
   int fd() const { return watched_.fd(); }
 
-  /// The next signal that the head passes on, if there is one yet. SIGSTOP stops the head, too:
-  /// then nothing is heard of it until SIGCONT.
+  /// The next signal that the head has passed on, if any. After SIGSTOP the head is stopped as
+  /// well, and may be silent until SIGCONT.
   /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next_signal();
 
-  /// Waits for a message of that type. @throws base::UnavailableError when the head is gone.
+  /// Waits for a message of that type and drops all others. @throws base::UnavailableError when the
+  /// head is gone.
   nlohmann::json wait_for(const std::string& type);
 
  private:
   void read();
   std::optional<nlohmann::json> next();
   void throw_if_gone() const;
-  /// Starts the silence anew; without a limit while the head is stopped.
+  /// Restarts the timer; stops it if not `limited`.
   void await_next(bool limited);
 
   const std::chrono::milliseconds silence_;
   base::UniqueFd input_;
-  base::UniqueFd timer_;  ///< runs out after the silence
+  base::UniqueFd timer_;
   WatchSet watched_{"cannot watch the connection to the head"};
   std::string incoming_;
   bool closed_ = false;

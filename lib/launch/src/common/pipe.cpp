@@ -25,8 +25,8 @@ std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {
 }
 
 void read_until_empty(const std::function<bool()>& read_once) {
-  constexpr int kMostReads = 64;
-  for (int i = 0; i < kMostReads && read_once(); ++i) {
+  constexpr int kMaxReads = 64;
+  for (int i = 0; i < kMaxReads && read_once(); ++i) {
   }
 }
 

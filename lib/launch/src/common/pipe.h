@@ -8,24 +8,24 @@
 
 namespace syncbn::launch {
 
-/// Both ends are closed on exec. @throws base::UnavailableError where there is no room for more.
+/// Both ends are closed on exec.
 struct Pipe {
   base::UniqueFd reader;
   base::UniqueFd writer;
 
+  /// @throws base::UnavailableError if no descriptors are left.
   static Pipe make();
 };
 
-/// Makes reads and writes return at once.
 void set_nonblocking(const base::UniqueFd& fd);
 
 using ReadBuffer = std::array<char, 65536>;
-/// What can be read at once, in `buffer`; empty where that is nothing. At its end the pipe is
-/// closed.
+/// Reads from a non-blocking pipe into `buffer` and returns what it read, perhaps nothing. Closes
+/// `fd` at the end of the stream.
 std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer);
 
-/// Calls `read_once` until it has read nothing. Bounded: a grandchild may hold the pipe, and write
-/// for ever.
+/// Calls `read_once` until it returns false, but at most 64 times: a grandchild that holds the pipe
+/// may never stop writing.
 void read_until_empty(const std::function<bool()>& read_once);
 
 }  // namespace syncbn::launch

@@ -12,7 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Before raise_descriptor_limit().
+// The limit before raise_descriptor_limit().
 std::optional<rlimit> first_limit;
 
 // For kernels without /proc/PID/task/TID/children.
@@ -39,7 +39,7 @@ std::vector<pid_t> children_by_parent(pid_t parent) {
     std::ifstream file(entry->path() / "stat");
     std::string stat;
     std::getline(file, stat);
-    // "pid (name) state ppid …", and the name may hold anything, parentheses too.
+    // "pid (name) state ppid …"; the name may contain parentheses.
     const size_t name_end = stat.rfind(')');
     if (name_end == std::string::npos || stat.size() < name_end + 4) continue;
     if (std::atoi(stat.c_str() + name_end + 4) == parent) children.push_back(pid);
@@ -73,10 +73,10 @@ void signal_helpers(int signal) {
 }
 
 std::string describe_helpers(pid_t parent) {
-  constexpr size_t kNamed = 3;
+  constexpr size_t kMaxNamed = 3;
   const std::vector<pid_t> pids = helpers_of(parent);
   std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(pids.size(), kNamed); ++i) {
+  for (size_t i = 0; i < std::min(pids.size(), kMaxNamed); ++i) {
     std::ifstream file(fmt::format("/proc/{}/comm", pids[i]));
     std::string name = "?";
     std::getline(file, name);
@@ -87,8 +87,8 @@ std::string describe_helpers(pid_t parent) {
 }
 
 void kill_all_descendants(Daemons daemons) {
-  // Each death comes with the orphans it leaves, which are our children by the time waitpid
-  // returns; so one look after each death misses nobody, and there is no need to poll.
+  // When waitpid() reports a death, the orphans that it left are already our children: looking once
+  // after each death finds them all without polling.
   for (;;) {
     const bool spares = daemons == Daemons::kSpare;
     const std::vector<pid_t> pids = spares ? helpers_of(::getpid()) : children_of(::getpid());
@@ -103,21 +103,20 @@ void become_subreaper() {
 }
 
 void lock_memory() {
-  constexpr uintptr_t kMaxBytes = 16 << 20;  // a sanitizer's shadow memory takes terabytes
+  constexpr size_t kMaxBytes = 16 << 20;  // a sanitizer's shadow memory takes terabytes
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
-    char* end = nullptr;
-    const uintptr_t first = std::strtoull(line.c_str(), &end, 16);
-    if (*end != '-' || end[1] == '\0') continue;
-    const uintptr_t bytes = std::strtoull(end + 1, &end, 16) - first;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel gives addresses as text
-    if (bytes <= kMaxBytes) ::mlock(reinterpret_cast<const void*>(first), bytes);
+    void* first = nullptr;
+    void* last = nullptr;
+    if (std::sscanf(line.c_str(), "%p-%p", &first, &last) != 2) continue;
+    const auto bytes = static_cast<size_t>(static_cast<char*>(last) - static_cast<char*>(first));
+    if (bytes <= kMaxBytes) ::mlock(first, bytes);
   }
 }
 
 void raise_oom_score() {
-  constexpr int kMore = 300;  // thousandths of the machine's memory
-  constexpr int kMax = 1000;  // of the kernel
+  constexpr int kMore = 300;  // in thousandths of the machine's memory
+  constexpr int kMax = 1000;  // the kernel's maximum
   constexpr const char* kFile = "/proc/self/oom_score_adj";
   int score = 0;
   if (std::ifstream(kFile) >> score) std::ofstream(kFile) << std::min(score + kMore, kMax);

@@ -6,8 +6,8 @@
 
 namespace syncbn::launch {
 
-/// Bytes that wait to be written. What has been taken is given back in large pieces: memory follows
-/// what waits, even where the buffer never runs empty.
+/// Bytes that wait to be written. Memory stays proportional to them even if the buffer never runs
+/// empty; the front is erased in large pieces to keep take() cheap.
 class SendBuffer {
  public:
   void append(std::string_view bytes) { bytes_.append(bytes); }
@@ -15,7 +15,7 @@ class SendBuffer {
   size_t size() const { return bytes_.size() - taken_; }
   bool empty() const { return size() == 0; }
 
-  /// @param count of the first bytes of view().
+  /// Removes the first `count` bytes.
   void take(size_t count) {
     taken_ += count;
     if (taken_ == bytes_.size()) return clear();
@@ -28,7 +28,7 @@ class SendBuffer {
     taken_ = 0;
   }
 
-  /// To append in place.
+  /// For appending in place.
   std::string& bytes() { return bytes_; }
 
  private:

@@ -13,8 +13,8 @@ namespace syncbn::launch {
 Signals::Signals(std::vector<int> ending, HeadLink* head)
     : ending_(std::move(ending)), head_(head) {
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // a limit (`ulimit -f`) is an error of the write
-  // Whoever started us may have ignored it, and then children leave no status behind.
+  ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
+  // If our parent ignored SIGCHLD, waitpid() would get no status of our children.
   ::signal(SIGCHLD, SIG_DFL);
   sigset_t set;
   ::sigemptyset(&set);
@@ -56,8 +56,8 @@ Signals::DefaultActions::~DefaultActions() {
 }
 
 void Signals::stop_self() {
-  // The default action, not SIGSTOP: the shell says "Stopped", and where nobody could continue us
-  // (no job control) nothing happens at all.
+  // Unlike SIGSTOP, the default action of SIGTSTP does nothing in an orphaned process group, where
+  // no shell could continue us.
   ::signal(SIGTSTP, SIG_DFL);
   ::raise(SIGTSTP);
   sigset_t set;

@@ -11,23 +11,23 @@
 
 namespace syncbn::launch {
 
-/// The signals that the launcher acts on, as a descriptor to poll: they are blocked from
-/// construction on. SIGHUP is left alone where it was ignored (nohup), and SIGPIPE and SIGXFSZ are
-/// ignored. In a node those that its head passes on come here, too.
+/// The signals that the launcher handles, as a descriptor to poll. The constructor blocks them, and
+/// ignores SIGPIPE and SIGXFSZ. SIGHUP is left alone if it was ignored (nohup). On a node that a
+/// head started, next() also returns the signals that the head passes on.
 class Signals {
  public:
-  /// @param ending those that end the run.
-  /// @param head of a node; null without one.
+  /// @param ending the signals that end the run.
+  /// @param head null if no head started this launcher.
   explicit Signals(std::vector<int> ending, HeadLink* head = nullptr);
 
   int fd() const { return both_ ? both_->fd() : fd_.get(); }
-  /// SIGSTOP and SIGCONT come only from a head, and are for the workers.
+  /// SIGSTOP and SIGCONT come only from a head; they are meant for the workers.
   /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next();
   bool ends(int signal) const;
 
-  /// While it lives, SIGINT, SIGTERM, SIGHUP and SIGQUIT end this process as they do any other: for
-  /// calls that may take long, where nothing would have to be tidied up.
+  /// While it exists, SIGINT, SIGTERM, SIGHUP and SIGQUIT have their default actions: for slow
+  /// calls during which there is nothing to clean up.
   class DefaultActions {
    public:
     DefaultActions();
@@ -39,14 +39,14 @@ class Signals {
     sigset_t before_;
   };
 
-  /// Stops this process as Ctrl-Z does and returns when it is continued.
+  /// Stops this process as Ctrl-Z does. Returns when it is continued.
   static void stop_self();
 
  private:
   std::vector<int> ending_;
   base::UniqueFd fd_;
   HeadLink* head_;
-  std::optional<WatchSet> both_;  ///< with a head: readable when one of the two is
+  std::optional<WatchSet> both_;  ///< fd_ and the head's, if there is one
 };
 
 }  // namespace syncbn::launch

@@ -7,21 +7,20 @@
 
 namespace syncbn::launch {
 
-/// Descriptors that somebody waits for together, by way of one. Not thread-safe.
+/// A set of descriptors to wait for through one descriptor (epoll). Not thread-safe.
 class WatchSet {
  public:
-  /// @param purpose begins the message of an error, as "cannot watch the workers".
-  /// @throws base::UnavailableError when the system has no descriptors left.
+  /// @param purpose the beginning of error messages, such as "cannot watch the workers".
+  /// @throws base::UnavailableError if no descriptors are left.
   explicit WatchSet(const char* purpose);
 
-  /// Readable when one of the others is ready.
+  /// Readable when one of the set is ready.
   int fd() const { return epoll_.get(); }
 
-  /// @param events as of epoll. @throws base::UnavailableError when the system refuses.
+  /// @param events epoll's. @throws base::UnavailableError if the system refuses.
   void add(int fd, uint32_t events = EPOLLIN);
-  /// The same for what can be done without. @return false, and errno, when the system refuses.
+  /// Like add(), but returns false, with errno set, if the system refuses.
   bool try_add(int fd, uint32_t events = EPOLLIN);
-  /// Waits for other events of a descriptor from now on.
   void change(int fd, uint32_t events);
   void remove(int fd);
 

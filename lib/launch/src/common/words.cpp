@@ -8,8 +8,7 @@
 namespace syncbn::launch {
 namespace {
 
-// To a shell.
-bool is_harmless(char c) {
+bool needs_no_quotes(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
          std::string_view("_-+=./:,@%").find(c) != std::string_view::npos;
 }
@@ -31,7 +30,7 @@ std::vector<std::string> words_of(std::string_view text) {
 
 std::optional<std::vector<std::string>> shell_words(std::string_view text) {
   std::vector<std::string> words;
-  std::optional<std::string> word;  // the one that has begun: it may be ''
+  std::optional<std::string> word;  // set if a word has begun, which may be empty ('')
   char quote = '\0';
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -60,11 +59,7 @@ std::optional<std::vector<std::string>> shell_words(std::string_view text) {
 std::string in_single_quotes(std::string_view word) {
   std::string result = "'";
   for (const char c : word) {
-    if (c == '\'') {
-      result += R"('\'')";
-    } else {
-      result += c;
-    }
+    result += c == '\'' ? R"('\'')" : std::string(1, c);
   }
   return result + "'";
 }
@@ -73,8 +68,8 @@ std::string shell_quoted(const std::vector<std::string>& words) {
   std::vector<std::string> quoted;
   quoted.reserve(words.size());
   for (const std::string& word : words) {
-    const bool harmless = !word.empty() && std::all_of(word.begin(), word.end(), is_harmless);
-    quoted.push_back(harmless ? word : in_single_quotes(word));
+    const bool bare = !word.empty() && std::all_of(word.begin(), word.end(), needs_no_quotes);
+    quoted.push_back(bare ? word : in_single_quotes(word));
   }
   return base::join(quoted, " ");
 }

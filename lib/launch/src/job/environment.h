@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "job/run_facts.h"
+#include "job/run_context.h"
 
 namespace syncbn::launch {
 
 using Variables = std::map<std::string, std::string>;
 
-/// The variables that a worker finds on top of the launcher's own environment: torchrun's names.
-Variables worker_variables(const LaunchOptions& options, const RunFacts& facts, int local_rank);
+/// What a worker gets on top of the launcher's own environment, under torchrun's names.
+Variables worker_variables(const LaunchOptions& options, const RunContext& context, int local_rank);
 
 /// The launcher's environment with `variables` over it, as execve takes it.
 std::vector<std::string> merge_environment(const Variables& variables);

@@ -5,6 +5,7 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 
@@ -13,7 +14,7 @@ namespace {
 
 using Node = Topology::Node;
 
-/// The groups in as many runs as there are workers, of lengths that differ by one at most.
+// Divides the groups into consecutive runs, one per worker, whose lengths differ by at most one.
 std::vector<Cpus> shares(const std::vector<Cpus>& groups, size_t workers) {
   std::vector<Cpus> result(workers);
   const size_t least = groups.size() / workers;
@@ -28,17 +29,11 @@ std::vector<Cpus> shares(const std::vector<Cpus>& groups, size_t workers) {
   return result;
 }
 
-/// All cores, those of a NUMA node together.
-std::vector<Cpus> cores_by_node(const Topology& topology) {
+std::vector<Cpus> bind_to_cores(const Topology& topology, size_t workers) {
   std::vector<Cpus> cores;
   for (const Node& node : topology.nodes()) {
     for (Cpus& core : topology.cores(node.cpus)) cores.push_back(std::move(core));
   }
-  return cores;
-}
-
-std::vector<Cpus> bind_to_cores(const Topology& topology, size_t workers) {
-  const std::vector<Cpus> cores = cores_by_node(topology);
   if (cores.size() >= workers) return shares(cores, workers);
   throw base::UserError(fmt::format(
       "--bind=cores: {} workers need a core each, and this process may run on {} (CPU {}); start "
@@ -57,7 +52,7 @@ const Node& node_of_gpu(const Topology& topology, int gpu, int id) {
       gpu, id, format_cpus(topology.allowed())));
 }
 
-/// The NUMA node that each worker belongs to.
+// The NUMA node of each worker.
 std::vector<const Node*> homes(const Topology& topology, size_t workers,
                                const std::vector<std::optional<int>>& gpu_nodes) {
   const auto& nodes = topology.nodes();
@@ -73,36 +68,28 @@ std::vector<const Node*> homes(const Topology& topology, size_t workers,
           "--numa_binding: no NUMA node is known for local rank {}, since {}; use --bind=cores, or "
           "set CUDA_VISIBLE_DEVICES to nothing if the workers need no GPU",
           worker,
-          has_gpu ? fmt::format("the kernel does not tell where GPU {} is", worker)
-                  : fmt::format("CUDA sees {} GPU{}", gpu_nodes.size(),
-                                gpu_nodes.size() == 1 ? "" : "s")));
+          has_gpu ? fmt::format("the kernel does not report the node of GPU {}", worker)
+                  : fmt::format("CUDA sees {}", base::counted(std::ssize(gpu_nodes), "GPU"))));
     }
   }
   return result;
 }
 
-Cpus cpus_of_socket(const Topology& topology, int socket) {
-  Cpus cpus;
-  for (const Node& node : topology.nodes()) {
-    if (node.socket == socket) cpus.insert(node.cpus.begin(), node.cpus.end());
-  }
-  return cpus;
-}
-
-std::vector<Cpus> exclusive_shares(const Topology& topology, const Node& node, size_t workers) {
-  const std::vector<Cpus> cores = topology.cores(node.cpus);
-  if (cores.size() >= workers) return shares(cores, workers);
-  throw base::UserError(
-      fmt::format("--numa_binding=exclusive: NUMA node {} has {} (CPU {}) for {} workers; "
-                  "start fewer, or use --bind=cores or --numa_binding=node",
-                  node.id, base::counted(static_cast<int64_t>(cores.size()), "core"),
-                  format_cpus(node.cpus), workers));
-}
-
-std::vector<Cpus> bind_on_node(const Topology& topology, Binding binding, const Node& node,
+std::vector<Cpus> bind_on_node(const Topology& topology, Binding binding, const Node& home,
                                size_t workers) {
-  if (binding == Binding::kExclusive) return exclusive_shares(topology, node, workers);
-  const Cpus cpus = binding == Binding::kSocket ? cpus_of_socket(topology, node.socket) : node.cpus;
+  if (binding == Binding::kExclusive) {
+    const std::vector<Cpus> cores = topology.cores(home.cpus);
+    if (cores.size() >= workers) return shares(cores, workers);
+    throw base::UserError(fmt::format(
+        "--numa_binding=exclusive: NUMA node {} has {} (CPU {}) for {} workers; "
+        "start fewer, or use --bind=cores or --numa_binding=node",
+        home.id, base::counted(std::ssize(cores), "core"), format_cpus(home.cpus), workers));
+  }
+  Cpus cpus = home.cpus;
+  for (const Node& node : topology.nodes()) {
+    if (binding != Binding::kSocket || node.socket != home.socket) continue;
+    cpus.insert(node.cpus.begin(), node.cpus.end());
+  }
   return std::vector<Cpus>(workers, cpus);
 }
 
@@ -134,7 +121,7 @@ std::vector<int> threads_of_workers(const std::vector<Cpus>& cpus) {
   for (const Cpus& one : cpus) {
     double share = 0;
     for (const int cpu : one) share += 1.0 / sharers[cpu];
-    // A sum of thirds may lie just below the whole number that it is.
+    // Rounding errors may put a sum of thirds just below its whole number.
     threads.push_back(std::max(1, static_cast<int>(share + 1e-6)));
   }
   return threads;

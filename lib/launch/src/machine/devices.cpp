@@ -1,46 +1,40 @@
 #include "machine/devices.h"
 
+#include <dlfcn.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string_view>
 
-#include "machine/nvml.h"
+#include "common/words.h"
 
 namespace syncbn::launch {
 namespace {
 
 namespace fs = std::filesystem;
 
-// As CUDA reads it: the list counts up to its first invalid entry.
-std::vector<std::string> listed(std::string_view list) {
-  std::vector<std::string> devices;
-  while (!list.empty()) {
-    const size_t comma = std::min(list.find(','), list.size());
-    std::string_view entry = list.substr(0, comma);
-    while (entry.starts_with(' ')) entry.remove_prefix(1);
-    while (entry.ends_with(' ')) entry.remove_suffix(1);
-    if (entry.empty() || entry.front() == '-') break;
-    devices.emplace_back(entry);
-    list.remove_prefix(std::min(comma + 1, list.size()));
-  }
+// CUDA_VISIBLE_DEVICES; empty if it is not set. Set to nothing, it hides all GPUs, so base::env()
+// does not do here. CUDA ignores an invalid entry and all that follow.
+std::optional<std::vector<std::string>> visible_devices() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return std::nullopt;
+  std::vector<std::string> devices = words_of(visible);
+  const auto invalid = [](const std::string& entry) {
+    return entry.empty() || entry.front() == '-';
+  };
+  devices.erase(std::find_if(devices.begin(), devices.end(), invalid), devices.end());
   return devices;
 }
 
-// Set but empty means none, which base::env does not tell from unset.
-std::optional<std::vector<std::string>> visible_devices() {
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return visible == nullptr ? std::nullopt : std::optional(listed(visible));
-}
+constexpr const char* kDriversFolder = "driver/nvidia/gpus";
 
-fs::path drivers_folder(const fs::path& proc) {
-  return proc / "driver/nvidia/gpus";
-}
-
-// "GPU UUID: 	 GPU-…", among others.
+// From the line "GPU UUID: 	 GPU-…".
 std::string uuid_in(const fs::path& information) {
   std::ifstream file(information);
   for (std::string line; std::getline(file, line);) {
@@ -49,24 +43,11 @@ std::string uuid_in(const fs::path& information) {
   return "";
 }
 
-std::vector<Gpu> gpus_of_driver(const fs::path& proc) {
-  std::vector<Gpu> gpus;
-  std::error_code error;
-  for (fs::directory_iterator entry(drivers_folder(proc), error), end; !error && entry != end;
-       entry.increment(error)) {
-    gpus.push_back({entry->path().filename(), uuid_in(entry->path() / "information")});
-  }
-  std::sort(gpus.begin(), gpus.end(),
-            [](const Gpu& a, const Gpu& b) { return a.address < b.address; });
-  return gpus;
-}
-
-/// The GPU that an entry of CUDA_VISIBLE_DEVICES stands for: a number, the first letters of a UUID,
-/// or "MIG-<UUID>/…".
+// The GPU that an entry of CUDA_VISIBLE_DEVICES names: by number, by the first letters of a UUID,
+// or as "MIG-<UUID>/…".
 const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
-  if (const auto number = base::parse_number<int>(entry)) {
-    const auto index = static_cast<size_t>(*number);  // listed() ends before negative ones
-    return index < machine.size() ? &machine[index] : nullptr;
+  if (const auto number = base::parse_number<size_t>(entry)) {
+    return *number < machine.size() ? &machine[*number] : nullptr;
   }
   constexpr std::string_view kMig = "MIG-";
   std::string_view uuid = entry;
@@ -78,11 +59,59 @@ const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
   return found == machine.end() ? nullptr : &*found;
 }
 
+// The declarations of nvml.h (CUDA toolkit) that are needed here.
+using Device = void*;
+struct PciInfo {
+  std::array<char, 16> legacy_address;
+  std::array<unsigned, 5> numbers;
+  std::array<char, 32> address;  ///< "00000000:DC:00.0"
+};
+constexpr int kSuccess = 0;
+
+// As /sys writes it: four digits for the domain, lower case.
+std::string sys_address(std::string address) {
+  constexpr size_t kDomainDigits = 4;
+  const size_t colon = address.find(':');
+  if (colon != std::string::npos && colon > kDomainDigits) address.erase(0, colon - kDomainDigits);
+  std::transform(address.begin(), address.end(), address.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  return address;
+}
+
+// The GPUs that NVIDIA's management library knows, which is part of the driver. None if it is not
+// installed or does not start.
+std::vector<Gpu> gpus_of_nvml() {
+  const std::unique_ptr<void, int (*)(void*)> library(
+      ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), ::dlclose);
+  if (!library) return {};
+  const auto call = [&]<class... Args>(const char* name, Args... args) {
+    auto* const function = reinterpret_cast<int (*)(Args...)>(::dlsym(library.get(), name));
+    return function != nullptr && function(args...) == kSuccess;
+  };
+  if (!call("nvmlInit_v2")) return {};
+  unsigned count = 0;
+  call("nvmlDeviceGetCount_v2", &count);
+  std::vector<Gpu> gpus(count);
+  for (unsigned i = 0; i < count; ++i) {
+    Device device = nullptr;
+    std::array<char, 96> uuid{};
+    PciInfo info{};
+    if (!call("nvmlDeviceGetHandleByIndex_v2", i, &device)) continue;
+    const auto size = static_cast<unsigned>(uuid.size());
+    if (call("nvmlDeviceGetUUID", device, uuid.data(), size)) gpus[i].uuid = uuid.data();
+    if (call("nvmlDeviceGetPciInfo_v3", device, &info)) {
+      gpus[i].address = sys_address(info.address.data());
+    }
+  }
+  call("nvmlShutdown");
+  return gpus;
+}
+
 }  // namespace
 
 int count_gpus(bool virtual_local_rank) {
   if (const auto count = count_gpus_at_hand(virtual_local_rank)) return *count;
-  return Nvml().count();
+  return static_cast<int>(gpus_of_nvml().size());
 }
 
 std::optional<int> count_gpus_at_hand(bool virtual_local_rank) {
@@ -92,34 +121,39 @@ std::optional<int> count_gpus_at_hand(bool virtual_local_rank) {
     return only_first ? 1 : static_cast<int>(visible->size());
   }
   std::error_code error;
-  const fs::directory_iterator gpus(drivers_folder("/proc"), error);
+  const fs::directory_iterator gpus(fs::path("/proc") / kDriversFolder, error);
   if (error) return std::nullopt;
   return static_cast<int>(std::distance(begin(gpus), end(gpus)));
 }
 
 std::string visible_gpu(int index) {
   const auto visible = visible_devices();
-  if (!visible) return std::to_string(index);
-  return visible->at(static_cast<size_t>(index));
+  return visible ? visible->at(static_cast<size_t>(index)) : std::to_string(index);
 }
 
 std::vector<Gpu> machine_gpus(const fs::path& proc) {
   std::error_code error;
-  return fs::exists(drivers_folder(proc), error) ? gpus_of_driver(proc) : Nvml().gpus();
+  fs::directory_iterator entry(proc / kDriversFolder, error);
+  if (error) return gpus_of_nvml();
+  std::vector<Gpu> gpus;
+  for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
+    gpus.push_back({entry->path().filename(), uuid_in(entry->path() / "information")});
+  }
+  std::sort(gpus.begin(), gpus.end(),
+            [](const Gpu& a, const Gpu& b) { return a.address < b.address; });
+  return gpus;
 }
 
 std::vector<std::optional<int>> nodes_of_visible_gpus(const Topology& topology,
                                                       const std::vector<Gpu>& machine) {
-  std::vector<const Gpu*> gpus;
-  if (const auto visible = visible_devices()) {
-    for (const std::string& entry : *visible) gpus.push_back(find_gpu(entry, machine));
-  } else {
-    for (const Gpu& gpu : machine) gpus.push_back(&gpu);
-  }
   std::vector<std::optional<int>> nodes;
-  nodes.reserve(gpus.size());
-  for (const Gpu* gpu : gpus) {
+  const auto add = [&](const Gpu* gpu) {
     nodes.push_back(gpu == nullptr ? std::nullopt : topology.node_of_pci(gpu->address));
+  };
+  if (const auto visible = visible_devices()) {
+    for (const std::string& entry : *visible) add(find_gpu(entry, machine));
+  } else {
+    for (const Gpu& gpu : machine) add(&gpu);
   }
   return nodes;
 }

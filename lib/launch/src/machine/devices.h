@@ -9,31 +9,32 @@
 
 namespace syncbn::launch {
 
-/// GPUs that a CUDA program would see: CUDA_VISIBLE_DEVICES, else the driver's list in /proc, else
-/// (in some containers, WSL) NVML, which is loaded for that moment; no CUDA library is. Of MIG
-/// devices a process sees only the first, so several count only where each worker gets its own.
+/// The number of GPUs that a CUDA program sees: from CUDA_VISIBLE_DEVICES, else the driver's list
+/// in /proc, else NVML (some containers and WSL have no such list). No CUDA library is loaded.
+/// A process sees only the first of several MIG devices, so more than one counts only with
+/// `virtual_local_rank`, where each worker gets its own.
 int count_gpus(bool virtual_local_rank);
 
-/// The same without NVML, whose start takes longer than all else that a launch does. Empty where
-/// only NVML could tell.
+/// count_gpus() without NVML, which takes longer to start than the whole launcher. Empty if only
+/// NVML knows.
 std::optional<int> count_gpus_at_hand(bool virtual_local_rank);
 
-/// The entry of CUDA_VISIBLE_DEVICES that stands for device `index`, which is below count_gpus();
-/// its number where that variable is not set.
+/// The entry of CUDA_VISIBLE_DEVICES for device `index`, which is below count_gpus(); the index
+/// itself if that variable is not set.
 std::string visible_gpu(int index);
 
-/// What a GPU is known by outside CUDA.
 struct Gpu {
   std::string address;  ///< on the PCI bus: "0000:dc:00.0"
   std::string uuid;     ///< "GPU-…"
 };
 
-/// Of this machine, in the order of their addresses, as CUDA numbers those of one kind.
-/// @param proc "/proc", or a folder like it.
+/// The GPUs of this machine, sorted by address as CUDA numbers GPUs of one model; from the driver's
+/// list in /proc, else from NVML.
+/// @param proc "/proc", or a test's copy.
 std::vector<Gpu> machine_gpus(const std::filesystem::path& proc = "/proc");
 
-/// The NUMA nodes of the GPUs that a CUDA program would see, in its order. Empty for those that
-/// cannot be told, as MIG devices by their own UUIDs.
+/// The NUMA nodes of the GPUs that a CUDA program sees, in its order; empty for a GPU whose node is
+/// unknown, such as a MIG device that is given by its own UUID.
 std::vector<std::optional<int>> nodes_of_visible_gpus(const Topology& topology,
                                                       const std::vector<Gpu>& machine);
 

@@ -5,11 +5,14 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <climits>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <string_view>
 #include <utility>
+
+#include "common/words.h"
 
 namespace syncbn::launch {
 namespace {
@@ -37,14 +40,47 @@ Cpus common(const Cpus& a, const Cpus& b) {
   return result;
 }
 
-/// The number after `prefix` in a folder's name, as in "node12".
-std::optional<int> numbered(const fs::path& path, std::string_view prefix) {
-  const std::string name = path.filename();
-  if (!name.starts_with(prefix)) return std::nullopt;
-  return base::parse_number<int>(std::string_view(name).substr(prefix.size()));
+// 12 for a folder "node12"; empty for any other name.
+std::optional<int> node_number(const fs::path& folder) {
+  constexpr std::string_view kPrefix = "node";
+  const std::string name = folder.filename();
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  return base::parse_number<int>(name.substr(kPrefix.size()));
 }
 
 }  // namespace
+
+Cpus parse_cpus(std::string_view list) {
+  Cpus cpus;
+  if (list.ends_with('\n')) list.remove_suffix(1);
+  for (const std::string& range : words_of(list)) {
+    const size_t dash = std::min(range.find('-'), range.size());
+    const auto first = base::parse_number<int>(range.substr(0, dash));
+    if (!first) continue;
+    const auto last = base::parse_number<int>(range.substr(std::min(dash + 1, range.size())));
+    for (int cpu = *first; cpu <= last.value_or(*first); ++cpu) cpus.insert(cpu);
+  }
+  return cpus;
+}
+
+std::string format_cpus(const Cpus& cpus) {
+  std::vector<std::string> ranges;
+  for (auto cpu = cpus.begin(); cpu != cpus.end();) {
+    const int first = *cpu;
+    int last = first;
+    while (++cpu != cpus.end() && *cpu == last + 1) ++last;
+    ranges.push_back(first == last ? std::to_string(first) : fmt::format("{}-{}", first, last));
+  }
+  return base::join(ranges, ",");
+}
+
+std::vector<unsigned long> cpu_mask(const Cpus& cpus) {
+  constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
+  const int words = cpus.empty() ? 0 : *cpus.rbegin() / kBits + 1;
+  std::vector<unsigned long> mask(static_cast<size_t>(words));
+  for (const int cpu : cpus) mask[static_cast<size_t>(cpu / kBits)] |= 1UL << (cpu % kBits);
+  return mask;
+}
 
 Topology::Topology(fs::path sys, Cpus allowed)
     : sys_(std::move(sys)), allowed_(std::move(allowed)) {
@@ -52,14 +88,13 @@ Topology::Topology(fs::path sys, Cpus allowed)
   std::error_code error;
   for (fs::directory_iterator entry(sys_ / "devices/system/node", error), end;
        !error && entry != end; entry.increment(error)) {
-    const auto id = numbered(entry->path(), "node");
+    const auto id = node_number(entry->path());
     if (id) by_id[*id] = common(parse_cpus(first_line(entry->path() / "cpulist")), allowed_);
   }
   for (auto& [id, cpus] : by_id) {
-    // Memory alone, or nothing for us.
-    if (cpus.empty()) continue;
-    const int socket = socket_of(*cpus.begin());
-    nodes_.push_back({.id = id, .socket = socket, .cpus = std::move(cpus)});
+    if (cpus.empty()) continue;  // the node has only memory, or no CPU that is allowed
+    const auto socket = number_of(topology_of(*cpus.begin()) / "physical_package_id");
+    nodes_.push_back({.id = id, .socket = socket.value_or(0), .cpus = std::move(cpus)});
   }
   if (nodes_.empty()) nodes_.push_back({.id = 0, .socket = 0, .cpus = allowed_});
 }
@@ -68,8 +103,9 @@ std::vector<Cpus> Topology::cores(const Cpus& cpus) const {
   std::vector<Cpus> cores;
   for (Cpus left = cpus; !left.empty();) {
     const int first = *left.begin();
-    Cpus core = common(siblings(first), left);
-    core.insert(first);  // the kernel may not list it
+    const fs::path siblings = topology_of(first) / "thread_siblings_list";
+    Cpus core = common(parse_cpus(first_line(siblings)), left);
+    core.insert(first);  // the list may be missing
     for (const int cpu : core) left.erase(cpu);
     cores.push_back(std::move(core));
   }
@@ -81,16 +117,8 @@ std::optional<int> Topology::node_of_pci(const std::string& address) const {
   return node && *node >= 0 ? node : std::nullopt;
 }
 
-fs::path Topology::folder_of(int cpu) const {
-  return sys_ / fmt::format("devices/system/cpu/cpu{}", cpu);
-}
-
-Cpus Topology::siblings(int cpu) const {
-  return parse_cpus(first_line(folder_of(cpu) / "topology/thread_siblings_list"));
-}
-
-int Topology::socket_of(int cpu) const {
-  return number_of(folder_of(cpu) / "topology/physical_package_id").value_or(0);
+fs::path Topology::topology_of(int cpu) const {
+  return sys_ / fmt::format("devices/system/cpu/cpu{}/topology", cpu);
 }
 
 }  // namespace syncbn::launch

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/watch_set.h"
-#include "job/assigned_ranks.h"
+#include "job/torchrun_protocol.h"
 #include "nodes/agent_link.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun_lead.h"

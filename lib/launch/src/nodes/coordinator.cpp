@@ -281,7 +281,7 @@ void Coordinator::start_attempt() {
     if (node->takes_part) all[rank] = {node->role, rank, node->nproc};
   }
   int index = 0;
-  for (const auto& [rank, ranks] : deal_ranks(all)) start_node(rank, index++, ranks);
+  for (const auto& [rank, ranks] : assign_ranks(all)) start_node(rank, index++, ranks);
 }
 
 void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {

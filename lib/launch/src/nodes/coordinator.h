@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "job/assigned_ranks.h"
+#include "job/torchrun_protocol.h"
 #include "nodes/hello.h"
 #include "nodes/master_port.h"
 #include "nodes/peers.h"

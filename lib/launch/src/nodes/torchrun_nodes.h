@@ -6,8 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "job/assigned_ranks.h"
-#include "job/torchrun_keys.h"
+#include "job/torchrun_protocol.h"
 #include "store/store_server.h"
 
 namespace syncbn::launch {

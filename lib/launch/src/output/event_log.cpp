@@ -17,20 +17,18 @@ namespace syncbn::launch {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 std::string utc_now() {
   using std::chrono::milliseconds;
   const auto now = std::chrono::system_clock::now();
   const auto since_epoch = std::chrono::duration_cast<milliseconds>(now.time_since_epoch());
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-  std::tm parts{};
-  ::gmtime_r(&seconds, &parts);
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", parts, since_epoch.count() % 1000);
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z",
+                     fmt::gmtime(std::chrono::system_clock::to_time_t(now)),
+                     since_epoch.count() % 1000);
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+OrderedJson or_null(const std::string& text) {
+  return text.empty() ? OrderedJson() : OrderedJson(text);
 }
 
 std::string path_of(const LaunchOptions& options, const LogFolder& logs) {
@@ -42,7 +40,7 @@ std::string path_of(const LaunchOptions& options, const LogFolder& logs) {
 base::UniqueFd open_log(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  // A pipe that nobody reads must not hold up the run.
+  // O_NONBLOCK: opening a pipe that nobody reads must not block the run.
   base::UniqueFd file(::open(
       path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
   if (!file) base::throw_file_error(fmt::format("cannot open the event log {}", path), errno);
@@ -51,118 +49,107 @@ base::UniqueFd open_log(const std::string& path) {
 
 }  // namespace
 
-EventLog::EventLog(const LaunchOptions& options, const RunFacts& facts, const LogFolder& logs,
+EventLog::EventLog(const LaunchOptions& options, const RunContext& context, const LogFolder& logs,
                    Output& output)
     : options_(options),
-      facts_(facts),
+      context_(context),
       output_(output),
-      started_(Clock::now()),
+      started_(std::chrono::steady_clock::now()),
       knows_node_(options.node_rank >= 0),
-      knows_job_(facts.nodes == 1),
+      knows_job_(context.nodes == 1),
       path_(path_of(options, logs)) {
   if (!path_.empty()) file_ = open_log(path_);
 }
 
 void EventLog::check(const LaunchOptions& options) {
   std::error_code ignored;
-  // Whoever reads from a pipe would take our leaving for the end.
-  if (options.events != EventTarget::kFile ||
-      std::filesystem::is_fifo(options.events_file, ignored)) {
-    return;
-  }
-  open_log(options.events_file);
+  // Closing a pipe would look like the end of the log to its reader.
+  const bool is_pipe = std::filesystem::is_fifo(options.events_file, ignored);
+  if (options.events == EventTarget::kFile && !is_pipe) open_log(options.events_file);
 }
 
 void EventLog::job_started() {
-  OrderedJson fields{{"launcher", "syncbn-launch " SYNCBN_VERSION},
-                     {"pid", ::getpid()},
-                     {"options", options_.given},
-                     {"program", options_.program},
-                     {"min_nodes", options_.nnodes.min},
-                     {"max_nodes", options_.nnodes.max},
-                     {"nproc_per_node", options_.nproc_per_node},
-                     {"world_size", nullptr},
-                     {"max_restarts", options_.max_restarts}};
   // Other nodes may have other numbers of workers.
-  if (options_.nnodes.max == 1) fields["world_size"] = facts_.ranks.world_size;
-  write("job_started", fields);
+  const bool knows_world = options_.nnodes.max == 1;
+  write("job_started",
+        {{"launcher", "syncbn-launch " SYNCBN_VERSION},
+         {"pid", ::getpid()},
+         {"options", options_.given},
+         {"program", options_.program},
+         {"min_nodes", options_.nnodes.min},
+         {"max_nodes", options_.nnodes.max},
+         {"nproc_per_node", options_.nproc_per_node},
+         {"world_size", knows_world ? OrderedJson(context_.ranks.world_size) : OrderedJson()},
+         {"max_restarts", options_.max_restarts}});
 }
 
 void EventLog::attempt_started() {
   knows_node_ = knows_job_ = true;
-  write("attempt_started", {{"nnodes", facts_.nodes},
-                            {"world_size", facts_.ranks.world_size},
-                            {"first_rank", facts_.ranks.base},
+  write("attempt_started", {{"nnodes", context_.nodes},
+                            {"world_size", context_.ranks.world_size},
+                            {"first_rank", context_.ranks.base},
                             {"workers", options_.nproc_per_node},
-                            {"master_addr", facts_.master_addr},
-                            {"master_port", facts_.master_port}});
+                            {"master_addr", context_.master_addr},
+                            {"master_port", context_.master_port}});
 }
 
 void EventLog::worker_started(int rank, int local_rank, pid_t pid) {
-  OrderedJson fields{{"rank", rank}, {"local_rank", local_rank}, {"pid", pid}, {"cpus", nullptr}};
-  if (!facts_.cpus.empty()) {
-    fields["cpus"] = format_cpus(facts_.cpus.at(static_cast<size_t>(local_rank)));
-  }
-  write("worker_started", fields);
+  const auto& cpus = context_.cpus;
+  const auto index = static_cast<size_t>(local_rank);
+  write("worker_started",
+        {{"rank", rank},
+         {"local_rank", local_rank},
+         {"pid", pid},
+         {"cpus", cpus.empty() ? OrderedJson() : OrderedJson(format_cpus(cpus.at(index)))}});
 }
 
 void EventLog::worker_ended(const WorkerEnd& end) {
-  OrderedJson fields{{"rank", end.rank},
-                     {"local_rank", end.local_rank},
-                     {"pid", end.pid},
-                     {"exit_code", nullptr},
-                     {"signal", nullptr},
-                     {"seconds", end.seconds},
-                     {"by_launcher", end.by_launcher},
-                     {"error", nullptr}};
-  if (end.wait_status && WIFEXITED(*end.wait_status)) {
-    fields["exit_code"] = WEXITSTATUS(*end.wait_status);
-  } else if (end.wait_status) {
-    fields["signal"] = WTERMSIG(*end.wait_status);
-  }
-  if (!end.error.empty()) fields["error"] = end.error;
-  write("worker_ended", fields);
+  const bool exited = end.wait_status && WIFEXITED(*end.wait_status);
+  const bool killed = end.wait_status && !exited;
+  write("worker_ended",
+        {{"rank", end.rank},
+         {"local_rank", end.local_rank},
+         {"pid", end.pid},
+         {"exit_code", exited ? OrderedJson(WEXITSTATUS(*end.wait_status)) : OrderedJson()},
+         {"signal", killed ? OrderedJson(WTERMSIG(*end.wait_status)) : OrderedJson()},
+         {"seconds", end.seconds},
+         {"by_launcher", end.by_launcher},
+         {"error", or_null(end.error)}});
 }
 
 void EventLog::failure(const std::string& what, const std::optional<FailureReport>& failure) {
   write("failure",
-        {{"what", what}, {"failure", failure ? json_of_failure(*failure) : OrderedJson(nullptr)}});
+        {{"what", what}, {"failure", failure ? json_of_failure(*failure) : OrderedJson()}});
 }
 
 void EventLog::restart(const std::string& reason) {
-  OrderedJson fields{{"restarts", facts_.restart_count},
-                     {"max_restarts", options_.max_restarts},
-                     {"reason", nullptr}};
-  if (!reason.empty()) fields["reason"] = reason;
-  write("restart", fields);
+  write("restart", {{"restarts", context_.restart_count},
+                    {"max_restarts", options_.max_restarts},
+                    {"reason", or_null(reason)}});
 }
 
 void EventLog::job_ended(int exit_code, const std::string& reason) {
-  OrderedJson fields{
-      {"exit_code", exit_code}, {"reason", nullptr}, {"seconds", seconds_since(started_)}};
-  if (!reason.empty()) fields["reason"] = reason;
-  write("job_ended", fields);
+  const std::chrono::duration<double> lasted = std::chrono::steady_clock::now() - started_;
+  write("job_ended",
+        {{"exit_code", exit_code}, {"reason", or_null(reason)}, {"seconds", lasted.count()}});
 }
 
 void EventLog::write(const char* event, const OrderedJson& fields) {
   if (options_.events == EventTarget::kNone) return;
-  OrderedJson line{{"time", utc_now()},        {"event", event},    {"host", base::hostname()},
-                   {"run_id", facts_.run_id},  {"job_id", nullptr}, {"node_rank", nullptr},
-                   {"attempt", facts_.attempt}};
-  if (knows_job_) line["job_id"] = facts_.job_id;
-  if (knows_node_) line["node_rank"] = facts_.node;
-  line.update(fields);
-  // Names and workers' words may be any bytes.
-  write_line(line.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
-}
-
-void EventLog::write_line(const std::string& line) {
+  OrderedJson json{{"time", utc_now()},
+                   {"event", event},
+                   {"host", base::hostname()},
+                   {"run_id", context_.run_id},
+                   {"job_id", knows_job_ ? OrderedJson(context_.job_id) : OrderedJson()},
+                   {"node_rank", knows_node_ ? OrderedJson(context_.node) : OrderedJson()},
+                   {"attempt", context_.attempt}};
+  json.update(fields);
+  // Names and a worker's output may not be UTF-8.
+  const std::string line = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
   if (options_.events == EventTarget::kConsole) return output_.say(line);
   if (!file_) return;
-  const std::string text = line + "\n";
-  const ssize_t written = ::write(file_.get(), text.data(), text.size());
-  if (written == static_cast<ssize_t>(text.size())) return;
-  // The run matters more.
+  const ssize_t written = ::write(file_.get(), line.data(), line.size());
+  if (written == static_cast<ssize_t>(line.size())) return;
   output_.say(fmt::format("syncbn-launch: cannot write the event log {}: {}; it ends here", path_,
                           written < 0 ? std::strerror(errno) : "no room for a whole line"));
   file_.reset();

@@ -9,22 +9,21 @@
 #include <optional>
 #include <string>
 
-#include "job/run_facts.h"
-#include "machine/cpus.h"
+#include "job/run_context.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
 #include "output/output.h"
 
 namespace syncbn::launch {
 
-/// The run's course in lines of JSON, as --event_log_handler asks; docs/launch.md lists the events.
-/// Each line is one write, made when the event happens; the log of a launcher that is killed just
-/// ends.
+/// Writes the events of a run as lines of JSON, for --event_log_handler; docs/launch.md lists them.
+/// Each event is one write() at its time, so the log of a launcher that is killed is complete up to
+/// then.
 class EventLog {
  public:
-  /// @param facts are read with each event: node, attempt.
-  /// @throws base::UserError or base::UnavailableError when the file cannot be opened.
-  EventLog(const LaunchOptions& options, const RunFacts& facts, const LogFolder& logs,
+  /// @param context read at each event, for the node and the attempt.
+  /// @throws base::UserError or base::UnavailableError if the file cannot be opened.
+  EventLog(const LaunchOptions& options, const RunContext& context, const LogFolder& logs,
            Output& output);
   /// Throws what the constructor would.
   static void check(const LaunchOptions& options);
@@ -35,31 +34,30 @@ class EventLog {
     pid_t pid = 0;
     std::optional<int> wait_status;
     double seconds = 0;
-    bool by_launcher = false;  ///< after its signal
-    std::string error;         ///< why there is no wait status, or no program behind it
+    bool by_launcher = false;  ///< the launcher had sent it a signal to end
+    std::string error;         ///< why it did not start, or did not end
   };
 
   void job_started();
   void attempt_started();
   void worker_started(int rank, int local_rank, pid_t pid);
   void worker_ended(const WorkerEnd& end);
-  /// @param failure of a worker that had been started.
+  /// @param failure empty if the worker could not be started.
   void failure(const std::string& what, const std::optional<FailureReport>& failure);
-  /// @param reason empty: the failure before it.
+  /// @param reason empty if the preceding failure is the reason.
   void restart(const std::string& reason);
-  /// @param reason empty when all went well.
+  /// @param reason empty after success.
   void job_ended(int exit_code, const std::string& reason);
 
  private:
   void write(const char* event, const nlohmann::ordered_json& fields);
-  void write_line(const std::string& line);
 
   const LaunchOptions& options_;
-  const RunFacts& facts_;
+  const RunContext& context_;
   Output& output_;
   const std::chrono::steady_clock::time_point started_;
-  bool knows_node_;
-  bool knows_job_;
+  bool knows_node_;  ///< this node's rank is known, and
+  bool knows_job_;   ///< the job's id; at the latest when an attempt starts
   std::string path_;
   base::UniqueFd file_;
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <sys/wait.h>
@@ -17,15 +18,13 @@
 namespace syncbn::launch {
 namespace {
 
-// What of an error message a person reads.
-constexpr size_t kShownBytes = 8192;
-constexpr size_t kShownLines = 40;
+// Upper bounds on the error message in a printed report.
+constexpr size_t kMaxShownBytes = 8192;
+constexpr size_t kMaxShownLines = 40;
 
 std::string local_time(std::chrono::system_clock::time_point time) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
-  std::tm parts{};
-  ::localtime_r(&seconds, &parts);
-  return fmt::format("{:%Y-%m-%d %H:%M:%S}", parts);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", *std::localtime(&seconds));
 }
 
 std::string indented(const std::string& text) {
@@ -37,15 +36,16 @@ std::string indented(const std::string& text) {
 
 }  // namespace
 
-std::string cut_message(const std::string& message, const std::string& file, size_t most_bytes,
-                        size_t most_lines) {
-  size_t end = std::min(message.size(), most_bytes);
+std::string cut_message(const std::string& message, const std::string& file, size_t max_bytes,
+                        size_t max_lines) {
+  size_t end = std::min(message.size(), max_bytes);
   size_t lines = 0;
   for (size_t at = 0; (at = message.find('\n', at)) < end; ++at) {
-    if (++lines == most_lines) end = at;
+    if (++lines == max_lines) end = at;
   }
   if (message.size() <= end + 1) return message;
-  return fmt::format("{}\n[cut here; the whole is in {}]", base::utf8_prefix(message, end), file);
+  return fmt::format("{}\n[cut here; the full message is in {}]", base::utf8_prefix(message, end),
+                     file);
 }
 
 std::string render_report(const FailureReport& report) {
@@ -69,8 +69,8 @@ std::string render_report(const FailureReport& report) {
   if (!report.error_message.empty()) {
     line("error", fmt::format("(from {})", report.error_file));
     const std::string message =
-        cut_message(report.error_message, report.error_file, kShownBytes, kShownLines);
-    // It is not for a terminal.
+        cut_message(report.error_message, report.error_file, kMaxShownBytes, kMaxShownLines);
+    // The terminal must not obey its control characters.
     text += indented(base::printable(message, "\n\t"));
   }
   if (!report.stderr_tail.empty() && !report.tail_was_shown) {
@@ -84,34 +84,39 @@ std::string render_report(const FailureReport& report) {
 }
 
 nlohmann::ordered_json json_of_failure(const FailureReport& failure) {
-  nlohmann::ordered_json json;
-  json["rank"] = failure.rank;
-  json["local_rank"] = failure.local_rank;
-  json["host"] = failure.host;
-  json["pid"] = failure.pid;
-  json["command"] = failure.argv;
-  const bool exited = WIFEXITED(failure.wait_status);
-  const char* const how = exited ? "exit_code" : "signal";
-  json[how] = exited ? WEXITSTATUS(failure.wait_status) : WTERMSIG(failure.wait_status);
-  json["out_of_memory"] = failure.out_of_memory;
-  json["time"] = std::chrono::duration<double>(failure.time.time_since_epoch()).count();
-  json["seconds_after_start"] = failure.seconds_after_start;
-  json["stderr_tail"] = failure.stderr_tail;
-  json["error_message"] = failure.error_message;
-  json["error_file"] = failure.error_message.empty() ? "" : failure.error_file;
-  json["failed_too"] = failure.failed_too;
-  json["ended"] = failure.ended;
-  return json;
+  const int status = failure.wait_status;
+  const bool exited = WIFEXITED(status);
+  return {{"rank", failure.rank},
+          {"local_rank", failure.local_rank},
+          {"host", failure.host},
+          {"pid", failure.pid},
+          {"command", failure.argv},
+          {exited ? "exit_code" : "signal", exited ? WEXITSTATUS(status) : WTERMSIG(status)},
+          {"out_of_memory", failure.out_of_memory},
+          {"time", std::chrono::duration<double>(failure.time.time_since_epoch()).count()},
+          {"seconds_after_start", failure.seconds_after_start},
+          {"stderr_tail", failure.stderr_tail},
+          {"error_message", failure.error_message},
+          {"error_file", failure.error_message.empty() ? "" : failure.error_file},
+          {"failed_too", failure.failed_too},
+          {"ended", failure.ended}};
 }
 
 std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure) {
-  nlohmann::ordered_json json;
-  json["exit_code"] = exit_code;
-  json["restarts"] = restarts;
-  json["failure"] = nullptr;
-  if (failure) json["failure"] = json_of_failure(*failure);
-  // Workers' words may be any bytes.
+  const nlohmann::ordered_json json{{"exit_code", exit_code},
+                                    {"restarts", restarts},
+                                    {"failure", failure ? json_of_failure(*failure) : nullptr}};
+  // A worker's output may not be UTF-8.
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+void write_report(Output& output, const std::string& file, const std::string& json) {
+  if (file.empty()) return;
+  try {
+    base::write_file_atomically(file, json);
+  } catch (const base::Error& error) {
+    output.say(fmt::format("syncbn-launch: --report: {}", error.what()));
+  }
 }
 
 }  // namespace syncbn::launch

@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "output/output.h"
+
 namespace syncbn::launch {
 
-/// Everything that is known about the first failure of a run.
+/// What is known about the first failure of a run.
 struct FailureReport {
   int rank = 0;
   int local_rank = 0;
@@ -20,31 +22,33 @@ struct FailureReport {
   pid_t pid = 0;
   std::vector<std::string> argv;
   int wait_status = 0;
-  bool out_of_memory = false;  ///< the kernel killed for lack of memory in our control group
+  bool out_of_memory = false;  ///< probably killed by the kernel for lack of memory
   std::chrono::system_clock::time_point time;
   double seconds_after_start = 0;
   std::vector<std::string> stderr_tail;
-  bool tail_was_shown = false;  ///< just before the report, which need not repeat it
-  std::string error_message;    ///< out of the worker's error file
+  bool tail_was_shown = false;  ///< directly above the report, which then does not repeat it
+  std::string error_message;    ///< from the worker's error file
   std::string error_file;
   std::vector<std::string> failed_too;  ///< "rank 3 (exit code 1)"
-  std::vector<std::string> ended;       ///< after the launcher's signal
+  std::vector<std::string> ended;       ///< by the launcher
 };
 
-/// The beginning of a message that may be megabytes, with a note that names the file of the whole.
-std::string cut_message(const std::string& message, const std::string& file, size_t most_bytes,
-                        size_t most_lines = SIZE_MAX);
+/// Cuts a long message and adds a note that names the file with the whole.
+std::string cut_message(const std::string& message, const std::string& file, size_t max_bytes,
+                        size_t max_lines = SIZE_MAX);
 
-/// The report as it is printed, one block of text. A usage error (exit code 2) has been explained
-/// by the worker itself and gets one line; of a long error message there is the beginning.
+/// The report to print, with the beginning of a long error message. A usage error (exit code 2)
+/// gets one line, because the worker has explained it.
 std::string render_report(const FailureReport& report);
 
-/// What is known, shown or not; the keys are those of FailureReport, with exit_code or signal for
-/// the wait status.
+/// All fields under their names, with exit_code or signal in place of the wait status.
 nlohmann::ordered_json json_of_failure(const FailureReport& failure);
 
-/// How the run ended, as one JSON object: exit_code, restarts, and `failure` (null when there was
-/// none).
+/// How the run ended, as a JSON object: exit_code, restarts, and failure, which may be null.
 std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure);
+
+/// Writes json_report() to the file of --report, if it is not empty. An error is printed, and does
+/// not change the run's exit code.
+void write_report(Output& output, const std::string& file, const std::string& json);
 
 }  // namespace syncbn::launch

@@ -41,23 +41,17 @@ bool writes_logs(const LaunchOptions& options) {
          !options.duplicate_stderr_filters.empty();
 }
 
-// A worker can put anything there: a pipe that nobody writes to, a folder, a link to a file that is
-// not its own.
-std::string read_regular(const fs::path& path, uintmax_t start, size_t most) {
+// Empty unless the file is a regular one: a worker may have put a pipe, a folder or a link to
+// another user's file there.
+std::string read_regular(const fs::path& path, uintmax_t start, size_t max_bytes) {
   const base::UniqueFd fd(
       ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW));
   struct stat what {};
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return "";
-  std::string text(most, '\0');
-  const ssize_t got = ::pread(fd.get(), text.data(), most, static_cast<off_t>(start));
+  std::string text(max_bytes, '\0');
+  const ssize_t got = ::pread(fd.get(), text.data(), max_bytes, static_cast<off_t>(start));
   text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   return text;
-}
-
-// An id may hold what a file's name cannot.
-std::string as_file_name(std::string id) {
-  std::replace(id.begin(), id.end(), '/', '_');
-  return id.substr(0, 100);
 }
 
 }  // namespace
@@ -66,14 +60,15 @@ LogFolder::LogFolder(const LaunchOptions& options)
     : nproc_per_node_(options.nproc_per_node),
       discards_(options.log_dir == "/dev/null"),
       temporary_(options.log_dir.empty() || discards_),
-      // What was asked for stays, even where nobody said where to.
       wanted_(!discards_ && writes_logs(options)),
       keep_(wanted_) {
   if (temporary_) {
     template_ = base::env("TMPDIR").value_or("/tmp") + "/syncbn-launch-XXXXXX";
   } else {
     make_folders(options.log_dir);
-    template_ = fs::absolute(options.log_dir) / (as_file_name(options.run_id) + "_XXXXXX");
+    std::string name = options.run_id.substr(0, 100);
+    std::replace(name.begin(), name.end(), '/', '_');
+    template_ = fs::absolute(options.log_dir) / (name + "_XXXXXX");
   }
   make();
 }
@@ -102,7 +97,7 @@ void LogFolder::remove() const {
   if (temporary_ && !keep_) fs::remove_all(folder_, ignored);
 }
 
-void LogFolder::put_away() {
+void LogFolder::clean_up() {
   if (keep_) return;
   remove();
   folder_.clear();
@@ -133,29 +128,26 @@ base::UniqueFd LogFolder::open(const fs::path& path) {
 }
 
 std::string LogFolder::error_message(int local_rank) const {
-  constexpr size_t kMostBytes = 1 << 20;
-  std::string text = read_regular(error_file(local_rank), 0, kMostBytes);
+  constexpr size_t kMaxBytes = 1 << 20;
+  std::string text = read_regular(error_file(local_rank), 0, kMaxBytes);
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   // {"message": {"message": "ValueError: …", "extraInfo": {…}}} or {"message": "…"}
-  if (!json.is_object() || !json.contains("message")) return text;
-  const nlohmann::json& message = json["message"];
-  if (message.is_string()) return message.get<std::string>();
-  if (message.is_object() && message.contains("message") && message["message"].is_string()) {
-    return message["message"].get<std::string>();
+  for (const char* path : {"/message/message", "/message"}) {
+    const nlohmann::json::json_pointer pointer(path);
+    if (json.contains(pointer) && json.at(pointer).is_string()) return json.at(pointer);
   }
   return text;
 }
 
 std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
-  // Far more than so many lines take, and little to read of a log of gigabytes.
-  constexpr size_t kMostBytes = 65536;
+  constexpr size_t kMaxBytes = 65536;
   std::error_code error;
   const uintmax_t size = fs::file_size(path, error);
-  const uintmax_t start = error || size < kMostBytes ? 0 : size - kMostBytes;
-  std::istringstream file(read_regular(path, start, kMostBytes));
+  const uintmax_t start = error || size < kMaxBytes ? 0 : size - kMaxBytes;
+  std::istringstream file(read_regular(path, start, kMaxBytes));
   std::deque<std::string> last;
   std::string line;
-  if (start > 0) std::getline(file, line);  // half a line
+  if (start > 0) std::getline(file, line);  // the end of a line
   while (std::getline(file, line)) {
     last.push_back(line);
     if (last.size() > lines) last.pop_front();

@@ -13,49 +13,49 @@ namespace syncbn::launch {
 /// `<log_dir>/<run id>_xxxxxx/attempt_<N>/<local rank>/` with stdout.log, stderr.log and
 /// error.json, where torch's @record leaves a worker's exception (TORCHELASTIC_ERROR_FILE).
 ///
-/// Without a log_dir it lies in TMPDIR, and is removed at the end unless logs were asked for or
-/// somebody was pointed to an error file (keep()). With /dev/null for a log_dir what would go to
-/// log files is lost.
+/// Without a log_dir the folder is in TMPDIR. It is removed at the end unless the options ask for
+/// logs or a report refers to an error file (keep()). With log_dir=/dev/null logs are dropped.
 class LogFolder {
  public:
-  /// @throws base::UserError where the folder cannot be, base::UnavailableError when the disk
-  /// fails.
+  /// @throws base::UserError if the path does not allow a folder, base::UnavailableError if the
+  ///   disk fails.
   explicit LogFolder(const LaunchOptions& options);
   ~LogFolder();
   LogFolder(const LogFolder&) = delete;
   LogFolder& operator=(const LogFolder&) = delete;
 
-  /// Throws what the constructor would, and leaves no folder of a run behind.
+  /// Throws what the constructor would, and leaves no folder behind.
   static void check(const LaunchOptions& options);
 
-  /// Makes the folders of an attempt; the functions below are about it.
+  /// Creates the folders of an attempt. The functions below refer to the last one.
   void begin_attempt(int number);
-  /// Before a wait in which nobody would remove it after a kill: it is made anew when needed.
-  void put_away();
+  /// Removes the folder unless it is kept; begin_attempt() creates another. For times without a
+  /// keeper, which would remove the folder of a launcher that is killed.
+  void clean_up();
 
   const std::filesystem::path& path() const { return folder_; }
   std::filesystem::path attempt() const { return attempt_; }
   std::filesystem::path of_worker(int local_rank) const;
   std::filesystem::path error_file(int local_rank) const;
-  /// A log file in the attempt's folder or a worker's.
+  /// A log file in `folder`, or /dev/null if logs are dropped.
   std::filesystem::path file(const std::filesystem::path& folder, const char* name) const;
-  /// Whether there is more in it than error files.
+  /// Whether the options ask for more than error files.
   bool is_wanted() const { return wanted_; }
 
-  /// A file to append to.
+  /// Opens a file for appending.
   static base::UniqueFd open(const std::filesystem::path& path);
 
-  /// The message in a worker's error file; the whole file when it is no JSON of torch's; empty when
-  /// there is none.
+  /// The message in a worker's error file; the whole text if it is not torch's JSON; empty if there
+  /// is no file.
   std::string error_message(int local_rank) const;
 
-  /// The last lines of a file, for workers whose stderr goes to one.
+  /// The last lines of a file.
   static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
 
   void keep() { keep_ = true; }
-  /// The run went well in the end: its error files are of no more use.
-  void forget_errors() { keep_ = wanted_; }
-  /// Removes it if it is a temporary one that nobody wants.
+  /// Undoes keep() after a run that succeeded in the end.
+  void release_errors() { keep_ = wanted_; }
+  /// Removes the folder if it is temporary and not kept.
   void remove() const;
 
  private:
@@ -66,7 +66,7 @@ class LogFolder {
   bool temporary_;
   bool wanted_;
   bool keep_;
-  std::string template_;  ///< as mkdtemp takes it
+  std::string template_;  ///< for mkdtemp
   std::filesystem::path folder_;
   std::filesystem::path attempt_;
 };

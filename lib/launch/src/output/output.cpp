@@ -2,7 +2,9 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/terminal.h>
 #include <syncbn/base/text.h>
 #include <sys/stat.h>
@@ -22,7 +24,7 @@ namespace syncbn::launch {
 namespace {
 
 std::string coloured(int rank, const std::string& text) {
-  // Readable on dark and on light backgrounds; red is left to errors.
+  // Readable on dark and light backgrounds; red is for errors.
   constexpr std::array kColours{36, 33, 35, 32, 34, 96, 95, 92};
   return fmt::format("\x1b[{}m{}\x1b[0m", kColours[static_cast<size_t>(rank) % kColours.size()],
                      text);
@@ -30,16 +32,13 @@ std::string coloured(int rank, const std::string& text) {
 
 std::string time_of_day() {
   const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::localtime_r(&now, &parts);
-  return fmt::format("{:%H:%M:%S}", parts);
+  return fmt::format("{:%H:%M:%S}", *std::localtime(&now));
 }
 
-// Lines that have begun are shown so often, and so many.
 constexpr std::chrono::milliseconds kLivePeriod{100};
-constexpr size_t kMostLive = 16;
+constexpr size_t kMaxLive = 16;  // lines
 
-// Of a line that is written over after carriage returns, what is to be seen in the end.
+// What a terminal shows in the end of a line that is overwritten after carriage returns.
 std::string_view last_part(std::string_view line) {
   const size_t end = line.find_last_not_of('\r');
   line = line.substr(0, end == std::string_view::npos ? 0 : end + 1);
@@ -47,7 +46,7 @@ std::string_view last_part(std::string_view line) {
   return start == std::string_view::npos ? line : line.substr(start + 1);
 }
 
-// Without what moves a terminal's cursor or colours.
+// Removes escape sequences, which move the cursor or change colours.
 std::string visible(std::string_view text) {
   std::string result;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -61,7 +60,13 @@ std::string visible(std::string_view text) {
   return base::printable(result);
 }
 
-bool lead_to_the_same() {
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) {
+    text.replace(at, from.size(), to);
+  }
+}
+
+bool is_same_destination() {
   struct stat out {};
   struct stat err {};
   return ::fstat(STDOUT_FILENO, &out) == 0 && ::fstat(STDERR_FILENO, &err) == 0 &&
@@ -74,6 +79,16 @@ Streams terminal_colours() {
   const bool wanted = !base::env("NO_COLOR") && base::env("TERM").value_or("dumb") != "dumb";
   return {.out = wanted && ::isatty(STDOUT_FILENO) == 1,
           .err = wanted && ::isatty(STDERR_FILENO) == 1};
+}
+
+std::string line_prefix(const LaunchOptions& options, int rank, int local_rank) {
+  const std::string host = base::hostname();
+  std::string prefix = options.prefix;
+  replace_all(prefix, "${host}", host.substr(0, host.find('.')));
+  replace_all(prefix, "${rank}", std::to_string(rank));
+  replace_all(prefix, "${local_rank}", std::to_string(local_rank));
+  replace_all(prefix, "${role_name}", options.role);
+  return prefix;
 }
 
 void LineSplitter::feed(std::string_view bytes, const Sink& sink) {
@@ -97,7 +112,7 @@ void LineSplitter::finish(const Sink& sink) {
 Output::Output(OutputOptions options)
     : out_{std::move(options.out), StandardStream(STDOUT_FILENO), {}},
       err_{std::move(options.err), StandardStream(STDERR_FILENO), {}},
-      same_destination_(lead_to_the_same()) {}
+      same_destination_(is_same_destination()) {}
 
 Output::~Output() {
   erase_live();
@@ -121,9 +136,7 @@ std::string Output::prefix_of(size_t worker, Stream stream) {
   const WorkerOutput& options = workers_[worker].options;
   std::string prefix = options.prefix;
   constexpr std::string_view kTime = "${time}";
-  for (size_t at = 0; (at = prefix.find(kTime)) != std::string::npos;) {
-    prefix.replace(at, kTime.size(), time_of_day());
-  }
+  if (prefix.find(kTime) != std::string::npos) replace_all(prefix, kTime, time_of_day());
   const bool colours = destination(stream).options.takes_colours && !prefix.empty();
   return colours ? coloured(options.rank, prefix) : prefix;
 }
@@ -134,7 +147,7 @@ LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text)
     filter(stream, prefix, whole);
     from.of(stream).live.clear();
     const size_t passed = std::exchange(from.of(stream).passed, 0);
-    // After a carriage return a terminal would overwrite the prefix.
+    // A carriage return would let the terminal overwrite the prefix.
     const std::string_view line = is_live(from, stream) ? last_part(whole) : whole;
     if (from.options.shown) ++lines_;
     if (stream == Stream::kErr) {
@@ -154,7 +167,7 @@ void Output::filter(Stream stream, const std::string& prefix, std::string_view l
   write_to_log(to.filtered, fmt::format("{}{}\n", prefix, line));
 }
 
-// A disk that is full does not stop the run.
+// A full disk does not stop the run.
 void Output::write_to_log(const LogFile& log, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(log.fd.get(), text.data(), text.size());
@@ -169,25 +182,23 @@ void Output::write_to_log(const LogFile& log, std::string_view text) {
   }
 }
 
-bool Output::needs_lines(size_t worker, Stream stream) {
-  return stream == Stream::kErr || workers_[worker].options.whole_lines ||
-         !destination(stream).options.filters.empty();
-}
-
 void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   WorkerStream& from = workers_[worker].of(stream);
+  const WorkerOutput& options = workers_[worker].options;
   if (from.log.fd) write_to_log(from.log, bytes);
-  if (!needs_lines(worker, stream)) {
+  const bool needs_lines =
+      stream == Stream::kErr || options.whole_lines || !destination(stream).options.filters.empty();
+  if (!needs_lines) {
     ++lines_;  // one or more
-    if (workers_[worker].options.shown) print(stream, bytes);
+    if (options.shown) print(stream, bytes);
     return;
   }
   std::string text;
   from.lines.feed(bytes, sink(worker, stream, text));
-  const WorkerOutput& options = workers_[worker].options;
   if (passes_pieces(options)) pass_piece(from, from.lines.partial().rfind('\r') + 1, text);
-  if (!due_ && (is_live(workers_[worker], stream) || passes_pieces(options)))
+  if (!due_ && (is_live(workers_[worker], stream) || passes_pieces(options))) {
     due_ = std::chrono::steady_clock::now() + kLivePeriod;
+  }
   if (options.shown) print(stream, options.whole_lines ? text : bytes);
 }
 
@@ -200,7 +211,7 @@ void Output::finish(size_t worker, Stream stream) {
 
 void Output::say(std::string_view message) {
   std::string text;
-  // After a worker's last words without a newline.
+  // A worker's last line may have no newline.
   if (!at_line_start_ && err_.options.is_terminal) text = "\n";
   text.append(message);
   if (text.back() != '\n') text.push_back('\n');
@@ -208,7 +219,7 @@ void Output::say(std::string_view message) {
 }
 
 void Output::set_bar(std::string bar) {
-  // One that nobody sees (Ctrl-S) would pile up.
+  // On a stopped terminal (Ctrl-S) bars would pile up.
   if (!err_.options.is_terminal || (err_.stream.pending() > 0 && !bar.empty())) return;
   erase_live();
   bar_ = std::move(bar);
@@ -241,7 +252,7 @@ std::vector<int> Output::waits_for() const {
 }
 
 bool Output::is_full(Stream stream) {
-  return queue(stream).pending() > kMostPending;
+  return queue(stream).pending() > kMaxPending;
 }
 
 std::optional<std::string> Output::error() const {
@@ -310,19 +321,19 @@ void Output::clear_live() {
   set_bar({});
 }
 
-std::string Output::live_line(size_t worker, const std::string& live) const {
-  std::string line =
-      truncated(workers_[worker].options.prefix + live, base::terminal_columns() - 1);
-  const size_t prefix = std::min(workers_[worker].options.prefix.size(), line.size());
-  if (!err_.options.takes_colours || prefix == 0) return line;
-  return coloured(workers_[worker].options.rank, line.substr(0, prefix)) + line.substr(prefix);
-}
-
 std::vector<std::string> Output::live_lines() {
   std::vector<std::string> lines;
-  for (size_t i = 0; i < workers_.size() && lines.size() < kMostLive; ++i) {
-    for (const WorkerStream* from : {&workers_[i].out, &workers_[i].err}) {
-      if (!from->live.empty()) lines.push_back(live_line(i, from->live));
+  for (const Worker& worker : workers_) {
+    if (lines.size() >= kMaxLive) break;
+    for (const WorkerStream* from : {&worker.out, &worker.err}) {
+      if (from->live.empty()) continue;
+      const WorkerOutput& options = worker.options;
+      std::string line = truncated(options.prefix + from->live, base::terminal_columns() - 1);
+      const size_t prefix = std::min(options.prefix.size(), line.size());
+      if (err_.options.takes_colours && prefix > 0) {
+        line.replace(0, prefix, coloured(options.rank, line.substr(0, prefix)));
+      }
+      lines.push_back(line);
     }
   }
   if (!bar_.empty()) lines.push_back(bar_);
@@ -338,11 +349,34 @@ void Output::erase_live() {
 }
 
 void Output::draw_live() {
-  // Never behind half a line, which erasing would take along.
+  // erase_live() would also erase half a line before it.
   if (!at_line_start_) return;
   const std::vector<std::string> lines = live_lines();
   err_.stream.write(base::join(lines, "\n"));
   drawn_lines_ = lines.size();
+}
+
+int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurried) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPatience{1000};
+  const auto deadline = Clock::now() + kPatience;
+  for (;;) {
+    output.flush();
+    std::vector<pollfd> polls{{signals.fd(), POLLIN, 0}};
+    for (const int fd : output.waits_for()) polls.push_back({fd, POLLOUT, 0});
+    const bool all_written = polls.size() == 1;
+    if (all_written || (hurried && Clock::now() >= deadline)) break;
+    ::poll(polls.data(), polls.size(), hurried ? static_cast<int>(kPatience.count()) : -1);
+    while (const auto signal = signals.next()) {
+      if (*signal == SIGTSTP) Signals::stop_self();
+      if (!signals.ends(*signal)) continue;
+      return exit_code != base::kExitOk ? exit_code : base::kExitSignalBase + *signal;
+    }
+  }
+  const auto error = output.error();
+  if (!error) return exit_code;
+  output.say(fmt::format("syncbn-launch: error: {}; later output of the workers is lost", *error));
+  return exit_code != base::kExitOk ? exit_code : base::kExitUnavailable;
 }
 
 }  // namespace syncbn::launch

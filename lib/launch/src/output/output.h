@@ -14,22 +14,23 @@
 #include <string_view>
 #include <vector>
 
+#include "common/signals.h"
 #include "output/standard_stream.h"
 
 namespace syncbn::launch {
 
 enum class Stream { kOut, kErr };
 
-/// Cuts bytes into lines. A line longer than kLongest is cut: memory stays bounded.
+/// Splits bytes into lines. To bound memory, a line longer than kLongest bytes is cut.
 class LineSplitter {
  public:
   static constexpr size_t kLongest = 1 << 20;
   using Sink = std::function<void(std::string_view line)>;  ///< without its newline
 
   void feed(std::string_view bytes, const Sink& sink);
-  /// The last line, when it had no newline.
+  /// Passes on a last line that has no newline.
   void finish(const Sink& sink);
-  /// What has come of the next line.
+  /// The bytes after the last newline.
   std::string_view partial() const { return partial_; }
 
  private:
@@ -37,13 +38,16 @@ class LineSplitter {
 };
 
 struct WorkerOutput {
-  int rank = 0;             ///< the global one, which chooses the colour
-  bool whole_lines = true;  ///< as others write here, too; false: bytes pass as they are
-  /// Before each whole line, with ${time} replaced; if empty, a line that pauses is shown as far as
-  /// it has come.
+  int rank = 0;             ///< global; chooses the colour
+  bool whole_lines = true;  ///< false: bytes pass unchanged, for a worker that writes alone
+  /// Printed before each whole line, with ${time} replaced. If empty, the beginning of a line that
+  /// is not finished yet is printed, too.
   std::string prefix = {};
-  bool shown = true;  ///< here, and not only in log files
+  bool shown = true;  ///< false: only in log files
 };
+
+/// --prefix for one worker, with ${time} left in it.
+std::string line_prefix(const LaunchOptions& options, int rank, int local_rank);
 
 struct OutputOptions {
   struct Destination {
@@ -59,63 +63,63 @@ struct OutputOptions {
 /// Which of our standard streams are terminals whose user wants colours.
 Streams terminal_colours();
 
-/// Everything that the launcher prints: the workers' lines, its own messages, the progress bar
-/// below them. Lines of different workers never mix. Nothing here waits for the reader.
+/// Prints everything that the launcher shows: the workers' lines, its own messages, and the
+/// progress bar below them. Lines of different workers never mix. No function waits for the reader.
 class Output {
  public:
   static constexpr size_t kTailLines = 20;
-  static constexpr size_t kTailLineLength = 2000;  ///< bytes; what is longer is cut
-  static constexpr size_t kMostPending = 1 << 20;
+  static constexpr size_t kTailLineLength = 2000;  ///< bytes; the rest of a line is cut
+  static constexpr size_t kMaxPending = 1 << 20;   ///< bytes
 
   explicit Output(OutputOptions options);
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  /// Begins anew with these workers.
+  /// Replaces the workers and drops what is known of those before.
   void begin_attempt(std::vector<WorkerOutput> workers);
 
-  /// Copies what a worker writes to a file as well.
+  /// Also writes what a worker writes to `file`.
   void log_to(size_t worker, Stream stream, const std::filesystem::path& file);
-  /// Copies lines that the options' filters choose to a file as well.
+  /// Also writes lines that match the stream's filters to `file`.
   void copy_filtered(Stream stream, const std::filesystem::path& file);
 
-  /// What a worker wrote.
   void write(size_t worker, Stream stream, std::string_view bytes);
-  /// The end of a worker's stream: prints a last line that had no newline.
+  /// The end of a worker's stream: prints a last line that has no newline.
   void finish(size_t worker, Stream stream);
 
-  /// A message of the launcher itself, of one or more lines.
+  /// Prints a message of the launcher, of one or more lines, to stderr.
   void say(std::string_view message);
 
-  /// The bar to show under the lines from now on; empty removes it. Nothing without a terminal.
+  /// Shows a bar below the lines until the next call; empty removes it. Does nothing unless stderr
+  /// is a terminal.
   void set_bar(std::string bar);
-  /// Shows the lines that workers have begun and not ended: progress that they write over and over
-  /// after a carriage return, and prompts. With prefixes above the bar, and nothing without a
-  /// terminal.
+  /// Shows the lines that workers have begun and not ended: prompts, and progress that is
+  /// overwritten after a carriage return. Lines with a prefix are shown above the bar, and only on
+  /// a terminal.
   void show_partial_lines();
-  /// Takes those lines and the bar away.
+  /// Erases those lines and the bar.
   void clear_live();
   /// When show_partial_lines() has something new to show; empty: not before the next write().
   std::optional<std::chrono::steady_clock::time_point> due() const { return due_; }
 
-  /// Writes what our reader would not take before, as far as it goes.
+  /// Writes as much of the pending text as our reader takes.
   void flush();
-  /// What to poll for POLLOUT before the next flush(); empty: all is written.
+  /// What to poll for POLLOUT before the next flush(); empty if nothing is pending.
   std::vector<int> waits_for() const;
-  /// So much waits for our reader that the workers should wait, too.
+  /// Too much text is pending: do not read from the workers, so that they wait as well.
   bool is_full(Stream stream);
-  /// Why lines of the workers were lost here or in a log file, if they were.
+  /// Why lines of the workers were lost, here or in a log file; empty if none were.
   std::optional<std::string> error() const;
 
   /// The last lines of a worker's stderr.
   std::vector<std::string> tail(size_t worker) const;
-  /// Whether that tail is the last thing that was shown, so that a report need not repeat it.
+  /// Whether the tail is the last thing that was printed, so that a report need not repeat it.
   bool tail_is_last(size_t worker) const;
 
  private:
   struct TailLine {
-    uint64_t number;  ///< of all lines shown
+    uint64_t number;  ///< among all lines shown
     std::string text;
   };
   struct LogFile {
@@ -125,9 +129,8 @@ class Output {
   struct WorkerStream {
     LineSplitter lines;
     LogFile log;
-    // Of the line that has begun:
-    std::string live;   ///< what is shown of it above the bar
-    size_t passed = 0;  ///< so many bytes have been printed
+    std::string live;   ///< what is shown above the bar of a line that is not finished
+    size_t passed = 0;  ///< how many bytes of that line have been printed
   };
   struct Worker {
     WorkerOutput options;
@@ -145,33 +148,36 @@ class Output {
   };
 
   Destination& destination(Stream stream) { return stream == Stream::kOut ? out_ : err_; }
-  /// Where its lines wait for the reader.
   StandardStream& queue(Stream stream);
   std::string prefix_of(size_t worker, Stream stream);
   LineSplitter::Sink sink(size_t worker, Stream stream, std::string& text);
-  bool needs_lines(size_t worker, Stream stream);
   void filter(Stream stream, const std::string& prefix, std::string_view line);
   void write_to_log(const LogFile& log, std::string_view text);
   void print(Stream stream, std::string_view text);
   bool is_live(const Worker& worker, Stream stream);
   static bool passes_pieces(const WorkerOutput& options);
-  void pass_piece(WorkerStream& from, size_t end, std::string& text);
-  std::string live_line(size_t worker, const std::string& live) const;
+  static void pass_piece(WorkerStream& from, size_t end, std::string& text);
   std::vector<std::string> live_lines();
   void erase_live();
   void draw_live();
 
   Destination out_;
   Destination err_;
-  /// Both lead to the same terminal, pipe or file: one queue, or lines would be torn.
+  /// Both are the same terminal, pipe or file: they share err_'s queue, so that no line is torn.
   bool same_destination_;
   std::vector<Worker> workers_;
   std::string log_error_;  ///< the first
   uint64_t lines_ = 0;
   std::string bar_;
-  size_t drawn_lines_ = 0;  ///< below the cursor's first
+  size_t drawn_lines_ = 0;  ///< of live lines and the bar
   std::optional<std::chrono::steady_clock::time_point> due_;
   bool at_line_start_ = true;
 };
+
+/// At the end of a run, waits until our reader has taken all output. Returns the launcher's exit
+/// code: the run's own, that of a signal that ends the wait, or 75 if output was lost.
+/// @param hurried a signal or another node ended the run: a reader that has stopped (`less`, a
+///   stopped terminal) gets one second.
+int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurried);
 
 }  // namespace syncbn::launch

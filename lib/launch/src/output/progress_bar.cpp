@@ -43,7 +43,7 @@ std::string render_progress(const ProgressState& state, int columns) {
   if (!state.text.empty()) line += "  " + state.text;
   line += "  " + clock_format(state.elapsed);
   if (state.remaining) line += " < " + clock_format(*state.remaining);
-  // The last column stays free: a terminal may wrap on it.
+  // A terminal may wrap after its last column.
   return truncated(std::move(line), columns - 1);
 }
 
@@ -54,7 +54,7 @@ void ProgressBar::update(const syncbn_agent_record& record, Clock::time_point no
     return;
   }
   if (record.kind != SYNCBN_AGENT_PROGRESS) return;
-  // A count that starts anew is another bar.
+  // A smaller count or another total starts a new bar.
   if (!active_ || record.done < state_.done || record.total != state_.total) {
     started_ = now;
     first_done_ = record.done;

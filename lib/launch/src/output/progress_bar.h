@@ -16,22 +16,22 @@ struct ProgressState {
   std::optional<std::chrono::duration<double>> remaining = {};
 };
 
-/// The first `columns` characters; each counts as one column.
+/// The first `columns` characters, each taken as one column wide.
 std::string truncated(std::string text, int columns);
 
 /// One line of at most `columns` columns:
 /// "[#####.....] 50/100  50 %  epoch 3 loss 0.21  0:12 < 0:12".
 std::string render_progress(const ProgressState& state, int columns);
 
-/// Turns PROGRESS records into a line that changes at most ten times a second.
+/// Turns PROGRESS records into a line to draw.
 class ProgressBar {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kPeriod{100};
+  static constexpr std::chrono::milliseconds kPeriod{100};  ///< least time between two drawings
 
   void update(const syncbn_agent_record& record, Clock::time_point now);
 
-  /// When the line has to be drawn anew; empty while there is nothing new.
+  /// When to draw the line again; empty while nothing has changed.
   std::optional<Clock::time_point> due() const;
   std::string draw(int columns, Clock::time_point now);
 

@@ -11,20 +11,12 @@
 #include <cerrno>
 
 namespace syncbn::launch {
-namespace {
-
-// The most that poll() promises to take without waiting, for a pipe that cannot be opened again.
-constexpr size_t kSurelyTaken = 4096;
-
-}  // namespace
 
 StandardStream::StandardStream(int fd) : fd_(fd) {
   struct stat what {};
   if (::fstat(fd, &what) != 0) return;
-  is_socket_ = S_ISSOCK(what.st_mode);
-  is_file_ = S_ISREG(what.st_mode);
-  is_device_ = S_ISCHR(what.st_mode);
-  if (!S_ISFIFO(what.st_mode) && !is_device_) return;
+  type_ = what.st_mode & S_IFMT;
+  if (type_ != S_IFIFO && type_ != S_IFCHR) return;
   own_.reset(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
                     O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
 }
@@ -51,22 +43,24 @@ void StandardStream::flush() {
 }
 
 std::optional<size_t> StandardStream::write_some(std::string_view text) {
+  // A pipe that cannot be opened again takes this many bytes without blocking once poll() says so.
+  constexpr size_t kMaxAtOnce = 4096;
   ssize_t written = 0;
-  if (own_ || is_file_) {
+  if (own_ || type_ == S_IFREG) {
     written = ::write(fd(), text.data(), text.size());
-  } else if (is_socket_) {
+  } else if (type_ == S_IFSOCK) {
     written = ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } else {
     pollfd ready{fd_, POLLOUT, 0};
     if (::poll(&ready, 1, 0) == 0) return std::nullopt;
-    written = ::write(fd_, text.data(), std::min(text.size(), kSurelyTaken));
+    written = ::write(fd_, text.data(), std::min(text.size(), kMaxAtOnce));
   }
   if (written >= 0) return static_cast<size_t>(written);
   if (errno == EINTR) return 0;
   if (errno == EAGAIN) return std::nullopt;
   closed_ = true;
-  // Of a terminal that has been hung up isatty() says nothing any more.
-  const bool has_no_reader = errno == EPIPE || (errno == EIO && is_device_);
+  // isatty() is false for a terminal that was closed, so any device counts.
+  const bool has_no_reader = errno == EPIPE || (errno == EIO && type_ == S_IFCHR);
   if (!has_no_reader) error_ = errno;
   return text.size();
 }

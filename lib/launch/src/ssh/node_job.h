@@ -28,7 +28,7 @@ struct NodeJob {
   std::string folder;  ///< to run in
   Variables environment = {};
   std::vector<std::string> words = {};  ///< of the node's command line
-  bool speaks_for_all = false;          ///< LaunchOptions::voice
+  bool speaks_for_all = false;          ///< MessageScope::kWholeJob
   Streams colours = {};                 ///< LaunchOptions::colours
 
   /// Words and values may be any bytes.

@@ -19,7 +19,6 @@
 #include "common/processes.h"
 #include "common/words.h"
 #include "output/failure_report.h"
-#include "output/last_output.h"
 #include "ssh/node_job.h"
 
 namespace syncbn::launch {

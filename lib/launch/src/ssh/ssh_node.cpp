@@ -84,7 +84,7 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
   }
   enter(job);
   LaunchOptions options = parse_settled_options(job.words);
-  options.voice = job.speaks_for_all ? Voice::kForAll : Voice::kOfItself;
+  options.message_scope = job.speaks_for_all ? MessageScope::kWholeJob : MessageScope::kOwnWorkers;
   options.colours = job.colours;
   resolve_program(options);
   check_master(options);

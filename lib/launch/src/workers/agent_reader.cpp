@@ -5,12 +5,7 @@
 namespace syncbn::launch {
 namespace {
 
-std::string_view magic() {
-  static const uint32_t number = SYNCBN_AGENT_MAGIC;
-  return {reinterpret_cast<const char*>(&number), sizeof(number)};
-}
-
-// A worker's text goes to the terminal: it must not carry escape sequences.
+// The text goes to the terminal, which would obey escape sequences.
 void make_printable(syncbn_agent_record& record) {
   record.text[sizeof(record.text) - 1] = '\0';
   for (char* c = record.text; *c != '\0'; ++c) {
@@ -21,28 +16,27 @@ void make_printable(syncbn_agent_record& record) {
 }  // namespace
 
 void AgentReader::feed(std::string_view bytes, const Sink& sink) {
+  static const uint32_t number = SYNCBN_AGENT_MAGIC;
+  const std::string_view magic(reinterpret_cast<const char*>(&number), sizeof(number));
   pending_.append(bytes);
-  size_t at = 0;
-  while (pending_.size() - at >= sizeof(syncbn_agent_record)) {
-    const size_t found = pending_.find(magic(), at);
-    if (found == std::string::npos) {
-      // Its first bytes may be there already.
-      at = pending_.size() - (magic().size() - 1);
+  size_t done = 0;
+  syncbn_agent_record record;
+  while (pending_.size() - done >= sizeof(record)) {
+    done = pending_.find(magic, done);
+    if (done == std::string::npos) {
+      // The last bytes may be the beginning of a magic number.
+      done = pending_.size() - (magic.size() - 1);
       break;
     }
-    at = found;
-    if (pending_.size() - at < sizeof(syncbn_agent_record)) break;
-    syncbn_agent_record record;
-    std::memcpy(&record, pending_.data() + at, sizeof(record));
-    if (record.version != SYNCBN_AGENT_VERSION) {
-      at += magic().size();
-      continue;
-    }
-    at += sizeof(record);
+    if (pending_.size() - done < sizeof(record)) break;
+    std::memcpy(&record, pending_.data() + done, sizeof(record));
+    const bool readable = record.version == SYNCBN_AGENT_VERSION;
+    done += readable ? sizeof(record) : magic.size();
+    if (!readable) continue;
     make_printable(record);
     sink(record);
   }
-  pending_.erase(0, at);
+  pending_.erase(0, done);
 }
 
 }  // namespace syncbn::launch

@@ -8,11 +8,11 @@
 
 namespace syncbn::launch {
 
-/// Cuts what one worker sends over its agent channel into records. Whatever is no record (a
-/// program may write to any descriptor it finds) is skipped up to the next magic number.
+/// Splits what a worker writes to its agent channel into records. Other bytes, which a program may
+/// write to any descriptor that it finds, are skipped up to the next magic number.
 class AgentReader {
  public:
-  /// The record's text ends with NUL and holds no control characters.
+  /// The record's text ends with NUL and has no control characters.
   using Sink = std::function<void(const syncbn_agent_record& record)>;
 
   void feed(std::string_view bytes, const Sink& sink);

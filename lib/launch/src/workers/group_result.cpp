@@ -10,36 +10,32 @@
 #include "common/processes.h"
 
 namespace syncbn::launch {
-namespace {
-
-// Of a worker's error message in a report; a node sends it over the network, too.
-constexpr size_t kMostErrorBytes = 1 << 16;
-
-}  // namespace
 
 GroupResult start_failure(const Worker& worker, const std::string& file) {
   const int error = *worker.start_error;
+  GroupResult result{.exit_code = base::kExitUnavailable};
   if (!worker.wait_status) {
-    return {.exit_code = base::kExitUnavailable,
-            .start_error =
-                fmt::format("cannot start rank {}: {}", worker.rank, base::describe_errno(error))};
+    result.start_error =
+        fmt::format("cannot start rank {}: {}", worker.rank, base::describe_errno(error));
+  } else if (worker.bind_failed) {
+    result.start_error = fmt::format(
+        "cannot bind rank {} to its cores: {} (its CPU set has changed since the launcher "
+        "started?)",
+        worker.rank, std::strerror(error));
+  } else {
+    std::string hint;
+    if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";
+    if (error == ENOENT) hint = " (its interpreter, after #!, does not exist)";
+    result.exit_code = exit_code_of(*worker.wait_status);
+    result.start_error = fmt::format("cannot execute {}: {}{}", file, std::strerror(error), hint);
   }
-  if (worker.bind_failed) {
-    return {
-        .exit_code = base::kExitUnavailable,
-        .start_error = fmt::format("cannot bind rank {} to its cores: {} (its CPU set has changed "
-                                   "since the launcher started?)",
-                                   worker.rank, std::strerror(error))};
-  }
-  std::string hint;
-  if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";
-  if (error == ENOENT) hint = " (its interpreter, after #!, does not exist)";
-  return {.exit_code = exit_code_of(*worker.wait_status),
-          .start_error = fmt::format("cannot execute {}: {}{}", file, std::strerror(error), hint)};
+  return result;
 }
 
 FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& workers,
                         LogFolder& logs, const Output& output, const OomWatch& oom) {
+  // Upper bound on the error message, which a node sends to its head.
+  constexpr size_t kMaxErrorBytes = 1 << 16;
   const Worker& worker = workers[failure.worker];
   FailureReport report;
   report.rank = worker.rank;
@@ -53,22 +49,22 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   report.seconds_after_start = failure.seconds_after_start;
   report.error_file = logs.error_file(report.local_rank);
   report.error_message =
-      cut_message(logs.error_message(report.local_rank), report.error_file, kMostErrorBytes);
+      cut_message(logs.error_message(report.local_rank), report.error_file, kMaxErrorBytes);
   if (!report.error_message.empty()) logs.keep();
   report.stderr_tail = output.tail(failure.worker);
   report.tail_was_shown = output.tail_is_last(failure.worker);
   if (report.stderr_tail.empty()) {
-    // It went to a file and not through us.
+    // stderr may be redirected to a file.
     report.stderr_tail =
         LogFolder::tail(logs.of_worker(report.local_rank) / "stderr.log", Output::kTailLines);
   }
   for (const Worker& other : workers) {
     if (&other == &worker || !other.wait_status) continue;
-    const int status = *other.wait_status;
+    const std::string end = fmt::format("rank {} ({})", other.rank, other.end_in_words());
     if (other.ended_by_us) {
-      report.ended.push_back(fmt::format("rank {} ({})", other.rank, other.end_in_words()));
-    } else if (status != 0) {
-      report.failed_too.push_back(fmt::format("rank {} ({})", other.rank, other.end_in_words()));
+      report.ended.push_back(end);
+    } else if (*other.wait_status != 0) {
+      report.failed_too.push_back(end);
     }
   }
   return report;

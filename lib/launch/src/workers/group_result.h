@@ -1,39 +1,65 @@
 #pragma once
 
+#include <syncbn/base/unique_fd.h>
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/processes.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
 #include "output/output.h"
+#include "workers/agent_reader.h"
 #include "workers/oom_watch.h"
-#include "workers/worker.h"
 
 namespace syncbn::launch {
+
+/// A worker of this node in one attempt.
+struct Worker {
+  int rank = 0;
+  pid_t pid = 0;
+  std::vector<std::string> argv;
+  bool running = true;
+  std::optional<int> start_error;  ///< errno of a failed fork, binding or exec
+  bool bind_failed = false;
+  std::optional<int> wait_status;
+  bool ended_by_us = false;
+  // The launcher's ends of the worker's pipes.
+  base::UniqueFd out;
+  base::UniqueFd err;
+  base::UniqueFd agent;
+  AgentReader records;
+
+  /// How it ended, such as "exit code 1". Only after its end.
+  std::string end_in_words() const {
+    return wait_status ? describe_status(*wait_status) : "cannot be started";
+  }
+};
 
 /// How an attempt ended.
 struct GroupResult {
   int exit_code = 0;
-  std::optional<FailureReport> failure = {};  ///< of the first worker that failed
-  std::string start_error = {};               ///< why that worker could not even be started
-  std::optional<int> signal = {};             ///< that the launcher got, before or after it
-  std::string of_job = {};                    ///< with several nodes: the job's first failure
+  std::optional<FailureReport> failure = {};  ///< the first worker that failed
+  std::string start_error = {};               ///< why that worker could not be started
+  std::optional<int> signal = {};             ///< sent to the launcher, before or after the failure
+  std::string of_job = {};                    ///< the job's first failure if it is another node's
 };
 
-/// The first worker that failed, and when.
 struct FirstFailure {
   size_t worker = 0;  ///< its index, which is its local rank
   std::chrono::system_clock::time_point time;
   double seconds_after_start = 0;
 };
 
-/// The result when a worker could not be started. @param file that it should have executed.
+/// The result if a worker could not be started. @param file the path for execve.
 GroupResult start_failure(const Worker& worker, const std::string& file);
 
-/// All that is known of the first failure, out of log files, too. Keeps these where they say more.
+/// Collects what is known about the first failure, log files included. Keeps the log folder if the
+/// report refers to an error file in it.
 FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& workers,
                         LogFolder& logs, const Output& output, const OomWatch& oom);
 

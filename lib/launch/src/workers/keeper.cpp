@@ -25,13 +25,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Launcher to keeper: a signal's number to pass on, or one of these.
+// The launcher sends the number of a signal to pass on, or one of these.
 constexpr int32_t kFinish = 0;
 constexpr int32_t kFinishSparingDaemons = -1;
-// The launcher is gone.
+// serve() returns this if the launcher is gone.
 constexpr int32_t kOrphaned = -2;
-
-constexpr int kLookEvery = 100;  // ms
 
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> result;
@@ -41,29 +39,11 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return result;
 }
 
-void send_event(int socket, const KeeperEvent& event) {
-  // A launcher that is gone shows as the end of the socket, nothing to do about it here.
-  while (::send(socket, &event, sizeof(event), MSG_NOSIGNAL) < 0 && errno == EINTR) {
-  }
-}
-
 void reset_signals() {
-  struct sigaction action {};
-  action.sa_handler = SIG_DFL;
-  for (int signal = 1; signal < NSIG; ++signal) ::sigaction(signal, &action, nullptr);
+  for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
-
-void close_all_but(int a, int b) {
-  const auto close_between = [](int first, int last) {
-    if (first <= last) ::close_range(static_cast<unsigned>(first), static_cast<unsigned>(last), 0);
-  };
-  const auto [low, high] = std::minmax(a, b);
-  close_between(STDERR_FILENO + 1, low - 1);
-  close_between(low + 1, high - 1);
-  close_between(high + 1, INT_MAX);
 }
 
 // A signalfd reports SIGCHLD for the process that reads it, not for the one that created it.
@@ -76,19 +56,19 @@ base::UniqueFd watch_children() {
   return fd;
 }
 
-// The keeper process itself.
+// What runs in the forked process.
 class KeeperProcess {
  public:
   KeeperProcess(int socket, int child_ended, const std::vector<WorkerSpec>& specs)
       : socket_(socket), child_ended_(child_ended), specs_(specs) {}
 
-  // An exception must not unwind into the launcher's frames, of which this process has a copy: it
-  // would end the run a second time. This way the launcher finds its keeper killed.
+  // noexcept: this process has a copy of the launcher's frames, and an exception that unwound into
+  // them would end the run a second time. Instead it aborts the keeper, which the launcher notices.
   [[noreturn]] void run(const std::function<void()>& when_orphaned,
                         std::chrono::milliseconds grace) noexcept {
     ::setsid();
     ::prctl(PR_SET_NAME, "syncbn-keeper");
-    // Somebody may have stopped it, and then it would not see that the launcher is gone.
+    // Continues a keeper that was stopped, so that it notices that the launcher is gone.
     ::prctl(PR_SET_PDEATHSIG, SIGCONT);
     become_subreaper();
     lock_memory();
@@ -110,14 +90,13 @@ class KeeperProcess {
     const pid_t keeper = ::getpid();
     const pid_t pid = ::fork();
     if (pid == 0) become_worker(worker, keeper);
-    const int error = errno;
-    if (pid > 0) ::setpgid(pid, pid);  // in both processes: whoever comes first
-    pids_.push_back(pid);
-    if (pid > 0) {
-      report(KeeperEvent::Kind::kStarted, worker, pid, 0);
+    if (pid < 0) {
+      report(KeeperEvent::Kind::kForkFailed, worker, 0, errno);
     } else {
-      report(KeeperEvent::Kind::kForkFailed, worker, 0, error);
+      ::setpgid(pid, pid);  // in both processes, since either may run first
+      report(KeeperEvent::Kind::kStarted, worker, pid, 0);
     }
+    pids_.push_back(pid);
   }
 
   [[noreturn]] void become_worker(size_t worker, pid_t keeper) {
@@ -131,8 +110,7 @@ class KeeperProcess {
     ::dup2(input, STDIN_FILENO);
     ::dup2(spec.stdout_fd, STDOUT_FILENO);
     ::dup2(spec.stderr_fd, STDERR_FILENO);
-    // Neither ours nor what the launcher was started with; not closed yet, since the socket has
-    // to tell about a failed exec.
+    // Not closed at once: the socket has to report a failed exec.
     ::close_range(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
     if (spec.agent_fd >= 0) ::fcntl(spec.agent_fd, F_SETFD, 0);
     const auto argv = pointers(spec.argv);
@@ -159,7 +137,7 @@ class KeeperProcess {
     return ::recv(socket_, &command, sizeof(command), MSG_DONTWAIT) == 0;
   }
 
-  // Until the launcher sends one of the kFinish commands, or is gone (kOrphaned).
+  // Returns the launcher's kFinish command, or kOrphaned.
   int32_t serve() {
     bool has_all = false;
     for (;;) {
@@ -170,9 +148,10 @@ class KeeperProcess {
       const bool starts = !has_all && !stopped_;
       if (has_all) report_what_is_left();
       std::array<pollfd, 2> polls{{{socket_, POLLIN, 0}, {child_ended_, POLLIN, 0}}};
-      // A helper that leaves the session does so without a signal.
+      // No signal tells that a helper has left the session.
+      constexpr int kLookPeriod = 100;  // ms
       const bool has_to_look = has_all && !any_worker_runs() && left_ != Left::kNothing;
-      ::poll(polls.data(), polls.size(), starts ? 0 : has_to_look ? kLookEvery : -1);
+      ::poll(polls.data(), polls.size(), starts ? 0 : has_to_look ? kLookPeriod : -1);
       if (polls[1].revents != 0) reap();
       if (polls[0].revents == 0) {
         if (starts) start_next();
@@ -185,9 +164,15 @@ class KeeperProcess {
     }
   }
 
-  // The pipes' ends are the workers' now; the launcher must see their end.
+  // The workers have their ends of the pipes; another copy here would hide their end of file.
   void release_descriptors() const {
-    close_all_but(socket_, child_ended_);
+    unsigned first = STDERR_FILENO + 1;
+    for (const int kept : {std::min(socket_, child_ended_), std::max(socket_, child_ended_)}) {
+      const auto next = static_cast<unsigned>(kept);
+      if (first < next) ::close_range(first, next - 1, 0);
+      first = next + 1;
+    }
+    ::close_range(first, UINT_MAX, 0);
     const int null = ::open("/dev/null", O_RDWR);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) ::dup2(null, fd);
     ::close(null);
@@ -229,21 +214,24 @@ class KeeperProcess {
     int status = 0;
     for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
       const auto found = std::find(pids_.begin(), pids_.end(), pid);
-      if (found == pids_.end()) continue;  // an orphan that came to us
+      if (found == pids_.end()) continue;  // an orphan
       *found = 0;
       report(KeeperEvent::Kind::kExited, static_cast<size_t>(found - pids_.begin()), pid, status);
     }
   }
 
+  // Errors are ignored: serve() notices that the launcher is gone.
   void report(KeeperEvent::Kind kind, size_t worker, pid_t pid, int value) const {
-    send_event(socket_, {kind, static_cast<int32_t>(worker), pid, value});
+    const KeeperEvent event{kind, static_cast<int32_t>(worker), pid, value};
+    while (::send(socket_, &event, sizeof(event), MSG_NOSIGNAL) < 0 && errno == EINTR) {
+    }
   }
 
   int socket_;
   int child_ended_;  // a signalfd for SIGCHLD
   const std::vector<WorkerSpec>& specs_;
-  std::vector<pid_t> pids_;  // of the workers that had their turn; 0: does not run
-  bool stopped_ = false;     // by SIGSTOP: starts no worker before SIGCONT
+  std::vector<pid_t> pids_;  // by worker, as far as started; not positive: does not run
+  bool stopped_ = false;     // by SIGSTOP; no worker is started before SIGCONT
   Left left_ = Left::kWorkers;
 };
 
@@ -252,13 +240,13 @@ class KeeperProcess {
 Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned,
                std::chrono::milliseconds grace) {
   int ends[2];
-  // Keeps the borders between messages, so an event is never read in part.
+  // SOCK_SEQPACKET keeps message boundaries, so no event is read in part.
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     base::throw_errno("cannot make the socket of the keeper process");
   }
   socket_.reset(ends[0]);
   base::UniqueFd keepers(ends[1]);
-  const base::UniqueFd child_ended = watch_children();  // here, where a failure can be told
+  const base::UniqueFd child_ended = watch_children();  // here, where an error can be reported
   pid_ = ::fork();
   if (pid_ < 0) base::throw_errno("cannot start the keeper process");
   if (pid_ == 0) {
@@ -269,7 +257,7 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
 }
 
 Keeper::~Keeper() {
-  // One that could not finish (a process that cannot be killed) goes on by itself.
+  // A keeper that still waits for a process that cannot be killed goes on by itself.
   if (gone_) ::waitpid(pid_, nullptr, 0);
 }
 
@@ -285,7 +273,7 @@ std::optional<KeeperEvent> Keeper::next_event() {
 void Keeper::signal_workers(int signal) {
   const int32_t command = signal;
   ::send(socket_.get(), &command, sizeof(command), MSG_NOSIGNAL);
-  ::kill(pid_, SIGCONT);  // somebody may have stopped it
+  ::kill(pid_, SIGCONT);  // in case it was stopped
 }
 
 void Keeper::finish(std::chrono::seconds patience, Daemons daemons) {

@@ -14,7 +14,7 @@
 
 namespace syncbn::launch {
 
-/// One process to start, and the descriptors it gets. They stay the caller's.
+/// One process to start. The descriptors remain the caller's.
 struct WorkerSpec {
   std::string file;
   std::vector<std::string> argv;
@@ -22,15 +22,15 @@ struct WorkerSpec {
   int stdin_fd = -1;  ///< -1: /dev/null
   int stdout_fd = -1;
   int stderr_fd = -1;
-  int agent_fd = -1;                         ///< keeps its number
-  std::vector<unsigned long> cpu_mask = {};  ///< see cpu_mask(); empty: the launcher's
+  int agent_fd = -1;                         ///< has the same number in the process
+  std::vector<unsigned long> cpu_mask = {};  ///< of cpu_mask(); empty: the launcher's own
 };
 
 /// Which processes are left below the keeper. A helper is a process that a worker started; a
 /// daemon is one that has left the keeper's session.
 enum class Left : int32_t { kWorkers, kHelpers, kDaemons, kNothing };
 
-/// What became of a worker; `worker` is its index in the list of specs.
+/// A report of the keeper; `worker` is an index in the list of specs.
 struct KeeperEvent {
   enum class Kind : int32_t {
     kStarted,     ///< it has been forked as `pid`
@@ -47,20 +47,20 @@ struct KeeperEvent {
   int32_t value = 0;
 };
 
-/// The process between launcher and workers that makes sure that nothing outlives a run.
+/// A process between launcher and workers that makes sure that nothing outlives a run.
 ///
-/// It is the workers' parent, in a session of its own (so the terminal's signals and the
-/// launcher's kill -9 do not reach it), and a subreaper. A socket joins it to the launcher: events
-/// come one way, signals to pass on the other, and its end means that the launcher is gone. Then,
-/// as after finish(), it kills every descendant until none is left. It looks at the socket before
-/// each fork, and starts no more workers after a signal that ends them. Should the keeper itself be
-/// killed, the workers die of PR_SET_PDEATHSIG, their orphans come to the launcher, and gone()
-/// tells it to kill those. One keeper serves one generation of workers.
+/// It is the workers' parent and a subreaper, in a session of its own, so that the terminal's
+/// signals do not reach it. A socket connects it to the launcher: the keeper sends events, the
+/// launcher sends signals to pass on. If the socket closes, the launcher is gone; then, as after
+/// finish(), the keeper kills all its descendants. It looks at the socket before each fork, and
+/// starts no more workers after a signal that ends them. If the keeper itself is killed, the
+/// workers die of PR_SET_PDEATHSIG, their orphans become the launcher's children, and gone() tells
+/// the launcher to kill them. A keeper serves one attempt.
 class Keeper {
  public:
-  /// Forks the keeper, which starts the workers. `when_orphaned` runs in the keeper after it has
-  /// cleaned up after a dead launcher.
-  /// @param grace time that the processes have to end by themselves when the launcher is gone.
+  /// Forks the keeper, which starts the workers.
+  /// @param when_orphaned runs in the keeper after it has killed the workers of a dead launcher.
+  /// @param grace time for the workers to end by themselves when the launcher is gone.
   Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned,
          std::chrono::milliseconds grace = {});
   ~Keeper();
@@ -73,15 +73,14 @@ class Keeper {
   int fd() const { return socket_.get(); }
   std::optional<KeeperEvent> next_event();
 
-  /// The keeper has ended: after finish() with all descendants dead, otherwise by accident.
+  /// The keeper has ended. After finish() all descendants are dead; before, it was killed.
   bool gone() const { return gone_; }
 
-  /// Sends a signal to the process group of each worker that runs; when all have ended, to the
-  /// helpers. A signal that ends workers also keeps the others from being started; each of these is
-  /// reported as kNotStarted.
+  /// Sends a signal to the process group of each running worker, or to the helpers if no worker
+  /// runs. After a signal that ends workers no more are started; these are reported as kNotStarted.
   void signal_workers(int signal);
 
-  /// Has the keeper kill all that is left, and waits for its end as long as that.
+  /// Tells the keeper to kill all remaining processes, and waits up to `patience` for its end.
   void finish(std::chrono::seconds patience, Daemons daemons = Daemons::kKill);
 
  private:

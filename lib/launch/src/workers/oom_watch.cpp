@@ -11,25 +11,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A line of /proc/self/cgroup is "number:controllers:path"; version 2 has "0::path".
+// A line of /proc/self/cgroup is "number:controllers:group"; version 2 has "0::group".
 fs::path counter_file() {
   const fs::path root = "/sys/fs/cgroup";
   std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const size_t controllers = line.find(':') + 1;
-    const size_t path = line.find(':', controllers) + 1;
-    if (controllers == 0 || path == 0) continue;
-    const std::string name = line.substr(controllers, path - 1 - controllers);
-    const bool is_v2 = name.empty();
-    if (!is_v2 && name != "memory") continue;
-    // In a container the path is that of the host, and its root is mounted in place of ours.
-    for (const std::string& group : {line.substr(path), std::string("/")}) {
-      fs::path file = is_v2 ? root / group.substr(1) / "memory.events"
-                            : root / "memory" / group.substr(1) / "memory.oom_control";
+  for (std::string number, controllers, group; std::getline(groups, number, ':') &&
+                                               std::getline(groups, controllers, ':') &&
+                                               std::getline(groups, group);) {
+    const bool is_v2 = controllers.empty();
+    if (!is_v2 && controllers != "memory") continue;
+    // In a container the path may be the host's, while the container's group is mounted as root.
+    for (const fs::path& path : {fs::path(group).relative_path(), fs::path()}) {
+      fs::path file =
+          is_v2 ? root / path / "memory.events" : root / "memory" / path / "memory.oom_control";
       if (std::ifstream(file).good()) return file;
     }
   }
-  return "/proc/vmstat";  // the whole machine's
+  return "/proc/vmstat";
 }
 
 }  // namespace

@@ -5,14 +5,14 @@
 
 namespace syncbn::launch {
 
-/// Tells whether the kernel's out-of-memory killer struck in our own control group, which is that
-/// of the workers, since this object was made: version 2's memory.events, or version 1's
-/// memory.oom_control. Where neither can be read, the killer may have struck anywhere on this
-/// machine (/proc/vmstat).
+/// Tells whether the kernel's out-of-memory killer has killed processes since this object was made,
+/// from counters of our control group, which is also the workers': memory.events (version 2) or
+/// memory.oom_control (version 1). If neither can be read, the counter is the whole machine's
+/// (/proc/vmstat).
 class OomWatch {
  public:
   OomWatch();
-  /// Whether a process with that wait status was killed for memory.
+  /// Whether a process with this wait status was probably killed for lack of memory.
   bool killed(int wait_status) const;
 
  private:

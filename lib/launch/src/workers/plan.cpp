@@ -4,8 +4,6 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/text.h>
 
-#include <algorithm>
-#include <iterator>
 #include <vector>
 
 #include "common/words.h"
@@ -14,19 +12,18 @@
 namespace syncbn::launch {
 namespace {
 
-std::string ranks(int first, int count) {
-  if (count == 1) return fmt::format("rank {}", first);
-  return fmt::format("ranks {} to {}", first, first + count - 1);
-}
-
-std::string node_comment(const LaunchOptions& options, const RunFacts& facts) {
+std::string node_comment(const LaunchOptions& options, const RunContext& context) {
   const int workers = options.nproc_per_node;
-  std::string line = fmt::format("# node {} of {}, host {}: {}, {} of {}", facts.node, facts.nodes,
-                                 base::hostname(), base::counted(workers, "worker"),
-                                 ranks(facts.ranks.base, workers), facts.ranks.world_size);
-  if (facts.nodes > 1) {
+  const int first = context.ranks.base;
+  const std::string ranks = workers == 1
+                                ? fmt::format("rank {}", first)
+                                : fmt::format("ranks {} to {}", first, first + workers - 1);
+  std::string line = fmt::format("# node {} of {}, host {}: {}, {} of {}", context.node,
+                                 context.nodes, base::hostname(), base::counted(workers, "worker"),
+                                 ranks, context.ranks.world_size);
+  if (context.nodes > 1) {
     line += fmt::format(" (if {} nodes take part, each with --nproc_per_node={} as this one{})",
-                        facts.nodes, workers,
+                        context.nodes, workers,
                         options.node_rank < 0 ? ", which is taken for the first" : "");
   }
   return line + "\n";
@@ -40,39 +37,26 @@ std::string assignments(const Variables& variables) {
   return text;
 }
 
-/// Those that all workers have alike.
-Variables common_to(const std::vector<Variables>& workers) {
-  Variables common = workers.front();
-  for (const Variables& variables : workers) {
-    std::erase_if(common,
-                  [&](const auto& entry) { return variables.at(entry.first) != entry.second; });
-  }
-  return common;
-}
-
 }  // namespace
 
-std::string render_plan(const LaunchOptions& options, const RunFacts& facts,
+std::string render_plan(const LaunchOptions& options, const RunContext& context,
                         const Command& command) {
-  std::vector<Variables> workers;
-  workers.reserve(static_cast<size_t>(options.nproc_per_node));
-  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    workers.push_back(worker_variables(options, facts, local_rank));
+  const int nproc = options.nproc_per_node;
+  Variables common = worker_variables(options, context, 0);
+  for (int local_rank = 1; local_rank < nproc; ++local_rank) {
+    const Variables other = worker_variables(options, context, local_rank);
+    std::erase_if(common, [&](const auto& entry) { return other.at(entry.first) != entry.second; });
   }
-  const Variables common = common_to(workers);
-  std::string text = node_comment(options, facts);
-  text += "export " + assignments(common);
+  std::string text = node_comment(options, context) + "export " + assignments(common);
   text.back() = '\n';
-  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) {
-    const auto index = static_cast<size_t>(local_rank);
-    Variables own;
-    std::set_difference(workers[index].begin(), workers[index].end(), common.begin(), common.end(),
-                        std::inserter(own, own.end()));
+  for (int local_rank = 0; local_rank < nproc; ++local_rank) {
+    Variables own = worker_variables(options, context, local_rank);
+    std::erase_if(own, [&](const auto& entry) { return common.contains(entry.first); });
     std::vector<std::string> argv = worker_argv(command, local_rank);
     argv.front() = command.file;
-    text += fmt::format("# rank {}, local rank {}", facts.ranks.base + local_rank, local_rank);
-    if (!facts.cpus.empty()) {
-      const std::string cpus = format_cpus(facts.cpus[index]);
+    text += fmt::format("# rank {}, local rank {}", context.ranks.base + local_rank, local_rank);
+    if (!context.cpus.empty()) {
+      const std::string cpus = format_cpus(context.cpus[static_cast<size_t>(local_rank)]);
       text += ", CPU " + cpus;
       argv.insert(argv.begin(), {"taskset", "-c", cpus});
     }

@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <sstream>
 #include <string_view>
 
@@ -28,24 +27,6 @@ bool is_executable(const fs::path& path) {
   return is_file(path) && ::access(path.c_str(), X_OK) == 0;
 }
 
-ProgramError not_executable(const fs::path& path) {
-  return {fmt::format("{} is not executable; chmod +x it, or name its interpreter before it",
-                      path.string()),
-          base::kExitCannotExecute};
-}
-
-std::string find_path(const std::string& name) {
-  if (is_executable(name)) return name;
-  std::error_code error;
-  if (fs::is_directory(name, error)) {
-    throw ProgramError(fmt::format("{} is a folder, not a program", name),
-                       base::kExitCannotExecute);
-  }
-  if (fs::exists(name, error)) throw not_executable(name);
-  throw ProgramError(fmt::format("program not found: there is no file {}", name),
-                     base::kExitNotFound);
-}
-
 std::vector<fs::path> path_folders() {
   std::vector<fs::path> folders;
   std::istringstream path(base::env("PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
@@ -56,25 +37,16 @@ std::vector<fs::path> path_folders() {
   return folders;
 }
 
-bool is_python_script(const std::string& name) {
-  return fs::path(name).extension() == ".py";
-}
-
-// runpy.run_path, with the script's own name and arguments in sys.argv.
-constexpr const char* kRunPath =
-    "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')";
-
-bool is_name_character(char c) {
-  return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0;
-}
-
 std::string expanded(std::string_view word, const std::string& local_rank) {
   constexpr std::string_view kPlain = "$local_rank";
   constexpr std::string_view kBraced = "${local_rank}";
+  const auto continues_name = [](std::string_view rest) {
+    return rest.starts_with('_') ||
+           (!rest.empty() && std::isalnum(static_cast<unsigned char>(rest.front())) != 0);
+  };
   std::string result;
   while (!word.empty()) {
-    const bool plain = word.starts_with(kPlain) &&
-                       (word.size() == kPlain.size() || !is_name_character(word[kPlain.size()]));
+    const bool plain = word.starts_with(kPlain) && !continues_name(word.substr(kPlain.size()));
     if (plain || word.starts_with(kBraced)) {
       result += local_rank;
       word.remove_prefix(plain ? kPlain.size() : kBraced.size());
@@ -86,40 +58,11 @@ std::string expanded(std::string_view word, const std::string& local_rank) {
   return result;
 }
 
-}  // namespace
-
-std::string launcher_path() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error);
+bool is_python_script(const std::string& name) {
+  return fs::path(name).extension() == ".py";
 }
 
-std::string find_program(const std::string& name) {
-  if (name.find('/') != std::string::npos) return find_path(name);
-  std::vector<fs::path> folders = path_folders();
-  folders.insert(folders.begin(), fs::path(launcher_path()).parent_path());
-  std::optional<fs::path> unusable;
-  for (const fs::path& folder : folders) {
-    const fs::path candidate = folder / name;
-    if (is_executable(candidate)) return candidate;
-    if (!unusable && is_file(candidate)) unusable = candidate;
-  }
-  if (unusable) throw not_executable(*unusable);
-  std::string hint;
-  if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);
-  throw ProgramError(fmt::format("program '{}' not found beside syncbn-launch ({}) nor in PATH{}",
-                                 name, folders.front().string(), hint),
-                     base::kExitNotFound);
-}
-
-namespace {
-
-// "--local_rank" or "--local-rank", if that is in quotes in the text.
-bool declares(const std::string& script, const std::string& option) {
-  return script.find(fmt::format("\"{}\"", option)) != std::string::npos ||
-         script.find(fmt::format("'{}'", option)) != std::string::npos;
-}
-
-// The text of the Python script; empty where the program is none, or cannot be read.
+// The text of a Python script; empty if the program is something else or cannot be read.
 std::string script_of(const LaunchOptions& options) {
   const std::string& name = options.program.front();
   std::error_code error;
@@ -128,29 +71,38 @@ std::string script_of(const LaunchOptions& options) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// Whether the script contains the option's name in quotes.
+bool declares(const std::string& script, const std::string& option) {
+  return script.find(fmt::format("\"{}\"", option)) != std::string::npos ||
+         script.find(fmt::format("'{}'", option)) != std::string::npos;
+}
+
 bool is_given(const LaunchOptions& options, const std::string& option) {
   return std::any_of(options.given.begin(), options.given.end(), [&](const std::string& one) {
     return one.substr(0, one.find('=')) == option;
   });
 }
 
-// torch.distributed.launch has passed --local-rank since PyTorch 2.0, and --local_rank before,
-// which is what most scripts declare.
+// torch.distributed.launch has passed --local-rank since PyTorch 2.0. Before, it passed
+// --local_rank, which is what most scripts declare.
 std::string local_rank_arg(const LaunchOptions& options) {
-  const bool may_choose = !options.local_rank_arg.empty() && !is_given(options, "--local_rank_arg");
-  if (!may_choose) return options.local_rank_arg;
+  if (options.local_rank_arg.empty() || is_given(options, "--local_rank_arg")) {
+    return options.local_rank_arg;
+  }
   const std::string script = script_of(options);
   const bool underscore = declares(script, "--local_rank") && !declares(script, "--local-rank");
   return underscore ? "--local_rank" : options.local_rank_arg;
 }
 
-// As torchrun's sys.executable: that of the virtual environment in which the launcher has a link.
+// Like torchrun's sys.executable: if the launcher was called through a link in a virtual
+// environment, that environment's Python.
 std::string python(const LaunchOptions& options) {
   if (const auto chosen = base::env("PYTHON_EXEC")) return *chosen;
-  std::vector<fs::path> folders{fs::path(options.called_as).parent_path()};
+  const fs::path called_as = options.called_as;
+  std::vector<fs::path> folders{called_as.parent_path()};
   if (folders.front().empty()) folders = path_folders();
   const auto found = std::find_if(folders.begin(), folders.end(), [&](const fs::path& folder) {
-    return is_executable(folder / fs::path(options.called_as).filename());
+    return is_executable(folder / called_as.filename());
   });
   const bool is_there = found != folders.end() && is_executable(*found / "python3");
   return is_there ? *found / "python3" : fs::path("python3");
@@ -158,17 +110,56 @@ std::string python(const LaunchOptions& options) {
 
 }  // namespace
 
+std::string launcher_path() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error);
+}
+
+std::string find_program(const std::string& name) {
+  const bool is_path = name.find('/') != std::string::npos;
+  std::vector<fs::path> folders{""};
+  if (!is_path) {
+    folders = path_folders();
+    folders.insert(folders.begin(), fs::path(launcher_path()).parent_path());
+  }
+  for (const fs::path& folder : folders) {
+    if (is_executable(folder / name)) return folder / name;
+  }
+  for (const fs::path& folder : folders) {
+    if (!is_file(folder / name)) continue;
+    throw ProgramError(
+        fmt::format("{} is not executable; chmod +x it, or name its interpreter before it",
+                    (folder / name).string()),
+        base::kExitCannotExecute);
+  }
+  std::error_code error;
+  if (is_path && fs::is_directory(name, error)) {
+    throw ProgramError(fmt::format("{} is a folder, not a program", name),
+                       base::kExitCannotExecute);
+  }
+  if (is_path) {
+    throw ProgramError(fmt::format("program not found: there is no file {}", name),
+                       base::kExitNotFound);
+  }
+  std::string hint;
+  if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);
+  throw ProgramError(fmt::format("program '{}' not found beside syncbn-launch ({}) nor in PATH{}",
+                                 name, folders.front().string(), hint),
+                     base::kExitNotFound);
+}
+
 std::string local_rank_warning(const LaunchOptions& options) {
   if (!options.local_rank_arg.empty() || is_given(options, "--use_env")) return "";
   const std::string script = script_of(options);
+  if (script.find("LOCAL_RANK") != std::string::npos) return "";
   for (const char* name : {"--local_rank", "--local-rank"}) {
     const bool is_typed =
         std::any_of(options.program.begin(), options.program.end(),
                     [&](const std::string& word) { return word.starts_with(name); });
-    if (is_typed || script.find("LOCAL_RANK") != std::string::npos) return "";
+    if (is_typed) return "";
     if (!declares(script, name)) continue;
     return fmt::format(
-        "{} declares {}, and gets none: start with --no_use_env, or read LOCAL_RANK from the "
+        "{} declares {} and does not get it: start with --no_use_env, or read LOCAL_RANK from the "
         "environment",
         options.program.front(), name);
   }
@@ -188,27 +179,24 @@ std::vector<std::string> worker_argv(const Command& command, int local_rank) {
 }
 
 Command resolve_program(const LaunchOptions& options) {
+  // runpy.run_path with the script's own name and arguments in sys.argv.
+  constexpr const char* kRunPath =
+      "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')";
   const std::string& name = options.program.front();
-  const bool runs_python =
-      options.module || options.run_path || (is_python_script(name) && !options.no_python);
   Command command;
   command.local_rank_arg = local_rank_arg(options);
-  if (!runs_python) {
-    command.file = find_program(name);
-  } else {
-    if ((!options.module || options.run_path) && !is_file(name)) {
+  if (options.module || options.run_path || (is_python_script(name) && !options.no_python)) {
+    const bool is_module = options.module && !options.run_path;  // run_path wins, as in torchrun
+    if (!is_module && !is_file(name)) {
       throw ProgramError(fmt::format("program not found: there is no Python script {}", name),
                          base::kExitNotFound);
     }
-    const std::string interpreter = python(options);
-    command.file = find_program(interpreter);
-    command.argv = {interpreter, "-u"};
-    // As torchrun: --run_path counts.
-    if (options.run_path) {
-      command.argv.insert(command.argv.end(), {"-c", kRunPath});
-    } else if (options.module) {
-      command.argv.emplace_back("-m");
-    }
+    command.argv = {python(options), "-u"};
+    command.file = find_program(command.argv.front());
+    if (options.run_path) command.argv.insert(command.argv.end(), {"-c", kRunPath});
+    if (is_module) command.argv.emplace_back("-m");
+  } else {
+    command.file = find_program(name);
   }
   command.first_argument = command.argv.size() + 1;
   command.argv.insert(command.argv.end(), options.program.begin(), options.program.end());

@@ -12,8 +12,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -24,43 +22,36 @@
 namespace syncbn::launch {
 namespace {
 
-// A process that SIGKILL does not end (uninterruptible in the kernel) must not hold us for ever.
+// Upper bound on the wait after SIGKILL: a process may be uninterruptible in the kernel.
 constexpr std::chrono::seconds kKillPatience{5};
 
-// Grace period for processes that the workers started, after a failure or a signal; and for daemons
-// after success, since in a container they are killed once the launcher ends. torch_shm_manager
-// unlinks shared memory 2 s after its last client.
+// Grace period for helpers after a failure or a signal, and for daemons after success, because a
+// container kills them once the launcher ends. torch_shm_manager unlinks shared memory 2 s after
+// its last client.
 constexpr std::chrono::milliseconds kHelperPatience{3000};
 
-// All workers find a mistake in the usage by themselves, and often only rank 0 says what it is: it
-// must not be ended by a quicker one before it has spoken.
+// Every worker finds a usage error by itself, but often only rank 0 prints it: give it the time.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
 
-// Upper bound on the grace time when a worker was killed for memory: the others cannot act on a
-// signal while the machine has none.
+// Upper bound on the grace period after a worker was killed for lack of memory: until memory is
+// free, the others cannot act on a signal.
 constexpr std::chrono::seconds kOutOfMemoryPatience{3};
 
-// Workers that end faster than this after a failure leave no need to say what is being waited for.
+// A wait that is shorter than this is not announced.
 constexpr std::chrono::seconds kAnnounceAfter{1};
 
-// A job in the background must not take a terminal's keys; the kernel keeps only processes of the
-// terminal's own session from it, and a worker is in the keeper's.
+// A background job must not read from the terminal. The kernel enforces that only within the
+// terminal's session, and workers are in the keeper's.
 bool may_read_input() {
   return ::isatty(STDIN_FILENO) == 0 || ::tcgetpgrp(STDIN_FILENO) == ::getpgrp();
 }
 
 }  // namespace
 
-WorkerGroup::WorkerGroup(const Run& run, const RunFacts& facts)
-    : options_(run.options),
-      command_(run.command),
-      signals_(run.signals),
-      output_(run.output),
-      logs_(run.logs),
-      events_(run.events),
-      cluster_(run.cluster),
-      facts_(facts),
-      workers_(static_cast<size_t>(options_.nproc_per_node)),
+WorkerGroup::WorkerGroup(const Run& run, const RunContext& context)
+    : run_(run),
+      context_(context),
+      workers_(static_cast<size_t>(run_.options.nproc_per_node)),
       started_(Clock::now()) {}
 
 GroupResult WorkerGroup::run() {
@@ -69,9 +60,8 @@ GroupResult WorkerGroup::run() {
     wait_for_events();
     handle_signals();
     handle_cluster();
-    // What a worker said is shown before what became of it.
-    read_outputs();
-    handle_keeper_events();
+    read_outputs();  // before the events: a worker's output, then its end
+    while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
   }
   if (keeper_->gone()) {
@@ -79,19 +69,17 @@ GroupResult WorkerGroup::run() {
   } else {
     keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
-  // Nobody writes any more, so all of it can be read.
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
   for (size_t i = 0; i < workers_.size(); ++i) {
-    output_.finish(i, Stream::kOut);
-    output_.finish(i, Stream::kErr);
+    run_.output.finish(i, Stream::kOut);
+    run_.output.finish(i, Stream::kErr);
   }
-  output_.clear_live();
+  run_.output.clear_live();
   return result();
 }
 
 void WorkerGroup::start() {
-  // For the orphans of a keeper that is killed.
-  become_subreaper();
+  become_subreaper();  // for the orphans of a keeper that is killed
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> workers_ends;
   for (size_t i = 0; i < workers_.size(); ++i) {
@@ -102,38 +90,39 @@ void WorkerGroup::start() {
     set_nonblocking(agent.reader);
     set_nonblocking(agent.writer);
     const int local_rank = static_cast<int>(i);
-    worker.rank = facts_.ranks.base + local_rank;
-    worker.argv = worker_argv(command_, local_rank);
+    worker.rank = context_.ranks.base + local_rank;
+    worker.argv = worker_argv(run_.command, local_rank);
 
-    Variables variables = worker_variables(options_, facts_, local_rank);
-    variables["TORCHELASTIC_ERROR_FILE"] = logs_.error_file(local_rank);
+    Variables variables = worker_variables(run_.options, context_, local_rank);
+    variables["TORCHELASTIC_ERROR_FILE"] = run_.logs.error_file(local_rank);
     variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
 
     specs.push_back(
-        {.file = command_.file,
+        {.file = run_.command.file,
          .argv = worker.argv,
          .env = merge_environment(variables),
-         // Several readers would share out the input by chance.
-         .stdin_fd = worker.rank == options_.stdin_rank && may_read_input() ? STDIN_FILENO : -1,
+         // Only one worker: several readers would each get random parts of the input.
+         .stdin_fd = worker.rank == run_.options.stdin_rank && may_read_input() ? STDIN_FILENO : -1,
          .stdout_fd = out.get(),
          .stderr_fd = err.get(),
          .agent_fd = agent.writer.get()});
-    if (!facts_.cpus.empty()) specs.back().cpu_mask = cpu_mask(facts_.cpus[i]);
+    if (!context_.cpus.empty()) specs.back().cpu_mask = cpu_mask(context_.cpus[i]);
     worker.agent = std::move(agent.reader);
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
   }
-  keeper_ = std::make_unique<Keeper>(specs, [this] { logs_.remove(); });
+  keeper_ = std::make_unique<Keeper>(specs, [this] { run_.logs.remove(); });
 }
 
 base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::UniqueFd& reader) {
   const int local_rank = static_cast<int>(index);
   const bool is_out = stream == Stream::kOut;
-  const Streams tee = options_.tee.of(local_rank);
-  const Streams redirect = options_.redirects.of(local_rank);
+  const Streams tee = run_.options.tee.of(local_rank);
+  const Streams redirect = run_.options.redirects.of(local_rank);
   const bool tees = is_out ? tee.out : tee.err;
-  const auto path = logs_.file(logs_.of_worker(local_rank), is_out ? "stdout.log" : "stderr.log");
-  if (tees) output_.log_to(index, stream, path);
+  const auto path =
+      run_.logs.file(run_.logs.of_worker(local_rank), is_out ? "stdout.log" : "stderr.log");
+  if (tees) run_.output.log_to(index, stream, path);
   if (!tees && (is_out ? redirect.out : redirect.err)) return LogFolder::open(path);
   Pipe pipe = Pipe::make();
   set_nonblocking(pipe.reader);
@@ -142,30 +131,30 @@ base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::Uniqu
 }
 
 void WorkerGroup::wait_for_events() {
-  std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
-  for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
-  const bool reads_out = !output_.is_full(Stream::kOut);
-  const bool reads_err = !output_.is_full(Stream::kErr);
+  std::vector<pollfd> polls{{run_.signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
+  for (const int fd : run_.output.waits_for()) polls.push_back({fd, POLLOUT, 0});
+  const bool reads_out = !run_.output.is_full(Stream::kOut);
+  const bool reads_err = !run_.output.is_full(Stream::kErr);
   for (const Worker& worker : workers_) {
     if (worker.out && reads_out) polls.push_back({worker.out.get(), POLLIN, 0});
     if (worker.err && reads_err) polls.push_back({worker.err.get(), POLLIN, 0});
     if (worker.agent) polls.push_back({worker.agent.get(), POLLIN, 0});
   }
-  if (cluster_ != nullptr) polls.push_back({cluster_->fd(), POLLIN, 0});
+  if (run_.cluster != nullptr) polls.push_back({run_.cluster->fd(), POLLIN, 0});
   auto wake = Clock::time_point::max();
-  if (cluster_ != nullptr) wake = cluster_->due();
-  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due(), output_.due()}) {
+  if (run_.cluster != nullptr) wake = run_.cluster->due();
+  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due(), run_.output.due()}) {
     if (time) wake = std::min(wake, *time);
   }
   const int timeout_ms = wake == Clock::time_point::max() ? -1 : base::milliseconds_until(wake);
   ::poll(polls.data(), polls.size(), timeout_ms);
-  // Its handle() looks at every node; a talkative worker alone is no reason.
+  // Cluster::handle() looks at every node, so it is not called for each line of a worker.
   cluster_is_due_ =
-      cluster_ != nullptr && (polls.back().revents != 0 || Clock::now() >= cluster_->due());
+      run_.cluster != nullptr && (polls.back().revents != 0 || Clock::now() >= run_.cluster->due());
 }
 
 void WorkerGroup::handle_signals() {
-  while (const auto signal = signals_.next()) {
+  while (const auto signal = run_.signals.next()) {
     switch (*signal) {
       case SIGUSR1:
       case SIGUSR2:
@@ -177,7 +166,7 @@ void WorkerGroup::handle_signals() {
         stop_and_continue();
         break;
       case SIGWINCH:
-        break;  // the next drawing asks for the width anew
+        break;  // the next drawing reads the new width
       default:
         end_by_signal(*signal);
     }
@@ -187,43 +176,31 @@ void WorkerGroup::handle_signals() {
 void WorkerGroup::end_by_signal(int signal) {
   if (ended_by_signal_) return kill_workers();  // the second time
   ended_by_signal_ = signal;
-  if (cluster_ != nullptr) cluster_->report_signal(signal);
-  // Those that end already because of a failure have what is left of their time.
+  if (run_.cluster != nullptr) run_.cluster->report_signal(signal);
+  // If the workers are ending already, their grace period goes on.
   if (!ending_) end_workers(signal);
 }
 
 void WorkerGroup::handle_cluster() {
-  if (cluster_ == nullptr) return;
-  if (cluster_is_due_) cluster_->handle();
-  // The reason may have come together with the start.
-  if (ending_ || first_failure_ || cluster_->stop_reason().empty()) return;
-  if (options_.voice != Voice::kOfItself) {
-    output_.say(fmt::format("syncbn-launch: {}; ending the workers of {}", cluster_->stop_reason(),
-                            options_.voice == Voice::kForAll ? "all nodes" : "this node"));
-    stopped_for_ = cluster_->stop_reason();
+  if (run_.cluster == nullptr) return;
+  if (cluster_is_due_) run_.cluster->handle();
+  // Even if handle() was not due: the reason may have arrived together with the start.
+  if (ending_ || first_failure_ || run_.cluster->stop_reason().empty()) return;
+  if (run_.options.message_scope != MessageScope::kOwnWorkers) {
+    run_.output.say(fmt::format(
+        "syncbn-launch: {}; ending the workers of {}", run_.cluster->stop_reason(),
+        run_.options.message_scope == MessageScope::kWholeJob ? "all nodes" : "this node"));
+    stopped_for_ = run_.cluster->stop_reason();
   }
   end_workers(SIGTERM);
 }
 
-void WorkerGroup::tell_cluster(int exit_code, bool may_restart, const std::string& what) {
-  if (cluster_ != nullptr) cluster_->report_failure(exit_code, may_restart, what);
-}
-
 void WorkerGroup::stop_and_continue() {
-  output_.clear_live();
+  run_.output.clear_live();
   keeper_->signal_workers(SIGSTOP);
-  if (cluster_ != nullptr) cluster_->pause();
+  if (run_.cluster != nullptr) run_.cluster->pause();
   Signals::stop_self();
   keeper_->signal_workers(SIGCONT);
-}
-
-void WorkerGroup::handle_keeper_events() {
-  const bool had_failure = first_failure_.has_value();
-  while (const auto event = keeper_->next_event()) handle_event(*event);
-  if (had_failure || !first_failure_) return;
-  const int code = exit_code_of(workers_[first_failure_->worker].wait_status.value_or(0));
-  end_at_ = Clock::now();
-  if (code == base::kExitUsage) *end_at_ += kUsageErrorPatience;
 }
 
 void WorkerGroup::handle_event(const KeeperEvent& event) {
@@ -232,7 +209,7 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
       worker.pid = event.pid;
-      events_.worker_started(worker.rank, static_cast<int>(index), worker.pid);
+      run_.events.worker_started(worker.rank, static_cast<int>(index), worker.pid);
       break;
     case KeeperEvent::Kind::kForkFailed:
       worker.start_error = event.value;
@@ -242,10 +219,8 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       worker.running = false;
       break;
     case KeeperEvent::Kind::kBindFailed:
-      worker.bind_failed = true;
-      worker.start_error = event.value;
-      break;
     case KeeperEvent::Kind::kExecFailed:
+      worker.bind_failed = event.kind == KeeperEvent::Kind::kBindFailed;
       worker.start_error = event.value;
       break;
     case KeeperEvent::Kind::kLeft:
@@ -253,7 +228,7 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       if (left_ == Left::kDaemons && succeeded()) deadline_ = Clock::now() + kHelperPatience;
       break;
     case KeeperEvent::Kind::kExited:
-      drain(index);  // its last words come before what is said about its end
+      drain(index);  // its last lines belong before messages about its end
       worker.wait_status = event.value;
       worker_ended(index);
       break;
@@ -267,41 +242,42 @@ void WorkerGroup::worker_ended(size_t index) {
   log_end(index, worker.start_error ? std::strerror(*worker.start_error) : "");
   const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
   if (!failed || ending_ || first_failure_) return;
-  const std::chrono::duration<double> lived = Clock::now() - started_;
-  first_failure_ = {index, std::chrono::system_clock::now(), lived.count()};
+  first_failure_ = {index, std::chrono::system_clock::now(), seconds_since_start()};
   const int code = worker.wait_status ? exit_code_of(*worker.wait_status) : base::kExitUnavailable;
+  end_at_ = Clock::now();
+  if (code == base::kExitUsage) *end_at_ += kUsageErrorPatience;
+  if (run_.cluster == nullptr) return;
   const std::string what =
       worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
-  tell_cluster(code, !worker.start_error && code != base::kExitUsage,
-               fmt::format("rank {} failed: {}", worker.rank, what));
+  run_.cluster->report_failure(code, !worker.start_error && code != base::kExitUsage,
+                               fmt::format("rank {} failed: {}", worker.rank, what));
 }
 
 void WorkerGroup::log_end(size_t index, const std::string& error) {
   const Worker& worker = workers_[index];
-  const std::chrono::duration<double> lived = Clock::now() - started_;
-  events_.worker_ended({.rank = worker.rank,
-                        .local_rank = static_cast<int>(index),
-                        .pid = worker.pid,
-                        .wait_status = worker.wait_status,
-                        .seconds = lived.count(),
-                        .by_launcher = worker.ended_by_us,
-                        .error = error});
+  run_.events.worker_ended({.rank = worker.rank,
+                            .local_rank = static_cast<int>(index),
+                            .pid = worker.pid,
+                            .wait_status = worker.wait_status,
+                            .seconds = seconds_since_start(),
+                            .by_launcher = worker.ended_by_us,
+                            .error = error});
 }
 
 void WorkerGroup::read_outputs() {
-  output_.flush();
+  run_.output.flush();
   for (size_t i = 0; i < workers_.size(); ++i) {
-    // By turns, so that one talkative worker does not silence the others for long.
+    // One read per stream, so that a worker that writes much does not delay the others.
     for (const Stream stream : {Stream::kOut, Stream::kErr}) {
-      if (!output_.is_full(stream)) read_stream(i, stream);
+      if (!run_.output.is_full(stream)) read_stream(i, stream);
     }
     read_records(i);
   }
   const auto due = progress_.due();
   if (due && Clock::now() >= *due) {
-    output_.set_bar(progress_.draw(base::terminal_columns(), Clock::now()));
+    run_.output.set_bar(progress_.draw(base::terminal_columns(), Clock::now()));
   }
-  output_.show_partial_lines();
+  run_.output.show_partial_lines();
 }
 
 void WorkerGroup::drain(size_t index) {
@@ -316,21 +292,16 @@ bool WorkerGroup::read_stream(size_t index, Stream stream) {
   base::UniqueFd& fd = stream == Stream::kOut ? workers_[index].out : workers_[index].err;
   ReadBuffer buffer;
   const std::string_view bytes = read_some(fd, buffer);
-  if (!bytes.empty()) output_.write(index, stream, bytes);
+  if (!bytes.empty()) run_.output.write(index, stream, bytes);
   return !bytes.empty();
 }
 
 void WorkerGroup::read_records(size_t index) {
   Worker& worker = workers_[index];
-  std::array<char, 16 * sizeof(syncbn_agent_record)> buffer;
-  if (!worker.agent) return;
-  const ssize_t got = ::read(worker.agent.get(), buffer.data(), buffer.size());
-  if (got == 0) worker.agent.reset();
-  if (got <= 0) return;
-  worker.records.feed({buffer.data(), static_cast<size_t>(got)},
-                      [&](const syncbn_agent_record& record) {
-                        if (worker.rank == 0) progress_.update(record, Clock::now());
-                      });
+  ReadBuffer buffer;
+  worker.records.feed(read_some(worker.agent, buffer), [&](const syncbn_agent_record& record) {
+    if (worker.rank == 0) progress_.update(record, Clock::now());
+  });
 }
 
 void WorkerGroup::handle_deadlines() {
@@ -339,40 +310,36 @@ void WorkerGroup::handle_deadlines() {
     if (!ending_) end_workers(SIGTERM);
     announce_at_ = Clock::now() + kAnnounceAfter;
   }
-  if (announce_at_ && Clock::now() >= *announce_at_) {
-    announce_at_.reset();
-    if (anyone_runs()) output_.say(announce_failure(workers_[first_failure_->worker]));
-    if (!ending_ && left_ == Left::kHelpers) output_.say(announce_helpers());
-  }
+  if (announce_at_ && Clock::now() >= *announce_at_) announce_wait();
   if (!deadline_ || Clock::now() < *deadline_) return;
   if (!ending_ && left_ == Left::kHelpers) {
-    output_.say(
-        fmt::format("syncbn-launch: what the workers started has not ended after {}: {}; "
+    run_.output.say(
+        fmt::format("syncbn-launch: processes that the workers started still run after {}: {}; "
                     "sending SIGTERM",
                     grace_time(), describe_helpers(keeper_->pid())));
-    end_workers(SIGTERM);
-    return;
+    return end_workers(SIGTERM);
   }
-  if (!killed_ && !anyone_runs()) {
-    killed_ = true;  // the keeper does it, or spares daemons
+  if (running() == 0) {
+    killed_ = true;  // Keeper::finish() kills what is left, or spares daemons
     return;
   }
   if (!killed_) {
-    output_.say(fmt::format("syncbn-launch: workers still run {} after the signal to end: killed",
-                            grace_time()));
-    kill_workers();
-    return;
+    run_.output.say(
+        fmt::format("syncbn-launch: workers still run {} after the signal to end, and are killed",
+                    grace_time()));
+    return kill_workers();
   }
-  // Beyond anybody's reach; the keeper goes on waiting for them.
+  // SIGKILL did not help; only the keeper goes on waiting.
   deadline_.reset();
   for (size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     if (!std::exchange(worker.running, false)) continue;
     worker.ended_by_us = true;
-    if (worker.pid == 0) continue;  // the keeper still hangs in the fork before
-    log_end(i, "does not die; left behind");
-    output_.say(fmt::format("syncbn-launch: rank {} (pid {}) does not die; left behind",
-                            worker.rank, worker.pid));
+    if (worker.pid == 0) continue;  // not forked yet: the keeper hangs in an earlier fork
+    log_end(i, "did not end after SIGKILL");
+    run_.output.say(
+        fmt::format("syncbn-launch: rank {} (pid {}) did not end after SIGKILL; it is left running",
+                    worker.rank, worker.pid));
   }
 }
 
@@ -380,13 +347,13 @@ void WorkerGroup::end_workers(int signal) {
   ending_ = true;
   deadline_ =
       Clock::now() +
-      (anyone_runs() ? grace() : std::min<std::chrono::milliseconds>(grace(), kHelperPatience));
+      (running() > 0 ? grace() : std::min<std::chrono::milliseconds>(grace(), kHelperPatience));
   keeper_->signal_workers(signal);
-  keeper_->signal_workers(SIGCONT);  // a stopped worker acts on it only then
+  keeper_->signal_workers(SIGCONT);  // a stopped worker gets the signal only then
 }
 
 std::chrono::milliseconds WorkerGroup::grace() const {
-  const auto all = options_.shutdown_timeout;
+  const auto all = run_.options.shutdown_timeout;
   if (!first_failure_) return all;
   const auto& status = workers_[first_failure_->worker].wait_status;
   const bool out_of_memory = status && oom_.killed(*status);
@@ -399,50 +366,50 @@ void WorkerGroup::kill_workers() {
   keeper_->signal_workers(SIGKILL);
 }
 
-// Once all workers have ended.
 void WorkerGroup::end_helpers() {
   end_at_.reset();
   announce_at_.reset();
   if (is_over()) return;
   if (!succeeded()) return end_workers(SIGTERM);
-  deadline_ = Clock::now() + options_.shutdown_timeout;
+  deadline_ = Clock::now() + run_.options.shutdown_timeout;
   announce_at_ = Clock::now() + kAnnounceAfter;
 }
 
 bool WorkerGroup::is_over() const {
-  return !anyone_runs() && (killed_ || left_ == Left::kNothing);
+  return running() == 0 && (killed_ || left_ == Left::kNothing);
 }
 
 bool WorkerGroup::succeeded() const {
   return !ending_ && !first_failure_;
 }
 
-bool WorkerGroup::anyone_runs() const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [](const Worker& worker) { return worker.running; });
+int64_t WorkerGroup::running() const {
+  return std::count_if(workers_.begin(), workers_.end(),
+                       [](const Worker& worker) { return worker.running; });
 }
 
 void WorkerGroup::keeper_is_lost() {
   kill_all_descendants();
-  if (!anyone_runs()) return;  // it was about to end anyway
+  if (running() == 0) return;
   for (size_t i = 0; i < workers_.size(); ++i) drain(i);
-  output_.clear_live();
+  run_.output.clear_live();
   throw base::UnavailableError(fmt::format(
       "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
 }
 
-std::string WorkerGroup::announce_failure(const Worker& worker) const {
-  const auto others = std::count_if(workers_.begin(), workers_.end(),
-                                    [](const Worker& other) { return other.running; });
-  return fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} to end", worker.rank,
-                     worker.end_in_words(), base::counted(others, "other worker"));
-}
-
-std::string WorkerGroup::announce_helpers() const {
-  return fmt::format(
-      "syncbn-launch: all workers have ended; waiting up to {} (--shutdown_timeout) for what they "
-      "started: {}",
-      grace_time(), describe_helpers(keeper_->pid()));
+void WorkerGroup::announce_wait() {
+  announce_at_.reset();
+  if (running() > 0) {
+    const Worker& failed = workers_[first_failure_->worker];
+    run_.output.say(fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} to end",
+                                failed.rank, failed.end_in_words(),
+                                base::counted(running(), "other worker")));
+  } else if (!ending_ && left_ == Left::kHelpers) {
+    run_.output.say(fmt::format(
+        "syncbn-launch: all workers have ended; waiting up to {} (--shutdown_timeout) for "
+        "processes that they started: {}",
+        grace_time(), describe_helpers(keeper_->pid())));
+  }
 }
 
 std::string WorkerGroup::grace_time() const {
@@ -452,9 +419,9 @@ std::string WorkerGroup::grace_time() const {
 GroupResult WorkerGroup::result() {
   if (first_failure_) {
     const Worker& worker = workers_[first_failure_->worker];
-    if (worker.start_error) return start_failure(worker, command_.file);
+    if (worker.start_error) return start_failure(worker, run_.command.file);
     return {.exit_code = exit_code_of(*worker.wait_status),
-            .failure = report_of(*first_failure_, workers_, logs_, output_, oom_),
+            .failure = report_of(*first_failure_, workers_, run_.logs, run_.output, oom_),
             .signal = ended_by_signal_};
   }
   if (ended_by_signal_) {

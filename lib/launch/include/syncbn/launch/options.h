@@ -65,11 +65,11 @@ struct HeadOptions {
   std::string launcher_name;
 };
 
-/// Whom a launcher speaks for, where several show their messages on one terminal.
-enum class Voice {
-  kOwn,      ///< it is the only one there
-  kForAll,   ///< of a head's nodes the first says what concerns all
-  kOfItself  ///< and the others only what concerns their own workers
+/// Which messages a launcher prints. The nodes that a head has started share one terminal.
+enum class MessageScope {
+  kAlone,       ///< all messages: no head has started this launcher
+  kWholeJob,    ///< all messages, for the first node of a head
+  kOwnWorkers,  ///< messages about its own workers, for the other nodes
 };
 
 /// What the command line and the PET_* environment ask for, checked.
@@ -123,8 +123,7 @@ struct LaunchOptions {
   std::string events_file = {};  ///< for kFile
   bool dry_run = false;
   HeadOptions head = {};
-  /// Of a node that a head has started.
-  Voice voice = Voice::kOwn;
+  MessageScope message_scope = MessageScope::kAlone;
   std::optional<Streams> colours = {};  ///< the head's streams that take them; empty: ask our own
 
   std::string called_as = {};           ///< the launcher's argv[0]

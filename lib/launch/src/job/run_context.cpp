@@ -1,4 +1,4 @@
-#include "job/run_facts.h"
+#include "job/run_context.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/cpus.h>
@@ -17,12 +17,12 @@
 namespace syncbn::launch {
 namespace {
 
-// torchrun's, where several nodes have to agree on one.
+// torchrun's default ports.
 constexpr int kStaticPort = 29500;
 constexpr int kC10dPort = 29400;
 
 std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector<Cpus>& cpus) {
-  // One worker finds all of its cores itself.
+  // A single worker may use all cores, which its libraries count themselves.
   if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return {};
   if (!cpus.empty()) return threads_of_workers(cpus);
   const auto workers = static_cast<size_t>(options.nproc_per_node);
@@ -32,10 +32,11 @@ std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector
 std::vector<Cpus> bound_cpus(const LaunchOptions& options) {
   if (options.binding == Binding::kNone) return {};
   const Topology topology("/sys", allowed_cpus());
-  // What is not asked for is not loaded.
-  const bool wants_gpus = options.binding != Binding::kCores;
-  const auto gpu_nodes = wants_gpus ? nodes_of_visible_gpus(topology, machine_gpus())
-                                    : std::vector<std::optional<int>>{};
+  std::vector<std::optional<int>> gpu_nodes;
+  // machine_gpus() may load NVML, which is slow.
+  if (options.binding != Binding::kCores) {
+    gpu_nodes = nodes_of_visible_gpus(topology, machine_gpus());
+  }
   return bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
 }
 
@@ -53,23 +54,22 @@ std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
       kMaxPerCore * cores));
 }
 
-RunFacts gather_facts(const LaunchOptions& options) {
-  RunFacts facts;
-  facts.master_addr = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
+RunContext make_run_context(const LaunchOptions& options) {
+  RunContext context;
+  context.master_addr = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
   const int default_port = options.c10d ? kC10dPort : kStaticPort;
-  facts.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
-  facts.job_id = base::random_id();
-  facts.run_id = options.standalone ? facts.job_id : options.run_id;
-  facts.cpus = cpus_of_workers(options);
-  facts.omp_num_threads = omp_num_threads(options, facts.cpus);
-  facts.nodes = options.nnodes.max;
-  facts.agent_store = facts.nodes > 1;
-  // Of several nodes the coordinator tells; this holds where all have as many workers.
-  facts.node = std::max(0, options.node_rank);
-  const int first = facts.node * options.nproc_per_node;
-  const int all = facts.nodes * options.nproc_per_node;
-  facts.ranks = {first, all, first, all};
-  return facts;
+  context.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
+  context.job_id = base::random_id();
+  context.run_id = options.standalone ? context.job_id : options.run_id;
+  context.cpus = cpus_of_workers(options);
+  context.omp_num_threads = omp_num_threads(options, context.cpus);
+  context.nodes = options.nnodes.max;
+  context.agent_store = context.nodes > 1;
+  context.node = std::max(0, options.node_rank);
+  const int first = context.node * options.nproc_per_node;
+  const int all = context.nodes * options.nproc_per_node;
+  context.ranks = {first, all, first, all};
+  return context;
 }
 
 }  // namespace syncbn::launch
