@@ -17,7 +17,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "agent_channel.h"
 #include "batch_to_device.h"
 #include "changed_settings.h"
 #include "data_wait.h"

@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "output/log_folder.h"
-#include "output/progress_bar.h"
 
 namespace syncbn::launch {
 namespace {
@@ -312,7 +311,7 @@ void Output::clear_live() {
 
 std::string Output::live_line(size_t worker, const std::string& live) const {
   std::string line =
-      truncated(workers_[worker].options.prefix + live, base::terminal_columns() - 1);
+      base::truncated(workers_[worker].options.prefix + live, base::terminal_columns() - 1);
   const size_t prefix = std::min(workers_[worker].options.prefix.size(), line.size());
   if (!err_.options.takes_colours || prefix == 0) return line;
   return coloured(workers_[worker].options.rank, line.substr(0, prefix)) + line.substr(prefix);

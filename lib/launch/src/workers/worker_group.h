@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/progress_bar.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
@@ -15,7 +16,6 @@
 #include "output/event_log.h"
 #include "output/log_folder.h"
 #include "output/output.h"
-#include "output/progress_bar.h"
 #include "workers/group_result.h"
 #include "workers/keeper.h"
 #include "workers/oom_watch.h"
@@ -98,7 +98,7 @@ class WorkerGroup {
   Cluster* const cluster_;
   const RunFacts& facts_;
   const OomWatch oom_;
-  ProgressBar progress_;
+  base::ProgressBar progress_;
   std::vector<Worker> workers_;
   std::unique_ptr<Keeper> keeper_;
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace syncbn::launch {
+namespace syncbn::base {
 
 struct ProgressState {
   uint64_t done = 0;
@@ -16,14 +16,13 @@ struct ProgressState {
   std::optional<std::chrono::duration<double>> remaining = {};
 };
 
-/// The first `columns` characters; each counts as one column.
-std::string truncated(std::string text, int columns);
-
 /// One line of at most `columns` columns:
 /// "[#####.....] 50/100  50 %  epoch 3 loss 0.21  0:12 < 0:12".
 std::string render_progress(const ProgressState& state, int columns);
 
-/// Turns PROGRESS records into a line that changes at most ten times a second.
+/// Turns PROGRESS and CLEAR records into a line that is redrawn at most ten times a second, with
+/// the time that remains. The launcher draws it for its workers, `train` for itself without a
+/// launcher.
 class ProgressBar {
  public:
   using Clock = std::chrono::steady_clock;
@@ -31,8 +30,9 @@ class ProgressBar {
 
   void update(const syncbn_agent_record& record, Clock::time_point now);
 
-  /// When the line has to be drawn anew; empty while there is nothing new.
+  /// When to redraw the line. Empty if it has not changed.
   std::optional<Clock::time_point> due() const;
+  /// The line, or "" after CLEAR.
   std::string draw(int columns, Clock::time_point now);
 
  private:
@@ -44,4 +44,4 @@ class ProgressBar {
   ProgressState state_;
 };
 
-}  // namespace syncbn::launch
+}  // namespace syncbn::base
