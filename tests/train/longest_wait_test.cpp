@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "data/noise.h"
-#include "data_wait.h"
+#include "metrics.h"
 #include "support/multiproc.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 TEST(LongestWaitTest, IsThatOfTheRankThatWaitedTheMost) {
   test::run_ranks(3, [](int rank) {
     dist::init_process_group();
-    const auto wait = longest({.seconds = rank == 1 ? 4.0 : 1.0, .share = 0.25 * rank}, at::kCPU);
+    const auto wait = longest({.seconds = rank == 1 ? 4.0 : 1.0, .share = 0.25 * rank});
     EXPECT_EQ(wait.seconds, 4);
     EXPECT_EQ(wait.share, 0.5);
     dist::destroy_process_group();

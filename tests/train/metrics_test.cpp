@@ -1,4 +1,4 @@
-#include "data_wait.h"
+#include "metrics.h"
 
 #include <gtest/gtest.h>
 
