@@ -57,7 +57,8 @@ class Sgd : public StatefulOptimizer {
             parameters,
             {.type = "sgd",
              .fused = options.fused,
-             .keys = std::vector<std::string>(options.momentum != 0 ? 1 : 0, "momentum_buffer"),
+             .keys = options.momentum == 0 ? std::vector<std::string>{}
+                                           : std::vector<std::string>{"momentum_buffer"},
              .no_sparse = options.weight_decay == 0 ? "" : "set weight_decay to 0"}),
         options_(options) {}
 
