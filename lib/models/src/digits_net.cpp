@@ -12,7 +12,7 @@
 namespace syncbn::models {
 namespace {
 
-constexpr int64_t kWidest = 4096;  // more is a typing error: parameters grow with the square
+constexpr int64_t kMaxWidth = 4096;  // more is a typing error: parameters grow with its square
 
 torch::nn::Conv2d conv3x3(int64_t in, int64_t out) {
   return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1).bias(false));
@@ -62,7 +62,7 @@ class DigitsNet : public Model {
 void DigitsNetOptions::describe(config::Schema<DigitsNetOptions>& schema) {
   schema.field("width", &DigitsNetOptions::width, "channels of the first convolution")
       .at_least(1)
-      .at_most(kWidest);
+      .at_most(kMaxWidth);
 }
 
 std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options) {

@@ -35,7 +35,7 @@ struct SgdOptions {
 
   static void describe(config::Schema<SgdOptions>& schema) {
     describe_common(schema);
-    schema.field("momentum", &SgdOptions::momentum, "how much of the former update stays")
+    schema.field("momentum", &SgdOptions::momentum, "share of the previous update that is kept")
         .at_least(0)
         .below(1);
     schema.field("weight_decay", &SgdOptions::weight_decay, "L2 penalty")

@@ -36,7 +36,7 @@ struct StepOptions {
         .at_least(1)
         .at_most(kMaxEpochs)
         .unit("epochs");
-    schema.field("gamma", &StepOptions::gamma, "what the rate is multiplied by")
+    schema.field("gamma", &StepOptions::gamma, "factor of each change")
         .above(0)
         .at_most(kMaxFactor);
   }
@@ -47,7 +47,7 @@ struct CosineOptions {
   double min_lr = 0;
 
   static void describe(config::Schema<CosineOptions>& schema) {
-    schema.field("warmup", &CosineOptions::warmup, "rise linearly from 0 for so long")
+    schema.field("warmup", &CosineOptions::warmup, "length of the linear rise from 0 at the start")
         .at_least(0)
         .at_most(kMaxEpochs)
         .unit("epochs");
@@ -75,7 +75,7 @@ ScheduleKind::Registry& ScheduleKind::registry() {
       return std::make_unique<FunctionSchedule>(std::move(lr));
     };
     Registry made;
-    made.add<ConstantOptions>("constant", "the same all the time",
+    made.add<ConstantOptions>("constant", "the optimizer's lr in all steps",
                               [make](const ConstantOptions&, const ScheduleArgs& args) {
                                 return make([lr = args.lr](int64_t) { return lr; });
                               });
