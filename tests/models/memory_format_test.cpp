@@ -30,7 +30,7 @@ at::Tensor images(at::MemoryFormat format) {
   return at::randn({4, 3, 16, 16}).contiguous(format);
 }
 
-TEST(MemoryFormatTest, FiltersAreLaidOutInPlace) {
+TEST(MemoryFormatTest, FiltersAreConvertedInPlace) {
   const auto model = small_resnet(kContiguous);
   const auto before = model->named_parameters();
   to_memory_format(*model, kChannelsLast);

@@ -192,7 +192,7 @@ NamedTensors make_filters(at::MemoryFormat format, at::ScalarType type = at::kFl
   return parameters;
 }
 
-TEST(OptimizerTest, GradientsMayLieInMemoryInAnotherWayThanParameters) {
+TEST(OptimizerTest, GradientsMayHaveOtherStridesThanParameters) {
   for (const char* yaml : kKinds) {
     const NamedTensors plain = make_filters(at::MemoryFormat::Contiguous);
     const NamedTensors turned = make_filters(at::MemoryFormat::ChannelsLast);
@@ -221,7 +221,7 @@ TEST(OptimizerTest, GradientsMayLieInMemoryInAnotherWayThanParameters) {
   }
 }
 
-TEST(OptimizerTest, ParametersOfSeveralTypesAreUpdatedEachInItsOwn) {
+TEST(OptimizerTest, ParametersOfSeveralTypesKeepTheirTypes) {
   for (const char* yaml : kKinds) {
     NamedTensors parameters = make_filters(at::MemoryFormat::Contiguous, at::kFloat);
     NamedTensors doubles = make_filters(at::MemoryFormat::Contiguous, at::kDouble);
@@ -240,7 +240,7 @@ TEST(OptimizerTest, ParametersOfSeveralTypesAreUpdatedEachInItsOwn) {
   }
 }
 
-TEST(OptimizerTest, AParameterWhoseFirstGradientComesLateBeginsThen) {
+TEST(OptimizerTest, AParameterCountsStepsFromItsFirstGradient) {
   for (const char* yaml : kKinds) {
     const NamedTensors late = make_parameters();
     const NamedTensors alone = make_parameters();
@@ -288,7 +288,7 @@ TEST(OptimizerTest, SparseGradientsAreUsedWherePythonUsesThem) {
   }
 }
 
-TEST(OptimizerTest, GoesOnFromItsStateBitForBit) {
+TEST(OptimizerTest, ResumesFromItsStateBitForBit) {
   for (const char* yaml : kKinds) {
     const NamedTensors whole = make_parameters();
     const auto first = optimizer(yaml, whole);

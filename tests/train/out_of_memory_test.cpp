@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(OutOfMemoryTest, IsAMistakeOfTheConfiguration) {
+TEST(OutOfMemoryTest, IsAMistakeInTheConfiguration) {
   EXPECT_THAT([] { explain_out_of_memory(MemoryUse::kFirstStep, [] { throw std::bad_alloc(); }); },
               ThrowsMessage<base::UserError>(HasSubstr("not enough memory; choose a smaller")));
   EXPECT_THAT(
@@ -37,12 +37,12 @@ TEST(OutOfMemoryTest, IsAMistakeOfTheConfiguration) {
       ThrowsMessage<base::UserError>(HasSubstr("not enough memory for 2.00 GiB; choose")));
 }
 
-TEST(OutOfMemoryTest, WhenItSufficedBeforeStartingAgainMayHelp) {
+TEST(OutOfMemoryTest, LaterItIsAFailureThatARestartMayMend) {
   EXPECT_THAT([] { explain_out_of_memory(MemoryUse::kLater, [] { throw std::bad_alloc(); }); },
               ThrowsMessage<base::UnavailableError>(HasSubstr("not enough memory now")));
 }
 
-TEST(OutOfMemoryTest, ASizeBeyondAllMemoryIsAMistakeOfDataAndModelOnly) {
+TEST(OutOfMemoryTest, AnImpossibleSizeIsAMistakeInDataAndModelOnly) {
   const auto reserve = [] { std::vector<int>().reserve(~size_t{0}); };
   EXPECT_THROW(explain_out_of_memory(MemoryUse::kSetup, reserve), base::UserError);
   EXPECT_THROW(explain_out_of_memory(MemoryUse::kFirstStep, reserve), std::length_error);

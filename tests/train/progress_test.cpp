@@ -71,7 +71,7 @@ TEST_F(AgentChannelTest, CutsLongTextBetweenCharacters) {
   EXPECT_EQ(std::string(received().back().text), std::string(214, 'x'));
 }
 
-TEST_F(AgentChannelTest, BeatsAtMostOnceASecond) {
+TEST_F(AgentChannelTest, SendsHeartbeatsAtMostOnceASecond) {
   AgentChannel channel(0);
   for (uint64_t step = 1; step <= 100; ++step) channel.heartbeat(step);
   const auto records = received();

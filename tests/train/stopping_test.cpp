@@ -12,7 +12,7 @@
 namespace syncbn::train {
 namespace {
 
-TEST(StepVoteTest, MakesEachRanksNewsEverybodysDecision) {
+TEST(StepVoteTest, ASignalOrABadLossOnOneRankReachesAllRanks) {
   test::run_ranks(3, [](int rank) {
     dist::init_process_group();
     StepVote vote(at::kCPU);

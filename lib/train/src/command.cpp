@@ -44,7 +44,7 @@ const std::vector<config::ProgramOption> kOptions = {
     {"local_rank", "N", ""},
 };
 
-/// This process among the others, as the environment says.
+/// RANK, WORLD_SIZE and LOCAL_RANK.
 struct RankEnv {
   int rank = 0;
   int world_size = 1;
