@@ -91,17 +91,8 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-/// Owns the default process group.
-class DefaultGroup {
- public:
-  explicit DefaultGroup(const Config& config) {
-    dist::init_process_group({.backend = config.backend,
-                              .timeout = milliseconds(config.timeout),
-                              .connect_timeout = milliseconds(config.connect_timeout)});
-  }
-  ~DefaultGroup() { dist::destroy_process_group(); }
-  DefaultGroup(const DefaultGroup&) = delete;
-  DefaultGroup& operator=(const DefaultGroup&) = delete;
+struct GroupGuard {
+  ~GroupGuard() { dist::destroy_process_group(); }
 };
 
 struct Resolved {
@@ -142,11 +133,11 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
     resolved = resolve(line, faults);
     if (line.has("print_config")) return print(resolved.text);
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
-    // Threads of the store, Gloo, the peer monitor and shared memory.
-    constexpr int kGroupThreads = 8;
+    constexpr int kGroupThreads = 8;  // store, Gloo, peer monitor, shared memory
+    constexpr int kLoaders = 2;       // of the training and the test set
     const int threads = at::get_num_threads();
     const int64_t workers = resolved.config.loader.num_workers.value.value_or(threads);
-    base::check_threads(threads + kGroupThreads + 2 * static_cast<int>(workers));
+    base::check_threads(threads + kGroupThreads + kLoaders * static_cast<int>(workers));
     inputs = explain_out_of_memory(
         MemoryUse::kSetup, [&] { return load_inputs(resolved.config, env.rank, env.world_size); });
   } catch (const base::UserError& error) {
@@ -154,9 +145,14 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
     throw QuietExit{error.exit_code()};
   }
   // Until train() installs its handlers, a signal ends the process.
-  const auto group =
-      local_rank_0_first(env.local_rank, [&] { return DefaultGroup(resolved.config); });
-  return train(resolved.config, resolved.text, resolved.name, inputs);
+  const Config& config = resolved.config;
+  local_rank_0_first(env.local_rank, [&] {
+    dist::init_process_group({.backend = config.backend,
+                              .timeout = milliseconds(config.timeout),
+                              .connect_timeout = milliseconds(config.connect_timeout)});
+  });
+  const GroupGuard guard;
+  return train(config, resolved.text, resolved.name, inputs);
 }
 
 }  // namespace

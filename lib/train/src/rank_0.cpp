@@ -30,7 +30,7 @@ std::string on_rank_0(const std::function<std::string()>& work) {
     try {
       send(base::exit_code_of(error), "");
     } catch (const base::UnavailableError&) {
-      // Another rank has failed as well. The error at hand came first.
+      // Another rank has failed as well. Report the first error.
     }
     throw;
   }

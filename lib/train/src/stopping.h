@@ -2,7 +2,6 @@
 
 #include <signal.h>
 
-// at::Tensor: the ballot.
 #include <ATen/core/Tensor.h>
 
 namespace syncbn::train {

@@ -9,9 +9,9 @@ namespace syncbn::train {
 
 /// The program `train`: reads the command line and the configuration, then trains.
 ///
-/// Mistakes in these, in the environment and in the data are reported once per node, by local rank
-/// 0, before the process group is formed. The other local ranks find the same mistakes and exit
-/// quietly. A mistake that only one of them may have, in its environment, it reports 10 s later.
+/// Local rank 0 of each node reports mistakes in these, in the environment and in the data, before
+/// the process group is formed. The other local ranks find the same mistakes and exit quietly;
+/// those in their own environment they report 10 s later.
 ///
 /// @return the program's exit code: 0, or 128 + N after signal N
 /// @throws base::Error for every other failure
