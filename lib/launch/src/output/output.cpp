@@ -20,6 +20,8 @@
 namespace syncbn::launch {
 namespace {
 
+using base::truncated;
+
 std::string coloured(int rank, const std::string& text) {
   // Readable on dark and on light backgrounds; red is left to errors.
   constexpr std::array kColours{36, 33, 35, 32, 34, 96, 95, 92};
@@ -311,7 +313,7 @@ void Output::clear_live() {
 
 std::string Output::live_line(size_t worker, const std::string& live) const {
   std::string line =
-      base::truncated(workers_[worker].options.prefix + live, base::terminal_columns() - 1);
+      truncated(workers_[worker].options.prefix + live, base::terminal_columns() - 1);
   const size_t prefix = std::min(workers_[worker].options.prefix.size(), line.size());
   if (!err_.options.takes_colours || prefix == 0) return line;
   return coloured(workers_[worker].options.rank, line.substr(0, prefix)) + line.substr(prefix);
