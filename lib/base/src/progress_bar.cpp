@@ -32,7 +32,7 @@ std::string render_progress(const ProgressState& state, int columns) {
   if (!state.text.empty()) line += "  " + state.text;
   line += "  " + clock_format(state.elapsed);
   if (state.remaining) line += " < " + clock_format(*state.remaining);
-  // The last column stays free: a terminal may wrap on it.
+  // A terminal may wrap after its last column.
   return truncated(std::move(line), columns - 1);
 }
 

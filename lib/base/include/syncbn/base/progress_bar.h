@@ -20,17 +20,15 @@ struct ProgressState {
 /// "[#####.....] 50/100  50 %  epoch 3 loss 0.21  0:12 < 0:12".
 std::string render_progress(const ProgressState& state, int columns);
 
-/// Turns PROGRESS and CLEAR records into a line that is redrawn at most ten times a second, with
-/// the time that remains. The launcher draws it for its workers, `train` for itself without a
-/// launcher.
+/// Turns PROGRESS records into a line to draw.
 class ProgressBar {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kPeriod{100};
+  static constexpr std::chrono::milliseconds kPeriod{100};  ///< least time between two drawings
 
   void update(const syncbn_agent_record& record, Clock::time_point now);
 
-  /// When to redraw the line. Empty if it has not changed.
+  /// When to draw the line again; empty while nothing has changed.
   std::optional<Clock::time_point> due() const;
   /// The line, or "" after CLEAR.
   std::string draw(int columns, Clock::time_point now);
