@@ -207,9 +207,9 @@ TEST_F(BadInputTest, SaysOnAnyRankWhatIsWrongWithItsRank) {
 
 TEST_F(BadInputTest, AsksForRankAndWorldSizeTogether) {
   expect_one_message(train_on(shipped_config("digits.yaml"), {}, {{"RANK", "0"}}), base::kExitUsage,
-                     "the environment sets RANK=0 and not WORLD_SIZE");
+                     "the environment sets RANK=0 but not WORLD_SIZE");
   expect_one_message(train_on(shipped_config("digits.yaml"), {}, {{"WORLD_SIZE", "4"}}),
-                     base::kExitUsage, "the environment sets WORLD_SIZE=4 and not RANK");
+                     base::kExitUsage, "the environment sets WORLD_SIZE=4 but not RANK");
   expect_one_message(
       train_on(shipped_config("digits.yaml"), {}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
       base::kExitUsage, "RANK=2 is not below WORLD_SIZE=2");

@@ -219,7 +219,7 @@ TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
   const auto results = wait_for(ranks);
   for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, base::kExitUsage);
   EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
-  EXPECT_THAT(results[0].err, HasSubstr("cannot go on from"));
+  EXPECT_THAT(results[0].err, HasSubstr("cannot resume from"));
   EXPECT_EQ(results[1].err, "");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
 }

@@ -1,4 +1,4 @@
-"""Writes resnet18.txt and resnet50.txt beside this file: what torchvision's ResNets are made of.
+"""Writes resnet18.txt and resnet50.txt beside this file: the parameters and outputs of torchvision's ResNets.
 
 Made with torch 2.11.0 and torchvision 0.26.0:  python make_resnet_fixtures.py
 

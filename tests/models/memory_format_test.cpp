@@ -30,7 +30,7 @@ at::Tensor images(at::MemoryFormat format) {
   return at::randn({4, 3, 16, 16}).contiguous(format);
 }
 
-TEST(MemoryFormatTest, FiltersAreLaidOutInPlace) {
+TEST(MemoryFormatTest, FiltersAreConvertedInPlace) {
   const auto model = small_resnet(kContiguous);
   const auto before = model->named_parameters();
   to_memory_format(*model, kChannelsLast);
@@ -66,8 +66,8 @@ TEST(MemoryFormatTest, ChannelsLastIsPreferredForConvolutionsOnCpus) {
   EXPECT_EQ(preferred_memory_format(*torch::nn::Linear(2, 2)), kContiguous);
 }
 
-// The gradients of such filters must lie as the buckets' views of them do: the reducer would copy
-// each otherwise, and warn.
+// The reducer copies a gradient, and warns, if its strides differ from those of its view of the
+// bucket.
 TEST(MemoryFormatTest, DdpKeepsTheLayoutOfGradientsWithoutAWarning) {
   const auto results = test::run_ranks_and_collect({.world_size = 2}, [](int) {
     dist::init_process_group();

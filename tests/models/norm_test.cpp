@@ -36,7 +36,6 @@ std::shared_ptr<Model> make(const std::string& type, Norm norm) {
 
 class NormTest : public ::testing::TestWithParam<std::string> {};
 
-// Outputs and names are the same with either, on one rank.
 TEST_P(NormTest, AllLayersOfAModelAreOfItsKind) {
   const Layers local = layers_of(*make(GetParam(), Norm::kLocal));
   EXPECT_GT(local.local, 0);

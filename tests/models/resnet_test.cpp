@@ -219,7 +219,7 @@ TEST(ResNetTest, RefusesSamplesThatAreNotImages) {
   }
 }
 
-TEST(ResNetTest, RefusesToTellNoClassesApart) {
+TEST(ResNetTest, RefusesZeroClasses) {
   EXPECT_THAT([] { resnet50({.num_classes = 0}); },
               ThrowsMessage<base::UserError>(HasSubstr("at least one class, got 0")));
 }

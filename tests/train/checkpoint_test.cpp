@@ -44,7 +44,7 @@ std::string error_of(const std::string& bytes) {
   return "no error";
 }
 
-TEST(CheckpointTest, HoldsEverythingThatItIsGiven) {
+TEST(CheckpointTest, KeepsEveryField) {
   const Checkpoint back = parse_checkpoint(serialize(example()), "last.pt");
   const Checkpoint wanted = example();
   ASSERT_EQ(back.model.size(), 2u);
@@ -71,7 +71,7 @@ TEST(CheckpointTest, HoldsEverythingThatItIsGiven) {
   EXPECT_EQ(back.config, "epochs: 3\n");
 }
 
-TEST(CheckpointTest, ReadsASamplersStateFromBeforeItHadAnOrder) {
+TEST(CheckpointTest, ReadsSamplerStateOfTheVersionWithoutAnOrder) {
   Checkpoint old = example();
   old.sampler.version = 1;
   const Checkpoint back = parse_checkpoint(serialize(old), "last.pt");

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "data/noise.h"
-#include "data_wait.h"
+#include "metrics.h"
 #include "support/multiproc.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
@@ -22,17 +22,17 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(LongestWaitTest, IsThatOfTheRankThatWaitedTheMost) {
+TEST(LongestWaitTest, IsTheMaximumOverRanks) {
   test::run_ranks(3, [](int rank) {
     dist::init_process_group();
-    const auto wait = longest({.seconds = rank == 1 ? 4.0 : 1.0, .share = 0.25 * rank}, at::kCPU);
+    const auto wait = longest({.seconds = rank == 1 ? 4.0 : 1.0, .share = 0.25 * rank});
     EXPECT_EQ(wait.seconds, 4);
     EXPECT_EQ(wait.share, 0.5);
     dist::destroy_process_group();
   });
 }
 
-/// Images of which rank 1 never gets number 5.
+/// Image 5 never arrives on rank 1.
 class Hanging : public test::Noise {
  public:
   Hanging()
@@ -46,7 +46,7 @@ struct HangingOptions {
   static void describe(config::Schema<HangingOptions>&) {}
 };
 
-TEST(LoaderTimeoutTest, EndsTheRunOnAllRanksAlthoughAWorkerHangsForEver) {
+TEST(LoaderTimeoutTest, EndsTheRunOnAllRanksWhileAWorkerHangs) {
   data::DatasetKind::registry().add<HangingOptions>(
       "hanging", "hangs",
       [](const HangingOptions&, data::Split) { return std::make_shared<const Hanging>(); });
@@ -60,7 +60,7 @@ loader: {num_workers: 2, timeout: 0.5}
 )");
   const auto ranks =
       test::run_ranks_and_collect({.world_size = 2, .timeout_seconds = 200}, [&](int /*rank*/) {
-        // As main() ends, with the thread that hangs.
+        // exit(), as after main(), while a thread hangs.
         std::exit(base::run_main("train", [&] {
           return run_command({"--config", config, "--run_dir", folder / "run"});
         }));

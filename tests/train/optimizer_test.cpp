@@ -37,7 +37,7 @@ void set_gradients(const NamedTensors& parameters, int64_t step) {
   }
 }
 
-/// Five steps of ours and of libtorch's on the same gradients.
+/// Compares five steps with those of libtorch's optimizer, on the same gradients.
 template <class Theirs>
 void expect_same_steps(const std::string& yaml, const std::function<Theirs(NamedTensors)>& make) {
   const NamedTensors ours = make_parameters();
@@ -116,8 +116,8 @@ TEST(OptimizerTest, GivesTheValuesOfPythonsTorchOptim) {
   }
 }
 
-/// What each of Python's optimizers makes of the parameters and gradients of this file in five
-/// steps: an optimizer a line, the parameters' elements as integers of the same bits.
+/// Runs five steps of each of Python's optimizers on the parameters and gradients of this file.
+/// Prints a line per optimizer: the parameters' elements as integers of the same bits.
 constexpr const char* kFiveSteps = R"(
 import sys, torch
 for optimizer in sys.argv[1:]:
@@ -147,8 +147,8 @@ std::string five_steps(const std::string& yaml) {
   return fmt::format("{}\n", fmt::join(values, values + bits.numel(), " "));
 }
 
-/// Whether Python's torch is the very libtorch that this test runs with: others may round in other
-/// ways.
+/// Whether Python's torch has the version of this test's libtorch. Other versions may round
+/// differently.
 bool python_has_this_torch() {
   const auto result = test::run_program(
       {test::python(), "-c", "import torch; print(torch.__version__.split('+')[0])"});
@@ -181,7 +181,7 @@ constexpr const char* kKinds[] = {"{type: sgd, momentum: 0.9, weight_decay: 0.01
                                   "{type: sgd, momentum: 0.9, weight_decay: 0.01, fused: false}",
                                   "{type: adamw}", "{type: adamw, fused: false}"};
 
-/// As make_parameters(), of many shapes.
+/// Convolution filters.
 NamedTensors make_filters(at::MemoryFormat format, at::ScalarType type = at::kFloat) {
   at::manual_seed(1);
   NamedTensors parameters;
@@ -192,7 +192,7 @@ NamedTensors make_filters(at::MemoryFormat format, at::ScalarType type = at::kFl
   return parameters;
 }
 
-TEST(OptimizerTest, GradientsMayLieInMemoryInAnotherWayThanParameters) {
+TEST(OptimizerTest, GradientsMayHaveOtherStridesThanParameters) {
   for (const char* yaml : kKinds) {
     const NamedTensors plain = make_filters(at::MemoryFormat::Contiguous);
     const NamedTensors turned = make_filters(at::MemoryFormat::ChannelsLast);
@@ -206,7 +206,7 @@ TEST(OptimizerTest, GradientsMayLieInMemoryInAnotherWayThanParameters) {
       EXPECT_TRUE(at::allclose(plain[i].second, turned[i].second, 1e-6, 1e-7)) << yaml;
       EXPECT_TRUE(turned[i].second.is_contiguous(at::MemoryFormat::ChannelsLast));
     }
-    // Contiguous, as from a file, into channels-last parameters.
+    // A checkpoint holds contiguous state; these parameters are channels-last.
     const NamedTensors copied = make_filters(at::MemoryFormat::ChannelsLast);
     for (size_t i = 0; i < copied.size(); ++i) {
       copied[i].second.detach().copy_(plain[i].second.detach());
@@ -221,7 +221,7 @@ TEST(OptimizerTest, GradientsMayLieInMemoryInAnotherWayThanParameters) {
   }
 }
 
-TEST(OptimizerTest, ParametersOfSeveralTypesAreUpdatedEachInItsOwn) {
+TEST(OptimizerTest, ParametersOfSeveralTypesKeepTheirTypes) {
   for (const char* yaml : kKinds) {
     NamedTensors parameters = make_filters(at::MemoryFormat::Contiguous, at::kFloat);
     NamedTensors doubles = make_filters(at::MemoryFormat::Contiguous, at::kDouble);
@@ -240,7 +240,7 @@ TEST(OptimizerTest, ParametersOfSeveralTypesAreUpdatedEachInItsOwn) {
   }
 }
 
-TEST(OptimizerTest, AParameterWhoseFirstGradientComesLateBeginsThen) {
+TEST(OptimizerTest, AParameterCountsStepsFromItsFirstGradient) {
   for (const char* yaml : kKinds) {
     const NamedTensors late = make_parameters();
     const NamedTensors alone = make_parameters();
@@ -288,7 +288,7 @@ TEST(OptimizerTest, SparseGradientsAreUsedWherePythonUsesThem) {
   }
 }
 
-TEST(OptimizerTest, GoesOnFromItsStateBitForBit) {
+TEST(OptimizerTest, ResumesFromItsStateBitForBit) {
   for (const char* yaml : kKinds) {
     const NamedTensors whole = make_parameters();
     const auto first = optimizer(yaml, whole);

@@ -16,12 +16,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(OutOfMemoryTest, IsAMistakeOfTheConfiguration) {
-  EXPECT_THAT([] { explain_out_of_memory(MemoryFor::kFirstStep, [] { throw std::bad_alloc(); }); },
+TEST(OutOfMemoryTest, IsAMistakeInTheConfiguration) {
+  EXPECT_THAT([] { explain_out_of_memory(MemoryUse::kFirstStep, [] { throw std::bad_alloc(); }); },
               ThrowsMessage<base::UserError>(HasSubstr("not enough memory; choose a smaller")));
   EXPECT_THAT(
       [] {
-        explain_out_of_memory(MemoryFor::kFirstStep, [] {
+        explain_out_of_memory(MemoryUse::kFirstStep, [] {
           TORCH_CHECK(false, "DefaultCPUAllocator: can't allocate memory: you tried to allocate ",
                       4096, " bytes. Error code 12 (Cannot allocate memory)");
         });
@@ -29,7 +29,7 @@ TEST(OutOfMemoryTest, IsAMistakeOfTheConfiguration) {
       ThrowsMessage<base::UserError>(HasSubstr("not enough memory for 4096 bytes; choose")));
   EXPECT_THAT(
       [] {
-        explain_out_of_memory(MemoryFor::kFirstStep, [] {
+        explain_out_of_memory(MemoryUse::kFirstStep, [] {
           TORCH_CHECK_WITH(OutOfMemoryError, false,
                            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has more");
         });
@@ -37,25 +37,25 @@ TEST(OutOfMemoryTest, IsAMistakeOfTheConfiguration) {
       ThrowsMessage<base::UserError>(HasSubstr("not enough memory for 2.00 GiB; choose")));
 }
 
-TEST(OutOfMemoryTest, WhenItSufficedBeforeStartingAgainMayHelp) {
-  EXPECT_THAT([] { explain_out_of_memory(MemoryFor::kLater, [] { throw std::bad_alloc(); }); },
+TEST(OutOfMemoryTest, LaterItIsAFailureThatARestartMayMend) {
+  EXPECT_THAT([] { explain_out_of_memory(MemoryUse::kLater, [] { throw std::bad_alloc(); }); },
               ThrowsMessage<base::UnavailableError>(HasSubstr("not enough memory now")));
 }
 
-TEST(OutOfMemoryTest, ASizeBeyondAllMemoryIsAMistakeOfDataAndModelOnly) {
+TEST(OutOfMemoryTest, AnImpossibleSizeIsAMistakeInDataAndModelOnly) {
   const auto reserve = [] { std::vector<int>().reserve(~size_t{0}); };
-  EXPECT_THROW(explain_out_of_memory(MemoryFor::kMaking, reserve), base::UserError);
-  EXPECT_THROW(explain_out_of_memory(MemoryFor::kFirstStep, reserve), std::length_error);
-  EXPECT_THROW(explain_out_of_memory(MemoryFor::kLater, reserve), std::length_error);
+  EXPECT_THROW(explain_out_of_memory(MemoryUse::kSetup, reserve), base::UserError);
+  EXPECT_THROW(explain_out_of_memory(MemoryUse::kFirstStep, reserve), std::length_error);
+  EXPECT_THROW(explain_out_of_memory(MemoryUse::kLater, reserve), std::length_error);
 }
 
 TEST(OutOfMemoryTest, LetsOtherErrorsPass) {
   EXPECT_THROW(
-      explain_out_of_memory(MemoryFor::kFirstStep, [] { throw std::runtime_error("other"); }),
+      explain_out_of_memory(MemoryUse::kFirstStep, [] { throw std::runtime_error("other"); }),
       std::runtime_error);
-  EXPECT_THROW(explain_out_of_memory(MemoryFor::kFirstStep, [] { TORCH_CHECK(false, "other"); }),
+  EXPECT_THROW(explain_out_of_memory(MemoryUse::kFirstStep, [] { TORCH_CHECK(false, "other"); }),
                c10::Error);
-  EXPECT_EQ(explain_out_of_memory(MemoryFor::kFirstStep, [] { return 3; }), 3);
+  EXPECT_EQ(explain_out_of_memory(MemoryUse::kFirstStep, [] { return 3; }), 3);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {
   EXPECT_EQ(base::read_file(path / "notes.txt"), "mine");
 }
 
-TEST_F(RunFolderTest, IsFoundAgainByTheJobThatBeganIt) {
+TEST_F(RunFolderTest, IsFoundByTheJobThatStartedIt) {
   const fs::path path = temp_ / "run";
   ::setenv("SYNCBN_JOB_ID", "job-1", 1);
   EXPECT_FALSE(RunFolder::of_job("job-1", path, "x")) << "it never began";
@@ -51,7 +51,7 @@ TEST_F(RunFolderTest, IsFoundAgainByTheJobThatBeganIt) {
   ::unsetenv("SYNCBN_JOB_ID");
 }
 
-TEST_F(RunFolderTest, BeginsAnewOrGoesOn) {
+TEST_F(RunFolderTest, StartsANewRunOrResumesOne) {
   for (const char* file : {"log.jsonl", "last.pt", "best.pt", "result.json"}) {
     base::write_file_atomically(temp_ / file, "old\n");
   }
@@ -94,7 +94,7 @@ TEST_F(RunFolderTest, CompletesALogThatLacksALineOrEndsInAPartOfOne) {
   EXPECT_EQ(base::read_file(temp_ / "log.jsonl"), "one\ntwo\n");
 }
 
-TEST_F(RunFolderTest, SaysWhyItCannotBeMade) {
+TEST_F(RunFolderTest, ReportsWhyItCannotBeMade) {
   base::write_file_atomically(temp_ / "file", "");
   for (const std::string& name : {std::string("file/run"), std::string(300, 'x')}) {
     const fs::path path = temp_ / name;

@@ -25,7 +25,7 @@ TEST(ScheduleTest, StepFallsEveryFewEpochs) {
   EXPECT_DOUBLE_EQ(step->lr(59), 0.25);
 }
 
-TEST(ScheduleTest, CosineFallsFromTheRateToTheLeast) {
+TEST(ScheduleTest, CosineFallsFromTheRateToMinLr) {
   const auto cosine =
       schedule("{type: cosine, min_lr: 0.2}", {.lr = 1, .epochs = 4, .steps_per_epoch = 25});
   EXPECT_DOUBLE_EQ(cosine->lr(0), 1);

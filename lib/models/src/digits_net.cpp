@@ -2,28 +2,23 @@
 
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/mean.h>
-#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
 #include <syncbn/models/norm.h>
 
-#include "init.h"
+#include "common.h"
 
 namespace syncbn::models {
 namespace {
 
-constexpr int64_t kWidest = 4096;  // more is a typing error: parameters grow with the square
-
-torch::nn::Conv2d conv3x3(int64_t in, int64_t out) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1).bias(false));
-}
+constexpr int64_t kMaxWidth = 4096;  // more is a typing error: parameters grow with its square
 
 class DigitsNet : public Model {
  public:
   DigitsNet(const ModelArgs& args, const DigitsNetOptions& options)
-      : conv1_(conv3x3(image_shape("digits", args, 2).channels, options.width)),
-        conv2_(conv3x3(options.width, 2 * options.width)),
-        conv3_(conv3x3(2 * options.width, 4 * options.width)),
+      : conv1_(conv(image_channels("digits", args, 2), options.width, 3)),
+        conv2_(conv(options.width, 2 * options.width, 3)),
+        conv3_(conv(2 * options.width, 4 * options.width, 3)),
         fc_(4 * options.width, args.num_classes) {
     const NormFactory norm(args);
     bn1_ = norm.with_relu(options.width);
@@ -62,7 +57,7 @@ class DigitsNet : public Model {
 void DigitsNetOptions::describe(config::Schema<DigitsNetOptions>& schema) {
   schema.field("width", &DigitsNetOptions::width, "channels of the first convolution")
       .at_least(1)
-      .at_most(kWidest);
+      .at_most(kMaxWidth);
 }
 
 std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options) {

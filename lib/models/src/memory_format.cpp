@@ -16,11 +16,11 @@ at::MemoryFormat preferred_memory_format(const torch::nn::Module& module) {
 }
 
 void to_memory_format(torch::nn::Module& module, at::MemoryFormat format) {
-  const auto lay_out = [format](at::Tensor& tensor) {
+  const auto convert = [format](at::Tensor& tensor) {
     if (tensor.defined() && tensor.dim() == 4) tensor.set_data(tensor.detach().contiguous(format));
   };
-  for (at::Tensor& parameter : module.parameters()) lay_out(parameter);
-  for (at::Tensor& buffer : module.buffers()) lay_out(buffer);
+  for (at::Tensor& parameter : module.parameters()) convert(parameter);
+  for (at::Tensor& buffer : module.buffers()) convert(buffer);
 }
 
 }  // namespace syncbn::models

@@ -12,11 +12,11 @@ ModelKind::Registry& ModelKind::registry() {
                                [](const DigitsNetOptions& options, const ModelArgs& args) {
                                  return digits_net(args, options);
                                });
-    made.add<ResNetOptions>("resnet18", "ResNet of 18 layers, with torchvision's parameter names",
+    made.add<ResNetOptions>("resnet18", "ResNet-18, with torchvision's parameter names",
                             [](const ResNetOptions& options, const ModelArgs& args) {
                               return resnet18(args, options);
                             });
-    made.add<ResNetOptions>("resnet50", "ResNet of 50 layers, with torchvision's parameter names",
+    made.add<ResNetOptions>("resnet50", "ResNet-50, with torchvision's parameter names",
                             [](const ResNetOptions& options, const ModelArgs& args) {
                               return resnet50(args, options);
                             });

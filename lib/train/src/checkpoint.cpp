@@ -22,12 +22,11 @@ namespace {
 using Dict = c10::impl::GenericDict;
 
 constexpr const char* kFormat = "syncbn-checkpoint";
-/// Of SamplerState: from this one on it has an order.
-constexpr int64_t kOrderVersion = 2;
+constexpr int64_t kOrderVersion = 2;  // the first SamplerState that has an order
 
-// The end of a checkpoint is the comment of its zip archive: this, and the CRC-32 in hexadecimal of
-// all that stands before. The archive's own checksums are not checked by libtorch, and would not
-// tell a damage of its table of contents.
+// A checkpoint ends with the comment of its zip archive: this text, and the CRC-32 of all bytes
+// before it in hexadecimal. libtorch does not verify the archive's own checksums, which do not
+// cover its table of contents either.
 constexpr std::string_view kChecksum = "syncbn crc32 ";
 constexpr size_t kDigits = 8;
 
@@ -36,9 +35,9 @@ std::string checksum(std::string_view bytes) {
                      crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
-/// Puts the checksum at the end of an archive that has no comment yet.
+/// Appends the checksum to an archive that has no comment yet.
 void seal(std::string& archive) {
-  // An archive ends with the length of its comment, two bytes, the lower one first.
+  // The last two bytes of an archive are the length of its comment, little-endian.
   archive[archive.size() - 2] = static_cast<char>(kChecksum.size() + kDigits);
   archive += kChecksum;
   archive += checksum(archive);
@@ -58,7 +57,7 @@ void put(Dict& dict, const std::string& key, c10::IValue value) {
   dict.insert(c10::IValue(key), std::move(value));
 }
 
-/// On the CPU and alone in its storage: whole storages are written.
+/// A copy on the CPU with a storage of its own, since the pickler writes whole storages.
 at::Tensor own_copy(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU).contiguous().clone();
 }
@@ -87,13 +86,13 @@ Dict to_dict(const data::SamplerState& state) {
 }
 
 c10::IValue to_list(const std::vector<at::Tensor>& tensors) {
-  // A generic list: Python's weights_only refuses typed ones.
+  // Generic, since Python's weights_only refuses typed lists.
   c10::impl::GenericList list(c10::AnyType::get());
   for (const at::Tensor& tensor : tensors) list.push_back(own_copy(tensor));
   return list;
 }
 
-/// Reads a dictionary; what is missing or of another type surfaces as an exception.
+/// Reads a dictionary. Throws libtorch's exceptions if a key is missing or has another type.
 class Reader {
  public:
   explicit Reader(const c10::IValue& value) : dict_(value.toGenericDict()) {}
@@ -111,9 +110,12 @@ class Reader {
     return all;
   }
 
-  template <class Visit>
-  void for_each(const Visit& visit) const {
-    for (const auto& entry : dict_) visit(entry.key().toStringRef(), Reader(entry.value()));
+  OptimizerState state() const {
+    OptimizerState all;
+    for (const auto& entry : dict_) {
+      all[entry.key().toStringRef()] = Reader(entry.value()).tensors();
+    }
+    return all;
   }
 
  private:
@@ -134,9 +136,7 @@ data::SamplerState read_sampler(const Reader& reader) {
 Checkpoint read_checkpoint(const Reader& reader) {
   Checkpoint checkpoint;
   checkpoint.model = reader.section("model").tensors();
-  reader.section("optimizer").for_each([&](const std::string& name, const Reader& tensors) {
-    checkpoint.optimizer[name] = tensors.tensors();
-  });
+  checkpoint.optimizer = reader.section("optimizer").state();
   checkpoint.step = reader.integer("step");
   checkpoint.sampler = read_sampler(reader.section("sampler"));
   checkpoint.epoch_loss = reader.number("epoch_loss");
@@ -151,11 +151,6 @@ Checkpoint read_checkpoint(const Reader& reader) {
   if (reader.has("epoch_line")) checkpoint.epoch_line = reader.text("epoch_line");
   checkpoint.config = reader.text("config");
   return checkpoint;
-}
-
-int64_t format_version(const Reader& reader) {
-  if (reader.text("format") != kFormat) throw base::UserError("another format");
-  return reader.integer("format_version");
 }
 
 }  // namespace
@@ -178,7 +173,7 @@ std::string serialize(const Checkpoint& checkpoint) {
   put(dict, "epoch_line", checkpoint.epoch_line);
   put(dict, "config", checkpoint.config);
 
-  // torch::pickle_save() tags dictionaries with their types, which weights_only refuses.
+  // Not torch::pickle_save(), which tags dictionaries with types: weights_only refuses those.
   std::string pickled;
   const auto append_pickle = [&](const char* data, size_t size) { pickled.append(data, size); };
   torch::jit::Pickler pickler(append_pickle, /*tensor_table=*/nullptr,
@@ -203,16 +198,17 @@ std::string serialize(const Checkpoint& checkpoint) {
 Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
   int64_t version = 0;
   try {
-    if (!is_sealed(bytes)) throw base::UserError("not what was written");
+    if (!is_sealed(bytes)) throw base::UserError("wrong checksum");
     const Reader reader(torch::jit::pickle_load({bytes.begin(), bytes.end()}));
-    version = format_version(reader);
+    if (reader.text("format") != kFormat) throw base::UserError("another format");
+    version = reader.integer("format_version");
     if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
   } catch (const std::exception&) {
-    // What libtorch says of a damaged archive names its own source lines.
-    throw base::UserError(
-        fmt::format("{} is not a whole checkpoint of this program ({}): it is damaged, cut off or "
-                    "of another one",
-                    name, base::format_bytes(bytes.size())));
+    // Replaces libtorch's message, which names its own source lines.
+    throw base::UserError(fmt::format(
+        "{} is not a whole checkpoint of this program ({}): it is damaged, truncated or another "
+        "program's",
+        name, base::format_bytes(bytes.size())));
   }
   throw base::UserError(fmt::format("{} has checkpoint format {}; this program reads {}", name,
                                     version, Checkpoint::kFormatVersion));

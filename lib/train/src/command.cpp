@@ -31,21 +31,21 @@ constexpr const char* kUsage =
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
     "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
 
-// A launcher ends all ranks when the first one leaves: the silent ones give the one that speaks
-// the time to do so.
-constexpr auto kSilentRanksWait = std::chrono::seconds(10);
+// How long ranks that exit quietly wait first. When one rank exits, the launcher ends the others:
+// the rank that reports the error needs time to do so.
+constexpr auto kQuietExitDelay = std::chrono::seconds(10);
 
 const std::vector<config::ProgramOption> kOptions = {
     {"config", "FILE", "the configuration, in YAML"},
-    {"print_config", "", "print the configuration with all its defaults, and end"},
-    {"print_reference", "", "print all keys as a Markdown document, and end"},
-    {"help", "", "print this text, and end"},
-    // Old launchers pass it; LOCAL_RANK says the same.
+    {"print_config", "", "print the configuration with all its defaults and exit"},
+    {"print_reference", "", "print all keys as a Markdown document and exit"},
+    {"help", "", "print this text and exit"},
+    // torch.distributed.launch passes it. LOCAL_RANK has the same value.
     {"local_rank", "N", ""},
 };
 
-/// Who this process is, as far as it is known before a process group exists.
-struct Place {
+/// RANK, WORLD_SIZE and LOCAL_RANK.
+struct RankEnv {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
@@ -56,34 +56,33 @@ std::optional<int> int_from_environment(const char* name, int64_t min) {
   return value ? std::optional(static_cast<int>(*value)) : std::nullopt;
 }
 
-Place place_from_environment(int local_rank) {
+RankEnv read_rank_env(int local_rank) {
   const auto rank = int_from_environment("RANK", 0);
   const auto world_size = int_from_environment("WORLD_SIZE", 1);
   if (rank.has_value() != world_size.has_value()) {
     throw base::UserError(fmt::format(
-        "the environment sets {} and not {}; start the program with syncbn-launch, which sets "
-        "both, "
-        "or unset it to train with one rank",
+        "the environment sets {} but not {}; start the program with syncbn-launch, which sets "
+        "both, or unset it to train with one rank",
         rank ? fmt::format("RANK={}", *rank) : fmt::format("WORLD_SIZE={}", *world_size),
         rank ? "WORLD_SIZE" : "RANK"));
   }
-  const Place place{rank.value_or(0), world_size.value_or(1), local_rank};
-  if (place.rank >= place.world_size) {
+  const RankEnv env{rank.value_or(0), world_size.value_or(1), local_rank};
+  if (env.rank >= env.world_size) {
     throw base::UserError(
-        fmt::format("RANK={} is not below WORLD_SIZE={}", place.rank, place.world_size));
+        fmt::format("RANK={} is not below WORLD_SIZE={}", env.rank, env.world_size));
   }
-  return place;
+  return env;
 }
 
-/// Does work of before the ranks are connected. A mistake that all ranks share is said by local
-/// rank 0. The others cannot know whether theirs is one: they leave local rank 0 the time to speak,
-/// at which a launcher ends them, and speak afterwards.
+/// For work before the ranks are connected. Local rank 0 reports its mistake at once. The other
+/// ranks cannot know whether they share it: they wait before they report theirs, and the launcher
+/// ends them meanwhile if local rank 0 has failed.
 template <class Work>
 auto local_rank_0_first(int local_rank, const Work& work) {
   try {
     return work();
   } catch (const base::UserError&) {
-    if (local_rank != 0) std::this_thread::sleep_for(kSilentRanksWait);
+    if (local_rank != 0) std::this_thread::sleep_for(kQuietExitDelay);
     throw;
   }
 }
@@ -92,20 +91,10 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-/// The default process group, for as long as it lives.
-class DefaultGroup {
- public:
-  explicit DefaultGroup(const Config& config) {
-    dist::init_process_group({.backend = config.backend,
-                              .timeout = milliseconds(config.timeout),
-                              .connect_timeout = milliseconds(config.connect_timeout)});
-  }
-  ~DefaultGroup() { dist::destroy_process_group(); }
-  DefaultGroup(const DefaultGroup&) = delete;
-  DefaultGroup& operator=(const DefaultGroup&) = delete;
+struct GroupGuard {
+  ~GroupGuard() { dist::destroy_process_group(); }
 };
 
-/// A configuration that has been read, and what it was read from.
 struct Resolved {
   Config config;
   std::string text;
@@ -129,49 +118,41 @@ Resolved resolve(const config::CommandLine& line, config::Faults& faults) {
   return resolved;
 }
 
-/// Does what asks for no run. Returns whether that was all.
-bool print_only(const config::CommandLine& line, const Place& place) {
-  std::string text;
-  if (line.has("help")) {
-    text = config::help_text(kUsage, kOptions, config_fields());
-  } else if (line.has("print_reference")) {
-    text = config_reference();
-  } else {
-    return false;
-  }
-  if (place.local_rank == 0) fmt::print("{}", text);
-  return true;
-}
-
-int run(const std::vector<std::string>& args, const Place& place) {
+int run(const std::vector<std::string>& args, const RankEnv& env) {
   Resolved resolved;
   Inputs inputs;
   try {
     config::Faults faults;
     const auto line = config::parse_command_line(args, kOptions, config_fields(), faults);
-    if (print_only(line, place)) return base::kExitOk;
-    resolved = resolve(line, faults);
-    if (line.has("print_config")) {
-      if (place.local_rank == 0) fmt::print("{}", resolved.text);
+    const auto print = [&](const std::string& text) {
+      if (env.local_rank == 0) fmt::print("{}", text);
       return base::kExitOk;
-    }
+    };
+    if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));
+    if (line.has("print_reference")) return print(config_reference());
+    resolved = resolve(line, faults);
+    if (line.has("print_config")) return print(resolved.text);
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
-    // Of the store, Gloo, the watch and shared memory; the loaders of two sets.
-    constexpr int kOfGroup = 8;
+    constexpr int kGroupThreads = 8;  // store, Gloo, peer monitor, shared memory
+    constexpr int kLoaders = 2;       // of the training and the test set
     const int threads = at::get_num_threads();
     const int64_t workers = resolved.config.loader.num_workers.value.value_or(threads);
-    base::check_threads(threads + kOfGroup + 2 * static_cast<int>(workers));
-    inputs = explain_out_of_memory(MemoryFor::kMaking, [&] {
-      return load_inputs(resolved.config, place.rank, place.world_size);
-    });
+    base::check_threads(threads + kGroupThreads + kLoaders * static_cast<int>(workers));
+    inputs = explain_out_of_memory(
+        MemoryUse::kSetup, [&] { return load_inputs(resolved.config, env.rank, env.world_size); });
   } catch (const base::UserError& error) {
-    if (place.local_rank == 0) throw;
-    throw LeaveSilently{error.exit_code()};
+    if (env.local_rank == 0) throw;
+    throw QuietExit{error.exit_code()};
   }
-  // A signal still ends the process: until the group stands nobody could look at one.
-  const auto group =
-      local_rank_0_first(place.local_rank, [&] { return DefaultGroup(resolved.config); });
-  return train(resolved.config, resolved.text, resolved.name, inputs);
+  // Until train() installs its handlers, a signal ends the process.
+  const Config& config = resolved.config;
+  local_rank_0_first(env.local_rank, [&] {
+    dist::init_process_group({.backend = config.backend,
+                              .timeout = milliseconds(config.timeout),
+                              .connect_timeout = milliseconds(config.connect_timeout)});
+  });
+  const GroupGuard guard;
+  return train(config, resolved.text, resolved.name, inputs);
 }
 
 }  // namespace
@@ -179,15 +160,15 @@ int run(const std::vector<std::string>& args, const Place& place) {
 int run_command(const std::vector<std::string>& args) {
   base::keep_freed_memory();
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
-  const Place place = local_rank_0_first(local_rank, [&] {
-    const Place found = place_from_environment(local_rank);
+  const RankEnv env = local_rank_0_first(local_rank, [&] {
+    const RankEnv found = read_rank_env(local_rank);
     base::init_logging(found.rank);
     return found;
   });
   try {
-    return run(args, place);
-  } catch (const LeaveSilently& leave) {
-    std::this_thread::sleep_for(kSilentRanksWait);
+    return run(args, env);
+  } catch (const QuietExit& leave) {
+    std::this_thread::sleep_for(kQuietExitDelay);
     return leave.exit_code;
   }
 }

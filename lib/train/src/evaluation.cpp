@@ -14,7 +14,6 @@ SampleSums evaluate(models::Model& model, const std::shared_ptr<const data::Data
   model.eval();
   auto sampler = std::make_shared<data::SequentialShardSampler>(dataset->size(), dist::world_size(),
                                                                 dist::rank());
-  // Each sample counts, or the figures are of another set.
   options.drop_last = false;
   options.on_error = data::LoaderOptions::OnError::kRaise;
   data::Loader loader(dataset, std::move(sampler), options);
@@ -27,7 +26,7 @@ SampleSums evaluate(models::Model& model, const std::shared_ptr<const data::Data
     sums.correct += logits.argmax(1).eq(target).sum().item<double>();
     sums.samples += static_cast<double>(batch->size());
   }
-  return sums.reduced(dist::device());
+  return sums.over_all_ranks();
 }
 
 }  // namespace syncbn::train

@@ -17,7 +17,7 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
   const auto* samples = dynamic_cast<const data::SampleDataset*>(inputs.train_set.get());
   if (samples != nullptr && !samples->target_shape().empty()) {
     throw base::UserError(fmt::format(
-        "data: type {} has labels of pixels, and train classifies whole images; use another type",
+        "data: type {} has labels of pixels, but train classifies whole images; use another type",
         config.data.type()));
   }
   inputs.sampler =

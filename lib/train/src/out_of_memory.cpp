@@ -13,10 +13,10 @@
 namespace syncbn::train {
 namespace {
 
-/// "", or as much as is known: " for 4096 bytes". Nothing when memory is not short.
-std::optional<std::string> missing_memory(MemoryFor purpose, const std::exception& error) {
+/// " for 4096 bytes", or "" if the size is unknown. Nothing for errors of another kind.
+std::optional<std::string> missing_memory(MemoryUse use, const std::exception& error) {
   if (const auto* of_torch = dynamic_cast<const c10::Error*>(&error)) {
-    // The CPU's allocator has no type of error of its own.
+    // The CPU's allocator throws a plain c10::Error.
     const std::string text = of_torch->what_without_backtrace();
     const bool on_cpu = text.find("DefaultCPUAllocator") != std::string::npos;
     if (!on_cpu && dynamic_cast<const c10::OutOfMemoryError*>(&error) == nullptr) {
@@ -29,22 +29,22 @@ std::optional<std::string> missing_memory(MemoryFor purpose, const std::exceptio
     const size_t begin = before + kBefore.size();
     return " for " + text.substr(begin, text.find(". ", begin) - begin);
   }
-  // Of a size that no vector can have.
+  // std::length_error: a size that no vector can have.
   const bool too_long =
-      purpose == MemoryFor::kMaking && dynamic_cast<const std::length_error*>(&error) != nullptr;
+      use == MemoryUse::kSetup && dynamic_cast<const std::length_error*>(&error) != nullptr;
   if (too_long || dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "";
   return std::nullopt;
 }
 
 }  // namespace
 
-void throw_if_out_of_memory(MemoryFor purpose, const std::exception& error) {
-  const auto missing = missing_memory(purpose, error);
+void throw_if_out_of_memory(MemoryUse use, const std::exception& error) {
+  const auto missing = missing_memory(use, error);
   if (!missing) return;
-  if (purpose == MemoryFor::kLater) {
+  if (use == MemoryUse::kLater) {
     throw base::UnavailableError(
-        fmt::format("there is not enough memory{} now; look for what else takes it on this "
-                    "host, or go on with a smaller batch size",
+        fmt::format("there is not enough memory{} now; stop other programs that take it on this "
+                    "host, or resume with a smaller batch size",
                     *missing));
   }
   throw base::UserError(

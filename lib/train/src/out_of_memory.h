@@ -4,25 +4,25 @@
 
 namespace syncbn::train {
 
-/// What memory is wanted for.
-enum class MemoryFor {
-  kMaking,     ///< data and model, whose sizes are the configuration's: a mistake in it
-  kFirstStep,  ///< as well: as much is needed in each step
-  kLater,      ///< there was as much before, so something else has taken it
+/// What memory is needed for.
+enum class MemoryUse {
+  kSetup,      ///< data and model: their sizes are a mistake in the configuration
+  kFirstStep,  ///< the same, since every step needs as much
+  kLater,      ///< memory sufficed before, so another process must have taken it
 };
 
-/// When the error says that memory is short: @throws base::UserError, or base::UnavailableError
-/// for kLater. Otherwise returns.
-void throw_if_out_of_memory(MemoryFor purpose, const std::exception& error);
+/// @throws base::UserError, or base::UnavailableError for kLater, if `error` reports a lack of
+///   memory. Otherwise returns.
+void throw_if_out_of_memory(MemoryUse use, const std::exception& error);
 
-/// Does `work`, and says in words of the configuration that memory does not suffice for it; every
-/// other error passes through.
+/// Calls `work`. Turns its errors for lack of memory into advice on the configuration; every other
+/// error passes through.
 template <class Work>
-auto explain_out_of_memory(MemoryFor purpose, const Work& work) {
+auto explain_out_of_memory(MemoryUse use, const Work& work) {
   try {
     return work();
   } catch (const std::exception& error) {
-    throw_if_out_of_memory(purpose, error);
+    throw_if_out_of_memory(use, error);
     throw;
   }
 }

@@ -1,52 +1,94 @@
 #include "progress.h"
 
-#include <fmt/format.h>
+#include <fcntl.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/terminal.h>
+#include <syncbn/base/text.h>
+#include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
+#include <cerrno>
+#include <cstdlib>
+#include <limits>
 
 namespace syncbn::train {
 namespace {
 
-constexpr auto kInterval = std::chrono::milliseconds(100);
+constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 
-std::string bar(int64_t done, int64_t total, const std::string& text, int columns) {
-  const std::string left = fmt::format("{:3d}% [", total > 0 ? 100 * done / total : 0);
-  const std::string right = fmt::format("] {}", text);
-  const int room = columns - 1 - static_cast<int>(left.size() + right.size());
-  const int width = std::clamp(room, 0, 40);
-  const int filled = total > 0 ? static_cast<int>(width * done / total) : 0;
-  const std::string line = left + std::string(static_cast<size_t>(filled), '#') +
-                           std::string(static_cast<size_t>(width - filled), '.') + right;
-  return line.substr(0, static_cast<size_t>(std::max(columns - 1, 0)));
+uint64_t monotonic_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+base::UniqueFd adopt() {
+  const auto number = base::env_int("SYNCBN_AGENT_FD", 0, std::numeric_limits<int>::max());
+  if (!number) return {};
+  ::unsetenv("SYNCBN_AGENT_FD");
+  const int fd = static_cast<int>(*number);
+  // The variable may be stale: the descriptor then is closed, or another file, perhaps read-only.
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) == O_RDONLY) return {};
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  ::fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+  return base::UniqueFd(fd);
 }
 
 }  // namespace
 
-// Under a launcher of any kind stderr may be a terminal that other ranks write to as well.
+AgentChannel::AgentChannel(int rank) : rank_(rank), fd_(adopt()) {
+  send(SYNCBN_AGENT_HELLO);
+}
+
+void AgentChannel::heartbeat(uint64_t steps) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!fd_ || now - last_heartbeat_ < kHeartbeatInterval) return;
+  last_heartbeat_ = now;
+  send(SYNCBN_AGENT_HEARTBEAT, steps);
+}
+
+syncbn_agent_record AgentChannel::send(syncbn_agent_kind kind, uint64_t done, uint64_t total,
+                                       const std::string& text) {
+  syncbn_agent_record record{};
+  record.magic = SYNCBN_AGENT_MAGIC;
+  record.version = SYNCBN_AGENT_VERSION;
+  record.kind = static_cast<uint16_t>(kind);
+  record.rank = rank_;
+  record.time_ns = monotonic_ns();
+  record.done = done;
+  record.total = total;
+  base::utf8_prefix(text, sizeof(record.text) - 1).copy(record.text, sizeof(record.text));
+  if (fd_ && ::write(fd_.get(), &record, sizeof(record)) < 0) {
+    // A full pipe may have room later. Any other error means that the launcher has left.
+    if (errno != EAGAIN && errno != EINTR) fd_.reset();
+  }
+  return record;
+}
+
+// With LOCAL_RANK set another launcher started this worker: other ranks may write to the terminal.
 Progress::Progress(AgentChannel& channel)
     : channel_(channel),
       draws_(!channel && !base::env("LOCAL_RANK") && ::isatty(STDERR_FILENO) == 1) {}
 
 void Progress::show(int64_t done, int64_t total, const std::string& text) {
-  const auto now = std::chrono::steady_clock::now();
-  if (done < total && now - last_ < kInterval) return;
+  const auto now = base::ProgressBar::Clock::now();
+  if (done < total && now - last_ < base::ProgressBar::kPeriod) return;
   last_ = now;
-  channel_.progress(static_cast<uint64_t>(done), static_cast<uint64_t>(total), text);
-  if (!draws_) return;
-  base::write_stderr("\r\x1b[K" + bar(done, total, text, base::terminal_columns()));
-  drawn_ = true;
+  update(channel_.send(SYNCBN_AGENT_PROGRESS, static_cast<uint64_t>(done),
+                       static_cast<uint64_t>(total), text),
+         now);
 }
 
 void Progress::clear() {
-  channel_.clear();
-  if (!drawn_) return;
-  base::write_stderr("\r\x1b[K");
-  drawn_ = false;
+  update(channel_.send(SYNCBN_AGENT_CLEAR), base::ProgressBar::Clock::now());
+}
+
+void Progress::update(const syncbn_agent_record& record, base::ProgressBar::Clock::time_point now) {
+  if (!draws_) return;
+  bar_.update(record, now);
+  if (bar_.due()) base::write_stderr("\r\x1b[K" + bar_.draw(base::terminal_columns(), now));
 }
 
 }  // namespace syncbn::train

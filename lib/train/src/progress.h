@@ -1,15 +1,39 @@
 #pragma once
 
+#include <syncbn/agent.h>
+#include <syncbn/base/progress_bar.h>
+#include <syncbn/base/unique_fd.h>
+
 #include <chrono>
 #include <cstdint>
 #include <string>
 
-#include "agent_channel.h"
-
 namespace syncbn::train {
 
-/// How far the run is, for people: through the launcher where there is one, else as a bar of its
-/// own when stderr is a terminal, else not at all. Rank 0's only.
+/// This worker's end of the launcher's channel (see syncbn/agent.h). Does nothing without a
+/// launcher. Never blocks: a record that the pipe has no room for is dropped.
+class AgentChannel {
+ public:
+  /// Adopts the descriptor named in the environment and says hello.
+  explicit AgentChannel(int rank);
+
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+
+  /// Reports `steps` finished steps, at most once a second.
+  void heartbeat(uint64_t steps);
+
+  /// Sends a record to the launcher, and returns it.
+  syncbn_agent_record send(syncbn_agent_kind kind, uint64_t done = 0, uint64_t total = 0,
+                           const std::string& text = {});
+
+ private:
+  int rank_;
+  base::UniqueFd fd_;
+  std::chrono::steady_clock::time_point last_heartbeat_;
+};
+
+/// The run's progress bar, for rank 0. The launcher draws it. Without a launcher this process does
+/// if stderr is a terminal.
 class Progress {
  public:
   explicit Progress(AgentChannel& channel);
@@ -17,17 +41,19 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Shows `done` of `total` steps and a few words; seldom enough to cost nothing.
+  /// Shows `done` of `total` steps and `text`, at most ten times a second.
   void show(int64_t done, int64_t total, const std::string& text);
 
-  /// Removes the bar, to let a log line stand in its place.
+  /// Removes the bar, so that a log line can be printed.
   void clear();
 
  private:
+  void update(const syncbn_agent_record& record, base::ProgressBar::Clock::time_point now);
+
   AgentChannel& channel_;
   bool draws_;
-  bool drawn_ = false;
-  std::chrono::steady_clock::time_point last_;
+  base::ProgressBar bar_;
+  base::ProgressBar::Clock::time_point last_;
 };
 
 }  // namespace syncbn::train

@@ -8,25 +8,29 @@
 
 namespace syncbn::train {
 
+bool is_rank_0() {
+  return dist::rank() == 0;
+}
+
 std::string on_rank_0(const std::function<std::string()>& work) {
-  // An exit code, and with code 0 the result.
+  // The message is a byte with the exit code, and after code 0 the result.
   const auto send = [](int exit_code, const std::string& result) {
     dist::broadcast_bytes(static_cast<char>(exit_code) + result, 0);
   };
-  if (dist::rank() != 0) {
+  if (!is_rank_0()) {
     const std::string answer = dist::broadcast_bytes("", 0);
     const int exit_code = static_cast<unsigned char>(answer.at(0));
-    if (exit_code != base::kExitOk) throw LeaveSilently{exit_code};
+    if (exit_code != base::kExitOk) throw QuietExit{exit_code};
     return answer.substr(1);
   }
   std::string result;
   try {
-    result = explain_out_of_memory(MemoryFor::kLater, work);
+    result = explain_out_of_memory(MemoryUse::kLater, work);
   } catch (const std::exception& error) {
     try {
       send(base::exit_code_of(error), "");
     } catch (const base::UnavailableError&) {
-      // Of a rank that is gone as well; the error at hand came first.
+      // Another rank has failed as well. Report the first error.
     }
     throw;
   }
@@ -34,11 +38,7 @@ std::string on_rank_0(const std::function<std::string()>& work) {
   return result;
 }
 
-bool is_rank_0() {
-  return dist::rank() == 0;
-}
-
-void rank_0_does(const std::function<void()>& work) {
+void do_on_rank_0(const std::function<void()>& work) {
   on_rank_0([&] {
     work();
     return std::string();

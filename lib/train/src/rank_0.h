@@ -8,27 +8,26 @@
 
 namespace syncbn::train {
 
-// What rank 0 does, or says, for all ranks of the default process group.
+/// Whether this is rank 0 of the default process group.
+bool is_rank_0();
 
-/// Rank 0 does `work` and every rank gets its result. Every rank calls it.
-/// @throws what `work` throws on rank 0, and LeaveSilently with its exit code on the others;
+/// Rank 0 calls `work` and every rank returns its result. Every rank calls it.
+/// @throws what `work` throws on rank 0, and QuietExit with its exit code on the others;
 ///   base::UnavailableError when a peer fails.
 std::string on_rank_0(const std::function<std::string()>& work);
 
 /// The same for work without a result.
-void rank_0_does(const std::function<void()>& work);
+void do_on_rank_0(const std::function<void()>& work);
 
-/// Whether this is rank 0 of the default process group.
-bool is_rank_0();
-
-/// For work in which every rank meets the same mistake of the user's: rank 0 says it.
+/// For work that every rank does and that fails on every rank alike: only rank 0 reports a
+/// base::UserError, the others throw QuietExit.
 template <class Work>
-auto said_once(const Work& work) {
+auto report_on_rank_0(const Work& work) {
   try {
     return work();
   } catch (const base::UserError& error) {
     if (is_rank_0()) throw;
-    throw LeaveSilently{error.exit_code()};
+    throw QuietExit{error.exit_code()};
   }
 }
 

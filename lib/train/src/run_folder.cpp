@@ -7,6 +7,7 @@
 #include <syncbn/base/error.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <fstream>
@@ -16,7 +17,7 @@ namespace syncbn::train {
 namespace {
 
 namespace fs = std::filesystem;
-// Keys stay in the order written, for people who read the files.
+// Ordered: keys stay in the order written, for people who read the files.
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kConfig = "config.yaml";
@@ -24,8 +25,16 @@ constexpr const char* kLog = "log.jsonl";
 constexpr const char* kResult = "result.json";
 constexpr const char* kFiles[] = {kConfig, kLog, kResult, RunFolder::kLast, RunFolder::kBest};
 
-/// Whether the last start in the folder's log was one of this job.
-bool began_with(const fs::path& folder, const std::string& job) {
+bool holds_run(const fs::path& folder) {
+  return std::ranges::any_of(kFiles, [&](const char* file) {
+    // A folder that cannot be read counts as empty. The error shows when the run writes to it.
+    std::error_code ignored;
+    return fs::exists(folder / file, ignored);
+  });
+}
+
+/// Whether the folder's log says that this job was the last to start.
+bool was_started_by(const fs::path& folder, const std::string& job) {
   std::ifstream log(folder / kLog);
   std::string last;
   for (std::string line; std::getline(log, line);) {
@@ -42,15 +51,6 @@ double unix_time() {
 
 }  // namespace
 
-bool RunFolder::holds_run(const fs::path& path) {
-  // What cannot be looked at holds no run; writing there says why.
-  std::error_code ignored;
-  for (const char* file : kFiles) {
-    if (fs::exists(path / file, ignored)) return true;
-  }
-  return false;
-}
-
 fs::path RunFolder::wanted_path(const std::string& wanted, const std::string& name) {
   return wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
 }
@@ -61,7 +61,7 @@ fs::path RunFolder::choose(const std::string& wanted, const std::string& name, b
   if (resume || overwrite || !holds_run(first)) return first;
   if (!wanted.empty()) {
     throw base::UserError(
-        fmt::format("run_dir: {} already holds a run; choose another folder, go on with it "
+        fmt::format("run_dir: {} already holds a run; choose another folder, resume it "
                     "(--resume auto) or replace it (--overwrite)",
                     first.string()));
   }
@@ -74,11 +74,11 @@ fs::path RunFolder::choose(const std::string& wanted, const std::string& name, b
 std::optional<fs::path> RunFolder::of_job(const std::string& id, const std::string& wanted,
                                           const std::string& name) {
   const fs::path first = wanted_path(wanted, name);
-  if (began_with(first, id)) return first;
+  if (was_started_by(first, id)) return first;
   if (!wanted.empty()) return std::nullopt;
   for (int number = 2;; ++number) {
     fs::path next = fmt::format("{}-{}", first.string(), number);
-    if (began_with(next, id)) return next;
+    if (was_started_by(next, id)) return next;
     if (!holds_run(next)) return std::nullopt;
   }
 }
@@ -87,7 +87,7 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     : path_(std::move(path)) {
   for (const char* file : kFiles) {
     std::error_code ignored;
-    // A result tells of a finished run, which this one is not yet.
+    // result.json exists for finished runs only.
     if (!resume || file == std::string(kResult)) fs::remove(path_ / file, ignored);
   }
   base::write_file_atomically(path_ / kConfig, config);
@@ -97,13 +97,12 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
 }
 
 void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
-  Json json;
-  json["event"] = "start";
-  json["time"] = unix_time();
-  json["job"] = base::env("SYNCBN_JOB_ID").value_or("");
-  json["world_size"] = world_size;
-  json["step"] = step;
-  json["resumed"] = resumed;
+  const Json json = {{"event", "start"},
+                     {"time", unix_time()},
+                     {"job", base::env("SYNCBN_JOB_ID").value_or("")},
+                     {"world_size", world_size},
+                     {"step", step},
+                     {"resumed", resumed}};
   append(json.dump());
 }
 
@@ -125,37 +124,32 @@ std::string RunFolder::line_of(const EpochRecord& record) {
 }
 
 void RunFolder::log_end(const std::string& reason, int64_t step) {
-  Json json;
-  json["event"] = "end";
-  json["time"] = unix_time();
-  json["reason"] = reason;
-  json["step"] = step;
+  const Json json = {{"event", "end"}, {"time", unix_time()}, {"reason", reason}, {"step", step}};
   append(json.dump());
 }
 
 void RunFolder::write_result(const ResultRecord& record) {
-  Json json;
-  json["best_test_accuracy"] = record.best_test_accuracy;
-  json["best_epoch"] = record.best_epoch;
-  json["test_accuracy"] = record.last.test_accuracy.value_or(0);
-  json["test_loss"] = record.last.test_loss.value_or(0);
-  json["train_loss"] = record.last.train_loss;
-  json["epochs"] = record.last.epoch;
-  json["steps"] = record.last.step;
-  json["seconds"] = record.last.seconds;
-  json["images_per_second"] = record.last.images_per_second;
-  json["world_size"] = record.world_size;
-  json["seed"] = record.seed;
-  json["sync_batchnorm"] = record.sync_batchnorm;
+  const Json json = {{"best_test_accuracy", record.best_test_accuracy},
+                     {"best_epoch", record.best_epoch},
+                     {"test_accuracy", record.last.test_accuracy.value_or(0)},
+                     {"test_loss", record.last.test_loss.value_or(0)},
+                     {"train_loss", record.last.train_loss},
+                     {"epochs", record.last.epoch},
+                     {"steps", record.last.step},
+                     {"seconds", record.last.seconds},
+                     {"images_per_second", record.last.images_per_second},
+                     {"world_size", record.world_size},
+                     {"seed", record.seed},
+                     {"sync_batchnorm", record.sync_batchnorm}};
   base::write_file_atomically(path_ / kResult, json.dump(2) + "\n");
 }
 
 void RunFolder::append(const std::string& line) {
   const std::string whole = line + "\n";
-  // One write: a reader, or a crash, sees the whole line or nothing of it.
+  // A single write: no reader sees part of a line, nor does a crash leave one.
   const ssize_t written = ::write(log_.get(), whole.data(), whole.size());
   if (written == static_cast<ssize_t>(whole.size())) return;
-  // A part of it was written: the disk is full.
+  // A short write means that the disk is full.
   base::throw_file_error(fmt::format("cannot write {}", (path_ / kLog).string()),
                          written < 0 ? errno : ENOSPC);
 }

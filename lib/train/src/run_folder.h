@@ -9,7 +9,7 @@
 
 namespace syncbn::train {
 
-/// What the end of an epoch has to say. Losses are means over samples, accuracies in [0, 1].
+/// The results of an epoch. Losses are means over samples, accuracies in [0, 1].
 struct EpochRecord {
   int64_t epoch = 0;  ///< from 1
   int64_t step = 0;
@@ -18,14 +18,13 @@ struct EpochRecord {
   std::optional<double> test_loss;
   std::optional<double> test_accuracy;
   double images_per_second = 0;
-  /// What the rank that waited the longest waited for data: in a step on average, and as a share of
-  /// the epoch's training time.
-  double data_wait_seconds = 0;
-  double data_wait_share = 0;
-  double seconds = 0;  ///< of the run so far
+  // Waits for data of the rank that waited the longest.
+  double data_wait_seconds = 0;  ///< mean of a step
+  double data_wait_share = 0;    ///< share of the epoch's training time
+  double seconds = 0;            ///< of the run so far
 };
 
-/// How a run ended.
+/// The content of result.json.
 struct ResultRecord {
   double best_test_accuracy = 0;
   int64_t best_epoch = 0;
@@ -39,29 +38,25 @@ struct ResultRecord {
 /// result.json. Rank 0's only; not thread-safe.
 class RunFolder {
  public:
-  // Checkpoints in any run's folder.
-  static constexpr const char* kLast = "last.pt";  ///< to go on from
-  static constexpr const char* kBest = "best.pt";
+  static constexpr const char* kLast = "last.pt";  ///< the checkpoint to resume from
+  static constexpr const char* kBest = "best.pt";  ///< that of the best test accuracy
 
-  /// `wanted`, or runs/`name` when that is empty.
+  /// `wanted`, or runs/`name` if that is empty.
   static std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
 
-  /// Where a run shall write: wanted_path() (where none is wanted, the next free of
-  /// runs/name, runs/name-2, ... unless `resume` or `overwrite`).
-  /// @throws base::UserError when it holds a run and neither is set. Writes nothing.
+  /// The folder for a run: wanted_path(). If that holds a run and neither `resume` nor `overwrite`
+  /// is set, the next free one of runs/name-2, runs/name-3, ... Writes nothing.
+  /// @throws base::UserError instead if `wanted` names the folder.
   static std::filesystem::path choose(const std::string& wanted, const std::string& name,
                                       bool resume, bool overwrite);
 
-  /// The folder of a run that the job `id` (SYNCBN_JOB_ID) began in an earlier attempt, where
-  /// choose() would have let it; nothing when it did not come so far.
+  /// The folder that an earlier attempt of the job `id` (SYNCBN_JOB_ID) got from choose(); nothing
+  /// if no attempt has got that far.
   static std::optional<std::filesystem::path> of_job(const std::string& id,
                                                      const std::string& wanted,
                                                      const std::string& name);
 
-  /// Whether a folder holds anything of a run.
-  static bool holds_run(const std::filesystem::path& path);
-
-  /// Makes the folder; `resume` keeps what it holds, otherwise the files of a former run go.
+  /// Makes the folder. Without `resume`, removes the files of a run that it holds.
   RunFolder(std::filesystem::path path, const std::string& config, bool resume);
 
   const std::filesystem::path& path() const { return path_; }
@@ -71,11 +66,11 @@ class RunFolder {
   /// The line of log.jsonl about an epoch.
   static std::string line_of(const EpochRecord& record);
 
-  // Lines of log.jsonl, each on disk when the call returns.
+  // These add lines to log.jsonl, which are on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);
   void append(const std::string& line);
-  /// Adds the line of a checkpoint's last epoch if the run ended after the checkpoint and before
-  /// it.
+  /// Adds the line of a checkpoint's last epoch, if the run ended after it wrote the checkpoint and
+  /// before it wrote the line.
   void complete_log(const std::string& line);
   void log_end(const std::string& reason, int64_t step);
 

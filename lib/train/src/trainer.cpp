@@ -7,6 +7,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/yaml.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
@@ -17,21 +18,15 @@
 #include <filesystem>
 #include <utility>
 
-#include "agent_channel.h"
-#include "batch_to_device.h"
-#include "changed_settings.h"
-#include "data_wait.h"
 #include "evaluation.h"
-#include "make_model.h"
-#include "model_state.h"
+#include "metrics.h"
+#include "model.h"
 #include "out_of_memory.h"
 #include "progress.h"
 #include "rank_0.h"
+#include "resume.h"
 #include "run_folder.h"
-#include "sample_sums.h"
-#include "starting_point.h"
-#include "step_vote.h"
-#include "stop_signals.h"
+#include "stopping.h"
 
 namespace syncbn::train {
 namespace {
@@ -44,15 +39,15 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Where the run is; with the tensors this is all that a checkpoint holds.
+/// How far the run is. A checkpoint holds this and tensors.
 struct Position {
   int64_t epoch = 0;
   int64_t step = 0;
   double best_accuracy = -1;
   int64_t best_epoch = 0;
   double earlier_seconds = 0;
-  std::string epoch_line;       ///< of log.jsonl, about the last whole epoch
-  SampleSums earlier_in_epoch;  ///< of all ranks, before the epoch was interrupted
+  std::string epoch_line;       ///< the line of log.jsonl for the last complete epoch
+  SampleSums earlier_in_epoch;  ///< of all ranks, from before the epoch was interrupted
 };
 
 class Trainer {
@@ -68,7 +63,7 @@ class Trainer {
         progress_(channel_),
         vote_(device_),
         loader_(inputs.train_set, inputs.sampler, loader_options()),
-        start_(find_starting_point(config, name)),
+        resume_(find_resume_state(config, name)),
         model_(make_model(config, *inputs.train_set)),
         to_device_({.device = device_,
                     .pinned = loader_options().pin_memory,
@@ -77,18 +72,18 @@ class Trainer {
         optimizer_(config.optimizer.make(trainable_parameters(*model_))),
         schedule_(config.schedule.make(ScheduleArgs{optimizer_->base_lr(), config.epochs,
                                                     std::max<int64_t>(loader_.num_batches(), 1)})) {
-    // Not kept: it is as large as the model.
-    const std::string resumed = std::exchange(start_.checkpoint, {});
+    // The checkpoint is as large as the model: this releases it after the constructor.
+    const std::string resumed = std::exchange(resume_.checkpoint, {});
     if (!resumed.empty()) {
-      said_once([&] { restore(parse_checkpoint(resumed, start_.checkpoint_path)); });
+      report_on_rank_0([&] { restore(parse_checkpoint(resumed, resume_.checkpoint_path)); });
     }
     ddp_ = std::make_unique<Ddp>(
         model_, dist::DdpOptions{.broadcast_buffers = config_.ddp.broadcast_buffers,
                                  .find_unused_parameters = config_.ddp.find_unused_parameters,
                                  .gradient_as_bucket_view = config_.ddp.gradient_as_bucket_view,
                                  .bucket_cap_mb = config_.ddp.bucket_cap_mb});
-    // Last: until all of the above has succeeded, nothing of a former run is touched.
-    rank_0_does([&] { start_folder(!resumed.empty()); });
+    // Last, since this removes the files of an earlier run.
+    do_on_rank_0([&] { start_folder(!resumed.empty()); });
   }
 
   int run() {
@@ -107,15 +102,11 @@ class Trainer {
   }
 
  private:
-  bool is_rank_0() const { return dist::rank() == 0; }
-
   double seconds() const { return position_.earlier_seconds + seconds_since(begin_); }
-
-  // Beginning.
 
   data::LoaderOptions loader_options() const {
     data::LoaderOptions options = config_.loader.options(inputs_.batch_size);
-    // The loader would say on every rank where there is no GPU.
+    // Without a GPU the loader of every rank would warn. start_folder() warns once.
     options.pin_memory = options.pin_memory && device_.is_cuda();
     return options;
   }
@@ -123,18 +114,18 @@ class Trainer {
   void restore(const Checkpoint& checkpoint) {
     std::vector<std::string> changed;
     try {
-      changed = changed_settings({.text = checkpoint.config, .name = start_.checkpoint_path},
-                                 {.text = config_text_, .name = name_});
+      changed = changed_settings(config::parse_yaml(checkpoint.config, resume_.checkpoint_path),
+                                 config::parse_yaml(config_text_, name_));
       load_model(checkpoint.model, *model_);
       optimizer_->load(checkpoint.optimizer);
       loader_.resume(checkpoint.sampler);
     } catch (const base::UserError& error) {
       throw base::UserError(
-          fmt::format("cannot go on from {}: {}", start_.checkpoint_path, error.what()));
+          fmt::format("cannot resume from {}: {}", resume_.checkpoint_path, error.what()));
     }
     if (!changed.empty() && is_rank_0()) {
-      spdlog::warn("{} was made with another configuration; the run goes on with {}",
-                   start_.checkpoint_path, base::join(changed, ", "));
+      spdlog::warn("{} was made with another configuration; the run continues with {}",
+                   resume_.checkpoint_path, base::join(changed, ", "));
     }
     continues_epoch_ = true;
     position_.epoch = checkpoint.sampler.epoch;
@@ -150,15 +141,15 @@ class Trainer {
       at::Generator generator = at::globalContext().defaultGenerator(device_);
       generator.set_state(checkpoint.rng_states[rank]);
     } else if (is_rank_0()) {
-      spdlog::warn("{} is of {} and this run has {}: it goes on, but not bit for bit",
-                   start_.checkpoint_path, base::counted(checkpoint.world_size, "rank"),
+      spdlog::warn("{} is of {} and this run has {}: it continues, but not bit for bit",
+                   resume_.checkpoint_path, base::counted(checkpoint.world_size, "rank"),
                    dist::world_size());
     }
   }
 
   void start_folder(bool resumed) {
-    const bool continues = resumed && start_.continues_folder;
-    folder_ = std::make_unique<RunFolder>(start_.folder, config_text_, continues);
+    const bool continues = resumed && resume_.continues_folder;
+    folder_ = std::make_unique<RunFolder>(resume_.folder, config_text_, continues);
     if (continues && !position_.epoch_line.empty()) folder_->complete_log(position_.epoch_line);
     folder_->log_start(dist::world_size(), position_.step, resumed);
     spdlog::info("{}: {} training and {}, {} x batch {}, {}, {}", name_, inputs_.train_set->size(),
@@ -170,20 +161,18 @@ class Trainer {
       spdlog::warn("loader.pin_memory changes nothing: this run has no GPU");
     }
     if (resumed) {
-      spdlog::info("goes on from {} at epoch {}, step {}", start_.checkpoint_path,
+      spdlog::info("resumes from {} at epoch {}, step {}", resume_.checkpoint_path,
                    position_.epoch + 1, position_.step);
     }
     spdlog::info("writes to {}", folder_->path().string());
   }
 
-  // Training.
-
-  /// The rest of an epoch. Returns the signal that stops the run, or 0.
+  /// Trains the rest of an epoch. Returns the signal that stops the run, or 0.
   int train_epoch(EpochRecord& record) {
     ddp_->train();
     epoch_sums_ = {};
     data_wait_.start_epoch();
-    // If the run was stopped after the epoch's last step, no step is left to set it.
+    // A run that resumes after the epoch's last step has no step left to set it.
     record.lr = schedule_->lr(std::max<int64_t>(position_.step - 1, 0));
     const auto begin = Clock::now();
     int signal = 0;
@@ -193,11 +182,11 @@ class Trainer {
       if (batch) signal = train_step(*batch, record);
       return batch && signal == 0;
     };
-    bool goes_on = is_first_step_ ? explain_out_of_memory(MemoryFor::kFirstStep, step) : step();
+    bool continues = is_first_step_ ? explain_out_of_memory(MemoryUse::kFirstStep, step) : step();
     is_first_step_ = false;
-    while (goes_on) goes_on = step();
+    while (continues) continues = step();
     const double trained = seconds_since(begin);
-    const SampleSums all = epoch_sums_.reduced(device_);
+    const SampleSums all = epoch_sums_.over_all_ranks();
     epoch_sums_ = {.loss = all.loss + position_.earlier_in_epoch.loss,
                    .samples = all.samples + position_.earlier_in_epoch.samples};
     position_.earlier_in_epoch = {};
@@ -205,7 +194,7 @@ class Trainer {
     record.step = position_.step;
     record.train_loss = epoch_sums_.samples > 0 ? epoch_sums_.loss / epoch_sums_.samples : 0;
     record.images_per_second = trained > 0 ? all.samples / trained : 0;
-    const DataWait::Means wait = longest(data_wait_.of_epoch(trained), device_);
+    const DataWait::Means wait = longest(data_wait_.of_epoch(trained));
     record.data_wait_seconds = wait.seconds;
     record.data_wait_share = wait.share;
     record.test_loss.reset();
@@ -218,7 +207,7 @@ class Trainer {
     ddp_->zero_grad();
     const at::Tensor logits = ddp_->forward(to_device_.input(batch));
     const at::Tensor loss = at::cross_entropy_loss(logits, to_device_.target(batch));
-    // Before the update, so that a loss that is not finite never reaches the parameters.
+    // Ahead of the update, so that a loss that is not finite never reaches the parameters.
     const StepVote::Result vote = vote_.cast(StopSignals::received(), loss);
     const double value = loss.item<double>();
     if (vote.not_finite) give_up(value, record.lr);
@@ -232,7 +221,7 @@ class Trainer {
   }
 
   [[noreturn]] void give_up(double loss, double lr) {
-    if (!is_rank_0()) throw LeaveSilently{base::kExitUsage};
+    if (!is_rank_0()) throw QuietExit{base::kExitUsage};
     progress_.clear();
     folder_->log_end("loss is not finite", position_.step);
     std::error_code ignored;
@@ -241,7 +230,8 @@ class Trainer {
         "the loss is not finite on some rank in step {} (epoch {}; {} on rank 0, learning rate "
         "{:.3g}); try a lower learning rate or a warm-up, or look at the data; {}",
         position_.step + 1, position_.epoch + 1, loss, lr,
-        fs::exists(last, ignored) ? last + " has the last whole epoch" : "nothing was saved yet"));
+        fs::exists(last, ignored) ? last + " holds the last complete epoch"
+                                  : "nothing was saved yet"));
   }
 
   void show_progress(double loss) {
@@ -278,7 +268,7 @@ class Trainer {
     next.epoch = position_.epoch + 1;
     next.consumed = 0;
     save(next, best);
-    rank_0_does([&] { folder_->append(position_.epoch_line); });
+    do_on_rank_0([&] { folder_->append(position_.epoch_line); });
     if (!is_rank_0()) return;
     progress_.clear();
     std::string test;
@@ -294,13 +284,11 @@ class Trainer {
         base::format_seconds(record.seconds));
   }
 
-  // Saving and ending.
-
-  /// Every rank calls it: each gives its random number generator's state.
+  /// Every rank calls it and contributes the state of its random number generator.
   void save(const data::SamplerState& sampler, bool best) {
     const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
     const auto rng_states = dist::all_gather(own.to(device_));
-    rank_0_does([&] {
+    do_on_rank_0([&] {
       Checkpoint checkpoint;
       checkpoint.model = state_of(*model_);
       checkpoint.optimizer = optimizer_->state();
@@ -316,7 +304,7 @@ class Trainer {
       checkpoint.epoch_line = position_.epoch_line;
       checkpoint.config = config_text_;
       const std::string bytes = serialize(checkpoint);
-      // In this order: a run that ends in between repeats the epoch, and with it best.pt.
+      // In this order: a run that crashes in between repeats the epoch, and writes best.pt again.
       if (best) base::write_file_atomically(folder_->best(), bytes);
       base::write_file_atomically(folder_->last(), bytes);
     });
@@ -324,10 +312,10 @@ class Trainer {
 
   int stop(int signal) {
     save(loader_.state(), /*best=*/false);
-    rank_0_does([&] { folder_->log_end(fmt::format("signal {}", signal), position_.step); });
+    do_on_rank_0([&] { folder_->log_end(fmt::format("signal {}", signal), position_.step); });
     if (is_rank_0()) {
       progress_.clear();
-      spdlog::warn("stopped by signal {} after step {}; go on with --run_dir {} --resume auto",
+      spdlog::warn("stopped by signal {} after step {}; resume with --run_dir {} --resume auto",
                    signal, position_.step, folder_->path().string());
     }
     return base::kExitSignalBase + signal;
@@ -336,7 +324,7 @@ class Trainer {
   void finish(EpochRecord& record) {
     record.seconds = seconds();
     if (record.epoch == 0) record.epoch = position_.epoch, record.step = position_.step;
-    rank_0_does([&] {
+    do_on_rank_0([&] {
       folder_->log_end("finished", position_.step);
       folder_->write_result({.best_test_accuracy = position_.best_accuracy,
                              .best_epoch = position_.best_epoch,
@@ -363,13 +351,13 @@ class Trainer {
   Progress progress_;
   StepVote vote_;
   data::Loader loader_;
-  StartingPoint start_;
+  ResumeState resume_;
   const std::shared_ptr<models::Model> model_;
   const BatchToDevice to_device_;
   const std::unique_ptr<Optimizer> optimizer_;
   const std::unique_ptr<Schedule> schedule_;
   std::unique_ptr<Ddp> ddp_;
-  std::unique_ptr<RunFolder> folder_;  ///< rank 0's only
+  std::unique_ptr<RunFolder> folder_;  ///< on rank 0 only
   bool continues_epoch_ = false;
   bool is_first_step_ = true;
   DataWait data_wait_;
@@ -381,9 +369,9 @@ class Trainer {
 
 int train(const Config& config, const std::string& config_text, const std::string& name,
           const Inputs& inputs) {
-  auto trainer = explain_out_of_memory(MemoryFor::kMaking,
+  auto trainer = explain_out_of_memory(MemoryUse::kSetup,
                                        [&] { return Trainer(config, config_text, name, inputs); });
-  return explain_out_of_memory(MemoryFor::kLater, [&] { return trainer.run(); });
+  return explain_out_of_memory(MemoryUse::kLater, [&] { return trainer.run(); });
 }
 
 }  // namespace syncbn::train

@@ -18,10 +18,11 @@
 #include <utility>
 
 #include "output/log_folder.h"
-#include "output/progress_bar.h"
 
 namespace syncbn::launch {
 namespace {
+
+using base::truncated;
 
 std::string coloured(int rank, const std::string& text) {
   // Readable on dark and light backgrounds; red is for errors.

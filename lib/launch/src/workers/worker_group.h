@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/progress_bar.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
@@ -16,7 +17,6 @@
 #include "output/event_log.h"
 #include "output/log_folder.h"
 #include "output/output.h"
-#include "output/progress_bar.h"
 #include "workers/group_result.h"
 #include "workers/keeper.h"
 #include "workers/oom_watch.h"
@@ -92,7 +92,7 @@ class WorkerGroup {
   const Run run_;
   const RunContext& context_;
   const OomWatch oom_;
-  ProgressBar progress_;
+  base::ProgressBar progress_;
   std::vector<Worker> workers_;
   std::unique_ptr<Keeper> keeper_;
 

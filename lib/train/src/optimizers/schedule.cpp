@@ -2,32 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numbers>
 
-#include "optimizers/optimizer_options.h"
+#include "optimizers/stateful_optimizer.h"
 
 namespace syncbn::train {
 namespace {
 
-/// Any function of the step as a schedule.
-template <class Function>
-class FunctionSchedule : public Schedule {
- public:
-  explicit FunctionSchedule(Function function) : function_(std::move(function)) {}
-  double lr(int64_t step) const override { return function_(step); }
-
- private:
-  Function function_;
-};
-
-template <class Function>
-std::unique_ptr<Schedule> from(Function function) {
-  return std::make_unique<FunctionSchedule<Function>>(std::move(function));
-}
-
-// Anything above is a typing error.
+// Upper bounds on options; more is a typing error.
 constexpr double kMaxEpochs = 1e6;
 constexpr double kMaxFactor = 1000;
+
+class FunctionSchedule : public Schedule {
+ public:
+  explicit FunctionSchedule(std::function<double(int64_t)> lr) : lr_(std::move(lr)) {}
+  double lr(int64_t step) const override { return lr_(step); }
+
+ private:
+  std::function<double(int64_t)> lr_;
+};
 
 struct ConstantOptions {
   static void describe(config::Schema<ConstantOptions>&) {}
@@ -42,7 +36,7 @@ struct StepOptions {
         .at_least(1)
         .at_most(kMaxEpochs)
         .unit("epochs");
-    schema.field("gamma", &StepOptions::gamma, "what the rate is multiplied by")
+    schema.field("gamma", &StepOptions::gamma, "factor of each change")
         .above(0)
         .at_most(kMaxFactor);
   }
@@ -53,7 +47,7 @@ struct CosineOptions {
   double min_lr = 0;
 
   static void describe(config::Schema<CosineOptions>& schema) {
-    schema.field("warmup", &CosineOptions::warmup, "rise linearly from 0 for so long")
+    schema.field("warmup", &CosineOptions::warmup, "length of the linear rise from 0 at the start")
         .at_least(0)
         .at_most(kMaxEpochs)
         .unit("epochs");
@@ -67,38 +61,39 @@ double cosine_lr(const CosineOptions& options, const ScheduleArgs& args, int64_t
   const double total = static_cast<double>(args.epochs * args.steps_per_epoch);
   const double warmup = std::min(options.warmup * static_cast<double>(args.steps_per_epoch), total);
   const double at = static_cast<double>(step);
-  // The first step already learns: it is the end of its own part of the rise.
+  // + 1, so that the first step has a rate above 0.
   if (at < warmup) return args.lr * (at + 1) / std::max(warmup, 1.0);
   const double part = total > warmup ? std::min((at - warmup) / (total - warmup), 1.0) : 1.0;
   return options.min_lr + (args.lr - options.min_lr) * (1 + std::cos(std::numbers::pi * part)) / 2;
 }
 
-ScheduleKind::Registry make_registry() {
-  ScheduleKind::Registry registry;
-  registry.add<ConstantOptions>("constant", "the same all the time",
-                                [](const ConstantOptions&, const ScheduleArgs& args) {
-                                  return from([lr = args.lr](int64_t) { return lr; });
-                                });
-  registry.add<StepOptions>(
-      "step", "multiplied by gamma every step_size epochs",
-      [](const StepOptions& options, const ScheduleArgs& args) {
-        return from([options, args](int64_t step) {
-          const int64_t changes = step / args.steps_per_epoch / options.step_size;
-          return args.lr * std::pow(options.gamma, static_cast<double>(changes));
-        });
-      });
-  registry.add<CosineOptions>(
-      "cosine", "falls along a cosine, step by step, to min_lr",
-      [](const CosineOptions& options, const ScheduleArgs& args) {
-        return from([options, args](int64_t step) { return cosine_lr(options, args, step); });
-      });
-  return registry;
-}
-
 }  // namespace
 
 ScheduleKind::Registry& ScheduleKind::registry() {
-  static Registry registry = make_registry();
+  static Registry registry = [] {
+    const auto make = [](std::function<double(int64_t)> lr) {
+      return std::make_unique<FunctionSchedule>(std::move(lr));
+    };
+    Registry made;
+    made.add<ConstantOptions>("constant", "the optimizer's lr in all steps",
+                              [make](const ConstantOptions&, const ScheduleArgs& args) {
+                                return make([lr = args.lr](int64_t) { return lr; });
+                              });
+    made.add<StepOptions>(
+        "step", "multiplied by gamma every step_size epochs",
+        [make](const StepOptions& options, const ScheduleArgs& args) {
+          return make([options, args](int64_t step) {
+            const int64_t changes = step / args.steps_per_epoch / options.step_size;
+            return args.lr * std::pow(options.gamma, static_cast<double>(changes));
+          });
+        });
+    made.add<CosineOptions>(
+        "cosine", "falls along a cosine, step by step, to min_lr",
+        [make](const CosineOptions& options, const ScheduleArgs& args) {
+          return make([options, args](int64_t step) { return cosine_lr(options, args, step); });
+        });
+    return made;
+  }();
   return registry;
 }
 

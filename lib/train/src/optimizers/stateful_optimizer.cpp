@@ -14,16 +14,17 @@ namespace {
 
 constexpr const char* kStep = "step";
 
-/// Whether the same offset in memory is the same element in both; both are dense. Strides of
-/// dimensions of one element say nothing.
-bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
+/// Whether two dense tensors have the same elements at the same offsets. Strides of dimensions of
+/// size 1 do not matter.
+bool have_same_layout(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t i = 0; i < a.dim(); ++i) {
     if (a.size(i) > 1 && a.stride(i) != b.stride(i)) return false;
   }
   return true;
 }
 
-at::Tensor laid_out_as(const at::Tensor& parameter, const at::Tensor& values) {
+/// A copy of `values` on the device, of the type and with the strides of `parameter`.
+at::Tensor copy_like(const at::Tensor& parameter, const at::Tensor& values) {
   at::Tensor copy = at::empty_like(parameter);
   copy.copy_(values);
   return copy;
@@ -34,15 +35,14 @@ at::Tensor laid_out_as(const at::Tensor& parameter, const at::Tensor& values) {
 StatefulOptimizer::StatefulOptimizer(const NamedTensors& parameters, Traits traits)
     : traits_(std::move(traits)) {
   for (const auto& [name, parameter] : parameters) {
-    slots_.push_back({.name = name,
-                      .parameter = parameter,
-                      .memory = std::vector<at::Tensor>(traits_.keys.size())});
+    slots_.push_back({.name = name, .parameter = parameter});
+    slots_.back().state.resize(traits_.keys.size());
   }
 }
 
 void StatefulOptimizer::step(double lr) {
   const at::NoGradGuard no_grad;
-  for (Batch& batch : batches()) {
+  for (ParameterBatch& batch : batches()) {
     if (batch.fused) {
       update_fused(batch, lr);
     } else {
@@ -51,22 +51,26 @@ void StatefulOptimizer::step(double lr) {
   }
 }
 
-std::vector<StatefulOptimizer::Batch> StatefulOptimizer::batches() {
-  std::vector<Batch> batches;
+std::vector<ParameterBatch> StatefulOptimizer::batches() {
+  std::vector<ParameterBatch> batches;
   for (Slot& slot : slots_) {
     at::Tensor gradient = slot.parameter.grad();
     if (!gradient.defined()) continue;
-    check_sparse(slot);
-    for (at::Tensor& tensor : slot.memory) {
+    if (!traits_.no_sparse.empty() && gradient.layout() != at::kStrided) {
+      throw base::UserError(
+          fmt::format("optimizer {}: the gradient of parameter '{}' is sparse; {}", traits_.type,
+                      slot.name, traits_.no_sparse));
+    }
+    for (at::Tensor& tensor : slot.state) {
       if (!tensor.defined()) tensor = at::zeros_like(slot.parameter);
     }
     if (traits_.counts_steps) ++slot.steps;
     const bool fused = can_fuse(slot, gradient);
-    // The fused operators on CPUs go through memory without a look at strides.
-    if (fused && !laid_out_alike(slot.parameter, gradient)) {
-      gradient = laid_out_as(slot.parameter, gradient);
+    // The fused operators for CPUs ignore strides.
+    if (fused && !have_same_layout(slot.parameter, gradient)) {
+      gradient = copy_like(slot.parameter, gradient);
     }
-    auto found = std::ranges::find_if(batches, [&](const Batch& batch) {
+    auto found = std::ranges::find_if(batches, [&](const ParameterBatch& batch) {
       const at::Tensor& first = batch.parameters.front();
       return batch.fused == fused && batch.steps == slot.steps &&
              first.device() == slot.parameter.device() &&
@@ -76,11 +80,11 @@ std::vector<StatefulOptimizer::Batch> StatefulOptimizer::batches() {
       found = batches.emplace(batches.end());
       found->fused = fused;
       found->steps = slot.steps;
-      found->memory.resize(slot.memory.size());
+      found->state.resize(slot.state.size());
     }
     found->parameters.push_back(slot.parameter);
     found->gradients.push_back(std::move(gradient));
-    for (size_t i = 0; i < slot.memory.size(); ++i) found->memory[i].push_back(slot.memory[i]);
+    for (size_t i = 0; i < slot.state.size(); ++i) found->state[i].push_back(slot.state[i]);
   }
   return batches;
 }
@@ -92,17 +96,11 @@ bool StatefulOptimizer::can_fuse(const Slot& slot, const at::Tensor& gradient) c
          (slot.parameter.is_cpu() || slot.parameter.is_cuda());
 }
 
-void StatefulOptimizer::check_sparse(const Slot& slot) const {
-  if (traits_.no_sparse.empty() || slot.parameter.grad().layout() == at::kStrided) return;
-  throw base::UserError(fmt::format("optimizer {}: the gradient of parameter '{}' is sparse; {}",
-                                    traits_.type, slot.name, traits_.no_sparse));
-}
-
 OptimizerState StatefulOptimizer::state() const {
   OptimizerState state;
   for (const Slot& slot : slots_) {
-    for (size_t i = 0; i < slot.memory.size(); ++i) {
-      if (slot.memory[i].defined()) state[slot.name][traits_.keys[i]] = slot.memory[i];
+    for (size_t i = 0; i < slot.state.size(); ++i) {
+      if (slot.state[i].defined()) state[slot.name][traits_.keys[i]] = slot.state[i];
     }
     if (slot.steps > 0) state[slot.name][kStep] = at::full({}, slot.steps, at::kFloat);
   }
@@ -110,22 +108,20 @@ OptimizerState StatefulOptimizer::state() const {
 }
 
 void StatefulOptimizer::load(const OptimizerState& state) {
-  std::vector<Slot> loaded;
-  for (const Slot& slot : slots_) {
-    loaded.push_back({.name = slot.name,
-                      .parameter = slot.parameter,
-                      .memory = std::vector<at::Tensor>(traits_.keys.size())});
+  std::vector<Slot> loaded = slots_;
+  for (Slot& slot : loaded) {
+    slot.state.assign(traits_.keys.size(), at::Tensor());
+    slot.steps = 0;
   }
-  for (const auto& [name, tensors] : state) load_slot(find(loaded, name), tensors);
+  for (const auto& [name, tensors] : state) {
+    const auto slot = std::ranges::find(loaded, name, &Slot::name);
+    if (slot == loaded.end()) {
+      throw base::UserError(
+          fmt::format("the optimizer's state is of a parameter '{}' that this model lacks", name));
+    }
+    load_slot(*slot, tensors);
+  }
   slots_ = std::move(loaded);
-}
-
-StatefulOptimizer::Slot& StatefulOptimizer::find(std::vector<Slot>& slots,
-                                                 const std::string& name) const {
-  const auto found = std::ranges::find(slots, name, &Slot::name);
-  if (found != slots.end()) return *found;
-  throw base::UserError(
-      fmt::format("the optimizer's state is of a parameter '{}' that this model lacks", name));
 }
 
 void StatefulOptimizer::load_slot(Slot& slot,
@@ -141,10 +137,10 @@ void StatefulOptimizer::load_slot(Slot& slot,
           fmt::join(tensor.sizes(), ", "), fmt::join(slot.parameter.sizes(), ", ")));
     }
     const auto known = std::ranges::find(traits_.keys, key);
-    // What is not known is of other options, such as a momentum that is now 0.
+    // Other options may have left state that is not needed now, such as momentum.
     if (known == traits_.keys.end()) continue;
-    slot.memory[static_cast<size_t>(known - traits_.keys.begin())] =
-        laid_out_as(slot.parameter, tensor);
+    slot.state[static_cast<size_t>(known - traits_.keys.begin())] =
+        copy_like(slot.parameter, tensor);
   }
 }
 

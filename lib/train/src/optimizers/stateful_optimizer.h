@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,27 +8,30 @@
 
 namespace syncbn::train {
 
-/// Parameters that one call of an operator updates: of one device and type, equally often updated
-/// before.
+constexpr double kMaxRate = 1e6;  ///< upper bound on options; more is a typing error
+
+/// Parameters that one operator updates together: of one device and type, with the same number of
+/// updates so far.
 struct ParameterBatch {
   using Tensors = std::vector<at::Tensor>;
 
   Tensors parameters;
   Tensors gradients;
-  std::vector<Tensors> memory;  ///< by what is remembered, then by parameter
-  int64_t steps = 0;            ///< done so far, this one included
+  std::vector<Tensors> state;  ///< by key, then by parameter
+  int64_t steps = 0;           ///< updates so far, this one included
+  bool fused = false;
 };
 
-/// The part of an optimizer that does not depend on its formula: which parameters are updated
-/// together, and what is remembered of each.
+/// The part of an optimizer that does not depend on its formula: the state of each parameter, and
+/// which parameters are updated together.
 class StatefulOptimizer : public Optimizer {
  public:
   struct Traits {
     std::string type;               ///< for messages
-    bool fused = true;              ///< use torch's fused operators where they can be
-    std::vector<std::string> keys;  ///< what is remembered: tensors of the parameter's shape
-    bool counts_steps = false;      ///< also remembered: the number of updates
-    /// Why sparse gradients cannot be used; empty: they can be.
+    bool fused = true;              ///< use torch's fused operators where possible
+    std::vector<std::string> keys;  ///< of the state: tensors of the parameter's shape
+    bool counts_steps = false;      ///< the state also has the number of updates
+    /// What to do about sparse gradients, for a message. Empty if they can be used.
     std::string no_sparse = {};
   };
 
@@ -40,27 +42,21 @@ class StatefulOptimizer : public Optimizer {
   void load(const OptimizerState& state) final;
 
  protected:
-  /// With an operator that does it all in one pass. Parameters, gradients and memory are dense and
-  /// laid out alike.
+  /// Updates in one pass. Parameters, gradients and state are dense and have the same strides.
   virtual void update_fused(ParameterBatch& batch, double lr) = 0;
-  /// Operation by operation, which gives the values of torch.optim's default on CPUs, bit for bit.
+  /// Updates operation by operation, with the same bits as torch.optim's default on CPUs.
   virtual void update_foreach(ParameterBatch& batch, double lr) = 0;
 
  private:
   struct Slot {
     std::string name;
     at::Tensor parameter;
-    std::vector<at::Tensor> memory;  ///< in the order of keys; undefined before the first update
+    std::vector<at::Tensor> state = {};  ///< by key; undefined before the first update
     int64_t steps = 0;
   };
-  struct Batch : ParameterBatch {
-    bool fused = false;
-  };
 
-  std::vector<Batch> batches();
+  std::vector<ParameterBatch> batches();
   bool can_fuse(const Slot& slot, const at::Tensor& gradient) const;
-  void check_sparse(const Slot& slot) const;
-  Slot& find(std::vector<Slot>& slots, const std::string& name) const;
   void load_slot(Slot& slot, const std::map<std::string, at::Tensor>& tensors) const;
 
   Traits traits_;

@@ -7,35 +7,32 @@
 
 namespace syncbn::dist {
 
-/// Options of checkpoint(); the same names and defaults as torch.utils.checkpoint.checkpoint.
+/// Options of checkpoint(), with the names and defaults of torch.utils.checkpoint.checkpoint.
 struct CheckpointOptions {
-  /// Run the recomputation from the random numbers that the first forward began with, so that
-  /// dropout drops the same.
+  /// Recompute with the same random numbers, so that dropout drops the same elements.
   bool preserve_rng_state = true;
 };
 
-/// Runs `function` on `inputs` without keeping what its backward needs; backward runs it again
-/// (Chen et al., arXiv:1604.06174; twin of torch.utils.checkpoint.checkpoint with
-/// use_reentrant=True).
+/// Runs `function` on `inputs` without keeping its activations; backward computes them again (Chen
+/// et al., arXiv:1604.06174; twin of torch.utils.checkpoint.checkpoint with use_reentrant=True).
 ///
 ///     x = checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
 ///
-/// SyncBatchNorm layers inside, and converted ones, normalise the second time by the statistics
-/// that the first forward exchanged: running statistics are updated once, and nothing more is
-/// exchanged. (Layers of libtorch's own that are not converted update theirs twice, as in PyTorch.)
-/// Autocast is as it was. Calls may nest.
+/// The recomputation uses the statistics that SyncBatchNorm and converted layers exchanged the
+/// first time: it exchanges nothing and does not update running statistics again. (libtorch's own
+/// layers update theirs twice, as in PyTorch.) It restores autocast. Calls may nest.
 ///
-/// `function` does the same both times, and what it captures outlives backward. At least one input
-/// requires a gradient, or nothing inside gets one. Inside DistributedDataParallel each parameter
-/// is used once, or static_graph is set.
+/// `function` must do the same both times, and its captures must outlive backward. If no input
+/// requires a gradient, nothing inside gets one. Inside DistributedDataParallel, use each parameter
+/// once or set static_graph.
 ///
-/// @throws base::UserError (backward) when it runs for chosen inputs only (torch::autograd::grad),
-///   with create_graph=true, or when the recomputation has other outputs or more layers.
+/// @throws base::UserError (backward) for chosen inputs only (torch::autograd::grad), with
+///   create_graph=true, or when the recomputation has other outputs or more layers.
 std::vector<at::Tensor> checkpoint(
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function,
     const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {});
 
-/// The same for one input and one output.
+/// checkpoint() for one input and one output.
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function,
                       const at::Tensor& input, const CheckpointOptions& options = {});
 

@@ -10,83 +10,84 @@
 
 namespace syncbn::dist {
 
-/// How to form the default process group. Twin of torch.distributed.init_process_group.
+/// Options of init_process_group().
 struct InitOptions {
-  /// "gloo", "nccl", or "auto": NCCL when CUDA devices are there and the program was built for
-  /// them, Gloo otherwise. Also by device, as in PyTorch: "cpu:gloo", "cuda:nccl",
-  /// "cpu:gloo,cuda:nccl". Tensors on the CPU always have Gloo. In any case of letters.
+  /// "gloo", "nccl", or "auto": NCCL if there are CUDA devices and the program was built for them,
+  /// Gloo otherwise. Also PyTorch's per-device spellings: "cpu:gloo", "cuda:nccl",
+  /// "cpu:gloo,cuda:nccl". CPU tensors always use Gloo. Not case-sensitive.
   std::string backend = "auto";
   /// "env://": RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as syncbn-launch and torchrun set
-  /// them. "tcp://host:port": rank 0 listens there; an IPv6 address stands in brackets.
-  /// "file:///path": a file that all ranks share, and that destroy_process_group() removes with the
-  /// last of them; one that an earlier job left is refused. For both, ranks and world size come
-  /// from the environment or from below.
+  /// them. "tcp://host:port": rank 0 listens there; put an IPv6 address in brackets.
+  /// "file:///path": a file that all ranks share and the last rank to leave removes; the file of an
+  /// earlier job is refused. The latter two take RANK and WORLD_SIZE, or `rank` and `world_size`.
   std::string init_method = "env://";
-  /// Of every collective, above zero.
+  /// Timeout of every collective; above zero.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Override RANK and WORLD_SIZE.
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
-  /// How long to wait for the store of rank 0 to answer and all ranks to arrive; above zero.
+  /// How long to wait for rank 0's store and for all ranks to arrive; above zero.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
   /// The network interface by which peers reach this process, such as "eth0". Empty:
-  /// GLOO_SOCKET_IFNAME, else the one on the way to rank 0. NCCL is told by NCCL_SOCKET_IFNAME,
-  /// unless that is set.
+  /// GLOO_SOCKET_IFNAME, else the one on the route to rank 0. Sets NCCL_SOCKET_IFNAME if that is
+  /// unset.
   std::string interface = {};
-  /// Whether ranks of one host exchange tensors on the CPU through its memory instead of Gloo
-  /// (docs/process_groups.md). SYNCBN_SHARED_MEMORY=0 turns it off, too; one rank that does so does
-  /// it for all groups that it is in.
+  /// Exchange CPU tensors between ranks of one host through shared memory instead of Gloo
+  /// (docs/process_groups.md). False, or SYNCBN_SHARED_MEMORY=0, on one rank turns it off for all
+  /// groups of that rank.
   bool shared_memory = true;
 };
 
-/// Forms the default process group; every rank calls it once. Without RANK and WORLD_SIZE in the
-/// environment this is a world of one rank, so that a program also runs without a launcher.
-/// Some ranks may run Python's torch.distributed, of the same version and with backend gloo: then
-/// new_group() takes sorted ranks, SyncBatchNorm needs a group without them, and a second group
-/// needs new processes (docs/process_groups.md).
-/// @throws base::UserError for malformed options or a malformed environment, an interface that is
-///   not there, when two processes claim one rank (all ranks that are there learn of it), or when
-///   the default group exists already; base::UnavailableError when rank 0 or a peer does not come.
+/// Forms the default process group; every rank calls it once. Twin of
+/// torch.distributed.init_process_group. Without RANK and WORLD_SIZE in the environment the world
+/// has one rank, so that a program also runs without a launcher. Some ranks may run Python's
+/// torch.distributed, of the same version and with backend gloo: then new_group() takes sorted
+/// ranks, SyncBatchNorm needs a group without them, and a second default group needs new processes
+/// (docs/process_groups.md).
+/// @throws base::UserError for malformed options or a malformed environment, an unknown interface,
+///   when two processes claim one rank (on every rank that has arrived), or when the default group
+///   exists already; base::UnavailableError when rank 0 or a peer does not arrive.
 ProcessGroupPtr init_process_group(const InitOptions& options = {});
 
-/// Shuts the default group and all groups made from it down; what other ranks still call with this
-/// one fails. Waits until the members of these groups have connected. Without it a rank leaves
-/// where main returns, or at exit(); one that ends in another way (_exit, a signal) has died for
-/// the others. Harmless when there is no group.
+/// Shuts down the default group and all groups made from it, after their members have connected.
+/// Collectives that other ranks still call with this one fail. Without this call a rank leaves when
+/// main returns or at exit(); the others treat any other end (_exit, a signal) as a failure. Does
+/// nothing without a group.
 void destroy_process_group();
 
 bool is_initialized();
 
-/// The default group. @throws base::UserError naming init_process_group when there is none.
+/// @throws base::UserError naming init_process_group when there is no default group.
 ProcessGroupPtr default_group();
 
-/// A group over the given ranks of the default group; every rank of the default group calls it, in
-/// the same order. Ranks keep the order given. Null on ranks outside: do not pass that on to the
-/// functions below or to options, where an empty group means the default one.
-/// @param timeout of its collectives; that of the default group when not given.
+/// A group over the given ranks of the default group, in the given order. Every rank of the default
+/// group calls it, in the same order. Null on ranks outside: do not pass that to functions or
+/// options, where an empty group means the default one.
+/// @param timeout of its collectives; not given: the default group's
 /// @throws base::UserError for a rank that is outside the world or given twice, or a timeout that
 ///   is not above zero; base::UnavailableError when a member does not connect.
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
                           std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
-/// Splits the world into neighbouring groups of `group_size` ranks and returns this rank's. Every
-/// rank of the default group calls it. Unlike torch.distributed's it does not return the others'
-/// groups.
-/// @throws base::UserError when the world's size is not a multiple of it.
+/// Splits the world into groups of `group_size` consecutive ranks and returns this rank's only,
+/// unlike torch.distributed's. Every rank of the default group calls it.
+/// @throws base::UserError when the world size is not a multiple of `group_size`.
 ProcessGroupPtr new_subgroups(int group_size,
                               std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
-/// This process's rank in a group; an empty group means the default one.
+// An empty group means the default one.
+
+/// This process's rank in the group.
 int rank(const ProcessGroupPtr& group = {});
 
-/// The number of ranks in a group; an empty group means the default one.
+/// The number of ranks in the group.
 int world_size(const ProcessGroupPtr& group = {});
 
-/// This process's number on its host: LOCAL_RANK, or 0 when unset.
+/// LOCAL_RANK, or 0 if it is unset.
 int local_rank();
 
-/// The device that this process trains on: CUDA device local_rank() when the default group's
-/// backend is NCCL, the CPU otherwise.
+/// The device that this process trains on: CUDA device local_rank() if the default group's backend
+/// is NCCL, else the CPU.
 at::Device device();
 
 }  // namespace syncbn::dist

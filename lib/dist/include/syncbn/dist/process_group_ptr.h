@@ -1,6 +1,5 @@
 #pragma once
 
-// c10d::ProcessGroup: what groups are, so that everything of c10d's interoperates.
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace syncbn::dist {

@@ -8,12 +8,11 @@
 #include <utility>
 #include <variant>
 
-// at::Tensor.
 #include <ATen/core/Tensor.h>
 
 namespace syncbn::dist::detail {
 
-/// Stands for a value of any type where a struct's members are counted; never evaluated.
+/// Converts to any type, in unevaluated expressions that count the members of a struct.
 struct AnyMember {
   template <class T>
   constexpr operator T&() const&& noexcept;
@@ -30,10 +29,10 @@ constexpr bool is_made_of(std::index_sequence<index...> /*indices*/) {
   };
 }
 
-inline constexpr size_t kMostMembers = 12;
+inline constexpr size_t kMaxMembers = 12;
 
-/// The number of members of a plain struct: the longest list that initialises it.
-template <class T, size_t most = kMostMembers + 1>
+/// The number of members of a plain struct: the length of the longest list that initialises it.
+template <class T, size_t most = kMaxMembers + 1>
 constexpr size_t count_members() {
   if constexpr (most == 0) {
     return 0;
@@ -49,7 +48,7 @@ constexpr size_t count_members() {
 template <class T>
 auto tie_members(T& value) {
   constexpr size_t count = count_members<std::remove_const_t<T>>();
-  static_assert(count <= kMostMembers,
+  static_assert(count <= kMaxMembers,
                 "a struct of tensors may have 12 members at most; return a tuple, or give it a "
                 "member function template for_each_tensor(visit)");
   if constexpr (count == 0) {
@@ -99,7 +98,7 @@ template <class T>
 concept Optional = requires(T value) {
   value.has_value(), *value;
 };
-/// Not those that are made of themselves, as std::filesystem::path.
+/// Excludes types whose elements have the same type, such as std::filesystem::path.
 template <class T>
 concept Container = !Text<T> && requires(T value) {
   value.begin(), value.end();
@@ -121,9 +120,9 @@ concept Variant = requires {
 template <class T>
 concept PlainStruct = std::is_aggregate_v<T> && !std::is_array_v<T>;
 
-/// Calls visit(tensor) for each defined tensor in a value: through optionals, variants, containers,
-/// pairs, tuples and plain structs (aggregates without base classes and arrays). Other types hold
-/// none, unless they have a member function template for_each_tensor(visit).
+/// Calls visit(tensor) for each defined tensor in a value, also inside optionals, variants,
+/// containers, pairs, tuples and plain structs (aggregates without base classes and arrays). Other
+/// types can have a member function template for_each_tensor(visit); else they hold no tensors.
 template <class T, class Visit>
 void for_each_tensor(T& value, const Visit& visit) {
   using Value = std::remove_const_t<T>;
@@ -133,7 +132,7 @@ void for_each_tensor(T& value, const Visit& visit) {
   } else if constexpr (requires { value.for_each_tensor(visit); }) {
     value.for_each_tensor(visit);
   } else if constexpr (Text<Value>) {
-    // such as the key of a map
+    // Such as the key of a map.
   } else if constexpr (Optional<Value>) {
     if (value.has_value()) for_each_tensor(*value, visit);
   } else if constexpr (Container<Value>) {
@@ -149,7 +148,7 @@ void for_each_tensor(T& value, const Visit& visit) {
   }
 }
 
-/// An argument with its tensors on `device`: a copy where it may hold any, else the argument.
+/// Returns a copy of `argument` with its tensors on `device`, or `argument` if it has no tensors.
 template <class T>
 decltype(auto) to_device(T&& argument, const std::optional<at::Device>& device) {
   using Value = std::remove_cvref_t<T>;

@@ -12,8 +12,8 @@ struct DigitsNetOptions {
   static void describe(config::Schema<DigitsNetOptions>& schema);
 };
 
-/// A small convolutional network with batch norm for small images, such as the digits' 8 x 8:
-/// three 3x3 convolutions, each with batch norm and ReLU, and a linear layer.
+/// A network for small images, such as the digits' 8 x 8: three 3x3 convolutions, each with batch
+/// norm and ReLU, and a linear layer.
 /// @throws base::UserError for images below 2 x 2.
 std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options = {});
 

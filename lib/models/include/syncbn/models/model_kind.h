@@ -10,13 +10,13 @@ class Model;
 struct ModelArgs;
 
 /// The registry behind `model: {type: resnet50}`. Knows digits, resnet18 and resnet50.
-/// make() draws the initial parameters from torch's default generator (torch::manual_seed); it
-/// throws base::UserError when the model cannot take samples of that shape. Both kinds of
-/// normalisation give the same parameter and buffer names, and the same initial values.
-/// One's own model is a class and a line of registration, as for data::DatasetKind.
+/// make() draws the initial parameters from torch's default generator (torch::manual_seed). It
+/// throws base::UserError when the model does not take samples of that shape. Both kinds of
+/// normalisation give the same parameter and buffer names, and the same initial values. A custom
+/// model is a class and a line of registration, as for data::DatasetKind.
 ///
-/// This header is apart from model.h because configurations need no more, and libtorch's modules
-/// take 13 s to read.
+/// This header is separate from model.h because configurations need no more, and libtorch's modules
+/// take 13 s to compile.
 struct ModelKind {
   using Registry = config::Registry<std::shared_ptr<Model>, const ModelArgs&>;
   static Registry& registry();

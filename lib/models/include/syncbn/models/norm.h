@@ -3,25 +3,23 @@
 #include <memory>
 #include <utility>
 
-// torch::nn::AnyModule: a batch norm layer of either kind.
 #include <torch/nn/modules/container/any.h>
 
 #include <syncbn/models/model.h>
 
 namespace syncbn::models {
 
-/// A batch norm layer and the ReLU behind it, in one pass over memory where the layer can
-/// (Norm::kSync).
+/// A batch norm layer and the ReLU behind it, in one pass over memory for Norm::kSync.
 class NormRelu {
  public:
   NormRelu() = default;
-  /// @param fused `norm` is a SyncBatchNorm with fuse_relu.
+  /// @param fused whether `norm` is a SyncBatchNorm with fuse_relu
   NormRelu(torch::nn::AnyModule norm, bool fused) : norm_(std::move(norm)), fused_(fused) {}
 
-  /// @param residual added ahead of the ReLU; of the sizes of `x`, may be undefined.
+  /// @param residual undefined, or of the sizes of `x`: added before the ReLU
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {});
 
-  /// The layer, to be registered.
+  /// The layer, for register_module().
   std::shared_ptr<torch::nn::Module> ptr() const { return norm_.ptr(); }
 
  private:
@@ -34,11 +32,10 @@ class NormFactory {
  public:
   explicit NormFactory(const ModelArgs& args) : kind_(args.norm), group_(args.norm_group) {}
 
-  /// A layer over `channels` of an [N, C, H, W] input; register it as `name` in its parent with
-  /// register_module(name, layer.ptr()). Weight 1, bias 0.
+  /// A layer for an [N, C, H, W] input. Register it with register_module(name, layer.ptr()).
   torch::nn::AnyModule operator()(int64_t channels) const;
 
-  /// The same, and a ReLU.
+  /// A layer with a ReLU.
   NormRelu with_relu(int64_t channels) const;
 
  private:

@@ -9,16 +9,15 @@ namespace syncbn::models {
 struct ResNetOptions {
   /// A 3x3 stem of stride 1 without max pooling, for images of about 32 x 32 (CIFAR).
   bool small_input = false;
-  /// Start each residual branch at zero (its last batch norm's weight), as Goyal et al.,
-  /// arXiv:1706.02677, do.
+  /// Start the weight of each block's last batch norm at zero (Goyal et al., arXiv:1706.02677).
   bool zero_init_residual = false;
 
   static void describe(config::Schema<ResNetOptions>& schema);
 };
 
-/// ResNet (He et al., arXiv:1512.03385), with stride in the 3x3 convolution of a bottleneck.
-/// Names, order and shapes of parameters and buffers, and the initialisation, are those of
-/// torchvision's resnet18 and resnet50, so that weights go both ways.
+/// ResNet (He et al., arXiv:1512.03385), with the stride in the 3x3 convolution of a bottleneck.
+/// Names, order, shapes and initial values of parameters and buffers are those of torchvision's
+/// resnet18 and resnet50, so that each can load the other's weights.
 std::shared_ptr<Model> resnet18(const ModelArgs& args = {}, const ResNetOptions& options = {});
 std::shared_ptr<Model> resnet50(const ModelArgs& args = {}, const ResNetOptions& options = {});
 

@@ -9,19 +9,18 @@ namespace syncbn::train {
 
 /// The program `train`: reads the command line and the configuration, then trains.
 ///
-/// What is wrong with them, with the environment and with the data they name is said once for each
-/// node: by local rank 0, before any process group exists. The other local ranks find the same and
-/// leave in silence; what only one of them may have found in its environment it says a little
-/// later.
+/// Local rank 0 of each node reports mistakes in these, in the environment and in the data, before
+/// the process group is formed. The other local ranks find the same mistakes and exit quietly;
+/// those in their own environment they report 10 s later.
 ///
-/// @return the program's exit code: 0, or 128 + N after signal N.
-/// @throws base::Error for everything else that goes wrong.
+/// @return the program's exit code: 0, or 128 + N after signal N
+/// @throws base::Error for every other failure
 int run_command(const std::vector<std::string>& args);
 
-/// All keys of a configuration, for help and reference.
+/// All keys of a configuration.
 std::vector<config::FieldInfo> config_fields();
 
-/// docs/config.md.
+/// The content of docs/config.md.
 std::string config_reference();
 
 }  // namespace syncbn::train

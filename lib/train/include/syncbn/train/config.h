@@ -14,7 +14,7 @@
 
 namespace syncbn::train {
 
-/// The section `ddp`: the same names and defaults as dist::DdpOptions.
+/// The section `ddp`: names and defaults of dist::DdpOptions.
 struct DdpConfig {
   bool broadcast_buffers = true;
   bool find_unused_parameters = false;
@@ -24,7 +24,7 @@ struct DdpConfig {
   static void describe(config::Schema<DdpConfig>& schema);
 };
 
-/// The section `loader`: the same names and defaults as data::LoaderOptions, but for num_workers.
+/// The section `loader`: names and defaults of data::LoaderOptions, except for num_workers.
 struct LoaderConfig {
   config::OrAuto<int64_t> num_workers;
   int64_t prefetch = 2;
@@ -39,7 +39,7 @@ struct LoaderConfig {
   data::LoaderOptions options(int64_t batch_size) const;
 };
 
-/// A run, as a YAML file and the command line describe it; docs/config.md is made from it.
+/// The configuration of a run. docs/config.md is generated from it.
 struct Config {
   int64_t seed = 0;
   int64_t epochs = 10;
@@ -66,7 +66,7 @@ struct Config {
 
   static void describe(config::Schema<Config>& schema);
 
-  /// Samples of one step on each of `world_size` ranks.
+  /// Samples per step on each of `world_size` ranks.
   /// @throws base::UserError when global_batch_size cannot be divided evenly.
   int64_t local_batch_size(int world_size) const;
 };

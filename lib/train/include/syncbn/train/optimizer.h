@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-// at::Tensor: what is optimised.
 #include <ATen/core/Tensor.h>
 
 #include <syncbn/config/schema.h>
@@ -15,27 +14,27 @@ namespace syncbn::train {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// What an optimizer remembers between steps: by parameter, by the name that torch.optim gives it.
+/// State of an optimizer, by parameter and by torch.optim's key ("momentum_buffer").
 using OptimizerState = std::map<std::string, std::map<std::string, at::Tensor>>;
 
-/// Updates parameters from their gradients, with torch.optim's formulas, names and defaults.
-/// Parameters without a gradient are left alone. Parameters may be of different devices and types.
-/// Not thread-safe.
+/// Updates parameters from their gradients, with torch.optim's formulas, names and defaults. Skips
+/// parameters without a gradient. Parameters may be on several devices and of several types. Not
+/// thread-safe.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  /// The learning rate of the configuration, from which a schedule starts.
+  /// The configured learning rate.
   virtual double base_lr() const = 0;
 
-  /// @throws base::UserError for a sparse gradient, where torch.optim refuses it, too.
+  /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well.
   virtual void step(double lr) = 0;
 
-  /// Tensors of a parameter's shape are the optimizer's own, not copies.
+  /// The optimizer's own tensors, not copies.
   virtual OptimizerState state() const = 0;
 
-  /// Tensors may lie in memory in another way than the parameters, or on another device.
-  /// @throws base::UserError for a parameter that is unknown or of another shape.
+  /// Copies `state`, whose tensors may have other strides and devices than the parameters.
+  /// @throws base::UserError for an unknown parameter or another shape.
   virtual void load(const OptimizerState& state) = 0;
 };
 

@@ -7,8 +7,7 @@
 
 namespace syncbn::train {
 
-/// The learning rate of each step: a function of the step's number alone, so that it has no state
-/// to save.
+/// The learning rate as a function of the step. It has no state to save.
 class Schedule {
  public:
   virtual ~Schedule() = default;
@@ -16,7 +15,6 @@ class Schedule {
   virtual double lr(int64_t step) const = 0;
 };
 
-/// What a schedule is made from besides its own options.
 struct ScheduleArgs {
   double lr = 0.1;  ///< the optimizer's
   int64_t epochs = 1;

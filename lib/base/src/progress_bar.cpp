@@ -1,11 +1,12 @@
-#include "output/progress_bar.h"
+#include <syncbn/base/progress_bar.h>
 
 #include <fmt/format.h>
+#include <syncbn/base/terminal.h>
 
 #include <algorithm>
 #include <cmath>
 
-namespace syncbn::launch {
+namespace syncbn::base {
 namespace {
 
 std::string clock_format(std::chrono::duration<double> duration) {
@@ -15,18 +16,6 @@ std::string clock_format(std::chrono::duration<double> duration) {
 }
 
 }  // namespace
-
-std::string truncated(std::string text, int columns) {
-  int seen = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool begins_character = (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80;
-    if (begins_character && seen++ == columns) {
-      text.resize(i);
-      break;
-    }
-  }
-  return text;
-}
 
 std::string render_progress(const ProgressState& state, int columns) {
   std::string line;
@@ -84,4 +73,4 @@ std::string ProgressBar::draw(int columns, Clock::time_point now) {
   return render_progress(state_, columns);
 }
 
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

@@ -1,10 +1,10 @@
-#include "output/progress_bar.h"
+#include <syncbn/base/progress_bar.h>
 
 #include <gtest/gtest.h>
 
 #include <cstdio>
 
-namespace syncbn::launch {
+namespace syncbn::base {
 namespace {
 
 using std::chrono::milliseconds;
@@ -82,4 +82,4 @@ TEST(ProgressBarTest, IsGoneAfterClear) {
 }
 
 }  // namespace
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace syncbn::launch {
+namespace syncbn::base {
 
 struct ProgressState {
   uint64_t done = 0;
@@ -15,9 +15,6 @@ struct ProgressState {
   std::chrono::duration<double> elapsed{};
   std::optional<std::chrono::duration<double>> remaining = {};
 };
-
-/// The first `columns` characters, each taken as one column wide.
-std::string truncated(std::string text, int columns);
 
 /// One line of at most `columns` columns:
 /// "[#####.....] 50/100  50 %  epoch 3 loss 0.21  0:12 < 0:12".
@@ -33,6 +30,7 @@ class ProgressBar {
 
   /// When to draw the line again; empty while nothing has changed.
   std::optional<Clock::time_point> due() const;
+  /// The line, or "" after CLEAR.
   std::string draw(int columns, Clock::time_point now);
 
  private:
@@ -44,4 +42,4 @@ class ProgressBar {
   ProgressState state_;
 };
 
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

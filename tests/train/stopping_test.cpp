@@ -1,4 +1,4 @@
-#include "step_vote.h"
+#include "stopping.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace syncbn::train {
 namespace {
 
-TEST(StepVoteTest, MakesEachRanksNewsEverybodysDecision) {
+TEST(StepVoteTest, ASignalOrABadLossOnOneRankReachesAllRanks) {
   test::run_ranks(3, [](int rank) {
     dist::init_process_group();
     StepVote vote(at::kCPU);
@@ -32,7 +32,7 @@ TEST(StepVoteTest, MakesEachRanksNewsEverybodysDecision) {
     result = vote.cast(0, rank == 0 ? bad(std::numeric_limits<double>::infinity()) : fine);
     EXPECT_TRUE(result.not_finite);
 
-    // Nothing stays in the ballot.
+    // The ballot is empty again.
     result = vote.cast(0, fine);
     EXPECT_EQ(result.stop_signal, 0);
     EXPECT_FALSE(result.not_finite);

@@ -1,6 +1,8 @@
-#include "stop_signals.h"
+#include "stopping.h"
 
+#include <ATen/Functions.h>
 #include <syncbn/base/env.h>
+#include <syncbn/dist/process_group.h>
 
 #include <atomic>
 
@@ -22,8 +24,8 @@ StopSignals::StopSignals() {
   action.sa_handler = remember;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  // Started by hand, a second Ctrl-C ends it at once. Under a launcher the same Ctrl-C may arrive
-  // twice, from the terminal and from the launcher, which has its own way to end what hangs.
+  // Without a launcher, a second Ctrl-C ends the process at once. Under a launcher one Ctrl-C may
+  // arrive twice, from the terminal and from the launcher, which kills workers that do not stop.
   if (!base::env("LOCAL_RANK")) action.sa_flags |= static_cast<int>(SA_RESETHAND);
   ::sigaction(SIGTERM, &action, &former_term_);
   ::sigaction(SIGINT, &action, &former_int_);
@@ -36,6 +38,18 @@ StopSignals::~StopSignals() {
 
 int StopSignals::received() {
   return g_received.load();
+}
+
+StepVote::StepVote(at::Device device)
+    : ballot_(at::zeros({2}, at::TensorOptions(at::kInt).device(device))) {}
+
+StepVote::Result StepVote::cast(int stop_signal, const at::Tensor& loss) {
+  ballot_[0].fill_(stop_signal);
+  ballot_[1].copy_(at::isfinite(loss.detach()).logical_not());
+  // For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
+  const at::Tensor result = at::stack(dist::all_gather(ballot_)).amax(0).cpu();
+  const int* votes = result.const_data_ptr<int>();
+  return {votes[0], votes[1] != 0};
 }
 
 }  // namespace syncbn::train

@@ -1,4 +1,4 @@
-#include "data_wait.h"
+#include "metrics.h"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ TEST(DataWaitTest, IsAMeanOfStepsAndAShareOfTheEpoch) {
   EXPECT_EQ(wait.of_epoch(18).share, 0.5);
 }
 
-TEST(DataWaitTest, BeginsAnewWithAnEpochAndIsNothingWithoutSteps) {
+TEST(DataWaitTest, RestartsWithAnEpochAndIsZeroWithoutSteps) {
   DataWait wait;
   wait.add(5);
   wait.start_epoch();

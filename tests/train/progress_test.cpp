@@ -1,4 +1,4 @@
-#include "agent_channel.h"
+#include "progress.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ class AgentChannelTest : public ::testing::Test {
     int ends[2];
     EXPECT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
     reader_.reset(ends[0]);
-    // As a worker inherits it: open across exec.
+    // A worker inherits a descriptor that stays open across exec.
     writer_ = ends[1];
     ::fcntl(writer_, F_SETFD, 0);
     ::setenv("SYNCBN_AGENT_FD", std::to_string(writer_).c_str(), 1);
@@ -53,8 +53,8 @@ TEST_F(AgentChannelTest, AdoptsTheDescriptorAndSaysHello) {
 
 TEST_F(AgentChannelTest, SendsProgressAndClear) {
   AgentChannel channel(0);
-  channel.progress(5, 10, "epoch 1/2");
-  channel.clear();
+  channel.send(SYNCBN_AGENT_PROGRESS, 5, 10, "epoch 1/2");
+  channel.send(SYNCBN_AGENT_CLEAR);
   const auto records = received();
   ASSERT_EQ(records.size(), 3u);
   EXPECT_EQ(records[1].kind, SYNCBN_AGENT_PROGRESS);
@@ -66,12 +66,12 @@ TEST_F(AgentChannelTest, SendsProgressAndClear) {
 
 TEST_F(AgentChannelTest, CutsLongTextBetweenCharacters) {
   AgentChannel channel(0);
-  // 215 bytes fit; the two-byte character would be cut in its middle.
-  channel.progress(0, 0, std::string(214, 'x') + "\xc3\xa4");
+  // 215 bytes fit, so the two-byte character would be cut in the middle.
+  channel.send(SYNCBN_AGENT_PROGRESS, 0, 0, std::string(214, 'x') + "\xc3\xa4");
   EXPECT_EQ(std::string(received().back().text), std::string(214, 'x'));
 }
 
-TEST_F(AgentChannelTest, BeatsAtMostOnceASecond) {
+TEST_F(AgentChannelTest, SendsHeartbeatsAtMostOnceASecond) {
   AgentChannel channel(0);
   for (uint64_t step = 1; step <= 100; ++step) channel.heartbeat(step);
   const auto records = received();
@@ -83,9 +83,9 @@ TEST_F(AgentChannelTest, BeatsAtMostOnceASecond) {
 
 TEST_F(AgentChannelTest, DropsWhatAFullPipeCannotTake) {
   AgentChannel channel(0);
-  for (int i = 0; i < 10'000; ++i) channel.progress(1, 2, "full");
+  for (int i = 0; i < 10'000; ++i) channel.send(SYNCBN_AGENT_PROGRESS, 1, 2, "full");
   EXPECT_LT(received().size(), 10'000u);
-  channel.progress(7, 8, "room again");
+  channel.send(SYNCBN_AGENT_PROGRESS, 7, 8, "room again");
   EXPECT_EQ(received().at(0).done, 7u);
 }
 
@@ -93,8 +93,8 @@ TEST(AgentChannelWithoutLauncherTest, DoesNothing) {
   ::unsetenv("SYNCBN_AGENT_FD");
   AgentChannel channel(0);
   EXPECT_FALSE(channel);
-  channel.progress(1, 2, "nobody listens");
-  channel.clear();
+  channel.send(SYNCBN_AGENT_PROGRESS, 1, 2, "nobody listens");
+  channel.send(SYNCBN_AGENT_CLEAR);
 }
 
 TEST(AgentChannelWithoutLauncherTest, IgnoresADescriptorThatIsNotThere) {

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+
+namespace syncbn::train {
+
+/// Sums over samples. Divided by `samples` they are means.
+struct SampleSums {
+  double loss = 0;
+  double correct = 0;
+  double samples = 0;
+
+  /// The sums of all ranks. Every rank calls it.
+  SampleSums over_all_ranks() const;
+};
+
+/// How long this rank's steps waited for their batches. Not thread-safe.
+class DataWait {
+ public:
+  struct Means {
+    double seconds = 0;  ///< mean of a step
+    double share = 0;    ///< share of the elapsed time, in [0, 1]
+  };
+
+  void start_epoch() { epoch_ = since_last_ = {}; }
+  /// Adds the wait of one step, in seconds.
+  void add(double seconds);
+
+  /// The epoch so far, which took `elapsed` seconds.
+  Means of_epoch(double elapsed) const;
+
+  /// Seconds per step since the last call or the start of the epoch.
+  double mean_since_last();
+
+ private:
+  struct Sum {
+    double seconds = 0;
+    int64_t steps = 0;
+    double mean() const { return steps > 0 ? seconds / static_cast<double>(steps) : 0; }
+  };
+
+  Sum epoch_;
+  Sum since_last_;
+};
+
+/// The largest waits of all ranks, since each step takes as long as that of the slowest rank. Every
+/// rank calls it.
+DataWait::Means longest(const DataWait::Means& own);
+
+}  // namespace syncbn::train

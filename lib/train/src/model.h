@@ -1,0 +1,56 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include <syncbn/data/dataset.h>
+#include <syncbn/models/model.h>
+#include <syncbn/train/config.h>
+#include <syncbn/train/optimizer.h>
+
+namespace syncbn::train {
+
+/// The memory format of a model and its input: the configuration's, or the faster one for `auto`.
+at::MemoryFormat memory_format(const Config& config, const models::Model& model);
+
+/// The configuration's model, with the same parameters on all ranks, on the device of the default
+/// process group and in its memory_format(). Afterwards each rank draws its own random numbers.
+/// @throws base::UserError on rank 0, QuietExit on the others, when the model does not take the
+///   data set's samples or this machine has too little memory.
+std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset);
+
+/// The parameters that require gradients: those that an optimizer updates.
+NamedTensors trainable_parameters(const models::Model& model);
+
+/// Parameters and buffers: the model's own tensors, not copies.
+std::map<std::string, at::Tensor> state_of(const models::Model& model);
+
+/// Copies the result of state_of() into a model.
+/// @throws base::UserError for other names or shapes; its message calls `saved` "it".
+void load_model(const std::map<std::string, at::Tensor>& saved, const models::Model& model);
+
+/// Copies batches to the device, in the form that the network takes.
+class BatchToDevice {
+ public:
+  struct Options {
+    at::Device device;
+    bool pinned = false;  ///< batches are in pinned memory, so copies can be asynchronous
+    at::MemoryFormat memory_format = at::MemoryFormat::Contiguous;  ///< of images
+    data::Normalization normalization;                              ///< of images in bytes
+  };
+
+  explicit BatchToDevice(Options options) : options_(std::move(options)) {}
+
+  at::Tensor input(const data::Batch& batch) const;
+  at::Tensor target(const data::Batch& batch) const { return moved(batch.target); }
+
+ private:
+  at::Tensor moved(const at::Tensor& tensor) const {
+    return tensor.to(options_.device, /*non_blocking=*/options_.pinned);
+  }
+
+  const Options options_;
+};
+
+}  // namespace syncbn::train

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <syncbn/train/config.h>
+
+namespace syncbn::train {
+
+/// What a run resumes from, and the folder that it writes to.
+struct ResumeState {
+  std::string checkpoint;  ///< its bytes, the same on all ranks; empty for a new run
+
+  // Set on rank 0 only.
+  std::string checkpoint_path;
+  std::filesystem::path folder;
+  bool continues_folder = false;  ///< the run in `folder` is the one that is resumed
+};
+
+/// Follows the configuration; after a restart by the launcher, the previous attempt. Writes
+/// nothing. Every rank calls it.
+/// @throws base::UserError on rank 0, QuietExit on the others, when the folder holds another run or
+///   the checkpoint cannot be read or is damaged.
+ResumeState find_resume_state(const Config& config, const std::string& name);
+
+/// Settings that differ from those of a checkpoint, for a message. Keys that only say where and for
+/// how long a run continues are left out.
+/// @throws base::UserError when this configuration cannot use the checkpoint's state; its message
+///   calls the checkpoint "it".
+std::vector<std::string> changed_settings(const config::Value& checkpoint,
+                                          const config::Value& now);
+
+}  // namespace syncbn::train
