@@ -4,20 +4,18 @@
 
 #include "batch_norm/exchange.h"
 
+// Replicas of torch::nn::parallel::data_parallel: clones of a module that run in threads.
+
 namespace syncbn::dist::detail {
 
-/// Whether a parameter is a replica's, inside torch::nn::parallel::data_parallel.
+/// Whether the parameter belongs to a replica.
 bool is_replica(const at::Tensor& parameter);
 
-/// The parameter that a replica's stands for; undefined for one that is no replica's, or whose
-/// original is frozen.
+/// The parameter that the replica's was copied from; undefined if the parameter is no replica's, or
+/// if the original is frozen.
 at::Tensor original_of(const at::Tensor& parameter);
 
-/// @throws base::UserError inside torch::nn::parallel::data_parallel.
-/// @param weight of the layer, or undefined
-void refuse_replicas(const at::Tensor& weight, const LayerName& layer);
-
-/// The same without looking.
+/// @throws base::UserError always.
 [[noreturn]] void throw_is_replica(const LayerName& layer);
 
 }  // namespace syncbn::dist::detail

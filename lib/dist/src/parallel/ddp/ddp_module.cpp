@@ -1,15 +1,13 @@
 #include "ddp/ddp_module.h"
 
 #include <syncbn/base/error.h>
-#include <syncbn/dist/sync_batch_norm.h>
 
 #include <algorithm>
 
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
 #include "batch_norm/convert.h"
-#include "batch_norm/layer_naming.h"
+#include "batch_norm/named_layers.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -50,22 +48,16 @@ class EagerModule : public WrappedModule {
         found.add(options.group_size() > 0 ? statistics_group_of(options) : options.process_group(),
                   {own->running_mean, own->running_var, own->num_batches_tracked});
       }
-      add_converted(found, layer->as<torch::nn::BatchNorm1dImpl>());
-      add_converted(found, layer->as<torch::nn::BatchNorm2dImpl>());
-      add_converted(found, layer->as<torch::nn::BatchNorm3dImpl>());
+      visit_batch_norm(*layer, [&found](const auto& one) {
+        if (const auto group = converted_group(one.running_mean, one.weight)) {
+          found.add(*group, {one.running_mean, one.running_var, one.num_batches_tracked});
+        }
+      });
     }
     return found;
   }
 
  private:
-  template <class Layer>
-  static void add_converted(SyncLayers& found, const Layer* layer) {
-    if (layer == nullptr) return;
-    const auto group = converted_group(layer_key(layer->running_mean, layer->weight));
-    if (group)
-      found.add(*group, {layer->running_mean, layer->running_var, layer->num_batches_tracked});
-  }
-
   static std::vector<NamedTensor> listed(
       const torch::OrderedDict<std::string, at::Tensor>& tensors) {
     std::vector<NamedTensor> all;
@@ -96,7 +88,7 @@ std::vector<NamedTensor> without_repetitions(std::vector<NamedTensor> all) {
 }
 
 std::shared_ptr<WrappedModule> wrap(std::shared_ptr<torch::nn::Module> module) {
-  if (!module) throw base::UserError("DistributedDataParallel: there is no module, but null");
+  if (!module) throw base::UserError("DistributedDataParallel: the module is null");
   return std::make_shared<EagerModule>(std::move(module));
 }
 

@@ -8,15 +8,15 @@
 
 namespace syncbn::dist::detail {
 
-/// Whether the graph of any output comes to one of these nodes, which have none behind them.
+/// Whether the graph of any output contains one of these leaves.
 bool reach_any(const std::vector<at::Tensor>& outputs,
                const std::vector<const torch::autograd::Node*>& leaves);
 
-/// A copy of all outputs at once, with one node behind them. When the loss uses only some of them,
-/// the others' graphs still run, with undefined gradients: their parameters count as ready instead
-/// of being waited for. `on_backward` is called when backward comes to this point.
-/// @param anchor a leaf that backward shall reach in any case, with an undefined gradient; then
-///   outputs of which none requires a gradient do so afterwards. May be undefined: no anchor.
+/// Copies of all outputs that share one autograd node. If the loss uses only some of them, backward
+/// still runs the graphs of the others, with undefined gradients, so that the reducer does not wait
+/// for their parameters. Backward calls `on_backward` when it reaches the node.
+/// @param anchor a leaf that backward must reach, with an undefined gradient: if no output requires
+///   a gradient, the copies do. May be undefined.
 std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::Tensor& anchor,
                                      std::function<void()> on_backward);
 

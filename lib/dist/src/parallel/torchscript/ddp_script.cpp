@@ -38,8 +38,7 @@ class ScriptModule : public detail::WrappedModule {
     detail::SyncLayers found;
     for (const torch::jit::Module& layer : module_.modules()) {
       const at::Tensor mean = tensor_attribute(layer, "running_mean");
-      const at::Tensor key = detail::layer_key(mean, tensor_attribute(layer, "weight"));
-      if (const auto group = detail::converted_group(key)) {
+      if (const auto group = detail::converted_group(mean, tensor_attribute(layer, "weight"))) {
         found.add(*group, {mean, tensor_attribute(layer, "running_var"),
                            tensor_attribute(layer, "num_batches_tracked")});
       }
@@ -58,8 +57,8 @@ class ScriptModule : public detail::WrappedModule {
   const torch::jit::Module module_;
 };
 
-/// Calls visit(tensor) for each tensor in a value, which gets what it returns in its place.
-/// Containers are made anew: others may refer to those at hand.
+/// A copy of the value with visit(tensor) in place of each tensor. Copies containers, to which
+/// other values may refer.
 template <class Visit>
 c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
@@ -70,7 +69,6 @@ c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
     for (const c10::IValue& item : value.toTupleRef().elements()) {
       items.push_back(map_tensors(item, visit));
     }
-    // A tuple with names stays one.
     return c10::ivalue::Tuple::createNamed(std::move(items), value.toTupleRef().type());
   }
   if (value.isList()) {
