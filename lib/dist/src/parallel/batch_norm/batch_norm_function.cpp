@@ -246,18 +246,19 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 
 }  // namespace
 
-BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const BatchNormLayer& layer) {
+BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,
+                                const ProcessGroupPtr& group, Timeout timeout) {
   check_input(arguments);
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };
+  const at::Tensor& input = arguments.input;
   const auto exchange =
-      c10::make_intrusive<Exchange>(*layer.name, arguments.input.size(1),
-                                    arguments.input.scalar_type(), layer.group, layer.timeout);
+      c10::make_intrusive<Exchange>(layer, input.size(1), input.scalar_type(), group, timeout);
   BatchNormResult result;
   result.output = SyncBatchNormFunction::apply(
-      arguments.input, optional(arguments.weight), optional(arguments.bias),
-      optional(arguments.residual), arguments, exchange, &result.updated);
+      input, optional(arguments.weight), optional(arguments.bias), optional(arguments.residual),
+      arguments, exchange, &result.updated);
   return result;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -26,13 +25,6 @@ struct BatchNormArguments {
   bool relu = false;    ///< applied after that
 };
 
-/// The layer that normalises, and the ranks that share its statistics.
-struct BatchNormLayer {
-  std::shared_ptr<const LayerName> name;
-  ProcessGroupPtr group;  ///< null: this rank alone
-  Timeout timeout;
-};
-
 /// @throws base::UserError if dimensions, channels, dtype or device of the input do not fit the
 ///   layer.
 void check_input(const BatchNormArguments& arguments);
@@ -46,8 +38,10 @@ struct BatchNormResult {
 
 /// Normalises over the batches of all ranks of the layer's group, with gradients of any order, and
 /// updates the running statistics. Collective: every rank of the group calls it.
+/// @param group null: nothing is exchanged.
 /// @throws base::UserError as check_input() does, and if all ranks together have one value per
 ///   channel.
-BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const BatchNormLayer& layer);
+BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,
+                                const ProcessGroupPtr& group, Timeout timeout);
 
 }  // namespace syncbn::dist::detail

@@ -242,58 +242,43 @@ void update_running(const RunningStatistics& running, const MergedMoments& momen
                   [&](double before, int64_t c) { return blend(before, m2[c] / (count - 1)); });
 }
 
-/// The output of a layer and the data of its epilogue, as the loops take them.
-class Result {
- public:
-  Result(const at::Tensor& x, const Shape& shape, const Epilogue& epilogue)
-      : output_{empty_result(x), at::Tensor()} {
-    if (epilogue.residual.defined()) residual_ = dense(epilogue.residual, shape);
-    const Runs runs(shape);
-    if (epilogue.relu)
-      output_.relu_mask = at::empty({runs.count, mask_bytes(runs.values)}, at::kByte);
-  }
-
-  template <class T>
-  T* values() {
-    return output_.values.mutable_data_ptr<T>();
-  }
-  template <class T>
-  EpilogueData<T> epilogue() {
-    const at::Tensor& mask = output_.relu_mask;
-    return {data_or_null<T>(residual_),
-            mask.defined() ? mask.mutable_data_ptr<uint8_t>() : nullptr};
-  }
-  Output as(at::ScalarType type) const { return {output_.values.to(type), output_.relu_mask}; }
-
- private:
-  at::Tensor residual_;
-  Output output_;
-};
+/// Calls run(x, y, epilogue) with pointers to the input, the output and the operands of the
+/// epilogue.
+template <class Run>
+Output make_output(const at::Tensor& input, const Shape& shape, const Epilogue& epilogue, Run run) {
+  const at::Tensor x = dense(input, shape);
+  at::Tensor y = empty_result(x);
+  at::Tensor residual, mask;
+  if (epilogue.residual.defined()) residual = dense(epilogue.residual, shape);
+  const Runs runs(shape);
+  if (epilogue.relu) mask = at::empty({runs.count, mask_bytes(runs.values)}, at::kByte);
+  with_type(shape.compute_type, [&](auto type) {
+    using T = decltype(type);
+    const EpilogueData<T> operands{data_or_null<T>(residual),
+                                   epilogue.relu ? mask.mutable_data_ptr<uint8_t>() : nullptr};
+    run(x.const_data_ptr<T>(), y.mutable_data_ptr<T>(), operands);
+  });
+  return {y.to(input.scalar_type()), mask};
+}
 
 Output transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                  const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
   const Shape shape(input);
-  const at::Tensor x = dense(input, shape);
-  Result result(x, shape, epilogue);
   ForwardTable table(weight, bias, shape.c);
   const double* center = mean.const_data_ptr<double>();
   const double* inverse = invstd.const_data_ptr<double>();
-  with_type(x.scalar_type(), [&](auto type) {
-    using T = decltype(type);
+  const auto run = [&]<class T>(const T* x, T* y, EpilogueData<T> operands) {
     for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, center[c], inverse[c]);
     const ForwardCoefficients k = table.with(center);
-    const T* in = x.const_data_ptr<T>();
-    T* out = result.values<T>();
-    const EpilogueData<T> then = result.epilogue<T>();
     if (shape.rows) {
       for_rows_reversed(
-          shape, [&](const Rows& part) { loops<T>().transform_rows(in, out, part, k, then); });
+          shape, [&](const Rows& part) { loops<T>().transform_rows(x, y, part, k, operands); });
     } else {
       for_planes(shape,
-                 [&](const Planes& part) { loops<T>().transform_planes(in, out, part, k, then); });
+                 [&](const Planes& part) { loops<T>().transform_planes(x, y, part, k, operands); });
     }
-  });
-  return result.as(input.scalar_type());
+  };
+  return make_output(input, shape, epilogue, run);
 }
 
 MergedMoments fused_local_forward(const at::Tensor& input, const at::Tensor& weight,
@@ -307,47 +292,19 @@ MergedMoments fused_local_forward(const at::Tensor& input, const at::Tensor& wei
   }
   const auto count = static_cast<double>(shape.n * shape.s);
   MergedMoments merged{doubles({shape.c}), doubles({shape.c}), at::full({}, count, at::kDouble)};
-  const at::Tensor x = dense(input, shape);
-  Result result(x, shape, epilogue);
   ForwardTable table(weight, bias, shape.c);
   double* mean = merged.mean.mutable_data_ptr<double>();
   double* m2 = merged.m2.mutable_data_ptr<double>();
-  with_type(x.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    const T* in = x.const_data_ptr<T>();
-    T* out = result.values<T>();
-    const EpilogueData<T> then = result.epilogue<T>();
+  const auto run = [&]<class T>(const T* x, T* y, EpilogueData<T> operands) {
     for_channels(shape, [&](const Planes& part, int64_t c) {
-      loops<T>().moments_planes(in, part, mean, m2);
+      loops<T>().moments_planes(x, part, mean, m2);
       table.set<T>(c, mean[c], 1 / std::sqrt(m2[c] / std::max(count, 1.0) + eps));
-      loops<T>().transform_planes(in, out, part, table.with(mean), then);
+      loops<T>().transform_planes(x, y, part, table.with(mean), operands);
     });
-  });
-  output = result.as(input.scalar_type());
+  };
+  output = make_output(input, shape, epilogue, run);
   return merged;
 }
-
-/// The gradient of a layer's output, as the loops take it.
-class Gradient {
- public:
-  /// @param keep The loops write the masked gradient to a tensor of its own.
-  Gradient(const OutputGradient& gradient, const Shape& shape, bool keep = false)
-      : dy_(dense(gradient.values, shape)), mask_(gradient.relu_mask) {
-    if (keep && mask_.defined()) kept_ = empty_result(dy_);
-  }
-
-  OutputGradient masked() const { return {mask_.defined() ? kept_ : dy_, at::Tensor()}; }
-
-  template <class T>
-  GradientData<T> data() {
-    return {dy_.const_data_ptr<T>(), data_or_null<uint8_t>(mask_),
-            kept_.defined() ? kept_.mutable_data_ptr<T>() : nullptr};
-  }
-
- private:
-  const at::Tensor dy_, mask_;
-  at::Tensor kept_;
-};
 
 at::Tensor apply_relu_mask(const OutputGradient& gradient, const at::Tensor& input) {
   const Shape shape(input);
@@ -369,11 +326,11 @@ at::Tensor backward_reduce(OutputGradient& gradient, const at::Tensor& input,
                            const at::Tensor& mean, const at::Tensor& /*invstd*/) {
   const Shape shape(input);
   const at::Tensor x = dense(input, shape);
-  Gradient dense_gradient(gradient, shape);
+  const at::Tensor dy = dense(gradient.values, shape);
   at::Tensor sums = doubles({2 * shape.c});
-  with_type(x.scalar_type(), [&](auto type) {
+  with_type(shape.compute_type, [&](auto type) {
     using T = decltype(type);
-    const GradientData<T> grad = dense_gradient.data<T>();
+    const GradientData<T> grad{dy.const_data_ptr<T>(), data_or_null<uint8_t>(gradient.relu_mask)};
     const T* data = x.const_data_ptr<T>();
     const double* center = mean.const_data_ptr<double>();
     double* const sum_dy = sums.mutable_data_ptr<double>();
@@ -401,35 +358,48 @@ at::Tensor backward_reduce(OutputGradient& gradient, const at::Tensor& input,
   return sums;
 }
 
+/// Calls run(gradient, x, dx) with pointers to the gradient of the output, the input and the
+/// gradient of the input, which this returns.
+/// @param keep as for backward_elementwise
+template <class Run>
+at::Tensor make_input_gradient(OutputGradient& gradient, const at::Tensor& input,
+                               const Shape& shape, bool keep, Run run) {
+  const at::Tensor x = dense(input, shape);
+  const at::Tensor dy = dense(gradient.values, shape);
+  const at::Tensor& mask = gradient.relu_mask;
+  at::Tensor kept;
+  if (keep && mask.defined()) kept = empty_result(dy);
+  at::Tensor dx = empty_result(x);
+  with_type(shape.compute_type, [&](auto type) {
+    using T = decltype(type);
+    const GradientData<T> grad{dy.const_data_ptr<T>(), data_or_null<uint8_t>(mask),
+                               kept.defined() ? kept.mutable_data_ptr<T>() : nullptr};
+    run(grad, x.const_data_ptr<T>(), dx.mutable_data_ptr<T>());
+  });
+  if (keep) gradient = {kept.defined() ? kept : dy, at::Tensor()};
+  return dx.to(input.scalar_type());
+}
+
 at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& input,
                                 const at::Tensor& weight, const at::Tensor& mean,
                                 const at::Tensor& invstd, const at::Tensor& sums,
                                 const at::Tensor& count, bool keep) {
   const Shape shape(input);
-  const at::Tensor x = dense(input, shape);
-  Gradient dense_gradient(gradient, shape, keep);
-  at::Tensor dx = empty_result(x);
   BackwardTable table(weight, mean, invstd, count);
   const double* const sum_dy = sums.const_data_ptr<double>();
   const double* const sum_dy_xmu = sum_dy + shape.c;
-  with_type(x.scalar_type(), [&](auto type) {
-    using T = decltype(type);
+  const auto run = [&]<class T>(GradientData<T> grad, const T* x, T* dx) {
     for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, sum_dy[c], sum_dy_xmu[c]);
     const BackwardCoefficients k = table.get();
-    T* out = dx.mutable_data_ptr<T>();
-    const GradientData<T> grad = dense_gradient.data<T>();
-    const T* data = x.const_data_ptr<T>();
     if (shape.rows) {
       for_rows_reversed(
-          shape, [&](const Rows& part) { loops<T>().elementwise_rows(grad, data, out, part, k); });
+          shape, [&](const Rows& part) { loops<T>().elementwise_rows(grad, x, dx, part, k); });
     } else {
-      for_planes(shape, [&](const Planes& part) {
-        loops<T>().elementwise_planes(grad, data, out, part, k);
-      });
+      for_planes(shape,
+                 [&](const Planes& part) { loops<T>().elementwise_planes(grad, x, dx, part, k); });
     }
-  });
-  if (keep) gradient = dense_gradient.masked();
-  return dx.to(input.scalar_type());
+  };
+  return make_input_gradient(gradient, input, shape, keep, run);
 }
 
 at::Tensor fused_local_backward(OutputGradient& gradient, const at::Tensor& input,
@@ -442,27 +412,19 @@ at::Tensor fused_local_backward(OutputGradient& gradient, const at::Tensor& inpu
     grad_input = backward_elementwise(gradient, input, weight, mean, invstd, sums, count, keep);
     return sums;
   }
-  const at::Tensor x = dense(input, shape);
-  Gradient dense_gradient(gradient, shape, keep);
-  at::Tensor dx = empty_result(x);
   BackwardTable table(weight, mean, invstd, count);
   at::Tensor sums = doubles({2 * shape.c});
   double* const sum_dy = sums.mutable_data_ptr<double>();
   double* const sum_dy_xmu = sum_dy + shape.c;
   const double* center = mean.const_data_ptr<double>();
-  with_type(x.scalar_type(), [&](auto type) {
-    using T = decltype(type);
-    T* out = dx.mutable_data_ptr<T>();
-    const GradientData<T> grad = dense_gradient.data<T>();
-    const T* data = x.const_data_ptr<T>();
+  const auto run = [&]<class T>(GradientData<T> grad, const T* x, T* dx) {
     for_channels(shape, [&](const Planes& part, int64_t c) {
-      loops<T>().reduce_planes(grad, data, part, center, sum_dy, sum_dy_xmu);
+      loops<T>().reduce_planes(grad, x, part, center, sum_dy, sum_dy_xmu);
       table.set<T>(c, sum_dy[c], sum_dy_xmu[c]);
-      loops<T>().elementwise_planes(grad, data, out, part, table.get());
+      loops<T>().elementwise_planes(grad, x, dx, part, table.get());
     });
-  });
-  if (keep) gradient = dense_gradient.masked();
-  grad_input = dx.to(input.scalar_type());
+  };
+  grad_input = make_input_gradient(gradient, input, shape, keep, run);
   return sums;
 }
 

@@ -15,11 +15,11 @@
 #include <ATen/ops/_batch_norm_impl_index_native.h>
 #include <ATen/ops/batch_norm_native.h>
 #include <c10/util/ParallelGuard.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
 
 #include "batch_norm/batch_norm_function.h"
 #include "batch_norm/named_layers.h"
-#include "batch_norm/replica.h"
 #include "batch_norm/statistics_scopes.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
@@ -137,6 +137,21 @@ std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
   return layer ? std::optional(layer->group) : std::nullopt;
 }
 
+// The gradient of a replica's parameter goes through a ReduceAdd node to the original's
+// AccumulateGrad. It is recognised by its name because the header of its class is a large one.
+bool is_replica(const at::Tensor& parameter) {
+  return parameter.defined() && parameter.grad_fn() && parameter.grad_fn()->num_outputs() == 1 &&
+         parameter.grad_fn()->name().find("ReduceAdd") != std::string::npos;
+}
+
+void throw_is_replica(const LayerName& layer) {
+  throw base::UserError(fmt::format(
+      "SyncBatchNorm: {} runs as a replica of torch::nn::parallel::data_parallel, whose "
+      "threads are not ranks and would exchange over one process group at once; use "
+      "DistributedDataParallel with one process per device",
+      layer.given.empty() ? "a layer" : fmt::format("layer '{}'", layer.given)));
+}
+
 namespace {
 
 /// @throws base::UserError for a replica of a converted layer inside data_parallel. A layer without
@@ -144,9 +159,14 @@ namespace {
 ///   replica if a converted layer has the same size.
 void refuse_replica(const BatchNormArguments& arguments) {
   const at::Tensor& weight = arguments.weight;
-  if (const auto original = find(original_of(weight))) throw_is_replica(*original->name);
   const bool has_weight = weight.defined();
   if (has_weight ? !is_replica(weight) : !c10::ParallelGuard::is_enabled()) return;
+  if (has_weight) {
+    const auto* original = dynamic_cast<const torch::autograd::AccumulateGrad*>(
+        weight.grad_fn()->next_edge(0).function.get());
+    const auto layer = original != nullptr ? find(original->variable) : nullptr;
+    if (layer) throw_is_replica(*layer->name);
+  }
   const at::Tensor values = has_weight ? weight : arguments.running_mean;
   const bool is_one =
       values.defined() && find_if([&](const at::Tensor& key, const auto& one) {
@@ -213,7 +233,7 @@ OptionalTensor sync_output(const LayerPtr& layer, const BatchNormArguments& argu
   if (!group && !TapeScope::is_open() && BatchStatisticsRecorder::current == nullptr) {
     return std::nullopt;
   }
-  const BatchNormResult result = sync_batch_norm(arguments, {layer->name, group, layer->timeout});
+  const BatchNormResult result = sync_batch_norm(arguments, *layer->name, group, layer->timeout);
   // The module has counted this batch already.
   const at::Tensor counter = result.updated ? at::Tensor() : layer->num_batches_tracked();
   if (counter.defined()) counter.sub_(1);

@@ -49,6 +49,12 @@ std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
 /// process.
 void install_operators();
 
+/// Whether the parameter belongs to a replica of torch::nn::parallel::data_parallel.
+bool is_replica(const at::Tensor& parameter);
+
+/// @throws base::UserError: the layer runs as such a replica.
+[[noreturn]] void throw_is_replica(const LayerName& layer);
+
 /// Runs code of a TorchScript module. Its interpreter turns any exception into std::runtime_error:
 /// this rethrows what a layer threw.
 c10::IValue run_script(const std::function<c10::IValue()>& body);

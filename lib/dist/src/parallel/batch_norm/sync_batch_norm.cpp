@@ -12,8 +12,8 @@
 #include <c10/util/ParallelGuard.h>
 
 #include "batch_norm/batch_norm_function.h"
+#include "batch_norm/convert.h"
 #include "batch_norm/named_layers.h"
-#include "batch_norm/replica.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
 
@@ -98,9 +98,9 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor&
     if (c10::ParallelGuard::is_enabled() || detail::is_replica(weight)) {
       detail::throw_is_replica(*name_);
     }
-    const detail::BatchNormLayer layer{name_, detail::statistics_group_of(options),
-                                       options.sync_timeout()};
-    return detail::sync_batch_norm(arguments, layer).output;
+    return detail::sync_batch_norm(arguments, *name_, detail::statistics_group_of(options),
+                                   options.sync_timeout())
+        .output;
   }
   at::Tensor output = at::batch_norm(input, weight, bias, running_mean, running_var,
                                      /*training=*/!running_mean.defined(), /*momentum=*/0,

@@ -21,10 +21,10 @@ class EagerModule : public WrappedModule {
   std::string class_name() const override { return module_->name(); }
 
   std::vector<NamedTensor> parameters() const override {
-    return listed(module_->named_parameters());
+    return distinct(module_->named_parameters());
   }
 
-  std::vector<NamedTensor> buffers() const override { return listed(module_->named_buffers()); }
+  std::vector<NamedTensor> buffers() const override { return distinct(module_->named_buffers()); }
 
   std::unordered_set<const at::TensorImpl*> sparse_parameters() const override {
     std::unordered_set<const at::TensorImpl*> sparse;
@@ -58,14 +58,6 @@ class EagerModule : public WrappedModule {
   }
 
  private:
-  static std::vector<NamedTensor> listed(
-      const torch::OrderedDict<std::string, at::Tensor>& tensors) {
-    std::vector<NamedTensor> all;
-    all.reserve(tensors.size());
-    for (const auto& item : tensors) all.push_back({item.key(), item.value()});
-    return without_repetitions(std::move(all));
-  }
-
   const std::shared_ptr<torch::nn::Module> module_;
 };
 
@@ -77,14 +69,6 @@ void SyncLayers::add(const ProcessGroupPtr& group,
   for (const at::Tensor& tensor : statistics_of_layer) {
     if (tensor.defined()) statistics.push_back(tensor);
   }
-}
-
-std::vector<NamedTensor> without_repetitions(std::vector<NamedTensor> all) {
-  std::unordered_set<const at::TensorImpl*> seen;
-  std::erase_if(all, [&seen](const NamedTensor& one) {
-    return !seen.insert(one.tensor.unsafeGetTensorImpl()).second;
-  });
-  return all;
 }
 
 std::shared_ptr<WrappedModule> wrap(std::shared_ptr<torch::nn::Module> module) {

@@ -35,7 +35,23 @@ class WrappedModule {
   virtual SyncLayers sync_layers() const = 0;
 };
 
-/// Keeps the first entry of each tensor.
-std::vector<NamedTensor> without_repetitions(std::vector<NamedTensor> all);
+/// Each tensor of named_parameters() or named_buffers(), of libtorch or TorchScript, with its first
+/// name.
+template <class List>
+std::vector<NamedTensor> distinct(const List& list) {
+  std::vector<NamedTensor> all;
+  std::unordered_set<const at::TensorImpl*> seen;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) all.push_back({name, tensor});
+  };
+  for (const auto& item : list) {
+    if constexpr (requires { item.key(); }) {
+      add(item.key(), item.value());
+    } else {
+      add(item.name, item.value);
+    }
+  }
+  return all;
+}
 
 }  // namespace syncbn::dist::detail

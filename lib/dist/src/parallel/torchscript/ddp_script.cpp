@@ -18,10 +18,12 @@ class ScriptModule : public detail::WrappedModule {
   std::string class_name() const override { return class_of(module_); }
 
   std::vector<NamedTensor> parameters() const override {
-    return listed(module_.named_parameters());
+    return detail::distinct(module_.named_parameters());
   }
 
-  std::vector<NamedTensor> buffers() const override { return listed(module_.named_buffers()); }
+  std::vector<NamedTensor> buffers() const override {
+    return detail::distinct(module_.named_buffers());
+  }
 
   std::unordered_set<const at::TensorImpl*> sparse_parameters() const override {
     std::unordered_set<const at::TensorImpl*> sparse;
@@ -47,13 +49,6 @@ class ScriptModule : public detail::WrappedModule {
   }
 
  private:
-  template <class Tensors>
-  static std::vector<NamedTensor> listed(const Tensors& tensors) {
-    std::vector<NamedTensor> all;
-    for (const auto& item : tensors) all.push_back({item.name, item.value});
-    return detail::without_repetitions(std::move(all));
-  }
-
   const torch::jit::Module module_;
 };
 
