@@ -21,12 +21,14 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-bool is_statistic(const std::string& name) {
-  return name.ends_with("running_mean") || name.ends_with("running_var");
-}
-
 /// In one message, as float64, which holds the other floating-point types exactly.
-void distribute(const Tensors& buffers, bool reduce, const ProcessGroupPtr& group) {
+void distribute(const std::vector<detail::NamedTensor>& all_buffers, bool reduce,
+                const ProcessGroupPtr& group) {
+  Tensors buffers;
+  for (const auto& [name, buffer] : all_buffers) {
+    const bool is_statistic = name.ends_with("running_mean") || name.ends_with("running_var");
+    if (is_statistic && buffer.defined()) buffers.push_back(buffer);
+  }
   if (buffers.empty() || world_size(group) == 1) return;
   const at::NoGradGuard no_grad;
   Tensors flat;
@@ -115,19 +117,11 @@ detail::MergedMoments merged(const std::vector<detail::MergedMoments>& batches) 
 }  // namespace
 
 void distribute_bn(torch::nn::Module& module, bool reduce, const ProcessGroupPtr& group) {
-  Tensors buffers;
-  for (const auto& item : module.named_buffers()) {
-    if (is_statistic(item.key()) && item.value().defined()) buffers.push_back(item.value());
-  }
-  distribute(buffers, reduce, group);
+  distribute(detail::distinct(module.named_buffers()), reduce, group);
 }
 
 void distribute_bn(torch::jit::Module& module, bool reduce, const ProcessGroupPtr& group) {
-  Tensors buffers;
-  for (const auto& item : module.named_buffers()) {
-    if (is_statistic(item.name)) buffers.push_back(item.value);
-  }
-  distribute(buffers, reduce, group);
+  distribute(detail::distinct(module.named_buffers()), reduce, group);
 }
 
 void update_bn_stats(torch::nn::Module& module, const std::function<void(int64_t i)>& forward,

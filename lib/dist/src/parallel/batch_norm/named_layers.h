@@ -2,11 +2,36 @@
 
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include <syncbn/dist/sync_batch_norm.h>
 #include <torch/nn/modules/batchnorm.h>
 
 namespace syncbn::dist::detail {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// Each tensor of named_parameters() or named_buffers(), of libtorch or TorchScript, with its first
+/// name.
+template <class List>
+std::vector<NamedTensor> distinct(const List& list) {
+  std::vector<NamedTensor> all;
+  std::unordered_set<const at::TensorImpl*> seen;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) all.push_back({name, tensor});
+  };
+  for (const auto& item : list) {
+    if constexpr (requires { item.key(); }) {
+      add(item.key(), item.value());
+    } else {
+      add(item.name, item.value);
+    }
+  }
+  return all;
+}
 
 /// Calls visit(name, module) once for `module` itself, as "", and for each module below it, with
 /// its first name.

@@ -6,12 +6,9 @@
 
 #include <syncbn/dist/ddp.h>
 
-namespace syncbn::dist::detail {
+#include "batch_norm/named_layers.h"
 
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
+namespace syncbn::dist::detail {
 
 /// The SyncBatchNorm layers and the converted batch-norm layers of a module.
 struct SyncLayers {
@@ -34,24 +31,5 @@ class WrappedModule {
   virtual std::unordered_set<const at::TensorImpl*> sparse_parameters() const = 0;
   virtual SyncLayers sync_layers() const = 0;
 };
-
-/// Each tensor of named_parameters() or named_buffers(), of libtorch or TorchScript, with its first
-/// name.
-template <class List>
-std::vector<NamedTensor> distinct(const List& list) {
-  std::vector<NamedTensor> all;
-  std::unordered_set<const at::TensorImpl*> seen;
-  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
-    if (seen.insert(tensor.unsafeGetTensorImpl()).second) all.push_back({name, tensor});
-  };
-  for (const auto& item : list) {
-    if constexpr (requires { item.key(); }) {
-      add(item.key(), item.value());
-    } else {
-      add(item.name, item.value);
-    }
-  }
-  return all;
-}
 
 }  // namespace syncbn::dist::detail

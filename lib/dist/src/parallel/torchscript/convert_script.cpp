@@ -140,22 +140,17 @@ void copy_hooks(const torch::jit::Module& module, const torch::jit::Module& copy
   }
 }
 
-std::vector<torch::jit::Function*> functions_of(const torch::jit::Module& module) {
-  std::vector<torch::jit::Function*> functions = module.type()->methods();
-  for (const auto& hooks :
-       {module.type()->getForwardPreHooks(), module.type()->getForwardHooks()}) {
-    functions.insert(functions.end(), hooks.begin(), hooks.end());
-  }
-  return functions;
-}
-
 /// Makes `module` a copy with types of its own, and rewrites their methods and hooks: the executor
 /// caches plans of graphs that already ran. Parameters and buffers stay the same tensors.
 void rewrite(torch::jit::Module& module, Direction direction) {
   torch::jit::Module copy = module.clone(/*inplace=*/true);
   copy_hooks(module, copy);
   for (const torch::jit::Module& part : copy.modules()) {
-    for (torch::jit::Function* function : functions_of(part)) {
+    std::vector<torch::jit::Function*> functions = part.type()->methods();
+    for (const auto& hooks : {part.type()->getForwardPreHooks(), part.type()->getForwardHooks()}) {
+      functions.insert(functions.end(), hooks.begin(), hooks.end());
+    }
+    for (torch::jit::Function* function : functions) {
       auto& made = torch::jit::toGraphFunction(*function);
       torch::jit::Inline(*made.graph());
       replace_nodes(made.graph()->block(), direction);
