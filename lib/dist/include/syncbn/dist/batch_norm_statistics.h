@@ -42,7 +42,7 @@ void distribute_bn(torch::jit::Module& module, bool reduce = false,
 ///
 /// @param forward runs the module on batch i; it is called without gradients.
 /// @throws what `forward` throws, with the statistics as they were; base::UserError when
-///   `num_iters` is below 1, or the batches together have fewer than two values a channel.
+///   `num_iters` is below 1, or the batches together have fewer than two values per channel.
 void update_bn_stats(torch::nn::Module& module, const std::function<void(int64_t i)>& forward,
                      int64_t num_iters = 200);
 

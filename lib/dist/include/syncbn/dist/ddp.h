@@ -83,7 +83,7 @@ struct DdpStats {
   std::chrono::nanoseconds forward_compute_time{0};
   std::chrono::nanoseconds backward_compute_time{0};
   std::chrono::nanoseconds backward_comm_time{0};
-  /// How long both were under way at once.
+  /// How long both ran at once.
   std::chrono::nanoseconds backward_compute_comm_overlap_time{0};
   int64_t num_parameter_tensors = 0;
   int64_t total_parameter_size_bytes = 0;

@@ -77,7 +77,7 @@ struct SyncBatchNormOptions {
 /// every rank having the same batch. A batch that is empty on every rank changes no buffer.
 ///
 /// @throws (forward) base::UserError when WORLD_SIZE is above 1 and init_process_group was not
-///   called, for an input of the wrong shape, when all ranks together have one value a channel,
+///   called, for an input of the wrong shape, when all ranks together have one value per channel,
 ///   when the ranks are in different layers, or inside torch::nn::parallel::data_parallel, whose
 ///   replicas are no ranks; base::UnavailableError when a peer fails. Not to be called from two
 ///   threads at a time.

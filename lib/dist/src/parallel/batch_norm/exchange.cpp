@@ -24,8 +24,6 @@
 
 namespace syncbn::dist::detail {
 
-std::atomic<uint64_t> LayerName::made{0};
-
 namespace {
 
 // A header: layer, channels and dtype, number of the exchange, each exact in float64; all zero from

@@ -20,7 +20,7 @@ struct LayerName {
   std::string given;
   const uint64_t id = ++made;  ///< unique in this process
 
-  static std::atomic<uint64_t> made;
+  inline static std::atomic<uint64_t> made{0};
 };
 
 /// The exchanges of one forward of a layer and of its backward. A header with the layer's name, its

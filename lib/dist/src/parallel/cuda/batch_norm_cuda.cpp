@@ -13,10 +13,6 @@ at::Tensor count_to_int(const at::Tensor& count);
 
 namespace {
 
-int64_t values_per_channel(const at::Tensor& input) {
-  return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
-}
-
 /// ATen's kernels take float16 and bfloat16 inputs only with statistics in float32.
 at::ScalarType statistics_type(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -28,12 +24,11 @@ at::Tensor as_statistics(const at::Tensor& tensor, const at::Tensor& input) {
 
 at::Tensor moments(const at::Tensor& input) {
   const auto options = input.options().dtype(at::kDouble);
-  const int64_t count = values_per_channel(input);
-  if (count == 0) return at::zeros({2 * input.size(1) + 1}, options);
+  if (input.numel() == 0) return at::zeros({2 * input.size(1) + 1}, options);
   // The local mean and biased variance, in float32 or better.
   auto [mean, variance] =
       at::batch_norm_update_stats(input.detach(), /*running_mean=*/{}, /*running_var=*/{}, 0.0);
-  const auto values = static_cast<double>(count);
+  const auto values = static_cast<double>(input.numel() / input.size(1));
   return at::cat(
       {mean.to(at::kDouble), variance.to(at::kDouble) * values, at::full({1}, values, options)});
 }

@@ -14,7 +14,6 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "ddp/ddp_check.h"
-#include "ddp/ddp_outputs.h"
 #include "ddp/ddp_state.h"
 
 namespace syncbn::dist {
@@ -276,8 +275,7 @@ void DdpBase::before_forward() {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
   if (has_graph) {
-    check_still_wrapped(state.parameters, state.accumulators);
-    check_still_frozen(state.frozen);
+    check_unchanged(state.parameters, state.accumulators, state.frozen);
     if (*state.comm_hook_failed) {
       throw base::UserError(
           "DistributedDataParallel: the communication hook failed in an earlier step, whose "
@@ -299,7 +297,7 @@ void DdpBase::before_forward() {
   }
   if (state.join && !in_join) return;
   if (const auto buffers = state.buffers_to_sync(); !buffers.empty()) {
-    state.broadcast(buffers, in_join ? rank_with_buffers(state) : 0);
+    state.broadcast(buffers, in_join ? highest_rank(state, true) : 0);
   }
   if (in_join) announce_whether_gradients_follow(state);
 }
@@ -355,29 +353,22 @@ void DdpBase::zero_grad() {
 }
 
 DdpStats DdpBase::stats() const {
-  const c10::DDPLoggingData data = state_->logger->get_ddp_logging_data();
-  const auto number = [&data](const char* key) -> int64_t {
-    const auto found = data.ints_map.find(key);
-    return found == data.ints_map.end() ? 0 : found->second;
-  };
-  const auto text = [&data](const char* key) {
-    const auto found = data.strs_map.find(key);
-    return found == data.strs_map.end() ? std::string() : found->second;
-  };
-  const auto time = [&number](const char* key) { return std::chrono::nanoseconds(number(key)); };
+  c10::DDPLoggingData data = state_->logger->get_ddp_logging_data();
+  auto& number = data.ints_map;  // missing values are 0
+  const auto time = [&number](const char* key) { return std::chrono::nanoseconds(number[key]); };
   return {
-      .iteration = number("iteration"),
+      .iteration = number["iteration"],
       .forward_compute_time = time("avg_forward_compute_time"),
       .backward_compute_time = time("avg_backward_compute_time"),
       .backward_comm_time = time("avg_backward_comm_time"),
       .backward_compute_comm_overlap_time = time("avg_backward_compute_comm_overlap_time"),
-      .num_parameter_tensors = number("num_parameter_tensors"),
-      .total_parameter_size_bytes = number("total_parameter_size_bytes"),
-      .unused_parameter_size_bytes = number("unused_parameter_size"),
+      .num_parameter_tensors = number["num_parameter_tensors"],
+      .total_parameter_size_bytes = number["total_parameter_size_bytes"],
+      .unused_parameter_size_bytes = number["unused_parameter_size"],
       .bucket_sizes = state_->logger->get_bucket_sizes(),
-      .has_rebuilt_buckets = number("has_rebuilt_buckets") != 0,
-      .can_set_static_graph = number("can_set_static_graph") != 0,
-      .comm_hook = text("comm_hook"),
+      .has_rebuilt_buckets = number["has_rebuilt_buckets"] != 0,
+      .can_set_static_graph = number["can_set_static_graph"] != 0,
+      .comm_hook = data.strs_map["comm_hook"],
   };
 }
 

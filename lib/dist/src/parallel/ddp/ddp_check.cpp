@@ -109,8 +109,9 @@ void explain_unfinished_reduction(const std::string& message,
       base::join(names, ", ")));
 }
 
-void check_still_wrapped(const std::vector<NamedTensor>& parameters,
-                         const std::vector<const torch::autograd::Node*>& accumulators) {
+void check_unchanged(const std::vector<NamedTensor>& parameters,
+                     const std::vector<const torch::autograd::Node*>& accumulators,
+                     const std::vector<NamedTensor>& frozen) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& tensor = parameters[i].tensor;
     if (torch::autograd::impl::try_get_grad_accumulator(tensor).get() == accumulators[i]) continue;
@@ -120,9 +121,6 @@ void check_still_wrapped(const std::vector<NamedTensor>& parameters,
         "wrapping",
         parameters[i].name, c10::toString(tensor.scalar_type()), tensor.device().str()));
   }
-}
-
-void check_still_frozen(const std::vector<NamedTensor>& frozen) {
   for (const NamedTensor& one : frozen) {
     if (!one.tensor.requires_grad()) continue;
     throw base::UserError(fmt::format(

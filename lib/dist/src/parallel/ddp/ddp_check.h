@@ -21,19 +21,16 @@ std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
                                         bool has_sync_batch_norm);
 
 /// @param accumulators of the parameters, at the time of wrapping.
-/// @throws base::UserError if a parameter has another one now: module.to() has removed the
-/// reducer's
-///   hooks.
-void check_still_wrapped(const std::vector<NamedTensor>& parameters,
-                         const std::vector<const torch::autograd::Node*>& accumulators);
+/// @throws base::UserError if a parameter has another one now, because module.to() has removed the
+///   reducer's hooks, or if a frozen parameter requires a gradient now.
+void check_unchanged(const std::vector<NamedTensor>& parameters,
+                     const std::vector<const torch::autograd::Node*>& accumulators,
+                     const std::vector<NamedTensor>& frozen);
 
 /// @throws base::UserError that names the parameters, if libtorch's message is that parameters got
 /// no
 ///   gradient in the step before.
 void explain_unfinished_reduction(const std::string& message,
                                   const std::vector<NamedTensor>& parameters);
-
-/// @throws base::UserError that names the first parameter that requires a gradient now.
-void check_still_frozen(const std::vector<NamedTensor>& frozen);
 
 }  // namespace syncbn::dist::detail

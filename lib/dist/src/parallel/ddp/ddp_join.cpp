@@ -27,13 +27,6 @@ int64_t sum(const DdpState& state, int64_t own) {
   return total.item().toLong();
 }
 
-/// The highest rank for which `yes` is true.
-int highest_rank(const DdpState& state, bool yes) {
-  const at::Tensor highest = number(state, yes ? state.group->getRank() : -1, at::kLong);
-  start_all_reduce(highest, state.group, c10d::ReduceOp::MAX)->wait();
-  return highest.item().toInt();
-}
-
 /// The world ranks of a group's members, in the group's order.
 std::vector<int> members(const ProcessGroupPtr& group) {
   const Backend* backend = backend_of(group);
@@ -128,8 +121,10 @@ void notify_joined_ranks(DdpState& state) {
   }
 }
 
-int rank_with_buffers(DdpState& state) {
-  return highest_rank(state, true);
+int highest_rank(const DdpState& state, bool yes) {
+  const at::Tensor highest = number(state, yes ? state.group->getRank() : -1, at::kLong);
+  start_all_reduce(highest, state.group, c10d::ReduceOp::MAX)->wait();
+  return highest.item().toInt();
 }
 
 void announce_whether_gradients_follow(DdpState& state) {

@@ -1,10 +1,11 @@
-#include "ddp/ddp_outputs.h"
-
 #include <algorithm>
 #include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include "ddp/ddp_state.h"
 
 namespace syncbn::dist::detail {
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,8 +61,20 @@ struct DdpState {
 // What a rank with input does in each step of a join() span.
 
 void notify_joined_ranks(DdpState& state);
-/// The rank whose buffers all ranks get.
-int rank_with_buffers(DdpState& state);
+/// The highest rank for which `yes` is true. Collective. Its buffers are the ones to broadcast.
+int highest_rank(const DdpState& state, bool yes);
 void announce_whether_gradients_follow(DdpState& state);
+
+/// Whether the graph of any output contains one of these leaves.
+bool reach_any(const std::vector<at::Tensor>& outputs,
+               const std::vector<const torch::autograd::Node*>& leaves);
+
+/// Copies of all outputs that share one autograd node. If the loss uses only some of them, backward
+/// still runs the graphs of the others, with undefined gradients, so that the reducer does not wait
+/// for their parameters. Backward calls `on_backward` when it reaches the node.
+/// @param anchor a leaf that backward must reach, with an undefined gradient: if no output requires
+///   a gradient, the copies do. May be undefined.
+std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::Tensor& anchor,
+                                     std::function<void()> on_backward);
 
 }  // namespace syncbn::dist::detail

@@ -255,7 +255,9 @@ class PowerSgd {
   std::map<size_t, Memory> memory_;  ///< by bucket index
 };
 
-void check(const PowerSgdOptions& options) {
+}  // namespace
+
+CommHook power_sgd_hook(const PowerSgdOptions& options) {
   if (options.matrix_approximation_rank < 1) {
     throw base::UserError(
         fmt::format("power_sgd_hook: matrix_approximation_rank must be 1 or more, got {}",
@@ -267,12 +269,6 @@ void check(const PowerSgdOptions& options) {
         "got {}: DDP rebuilds its buckets after the first step",
         options.start_power_sgd_iter));
   }
-}
-
-}  // namespace
-
-CommHook power_sgd_hook(const PowerSgdOptions& options) {
-  check(options);
   return [state = std::make_shared<PowerSgd>(options)](c10d::GradBucket& bucket) {
     return state->run(bucket);
   };
