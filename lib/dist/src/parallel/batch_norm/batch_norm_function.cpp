@@ -40,7 +40,7 @@ void check_input(const BatchNormArguments& arguments) {
   }
   if (arguments.residual.defined() && arguments.residual.sizes() != input.sizes()) {
     throw base::UserError(
-        fmt::format("SyncBatchNorm: what is added must have the sizes of the input {}, it has {}",
+        fmt::format("SyncBatchNorm: the residual must have the sizes of the input {}, it has {}",
                     c10::str(input.sizes()), c10::str(arguments.residual.sizes())));
   }
 }
