@@ -1,5 +1,5 @@
-// The loops of the CPU's kernels, for each instruction set that this processor has, against plain
-// ones in double: runs that are no multiple of a vector, parts, and what lies around results.
+// The loops of the CPU kernels, for each instruction set of this processor, against plain loops in
+// double: runs that are not a multiple of a vector, parts, and writes beyond the results.
 
 #include "batch_norm/batch_norm_cpu_loops.h"
 
@@ -27,12 +27,12 @@ struct Layout {
   int64_t runs() const { return rows ? n : n * c; }
   int64_t count() const { return n * c * s; }
   size_t channel(int64_t i) const { return static_cast<size_t>(rows ? i % c : i / s % c); }
-  int64_t gate_bytes() const { return runs() * cpu::gate_bytes(length()); }
-  const uint8_t* gate_of(const uint8_t* gate, int64_t i) const {
-    return gate + i / length() * cpu::gate_bytes(length());
+  int64_t mask_bytes() const { return runs() * cpu::mask_bytes(length()); }
+  const uint8_t* mask_of(const uint8_t* mask, int64_t i) const {
+    return mask + i / length() * cpu::mask_bytes(length());
   }
-  bool is_open(const uint8_t* gate, int64_t i) const {
-    return gate == nullptr || cpu::is_open(gate_of(gate, i), i % length());
+  bool is_set(const uint8_t* mask, int64_t i) const {
+    return mask == nullptr || cpu::mask_bit(mask_of(mask, i), i % length());
   }
 };
 
@@ -101,8 +101,8 @@ class LoopsCheck {
 
   void expect_transform(bool add, bool relu) {
     Guarded<T> y(layout_.count(), aligned_);
-    Guarded<uint8_t> gate(layout_.gate_bytes(), true);
-    const EpilogueData<T> epilogue{add ? residual_.data() : nullptr, relu ? gate.data() : nullptr};
+    Guarded<uint8_t> mask(layout_.mask_bytes(), true);
+    const EpilogueData<T> epilogue{add ? residual_.data() : nullptr, relu ? mask.data() : nullptr};
     const ForwardCoefficients k{center_.data(), scale_.data(), shift_.data()};
     in_parts([&](int64_t begin, int64_t end) {
       if (layout_.rows) {
@@ -117,18 +117,18 @@ class LoopsCheck {
       if (relu && expected < 0) expected = 0;
       expect_near(y.data()[i], expected);
       if (relu) {
-        EXPECT_EQ(layout_.is_open(gate.data(), i), !(y.data()[i] <= 0)) << i;
+        EXPECT_EQ(layout_.is_set(mask.data(), i), !(y.data()[i] <= 0)) << i;
       }
     });
     y.expect_guards();
-    gate.expect_guards();
+    mask.expect_guards();
   }
 
   void expect_backward(bool relu, bool keep) {
-    std::vector<uint8_t> gate(static_cast<size_t>(layout_.gate_bytes()));
-    for (uint8_t& byte : gate) byte = static_cast<uint8_t>(random_());
+    std::vector<uint8_t> mask(static_cast<size_t>(layout_.mask_bytes()));
+    for (uint8_t& byte : mask) byte = static_cast<uint8_t>(random_());
     Guarded<T> dx(layout_.count(), aligned_), kept(layout_.count(), aligned_);
-    GradientData<T> gradient{dy_.data(), relu ? gate.data() : nullptr, nullptr};
+    GradientData<T> gradient{dy_.data(), relu ? mask.data() : nullptr, nullptr};
     std::vector<double> sum(static_cast<size_t>(layout_.c), -1), with_x = sum;
     const auto reduce = [&](int64_t begin, int64_t end) {
       if (layout_.rows) {
@@ -151,7 +151,7 @@ class LoopsCheck {
     });
     std::vector<double> exact_sum(sum.size()), exact_with_x(sum.size());
     for_all([&](int64_t i, size_t c) {
-      const double g = layout_.is_open(gradient.gate, i) ? at(dy_, i) : 0.0;
+      const double g = layout_.is_set(gradient.mask, i) ? at(dy_, i) : 0.0;
       exact_sum[c] += g;
       exact_with_x[c] += g * (at(x_, i) - center_[c]);
       expect_near(dx.data()[i], (g - shift_[c]) * scale_[c] + (at(x_, i) - center_[c]) * slope_[c]);
@@ -225,7 +225,7 @@ void expect_right(const Loops<T>& loops) {
       for (const bool stream : {false, true}) {
         SCOPED_TRACE((layout.rows ? "rows " : "planes ") + std::to_string(layout.n) + ", " +
                      std::to_string(layout.c) + ", " + std::to_string(layout.s) +
-                     (aligned ? "" : ", not aligned") + (stream ? ", past the cache" : ""));
+                     (aligned ? "" : ", not aligned") + (stream ? ", streamed" : ""));
         LoopsCheck<T> check(loops, layout, aligned, stream);
         check.expect_moments();
         for (const bool relu : {false, true}) {

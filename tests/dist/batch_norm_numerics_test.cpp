@@ -216,7 +216,7 @@ TEST_F(SyncBatchNormNumericsTest, AConstantChannelHasNoVarianceAndBecomesTheBias
   });
 }
 
-// More values a channel than float16 counts to.
+// More values per channel than float16 can count.
 TEST_F(SyncBatchNormNumericsTest, OfAMillionValuesAChannelInHalfPrecision) {
   expect_accurate({.shares = {1, 3}, .sample = {2, 512, 512}, .type = at::kHalf, .mean = 0.5});
   expect_accurate({.shares = {1, 3}, .sample = {2, 512, 512}, .type = at::kBFloat16, .mean = 0.5});

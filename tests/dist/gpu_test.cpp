@@ -119,12 +119,12 @@ void expect_kernels_agree(const KernelCase& c) {
                      {.residual = on_gpu(dy), .relu = true});
   EXPECT_TRUE(close(output_on_gpu.values.cpu(), output.values, c.tolerance, c.tolerance));
 
-  // The gate is the CPU's output, so that rounding near 0 does not open one gate and close another.
-  OutputGradient gradient{dy, output.gate};
+  // Both masks are made from the CPU's output: rounding near 0 could make them differ.
+  OutputGradient gradient{dy, output.relu_mask};
   const auto sums = cpu.backward_reduce(gradient, x, merged.mean, invstd);
   OutputGradient gradient_on_gpu{on_gpu(dy), on_gpu(output.values)};
-  EXPECT_TRUE(
-      close(cuda.pass_gate(gradient_on_gpu, on_gpu(x)).cpu(), cpu.pass_gate(gradient, x), 0, 0));
+  EXPECT_TRUE(close(cuda.apply_relu_mask(gradient_on_gpu, on_gpu(x)).cpu(),
+                    cpu.apply_relu_mask(gradient, x), 0, 0));
   const auto sums_on_gpu =
       cuda.backward_reduce(gradient_on_gpu, on_gpu(x), on_gpu(merged.mean), on_gpu(invstd));
   EXPECT_TRUE(close(first(sums_on_gpu).cpu(), first(sums), 1e-3, 1e-2));

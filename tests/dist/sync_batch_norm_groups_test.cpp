@@ -182,7 +182,7 @@ TEST_F(SyncBatchNormTest, WrongInputsAreNamed) {
     const auto message = [&](const at::Tensor& input, const at::Tensor& residual = {}) {
       return message_of<UserError>([&] { layer->forward(input, residual); });
     };
-    EXPECT_THAT(message(test::randn({4, 3}), test::randn({4, 1})), HasSubstr("what is added"));
+    EXPECT_THAT(message(test::randn({4, 3}), test::randn({4, 1})), HasSubstr("the residual must"));
     EXPECT_THAT(message(test::randn({4})), HasSubstr("2 to 5 dimensions"));
     EXPECT_THAT(message(test::randn({4, 2})), HasSubstr("3 channels"));
     EXPECT_THAT(message(test::ones({4, 3}, at::kLong)), HasSubstr("floating-point"));

@@ -1,7 +1,8 @@
 #pragma once
 
-// The inner loops of the CPU kernels, free of torch: they are compiled once per instruction set,
-// and inline functions of torch's headers compiled for AVX2 must not replace the others.
+// The inner loops of the CPU kernels. They include nothing of libtorch: they are compiled once per
+// instruction set, and the linker could pick inline functions of libtorch that were compiled for
+// AVX2 for the whole program.
 
 #include <cstdint>
 
@@ -22,61 +23,57 @@ struct BackwardCoefficients {
   const double* slope;
 };
 
-/// The part of a tensor that one call works on. "Planes": [N, C, S] with contiguous S, channels
-/// [begin, end). "Rows": [R, C] with contiguous C (channels-last, or 2-D), rows [begin, end).
-/// stream: results go past the cache, if rows and planes are whole, aligned vectors. ahead: the
-/// channel after this one comes next, and what is read and written of it is fetched meanwhile.
+/// Channels [begin, end) of [N, C, S] with contiguous S.
+/// stream: results bypass the cache if planes are whole, aligned vectors.
+/// prefetch: the caller processes the next channel after this one, so fetch its values.
 struct Planes {
   int64_t n, c, s, begin, end;
   bool stream = false;
-  bool ahead = false;
+  bool prefetch = false;
 };
+/// Rows [begin, end) of [R, C] with contiguous C (channels-last, or 2-D).
 struct Rows {
   int64_t c, begin, end;
   bool stream = false;
 };
 
-// The gate of a layer with ReLU: one bit a value, from the lowest, set where the gradient of the
-// output passes. Each plane, or row of all channels, begins with a byte of its own. Null without
-// ReLU.
+// ReLU mask: one bit per value, from the lowest, set where the ReLU lets the gradient pass. Each
+// plane, or row of all channels, begins with a byte of its own. Null without ReLU.
 
-/// Of so many values next to each other.
-inline int64_t gate_bytes(int64_t values) {
+inline int64_t mask_bytes(int64_t values) {
   return (values + 7) / 8;
 }
-/// Of the value with the number i.
-inline bool is_open(const uint8_t* gate, int64_t i) {
-  return (gate[i / 8] >> (i % 8) & 1) != 0;
+inline bool mask_bit(const uint8_t* mask, int64_t i) {
+  return (mask[i / 8] >> (i % 8) & 1) != 0;
 }
 
-/// What follows normalising, in the same pass: y + residual (may be null), then ReLU, which sets
-/// its gate.
+/// Applied to the normalised values in the same pass: y + residual (may be null), then ReLU, which
+/// sets its mask.
 template <class T>
 struct EpilogueData {
   const T* residual = nullptr;
-  uint8_t* gate = nullptr;
+  uint8_t* mask = nullptr;
 };
 
-/// The gradient of a layer's output. Behind its gate it also goes to `kept` (may be null).
+/// The gradient of a layer's output. The masked gradient is also written to `kept` (may be null).
 template <class T>
 struct GradientData {
   const T* dy = nullptr;
-  const uint8_t* gate = nullptr;
+  const uint8_t* mask = nullptr;
   T* kept = nullptr;
 };
 
-/// One table per element type and instruction set. Sums and moments come out in double, whatever
-/// the element type.
+/// One table per element type and instruction set. Sums and moments are double for both types.
 template <class T>
 struct Loops {
   void (*moments_planes)(const T* x, Planes part, double* mean, double* m2);
-  /// mean and m2 of the rows given, for all channels.
+  /// mean and m2 of the given rows, for all channels.
   void (*moments_rows)(const T* x, Rows part, double* mean, double* m2);
   void (*transform_planes)(const T* x, T* y, Planes part, ForwardCoefficients coefficients,
                            EpilogueData<T> epilogue);
   void (*transform_rows)(const T* x, T* y, Rows part, ForwardCoefficients coefficients,
                          EpilogueData<T> epilogue);
-  /// Nothing is kept yet.
+  /// The reductions do not write to `kept`.
   void (*reduce_planes)(GradientData<T> gradient, const T* x, Planes part, const double* mean,
                         double* sum_dy, double* sum_dy_xmu);
   void (*reduce_rows)(GradientData<T> gradient, const T* x, Rows part, const double* mean,

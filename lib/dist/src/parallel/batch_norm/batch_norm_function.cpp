@@ -10,16 +10,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "batch_norm/batch_norm_kernels.h"
-#include "batch_norm/batch_statistics_recorder.h"
-#include "batch_norm/statistics_tape.h"
+#include "batch_norm/statistics_scopes.h"
 
 namespace syncbn::dist::detail {
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-}  // namespace
 
 void check_input(const BatchNormArguments& arguments) {
   const at::Tensor& input = arguments.input;
@@ -47,20 +40,23 @@ void check_input(const BatchNormArguments& arguments) {
   }
   if (arguments.residual.defined() && arguments.residual.sizes() != input.sizes()) {
     throw base::UserError(
-        fmt::format("SyncBatchNorm: what is added must have the sizes of the input {}, it has {}",
+        fmt::format("SyncBatchNorm: the residual must have the sizes of the input {}, it has {}",
                     c10::str(input.sizes()), c10::str(arguments.residual.sizes())));
   }
 }
 
 namespace {
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
 Epilogue epilogue_of(const BatchNormArguments& arguments) {
   const at::Tensor& residual = arguments.residual;
   return {.residual = residual.defined() ? residual.detach() : residual, .relu = arguments.relu};
 }
 
-/// Statistics over all ranks, which also go into the running ones.
-/// @param output is set where normalising came with it.
+/// Statistics over all ranks; also updates the running statistics.
+/// @param output set if a fused kernel has normalised as well.
 MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& exchange,
                          bool& updated, Output& output) {
   const at::Tensor& input = arguments.input;
@@ -68,12 +64,11 @@ MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& ex
   const int64_t channels = input.size(1);
   const int64_t count = channels == 0 ? 0 : input.numel() / channels;
   MergedMoments merged =
-      exchange.ranks() == 1 && kernels.normalize_alone != nullptr
-          ? kernels.normalize_alone(input, arguments.weight, arguments.bias, arguments.eps,
-                                    epilogue_of(arguments), output)
+      exchange.ranks() == 1 && kernels.fused_local_forward != nullptr
+          ? kernels.fused_local_forward(input, arguments.weight, arguments.bias, arguments.eps,
+                                        epilogue_of(arguments), output)
           : kernels.merge(exchange.gather(kernels.moments(input)), channels);
-  // Two values or more here are two or more everywhere; only fewer need a look at the sum, which
-  // on a GPU waits for it.
+  // Reading the total waits for the GPU: only necessary with fewer than two values on this rank.
   const double total = count > 1 ? 2.0 : merged.count.item<double>();
   if (total == 1) {
     throw base::UserError(fmt::format(
@@ -82,8 +77,9 @@ MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& ex
         exchange.ranks() == 1 ? "one rank" : fmt::format("all {} ranks", exchange.ranks()),
         c10::str(input.sizes())));
   }
-  if (BatchStatisticsRecorder* const sink = BatchStatisticsRecorder::current()) {
-    sink->add(arguments.running_mean, merged);
+  if (BatchStatisticsRecorder* const recorder = BatchStatisticsRecorder::current) {
+    const at::Tensor& layer = arguments.running_mean;
+    if (layer.defined()) recorder->batches[layer.unsafeGetTensorImpl()].push_back(merged);
     return merged;
   }
   updated = total > 1;
@@ -95,7 +91,7 @@ MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& ex
   return merged;
 }
 
-/// exchange.sum() for autograd: what each rank's value does to the sum, it does to all ranks'.
+/// exchange.sum() with a gradient: every rank's value contributes to the sum on all ranks.
 class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& own,
@@ -114,9 +110,9 @@ struct Gradients {
   at::Tensor input, weight, bias;
 };
 
-/// The gradients by operations that autograd knows, for gradients of gradients. Deviations are
-/// taken from the saved mean, a constant, whose distance from the mean (zero but for rounding)
-/// carries the mean's own gradient; so one exchange has all that is summed.
+/// The gradients as differentiable operations, for gradients of gradients. Deviations are taken
+/// from the saved mean, a constant: `shift`, the mean deviation (zero except for rounding), carries
+/// the gradient of the mean, so that one exchange suffices.
 Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tensor& input,
                                    const at::Tensor& weight, const MergedMoments& saved, double eps,
                                    const c10::intrusive_ptr<Exchange>& exchange) {
@@ -148,7 +144,7 @@ Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tens
   return result;
 }
 
-/// What a layer's backward has to know besides tensors.
+/// What backward needs besides tensors.
 struct Saved : torch::CustomClassHolder {
   c10::intrusive_ptr<Exchange> exchange;
   double eps = 0;
@@ -158,7 +154,7 @@ struct Saved : torch::CustomClassHolder {
 
 class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunction> {
  public:
-  // Tensors are named again for autograd: it looks for them among the arguments.
+  // Autograd finds the differentiable tensors among the arguments of this function only.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const std::optional<at::Tensor>& /*weight*/,
                             const std::optional<at::Tensor>& /*bias*/,
@@ -175,7 +171,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                                  epilogue_of(arguments));
     }
     context->save_for_backward(
-        {input, arguments.weight, merged.mean, merged.m2, merged.count, invstd, output.gate});
+        {input, arguments.weight, merged.mean, merged.m2, merged.count, invstd, output.relu_mask});
     auto more = c10::make_intrusive<Saved>();
     more->exchange = exchange;
     more->eps = arguments.eps;
@@ -194,11 +190,12 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
     const c10::intrusive_ptr<Exchange>& exchange = more->exchange;
     OutputGradient gradient{grad_outputs[0], saved[6]};
     const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
-    const auto pass_gate = [&] {
-      if (gradient.gate.defined()) gradient = {kernels.pass_gate(gradient, input), at::Tensor()};
+    const auto apply_relu_mask = [&] {
+      if (!gradient.relu_mask.defined()) return;
+      gradient = {kernels.apply_relu_mask(gradient, input), at::Tensor()};
     };
 
-    // Autograd counts the tensors that were given: the input, and those of the others that are.
+    // Autograd numbers only the tensors that were given.
     size_t index = 1;
     const auto is_needed = [&](bool given) { return given && context->needs_input_grad(index++); };
     const bool needs_input = context->needs_input_grad(0);
@@ -208,15 +205,15 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 
     Gradients gradients;
     if (at::GradMode::is_enabled()) {
-      pass_gate();
+      apply_relu_mask();
       gradients =
           differentiable_gradients(gradient.values, input, weight, merged, more->eps, exchange);
     } else {
       at::Tensor sums;
-      // Whether the input needs a gradient follows from the network, so all ranks agree.
-      if (needs_input && exchange->ranks() == 1 && kernels.backward_alone != nullptr) {
-        sums = kernels.backward_alone(gradient, input, weight, merged.mean, invstd, merged.count,
-                                      needs_residual, gradients.input);
+      // All ranks agree on needs_input, which follows from the network.
+      if (needs_input && exchange->ranks() == 1 && kernels.fused_local_backward != nullptr) {
+        sums = kernels.fused_local_backward(gradient, input, weight, merged.mean, invstd,
+                                            merged.count, needs_residual, gradients.input);
       } else {
         sums = kernels.backward_reduce(gradient, input, merged.mean, invstd);
         if (needs_input) {
@@ -225,7 +222,7 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
                                            exchange->sum(sums), merged.count, needs_residual);
         }
       }
-      if (needs_residual) pass_gate();
+      if (needs_residual) apply_relu_mask();
       if (needs_weight || needs_bias) {
         const at::Tensor& any = weight.defined() ? weight : input;
         const ParameterGradients parameters =
@@ -249,18 +246,19 @@ class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunc
 
 }  // namespace
 
-BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const BatchNormLayer& layer) {
+BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,
+                                const ProcessGroupPtr& group, Timeout timeout) {
   check_input(arguments);
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };
+  const at::Tensor& input = arguments.input;
   const auto exchange =
-      c10::make_intrusive<Exchange>(*layer.name, arguments.input.size(1),
-                                    arguments.input.scalar_type(), layer.group, layer.timeout);
+      c10::make_intrusive<Exchange>(layer, input.size(1), input.scalar_type(), group, timeout);
   BatchNormResult result;
   result.output = SyncBatchNormFunction::apply(
-      arguments.input, optional(arguments.weight), optional(arguments.bias),
-      optional(arguments.residual), arguments, exchange, &result.updated);
+      input, optional(arguments.weight), optional(arguments.bias), optional(arguments.residual),
+      arguments, exchange, &result.updated);
   return result;
 }
 

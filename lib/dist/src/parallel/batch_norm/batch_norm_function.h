@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -11,43 +10,38 @@
 
 namespace syncbn::dist::detail {
 
-/// What aten::batch_norm takes, less what cuDNN wants, and what is fused with it. Undefined tensors
-/// stand for None.
+/// Arguments of aten::batch_norm and of the operations fused with it. Undefined tensors stand for
+/// None.
 struct BatchNormArguments {
   at::Tensor input;
   at::Tensor weight;
   at::Tensor bias;
   at::Tensor running_mean;         ///< updated in place
   at::Tensor running_var;          ///< updated in place
-  at::Tensor num_batches_tracked;  ///< counted up
+  at::Tensor num_batches_tracked;  ///< incremented
   std::optional<double> momentum;  ///< nullopt: 1 / num_batches_tracked
   double eps = 1e-5;
-  at::Tensor residual;  ///< added to what is normalised
-  bool relu = false;    ///< and then negative values become 0
+  at::Tensor residual;  ///< added to the normalised values
+  bool relu = false;    ///< applied after that
 };
 
-/// Whose arguments they are, and which ranks share the statistics.
-struct BatchNormLayer {
-  std::shared_ptr<const LayerName> name;
-  ProcessGroupPtr group;  ///< null: this rank alone
-  Timeout timeout;
-};
-
-/// @throws base::UserError for an input that the layer cannot take: dimensions, channels, dtype,
-///   device.
+/// @throws base::UserError if dimensions, channels, dtype or device of the input do not fit the
+///   layer.
 void check_input(const BatchNormArguments& arguments);
 
 struct BatchNormResult {
   at::Tensor output;
-  /// Whether the batch counted: not when all ranks are empty, in checkpoint()'s recomputation, nor
-  /// in update_bn_stats().
+  /// Whether the running statistics were updated. They are not when all ranks are empty, in
+  /// checkpoint()'s recomputation, and in update_bn_stats().
   bool updated = false;
 };
 
-/// Normalises over the batches of all ranks of the layer's group, with autograd of any order; the
-/// running statistics are updated once. Collective: every rank of the group calls it.
-/// @throws base::UserError for an input that cannot be normalised, and when all ranks together have
-///   one value a channel.
-BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const BatchNormLayer& layer);
+/// Normalises over the batches of all ranks of the layer's group, with gradients of any order, and
+/// updates the running statistics. Collective: every rank of the group calls it.
+/// @param group null: nothing is exchanged.
+/// @throws base::UserError as check_input() does, and if all ranks together have one value per
+///   channel.
+BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,
+                                const ProcessGroupPtr& group, Timeout timeout);
 
 }  // namespace syncbn::dist::detail

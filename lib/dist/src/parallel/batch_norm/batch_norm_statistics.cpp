@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/collectives.h>
-#include <syncbn/dist/sync_batch_norm.h>
 
 #include <string>
 #include <vector>
@@ -12,23 +11,24 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/nn/modules/batchnorm.h>
 
-#include "batch_norm/batch_statistics_recorder.h"
 #include "batch_norm/convert.h"
 #include "batch_norm/named_layers.h"
+#include "batch_norm/statistics_scopes.h"
 
 namespace syncbn::dist {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-bool is_statistic(const std::string& name) {
-  return name.ends_with("running_mean") || name.ends_with("running_var");
-}
-
-/// Through float64, which holds other floating-point types exactly, and in one message.
-void distribute(const Tensors& buffers, bool reduce, const ProcessGroupPtr& group) {
+/// In one message, as float64, which holds the other floating-point types exactly.
+void distribute(const std::vector<detail::NamedTensor>& all_buffers, bool reduce,
+                const ProcessGroupPtr& group) {
+  Tensors buffers;
+  for (const auto& [name, buffer] : all_buffers) {
+    const bool is_statistic = name.ends_with("running_mean") || name.ends_with("running_var");
+    if (is_statistic && buffer.defined()) buffers.push_back(buffer);
+  }
   if (buffers.empty() || world_size(group) == 1) return;
   const at::NoGradGuard no_grad;
   Tensors flat;
@@ -55,24 +55,25 @@ struct Layer {
   at::Tensor running_var;
 };
 
-/// The layers whose statistics update_bn_stats() is to find, each of which reports to a
-/// BatchStatisticsRecorder while this lives.
-class Layers {
+/// The layers whose statistics update_bn_stats() computes. While this lives, libtorch's own layers
+/// are converted, without exchange, since only converted layers use a BatchStatisticsRecorder.
+class RecordedLayers {
  public:
-  explicit Layers(const torch::nn::Module& module) {
-    detail::install_batch_norm_override();
+  explicit RecordedLayers(const torch::nn::Module& module) {
+    detail::install_operators();
     detail::for_each_named_module(module, [this](const auto& name, const auto& one) {
       if (!one.is_training()) return;
       if (const auto* layer = one.template as<SyncBatchNormImpl>()) add(name, *layer);
-      add_plain(name, one.template as<torch::nn::BatchNorm1dImpl>());
-      add_plain(name, one.template as<torch::nn::BatchNorm2dImpl>());
-      add_plain(name, one.template as<torch::nn::BatchNorm3dImpl>());
+      detail::visit_batch_norm(one, [&](const auto& layer) {
+        add(name, layer);
+        convert(name, layer);
+      });
     });
   }
-  Layers(const Layers&) = delete;
-  Layers& operator=(const Layers&) = delete;
-  ~Layers() {
-    for (const auto& [mean, weight] : registered_) detail::unregister_layer(mean, weight);
+  RecordedLayers(const RecordedLayers&) = delete;
+  RecordedLayers& operator=(const RecordedLayers&) = delete;
+  ~RecordedLayers() {
+    for (const auto& [mean, weight] : converted_) detail::unregister_layer(mean, weight);
   }
 
   const std::vector<Layer>& all() const { return layers_; }
@@ -85,28 +86,25 @@ class Layers {
     }
   }
 
-  /// libtorch's own would not report: while this lives they are converted, without a group.
   template <class Module>
-  void add_plain(const std::string& name, const Module* layer) {
-    if (layer == nullptr || !layer->running_mean.defined()) return;
-    add(name, *layer);
-    if (detail::converted_group(layer->running_mean)) return;
+  void convert(const std::string& name, const Module& layer) {
+    if (!layer.running_mean.defined() || detail::converted_group(layer.running_mean, layer.weight))
+      return;
     detail::register_layer(
-        layer->running_mean, layer->weight,
+        layer.running_mean, layer.weight,
         {.name = std::make_shared<detail::LayerName>(detail::LayerName{.given = name}),
          .group = {},
          .timeout = {},
          .is_training = [] { return true; },
-         .num_batches_tracked = [counter = layer->num_batches_tracked] { return counter; },
-         .alone = true});
-    registered_.emplace_back(layer->running_mean, layer->weight);
+         .num_batches_tracked = [counter = layer.num_batches_tracked] { return counter; },
+         .is_local = true});
+    converted_.emplace_back(layer.running_mean, layer.weight);
   }
 
   std::vector<Layer> layers_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> registered_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> converted_;
 };
 
-/// Statistics of all batches together.
 detail::MergedMoments merged(const std::vector<detail::MergedMoments>& batches) {
   Tensors rows;
   for (const detail::MergedMoments& one : batches) {
@@ -119,19 +117,11 @@ detail::MergedMoments merged(const std::vector<detail::MergedMoments>& batches) 
 }  // namespace
 
 void distribute_bn(torch::nn::Module& module, bool reduce, const ProcessGroupPtr& group) {
-  Tensors buffers;
-  for (const auto& item : module.named_buffers()) {
-    if (is_statistic(item.key()) && item.value().defined()) buffers.push_back(item.value());
-  }
-  distribute(buffers, reduce, group);
+  distribute(detail::distinct(module.named_buffers()), reduce, group);
 }
 
 void distribute_bn(torch::jit::Module& module, bool reduce, const ProcessGroupPtr& group) {
-  Tensors buffers;
-  for (const auto& item : module.named_buffers()) {
-    if (is_statistic(item.name)) buffers.push_back(item.value);
-  }
-  distribute(buffers, reduce, group);
+  distribute(detail::distinct(module.named_buffers()), reduce, group);
 }
 
 void update_bn_stats(torch::nn::Module& module, const std::function<void(int64_t i)>& forward,
@@ -141,17 +131,17 @@ void update_bn_stats(torch::nn::Module& module, const std::function<void(int64_t
         fmt::format("update_bn_stats: num_iters must be positive, got {}", num_iters));
   }
   const at::NoGradGuard no_grad;
-  const Layers layers(module);
-  detail::BatchStatisticsRecorder sink;
+  const RecordedLayers layers(module);
+  detail::BatchStatisticsRecorder recorder;
   for (int64_t i = 0; i < num_iters; ++i) forward(i);
-  // All are looked at before one is changed.
+  // Change no layer if one of them fails.
   std::vector<detail::MergedMoments> found;
   for (const Layer& layer : layers.all()) {
-    const auto& batches = sink.batches(layer.running_mean);
+    const auto& batches = recorder.batches[layer.running_mean.unsafeGetTensorImpl()];
     found.push_back(batches.empty() ? detail::MergedMoments{} : merged(batches));
     if (!batches.empty() && found.back().count.item<double>() < 2) {
       throw base::UserError(fmt::format(
-          "update_bn_stats: {} batches have fewer than two values a channel for layer '{}'",
+          "update_bn_stats: {} batches have fewer than two values per channel for layer '{}'",
           num_iters, layer.name));
     }
   }

@@ -2,12 +2,10 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
-#include <syncbn/dist/sync_batch_norm.h>
 
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <tuple>
 #include <unordered_map>
@@ -17,15 +15,12 @@
 #include <ATen/ops/_batch_norm_impl_index_native.h>
 #include <ATen/ops/batch_norm_native.h>
 #include <c10/util/ParallelGuard.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
-#include <torch/nn/modules/batchnorm.h>
 
 #include "batch_norm/batch_norm_function.h"
-#include "batch_norm/batch_statistics_recorder.h"
-#include "batch_norm/layer_naming.h"
 #include "batch_norm/named_layers.h"
-#include "batch_norm/replica.h"
-#include "batch_norm/statistics_tape.h"
+#include "batch_norm/statistics_scopes.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
 
@@ -33,41 +28,44 @@ namespace syncbn::dist {
 namespace detail {
 namespace {
 
+using OptionalTensor = std::optional<at::Tensor>;
+using LayerPtr = std::shared_ptr<const ConvertedLayer>;
+
 struct Entry {
-  // Weak, so that a destroyed layer leaves its memory but not its address free: another tensor can
-  // never be mistaken for it.
+  // A weak pointer keeps the address of a destroyed tensor in use: no other tensor can be mistaken
+  // for it.
   c10::weak_intrusive_ptr<at::TensorImpl> key;
-  std::shared_ptr<const ConvertedLayer> layer;
-  /// It is converted no longer, but another handle may run the code of a conversion.
+  LayerPtr layer;
+  /// The layer was reverted, but another handle may still run converted code.
   bool was_reverted = false;
 };
 
-struct Layers {
+struct Registry {
   std::mutex mutex;
   std::unordered_map<const at::TensorImpl*, Entry> by_key;
 
-  void forget_destroyed() {
-    std::vector<std::shared_ptr<const ConvertedLayer>> holding;
+  void remove_destroyed() {
+    std::vector<LayerPtr> to_release;
     {
       const std::lock_guard lock(mutex);
       for (const auto& [address, entry] : by_key) {
-        if (entry.layer->let_go) holding.push_back(entry.layer);
+        if (entry.layer->release) to_release.push_back(entry.layer);
       }
     }
-    for (const auto& layer : holding) layer->let_go();
+    for (const auto& layer : to_release) layer->release();
     const std::lock_guard lock(mutex);
     std::erase_if(by_key, [](const auto& item) { return item.second.key.expired(); });
   }
 };
 
-Layers& layers() {
-  static auto* const instance = new Layers();  // backward threads may outlive static destructors
+Registry& registry() {
+  static auto* const instance = new Registry();  // backward threads may outlive static destructors
   return *instance;
 }
 
-std::shared_ptr<const ConvertedLayer> find(const at::Tensor& key, bool was_reverted = false) {
+LayerPtr find(const at::Tensor& key, bool was_reverted = false) {
   if (!key.defined()) return nullptr;
-  Layers& all = layers();
+  Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_key.find(key.unsafeGetTensorImpl());
   if (found == all.by_key.end()) return nullptr;
@@ -75,10 +73,10 @@ std::shared_ptr<const ConvertedLayer> find(const at::Tensor& key, bool was_rever
   return entry.key.expired() || entry.was_reverted != was_reverted ? nullptr : entry.layer;
 }
 
-/// A layer with is_it(key, layer); null when there is none.
+/// A layer with is_it(key, layer); null if there is none.
 template <class Condition>
-std::shared_ptr<const ConvertedLayer> find_if(const Condition& is_it) {
-  Layers& all = layers();
+LayerPtr find_if(const Condition& is_it) {
+  Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   for (const auto& [address, entry] : all.by_key) {
     const auto key = entry.key.lock();
@@ -87,23 +85,21 @@ std::shared_ptr<const ConvertedLayer> find_if(const Condition& is_it) {
   return nullptr;
 }
 
-at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) {
-  return tensor.value_or(at::Tensor());
-}
-
-}  // namespace
-
+/// The tensor by which a layer is recognised; undefined for a layer that has neither.
 at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight) {
   return running_mean.defined() ? running_mean : weight;
 }
 
-void register_layer(const at::Tensor& key, const at::Tensor& weight, ConvertedLayer layer) {
+}  // namespace
+
+void register_layer(const at::Tensor& running_mean, const at::Tensor& weight,
+                    ConvertedLayer layer) {
   layer.has_weight = weight.defined();
   const auto shared = std::make_shared<const ConvertedLayer>(std::move(layer));
-  Layers& all = layers();
-  all.forget_destroyed();  // conversions are rare: a good time for it
+  Registry& all = registry();
+  all.remove_destroyed();
   const std::lock_guard lock(all.mutex);
-  for (const at::Tensor& tensor : {key, weight}) {
+  for (const at::Tensor& tensor : {running_mean, weight}) {
     if (!tensor.defined()) continue;
     all.by_key.insert_or_assign(
         tensor.unsafeGetTensorImpl(),
@@ -111,10 +107,10 @@ void register_layer(const at::Tensor& key, const at::Tensor& weight, ConvertedLa
   }
 }
 
-void unregister_layer(const at::Tensor& key, const at::Tensor& weight) {
-  Layers& all = layers();
+void unregister_layer(const at::Tensor& running_mean, const at::Tensor& weight) {
+  Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  for (const at::Tensor& tensor : {key, weight}) {
+  for (const at::Tensor& tensor : {running_mean, weight}) {
     if (!tensor.defined()) continue;
     const auto found = all.by_key.find(tensor.unsafeGetTensorImpl());
     if (found == all.by_key.end()) continue;
@@ -127,29 +123,51 @@ void unregister_layer(const at::Tensor& key, const at::Tensor& weight) {
 }
 
 size_t registered_keys() {
-  Layers& all = layers();
-  all.forget_destroyed();
+  Registry& all = registry();
+  all.remove_destroyed();
   const std::lock_guard lock(all.mutex);
   return static_cast<size_t>(
       std::count_if(all.by_key.begin(), all.by_key.end(),
                     [](const auto& item) { return !item.second.was_reverted; }));
 }
 
-std::optional<ProcessGroupPtr> converted_group(const at::Tensor& key) {
-  const auto layer = find(key);
+std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
+                                               const at::Tensor& weight) {
+  const auto layer = find(layer_key(running_mean, weight));
   return layer ? std::optional(layer->group) : std::nullopt;
+}
+
+// The gradient of a replica's parameter goes through a ReduceAdd node to the original's
+// AccumulateGrad. It is recognised by its name because the header of its class is a large one.
+bool is_replica(const at::Tensor& parameter) {
+  return parameter.defined() && parameter.grad_fn() && parameter.grad_fn()->num_outputs() == 1 &&
+         parameter.grad_fn()->name().find("ReduceAdd") != std::string::npos;
+}
+
+void throw_is_replica(const LayerName& layer) {
+  throw base::UserError(fmt::format(
+      "SyncBatchNorm: {} runs as a replica of torch::nn::parallel::data_parallel, whose "
+      "threads are not ranks and would exchange over one process group at once; use "
+      "DistributedDataParallel with one process per device",
+      layer.given.empty() ? "a layer" : fmt::format("layer '{}'", layer.given)));
 }
 
 namespace {
 
-/// @throws base::UserError for a replica of a converted layer inside data_parallel. Where no
-///   gradient leads back to the original, of a layer without a weight or with a frozen one, any
-///   converted layer of that size is taken for it.
-void refuse_replica(const at::Tensor& running_mean, const at::Tensor& weight) {
-  if (const auto original = find(original_of(weight))) throw_is_replica(*original->name);
+/// @throws base::UserError for a replica of a converted layer inside data_parallel. A layer without
+///   a weight, or with a frozen one, has no gradient that leads to the original: it is taken for a
+///   replica if a converted layer has the same size.
+void refuse_replica(const BatchNormArguments& arguments) {
+  const at::Tensor& weight = arguments.weight;
   const bool has_weight = weight.defined();
   if (has_weight ? !is_replica(weight) : !c10::ParallelGuard::is_enabled()) return;
-  const at::Tensor& values = has_weight ? weight : running_mean;
+  if (has_weight) {
+    const auto* original = dynamic_cast<const torch::autograd::AccumulateGrad*>(
+        weight.grad_fn()->next_edge(0).function.get());
+    const auto layer = original != nullptr ? find(original->variable) : nullptr;
+    if (layer) throw_is_replica(*layer->name);
+  }
+  const at::Tensor values = has_weight ? weight : arguments.running_mean;
   const bool is_one =
       values.defined() && find_if([&](const at::Tensor& key, const auto& one) {
         return one.has_weight == has_weight && !one.is_script && key.numel() == values.numel();
@@ -157,27 +175,28 @@ void refuse_replica(const at::Tensor& running_mean, const at::Tensor& weight) {
   if (is_one) throw_is_replica({});
 }
 
-/// What a layer threw last on this thread, for run_script().
-thread_local std::exception_ptr thrown_by_layer;
+/// The last error of a layer on this thread, for run_script().
+thread_local std::exception_ptr layer_error;
 
 template <class Body>
-auto noting_what_is_thrown(const Body& body) {
+auto recording_error(const Body& body) {
   try {
     return body();
   } catch (const base::Error&) {
-    thrown_by_layer = std::current_exception();
+    layer_error = std::current_exception();
     throw;
   }
 }
 
-/// Of what calls aten::batch_norm with training=true: without running statistics it always does.
+/// Whether a call of aten::batch_norm with training=true is in training: without running statistics
+/// it may be an evaluation.
 bool is_training(const ConvertedLayer& layer, const at::Tensor& running_mean) {
   return running_mean.defined() || layer.is_training();
 }
 
-/// @throws base::UserError for a converted layer in code from before, which other handles to its
-///   TorchScript module, what that is part of and a DistributedDataParallel that was made before
-///   run. Optimised by the executor, it hands on other tensors of the same memory.
+/// @throws base::UserError for a converted TorchScript layer in code from before the conversion.
+///   Other handles to its module, modules that contain it and a DistributedDataParallel from before
+///   run such code. The executor may have replaced the layer's tensors by aliases.
 void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight) {
   const at::Tensor tensor = layer_key(running_mean, weight);
   if (!tensor.defined()) return;
@@ -185,88 +204,54 @@ void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight)
     return one.is_script && key.is_alias_of(tensor);
   });
   if (!layer || !is_training(*layer, running_mean)) return;
-  noting_what_is_thrown([&] {
+  recording_error([&] {
     throw base::UserError(fmt::format(
         "SyncBatchNorm: the TorchScript layer '{}' was converted, but runs in code from before; "
-        "call the very module that convert_sync_batchnorm() was given, no other handle to it, nor "
-        "what it is a part of; where DistributedDataParallel was made before, convert its module()",
+        "call the module that convert_sync_batchnorm() was given, not another handle to it or a "
+        "module that contains it; if DistributedDataParallel was made before, convert its module()",
         layer->name->given));
   });
 }
 
-/// The layer that these tensors belong to; null when it is not converted, or is being evaluated.
-std::shared_ptr<const ConvertedLayer> find_layer(const BatchNormArguments& arguments) {
-  const auto layer = find(layer_key(arguments.running_mean, arguments.weight));
+/// The layer of these tensors; null if it is not converted, or in evaluation.
+LayerPtr find_in_training(const BatchNormArguments& arguments, bool was_reverted = false) {
+  const auto layer = find(layer_key(arguments.running_mean, arguments.weight), was_reverted);
   return layer && is_training(*layer, arguments.running_mean) ? layer : nullptr;
 }
 
-/// Null where nothing is exchanged.
-ProcessGroupPtr group_to_exchange_over(const ConvertedLayer& layer) {
-  if (layer.alone) return nullptr;
+/// Null: the layer exchanges nothing.
+ProcessGroupPtr group_of(const ConvertedLayer& layer) {
+  if (layer.is_local) return nullptr;
   const ProcessGroupPtr group = statistics_group(layer.group);
   return group && group->getSize() > 1 ? group : nullptr;
 }
 
-at::Tensor as_converted_layer(const BatchNormArguments& arguments, const ConvertedLayer& layer,
-                              const ProcessGroupPtr& group) {
-  const BatchNormResult result = sync_batch_norm(arguments, {layer.name, group, layer.timeout});
+/// The output of a layer, which may be null; nullopt: libtorch's own batch_norm computes it.
+OptionalTensor sync_output(const LayerPtr& layer, const BatchNormArguments& arguments) {
+  if (!layer) return std::nullopt;
+  const ProcessGroupPtr group = group_of(*layer);
+  if (!group && !TapeScope::is_open() && BatchStatisticsRecorder::current == nullptr) {
+    return std::nullopt;
+  }
+  const BatchNormResult result = sync_batch_norm(arguments, *layer->name, group, layer->timeout);
   // The module has counted this batch already.
-  const at::Tensor counter = result.updated ? at::Tensor() : layer.num_batches_tracked();
+  const at::Tensor counter = result.updated ? at::Tensor() : layer->num_batches_tracked();
   if (counter.defined()) counter.sub_(1);
   return result.output;
 }
 
-/// Tells libtorch's own batch_norm, called from here, from code that never came here.
-thread_local bool in_plain_batch_norm = false;
-
-at::Tensor plain_batch_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
-                            const std::optional<at::Tensor>& bias,
-                            const std::optional<at::Tensor>& running_mean,
-                            const std::optional<at::Tensor>& running_var, bool training,
-                            double momentum, double eps, bool cudnn_enabled) {
-  struct Inside {
-    Inside() { in_plain_batch_norm = true; }
-    ~Inside() { in_plain_batch_norm = false; }
-  };
-  const Inside inside;
-  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
-                                eps, cudnn_enabled);
+OptionalTensor eager_output(const BatchNormArguments& arguments) {
+  const auto layer = find_in_training(arguments);
+  if (!layer) refuse_replica(arguments);
+  if (!layer || layer->is_script) refuse_old_script(arguments.running_mean, arguments.weight);
+  return sync_output(layer, arguments);
 }
 
-BatchNormArguments arguments_of(const at::Tensor& input, const std::optional<at::Tensor>& weight,
-                                const std::optional<at::Tensor>& bias,
-                                const std::optional<at::Tensor>& running_mean,
-                                const std::optional<at::Tensor>& running_var, double momentum,
-                                double eps) {
-  return {.input = input,
-          .weight = value_or_undefined(weight),
-          .bias = value_or_undefined(bias),
-          .running_mean = value_or_undefined(running_mean),
-          .running_var = value_or_undefined(running_var),
-          .num_batches_tracked = {},
-          .momentum = momentum,
-          .eps = eps,
-          .residual = {}};
-}
-
-/// The output of a converted layer; nullopt where it is that of libtorch's own.
-std::optional<at::Tensor> sync_batch_norm_of(const std::shared_ptr<const ConvertedLayer>& layer,
-                                             const BatchNormArguments& arguments) {
-  if (!layer) return std::nullopt;
-  const ProcessGroupPtr group = group_to_exchange_over(*layer);
-  // Alone it is libtorch's own, unless someone has to see each layer's statistics.
-  if (!group && !TapeScope::is_open() && BatchStatisticsRecorder::current() == nullptr)
-    return std::nullopt;
-  return as_converted_layer(arguments, *layer, group);
-}
-
-/// @throws base::UserError for code of a conversion that was undone through another handle: with
-///   libtorch's own the rank would go on with statistics of its own.
+/// @throws base::UserError if the layer was reverted through another handle: with libtorch's
+///   batch_norm the rank would go on with its own statistics.
 void refuse_reverted(const BatchNormArguments& arguments) {
-  const auto layer =
-      find(layer_key(arguments.running_mean, arguments.weight), /*was_reverted=*/true);
-  if (!layer || !is_training(*layer, arguments.running_mean) || !group_to_exchange_over(*layer))
-    return;
+  const auto layer = find_in_training(arguments, /*was_reverted=*/true);
+  if (!layer || !group_of(*layer)) return;
   throw base::UserError(
       fmt::format("SyncBatchNorm: the TorchScript layer '{}' was reverted through another handle "
                   "than the one that trains; to save it meanwhile, revert a clone(), or convert "
@@ -274,7 +259,7 @@ void refuse_reverted(const BatchNormArguments& arguments) {
                   layer->name->given));
 }
 
-/// The check that conversion takes out of a graph.
+/// The check that the conversion of a TorchScript module removes from its graph.
 void refuse_one_value(const at::Tensor& input) {
   if (input.dim() < 2 || input.numel() == 0 || input.numel() != input.size(1)) return;
   throw base::UserError(
@@ -283,166 +268,148 @@ void refuse_one_value(const at::Tensor& input) {
                   c10::str(input.sizes())));
 }
 
-/// aten::batch_norm, sharing the statistics of layers that were converted.
-at::Tensor batch_norm_or_sync(const at::Tensor& input, const std::optional<at::Tensor>& weight,
-                              const std::optional<at::Tensor>& bias,
-                              const std::optional<at::Tensor>& running_mean,
-                              const std::optional<at::Tensor>& running_var, bool training,
-                              double momentum, double eps, bool cudnn_enabled) {
-  if (training) {
-    const auto arguments =
-        arguments_of(input, weight, bias, running_mean, running_var, momentum, eps);
-    const auto layer = find_layer(arguments);
-    if (!layer) refuse_replica(arguments.running_mean, arguments.weight);
-    if (!layer || layer->is_script) {
-      refuse_old_script(arguments.running_mean, arguments.weight);
+OptionalTensor script_output(const BatchNormArguments& arguments) {
+  return recording_error([&] {
+    auto output = sync_output(find_in_training(arguments), arguments);
+    if (!output) {
+      refuse_reverted(arguments);
+      refuse_one_value(arguments.input);
     }
-    if (const auto output = sync_batch_norm_of(layer, arguments)) return *output;
-  }
-  return plain_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
-                          cudnn_enabled);
+    return output;
+  });
 }
 
-using BatchNormImplIndex = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
+/// Whether this thread is in libtorch's own batch_norm, called from batch_norm().
+thread_local bool in_own_batch_norm = false;
 
-/// aten::_batch_norm_impl_index: what TorchScript's executor differentiates batch_norm into.
-BatchNormImplIndex batch_norm_impl_index(const at::Tensor& input,
-                                         const std::optional<at::Tensor>& weight,
-                                         const std::optional<at::Tensor>& bias,
-                                         const std::optional<at::Tensor>& running_mean,
-                                         const std::optional<at::Tensor>& running_var,
-                                         bool training, double momentum, double eps,
-                                         bool cudnn_enabled) {
-  if (training && !in_plain_batch_norm) {
-    refuse_old_script(value_or_undefined(running_mean), value_or_undefined(weight));
+/// aten::batch_norm, and syncbn::batch_norm in TorchScript: kSyncOutput() in training, if it
+/// returns a tensor.
+template <OptionalTensor (*kSyncOutput)(const BatchNormArguments&)>
+at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
+                      const OptionalTensor& bias, const OptionalTensor& running_mean,
+                      const OptionalTensor& running_var, bool training, double momentum, double eps,
+                      bool cudnn_enabled) {
+  if (training) {
+    const auto or_undefined = [](const OptionalTensor& tensor) {
+      return tensor.value_or(at::Tensor());
+    };
+    const auto output = kSyncOutput({.input = input,
+                                     .weight = or_undefined(weight),
+                                     .bias = or_undefined(bias),
+                                     .running_mean = or_undefined(running_mean),
+                                     .running_var = or_undefined(running_var),
+                                     .num_batches_tracked = {},
+                                     .momentum = momentum,
+                                     .eps = eps,
+                                     .residual = {}});
+    if (output) return *output;
+  }
+  struct InOwnBatchNorm {
+    InOwnBatchNorm() { in_own_batch_norm = true; }
+    ~InOwnBatchNorm() { in_own_batch_norm = false; }
+  };
+  const InOwnBatchNorm scope;
+  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
+                                eps, cudnn_enabled);
+}
+
+/// aten::_batch_norm_impl_index, into which TorchScript's executor differentiates batch_norm.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> batch_norm_impl_index(
+    const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+    const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
+    double momentum, double eps, bool cudnn_enabled) {
+  if (training && !in_own_batch_norm) {
+    refuse_old_script(running_mean.value_or(at::Tensor()), weight.value_or(at::Tensor()));
   }
   return at::native::_batch_norm_impl_index(input, weight, bias, running_mean, running_var,
                                             training, momentum, eps, cudnn_enabled);
 }
 
+const torch::Library* define_script_operators() {
+  auto* library =
+      new torch::Library(torch::Library::DEF, "syncbn", std::nullopt, __FILE__, __LINE__);
+  library->def(
+      "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, "
+      "Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> "
+      "Tensor",
+      &batch_norm<script_output>);
+  library->def("raise_on_one_rank(str msg, str? cls=None) -> ()",
+               [](const std::string&, const std::optional<std::string>&) {});
+  return library;
+}
+
+const torch::Library* override_batch_norm(c10::DispatchKey key) {
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  library->impl("batch_norm", &batch_norm<eager_output>);
+  library->impl("_batch_norm_impl_index", &batch_norm_impl_index);
+  return library;
+}
+
 }  // namespace
 
-at::Tensor script_batch_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
-                             const std::optional<at::Tensor>& bias,
-                             const std::optional<at::Tensor>& running_mean,
-                             const std::optional<at::Tensor>& running_var, bool training,
-                             double momentum, double eps, bool cudnn_enabled) {
-  if (training) {
-    const auto arguments =
-        arguments_of(input, weight, bias, running_mean, running_var, momentum, eps);
-    const auto shared = noting_what_is_thrown([&] {
-      auto output = sync_batch_norm_of(find_layer(arguments), arguments);
-      if (output) return output;
-      refuse_reverted(arguments);
-      refuse_one_value(input);
-      return output;
-    });
-    if (shared) return *shared;
-  }
-  return plain_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
-                          cudnn_enabled);
+void install_operators() {
+  // Never removed: other threads may be inside. `used` because LeakSanitizer must find the
+  // pointers. InferenceMode skips the autograd keys, hence CPU and CUDA.
+  [[gnu::used]] static const std::array<const torch::Library*, 5> libraries{
+      define_script_operators(), override_batch_norm(c10::DispatchKey::AutogradCPU),
+      override_batch_norm(c10::DispatchKey::AutogradCUDA),
+      override_batch_norm(c10::DispatchKey::CPU), override_batch_norm(c10::DispatchKey::CUDA)};
 }
 
 c10::IValue run_script(const std::function<c10::IValue()>& body) {
-  thrown_by_layer = nullptr;
+  layer_error = nullptr;
   try {
     return body();
   } catch (const std::exception&) {
-    if (thrown_by_layer) std::rethrow_exception(std::exchange(thrown_by_layer, nullptr));
+    if (layer_error) std::rethrow_exception(std::exchange(layer_error, nullptr));
     throw;
   }
 }
 
-void install_batch_norm_override() {
-  static const auto install = [](c10::DispatchKey key) {
-    auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    library->impl("batch_norm", &batch_norm_or_sync);
-    library->impl("_batch_norm_impl_index", &batch_norm_impl_index);
-    return library;
-  };
-  // Never taken back: other threads may be inside. `used`: LeakSanitizer must find the pointers.
-  // The last two are for InferenceMode, in which autograd is out of the way.
-  [[gnu::used]] static const std::array<const torch::Library*, 4> libraries{
-      install(c10::DispatchKey::AutogradCPU), install(c10::DispatchKey::AutogradCUDA),
-      install(c10::DispatchKey::CPU), install(c10::DispatchKey::CUDA)};
-}
-
 }  // namespace detail
-
-namespace {
-
-struct FoundLayer {
-  std::string name;
-  at::Tensor running_mean;
-  at::Tensor weight;
-  std::weak_ptr<const torch::nn::Module> module;  ///< empty for a root that no shared_ptr owns
-
-  at::Tensor key() const { return detail::layer_key(running_mean, weight); }
-};
-
-/// Calls visit(layer) with the module as the batch-norm layer that it is, or not at all.
-template <class Visit>
-void visit_batch_norm(const torch::nn::Module& module, const Visit& visit) {
-  if (const auto* one = module.as<torch::nn::BatchNorm1dImpl>()) return visit(*one);
-  if (const auto* two = module.as<torch::nn::BatchNorm2dImpl>()) return visit(*two);
-  if (const auto* three = module.as<torch::nn::BatchNorm3dImpl>()) visit(*three);
-}
-
-/// All batch-norm layers below a module, itself included, each once.
-std::vector<FoundLayer> batch_norm_layers(const torch::nn::Module& module) {
-  std::vector<FoundLayer> found;
-  detail::for_each_named_module(module, [&](const std::string& name, const torch::nn::Module& one) {
-    visit_batch_norm(one, [&](const auto& layer) {
-      found.push_back({name, layer.running_mean, layer.weight, one.weak_from_this()});
-    });
-  });
-  return found;
-}
-
-at::Tensor num_batches_tracked(const torch::nn::Module& module) {
-  at::Tensor counter;
-  visit_batch_norm(module, [&](const auto& layer) { counter = layer.num_batches_tracked; });
-  return counter;
-}
-
-}  // namespace
 
 ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroupPtr& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
-  if (sync_timeout)
+  if (sync_timeout) {
     sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
-  detail::install_batch_norm_override();
+  }
+  detail::install_operators();
   detail::LayerNaming::name_layers(module);
   ConvertReport report;
-  for (const FoundLayer& layer : batch_norm_layers(module)) {
-    if (!layer.key().defined()) {
+  const auto convert = [&]<class Layer>(const std::string& name, const Layer& layer) {
+    if (!layer.running_mean.defined() && !layer.weight.defined()) {
       report.not_converted.push_back(
-          {layer.name,
+          {name,
            "it has neither running statistics nor a weight to be recognised by; give it one of "
            "them, or use syncbn::dist::SyncBatchNorm"});
-      continue;
+      return;
     }
-    const auto is_training = [weak = layer.module] {
-      const auto module = weak.lock();
-      return !module || module->is_training();
+    // Null for a root that no shared_ptr owns.
+    const auto weak = layer.weak_from_this();
+    const auto is_training = [weak] {
+      const auto owner = weak.lock();
+      return !owner || owner->is_training();
     };
-    const auto counter = [weak = layer.module] {
-      const auto module = weak.lock();
-      return module ? num_batches_tracked(*module) : at::Tensor();
+    const auto counter = [weak] {
+      const auto owner = weak.lock();
+      return owner ? owner->template as<Layer>()->num_batches_tracked : at::Tensor();
     };
-    detail::register_layer(
-        layer.key(), layer.weight,
-        {std::make_shared<detail::LayerName>(detail::LayerName{.given = layer.name}), group,
-         sync_timeout, is_training, counter});
-    report.converted.push_back(layer.name);
-  }
+    detail::register_layer(layer.running_mean, layer.weight,
+                           {std::make_shared<detail::LayerName>(detail::LayerName{.given = name}),
+                            group, sync_timeout, is_training, counter});
+    report.converted.push_back(name);
+  };
+  detail::for_each_named_module(module, [&](const std::string& name, const torch::nn::Module& one) {
+    detail::visit_batch_norm(one, [&](const auto& layer) { convert(name, layer); });
+  });
   return report;
 }
 
 void revert_sync_batchnorm(torch::nn::Module& module) {
-  for (const FoundLayer& layer : batch_norm_layers(module)) {
-    detail::unregister_layer(layer.key(), layer.weight);
-  }
+  detail::for_each_named_module(module, [](const std::string&, const torch::nn::Module& one) {
+    detail::visit_batch_norm(
+        one, [](const auto& layer) { detail::unregister_layer(layer.running_mean, layer.weight); });
+  });
 }
 
 }  // namespace syncbn::dist

@@ -18,42 +18,37 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "batch_norm/join_statistics.h"
 #include "collectives/gather_rows.h"
 #include "groups/world.h"
 #include "monitor/flight_recorder.h"
 
 namespace syncbn::dist::detail {
 
-std::atomic<uint64_t> LayerName::made{0};
-
 namespace {
 
-// A header: layer, channels and dtype, number of the exchange; all zero from a rank that has no
-// input in a join() span. Float64 holds each exactly. It follows the values of a row: the 2C + 1
-// statistics of a forward, or the 2C or 4C sums of a backward; so that no row of the one is as long
-// as one of the other. Where rows are added up on their way, 1, h and h^2 for a hash h of the
-// header stand in its place.
+// A header: layer, channels and dtype, number of the exchange, each exact in float64; all zero from
+// a rank without input in a join() span. It follows the values of a row: the 2C + 1 statistics of a
+// forward, or the 2C or 4C sums of a backward, so rows of the two never have the same length. In
+// rows that are summed on the way, 1, h and h^2 for a hash h of the header replace it.
 constexpr size_t kHeader = 3;
-constexpr int64_t kDtypes = 256;
-/// A header and the number of values in the row.
-constexpr int64_t kAgreed = kHeader + 1;
+constexpr int64_t kDtypes = 256;  ///< upper bound on the values of at::ScalarType
 
-/// The same in every process, whatever it was built with.
+/// Does not depend on compiler or standard library.
 uint64_t hash_of(std::string_view bytes) {
   base::Fnv1a hash;
   hash.add_bytes(bytes);
   return hash.value();
 }
 
-/// Of a header, in 16 bits: sums of squares of such numbers are exact.
+/// A hash of 16 bits: sums of squares of such numbers are exact.
 double short_hash(const std::array<double, kHeader>& header) {
   const std::string_view bytes(reinterpret_cast<const char*>(header.data()), sizeof(header));
   const uint64_t hash = hash_of(bytes);
   return static_cast<double>((hash ^ (hash >> 16) ^ (hash >> 32) ^ (hash >> 48)) & 0xffff);
 }
 
-/// Whether n numbers are equal, by n * (sum of squares) = (sum)^2.
+/// Whether n numbers are equal: only then n * (sum of squares) = (sum)^2.
+/// @param sums n, the sum and the sum of squares
 bool all_equal(const double* sums) {
   const auto n = static_cast<uint64_t>(sums[0]);
   const auto total = static_cast<uint64_t>(sums[1]);
@@ -66,7 +61,7 @@ Values values_of(const at::Tensor& tensor) {
   return {tensor.const_data_ptr<double>(), static_cast<size_t>(tensor.numel())};
 }
 
-/// [1, n] on the CPU: one part behind the other.
+/// [1, n] on the CPU: the parts, concatenated.
 at::Tensor row_of(std::initializer_list<Values> parts) {
   size_t size = 0;
   for (const Values& part : parts) size += part.size();
@@ -76,7 +71,7 @@ at::Tensor row_of(std::initializer_list<Values> parts) {
   return row;
 }
 
-/// [n]: the first n of each row added up, in the order of rows.
+/// [n]: the sum of the first n values of each row, in the order of rows.
 at::Tensor add_up(const at::Tensor& rows, int64_t n) {
   at::Tensor total = at::empty({n}, at::kDouble);
   const double* row = rows.const_data_ptr<double>();
@@ -91,18 +86,17 @@ at::Tensor add_up(const at::Tensor& rows, int64_t n) {
 
 }  // namespace
 
-/// A layer, as the exchanges of one group know it.
 struct Exchange::Layer {
-  double hash;         ///< of its name, in as many bits as float64 holds
+  double hash;         ///< of its name, 52 bits
   double shape;        ///< channels and dtype
-  const char* called;  ///< what logs and messages call its exchanges
+  const char* called;  ///< its exchanges in logs and messages
 };
 
 struct Exchange::Group {
   explicit Group(const ProcessGroupPtr& group) : group(group), backend(backend_of(group)) {}
 
-  /// Whether rows of different sizes would overwrite memory or be waited for: neither the group's
-  /// backend nor a PeerMonitor compares calls.
+  /// Whether ranks must compare sizes before the exchange: in groups whose calls neither the
+  /// backend nor a PeerMonitor compares, rows of different sizes would overwrite memory or hang.
   bool must_agree(const at::Tensor& row) const {
     return row.is_cpu() && (backend == nullptr || !backend->is_watched());
   }
@@ -110,24 +104,24 @@ struct Exchange::Group {
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   Backend* const backend;  ///< null: the group was made elsewhere
   std::atomic<uint64_t> exchanges = 0;
-  std::unordered_map<uint64_t, size_t> numbers = {};  ///< of layers without a name, by their id
-  /// By the name, or the id where there is none; channels; and dtype.
+  std::unordered_map<uint64_t, size_t> numbers = {};  ///< of layers without a name, by id
+  /// By hash of the name (or by id), channels and dtype.
   std::map<std::tuple<uint64_t, int64_t, at::ScalarType>, Layer> layers = {};
 };
 
-/// What this process knows of groups and layers.
+/// The groups and layers of this process.
 struct Exchange::Names {
   std::mutex mutex;
   std::map<const c10d::ProcessGroup*, Group> groups;
   std::unordered_map<uint64_t, std::string> layers;  ///< by hash
-  std::set<std::string> texts;                       ///< logs keep pointers to them
+  std::set<std::string> texts;                       ///< Layer::called points to them
 
   static Names& instance() {
     static auto* const names = new Names();  // backward threads may outlive static destructors
     return *names;
   }
 
-  // With the lock held.
+  // Callers of find() hold the lock.
 
   Group& find(const ProcessGroupPtr& group) {
     const auto found = groups.find(group.get());
@@ -142,9 +136,8 @@ struct Exchange::Names {
     if (found != group.layers.end()) return found->second;
     std::string text;
     if (layer.given.empty()) {
-      auto& numbers = group.numbers;
-      text =
-          fmt::format("layer #{}", numbers.try_emplace(layer.id, numbers.size() + 1).first->second);
+      const size_t next = group.numbers.size() + 1;
+      text = fmt::format("layer #{}", group.numbers.try_emplace(layer.id, next).first->second);
     } else {
       text = fmt::format("layer '{}'", layer.given);
     }
@@ -159,7 +152,7 @@ struct Exchange::Names {
     return group.layers.emplace(key, made).first->second;
   }
 
-  /// @param header with the number of values, or without.
+  /// @param header optionally followed by the number of values in the row.
   std::string describe(const std::vector<double>& header) {
     const std::lock_guard lock(mutex);
     const auto found = layers.find(static_cast<uint64_t>(header[0]));
@@ -196,82 +189,66 @@ void Exchange::compare(const at::Tensor& rows, int64_t first) const {
   const int64_t stride = rows.size(1);
   const double* const headers = rows.const_data_ptr<double>() + first;
   const auto bytes = static_cast<size_t>(stride - first) * sizeof(double);
-  const auto is_as_first = [&](int64_t rank) {
-    return std::memcmp(headers + rank * stride, headers, bytes) == 0;
-  };
-  int64_t alike = 1;
-  while (alike < rows.size(0) && is_as_first(alike)) ++alike;
-  if (alike == rows.size(0)) return;
+  int64_t equal = 1;
+  while (equal < rows.size(0) && std::memcmp(headers + equal * stride, headers, bytes) == 0) {
+    ++equal;
+  }
+  if (equal == rows.size(0)) return;
 
   std::map<std::vector<double>, std::vector<std::string>> ranks;
   for (int64_t rank = 0; rank < rows.size(0); ++rank) {
     const double* const one = headers + rank * stride;
-    if (one[0] == 0) continue;
+    if (one[0] == 0) continue;  // without input in a join() span
     ranks[{one, one + (stride - first)}].push_back(std::to_string(world_rank(group_, rank)));
   }
   if (ranks.size() < 2) return;
-  std::string who;
-  for (const auto& [at, members] : ranks) {
-    who += fmt::format("{}rank{} {} in {}", who.empty() ? "" : "; ", members.size() > 1 ? "s" : "",
-                       base::join(members, ", "), Names::instance().describe(at));
+  std::vector<std::string> places;
+  for (const auto& [header, members] : ranks) {
+    places.push_back(fmt::format("rank{} {} in {}", members.size() > 1 ? "s" : "",
+                                 base::join(members, ", "), Names::instance().describe(header)));
   }
   throw base::UserError(fmt::format(
-      "SyncBatchNorm: the ranks are in different layers: {}; every rank of a group runs the same "
-      "layers in the same order, each with as many forwards and backwards",
-      who));
+      "SyncBatchNorm: the ranks are in different layers: {}; every rank of a group must run the "
+      "same layers in the same order, with equally many forwards and backwards",
+      base::join(places, "; ")));
 }
 
-/// Of a row with its header, in a group where it has to be known first that others are as long.
-void Exchange::agree(const Header& header, const at::Tensor& row) const {
-  if (!state_->must_agree(row)) return;
-  const at::Tensor own = row_of({header, static_cast<double>(row.size(1))});
-  compare(gather_one_by_one(own, group_, timeout_, layer_->called), 0);
-}
-
-/// Of a row on a GPU. In groups that others made it is not known what goes between processes.
-void Exchange::agree_beside(const Header& header) const {
-  if (state_->backend == nullptr) return;
-  InFlightHeaders& under_way = state_->backend->in_flight_headers();
-  for (const at::Tensor& headers :
-       under_way.send(row_of({header}), group_, timeout_, layer_->called)) {
-    compare(headers, 0);
+/// The row to exchange. Announces it to ranks without input, and compares headers ahead of the row
+/// where necessary.
+at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
+                                 JoinStep step) const {
+  const at::Tensor row =
+      values.is_cpu() ? row_of({values_of(values), header}) : values.unsqueeze(0);
+  announce_exchange(step, row, group_);
+  if (state_->must_agree(row)) {
+    const at::Tensor own = row_of({header, static_cast<double>(row.size(1))});
+    compare(gather_one_by_one(own, group_, timeout_, layer_->called), 0);
+  } else if (!row.is_cpu() && state_->backend != nullptr) {
+    InFlightHeaders& in_flight = state_->backend->in_flight_headers();
+    for (const at::Tensor& headers :
+         in_flight.send(row_of({header}), group_, timeout_, layer_->called)) {
+      compare(headers, 0);
+    }
   }
+  return row;
 }
 
 at::Tensor Exchange::gather(const at::Tensor& values) const {
   if (!group_) return values.unsqueeze(0);
-  const Header header = next_header();
-  if (!values.is_cpu()) {
-    const at::Tensor row = values.unsqueeze(0);
-    announce_gather(row, group_);
-    agree_beside(header);
-    const NamedAs named(layer_->called, row.sizes());
-    return gather_rows(row, group_, timeout_);
-  }
-  const at::Tensor row = row_of({values_of(values), header});
-  announce_gather(row, group_);
-  agree(header, row);
+  const at::Tensor row = prepare_row(values, next_header(), JoinStep::kGather);
   const NamedAs named(layer_->called, row.sizes());
   at::Tensor all = gather_rows(row, group_, timeout_);
-  compare(all, values.numel());
+  if (row.is_cpu()) compare(all, values.numel());
   return all;
 }
 
 at::Tensor Exchange::sum(const at::Tensor& values) const {
   if (!group_) return values;
   const Header header = next_header();
-  if (!values.is_cpu()) {
-    const at::Tensor row = values.unsqueeze(0);
-    announce_sum(row, group_);
-    agree_beside(header);
-    const NamedAs named(layer_->called, row.sizes());
-    return sum_rows(row, group_, timeout_);
-  }
-  const int64_t n = values.numel();
-  const at::Tensor row = row_of({values_of(values), header});
-  announce_sum(row, group_);
-  agree(header, row);
+  const at::Tensor row = prepare_row(values, header, JoinStep::kSum);
   const NamedAs named(layer_->called, row.sizes());
+  if (!row.is_cpu()) return sum_rows(row, group_, timeout_);
+  const int64_t n = values.numel();
   if (sums_by_gathering(row, group_)) {
     const at::Tensor all = gather_rows(row, group_, timeout_);
     compare(all, n);
@@ -281,7 +258,7 @@ at::Tensor Exchange::sum(const at::Tensor& values) const {
   const Header summed{1, hash, hash * hash};
   std::copy(summed.begin(), summed.end(), row.mutable_data_ptr<double>() + n);
   const at::Tensor total = sum_rows(row, group_, timeout_);
-  // All ranks see the same sums, so all of them take part in this.
+  // All ranks see the same sums, so all of them take this branch.
   if (!all_equal(total.const_data_ptr<double>() + n)) {
     compare(gather_rows(row_of({header}), group_, timeout_), 0);
   }
@@ -298,9 +275,9 @@ void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
     state = &found;
   }
   if (state->must_agree(row)) {
-    gather_one_by_one(at::zeros({1, kAgreed}, at::kDouble), group, std::nullopt, "join()");
+    gather_one_by_one(at::zeros({1, kHeader + 1}, at::kDouble), group, std::nullopt, "join()");
   } else if (!row.is_cpu() && state->backend != nullptr) {
-    // What the others compare is their affair.
+    // This rank runs no layer, so it does not check the headers it receives.
     state->backend->in_flight_headers().send(at::zeros({1, kHeader}, at::kDouble), group,
                                              std::nullopt, "join()");
   }

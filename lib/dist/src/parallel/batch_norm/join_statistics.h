@@ -9,10 +9,12 @@
 
 namespace syncbn::dist::detail {
 
-/// SyncBatchNorm inside a join() span: lets ranks without input take part in the exchanges of those
-/// that still have some, with rows of no samples. Since they do not run the layers, they are told
-/// ahead of each exchange what comes, by an announcement over the same group. While all ranks have
-/// input, nothing is announced.
+/// What the ranks with input do next; kNoInput from the others.
+enum class JoinStep : int64_t { kNoInput, kGather, kSum, kForwardEnd, kBackwardEnd };
+
+/// SyncBatchNorm inside a join() span: ranks without input take part in the exchanges of the
+/// others, with rows of no samples. They do not run the layers, so the ranks with input announce
+/// each exchange over the same group. While all ranks have input, nothing is announced.
 ///
 /// At most one exists in a process; announce_exchange() finds it. Forward and backward may use it
 /// from different threads, one at a time.
@@ -26,35 +28,29 @@ class JoinStatistics {
 
   // On a rank with input.
 
-  /// @param some_joined whether any rank has no input in this step; asked when first needed.
+  /// @param some_joined whether any rank has no input in this step; called at the first exchange.
   void begin_step(std::function<bool()> some_joined);
   void end_forward(bool backward_follows);
   void end_backward();
 
   // On a rank without.
 
-  /// Takes part until the others' forward ends; returns whether a backward follows.
-  bool serve_forward();
-  /// The same until their backward ends.
-  void serve_backward();
+  /// Takes part in exchanges until the others' forward, or backward, ends.
+  /// @return after a forward: whether a backward follows.
+  bool serve();
 
  private:
-  friend void announce_gather(const at::Tensor& row, const ProcessGroupPtr& group);
-  friend void announce_sum(const at::Tensor& row, const ProcessGroupPtr& group);
+  friend void announce_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
-  enum class Step : int64_t { kNoInput, kGather, kSum, kForwardEnd, kBackwardEnd };
   struct Announcement {
-    Step step = Step::kNoInput;
-    int64_t columns = 0;  ///< of kForwardEnd: whether a backward follows
+    JoinStep step = JoinStep::kNoInput;
+    int64_t columns = 0;  ///< for kForwardEnd: whether a backward follows
     at::ScalarType dtype = at::kFloat;
     bool operator==(const Announcement&) const = default;
   };
 
   void announce(const Announcement& own);
   Announcement exchange(const Announcement& own);
-  bool some_joined();
-  /// Serves until an end, which it returns.
-  Announcement serve();
 
   const ProcessGroupPtr group_;
   const at::Device device_;
@@ -62,8 +58,7 @@ class JoinStatistics {
   std::optional<bool> some_joined_;
 };
 
-/// SyncBatchNorm calls these ahead of gather_rows(row, group) and sum_rows(row, group).
-void announce_gather(const at::Tensor& row, const ProcessGroupPtr& group);
-void announce_sum(const at::Tensor& row, const ProcessGroupPtr& group);
+/// SyncBatchNorm calls this before gather_rows(row, group) and sum_rows(row, group).
+void announce_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
 }  // namespace syncbn::dist::detail

@@ -2,21 +2,66 @@
 
 #include <string>
 #include <unordered_set>
+#include <vector>
 
-#include <torch/nn/module.h>
+#include <syncbn/dist/sync_batch_norm.h>
+#include <torch/nn/modules/batchnorm.h>
 
 namespace syncbn::dist::detail {
 
-/// Calls visit(name, module) for `module` itself, as "", and each module below it once, by the
-/// first of its names.
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// Each tensor of named_parameters() or named_buffers(), of libtorch or TorchScript, with its first
+/// name.
+template <class List>
+std::vector<NamedTensor> distinct(const List& list) {
+  std::vector<NamedTensor> all;
+  std::unordered_set<const at::TensorImpl*> seen;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) all.push_back({name, tensor});
+  };
+  for (const auto& item : list) {
+    if constexpr (requires { item.key(); }) {
+      add(item.key(), item.value());
+    } else {
+      add(item.name, item.value);
+    }
+  }
+  return all;
+}
+
+/// Calls visit(name, module) once for `module` itself, as "", and for each module below it, with
+/// its first name.
 template <class Visit>
 void for_each_named_module(const torch::nn::Module& module, const Visit& visit) {
   std::unordered_set<const torch::nn::Module*> seen{&module};
   visit("", module);
-  // Without the root, which no shared_ptr needs to own then.
+  // named_modules() can include the root only if a shared_ptr owns it.
   for (const auto& item : module.named_modules({}, /*include_self=*/false)) {
     if (seen.insert(item.value().get()).second) visit(item.key(), *item.value());
   }
 }
+
+/// Calls visit(layer) if the module is one of libtorch's batch-norm layers.
+template <class Visit>
+void visit_batch_norm(const torch::nn::Module& module, const Visit& visit) {
+  if (const auto* one = module.as<torch::nn::BatchNorm1dImpl>()) return visit(*one);
+  if (const auto* two = module.as<torch::nn::BatchNorm2dImpl>()) return visit(*two);
+  if (const auto* three = module.as<torch::nn::BatchNorm3dImpl>()) visit(*three);
+}
+
+/// Names SyncBatchNorm layers for messages.
+class LayerNaming {
+ public:
+  /// Names all layers below `module` by their place in it, unless their options have a name.
+  static void name_layers(const torch::nn::Module& module);
+};
+
+/// The group over which a layer exchanges, made at its first use; null: nothing is exchanged.
+/// @throws base::UserError as statistics_group() and statistics_subgroup() do.
+ProcessGroupPtr statistics_group_of(const SyncBatchNormOptions& options);
 
 }  // namespace syncbn::dist::detail

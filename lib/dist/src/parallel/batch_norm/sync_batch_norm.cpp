@@ -9,11 +9,11 @@
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/ParallelGuard.h>
 
 #include "batch_norm/batch_norm_function.h"
-#include "batch_norm/layer_naming.h"
-#include "batch_norm/replica.h"
-#include "batch_norm/statistics_tape.h"
+#include "batch_norm/convert.h"
+#include "batch_norm/named_layers.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
 
@@ -41,10 +41,10 @@ void SyncBatchNormImpl::reset() {
   if (options.sync_timeout()) {
     options.sync_timeout(detail::checked(*options.sync_timeout(), "SyncBatchNorm: sync_timeout"));
   }
-  // A clone, which calls this, is another layer of the same name.
+  // clone() calls this: the clone is another layer with the same name.
   name_ = std::make_shared<detail::LayerName>(
       detail::LayerName{.given = name_ ? name_->given : options.name()});
-  // Undefined ones are registered too: the names are the same whatever the options, as in torch.
+  // Undefined tensors are registered as well, so that names do not depend on options, as in torch.
   const bool affine = options.affine();
   weight = register_parameter("weight", affine ? at::ones({channels}) : at::Tensor(), affine);
   bias = register_parameter("bias", affine ? at::zeros({channels}) : at::Tensor(), affine);
@@ -94,20 +94,30 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor&
                                        .relu = options.fuse_relu()};
   detail::check_input(arguments);
   if (is_training()) {
-    detail::refuse_replicas(weight, *name_);
-    const detail::BatchNormLayer layer{name_, detail::statistics_group_of(options),
-                                       options.sync_timeout()};
-    return detail::sync_batch_norm(arguments, layer).output;
+    // data_parallel runs replicas inside at::parallel_for, where no layer may exchange.
+    if (c10::ParallelGuard::is_enabled() || detail::is_replica(weight)) {
+      detail::throw_is_replica(*name_);
+    }
+    return detail::sync_batch_norm(arguments, *name_, detail::statistics_group_of(options),
+                                   options.sync_timeout())
+        .output;
   }
   at::Tensor output = at::batch_norm(input, weight, bias, running_mean, running_var,
                                      /*training=*/!running_mean.defined(), /*momentum=*/0,
                                      options.eps(), at::globalContext().userEnabledCuDNN());
-  // In place: at::batch_norm does not need its output again.
+  // In place: the backward of at::batch_norm does not use its output.
   if (residual.defined()) output.add_(residual);
   return options.fuse_relu() ? output.relu_() : output;
 }
 
 namespace detail {
+
+void LayerNaming::name_layers(const torch::nn::Module& module) {
+  for_each_named_module(module, [](const std::string& name, const torch::nn::Module& one) {
+    const auto* layer = one.as<SyncBatchNormImpl>();
+    if (layer != nullptr && layer->options.name().empty()) layer->name_->given = name;
+  });
+}
 
 ProcessGroupPtr statistics_group_of(const SyncBatchNormOptions& options) {
   if (options.group_size() == 0) return statistics_group(options.process_group());
@@ -121,5 +131,4 @@ ProcessGroupPtr statistics_group_of(const SyncBatchNormOptions& options) {
 }
 
 }  // namespace detail
-
 }  // namespace syncbn::dist

@@ -15,7 +15,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include "batch_norm/statistics_tape.h"
+#include "batch_norm/statistics_scopes.h"
 
 namespace syncbn::dist {
 namespace {
@@ -24,10 +24,10 @@ using Tensors = std::vector<at::Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The states of the random number generators that a function may draw from.
+/// The states of the random number generators that a checkpointed function may use.
 class RandomState {
  public:
-  /// The CPU's now, and those of the devices of `inputs`.
+  /// The present states of the CPU's generator and of those of the inputs' devices.
   explicit RandomState(const Tensors& inputs) {
     std::unordered_set<at::Device> devices;
     for (const at::Tensor& input : inputs) {
@@ -39,7 +39,7 @@ class RandomState {
     }
   }
 
-  /// Goes back to these states, and returns those from before.
+  /// Restores these states and returns those before.
   RandomState exchange() const {
     RandomState before;
     for (const auto& [generator, state] : states_) {
@@ -61,7 +61,7 @@ class RandomState {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// Autocast's switches of this thread.
+/// The autocast settings of this thread.
 class AutocastState {
  public:
   AutocastState() {
@@ -89,9 +89,9 @@ class AutocastState {
 };
 
 /// What the recomputation needs besides the inputs.
-struct Stretch : torch::CustomClassHolder {
+struct Recorded : torch::CustomClassHolder {
   using Function = std::function<Tensors(const Tensors&)>;
-  Stretch(Function function, const Tensors& inputs, const CheckpointOptions& options)
+  Recorded(Function function, const Tensors& inputs, const CheckpointOptions& options)
       : function(std::move(function)) {
     if (options.preserve_rng_state) random.emplace(inputs);
   }
@@ -102,12 +102,12 @@ struct Stretch : torch::CustomClassHolder {
   detail::StatisticsTape tape;
 };
 
-/// Runs the function as it ran at first; afterwards all is as it was before.
-Tensors recompute(Stretch& stretch, const Tensors& inputs) {
+/// Runs the function with the recorded state of this thread, and restores the present state.
+Tensors recompute(Recorded& recorded, const Tensors& inputs) {
   struct Restore {
-    explicit Restore(const Stretch& stretch) {
-      if (stretch.random) random.emplace(stretch.random->exchange());
-      stretch.autocast.restore();
+    explicit Restore(const Recorded& recorded) {
+      if (recorded.random) random.emplace(recorded.random->exchange());
+      recorded.autocast.restore();
     }
     ~Restore() {
       if (random) random->exchange();
@@ -115,45 +115,45 @@ Tensors recompute(Stretch& stretch, const Tensors& inputs) {
     }
     AutocastState autocast;
     std::optional<RandomState> random;
-  } const restore(stretch);
+  } const restore(recorded);
   const at::AutoGradMode with_grad(true);
-  const detail::TapeScope scope(stretch.tape, detail::TapeScope::Mode::kReplay);
-  return stretch.function(inputs);
+  const detail::TapeScope scope(recorded.tape, detail::TapeScope::Mode::kReplay);
+  return recorded.function(inputs);
 }
 
 class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> {
  public:
   static variable_list forward(AutogradContext* context, at::TensorList inputs,
-                               const c10::intrusive_ptr<Stretch>& stretch) {
+                               const c10::intrusive_ptr<Recorded>& recorded) {
     context->save_for_backward(inputs.vec());
-    context->saved_data["stretch"] = c10::IValue::make_capsule(stretch);
-    const detail::TapeScope scope(stretch->tape, detail::TapeScope::Mode::kRecord);
-    return stretch->function(inputs.vec());
+    context->saved_data["recorded"] = c10::IValue::make_capsule(recorded);
+    const detail::TapeScope scope(recorded->tape, detail::TapeScope::Mode::kRecord);
+    return recorded->function(inputs.vec());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grad_outputs) {
     if (at::GradMode::is_enabled()) {
       throw base::UserError(
-          "checkpoint: a gradient of the gradient (create_graph=true) cannot be taken through it");
+          "checkpoint: gradients of gradients (create_graph=true) are not supported");
     }
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw base::UserError(
-          "checkpoint: its backward runs for all parameters inside; use backward() without a list "
-          "of inputs, not torch::autograd::grad()");
+          "checkpoint: backward runs for all parameters inside; use backward() without a list of "
+          "inputs, not torch::autograd::grad()");
     }
-    const auto stretch =
-        c10::static_intrusive_pointer_cast<Stretch>(context->saved_data["stretch"].toCapsule());
+    const auto recorded =
+        c10::static_intrusive_pointer_cast<Recorded>(context->saved_data["recorded"].toCapsule());
     Tensors inputs;
     for (const at::Tensor& saved : context->get_saved_variables()) {
       inputs.push_back(saved.defined() ? saved.detach().requires_grad_(saved.requires_grad())
                                        : saved);
     }
-    const Tensors outputs = recompute(*stretch, inputs);
+    const Tensors outputs = recompute(*recorded, inputs);
     if (outputs.size() != grad_outputs.size()) {
-      throw base::UserError(
-          fmt::format("checkpoint: the function gave {} outputs at first and {} when it was run "
-                      "again; it must do the same both times",
-                      grad_outputs.size(), outputs.size()));
+      throw base::UserError(fmt::format(
+          "checkpoint: the function gave {} outputs at first and {} in the recomputation; "
+          "it must do the same both times",
+          grad_outputs.size(), outputs.size()));
     }
     Tensors roots;
     Tensors gradients;
@@ -178,8 +178,8 @@ std::vector<at::Tensor> checkpoint(
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function,
     const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return function(inputs);
-  const auto stretch = c10::make_intrusive<Stretch>(std::move(function), inputs, options);
-  return CheckpointFunction::apply(at::TensorList(inputs), stretch);
+  const auto recorded = c10::make_intrusive<Recorded>(std::move(function), inputs, options);
+  return CheckpointFunction::apply(at::TensorList(inputs), recorded);
 }
 
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> function,

@@ -1,18 +1,19 @@
 // Batch norm on CUDA through ATen's operators, for libsyncbn_dist_cuda.so.
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
 #include "batch_norm/batch_norm_kernels.h"
-#include "cuda/count_to_int.h"
 
 namespace syncbn::dist::detail {
+
+/// A float64 count on the GPU as the int32 tensor of one element that ATen's
+/// batch_norm_backward_elemt expects, without a copy to the host. Counts above 2^31 - 1 saturate.
+at::Tensor count_to_int(const at::Tensor& count);
+
 namespace {
 
-int64_t values_per_channel(const at::Tensor& input) {
-  return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
-}
-
-/// float16 and bfloat16 inputs have statistics in float32; ATen's kernels take no other mixture.
+/// ATen's kernels take float16 and bfloat16 inputs only with statistics in float32.
 at::ScalarType statistics_type(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -23,12 +24,11 @@ at::Tensor as_statistics(const at::Tensor& tensor, const at::Tensor& input) {
 
 at::Tensor moments(const at::Tensor& input) {
   const auto options = input.options().dtype(at::kDouble);
-  const int64_t count = values_per_channel(input);
-  if (count == 0) return at::zeros({2 * input.size(1) + 1}, options);
-  // Local mean and biased variance in float32 or better, without a detour over invstd.
+  if (input.numel() == 0) return at::zeros({2 * input.size(1) + 1}, options);
+  // The local mean and biased variance, in float32 or better.
   auto [mean, variance] =
       at::batch_norm_update_stats(input.detach(), /*running_mean=*/{}, /*running_var=*/{}, 0.0);
-  const auto values = static_cast<double>(count);
+  const auto values = static_cast<double>(input.numel() / input.size(1));
   return at::cat(
       {mean.to(at::kDouble), variance.to(at::kDouble) * values, at::full({1}, values, options)});
 }
@@ -38,7 +38,7 @@ MergedMoments merge(const at::Tensor& gathered, int64_t channels) {
   const at::Tensor m2s = gathered.narrow(1, channels, channels);
   const at::Tensor counts = gathered.narrow(1, 2 * channels, 1);
   const at::Tensor total = counts.sum();
-  // 0/0 of a batch that is empty on every rank must not become NaN.
+  // A batch that is empty on every rank must not give NaN.
   const at::Tensor mean = (means * (counts / total.clamp_min(1.0))).sum(0);
   const at::Tensor delta = means - mean;
   return {mean, (m2s + counts * delta * delta).sum(0), total};
@@ -49,7 +49,7 @@ at::Tensor inverse_deviation(const MergedMoments& moments, double eps) {
 }
 
 void update_running(const RunningStatistics& running, const MergedMoments& moments) {
-  at::Tensor share;  // of this batch in the mean of all
+  at::Tensor share;  // of this batch in the cumulative average
   if (running.num_batches_tracked.defined()) {
     running.num_batches_tracked.add_(1);
     if (!running.momentum) share = at::reciprocal(running.num_batches_tracked.to(at::kDouble));
@@ -67,7 +67,7 @@ void update_running(const RunningStatistics& running, const MergedMoments& momen
   blend(running.var, moments.m2 / (moments.count - 1));
 }
 
-// The gate of a ReLU is its output.
+// The ReLU mask is the output itself.
 
 Output transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                  const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
@@ -84,13 +84,13 @@ Output transform(const at::Tensor& input, const at::Tensor& weight, const at::Te
   return {output, output};
 }
 
-at::Tensor pass_gate(const OutputGradient& gradient, const at::Tensor& /*input*/) {
-  return at::threshold_backward(gradient.values, gradient.gate.detach(), 0);
+at::Tensor apply_relu_mask(const OutputGradient& gradient, const at::Tensor& /*input*/) {
+  return at::threshold_backward(gradient.values, gradient.relu_mask.detach(), 0);
 }
 
 at::Tensor backward_reduce(OutputGradient& gradient, const at::Tensor& input,
                            const at::Tensor& mean, const at::Tensor& invstd) {
-  if (gradient.gate.defined()) gradient = {pass_gate(gradient, input), at::Tensor()};
+  if (gradient.relu_mask.defined()) gradient = {apply_relu_mask(gradient, input), at::Tensor()};
   if (input.numel() == 0) {
     return at::zeros({2 * input.size(1)}, input.options().dtype(at::kDouble));
   }
@@ -124,12 +124,12 @@ constexpr BatchNormKernels kCudaKernels{moments,
                                         inverse_deviation,
                                         update_running,
                                         transform,
-                                        pass_gate,
+                                        apply_relu_mask,
                                         backward_reduce,
                                         backward_elementwise,
                                         parameter_gradients,
-                                        /*normalize_alone=*/nullptr,
-                                        /*backward_alone=*/nullptr};
+                                        /*fused_local_forward=*/nullptr,
+                                        /*fused_local_backward=*/nullptr};
 
 }  // namespace
 }  // namespace syncbn::dist::detail

@@ -6,12 +6,12 @@
 
 namespace syncbn::dist::detail {
 
-/// Reduces `tensor` over the group, in place, and returns at once.
+/// Starts to reduce `tensor` over the group, in place.
 c10::intrusive_ptr<c10d::Work> start_all_reduce(const at::Tensor& tensor,
                                                 const ProcessGroupPtr& group,
                                                 c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
-/// A future of what `convert` makes of the tensor; errors are passed on.
+/// A future of convert(tensor). Passes errors on.
 FuturePtr then_tensor(const FuturePtr& future,
                       std::function<at::Tensor(const at::Tensor&)> convert);
 

@@ -56,7 +56,7 @@ FuturePtr then_tensor(const FuturePtr& future,
 }
 
 FuturePtr mean_of(const at::Tensor& buffer, const ProcessGroupPtr& group) {
-  // Divided first: a sum of halves could overflow.
+  // Divide first: a sum of float16 values could overflow.
   buffer.div_(group->getSize());
   return then_tensor(start_all_reduce(buffer, group)->getFuture(),
                      [](const at::Tensor& sum) { return sum; });

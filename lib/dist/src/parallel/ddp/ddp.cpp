@@ -14,7 +14,6 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "ddp/ddp_check.h"
-#include "ddp/ddp_outputs.h"
 #include "ddp/ddp_state.h"
 
 namespace syncbn::dist {
@@ -23,7 +22,7 @@ namespace {
 
 constexpr size_t kBroadcastBucketBytes = size_t{250} * 1024 * 1024;
 constexpr double kBytesPerMiB = 1024.0 * 1024.0;
-constexpr double kLargestBucketMiB = 1e6;
+constexpr double kMaxBucketMiB = 1e6;
 
 std::vector<at::Tensor> tensors_of(const std::vector<NamedTensor>& all) {
   std::vector<at::Tensor> tensors;
@@ -40,16 +39,16 @@ std::vector<NamedTensor> without(std::vector<NamedTensor> all,
 
 void check_options(const DdpOptions& options) {
   const auto check = [](const char* name, const std::optional<double>& value) {
-    if (!value || (*value > 0 && *value <= kLargestBucketMiB)) return;
+    if (!value || (*value > 0 && *value <= kMaxBucketMiB)) return;
     throw base::UserError(
         fmt::format("DistributedDataParallel: {} must be above 0 and at most {}, got {}", name,
-                    kLargestBucketMiB, *value));
+                    kMaxBucketMiB, *value));
   };
   check("bucket_cap_mb", options.bucket_cap_mb);
   check("first_bucket_cap_mb", options.first_bucket_cap_mb);
 }
 
-/// A name that is not there is a spelling mistake, after which the wrong thing would be averaged.
+/// An unknown name is a spelling mistake that would average the wrong parameters.
 void check_ignored(const DdpState& state) {
   std::unordered_set<std::string> unknown = state.ignored;
   for (const NamedTensor& one : state.module->parameters()) unknown.erase(one.name);
@@ -78,8 +77,8 @@ std::shared_ptr<c10d::Reducer> make_reducer(const DdpState& state) {
   const int64_t cap = bytes(options.bucket_cap_mb, c10d::kDefaultBucketBytesCap);
   const int64_t first_cap = bytes(options.first_bucket_cap_mb,
                                   options.bucket_cap_mb ? cap : c10d::kDefaultFirstBucketBytes);
-  // As PyTorch: one bucket for the first step, after which buckets follow the order in which
-  // gradients became ready. Where that order may change, the buckets stay.
+  // As PyTorch does: one bucket in the first step, after which the reducer rebuilds the buckets in
+  // the order in which gradients became ready. If that order may change, the buckets stay.
   std::vector<size_t> limits{std::numeric_limits<int64_t>::max()};
   if (state.searches_unused()) {
     limits = {static_cast<size_t>(first_cap)};
@@ -105,64 +104,52 @@ std::shared_ptr<c10d::Logger> make_logger(const DdpState& state) {
   return logger;
 }
 
-/// Checks what a hook returns for a bucket.
-class HookCheck {
- public:
-  HookCheck(std::string name, std::shared_ptr<std::atomic<bool>> failed)
-      : name_(std::move(name)), failed_(std::move(failed)) {}
-
-  template <class Function>
-  std::invoke_result_t<Function> noting_failure(Function&& function) const {
-    try {
-      return function();
-    } catch (...) {
-      *failed_ = true;
-      throw;
-    }
-  }
-
-  void require_fit(const c10::IValue& value, const at::Tensor& expected) const {
-    if (!value.isTensor() && !(value.isTensorList() && value.toTensorList().size() == 1)) {
-      refuse(value.tagKind() + " in place of a tensor", expected);
-    }
-    const at::Tensor result = c10d::detail::parseCppCommHookResult(value);
-    if (!result.defined()) refuse("an undefined tensor", expected);
-    if (result.numel() == expected.numel() && result.scalar_type() == expected.scalar_type()) {
-      return;
-    }
-    refuse(describe(result), expected);
-  }
-
-  [[noreturn]] void refuse(const std::string& what, const at::Tensor& expected) const {
-    throw base::UserError(fmt::format("the communication hook '{}' returned {}; the bucket has {}",
-                                      name_, what, describe(expected)));
-  }
-
- private:
-  static std::string describe(const at::Tensor& tensor) {
+/// @throws base::UserError unless the result of a communication hook is a tensor like the bucket's.
+void check_hook_result(const std::string& hook, const c10::IValue& value,
+                       const at::Tensor& bucket) {
+  const auto describe = [](const at::Tensor& tensor) {
     return fmt::format("{} of {}", tensor.numel(), c10::toString(tensor.scalar_type()));
+  };
+  std::string returned;
+  if (!value.isTensor() && !(value.isTensorList() && value.toTensorList().size() == 1)) {
+    returned = value.tagKind() + " in place of a tensor";
+  } else {
+    const at::Tensor result = c10d::detail::parseCppCommHookResult(value);
+    returned = result.defined() ? describe(result) : "an undefined tensor";
   }
+  if (returned == describe(bucket)) return;
+  throw base::UserError(fmt::format("the communication hook '{}' returned {}; the bucket has {}",
+                                    hook, returned, describe(bucket)));
+}
 
-  std::string name_;
-  std::shared_ptr<std::atomic<bool>> failed_;
-};
-
-/// A user's function as the engine wants it.
+/// A user's function as c10d::Reducer wants it.
 class FunctionHook : public c10d::CommHookInterface {
  public:
-  FunctionHook(CommHook hook, HookCheck check) : hook_(std::move(hook)), check_(std::move(check)) {}
+  FunctionHook(CommHook hook, std::string name, std::shared_ptr<std::atomic<bool>> failed)
+      : hook_(std::move(hook)), name_(std::move(name)), failed_(std::move(failed)) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     const at::Tensor expected = bucket.getBuffer();
-    return check_.noting_failure([&]() -> FuturePtr {
+    const auto recording_failure = [failed = failed_](const auto& body) {
+      try {
+        return body();
+      } catch (...) {
+        *failed = true;
+        throw;
+      }
+    };
+    return recording_failure([&] {
       const FuturePtr future = hook_(bucket);
-      if (!future) check_.refuse("no future", expected);
-      // Not `this`: a bucket may complete after an exception has destroyed the wrapper.
+      if (!future) {
+        throw base::UserError(fmt::format("the communication hook '{}' returned no future", name_));
+      }
+      // Does not capture `this`: a bucket may complete after an exception has destroyed the
+      // wrapper.
       return future->then(
-          [check = check_, expected](c10::ivalue::Future& done) -> c10::IValue {
-            return check.noting_failure([&]() -> c10::IValue {
+          [recording_failure, name = name_, expected](c10::ivalue::Future& done) {
+            return recording_failure([&]() -> c10::IValue {
               if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-              check.require_fit(done.constValue(), expected);
+              check_hook_result(name, done.constValue(), expected);
               return done.value();
             });
           },
@@ -175,11 +162,12 @@ class FunctionHook : public c10d::CommHookInterface {
 
  private:
   const CommHook hook_;
-  const HookCheck check_;
+  const std::string name_;
+  const std::shared_ptr<std::atomic<bool>> failed_;
 };
 
-/// Gradients that are views of the buckets become aliases that are no views: torch::optim's
-/// zero_grad() cannot detach views.
+/// Replaces gradients that are views of the buckets by aliases that autograd does not know as
+/// views, because zero_grad() of torch::optim cannot detach views.
 void hide_bucket_views(const DdpState& state) {
   for (const NamedTensor& parameter : state.parameters) {
     at::Tensor& gradient = parameter.tensor.mutable_grad();
@@ -187,8 +175,8 @@ void hide_bucket_views(const DdpState& state) {
   }
 }
 
-/// When the gradients of forward's outputs are there, and the backward of the module begins.
-/// @param exchanges whether forward was told to exchange gradients.
+/// Runs when the backward of the module begins.
+/// @param exchanges whether this backward exchanges gradients.
 void on_backward(const std::weak_ptr<DdpState>& weak, bool exchanges) {
   const auto state = weak.lock();
   if (!state) return;
@@ -203,7 +191,7 @@ void on_backward(const std::weak_ptr<DdpState>& weak, bool exchanges) {
     });
   }
   if (state->options.gradient_as_bucket_view) {
-    // After the callbacks that the engine queues itself, of which the last one comes last.
+    // Queued from a callback, to run after the reducer's own callbacks.
     engine.queue_callback([state] {
       torch::autograd::Engine::get_default_engine().queue_callback(
           [state] { hide_bucket_views(*state); });
@@ -230,8 +218,8 @@ std::vector<at::Tensor> DdpState::buffers_to_sync() const {
 
 void DdpState::broadcast(const std::vector<at::Tensor>& tensors, int rank) const {
   if (tensors.empty() || group->getSize() == 1) return;
-  // Aliases with version counters of their own: an overwritten buffer must not make a graph that
-  // saved it invalid (two forwards, then a backward).
+  // Aliases with their own version counters: overwriting a buffer must not invalidate a graph that
+  // saved it (two forwards, then a backward).
   std::vector<at::Tensor> aliases;
   aliases.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) aliases.push_back(tensor.variable_data());
@@ -260,15 +248,15 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   check_same_module(options, considered, state.shared_buffers(), state.group);
   if (state.parameters.empty()) {
     throw base::UserError(
-        "DistributedDataParallel: the module has no parameter that requires a gradient; it needs "
-        "no wrapper");
+        "DistributedDataParallel: the module has no parameter that requires a gradient; use it "
+        "without a wrapper");
   }
   std::vector<at::Device> devices;
   for (const NamedTensor& one : considered) devices.push_back(one.tensor.device());
   state.first_device = devices.front();
   state.input_device = check_devices(devices, !state.module->sync_layers().empty());
   if (options.init_sync) {
-    // What PyTorch does here, too: a rank of Python's takes part in it.
+    // PyTorch issues the same collectives here; Python ranks in the group wait for them.
     c10d::verify_params_across_processes(state.group, tensors_of(state.parameters), {});
     state.broadcast_module(0);
   }
@@ -287,12 +275,12 @@ void DdpBase::before_forward() {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
   if (has_graph) {
-    check_still_wrapped(state.parameters, state.accumulators);
-    check_still_frozen(state.frozen);
+    check_unchanged(state.parameters, state.accumulators, state.frozen);
     if (*state.comm_hook_failed) {
       throw base::UserError(
           "DistributedDataParallel: the communication hook failed in an earlier step, whose "
-          "gradients were not exchanged; mend what it said then, and wrap the module anew");
+          "gradients were not exchanged; fix the error that it reported, and wrap the module "
+          "again");
     }
   }
   if (has_graph && state.requires_sync()) {
@@ -302,7 +290,6 @@ void DdpBase::before_forward() {
   const bool in_join = state.join && has_graph;
   if (in_join) notify_joined_ranks(state);
   try {
-    // After the first backward, buckets follow the order in which gradients became ready.
     if (has_graph) state.reducer->rebuild_buckets();
   } catch (const c10::Error& error) {
     explain_unfinished_reduction(error.what_without_backtrace(), state.parameters);
@@ -310,15 +297,16 @@ void DdpBase::before_forward() {
   }
   if (state.join && !in_join) return;
   if (const auto buffers = state.buffers_to_sync(); !buffers.empty()) {
-    state.broadcast(buffers, in_join ? rank_with_buffers(state) : 0);
+    state.broadcast(buffers, in_join ? highest_rank(state, true) : 0);
   }
-  if (in_join) tell_whether_gradients_follow(state);
+  if (in_join) announce_whether_gradients_follow(state);
 }
 
 std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
-  // As in PyTorch: a forward that leads to no exchange of gradients leaves the next one's buffers.
+  // As in PyTorch: after a forward that leads to no exchange of gradients, the next one does not
+  // broadcast buffers.
   const bool exchanges = has_graph && state.requires_sync();
   const bool hidden_from_joined = state.join && !has_graph;
   if (!hidden_from_joined) state.sync_buffers_next = exchanges;
@@ -327,7 +315,7 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
       outputs.begin(), outputs.end(), [](const at::Tensor& one) { return one.requires_grad(); });
   if (state.join && state.join->statistics) state.join->statistics->end_forward(backward_follows);
   if (listens_to_backward(state)) {
-    // Where no parameter is used, an edge to one: the engine has to hear of this backward, too.
+    // If no parameter is used, an edge to one lets the reducer see this backward nevertheless.
     const bool needs_anchor = state.searches_unused() && !reach_any(outputs, state.accumulators);
     outputs = join_outputs(
         std::move(outputs), needs_anchor ? state.parameters.front().tensor : at::Tensor(),
@@ -338,7 +326,7 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
     throw base::UserError(
         "DistributedDataParallel: find_unused_parameters found no tensor in the output of "
         "forward; return tensors, or optionals, containers, pairs, tuples or plain structs of "
-        "them");
+        "tensors");
   }
   state.reducer->prepare_for_backward(state.searches_unused() ? outputs
                                                               : std::vector<at::Tensor>());
@@ -350,12 +338,12 @@ void DdpBase::register_comm_hook(CommHook hook, const std::string& name) {
   if (!hook) throw base::UserError("register_comm_hook: the hook is empty");
   if (state.has_comm_hook) {
     throw base::UserError(
-        "register_comm_hook: there is one already; a DistributedDataParallel has one hook");
+        "register_comm_hook: a hook is registered already; DistributedDataParallel takes one");
   }
   state.has_comm_hook = true;
   state.logger->set_comm_hook(name);
   state.reducer->register_comm_hook(
-      std::make_unique<FunctionHook>(std::move(hook), HookCheck(name, state.comm_hook_failed)));
+      std::make_unique<FunctionHook>(std::move(hook), name, state.comm_hook_failed));
 }
 
 void DdpBase::zero_grad() {
@@ -365,29 +353,22 @@ void DdpBase::zero_grad() {
 }
 
 DdpStats DdpBase::stats() const {
-  const c10::DDPLoggingData data = state_->logger->get_ddp_logging_data();
-  const auto number = [&data](const char* key) -> int64_t {
-    const auto found = data.ints_map.find(key);
-    return found == data.ints_map.end() ? 0 : found->second;
-  };
-  const auto text = [&data](const char* key) {
-    const auto found = data.strs_map.find(key);
-    return found == data.strs_map.end() ? std::string() : found->second;
-  };
-  const auto time = [&number](const char* key) { return std::chrono::nanoseconds(number(key)); };
+  c10::DDPLoggingData data = state_->logger->get_ddp_logging_data();
+  auto& number = data.ints_map;  // missing values are 0
+  const auto time = [&number](const char* key) { return std::chrono::nanoseconds(number[key]); };
   return {
-      .iteration = number("iteration"),
+      .iteration = number["iteration"],
       .forward_compute_time = time("avg_forward_compute_time"),
       .backward_compute_time = time("avg_backward_compute_time"),
       .backward_comm_time = time("avg_backward_comm_time"),
       .backward_compute_comm_overlap_time = time("avg_backward_compute_comm_overlap_time"),
-      .num_parameter_tensors = number("num_parameter_tensors"),
-      .total_parameter_size_bytes = number("total_parameter_size_bytes"),
-      .unused_parameter_size_bytes = number("unused_parameter_size"),
+      .num_parameter_tensors = number["num_parameter_tensors"],
+      .total_parameter_size_bytes = number["total_parameter_size_bytes"],
+      .unused_parameter_size_bytes = number["unused_parameter_size"],
       .bucket_sizes = state_->logger->get_bucket_sizes(),
-      .has_rebuilt_buckets = number("has_rebuilt_buckets") != 0,
-      .can_set_static_graph = number("can_set_static_graph") != 0,
-      .comm_hook = text("comm_hook"),
+      .has_rebuilt_buckets = number["has_rebuilt_buckets"] != 0,
+      .can_set_static_graph = number["can_set_static_graph"] != 0,
+      .comm_hook = data.strs_map["comm_hook"],
   };
 }
 
@@ -401,7 +382,7 @@ NoSyncGuard DdpBase::no_sync() {
 
 }  // namespace detail
 
-// Counted: guards need not end in the opposite order.
+// Counted, because guards need not end in the opposite order.
 NoSyncGuard::NoSyncGuard(std::shared_ptr<detail::DdpState> state) : state_(std::move(state)) {
   ++state_->no_sync_guards;
 }

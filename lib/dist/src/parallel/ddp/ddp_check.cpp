@@ -16,7 +16,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// A line for each tensor.
+/// One line for the options and one per tensor.
 std::vector<std::string> describe(const DdpOptions& options,
                                   const std::vector<NamedTensor>& parameters,
                                   const std::vector<NamedTensor>& buffers) {
@@ -51,8 +51,8 @@ void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>
   if (group->getSize() == 1 || backend_of(group) == nullptr || !all_ranks_are_ours(group)) return;
   const std::string own = base::join(describe(options, parameters, buffers), "\n");
   const std::vector<std::string> all = all_gather_bytes(own, group);
-  const auto differs = std::find_if(all.begin(), all.end(),
-                                    [&](const std::string& one) { return one != all.front(); });
+  const auto differs =
+      std::find_if_not(all.begin(), all.end(), [&](const auto& one) { return one == all.front(); });
   if (differs == all.end()) return;
   const auto first = lines_of(all.front());
   const auto other = lines_of(*differs);
@@ -80,20 +80,20 @@ std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
   if (!several) return first;
   if (has_sync_batch_norm) {
     throw base::UserError(fmt::format(
-        "DistributedDataParallel: a module with SyncBatchNorm layers must be on one device, and "
-        "this one begins on {} and goes on elsewhere; one process per device is the way",
+        "DistributedDataParallel: a module with SyncBatchNorm layers must be on one device, this "
+        "one is on {} and others; start one process per device",
         first.str()));
   }
   return std::nullopt;
 }
 
-void explain_unfinished_reduction(const std::string& complaint,
+void explain_unfinished_reduction(const std::string& message,
                                   const std::vector<NamedTensor>& parameters) {
   // "... Parameter indices which did not receive grad for rank 0: 2 3 ..."
   constexpr std::string_view kBeforeRank = "indices which did not receive grad for rank ";
-  const size_t at = complaint.find(kBeforeRank);
+  const size_t at = message.find(kBeforeRank);
   if (at == std::string::npos) return;
-  std::istringstream indices(complaint.substr(at + kBeforeRank.size()));
+  std::istringstream indices(message.substr(at + kBeforeRank.size()));
   std::string rank_and_colon;
   indices >> rank_and_colon;
   std::vector<std::string> names;
@@ -103,31 +103,29 @@ void explain_unfinished_reduction(const std::string& complaint,
   if (names.empty()) return;
   throw base::UserError(fmt::format(
       "DistributedDataParallel: in the step before, these parameters got no gradient on this rank, "
-      "and the others wait for it: {}; set find_unused_parameters (or static_graph, when they are "
-      "the same in every step), let the loss use all of forward's outputs, or take them out of "
-      "training (requires_grad)",
+      "and the other ranks wait for it: {}; set find_unused_parameters (or static_graph, if they "
+      "are the same in every step), use all outputs of forward in the loss, or freeze the "
+      "parameters (requires_grad)",
       base::join(names, ", ")));
 }
 
-void check_still_wrapped(const std::vector<NamedTensor>& parameters,
-                         const std::vector<const torch::autograd::Node*>& accumulators) {
+void check_unchanged(const std::vector<NamedTensor>& parameters,
+                     const std::vector<const torch::autograd::Node*>& accumulators,
+                     const std::vector<NamedTensor>& frozen) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& tensor = parameters[i].tensor;
     if (torch::autograd::impl::try_get_grad_accumulator(tensor).get() == accumulators[i]) continue;
     throw base::UserError(fmt::format(
         "DistributedDataParallel: the parameter {} was moved or converted after the module was "
-        "wrapped (it is {} on {} now), and its gradients would stay this rank's; call to() before "
+        "wrapped (it is {} on {} now), and its gradients would not be averaged; call to() before "
         "wrapping",
         parameters[i].name, c10::toString(tensor.scalar_type()), tensor.device().str()));
   }
-}
-
-void check_still_frozen(const std::vector<NamedTensor>& frozen) {
   for (const NamedTensor& one : frozen) {
     if (!one.tensor.requires_grad()) continue;
     throw base::UserError(fmt::format(
         "DistributedDataParallel: the parameter {} requires a gradient now and did not when the "
-        "module was wrapped, so its gradient would stay this rank's; wrap the module anew after "
+        "module was wrapped, so its gradient would not be averaged; wrap the module again after "
         "unfreezing",
         one.name));
   }

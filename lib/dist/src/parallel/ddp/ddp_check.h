@@ -7,32 +7,30 @@
 
 namespace syncbn::dist::detail {
 
-/// Every rank learns whether the options are the same on all ranks, and whether the tensors have
-/// the same names, shapes and types on all ranks, and which one has not. Does nothing in a group
-/// with ranks that are not ours, where libtorch compares the parameters.
-/// @throws base::UserError naming the first difference and both ranks; base::UnavailableError when
-///   a peer fails.
+/// Compares the options, and the tensors' names, shapes and types, between all ranks. Does nothing
+/// in a group with Python ranks, where libtorch compares the parameters.
+/// @throws base::UserError that names the first difference and both ranks; base::UnavailableError
+///   when a peer fails.
 void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>& parameters,
                        const std::vector<NamedTensor>& buffers, const ProcessGroupPtr& group);
 
-/// Whether a module on these devices can be wrapped, and the one for its inputs: none when there
-/// are several.
-/// @throws base::UserError for devices of different types, and for several with SyncBatchNorm.
+/// @return the device for inputs; nullopt for a module on several devices.
+/// @throws base::UserError for devices of different types, and for several devices with
+///   SyncBatchNorm.
 std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
                                         bool has_sync_batch_norm);
 
-/// @param accumulators of the parameters, when they were wrapped.
-/// @throws base::UserError when one has another since: after module.to(), the engine's hooks are
-///   gone.
-void check_still_wrapped(const std::vector<NamedTensor>& parameters,
-                         const std::vector<const torch::autograd::Node*>& accumulators);
+/// @param accumulators of the parameters, at the time of wrapping.
+/// @throws base::UserError if a parameter has another one now, because module.to() has removed the
+///   reducer's hooks, or if a frozen parameter requires a gradient now.
+void check_unchanged(const std::vector<NamedTensor>& parameters,
+                     const std::vector<const torch::autograd::Node*>& accumulators,
+                     const std::vector<NamedTensor>& frozen);
 
-/// When libtorch's complaint is that parameters got no gradient in the former step, says which.
-/// @throws base::UserError then; otherwise returns.
-void explain_unfinished_reduction(const std::string& complaint,
+/// @throws base::UserError that names the parameters, if libtorch's message is that parameters got
+/// no
+///   gradient in the step before.
+void explain_unfinished_reduction(const std::string& message,
                                   const std::vector<NamedTensor>& parameters);
-
-/// @throws base::UserError naming the first that requires a gradient after all.
-void check_still_frozen(const std::vector<NamedTensor>& frozen);
 
 }  // namespace syncbn::dist::detail

@@ -14,10 +14,9 @@ namespace syncbn::dist {
 namespace detail {
 namespace {
 
-/// Of any module in this process.
-bool span_is_open = false;
+bool span_is_open = false;  ///< of any module in this process
 
-/// What the collectives of PyTorch's join() carry: one number.
+/// The collectives of join() carry one number, as PyTorch's do.
 at::Tensor number(const DdpState& state, double value, at::ScalarType dtype = at::kFloat) {
   return at::full({1}, value, at::TensorOptions().dtype(dtype).device(state.first_device));
 }
@@ -28,20 +27,13 @@ int64_t sum(const DdpState& state, int64_t own) {
   return total.item().toLong();
 }
 
-/// The highest of the ranks that say yes.
-int highest_rank(const DdpState& state, bool yes) {
-  const at::Tensor highest = number(state, yes ? state.group->getRank() : -1, at::kLong);
-  start_all_reduce(highest, state.group, c10d::ReduceOp::MAX)->wait();
-  return highest.item().toInt();
-}
-
-/// The ranks of the world that a group has, in its order.
+/// The world ranks of a group's members, in the group's order.
 std::vector<int> members(const ProcessGroupPtr& group) {
   const Backend* backend = backend_of(group);
   return backend != nullptr ? backend->members().ranks : std::vector<int>();
 }
 
-/// The group over which the module's SyncBatchNorm layers exchange; null: nothing is exchanged.
+/// The group over which the module's SyncBatchNorm layers exchange; null: they exchange nothing.
 ProcessGroupPtr shared_statistics_group(const DdpState& state) {
   ProcessGroupPtr shared;
   for (const ProcessGroupPtr& given : state.module->sync_layers().groups) {
@@ -58,23 +50,23 @@ ProcessGroupPtr shared_statistics_group(const DdpState& state) {
   if (shared && shared == state.group) {
     throw base::UserError(
         "join: the SyncBatchNorm layers exchange over DistributedDataParallel's own group, where "
-        "their exchanges and the gradients' can get mixed up; leave their process_group empty, or "
-        "make a second group of the same ranks");
+        "their exchanges can be confused with those of gradients; leave their process_group empty, "
+        "or make a second group of the same ranks");
   }
   return shared && shared->getSize() > 1 ? shared : nullptr;
 }
 
-/// However the span ends: the reducer would go on dividing by the number of ranks of the last step.
 void close_span(DdpState& state) {
   state.join.reset();
   span_is_open = false;
+  // Otherwise the reducer would go on dividing by the number of ranks with input in the last step.
   state.reducer->set_forward_pass_work_handle(nullptr, /*useStaticWorldSize=*/true);
 }
 
-/// Runs the gradients' communication for a backward that this rank has no part in.
-void shadow_gradients(DdpState& state) {
+/// Takes part in the communication of gradients of a backward that only other ranks run.
+void join_gradients(DdpState& state) {
   std::vector<FuturePtr> pending;
-  // Zeroed each time: the one before left the others' marks in it.
+  // Zeroed each time, because the all-reduce leaves the marks of other ranks in it.
   const auto used_nothing = [&state] {
     start_all_reduce(state.reducer->get_local_used_map_on_device().zero_(), state.group)->wait();
   };
@@ -86,12 +78,12 @@ void shadow_gradients(DdpState& state) {
   for (const FuturePtr& future : pending) future->waitAndThrow();
   if (state.searches_unused()) used_nothing();
   state.had_first_backward = true;
-  // The order of gradients is known after a backward that does not delay them.
+  // A backward that does not delay communication shows the order of gradients.
   if (!delayed) state.reducer->push_rebuilt_params_for_all_indices();
 }
 
-/// One step of the ranks that still have input.
-void shadow_step(DdpState& state) {
+/// Takes part in one step of the ranks that still have input.
+void join_step(DdpState& state) {
   JoinStatistics* const statistics = state.join->statistics.get();
   state.reducer->rebuild_buckets();
   if (const auto buffers = state.buffers_to_sync(); !buffers.empty()) {
@@ -99,14 +91,14 @@ void shadow_step(DdpState& state) {
   }
   const bool gradients_follow = sum(state, 0) != 0;
   state.sync_buffers_next = gradients_follow;
-  const bool statistics_follow = statistics != nullptr && statistics->serve_forward();
-  // The others' backward mixes both kinds of exchange as it comes.
+  const bool statistics_follow = statistics != nullptr && statistics->serve();
+  // A backward interleaves both kinds of exchange in no fixed order.
   std::future<void> gradients;
   if (gradients_follow) {
     gradients = std::async(statistics_follow ? std::launch::async : std::launch::deferred,
-                           [&state] { shadow_gradients(state); });
+                           [&state] { join_gradients(state); });
   }
-  if (statistics_follow) statistics->serve_backward();
+  if (statistics_follow) statistics->serve();
   if (gradients_follow) gradients.get();
 }
 
@@ -129,11 +121,13 @@ void notify_joined_ranks(DdpState& state) {
   }
 }
 
-int rank_with_buffers(DdpState& state) {
-  return highest_rank(state, true);
+int highest_rank(const DdpState& state, bool yes) {
+  const at::Tensor highest = number(state, yes ? state.group->getRank() : -1, at::kLong);
+  start_all_reduce(highest, state.group, c10d::ReduceOp::MAX)->wait();
+  return highest.item().toInt();
 }
 
-void tell_whether_gradients_follow(DdpState& state) {
+void announce_whether_gradients_follow(DdpState& state) {
   start_all_reduce(number(state, state.requires_sync() ? 1 : 0), state.group);
 }
 
@@ -148,16 +142,16 @@ JoinGuard::JoinGuard(std::shared_ptr<detail::DdpState> given, const JoinOptions&
   if (!options.enable) return;
   detail::DdpState& state = *given;
   if (detail::span_is_open) {
-    throw base::UserError("join: one is open already, of this module or another in this process");
+    throw base::UserError("join: a span is open already in this process; open one at a time");
   }
   if (state.options.skip_all_reduce_unused_params) {
-    throw base::UserError("join: it does not go together with skip_all_reduce_unused_params");
+    throw base::UserError("join: cannot be combined with skip_all_reduce_unused_params");
   }
-  detail::JoinSpan span{.options = options, .statistics = nullptr};
-  if (const auto group = detail::shared_statistics_group(state)) {
-    span.statistics = std::make_unique<detail::JoinStatistics>(group, state.first_device);
+  const auto group = detail::shared_statistics_group(state);
+  state.join = {.options = options, .statistics = nullptr};
+  if (group) {
+    state.join->statistics = std::make_unique<detail::JoinStatistics>(group, state.first_device);
   }
-  state.join = std::move(span);
   state.logger->set_uneven_input_join();
   detail::span_is_open = true;
   state_ = std::move(given);
@@ -188,7 +182,7 @@ void JoinGuard::finish() {
           "ends all of them",
           detail::world_rank(state.group, state.group->getRank())));
     }
-    detail::shadow_step(state);
+    detail::join_step(state);
     is_last = false;
   }
   const int source = detail::highest_rank(state, is_last);

@@ -1,15 +1,13 @@
 #include "ddp/ddp_module.h"
 
 #include <syncbn/base/error.h>
-#include <syncbn/dist/sync_batch_norm.h>
 
 #include <algorithm>
 
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
 #include "batch_norm/convert.h"
-#include "batch_norm/layer_naming.h"
+#include "batch_norm/named_layers.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -23,10 +21,10 @@ class EagerModule : public WrappedModule {
   std::string class_name() const override { return module_->name(); }
 
   std::vector<NamedTensor> parameters() const override {
-    return listed(module_->named_parameters());
+    return distinct(module_->named_parameters());
   }
 
-  std::vector<NamedTensor> buffers() const override { return listed(module_->named_buffers()); }
+  std::vector<NamedTensor> buffers() const override { return distinct(module_->named_buffers()); }
 
   std::unordered_set<const at::TensorImpl*> sparse_parameters() const override {
     std::unordered_set<const at::TensorImpl*> sparse;
@@ -50,30 +48,16 @@ class EagerModule : public WrappedModule {
         found.add(options.group_size() > 0 ? statistics_group_of(options) : options.process_group(),
                   {own->running_mean, own->running_var, own->num_batches_tracked});
       }
-      add_converted(found, layer->as<torch::nn::BatchNorm1dImpl>());
-      add_converted(found, layer->as<torch::nn::BatchNorm2dImpl>());
-      add_converted(found, layer->as<torch::nn::BatchNorm3dImpl>());
+      visit_batch_norm(*layer, [&found](const auto& one) {
+        if (const auto group = converted_group(one.running_mean, one.weight)) {
+          found.add(*group, {one.running_mean, one.running_var, one.num_batches_tracked});
+        }
+      });
     }
     return found;
   }
 
  private:
-  template <class Layer>
-  static void add_converted(SyncLayers& found, const Layer* layer) {
-    if (layer == nullptr) return;
-    const auto group = converted_group(layer_key(layer->running_mean, layer->weight));
-    if (group)
-      found.add(*group, {layer->running_mean, layer->running_var, layer->num_batches_tracked});
-  }
-
-  static std::vector<NamedTensor> listed(
-      const torch::OrderedDict<std::string, at::Tensor>& tensors) {
-    std::vector<NamedTensor> all;
-    all.reserve(tensors.size());
-    for (const auto& item : tensors) all.push_back({item.key(), item.value()});
-    return without_repetitions(std::move(all));
-  }
-
   const std::shared_ptr<torch::nn::Module> module_;
 };
 
@@ -87,16 +71,8 @@ void SyncLayers::add(const ProcessGroupPtr& group,
   }
 }
 
-std::vector<NamedTensor> without_repetitions(std::vector<NamedTensor> all) {
-  std::unordered_set<const at::TensorImpl*> seen;
-  std::erase_if(all, [&seen](const NamedTensor& one) {
-    return !seen.insert(one.tensor.unsafeGetTensorImpl()).second;
-  });
-  return all;
-}
-
 std::shared_ptr<WrappedModule> wrap(std::shared_ptr<torch::nn::Module> module) {
-  if (!module) throw base::UserError("DistributedDataParallel: there is no module, but null");
+  if (!module) throw base::UserError("DistributedDataParallel: the module is null");
   return std::make_shared<EagerModule>(std::move(module));
 }
 

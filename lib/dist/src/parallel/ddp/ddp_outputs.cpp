@@ -1,10 +1,11 @@
-#include "ddp/ddp_outputs.h"
-
 #include <algorithm>
 #include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include "ddp/ddp_state.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -59,16 +60,14 @@ std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::
   torch::autograd::edge_list edges = torch::autograd::collect_next_edges(outputs);
   if (anchor.defined()) edges.push_back(torch::autograd::impl::gradient_edge(anchor));
   node->set_next_edges(std::move(edges));
-  const bool none_requires_grad =
-      std::none_of(outputs.begin(), outputs.end(),
-                   [](const at::Tensor& output) { return output.requires_grad(); });
-  const bool all = anchor.defined() && none_requires_grad;
+  const auto requires_grad = [](const at::Tensor& output) { return output.requires_grad(); };
+  const bool all = anchor.defined() && std::none_of(outputs.begin(), outputs.end(), requires_grad);
   for (at::Tensor& output : outputs) {
     const auto index = node->add_input_metadata(output);
     const bool can = all && (output.is_floating_point() || output.is_complex());
     if (!output.requires_grad() && !can) continue;
-    // A copy: a view could not be modified in place, and an alias would hide the modification from
-    // the graph.
+    // A view could not be modified in place, and an alias would hide the modification from the
+    // graph.
     const at::NoGradGuard no_grad;
     output = output.clone();
     torch::autograd::impl::set_gradient_edge(output, {node, index});

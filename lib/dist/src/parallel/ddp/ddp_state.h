@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,55 +17,64 @@
 
 namespace syncbn::dist::detail {
 
-/// A join() span that is open.
+/// An open join() span.
 struct JoinSpan {
   JoinOptions options;
-  /// When the module has SyncBatchNorm layers over several ranks.
-  std::unique_ptr<JoinStatistics> statistics;
+  std::unique_ptr<JoinStatistics> statistics;  ///< null: no SyncBatchNorm layer exchanges
 };
 
 struct DdpState {
   std::shared_ptr<WrappedModule> module;
   DdpOptions options;
   ProcessGroupPtr group;
-  /// Those that get gradients.
-  std::vector<NamedTensor> parameters;
-  /// Those that need none.
-  std::vector<NamedTensor> frozen;
-  at::Device first_device = at::kCPU;  ///< of the first parameter
+  std::vector<NamedTensor> parameters;  ///< those that require a gradient
+  std::vector<NamedTensor> frozen;      ///< those that do not
+  at::Device first_device = at::kCPU;   ///< of the first parameter
   std::optional<at::Device> input_device;
   std::unordered_set<std::string> ignored;
   std::shared_ptr<c10d::Reducer> reducer;
-  /// The graph's ends at the parameters; the reducer keeps them.
+  /// Of the parameters, in the same order. The reducer owns them.
   std::vector<const torch::autograd::Node*> accumulators;
   std::shared_ptr<c10d::Logger> logger;
   int no_sync_guards = 0;
-  /// False after a forward under no_sync: the buffers then stay as they are, as in PyTorch.
+  /// False after a forward under no_sync: the next one does not broadcast buffers, as in PyTorch.
   bool sync_buffers_next = true;
-  /// Of a static graph: all communication comes at the end of the first backward.
+  /// With a static graph, the first backward communicates at its end only.
   bool had_first_backward = false;
   bool has_comm_hook = false;
-  /// After that, c10d's engine has a step that never ends. Written by any thread.
+  /// The reducer then waits for that step forever. Written by any thread.
   std::shared_ptr<std::atomic<bool>> comm_hook_failed = std::make_shared<std::atomic<bool>>(false);
   std::optional<JoinSpan> join;
 
   bool requires_sync() const { return no_sync_guards == 0; }
   bool searches_unused() const { return options.find_unused_parameters && !options.static_graph; }
-  /// The buffers that broadcast_buffers makes the same.
+  /// The buffers that broadcast_buffers applies to.
   std::vector<NamedTensor> shared_buffers() const;
-  /// Those of them that are made the same before this forward.
+  /// The buffers to broadcast before this forward.
   std::vector<at::Tensor> buffers_to_sync() const;
   /// Overwrites every rank's tensors by those of `rank`.
   void broadcast(const std::vector<at::Tensor>& tensors, int rank) const;
-  /// Parameters, and buffers where they are to be the same.
+  /// Broadcasts the parameters and shared_buffers().
   void broadcast_module(int rank) const;
 };
 
 // What a rank with input does in each step of a join() span.
 
 void notify_joined_ranks(DdpState& state);
-/// The rank whose buffers count.
-int rank_with_buffers(DdpState& state);
-void tell_whether_gradients_follow(DdpState& state);
+/// The highest rank for which `yes` is true. Collective. Its buffers are the ones to broadcast.
+int highest_rank(const DdpState& state, bool yes);
+void announce_whether_gradients_follow(DdpState& state);
+
+/// Whether the graph of any output contains one of these leaves.
+bool reach_any(const std::vector<at::Tensor>& outputs,
+               const std::vector<const torch::autograd::Node*>& leaves);
+
+/// Copies of all outputs that share one autograd node. If the loss uses only some of them, backward
+/// still runs the graphs of the others, with undefined gradients, so that the reducer does not wait
+/// for their parameters. Backward calls `on_backward` when it reaches the node.
+/// @param anchor a leaf that backward must reach, with an undefined gradient: if no output requires
+///   a gradient, the copies do. May be undefined.
+std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::Tensor& anchor,
+                                     std::function<void()> on_backward);
 
 }  // namespace syncbn::dist::detail

@@ -4,10 +4,12 @@
 #include <syncbn/dist/comm_hooks.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <random>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -15,9 +17,8 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
-
-#include <ATen/CPUGeneratorImpl.h>
 
 #include "ddp/comm_hook_steps.h"
 #include "groups/world.h"
@@ -52,37 +53,28 @@ void gram_schmidt(at::Tensor& matrices, double epsilon) {
 void orthogonalize(at::Tensor& matrices, double epsilon) {
   const bool is_half =
       matrices.scalar_type() == at::kHalf || matrices.scalar_type() == at::kBFloat16;
-  constexpr int64_t kFewColumns = 2;  // where QR costs more
-  if (matrices.size(2) <= kFewColumns || is_half) {
+  constexpr int64_t kMaxGramSchmidtColumns = 2;  // with more columns QR is faster
+  if (matrices.size(2) <= kMaxGramSchmidtColumns || is_half) {
     gram_schmidt(matrices, epsilon);
   } else {
     matrices.copy_(std::get<0>(at::linalg_qr(matrices)));
   }
 }
 
-/// The numbers of numpy.random.RandomState(seed).randint(1_000_000_000), which PyTorch's PowerSGD
-/// seeds its factors with: the same seed gives the same training here and there.
-class SeedSequence {
- public:
-  explicit SeedSequence(uint32_t seed) : engine_(seed) {}
-
-  uint64_t next() {
-    constexpr uint32_t kLargest = 1'000'000'000 - 1;
-    constexpr uint32_t kMask = (uint32_t{1} << 30) - 1;
-    for (;;) {
-      const uint32_t drawn = static_cast<uint32_t>(engine_()) & kMask;
-      if (drawn <= kLargest) return drawn;
-    }
+/// numpy.random.RandomState(seed).randint(1_000_000_000), with which PyTorch's PowerSGD seeds its
+/// factors: the same seed gives the same training here and there.
+uint64_t next_seed(std::mt19937& engine) {
+  constexpr uint32_t kMask = (uint32_t{1} << 30) - 1;
+  for (;;) {
+    const uint32_t drawn = static_cast<uint32_t>(engine()) & kMask;
+    if (drawn < 1'000'000'000) return drawn;
   }
-
- private:
-  std::mt19937 engine_;
-};
+}
 
 class PowerSgd {
  public:
   explicit PowerSgd(const PowerSgdOptions& options)
-      : options_(options), seeds_(options.random_seed) {}
+      : options_(options), seeds_(static_cast<uint32_t>(options.random_seed)) {}
 
   FuturePtr run(c10d::GradBucket& bucket) {
     if (!group_) {
@@ -90,7 +82,7 @@ class PowerSgd {
       if (!detail::all_ranks_are_ours(group_)) {
         throw base::UserError(
             "power_sgd_hook: a rank of the group runs Python, whose PowerSGD sends its all-reduces "
-            "in another order; use it among C++ ranks alone");
+            "in another order; use it in groups of C++ ranks only");
       }
     }
     const bool plain = step_ < options_.start_power_sgd_iter;
@@ -101,15 +93,14 @@ class PowerSgd {
   }
 
  private:
-  /// What is kept of a bucket between steps.
+  /// The state of a bucket between steps.
   struct Memory {
     int64_t size = 0;
-    at::Tensor error;  ///< what compression left out
-    at::Tensor p;      ///< all P of the bucket, flat
-    at::Tensor q;
+    at::Tensor error;  ///< gradient minus its approximation
+    at::Tensor p, q;   ///< the factors of all batches, flat
   };
 
-  /// The matrices of one shape (or one matrix), [batch, n, m], and their factors.
+  /// Matrices of one shape (or one matrix), and their factors.
   struct Batch {
     explicit Batch(at::Tensor matrix) : matrices{std::move(matrix)} {}
     std::vector<at::Tensor> matrices;  ///< of the bucket
@@ -133,8 +124,8 @@ class PowerSgd {
     detail::start_all_reduce(tensor, group_)->wait();
   }
 
-  // All collectives of a bucket are begun on the thread of backward, one after the other: begun
-  // from continuations, those of two buckets could come in another order on another rank.
+  // Starts all collectives of a bucket on the thread of backward: started from continuations,
+  // those of two buckets could run in different orders on different ranks.
   void compress(c10d::GradBucket& bucket) {
     const at::Tensor buffer = bucket.getBuffer();
     Memory& memory = memory_[bucket.getIndex()];
@@ -150,7 +141,7 @@ class PowerSgd {
     for (Batch& batch : batches) at::bmm_out(batch.p, batch.stacked, batch.q);
 
     send_whole(whole);
-    sum_over_ranks(memory.p);  // orthogonalised next: no need to divide
+    sum_over_ranks(memory.p);  // no need to divide before orthogonalising
     for (Batch& batch : batches) {
       orthogonalize(batch.p, options_.orthogonalization_epsilon);
       at::bmm_out(batch.q, batch.stacked.transpose(1, 2), batch.p);
@@ -168,7 +159,7 @@ class PowerSgd {
     if (!options_.warm_start) memory.p = memory.q = at::Tensor();
   }
 
-  /// Of one wrapper, buckets stay as they are after the first step.
+  /// Buckets of one wrapper keep their sizes after the first step.
   static void check_size(Memory& memory, const at::Tensor& buffer) {
     if (!memory.error.defined() && !memory.q.defined()) memory.size = buffer.numel();
     if (memory.size == buffer.numel()) return;
@@ -178,7 +169,7 @@ class PowerSgd {
                     base::counted(buffer.numel(), "value"), memory.size));
   }
 
-  /// `whole` gets the gradients that are sent as they are.
+  /// @param whole receives the gradients that are not worth compressing.
   std::vector<Batch> make_batches(const c10d::GradBucket& bucket, std::vector<at::Tensor>& whole) {
     std::vector<Batch> batches;
     for (const at::Tensor& gradient : bucket.getGradients()) {
@@ -196,7 +187,7 @@ class PowerSgd {
       } else if (options_.batch_tensors_with_same_shape) {
         same->matrices.push_back(matrix);
       } else {
-        // Behind the others of its shape: the order in which PyTorch lays factors out.
+        // After the others of its shape, which is PyTorch's order of factors.
         const auto behind = std::find_if(same, batches.end(), [&](const Batch& batch) {
           return batch.matrices[0].sizes() != matrix.sizes();
         });
@@ -210,46 +201,34 @@ class PowerSgd {
     return batches;
   }
 
-  /// Lets the factors of all batches lie side by side, so that one all-reduce takes them.
+  /// Makes the factors of all batches views of one tensor, for a single all-reduce.
   void attach_factors(std::vector<Batch>& batches, Memory& memory,
                       const at::TensorOptions& options) {
-    int64_t p_size = 0;
-    int64_t q_size = 0;
-    const auto sizes = [&](const Batch& batch) {
-      const int64_t rows = batch.stacked.size(0) * rank_for(batch.matrices[0]);
-      return std::pair(rows * batch.stacked.size(1), rows * batch.stacked.size(2));
-    };
-    for (const Batch& batch : batches) {
-      p_size += sizes(batch).first;
-      q_size += sizes(batch).second;
-    }
     const bool fresh = !memory.q.defined();
-    if (fresh) {
-      memory.p = at::empty({p_size}, options);
-      memory.q = at::empty({q_size}, options);
-    }
-    int64_t p_begin = 0;
-    int64_t q_begin = 0;
+    // Dimension 1 of the stacked matrices for P, 2 for Q.
+    const auto attach = [&](at::Tensor& flat, int64_t dimension, at::Tensor Batch::*factor) {
+      const auto sizes = [&](const Batch& batch) {
+        return std::array{batch.stacked.size(0), batch.stacked.size(dimension),
+                          rank_for(batch.matrices[0])};
+      };
+      int64_t total = 0;
+      for (const Batch& batch : batches) total += c10::multiply_integers(sizes(batch));
+      if (fresh) flat = at::empty({total}, options);
+      int64_t begin = 0;
+      for (Batch& batch : batches) {
+        const int64_t length = c10::multiply_integers(sizes(batch));
+        batch.*factor = flat.narrow(0, begin, length).view(sizes(batch));
+        begin += length;
+      }
+    };
+    attach(memory.p, 1, &Batch::p);
+    attach(memory.q, 2, &Batch::q);
+    // Equal on all ranks, and independent of the program's own random numbers.
+    at::Generator generator;
+    if (fresh) generator = at::detail::createCPUGenerator(next_seed(seeds_));
     for (Batch& batch : batches) {
-      const auto [p, q] = sizes(batch);
-      const int64_t count = batch.stacked.size(0);
-      const int64_t rank = rank_for(batch.matrices[0]);
-      batch.p = memory.p.narrow(0, p_begin, p).view({count, batch.stacked.size(1), rank});
-      batch.q = memory.q.narrow(0, q_begin, q).view({count, batch.stacked.size(2), rank});
-      p_begin += p;
-      q_begin += q;
-    }
-    if (fresh) draw_factors(batches);
-    if (!fresh) {
-      for (Batch& batch : batches) orthogonalize(batch.q, options_.orthogonalization_epsilon);
-    }
-  }
-
-  /// The same on all ranks, without touching the program's own random numbers.
-  void draw_factors(std::vector<Batch>& batches) {
-    const at::Generator generator = at::detail::createCPUGenerator(seeds_.next());
-    for (Batch& batch : batches) {
-      batch.q.copy_(at::randn(batch.q.sizes(), generator, batch.q.options().device(at::kCPU)));
+      const auto on_cpu = batch.q.options().device(at::kCPU);
+      if (fresh) batch.q.copy_(at::randn(batch.q.sizes(), generator, on_cpu));
       orthogonalize(batch.q, options_.orthogonalization_epsilon);
     }
   }
@@ -270,13 +249,15 @@ class PowerSgd {
   }
 
   const PowerSgdOptions options_;
-  SeedSequence seeds_;
+  std::mt19937 seeds_;
   ProcessGroupPtr group_;
   int64_t step_ = 0;
-  std::map<size_t, Memory> memory_;  ///< by index of the bucket
+  std::map<size_t, Memory> memory_;  ///< by bucket index
 };
 
-void check(const PowerSgdOptions& options) {
+}  // namespace
+
+CommHook power_sgd_hook(const PowerSgdOptions& options) {
   if (options.matrix_approximation_rank < 1) {
     throw base::UserError(
         fmt::format("power_sgd_hook: matrix_approximation_rank must be 1 or more, got {}",
@@ -285,15 +266,9 @@ void check(const PowerSgdOptions& options) {
   if ((options.use_error_feedback || options.warm_start) && options.start_power_sgd_iter < 2) {
     throw base::UserError(fmt::format(
         "power_sgd_hook: start_power_sgd_iter must be 2 or more with error feedback or warm start, "
-        "got {}: DDP arranges its buckets anew after the first step",
+        "got {}: DDP rebuilds its buckets after the first step",
         options.start_power_sgd_iter));
   }
-}
-
-}  // namespace
-
-CommHook power_sgd_hook(const PowerSgdOptions& options) {
-  check(options);
   return [state = std::make_shared<PowerSgd>(options)](c10d::GradBucket& bucket) {
     return state->run(bucket);
   };

@@ -15,7 +15,6 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/inliner.h>
-#include <torch/library.h>
 
 #include "batch_norm/convert.h"
 #include "groups/timeouts.h"
@@ -24,60 +23,41 @@
 namespace syncbn::dist {
 namespace {
 
-/// An operator of TorchScript's and ours that stands for it. Its executor differentiates
-/// aten::batch_norm by itself from the second run on, past any override in the dispatcher; an
-/// operator that it does not know stays as it is.
+/// An operator of TorchScript and the one that replaces it. From the second run on, TorchScript's
+/// executor differentiates aten::batch_norm itself and bypasses overrides in the dispatcher; it
+/// leaves operators that it does not know as they are.
 struct Replacement {
   const char* plain;
   const char* sync;
 };
 constexpr Replacement kBatchNorm{"aten::batch_norm", "syncbn::batch_norm"};
-/// An exception that is raised where one rank alone has one value per channel: ours does nothing,
-/// since syncbn::batch_norm looks at all ranks.
+/// The exception for one value per channel on this rank. The replacement does nothing:
+/// syncbn::batch_norm counts the values of all ranks.
 constexpr Replacement kCheck{"prim::RaiseException", "syncbn::raise_on_one_rank"};
 constexpr std::string_view kCheckMessage = "Expected more than 1 value per channel when training";
 
-void define_operators() {
-  static auto* const library = [] {
-    auto* made =
-        new torch::Library(torch::Library::DEF, "syncbn", std::nullopt, __FILE__, __LINE__);
-    made->def(
-        "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, "
-        "Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> "
-        "Tensor",
-        &detail::script_batch_norm);
-    made->def("raise_on_one_rank(str msg, str? cls=None) -> ()",
-              [](const std::string&, const std::optional<std::string>&) {});
-    return made;
-  }();
-  (void)library;
-}
-
-/// The text that a string begins with, where the graph says it.
-std::string constant_beginning(const torch::jit::Value* value) {
+/// The constant text that a string begins with, as far as the graph shows it.
+std::string constant_prefix(const torch::jit::Value* value) {
   const torch::jit::Node* node = value->node();
-  if (node->kind() == c10::aten::format) return constant_beginning(node->input(0));
+  if (node->kind() == c10::aten::format) return constant_prefix(node->input(0));
   const auto constant = torch::jit::toIValue(value);
   return constant && constant->isString() ? constant->toStringRef() : "";
 }
 
-/// Whether this is the exception that kCheck is about.
-bool is_check(const torch::jit::Node& node) {
-  return node.kind() == c10::prim::RaiseException &&
-         constant_beginning(node.input(0)).starts_with(kCheckMessage);
-}
-
 enum class Direction { kConvert, kRevert };
 
-/// What stands for a node afterwards; nullopt: it stays.
+/// nullopt: the node stays.
 std::optional<c10::Symbol> replacement(const torch::jit::Node& node, Direction direction) {
   const auto symbol = [](const char* name) { return c10::Symbol::fromQualString(name); };
   for (const Replacement& pair : {kBatchNorm, kCheck}) {
-    if (direction == Direction::kRevert) {
-      if (node.kind() == symbol(pair.sync)) return symbol(pair.plain);
-    } else if (node.kind() == symbol(pair.plain)) {
-      if (node.kind() != c10::prim::RaiseException || is_check(node)) return symbol(pair.sync);
+    const bool reverts = direction == Direction::kRevert;
+    if (node.kind() != symbol(reverts ? pair.sync : pair.plain)) continue;
+    // Of all exceptions, only the check for one value per channel.
+    if (node.kind() == c10::prim::RaiseException &&
+        !constant_prefix(node.input(0)).starts_with(kCheckMessage)) {
+      continue;
     }
+    return symbol(reverts ? pair.plain : pair.sync);
   }
   return std::nullopt;
 }
@@ -94,7 +74,7 @@ void replace_nodes(torch::jit::Block* block, Direction direction) {
   }
 }
 
-/// "a.b.c" where a value is the attribute c of the module a.b in `self`; empty where it is not.
+/// "a.b.c" for a value that is the attribute c of the module a.b in `self`, else empty.
 std::string attribute_path(const torch::jit::Value* value, const torch::jit::Value* self) {
   std::string path;
   while (value != self) {
@@ -107,7 +87,7 @@ std::string attribute_path(const torch::jit::Value* value, const torch::jit::Val
   return path;
 }
 
-/// One call of batch_norm in a graph: the attributes that it is given, as far as they can be told.
+/// A call of batch_norm in a graph: the attributes that are its arguments; empty for other values.
 struct Call {
   std::string running_mean;
   std::string weight;
@@ -125,7 +105,7 @@ void find_calls(const torch::jit::Block* block, const torch::jit::Value* self,
 
 using Types = std::unordered_map<c10::ClassTypePtr, c10::ClassTypePtr>;
 
-/// The types of a module and of those below it, and of a copy of it.
+/// Maps the types of a module and of its submodules to those of a copy.
 void find_types(const torch::jit::Module& module, const torch::jit::Module& copy, Types& found) {
   if (!found.emplace(module.type(), copy.type()).second) return;
   for (const auto& [name, child] : module.named_children()) {
@@ -133,7 +113,7 @@ void find_types(const torch::jit::Module& module, const torch::jit::Module& copy
   }
 }
 
-/// Gives the types of a copy the hooks of the module's, which Module::clone() leaves out.
+/// Copies the hooks of the module's types to those of a copy: Module::clone() does not.
 void copy_hooks(const torch::jit::Module& module, const torch::jit::Module& copy) {
   Types types;
   find_types(module, copy, types);
@@ -160,34 +140,28 @@ void copy_hooks(const torch::jit::Module& module, const torch::jit::Module& copy
   }
 }
 
-std::vector<torch::jit::Function*> functions_of(const torch::jit::Module& module) {
-  std::vector<torch::jit::Function*> functions = module.type()->methods();
-  for (const auto& hooks :
-       {module.type()->getForwardPreHooks(), module.type()->getForwardHooks()}) {
-    functions.insert(functions.end(), hooks.begin(), hooks.end());
-  }
-  return functions;
-}
-
-/// Rewrites all methods and hooks in a copy of the module's type, and of those below it, and makes
-/// `module` that copy: the executor keeps plans of graphs that already ran. Parameters and buffers
-/// stay the same tensors.
+/// Makes `module` a copy with types of its own, and rewrites their methods and hooks: the executor
+/// caches plans of graphs that already ran. Parameters and buffers stay the same tensors.
 void rewrite(torch::jit::Module& module, Direction direction) {
   torch::jit::Module copy = module.clone(/*inplace=*/true);
   copy_hooks(module, copy);
   for (const torch::jit::Module& part : copy.modules()) {
-    for (torch::jit::Function* function : functions_of(part)) {
+    std::vector<torch::jit::Function*> functions = part.type()->methods();
+    for (const auto& hooks : {part.type()->getForwardPreHooks(), part.type()->getForwardHooks()}) {
+      functions.insert(functions.end(), hooks.begin(), hooks.end());
+    }
+    for (torch::jit::Function* function : functions) {
       auto& made = torch::jit::toGraphFunction(*function);
       torch::jit::Inline(*made.graph());
       replace_nodes(made.graph()->block(), direction);
-      // Made where it was inlined into another.
+      // Inlining this function into another has cached its optimised graph.
       made.clear_optimized_graphs();
     }
   }
   module = copy;
 }
 
-/// The calls of aten::batch_norm in all methods, or, once converted, of what stands for it.
+/// The calls of batch_norm, converted or not, in all methods.
 std::vector<Call> calls_in(const torch::jit::Module& module) {
   std::vector<Call> calls;
   for (const torch::jit::Method& method : module.get_methods()) {
@@ -197,7 +171,7 @@ std::vector<Call> calls_in(const torch::jit::Module& module) {
   return calls;
 }
 
-/// By its class's name; what has modules of its own is a block that is called after its layer.
+/// Goes by the name of the class. A class with submodules is a block that contains such a layer.
 bool is_batch_norm(const torch::jit::Module& module) {
   return detail::class_of(module).find("BatchNorm") != std::string::npos &&
          module.children().size() == 0;
@@ -208,23 +182,7 @@ struct ScriptLayer {
   torch::jit::Module module;
   at::Tensor running_mean;
   at::Tensor weight;
-
-  at::Tensor key() const { return detail::layer_key(running_mean, weight); }
 };
-
-ScriptLayer layer_of(const std::string& name, const torch::jit::Module& module) {
-  return {name, module, detail::tensor_attribute(module, "running_mean"),
-          detail::tensor_attribute(module, "weight")};
-}
-
-/// All batch-norm layers below a module, itself included: those of classes called so.
-std::vector<ScriptLayer> batch_norm_layers(const torch::jit::Module& module) {
-  std::vector<ScriptLayer> found;
-  for (const auto& [name, layer] : module.named_modules()) {
-    if (is_batch_norm(layer)) found.push_back(layer_of(name, layer));
-  }
-  return found;
-}
 
 /// The module and the tensor that a path leads to.
 std::pair<torch::jit::Module, at::Tensor> follow(torch::jit::Module module, std::string path) {
@@ -235,19 +193,20 @@ std::pair<torch::jit::Module, at::Tensor> follow(torch::jit::Module module, std:
   return {module, detail::tensor_attribute(module, path)};
 }
 
-/// To a module, until it is destroyed. An ivalue::Object keeps its attributes in memory until the
-/// last weak pointer to it is gone as well. Thread-safe.
+/// A weak pointer to a module. An ivalue::Object keeps its attributes in memory until its last weak
+/// pointer is gone: hence release(). Thread-safe.
 class WeakScriptModule {
  public:
   explicit WeakScriptModule(const torch::jit::Module& module) : object_(module._ivalue()) {}
 
-  /// Null once it is destroyed.
+  /// Null if the module is destroyed.
   c10::intrusive_ptr<c10::ivalue::Object> lock() const {
     const std::lock_guard lock(mutex_);
     return object_.lock();
   }
 
-  void let_go() {
+  /// Drops the pointer if the module is destroyed.
+  void release() {
     c10::weak_intrusive_ptr<c10::ivalue::Object> destroyed{
         c10::intrusive_ptr<c10::ivalue::Object>()};
     const std::lock_guard lock(mutex_);
@@ -259,10 +218,16 @@ class WeakScriptModule {
   c10::weak_intrusive_ptr<c10::ivalue::Object> object_;
 };
 
-/// Layers of other classes, by the attributes that they call batch_norm with.
-std::vector<ScriptLayer> layers_of_calls(const torch::jit::Module& module,
-                                         const std::vector<Call>& calls) {
+/// The batch-norm layers of a module: modules of classes with such a name, and modules of other
+/// classes whose attributes are arguments of batch_norm.
+std::vector<ScriptLayer> find_layers(const torch::jit::Module& module,
+                                     const std::vector<Call>& calls) {
   std::vector<ScriptLayer> found;
+  for (const auto& [name, layer] : module.named_modules()) {
+    if (!is_batch_norm(layer)) continue;
+    found.push_back({name, layer, detail::tensor_attribute(layer, "running_mean"),
+                     detail::tensor_attribute(layer, "weight")});
+  }
   std::set<std::string> seen;
   for (const Call& call : calls) {
     const std::string& path = call.running_mean.empty() ? call.weight : call.running_mean;
@@ -282,26 +247,23 @@ std::vector<ScriptLayer> layers_of_calls(const torch::jit::Module& module,
 
 ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGroupPtr& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
-  if (sync_timeout)
+  if (sync_timeout) {
     sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
-  define_operators();
-  detail::install_batch_norm_override();  // to find code that was left behind
+  }
+  detail::install_operators();
   rewrite(module, Direction::kConvert);
   const std::vector<Call> calls = calls_in(module);
-  std::vector<ScriptLayer> layers = batch_norm_layers(module);
-  for (ScriptLayer& layer : layers_of_calls(module, calls)) layers.push_back(std::move(layer));
   ConvertReport report;
   auto unknown = std::count_if(calls.begin(), calls.end(), [](const Call& call) {
     return call.running_mean.empty() && call.weight.empty();
   });
-  for (const ScriptLayer& layer : layers) {
-    if (!layer.key().defined()) {
-      --unknown;  // one that has a name
+  for (const ScriptLayer& layer : find_layers(module, calls)) {
+    if (!layer.running_mean.defined() && !layer.weight.defined()) {
+      --unknown;  // reported here, by name
       report.not_converted.push_back(
           {layer.name, "it has neither running statistics nor a weight to be recognised by"});
       continue;
     }
-    // The registry must not keep the layer alive.
     const auto weak = std::make_shared<WeakScriptModule>(layer.module);
     const auto is_training = [weak] {
       const auto object = weak->lock();
@@ -313,19 +275,19 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
                     : at::Tensor();
     };
     detail::register_layer(
-        layer.key(), layer.weight,
+        layer.running_mean, layer.weight,
         {.name = std::make_shared<detail::LayerName>(detail::LayerName{.given = layer.name}),
          .group = group,
          .timeout = sync_timeout,
          .is_training = is_training,
          .num_batches_tracked = counter,
-         .let_go = [weak] { weak->let_go(); },
+         .release = [weak] { weak->release(); },
          .is_script = true});
     report.converted.push_back(layer.name);
   }
   if (unknown > 0) {
     report.not_converted.push_back(
-        {"", fmt::format("{} call(s) of batch_norm are given tensors that are no attributes of a "
+        {"", fmt::format("{} call(s) of batch_norm have arguments that are not attributes of a "
                          "module, and are not synchronised",
                          unknown)});
   }
@@ -334,9 +296,8 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
 
 void revert_sync_batchnorm(torch::jit::Module& module) {
   rewrite(module, Direction::kRevert);
-  const std::vector<Call> calls = calls_in(module);
-  for (const auto& layers : {batch_norm_layers(module), layers_of_calls(module, calls)}) {
-    for (const ScriptLayer& layer : layers) detail::unregister_layer(layer.key(), layer.weight);
+  for (const ScriptLayer& layer : find_layers(module, calls_in(module))) {
+    detail::unregister_layer(layer.running_mean, layer.weight);
   }
 }
 

@@ -18,10 +18,12 @@ class ScriptModule : public detail::WrappedModule {
   std::string class_name() const override { return class_of(module_); }
 
   std::vector<NamedTensor> parameters() const override {
-    return listed(module_.named_parameters());
+    return detail::distinct(module_.named_parameters());
   }
 
-  std::vector<NamedTensor> buffers() const override { return listed(module_.named_buffers()); }
+  std::vector<NamedTensor> buffers() const override {
+    return detail::distinct(module_.named_buffers());
+  }
 
   std::unordered_set<const at::TensorImpl*> sparse_parameters() const override {
     std::unordered_set<const at::TensorImpl*> sparse;
@@ -38,8 +40,7 @@ class ScriptModule : public detail::WrappedModule {
     detail::SyncLayers found;
     for (const torch::jit::Module& layer : module_.modules()) {
       const at::Tensor mean = tensor_attribute(layer, "running_mean");
-      const at::Tensor key = detail::layer_key(mean, tensor_attribute(layer, "weight"));
-      if (const auto group = detail::converted_group(key)) {
+      if (const auto group = detail::converted_group(mean, tensor_attribute(layer, "weight"))) {
         found.add(*group, {mean, tensor_attribute(layer, "running_var"),
                            tensor_attribute(layer, "num_batches_tracked")});
       }
@@ -48,18 +49,11 @@ class ScriptModule : public detail::WrappedModule {
   }
 
  private:
-  template <class Tensors>
-  static std::vector<NamedTensor> listed(const Tensors& tensors) {
-    std::vector<NamedTensor> all;
-    for (const auto& item : tensors) all.push_back({item.name, item.value});
-    return detail::without_repetitions(std::move(all));
-  }
-
   const torch::jit::Module module_;
 };
 
-/// Calls visit(tensor) for each tensor in a value, which gets what it returns in its place.
-/// Containers are made anew: others may refer to those at hand.
+/// A copy of the value with visit(tensor) in place of each tensor. Copies containers, to which
+/// other values may refer.
 template <class Visit>
 c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
@@ -70,7 +64,6 @@ c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
     for (const c10::IValue& item : value.toTupleRef().elements()) {
       items.push_back(map_tensors(item, visit));
     }
-    // A tuple with names stays one.
     return c10::ivalue::Tuple::createNamed(std::move(items), value.toTupleRef().type());
   }
   if (value.isList()) {

@@ -6,7 +6,7 @@
 
 namespace syncbn::dist::detail {
 
-/// Undefined when there is no such attribute, or it is none.
+/// Undefined if the module has no tensor attribute of this name.
 inline at::Tensor tensor_attribute(const torch::jit::Module& module, const std::string& name) {
   if (!module.hasattr(name)) return {};
   const c10::IValue value = module.attr(name);

@@ -1,4 +1,4 @@
-// What ranks say of exchanges on GPUs, by itself: it goes between CPUs.
+// Headers of exchanges on GPUs. They travel between CPUs, so no GPU is needed here.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Exchange n of a rank has 10 n + rank in its header.
+/// The header of exchange n holds 10 n + rank.
 Tensors send(InFlightHeaders& headers, size_t n, dist::Timeout timeout = std::nullopt) {
   const double value = 10.0 * static_cast<double>(n) + dist::rank();
   return headers.send(at::full({1, 3}, value, at::kDouble), dist::default_group(), timeout,
@@ -47,7 +47,7 @@ void expect_in_order(const Tensors& come) {
 
 class InFlightHeadersTest : public ::testing::TestWithParam<bool> {};
 
-TEST_P(InFlightHeadersTest, NobodyWaitsForThemAndTheyComeInOrder) {
+TEST_P(InFlightHeadersTest, SendDoesNotWaitAndKeepsTheOrder) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.shared_memory = GetParam()});
     constexpr size_t kFirst = 5;
@@ -58,10 +58,10 @@ TEST_P(InFlightHeadersTest, NobodyWaitsForThemAndTheyComeInOrder) {
     if (rank == 1) dist::barrier(tell);
     for (; sent < kFirst; ++sent) {
       append(come, send(headers, sent));
-      EXPECT_TRUE(rank == 1 || come.empty()) << "the other has not sent any";
+      EXPECT_TRUE(rank == 1 || come.empty()) << "rank 1 has not sent any";
     }
     if (rank == 0) dist::barrier(tell);
-    // They come without a wait for them.
+    // Headers arrive although nobody waits for them.
     for (; sent < InFlightHeaders::kMost; ++sent) {
       std::this_thread::sleep_for(std::chrono::milliseconds(come.size() < kFirst ? 200 : 0));
       append(come, send(headers, sent));
@@ -107,7 +107,7 @@ TEST_P(InFlightHeadersTest, ARankThatDoesNotSendIsNamed) {
     }
     InFlightHeaders headers;
     std::string message;
-    // At the latest the oldest of too many, which is waited for, has its time.
+    // At the latest send() waits for the oldest of too many, until its timeout.
     for (size_t sent = 0; message.empty() && sent < 2 * InFlightHeaders::kMost; ++sent) {
       try {
         send(headers, sent, std::chrono::milliseconds(500));

@@ -1,4 +1,4 @@
-#include "batch_norm/statistics_tape.h"
+#include "batch_norm/statistics_scopes.h"
 
 #include <syncbn/base/error.h>
 
@@ -6,6 +6,7 @@
 
 namespace syncbn::dist::detail {
 
+thread_local BatchStatisticsRecorder* BatchStatisticsRecorder::current = nullptr;
 thread_local TapeScope* TapeScope::current_ = nullptr;
 
 TapeScope::TapeScope(StatisticsTape& tape, Mode mode)
@@ -19,7 +20,7 @@ MergedMoments TapeScope::next(const std::function<MergedMoments()>& exchange) {
   TapeScope* const scope = current_;
   if (scope == nullptr) return exchange();
   if (scope->mode_ == Mode::kRecord) {
-    // What lies outside decides: an exchange, or the statistics of an outer recomputation.
+    // The scopes outside decide: an exchange, or the replay of an outer recomputation.
     struct Outside {
       explicit Outside(TapeScope* inner) : inner(inner) { current_ = inner->outer_; }
       ~Outside() { current_ = inner; }
