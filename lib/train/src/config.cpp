@@ -14,7 +14,6 @@ constexpr double kYear = 365.0 * 24 * 3600;
 
 // Upper bounds on options; more is a typing error.
 constexpr double kMaxThreads = 1024;  // with many more libgomp hangs
-constexpr double kMaxEpochs = 1e6;    // keeps the number of steps within an int64_t
 constexpr double kMaxBucketMiB = 1e6;
 constexpr double kMaxBatchSize = 1e7;
 constexpr double kMaxPrefetch = 1e4;

@@ -10,9 +10,7 @@
 namespace syncbn::train {
 namespace {
 
-// Upper bounds on options; more is a typing error.
-constexpr double kMaxEpochs = 1e6;
-constexpr double kMaxFactor = 1000;
+constexpr double kMaxFactor = 1000;  // more is a typing error
 
 class FunctionSchedule : public Schedule {
  public:

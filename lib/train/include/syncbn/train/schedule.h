@@ -15,6 +15,9 @@ class Schedule {
   virtual double lr(int64_t step) const = 0;
 };
 
+/// Upper bound on numbers of epochs: keeps the number of steps within an int64_t.
+inline constexpr double kMaxEpochs = 1e6;
+
 struct ScheduleArgs {
   double lr = 0.1;  ///< the optimizer's
   int64_t epochs = 1;
