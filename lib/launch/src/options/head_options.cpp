@@ -32,7 +32,7 @@ std::vector<std::string> ssh_command(const TypedOptions& typed) {
   };
   // Of an option that is there twice ssh takes the first.
   add(words_of_option("--ssh_options", typed.ssh_options));
-  if (typed.ssh_port != 0) add({"-p", std::to_string(typed.ssh_port)});
+  if (typed.ssh_port) add({"-p", std::to_string(*typed.ssh_port)});
   if (!typed.ssh_user.empty()) add({"-l", typed.ssh_user});
   if (!typed.ssh_identity.empty()) add({"-i", typed.ssh_identity});
   // It must not ask, nor take a terminal, nor do what a user's file asks for in other sessions, nor
@@ -74,22 +74,23 @@ std::string hosts_option(const CommandLine& line) {
   return "";
 }
 
-void check_hosts(const TypedOptions& typed, const CommandLine& line,
-                 const std::vector<OptionSource>& sources) {
+void check_hosts(const TypedOptions& typed, const CommandLine& line) {
   const std::string hosts = hosts_option(line);
-  for (const OptionSource& source : sources) {
-    if (!hosts.empty() || !source.is_heads || !line.is_typed(source.name)) continue;
-    throw base::UserError(fmt::format("{} needs --hosts or --hostfile", source.name));
+  if (hosts.empty()) {
+    for (const std::string& name : head_only_options()) {
+      if (!line.is_typed(name)) continue;
+      throw base::UserError(fmt::format("{} needs --hosts or --hostfile", name));
+    }
+    return;
   }
-  if (hosts.empty()) return;
   if (line.is_typed("--hosts") && line.is_typed("--hostfile")) {
     throw base::UserError("--hosts and --hostfile exclude each other; --include chooses some");
   }
-  if (line.is_typed("--stdin") && typed.stdin_rank != "none") {
+  if (line.is_typed("--stdin") && typed.stdin_text != "none") {
     throw base::UserError(
         fmt::format("--stdin={} and {} exclude each other: workers on hosts have "
                     "no input",
-                    typed.stdin_rank, line.source_of(hosts)));
+                    typed.stdin_text, line.source_of(hosts)));
   }
   for (const std::string name : kPlaceOptions) {
     const bool same = name == "--rdzv_backend" && typed.rdzv_backend == "static";
@@ -100,21 +101,20 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line,
 }
 
 HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
-                              const std::vector<OptionSource>& sources,
                               std::string_view launcher_name) {
-  HeadOptions head = typed.options.head;
+  HeadOptions head;
   head.hosts = choose_hosts(hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
                                                             : read_host_file(typed.hostfile),
                             typed.include, typed.exclude);
   head.ssh = ssh_command(typed);
-  head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_timeout * 1000));
+  head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_seconds * 1000));
+  head.launcher = typed.ssh_launcher;
+  head.ssh_all = typed.ssh_all;
   head.exports = read_exports(typed.exports);
-  std::vector<std::string> own{kPlaceOptions.begin(), kPlaceOptions.end()};
+  std::vector<std::string> own = head_only_options();
+  own.insert(own.end(), kPlaceOptions.begin(), kPlaceOptions.end());
   own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run"});
-  for (const OptionSource& source : sources) {
-    if (source.is_heads) own.push_back(source.name);
-  }
-  head.node_options = line.options_without(own);
+  head.node_options = line.options(own);
   head.launcher_name = launcher_name;
   return head;
 }

@@ -16,12 +16,10 @@ namespace syncbn::launch {
 std::string hosts_option(const CommandLine& line);
 
 /// @throws base::UserError for options that do not go with hosts, or not without.
-void check_hosts(const TypedOptions& typed, const CommandLine& line,
-                 const std::vector<OptionSource>& sources);
+void check_hosts(const TypedOptions& typed, const CommandLine& line);
 
 /// What a head has to know, where there is a hosts_option(). @param launcher_name argv[0].
 HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
-                              const std::vector<OptionSource>& sources,
                               std::string_view launcher_name);
 
 }  // namespace syncbn::launch

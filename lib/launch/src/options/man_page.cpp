@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "job/environment.h"
+#include "options/option_help.h"
 
 namespace syncbn::launch {
 namespace {
@@ -34,22 +35,24 @@ std::string bold(std::string_view text) {
   return fmt::format("\\fB{}\\fR", escaped(text));
 }
 
-std::string entry(const OptionFacts& option) {
+std::string entry(const config::FieldInfo& option) {
   std::string tag = option.letter.empty() ? "" : bold(option.letter) + ", ";
-  tag += bold(option.name);
-  if (!option.type.empty()) tag += fmt::format(" \\fI{}\\fR", escaped(option.type));
+  tag += bold("--" + option.path);
+  if (!option.value_name.empty()) tag += fmt::format(" \\fI{}\\fR", escaped(option.value_name));
   std::string text = fmt::format(".TP\n{}\n{}.\n", tag, escaped(option.help));
   if (!option.default_value.empty()) {
     text += fmt::format("Default: {}.\n", escaped(option.default_value));
   }
-  if (!option.environment.empty()) text += fmt::format("Environment: {}.\n", option.environment);
+  if (!option.environment.empty()) {
+    text += fmt::format("Environment: {}.\n", option.environment.front());
+  }
   return text;
 }
 
-std::string entries(const std::vector<OptionFacts>& options) {
+std::string entries(const std::vector<config::FieldInfo>& options) {
   std::string text;
   std::string group;
-  for (const OptionFacts& option : options) {
+  for (const config::FieldInfo& option : options) {
     if (option.group != group) text += fmt::format(".SS {}\n", escaped(option.group));
     group = option.group;
     text += entry(option);
@@ -94,7 +97,7 @@ std::string all_examples() {
 
 }  // namespace
 
-std::string man_page(const std::vector<OptionFacts>& options) {
+std::string man_page(const std::vector<config::FieldInfo>& options) {
   std::string text = ".TH SYNCBN\\-LAUNCH 1 \"\" \"syncbn " SYNCBN_VERSION "\" \"User Commands\"\n";
   // Names must not be broken.
   text += ".nh\n.ad l\n";
@@ -103,7 +106,7 @@ std::string man_page(const std::vector<OptionFacts>& options) {
   };
   section("NAME", "syncbn\\-launch \\- start the workers of a distributed training run\n");
   section("SYNOPSIS", fmt::format("{}\n", escaped(kUsage)));
-  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", escaped(kSummary), escaped(notes())));
+  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", escaped(kSummary), escaped(kNotes)));
   section("OPTIONS", entries(options));
   section("EXIT STATUS", exit_status());
   section("ENVIRONMENT", worker_environment());

@@ -1,13 +1,13 @@
 #pragma once
 
+#include <syncbn/config/field_info.h>
+
 #include <string>
 #include <vector>
-
-#include "options/option_help.h"
 
 namespace syncbn::launch {
 
 /// syncbn-launch(1), for troff's man macros.
-std::string man_page(const std::vector<OptionFacts>& options);
+std::string man_page(const std::vector<config::FieldInfo>& options);
 
 }  // namespace syncbn::launch

@@ -237,11 +237,10 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
   }
 }
 
-void read_ending(const TypedOptions& typed, LaunchOptions& options) {
-  options.signals_to_handle = typed.signals;
-  options.ending_signals = read_signals(typed.signals);
+void read_ending(LaunchOptions& options, double shutdown_seconds) {
+  options.ending_signals = read_signals(options.signals_to_handle);
   options.shutdown_timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_timeout * 1000));
+      std::chrono::milliseconds(static_cast<int64_t>(shutdown_seconds * 1000));
 }
 
 void read_master_addr(LaunchOptions& options) {

@@ -43,7 +43,7 @@ void read_endpoint(const std::string& endpoint, LaunchOptions& options);
 void read_rendezvous_settings(const std::string& typed, LaunchOptions& options);
 
 /// --signals_to_handle and --shutdown_timeout.
-void read_ending(const TypedOptions& typed, LaunchOptions& options);
+void read_ending(LaunchOptions& options, double shutdown_seconds);
 
 /// Takes the brackets off --master_addr: an IPv6 address may stand in them.
 void read_master_addr(LaunchOptions& options);

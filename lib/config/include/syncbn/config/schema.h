@@ -72,6 +72,9 @@ class SchemaBase {
   SchemaBase(const SchemaBase&) = delete;
   SchemaBase& operator=(const SchemaBase&) = delete;
 
+  /// Heading in help for the fields that are added after it.
+  void group(std::string name) { group_ = std::move(name); }
+
   std::vector<std::string> names() const;
   /// @param hint of a section with a type: it may know more about an unknown key. The key `type`
   ///   belongs to the caller then.
@@ -95,13 +98,13 @@ class SchemaBase {
  private:
   struct Field {
     std::string name;
-    std::string help;
     detail::FieldType type;
     ptrdiff_t offset;  ///< of the member in the struct
     Rules rules;
   };
 
   std::shared_ptr<const void> defaults_;
+  std::string group_;
   std::deque<Field> fields_;  ///< a deque, since describe() holds references to rules
   std::vector<Check> checks_;
 };
@@ -116,8 +119,9 @@ class Schema : public SchemaBase {
     return schema;
   }
 
-  template <class M>
-  Rules& field(const std::string& name, M T::*member, const std::string& help) {
+  /// @param member of T or of a base class of it.
+  template <class M, class Owner>
+  Rules& field(const std::string& name, M Owner::*member, const std::string& help) {
     return add_field(name, help, detail::field_type<M>(),
                      &(static_cast<const T*>(defaults())->*member));
   }

@@ -97,7 +97,7 @@ struct LaunchOptions {
   std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: finds out
 
   int max_restarts = 0;
-  std::string signals_to_handle;                 ///< as it was typed
+  std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::vector<int> ending_signals;               ///< those of them that end the run
   std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
 
