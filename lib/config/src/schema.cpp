@@ -39,9 +39,9 @@ bool Rules::check(const Value& value, const Mark& mark, const std::string& path,
   if (value.kind != Value::Kind::kScalar) return true;
   const std::vector<std::string>& choices = info_.choices;
   const auto number = base::parse_number<double>(value.scalar);
-  const bool is_kept = value.quoted ? choices.empty() || std::count(choices.begin(), choices.end(),
-                                                                    value.scalar) > 0
-                                    : !number || holds(*number);
+  const bool is_kept =
+      value.quoted ? choices.empty() || std::count(choices.begin(), choices.end(), value.scalar) > 0
+                   : !number || holds(*number);
   if (is_kept) return true;
   const std::string got = value.quoted ? value.str() : value.scalar;
   faults.add(mark, fmt::format("{}: must be {}, got {}{}", path, bounds(), got,
@@ -151,32 +151,10 @@ void SchemaBase::info(const std::string& path, std::vector<FieldInfo>& out) cons
   }
 }
 
-const RegistryBase::Entry* RegistryBase::find(const std::string& type) const {
-  const auto entry = entries_.find(type);
-  return entry == entries_.end() ? nullptr : &entry->second;
-}
-
 std::vector<std::string> RegistryBase::names() const {
   std::vector<std::string> all;
   for (const auto& [name, entry] : entries_) all.push_back(name);
   return all;
-}
-
-std::string RegistryBase::belongs_to(const std::string& key) const {
-  std::vector<std::string> types;
-  for (const auto& [type, entry] : entries_) {
-    const auto keys = entry.schema().names();
-    if (std::find(keys.begin(), keys.end(), key) != keys.end()) types.push_back(type);
-  }
-  return types.empty() ? "" : "; it belongs to type " + base::join(types, ", ");
-}
-
-void RegistryBase::info(const std::string& path, std::vector<FieldInfo>& out) const {
-  for (const auto& [type, entry] : entries_) {
-    const size_t first = out.size();
-    entry.schema().info(path, out);
-    for (size_t i = first; i < out.size(); ++i) out[i].only_for = "type: " + type;
-  }
 }
 
 ComponentBase::ComponentBase(const RegistryBase& registry, const std::string& type) {
@@ -207,25 +185,32 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
                                        base::join(names, ", ")));
     return false;
   }
-  const RegistryBase::Entry* entry = registry.find(type->scalar);
-  if (entry == nullptr) {
+  const auto entry = registry.entries().find(type->scalar);
+  if (entry == registry.entries().end()) {
     faults.add(type->mark,
                fmt::format("{}: unknown type {}{} (known: {})", path, type->str(),
                            base::did_you_mean(type->scalar, names), base::join(names, ", ")));
     return false;
   }
+  const Hint hint = [&](const std::string& key) -> std::string {
+    std::vector<std::string> owners;
+    for (const auto& [name, other] : registry.entries()) {
+      const auto keys = other.schema().names();
+      if (std::find(keys.begin(), keys.end(), key) != keys.end()) owners.push_back(name);
+    }
+    if (owners.empty()) return "";
+    return fmt::format("; it belongs to type {}, the type here is {}", base::join(owners, ", "),
+                       type->scalar);
+  };
   Value nothing;
   nothing.mark = value.mark;
-  const Hint hint = [&](const std::string& key) {
-    const std::string owner = registry.belongs_to(key);
-    return owner.empty() ? owner : fmt::format("{}, the type here is {}", owner, type->scalar);
-  };
-  const std::shared_ptr<void> options = entry->make_options();
-  if (!entry->schema().read(type == &value ? nothing : value, options.get(), path, faults, hint)) {
+  const SchemaBase& schema = entry->second.schema();
+  const std::shared_ptr<void> options = entry->second.make_options();
+  if (!schema.read(type == &value ? nothing : value, options.get(), path, faults, hint)) {
     return false;
   }
-  type_ = std::string(type->scalar);
-  schema_ = &entry->schema();
+  type_ = entry->first;
+  schema_ = &schema;
   options_ = options;
   return true;
 }
@@ -239,11 +224,15 @@ void ComponentBase::info(const RegistryBase& registry, const std::string& path,
   field.default_value = type_;
   field.required = !*this;
   field.help = help;
-  for (const std::string& name : registry.names()) {
-    field.alternatives.emplace_back(name, registry.find(name)->help);
+  for (const auto& [name, entry] : registry.entries()) {
+    field.alternatives.emplace_back(name, entry.help);
   }
   out.push_back(std::move(field));
-  registry.info(path, out);
+  for (const auto& [name, entry] : registry.entries()) {
+    const size_t first = out.size();
+    entry.schema().info(path, out);
+    for (size_t i = first; i < out.size(); ++i) out[i].only_for = "type: " + name;
+  }
 }
 
 const void* ComponentBase::options() const {
