@@ -1,5 +1,3 @@
-#include "options/completion.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,12 +5,13 @@
 #include <string_view>
 
 #include "common/words.h"
+#include "options/option_help.h"
 
 namespace syncbn::launch {
 namespace {
 
-// bash cuts words at = and : too, so they are put together again as they were typed. Only builtins
-// are used; bash-completion need not be there.
+// bash also splits words at = and :, so the script joins them again. It uses only builtins and
+// works without bash-completion.
 constexpr std::string_view kBash = R"(
 # The words before the cursor, and where each begins in COMP_WORDS.
 _syncbn_launch_split() {

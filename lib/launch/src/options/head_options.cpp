@@ -14,7 +14,7 @@
 namespace syncbn::launch {
 namespace {
 
-// What the hosts say instead.
+// Options that the list of hosts replaces.
 constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
                                    "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
 
@@ -30,14 +30,13 @@ std::vector<std::string> ssh_command(const TypedOptions& typed) {
   const auto add = [&words](const std::vector<std::string>& more) {
     words.insert(words.end(), more.begin(), more.end());
   };
-  // Of an option that is there twice ssh takes the first.
+  // ssh takes the first of an option that is given twice, so those of the user come first.
   add(words_of_option("--ssh_options", typed.ssh_options));
   if (typed.ssh_port) add({"-p", std::to_string(*typed.ssh_port)});
   if (!typed.ssh_user.empty()) add({"-l", typed.ssh_user});
   if (!typed.ssh_identity.empty()) add({"-i", typed.ssh_identity});
-  // It must not ask, nor take a terminal, nor do what a user's file asks for in other sessions, nor
-  // become the connection of such sessions, which would end with the job. It shall see when the
-  // other machine is gone.
+  // No questions, no terminal, nothing that the user's configuration has for other sessions, no
+  // sharing of the connection, which ends with the job. ssh ends a minute after the host is gone.
   add({"-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
        "-o", "ControlMaster=no", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"});
   return words;
@@ -47,7 +46,7 @@ std::vector<std::string> read_exports(const std::string& typed) {
   std::vector<std::string> words = words_of(typed);
   for (const std::string& word : words) {
     if (is_export_pattern(word)) continue;
-    // mpirun's -x takes a value, too.
+    // mpirun's -x also takes a value.
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     std::string what_to_do = "expected NAME, PREFIX_* or !NAME";
@@ -65,11 +64,10 @@ std::vector<std::string> read_exports(const std::string& typed) {
 }  // namespace
 
 std::string hosts_option(const CommandLine& line) {
-  for (const char* name : {"--hosts", "--hostfile"}) {
-    if (line.is_typed(name)) return name;
-  }
-  for (const char* name : {"--hosts", "--hostfile"}) {
-    if (line.has(name)) return name;
+  for (const bool typed : {true, false}) {
+    for (const char* name : {"--hosts", "--hostfile"}) {
+      if (typed ? line.is_typed(name) : line.has(name)) return name;
+    }
   }
   return "";
 }

@@ -1,5 +1,3 @@
-#include "options/man_page.h"
-
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -12,8 +10,7 @@
 namespace syncbn::launch {
 namespace {
 
-/// Text as troff shows it unchanged: a dash stays a dash that can be copied, and a line's first
-/// character is no request.
+/// Text that troff shows unchanged: dashes can be copied, and no line begins with a request.
 std::string escaped(std::string_view text) {
   std::string result;
   bool at_line_start = true;
@@ -99,7 +96,7 @@ std::string all_examples() {
 
 std::string man_page(const std::vector<config::FieldInfo>& options) {
   std::string text = ".TH SYNCBN\\-LAUNCH 1 \"\" \"syncbn " SYNCBN_VERSION "\" \"User Commands\"\n";
-  // Names must not be broken.
+  // Do not hyphenate names.
   text += ".nh\n.ad l\n";
   const auto section = [&text](const char* title, const std::string& body) {
     text += fmt::format(".SH {}\n{}", title, body);

@@ -11,7 +11,6 @@ inline constexpr const char* kUsage = "syncbn-launch [options] program [its argu
 inline constexpr const char* kSummary =
     "Starts the workers of a distributed training run on this machine and stays with\n"
     "them to their end.";
-
 /// What holds for all options, in lines.
 extern const char* const kNotes;
 
@@ -23,5 +22,13 @@ std::vector<Example> examples();
 
 /// The text of --help.
 std::string help_text(const std::vector<config::FieldInfo>& options);
+
+/// syncbn-launch(1), for troff's man macros.
+std::string man_page(const std::vector<config::FieldInfo>& options);
+
+/// Scripts that make a shell complete syncbn-launch's options and their values, and what follows
+/// the program's name as the program's own command line.
+std::string bash_completion(const std::vector<config::FieldInfo>& options);
+std::string zsh_completion(const std::vector<config::FieldInfo>& options);
 
 }  // namespace syncbn::launch

@@ -13,9 +13,7 @@
 #include "common/words.h"
 #include "machine/devices.h"
 #include "options/command_line.h"
-#include "options/completion.h"
 #include "options/head_options.h"
-#include "options/man_page.h"
 #include "options/option_help.h"
 #include "options/option_table.h"
 #include "options/option_values.h"
@@ -24,11 +22,11 @@
 namespace syncbn::launch {
 namespace {
 
-/// What was not given is taken from SLURM, Open MPI or Kubernetes.
+/// Takes what was not given from SLURM, Open MPI or Kubernetes.
 void ask_scheduler(const CommandLine& line, LaunchOptions& options) {
   if (options.standalone || options.c10d) return;
   const bool says_nodes = line.has("--nnodes");
-  // A pod's launcher may run on its own, too.
+  // A pod may also run a job of its own.
   if (says_nodes && options.nnodes.max > 1 && !line.has("--node_rank")) {
     if (const auto index = kubernetes_index()) options.node_rank = *index;
   }
@@ -58,7 +56,7 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
   }
   if (options.node_rank >= nnodes) {
     throw base::UserError(
-        fmt::format("{}={} is not below --nnodes={}", "--node_rank", options.node_rank, nnodes));
+        fmt::format("--node_rank={} is not below --nnodes={}", options.node_rank, nnodes));
   }
   if (nnodes == 1) return check_stdin(options, options.nproc_per_node);
   const bool has_rank =
@@ -91,8 +89,8 @@ void check_program(const TypedOptions& typed) {
   }
 }
 
-/// `python -m torch.distributed.launch` told the local rank by an argument, too.
-bool tells_local_rank(const TypedOptions& typed, const CommandLine& line, std::string_view name) {
+/// Whether to pass the local rank as an argument, as `python -m torch.distributed.launch` did.
+bool passes_local_rank(const TypedOptions& typed, const CommandLine& line, std::string_view name) {
   const bool is_old_launcher = name.substr(name.rfind('/') + 1) == "torch.distributed.launch";
   const bool use_env = line.has("--use_env") ? typed.use_env : !is_old_launcher;
   return typed.no_use_env || !use_env;
@@ -126,18 +124,18 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
   read_rendezvous_settings(typed.rdzv_conf, options);
   read_master_addr(options);
   if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
-  // Nobody else has to find a node alone, and several such jobs may name one endpoint.
+  // No other node has to find a single node, and several such jobs may share an endpoint.
   if (options.c10d && options.nnodes.max == 1 && !line.has("--master_port")) {
     options.master_port.reset();
   }
-  // torchrun, too, lets --standalone overrule them.
+  // As in torchrun, --standalone overrules them.
   if (options.standalone) {
     options.master_addr.clear();
     options.master_port.reset();
   }
   ask_scheduler(line, options);
   options.called_as = launcher_name;
-  if (tells_local_rank(typed, line, launcher_name)) {
+  if (passes_local_rank(typed, line, launcher_name)) {
     options.local_rank_arg = typed.rank_argument;
   } else if (line.has("--local_rank_arg")) {
     throw base::UserError(
@@ -148,13 +146,13 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
   return options;
 }
 
-/// What concerns the head; the nodes read, and check, the rest.
+/// The options of a head; the nodes read and check the others.
 LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
                             std::string_view launcher_name) {
   LaunchOptions options = typed;
   read_ending(options, typed.shutdown_seconds);
   read_rendezvous_settings(typed.rdzv_conf, options);
-  // In the environment they belong to a scheduler that does not know the hosts.
+  // Those of the environment come from a scheduler that does not know the hosts.
   if (!line.is_typed("--master_addr")) options.master_addr.clear();
   if (!line.is_typed("--master_port")) options.master_port.reset();
   read_master_addr(options);
@@ -162,14 +160,13 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
   return options;
 }
 
-/// Has an option of the environment called by its variable in an error that begins with the
-/// option's name.
+/// @param message begins with an option's name, which is replaced by the variable that set it.
 [[noreturn]] void fail(const CommandLine& line, const std::string& message) {
   const size_t end = std::min(message.find_first_of("=: "), message.size());
   throw base::UserError(line.source_of(message.substr(0, end)) + message.substr(end));
 }
 
-/// What is wrong with an option's value, for CLI11.
+/// What is wrong with an option's value, or "".
 std::string fault_of(const config::FieldInfo& field, const std::string& text) {
   const auto& choices = field.choices;
   if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) {
@@ -183,8 +180,7 @@ std::string fault_of(const config::FieldInfo& field, const std::string& text) {
   return fmt::format("expected a number from {} to {}, got '{}'", *field.min, *field.max, text);
 }
 
-TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const CommandLine& line) {
-  CLI::App app;
+void add_options(CLI::App& app, const std::vector<config::FieldInfo>& fields) {
   app.set_help_flag();
   for (const config::FieldInfo& field : fields) {
     const std::string name = "--" + field.path;
@@ -196,6 +192,11 @@ TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const Com
       app.add_option(name)->take_last()->check(check);
     }
   }
+}
+
+TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const CommandLine& line) {
+  CLI::App app;
+  add_options(app, fields);
   std::vector<std::string> words = line.options();
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
@@ -216,24 +217,22 @@ TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const Com
   return typed;
 }
 
+/// The text that the options ask for instead of a run, or "".
+std::string text_to_print(const TypedOptions& typed, const std::vector<config::FieldInfo>& fields) {
+  if (typed.help) return help_text(fields);
+  if (typed.version) return "syncbn-launch " SYNCBN_VERSION "\n";
+  if (typed.completion == "bash") return bash_completion(fields);
+  if (typed.completion == "zsh") return zsh_completion(fields);
+  return typed.man_page ? man_page(fields) : "";
+}
+
 std::optional<LaunchOptions> parse(std::string_view launcher_name,
                                    const std::vector<std::string>& words,
                                    CommandLine::Environment environment) {
   const std::vector<config::FieldInfo> fields = option_fields();
   const CommandLine line(fields, words, environment);
   const TypedOptions typed = read_values(fields, line);
-  std::string text;
-  if (typed.help)
-    text = help_text(fields);
-  else if (typed.version)
-    text = "syncbn-launch " SYNCBN_VERSION "\n";
-  else if (typed.completion == "bash")
-    text = bash_completion(fields);
-  else if (typed.completion == "zsh")
-    text = zsh_completion(fields);
-  else if (typed.man_page)
-    text = man_page(fields);
-  if (!text.empty()) {
+  if (const std::string text = text_to_print(typed, fields); !text.empty()) {
     fmt::print("{}", text);
     return std::nullopt;
   }
@@ -272,8 +271,8 @@ Streams StreamChoice::of(int local_rank) const {
 
 void check_stdin(const LaunchOptions& options, int world_size) {
   if (options.stdin_rank < world_size) return;
-  throw base::UserError(fmt::format("--stdin={}: the job has {} worker{}, with ranks from 0",
-                                    options.stdin_rank, world_size, world_size == 1 ? "" : "s"));
+  throw base::UserError(fmt::format("--stdin={}: the job has {}, with ranks from 0",
+                                    options.stdin_rank, base::counted(world_size, "worker")));
 }
 
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {

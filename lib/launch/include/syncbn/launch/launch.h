@@ -2,10 +2,10 @@
 
 namespace syncbn::launch {
 
-/// The whole of syncbn-launch: reads the command line, runs the workers to their end and returns
-/// the exit code (docs/errors.md). Single-threaded; becomes a subreaper and takes over the
-/// process's signals, so it is for a program's main() only.
-/// @throws base::Error for what is wrong before any worker has started.
+/// syncbn-launch: reads the command line, runs the workers and returns the exit code
+/// (docs/errors.md). For a program's main() only: it makes the process a subreaper and handles its
+/// signals. Single-threaded.
+/// @throws base::Error for an error before any worker has started.
 int launch(int argc, const char* const* argv);
 
 }  // namespace syncbn::launch
