@@ -71,14 +71,10 @@ Host read_line(const std::vector<std::string>& words) {
   return host;
 }
 
-bool is_same(const Host& a, const Host& b) {
-  return a.name == b.name && a.user == b.user;
-}
-
 void add(std::vector<Host>& hosts, Host host) {
-  const auto other =
-      std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return is_same(one, host); });
-  if (other != hosts.end()) {
+  if (std::any_of(hosts.begin(), hosts.end(), [&](const Host& other) {
+        return other.name == host.name && other.user == host.user;
+      })) {
     throw base::UserError(
         fmt::format("{} is there twice; give the sum of its slots once", host.full_name()));
   }

@@ -9,7 +9,7 @@ namespace {
 constexpr size_t kColumn = 28;  // where the help of an option begins
 
 // "  -r,--redirects STREAMS    Streams ..." and "(default 0, environment PET_REDIRECTS)".
-std::string entry(const config::FieldInfo& option) {
+std::string help_entry(const config::FieldInfo& option) {
   std::string name = "  " + option.letter + (option.letter.empty() ? "--" : ",--") + option.path;
   if (!option.value_name.empty()) name += " " + option.value_name;
   const std::string indent(kColumn, ' ');
@@ -58,7 +58,7 @@ std::string help_text(const std::vector<config::FieldInfo>& options) {
   for (const config::FieldInfo& option : options) {
     if (option.group != group) text += fmt::format("\n{}:\n", option.group);
     group = option.group;
-    text += entry(option);
+    text += help_entry(option);
   }
   text += fmt::format("\n{}\n\nExamples:\n", kNotes);
   for (const Example& example : examples()) {
