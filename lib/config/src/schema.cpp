@@ -49,10 +49,6 @@ bool Rules::check(const Value& value, const Mark& mark, const std::string& path,
   return false;
 }
 
-SchemaBase::SchemaBase(std::shared_ptr<const void> defaults) : defaults_(std::move(defaults)) {}
-
-SchemaBase::~SchemaBase() = default;
-
 Rules& SchemaBase::add_field(const std::string& name, const std::string& help,
                              detail::FieldType type, const void* member) {
   const ptrdiff_t offset =
@@ -61,10 +57,6 @@ Rules& SchemaBase::add_field(const std::string& name, const std::string& help,
   rules.info_.help = help;
   rules.info_.group = group_;
   return rules;
-}
-
-void SchemaBase::add_check(Check check) {
-  checks_.push_back(std::move(check));
 }
 
 std::vector<std::string> SchemaBase::names() const {

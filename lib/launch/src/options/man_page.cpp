@@ -32,7 +32,7 @@ std::string bold(std::string_view text) {
   return fmt::format("\\fB{}\\fR", escaped(text));
 }
 
-std::string entry(const config::FieldInfo& option) {
+std::string man_entry(const config::FieldInfo& option) {
   std::string tag = option.letter.empty() ? "" : bold(option.letter) + ", ";
   tag += bold("--" + option.path);
   if (!option.value_name.empty()) tag += fmt::format(" \\fI{}\\fR", escaped(option.value_name));
@@ -52,7 +52,7 @@ std::string entries(const std::vector<config::FieldInfo>& options) {
   for (const config::FieldInfo& option : options) {
     if (option.group != group) text += fmt::format(".SS {}\n", escaped(option.group));
     group = option.group;
-    text += entry(option);
+    text += man_entry(option);
   }
   return text;
 }

@@ -1,16 +1,13 @@
 #include <syncbn/launch/options.h>
 
 #include <fmt/format.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string_view>
 
-#include "common/words.h"
 #include "machine/devices.h"
 #include "options/command_line.h"
 #include "options/head_options.h"
@@ -66,26 +63,16 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
         "--nnodes={0} needs --node_rank, this machine's number from 0 to {1}", nnodes, nnodes - 1));
   }
   if (options.master_addr.empty()) {
-    const std::string who =
-        options.scheduler.empty()
-            ? fmt::format("--nnodes={}", nnodes)
-            : fmt::format("{}, which starts {} launchers,", options.scheduler, nnodes);
-    throw base::UserError(fmt::format("{} needs {}, the name or address of node 0", who,
+    std::string cause = fmt::format("--nnodes={}", nnodes);
+    if (!options.scheduler.empty()) {
+      cause = fmt::format("{}, which starts {} launchers,", options.scheduler, nnodes);
+    }
+    throw base::UserError(fmt::format("{} needs {}, the name or address of node 0", cause,
                                       options.c10d ? "--rdzv_endpoint" : "--master_addr"));
   }
   if (options.master_port == 0) {
     throw base::UserError(
         "--master_port=0 (any free port) is for one machine: others cannot know it");
-  }
-}
-
-void check_program(const TypedOptions& typed) {
-  if (typed.module && typed.no_python) {
-    throw base::UserError(
-        "--module runs Python, and --no_python forbids it; leave one of them out");
-  }
-  if (typed.use_env && typed.no_use_env) {
-    throw base::UserError("--use_env and --no_use_env exclude each other");
   }
 }
 
@@ -240,7 +227,13 @@ std::optional<LaunchOptions> parse(std::string_view launcher_name,
     throw base::UserError(fmt::format("no program given; usage: {}", kUsage));
   }
   try {
-    check_program(typed);
+    if (typed.module && typed.no_python) {
+      throw base::UserError(
+          "--module runs Python, and --no_python forbids it; leave one of them out");
+    }
+    if (typed.use_env && typed.no_use_env) {
+      throw base::UserError("--use_env and --no_use_env exclude each other");
+    }
     check_hosts(typed, line);
     const bool is_head = !hosts_option(line).empty();
     LaunchOptions options =

@@ -83,13 +83,13 @@ class SchemaBase {
  protected:
   using Check = std::function<std::optional<std::string>(const void*)>;
 
-  explicit SchemaBase(std::shared_ptr<const void> defaults);
-  ~SchemaBase();
+  explicit SchemaBase(std::shared_ptr<const void> defaults) : defaults_(std::move(defaults)) {}
+  ~SchemaBase() = default;
   const void* defaults() const { return defaults_.get(); }
   /// @param member of defaults().
   Rules& add_field(const std::string& name, const std::string& help, detail::FieldType type,
                    const void* member);
-  void add_check(Check check);
+  void add_check(Check check) { checks_.push_back(std::move(check)); }
 
  private:
   struct Field {
