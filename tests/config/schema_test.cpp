@@ -205,6 +205,49 @@ TEST(SchemaTest, WritesWhatItReadsBack) {
   EXPECT_EQ(back.engine.type(), "electric");
 }
 
+struct CommonOptions {
+  int64_t count = 1;
+};
+
+struct ToolOptions : CommonOptions {
+  std::optional<int64_t> port;
+  std::string mode = "fast";
+  static void describe(Schema<ToolOptions>& schema) {
+    schema.group("Numbers");
+    schema.field("count", &ToolOptions::count, "how many").between(1, 9).shown_default("one");
+    schema.field("port", &ToolOptions::port, "where").value_name("PORT").letter("-p");
+    schema.group("Others");
+    schema.field("mode", &ToolOptions::mode, "how").one_of({"fast", "slow"}).environment({"MODE"});
+  }
+};
+
+TEST(SchemaTest, TellsHowACommandLineSpellsItsFields) {
+  std::vector<FieldInfo> fields;
+  Schema<ToolOptions>::get().info("", fields);
+  ASSERT_EQ(fields.size(), 3u);
+  EXPECT_EQ(fields[0].group, "Numbers");
+  EXPECT_EQ(fields[0].min, 1);
+  EXPECT_EQ(fields[0].max, 9);
+  EXPECT_EQ(fields[0].range, "at least 1, at most 9");
+  EXPECT_EQ(fields[0].default_value, "one");
+  EXPECT_EQ(fields[1].group, "Numbers");
+  EXPECT_EQ(fields[1].value_name, "PORT");
+  EXPECT_EQ(fields[1].letter, "-p");
+  EXPECT_FALSE(fields[1].is_switch());
+  EXPECT_EQ(fields[2].group, "Others");
+  EXPECT_THAT(fields[2].choices, ElementsAre("fast", "slow"));
+  EXPECT_THAT(fields[2].environment, ElementsAre("MODE"));
+}
+
+TEST(SchemaTest, ReadsMembersOfABaseClass) {
+  ToolOptions tool;
+  EXPECT_THAT(read("count: 7\nport: 80\n", tool), IsEmpty());
+  EXPECT_EQ(tool.count, 7);
+  EXPECT_EQ(tool.port, 80);
+  EXPECT_THAT(read("count: 10\n", tool),
+              ElementsAre("car.yaml:1:8: count: must be at least 1, at most 9, got 10"));
+}
+
 TEST(SchemaTest, ThrowsAllFaultsInOneError) {
   Faults faults;
   faults.throw_if_any();

@@ -290,6 +290,11 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
     EXPECT_THAT(error_of({"--nnodes", bad, "prog"}),
                 StartsWith(std::string("--nnodes=") + bad + ": expected a number from 1 to 65536"));
   }
+  for (const char* bad : {"1.5", "+1", "99999999999"}) {
+    EXPECT_EQ(
+        error_of({"--max_restarts", bad, "prog"}),
+        std::string("--max_restarts: expected a number from 0 to 1000000, got '") + bad + "'");
+  }
   EXPECT_EQ(error_of({"--max_restarts=-1", "prog"}),
             "--max_restarts: expected a number from 0 to 1000000, got '-1'");
   EXPECT_THAT(error_of({"--rdzv_backend=c10", "prog"}), HasSubstr("did you mean 'c10d'"));

@@ -31,14 +31,12 @@ namespace {
 
 template <class T>
 std::optional<T> parse(std::string_view text) {
-  if constexpr (std::is_same_v<T, bool>) {
-    // The spellings of YAML 1.2, which has Python's True and False but neither yes nor no.
-    for (const char* word : {"true", "True", "TRUE"}) {
-      if (text == word) return true;
-    }
-    for (const char* word : {"false", "False", "FALSE"}) {
-      if (text == word) return false;
-    }
+  if constexpr (std::is_same_v<T, std::string>) {
+    return std::string(text);
+  } else if constexpr (std::is_same_v<T, bool>) {
+    // The spellings of YAML 1.2: those of Python, but neither yes nor no.
+    if (text == "true" || text == "True" || text == "TRUE") return true;
+    if (text == "false" || text == "False" || text == "FALSE") return false;
     return std::nullopt;
   } else {
     if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
@@ -49,38 +47,42 @@ std::optional<T> parse(std::string_view text) {
 }
 
 template <class T>
-constexpr const char* wanted() {
-  if (std::is_same_v<T, bool>) return "true or false";
-  return std::is_integral_v<T> ? "an integer" : "a finite number";
+constexpr const char* one_of(const char* text, const char* boolean, const char* integer,
+                             const char* number) {
+  if (std::is_same_v<T, std::string>) return text;
+  if (std::is_same_v<T, bool>) return boolean;
+  return std::is_integral_v<T> ? integer : number;
 }
 
 }  // namespace
 
 template <class T>
 std::string Codec<T>::type_name() {
-  if (std::is_same_v<T, bool>) return "true|false";
-  return std::is_integral_v<T> ? "integer" : "number";
+  return one_of<T>("text", "true|false", "integer", "number");
 }
 
 template <class T>
 bool Codec<T>::read(const Value& value, T& out, const std::string& path, Faults& faults) {
-  const std::optional<T> parsed =
-      value.kind == Value::Kind::kScalar ? parse<T>(value.scalar) : std::nullopt;
-  if (parsed && !value.quoted) return out = *parsed, true;
-  if (parsed) {
+  const std::string wanted = one_of<T>("text", "true or false", "an integer", "a finite number");
+  std::optional<T> parsed;
+  if (value.kind == Value::Kind::kScalar) parsed = parse<T>(value.scalar);
+  if (!parsed) {
+    detail::wrong_type(value, path, wanted, faults);
+  } else if (value.quoted && !std::is_same_v<T, std::string>) {
     faults.add(value.mark, fmt::format("{}: expected {}, got the text {}; remove its quotes", path,
-                                       wanted<T>(), value.str()));
+                                       wanted, value.str()));
   } else {
-    detail::wrong_type(value, path, wanted<T>(), faults);
+    return out = *parsed, true;
   }
   return false;
 }
 
 template <class T>
-Value Codec<T>::write(T in) {
-  return Value::of_scalar(fmt::format("{}", in));
+Value Codec<T>::write(const T& in) {
+  return Value::of_scalar(fmt::format("{}", in), /*quoted=*/std::is_same_v<T, std::string>);
 }
 
+template struct Codec<std::string>;
 template struct Codec<bool>;
 template struct Codec<short>;
 template struct Codec<unsigned short>;
@@ -92,18 +94,5 @@ template struct Codec<long long>;
 template struct Codec<unsigned long long>;
 template struct Codec<float>;
 template struct Codec<double>;
-
-std::string Codec<std::string>::type_name() {
-  return "text";
-}
-bool Codec<std::string>::read(const Value& value, std::string& out, const std::string& path,
-                              Faults& faults) {
-  if (value.kind == Value::Kind::kScalar) return out = value.scalar, true;
-  detail::wrong_type(value, path, "text", faults);
-  return false;
-}
-Value Codec<std::string>::write(const std::string& in) {
-  return Value::of_scalar(in, /*quoted=*/true);
-}
 
 }  // namespace syncbn::config

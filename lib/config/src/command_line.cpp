@@ -7,7 +7,7 @@
 #include <syncbn/config/yaml.h>
 
 #include <algorithm>
-#include <string_view>
+#include <sstream>
 
 namespace syncbn::config {
 namespace {
@@ -21,27 +21,14 @@ std::string normalised(std::string name) {
   return name;
 }
 
-bool is_text(const FieldInfo& field) {
-  return field.type.starts_with("text");
-}
-bool is_switch(const FieldInfo& field) {
-  return field.type == "true|false";
-}
-
-/// What an option on the command line stands for.
-struct Target {
-  std::string path;
-  const FieldInfo* field;
-};
-
-std::optional<Target> find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
+const FieldInfo* find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
   // A section with a type may be set by its type alone.
   for (const std::string& path : {name, name + ".type"}) {
     for (const FieldInfo& field : fields) {
-      if (field.path == path) return Target{path, &field};
+      if (field.path == path) return &field;
     }
   }
-  return std::nullopt;
+  return nullptr;
 }
 
 void set_marks(Value& value, const Mark& mark) {
@@ -54,22 +41,20 @@ void set_marks(Value& value, const Mark& mark) {
 }
 
 Value value_of(const std::string& text, const FieldInfo& field, const std::string& option) {
-  Value value = Value::of_scalar(text, /*quoted=*/is_text(field));
-  const bool may_be_null = field.type.ends_with(" or null");
-  if (!is_text(field)) {
+  const bool is_text = field.type.starts_with("text");
+  Value value = Value::of_scalar(text, /*quoted=*/is_text);
+  if (is_text && field.type.ends_with(" or null") && text == "null") value = Value();
+  if (!is_text) {
     try {
       value = parse_yaml(text, option);
     } catch (const base::UserError&) {
-      // Stays a scalar, of which the reader says what it should have been.
+      // Stays a scalar: reading the field reports what was expected.
     }
-  } else if (may_be_null && text == "null") {
-    value = Value();
   }
   set_marks(value, {std::make_shared<const std::string>(option)});
   return value;
 }
 
-/// Walks through the arguments, one option at a time.
 class Parser {
  public:
   Parser(const std::vector<std::string>& args, const std::vector<ProgramOption>& options,
@@ -99,11 +84,12 @@ class Parser {
                                   [&](const ProgramOption& o) { return o.name == name; });
     if (own != options_.end()) {
       parse_program_option(*own, option, attached);
-    } else if (const auto target = find_key(name, fields_)) {
-      parse_override(*target, option, attached);
+    } else if (const FieldInfo* field = find_key(name, fields_)) {
+      parse_override(*field, option, attached);
     } else {
       faults_.add({}, fmt::format("unknown option '{}'{}", shortened(option), suggestion(name)));
-      skip_value(attached);
+      // Its value is no fault of its own.
+      if (!attached && next_ < args_.size() && !args_[next_].starts_with("-")) ++next_;
     }
   }
 
@@ -117,15 +103,15 @@ class Parser {
     }
   }
 
-  void parse_override(const Target& target, const std::string& option,
+  void parse_override(const FieldInfo& field, const std::string& option,
                       std::optional<std::string> attached) {
-    if (is_switch(*target.field) && !attached) {
+    if (field.is_switch() && !attached) {
       const bool given =
           next_ < args_.size() && (args_[next_] == "true" || args_[next_] == "false");
       attached = given ? args_[next_++] : "true";
     }
     if (const auto text = take_value(option, std::move(attached))) {
-      result_.overrides.push_back({option, target.path, value_of(*text, *target.field, option)});
+      result_.overrides.push_back({option, field.path, value_of(*text, field, option)});
     }
   }
 
@@ -135,11 +121,6 @@ class Parser {
     if (next_ < args_.size() && !args_[next_].starts_with("--")) return args_[next_++];
     faults_.add({}, fmt::format("the option '{}' needs a value", option));
     return std::nullopt;
-  }
-
-  /// The value of an option that is unknown is not a fault of its own.
-  void skip_value(const std::optional<std::string>& attached) {
-    if (!attached && next_ < args_.size() && !args_[next_].starts_with("-")) ++next_;
   }
 
   std::string suggestion(const std::string& name) const {
@@ -162,76 +143,58 @@ bool chooses_type(const Override& override) {
   return override.path == "type" || override.path.ends_with(".type");
 }
 
-/// The section `path` of a configuration, made where it is missing; `rest` gets the last part.
-Value& section_of(Value& config, const Override& override, std::string& rest) {
-  Value* section = &config;
-  std::string_view path = override.path;
-  while (true) {
-    if (section->kind == Value::Kind::kScalar) {
-      // `optimizer: sgd` is short for `optimizer: {type: sgd}`.
-      Value full = Value::of_map();
-      full.mark = section->mark;
-      full.set("type", *section);
-      *section = std::move(full);
-    } else if (section->kind == Value::Kind::kNull) {
-      section->kind = Value::Kind::kMap;
-    }
-    const size_t dot = path.find('.');
-    if (dot == std::string_view::npos) break;
-    const std::string key(path.substr(0, dot));
-    if (section->find(key) == nullptr) {
+/// Sets the override's value at `path` below `section`, and makes sections that are missing.
+void apply(const Override& override, const std::string& path, Value& section) {
+  // A list where a section belongs: reading the section reports it.
+  if (section.kind == Value::Kind::kList) return;
+  if (section.kind == Value::Kind::kScalar) {
+    // `optimizer: sgd` is short for `optimizer: {type: sgd}`.
+    Value full = Value::of_map();
+    full.mark = section.mark;
+    full.set("type", section);
+    section = std::move(full);
+  }
+  section.kind = Value::Kind::kMap;
+  const size_t dot = path.find('.');
+  if (dot != std::string::npos) {
+    const std::string key = path.substr(0, dot);
+    if (section.find(key) == nullptr) {
       Value made = Value::of_map();
       made.mark = override.value.mark;
-      section->set(key, std::move(made));
+      section.set(key, std::move(made));
     }
-    section = const_cast<Value*>(section->find(key));
-    path.remove_prefix(dot + 1);
+    return apply(override, path.substr(dot + 1), *section.find(key));
   }
-  rest = std::string(path);
-  return *section;
-}
-
-void apply(const Override& override, Value& config) {
-  std::string key;
-  Value& section = section_of(config, override, key);
-  // A list where a section belongs: left for the reader to complain about.
-  if (section.kind != Value::Kind::kMap) return;
-  if (chooses_type(override)) {
-    const Value* present = section.find(key);
-    if (present != nullptr && present->scalar != override.value.scalar) section.members.clear();
-  }
-  section.set(key, override.value);
+  const Value* present = section.find(path);
+  const bool has_another_type =
+      chooses_type(override) && present != nullptr && present->scalar != override.value.scalar;
+  if (has_another_type) section.members.clear();
+  section.set(path, override.value);
 }
 
 /// Breaks `text` into lines that fit beside the column of option names.
 std::string wrapped(const std::string& text) {
-  const size_t width = kHelpWidth - kHelpColumn;
   std::string out;
-  size_t column = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    size_t end = text.find(' ', begin);
-    if (end == std::string::npos) end = text.size();
-    const size_t length = end - begin;
-    if (column > 0 && column + 1 + length > width) {
+  size_t column = kHelpColumn;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!out.empty() && column + 1 + word.size() > kHelpWidth) {
       out.append(1, '\n').append(kHelpColumn, ' ');
-      column = 0;
-    } else if (column > 0) {
+      column = kHelpColumn;
+    } else if (!out.empty()) {
       out += ' ';
       ++column;
     }
-    out += text.substr(begin, length);
-    column += length;
-    begin = end + 1;
+    out += word;
+    column += word.size();
   }
   return out;
 }
 
 std::string help_line(const std::string& name, const std::string& text) {
-  const std::string left = fmt::format("  {:<{}}", name, kHelpColumn - 2);
-  // Names that are too long stand on a line of their own.
-  const std::string gap =
-      name.size() + 4 > kHelpColumn ? fmt::format("\n{:{}}", "", kHelpColumn) : "";
-  return left + gap + wrapped(text) + "\n";
+  // A name that is too long has a line of its own.
+  const std::string gap = name.size() + 4 > kHelpColumn ? "\n" + std::string(kHelpColumn, ' ') : "";
+  return fmt::format("  {:<{}}{}{}\n", name, kHelpColumn - 2, gap, wrapped(text));
 }
 
 std::string describe(const FieldInfo& field) {
@@ -268,12 +231,12 @@ CommandLine parse_command_line(const std::vector<std::string>& args,
 }
 
 void apply_overrides(const std::vector<Override>& overrides, Value& config) {
-  // A word or a list where a configuration belongs: left for the reader to complain about.
+  // A word or a list where a configuration belongs: reading the configuration reports it.
   if (config.kind == Value::Kind::kScalar || config.kind == Value::Kind::kList) return;
   // Types first: a new type empties its section.
   for (const bool types : {true, false}) {
     for (const Override& override : overrides) {
-      if (chooses_type(override) == types) apply(override, config);
+      if (chooses_type(override) == types) apply(override, override.path, config);
     }
   }
 }

@@ -7,15 +7,10 @@
 namespace syncbn::config {
 namespace {
 
-std::string section_of(const std::string& path) {
-  const size_t dot = path.rfind('.');
-  return dot == std::string::npos ? "" : path.substr(0, dot);
-}
-
 /// A table cell: a bar would end it.
 std::string cell(const std::string& text) {
   std::string out;
-  for (const char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
+  for (const char c : text) out.append(c == '|' ? "\\" : "").append(1, c);
   return out;
 }
 
@@ -25,7 +20,7 @@ std::string code(const std::string& text) {
 
 std::string default_cell(const FieldInfo& field) {
   if (field.required) return "required";
-  return field.default_value.empty() ? "\"\"" : field.default_value;
+  return code(field.default_value.empty() ? "\"\"" : field.default_value);
 }
 
 std::string markdown_heading(const FieldGroup& group) {
@@ -39,7 +34,8 @@ std::string markdown_heading(const FieldGroup& group) {
 std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields) {
   std::vector<FieldGroup> groups(1);
   for (const FieldInfo& field : fields) {
-    const std::string section = section_of(field.path);
+    const size_t dot = field.path.rfind('.');
+    const std::string section = dot == std::string::npos ? "" : field.path.substr(0, dot);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const FieldGroup& g) {
       return g.section == section && g.only_for == field.only_for;
     });
@@ -62,9 +58,9 @@ std::string markdown_reference(const std::vector<FieldInfo>& fields) {
     }
     out += "| key | type | default | allowed | unit | |\n|---|---|---|---|---|---|\n";
     for (const FieldInfo& field : group.fields) {
-      out += fmt::format("| {} | {} | {} | {} | {} | {} |\n", code(field.path), cell(field.type),
-                         field.required ? "required" : code(default_cell(field)), cell(field.range),
-                         cell(field.unit), cell(field.help));
+      out +=
+          fmt::format("| {} | {} | {} | {} | {} | {} |\n", code(field.path), cell(field.type),
+                      default_cell(field), cell(field.range), cell(field.unit), cell(field.help));
     }
     out += "\n";
   }

@@ -7,19 +7,56 @@
 
 namespace syncbn::config {
 
-SchemaBase::SchemaBase(std::shared_ptr<const void> defaults) : defaults_(std::move(defaults)) {}
+std::string Rules::bounds() const {
+  if (!info_.choices.empty()) return "one of " + base::join(info_.choices, ", ");
+  std::vector<std::string> texts;
+  const auto add = [&](const char* relation, const std::optional<double>& bound) {
+    if (bound) texts.push_back(fmt::format("{} {}", relation, *bound));
+  };
+  add("at least", info_.min);
+  add("above", above_);
+  add("at most", info_.max);
+  add("below", below_);
+  return base::join(texts, ", ");
+}
 
-SchemaBase::~SchemaBase() = default;
+bool Rules::holds(double number) const {
+  return number >= info_.min.value_or(number) && number <= info_.max.value_or(number) &&
+         !(above_ && number <= *above_) && !(below_ && number >= *below_);
+}
+
+bool Rules::check(const Value& value, const Mark& mark, const std::string& path,
+                  Faults& faults) const {
+  if (value.kind == Value::Kind::kList) {
+    if (length_ && value.list.size() != *length_) {
+      faults.add(mark,
+                 fmt::format("{}: must have {} values, got {}", path, *length_, value.list.size()));
+      return false;
+    }
+    return std::all_of(value.list.begin(), value.list.end(),
+                       [&](const Value& item) { return check(item, mark, path, faults); });
+  }
+  if (value.kind != Value::Kind::kScalar) return true;
+  const std::vector<std::string>& choices = info_.choices;
+  const auto number = base::parse_number<double>(value.scalar);
+  const bool is_kept =
+      value.quoted ? choices.empty() || std::count(choices.begin(), choices.end(), value.scalar) > 0
+                   : !number || holds(*number);
+  if (is_kept) return true;
+  const std::string got = value.quoted ? value.str() : value.scalar;
+  faults.add(mark, fmt::format("{}: must be {}, got {}{}", path, bounds(), got,
+                               base::did_you_mean(value.scalar, choices)));
+  return false;
+}
 
 Rules& SchemaBase::add_field(const std::string& name, const std::string& help,
                              detail::FieldType type, const void* member) {
   const ptrdiff_t offset =
       static_cast<const std::byte*>(member) - static_cast<const std::byte*>(defaults());
-  return fields_.emplace_back(Field{name, help, type, offset, {}}).rules;
-}
-
-void SchemaBase::add_check(Check check) {
-  checks_.push_back(std::move(check));
+  Rules& rules = fields_.emplace_back(Field{name, type, offset, {}}).rules;
+  rules.info_.help = help;
+  rules.info_.group = group_;
+  return rules;
 }
 
 std::vector<std::string> SchemaBase::names() const {
@@ -57,7 +94,7 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
     }
   }
   for (const Field& field : fields_) {
-    if (field.rules.required_ && value.find(field.name) == nullptr) {
+    if (field.rules.info_.required && value.find(field.name) == nullptr) {
       faults.add(value.mark, fmt::format("the key '{}' is missing", detail::at(path, field.name)));
       good = false;
     }
@@ -83,18 +120,16 @@ Value SchemaBase::write(const void* in) const {
 void SchemaBase::info(const std::string& path, std::vector<FieldInfo>& out) const {
   for (const Field& field : fields_) {
     const void* const by_default = static_cast<const std::byte*>(defaults()) + field.offset;
-    const std::string key = detail::at(path, field.name);
+    const Rules& rules = field.rules;
+    FieldInfo info = rules.info_;
+    info.path = detail::at(path, field.name);
     if (field.type.info != nullptr) {
-      field.type.info(by_default, key, field.help, out);
+      field.type.info(by_default, info.path, info.help, out);
       continue;
     }
-    FieldInfo info;
-    info.path = key;
     info.type = field.type.name();
-    info.help = field.help;
-    info.unit = field.rules.unit_;
-    info.range = field.rules.range();
-    info.required = field.rules.required_;
+    info.range = rules.bounds();
+    if (rules.length_) info.range = fmt::format("{} values, each {}", *rules.length_, info.range);
     const Value value = field.type.write(by_default);
     if (value.kind == Value::Kind::kNull) info.default_value = "null";
     if (value.kind == Value::Kind::kScalar) info.default_value = value.scalar;
@@ -103,8 +138,98 @@ void SchemaBase::info(const std::string& path, std::vector<FieldInfo>& out) cons
       for (const Value& item : value.list) items.push_back(item.scalar);
       info.default_value = fmt::format("[{}]", base::join(items, ", "));
     }
+    if (rules.shown_default_) info.default_value = *rules.shown_default_;
     out.push_back(std::move(info));
   }
+}
+
+std::vector<std::string> RegistryBase::names() const {
+  std::vector<std::string> all;
+  for (const auto& [name, entry] : entries_) all.push_back(name);
+  return all;
+}
+
+ComponentBase::ComponentBase(const RegistryBase& registry, const std::string& type) {
+  Faults faults;
+  read(registry, Value::of_scalar(type), "", faults);
+  faults.throw_if_any();
+}
+
+Value ComponentBase::write() const {
+  if (!options_) return {};
+  Value value = Value::of_map();
+  value.set("type", Value::of_scalar(type_));
+  for (Value::Member& member : schema_->write(options_.get()).members) {
+    value.set(member.key, std::move(member.value));
+  }
+  return value;
+}
+
+bool ComponentBase::read(const RegistryBase& registry, const Value& value, const std::string& path,
+                         Faults& faults) {
+  const std::vector<std::string> names = registry.names();
+  const Value* type = value.kind == Value::Kind::kScalar ? &value : value.find("type");
+  // A default names its type, so that its options can be set without repeating it.
+  const Value default_type = Value::of_scalar(type_);
+  if (type == nullptr && *this) type = &default_type;
+  if (value.kind == Value::Kind::kList || type == nullptr || type->kind != Value::Kind::kScalar) {
+    faults.add(value.mark, fmt::format("{}: the key 'type' is missing; it is one of {}", path,
+                                       base::join(names, ", ")));
+    return false;
+  }
+  const auto entry = registry.entries().find(type->scalar);
+  if (entry == registry.entries().end()) {
+    faults.add(type->mark,
+               fmt::format("{}: unknown type {}{} (known: {})", path, type->str(),
+                           base::did_you_mean(type->scalar, names), base::join(names, ", ")));
+    return false;
+  }
+  const Hint hint = [&](const std::string& key) -> std::string {
+    std::vector<std::string> owners;
+    for (const auto& [name, other] : registry.entries()) {
+      const auto keys = other.schema().names();
+      if (std::find(keys.begin(), keys.end(), key) != keys.end()) owners.push_back(name);
+    }
+    if (owners.empty()) return "";
+    return fmt::format("; it belongs to type {}, the type here is {}", base::join(owners, ", "),
+                       type->scalar);
+  };
+  Value nothing;
+  nothing.mark = value.mark;
+  const SchemaBase& schema = entry->second.schema();
+  const std::shared_ptr<void> options = entry->second.make_options();
+  if (!schema.read(type == &value ? nothing : value, options.get(), path, faults, hint)) {
+    return false;
+  }
+  type_ = entry->first;
+  schema_ = &schema;
+  options_ = options;
+  return true;
+}
+
+void ComponentBase::info(const RegistryBase& registry, const std::string& path,
+                         const std::string& help, std::vector<FieldInfo>& out) const {
+  FieldInfo field;
+  field.path = detail::at(path, "type");
+  field.type = "text";
+  field.range = "one of " + base::join(registry.names(), ", ");
+  field.default_value = type_;
+  field.required = !*this;
+  field.help = help;
+  for (const auto& [name, entry] : registry.entries()) {
+    field.alternatives.emplace_back(name, entry.help);
+  }
+  out.push_back(std::move(field));
+  for (const auto& [name, entry] : registry.entries()) {
+    const size_t first = out.size();
+    entry.schema().info(path, out);
+    for (size_t i = first; i < out.size(); ++i) out[i].only_for = "type: " + name;
+  }
+}
+
+const void* ComponentBase::options() const {
+  if (!options_) throw base::InternalError("a component was used that no configuration has set");
+  return options_.get();
 }
 
 }  // namespace syncbn::config

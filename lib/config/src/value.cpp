@@ -40,17 +40,15 @@ Value Value::of_map() {
   return value;
 }
 
-const Value* Value::find(const std::string& key) const {
+Value* Value::find(const std::string& key) {
   const auto it = std::find_if(members.begin(), members.end(),
                                [&](const Member& member) { return member.key == key; });
   return it == members.end() ? nullptr : &it->value;
 }
 
 void Value::set(const std::string& key, Value value) {
-  const auto it = std::find_if(members.begin(), members.end(),
-                               [&](const Member& member) { return member.key == key; });
-  if (it != members.end()) {
-    it->value = std::move(value);
+  if (Value* present = find(key)) {
+    *present = std::move(value);
   } else {
     members.push_back({key, value.mark, std::move(value)});
   }

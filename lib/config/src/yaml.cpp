@@ -6,13 +6,14 @@
 #include <syncbn/base/text.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cctype>
 #include <string_view>
 
 namespace syncbn::config {
 namespace {
 
-// A file that exceeds these is not a configuration: aliases can make a small file endless.
+// Limits on a file whose aliases expand without end.
 constexpr int kMaxDepth = 100;
 constexpr int kMaxValues = 100'000;
 
@@ -27,7 +28,6 @@ Mark mark_of(const YAML::Mark& mark, const Source& source) {
   throw base::UserError(mark.str() + ": " + message);
 }
 
-/// Turns yaml-cpp's nodes into values.
 class Converter {
  public:
   explicit Converter(Source source) : source_(std::move(source)) {}
@@ -78,14 +78,14 @@ class Converter {
                                earlier.mark.line));
       }
       Value converted = convert(content, depth + 1);
-      // yaml-cpp places an empty value where the next key begins.
+      // yaml-cpp marks an empty value where the next key begins.
       if (converted.kind == Value::Kind::kNull) converted.mark = mark;
       value.members.push_back({key.Scalar(), mark, std::move(converted)});
     }
     for (const Value& source : merged) merge(source, value);
   }
 
-  /// Members of `from` that `into` does not set itself; of several, the first counts.
+  /// Adds the members of `from` that `into` lacks.
   static void merge(const Value& from, Value& into) {
     if (from.kind == Value::Kind::kList) {
       for (const Value& item : from.list) merge(item, into);
@@ -103,84 +103,56 @@ class Converter {
   int values_ = 0;
 };
 
-/// Whether text may stand without quotes and is still read back as text.
+/// Whether text can do without quotes: readers take it for text, not for a number, a bool or null.
 bool is_plain(std::string_view text) {
-  if (text.empty() ||
-      !(std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '_' || text[0] == '/')) {
-    return false;
-  }
-  constexpr std::string_view kSafe = "_-./+";
+  if (text.empty() || std::string_view("-.+0123456789").find(text[0]) != text.npos) return false;
   std::string lower;
+  for (const unsigned char c : text) {
+    if (!std::isalnum(c) && std::string_view("_-./+").find(c) == text.npos) return false;
+    lower += static_cast<char>(std::tolower(c));
+  }
+  // Readers of YAML 1.1 or 1.2 take these for true, false or null.
+  const auto words = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"};
+  return std::find(words.begin(), words.end(), lower) == words.end();
+}
+
+// YAML::Emitter would replace bytes that are not UTF-8, which a path may hold.
+std::string in_quotes(std::string_view text) {
+  std::string out;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    if (!std::isalnum(byte) && kSafe.find(c) == std::string_view::npos) return false;
-    lower += static_cast<char>(std::tolower(byte));
-  }
-  // What YAML 1.1 or 1.2 readers take for something else than text.
-  for (const std::string_view word :
-       {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}) {
-    if (lower == word) return false;
-  }
-  return true;
-}
-
-std::string in_quotes(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    switch (c) {
-      case '"':
-        out += "\\\"";
-        break;
-      case '\\':
-        out += "\\\\";
-        break;
-      case '\n':
-        out += "\\n";
-        break;
-      case '\t':
-        out += "\\t";
-        break;
-      case '\r':
-        out += "\\r";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-          out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-        } else {
-          out += c;
-        }
+    if (c == '\n') {
+      out += "\\n";
+    } else if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      if (c == '"' || c == '\\') out += '\\';
+      out += c;
     }
   }
-  return out + '"';
+  return '"' + out + '"';
 }
 
-std::string scalar_text(const Value& value) {
-  return value.quoted && !is_plain(value.scalar) ? in_quotes(value.scalar) : value.scalar;
-}
-
-std::string key_text(const std::string& key) {
-  return is_plain(key) ? key : in_quotes(key);
+std::string text_of(const std::string& text, bool quoted = true) {
+  return quoted && !is_plain(text) ? in_quotes(text) : text;
 }
 
 /// On one line: `[1, 2]`, `{type: sgd}`.
 std::string flow(const Value& value) {
+  std::vector<std::string> items;
+  for (const Value& item : value.list) items.push_back(flow(item));
+  for (const Value::Member& member : value.members) {
+    items.push_back(text_of(member.key) + ": " + flow(member.value));
+  }
   switch (value.kind) {
     case Value::Kind::kNull:
       return "null";
     case Value::Kind::kScalar:
-      return scalar_text(value);
-    case Value::Kind::kList: {
-      std::vector<std::string> items;
-      for (const Value& item : value.list) items.push_back(flow(item));
+      return text_of(value.scalar, value.quoted);
+    case Value::Kind::kList:
       return fmt::format("[{}]", base::join(items, ", "));
-    }
-    case Value::Kind::kMap: {
-      std::vector<std::string> items;
-      for (const auto& member : value.members) {
-        items.push_back(key_text(member.key) + ": " + flow(member.value));
-      }
+    case Value::Kind::kMap:
       return fmt::format("{{{}}}", base::join(items, ", "));
-    }
   }
   return "";
 }
@@ -202,7 +174,7 @@ void add_changes(const Value& before, const Value& after, const std::string& pat
 void write_members(const Value& value, int indent, std::string& out) {
   for (const Value::Member& member : value.members) {
     out.append(static_cast<size_t>(indent), ' ');
-    out += key_text(member.key) + ":";
+    out += text_of(member.key) + ":";
     if (member.value.kind == Value::Kind::kMap && !member.value.members.empty()) {
       out += '\n';
       write_members(member.value, indent + 2, out);

@@ -109,7 +109,7 @@ std::string Coordinator::misfit(const PeerLauncher& node, const Hello& hello) co
     return fmt::format("{} was started with --max_restarts={}, and node 0 with --max_restarts={}",
                        hello.host, hello.max_restarts, options_.max_restarts);
   }
-  if (hello.node >= options_.nodes.max || hello.nproc < 1 || hello.nproc > kMostWorkers) {
+  if (hello.node >= options_.nodes.max || hello.nproc < 1 || hello.nproc > kMaxWorkers) {
     return fmt::format("{} says that it is node {} with {}", hello.host, hello.node,
                        base::counted(hello.nproc, "worker"));
   }

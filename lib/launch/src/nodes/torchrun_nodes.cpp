@@ -21,7 +21,7 @@ void TorchrunNodes::find(const std::function<bool(int)>& is_ours) {
     const auto text = store_.get(keys_.role_info(node));
     if (!text) continue;
     const auto role = TorchrunRole::parse(*text);
-    if (!role || role->node != node || role->nproc < 1 || role->nproc > kMostWorkers) continue;
+    if (!role || role->node != node || role->nproc < 1 || role->nproc > kMaxWorkers) continue;
     nodes_[node] = *role;
   }
 }

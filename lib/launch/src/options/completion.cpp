@@ -1,18 +1,17 @@
-#include "options/completion.h"
-
 #include <fmt/format.h>
-#include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <sstream>
 #include <string_view>
 
 #include "common/words.h"
+#include "options/option_help.h"
 
 namespace syncbn::launch {
 namespace {
 
-// bash cuts words at = and : too, so they are put together again as they were typed. Only builtins
-// are used; bash-completion need not be there.
+// bash also splits words at = and :, so the script joins them again. It uses only builtins and
+// works without bash-completion.
 constexpr std::string_view kBash = R"(
 # The words before the cursor, and where each begins in COMP_WORDS.
 _syncbn_launch_split() {
@@ -139,36 +138,32 @@ _syncbn_launch() {
 complete -F _syncbn_launch syncbn-launch
 )";
 
-bool is_choice(std::string_view word) {
-  return word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") == std::string_view::npos;
-}
-
-/// Those of the words of "N|cpu|gpu" that are typed as they stand.
-std::vector<std::string> choices(std::string_view type) {
-  std::vector<std::string> words;
-  if (type.find('|') == std::string_view::npos) return words;
-  while (!type.empty()) {
-    const size_t bar = std::min(type.find('|'), type.size());
-    if (is_choice(type.substr(0, bar))) words.emplace_back(type.substr(0, bar));
-    type.remove_prefix(std::min(bar + 1, type.size()));
+/// The words of "N|cpu|gpu" that are typed as they are: those without capitals.
+std::string choices(const std::string& value_name) {
+  std::string choices;
+  if (value_name.find('|') == value_name.npos) return choices;
+  std::istringstream words(value_name);
+  for (std::string word; std::getline(words, word, '|');) {
+    if (word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != word.npos) continue;
+    choices += (choices.empty() ? "" : " ") + word;
   }
-  return words;
+  return choices;
 }
 
-/// What may stand after an option, for bash's script.
-std::string kind_for_bash(const OptionFacts& option) {
-  if (option.type.empty()) return "flag";
-  if (option.type == "FILE") return "files";
-  if (option.type == "FOLDER") return "folders";
-  const auto words = choices(option.type);
-  return words.empty() ? "other" : "words " + base::join(words, " ");
+/// What may follow an option, for bash's script.
+std::string kind_for_bash(const config::FieldInfo& option) {
+  if (option.is_switch()) return "flag";
+  if (option.value_name == "FILE") return "files";
+  if (option.value_name == "FOLDER") return "folders";
+  const std::string words = choices(option.value_name);
+  return words.empty() ? "other" : "words " + words;
 }
 
-std::string action_for_zsh(const OptionFacts& option) {
-  if (option.type == "FILE") return "_files";
-  if (option.type == "FOLDER") return "_files -/";
-  const auto words = choices(option.type);
-  return words.empty() ? " " : fmt::format("({})", base::join(words, " "));
+std::string action_for_zsh(const config::FieldInfo& option) {
+  if (option.value_name == "FILE") return "_files";
+  if (option.value_name == "FOLDER") return "_files -/";
+  const std::string words = choices(option.value_name);
+  return words.empty() ? " " : fmt::format("({})", words);
 }
 
 std::string with_dashes(std::string name) {
@@ -186,19 +181,20 @@ std::string escaped(std::string_view text, std::string_view special) {
 }
 
 /// _arguments' specifications of one option, one for each way to spell it.
-std::string specs_for_zsh(const OptionFacts& option) {
-  std::vector<std::string> spellings{option.name};
-  if (with_dashes(option.name) != option.name) spellings.push_back(with_dashes(option.name));
+std::string specs_for_zsh(const config::FieldInfo& option) {
+  const std::string name = "--" + option.path;
+  std::vector<std::string> spellings{name};
+  if (with_dashes(name) != name) spellings.push_back(with_dashes(name));
   if (!option.letter.empty()) spellings.push_back(option.letter);
   std::string help = escaped(option.help, R"(\[]:)");
   std::replace(help.begin(), help.end(), '\n', ' ');
   std::string specs;
   for (const std::string& spelling : spellings) {
     std::string spec = fmt::format("*{}[{}]", spelling, help);
-    if (!option.type.empty()) {
+    if (!option.is_switch()) {
       // "--x=": the value comes after "=" or in the next word; "-r+": at once or in the next word.
       spec = fmt::format("*{}{}[{}]:{}:{}", spelling, spelling.starts_with("--") ? "=" : "+", help,
-                         escaped(option.type, ":"), action_for_zsh(option));
+                         escaped(option.value_name, ":"), action_for_zsh(option));
     }
     specs += fmt::format("    {} \\\n", in_single_quotes(spec));
   }
@@ -207,15 +203,15 @@ std::string specs_for_zsh(const OptionFacts& option) {
 
 }  // namespace
 
-std::string bash_completion(const std::vector<OptionFacts>& options) {
+std::string bash_completion(const std::vector<config::FieldInfo>& options) {
   std::string names;
   std::string kinds;
   std::string letters;
-  for (const OptionFacts& option : options) {
-    names += fmt::format("  {}\n", option.name);
-    kinds += fmt::format("    {}) kind='{}' ;;\n", option.name, kind_for_bash(option));
+  for (const config::FieldInfo& option : options) {
+    names += fmt::format("  --{}\n", option.path);
+    kinds += fmt::format("    --{}) kind='{}' ;;\n", option.path, kind_for_bash(option));
     if (option.letter.empty()) continue;
-    letters += fmt::format("    {}*) name={} ;;\n", option.letter, option.name);
+    letters += fmt::format("    {}*) name=--{} ;;\n", option.letter, option.path);
   }
   return fmt::format(
       "# bash completion for syncbn-launch, made by `syncbn-launch --completion bash`.\n\n"
@@ -225,9 +221,9 @@ std::string bash_completion(const std::vector<OptionFacts>& options) {
       names, kinds, letters, kBash);
 }
 
-std::string zsh_completion(const std::vector<OptionFacts>& options) {
+std::string zsh_completion(const std::vector<config::FieldInfo>& options) {
   std::string specs;
-  for (const OptionFacts& option : options) specs += specs_for_zsh(option);
+  for (const config::FieldInfo& option : options) specs += specs_for_zsh(option);
   return fmt::format(
       "#compdef syncbn-launch\n"
       "# zsh completion for syncbn-launch, made by `syncbn-launch --completion zsh`.\n\n"

@@ -9,9 +9,9 @@
 
 namespace syncbn::launch {
 
-/// What of the head's environment goes to the nodes on other machines unless --export says more:
-/// what finds programs and libraries, and what steers the libraries that training runs use. Of the
-/// rest much holds for one machine only, and some is secret.
+/// Variables of the head that other hosts get without --export: those that find programs and
+/// libraries, and those that configure libraries for training. Others may hold for one machine
+/// only, or be secret.
 inline constexpr std::array kDefaultExports{"PATH",         "LD_LIBRARY_PATH",
                                             "PYTHON*",      "VIRTUAL_ENV",
                                             "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
@@ -23,15 +23,15 @@ inline constexpr std::array kDefaultExports{"PATH",         "LD_LIBRARY_PATH",
                                             "GOMP_*",       "MKL_*",
                                             "OPENBLAS_*",   "SYNCBN_*"};
 
-/// Whether some variable's name could fit to it, as one of the patterns below.
+/// Whether a word is a pattern for is_exported().
 bool is_export_pattern(std::string_view word);
 
-/// Whether a variable is one of those that `patterns` name, of which the last that fits counts:
-/// NAME, PREFIX_* (as file names in a shell), and !NAME for one that is not.
+/// Whether `patterns` include a variable: NAME, PREFIX_* (as file names in a shell), or !NAME to
+/// exclude it. The last pattern that matches decides.
 bool is_exported(const std::string& name, const std::vector<std::string>& patterns);
 
-/// The variables of this process that go along.
-/// @param more patterns after those above.
+/// The variables of this process that other hosts get.
+/// @param more patterns after kDefaultExports.
 Variables exported_variables(const std::vector<std::string>& more);
 
 }  // namespace syncbn::launch

@@ -14,7 +14,7 @@
 namespace syncbn::launch {
 namespace {
 
-// What the hosts say instead.
+// Options that the list of hosts replaces.
 constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
                                    "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
 
@@ -30,14 +30,13 @@ std::vector<std::string> ssh_command(const TypedOptions& typed) {
   const auto add = [&words](const std::vector<std::string>& more) {
     words.insert(words.end(), more.begin(), more.end());
   };
-  // Of an option that is there twice ssh takes the first.
+  // ssh takes the first of an option that is given twice, so those of the user come first.
   add(words_of_option("--ssh_options", typed.ssh_options));
-  if (typed.ssh_port != 0) add({"-p", std::to_string(typed.ssh_port)});
+  if (typed.ssh_port) add({"-p", std::to_string(*typed.ssh_port)});
   if (!typed.ssh_user.empty()) add({"-l", typed.ssh_user});
   if (!typed.ssh_identity.empty()) add({"-i", typed.ssh_identity});
-  // It must not ask, nor take a terminal, nor do what a user's file asks for in other sessions, nor
-  // become the connection of such sessions, which would end with the job. It shall see when the
-  // other machine is gone.
+  // No questions, no terminal, nothing that the user's configuration has for other sessions, no
+  // sharing of the connection, which ends with the job. ssh ends a minute after the host is gone.
   add({"-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
        "-o", "ControlMaster=no", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"});
   return words;
@@ -47,7 +46,7 @@ std::vector<std::string> read_exports(const std::string& typed) {
   std::vector<std::string> words = words_of(typed);
   for (const std::string& word : words) {
     if (is_export_pattern(word)) continue;
-    // mpirun's -x takes a value, too.
+    // mpirun's -x also takes a value.
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     std::string what_to_do = "expected NAME, PREFIX_* or !NAME";
@@ -65,31 +64,31 @@ std::vector<std::string> read_exports(const std::string& typed) {
 }  // namespace
 
 std::string hosts_option(const CommandLine& line) {
-  for (const char* name : {"--hosts", "--hostfile"}) {
-    if (line.is_typed(name)) return name;
-  }
-  for (const char* name : {"--hosts", "--hostfile"}) {
-    if (line.has(name)) return name;
+  for (const bool typed : {true, false}) {
+    for (const char* name : {"--hosts", "--hostfile"}) {
+      if (typed ? line.is_typed(name) : line.has(name)) return name;
+    }
   }
   return "";
 }
 
-void check_hosts(const TypedOptions& typed, const CommandLine& line,
-                 const std::vector<OptionSource>& sources) {
+void check_hosts(const TypedOptions& typed, const CommandLine& line) {
   const std::string hosts = hosts_option(line);
-  for (const OptionSource& source : sources) {
-    if (!hosts.empty() || !source.is_heads || !line.is_typed(source.name)) continue;
-    throw base::UserError(fmt::format("{} needs --hosts or --hostfile", source.name));
+  if (hosts.empty()) {
+    for (const std::string& name : head_only_options()) {
+      if (!line.is_typed(name)) continue;
+      throw base::UserError(fmt::format("{} needs --hosts or --hostfile", name));
+    }
+    return;
   }
-  if (hosts.empty()) return;
   if (line.is_typed("--hosts") && line.is_typed("--hostfile")) {
     throw base::UserError("--hosts and --hostfile exclude each other; --include chooses some");
   }
-  if (line.is_typed("--stdin") && typed.stdin_rank != "none") {
+  if (line.is_typed("--stdin") && typed.stdin_text != "none") {
     throw base::UserError(
         fmt::format("--stdin={} and {} exclude each other: workers on hosts have "
                     "no input",
-                    typed.stdin_rank, line.source_of(hosts)));
+                    typed.stdin_text, line.source_of(hosts)));
   }
   for (const std::string name : kPlaceOptions) {
     const bool same = name == "--rdzv_backend" && typed.rdzv_backend == "static";
@@ -100,21 +99,20 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line,
 }
 
 HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
-                              const std::vector<OptionSource>& sources,
                               std::string_view launcher_name) {
-  HeadOptions head = typed.options.head;
+  HeadOptions head;
   head.hosts = choose_hosts(hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
                                                             : read_host_file(typed.hostfile),
                             typed.include, typed.exclude);
   head.ssh = ssh_command(typed);
-  head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_timeout * 1000));
+  head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_seconds * 1000));
+  head.launcher = typed.ssh_launcher;
+  head.ssh_all = typed.ssh_all;
   head.exports = read_exports(typed.exports);
-  std::vector<std::string> own{kPlaceOptions.begin(), kPlaceOptions.end()};
+  std::vector<std::string> own = head_only_options();
+  own.insert(own.end(), kPlaceOptions.begin(), kPlaceOptions.end());
   own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run"});
-  for (const OptionSource& source : sources) {
-    if (source.is_heads) own.push_back(source.name);
-  }
-  head.node_options = line.options_without(own);
+  head.node_options = line.options(own);
   head.launcher_name = launcher_name;
   return head;
 }

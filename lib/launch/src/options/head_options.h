@@ -11,17 +11,15 @@
 
 namespace syncbn::launch {
 
-/// "--hosts" or "--hostfile", whichever says which hosts there are: the command line comes before
-/// the environment. Empty: none does, and no head is wanted.
+/// "--hosts" or "--hostfile", whichever names the hosts; the command line comes before the
+/// environment. Empty: there are none, and the launcher is no head.
 std::string hosts_option(const CommandLine& line);
 
-/// @throws base::UserError for options that do not go with hosts, or not without.
-void check_hosts(const TypedOptions& typed, const CommandLine& line,
-                 const std::vector<OptionSource>& sources);
+/// @throws base::UserError for options that exclude hosts, or need them.
+void check_hosts(const TypedOptions& typed, const CommandLine& line);
 
-/// What a head has to know, where there is a hosts_option(). @param launcher_name argv[0].
+/// Needs a hosts_option(). @param launcher_name argv[0].
 HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
-                              const std::vector<OptionSource>& sources,
                               std::string_view launcher_name);
 
 }  // namespace syncbn::launch

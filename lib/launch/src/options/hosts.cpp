@@ -16,14 +16,14 @@
 namespace syncbn::launch {
 namespace {
 
-// ssh must not take it for an option, nor a shell in somebody's ProxyCommand for anything at all.
+// ssh must not take it for an option, and a shell in a ProxyCommand must not interpret it.
 bool is_harmless(std::string_view name, std::string_view marks) {
   return !name.starts_with('-') && std::all_of(name.begin(), name.end(), [marks](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
   });
 }
 
-// Also where a file is none of hosts.
+// The text may come from a file of another kind.
 std::string shown(const std::string& text) {
   constexpr size_t kShown = 80;
   return base::printable(text.substr(0, kShown)) + (text.size() > kShown ? "…" : "");
@@ -31,12 +31,12 @@ std::string shown(const std::string& text) {
 
 [[noreturn]] void throw_bad_slots(const std::string& host) {
   throw base::UserError(
-      fmt::format("{} needs a number of workers (slots) from 1 to {}", host, kMostWorkers));
+      fmt::format("{} needs a number of workers (slots) from 1 to {}", host, kMaxWorkers));
 }
 
 Host read_host(const std::string& text) {
   Host host;
-  // A user's name may hold an @, too.
+  // A user's name may contain an @.
   const size_t at = text.rfind('@');
   if (at != std::string::npos) host.user = text.substr(0, at);
   const auto parsed = base::parse_host_port(at == std::string::npos ? text : text.substr(at + 1));
@@ -50,7 +50,7 @@ Host read_host(const std::string& text) {
   }
   host.name = parsed->host;
   host.slots = parsed->port.value_or(0);
-  if (parsed->port && (host.slots < 1 || host.slots > kMostWorkers)) throw_bad_slots(text);
+  if (parsed->port && (host.slots < 1 || host.slots > kMaxWorkers)) throw_bad_slots(text);
   return host;
 }
 
@@ -66,19 +66,15 @@ Host read_line(const std::vector<std::string>& words) {
     throw base::UserError(fmt::format("{} has its number of workers twice", words[0]));
   }
   const auto slots = base::parse_number<int>(std::string_view(words[1]).substr(kSlots.size()));
-  if (!slots || *slots < 1 || *slots > kMostWorkers) throw_bad_slots(host.name);
+  if (!slots || *slots < 1 || *slots > kMaxWorkers) throw_bad_slots(host.name);
   host.slots = *slots;
   return host;
 }
 
-bool is_same(const Host& a, const Host& b) {
-  return a.name == b.name && a.user == b.user;
-}
-
 void add(std::vector<Host>& hosts, Host host) {
-  const auto other =
-      std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return is_same(one, host); });
-  if (other != hosts.end()) {
+  if (std::any_of(hosts.begin(), hosts.end(), [&](const Host& other) {
+        return other.name == host.name && other.user == host.user;
+      })) {
     throw base::UserError(
         fmt::format("{} is there twice; give the sum of its slots once", host.full_name()));
   }
@@ -121,9 +117,8 @@ std::vector<Host> read_host_list(const std::string& text) {
 
 std::vector<Host> read_host_file(const std::filesystem::path& file) {
   std::vector<Host> hosts;
-  // Far more than all hosts there are.
-  constexpr size_t kMostBytes = 1 << 20;
-  std::istringstream lines(base::read_file(file, kMostBytes));
+  constexpr size_t kMaxBytes = 1 << 20;
+  std::istringstream lines(base::read_file(file, kMaxBytes));
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;

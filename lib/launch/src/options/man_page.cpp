@@ -1,5 +1,3 @@
-#include "options/man_page.h"
-
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -7,12 +5,12 @@
 #include <string_view>
 
 #include "job/environment.h"
+#include "options/option_help.h"
 
 namespace syncbn::launch {
 namespace {
 
-/// Text as troff shows it unchanged: a dash stays a dash that can be copied, and a line's first
-/// character is no request.
+/// Text that troff shows unchanged: dashes can be copied, and no line begins with a request.
 std::string escaped(std::string_view text) {
   std::string result;
   bool at_line_start = true;
@@ -34,25 +32,27 @@ std::string bold(std::string_view text) {
   return fmt::format("\\fB{}\\fR", escaped(text));
 }
 
-std::string entry(const OptionFacts& option) {
+std::string man_entry(const config::FieldInfo& option) {
   std::string tag = option.letter.empty() ? "" : bold(option.letter) + ", ";
-  tag += bold(option.name);
-  if (!option.type.empty()) tag += fmt::format(" \\fI{}\\fR", escaped(option.type));
+  tag += bold("--" + option.path);
+  if (!option.value_name.empty()) tag += fmt::format(" \\fI{}\\fR", escaped(option.value_name));
   std::string text = fmt::format(".TP\n{}\n{}.\n", tag, escaped(option.help));
   if (!option.default_value.empty()) {
     text += fmt::format("Default: {}.\n", escaped(option.default_value));
   }
-  if (!option.environment.empty()) text += fmt::format("Environment: {}.\n", option.environment);
+  if (!option.environment.empty()) {
+    text += fmt::format("Environment: {}.\n", option.environment.front());
+  }
   return text;
 }
 
-std::string entries(const std::vector<OptionFacts>& options) {
+std::string entries(const std::vector<config::FieldInfo>& options) {
   std::string text;
   std::string group;
-  for (const OptionFacts& option : options) {
+  for (const config::FieldInfo& option : options) {
     if (option.group != group) text += fmt::format(".SS {}\n", escaped(option.group));
     group = option.group;
-    text += entry(option);
+    text += man_entry(option);
   }
   return text;
 }
@@ -94,16 +94,16 @@ std::string all_examples() {
 
 }  // namespace
 
-std::string man_page(const std::vector<OptionFacts>& options) {
+std::string man_page(const std::vector<config::FieldInfo>& options) {
   std::string text = ".TH SYNCBN\\-LAUNCH 1 \"\" \"syncbn " SYNCBN_VERSION "\" \"User Commands\"\n";
-  // Names must not be broken.
+  // Do not hyphenate names.
   text += ".nh\n.ad l\n";
   const auto section = [&text](const char* title, const std::string& body) {
     text += fmt::format(".SH {}\n{}", title, body);
   };
   section("NAME", "syncbn\\-launch \\- start the workers of a distributed training run\n");
   section("SYNOPSIS", fmt::format("{}\n", escaped(kUsage)));
-  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", escaped(kSummary), escaped(notes())));
+  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", escaped(kSummary), escaped(kNotes)));
   section("OPTIONS", entries(options));
   section("EXIT STATUS", exit_status());
   section("ENVIRONMENT", worker_environment());

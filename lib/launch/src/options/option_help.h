@@ -1,10 +1,9 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <syncbn/config/field_info.h>
+
 #include <string>
 #include <vector>
-
-#include "options/option_table.h"
 
 namespace syncbn::launch {
 
@@ -12,31 +11,24 @@ inline constexpr const char* kUsage = "syncbn-launch [options] program [its argu
 inline constexpr const char* kSummary =
     "Starts the workers of a distributed training run on this machine and stays with\n"
     "them to their end.";
+/// What holds for all options, in lines.
+extern const char* const kNotes;
 
-/// What holds for all options, in lines; and how they are used together.
-const char* notes();
 struct Example {
   const char* what;
   const char* command;
 };
 std::vector<Example> examples();
 
-/// What a user is told of an option.
-struct OptionFacts {
-  std::string name;    ///< "--redirects"
-  std::string letter;  ///< "-r", or empty
-  std::string type;    ///< "N", "FILE", "static|c10d"; empty: a flag
-  std::string help;    ///< lines
-  std::string group;
-  std::string default_value;  ///< empty: none
-  std::string environment;    ///< its variable, or empty
-};
+/// The text of --help.
+std::string help_text(const std::vector<config::FieldInfo>& options);
 
-/// Every described option, in the order of the help.
-std::vector<OptionFacts> option_facts(const CLI::App& app,
-                                      const std::vector<OptionSource>& sources);
+/// syncbn-launch(1), for troff's man macros.
+std::string man_page(const std::vector<config::FieldInfo>& options);
 
-/// Has CLI11 print --help in our form.
-void describe_help(CLI::App& app, const std::vector<OptionSource>& sources);
+/// Scripts that make a shell complete syncbn-launch's options and their values, and what follows
+/// the program's name as the program's own command line.
+std::string bash_completion(const std::vector<config::FieldInfo>& options);
+std::string zsh_completion(const std::vector<config::FieldInfo>& options);
 
 }  // namespace syncbn::launch

@@ -1,63 +1,66 @@
 #pragma once
 
+#include <syncbn/config/field_info.h>
+#include <syncbn/config/schema.h>
 #include <syncbn/launch/options.h>
 
-#include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace syncbn::launch {
 
-/// Values as they were typed, before they are checked together.
-struct TypedOptions {
-  std::string nproc_per_node = "1";
+/// The command line's values by option. An option that needs no further reading is a member of
+/// LaunchOptions; option_values.h reads the texts below, which are checked together later.
+struct TypedOptions : LaunchOptions {
+  std::string nproc_per_node_text = "1";
   std::string bind = "none";
   std::string numa_binding;
-  std::string nnodes = "1";
-  int master_port = -1;  ///< -1: not given
+  std::string nnodes_text = "1";
   std::string rdzv_backend = "static";
   std::string rdzv_endpoint;
   std::string rdzv_conf;
-  std::string signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
-  double shutdown_timeout = 30;  ///< s
-  std::string prefix = "on";
-  std::string redirects = "0";
-  std::string tee = "0";
-  std::string local_ranks_filter;
-  std::string duplicate_stdout_filters;
-  std::string duplicate_stderr_filters;
+  double shutdown_seconds = 30;
+  std::string prefix_text = "on";
+  std::string redirects_text = "0";
+  std::string tee_text = "0";
+  std::string local_ranks_filter_text;
+  std::string stdout_filters_text;
+  std::string stderr_filters_text;
   std::string event_log_handler = "null";
-  std::string stdin_rank = "0";
+  std::string stdin_text = "0";
   bool use_env = false;
   bool no_use_env = false;
-  std::string local_rank_arg = "--local-rank";
+  std::string rank_argument = "--local-rank";
   std::string hosts;
   std::string hostfile;
   std::string include;
   std::string exclude;
-  int ssh_port = 0;  ///< 0: not given
+  std::optional<int> ssh_port;
   std::string ssh_user;
   std::string ssh_identity;
   std::string ssh_options;
   std::string ssh_command = "ssh";
-  double ssh_timeout = 20;  ///< s
+  std::string ssh_launcher;
+  double ssh_seconds = 20;
+  bool ssh_all = false;
   std::string exports;
+  std::string without_effect;  ///< options that only torchrun needs
+  bool help = false;
+  bool version = false;
   std::string completion;  ///< a shell; empty: not asked for
   bool man_page = false;
-  LaunchOptions options;  ///< what needs no further reading
+
+  static void describe(config::Schema<TypedOptions>& schema);
 };
 
-/// What CLI11 does not know of an option.
-struct OptionSource {
-  std::string name;                      ///< "--nnodes"
-  std::vector<std::string> environment;  ///< "PET_NNODES"; the first that is set counts
-  bool is_flag = false;
-  bool is_torchruns = true;  ///< its abbreviations come before ours
-  bool is_heads = false;     ///< for the launcher that starts the others, not for those
-};
+/// Every option, in the order of the help.
+std::vector<config::FieldInfo> option_fields();
 
-/// Describes every option to CLI11: name, help, range, group. The list of the environment variables
-/// that stand for them is returned.
-std::vector<OptionSource> describe_options(CLI::App& app, TypedOptions& typed);
+/// Whether torchrun has the option: abbreviations of these come before those of ours.
+bool is_torchruns(const config::FieldInfo& field);
+
+/// Names of the options for a launcher that starts others over ssh; it does not pass them on.
+std::vector<std::string> head_only_options();
 
 }  // namespace syncbn::launch

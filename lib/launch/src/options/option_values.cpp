@@ -21,7 +21,6 @@ std::vector<int> read_signals(const std::string& typed) {
   std::vector<int> signals;
   for (const std::string& name : words_of(typed)) {
     int signal = 0;
-    // What a terminal, a scheduler or a person sends to end a program.
     for (const int known : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
       if (name == std::string("SIG") + ::sigabbrev_np(known)) signal = known;
     }
@@ -42,7 +41,7 @@ std::optional<Streams> read_streams(std::string_view number) {
   return Streams{.out = (bits & 1) != 0, .err = (bits & 2) != 0};
 }
 
-// torchrun accepts any name; one that is nearly that of a setting would have no effect.
+// torchrun accepts any name. A misspelt setting would have no effect.
 void refuse_misspelt_setting(const std::string& typed, const std::string& name) {
   static const std::vector<std::string> kWithoutEffect{
       "timeout",    "close_timeout", "read_timeout", "heartbeat_timeout", "shutdown_timeout",
@@ -50,8 +49,7 @@ void refuse_misspelt_setting(const std::string& typed, const std::string& name) 
   static const std::vector<std::string> kSettings{"join_timeout", "last_call_timeout",
                                                   "keep_alive_interval", "keep_alive_max_attempt",
                                                   "is_host"};
-  const auto& known = kWithoutEffect;
-  if (std::find(known.begin(), known.end(), name) != known.end()) return;
+  if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), name) != kWithoutEffect.end()) return;
   const std::string hint = base::did_you_mean(name, kSettings);
   if (hint.empty()) return;
   throw base::UserError(
@@ -71,10 +69,10 @@ int count_workers(const std::string& typed, bool virtual_local_rank) {
         "NVML); use a number, or cpu");
   }
   const auto count = base::parse_number<int>(typed);
-  if (!count || *count < 1 || *count > kMostWorkers) {
+  if (!count || *count < 1 || *count > kMaxWorkers) {
     throw base::UserError(
         fmt::format("--nproc_per_node={}: expected a number from 1 to {}, or auto, cpu, gpu", typed,
-                    kMostWorkers));
+                    kMaxWorkers));
   }
   return *count;
 }
@@ -197,12 +195,12 @@ void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
 
 void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) {
   std::string_view settings = typed;
-  // Where no shell takes them off, as in a list of arguments in Python or YAML.
+  // Quotes stay in arguments that no shell has read, as in lists of Python or YAML.
   const bool is_quoted = settings.size() > 1 && settings.front() == settings.back() &&
                          (settings.front() == '\'' || settings.front() == '"');
   if (is_quoted) settings = settings.substr(1, settings.size() - 2);
   for (const std::string& word : words_of(settings)) {
-    if (word.empty()) continue;  // torchrun, too, takes a comma too many here
+    if (word.empty()) continue;  // torchrun also accepts a comma too many
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     if (equals == std::string::npos) {
@@ -237,15 +235,13 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
   }
 }
 
-void read_ending(const TypedOptions& typed, LaunchOptions& options) {
-  options.signals_to_handle = typed.signals;
-  options.ending_signals = read_signals(typed.signals);
+void read_ending(LaunchOptions& options, double shutdown_seconds) {
+  options.ending_signals = read_signals(options.signals_to_handle);
   options.shutdown_timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_timeout * 1000));
+      std::chrono::milliseconds(static_cast<int64_t>(shutdown_seconds * 1000));
 }
 
 void read_master_addr(LaunchOptions& options) {
-  // An IPv6 address may stand in brackets.
   const auto master = base::parse_host_port(options.master_addr);
   if (master && !master->port) options.master_addr = master->host;
 }

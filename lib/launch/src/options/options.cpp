@@ -1,21 +1,16 @@
 #include <syncbn/launch/options.h>
 
 #include <fmt/format.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string_view>
 
-#include "common/words.h"
 #include "machine/devices.h"
 #include "options/command_line.h"
-#include "options/completion.h"
 #include "options/head_options.h"
-#include "options/man_page.h"
 #include "options/option_help.h"
 #include "options/option_table.h"
 #include "options/option_values.h"
@@ -24,11 +19,11 @@
 namespace syncbn::launch {
 namespace {
 
-/// What was not given is taken from SLURM, Open MPI or Kubernetes.
+/// Takes what was not given from SLURM, Open MPI or Kubernetes.
 void ask_scheduler(const CommandLine& line, LaunchOptions& options) {
   if (options.standalone || options.c10d) return;
   const bool says_nodes = line.has("--nnodes");
-  // A pod's launcher may run on its own, too.
+  // A pod may also run a job of its own.
   if (says_nodes && options.nnodes.max > 1 && !line.has("--node_rank")) {
     if (const auto index = kubernetes_index()) options.node_rank = *index;
   }
@@ -58,7 +53,7 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
   }
   if (options.node_rank >= nnodes) {
     throw base::UserError(
-        fmt::format("{}={} is not below --nnodes={}", "--node_rank", options.node_rank, nnodes));
+        fmt::format("--node_rank={} is not below --nnodes={}", options.node_rank, nnodes));
   }
   if (nnodes == 1) return check_stdin(options, options.nproc_per_node);
   const bool has_rank =
@@ -68,11 +63,11 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
         "--nnodes={0} needs --node_rank, this machine's number from 0 to {1}", nnodes, nnodes - 1));
   }
   if (options.master_addr.empty()) {
-    const std::string who =
-        options.scheduler.empty()
-            ? fmt::format("--nnodes={}", nnodes)
-            : fmt::format("{}, which starts {} launchers,", options.scheduler, nnodes);
-    throw base::UserError(fmt::format("{} needs {}, the name or address of node 0", who,
+    std::string cause = fmt::format("--nnodes={}", nnodes);
+    if (!options.scheduler.empty()) {
+      cause = fmt::format("{}, which starts {} launchers,", options.scheduler, nnodes);
+    }
+    throw base::UserError(fmt::format("{} needs {}, the name or address of node 0", cause,
                                       options.c10d ? "--rdzv_endpoint" : "--master_addr"));
   }
   if (options.master_port == 0) {
@@ -81,129 +76,173 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
   }
 }
 
-void check_program(const TypedOptions& typed) {
-  const LaunchOptions& options = typed.options;
-  if (options.module && options.no_python) {
-    throw base::UserError(
-        "--module runs Python, and --no_python forbids it; leave one of them out");
-  }
-  if (typed.use_env && typed.no_use_env) {
-    throw base::UserError("--use_env and --no_use_env exclude each other");
-  }
-}
-
-/// `python -m torch.distributed.launch` told the local rank by an argument, too.
-bool tells_local_rank(const TypedOptions& typed, const CommandLine& line, std::string_view name) {
+/// Whether to pass the local rank as an argument, as `python -m torch.distributed.launch` did.
+bool passes_local_rank(const TypedOptions& typed, const CommandLine& line, std::string_view name) {
   const bool is_old_launcher = name.substr(name.rfind('/') + 1) == "torch.distributed.launch";
   const bool use_env = line.has("--use_env") ? typed.use_env : !is_old_launcher;
   return typed.no_use_env || !use_env;
 }
 
-LaunchOptions read(TypedOptions& typed, const CommandLine& line, std::string_view launcher_name) {
-  LaunchOptions options = typed.options;
-  options.nproc_per_node = count_workers(typed.nproc_per_node, options.virtual_local_rank);
-  const bool counts_gpus = typed.nproc_per_node == "gpu" || typed.nproc_per_node == "auto";
+LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
+                   std::string_view launcher_name) {
+  LaunchOptions options = typed;
+  const std::string& workers = typed.nproc_per_node_text;
+  options.nproc_per_node = count_workers(workers, options.virtual_local_rank);
+  const bool counts_gpus = workers == "gpu" || workers == "auto";
   options.gpu_per_worker =
       options.virtual_local_rank || (counts_gpus && count_gpus(options.virtual_local_rank) > 0);
   options.binding = read_binding(typed);
-  options.nnodes = read_nodes(typed.nnodes);
-  read_ending(typed, options);
-  options.redirects = read_stream_choice("--redirects", typed.redirects);
-  options.tee = read_stream_choice("--tee", typed.tee);
-  options.local_ranks_filter = read_local_ranks(typed.local_ranks_filter, options.nproc_per_node);
-  options.duplicate_stdout_filters = read_filters(typed.duplicate_stdout_filters);
-  options.duplicate_stderr_filters = read_filters(typed.duplicate_stderr_filters);
-  options.prefix = typed.prefix;
-  if (typed.prefix == "on") options.prefix = kDefaultPrefix;
-  if (typed.prefix == "off") options.prefix.clear();
-  options.stdin_rank = read_stdin_rank(typed.stdin_rank);
+  options.nnodes = read_nodes(typed.nnodes_text);
+  read_ending(options, typed.shutdown_seconds);
+  options.redirects = read_stream_choice("--redirects", typed.redirects_text);
+  options.tee = read_stream_choice("--tee", typed.tee_text);
+  options.local_ranks_filter =
+      read_local_ranks(typed.local_ranks_filter_text, options.nproc_per_node);
+  options.duplicate_stdout_filters = read_filters(typed.stdout_filters_text);
+  options.duplicate_stderr_filters = read_filters(typed.stderr_filters_text);
+  options.prefix = typed.prefix_text;
+  if (options.prefix == "on") options.prefix = kDefaultPrefix;
+  if (options.prefix == "off") options.prefix.clear();
+  options.stdin_rank = read_stdin_rank(typed.stdin_text);
   read_event_log(typed.event_log_handler, options);
   options.given = line.options();
   options.c10d = typed.rdzv_backend == "c10d";
   if (options.c10d && !line.has("--node_rank")) options.node_rank = options.nnodes.max > 1 ? -1 : 0;
   read_rendezvous_settings(typed.rdzv_conf, options);
-  if (line.has("--master_port")) options.master_port = typed.master_port;
   read_master_addr(options);
   if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
-  // Nobody else has to find a node alone, and several such jobs may name one endpoint.
+  // No other node has to find a single node, and several such jobs may share an endpoint.
   if (options.c10d && options.nnodes.max == 1 && !line.has("--master_port")) {
     options.master_port.reset();
   }
-  // torchrun, too, lets --standalone overrule them.
+  // As in torchrun, --standalone overrules them.
   if (options.standalone) {
     options.master_addr.clear();
     options.master_port.reset();
   }
   ask_scheduler(line, options);
   options.called_as = launcher_name;
-  if (tells_local_rank(typed, line, launcher_name)) {
-    options.local_rank_arg = typed.local_rank_arg;
+  if (passes_local_rank(typed, line, launcher_name)) {
+    options.local_rank_arg = typed.rank_argument;
   } else if (line.has("--local_rank_arg")) {
     throw base::UserError(
         fmt::format("--local_rank_arg={} needs --no_use_env: without it the local rank is told by "
                     "LOCAL_RANK only",
-                    typed.local_rank_arg));
+                    typed.rank_argument));
   }
   return options;
 }
 
-/// What concerns the head; the nodes read, and check, the rest.
+/// The options of a head; the nodes read and check the others.
 LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
-                            const std::vector<OptionSource>& sources,
                             std::string_view launcher_name) {
-  LaunchOptions options = typed.options;
-  read_ending(typed, options);
+  LaunchOptions options = typed;
+  read_ending(options, typed.shutdown_seconds);
   read_rendezvous_settings(typed.rdzv_conf, options);
-  // In the environment they are of a scheduler that knows nothing of the hosts.
+  // Those of the environment come from a scheduler that does not know the hosts.
   if (!line.is_typed("--master_addr")) options.master_addr.clear();
-  if (line.is_typed("--master_port")) options.master_port = typed.master_port;
+  if (!line.is_typed("--master_port")) options.master_port.reset();
   read_master_addr(options);
-  options.head = read_head_options(typed, line, sources, launcher_name);
+  options.head = read_head_options(typed, line, launcher_name);
   return options;
 }
 
-std::optional<LaunchOptions> parse(int argc, const char* const* argv,
-                                   CommandLine::Environment environment) {
-  TypedOptions typed;
-  CLI::App app(kSummary, "syncbn-launch");
-  const std::vector<OptionSource> sources = describe_options(app, typed);
-  describe_help(app, sources);
-  const CommandLine line(sources, app, argc, argv, environment);
+/// @param message begins with an option's name, which is replaced by the variable that set it.
+[[noreturn]] void fail(const CommandLine& line, const std::string& message) {
+  const size_t end = std::min(message.find_first_of("=: "), message.size());
+  throw base::UserError(line.source_of(message.substr(0, end)) + message.substr(end));
+}
+
+/// What is wrong with an option's value, or "".
+std::string fault_of(const config::FieldInfo& field, const std::string& text) {
+  const auto& choices = field.choices;
+  if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) {
+    return fmt::format("expected one of {}, got '{}'{}", base::join(choices, ", "), text,
+                       base::did_you_mean(text, choices));
+  }
+  if (!field.min || !field.max) return "";
+  std::optional<double> number = base::parse_number<double>(text);
+  if (field.type.starts_with("integer")) number = base::parse_number<int>(text);
+  if (number && *number >= *field.min && *number <= *field.max) return "";
+  return fmt::format("expected a number from {} to {}, got '{}'", *field.min, *field.max, text);
+}
+
+void add_options(CLI::App& app, const std::vector<config::FieldInfo>& fields) {
+  app.set_help_flag();
+  for (const config::FieldInfo& field : fields) {
+    const std::string name = "--" + field.path;
+    if (field.is_switch()) {
+      app.add_flag(name);
+    } else {
+      const auto check = [&field](const std::string& text) { return fault_of(field, text); };
+      // As in argparse, the last one counts.
+      app.add_option(name)->take_last()->check(check);
+    }
+  }
+}
+
+TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const CommandLine& line) {
+  CLI::App app;
+  add_options(app, fields);
+  std::vector<std::string> words = line.options();
+  std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
-    app.parse(line.reversed_options());
-  } catch (const CLI::Success& request) {
-    app.exit(request);
-    return std::nullopt;
+    app.parse(words);
   } catch (const CLI::ParseError& error) {
-    const std::string message = error.what();
-    const size_t colon = std::min(message.find(':'), message.size());
-    throw base::UserError(line.source_of(message.substr(0, colon)) + message.substr(colon));
+    fail(line, error.what());
   }
-  if (!typed.completion.empty()) {
-    const auto script = typed.completion == "bash" ? bash_completion : zsh_completion;
-    fmt::print("{}", script(option_facts(app, sources)));
-    return std::nullopt;
+  config::Value values = config::Value::of_map();
+  for (const config::FieldInfo& field : fields) {
+    const CLI::Option* option = app.get_option("--" + field.path);
+    if (option->count() == 0) continue;
+    values.set(field.path, config::Value::of_scalar(option->as<std::string>()));
   }
-  if (typed.man_page) {
-    fmt::print("{}", man_page(option_facts(app, sources)));
+  TypedOptions typed;
+  config::Faults faults;
+  config::Schema<TypedOptions>::get().read(values, typed, "", faults);
+  faults.throw_if_any();
+  return typed;
+}
+
+/// The text that the options ask for instead of a run, or "".
+std::string text_to_print(const TypedOptions& typed, const std::vector<config::FieldInfo>& fields) {
+  if (typed.help) return help_text(fields);
+  if (typed.version) return "syncbn-launch " SYNCBN_VERSION "\n";
+  if (typed.completion == "bash") return bash_completion(fields);
+  if (typed.completion == "zsh") return zsh_completion(fields);
+  return typed.man_page ? man_page(fields) : "";
+}
+
+std::optional<LaunchOptions> parse(std::string_view launcher_name,
+                                   const std::vector<std::string>& words,
+                                   CommandLine::Environment environment) {
+  const std::vector<config::FieldInfo> fields = option_fields();
+  const CommandLine line(fields, words, environment);
+  const TypedOptions typed = read_values(fields, line);
+  if (const std::string text = text_to_print(typed, fields); !text.empty()) {
+    fmt::print("{}", text);
     return std::nullopt;
   }
   if (line.program().empty()) {
     throw base::UserError(fmt::format("no program given; usage: {}", kUsage));
   }
   try {
-    check_program(typed);
-    check_hosts(typed, line, sources);
+    if (typed.module && typed.no_python) {
+      throw base::UserError(
+          "--module runs Python, and --no_python forbids it; leave one of them out");
+    }
+    if (typed.use_env && typed.no_use_env) {
+      throw base::UserError("--use_env and --no_use_env exclude each other");
+    }
+    check_hosts(typed, line);
     const bool is_head = !hosts_option(line).empty();
     LaunchOptions options =
-        is_head ? read_for_head(typed, line, sources, argv[0]) : read(typed, line, argv[0]);
+        is_head ? read_for_head(typed, line, launcher_name) : read(typed, line, launcher_name);
     options.program = line.program();
     if (!is_head) check_nodes(line, options);
     return options;
   } catch (const base::UserError& error) {
-    const std::string message = error.what();
-    const size_t name_end = std::min(message.find_first_of("=: "), message.size());
-    throw base::UserError(line.source_of(message.substr(0, name_end)) + message.substr(name_end));
+    fail(line, error.what());
   }
 }
 
@@ -225,20 +264,17 @@ Streams StreamChoice::of(int local_rank) const {
 
 void check_stdin(const LaunchOptions& options, int world_size) {
   if (options.stdin_rank < world_size) return;
-  throw base::UserError(fmt::format("--stdin={}: the job has {} worker{}, with ranks from 0",
-                                    options.stdin_rank, world_size, world_size == 1 ? "" : "s"));
+  throw base::UserError(fmt::format("--stdin={}: the job has {}, with ranks from 0",
+                                    options.stdin_rank, base::counted(world_size, "worker")));
 }
 
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
-  return parse(argc, argv, CommandLine::Environment::kCounts);
+  return parse(argv[0], {argv + 1, argv + argc}, CommandLine::Environment::kCounts);
 }
 
 LaunchOptions parse_settled_options(const std::vector<std::string>& words) {
-  std::vector<const char*> argv;
-  argv.reserve(words.size());
-  for (const std::string& word : words) argv.push_back(word.c_str());
   const auto options =
-      parse(static_cast<int>(argv.size()), argv.data(), CommandLine::Environment::kIsSettled);
+      parse(words.at(0), {words.begin() + 1, words.end()}, CommandLine::Environment::kIsSettled);
   if (!options) throw base::UserError("a node's launcher cannot be asked for help");
   return *options;
 }

@@ -10,8 +10,8 @@
 namespace syncbn::launch {
 namespace {
 
-// Jobs that share a node most likely differ in the last digits of their ids, and so do the steps of
-// one job (`srun … & srun … & wait`), which are counted from 0.
+// Jobs that share a node differ most likely in the last digits of their ids. Steps of one job
+// (`srun … & srun … & wait`) are numbered from 0.
 constexpr int kFirstPort = 29500;
 constexpr int64_t kPorts = 2000;
 constexpr int64_t kPortsBetweenSteps = 101;

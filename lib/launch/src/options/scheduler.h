@@ -5,21 +5,20 @@
 
 namespace syncbn::launch {
 
-/// What a scheduler's environment says of this launcher's place among several.
+/// This launcher's place among several, from a scheduler's environment.
 struct SchedulerPlace {
   std::string source;  ///< the scheduler, for messages: "SLURM"
   int nodes = 1;
   int node_rank = 0;
-  std::string master_addr;  ///< empty: it does not say
-  /// The same for all nodes of a job, apart from other jobs' as far as can be; 0: it does not say.
-  int master_port = 0;
-  std::string run_id;  ///< tells this job from all others; empty: it does not say
+  std::string master_addr;  ///< empty: unknown
+  int master_port = 0;      ///< the same on all nodes of a job, rarely that of another; 0: unknown
+  std::string run_id;       ///< unique to the job; empty: unknown
 };
 
-/// Inside a step of SLURM (`srun --ntasks-per-node=1 syncbn-launch …`), or under Open MPI's
-/// `mpirun --map-by ppr:1:node`, of more than one node. In SLURM's batch script, outside a step,
-/// there is one launcher only, and nothing is returned.
-/// @throws base::UserError when there are several launchers on a node.
+/// For a step of SLURM (`srun --ntasks-per-node=1 syncbn-launch …`) or a run of Open MPI
+/// (`mpirun --map-by ppr:1:node`) on more than one node. Nothing in a batch script of SLURM,
+/// outside a step, where there is only one launcher.
+/// @throws base::UserError if there are several launchers on a node.
 std::optional<SchedulerPlace> place_from_scheduler();
 
 /// The number of this pod in an indexed job of Kubernetes.

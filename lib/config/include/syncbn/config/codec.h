@@ -1,7 +1,7 @@
 #pragma once
 
-// How single values are read and written: numbers, text, lists. Sections are in schema.h, sections
-// with a type in component.h.
+// Reads and writes numbers, text and lists. schema.h does so for sections, component.h for sections
+// with a type.
 
 #include <optional>
 #include <string>
@@ -16,21 +16,22 @@ namespace syncbn::config {
 /// A value, or `auto`: the program chooses.
 template <class T>
 struct OrAuto {
-  std::optional<T> value;  ///< nothing: auto
+  std::optional<T> value;  ///< empty: auto
 };
 
 template <class T>
 class Schema;
 
-/// How a type is read and written: this one for bool, integers of 16 bits and more, float and
-/// double, for which codec.cpp instantiates it. Specialised for text, std::optional, OrAuto,
-/// std::vector, described structs and Component.
+/// Reads and writes a T. The general one is for bool, integers of 16 bits and more, float and
+/// double; there are specialisations for text, std::optional, OrAuto, std::vector, described
+/// structs and Component.
 template <class T>
 struct Codec {
-  static_assert(std::is_arithmetic_v<T>, "an option cannot have this type");
+  static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, std::string>,
+                "an option cannot have this type");
   static std::string type_name();
   static bool read(const Value& value, T& out, const std::string& path, Faults& faults);
-  static Value write(T in);
+  static Value write(const T& in);
 };
 
 template <class T>
@@ -51,13 +52,6 @@ void wrong_type(const Value& value, const std::string& path, const std::string& 
 bool is_auto(const Value& value);
 
 }  // namespace detail
-
-template <>
-struct Codec<std::string> {
-  static std::string type_name();
-  static bool read(const Value& value, std::string& out, const std::string& path, Faults& faults);
-  static Value write(const std::string& in);
-};
 
 template <class T>
 struct Codec<std::optional<T>> {

@@ -9,7 +9,7 @@
 
 namespace syncbn::config {
 
-/// An option of the program itself, beside the keys of its configuration.
+/// An option of the program that is no key of its configuration.
 struct ProgramOption {
   std::string name;        ///< "config"
   std::string value_name;  ///< "FILE"; empty: a switch without a value
@@ -23,7 +23,6 @@ struct Override {
   Value value;         ///< its mark names the option
 };
 
-/// A command line taken apart.
 struct CommandLine {
   struct Setting {
     std::string name;
@@ -37,22 +36,20 @@ struct CommandLine {
   std::optional<std::string> value(const std::string& name) const;
 };
 
-/// Takes `args` (without the program's name) apart. Written `--name value` or `--name=value`, with
-/// dashes or underscores; a key is its path (`--optimizer.lr=0.1`); a section with a type may be
-/// set by its type alone (`--optimizer adamw`); true|false keys may stand alone (`--overwrite`).
-/// Values of keys are read as YAML, so `--widths=[16,32]` and `--limit=null` work; keys of type
-/// text take theirs as it is. Adds every fault it meets.
+/// Parses `args` (without the program's name): `--name value` or `--name=value`, with dashes or
+/// underscores. A key is its path (`--optimizer.lr=0.1`); a section with a type may be set by its
+/// type alone (`--optimizer adamw`); true|false keys need no value (`--overwrite`). Values are YAML
+/// (`--widths=[16,32]`, `--limit=null`), except for keys of type text. Adds each fault.
 CommandLine parse_command_line(const std::vector<std::string>& args,
                                const std::vector<ProgramOption>& options,
                                const std::vector<FieldInfo>& fields, Faults& faults);
 
-/// Puts overrides into a configuration before it is read. Choosing another type for a section
-/// drops the options that the configuration gave to the former type; the order on the command line
-/// does not matter, but for one key given twice, where the last one counts.
+/// Puts overrides into a configuration before it is read. A section whose type changes loses the
+/// options that the configuration gave it. If a key is given twice, the last value counts;
+/// otherwise the order does not matter.
 void apply_overrides(const std::vector<Override>& overrides, Value& config);
 
-/// The text of `--help`: program options, then the keys by section, each with type, default, range
-/// and unit.
+/// The text of `--help`: program options, then the keys by section.
 std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options,
                       const std::vector<FieldInfo>& fields);
 

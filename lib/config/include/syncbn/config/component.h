@@ -1,7 +1,6 @@
 #pragma once
 
-// Sections that choose between alternatives by their key `type`. Included by schema.h, which is
-// needed where an alternative is registered.
+// Sections that choose an alternative by their key `type`. Registering one needs schema.h.
 
 #include <functional>
 #include <map>
@@ -18,28 +17,25 @@ namespace syncbn::config {
 
 class SchemaBase;
 
-/// The part of Registry that does not depend on what alternatives make.
+/// The part of Registry without templates.
 class RegistryBase {
  public:
   struct Entry {
     std::string help;
-    const SchemaBase& (*schema)();            ///< of the options
-    std::shared_ptr<void> (*make_options)();  ///< with their defaults
+    const SchemaBase& (*schema)();
+    std::shared_ptr<void> (*make_options)();  ///< options with their defaults
   };
 
-  const Entry* find(const std::string& type) const;
+  const std::map<std::string, Entry>& entries() const { return entries_; }
   std::vector<std::string> names() const;
-  /// "; it belongs to type T" for a key that is known to other alternatives, or nothing.
-  std::string belongs_to(const std::string& key) const;
-  void info(const std::string& path, std::vector<FieldInfo>& out) const;
 
  protected:
   std::map<std::string, Entry> entries_;
 };
 
-/// Alternatives that a configuration chooses from by name, each with options of its own:
-/// `optimizer: {type: sgd, lr: 0.1}`. Product is what an alternative makes, Args what it needs
-/// besides its options. Registration happens at start-up, before threads.
+/// Alternatives that a configuration chooses from by name, each with its own options:
+/// `optimizer: {type: sgd, lr: 0.1}`. An alternative makes a Product from its options and Args.
+/// Not thread-safe: register alternatives at start-up.
 template <class Product_, class... Args>
 class Registry : public RegistryBase {
  public:
@@ -54,7 +50,7 @@ class Registry : public RegistryBase {
     };
   }
 
-  /// @param options those of `type`.
+  /// @param options the options of `type`.
   Product make(const std::string& type, const void* options, Args... args) const {
     return makers_.at(type)(options, std::forward<Args>(args)...);
   }
@@ -63,7 +59,7 @@ class Registry : public RegistryBase {
   std::map<std::string, std::function<Product(const void*, Args...)>> makers_;
 };
 
-/// The part of Component that does not depend on its registry's type.
+/// The part of Component without templates.
 class ComponentBase {
  public:
   const std::string& type() const { return type_; }
@@ -78,7 +74,7 @@ class ComponentBase {
             Faults& faults);
   void info(const RegistryBase& registry, const std::string& path, const std::string& help,
             std::vector<FieldInfo>& out) const;
-  /// @throws base::InternalError when no configuration has set it.
+  /// @throws base::InternalError if no configuration has set it.
   const void* options() const;
 
  private:

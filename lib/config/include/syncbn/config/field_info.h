@@ -1,12 +1,13 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace syncbn::config {
 
-/// One line of help or of the reference.
+/// What help, the reference and a command line know about a field.
 struct FieldInfo {
   std::string path;           ///< "optimizer.lr"
   std::string type;           ///< "number", "integer", "true|false", "text", ...
@@ -16,8 +17,19 @@ struct FieldInfo {
   std::string help;
   std::string only_for;  ///< "type: sgd" where the key exists for one alternative only
   bool required = false;
+  std::optional<double> min;         ///< inclusive
+  std::optional<double> max;         ///< inclusive
+  std::vector<std::string> choices;  ///< empty: any
   /// For the key that chooses between alternatives: their names, and a line about each.
   std::vector<std::pair<std::string, std::string>> alternatives;
+
+  std::string group;                     ///< heading in help
+  std::string value_name;                ///< "FILE", shown in help in place of the type
+  std::string letter;                    ///< "-r"; empty: none
+  std::vector<std::string> environment;  ///< variables that set it; the first that is set counts
+
+  /// Whether a command line may name the field without a value.
+  bool is_switch() const { return type == "true|false"; }
 };
 
 }  // namespace syncbn::config

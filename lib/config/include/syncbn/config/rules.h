@@ -1,47 +1,51 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <syncbn/config/field_info.h>
 #include <syncbn/config/value.h>
 
 namespace syncbn::config {
 
-/// The rules of one field; returned by Schema::field to be chained. Bounds hold for each
-/// number of a list; null and `auto` have none.
+/// The rules of one field; returned by Schema::field to be chained. Bounds hold for each number of
+/// a list; null and `auto` have none.
 class Rules {
  public:
-  Rules& at_least(double bound);
-  Rules& at_most(double bound);
-  Rules& above(double bound);
-  Rules& below(double bound);
-  /// Of a list: how many values it has.
-  Rules& length(size_t count);
-  Rules& one_of(std::vector<std::string> choices);
-  Rules& unit(std::string text);
-  Rules& required();
+  Rules& at_least(double bound) { return info_.min = bound, *this; }
+  Rules& at_most(double bound) { return info_.max = bound, *this; }
+  Rules& between(double least, double most) { return at_least(least).at_most(most); }
+  Rules& above(double bound) { return above_ = bound, *this; }
+  Rules& below(double bound) { return below_ = bound, *this; }
+  /// The number of values in a list.
+  Rules& length(size_t count) { return length_ = count, *this; }
+  Rules& one_of(std::vector<std::string> all) { return info_.choices = std::move(all), *this; }
+  Rules& unit(std::string text) { return info_.unit = std::move(text), *this; }
+  Rules& required() { return info_.required = true, *this; }
+
+  // How help and a command line spell the field; FieldInfo explains them.
+  Rules& value_name(std::string name) { return info_.value_name = std::move(name), *this; }
+  Rules& letter(std::string dashed) { return info_.letter = std::move(dashed), *this; }
+  Rules& environment(std::vector<std::string> v) { return info_.environment = std::move(v), *this; }
+  /// Shown in place of the default's value.
+  Rules& shown_default(std::string text) { return shown_default_ = std::move(text), *this; }
 
  private:
   friend class SchemaBase;
 
-  struct Bound {
-    std::string text;  ///< "at least 0"
-    double bound;
-    bool (*holds)(double number, double bound);
-  };
-
-  Rules& add(const char* relation, double bound, bool (*holds)(double, double));
-  std::string range() const;
   std::string bounds() const;
+  bool holds(double number) const;
   /// Whether a field's value, as its Codec writes it, keeps the rules.
   bool check(const Value& value, const Mark& mark, const std::string& path, Faults& faults) const;
 
-  std::vector<Bound> bounds_;
+  FieldInfo info_;  ///< without path, type and range, which follow from the rest
+  std::optional<double> above_;
+  std::optional<double> below_;
   std::optional<size_t> length_;
-  std::vector<std::string> choices_;
-  std::string unit_;
-  bool required_ = false;
+  std::optional<std::string> shown_default_;
 };
 
 }  // namespace syncbn::config

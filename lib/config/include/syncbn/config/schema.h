@@ -1,8 +1,7 @@
 #pragma once
 
-// Option structs described once: the description drives reading YAML and the command line,
-// --help, --print-config, the reference in docs/ and error messages. Free of yaml-cpp, so that
-// lib/data and lib/models describe their options without it.
+// An option struct is described once. YAML, command line, --help, --print-config, the reference in
+// docs/ and error messages follow from the description. Needs no yaml-cpp.
 //
 //   struct SgdOptions {
 //     double lr = 0.1;
@@ -22,8 +21,7 @@
 #include <utility>
 #include <vector>
 
-// What those who describe options throw, and sections that are chosen by a type.
-#include <syncbn/base/error.h>
+#include <syncbn/base/error.h>  // for those who describe options
 #include <syncbn/config/codec.h>
 #include <syncbn/config/component.h>
 #include <syncbn/config/field_info.h>
@@ -32,17 +30,17 @@
 
 namespace syncbn::config {
 
-/// What to add to a message about an unknown key; empty: nothing is known about it.
+/// Text to add to the message about an unknown key, or "".
 using Hint = std::function<std::string(const std::string& key)>;
 
 namespace detail {
 
-/// Codec<M> for values whose type is known by this table only.
+/// The functions of a Codec<M>, without M.
 struct FieldType {
   std::string (*name)();
   bool (*read)(const Value& value, void* out, const std::string& path, Faults& faults);
   Value (*write)(const void* in);
-  /// Of sections, which have fields of their own; otherwise null.
+  /// Null unless M is a section, which has its own fields.
   void (*info)(const void* defaults, const std::string& path, const std::string& help,
                std::vector<FieldInfo>& out);
 };
@@ -66,42 +64,43 @@ constexpr FieldType field_type() {
 
 }  // namespace detail
 
-/// The part of Schema that does not depend on the struct, which `void*` stands for here.
+/// The part of Schema without templates; `void*` points to the struct.
 class SchemaBase {
  public:
   SchemaBase(const SchemaBase&) = delete;
   SchemaBase& operator=(const SchemaBase&) = delete;
 
+  /// Heading in help for the fields that are added after it.
+  void group(std::string name) { group_ = std::move(name); }
+
   std::vector<std::string> names() const;
-  /// @param hint of a section with a type: it may know more about an unknown key. The key `type`
-  ///   belongs to the caller then.
+  /// @param hint for a section with a type, whose key `type` the caller reads.
   bool read(const Value& value, void* out, const std::string& path, Faults& faults,
             const Hint& hint = {}) const;
   Value write(const void* in) const;
   void info(const std::string& path, std::vector<FieldInfo>& out) const;
 
  protected:
-  /// What is wrong with several fields together, or nothing.
   using Check = std::function<std::optional<std::string>(const void*)>;
 
-  explicit SchemaBase(std::shared_ptr<const void> defaults);
-  ~SchemaBase();
+  explicit SchemaBase(std::shared_ptr<const void> defaults) : defaults_(std::move(defaults)) {}
+  ~SchemaBase() = default;
   const void* defaults() const { return defaults_.get(); }
   /// @param member of defaults().
   Rules& add_field(const std::string& name, const std::string& help, detail::FieldType type,
                    const void* member);
-  void add_check(Check check);
+  void add_check(Check check) { checks_.push_back(std::move(check)); }
 
  private:
   struct Field {
     std::string name;
-    std::string help;
     detail::FieldType type;
     ptrdiff_t offset;  ///< of the member in the struct
     Rules rules;
   };
 
   std::shared_ptr<const void> defaults_;
+  std::string group_;
   std::deque<Field> fields_;  ///< a deque, since describe() holds references to rules
   std::vector<Check> checks_;
 };
@@ -116,19 +115,20 @@ class Schema : public SchemaBase {
     return schema;
   }
 
-  template <class M>
-  Rules& field(const std::string& name, M T::*member, const std::string& help) {
+  /// @param member of T or of a base class of it.
+  template <class M, class Owner>
+  Rules& field(const std::string& name, M Owner::*member, const std::string& help) {
     return add_field(name, help, detail::field_type<M>(),
                      &(static_cast<const T*>(defaults())->*member));
   }
 
-  /// A rule over several fields: returns what is wrong, or nothing.
+  /// Adds a rule over several fields, which returns what is wrong, or nothing.
   template <class Rule>
   void check(Rule rule) {
     add_check([rule](const void* in) { return rule(*static_cast<const T*>(in)); });
   }
 
-  /// Reads a section into `out`; keys not written keep their defaults. Adds every fault it meets.
+  /// Reads a section into `out`; keys that `value` lacks keep their defaults. Adds each fault.
   bool read(const Value& value, T& out, const std::string& path, Faults& faults) const {
     return SchemaBase::read(value, &out, path, faults);
   }

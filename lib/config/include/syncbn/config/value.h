@@ -7,7 +7,7 @@
 
 namespace syncbn::config {
 
-/// What a user wrote, for a message: its beginning and "…" when it is long.
+/// Text from a user, for a message: cut after 60 bytes, with "…".
 std::string shortened(std::string_view text);
 
 /// Where a piece of configuration was written: "configs/digits.yaml:12:3" or "--epochs".
@@ -19,8 +19,8 @@ struct Mark {
   std::string str() const;
 };
 
-/// Configuration as it was written, before any type is known: YAML files and command lines both
-/// become this, and resolved options are written back to it.
+/// A configuration before its types are known. YAML files and command lines are read into it, and
+/// options are written back to it.
 struct Value {
   enum class Kind { kNull, kScalar, kList, kMap };
   struct Member;
@@ -36,10 +36,12 @@ struct Value {
   static Value of_list();
   static Value of_map();
 
-  const Value* find(const std::string& key) const;
+  /// The value of a member, or null.
+  Value* find(const std::string& key);
+  const Value* find(const std::string& key) const { return const_cast<Value*>(this)->find(key); }
   void set(const std::string& key, Value value);
 
-  /// In words, for messages: "a list", "'abc'".
+  /// For messages: "a list", "'abc'".
   std::string str() const;
 };
 
@@ -49,7 +51,7 @@ struct Value::Member {
   Value value;
 };
 
-/// All that is wrong with a configuration, so that one message can list it.
+/// Everything that is wrong with a configuration, for one message.
 class Faults {
  public:
   void add(const Mark& mark, const std::string& message);

@@ -8,26 +8,26 @@
 
 namespace syncbn::config {
 
-/// Reads a YAML file. Every value and key remembers where it was written. Anchors, aliases and
-/// merge keys (`<<: *base`) are resolved.
+/// Reads a YAML file. Values and keys are marked with their positions; anchors, aliases and merge
+/// keys (`<<: *base`) are resolved.
 /// @throws base::UserError with file:line:column for a syntax error, a key written twice, a key
 ///   that is not plain text, or several documents; naming the file when it cannot be read.
 Value load_yaml(const std::filesystem::path& path);
 
-/// The same for text at hand; `source` is what its marks name, in place of a file's path.
+/// Like load_yaml(), for text. Marks name `source` in place of a file's path.
 Value parse_yaml(const std::string& text, const std::string& source);
 
-/// A value as YAML text that parse_yaml() reads back to the same value; ends with a newline.
+/// YAML text that parse_yaml() reads back to the same value; ends with a newline.
 std::string to_yaml(const Value& value);
 
-/// A key whose value is another than before.
+/// A key whose value has changed.
 struct Change {
   std::string path;    ///< "optimizer.lr"
   std::string before;  ///< as YAML on one line
   std::string after;
 };
 
-/// Keys with other values in `after`, of those that both hold, sections taken key by key.
+/// The keys that both sections have with different values.
 std::vector<Change> changes(const Value& before, const Value& after);
 
 }  // namespace syncbn::config

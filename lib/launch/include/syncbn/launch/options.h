@@ -8,8 +8,8 @@
 
 namespace syncbn::launch {
 
-/// The most workers that one machine may be asked for.
-inline constexpr int kMostWorkers = 4096;
+/// Upper bound on --nproc_per_node.
+inline constexpr int kMaxWorkers = 4096;
 
 inline constexpr const char* kDefaultPrefix = "[${host}:${rank}] ";
 
@@ -18,51 +18,50 @@ struct NodeRange {
   int min = 1;
   int max = 1;
 
-  /// As it is typed: "4" or "2:4".
+  /// "4" or "2:4"
   std::string str() const;
 };
 
-/// Which standard streams of a worker; a set of bits, numbered as torchrun's -r and -t do.
+/// Standard streams of a worker.
 struct Streams {
-  bool out = false;  ///< 1
-  bool err = false;  ///< 2
+  bool out = false;
+  bool err = false;
 };
 
 /// Streams for all workers, or for some by local rank.
 struct StreamChoice {
   Streams all;
-  std::map<int, Streams>
-      by_local_rank;  ///< when not empty, others have none; may name absent ranks
+  /// If not empty, other ranks have none. May name absent ranks.
+  std::map<int, Streams> by_local_rank;
 
   Streams of(int local_rank) const;
 };
 
-/// Which processors a worker may use (bind_workers() says how they are chosen).
+/// Processors that a worker may use; see bind_workers().
 enum class Binding { kNone, kCores, kNode, kSocket, kExclusive };
 
-/// Where the events of a run go, as lines of JSON.
+/// Where a run writes its events, as lines of JSON.
 enum class EventTarget { kNone, kConsole, kLogFolder, kFile };
 
-/// A machine that is reached by ssh.
+/// A machine to reach by ssh.
 struct Host {
-  std::string user;  ///< empty: ssh's own choice
+  std::string user;  ///< empty: ssh's default
   std::string name;
-  int slots = 0;  ///< workers; 0: --nproc_per_node tells
+  int slots = 0;  ///< workers; 0: as --nproc_per_node says
 
   std::string full_name() const { return user.empty() ? name : user + "@" + name; }
 };
 
 /// How all nodes are started from one command.
 struct HeadOptions {
-  std::vector<Host> hosts;       ///< the nodes in order of their ranks; empty: no head is wanted
+  std::vector<Host> hosts;       ///< the nodes in order of their ranks; empty: this is no head
   std::vector<std::string> ssh;  ///< the command and its options, before the host
-  std::string launcher;          ///< on the hosts; empty: where it is here
+  std::string launcher;          ///< path on the hosts; empty: as here
   std::chrono::milliseconds ssh_timeout{};  ///< for all hosts to answer
-  bool ssh_all = false;                     ///< also this machine
-  std::vector<std::string> exports;         ///< what of the environment goes along; see exports.h
-  /// What the nodes' launchers are told: the options, spelled in full, and the launcher's own name.
-  std::vector<std::string> node_options;
-  std::string launcher_name;
+  bool ssh_all = false;                     ///< use ssh for this machine, too
+  std::vector<std::string> exports;         ///< patterns of variables for the hosts; see exports.h
+  std::vector<std::string> node_options;    ///< options for the nodes' launchers, spelled in full
+  std::string launcher_name;                ///< argv[0] for the nodes' launchers
 };
 
 /// Which messages a launcher prints. The nodes that a head has started share one terminal.
@@ -72,13 +71,13 @@ enum class MessageScope {
   kOwnWorkers,  ///< messages about its own workers, for the other nodes
 };
 
-/// What the command line and the PET_* environment ask for, checked.
+/// The command line's and the environment's options, checked.
 struct LaunchOptions {
   int nproc_per_node = 1;
   std::string role = "default";
-  bool oversubscribe = false;       ///< allows more workers per core than can be of use
+  bool oversubscribe = false;       ///< allow more than 32 workers per usable core
   bool virtual_local_rank = false;  ///< each worker sees its GPU as the only one
-  bool gpu_per_worker = false;      ///< asked for by --nproc_per_node or --virtual_local_rank
+  bool gpu_per_worker = false;      ///< because of --nproc_per_node or --virtual_local_rank
   Binding binding = Binding::kNone;
 
   NodeRange nnodes;
@@ -86,67 +85,64 @@ struct LaunchOptions {
   std::string master_addr;         ///< empty: not given
   std::optional<int> master_port;  ///< 0: any free one
   bool standalone = false;
-  std::string scheduler;  ///< that said where this node stands; empty: none
-  bool c10d = false;      ///< --rdzv_backend: node ranks need not be given
+  std::string scheduler;  ///< the one that gave this node its rank; empty: none
+  bool c10d = false;      ///< --rdzv_backend=c10d: nodes need no rank
   std::string run_id = "none";
   std::string local_addr;                           ///< empty: not given
-  std::chrono::milliseconds join_timeout{600'000};  ///< for all nodes, or the fewest, to come
-  std::chrono::milliseconds last_call{30'000};      ///< for more, once the fewest are there
-  std::chrono::milliseconds alive_period{5'000};    ///< between two signs of life
-  int alive_misses = 3;         ///< so many periods without one: the other is gone
-  std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: finds out
+  std::chrono::milliseconds join_timeout{600'000};  ///< for nnodes.min nodes to join
+  std::chrono::milliseconds last_call{30'000};      ///< for more nodes to join after that
+  std::chrono::milliseconds alive_period{5'000};    ///< between two heartbeats
+  int alive_misses = 3;         ///< a node is lost after this many periods without a heartbeat
+  std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: it finds out
 
   int max_restarts = 0;
-  std::string signals_to_handle;                 ///< as it was typed
-  std::vector<int> ending_signals;               ///< those of them that end the run
+  std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  std::vector<int> ending_signals;               ///< signals_to_handle without SIGUSR1, SIGUSR2
   std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
 
-  int stdin_rank = 0;      ///< of the worker that reads the launcher's input; -1: none
-  bool module = false;     ///< -m: the program is a Python module's name
-  bool no_python = false;  ///< run a *.py file as any other program
-  bool run_path = false;   ///< through Python's runpy.run_path
-  /// Put right after the program's name, with "=<local rank>"; empty: only the environment tells.
-  std::string local_rank_arg;
+  int stdin_rank = 0;          ///< the worker that reads the launcher's input; -1: none
+  bool module = false;         ///< -m: the program is a Python module's name
+  bool no_python = false;      ///< run a *.py file as any other program
+  bool run_path = false;       ///< run the program with Python's runpy.run_path
+  std::string local_rank_arg;  ///< first argument of the program, before "=RANK"; empty: none
 
   /// Before each line of several workers, with ${host}, ${rank}, ${local_rank}, ${role_name} and
-  /// ${time}; empty: lines pass as they are.
+  /// ${time}; empty: none.
   std::string prefix;
   std::string log_dir;                  ///< empty: not given
-  StreamChoice redirects;               ///< to log files only
-  StreamChoice tee;                     ///< to log files as well
-  std::vector<int> local_ranks_filter;  ///< whose output is shown; empty: everybody's
-  /// Lines with one of these texts are copied to filtered_stdout.log, filtered_stderr.log.
+  StreamChoice redirects;               ///< streams for log files only
+  StreamChoice tee;                     ///< streams for log files as well
+  std::vector<int> local_ranks_filter;  ///< show the output of these; empty: of all
+  /// Copy lines with one of these texts to filtered_stdout.log, filtered_stderr.log.
   std::vector<std::string> duplicate_stdout_filters;
   std::vector<std::string> duplicate_stderr_filters;
-  std::string report;  ///< the file for a report in JSON; empty: none
+  std::string report;  ///< file for a report in JSON; empty: none
   EventTarget events = EventTarget::kNone;
   std::string events_file = {};  ///< for kFile
   bool dry_run = false;
   HeadOptions head = {};
   MessageScope message_scope = MessageScope::kAlone;
-  std::optional<Streams> colours = {};  ///< the head's streams that take them; empty: ask our own
+  std::optional<Streams> colours = {};  ///< streams of the head that show colours; empty: no head
 
   std::string called_as = {};           ///< the launcher's argv[0]
-  std::vector<std::string> given = {};  ///< the options, also the environment's, spelled in full
-  std::vector<std::string> program;     ///< the program's name and its arguments, untouched
+  std::vector<std::string> given = {};  ///< all options, also the environment's, spelled in full
+  std::vector<std::string> program;     ///< the program's name and its arguments, unchanged
 
-  /// Whether nodes may come and go during the job: with c10d, for a range of nodes; and for a fixed
-  /// number with restarts, where another may take the place of one that is lost.
+  /// Whether nodes may join and leave during the job. Needs c10d, and a range of nodes or, to
+  /// replace lost nodes, restarts.
   bool nodes_may_change() const;
 };
 
-/// Reads argv[1…] (dashes or underscores, unambiguous prefixes of long options, `--x=v` or `--x v`)
-/// up to the program's name; everything after it is the program's. What is not on the command line
-/// is taken from the environment: PET_NNODES for --nnodes, and so on.
-/// @throws base::UserError with one message: unknown option, bad value, options that exclude each
-///   other.
-/// Empty after --help or --version, whose text went to stdout.
+/// Reads argv[1…] up to the program's name: dashes or underscores, unambiguous prefixes, `--x=v` or
+/// `--x v`. The environment (PET_NNODES for --nnodes, and so on) sets options that are not given.
+/// @return nothing after --help and the like, whose text went to stdout.
+/// @throws base::UserError for an unknown option, a bad value, or options that exclude each other.
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv);
 
-/// The same for words that hold what the environment asks for already, as a head settles them.
+/// Like parse_options(), for words from a head, which include what its environment sets.
 LaunchOptions parse_settled_options(const std::vector<std::string>& words);
 
-/// @throws base::UserError when --stdin names a rank that a job of `world_size` workers lacks.
+/// @throws base::UserError if --stdin names a rank that a job of `world_size` workers lacks.
 void check_stdin(const LaunchOptions& options, int world_size);
 
 }  // namespace syncbn::launch
