@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/json_messages.h"
 #include "common/signals.h"
 #include "nodes/hello.h"
 #include "nodes/master_port.h"
@@ -44,7 +45,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       port_(master_port),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
-      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_notice_(Clock::now() + Coordinator::kNoticePeriod),
       next_alive_(Clock::now() + options.alive_period),
       heard_(Clock::now()),
       alive_period_(options.alive_period),
@@ -110,7 +111,7 @@ void Cluster::handle() {
             connect_error_));
   }
   if (waits && now >= next_notice_) {
-    next_notice_ = now + AgentLink::kNoticePeriod;
+    next_notice_ = now + Coordinator::kNoticePeriod;
     notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
                                    connect_error_));
   }
@@ -118,7 +119,7 @@ void Cluster::handle() {
   if (now >= next_alive_) next_alive_ = now + alive_period_;
   if (!link_ || finish_) return;
   const bool silent = !paused_ && Clock::now() - heard_ > silence_;
-  if (link_->closed() || silent) lose_coordinator();
+  if (link_->has_ended() || silent) lose_coordinator();
 }
 
 void Cluster::connect() {
@@ -172,32 +173,32 @@ std::string Cluster::own_name() const {
 }
 
 void Cluster::say_hello() {
-  link_->send_text(AgentLink::kGreeting);
-  link_->send(Hello{.job = options_.run_id,
-                    .node = options_.node_rank,
-                    .leads = coordinator_ != nullptr,
-                    .nodes = options_.nnodes.str(),
-                    .nproc = options_.nproc_per_node,
-                    .role = options_.role,
-                    .host = own_name(),
-                    .max_restarts = options_.max_restarts}
-                  .json());
-  watch();
+  link_->send(Hello::kGreeting);
+  send(Hello{.job = options_.run_id,
+             .node = options_.node_rank,
+             .leads = coordinator_ != nullptr,
+             .nodes = options_.nnodes.str(),
+             .nproc = options_.nproc_per_node,
+             .role = options_.role,
+             .host = own_name(),
+             .max_restarts = options_.max_restarts}
+           .json());
 }
 
 void Cluster::send(const Json& message) {
   if (!link_) return;
-  link_->send(message);
+  send_message(*link_, message);
   watch();
 }
 
 void Cluster::watch() {
-  watched_.change(link_->fd(), EPOLLIN | (link_->wants_to_write() ? EPOLLOUT : 0U));
+  watched_.change(link_->fd(), EPOLLIN | (link_->unsent() > 0 ? EPOLLOUT : 0U));
 }
 
 void Cluster::handle_messages() {
-  link_->handle();
-  while (const auto message = link_->next()) {
+  link_->flush();
+  link_->receive();
+  while (const auto message = next_message(*link_)) {
     heard_ = Clock::now();
     accepted_ = true;
     paused_ = false;
@@ -298,7 +299,7 @@ void Cluster::lose_coordinator() {
   const std::string why =
       accepted_ ? "is gone"
                 : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
-                              link_->closed() ? "closed the connection" : "says nothing");
+                              link_->has_ended() ? "closed the connection" : "says nothing");
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/channel.h>
 #include <syncbn/launch/options.h>
 
 #include <chrono>
@@ -12,7 +12,6 @@
 
 #include "common/watch_set.h"
 #include "job/assigned_ranks.h"
-#include "nodes/agent_link.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun_lead.h"
 
@@ -102,7 +101,7 @@ class Cluster {
   WatchSet watched_{"cannot watch the connection to node 0"};
   std::unique_ptr<Coordinator> coordinator_;  ///< on node 0
   base::UniqueFd connecting_;
-  std::optional<AgentLink> link_;
+  std::optional<base::Channel> link_;
   std::optional<TorchrunLead> torchrun_;
   enum class TorchrunState { kJoining, kRunning, kLeaving };
   TorchrunState torchrun_state_ = TorchrunState::kJoining;

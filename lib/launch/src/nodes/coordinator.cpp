@@ -18,13 +18,11 @@ using Json = nlohmann::json;
 Coordinator::Coordinator(Options options, base::UniqueFd listener)
     : options_(std::move(options)),
       store_(std::move(listener),
-             [this](base::UniqueFd socket, std::string bytes) {
-               peers_.take(std::move(socket), std::move(bytes));
-             }),
+             [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); }),
       torchrun_nodes_(store_, options_.run_id, options_.nodes.max),
       peers_(options_.silence, store_.fd()),
       join_deadline_(Clock::now() + options_.join_timeout),
-      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_notice_(Clock::now() + kNoticePeriod),
       next_alive_(Clock::now() + options_.alive_period) {
   due_ = std::min(next_notice_, next_alive_);
 }
@@ -216,7 +214,7 @@ void Coordinator::handle_times() {
                base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count())));
   }
   if (state_ == State::kJoining && now >= next_notice_) {
-    next_notice_ = now + AgentLink::kNoticePeriod;
+    next_notice_ = now + kNoticePeriod;
     peers_.send_to_nodes(
         {{"type", "waiting"}, {"message", fmt::format("waiting for {}", missing())}});
   }

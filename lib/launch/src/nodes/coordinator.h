@@ -38,6 +38,8 @@ namespace syncbn::launch {
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
+  /// Between two notices about what the job waits for.
+  static constexpr std::chrono::seconds kNoticePeriod{10};
 
   struct Options {
     std::string run_id;

@@ -5,8 +5,12 @@
 
 namespace syncbn::launch {
 
-/// What a launcher says of itself to the coordinator: the first message between them.
+/// A launcher's first message to the coordinator, about itself.
 struct Hello {
+  /// The line before it, with the protocol's version. Its first byte tells a launcher from a client
+  /// of the store at the same port.
+  static constexpr const char* kGreeting = "syncbn-agent 1\n";
+
   std::string job;  ///< --rdzv_id
   int node = -1;    ///< -1: any
   bool leads = false;

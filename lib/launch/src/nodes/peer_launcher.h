@@ -1,27 +1,23 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/channel.h>
 
 #include <chrono>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "nodes/agent_link.h"
-
 namespace syncbn::launch {
 
-/// A launcher of the job, as the coordinator sees it: the connection, and what is known of its
-/// node.
+/// A launcher of the job, as the coordinator sees it: the connection and the state of its node.
 struct PeerLauncher {
   using Clock = std::chrono::steady_clock;
 
-  /// @param first_bytes what has been read from the socket already.
-  PeerLauncher(base::UniqueFd socket, std::string first_bytes);
+  explicit PeerLauncher(base::Channel connection) : channel(std::move(connection)) {}
 
-  AgentLink link;
+  base::Channel channel;
   bool greeted = false;
-  int rank = -1;  ///< of the node; -1: it has not said hello
+  int rank = -1;  ///< of the node; -1: it has not sent its hello
   int nproc = 0;
   std::string host;
   std::string role;
@@ -33,9 +29,9 @@ struct PeerLauncher {
 
   std::string name() const;
 
-  /// Reads and writes what is possible now, and hands each message to `take`. Refuses a peer of
-  /// another version, and one whose message makes `take` throw nlohmann's exceptions.
-  void handle(const std::function<void(const nlohmann::json&)>& take);
+  /// Sends and reads what is possible now, and hands each message to `sink`. Refuses a peer of
+  /// another version, and one whose message makes `sink` throw nlohmann's exceptions.
+  void handle(const std::function<void(const nlohmann::json&)>& sink);
   void refuse(int exit_code, const std::string& why);
 };
 

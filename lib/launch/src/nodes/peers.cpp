@@ -4,15 +4,17 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/json_messages.h"
+
 namespace syncbn::launch {
 
 Peers::Peers(std::chrono::milliseconds silence, int other) : silence_(silence) {
   watched_.add(other);
 }
 
-void Peers::take(base::UniqueFd socket, std::string first_bytes) {
-  auto peer = std::make_unique<PeerLauncher>(std::move(socket), std::move(first_bytes));
-  if (!watched_.try_add(peer->link.fd())) return;  // a launcher comes again
+void Peers::add_newcomer(base::Channel channel) {
+  auto peer = std::make_unique<PeerLauncher>(std::move(channel));
+  if (!watched_.try_add(peer->channel.fd())) return;  // a launcher tries again
   newcomers_.push_back(std::move(peer));
 }
 
@@ -38,11 +40,11 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
 }
 
 void Peers::watch(const PeerLauncher& peer) {
-  watched_.change(peer.link.fd(), EPOLLIN | (peer.link.wants_to_write() ? EPOLLOUT : 0U));
+  watched_.change(peer.channel.fd(), EPOLLIN | (peer.channel.unsent() > 0 ? EPOLLOUT : 0U));
 }
 
 bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {
-  if (peer.link.closed() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
+  if (peer.channel.has_ended() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
   const bool may_be_silent = peer.paused && excuses_pauses;
   return !may_be_silent && PeerLauncher::Clock::now() - peer.heard > silence_;
 }
@@ -63,7 +65,7 @@ void Peers::seat(PeerLauncher& newcomer) {
 }
 
 void Peers::send(PeerLauncher& node, const nlohmann::json& message) {
-  node.link.send(message);
+  send_message(node.channel, message);
   watch(node);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/channel.h>
 
 #include <chrono>
 #include <functional>
@@ -29,8 +29,7 @@ class Peers {
   /// Readable when handle() has something to do.
   int fd() const { return watched_.fd(); }
 
-  /// A newcomer. @param first_bytes what has been read from the socket already.
-  void take(base::UniqueFd socket, std::string first_bytes);
+  void add_newcomer(base::Channel channel);
   /// Hands what all of them say to `sink`, and forgets newcomers that are gone.
   void handle(const Sink& sink);
 
