@@ -1,12 +1,11 @@
 #pragma once
 
+#include <syncbn/base/byte_queue.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <cstddef>
 #include <optional>
 #include <string_view>
-
-#include "common/send_buffer.h"
 
 namespace syncbn::launch {
 
@@ -42,7 +41,7 @@ class StandardStream {
   bool is_device_ = false;
   bool closed_ = false;
   std::optional<int> error_;
-  SendBuffer pending_;
+  base::ByteQueue pending_;
 };
 
 }  // namespace syncbn::launch
