@@ -47,21 +47,19 @@ struct StoreServer::Connection {
   bool greeted = false;
   QueryScanner scanner;  ///< of the first query in the input
 
-  /// Whether nothing was read from it yet. @param got what recv() returns for its first byte.
-  bool is_new(ssize_t& got, char& first) const {
-    got = ::recv(channel.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
-    return !greeted && channel.input().empty();
+  /// What recv() returns for its first byte; 0 if the server has read from it.
+  ssize_t peek(char& first) const {
+    const bool is_new = !greeted && channel.input().empty();
+    return is_new ? ::recv(channel.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) : 0;
   }
   bool is_silent() const {
     char first = 0;
-    ssize_t got = 0;
-    return is_new(got, first) && got < 0;
+    return peek(first) < 0;
   }
   bool may_be_foreign() const {
     char first = 0;
-    ssize_t got = 0;
-    return is_new(got, first) &&
-           (got < 0 || (got == 1 && first != static_cast<char>(Query::kValidate)));
+    const ssize_t got = peek(first);
+    return got < 0 || (got == 1 && first != static_cast<char>(Query::kValidate));
   }
 };
 
