@@ -16,8 +16,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "monitor/flight_recorder.h"
+#include "monitor/monitor_channel.h"
 #include "monitor/peer_monitor.h"
-#include "monitor/watch_channel.h"
 #include "support/eventually.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
@@ -147,12 +147,12 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
     const std::string here = "127.0.0.1";
     const std::chrono::milliseconds limit(20'000);
     c10d::HashStore store;
-    std::vector<std::shared_ptr<detail::PeerMonitor>> watches;
+    std::vector<std::shared_ptr<detail::PeerMonitor>> monitors;
     for (int rank = 0; rank < kSpy; ++rank) {
-      watches.push_back(detail::PeerMonitor::join(store, rank, kRanks, here, limit));
+      monitors.push_back(detail::PeerMonitor::join(store, rank, kRanks, here, limit));
     }
     std::atomic<int> heard = 0;
-    detail::WatchChannel spy(store, kSpy, kRanks, here, limit);
+    detail::MonitorChannel spy(store, kSpy, kRanks, here, limit);
     spy.start({.message = [&](const detail::Message& message) { heard += message.type == "stuck"; },
                .end = [](int, const std::string&) {},
                .tick = [] {}});
@@ -160,11 +160,11 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
     detail::Call call;
     call.sequence = 1;
     std::vector<std::shared_ptr<detail::FlightRecorder>> logs;
-    for (const auto& watch : watches) {
+    for (const auto& monitor : monitors) {
       logs.push_back(
           std::make_shared<detail::FlightRecorder>("group", std::vector<int>{0, 1, 2, 3}, [] {}));
       logs.back()->begin(call, work);
-      watch->add(logs.back());
+      monitor->add(logs.back());
     }
     EXPECT_TRUE(syncbn::test::eventually([&] { return heard > 0; }));
     ::usleep(1'000'000);  // for the others

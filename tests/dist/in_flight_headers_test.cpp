@@ -62,7 +62,7 @@ TEST_P(InFlightHeadersTest, SendDoesNotWaitAndKeepsTheOrder) {
     }
     if (rank == 0) dist::barrier(tell);
     // Headers arrive although nobody waits for them.
-    for (; sent < InFlightHeaders::kMost; ++sent) {
+    for (; sent < InFlightHeaders::kMaxInFlight; ++sent) {
       std::this_thread::sleep_for(std::chrono::milliseconds(come.size() < kFirst ? 200 : 0));
       append(come, send(headers, sent));
     }
@@ -78,7 +78,8 @@ TEST_P(InFlightHeadersTest, TheOldestOfTooManyIsWaitedFor) {
     InFlightHeaders headers;
     if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
     Tensors come;
-    for (size_t sent = 0; sent <= InFlightHeaders::kMost; ++sent) append(come, send(headers, sent));
+    for (size_t sent = 0; sent <= InFlightHeaders::kMaxInFlight; ++sent)
+      append(come, send(headers, sent));
     EXPECT_GE(come.size(), 1u);
     expect_in_order(come);
     dist::barrier(dist::new_group({0, 1}));
@@ -108,7 +109,7 @@ TEST_P(InFlightHeadersTest, ARankThatDoesNotSendIsNamed) {
     InFlightHeaders headers;
     std::string message;
     // At the latest send() waits for the oldest of too many, until its timeout.
-    for (size_t sent = 0; message.empty() && sent < 2 * InFlightHeaders::kMost; ++sent) {
+    for (size_t sent = 0; message.empty() && sent < 2 * InFlightHeaders::kMaxInFlight; ++sent) {
       try {
         send(headers, sent, std::chrono::milliseconds(500));
       } catch (const UnavailableError& error) {

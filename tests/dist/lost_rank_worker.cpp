@@ -1,4 +1,4 @@
-// A rank of the job that peer_watch_test starts with the launcher. Rank 1 dies by SIGKILL between
+// A rank of the job that peer_monitor_test starts with the launcher. Rank 1 dies by SIGKILL between
 // two sums; the others leave with what they were told of it as their exit code.
 #include <fmt/format.h>
 #include <syncbn/base/error.h>

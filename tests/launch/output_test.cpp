@@ -165,17 +165,5 @@ TEST(OutputTest, DrawsNoBarWithoutATerminal) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "message\n");
 }
 
-TEST(SendBufferTest, GivesBackMemoryEvenIfItNeverRunsEmpty) {
-  SendBuffer buffer;
-  const std::string piece(1000, 'x');
-  buffer.append(piece);
-  for (int i = 0; i < 10'000; ++i) {
-    buffer.append(piece);
-    buffer.take(piece.size());
-    ASSERT_EQ(buffer.size(), piece.size());
-  }
-  EXPECT_LT(buffer.bytes().capacity(), 1U << 20);
-}
-
 }  // namespace
 }  // namespace syncbn::launch

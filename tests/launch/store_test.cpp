@@ -291,9 +291,7 @@ TEST(StoreServerTest, ClearForgetsKeysAndWaitsAndConnections) {
 
 // A launcher may come at any time; it would take a closed connection for a refusal.
 TEST(StoreServerTest, ClearKeepsConnectionsThatAreNoClients) {
-  ServingStore store([](base::UniqueFd connection, const std::string&) {
-    ::send(connection.get(), "hello", 5, MSG_NOSIGNAL);
-  });
+  ServingStore store([](base::Channel channel) { channel.send("hello"); });
   const RawConnection silent(store.port());
   const RawConnection foreign(store.port());
   store.run([&](StoreServer& server) {
@@ -364,9 +362,10 @@ TEST(StoreServerTest, ABarrierLetsAllGoWithTheLast) {
 
 TEST(StoreServerTest, HandsOverAConnectionThatSpeaksAnotherProtocol) {
   std::promise<std::string> heard;
-  ServingStore store([&](const base::UniqueFd& fd, const std::string& first_bytes) {
-    EXPECT_EQ(::send(fd.get(), "hello", 5, 0), 5);
-    heard.set_value(first_bytes);
+  ServingStore store([&](base::Channel channel) {
+    channel.send("hello");
+    EXPECT_EQ(channel.unsent(), 0U);
+    heard.set_value(std::string(channel.input()));
   });
   const RawConnection foreign(store.port());
   EXPECT_EQ(ask(foreign, "GET / HTTP/1.1", 5), "hello");

@@ -7,11 +7,12 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <utility>
+
+#include "common/json_messages.h"
 
 namespace syncbn::launch {
 
@@ -30,14 +31,14 @@ HeadLink::HeadLink(base::UniqueFd input, std::chrono::milliseconds silence)
       input_(std::move(input)),
       timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
   if (!timer_) base::throw_errno("cannot watch the connection to the head");
-  watched_.add(input_.get());
+  watched_.add(input_.fd());
   watched_.add(timer_.get());
   await_next(true);
 }
 
 std::optional<int> HeadLink::next_signal() {
   read();
-  while (const auto message = next()) {
+  while (const auto message = next_message(input_)) {
     if (message->at("type") != "signal") continue;
     const int signal = number_in(*message, "signal");
     await_next(signal != SIGSTOP);
@@ -50,7 +51,7 @@ std::optional<int> HeadLink::next_signal() {
 nlohmann::json HeadLink::wait_for(const std::string& type) {
   for (;;) {
     read();
-    while (auto message = next()) {
+    while (auto message = next_message(input_)) {
       if (message->at("type") == type) return *message;
     }
     throw_if_gone();
@@ -60,34 +61,19 @@ nlohmann::json HeadLink::wait_for(const std::string& type) {
 }
 
 void HeadLink::read() {
-  std::array<char, 65536> buffer;
-  pollfd readable{input_.get(), POLLIN, 0};
-  while (!closed_ && ::poll(&readable, 1, 0) > 0) {
-    const ssize_t got = ::read(input_.get(), buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    closed_ = got <= 0;
-    if (closed_) return;
-    incoming_.append(buffer.data(), static_cast<size_t>(got));
-    await_next(true);
-  }
-}
-
-std::optional<nlohmann::json> HeadLink::next() {
-  const size_t end = incoming_.find('\n');
-  if (end == std::string::npos) return std::nullopt;
-  auto message =
-      nlohmann::json::parse(incoming_.substr(0, end), nullptr, /*allow_exceptions=*/false);
-  incoming_.erase(0, end + 1);
-  if (message.is_object() && message.contains("type")) return message;
-  throw_broken_protocol();
+  const size_t before = input_.input().size();
+  input_.receive();
+  if (input_.input().size() > before) await_next(true);
 }
 
 void HeadLink::throw_if_gone() const {
   uint64_t expirations = 0;
   const bool silent = ::read(timer_.get(), &expirations, sizeof(expirations)) > 0;
-  if (!closed_ && !silent) return;
-  throw base::UnavailableError(fmt::format("the launcher that started this one {}",
-                                           closed_ ? "is gone" : "has been silent for too long"));
+  if (input_.error() == EBADMSG) throw_broken_protocol();
+  if (!input_.has_ended() && !silent) return;
+  throw base::UnavailableError(
+      fmt::format("the launcher that started this one {}",
+                  input_.has_ended() ? "is gone" : "has been silent for too long"));
 }
 
 void HeadLink::await_next(bool limited) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/channel.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
@@ -41,17 +42,14 @@ class HeadLink {
 
  private:
   void read();
-  std::optional<nlohmann::json> next();
   void throw_if_gone() const;
   /// Restarts the timer; stops it if not `limited`.
   void await_next(bool limited);
 
   const std::chrono::milliseconds silence_;
-  base::UniqueFd input_;
-  base::UniqueFd timer_;
+  base::Channel input_;
+  base::UniqueFd timer_;  ///< runs out after the silence
   WatchSet watched_{"cannot watch the connection to the head"};
-  std::string incoming_;
-  bool closed_ = false;
 };
 
 }  // namespace syncbn::launch

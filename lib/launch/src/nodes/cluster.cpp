@@ -14,8 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/json_messages.h"
 #include "common/signals.h"
-#include "nodes/hello.h"
 #include "nodes/master_port.h"
 
 namespace syncbn::launch {
@@ -27,10 +27,10 @@ using std::chrono::seconds;
 
 constexpr milliseconds kRetryPeriod{200};
 constexpr seconds kResolvePeriod{1};
-// For one of several addresses, when packets to it are lost without an error.
+// Time limit for one of several addresses: packets to it may be lost without an error.
 constexpr seconds kAddressPatience{2};
 
-// torch's variable.
+/// As torch's agents do.
 bool shares_store() {
   return base::env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").value_or("0") != "1";
 }
@@ -44,14 +44,14 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       port_(master_port),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
-      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_notice_(Clock::now() + Coordinator::kNoticePeriod),
       next_alive_(Clock::now() + options.alive_period),
       heard_(Clock::now()),
       alive_period_(options.alive_period),
       silence_(options.alive_period * options.alive_misses) {
   if (!listener) return;
   if (!is_local_address(options.master_addr)) {
-    // The others may still find it, by way of a service or a router.
+    // Not an error: others may reach it through a service or a router.
     notices_.push_back(
         fmt::format("--master_addr={} is not an address of this machine, which is node 0",
                     options.master_addr));
@@ -78,7 +78,7 @@ Cluster::~Cluster() = default;
 
 Cluster::Clock::time_point Cluster::due() const {
   if (finish_) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
-  if (torchrun_) return Clock::time_point::max();  // only its store has news
+  if (torchrun_) return Clock::time_point::max();  // its store wakes handle()
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);
   if (!accepted_) due = std::min(due, next_notice_);
@@ -91,7 +91,7 @@ void Cluster::handle() {
   if (coordinator_) {
     coordinator_->handle();
     for (const std::string& notice : coordinator_->take_notices()) {
-      notices_.push_back(base::printable(notice));  // it has a stranger's words
+      notices_.push_back(base::printable(notice));  // it may quote a stranger
     }
   }
   if (finish_) return;
@@ -110,7 +110,7 @@ void Cluster::handle() {
             connect_error_));
   }
   if (waits && now >= next_notice_) {
-    next_notice_ = now + AgentLink::kNoticePeriod;
+    next_notice_ = now + Coordinator::kNoticePeriod;
     notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
                                    connect_error_));
   }
@@ -118,13 +118,13 @@ void Cluster::handle() {
   if (now >= next_alive_) next_alive_ = now + alive_period_;
   if (!link_ || finish_) return;
   const bool silent = !paused_ && Clock::now() - heard_ > silence_;
-  if (link_->closed() || silent) lose_coordinator();
+  if (link_->has_ended() || silent) lose_coordinator();
 }
 
 void Cluster::connect() {
   connecting_.reset();
   const base::AddressList found = [&] {
-    // A name server may take its time; nothing has begun that a signal would have to end first.
+    // A name server may be slow, and no workers run yet: a signal may end this process here.
     const Signals::DefaultActions interruptible;
     return base::resolve(host_, port_, connect_error_);
   }();
@@ -138,7 +138,7 @@ void Cluster::connect() {
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     addresses.push_back(one);
   }
-  // A host that drops packets is tried again by the kernel.
+  // With a single address the kernel retries.
   next_try_.reset();
   if (addresses.size() > 1) next_try_ = Clock::now() + kAddressPatience;
   connect_error_ = "no answer";
@@ -172,32 +172,32 @@ std::string Cluster::own_name() const {
 }
 
 void Cluster::say_hello() {
-  link_->send_text(AgentLink::kGreeting);
-  link_->send(Hello{.job = options_.run_id,
-                    .node = options_.node_rank,
-                    .leads = coordinator_ != nullptr,
-                    .nodes = options_.nnodes.str(),
-                    .nproc = options_.nproc_per_node,
-                    .role = options_.role,
-                    .host = own_name(),
-                    .max_restarts = options_.max_restarts}
-                  .json());
-  watch();
+  link_->send(Hello::kGreeting);
+  send(Hello{.job = options_.run_id,
+             .node = options_.node_rank,
+             .leads = coordinator_ != nullptr,
+             .nodes = options_.nnodes.str(),
+             .nproc = options_.nproc_per_node,
+             .role = options_.role,
+             .host = own_name(),
+             .max_restarts = options_.max_restarts}
+           .json());
 }
 
 void Cluster::send(const Json& message) {
   if (!link_) return;
-  link_->send(message);
+  send_message(*link_, message);
   watch();
 }
 
 void Cluster::watch() {
-  watched_.change(link_->fd(), EPOLLIN | (link_->wants_to_write() ? EPOLLOUT : 0U));
+  watched_.change(link_->fd(), EPOLLIN | (link_->unsent() > 0 ? EPOLLOUT : 0U));
 }
 
 void Cluster::handle_messages() {
-  link_->handle();
-  while (const auto message = link_->next()) {
+  link_->flush();
+  link_->receive();
+  while (const auto message = next_message(*link_)) {
     heard_ = Clock::now();
     accepted_ = true;
     paused_ = false;
@@ -222,7 +222,7 @@ void Cluster::handle_message(const Json& message) {
     next_alive_ = Clock::now();
   }
   const auto text = [&message](const char* key) {
-    return base::printable(message.at(key).get<std::string>(), "\n");  // a peer's words
+    return base::printable(message.at(key).get<std::string>(), "\n");  // a peer wrote it
   };
   if (type == "refuse") end(message.at("exit_code"), text("message"));
   if (type == "waiting") notices_.push_back(message.at("message"));
@@ -247,7 +247,7 @@ void Cluster::handle_message(const Json& message) {
   }
 }
 
-// Its store closes a connection that begins with our greeting.
+/// torchrun's store closes a connection that begins with our greeting.
 bool Cluster::find_torchrun() {
   if (coordinator_ || options_.node_rank < 1) return false;
   try {
@@ -285,8 +285,8 @@ void Cluster::handle_torchrun() {
       end(base::kExitOk, "");
     }
   } catch (const base::UnavailableError& error) {
-    // Its agent closes the store as soon as it has left the barrier itself, often before it has
-    // answered the others. torchrun, too, takes that for a success.
+    // Its agent closes the store when it has left the barrier, often before it has answered all
+    // others. torchrun takes that for a success as well.
     const bool left = torchrun_state_ == TorchrunState::kLeaving;
     end(left ? base::kExitOk : base::kExitUnavailable,
         fmt::format("torchrun's node 0 is gone: {}", error.what()));
@@ -298,18 +298,18 @@ void Cluster::lose_coordinator() {
   const std::string why =
       accepted_ ? "is gone"
                 : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
-                              link_->closed() ? "closed the connection" : "says nothing");
+                              link_->has_ended() ? "closed the connection" : "says nothing");
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
 }
 
 void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
   if (!finish_) finish_ = Finish{exit_code, what, is_ours};
-  // Also where workers still run.
+  // Workers may still run.
   if (stop_reason_.empty()) stop_reason_ = what;
   stop_watching();
 }
 
-// What the others say no longer matters, and would wake whoever waits again and again.
+/// Messages no longer matter, and would wake the poll loop again and again.
 void Cluster::stop_watching() {
   for (const int fd : {link_ ? link_->fd() : -1, torchrun_ ? torchrun_->fd() : -1,
                        connecting_ ? connecting_.get() : -1}) {
@@ -343,7 +343,7 @@ void Cluster::report_signal(int signal) {
   const std::string what = fmt::format("ended by SIG{}", ::sigabbrev_np(signal));
   if (torchrun_) return end(exit_code, what);
   if (coordinator_) {
-    // Not by way of the link, where another node's message could overtake it.
+    // Not over the link, where another node's message could overtake it.
     return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
   }
   send({{"type", "end"}, {"exit_code", exit_code}, {"what", what}});

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/channel.h>
 #include <syncbn/launch/options.h>
 
 #include <chrono>
@@ -12,26 +12,24 @@
 
 #include "common/watch_set.h"
 #include "job/torchrun_protocol.h"
-#include "nodes/agent_link.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun_lead.h"
 
 namespace syncbn::launch {
 
-/// A node's link to the others of its job: to the coordinator, which on node 0 runs in here, too;
-/// or to torchrun's agent, where that runs node 0. Everything happens in handle(), inside the poll
-/// loop of whoever waits: for the job's begin, for the workers, for the other nodes' workers. Not
+/// A node's link to the coordinator, which on node 0 this object owns; or to torchrun's agent, if
+/// torchrun runs node 0. All work is done in handle(), inside the caller's poll loop. Not
 /// thread-safe.
 class Cluster {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Where the workers of this node stand in one attempt.
+  /// An attempt, and this node's part in it.
   struct Start {
     int attempt = 0;
-    int restarts = 0;         ///< those that count
-    std::string reason = {};  ///< why it follows another attempt; empty: it is the first
-    std::string job_id = {};  ///< empty: the coordinator is torchrun's
+    int restarts = 0;         ///< that --max_restarts counts
+    std::string reason = {};  ///< for another attempt; empty: it is the first
+    std::string job_id = {};  ///< empty: torchrun runs node 0
     int node = 0;
     int nodes = 1;
     AssignedRanks ranks;
@@ -39,15 +37,15 @@ class Cluster {
     int master_port = 0;
     bool agent_store = true;
   };
-  /// The end of the job, for all nodes alike.
+  /// The end of the job, the same on all nodes.
   struct Finish {
     int exit_code = 0;
-    std::string what;      ///< the first failure; empty: all went well
-    bool is_ours = false;  ///< that is one of this node's workers
+    std::string what;      ///< the first failure; empty: success
+    bool is_ours = false;  ///< a worker of this node failed first
   };
 
-  /// @param job_id of the job, should this launcher lead it.
-  /// @param listener listens on that port where the coordinator shall be; nothing elsewhere.
+  /// @param job_id of the job, if this launcher leads it.
+  /// @param listener on node 0: listens on `master_port`. Elsewhere empty.
   Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
           base::UniqueFd listener);
   ~Cluster();
@@ -59,25 +57,25 @@ class Cluster {
   Clock::time_point due() const;
   void handle();
 
-  /// Whether the coordinator runs in here: the others need this launcher until finish().
+  /// Whether the coordinator runs here: other nodes need this launcher until finish().
   bool leads() const { return coordinator_ != nullptr; }
 
-  /// The next attempt, once; empty until all nodes are ready for it.
+  /// The next attempt, once; nothing until all nodes are ready for it.
   std::optional<Start> take_start();
   bool has_start() const { return start_.has_value(); }
   const std::optional<Finish>& finish() const { return finish_; }
-  /// Why this node's workers have to end before their time; empty: they need not.
+  /// Why this node's workers have to be stopped; empty: they need not.
   const std::string& stop_reason() const { return stop_reason_; }
-  /// Lines for the person who waits.
+  /// Lines for the user.
   std::vector<std::string> take_notices();
 
   /// The first failure among this node's workers.
   void report_failure(int exit_code, bool may_restart, const std::string& what);
-  /// A signal ends this launcher: it ends the job, or only takes this node out of it.
+  /// A signal ends this launcher, and with it the job, or only this node's part.
   void report_signal(int signal);
   /// All workers of this node have ended.
   void report_end();
-  /// This process is about to be stopped, as by Ctrl-Z: the others must not take it for lost.
+  /// This process is about to be stopped, as by Ctrl-Z: others must not take it for lost.
   void pause();
 
  private:
@@ -102,12 +100,12 @@ class Cluster {
   WatchSet watched_{"cannot watch the connection to node 0"};
   std::unique_ptr<Coordinator> coordinator_;  ///< on node 0
   base::UniqueFd connecting_;
-  std::optional<AgentLink> link_;
+  std::optional<base::Channel> link_;
   std::optional<TorchrunLead> torchrun_;
   enum class TorchrunState { kJoining, kRunning, kLeaving };
   TorchrunState torchrun_state_ = TorchrunState::kJoining;
   std::string connect_error_;
-  size_t next_address_ = 0;  ///< of the coordinator's host
+  size_t next_address_ = 0;  ///< to try, of the coordinator's host
   bool resolve_error_said_ = false;
   bool accepted_ = false;  ///< the coordinator has answered
 

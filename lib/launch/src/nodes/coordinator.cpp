@@ -9,22 +9,17 @@
 #include <utility>
 
 namespace syncbn::launch {
-namespace {
 
 using Json = nlohmann::json;
-
-}  // namespace
 
 Coordinator::Coordinator(Options options, base::UniqueFd listener)
     : options_(std::move(options)),
       store_(std::move(listener),
-             [this](base::UniqueFd socket, std::string bytes) {
-               peers_.take(std::move(socket), std::move(bytes));
-             }),
+             [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); }),
       torchrun_nodes_(store_, options_.run_id, options_.nodes.max),
       peers_(options_.silence, store_.fd()),
       join_deadline_(Clock::now() + options_.join_timeout),
-      next_notice_(Clock::now() + AgentLink::kNoticePeriod),
+      next_notice_(Clock::now() + kNoticePeriod),
       next_alive_(Clock::now() + options_.alive_period) {
   due_ = std::min(next_notice_, next_alive_);
 }
@@ -34,7 +29,7 @@ void Coordinator::handle() {
   if (state_ == State::kJoining && options_.knows_ranks) find_torchrun_nodes();
   if (state_ == State::kLeaving) leave_torchruns_barrier();
   peers_.handle([this](PeerLauncher& node, const Json& message) { handle_message(node, message); });
-  // The end of the job does not wait until somebody continues a node.
+  // The end of the job does not wait for a stopped node.
   for (PeerLauncher* node : peers_.gone(/*excuses_pauses=*/!failed_)) lost(*node);
   handle_times();
 }
@@ -54,7 +49,7 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
 }
 
 void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
-  const std::string why = misfit(node, hello);
+  const std::string why = mismatch(node, hello);
   if (!why.empty()) {
     node.refuse(base::kExitUsage, why);
     if (state_ == State::kJoining) notices_.push_back("turned a launcher away: " + why);
@@ -64,7 +59,7 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
   node.nproc = hello.nproc;
   node.role = hello.role;
   node.host = hello.host;
-  peers_.seat(node);
+  peers_.register_node(node);
   welcome(node);
 }
 
@@ -74,7 +69,7 @@ void Coordinator::welcome(PeerLauncher& node) {
                      {"silence_ms", options_.silence.count()}});
   if (state_ == State::kFinished) return send_finish(node);
   if (state_ == State::kJoining) return start_when_complete();
-  if (failed_ || !node_change_.empty()) return;  // the next attempt takes it along
+  if (failed_ || !node_change_.empty()) return;  // it takes part in the next attempt
   if (peers_.any_ended() || taking_part() >= options_.nodes.max) {
     peers_.send(node, {{"type", "waiting"},
                        {"message", fmt::format("the job runs on {} without this one, which "
@@ -87,13 +82,13 @@ void Coordinator::welcome(PeerLauncher& node) {
 
 int Coordinator::rank_for(int wanted, bool leads) const {
   if (wanted >= 0) return wanted;
-  // Rank 0 writes the job's files, and is where the store is.
+  // Rank 0 is the node with the store.
   int rank = leads ? 0 : 1;
   while (is_here(rank)) ++rank;
   return rank;
 }
 
-std::string Coordinator::misfit(const PeerLauncher& node, const Hello& hello) const {
+std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) const {
   if (node.rank >= 0) return "a launcher said hello twice";
   if (hello.job != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
@@ -137,7 +132,7 @@ void Coordinator::end_job(int exit_code, const std::string& text) {
   if (state_ == State::kJoining || state_ == State::kLeaving) return finish(exit_code, text);
   node_change_.clear();
   if (failed_ && may_restart_) {
-    // The failure alone would not have ended the job.
+    // The failure alone would have led to a restart.
     exit_code_ = exit_code;
     failure_text_ = text;
     failed_node_ = kNoNode;
@@ -152,7 +147,7 @@ void Coordinator::pause() {
 }
 
 void Coordinator::leave(PeerLauncher& node) {
-  if (!options_.nodes_may_change) return;  // none of ours asks for it then
+  if (!options_.nodes_may_change) return;  // launchers do not ask for it then
   node.leaving = true;
   if (node.takes_part && !failed_) change_nodes(node.name() + " leaves");
 }
@@ -167,11 +162,11 @@ void Coordinator::lost(PeerLauncher& node) {
   const std::string name = node.name();
   const bool takes_part = node.takes_part;
   const bool has_left = node.leaving || node.ended;
-  peers_.forget(node.rank);
-  // One that joins may come again.
+  peers_.remove(node.rank);
+  // It may join again.
   if (state_ == State::kJoining) return start_when_complete();
   if (state_ != State::kRunning || !takes_part) return;
-  // Its workers are dead, or its keeper sees to that. If they have ended well, nothing is lost.
+  // Its keeper kills its workers. If they have ended well, nothing is lost.
   if (!has_left && options_.nodes_may_change) change_nodes(name + " is lost");
   if (!has_left && !options_.nodes_may_change) {
     fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
@@ -195,7 +190,7 @@ void Coordinator::enter_torchruns_barrier() {
 }
 
 void Coordinator::leave_torchruns_barrier() {
-  switch (torchrun_nodes_.look_at_barrier()) {
+  switch (torchrun_nodes_.barrier()) {
     case TorchrunNodes::Barrier::kOccupied:
       return;
     case TorchrunNodes::Barrier::kLeft:
@@ -216,7 +211,7 @@ void Coordinator::handle_times() {
                base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count())));
   }
   if (state_ == State::kJoining && now >= next_notice_) {
-    next_notice_ = now + AgentLink::kNoticePeriod;
+    next_notice_ = now + kNoticePeriod;
     peers_.send_to_nodes(
         {{"type", "waiting"}, {"message", fmt::format("waiting for {}", missing())}});
   }
@@ -273,7 +268,7 @@ void Coordinator::start_attempt() {
   node_change_.clear();
   last_call_.reset();
   peers_.choose(options_.nodes.max - static_cast<int>(torchrun_nodes_.all().size()));
-  // In the first one there are the keys of torchrun's nodes.
+  // In the first attempt the store has the keys of torchrun's nodes.
   if (attempt_ > 0) store_.clear();
   if (!options_.agent_store) workers_port_ = hold_port(0);
   std::map<int, TorchrunRole> all = torchrun_nodes_.all();
@@ -286,7 +281,7 @@ void Coordinator::start_attempt() {
 
 void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
   if (torchrun_nodes_.has(rank)) {
-    torchrun_nodes_.tell_ranks(rank, ranks);
+    torchrun_nodes_.assign(rank, ranks);
     return;
   }
   PeerLauncher& node = *peers_.nodes().at(rank);
@@ -306,13 +301,13 @@ void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
 
 void Coordinator::change_nodes(const std::string& text) {
   if (state_ != State::kRunning || over_ || !node_change_.empty()) return;
-  // Workers often notice sooner than we do that a node is lost, and fail.
+  // A failure before it is a consequence: workers often notice a lost node first.
   node_change_ = text;
   if (!failed_) stop_attempt(text);
 }
 
 void Coordinator::fail(int exit_code, bool may_restart, const std::string& text, int node) {
-  // What follows from the first failure, or from the end of workers elsewhere.
+  // Later failures follow from the first one, or from the change of nodes.
   if (failed_ || !node_change_.empty()) return;
   failed_ = true;
   exit_code_ = exit_code;
@@ -343,7 +338,7 @@ void Coordinator::start_again(const std::string& reason) {
   state_ = State::kJoining;
   join_deadline_ = Clock::now() + options_.join_timeout;
   next_notice_ = Clock::now();
-  // Those that are there have waited long enough.
+  // The nodes that are here do not wait for more.
   if (present() >= options_.nodes.min) start_attempt();
 }
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "job/torchrun_protocol.h"
-#include "nodes/hello.h"
 #include "nodes/master_port.h"
 #include "nodes/peers.h"
 #include "nodes/torchrun_nodes.h"
@@ -19,36 +18,32 @@
 
 namespace syncbn::launch {
 
-/// Leads the launchers of a job, inside the launcher of node 0: waits for all of them, deals out
-/// the ranks, starts every attempt, ends it everywhere when a worker fails anywhere, and says what
-/// the job's exit code is. It also holds the store of the workers, which is emptied between
-/// attempts.
+/// Leads the launchers of a job, inside the launcher of node 0: waits for all of them, assigns
+/// ranks, starts every attempt, stops it everywhere when a worker fails anywhere, and decides the
+/// job's exit code. It also holds the store of the workers, which it empties between attempts. The
+/// folder's README lists the messages.
 ///
-/// Where nodes may change, the first attempt waits for the most of them, but once the fewest are
-/// there only for the time of a last call. A node that comes later, leaves, or is lost begins a new
-/// attempt of those that are there, which does not count as a restart; one that comes when the most
-/// take part stands by.
+/// If nodes may change, the first attempt waits for the maximum of --nnodes, but only for the last
+/// call once the minimum has joined. A node that joins later, leaves or is lost begins a new
+/// attempt, which does not count as a restart; nodes beyond the maximum stand by.
 ///
-/// Nodes that torchrun runs meet us in the store, by torchrun's keys: they take part in one
-/// attempt.
-///
-/// Messages to it: hello, failed, end, leave, ended, pause, alive. From it: welcome, refuse,
-/// waiting, start, stop, finish, pause, alive; docs/architecture.md has their order. Never waits.
-/// Not thread-safe.
+/// Never waits. Not thread-safe.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
+  /// Between two notices about what the job waits for.
+  static constexpr std::chrono::seconds kNoticePeriod{10};
 
   struct Options {
     std::string run_id;
     std::string job_id;  ///< of this run, which workers find as SYNCBN_JOB_ID
     NodeRange nodes;
     bool nodes_may_change = false;
-    bool knows_ranks = true;  ///< nodes come with their ranks
+    bool knows_ranks = true;  ///< every node has --node_rank
     int max_restarts = 0;
     std::string master_addr;
     int master_port = 0;
-    /// Whether workers use our store; otherwise their rank 0 gets a free port of node 0 for one.
+    /// Whether workers use this store. Otherwise rank 0 holds one, at a free port of node 0.
     bool agent_store = true;
     std::chrono::milliseconds join_timeout{};
     std::chrono::milliseconds last_call{};
@@ -66,18 +61,18 @@ class Coordinator {
   Clock::time_point due() const { return due_; }
   void handle();
 
-  /// Ends the job, everywhere, for another reason than a worker.
+  /// Ends the job on all nodes for another reason than a worker.
   void end_job(int exit_code, const std::string& text);
-  /// Lines for the person who waits here.
+  /// Lines for the user at this launcher.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
-  /// This process is about to be stopped: its silence means nothing.
+  /// This process is about to be stopped: the nodes must not take it for lost.
   void pause();
 
  private:
   void handle_message(PeerLauncher& node, const nlohmann::json& message);
   void hello(PeerLauncher& node, const Hello& hello);
-  /// Why the newcomer does not fit; empty: it does.
-  std::string misfit(const PeerLauncher& node, const Hello& hello) const;
+  /// Why the newcomer does not belong to this job; empty: it does.
+  std::string mismatch(const PeerLauncher& node, const Hello& hello) const;
   void welcome(PeerLauncher& node);
   void failed(PeerLauncher& node, const nlohmann::json& message);
   void leave(PeerLauncher& node);
@@ -101,9 +96,9 @@ class Coordinator {
   void start_node(int rank, int index, const AssignedRanks& ranks);
   void end_attempt();
   void start_again(const std::string& reason);
-  /// The nodes are others than those with which this attempt began.
+  /// A node has joined or left during this attempt.
   void change_nodes(const std::string& text);
-  /// @param node where a worker is the reason.
+  /// @param node whose worker failed, if that is the reason.
   void fail(int exit_code, bool may_restart, const std::string& text, int node = kNoNode);
   void stop_attempt(const std::string& text);
   void finish(int exit_code, const std::string& text);
@@ -124,14 +119,13 @@ class Coordinator {
   enum class State { kJoining, kRunning, kLeaving, kFinished };
   State state_ = State::kJoining;
   int attempt_ = 0;
-  int restarts_ = 0;         ///< those that count
+  int restarts_ = 0;         ///< that --max_restarts counts
   std::string reason_;       ///< why this attempt follows another
   bool over_ = false;        ///< this attempt is the last
-  std::string node_change_;  ///< that ends this attempt; empty: none
-  std::optional<base::HeldPort>
-      workers_port_;     ///< of this attempt, where they have their own store
-  bool failed_ = false;  ///< this attempt
-  // Of the first failure in this attempt, and in the end of the job.
+  std::string node_change_;  ///< why nodes change after this attempt; empty: they do not
+  std::optional<base::HeldPort> workers_port_;  ///< of this attempt, without agent_store
+  bool failed_ = false;                         ///< this attempt
+  // Of the first failure in this attempt, and at last of the job.
   int exit_code_ = 0;
   bool may_restart_ = false;
   std::string failure_text_;

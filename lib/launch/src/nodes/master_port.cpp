@@ -12,6 +12,7 @@
 #include <thread>
 
 namespace syncbn::launch {
+
 void throw_port_error(int port) {
   throw base::UnavailableError(
       fmt::format("port {} (--master_port) cannot be used on this machine: {}; choose another, or "
@@ -27,7 +28,7 @@ base::HeldPort hold_port(int port) {
 }
 
 base::UniqueFd listen_on(int port) {
-  // Two processes that come to listen in the same moment are both turned away.
+  // Of two processes that call listen() at the same moment both may fail.
   constexpr int kTries = 10;
   for (int i = 0; i < kTries; ++i) {
     base::UniqueFd socket = base::bind_all_addresses(port);

@@ -7,18 +7,17 @@
 
 namespace syncbn::launch {
 
-/// Holds the port of rank 0. `port` 0 takes a free one.
+/// Holds the port of rank 0; 0 takes a free one.
 /// @throws base::UnavailableError when another process listens on it.
 base::HeldPort hold_port(int port);
 
-/// @throws base::UnavailableError that tells of errno and what to do.
+/// Throws base::UnavailableError with errno and advice.
 [[noreturn]] void throw_port_error(int port);
 
-/// A socket that listens on the port, for a launcher that holds the store itself; nothing and errno
-/// when another process does.
+/// A socket that listens on the port; nothing and errno when another process does.
 base::UniqueFd listen_on(int port);
 
-/// Whether `host` is one of this machine's own addresses. False when it cannot be resolved.
+/// Whether `host` is an address of this machine. False when it cannot be resolved.
 bool is_local_address(const std::string& host);
 
 }  // namespace syncbn::launch

@@ -1,24 +1,78 @@
 #include "nodes/peers.h"
 
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/json_messages.h"
+
 namespace syncbn::launch {
+namespace {
+
+// Launchers send short messages: a longer one is from something else.
+constexpr size_t kMaxMessage = 1 << 20;
+
+}  // namespace
+
+nlohmann::json Hello::json() const {
+  return {{"type", "hello"}, {"job", job},
+          {"node", node},    {"leads", leads},
+          {"nodes", nodes},  {"nproc", nproc},
+          {"role", role},    {"host", host},
+          {"auth", ""},      {"max_restarts", max_restarts}};
+}
+
+Hello Hello::of(const nlohmann::json& message) {
+  return {message.at("job"),   message.at("node"), message.at("leads"), message.at("nodes"),
+          message.at("nproc"), message.at("role"), message.at("host"),  message.at("max_restarts")};
+}
+
+std::string PeerLauncher::name() const {
+  return fmt::format("node {} ({})", rank, host);
+}
+
+void PeerLauncher::handle(const std::function<void(const nlohmann::json&)>& sink) {
+  channel.flush();
+  channel.receive();
+  if (!greeted) {
+    const auto greeting = channel.next_line(kMaxMessage);
+    if (!greeting) return;
+    if (*greeting + "\n" != Hello::kGreeting) {
+      return refuse(base::kExitUsage, "the launchers of this job are of different versions");
+    }
+    greeted = true;
+  }
+  while (const auto message = next_message(channel, kMaxMessage)) {
+    heard = Clock::now();
+    paused = false;
+    try {
+      sink(*message);
+    } catch (const nlohmann::json::exception&) {
+      return refuse(base::kExitInternal, "node 0 does not understand what this launcher says");
+    }
+  }
+}
+
+void PeerLauncher::refuse(int exit_code, const std::string& why) {
+  send_message(channel, {{"type", "refuse"}, {"exit_code", exit_code}, {"message", why}});
+}
 
 Peers::Peers(std::chrono::milliseconds silence, int other) : silence_(silence) {
   watched_.add(other);
 }
 
-void Peers::take(base::UniqueFd socket, std::string first_bytes) {
-  auto peer = std::make_unique<PeerLauncher>(std::move(socket), std::move(first_bytes));
-  if (!watched_.try_add(peer->link.fd())) return;  // a launcher comes again
+void Peers::add_newcomer(base::Channel channel) {
+  auto peer = std::make_unique<PeerLauncher>(std::move(channel));
+  if (!watched_.try_add(peer->channel.fd())) return;  // a launcher tries again
   newcomers_.push_back(std::move(peer));
 }
 
 void Peers::handle(const Sink& sink) {
-  // All of them: a message may come with the connection, and there are few. A newcomer that says
-  // hello moves to the nodes.
+  // All of them: a message may arrive with the connection, and there are few. `sink` makes a
+  // newcomer a node.
   for (size_t i = 0; i < newcomers_.size();) {
     PeerLauncher* const peer = newcomers_[i].get();
     handle_one(*peer, sink);
@@ -38,11 +92,11 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
 }
 
 void Peers::watch(const PeerLauncher& peer) {
-  watched_.change(peer.link.fd(), EPOLLIN | (peer.link.wants_to_write() ? EPOLLOUT : 0U));
+  watched_.change(peer.channel.fd(), EPOLLIN | (peer.channel.unsent() > 0 ? EPOLLOUT : 0U));
 }
 
 bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {
-  if (peer.link.closed() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
+  if (peer.channel.has_ended() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
   const bool may_be_silent = peer.paused && excuses_pauses;
   return !may_be_silent && PeerLauncher::Clock::now() - peer.heard > silence_;
 }
@@ -55,15 +109,14 @@ std::vector<PeerLauncher*> Peers::gone(bool excuses_pauses) const {
   return all;
 }
 
-void Peers::seat(PeerLauncher& newcomer) {
-  const auto self = std::find_if(newcomers_.begin(), newcomers_.end(),
-                                 [&](const auto& one) { return one.get() == &newcomer; });
+void Peers::register_node(PeerLauncher& newcomer) {
+  const auto self = std::ranges::find(newcomers_, &newcomer, &std::unique_ptr<PeerLauncher>::get);
   nodes_[newcomer.rank] = std::move(*self);
   newcomers_.erase(self);
 }
 
 void Peers::send(PeerLauncher& node, const nlohmann::json& message) {
-  node.link.send(message);
+  send_message(node.channel, message);
   watch(node);
 }
 
@@ -72,27 +125,26 @@ void Peers::send_to_nodes(const nlohmann::json& message) {
 }
 
 int Peers::present() const {
-  return static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(),
-                                        [](const auto& one) { return !one.second->leaving; }));
+  return static_cast<int>(
+      std::ranges::count_if(nodes_, [](const auto& one) { return !one.second->leaving; }));
 }
 
 int Peers::taking_part() const {
-  return static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(),
-                                        [](const auto& one) { return one.second->takes_part; }));
+  return static_cast<int>(
+      std::ranges::count_if(nodes_, [](const auto& one) { return one.second->takes_part; }));
 }
 
 bool Peers::all_ended() const {
-  return std::all_of(nodes_.begin(), nodes_.end(),
-                     [](const auto& one) { return one.second->ended || !one.second->takes_part; });
+  return std::ranges::all_of(
+      nodes_, [](const auto& one) { return one.second->ended || !one.second->takes_part; });
 }
 
 bool Peers::any_ended() const {
-  return std::any_of(nodes_.begin(), nodes_.end(),
-                     [](const auto& one) { return one.second->ended; });
+  return std::ranges::any_of(nodes_, [](const auto& one) { return one.second->ended; });
 }
 
 void Peers::choose(int room) {
-  // Those that took part stay; a newcomer may have got the rank of one that is lost.
+  // Nodes that took part stay; a newcomer may have got the rank of one that is lost.
   for (const bool took_part : {true, false}) {
     for (const auto& [rank, node] : nodes_) {
       if (node->takes_part != took_part) continue;

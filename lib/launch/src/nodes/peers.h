@@ -1,6 +1,6 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/channel.h>
 
 #include <chrono>
 #include <functional>
@@ -11,36 +11,80 @@
 #include <vector>
 
 #include "common/watch_set.h"
-#include "nodes/peer_launcher.h"
 
 namespace syncbn::launch {
 
-/// The launchers that are connected to the coordinator: newcomers, until they have said who they
-/// are, and the nodes of the job. Never waits. Not thread-safe.
+/// A launcher's first message to the coordinator, about itself.
+struct Hello {
+  /// The line before it, with the protocol's version. Its first byte tells a launcher from a client
+  /// of the store at the same port.
+  static constexpr const char* kGreeting = "syncbn-agent 1\n";
+
+  std::string job;  ///< --rdzv_id
+  int node = -1;    ///< -1: any
+  bool leads = false;
+  std::string nodes;  ///< --nnodes
+  int nproc = 0;
+  std::string role;
+  std::string host;
+  int max_restarts = 0;
+
+  nlohmann::json json() const;
+  /// @throws nlohmann's exceptions when it is not what json() gives.
+  static Hello of(const nlohmann::json& message);
+};
+
+/// A launcher of the job, as the coordinator sees it: the connection and the state of its node.
+struct PeerLauncher {
+  using Clock = std::chrono::steady_clock;
+
+  explicit PeerLauncher(base::Channel connection) : channel(std::move(connection)) {}
+
+  base::Channel channel;
+  bool greeted = false;
+  int rank = -1;  ///< of the node; -1: it has not sent its hello
+  int nproc = 0;
+  std::string host;
+  std::string role;
+  bool takes_part = false;  ///< in this attempt
+  bool ended = false;       ///< its workers, in this attempt
+  bool leaving = false;     ///< it ends, and the others do not
+  bool paused = false;      ///< stopped, as by Ctrl-Z
+  Clock::time_point heard = Clock::now();
+
+  std::string name() const;
+
+  /// Sends and reads what is possible now, and hands each message to `sink`. Refuses a peer of
+  /// another version, and one whose message makes `sink` throw nlohmann's exceptions.
+  void handle(const std::function<void(const nlohmann::json&)>& sink);
+  void refuse(int exit_code, const std::string& why);
+};
+
+/// The launchers that are connected to the coordinator: the nodes of the job, and newcomers that
+/// have not sent their hello. Never waits. Not thread-safe.
 class Peers {
  public:
   using Nodes = std::map<int, std::unique_ptr<PeerLauncher>>;  ///< by node rank
   using Sink = std::function<void(PeerLauncher&, const nlohmann::json&)>;
 
   /// @param silence after which a peer counts as gone.
-  /// @param other is watched, too: fd() is readable when it is.
+  /// @param other another descriptor to watch: fd() is readable when it is.
   Peers(std::chrono::milliseconds silence, int other);
 
   /// Readable when handle() has something to do.
   int fd() const { return watched_.fd(); }
 
-  /// A newcomer. @param first_bytes what has been read from the socket already.
-  void take(base::UniqueFd socket, std::string first_bytes);
-  /// Hands what all of them say to `sink`, and forgets newcomers that are gone.
+  void add_newcomer(base::Channel channel);
+  /// Hands all messages to `sink`, and removes newcomers that are gone.
   void handle(const Sink& sink);
 
   const Nodes& nodes() const { return nodes_; }
   /// Makes a newcomer, whose rank is set, a node.
-  void seat(PeerLauncher& newcomer);
+  void register_node(PeerLauncher& newcomer);
   /// The nodes that have left or closed the connection, or have been silent for too long.
-  /// @param excuses_pauses silence is not held against one that said that it is stopped.
+  /// @param excuses_pauses a node that announced that it is stopped may be silent.
   std::vector<PeerLauncher*> gone(bool excuses_pauses) const;
-  void forget(int rank) { nodes_.erase(rank); }
+  void remove(int rank) { nodes_.erase(rank); }
 
   void send(PeerLauncher& node, const nlohmann::json& message);
   void send_to_nodes(const nlohmann::json& message);
@@ -48,10 +92,10 @@ class Peers {
   /// Nodes that could take part in an attempt.
   int present() const;
   int taking_part() const;
-  /// Whether the workers of all nodes that take part have ended, and of any.
+  /// Whether the workers of all nodes that take part have ended.
   bool all_ended() const;
   bool any_ended() const;
-  /// Chooses who takes part in the next attempt, so many at the most.
+  /// Chooses at most `room` nodes for the next attempt.
   void choose(int room);
 
  private:

@@ -16,7 +16,7 @@ Clock::time_point soon() {
   return Clock::now() + std::chrono::seconds(5);
 }
 
-// A wait in the background has no end of its own.
+// A wait in the background has no deadline.
 Clock::time_point never() {
   return Clock::now() + std::chrono::hours(24 * 365);
 }

@@ -10,9 +10,9 @@
 
 namespace syncbn::launch {
 
-/// A job that torchrun leads: its agent of node 0 holds the store, and knows nothing of failures or
-/// restarts elsewhere. What we can do is to take part: say who we are, get our ranks, and leave
-/// through its barrier. Calls may wait for an answer of the store for up to 5 s; they throw
+/// A job that torchrun leads: its agent of node 0 holds the store, and learns nothing of failures
+/// or restarts elsewhere. This launcher announces itself, gets its ranks, and leaves through the
+/// agents' barrier. Calls wait up to 5 s for an answer of the store; they throw
 /// base::UnavailableError when it is gone.
 class TorchrunLead {
  public:
@@ -22,15 +22,15 @@ class TorchrunLead {
   /// Readable when ranks() or all_have_left() may have changed.
   int fd() const { return store_.fd(); }
 
-  /// Once all agents are there.
+  /// Nothing until all agents have joined.
   std::optional<AssignedRanks> ranks();
 
   /// While workers run. @throws base::UnavailableError when the store is gone.
   void check();
 
-  /// Our workers have ended well: enters the barrier.
+  /// Enters the barrier, after our workers have succeeded.
   void leave();
-  /// Once all agents are in the barrier.
+  /// Whether all agents are in the barrier.
   bool all_have_left();
 
  private:

@@ -7,8 +7,8 @@
 namespace syncbn::launch {
 namespace {
 
-// For agents of torchrun, between the last one's arrival in the barrier and their end.
-constexpr std::chrono::seconds kBarrierPatience{5};
+// Time limit for torchrun's agents to end after the last one's arrival in the barrier.
+constexpr std::chrono::seconds kBarrierTimeout{5};
 
 }  // namespace
 
@@ -26,7 +26,7 @@ void TorchrunNodes::find(const std::function<bool(int)>& is_ours) {
   }
 }
 
-void TorchrunNodes::tell_ranks(int node, const AssignedRanks& ranks) {
+void TorchrunNodes::assign(int node, const AssignedRanks& ranks) {
   store_.set(keys_.assigned_ranks(node), ranks.json().dump());
 }
 
@@ -34,13 +34,13 @@ void TorchrunNodes::enter_barrier(size_t our_nodes) {
   store_.add(keys_.members(), static_cast<int64_t>(our_nodes));
 }
 
-TorchrunNodes::Barrier TorchrunNodes::look_at_barrier() {
+TorchrunNodes::Barrier TorchrunNodes::barrier() {
   const bool all_in = store_.get(keys_.members()) == std::to_string(count_);
   if (all_in && !barrier_deadline_) {
     store_.set(keys_.last_member(), "all are here");
-    barrier_deadline_ = Clock::now() + kBarrierPatience;
+    barrier_deadline_ = Clock::now() + kBarrierTimeout;
   }
-  // They still read from the store.
+  // Until they disconnect, they read from the store.
   const bool late = barrier_deadline_ && Clock::now() >= *barrier_deadline_;
   if (store_.clients() > 0 && !late) return Barrier::kOccupied;
   return all_in ? Barrier::kLeft : Barrier::kBroken;

@@ -37,7 +37,7 @@ void StandardStream::flush() {
   while (!closed_ && pending() > 0) {
     const auto written = write_some(pending_.view());
     if (!written) return;
-    pending_.take(*written);
+    pending_.consume(*written);
   }
   if (closed_) pending_.clear();
 }

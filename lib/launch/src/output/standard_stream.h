@@ -1,13 +1,12 @@
 #pragma once
 
+#include <syncbn/base/byte_queue.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/types.h>
 
 #include <cstddef>
 #include <optional>
 #include <string_view>
-
-#include "common/send_buffer.h"
 
 namespace syncbn::launch {
 
@@ -41,7 +40,7 @@ class StandardStream {
   mode_t type_ = 0;  ///< S_IFMT's part of st_mode
   bool closed_ = false;
   std::optional<int> error_;
-  SendBuffer pending_;
+  base::ByteQueue pending_;
 };
 
 }  // namespace syncbn::launch

@@ -4,13 +4,9 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "common/pipe.h"
@@ -40,29 +36,11 @@ WorkerSpec HeadNode::connect(const std::vector<std::string>& words,
   for (base::UniqueFd* fd : {&in_pipe.reader, &out_pipe.writer, &err_pipe.writer}) {
     theirs.push_back(std::move(*fd));
   }
-  in = std::move(in_pipe.writer);
+  in = base::Channel(std::move(in_pipe.writer));
   out = std::move(out_pipe.reader);
   err = std::move(err_pipe.reader);
-  for (const base::UniqueFd* fd : {&in, &out, &err}) set_nonblocking(*fd);
+  for (const base::UniqueFd* fd : {&out, &err}) set_nonblocking(*fd);
   return spec;
-}
-
-void HeadNode::send(const nlohmann::json& message) {
-  to_send.append(message.dump() + "\n");
-  write_some();
-}
-
-void HeadNode::write_some() {
-  while (in && !to_send.empty()) {
-    const ssize_t written = ::write(in.get(), to_send.view().data(), to_send.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0 && errno == EAGAIN) return;
-    if (written < 0) {  // its end is told by the keeper
-      in.reset();
-      return;
-    }
-    to_send.take(static_cast<size_t>(written));
-  }
 }
 
 bool HeadNode::is_lost_connection(int wait_status) const {

@@ -1,14 +1,13 @@
 #pragma once
 
+#include <syncbn/base/channel.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "common/send_buffer.h"
 #include "ssh/node_lines.h"
 #include "workers/keeper.h"
 
@@ -29,10 +28,9 @@ struct HeadNode {
   Host host;
   bool is_here;  ///< HeadPlan::is_here()
   State state = State::kAsked;
-  base::UniqueFd in;
+  base::Channel in;
   base::UniqueFd out;
   base::UniqueFd err;
-  SendBuffer to_send;
   NodeLines lines;
   std::string last_words;  ///< on its stderr, before the job has begun
   std::optional<int> start_error;
@@ -42,10 +40,6 @@ struct HeadNode {
   /// What the keeper is to start, with pipes to `in`, `out` and `err`.
   /// @param theirs takes the process's ends of them.
   WorkerSpec connect(const std::vector<std::string>& words, std::vector<base::UniqueFd>& theirs);
-
-  void send(const nlohmann::json& message);
-  /// Of to_send, as much as is possible now.
-  void write_some();
 
   /// Whether this end of its process is that of the connection, and not of a launcher.
   bool is_lost_connection(int wait_status) const;

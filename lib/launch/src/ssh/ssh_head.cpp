@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "common/head_link.h"
+#include "common/json_messages.h"
 #include "common/pipe.h"
 #include "common/processes.h"
 #include "common/words.h"
@@ -87,7 +88,7 @@ void SshHead::start() {
     job.words = plan_.node_words(i);
     job.environment = plan_.environment(i);
     job.speaks_for_all = i == 0;
-    nodes_[i].to_send.append(job.to_json().dump() + "\n");
+    send_message(nodes_[i].in, job.to_json());
   }
   output_.begin_attempt(
       std::vector<WorkerOutput>(nodes_.size(), {.whole_lines = nodes_.size() > 1}));
@@ -184,7 +185,7 @@ void SshHead::turn(Clock::time_point until) {
   // Whom we do not listen to is not silent.
   if (!reads_out || !reads_err) heard_ = Clock::now();
   for (const HeadNode& node : nodes_) {
-    if (node.in && !node.to_send.empty()) polls.push_back({node.in.get(), POLLOUT, 0});
+    if (node.in.unsent() > 0) polls.push_back({node.in.fd(), POLLOUT, 0});
     if (node.out && reads_out) polls.push_back({node.out.get(), POLLIN, 0});
     if (node.err && reads_err) polls.push_back({node.err.get(), POLLIN, 0});
   }
@@ -192,7 +193,7 @@ void SshHead::turn(Clock::time_point until) {
   handle_signals();
   output_.flush();
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    nodes_[i].write_some();
+    nodes_[i].in.flush();
     for (const Stream stream : {Stream::kOut, Stream::kErr}) {
       if (!output_.is_full(stream)) read_stream(i, stream);
     }
@@ -362,7 +363,7 @@ void SshHead::give_up(HeadNode& node, std::string_view message) {
                   message.size() > kShown ? "…" : "");
   node.problem = {base::kExitUnavailable, "its launcher " + what};
   // With its stdin it ends.
-  node.in.reset();
+  node.in.close();
   node.err.reset();
   node.state = HeadNode::State::kEnded;
   if (!begun_) return;
@@ -374,8 +375,7 @@ void SshHead::give_up(HeadNode& node, std::string_view message) {
 
 void SshHead::send_to_all(const Json& message) {
   for (HeadNode& node : nodes_) {
-    if (node.state == HeadNode::State::kEnded) continue;
-    node.send(message);
+    if (node.state != HeadNode::State::kEnded) send_message(node.in, message);
   }
 }
 

@@ -1,18 +1,14 @@
 #include "store/store_client.h"
 
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/store_greeting.h>
 #include <syncbn/base/text.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -32,7 +28,6 @@ using TimePoint = StoreClient::TimePoint;
 constexpr std::chrono::milliseconds kRetryPause{100};
 // A store that is alive says at once that a wait is over, so more means that it is not.
 constexpr std::chrono::seconds kCancelPatience{10};
-constexpr size_t kReceiveSize = size_t{64} << 10;
 
 constexpr std::string_view kTooLate = "no answer in time";
 constexpr std::string_view kClosed = "it closed the connection";
@@ -84,11 +79,9 @@ bool StoreClient::connect_once(const std::string& host, int port, TimePoint dead
   what_ = "connect";
   std::string reason;
   const base::AddressList addresses = base::resolve(host, port, reason);
-  fd_ = base::connect_to_any(addresses.get(), deadline, reason);
-  if (!fd_) fail(reason);
-  // Queries are small, and each waits for its answer.
-  const int on = 1;
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  base::UniqueFd fd = base::connect_to_any(addresses.get(), deadline, reason);
+  if (!fd) fail(reason);
+  channel_ = base::Channel(std::move(fd), SIZE_MAX);  // ask() waits until a query is sent
   const auto nonce = static_cast<uint32_t>(::getpid());
   ask("connect", base::store_greeting(nonce), deadline);
   return receive_integer<uint32_t>(deadline) == nonce;
@@ -164,11 +157,8 @@ void StoreClient::start_wait(const std::vector<std::string>& keys, TimePoint dea
 
 bool StoreClient::wait_done() {
   if (!waiting_) throw base::InternalError("wait_done() without start_wait()");
-  uint8_t answer = 0;
-  const ssize_t got = ::recv(fd_.get(), &answer, sizeof(answer), 0);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  if (got < 0) disconnect(std::strerror(errno));
-  if (got == 0) disconnect(kClosed);
+  if (!has_received(1)) return false;
+  const auto answer = receive_integer<uint8_t>({});
   if (answer != store::kStopWaiting) disconnect(kNoStore);
   waiting_ = false;
   return true;
@@ -189,11 +179,7 @@ bool StoreClient::cancel_wait(TimePoint deadline) {
 
 void StoreClient::check_connection() {
   what_ = "stay connected";
-  char unasked = 0;
-  const ssize_t got = ::recv(fd_.get(), &unasked, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (got == 0) disconnect(kClosed);
-  if (got > 0) disconnect(kNoStore);
-  if (errno != EAGAIN && errno != EINTR) disconnect(std::strerror(errno));
+  if (has_received(1)) disconnect(kNoStore);
 }
 
 void StoreClient::ask_and_wait(const std::string& what, const std::vector<std::string>& keys,
@@ -201,7 +187,7 @@ void StoreClient::ask_and_wait(const std::string& what, const std::vector<std::s
   ask(what, keys_query(Query::kWait, keys), deadline);
   waiting_ = true;
   while (!wait_done()) {
-    if (base::poll_until(fd_.get(), POLLIN, deadline)) continue;
+    if (base::poll_until(fd(), POLLIN, deadline)) continue;
     if (!cancel_wait(Clock::now() + kCancelPatience)) fail("not there in time");
     return;
   }
@@ -210,33 +196,28 @@ void StoreClient::ask_and_wait(const std::string& what, const std::vector<std::s
 void StoreClient::ask(const std::string& what, std::string_view query, TimePoint deadline) {
   if (waiting_) throw base::InternalError(fmt::format("a store was asked to {} in a wait", what));
   what_ = what;
-  if (!fd_) fail("the connection was closed after an earlier failure");
-  while (!query.empty()) {
-    const ssize_t sent = ::send(fd_.get(), query.data(), query.size(), MSG_NOSIGNAL);
-    if (sent >= 0) {
-      query.remove_prefix(static_cast<size_t>(sent));
-    } else if (errno == EAGAIN) {
-      if (!base::poll_until(fd_.get(), POLLOUT, deadline)) disconnect(kTooLate);
-    } else if (errno != EINTR) {
-      disconnect(std::strerror(errno));
-    }
+  if (!channel_.is_open()) fail("the connection was closed after an earlier failure");
+  channel_.send(query);
+  while (channel_.unsent() > 0) {
+    if (!base::poll_until(fd(), POLLOUT, deadline)) disconnect(kTooLate);
+    channel_.flush();
   }
+  if (channel_.error() != 0) disconnect(std::strerror(channel_.error()));
+}
+
+bool StoreClient::has_received(size_t size) {
+  if (channel_.input().size() < size) channel_.receive();
+  if (channel_.input().size() >= size) return true;
+  if (!channel_.has_ended()) return false;
+  disconnect(channel_.error() == 0 ? kClosed : std::strerror(channel_.error()));
 }
 
 std::string StoreClient::receive(size_t size, TimePoint deadline) {
-  std::string bytes;
-  while (bytes.size() < size) {
-    // Not all at once: a size may come from what is no store.
-    const size_t before = bytes.size();
-    bytes.resize(std::min(size, before + kReceiveSize));
-    const ssize_t got = ::recv(fd_.get(), &bytes[before], bytes.size() - before, 0);
-    const int error = errno;
-    bytes.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
-    if (got == 0) disconnect(kClosed);
-    if (got > 0 || error == EINTR) continue;
-    if (error != EAGAIN) disconnect(std::strerror(error));
-    if (!base::poll_until(fd_.get(), POLLIN, deadline)) disconnect(kTooLate);
+  while (!has_received(size)) {
+    if (!base::poll_until(fd(), POLLIN, deadline)) disconnect(kTooLate);
   }
+  std::string bytes(channel_.input().substr(0, size));
+  channel_.consume(size);
   return bytes;
 }
 
@@ -256,7 +237,7 @@ void StoreClient::fail(std::string_view why) const {
 }
 
 void StoreClient::disconnect(std::string_view why) {
-  fd_.reset();
+  channel_.close();
   waiting_ = false;
   fail(why);
 }

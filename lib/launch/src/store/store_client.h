@@ -1,6 +1,6 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/channel.h>
 
 #include <chrono>
 #include <cstdint>
@@ -55,7 +55,7 @@ class StoreClient {
   bool wait_done();
   /// Ends the wait. Whether the keys came in the last moment.
   bool cancel_wait(TimePoint deadline);
-  int fd() const { return fd_.get(); }
+  int fd() const { return channel_.fd(); }
   /// Asks nothing: throws when the store is gone.
   void check_connection();
 
@@ -67,6 +67,8 @@ class StoreClient {
   void ask(const std::string& what, std::string_view query, TimePoint deadline);
   void ask_and_wait(const std::string& what, const std::vector<std::string>& keys,
                     TimePoint deadline);
+  /// Reads what has arrived. Whether the input has that many bytes.
+  bool has_received(size_t size);
   std::string receive(size_t size, TimePoint deadline);
   std::string receive_string(TimePoint deadline);
   template <typename Integer>
@@ -74,7 +76,7 @@ class StoreClient {
   [[noreturn]] void fail(std::string_view why) const;
   [[noreturn]] void disconnect(std::string_view why);
 
-  base::UniqueFd fd_;
+  base::Channel channel_;
   std::string name_;  ///< host:port
   std::string what_;
   bool waiting_ = false;

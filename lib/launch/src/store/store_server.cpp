@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <syncbn/base/error.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -24,11 +22,10 @@ using store::QueryScanner;
 using store::wire_key;
 
 constexpr uint64_t kListenerId = 0;
-// In one call of handle(), so that whoever calls it gets to its other work.
-constexpr size_t kMostEvents = 64;
-constexpr size_t kReadSize = size_t{64} << 10;
-// A client with so many bytes of answers to read has to read before it may ask again.
-constexpr size_t kMostPending = size_t{1} << 20;
+// Bounds one call of handle(), so that its caller gets to its other work.
+constexpr size_t kMaxEvents = 64;
+// A client that leaves this many bytes of answers unread has to read before it may ask again.
+constexpr size_t kMaxUnsent = size_t{1} << 20;
 
 base::UniqueFd open_spare() {
   return base::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -45,13 +42,25 @@ size_t most_silent_connections() {
 
 struct StoreServer::Connection {
   uint64_t id = 0;
-  base::UniqueFd fd;
+  base::Channel channel;
   uint32_t watched = 0;
   bool greeted = false;
-  bool broken = false;  ///< nothing can be written to it any more
-  std::string input;
-  QueryScanner scanner;  ///< of the first query in input
-  SendBuffer output;
+  QueryScanner scanner;  ///< of the first query in the input
+
+  /// What recv() returns for its first byte; 0 if the server has read from it.
+  ssize_t peek(char& first) const {
+    const bool is_new = !greeted && channel.input().empty();
+    return is_new ? ::recv(channel.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) : 0;
+  }
+  bool is_silent() const {
+    char first = 0;
+    return peek(first) < 0;
+  }
+  bool may_be_foreign() const {
+    char first = 0;
+    const ssize_t got = peek(first);
+    return got < 0 || (got == 1 && first != static_cast<char>(Query::kValidate));
+  }
 };
 
 StoreServer::StoreServer(base::UniqueFd listener, ForeignSink foreign)
@@ -72,7 +81,7 @@ StoreServer::StoreServer(base::UniqueFd listener, ForeignSink foreign)
 StoreServer::~StoreServer() = default;
 
 void StoreServer::handle() {
-  std::array<epoll_event, kMostEvents> events;
+  std::array<epoll_event, kMaxEvents> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), 0);
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<size_t>(i)];
@@ -86,40 +95,22 @@ void StoreServer::handle() {
 
 // Whether there may be more.
 bool StoreServer::accept_connections() {
-  for (size_t i = 0; i < kMostEvents; ++i) {
-    base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  for (size_t i = 0; i < kMaxEvents; ++i) {
+    base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd) {
       if (errno == EMFILE || errno == ENFILE) drop_newcomer();
       return false;
     }
     make_room();
-    // The answers are small, and their readers wait for them.
-    const int on = 1;
-    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     auto connection = std::make_unique<Connection>();
     connection->id = ++last_id_;
-    connection->fd = std::move(fd);
+    connection->channel = base::Channel(std::move(fd), SIZE_MAX);  // answer_queries() has a limit
     epoll_event event{.events = EPOLLIN, .data = {.u64 = connection->id}};
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->fd.get(), &event) != 0) continue;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->channel.fd(), &event) != 0) continue;
     connection->watched = event.events;
     connections_.emplace(connection->id, std::move(connection));
   }
   return true;
-}
-
-// It has not said a word yet, or not as a client does.
-bool StoreServer::may_be_foreign(const Connection& connection) {
-  if (connection.greeted || !connection.input.empty()) return false;
-  char first = 0;
-  const ssize_t got = ::recv(connection.fd.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got < 0 || (got == 1 && first != static_cast<char>(Query::kValidate));
-}
-
-// It has not said a word, and has not left either.
-bool StoreServer::is_silent(const Connection& connection) {
-  char first = 0;
-  return !connection.greeted && connection.input.empty() &&
-         ::recv(connection.fd.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT) < 0;
 }
 
 // Those that never speak must not keep out those that do: the one that came first goes.
@@ -127,11 +118,11 @@ void StoreServer::make_room() {
   size_t silent = 0;
   Connection* first = nullptr;
   for (const auto& [id, connection] : connections_) {
-    if (!is_silent(*connection)) continue;
+    if (!connection->is_silent()) continue;
     ++silent;
     if (first == nullptr || id < first->id) first = connection.get();
   }
-  if (silent >= most_silent_) take(*first).reset();
+  if (silent >= most_silent_) remove(*first);
 }
 
 // Otherwise it would keep us busy for as long as no descriptor is free. Clients try again.
@@ -150,96 +141,81 @@ void StoreServer::handle_connection(uint64_t id, uint32_t events) {
   const bool lost = (events & (EPOLLERR | EPOLLHUP)) != 0;
   // What it sent before it was lost still counts.
   const bool readable = (events & connection.watched & EPOLLIN) != 0;
-  if (readable ? !read(connection) : lost) return take(connection).reset();
-  if (connection.input.empty()) return flush(connection);
-  if (!connection.greeted && connection.input.front() != static_cast<char>(Query::kValidate)) {
-    std::string first_bytes = std::move(connection.input);
-    base::UniqueFd fd = take(connection);
-    if (foreign_) foreign_(std::move(fd), std::move(first_bytes));
+  base::Channel& channel = connection.channel;
+  if (readable) channel.receive();
+  if (!readable && lost) {
+    remove(connection);
     return;
   }
-  if (!answer_queries(connection)) return take(connection).reset();
-  flush(connection);
-}
-
-bool StoreServer::read(Connection& connection) {
-  std::array<char, kReadSize> buffer;
-  const ssize_t got = ::recv(connection.fd.get(), buffer.data(), buffer.size(), 0);
-  if (got > 0) connection.input.append(buffer.data(), static_cast<size_t>(got));
-  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
-}
-
-// Answers what has come in, until the answers pile up. False: the connection is to be closed.
-bool StoreServer::answer_queries(Connection& connection) {
-  size_t done = 0;
-  auto result = QueryScanner::Result::kComplete;
-  while (!connection.broken && has_room(connection)) {
-    const std::string_view rest = std::string_view(connection.input).substr(done);
-    result = connection.scanner.scan(rest);
-    if (result != QueryScanner::Result::kComplete) break;
-    const std::string_view query = rest.substr(0, connection.scanner.size());
-    connection.scanner = {};
-    if (!answer(connection, query)) return false;
-    done += query.size();
+  const std::string_view input = channel.input();
+  const bool begins_as_client =
+      input.empty() || input.front() == static_cast<char>(Query::kValidate);
+  if (!connection.greeted && !begins_as_client) {
+    base::Channel stranger = remove(connection);
+    if (foreign_) foreign_(std::move(stranger));
+    return;
   }
-  connection.input.erase(0, done);
-  if (connection.input.empty()) connection.input.shrink_to_fit();
-  return !connection.broken && result != QueryScanner::Result::kMalformed;
+  if (!answer_queries(connection) || channel.has_ended()) {
+    remove(connection);
+  } else {
+    flush(connection);
+  }
 }
 
-bool StoreServer::has_room(Connection& connection) {
-  if (connection.output.size() >= kMostPending) flush(connection);
-  return connection.output.size() < kMostPending;
+/// Answers the queries that are complete, until too many answers wait for the client.
+/// @return false if the connection is to be closed.
+bool StoreServer::answer_queries(Connection& connection) {
+  base::Channel& channel = connection.channel;
+  while (channel.error() == 0) {
+    if (channel.unsent() >= kMaxUnsent) channel.flush();
+    if (channel.unsent() >= kMaxUnsent) return true;
+    const auto result = connection.scanner.scan(channel.input());
+    if (result != QueryScanner::Result::kComplete)
+      return result != QueryScanner::Result::kMalformed;
+    const size_t size = std::exchange(connection.scanner, {}).size();
+    if (!answer(connection, channel.input().substr(0, size))) return false;
+    channel.consume(size);
+  }
+  return false;
 }
 
-// False: the connection is to be closed.
+/// @return false if the connection is to be closed.
 bool StoreServer::answer(Connection& connection, std::string_view query) {
   QueryReader in(query);
   // The greeting comes first, and once.
   const bool greets = in.query() == Query::kValidate;
   if (greets == connection.greeted) return false;
-  if (!greets) return answers_.answer(connection.id, query, connection.output.bytes());
   connection.greeted = true;
-  return in.integer<uint32_t>() == store::kMagic;
+  if (greets) return in.integer<uint32_t>() == store::kMagic;
+  std::string answer;
+  const bool is_allowed = answers_.answer(connection.id, query, answer);
+  connection.channel.queue(answer);
+  return is_allowed;
 }
 
 void StoreServer::flush(Connection& connection) {
-  SendBuffer& output = connection.output;
-  while (!output.empty()) {
-    const ssize_t sent =
-        ::send(connection.fd.get(), output.view().data(), output.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno != EAGAIN) {
-      // The connection is closed in its own turn; this makes sure that it gets one.
-      connection.broken = true;
-      ::shutdown(connection.fd.get(), SHUT_RDWR);
-      output.clear();
-      break;
-    }
-    if (sent < 0) break;
-    output.take(static_cast<size_t>(sent));
-  }
+  connection.channel.flush();
   watch(connection);
 }
 
 void StoreServer::watch(Connection& connection) {
   uint32_t events = 0;
-  if (connection.output.size() < kMostPending) events |= EPOLLIN;
-  if (connection.output.size() > 0) events |= EPOLLOUT;
+  if (connection.channel.unsent() < kMaxUnsent) events |= EPOLLIN;
+  if (connection.channel.unsent() > 0) events |= EPOLLOUT;
   if (events == connection.watched) return;
   connection.watched = events;
   epoll_event event{.events = events, .data = {.u64 = connection.id}};
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd.get(), &event);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.channel.fd(), &event);
 }
 
-// Ends the connection as far as this object goes.
-base::UniqueFd StoreServer::take(Connection& connection) {
+/// Removes the connection from the server and returns its channel.
+base::Channel StoreServer::remove(Connection& connection) {
   answers_.forget(connection.id);
-  base::UniqueFd fd = std::move(connection.fd);
-  // Closing would not be enough: a process that was forked may have the socket, too.
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
+  base::Channel channel = std::move(connection.channel);
+  // Closing would not be enough: a process that was forked may have the socket as well.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.fd(), nullptr);
   connections_.erase(connection.id);
-  return fd;
+  return channel;
 }
 
 void StoreServer::set(std::string_view key, std::string value) {
@@ -277,15 +253,17 @@ void StoreServer::clear() {
   }
   std::vector<Connection*> clients;
   for (const auto& [id, connection] : connections_) {
-    if (!may_be_foreign(*connection)) clients.push_back(connection.get());
+    if (!connection->may_be_foreign()) clients.push_back(connection.get());
   }
-  for (Connection* client : clients) take(*client).reset();
+  for (Connection* client : clients) remove(*client);
   answers_.clear();
 }
 
 void StoreServer::wake(uint64_t id) {
   Connection& connection = *connections_.at(id);
-  put_integer(connection.output.bytes(), store::kStopWaiting);
+  std::string answer;
+  put_integer(answer, store::kStopWaiting);
+  connection.channel.queue(answer);
   flush(connection);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/channel.h>
 
 #include <cstdint>
 #include <functional>
@@ -11,7 +11,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "common/send_buffer.h"
 #include "store/store_answers.h"
 
 namespace syncbn::launch {
@@ -23,9 +22,9 @@ namespace syncbn::launch {
 /// The keys of the member functions are those of TCPStore's methods.
 class StoreServer {
  public:
-  /// Takes a connection that does not begin as a store's client does, and the bytes that it has
-  /// sent so far, at least one. It is non-blocking.
-  using ForeignSink = std::function<void(base::UniqueFd connection, std::string first_bytes)>;
+  /// Takes a connection that does not begin as a store's client does. Its input, at least a byte,
+  /// is what it has sent so far.
+  using ForeignSink = std::function<void(base::Channel channel)>;
 
   /// @param listener a socket that listens.
   /// @param foreign without it such connections are closed. It may call this object.
@@ -58,20 +57,15 @@ class StoreServer {
   struct Connection;
 
   bool accept_connections();
-  static bool may_be_foreign(const Connection& connection);
-  static bool is_silent(const Connection& connection);
   void make_room();
   void drop_newcomer();
   void handle_connection(uint64_t id, uint32_t events);
-  bool read(Connection& connection);
   bool answer_queries(Connection& connection);
-  bool has_room(Connection& connection);
   bool answer(Connection& connection, std::string_view query);
   void flush(Connection& connection);
   void watch(Connection& connection);
-  base::UniqueFd take(Connection& connection);
-
   void wake(uint64_t id);
+  base::Channel remove(Connection& connection);
 
   base::UniqueFd listener_;
   ForeignSink foreign_;

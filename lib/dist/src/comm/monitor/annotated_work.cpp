@@ -35,7 +35,7 @@ void Label::rethrow() const {
   const std::string why = reason();
   log->fail(call);
   PeerMonitor::Cause cause;
-  if (const auto alive = watch.lock()) cause = alive->cause_of(*log, call, why);
+  if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
   const std::string failed = fmt::format("rank {} of {} on {}: {} failed: ", rank, world_size,
                                          base::hostname(), subject());
   if (cause.ranks_disagree) {

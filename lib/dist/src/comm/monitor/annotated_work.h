@@ -16,7 +16,7 @@ struct Label {
   int rank;  ///< in the world
   int world_size;
   std::shared_ptr<FlightRecorder> log;
-  std::weak_ptr<PeerMonitor> watch;
+  std::weak_ptr<PeerMonitor> monitor;
 
   /// Of the exception being handled. While it was under way: the network, or a peer.
   /// @throws base::UnavailableError; base::UserError when the ranks called different things.

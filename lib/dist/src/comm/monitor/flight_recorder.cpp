@@ -59,8 +59,8 @@ void NamedAs::apply_to(Call& call) {
 }
 
 FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks,
-                               std::function<void()> break_off)
-    : group_(std::move(group)), ranks_(std::move(ranks)), break_off_(std::move(break_off)) {}
+                               std::function<void()> abort)
+    : group_(std::move(group)), ranks_(std::move(ranks)), abort_(std::move(abort)) {}
 
 bool FlightRecorder::has_member(int rank) const {
   return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end();

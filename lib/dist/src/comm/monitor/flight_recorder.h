@@ -74,13 +74,13 @@ class FlightRecorder {
     Clock::time_point since;
   };
 
-  /// @param ranks the group's, in the world. @param break_off makes all that is pending fail.
-  FlightRecorder(std::string group, std::vector<int> ranks, std::function<void()> break_off);
+  /// @param ranks the group's, in the world. @param abort makes all that is pending fail.
+  FlightRecorder(std::string group, std::vector<int> ranks, std::function<void()> abort);
 
   const std::string& group() const { return group_; }
   const std::vector<int>& ranks() const { return ranks_; }
   bool has_member(int rank) const;
-  void break_off() const { break_off_(); }
+  void abort() const { abort_(); }
 
   /// `work` is the library's own; null where only succeed() and fail() say when the call is over.
   void begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work);
@@ -110,7 +110,7 @@ class FlightRecorder {
 
   const std::string group_;
   const std::vector<int> ranks_;
-  const std::function<void()> break_off_;
+  const std::function<void()> abort_;
   mutable std::mutex mutex_;
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;

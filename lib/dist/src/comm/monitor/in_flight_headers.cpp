@@ -8,7 +8,7 @@
 
 namespace syncbn::dist::detail {
 
-static_assert(2 * InFlightHeaders::kMost <= FlightRecorder::kKept);
+static_assert(2 * InFlightHeaders::kMaxInFlight <= FlightRecorder::kKept);
 
 std::vector<at::Tensor> InFlightHeaders::send(const at::Tensor& header,
                                               const ProcessGroupPtr& group, Timeout timeout,
@@ -24,7 +24,7 @@ std::vector<at::Tensor> InFlightHeaders::send(const at::Tensor& header,
     sent_.push_back({std::move(all), std::move(work)});
   }
   std::vector<at::Tensor> come;
-  while (!sent_.empty() && (sent_.size() > most_ || sent_.front().work->isCompleted())) {
+  while (!sent_.empty() && (sent_.size() > max_in_flight_ || sent_.front().work->isCompleted())) {
     const Sent& oldest = sent_.front();
     try {
       oldest.work->wait();

@@ -19,10 +19,10 @@ class InFlightHeaders {
  public:
   /// At most so many are under way: then the oldest is waited for, and with it the slowest rank's
   /// process. With the exchanges between them a FlightRecorder holds them all.
-  static constexpr size_t kMost = 16;
+  static constexpr size_t kMaxInFlight = 16;
 
   /// @param most under way; 0: each is waited for at once, where the host waits for GPUs anyway.
-  explicit InFlightHeaders(size_t most = kMost) : most_(most) {}
+  explicit InFlightHeaders(size_t max_in_flight = kMaxInFlight) : max_in_flight_(max_in_flight) {}
 
   /// Of one exchange: [1, n] on the CPU in. @param called what it is called in errors.
   /// @return [W, n] of each, in order, whose headers have come from all ranks meanwhile.
@@ -40,7 +40,7 @@ class InFlightHeaders {
     c10::intrusive_ptr<c10d::Work> work;
   };
 
-  const size_t most_;
+  const size_t max_in_flight_;
   std::mutex mutex_;
   std::deque<Sent> sent_;
 };

@@ -57,21 +57,21 @@ std::string number(uint64_t value) {
 
 std::shared_ptr<PeerMonitor> PeerMonitor::join(c10d::Store& store, int rank, int world_size,
                                                const std::string& address, milliseconds limit) {
-  std::shared_ptr<PeerMonitor> watch;
+  std::shared_ptr<PeerMonitor> monitor;
   try {
-    watch.reset(new PeerMonitor(store, rank, world_size, address, limit));
+    monitor.reset(new PeerMonitor(store, rank, world_size, address, limit));
   } catch (const c10::Error& error) {
     throw base::UnavailableError(fmt::format("rank {} of {}: the store failed: {}", rank,
                                              world_size, error.what_without_backtrace()));
   }
-  living() = watch;
+  living() = monitor;
   static const bool once = [] {
     ::on_exit(&PeerMonitor::leave_at_exit, nullptr);
     std::at_quick_exit(&PeerMonitor::leave_at_quick_exit);
     return true;
   }();
   (void)once;
-  return watch;
+  return monitor;
 }
 
 PeerMonitor::PeerMonitor(c10d::Store& store, int rank, int world_size, const std::string& address,
@@ -97,10 +97,10 @@ void PeerMonitor::leave_at_quick_exit() {
 }
 
 void PeerMonitor::leave_with(int exit_code) {
-  const auto watch = living().lock();
-  if (!watch) return;
-  watch->leave(exit_code == 0 ? "has ended its program"
-                              : fmt::format("ended with exit code {}", exit_code));
+  const auto monitor = living().lock();
+  if (!monitor) return;
+  monitor->leave(exit_code == 0 ? "has ended its program"
+                                : fmt::format("ended with exit code {}", exit_code));
 }
 
 void PeerMonitor::leave(const std::string& manner) {
@@ -115,7 +115,7 @@ void PeerMonitor::leave(const std::string& manner) {
       fields.push_back(number(log->completed()));
     }
   }
-  channel_.post(Message::kAll, "bye", std::move(fields));
+  channel_.post(Message::kAll, "leave", std::move(fields));
   channel_.flush(kLeaveTime);
 }
 
@@ -140,16 +140,16 @@ PeerMonitor::Logs PeerMonitor::logs_now() {
 void PeerMonitor::on_message(const Message& message) {
   const Lock lock(mutex_);
   const std::string group = message.field(0);
-  if (message.type == "bye") {
-    remember_farewell(message);
+  if (message.type == "leave") {
+    record_leave_notice(message);
   } else if (message.type == "stuck") {
-    hear_stuck(message);
+    receive_stuck(message);
   } else if (message.type == "stuck-transfer") {
     stuck_transfers_[group] = {message.from,      message.field(1),  message.field(2),
                                message.number(3), message.number(4), message.number(5),
                                message.field(6)};
   } else if (message.type == kDiffer || message.type == kGaveUp) {
-    hear_failure(message.type, group, message.field(1));
+    receive_failure(message.type, group, message.field(1));
   } else if (message.type == "where") {
     answer(message);
   } else if (message.type == "here") {
@@ -163,7 +163,7 @@ void PeerMonitor::on_message(const Message& message) {
 // All ranks of a group may find out the same at the same time. They tell rank 0 alone, which passes
 // on the first: messages grow with the number of ranks, and not with its square.
 
-void PeerMonitor::hear_stuck(const Message& report) {
+void PeerMonitor::receive_stuck(const Message& report) {
   std::map<uint64_t, Stuck>& known = stuck_[report.field(0)];
   const bool is_news =
       known.try_emplace(report.number(1), Stuck{report.field(3), report.number(2), report.field(4)})
@@ -172,8 +172,8 @@ void PeerMonitor::hear_stuck(const Message& report) {
   if (is_news && rank() == 0) channel_.post(Message::kAll, report.type, report.fields);
 }
 
-void PeerMonitor::hear_failure(const std::string& type, const std::string& group,
-                               const std::string& what) {
+void PeerMonitor::receive_failure(const std::string& type, const std::string& group,
+                                  const std::string& what) {
   if (failures_.count(group) != 0) return;
   record_failure(group, {.what = what, .ranks_disagree = type == kDiffer});
   if (rank() == 0) channel_.post(Message::kAll, type, {group, what});
@@ -181,22 +181,23 @@ void PeerMonitor::hear_failure(const std::string& type, const std::string& group
 
 void PeerMonitor::find_failure(const std::string& type, const std::string& group,
                                const std::string& what) {
-  hear_failure(type, group, what);
+  receive_failure(type, group, what);
   if (rank() != 0) channel_.post(0, type, {group, what});
 }
 
 void PeerMonitor::on_end(int rank, const std::string& where) {
   const Lock lock(mutex_);
-  const auto farewell = farewells_.find(rank);
-  record_end(rank, where, farewell == farewells_.end() ? Farewell{"died", {}} : farewell->second);
+  const auto notice = leave_notices_.find(rank);
+  record_end(rank, where,
+             notice == leave_notices_.end() ? LeaveNotice{"died", {}} : notice->second);
 }
 
-void PeerMonitor::remember_farewell(const Message& message) {
-  Farewell farewell{message.field(0), {}};
+void PeerMonitor::record_leave_notice(const Message& message) {
+  LeaveNotice notice{message.field(0), {}};
   for (size_t i = 1; i + 1 < message.fields.size(); i += 2) {
-    farewell.completed[message.field(i)] = message.number(i + 1);
+    notice.completed[message.field(i)] = message.number(i + 1);
   }
-  farewells_[message.from] = std::move(farewell);
+  leave_notices_[message.from] = std::move(notice);
 }
 
 std::string PeerMonitor::end_among(const std::vector<int>& ranks, milliseconds patience) {
@@ -217,9 +218,9 @@ std::string PeerMonitor::end_among(const std::vector<int>& ranks, milliseconds p
   return what;
 }
 
-void PeerMonitor::record_end(int rank, const std::string& where, Farewell farewell) {
-  ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, farewell.manner),
-                              Clock::now(), std::move(farewell.completed), ++events_});
+void PeerMonitor::record_end(int rank, const std::string& where, LeaveNotice notice) {
+  ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, notice.manner),
+                              Clock::now(), std::move(notice.completed), ++events_});
   news_.notify_all();
 }
 
@@ -336,7 +337,7 @@ bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pendi
 }
 
 void PeerMonitor::supervise() {
-  Logs to_break;
+  Logs to_abort;
   {
     const Lock lock(mutex_);
     if (has_left_) return;
@@ -347,10 +348,10 @@ void PeerMonitor::supervise() {
       const bool failed = !pending.empty() && failures_.count(log->group()) != 0;
       const bool lost = std::any_of(pending.begin(), pending.end(),
                                     [&](const auto& one) { return is_lost(*log, one); });
-      if (failed || lost) to_break.push_back(log);
+      if (failed || lost) to_abort.push_back(log);
     }
   }
-  for (const auto& log : to_break) log->break_off();
+  for (const auto& log : to_abort) log->abort();
 }
 
 /// The fingerprints of calls are part of what Gloo matches messages by, so ranks that called
@@ -371,7 +372,7 @@ void PeerMonitor::report_stuck(const FlightRecorder& log,
           "stuck",
           {group, number(call.sequence), number(call.fingerprint()), self(), call.describe()}};
       if (rank() == 0) {
-        hear_stuck(report);
+        receive_stuck(report);
       } else {
         channel_.post(0, report.type, report.fields);
       }

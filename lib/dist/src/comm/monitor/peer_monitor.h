@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "monitor/flight_recorder.h"
-#include "monitor/watch_channel.h"
+#include "monitor/monitor_channel.h"
 
 namespace syncbn::dist::detail {
 
@@ -68,7 +68,7 @@ class PeerMonitor {
   using Completed = std::map<std::string, uint64_t>;
 
   /// What a rank says when it leaves: how, and the collectives it has done its part in, by group.
-  struct Farewell {
+  struct LeaveNotice {
     std::string manner;
     Completed completed;
   };
@@ -117,11 +117,11 @@ class PeerMonitor {
 
   // With the lock held.
   void answer(const Message& question);
-  void remember_farewell(const Message& farewell);
-  void hear_stuck(const Message& report);
-  void hear_failure(const std::string& type, const std::string& group, const std::string& what);
+  void record_leave_notice(const Message& notice);
+  void receive_stuck(const Message& report);
+  void receive_failure(const std::string& type, const std::string& group, const std::string& what);
   void find_failure(const std::string& type, const std::string& group, const std::string& what);
-  void record_end(int rank, const std::string& where, Farewell farewell);
+  void record_end(int rank, const std::string& where, LeaveNotice notice);
   void record_failure(const std::string& group, Failure failure);
   Logs logs_now();
   void report_stuck(const FlightRecorder& log, const std::vector<FlightRecorder::Pending>& pending);
@@ -139,7 +139,7 @@ class PeerMonitor {
   std::mutex mutex_;
   std::condition_variable news_;
   std::vector<std::weak_ptr<FlightRecorder>> logs_;
-  std::map<int, Farewell> farewells_;
+  std::map<int, LeaveNotice> leave_notices_;
   std::map<int, End> ends_;
   std::map<std::string, Failure> failures_;                 ///< by group: the first
   std::map<std::string, std::map<uint64_t, Stuck>> stuck_;  ///< by group and sequence: the first
@@ -150,7 +150,7 @@ class PeerMonitor {
   uint64_t questions_ = 0;
   uint64_t events_ = 0;
   bool has_left_ = false;
-  WatchChannel channel_;  ///< the last, since its thread uses all the others
+  MonitorChannel channel_;  ///< the last, since its thread uses all the others
 };
 
 }  // namespace syncbn::dist::detail

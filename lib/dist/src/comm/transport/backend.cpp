@@ -24,7 +24,7 @@ Backend::Backend(Delegates delegates, std::string group_name, std::chrono::milli
       watch_(watch),
       is_watched_(watch != nullptr),
       handle_(std::make_shared<GlooHandle>()),
-      in_flight_headers_(delegates_.cuda ? InFlightHeaders::kMost : 0),
+      in_flight_headers_(delegates_.cuda ? InFlightHeaders::kMaxInFlight : 0),
       log_(std::make_shared<FlightRecorder>(group_name_, members_.ranks,
                                             [handle = handle_, shared = delegates_.shared] {
                                               if (shared) shared->break_off();
@@ -59,7 +59,7 @@ void Backend::shutdown() {
 }
 
 void Backend::abort() {
-  log_->break_off();
+  log_->abort();
   if (delegates_.cuda) delegates_.cuda->abort();
 }
 

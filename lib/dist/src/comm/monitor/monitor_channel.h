@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/channel.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
@@ -12,14 +13,26 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "monitor/watch_link.h"
+#include "monitor/monitor_message.h"
 
 namespace syncbn::dist::detail {
 
-/// How ranks talk outside of collectives, and learn that one has ended: every rank keeps one
-/// connection to rank 0, which passes messages on. It ends with the process. Thread-safe; one
-/// thread, which sleeps in poll().
-class WatchChannel {
+/// One end of a connection between rank 0 and another rank.
+struct MonitorLink {
+  explicit MonitorLink(base::UniqueFd fd, int peer = -1, std::string where = "");
+
+  base::Channel channel;
+  /// The rank at the other end; -1 before its hello.
+  int peer;
+  /// "host, process 7": of the peer.
+  std::string where;
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+};
+
+/// Carries messages between ranks outside of collectives and reports when a rank has ended. Every
+/// rank keeps one connection to rank 0, which forwards messages; the connection ends with the
+/// process. Thread-safe; one thread, which sleeps in poll().
+class MonitorChannel {
  public:
   /// Called by the thread.
   struct Events {
@@ -33,11 +46,11 @@ class WatchChannel {
   /// Every rank of the world calls it.
   /// @param address under which other hosts reach this one.
   /// @throws base::UnavailableError when rank 0 does not answer within `limit`.
-  WatchChannel(c10d::Store& store, int rank, int world_size, const std::string& address,
-               std::chrono::milliseconds limit);
-  ~WatchChannel();
-  WatchChannel(const WatchChannel&) = delete;
-  WatchChannel& operator=(const WatchChannel&) = delete;
+  MonitorChannel(c10d::Store& store, int rank, int world_size, const std::string& address,
+                 std::chrono::milliseconds limit);
+  ~MonitorChannel();
+  MonitorChannel(const MonitorChannel&) = delete;
+  MonitorChannel& operator=(const MonitorChannel&) = delete;
 
   /// Called once.
   void start(Events events);
@@ -47,9 +60,9 @@ class WatchChannel {
   /// "host, process 7": of this rank.
   const std::string& where() const { return where_; }
 
-  /// Sends a message to a rank or, but for this one, to all. Does not wait.
+  /// Sends a message to a rank, or to all but this one. Does not wait.
   void post(int to, const std::string& type, std::vector<std::string> fields);
-  /// Waits until all that was posted, here or to be passed on, is with the kernel; at most `limit`.
+  /// Waits until the kernel has all that was posted or is to be forwarded; at most `limit`.
   void flush(std::chrono::milliseconds limit);
 
  private:
@@ -60,7 +73,7 @@ class WatchChannel {
   void wait_for_events();
   void accept_links();
   std::vector<Message> read_links();
-  bool greet(WatchLink& link, const std::optional<Message>& hello);
+  void greet(MonitorLink& link, const std::optional<Message>& hello);
   void drop_strangers();
   void dispatch(const Message& message);
   void follow_forks();
@@ -69,16 +82,16 @@ class WatchChannel {
   const int rank_;
   const int world_size_;
   const std::string where_;
-  std::string token_;        ///< strangers do not know it
-  base::UniqueFd listener_;  ///< of rank 0, until all have come
+  std::string token_;        ///< only ranks of the job know it
+  base::UniqueFd listener_;  ///< of rank 0, until all ranks have arrived
   bool may_accept_ = true;
   int arrived_ = 0;
   base::UniqueFd wake_;
   Events events_;
   std::mutex mutex_;
-  std::vector<WatchLink> links_;  ///< of rank 0: to all who have come; of the others: to rank 0
+  std::vector<MonitorLink> links_;  ///< rank 0: to all ranks that have arrived; others: to rank 0
   bool stop_ = false;
-  bool is_copy_ = false;  ///< in a child that was forked: without the thread
+  bool is_copy_ = false;  ///< in a forked child, which does not have the thread
   std::thread thread_;
 };
 

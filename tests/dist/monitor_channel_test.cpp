@@ -17,8 +17,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "monitor/watch_channel.h"
-#include "monitor/watch_link.h"
+#include "monitor/monitor_channel.h"
 #include "support/connection.h"
 #include "support/eventually.h"
 #include "support/listener.h"
@@ -29,61 +28,22 @@ namespace {
 
 using syncbn::base::UniqueFd;
 using syncbn::dist::detail::Message;
-using syncbn::dist::detail::WatchChannel;
-using syncbn::dist::detail::WatchLink;
+using syncbn::dist::detail::MonitorChannel;
+using syncbn::dist::detail::MonitorLink;
 using syncbn::test::connect_to;
 using syncbn::test::eventually;
 using syncbn::test::run_ranks;
 using syncbn::test::send_to;
-using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-
-struct TwoLinks {
-  TwoLinks() {
-    int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) syncbn::base::throw_errno("socketpair");
-    sender = WatchLink(UniqueFd(ends[0]));
-    receiver = WatchLink(UniqueFd(ends[1]));
-  }
-  WatchLink sender{UniqueFd()};
-  WatchLink receiver{UniqueFd()};
-};
-
-// A thousand ranks speak at the same time.
-TEST(WatchLinkTest, ManyLinesAtOnceArrive) {
-  constexpr size_t kLines = 20'000;
-  std::string text;
-  for (size_t line = 0; line < kLines; ++line) text += "some line\n";
-  TwoLinks links;
-  std::vector<std::string> lines;
-  links.sender.send(text);
-  while (lines.size() < kLines) {
-    const size_t before = lines.size();
-    ASSERT_TRUE(links.receiver.receive(lines)) << "after " << lines.size() << " lines";
-    ASSERT_GT(lines.size(), before);
-    links.sender.flush();
-  }
-  EXPECT_EQ(lines.size(), kLines);
-  EXPECT_THAT(lines, Each("some line"));
-}
-
-TEST(WatchLinkTest, AFirstLineWithoutAnEndEndsTheConnection) {
-  TwoLinks links;
-  std::vector<std::string> lines;
-  links.sender.send(std::string(100'000, 'x'));
-  EXPECT_FALSE(links.receiver.receive(lines));
-  EXPECT_THAT(lines, IsEmpty());
-}
 
 // Linux sends no keepalive probes while something that was sent is not acknowledged.
-TEST(WatchLinkTest, AHostThatIsGoneIsGivenUpAfterElevenSeconds) {
+TEST(MonitorLinkTest, AHostThatIsGoneIsGivenUpAfterElevenSeconds) {
   const syncbn::test::Listener listener;
-  const WatchLink link(connect_to(listener.port));
+  const MonitorLink link(connect_to(listener.port));
   const auto option = [&](int name) {
     int value = 0;
     socklen_t size = sizeof(value);
-    EXPECT_EQ(::getsockopt(link.fd(), IPPROTO_TCP, name, &value, &size), 0);
+    EXPECT_EQ(::getsockopt(link.channel.fd(), IPPROTO_TCP, name, &value, &size), 0);
     return value;
   };
   EXPECT_EQ(option(TCP_USER_TIMEOUT), 11'000);
@@ -94,25 +54,27 @@ TEST(WatchLinkTest, AHostThatIsGoneIsGivenUpAfterElevenSeconds) {
 struct RankZero {
   RankZero() { channel.start(nothing()); }
 
-  static WatchChannel::Events nothing() {
+  static MonitorChannel::Events nothing() {
     return {.message = [](const Message&) {}, .end = [](int, const std::string&) {}, .tick = [] {}};
   }
   int port() {
-    const std::vector<uint8_t> bytes = store.get("syncbn/watch");
+    const std::vector<uint8_t> bytes = store.get("syncbn/monitor");
     return static_cast<int>(Message::parse({bytes.begin(), bytes.end()})->number(1));
   }
   /// The other rank comes.
-  void complete() { const WatchChannel other(store, 1, 2, "127.0.0.1", std::chrono::seconds(20)); }
+  void complete() {
+    const MonitorChannel other(store, 1, 2, "127.0.0.1", std::chrono::seconds(20));
+  }
 
   c10d::HashStore store;
-  WatchChannel channel{store, 0, 2, "127.0.0.1", std::chrono::seconds(20)};
+  MonitorChannel channel{store, 0, 2, "127.0.0.1", std::chrono::seconds(20)};
 };
 
 // It died in between, and the store is a launcher's.
-TEST(WatchChannelTest, ARankZeroThatDoesNotListenIsNamedAfterTheConnectTimeout) {
+TEST(MonitorChannelTest, ARankZeroThatDoesNotListenIsNamedAfterTheConnectTimeout) {
   c10d::HashStore store;
   EXPECT_THAT(syncbn::test::message_of<syncbn::base::UnavailableError>([&] {
-                const WatchChannel one(store, 1, 2, "127.0.0.1", std::chrono::milliseconds(100));
+                const MonitorChannel one(store, 1, 2, "127.0.0.1", std::chrono::milliseconds(100));
               }),
               HasSubstr("rank 0 arrived and then did not listen for the other ranks"));
 }
@@ -123,12 +85,15 @@ bool is_closed(const UniqueFd& fd) {
   return ::recv(fd.get(), &byte, 1, 0) <= 0;
 }
 
-TEST(WatchChannelTest, StrangersAreTurnedAway) {
+TEST(MonitorChannelTest, StrangersAreTurnedAway) {
   run_ranks(1, [](int) {
     RankZero zero;
     const UniqueFd nonsense = connect_to(zero.port());
     ASSERT_TRUE(send_to(nonsense, "GET / HTTP/1.1\r\n"));
     EXPECT_TRUE(is_closed(nonsense));
+    const UniqueFd endless = connect_to(zero.port());
+    ASSERT_TRUE(send_to(endless, std::string(100'000, 'x')));
+    EXPECT_TRUE(is_closed(endless));
     const UniqueFd wrong_job = connect_to(zero.port());
     ASSERT_TRUE(send_to(wrong_job, "1\t0\thello\tanother token\there\n"));
     EXPECT_TRUE(is_closed(wrong_job));
@@ -139,7 +104,7 @@ TEST(WatchChannelTest, StrangersAreTurnedAway) {
 }
 
 // They must not keep the ranks out, either.
-TEST(WatchChannelTest, ManySilentStrangersAreAcceptedOnlyInPart) {
+TEST(MonitorChannelTest, ManySilentStrangersAreAcceptedOnlyInPart) {
   run_ranks(1, [](int) {
     const auto open_files = [] {
       return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
@@ -157,7 +122,7 @@ TEST(WatchChannelTest, ManySilentStrangersAreAcceptedOnlyInPart) {
 }
 
 // The time is that of the processor, which others' work does not add to.
-TEST(WatchChannelTest, WithoutAFreeFileRankZeroIsNotBusy) {
+TEST(MonitorChannelTest, WithoutAFreeFileRankZeroIsNotBusy) {
   run_ranks(1, [](int) {
     RankZero zero;
     const int port = zero.port();

@@ -1,4 +1,4 @@
-#include "monitor/watch_channel.h"
+#include "monitor/monitor_channel.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/held_port.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
 #include <sys/eventfd.h>
@@ -19,34 +20,35 @@
 namespace syncbn::dist::detail {
 namespace {
 
-constexpr char kStoreKey[] = "syncbn/watch";
+constexpr char kStoreKey[] = "syncbn/monitor";
 constexpr int kTickMilliseconds = 250;
-// For a connection to say which rank it is of: ranks do so at once.
+// Time limit for the hello of a connection: ranks send it at once.
 constexpr std::chrono::seconds kGreetingTime(30);
-// So many may be somebody else's before others have to wait.
-constexpr int kStrangers = 64;
+// Upper bound on that hello. Later messages have none: the leave notice of a rank grows with the
+// number of its groups.
+constexpr size_t kMaxGreeting = size_t{64} * 1024;
+// Upper bound on connections that may be of other programs; more have to wait.
+constexpr int kMaxStrangers = 64;
 
-// The living channel, for the handlers of fork().
+/// The channel of this process, for the handlers of fork().
 struct Living {
   std::mutex mutex;
-  WatchChannel* channel = nullptr;
+  MonitorChannel* channel = nullptr;
 };
 Living& living_channel() {
   static auto* const instance = new Living;
   return *instance;
 }
 
-int port_of(int fd) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  return base::port_of(address);
-}
-
 }  // namespace
 
-WatchChannel::WatchChannel(c10d::Store& store, int rank, int world_size, const std::string& address,
-                           std::chrono::milliseconds limit)
+MonitorLink::MonitorLink(base::UniqueFd fd, int the_peer, std::string its_where)
+    : channel(std::move(fd)), peer(the_peer), where(std::move(its_where)) {
+  base::detect_lost_host(channel.fd());
+}
+
+MonitorChannel::MonitorChannel(c10d::Store& store, int rank, int world_size,
+                               const std::string& address, std::chrono::milliseconds limit)
     : rank_(rank),
       world_size_(world_size),
       where_(fmt::format("{}, process {}", base::hostname(), ::getpid())),
@@ -59,7 +61,7 @@ WatchChannel::WatchChannel(c10d::Store& store, int rank, int world_size, const s
   }
 }
 
-void WatchChannel::listen(c10d::Store& store, const std::string& address) {
+void MonitorChannel::listen(c10d::Store& store, const std::string& address) {
   std::string reason;
   const base::AddressList list = base::resolve(address, 0, reason);
   if (!list) throw base::UnavailableError(fmt::format("rank 0 cannot use {}: {}", address, reason));
@@ -72,12 +74,12 @@ void WatchChannel::listen(c10d::Store& store, const std::string& address) {
   const Message place{0,
                       Message::kAll,
                       "place",
-                      {address, std::to_string(port_of(listener_.get())), token_, where_}};
+                      {address, std::to_string(base::bound_port(listener_.get())), token_, where_}};
   const std::string line = place.line();
   store.set(kStoreKey, std::vector<uint8_t>(line.begin(), line.end() - 1));
 }
 
-void WatchChannel::connect(c10d::Store& store, std::chrono::milliseconds limit) {
+void MonitorChannel::connect(c10d::Store& store, std::chrono::milliseconds limit) {
   try {
     store.wait({kStoreKey}, limit);
   } catch (const c10::Error& error) {
@@ -100,16 +102,16 @@ void WatchChannel::connect(c10d::Store& store, std::chrono::milliseconds limit) 
                     world_size_, base::hostname(), place->field(3), place->field(0), port, reason));
   }
   links_.emplace_back(std::move(fd), 0, place->field(3));
-  links_[0].send(Message{rank_, 0, "hello", {place->field(2), where_}}.line());
+  links_[0].channel.send(Message{rank_, 0, "hello", {place->field(2), where_}}.line());
 }
 
-void WatchChannel::start(Events events) {
+void MonitorChannel::start(Events events) {
   events_ = std::move(events);
   follow_forks();
   thread_ = std::thread([this] { run(); });
 }
 
-WatchChannel::~WatchChannel() {
+MonitorChannel::~MonitorChannel() {
   {
     const std::lock_guard lock(living_channel().mutex);
     if (living_channel().channel == this) living_channel().channel = nullptr;
@@ -128,7 +130,7 @@ WatchChannel::~WatchChannel() {
 
 /// A child that was forked without exec, as loaders' processes are, must not keep connections open
 /// that end with this process.
-void WatchChannel::follow_forks() {
+void MonitorChannel::follow_forks() {
   const std::lock_guard lock(living_channel().mutex);
   living_channel().channel = this;
   static const int once = ::pthread_atfork(
@@ -141,7 +143,7 @@ void WatchChannel::follow_forks() {
         living_channel().mutex.unlock();
       },
       [] {
-        WatchChannel* const channel = std::exchange(living_channel().channel, nullptr);
+        MonitorChannel* const channel = std::exchange(living_channel().channel, nullptr);
         if (channel != nullptr) {
           channel->close_in_child();
           channel->mutex_.unlock();
@@ -151,27 +153,27 @@ void WatchChannel::follow_forks() {
   if (once != 0) throw base::InternalError("pthread_atfork failed");
 }
 
-void WatchChannel::close_in_child() {
+void MonitorChannel::close_in_child() {
   is_copy_ = true;
-  for (WatchLink& link : links_) link.close();
+  for (MonitorLink& link : links_) link.channel.close();
   listener_.reset();
   wake_.reset();
 }
 
-void WatchChannel::post(int to, const std::string& type, std::vector<std::string> fields) {
+void MonitorChannel::post(int to, const std::string& type, std::vector<std::string> fields) {
   const std::lock_guard lock(mutex_);
   send({rank_, to, type, std::move(fields)});
 }
 
-void WatchChannel::flush(std::chrono::milliseconds limit) {
+void MonitorChannel::flush(std::chrono::milliseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
     std::vector<pollfd> polls;
     {
       const std::lock_guard lock(mutex_);
-      for (WatchLink& link : links_) {
-        link.flush();
-        if (link.has_output()) polls.push_back({link.fd(), POLLOUT, 0});
+      for (MonitorLink& link : links_) {
+        link.channel.flush();
+        if (link.channel.unsent() > 0) polls.push_back({link.channel.fd(), POLLOUT, 0});
       }
     }
     if (polls.empty() || std::chrono::steady_clock::now() >= deadline) return;
@@ -179,19 +181,18 @@ void WatchChannel::flush(std::chrono::milliseconds limit) {
   }
 }
 
-/// To everybody concerned but this rank, as far as there is a connection.
-void WatchChannel::send(const Message& message) {
+/// Rank 0 sends it to the ranks that it is for, the others to rank 0.
+void MonitorChannel::send(const Message& message) {
   const std::string line = message.line();
-  for (WatchLink& link : links_) {
-    const bool passes_on = link.peer == 0 && rank_ != 0;
-    const bool meant = message.to == Message::kAll || message.to == link.peer;
-    if (!link.is_open() || link.peer < 0 || link.peer == message.from) continue;
-    if (passes_on || meant) link.send(line);
-    if (link.has_output()) ::eventfd_write(wake_.get(), 1);
+  for (MonitorLink& link : links_) {
+    const bool is_for_peer = message.to == Message::kAll || message.to == link.peer || rank_ != 0;
+    if (!is_for_peer || link.peer < 0 || link.peer == message.from) continue;
+    link.channel.send(line);
+    if (link.channel.unsent() > 0) ::eventfd_write(wake_.get(), 1);
   }
 }
 
-void WatchChannel::run() {
+void MonitorChannel::run() {
   // Signals are for the program's own threads. SIGPIPE comes from Gloo's connections.
   sigset_t all;
   ::sigfillset(&all);
@@ -215,14 +216,14 @@ void WatchChannel::run() {
   }
 }
 
-void WatchChannel::wait_for_events() {
+void MonitorChannel::wait_for_events() {
   std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
   {
     const std::lock_guard lock(mutex_);
     if (listener_ && may_accept_) polls.push_back({listener_.get(), POLLIN, 0});
-    for (const WatchLink& link : links_) {
-      const int events = POLLIN | (link.has_output() ? POLLOUT : 0);
-      polls.push_back({link.fd(), static_cast<short>(events), 0});
+    for (const MonitorLink& link : links_) {
+      const int events = POLLIN | (link.channel.unsent() > 0 ? POLLOUT : 0);
+      polls.push_back({link.channel.fd(), static_cast<short>(events), 0});
     }
   }
   ::poll(polls.data(), polls.size(), kTickMilliseconds);
@@ -230,13 +231,12 @@ void WatchChannel::wait_for_events() {
   ::eventfd_read(wake_.get(), &ignored);
 }
 
-/// Where that cannot be done now, as without a free file descriptor, poll() would return at once:
-/// then there is another attempt some times a second.
-void WatchChannel::accept_links() {
+/// Without a free file descriptor poll() would return at once: the next tick tries again.
+void MonitorChannel::accept_links() {
   if (!listener_) return;
   const auto unknown = std::count_if(links_.begin(), links_.end(),
-                                     [](const WatchLink& link) { return link.peer < 0; });
-  for (int64_t room = world_size_ + kStrangers - unknown; room > 0; --room) {
+                                     [](const MonitorLink& link) { return link.peer < 0; });
+  for (int64_t room = world_size_ + kMaxStrangers - unknown; room > 0; --room) {
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd) {
       may_accept_ = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
@@ -247,52 +247,48 @@ void WatchChannel::accept_links() {
   may_accept_ = false;
 }
 
-void WatchChannel::drop_strangers() {
-  const bool all_have_come = arrived_ == world_size_ - 1;
-  if (all_have_come) listener_.reset();
+void MonitorChannel::drop_strangers() {
+  const bool all_have_arrived = arrived_ == world_size_ - 1;
+  if (all_have_arrived) listener_.reset();
   const auto too_old = std::chrono::steady_clock::now() - kGreetingTime;
-  for (WatchLink& link : links_) {
-    if (link.peer < 0 && (all_have_come || link.since < too_old)) link.close();
+  for (MonitorLink& link : links_) {
+    if (link.peer < 0 && (all_have_arrived || link.since < too_old)) link.channel.close();
   }
 }
 
-/// What has come, and for each rank that has ended an "end" from it.
-std::vector<Message> WatchChannel::read_links() {
+/// The messages that have arrived, and an "end" from each rank that has ended.
+std::vector<Message> MonitorChannel::read_links() {
   std::vector<Message> messages;
-  for (WatchLink& link : links_) {
-    std::vector<std::string> lines;
-    link.flush();
-    const bool open = link.receive(lines);
-    for (const std::string& line : lines) {
-      const auto message = Message::parse(line);
-      if (link.peer >= 0) {
-        if (message) messages.push_back(*message);
-      } else if (!greet(link, message)) {
-        break;
+  for (MonitorLink& link : links_) {
+    link.channel.flush();
+    link.channel.receive();
+    while (link.channel.is_open()) {
+      const auto line = link.channel.next_line(link.peer < 0 ? kMaxGreeting : SIZE_MAX);
+      if (!line) break;
+      const auto message = Message::parse(*line);
+      if (link.peer < 0) {
+        greet(link, message);
+      } else if (message) {
+        messages.push_back(*message);
       }
     }
-    if (open) continue;
-    link.close();
+    if (!link.channel.has_ended()) continue;
+    link.channel.close();
     if (link.peer >= 0) messages.push_back({link.peer, Message::kAll, "end", {link.where}});
   }
   drop_strangers();
-  std::erase_if(links_, [](const WatchLink& link) { return !link.is_open(); });
+  std::erase_if(links_, [](const MonitorLink& link) { return !link.channel.is_open(); });
   return messages;
 }
 
-/// False for somebody else.
-bool WatchChannel::greet(WatchLink& link, const std::optional<Message>& hello) {
-  if (!hello || hello->type != "hello" || hello->field(0) != token_) {
-    link.close();
-    return false;
-  }
+void MonitorChannel::greet(MonitorLink& link, const std::optional<Message>& hello) {
+  if (!hello || hello->type != "hello" || hello->field(0) != token_) return link.channel.close();
   link.peer = hello->from;
   link.where = hello->field(1);
   ++arrived_;
-  return true;
 }
 
-void WatchChannel::dispatch(const Message& message) {
+void MonitorChannel::dispatch(const Message& message) {
   if (rank_ == 0 && message.to != 0) {
     const std::lock_guard lock(mutex_);
     send(message);

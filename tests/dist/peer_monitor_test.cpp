@@ -26,8 +26,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "monitor/flight_recorder.h"
+#include "monitor/monitor_channel.h"
 #include "monitor/peer_monitor.h"
-#include "monitor/watch_channel.h"
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "support/thrown.h"
@@ -47,8 +47,8 @@ using syncbn::base::kExitUsage;
 using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
 using syncbn::dist::detail::FlightRecorder;
+using syncbn::dist::detail::MonitorChannel;
 using syncbn::dist::detail::PeerMonitor;
-using syncbn::dist::detail::WatchChannel;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
 using syncbn::test::run_ranks;
@@ -103,7 +103,7 @@ struct Times {
 };
 
 // The promise is a second (docs/errors.md). Four more are for a machine that is busy with other
-// things: without the watch it would be the group's timeout, half an hour.
+// things: without the monitor it would be the group's timeout, half an hour.
 TEST(FaultTest, ADeadRankIsNoticedSoon) {
   void* const memory =
       ::mmap(nullptr, sizeof(Times), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -155,7 +155,7 @@ TEST(PeerMonitorTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
 TEST(PeerMonitorTest, ALeaveNoticeOfAnyLengthArrives) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
-    WatchChannel zero(store, 0, 2, "127.0.0.1", milliseconds(20'000));
+    MonitorChannel zero(store, 0, 2, "127.0.0.1", milliseconds(20'000));
     auto leaver = join(store, 1, 2);
     std::vector<std::shared_ptr<FlightRecorder>> logs;
     for (int group = 0; group < 60; ++group) {
@@ -170,7 +170,7 @@ TEST(PeerMonitorTest, ALeaveNoticeOfAnyLengthArrives) {
                 .end = [&](int, const std::string&) { said_last.set_value(said); },
                 .tick = [] {}});
     leave.join();
-    EXPECT_EQ(said_last.get_future().get(), "bye");
+    EXPECT_EQ(said_last.get_future().get(), "leave");
   });
 }
 
@@ -184,14 +184,14 @@ TEST(PeerMonitorTest, AChildThatEndsDoesNotTakeItsRankAlong) {
   });
 }
 
-// A thread has the watch's lock at about every second of these forks.
+// A thread has the monitor's lock at about every second of these forks.
 TEST(PeerMonitorTest, AChildThatEndsDoesNotWaitForAThreadThatIsNotThere) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
-    const auto watch = join(store, 0, 1);
+    const auto monitor = join(store, 0, 1);
     std::atomic<bool> stop = false;
     std::thread user([&] {
-      while (!stop) watch->add(nullptr);
+      while (!stop) monitor->add(nullptr);
     });
     for (int i = 0; i < 10 && !::testing::Test::HasFailure(); ++i) {
       const pid_t child = ::fork();

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <syncbn/base/byte_queue.h>
+#include <syncbn/base/unique_fd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace syncbn::base {
+
+/// One end of a connection (a connected stream socket or a pipe) with a buffer for each direction.
+/// Nothing here waits: the owner polls fd() for POLLIN, and for POLLOUT while unsent() > 0, then
+/// calls receive() and flush().
+///
+/// Framing is the caller's: next_line() takes messages that end with a newline; other protocols
+/// look at input() and consume() what they have read. Move-only, not thread-safe.
+class Channel {
+ public:
+  /// A peer that leaves this much unread does not read at all.
+  static constexpr size_t kMaxUnsent = size_t{64} << 20;
+
+  Channel() = default;
+  /// Makes `fd` non-blocking and switches Nagle's algorithm off.
+  /// @param max_unsent the channel ends with ENOBUFS when more than that waits to be sent.
+  explicit Channel(UniqueFd fd, size_t max_unsent = kMaxUnsent);
+
+  int fd() const { return fd_.get(); }
+  bool is_open() const { return static_cast<bool>(fd_); }
+  void close() { fd_.reset(); }
+
+  /// Appends to the send buffer. Bytes for a channel that has ended are dropped.
+  void queue(std::string_view bytes);
+  /// Sends as much as the peer takes now.
+  void flush();
+  void send(std::string_view bytes) {
+    queue(bytes);
+    flush();
+  }
+  size_t unsent() const { return output_.size(); }
+
+  /// Appends what has arrived to the input, at most some 256 KiB: poll() reports the rest again.
+  void receive();
+  std::string_view input() const { return input_.view(); }
+  void consume(size_t bytes);
+  /// The next line of the input, without its newline; nothing if it is not complete.
+  /// @param max_size the channel ends with EMSGSIZE when an incomplete line is longer.
+  std::optional<std::string> next_line(size_t max_size = SIZE_MAX);
+
+  /// Ends the channel from this side, with an errno as the reason. The input is dropped.
+  void fail(int error);
+  /// Whether the peer has closed the connection or it has failed. Input from before is still there.
+  bool has_ended() const { return ended_; }
+  /// The errno with which it failed; 0 if the peer closed it.
+  int error() const { return error_; }
+
+ private:
+  void break_output(int error);
+
+  UniqueFd fd_;
+  size_t max_unsent_ = kMaxUnsent;
+  ByteQueue input_;
+  ByteQueue output_;
+  size_t searched_ = 0;  ///< bytes at the front of the input without a newline
+  bool cannot_send_ = false;
+  bool ended_ = false;
+  int error_ = 0;
+};
+
+}  // namespace syncbn::base

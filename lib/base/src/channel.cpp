@@ -1,0 +1,102 @@
+#include <syncbn/base/channel.h>
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace syncbn::base {
+namespace {
+
+// Bounds one call of receive(), so that one peer cannot keep the others waiting.
+constexpr size_t kMaxAtOnce = size_t{256} << 10;
+
+/// A socket whose peer has gone raises no SIGPIPE; for pipes the program ignores it.
+ssize_t write_to(int fd, std::string_view bytes) {
+  const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  return sent < 0 && errno == ENOTSOCK ? ::write(fd, bytes.data(), bytes.size()) : sent;
+}
+
+}  // namespace
+
+Channel::Channel(UniqueFd fd, size_t max_unsent) : fd_(std::move(fd)), max_unsent_(max_unsent) {
+  ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) | O_NONBLOCK);
+  const int on = 1;
+  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // fails for other kinds
+}
+
+void Channel::queue(std::string_view bytes) {
+  if (!is_open() || cannot_send_ || ended_) return;
+  output_.append(bytes);
+  if (output_.size() > max_unsent_) flush();
+  if (output_.size() > max_unsent_) break_output(ENOBUFS);
+}
+
+void Channel::flush() {
+  while (is_open() && !output_.empty()) {
+    const ssize_t sent = write_to(fd(), output_.view());
+    if (sent >= 0) {
+      output_.consume(static_cast<size_t>(sent));
+    } else if (errno == EAGAIN) {
+      return;
+    } else if (errno != EINTR) {
+      break_output(errno);
+    }
+  }
+}
+
+/// receive() still reads what the peer sent before; then the channel has ended.
+void Channel::break_output(int error) {
+  cannot_send_ = true;
+  error_ = error;
+  output_.clear();
+  ::shutdown(fd(), SHUT_RDWR);  // wakes the owner's poll()
+}
+
+void Channel::receive() {
+  std::array<char, 65536> buffer;
+  for (size_t total = 0; !ended_ && total < kMaxAtOnce;) {
+    const ssize_t got = ::read(fd(), buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) break;
+    if (got < 0 && error_ == 0) error_ = errno;
+    ended_ = got <= 0;
+    if (ended_) break;
+    input_.append({buffer.data(), static_cast<size_t>(got)});
+    total += static_cast<size_t>(got);
+    // There is no more, so the end, if any, is for the next call.
+    if (static_cast<size_t>(got) < buffer.size()) break;
+  }
+}
+
+void Channel::consume(size_t bytes) {
+  input_.consume(bytes);
+  searched_ = 0;
+}
+
+std::optional<std::string> Channel::next_line(size_t max_size) {
+  const size_t end = input().find('\n', searched_);
+  if (end == std::string_view::npos) {
+    searched_ = input().size();
+    if (searched_ > max_size) fail(EMSGSIZE);
+    return std::nullopt;
+  }
+  std::string line(input().substr(0, end));
+  consume(end + 1);
+  return line;
+}
+
+void Channel::fail(int error) {
+  ended_ = true;
+  error_ = error;
+  input_.clear();
+  output_.clear();
+  searched_ = 0;
+}
+
+}  // namespace syncbn::base

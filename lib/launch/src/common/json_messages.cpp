@@ -1,0 +1,24 @@
+#include "common/json_messages.h"
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+
+namespace syncbn::launch {
+
+using Json = nlohmann::json;
+
+void send_message(base::Channel& channel, const Json& message) {
+  channel.send(message.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+std::optional<Json> next_message(base::Channel& channel, size_t max_size) {
+  const auto line = channel.next_line(max_size);
+  if (!line) return std::nullopt;
+  auto message = Json::parse(*line, nullptr, /*allow_exceptions=*/false);
+  const auto type = message.find("type");
+  if (type != message.end() && type->is_string()) return message;
+  channel.fail(EBADMSG);
+  return std::nullopt;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <syncbn/base/channel.h>
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+namespace syncbn::launch {
+
+/// Launchers talk in lines of JSON: objects with a "type". Bytes that are not UTF-8 are replaced.
+void send_message(base::Channel& channel, const nlohmann::json& message);
+
+/// The next message, if it is complete. Anything else ends the channel with EBADMSG, and a message
+/// above `max_size` bytes with EMSGSIZE.
+std::optional<nlohmann::json> next_message(base::Channel& channel, size_t max_size = SIZE_MAX);
+
+}  // namespace syncbn::launch
