@@ -270,7 +270,7 @@ TEST(SharedMemoryTest, RowsThatAreGatheredAtOnceFailWhenTheGroupIsShutDown) {
     EXPECT_THAT(message_of<base::UnavailableError>([] {
                   dist::detail::gather_rows(at::ones({1, 2}), dist::default_group());
                 }),
-                HasSubstr("broken off"));
+                HasSubstr("was aborted"));
     other.join();
   });
 }

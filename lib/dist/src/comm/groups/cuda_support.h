@@ -1,10 +1,12 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "transport/transport.h"
 
 namespace syncbn::dist::detail {
 
@@ -15,9 +17,9 @@ struct CudaSupport {
   int (*device_count)();
   /// Makes `device` the calling thread's current one.
   void (*set_device)(int device);
-  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
-                                                 int rank, int world_size, int device,
-                                                 std::chrono::milliseconds timeout);
+  std::shared_ptr<Transport> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                          int world_size, int device,
+                                          std::chrono::milliseconds timeout);
 };
 
 /// Loads the library once; null when it is not installed or does not load here.

@@ -139,32 +139,34 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
                            const std::string& name, std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(ranks.size());
   const auto store = group_store(world.place.store, name);
-  Backend::Delegates delegates;
+  const bool all_ours = count_ours(world, ranks) == size;
+  std::shared_ptr<Transport> cpu;
+  std::shared_ptr<Transport> cuda;
   try {
-    // Only ranks of ours know of it, and only those that are watched hear of a peer's death.
+    // Python's ranks know no shared memory, and without a monitor nobody learns of a peer's death.
     std::optional<shm::Handshake> handshake;
-    if (world.watch && world.shared_memory && size > 1)
+    if (world.watch && world.shared_memory && size > 1) {
       handshake = shm::Handshake::start(*store, rank, size);
-    const auto connect = [&](const char* part, int own, int count) {
-      return make_gloo(device_store(store, part), own, count, world.place.addresses,
-                       std::min(timeout, world.connect_timeout));
-    };
-    delegates.cpu = connect("cpu", rank, size);
-    if (handshake && handshake->is_started_by_all(*store)) {
-      delegates.shared =
-          std::move(*handshake).finish(*delegates.cpu, ranks, [&](int host, int hosts) {
-            return connect("hosts", host, hosts);
-          });
     }
-    if (world.needs_shared_memory && !delegates.shared && name == kDefaultGroupName) {
+    const auto connect = [&](const char* part, int own, int count) {
+      return std::make_shared<Gloo>(device_store(store, part), own, count, world.place.addresses,
+                                    std::min(timeout, world.connect_timeout), all_ours);
+    };
+    const std::shared_ptr<Gloo> gloo = connect("cpu", rank, size);
+    cpu = gloo;
+    if (handshake && handshake->is_started_by_all(*store)) {
+      cpu = std::move(*handshake).finish(gloo, ranks, [&](int host, int hosts) {
+        return connect("hosts", host, hosts);
+      });
+    }
+    if (world.needs_shared_memory && cpu == gloo && name == kDefaultGroupName) {
       throw base::UserError(
           "SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share memory: one of them has "
           "none to offer, runs Python's torch.distributed or does not see the processes of the "
           "others; unset the variable to let them use Gloo");
     }
-    delegates.cpu->setTimeout(timeout);
     if (world.use_cuda) {
-      delegates.cuda =
+      cuda =
           cuda_support()->make_nccl(device_store(store, "cuda"), rank, size, local_rank(), timeout);
     }
   } catch (const base::Error&) {
@@ -179,16 +181,15 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
         fmt::format("rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}",
                     world.place.rank, world.place.world_size, base::hostname(), size, name, why));
   }
-  auto backend =
-      c10::make_intrusive<Backend>(std::move(delegates), name, timeout,
-                                   Backend::Members{ranks, world.place.world_size}, world.watch);
+  auto backend = c10::make_intrusive<Backend>(std::move(cpu), std::move(cuda), name, timeout,
+                                              Backend::Members{rank, ranks, world.place.world_size},
+                                              world.watch);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
   group->setBackend(c10::DeviceType::CPU, kType, backend);
   group->setBackend(c10::DeviceType::CUDA, kType, backend);
   group->setDefaultBackend(kType);
   group->setGroupName(name);
-  const bool all_ours = count_ours(world, ranks) == size;
   world.made.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), ranks, all_ours});
   return group;
 }

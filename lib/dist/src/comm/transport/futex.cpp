@@ -15,7 +15,7 @@ static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds limit) {
   constexpr int64_t kSecond = 1'000'000'000;
   const timespec time{.tv_sec = limit.count() / kSecond, .tv_nsec = limit.count() % kSecond};
-  // Without FUTEX_PRIVATE_FLAG: others who sleep or wake are in other processes.
+  // Without FUTEX_PRIVATE_FLAG: the word is shared between processes.
   ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
 }
 
