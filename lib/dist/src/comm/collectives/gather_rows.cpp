@@ -70,7 +70,7 @@ at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group
     try {
       step();
     } catch (const base::UserError&) {
-      throw;  // ours, not that rank's
+      throw;  // this rank's own error
     } catch (const std::exception& error) {
       throw base::UnavailableError(fmt::format(
           "rank {} does not come to {}: {}", world_rank(group, rank), what, plain_message(error)));

@@ -10,9 +10,8 @@
 
 namespace syncbn::dist::detail {
 
-/// What process groups need of CUDA and NCCL. A shared library beside this one,
-/// libsyncbn_dist_cuda.so, has one such table for each layer of lib/dist. Nothing on this side
-/// links CUDA.
+/// What process groups need from CUDA and NCCL. libsyncbn_dist_cuda.so, installed beside this
+/// library, has one such table for each layer of lib/dist. Nothing on this side links CUDA.
 struct CudaSupport {
   int (*device_count)();
   /// Makes `device` the calling thread's current one.
@@ -28,11 +27,7 @@ const CudaSupport* cuda_support();
 /// Why cuda_support() is null, for messages.
 std::string cuda_support_error();
 
-/// The table that this function of the library returns; null where cuda_support() is.
+/// The table that this function of the library returns; null if there is no library.
 const void* cuda_table(const char* entry_point);
-
-/// The function that returns the CudaSupport.
-inline constexpr char kCudaSupportEntryPoint[] = "syncbn_cuda_support";
-using CudaEntryPoint = const void* (*)();
 
 }  // namespace syncbn::dist::detail

@@ -1,14 +1,18 @@
 #include "transport/exchange.h"
 
 #include <fmt/format.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
+#include <ctime>
 #include <exception>
 #include <optional>
 #include <stdexcept>
@@ -16,8 +20,6 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-
-#include "transport/futex.h"
 
 namespace syncbn::dist::detail::shm {
 namespace {
@@ -38,6 +40,22 @@ constexpr nanoseconds kMaxSleep = milliseconds(50);
 
 [[noreturn]] void throw_aborted() {
   throw std::runtime_error("the exchange through shared memory was aborted");
+}
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+
+/// Sleeps while `word` is `value`, for at most `limit`.
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds limit) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const timespec time{.tv_sec = limit.count() / kSecond, .tv_nsec = limit.count() % kSecond};
+  // Without FUTEX_PRIVATE_FLAG: the word is shared between processes.
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
+}
+
+/// Wakes all that sleep on `word`, in any process.
+void futex_wake(const std::atomic<uint32_t>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void relax() {

@@ -8,7 +8,8 @@
 
 #include "transport/exchange.h"
 #include "transport/gloo.h"
-#include "transport/operations.h"
+#include "transport/operation.h"
+#include "transport/reduce.h"
 
 namespace syncbn::dist::detail::shm {
 
@@ -48,6 +49,8 @@ class SharedMemory : public Transport, private c10d::Backend {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
+  // Tensors may have any strides, and those may differ between ranks. `outputs` has a tensor of the
+  // input's size for each rank.
   virtual std::unique_ptr<Operation> make_all_reduce(const at::Tensor& tensor, Reduce reduce,
                                                      c10d::ReduceOp::RedOpType op);
   virtual std::unique_ptr<Operation> make_all_gather(Tensors outputs, const at::Tensor& input);
