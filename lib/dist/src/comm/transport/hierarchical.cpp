@@ -39,15 +39,15 @@ class HierarchicalOperation : public Operation {
       : hosts_(hosts), up_(bytes_up, layout), down_(bytes_down, layout) {}
 
   int64_t steps() const override { return up_.count() + down_.count(); }
-  bool blocks() const override { return hosts().is_leader(); }
+  bool blocks() const override { return hosts_->is_leader(); }
 
   void publish(const Step& step) override {
     if (step.number < up_.count()) return give(up_.at(step.number), step);
-    if (!hosts().is_leader()) return;
+    if (!hosts_->is_leader()) return;
     if (step.number == up_.count()) {
       using std::chrono::milliseconds;
       const auto left = step.deadline - std::chrono::steady_clock::now();
-      call(hosts().leaders->with_tag(step.tag),
+      call(hosts_->leaders->with_tag(step.tag),
            std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left)));
     }
     const Chunk part = down_.at(step.number - up_.count());
@@ -56,27 +56,26 @@ class HierarchicalOperation : public Operation {
 
   void consume(const Step& step) override {
     if (step.number < up_.count()) {
-      if (hosts().is_leader()) collect(up_.at(step.number), step);
-    } else if (!hosts().is_leader()) {
+      if (hosts_->is_leader()) collect(up_.at(step.number), step);
+    } else if (!hosts_->is_leader()) {
       const Chunk part = down_.at(step.number - up_.count());
       copy_bytes(outcome() + part.begin, step.input(kLeader), part.bytes);
     }
   }
 
  protected:
-  const Hosts& hosts() const { return *hosts_; }
+  const HostsPtr hosts_;
 
  private:
   /// Publishes this rank's part of a chunk.
-  virtual void give(const Chunk& chunk, const Step& step) = 0;
+  virtual void give(const Chunk& /*chunk*/, const Step& /*step*/) {}
   /// On the leader: consumes what the ranks of its host have given.
-  virtual void collect(const Chunk& chunk, const Step& step) = 0;
+  virtual void collect(const Chunk& /*chunk*/, const Step& /*step*/) {}
   /// On the leader: makes the call together with the other leaders.
   virtual void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) = 0;
   /// What the leader passes on.
-  virtual std::byte* outcome() = 0;
+  virtual std::byte* outcome() { return nullptr; }
 
-  const HostsPtr hosts_;
   const Chunks up_;
   const Chunks down_;
 };
@@ -122,7 +121,7 @@ class HierarchicalAllReduce : public HierarchicalOperation {
     std::vector<at::Tensor> tensors{values};
     leaders.allreduce(tensors, options)->wait();
     if (op_ != c10d::ReduceOp::AVG) return;
-    values.div_(hosts().count_ranks());
+    values.div_(hosts_->count_ranks());
   }
 
   std::byte* outcome() override { return values_.data(); }
@@ -179,8 +178,8 @@ class HierarchicalAllGather : public HierarchicalOperation {
     options.timeout = timeout;
     leaders._allgather_base(all, own, options)->wait();
     const at::Tensor by_host = all.view({leaders.getSize(), -1});
-    for (size_t host = 0; host < hosts().ranks.size(); ++host) {
-      const std::vector<int>& ranks = hosts().ranks[host];
+    for (size_t host = 0; host < hosts_->ranks.size(); ++host) {
+      const std::vector<int>& ranks = hosts_->ranks[host];
       for (size_t i = 0; i < ranks.size(); ++i) {
         copy_bytes(row(rows_, static_cast<size_t>(ranks[i])),
                    row(by_host[static_cast<int64_t>(host)], i), input_.bytes());
@@ -212,7 +211,7 @@ class HierarchicalBroadcast : public HierarchicalOperation {
   std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
 
  private:
-  bool is_here() const { return host_ == hosts().own; }
+  bool is_here() const { return host_ == hosts_->own; }
 
   void give(const Chunk& chunk, const Step& step) override {
     if (!is_here() || step.rank != root_) return;
@@ -246,14 +245,11 @@ class HierarchicalBarrier : public HierarchicalOperation {
   std::vector<at::Tensor> result() const override { return {}; }
 
  private:
-  void give(const Chunk& /*chunk*/, const Step& /*step*/) override {}
-  void collect(const Chunk& /*chunk*/, const Step& /*step*/) override {}
   void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
     c10d::BarrierOptions options;
     options.timeout = timeout;
     leaders.barrier(options)->wait();
   }
-  std::byte* outcome() override { return nullptr; }
 };
 
 }  // namespace
