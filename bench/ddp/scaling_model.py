@@ -19,7 +19,7 @@ FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # PyTorch's
 POWER_SGD_RANK = 1  # PyTorch's
 NORM_CHANNELS = 26560  # of ResNet-50's 53 batch norm layers together
 NORM_LAYERS = 53
-ONE_HOP_RANKS = 16  # lib/dist/src/comm/collectives/gather_rows.cpp
+ONE_HOP_RANKS = 16  # lib/dist/src/comm/transport/gloo.cpp
 
 
 def resnet50():

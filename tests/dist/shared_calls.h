@@ -1,6 +1,6 @@
 #pragma once
 
-// Every collective that shared memory knows, with results that are known.
+// Every collective of SharedMemory, with known results.
 
 #include <gtest/gtest.h>
 #include <syncbn/dist/process_group.h>
@@ -22,14 +22,14 @@ inline dist::detail::Backend& backend(const dist::ProcessGroupPtr& group = dist:
   return *dist::detail::backend_of(group);
 }
 
-/// Every call must have gone through shared memory, where there is somebody to share it with.
+/// Every call must have gone through shared memory, unless the group has one rank.
 inline void expect_all_shared(const dist::ProcessGroupPtr& group = dist::default_group()) {
   EXPECT_EQ(backend(group).shares_memory(), group->getSize() > 1);
   const uint64_t shared = group->getSize() > 1 ? backend(group).sequence() : 0;
   EXPECT_EQ(backend(group).shared_calls(), shared);
 }
 
-// None, one, an odd number, and more than fits into a segment at once.
+// None, one, an odd number, and more than one step takes.
 inline constexpr int64_t kSizes[] = {0, 1, 7, 20'001, 200'003};
 
 /// The first `size` elements, along the last dimension, of a pattern of three that repeats.
@@ -39,7 +39,7 @@ inline at::Tensor repeated(const at::Tensor& pattern, int64_t size) {
   return pattern.repeat(times).narrow(-1, 0, size).contiguous();
 }
 
-/// What rank r has: small numbers, so that the results fit into every dtype. They repeat after
+/// Rank r's values: small numbers, so that the results fit into every dtype. They repeat after
 /// three, so that expected results are reduced from three elements.
 inline at::Tensor values_of(int rank, int64_t size, at::ScalarType type) {
   const at::Tensor numbers = at::arange(3, at::kLong).add(rank).remainder(3);
@@ -84,7 +84,7 @@ inline void reduce_everything(int rank) {
     for (const auto op :
          {c10d::ReduceOp::SUM, c10d::ReduceOp::PRODUCT, c10d::ReduceOp::MIN, c10d::ReduceOp::MAX}) {
       for (const int64_t size : kSizes) {
-        if (dist::world_size() == 1 && type == at::kBool) continue;  // which Gloo does not know
+        if (dist::world_size() == 1 && type == at::kBool) continue;  // Gloo has no bool
         SCOPED_TRACE(c10::str(type, " by ", static_cast<int>(op), " of ", size));
         const at::Tensor sum = all_reduced(values_of(rank, size, type), op);
         EXPECT_TRUE(
@@ -110,7 +110,7 @@ inline void gather_everything(int rank) {
   const auto group = dist::default_group();
   for (const auto type : {at::kFloat, at::kHalf, at::kShort, at::kComplexDouble, at::kByte}) {
     for (const int64_t size : kSizes) {
-      // Gloo's own all-gather, in a world of one, knows neither.
+      // A world of one uses Gloo, which has neither.
       if (ranks == 1 && (type == at::kShort || type == at::kComplexDouble)) continue;
       SCOPED_TRACE(c10::str(type, " of ", size));
       const at::Tensor all = all_values(ranks, size, type);
@@ -138,7 +138,7 @@ inline void broadcast_everything(int rank) {
   }
 }
 
-/// The group works, through shared memory or, when any rank is without, for no rank.
+/// The group works, with or without shared memory.
 inline void expect_works(bool shared) {
   at::Tensor tensor = at::ones({70'000});
   dist::all_reduce(tensor);

@@ -1,4 +1,4 @@
-// Which ranks share memory, and what becomes of it.
+// Which ranks share memory, on one host and on several, and when ranks die.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -53,7 +53,7 @@ TEST(SharedHostTest, OneRankTurnsItOffForAll) {
   run_ranks(3, [](int rank) {
     dist::init_process_group({.shared_memory = rank != 1});
     expect_works(false);
-    // Of a group without that rank it is no matter.
+    // A group without that rank still shares memory.
     const auto others = dist::new_group({0, 2});
     EXPECT_TRUE(!others || backend(others).shares_memory());
   });
@@ -89,30 +89,30 @@ TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAllUnlessItIsAskedFor) {
   }
 }
 
-/// What rank `rank` says of shared memory, in the words of a build of that version.
-std::string offer_key(int version, int rank) {
+/// The store's key for the handshake of a rank, in a build of that version.
+std::string handshake_key(int version, int rank) {
   return fmt::format("syncbn/shared-memory/{}/{}", version, rank);
 }
 
-/// That of this build, by what its rank 0 has said.
+/// This build's version, from the key that its rank 0 has set.
 std::optional<int> version_in(c10d::Store& store) {
   for (int version = 0; version < 100; ++version) {
-    if (store.check({offer_key(version, 0)})) return version;
+    if (store.check({handshake_key(version, 0)})) return version;
   }
   return std::nullopt;
 }
 
-// Nobody waits for what another build will never say: that would end in an exception.
-TEST(SharedHostTest, AnOfferOfAnotherBuildTurnsItOffForAll) {
+// A rank must not wait for a key that another build never sets: that would end in an exception.
+TEST(SharedHostTest, AHandshakeOfAnotherBuildTurnsItOffForAll) {
   c10d::HashStore memory;
   c10d::Store& store = memory;
   const auto handshake = dist::detail::shm::Handshake::start(store, 0, 2);
   ASSERT_TRUE(handshake.has_value());
-  EXPECT_FALSE(handshake->is_started_by_all(store)) << "rank 1 has said nothing";
+  EXPECT_FALSE(handshake->is_started_by_all(store)) << "rank 1 has not started";
   const std::optional<int> version = version_in(store);
-  ASSERT_TRUE(version.has_value()) << "the key is another one than this test's";
+  ASSERT_TRUE(version.has_value()) << "this test expects another key";
   for (const int other : {*version - 1, *version + 1}) {
-    store.set(offer_key(other, 1), "yes");
+    store.set(handshake_key(other, 1), "yes");
     EXPECT_FALSE(handshake->is_started_by_all(store)) << other;
   }
   const auto equal = dist::detail::shm::Handshake::start(store, 1, 2);
@@ -129,7 +129,7 @@ bool may_make_namespaces() {
   return status == 0;
 }
 
-// As containers have it, only smaller.
+// As in containers, only smaller.
 TEST(SharedHostTest, DevShmMayBeTiny) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   run_ranks(2, [](int) {
@@ -160,7 +160,7 @@ TEST(SharedHostTest, RanksThatDoNotSeeEachOthersProcessesUseGloo) {
   });
 }
 
-/// Runs in processes of their own, which see no others, ranks 2 and 3.
+/// Runs ranks 2 and 3 in processes that see no others.
 int run_second_host(const std::function<void(int rank)>& body) {
   if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 1;
   if (::mount("proc", "/proc", "proc", 0, nullptr) != 0) return 1;
@@ -182,7 +182,7 @@ void run_ranks_on_two_hosts(const std::function<void(int rank)>& body) {
     if (rank < 2) return body(rank);
     if (rank == 3) return;  // rank 2's process starts it
     ASSERT_EQ(::unshare(CLONE_NEWPID | CLONE_NEWNS), 0);
-    const pid_t first = ::fork();  // with it a table of processes ends
+    const pid_t first = ::fork();  // the namespace ends with it
     if (first == 0) std::quick_exit(run_second_host(body));
     int status = 0;
     ASSERT_EQ(::waitpid(first, &status, 0), first);
@@ -200,7 +200,7 @@ TEST(SharedHostTest, HostsMeetOverGloo) {
     broadcast_everything(rank);
     dist::barrier();
     expect_all_shared();
-    // Of one rank on each host, of both on one and one on the other, and of one host's.
+    // One rank on each host; both on one and one on the other; both on one.
     for (const auto& [ranks, shared] :
          {std::pair(std::vector<int>{3, 1}, false), std::pair(std::vector<int>{2, 0, 1}, true),
           std::pair(std::vector<int>{3, 2}, true)}) {
@@ -245,7 +245,7 @@ TEST(SharedHostTest, SyncBatchNormSpansHosts) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   run_ranks_on_two_hosts([](int rank) {
     dist::init_process_group();
-    // Few statistics, and more than ranks give each other at once.
+    // Few statistics, and more than fit into one step.
     for (const int64_t channels : {6, 20'000}) {
       SCOPED_TRACE(channels);
       expect_batch_norm_of_all(rank, channels);
@@ -271,7 +271,7 @@ TEST(SharedHostTest, ADeadRankOfAnotherHostIsNamed) {
 }
 
 // The group's own timeout is half an hour.
-TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHostsToo) {
+TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHosts) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   struct Progress {
     std::atomic<bool> was_alone;

@@ -1,4 +1,4 @@
-// Collectives between ranks of one host, which pass through shared memory.
+// Collectives between the ranks of one host, through shared memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -77,7 +77,7 @@ TEST_P(SharedMemoryTest, AllReducesEveryDtypeBySumProductMinAndMax) {
 }
 
 TEST_P(SharedMemoryTest, AveragesFloatingPointNumbers) {
-  if (GetParam() == 1) return;  // Gloo's
+  if (GetParam() == 1) return;  // uses Gloo
   run_ranks(GetParam(), [](int rank) {
     dist::init_process_group();
     average_everything(rank);
@@ -119,7 +119,7 @@ TEST(SharedMemoryTest, ABarrierWaitsForAll) {
   });
 }
 
-// Gloo would take a tensor with gaps for one without.
+// Gloo ignores gaps between elements.
 TEST(SharedMemoryTest, StridesMayBeAnyAndDifferBetweenRanks) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
@@ -175,7 +175,7 @@ TEST(SharedMemoryTest, WhatItDoesNotKnowGoesThroughGlooInBetween) {
   });
 }
 
-/// Starts all-reduces of rank + i, small and large ones by turns.
+/// Starts all-reduces of rank + i, small and large ones in turn.
 std::vector<c10::intrusive_ptr<c10d::Work>> start_many(const ProcessGroupPtr& group,
                                                        Tensors& tensors, int rank) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
@@ -187,8 +187,8 @@ std::vector<c10::intrusive_ptr<c10d::Work>> start_many(const ProcessGroupPtr& gr
   return works;
 }
 
-// Each rank may start the groups' calls in an order of its own, and wait in any.
-TEST(SharedMemoryTest, CallsOfSeveralGroupsAreUnderWayAtOnce) {
+// Ranks may start the calls of different groups in different orders, and wait in any.
+TEST(SharedMemoryTest, CallsOfSeveralGroupsMayBePendingAtOnce) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
     const std::vector<ProcessGroupPtr> groups{dist::default_group(), dist::new_group({0, 1})};
@@ -235,8 +235,8 @@ TEST(SharedMemoryTest, NobodyHasToWaitForAWork) {
   });
 }
 
-// gather_rows() has no work that somebody else could see to.
-TEST(SharedMemoryTest, RowsThatAreGatheredAtOnceTakeTheirTurnBehindOtherCalls) {
+// gather_rows() makes no work that another thread could drive.
+TEST(SharedMemoryTest, RowsGatheredInOneHopWaitForEarlierCalls) {
   run_ranks(3, [](int rank) {
     dist::init_process_group();
     const auto group = dist::default_group();
@@ -256,7 +256,7 @@ TEST(SharedMemoryTest, RowsThatAreGatheredAtOnceTakeTheirTurnBehindOtherCalls) {
   });
 }
 
-TEST(SharedMemoryTest, RowsThatAreGatheredAtOnceFailWhenTheGroupIsShutDown) {
+TEST(SharedMemoryTest, RowsGatheredInOneHopFailWhenTheGroupIsShutDown) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
     if (rank == 1) {
@@ -270,12 +270,12 @@ TEST(SharedMemoryTest, RowsThatAreGatheredAtOnceFailWhenTheGroupIsShutDown) {
     EXPECT_THAT(message_of<base::UnavailableError>([] {
                   dist::detail::gather_rows(at::ones({1, 2}), dist::default_group());
                 }),
-                HasSubstr("broken off"));
+                HasSubstr("was aborted"));
     other.join();
   });
 }
 
-/// What all threads of this process have had of processors, in seconds.
+/// CPU time of all threads of this process, in seconds.
 double processor_time() {
   rusage usage{};
   EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
@@ -287,7 +287,7 @@ double processor_time() {
 
 /// Rank 0 waits in `call` for about a second.
 void expect_waits_asleep(const std::function<void()>& call) {
-  call();  // what is made at the first
+  call();  // the first call also sets up
   dist::barrier();
   if (dist::rank() != 0) {
     ::sleep(1);
@@ -301,13 +301,13 @@ void expect_waits_asleep(const std::function<void()>& call) {
 TEST(SharedMemoryTest, ARankThatWaitsSleepsAfterAMoment) {
   run_ranks(2, [](int) {
     dist::init_process_group();
-    // At once, and in several steps.
+    // In one step, and in several.
     for (const int64_t size : {3, 300'000}) {
       SCOPED_TRACE(size);
       Tensor tensor = at::ones({size});
       expect_waits_asleep([&] { dist::all_reduce(tensor); });
     }
-    // While nobody waits for the call itself the exchange's own thread does.
+    // Nobody waits for the call itself: the background thread does.
     expect_waits_asleep([] {
       Tensors tensors{at::ones({3})};
       const auto work = dist::default_group()->allreduce(tensors);

@@ -48,7 +48,8 @@ dist::ProcessGroupPtr plain_gloo_group() {
   constexpr auto kType = c10d::ProcessGroup::BackendType::GLOO;
   group->setBackend(
       c10::DeviceType::CPU, kType,
-      dist::detail::make_gloo(store, rank, size, {"127.0.0.1"}, std::chrono::seconds(30)));
+      dist::detail::Gloo(store, rank, size, {"127.0.0.1"}, std::chrono::seconds(30), false)
+          .backend());
   group->setDefaultBackend(kType);
   EXPECT_EQ(dist::detail::backend_of(group), nullptr);
   return group;

@@ -92,15 +92,15 @@ Binding read_binding(const TypedOptions& typed) {
 }
 
 NodeRange read_nodes(const std::string& typed) {
-  constexpr int kMost = 65536;
+  constexpr int kMax = 65536;
   const size_t colon = typed.find(':');
   const auto min = base::parse_number<int>(std::string_view(typed).substr(0, colon));
   const auto max = colon == std::string::npos
                        ? min
                        : base::parse_number<int>(std::string_view(typed).substr(colon + 1));
-  if (!min || !max || *min < 1 || *max < *min || *max > kMost) {
+  if (!min || !max || *min < 1 || *max < *min || *max > kMax) {
     throw base::UserError(fmt::format(
-        "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMost));
+        "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMax));
   }
   return {*min, *max};
 }

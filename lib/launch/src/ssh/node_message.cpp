@@ -12,9 +12,9 @@ using Json = nlohmann::json;
 
 /// Nothing where that is none. @throws nlohmann's exceptions.
 std::optional<int> exit_code_in(const Json& message) {
-  constexpr int64_t kMost = 255;
+  constexpr int64_t kMax = 255;
   const int64_t code = message.at("exit_code");
-  return code >= 0 && code <= kMost ? std::optional(static_cast<int>(code)) : std::nullopt;
+  return code >= 0 && code <= kMax ? std::optional(static_cast<int>(code)) : std::nullopt;
 }
 
 /// The same.

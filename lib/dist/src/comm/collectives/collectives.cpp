@@ -26,7 +26,7 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-/// What Gloo can add up. It can also send no other dtype, but any can go as bytes.
+/// Gloo can reduce these dtypes and send no others; but any dtype can be sent as bytes.
 bool gloo_knows(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -43,18 +43,18 @@ bool gloo_knows(at::ScalarType type) {
   }
 }
 
-/// The values of a tensor without gaps; the tensor itself where it has none.
+/// The tensor itself where it is dense.
 Tensor dense(const Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
-/// The same memory, flat and of a dtype that can be sent.
+/// The same memory, flat and of a dtype that Gloo can send.
 Tensor sendable(const Tensor& dense) {
   const Tensor flat = dense.view(-1);
   return dense.is_cpu() && !gloo_knows(dense.scalar_type()) ? flat.view(at::kByte) : flat;
 }
 
-/// A call of one of the functions below: checks its arguments, and names it when they are refused.
+/// A call of one of the functions below. Checks its arguments, with the call's name in errors.
 class CheckedCall {
  public:
   CheckedCall(const char* name, const ProcessGroupPtr& group, Timeout timeout)
@@ -82,7 +82,7 @@ class CheckedCall {
     return options;
   }
 
-  /// For the work of functions that take no options.
+  /// For send and recv, whose functions take no options.
   void wait(c10d::Work& work) const { work.wait(timeout_.value_or(kNoTimeout)); }
 
   void require_rank(const char* role, int rank) const {
@@ -102,7 +102,6 @@ class CheckedCall {
     }
   }
 
-  /// Of a tensor that is written to.
   void require_output(const Tensor& tensor) const {
     require_dense(tensor);
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
@@ -117,7 +116,7 @@ class CheckedCall {
                        c10::toString(other.scalar_type()), other.device().str()));
   }
 
-  /// One tensor for each rank, alike but for their sizes.
+  /// One tensor for each rank, with the same dtype and device.
   void require_list(const char* role, const Tensors& list) const {
     require_length(role, list.size());
     for (const Tensor& one : list) {
@@ -143,7 +142,7 @@ class CheckedCall {
     }
   }
 
-  /// Of the rows of a tensor; no splits mean equal ones.
+  /// @param splits the rows of `tensor` for each rank; empty: equal splits.
   void require_splits(const char* role, const std::vector<int64_t>& splits,
                       const Tensor& tensor) const {
     if (tensor.dim() == 0) refuse(fmt::format("the {} tensor has no first dimension", role));
@@ -170,35 +169,36 @@ class CheckedCall {
 };
 
 /// Runs a collective that overwrites `tensor`, whatever its strides.
-template <class Run>
-void overwrite(Tensor& tensor, Run run) {
+/// @param to_buffer makes what `run` takes from the dense values, in the same memory.
+template <class Run, class ToBuffer = Tensor(const Tensor&)>
+void overwrite(Tensor& tensor, Run run, const ToBuffer& to_buffer = sendable) {
   const Tensor data = tensor.detach();
   const Tensor values = dense(data);
-  Tensors buffers{sendable(values)};
+  Tensors buffers{to_buffer(values)};
   run(buffers);
   if (!values.is_alias_of(data)) data.copy_(values);
 }
 
-/// How a reduction is put to the backend.
+/// Spells a reduction so that Gloo knows it.
 struct Reduction {
-  /// @throws base::UserError for a dtype that cannot be reduced so.
+  /// @throws base::UserError for a dtype that the operation cannot reduce.
   Reduction(const CheckedCall& call, const Tensor& tensor, c10d::ReduceOp wanted)
       : op(std::move(wanted)), type(tensor.scalar_type()) {
     require_fit(call, tensor);
     if (!tensor.is_cpu() || gloo_knows(type)) return;
-    if (type == at::kBool && op.op_ == c10d::ReduceOp::SUM) op = c10d::ReduceOp::MAX;
-    if (type == at::kBool && op.op_ == c10d::ReduceOp::PRODUCT) op = c10d::ReduceOp::MIN;
-    if (type == at::kBool) return;
-    if (at::isComplexType(type) && type != at::kComplexHalf && op.op_ == c10d::ReduceOp::SUM) {
+    if (type == at::kBool) {
+      if (op.op_ == c10d::ReduceOp::SUM) op = c10d::ReduceOp::MAX;
+      if (op.op_ == c10d::ReduceOp::PRODUCT) op = c10d::ReduceOp::MIN;
       return;
     }
-    call.refuse(fmt::format(
-        "Gloo cannot reduce {}{}; convert the tensor first", c10::toString(type),
-        at::isComplexType(type) && type != at::kComplexHalf ? " other than by SUM" : ""));
+    const bool can_sum = at::isComplexType(type) && type != at::kComplexHalf;
+    if (can_sum && op.op_ == c10d::ReduceOp::SUM) return;
+    call.refuse(fmt::format("Gloo cannot reduce {}{}; convert the tensor first",
+                            c10::toString(type), can_sum ? " other than by SUM" : ""));
   }
 
-  /// The values as numbers that the backend can add up, in the same memory.
-  Tensor numbers(const Tensor& dense) const {
+  /// The values as numbers that the backend can reduce, in the same memory.
+  Tensor operator()(const Tensor& dense) const {
     if (dense.is_cpu() && at::isComplexType(type)) return at::view_as_real(dense).view(-1);
     return sendable(dense);
   }
@@ -224,7 +224,6 @@ struct Reduction {
   }
 };
 
-/// All tensors in one, one after the other.
 Tensor flat_cat(const Tensors& tensors) {
   Tensors flat;
   flat.reserve(tensors.size());
@@ -239,26 +238,26 @@ std::vector<int64_t> element_counts(const Tensors& tensors) {
   return counts;
 }
 
-/// Gloo ends the process when more comes than is expected, and leaves the rest as it is when less
-/// does: so the ranks tell each other first.
+/// Gloo ends the process when it receives more than expected, and leaves the rest unchanged when it
+/// receives less: so the ranks exchange their counts first.
 void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& input_counts,
                          const std::vector<int64_t>& output_counts) {
   const ProcessGroupPtr& group = call.group_ptr();
   if (call.size() == 1 || !detail::all_ranks_are_ours(group)) return;
   Tensor sent = at::tensor(input_counts, at::kLong);
-  Tensor coming = at::empty_like(sent);
+  Tensor received = at::empty_like(sent);
   std::vector<int64_t> equal_splits;
   group
-      ->alltoall_base(coming, sent, equal_splits, equal_splits,
+      ->alltoall_base(received, sent, equal_splits, equal_splits,
                       call.options<c10d::AllToAllOptions>())
       ->wait();
   const int64_t own = group->getRank();
-  const auto* counts = coming.const_data_ptr<int64_t>();
+  const auto* counts = received.const_data_ptr<int64_t>();
   int64_t bad_sender = 0;  // from 1; 0: none
   for (int64_t rank = 0; rank < call.size() && bad_sender == 0; ++rank) {
     if (counts[rank] != output_counts[static_cast<size_t>(rank)]) bad_sender = rank + 1;
   }
-  // Everybody learns of one pair.
+  // All ranks report the same pair.
   Tensor pair = at::tensor({bad_sender == 0 ? 0 : bad_sender * call.size() + own}, at::kLong);
   std::vector<Tensor> tensors{pair};
   c10d::AllreduceOptions options = call.options<c10d::AllreduceOptions>();
@@ -277,7 +276,7 @@ void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& in
                           output_counts[static_cast<size_t>(sender)]));
 }
 
-/// In bytes where the elements go as bytes.
+/// Converts to bytes if the elements are sent as bytes.
 void scale(std::vector<int64_t>& counts, const Tensor& sent, const Tensor& flat) {
   if (sent.scalar_type() == flat.scalar_type()) return;
   for (int64_t& count : counts) count *= static_cast<int64_t>(flat.element_size());
@@ -289,13 +288,12 @@ void all_reduce(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
   const CheckedCall call("all_reduce", group, timeout);
   call.require_output(tensor);
   const Reduction reduction(call, tensor, std::move(op));
-  const Tensor data = tensor.detach();
-  const Tensor values = dense(data);
-  Tensors buffers{reduction.numbers(values)};
-  auto options = call.options<c10d::AllreduceOptions>();
-  options.reduceOp = reduction.op;
-  call.group().allreduce(buffers, options)->wait();
-  if (!values.is_alias_of(data)) data.copy_(values);
+  const auto run = [&](Tensors& buffers) {
+    auto options = call.options<c10d::AllreduceOptions>();
+    options.reduceOp = reduction.op;
+    call.group().allreduce(buffers, options)->wait();
+  };
+  overwrite(tensor, run, reduction);
 }
 
 void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
@@ -306,7 +304,7 @@ void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& 
   const Reduction reduction(call, tensor, std::move(op));
   // A copy: backends leave partial sums on the other ranks.
   const Tensor values = dense(tensor).clone();
-  Tensors buffers{reduction.numbers(values)};
+  Tensors buffers{reduction(values)};
   auto options = call.options<c10d::ReduceOptions>();
   options.reduceOp = reduction.op;
   options.rootRank = root;
@@ -383,14 +381,13 @@ void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
   call.require_output(output);
   call.require_parts_of(output, "parts", parts);
   const Reduction reduction(call, output, std::move(op));
-  const Tensor data = output.detach();
-  const Tensor values = dense(data);
-  Tensor result = reduction.numbers(values);
-  Tensor all = reduction.numbers(flat_cat(parts));
-  auto options = call.options<c10d::ReduceScatterOptions>();
-  options.reduceOp = reduction.op;
-  call.group()._reduce_scatter_base(result, all, options)->wait();
-  if (!values.is_alias_of(data)) data.copy_(values);
+  Tensor all = reduction(flat_cat(parts));
+  const auto run = [&](Tensors& buffers) {
+    auto options = call.options<c10d::ReduceScatterOptions>();
+    options.reduceOp = reduction.op;
+    call.group()._reduce_scatter_base(buffers[0], all, options)->wait();
+  };
+  overwrite(output, run, reduction);
 }
 
 void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,

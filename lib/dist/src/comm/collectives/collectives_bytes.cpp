@@ -29,20 +29,17 @@ std::string to_bytes(const at::Tensor& tensor, int64_t size) {
   return {static_cast<const char*>(tensor.data_ptr()), static_cast<size_t>(size)};
 }
 
-std::vector<int64_t> all_sizes(const std::string& bytes, const ProcessGroupPtr& group,
-                               Timeout timeout) {
-  std::vector<int64_t> sizes;
-  for (const at::Tensor& one : all_gather(size_of(bytes), group, timeout)) {
-    sizes.push_back(one.item<int64_t>());
-  }
-  return sizes;
-}
-
-std::vector<std::string> to_list(const std::vector<at::Tensor>& tensors,
-                                 const std::vector<int64_t>& sizes) {
+/// @param gather takes this rank's bytes, padded to the longest rank's, and returns all ranks'.
+template <class Gather>
+std::vector<std::string> gather_padded(const std::string& bytes, const ProcessGroupPtr& group,
+                                       Timeout timeout, Gather gather) {
+  const std::vector<at::Tensor> sizes = all_gather(size_of(bytes), group, timeout);
+  int64_t longest = 1;  // Gloo gathers no empty tensors
+  for (const at::Tensor& size : sizes) longest = std::max(longest, size.item<int64_t>());
+  const std::vector<at::Tensor> tensors = gather(to_tensor(bytes, longest));
   std::vector<std::string> list;
   for (size_t rank = 0; rank < tensors.size(); ++rank) {
-    list.push_back(to_bytes(tensors[rank], sizes[rank]));
+    list.push_back(to_bytes(tensors[rank], sizes[rank].item<int64_t>()));
   }
   return list;
 }
@@ -63,18 +60,14 @@ std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGro
 
 std::vector<std::string> all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group,
                                           Timeout timeout) {
-  const std::vector<int64_t> sizes = all_sizes(bytes, group, timeout);
-  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
-  return to_list(all_gather(to_tensor(bytes, longest), group, timeout), sizes);
+  return gather_padded(bytes, group, timeout,
+                       [&](const at::Tensor& own) { return all_gather(own, group, timeout); });
 }
 
 std::vector<std::string> gather_bytes(const std::string& bytes, int root,
                                       const ProcessGroupPtr& group, Timeout timeout) {
-  const std::vector<int64_t> sizes = all_sizes(bytes, group, timeout);
-  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
-  // One byte at least, so that a gather of nothing is one, too.
-  return to_list(gather(to_tensor(bytes, std::max<int64_t>(longest, 1)), root, group, timeout),
-                 sizes);
+  return gather_padded(bytes, group, timeout,
+                       [&](const at::Tensor& own) { return gather(own, root, group, timeout); });
 }
 
 std::string scatter_bytes(const std::vector<std::string>& parts, int root,

@@ -20,60 +20,39 @@
 namespace syncbn::dist::detail {
 namespace {
 
-// Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. Its
-// all-to-all sends to every rank at once; each rank's row then leaves it W - 1 times, which pays
-// while rows and groups are small. Shared memory knows but the all-gather, and has no hops.
-constexpr int kOneHopRanks = 16;
-constexpr size_t kOneHopBytes = size_t{64} * 1024;
-
-/// Of gather_one_by_one(): users rather count from 0.
+/// The tag of gather_one_by_one(): users count from 0.
 constexpr int kTag = 0x5b17;
 
-bool shares_memory(const ProcessGroupPtr& group) {
-  const Backend* backend = backend_of(group);
-  return backend != nullptr && backend->shares_memory();
-}
-
-bool gathers_in_one_hop(const at::Tensor& row, const ProcessGroupPtr& group) {
-  return row.is_cpu() && group->getSize() <= kOneHopRanks && row.nbytes() <= kOneHopBytes &&
-         all_ranks_are_ours(group) && !shares_memory(group);
+template <class Options>
+Options with_timeout(Timeout timeout) {
+  Options options;
+  if (timeout) options.timeout = *timeout;
+  return options;
 }
 
 }  // namespace
 
 bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group) {
   const Backend* const backend = backend_of(group);
-  return (backend != nullptr && backend->gathers_at_once(row)) || gathers_in_one_hop(row, group);
+  return backend != nullptr && backend->gathers_in_one_hop(row);
 }
 
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
   const NamedAs named("all_gather", row.sizes());
   Backend* const backend = backend_of(group);
-  if (backend != nullptr && backend->gathers_at_once(row)) {
+  if (backend != nullptr && backend->gathers_in_one_hop(row)) {
     const at::Tensor values = row.contiguous();
     const size_t begin = static_cast<size_t>(group->getRank()) * row.nbytes();
     std::memcpy(static_cast<char*>(all.mutable_data_ptr()) + begin, values.const_data_ptr(),
                 row.nbytes());
-    backend->gather_at_once(all, timeout.value_or(c10d::kUnsetTimeout));
-    return all;
-  }
-  if (row.numel() == 0) {
-    // Gloo takes no empty tensors; a rank whose row is not empty has to hear of this one's.
-    if (all_ranks_are_ours(group)) gather_rows(at::zeros({1, 1}, row.options()), group, timeout);
-    return all;
-  }
-  if (gathers_in_one_hop(row, group)) {
-    at::Tensor copies = row.expand_as(all).contiguous();
-    std::vector<int64_t> equal_splits;
-    c10d::AllToAllOptions options;
-    if (timeout) options.timeout = *timeout;
-    group->alltoall_base(all, copies, equal_splits, equal_splits, options)->wait();
-  } else {
+    backend->gather_in_one_hop(all, timeout.value_or(c10d::kUnsetTimeout));
+  } else if (row.numel() != 0) {
     at::Tensor own = row;
-    c10d::AllgatherOptions options;
-    if (timeout) options.timeout = *timeout;
-    group->_allgather_base(all, own, options)->wait();
+    group->_allgather_base(all, own, with_timeout<c10d::AllgatherOptions>(timeout))->wait();
+  } else if (all_ranks_are_ours(group)) {
+    // Gloo takes no empty tensors, but a rank whose row is not empty has to learn of this one.
+    gather_rows(at::zeros({1, 1}, row.options()), group, timeout);
   }
   return all;
 }
@@ -81,9 +60,7 @@ at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Time
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   if (sums_by_gathering(row, group)) return gather_rows(row, group, timeout).sum(0);
   std::vector<at::Tensor> total{row.clone()};
-  c10d::AllreduceOptions options;
-  if (timeout) options.timeout = *timeout;
-  group->allreduce(total, options)->wait();
+  group->allreduce(total, with_timeout<c10d::AllreduceOptions>(timeout))->wait();
   return total[0].view({-1});
 }
 
@@ -93,7 +70,7 @@ at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group
     try {
       step();
     } catch (const base::UserError&) {
-      throw;  // ours, not that rank's
+      throw;  // this rank's own error
     } catch (const std::exception& error) {
       throw base::UnavailableError(fmt::format(
           "rank {} does not come to {}: {}", world_rank(group, rank), what, plain_message(error)));

@@ -12,16 +12,16 @@ namespace syncbn::dist::detail {
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                        Timeout timeout = std::nullopt);
 
-/// Whether sum_rows() is a gather_rows() whose rows are added up, which is quicker than an
-/// all-reduce where a row reaches all ranks at once. The same on all ranks.
+/// Whether sum_rows() adds up what gather_rows() returns, which is faster than an all-reduce where
+/// a row reaches all ranks in one hop. The same on all ranks.
 bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group);
 
 /// The sum of every rank's row: [1, n] in, [n] out, the same bits on each rank. One collective.
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                     Timeout timeout = std::nullopt);
 
-/// gather_rows() of a few values on the CPU, sent from rank to rank: so a row that does not come is
-/// known by its rank.
+/// gather_rows() of a few values on the CPU, sent from rank to rank, so that an error names the
+/// rank whose row is missing.
 /// @throws base::UnavailableError that names the rank and `what`.
 at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout,
                              const std::string& what);

@@ -7,14 +7,15 @@
 namespace syncbn::dist::detail {
 namespace {
 
-struct Loaded {
-  void* library = nullptr;
-  const CudaSupport* support = nullptr;
+constexpr char kEntryPoint[] = "syncbn_cuda_support";
+
+struct Library {
+  void* handle = nullptr;
   std::string error;
 };
 
-Loaded load() {
-  // Beside the library that this code is in, wherever it was installed.
+/// From the folder of the library that this code is in, wherever it was installed.
+Library load() {
   Dl_info self{};
   std::string path = "libsyncbn_dist_cuda.so";
   if (::dladdr(reinterpret_cast<const void*>(&cuda_support), &self) != 0 &&
@@ -22,32 +23,31 @@ Loaded load() {
     path = (std::filesystem::path(self.dli_fname).parent_path() / path).string();
   }
   // Never closed: its kernels and threads live as long as the process.
-  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (library == nullptr) return {nullptr, nullptr, ::dlerror()};
-  const auto entry = reinterpret_cast<CudaEntryPoint>(::dlsym(library, kCudaSupportEntryPoint));
-  if (entry == nullptr) return {nullptr, nullptr, ::dlerror()};
-  return {library, static_cast<const CudaSupport*>(entry()), ""};
+  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (handle == nullptr || ::dlsym(handle, kEntryPoint) == nullptr) return {nullptr, ::dlerror()};
+  return {handle, ""};
 }
 
-const Loaded& loaded() {
-  static const Loaded result = load();
-  return result;
+const Library& library() {
+  static const Library loaded = load();
+  return loaded;
 }
 
 }  // namespace
 
 const CudaSupport* cuda_support() {
-  return loaded().support;
+  return static_cast<const CudaSupport*>(cuda_table(kEntryPoint));
 }
 
 const void* cuda_table(const char* entry_point) {
-  if (loaded().library == nullptr) return nullptr;
-  const auto entry = reinterpret_cast<CudaEntryPoint>(::dlsym(loaded().library, entry_point));
+  if (library().handle == nullptr) return nullptr;
+  using EntryPoint = const void* (*)();
+  const auto entry = reinterpret_cast<EntryPoint>(::dlsym(library().handle, entry_point));
   return entry == nullptr ? nullptr : entry();
 }
 
 std::string cuda_support_error() {
-  return loaded().error;
+  return library().error;
 }
 
 }  // namespace syncbn::dist::detail

@@ -1,23 +1,24 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "transport/transport.h"
 
 namespace syncbn::dist::detail {
 
-/// What process groups need of CUDA and NCCL. A shared library beside this one,
-/// libsyncbn_dist_cuda.so, has one such table for each layer of lib/dist. Nothing on this side
-/// links CUDA.
+/// What process groups need from CUDA and NCCL. libsyncbn_dist_cuda.so, installed beside this
+/// library, has one such table for each layer of lib/dist. Nothing on this side links CUDA.
 struct CudaSupport {
   int (*device_count)();
   /// Makes `device` the calling thread's current one.
   void (*set_device)(int device);
-  c10::intrusive_ptr<c10d::Backend> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store,
-                                                 int rank, int world_size, int device,
-                                                 std::chrono::milliseconds timeout);
+  std::shared_ptr<Transport> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                          int world_size, int device,
+                                          std::chrono::milliseconds timeout);
 };
 
 /// Loads the library once; null when it is not installed or does not load here.
@@ -26,11 +27,7 @@ const CudaSupport* cuda_support();
 /// Why cuda_support() is null, for messages.
 std::string cuda_support_error();
 
-/// The table that this function of the library returns; null where cuda_support() is.
+/// The table that this function of the library returns; null if there is no library.
 const void* cuda_table(const char* entry_point);
-
-/// The function that returns the CudaSupport.
-inline constexpr char kCudaSupportEntryPoint[] = "syncbn_cuda_support";
-using CudaEntryPoint = const void* (*)();
 
 }  // namespace syncbn::dist::detail

@@ -42,7 +42,7 @@ struct MadeGroup {
   bool all_ours = true;
 };
 
-/// Everything that init_process_group makes and destroy_process_group drops.
+/// What init_process_group makes and destroy_process_group drops.
 struct World {
   Rendezvous place;
   std::chrono::milliseconds timeout;
@@ -52,14 +52,14 @@ struct World {
   bool needs_shared_memory = false;
   pid_t process = ::getpid();
   int groups_made = 0;
-  std::shared_ptr<PeerMonitor> watch;  ///< null in a world of one, and with ranks of Python's
+  std::shared_ptr<PeerMonitor> watch;  ///< null in a world of one, and with Python's ranks
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
   ProcessGroupPtr statistics;                           ///< made at first use
   std::map<int, ProcessGroupPtr> statistics_subgroups;  ///< the same, by size
 };
 
-// Not destroyed at exit: libtorch's own statics may be gone by then.
+// Never destroyed: at exit, libtorch's own statics may be gone already.
 std::unique_ptr<World>& world() {
   static auto* const instance = new std::unique_ptr<World>();
   return *instance;
@@ -73,8 +73,7 @@ World& require_world() {
   return *world();
 }
 
-/// Whether the backend, in any of PyTorch's spellings, includes NCCL for tensors on GPUs. Those on
-/// the CPU always have Gloo.
+/// Whether the backend, in any of PyTorch's spellings, includes NCCL.
 bool choose_cuda(const std::string& given) {
   std::string backend = given;
   std::transform(given.begin(), given.end(), backend.begin(),
@@ -119,8 +118,7 @@ int count_ours(const World& world, const std::vector<int>& ranks) {
   }));
 }
 
-/// In words, with where to look on, when one of the ranks has ended; waits for such news for up to
-/// `patience`.
+/// A message if one of the ranks has ended, or ends within `patience`; otherwise empty.
 std::string end_of_member(const World& world, const std::vector<int>& ranks,
                           std::chrono::milliseconds patience) {
   if (!world.watch) {
@@ -131,70 +129,69 @@ std::string end_of_member(const World& world, const std::vector<int>& ranks,
   return end.empty() ? end : end + ". That rank's own message, if any, says why";
 }
 
-/// How long between looks at the store, which does not hear of ends.
-constexpr std::chrono::milliseconds kBetweenLooks{5};
+/// Interval between questions to the store, which does not know that ranks end.
+constexpr std::chrono::milliseconds kPollInterval{5};
 
 /// Connects the members of a group.
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
                            const std::string& name, std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(ranks.size());
   const auto store = group_store(world.place.store, name);
-  Backend::Delegates delegates;
+  const bool all_ours = count_ours(world, ranks) == size;
+  std::shared_ptr<Transport> cpu;
+  std::shared_ptr<Transport> cuda;
   try {
-    // Only ranks of ours know of it, and only those that are watched hear of a peer's death.
+    // Python's ranks know no shared memory, and without a monitor nobody learns of a peer's death.
     std::optional<shm::Handshake> handshake;
-    if (world.watch && world.shared_memory && size > 1)
+    if (world.watch && world.shared_memory && size > 1) {
       handshake = shm::Handshake::start(*store, rank, size);
-    const auto connect = [&](const char* part, int own, int count) {
-      return make_gloo(device_store(store, part), own, count, world.place.addresses,
-                       std::min(timeout, world.connect_timeout));
-    };
-    delegates.cpu = connect("cpu", rank, size);
-    if (handshake && handshake->is_started_by_all(*store)) {
-      delegates.shared =
-          std::move(*handshake).finish(*delegates.cpu, ranks, [&](int host, int hosts) {
-            return connect("hosts", host, hosts);
-          });
     }
-    if (world.needs_shared_memory && !delegates.shared && name == kDefaultGroupName) {
+    const auto connect = [&](const char* part, int own, int count) {
+      return std::make_shared<Gloo>(device_store(store, part), own, count, world.place.addresses,
+                                    std::min(timeout, world.connect_timeout), all_ours);
+    };
+    const std::shared_ptr<Gloo> gloo = connect("cpu", rank, size);
+    cpu = gloo;
+    if (handshake && handshake->is_started_by_all(*store)) {
+      cpu = std::move(*handshake).finish(gloo, ranks, [&](int host, int hosts) {
+        return connect("hosts", host, hosts);
+      });
+    }
+    if (world.needs_shared_memory && cpu == gloo && name == kDefaultGroupName) {
       throw base::UserError(
           "SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share memory: one of them has "
           "none to offer, runs Python's torch.distributed or does not see the processes of the "
           "others; unset the variable to let them use Gloo");
     }
-    delegates.cpu->setTimeout(timeout);
     if (world.use_cuda) {
-      delegates.cuda =
+      cuda =
           cuda_support()->make_nccl(device_store(store, "cuda"), rank, size, local_rank(), timeout);
     }
   } catch (const base::Error&) {
     throw;
   } catch (const std::exception& error) {
     std::string why = plain_message(error);
-    constexpr std::chrono::seconds kPatience{1};
-    if (const std::string end = end_of_member(world, ranks, kPatience); !end.empty()) {
-      why = end;
-    }
+    const std::string end = end_of_member(world, ranks, std::chrono::seconds(1));
+    if (!end.empty()) why = end;
     throw base::UnavailableError(
         fmt::format("rank {} of {} on {}: connecting the {} ranks of group '{}' failed: {}",
                     world.place.rank, world.place.world_size, base::hostname(), size, name, why));
   }
-  auto backend =
-      c10::make_intrusive<Backend>(std::move(delegates), name, timeout,
-                                   Backend::Members{ranks, world.place.world_size}, world.watch);
+  auto backend = c10::make_intrusive<Backend>(std::move(cpu), std::move(cuda), name, timeout,
+                                              Backend::Members{rank, ranks, world.place.world_size},
+                                              world.watch);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
   group->setBackend(c10::DeviceType::CPU, kType, backend);
   group->setBackend(c10::DeviceType::CUDA, kType, backend);
   group->setDefaultBackend(kType);
   group->setGroupName(name);
-  const bool all_ours = count_ours(world, ranks) == size;
   world.made.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), ranks, all_ours});
   return group;
 }
 
-/// Every rank of the world is here, with the same list: one that is not would be waited for in the
-/// store, where nobody hears of its death.
+/// Checks that every rank of the world calls new_group with the same list. Otherwise ranks would
+/// wait in the store, which does not know that ranks die.
 void agree_on_members(const World& world, const std::vector<int>& ranks) {
   if (world.place.world_size == 1 || !world.place.python_ranks.empty()) return;
   const auto text = [](const std::vector<int>& list) {
@@ -210,12 +207,12 @@ void agree_on_members(const World& world, const std::vector<int>& ranks) {
   }
 }
 
-/// c10d logs a page of stack frames for each connection that is lost; our errors say it in a line.
+/// c10d logs a page of stack frames for each lost connection; our errors need one line.
 void quieten_libtorch() {
   if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
 }
 
-/// Every rank of the world takes part in the same order; null on ranks that are not members.
+/// Every rank of the world calls it, in the same order. Null on ranks that are not members.
 ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
                            std::chrono::milliseconds timeout) {
   const std::string name = std::to_string(world.groups_made++);
@@ -226,20 +223,20 @@ ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
     group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout);
   }
   leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout,
-                   [&] { return end_of_member(world, ranks, kBetweenLooks); });
+                   [&] { return end_of_member(world, ranks, kPollInterval); });
   return group;
 }
 
-/// A group that is left as soon as it is made may still be forming on other ranks.
+/// Waits until other ranks have formed this one's groups.
 void let_peers_connect(const World& world) {
-  // An exception is about to be reported: nothing may delay that.
+  // Nothing may delay the report of an exception.
   if (std::uncaught_exceptions() > 0) return;
   for (const MadeGroup& made : world.made) {
     const auto group = made.group.lock();
     if (!group) continue;
     const bool store_answers =
         wait_for_members(world.place, group->getGroupName(), world.connect_timeout,
-                         [&] { return end_of_member(world, made.ranks, kBetweenLooks); });
+                         [&] { return end_of_member(world, made.ranks, kPollInterval); });
     if (!store_answers) return;
   }
 }
@@ -297,7 +294,6 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
 }
 
 ProcessGroupPtr statistics_subgroup(int group_size) {
-  // An error, or this rank alone.
   if (!world() || !all_ranks_are_ours({})) return statistics_group({});
   const int size = world()->place.world_size;
   if (group_size < 1 || size % group_size != 0) {
@@ -351,14 +347,14 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
 void destroy_process_group() {
   if (!detail::world()) return;
   if (detail::world()->process != ::getpid()) {
-    // A forked process: connections and threads are its parent's.
+    // In a forked process, connections and threads are the parent's.
     static_cast<void>(detail::world().release());
     return;
   }
   detail::let_peers_connect(*detail::world());
-  // First, so that ranks which still wait for this one learn why their connections end.
+  // First, so that ranks that still wait for this one learn why their connections end.
   detail::world()->watch.reset();
-  // Users' modules and graphs may hold groups for longer: their connections end here.
+  // Users' modules and graphs may hold groups longer, but their connections end here.
   for (const detail::MadeGroup& made : detail::world()->made) {
     if (const auto group = made.group.lock()) group->shutdown();
   }

@@ -38,7 +38,7 @@ using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 
 // Fits into a pipe that nobody reads yet.
-constexpr size_t kLongestMessage = 32 * 1024;
+constexpr size_t kMaxMessage = 32 * 1024;
 
 bool uses_cuda() {
   std::error_code ignored;
@@ -74,7 +74,7 @@ void check_can_fork(int nprocs) {
 struct Child {
   pid_t pid = -1;
   base::UniqueFd process;  ///< a pidfd: readable once it has ended
-  base::UniqueFd message;  ///< of the exception that it ended with
+  base::UniqueFd message;  ///< a pipe with its exception's message
   bool running = true;
 };
 
@@ -95,7 +95,7 @@ void set_environment(int rank, int nprocs, int port) {
   set("LOCAL_WORLD_SIZE", nprocs);
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
   set("MASTER_PORT", port);
-  // Of a launcher around this program: its store is not these ranks'.
+  // A launcher around this program has a store of its own.
   ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
   if (base::env("OMP_NUM_THREADS")) return;
   const int threads = std::max(1, base::usable_cpus() / nprocs);
@@ -109,7 +109,7 @@ void set_environment(int rank, int nprocs, int port) {
     fn(rank);
   } catch (const std::exception& error) {
     code = base::exit_code_of(error);
-    const std::string text = detail::plain_message(error).substr(0, kLongestMessage);
+    const std::string text = detail::plain_message(error).substr(0, kMaxMessage);
     (void)!::write(message, text.data(), text.size());
   } catch (...) {
     code = base::kExitInternal;
@@ -118,12 +118,12 @@ void set_environment(int rank, int nprocs, int port) {
   }
   std::fflush(nullptr);
   detail::PeerMonitor::leave_with(code);
-  // Not exit(): what the parent made is the parent's to destroy.
+  // Not exit(): the parent destroys what it made before the fork.
   std::quick_exit(code);
 }
 
-/// While it lives, children that end are kept for waitpid(): who started this program may have had
-/// SIGCHLD ignored.
+/// While it lives, waitpid() finds children that ended: this program may have inherited an ignored
+/// SIGCHLD.
 class KeepEndedChildren {
  public:
   KeepEndedChildren() {
@@ -145,7 +145,7 @@ class KeepEndedChildren {
   struct sigaction before_ {};
 };
 
-/// The ranks; those that are left when it goes are killed.
+/// The ranks. Its destructor kills those that are left.
 class Children {
  public:
   Children() = default;
@@ -170,7 +170,7 @@ class Children {
     if (pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(base::kExitSignalBase + SIGKILL);
-      forget();
+      children_.clear();  // the others are not this process's
       set_environment(rank, nprocs, port);
       run_child(fn, rank, writer.get());
     }
@@ -190,7 +190,7 @@ class Children {
                        [](const Child& child) { return child.running; });
   }
 
-  /// Waits until a child ends, or the deadline. Of those that failed, the one that tells most.
+  /// Waits until a child ends, or the deadline. Returns the failure closest to the root cause.
   std::optional<Failure> wait(std::optional<Clock::time_point> deadline) {
     std::vector<pollfd> polls;
     for (const Child& child : children_) {
@@ -204,7 +204,7 @@ class Children {
       if (!child.running || ::waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
       child.running = false;
       auto failure = failure_of(static_cast<int>(rank), child, status);
-      // Who lost a peer is not who failed first.
+      // A rank that reports a lost peer is a victim: prefer any other failure.
       if (failure && (!worst || worst->exit_code == base::kExitUnavailable)) {
         worst = std::move(failure);
       }
@@ -229,8 +229,8 @@ class Children {
           fmt::format("{} was ended by signal {} ({})", who, signal, ::strsignal(signal))};
     }
     const int code = WEXITSTATUS(status);
-    std::string text(kLongestMessage, '\0');
-    // Its own children may keep the other end open.
+    std::string text(kMaxMessage, '\0');
+    // The rank's own children may keep the other end open.
     ::fcntl(child.message.get(), F_SETFL, O_NONBLOCK);
     const ssize_t got = ::read(child.message.get(), text.data(), text.size());
     text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
@@ -238,9 +238,6 @@ class Children {
                    text.empty() ? fmt::format("{} ended with exit code {}", who, code)
                                 : fmt::format("{} failed: {}", who, text)};
   }
-
-  /// In a child: the others are not its own.
-  void forget() { children_.clear(); }
 
   std::vector<Child> children_;
 };
@@ -266,7 +263,7 @@ void spawn(const std::function<void(int rank)>& fn, int nprocs, const SpawnOptio
     }
     if (!kill_at || Clock::now() < *kill_at) continue;
     children.signal_all(SIGKILL);
-    kill_at.reset();  // nothing is left but to wait
+    kill_at.reset();
   }
   if (first) throw SpawnError(first->rank, first->exit_code, first->message);
 }

@@ -8,6 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
+#include "transport/segment.h"
+
 namespace syncbn::dist::detail::shm {
 
 inline int64_t bytes_of(const at::Tensor& tensor) {
@@ -40,15 +42,16 @@ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, static_cast<size_t>(bytes));
 }
 
-/// A part of a tensor that goes through the slots in one step.
+/// The part of a tensor that goes through a slot in one step.
 struct Chunk {
   int64_t begin, bytes;
 };
 
-/// The chunks of so many bytes; at least one, which may be empty.
+/// So many bytes in chunks that fit into a slot; at least one, which may be empty.
 class Chunks {
  public:
-  Chunks(int64_t bytes, int64_t chunk_bytes) : bytes_(bytes), chunk_bytes_(chunk_bytes) {}
+  Chunks(int64_t bytes, const Layout& layout)
+      : bytes_(bytes), chunk_bytes_(static_cast<int64_t>(layout.input_bytes())) {}
 
   int64_t count() const { return std::max<int64_t>(1, (bytes_ + chunk_bytes_ - 1) / chunk_bytes_); }
   Chunk at(int64_t index) const {

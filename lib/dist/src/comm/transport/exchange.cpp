@@ -1,14 +1,18 @@
 #include "transport/exchange.h"
 
 #include <fmt/format.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
+#include <ctime>
 #include <exception>
 #include <optional>
 #include <stdexcept>
@@ -17,27 +21,41 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
-#include "transport/futex.h"
-
 namespace syncbn::dist::detail::shm {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// How long to look out for a rank that has a core of its own: ranks that compute the same differ by
-// so much between two layers, and on virtual machines a core that slept comes back late. After a
-// while, though, others who want this core are let in. Where ranks share cores the one that is
-// waited for could not run meanwhile.
-constexpr nanoseconds kPatience = std::chrono::milliseconds(2);
+// How long to spin for a rank that has a core of its own: ranks that compute the same differ by so
+// much between two layers, and on virtual machines a core that slept returns late. After kAlone the
+// spinning thread yields to others that want this core. Ranks that share cores must not spin: the
+// awaited one could not run meanwhile.
+constexpr nanoseconds kSpinTime = milliseconds(2);
+constexpr nanoseconds kShortSpinTime = std::chrono::microseconds(5);
 constexpr nanoseconds kAlone = std::chrono::microseconds(50);
-constexpr nanoseconds kShortPatience = std::chrono::microseconds(5);
 constexpr int kLooksPerClock = 32;
-// A sleeper looks up as often, for what nobody wakes it for: that the group is broken off.
-constexpr nanoseconds kLongestSleep = milliseconds(50);
+// A sleeping rank wakes as often to see whether the group was aborted: nothing else tells it.
+constexpr nanoseconds kMaxSleep = milliseconds(50);
 
-[[noreturn]] void throw_broken() {
-  throw std::runtime_error("the exchange through shared memory was broken off");
+[[noreturn]] void throw_aborted() {
+  throw std::runtime_error("the exchange through shared memory was aborted");
+}
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+
+/// Sleeps while `word` is `value`, for at most `limit`.
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds limit) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const timespec time{.tv_sec = limit.count() / kSecond, .tv_nsec = limit.count() % kSecond};
+  // Without FUTEX_PRIVATE_FLAG: the word is shared between processes.
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
+}
+
+/// Wakes all that sleep on `word`, in any process.
+void futex_wake(const std::atomic<uint32_t>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void relax() {
@@ -74,21 +92,20 @@ struct Exchange::Task {
   const milliseconds timeout;
   const Clock::time_point deadline;
 
-  // Of whoever has the turn.
+  // For the thread that has the turn.
   int64_t step = 0;
-  std::optional<Clock::time_point> looks_since;  ///< for the others, in this step
-  bool is_put = false;
-  int peer = 0;  ///< the ones before have come
+  std::optional<Clock::time_point> waits_since;  ///< in this step
+  bool is_published = false;
+  int peer = 0;  ///< those before have published
 
-  // With the mutex.
+  // Under the mutex.
   bool is_done = false;
   std::exception_ptr error;
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  /// Until it is done: those who look after calls hold none, and nor do those who hold futures.
-  /// Null where a thread waits for the task itself.
+  /// Kept until it is done: the flight recorder's pointer is weak, and futures hold none. Null
+  /// after begin().
   WorkPtr work;
 
-  /// Once it is done.
   void settle(const c10::intrusive_ptr<c10::ivalue::Future>& settled) const {
     if (error) {
       settled->setError(error);
@@ -101,9 +118,7 @@ struct Exchange::Task {
 class Exchange::Work : public c10d::Work {
  public:
   Work(std::shared_ptr<Exchange> exchange, TaskPtr task, c10d::OpType type)
-      : c10d::Work(exchange->rank(), type),
-        exchange_(std::move(exchange)),
-        task_(std::move(task)) {}
+      : c10d::Work(exchange->rank_, type), exchange_(std::move(exchange)), task_(std::move(task)) {}
 
   bool isCompleted() override { return exchange_->is_done(task_); }
   bool isSuccess() const override { return exchange_->is_done(task_) && !task_->error; }
@@ -132,7 +147,7 @@ Exchange::Exchange(const Layout& layout, std::vector<Segment> segments, int rank
       rank_(rank),
       names_(std::move(names)),
       process_(::getpid()),
-      patience_(have_cpus_for_all(segments_) ? kPatience : kShortPatience) {}
+      spin_time_(have_cpus_for_all(segments_) ? kSpinTime : kShortSpinTime) {}
 
 Exchange::~Exchange() {
   stop();
@@ -145,8 +160,8 @@ bool Exchange::is_idle() {
 }
 
 void Exchange::stop() {
-  break_off();
-  // In a child that was forked the thread is not there, and another one may have had the mutex.
+  abort();
+  // A forked child does not have the thread, and another one may have held the mutex.
   if (::getpid() != process_) {
     if (thread_.joinable()) thread_.detach();
     return;
@@ -163,7 +178,7 @@ void Exchange::stop() {
   }
   lock.unlock();
   if (!thread_.joinable()) return;
-  // A callback, on this very thread, may have been the last to hold the group.
+  // A callback on this very thread may have been the last to hold the group.
   thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
 }
 
@@ -186,13 +201,13 @@ Exchange::TaskPtr Exchange::begin(uint64_t tag, std::unique_ptr<Operation> opera
 void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
   const Lock lock(mutex_);
   const bool is_first = queue_.empty();
-  // The others then need no more of this rank for an operation of one step.
-  if (is_first && !broken_) put(*task);
+  // After this the others need nothing more from this rank for an operation of one step.
+  if (is_first && !aborted_) publish(*task);
   queue_.push_back(task);
   if (!is_awaited && (!is_first || task->operation->steps() > 1)) kick(lock);
 }
 
-/// Lets the thread see to what is in the queue.
+/// Lets the background thread drive the queue.
 void Exchange::kick(const Lock& /*lock*/) {
   kicked_ = true;
   if (stop_) return;
@@ -201,7 +216,7 @@ void Exchange::kick(const Lock& /*lock*/) {
 }
 
 void Exchange::run() {
-  // Signals are for the program's own threads.
+  // The program's own threads handle signals.
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
@@ -215,7 +230,7 @@ void Exchange::run() {
 
 bool Exchange::is_done(const TaskPtr& task) {
   const Lock lock(mutex_);
-  // Whoever asks may do nothing else for it.
+  // A caller that polls may never wait.
   if (!task->is_done) kick(lock);
   return task->is_done;
 }
@@ -227,7 +242,8 @@ void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
   ++waiting_;
   bool in_time = true;
   while (!task->is_done && in_time) {
-    // The exchange's own thread, which enqueue() has woken, is the one that may wait for longer.
+    // publish() may exceed this timeout where it blocks: then only the background thread, which
+    // enqueue() has woken, calls it.
     if (!has_turn_ && (endless || !queue_.front()->operation->blocks())) {
       in_time = take_turn(lock, give_up);
     } else if (endless) {
@@ -253,15 +269,15 @@ c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task)
     task->settle(future);
     return future;
   }
-  // Where the others were first it is done at once.
+  // If the others have published already, it is done at once.
   const bool is_next = !has_turn_ && queue_.front() == task && task->operation->steps() == 1;
   if (is_next) take_turn(lock, Clock::now());
   if (!task->is_done) kick(lock);
   return future;
 }
 
-/// Advances the first of the queue; the mutex is free meanwhile. Without the turn any more, since
-/// what its end sets off may wait for other operations.
+/// Advances the first operation of the queue, with the mutex free. Callbacks run after the turn has
+/// been given up, since they may wait for other operations.
 /// @return false when it is not done by `give_up`.
 bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
   const TaskPtr task = queue_.front();
@@ -272,8 +288,7 @@ bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
   try {
     is_done = advance(*task, give_up);
   } catch (...) {
-    // The ranks are no longer in step.
-    break_off();
+    abort();  // the ranks are no longer in step
     error = std::current_exception();
   }
   lock.lock();
@@ -298,18 +313,18 @@ bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
 
 bool Exchange::advance(Task& task, Clock::time_point give_up) {
   for (;;) {
-    if (!task.is_put) {
-      // Others may still read what lies there.
-      if (broken_) throw_broken();
-      put(task);
+    if (!task.is_published) {
+      // After an abort, others may still read the slot.
+      if (aborted_) throw_aborted();
+      publish(task);
     }
-    for (; task.peer < ranks(); ++task.peer) {
+    for (; task.peer < static_cast<int>(segments_.size()); ++task.peer) {
       if (task.peer != rank_ && !await(task.peer, task, give_up)) return false;
     }
-    task.operation->take(task.step, slots());
+    task.operation->consume(step_of(task));
     ++step_;
-    task.is_put = false;
-    task.looks_since.reset();
+    task.is_published = false;
+    task.waits_since.reset();
     task.peer = 0;
     if (++task.step < task.operation->steps()) continue;
     task.operation->finish();
@@ -317,36 +332,40 @@ bool Exchange::advance(Task& task, Clock::time_point give_up) {
   }
 }
 
-void Exchange::put(Task& task) {
-  task.operation->put(task.step, slots());
-  task.is_put = true;
-  Header& own = segments_[static_cast<size_t>(rank_)].header();
-  own.tags[step_ % kSlots].store(task.tag, std::memory_order_relaxed);
-  // In one order with await(): either this sees the sleeper, or that sees what is posted.
-  own.posted.store(step_, std::memory_order_seq_cst);
-  if (own.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(own.posted);
+Step Exchange::step_of(const Task& task) const {
+  return {task.step, task.tag, task.deadline, segments_, layout_, rank_, step_ % kSlots};
 }
 
-bool Exchange::has_come(int peer, uint64_t tag) const {
+void Exchange::publish(Task& task) {
+  task.operation->publish(step_of(task));
+  task.is_published = true;
+  Header& own = segments_[static_cast<size_t>(rank_)].header();
+  own.tags[step_ % kSlots].store(task.tag, std::memory_order_relaxed);
+  // Sequentially consistent with await(): either this sees the sleeper, or the sleeper sees this.
+  own.published.store(step_, std::memory_order_seq_cst);
+  if (own.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(own.published);
+}
+
+bool Exchange::has_published(int peer, uint64_t tag) const {
   const Header& header = segments_[static_cast<size_t>(peer)].header();
-  const uint32_t ahead = header.posted.load(std::memory_order_seq_cst) - step_;
+  const uint32_t ahead = header.published.load(std::memory_order_seq_cst) - step_;
   constexpr uint32_t kBehind = uint32_t{1} << 31;  // counters wrap around
   return ahead < kBehind && header.tags[step_ % kSlots].load(std::memory_order_relaxed) == tag;
 }
 
-/// Waits until a rank has put its part of the present step into its slot.
-/// @return false at `give_up`. @throws std::runtime_error when the operation's time is up, or the
-///   group is broken off.
+/// Waits until a rank has published its part of the present step.
+/// @return false at `give_up`. @throws std::runtime_error at the operation's deadline, or after an
+///   abort.
 bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
-  if (has_come(peer, task.tag)) return true;
-  // While nobody waits for this, the program computes, on the same core perhaps.
+  if (has_published(peer, task.tag)) return true;
   const auto begin = Clock::now();
-  if (!task.looks_since) task.looks_since = begin;
+  if (!task.waits_since) task.waits_since = begin;
+  // While no thread waits for this, the program computes, perhaps on the same core.
   const auto end =
-      std::min(give_up, *task.looks_since + (waiting_ > 0 ? patience_ : kShortPatience));
+      std::min(give_up, *task.waits_since + (waiting_ > 0 ? spin_time_ : kShortSpinTime));
   for (auto now = begin; now < end; now = Clock::now()) {
     for (int look = 0; look < kLooksPerClock; ++look) {
-      if (has_come(peer, task.tag)) return true;
+      if (has_published(peer, task.tag)) return true;
       relax();
     }
     if (now - begin > kAlone) ::sched_yield();
@@ -354,7 +373,7 @@ bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
   Header& header = segments_[static_cast<size_t>(peer)].header();
   for (;;) {
     const auto now = Clock::now();
-    if (broken_) throw_broken();
+    if (aborted_) throw_aborted();
     if (now >= task.deadline) {
       throw std::runtime_error(fmt::format("timed out after {}ms of waiting for rank {}",
                                            task.timeout.count(),
@@ -362,14 +381,14 @@ bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
     }
     if (now >= give_up) return false;
     header.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t posted = header.posted.load(std::memory_order_seq_cst);
-    const bool come = has_come(peer, task.tag);
-    if (!come) {
+    const uint32_t published = header.published.load(std::memory_order_seq_cst);
+    const bool done = has_published(peer, task.tag);
+    if (!done) {
       const nanoseconds left = std::min(task.deadline, give_up) - now;
-      futex_wait(header.posted, posted, std::min(left, kLongestSleep));
+      futex_wait(header.published, published, std::min(left, kMaxSleep));
     }
     header.sleepers.fetch_sub(1, std::memory_order_relaxed);
-    if (come || has_come(peer, task.tag)) return true;
+    if (done || has_published(peer, task.tag)) return true;
   }
 }
 

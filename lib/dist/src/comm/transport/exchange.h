@@ -8,7 +8,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -24,10 +23,9 @@ namespace syncbn::dist::detail::shm {
 bool have_cpus_for_all(const std::vector<Segment>& segments);
 
 /// Runs the operations of one group, one after the other, in the order in which they were started.
-/// Nothing waits in start(): a thread that waits for an operation carries on with what is to be
-/// done, so that a small exchange needs no other thread; for what nobody waits for, or what takes
-/// several steps, there is a thread of its own, which is started when it is first needed.
-/// Thread-safe.
+/// start() never waits. The thread that waits for an operation drives those before it, so a small
+/// exchange needs no other thread; a background thread, started when first needed, drives what
+/// nobody waits for or what takes several steps. Thread-safe.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -40,27 +38,26 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  int rank() const { return rank_; }
-  int ranks() const { return static_cast<int>(segments_.size()); }
   const Layout& layout() const { return layout_; }
 
-  /// @param tag equal on ranks that call the same; a rank with another one is waited for in vain.
+  /// @param tag equal on ranks that make the same call. Ranks with different tags wait for each
+  ///   other until they time out.
   WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
 
-  /// The same without a c10d::Work, for what a thread waits for at once.
+  /// start() without a c10d::Work, for a caller that waits at once.
   TaskPtr begin(uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
-  /// @throws what went wrong; std::runtime_error when it is not done by the timeout, if it has one.
+  /// @throws the operation's error; std::runtime_error when `timeout`, if there is one, is over.
   void wait(const TaskPtr& task, std::chrono::milliseconds timeout);
 
-  /// Whether nothing is under way.
+  /// Whether no operation is pending.
   bool is_idle();
 
-  /// Makes all that is under way, and all that comes, fail.
-  void break_off() { broken_ = true; }
+  /// Makes all pending operations fail, and all later ones.
+  void abort() { aborted_ = true; }
 
-  /// The same, and ends the thread. The owner calls it.
+  /// abort(), and ends the thread. The owner calls it.
   void stop();
 
  private:
@@ -68,7 +65,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   using Lock = std::unique_lock<std::mutex>;
   class Work;
 
-  /// @param is_awaited a thread that waits for it sees to it.
+  /// @param is_awaited the caller will block in wait() and drive the operation itself; otherwise
+  ///   the background thread does.
   void enqueue(const TaskPtr& task, bool is_awaited);
   bool is_done(const TaskPtr& task);
   c10::intrusive_ptr<c10::ivalue::Future> future_of(const TaskPtr& task);
@@ -77,29 +75,29 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void run();
   bool take_turn(Lock& lock, Clock::time_point give_up);
   bool advance(Task& task, Clock::time_point give_up);
-  void put(Task& task);
+  void publish(Task& task);
   bool await(int peer, Task& task, Clock::time_point give_up);
-  bool has_come(int peer, uint64_t tag) const;
-  Slots slots() const { return {segments_, layout_, rank_, step_}; }
+  bool has_published(int peer, uint64_t tag) const;
+  Step step_of(const Task& task) const;
 
   const Layout layout_;
   const std::vector<Segment> segments_;
   const int rank_;
   const std::vector<int> names_;
   const pid_t process_;
-  /// How long to look out for others while a thread waits for an operation.
-  const std::chrono::nanoseconds patience_;
+  /// How long to spin for other ranks while a thread waits for an operation.
+  const std::chrono::nanoseconds spin_time_;
 
-  std::atomic<bool> broken_ = false;
+  std::atomic<bool> aborted_ = false;
   std::atomic<int> waiting_ = 0;  ///< threads in wait()
   std::mutex mutex_;
   std::condition_variable done_;
   std::condition_variable work_;
   std::deque<TaskPtr> queue_;
   bool has_turn_ = false;  ///< some thread advances the first of the queue, without the mutex
-  bool kicked_ = false;    ///< the thread has to see to the queue
+  bool kicked_ = false;    ///< the background thread has to drive the queue
   bool stop_ = false;
-  uint32_t step_ = 1;  ///< of this group; belongs to whoever has the turn
+  uint32_t step_ = 1;  ///< counts the group's steps; belongs to the thread that has the turn
   std::thread thread_;
 };
 

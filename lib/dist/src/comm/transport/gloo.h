@@ -1,31 +1,47 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "transport/transport.h"
 
 namespace syncbn::dist::detail {
 
-/// Connects a full mesh of the ranks over Gloo for each address that peers reach this host by; with
-/// no address, over the one that Python's torch.distributed would choose.
-c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int world_size,
-                                            const std::vector<std::string>& addresses,
-                                            std::chrono::milliseconds timeout);
+class TaggedGloo;
 
-/// What the messages of the next collective are matched by: ranks that set different tags wait for
-/// each other instead of overwriting each other's tensors. Of a backend that make_gloo() made.
-void set_next_tag(c10d::Backend& gloo, uint32_t tag);
+/// c10d's ProcessGroupGloo. It copies CUDA tensors by way of the host.
+class Gloo : public Transport {
+ public:
+  /// Connects a full mesh of the ranks for each address that peers reach this host by; with no
+  /// address, over the one that Python's torch.distributed would choose.
+  /// @param all_ours no rank runs Python's torch.distributed: ranks that make different calls then
+  ///   wait for each other instead of overwriting each other's tensors.
+  Gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+       const std::vector<std::string>& addresses, std::chrono::milliseconds timeout, bool all_ours);
+  ~Gloo() override;
 
-/// From here on tags of send and recv are break_off()'s.
-constexpr int kReservedTags = 0x7fff0000;
+  c10::intrusive_ptr<c10d::Backend> backend() const;
+  /// The backend, whose next collective matches those with the same tag on other ranks.
+  /// @param tag from tag_of().
+  c10d::Backend& with_tag(uint64_t tag);
 
-/// Makes everything that is under way fail now, and all that comes after it. Any thread may call
-/// it.
-void break_off(c10d::Backend& gloo);
+  c10d::Backend& prepare(const Call& call) override;
+  void set_timeout(std::chrono::milliseconds timeout) override;
+  void abort() override;
+  void shutdown() override;
+  void close() override;
+  bool gathers_in_one_hop(size_t bytes) const override;
+  void gather_in_one_hop(const Call& call, const at::Tensor& all, std::chrono::milliseconds timeout,
+                         c10::function_ref<void()> started) override;
+
+ private:
+  const bool all_ours_;
+  std::mutex mutex_;  ///< abort() against close()
+  c10::intrusive_ptr<TaggedGloo> gloo_;
+};
 
 }  // namespace syncbn::dist::detail

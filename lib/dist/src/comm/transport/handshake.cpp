@@ -11,26 +11,27 @@
 
 #include <ATen/ops/empty.h>
 
+#include "transport/hierarchical.h"
+
 namespace syncbn::dist::detail::shm {
 namespace {
 
-// To be raised with every change of what lies in the segments, and of when it does.
+// Increase it with every change to the contents of segments, or to their order in time.
 constexpr int kVersion = 3;
 
 std::string key_of(int rank) {
   return fmt::format("syncbn/shared-memory/{}/{}", kVersion, rank);
 }
 
-/// Row after row.
+/// [W, n] of [n] from each rank.
 at::Tensor gather(c10d::Backend& gloo, at::Tensor row) {
   at::Tensor all = at::empty({gloo.getSize() * row.numel()}, row.options());
   gloo._allgather_base(all, row)->wait();
   return all.view({gloo.getSize(), -1});
 }
 
-/// The ranks by host; none when no two share one, or when it is not clear who does: one may reach
-/// another that reaches a third which the first does not.
-/// @param shared a row for each rank, with 1 for those that it reaches and is reached by.
+/// The ranks by host; empty when no two share one, or when reaching is not transitive.
+/// @param shared a row for each rank, with 1 for those that it reaches and that reach it.
 std::vector<std::vector<int>> hosts_of(const at::Tensor& shared) {
   const auto size = static_cast<size_t>(shared.size(0));
   const auto* values = static_cast<const char*>(shared.const_data_ptr());
@@ -72,7 +73,7 @@ bool Handshake::is_started_by_all(c10d::Store& store) const {
   return store.check(keys);
 }
 
-/// By rank; empty ones where this process cannot reach them.
+/// By rank; empty for those that this process cannot reach.
 std::vector<Segment> Handshake::open_all(c10d::Backend& gloo) {
   const Address address = own_.address();
   at::Tensor row = at::empty({static_cast<int64_t>(sizeof(Address))}, at::kByte);
@@ -90,21 +91,22 @@ std::vector<Segment> Handshake::open_all(c10d::Backend& gloo) {
   return segments;
 }
 
-std::unique_ptr<SharedMemory> Handshake::finish(c10d::Backend& gloo, const std::vector<int>& names,
-                                                const ConnectHosts& connect) && {
-  std::vector<Segment> segments = open_all(gloo);
+std::shared_ptr<Transport> Handshake::finish(const std::shared_ptr<Gloo>& gloo,
+                                             const std::vector<int>& names,
+                                             const ConnectHosts& connect) && {
+  std::vector<Segment> segments = open_all(*gloo->backend());
   segments[static_cast<size_t>(rank_)] = std::move(own_);
   at::Tensor reached = at::empty({size_}, at::kByte);
   for (int rank = 0; rank < size_; ++rank) {
     const bool is_open = segments[static_cast<size_t>(rank)].is_open();
     reached.mutable_data_ptr<uint8_t>()[rank] = is_open ? 1 : 0;
   }
-  // Everybody has opened what it could when everybody has answered.
-  const at::Tensor reach = gather(gloo, reached);
+  // When all ranks have answered, all have opened what they can.
+  const at::Tensor reach = gather(*gloo->backend(), reached);
   segments[static_cast<size_t>(rank_)].close_to_others();
   auto hosts = std::make_shared<Hosts>();
   hosts->ranks = hosts_of(reach.bitwise_and(reach.t()).contiguous());
-  if (hosts->ranks.empty()) return nullptr;
+  if (hosts->ranks.empty()) return gloo;
   hosts->own = hosts->host_of(rank_);
 
   const std::vector<int>& ranks = hosts->ranks[hosts->own];
@@ -114,13 +116,12 @@ std::unique_ptr<SharedMemory> Handshake::finish(c10d::Backend& gloo, const std::
     here.push_back(std::move(segments[static_cast<size_t>(rank)]));
     names_here.push_back(names[static_cast<size_t>(rank)]);
   }
-  const auto own = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
-  if (hosts->ranks.size() > 1 && own == 0) {
-    hosts->leaders = connect(static_cast<int>(hosts->own), static_cast<int>(hosts->ranks.size()));
-  }
-  auto exchange = std::make_shared<Exchange>(layout_, std::move(here), static_cast<int>(own),
-                                             std::move(names_here));
-  return std::make_unique<SharedMemory>(std::move(exchange), std::move(hosts));
+  const auto own = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
+  auto exchange = std::make_shared<Exchange>(layout_, std::move(here), own, std::move(names_here));
+  const auto count = static_cast<int>(hosts->ranks.size());
+  if (count == 1) return std::make_shared<SharedMemory>(std::move(exchange), gloo);
+  if (own == 0) hosts->leaders = connect(static_cast<int>(hosts->own), count);
+  return std::make_shared<Hierarchical>(std::move(exchange), gloo, std::move(hosts));
 }
 
 }  // namespace syncbn::dist::detail::shm

@@ -8,12 +8,12 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "transport/gloo.h"
 #include "transport/segment.h"
-#include "transport/shared_memory.h"
 
 namespace syncbn::dist::detail::shm {
 
-/// Sets up shared memory for a group. Each rank writes to the store before Gloo connects the ranks.
+/// Chooses the transport of a group. Each rank writes to the store before Gloo connects the ranks.
 /// Once they are connected, all ranks read the same entries and take the same decision without
 /// waiting.
 class Handshake {
@@ -26,13 +26,14 @@ class Handshake {
   bool is_started_by_all(c10d::Store& store) const;
 
   /// Connects over Gloo one rank of each host: this one is number `host` of `hosts`.
-  using ConnectHosts = std::function<c10::intrusive_ptr<c10d::Backend>(int host, int hosts)>;
+  using ConnectHosts = std::function<std::shared_ptr<Gloo>(int host, int hosts)>;
 
-  /// Looks which ranks can reach each other's memory; all of them take part.
-  /// @param names the ranks in the world.
-  /// @return null when none can, or not as on hosts: then none of the group uses it.
-  std::unique_ptr<SharedMemory> finish(c10d::Backend& gloo, const std::vector<int>& names,
-                                       const ConnectHosts& connect) &&;
+  /// Finds out which ranks can reach each other's memory; all of them take part.
+  /// @param gloo connects all ranks. @param names the ranks in the world.
+  /// @return SharedMemory when all ranks are on one host, Hierarchical when they are on several of
+  ///   which one has two ranks at least, and otherwise `gloo`.
+  std::shared_ptr<Transport> finish(const std::shared_ptr<Gloo>& gloo,
+                                    const std::vector<int>& names, const ConnectHosts& connect) &&;
 
  private:
   Handshake(const Layout& layout, Segment own, int rank, int size);

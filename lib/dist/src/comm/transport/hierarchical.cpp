@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 
 #include "transport/dense.h"
-#include "transport/gloo.h"
 
 namespace syncbn::dist::detail::shm {
 
@@ -23,7 +22,7 @@ int Hosts::count_ranks() const {
   return static_cast<int>(count);
 }
 
-size_t Hosts::most_ranks() const {
+size_t Hosts::max_ranks() const {
   const auto fewer = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   return std::max_element(ranks.begin(), ranks.end(), fewer)->size();
 }
@@ -32,75 +31,60 @@ namespace {
 
 constexpr int kLeader = 0;  ///< among the ranks of a host
 
+/// Chunks go up to the leader, and down from it.
 class HierarchicalOperation : public Operation {
  public:
-  HierarchicalOperation(const HostHierarchy& across, int64_t bytes_up, int64_t bytes_down)
-      : across_(across),
-        up_(bytes_up, static_cast<int64_t>(across.setting.layout.input_bytes())),
-        down_(bytes_down, static_cast<int64_t>(across.setting.layout.input_bytes())) {}
+  HierarchicalOperation(const HostsPtr& hosts, const Layout& layout, int64_t bytes_up,
+                        int64_t bytes_down)
+      : hosts_(hosts), up_(bytes_up, layout), down_(bytes_down, layout) {}
 
   int64_t steps() const override { return up_.count() + down_.count(); }
-  bool blocks() const override { return hosts().is_leader(); }
+  bool blocks() const override { return hosts_->is_leader(); }
 
-  void put(int64_t step, const Slots& slots) override {
-    if (step < up_.count()) return give(up_.at(step), slots);
-    if (!hosts().is_leader()) return;
-    if (step == up_.count()) meet();
-    const Chunk part = down_.at(step - up_.count());
-    copy_bytes(slots.input(kLeader), outcome() + part.begin, part.bytes);
+  void publish(const Step& step) override {
+    if (step.number < up_.count()) return give(up_.at(step.number), step);
+    if (!hosts_->is_leader()) return;
+    if (step.number == up_.count()) {
+      using std::chrono::milliseconds;
+      const auto left = step.deadline - std::chrono::steady_clock::now();
+      call(hosts_->leaders->with_tag(step.tag),
+           std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left)));
+    }
+    const Chunk part = down_.at(step.number - up_.count());
+    copy_bytes(step.input(kLeader), outcome() + part.begin, part.bytes);
   }
 
-  void take(int64_t step, const Slots& slots) override {
-    if (step < up_.count()) {
-      if (hosts().is_leader()) collect(up_.at(step), slots);
-      return;
-    }
-    const Chunk part = down_.at(step - up_.count());
-    if (!hosts().is_leader()) {
-      copy_bytes(outcome() + part.begin, slots.input(kLeader), part.bytes);
+  void consume(const Step& step) override {
+    if (step.number < up_.count()) {
+      if (hosts_->is_leader()) collect(up_.at(step.number), step);
+    } else if (!hosts_->is_leader()) {
+      const Chunk part = down_.at(step.number - up_.count());
+      copy_bytes(outcome() + part.begin, step.input(kLeader), part.bytes);
     }
   }
 
  protected:
-  const Hosts& hosts() const { return *across_.hosts; }
-
-  /// With what is left of the operation's timeout.
-  template <class Options>
-  Options options() const {
-    using std::chrono::milliseconds;
-    const auto left = across_.deadline - std::chrono::steady_clock::now();
-    Options options;
-    options.timeout = std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left));
-    return options;
-  }
+  const HostsPtr hosts_;
 
  private:
-  /// Puts this rank's part of a chunk into its slot.
-  virtual void give(const Chunk& chunk, const Slots& slots) = 0;
-  /// The leader's: takes what those of its host have given.
-  virtual void collect(const Chunk& chunk, const Slots& slots) = 0;
-  /// The leader's: together with the others.
-  virtual void call(c10d::Backend& leaders) = 0;
+  /// Publishes this rank's part of a chunk.
+  virtual void give(const Chunk& /*chunk*/, const Step& /*step*/) {}
+  /// On the leader: consumes what the ranks of its host have given.
+  virtual void collect(const Chunk& /*chunk*/, const Step& /*step*/) {}
+  /// On the leader: makes the call together with the other leaders.
+  virtual void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) = 0;
   /// What the leader passes on.
-  virtual std::byte* outcome() = 0;
+  virtual std::byte* outcome() { return nullptr; }
 
-  void meet() {
-    const uint64_t sequence = across_.tag >> 16;
-    set_next_tag(*hosts().leaders,
-                 static_cast<uint32_t>((across_.tag & 0xffff) << 16 | (sequence & 0xffff)));
-    call(*hosts().leaders);
-  }
-
-  const HostHierarchy across_;
   const Chunks up_;
   const Chunks down_;
 };
 
-class AllReduce : public HierarchicalOperation {
+class HierarchicalAllReduce : public HierarchicalOperation {
  public:
-  AllReduce(const HostHierarchy& across, const at::Tensor& tensor, Reduce reduce,
-            c10d::ReduceOp::RedOpType op)
-      : HierarchicalOperation(across, bytes_of(tensor), bytes_of(tensor)),
+  HierarchicalAllReduce(const HostsPtr& hosts, const Layout& layout, const at::Tensor& tensor,
+                        Reduce reduce, c10d::ReduceOp::RedOpType op)
+      : HierarchicalOperation(hosts, layout, bytes_of(tensor), bytes_of(tensor)),
         values_(tensor),
         reduce_(reduce),
         op_(op) {}
@@ -109,26 +93,27 @@ class AllReduce : public HierarchicalOperation {
   std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
 
  private:
-  void give(const Chunk& chunk, const Slots& slots) override {
-    if (slots.rank() == kLeader) return;
-    copy_bytes(slots.input(slots.rank()), values_.data() + chunk.begin, chunk.bytes);
+  void give(const Chunk& chunk, const Step& step) override {
+    if (step.rank == kLeader) return;
+    copy_bytes(step.input(step.rank), values_.data() + chunk.begin, chunk.bytes);
   }
 
-  void collect(const Chunk& chunk, const Slots& slots) override {
-    if (slots.ranks() == 1) return;
+  void collect(const Chunk& chunk, const Step& step) override {
+    if (step.ranks() == 1) return;
     c10::SmallVector<const void*, 16> inputs{values_.data() + chunk.begin};
-    for (int rank = 1; rank < slots.ranks(); ++rank) inputs.push_back(slots.input(rank));
-    reduce_(values_.data() + chunk.begin, inputs.data(), slots.ranks(),
+    for (int rank = 1; rank < step.ranks(); ++rank) inputs.push_back(step.input(rank));
+    reduce_(values_.data() + chunk.begin, inputs.data(), step.ranks(),
             chunk.bytes / values_.element_size(), 1);
   }
 
-  void call(c10d::Backend& leaders) override {
+  void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
     if (values_.bytes() == 0) return;
     const at::NoGradGuard no_grad;
     at::Tensor values = values_.flat();
-    auto options = this->options<c10d::AllreduceOptions>();
+    c10d::AllreduceOptions options;
+    options.timeout = timeout;
     options.reduceOp = op_ == c10d::ReduceOp::AVG ? c10d::ReduceOp::SUM : op_;
-    if (values.scalar_type() == at::kBool) {  // which Gloo does not know
+    if (values.scalar_type() == at::kBool) {  // Gloo has no bool
       values = values.view(at::kByte);
       const bool is_any = op_ == c10d::ReduceOp::SUM || op_ == c10d::ReduceOp::MAX;
       options.reduceOp = is_any ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN;
@@ -136,7 +121,7 @@ class AllReduce : public HierarchicalOperation {
     std::vector<at::Tensor> tensors{values};
     leaders.allreduce(tensors, options)->wait();
     if (op_ != c10d::ReduceOp::AVG) return;
-    values.div_(hosts().count_ranks());
+    values.div_(hosts_->count_ranks());
   }
 
   std::byte* outcome() override { return values_.data(); }
@@ -148,16 +133,16 @@ class AllReduce : public HierarchicalOperation {
 
 class HierarchicalAllGather : public HierarchicalOperation {
  public:
-  HierarchicalAllGather(const HostHierarchy& across, std::vector<at::Tensor> outputs,
-                        const at::Tensor& input)
-      : HierarchicalOperation(across, bytes_of(input),
+  HierarchicalAllGather(const HostsPtr& hosts, const Layout& layout,
+                        std::vector<at::Tensor> outputs, const at::Tensor& input)
+      : HierarchicalOperation(hosts, layout, bytes_of(input),
                               bytes_of(input) * static_cast<int64_t>(outputs.size())),
         input_(input),
         given_(std::move(outputs)),
         rows_(at::empty({static_cast<int64_t>(given_.size()), input_.bytes()}, at::kByte)) {
     for (const at::Tensor& output : given_) outputs_.emplace_back(output);
-    if (!hosts().is_leader()) return;
-    host_rows_ = at::empty({static_cast<int64_t>(hosts().most_ranks()), input_.bytes()}, at::kByte);
+    if (!hosts->is_leader()) return;
+    host_rows_ = at::empty({static_cast<int64_t>(hosts->max_ranks()), input_.bytes()}, at::kByte);
   }
 
   void finish() override {
@@ -173,26 +158,28 @@ class HierarchicalAllGather : public HierarchicalOperation {
     return static_cast<std::byte*>(rows.data_ptr()) + static_cast<int64_t>(index) * input_.bytes();
   }
 
-  void give(const Chunk& chunk, const Slots& slots) override {
-    copy_bytes(slots.input(slots.rank()), input_.data() + chunk.begin, chunk.bytes);
+  void give(const Chunk& chunk, const Step& step) override {
+    copy_bytes(step.input(step.rank), input_.data() + chunk.begin, chunk.bytes);
   }
 
-  void collect(const Chunk& chunk, const Slots& slots) override {
-    for (int rank = 0; rank < slots.ranks(); ++rank) {
-      copy_bytes(row(host_rows_, static_cast<size_t>(rank)) + chunk.begin, slots.input(rank),
+  void collect(const Chunk& chunk, const Step& step) override {
+    for (int rank = 0; rank < step.ranks(); ++rank) {
+      copy_bytes(row(host_rows_, static_cast<size_t>(rank)) + chunk.begin, step.input(rank),
                  chunk.bytes);
     }
   }
 
-  // Hosts may have different numbers of ranks, and Gloo wants as many rows from each.
-  void call(c10d::Backend& leaders) override {
+  // Hosts may have different numbers of ranks, but Gloo needs the same number of rows from each.
+  void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
     if (input_.bytes() == 0) return;
     at::Tensor all = at::empty({leaders.getSize() * host_rows_.numel()}, at::kByte);
     at::Tensor own = host_rows_.view(-1);
-    leaders._allgather_base(all, own, options<c10d::AllgatherOptions>())->wait();
+    c10d::AllgatherOptions options;
+    options.timeout = timeout;
+    leaders._allgather_base(all, own, options)->wait();
     const at::Tensor by_host = all.view({leaders.getSize(), -1});
-    for (size_t host = 0; host < hosts().ranks.size(); ++host) {
-      const std::vector<int>& ranks = hosts().ranks[host];
+    for (size_t host = 0; host < hosts_->ranks.size(); ++host) {
+      const std::vector<int>& ranks = hosts_->ranks[host];
       for (size_t i = 0; i < ranks.size(); ++i) {
         copy_bytes(row(rows_, static_cast<size_t>(ranks[i])),
                    row(by_host[static_cast<int64_t>(host)], i), input_.bytes());
@@ -211,34 +198,35 @@ class HierarchicalAllGather : public HierarchicalOperation {
 
 class HierarchicalBroadcast : public HierarchicalOperation {
  public:
-  HierarchicalBroadcast(const HostHierarchy& across, const at::Tensor& tensor, int root)
-      : HierarchicalOperation(across, bytes_of(tensor), bytes_of(tensor)),
+  HierarchicalBroadcast(const HostsPtr& hosts, const Layout& layout, const at::Tensor& tensor,
+                        int root)
+      : HierarchicalOperation(hosts, layout, bytes_of(tensor), bytes_of(tensor)),
         values_(tensor),
-        host_(hosts().host_of(root)) {
-    const std::vector<int>& its_ranks = hosts().ranks[host_];
-    root_ =
-        static_cast<int>(std::find(its_ranks.begin(), its_ranks.end(), root) - its_ranks.begin());
+        host_(hosts->host_of(root)) {
+    const std::vector<int>& ranks = hosts->ranks[host_];
+    root_ = static_cast<int>(std::find(ranks.begin(), ranks.end(), root) - ranks.begin());
   }
 
   void finish() override { values_.write_back(); }
   std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
 
  private:
-  bool is_here() const { return host_ == hosts().own; }
+  bool is_here() const { return host_ == hosts_->own; }
 
-  void give(const Chunk& chunk, const Slots& slots) override {
-    if (!is_here() || slots.rank() != root_) return;
-    copy_bytes(slots.input(root_), values_.data() + chunk.begin, chunk.bytes);
+  void give(const Chunk& chunk, const Step& step) override {
+    if (!is_here() || step.rank != root_) return;
+    copy_bytes(step.input(root_), values_.data() + chunk.begin, chunk.bytes);
   }
 
-  void collect(const Chunk& chunk, const Slots& slots) override {
-    if (is_here()) copy_bytes(values_.data() + chunk.begin, slots.input(root_), chunk.bytes);
+  void collect(const Chunk& chunk, const Step& step) override {
+    if (is_here()) copy_bytes(values_.data() + chunk.begin, step.input(root_), chunk.bytes);
   }
 
-  void call(c10d::Backend& leaders) override {
+  void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
     if (values_.bytes() == 0) return;
     std::vector<at::Tensor> tensors{values_.flat().view(at::kByte)};
-    auto options = this->options<c10d::BroadcastOptions>();
+    c10d::BroadcastOptions options;
+    options.timeout = timeout;
     options.rootRank = static_cast<int64_t>(host_);
     leaders.broadcast(tensors, options)->wait();
   }
@@ -252,37 +240,57 @@ class HierarchicalBroadcast : public HierarchicalOperation {
 
 class HierarchicalBarrier : public HierarchicalOperation {
  public:
-  explicit HierarchicalBarrier(const HostHierarchy& across) : HierarchicalOperation(across, 0, 0) {}
+  HierarchicalBarrier(const HostsPtr& hosts, const Layout& layout)
+      : HierarchicalOperation(hosts, layout, 0, 0) {}
   std::vector<at::Tensor> result() const override { return {}; }
 
  private:
-  void give(const Chunk& /*chunk*/, const Slots& /*slots*/) override {}
-  void collect(const Chunk& /*chunk*/, const Slots& /*slots*/) override {}
-  void call(c10d::Backend& leaders) override {
-    leaders.barrier(options<c10d::BarrierOptions>())->wait();
+  void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
+    c10d::BarrierOptions options;
+    options.timeout = timeout;
+    leaders.barrier(options)->wait();
   }
-  std::byte* outcome() override { return nullptr; }
 };
 
 }  // namespace
 
-std::unique_ptr<Operation> all_reduce(const HostHierarchy& across, const at::Tensor& tensor,
-                                      Reduce reduce, c10d::ReduceOp::RedOpType op) {
-  return std::make_unique<AllReduce>(across, tensor, reduce, op);
+void Hierarchical::set_timeout(std::chrono::milliseconds timeout) {
+  SharedMemory::set_timeout(timeout);
+  if (hosts_->leaders) hosts_->leaders->set_timeout(timeout);
 }
 
-std::unique_ptr<Operation> all_gather(const HostHierarchy& across, std::vector<at::Tensor> outputs,
-                                      const at::Tensor& input) {
-  return std::make_unique<HierarchicalAllGather>(across, std::move(outputs), input);
+void Hierarchical::abort() {
+  SharedMemory::abort();
+  if (hosts_->leaders) hosts_->leaders->abort();
 }
 
-std::unique_ptr<Operation> broadcast(const HostHierarchy& across, const at::Tensor& tensor,
-                                     int root) {
-  return std::make_unique<HierarchicalBroadcast>(across, tensor, root);
+/// A pending operation may be waiting for the other leaders; the exchange cannot stop meanwhile.
+void Hierarchical::release_leader() {
+  exchange_->abort();
+  if (hosts_->leaders && !exchange_->is_idle()) hosts_->leaders->abort();
 }
 
-std::unique_ptr<Operation> barrier(const HostHierarchy& across) {
-  return std::make_unique<HierarchicalBarrier>(across);
+void Hierarchical::shutdown() {
+  release_leader();
+  SharedMemory::shutdown();
+}
+
+std::unique_ptr<Operation> Hierarchical::make_all_reduce(const at::Tensor& tensor, Reduce reduce,
+                                                         c10d::ReduceOp::RedOpType op) {
+  return std::make_unique<HierarchicalAllReduce>(hosts_, exchange_->layout(), tensor, reduce, op);
+}
+
+std::unique_ptr<Operation> Hierarchical::make_all_gather(Tensors outputs, const at::Tensor& input) {
+  return std::make_unique<HierarchicalAllGather>(hosts_, exchange_->layout(), std::move(outputs),
+                                                 input);
+}
+
+std::unique_ptr<Operation> Hierarchical::make_broadcast(const at::Tensor& tensor, int root) {
+  return std::make_unique<HierarchicalBroadcast>(hosts_, exchange_->layout(), tensor, root);
+}
+
+std::unique_ptr<Operation> Hierarchical::make_barrier() {
+  return std::make_unique<HierarchicalBarrier>(hosts_, exchange_->layout());
 }
 
 }  // namespace syncbn::dist::detail::shm

@@ -7,9 +7,9 @@
 
 namespace syncbn::dist::detail {
 
-/// While it lives, writing to a connection whose other end is gone is an error in this thread and
-/// not the end of the process: Gloo writes without MSG_NOSIGNAL. Threads started meanwhile keep it
-/// so. Elsewhere the program's own treatment of SIGPIPE holds.
+/// While it lives, this thread gets EPIPE, not SIGPIPE, when it writes to a closed connection: Gloo
+/// writes without MSG_NOSIGNAL. Threads started meanwhile inherit this. The program's own handling
+/// of SIGPIPE holds everywhere else.
 class NoSigpipe {
  public:
   NoSigpipe() {
@@ -20,7 +20,7 @@ class NoSigpipe {
   ~NoSigpipe() {
     if (::sigismember(&before_, SIGPIPE) == 1) return;
     const timespec now{};
-    ::sigtimedwait(&pipe_, nullptr, &now);  // one that is pending would come with the old mask
+    ::sigtimedwait(&pipe_, nullptr, &now);  // drops a pending one
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
   NoSigpipe(const NoSigpipe&) = delete;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -10,45 +11,41 @@
 
 namespace syncbn::dist::detail::shm {
 
-/// The shared memory of all ranks, as it is to be used in one step.
-class Slots {
- public:
-  Slots(const std::vector<Segment>& segments, const Layout& layout, int rank, uint32_t step)
-      : segments_(segments), layout_(layout), rank_(rank), slot_(step % kSlots) {}
+/// One step of an operation: the shared memory of all ranks, and the call that the step belongs to.
+struct Step {
+  int64_t number;  ///< within the operation, from 0
+  uint64_t tag;
+  std::chrono::steady_clock::time_point deadline;
+  const std::vector<Segment>& segments;
+  const Layout& layout;
+  int rank;
+  size_t slot;
 
-  int rank() const { return rank_; }
-  int ranks() const { return static_cast<int>(segments_.size()); }
-  const Layout& layout() const { return layout_; }
-
-  /// What a rank gives in this step.
-  std::byte* input(int rank) const { return at(rank, layout_.input_at(slot_)); }
-  /// What a rank has worked out in the step before.
-  const std::byte* result(int rank) const { return at(rank, layout_.result_at(slot_)); }
-  /// What this rank works out now, for all to see in the next step.
-  std::byte* next_result() const { return at(rank_, layout_.result_at((slot_ + 1) % kSlots)); }
+  int ranks() const { return static_cast<int>(segments.size()); }
+  /// What a rank publishes in this step.
+  std::byte* input(int of) const { return at(of, layout.input_at(slot)); }
+  /// What a rank has computed in the step before.
+  const std::byte* result(int of) const { return at(of, layout.result_at(slot)); }
+  /// What this rank computes now, to be read by all in the next step.
+  std::byte* next_result() const { return at(rank, layout.result_at((slot + 1) % kSlots)); }
 
  private:
-  std::byte* at(int rank, size_t offset) const {
-    return segments_[static_cast<size_t>(rank)].at(offset);
+  std::byte* at(int of, size_t offset) const {
+    return segments[static_cast<size_t>(of)].at(offset);
   }
-
-  const std::vector<Segment>& segments_;
-  const Layout& layout_;
-  const int rank_;
-  const size_t slot_;
 };
 
-/// A collective as steps that all ranks take together: in each a rank first puts something into its
-/// slot, and takes from the others' slots once all have done so.
+/// A collective as steps that all ranks of a host take together: in each, a rank publishes data in
+/// its slot, and consumes the others' slots once all have published.
 class Operation {
  public:
   virtual ~Operation() = default;
 
   virtual int64_t steps() const { return 1; }
-  /// Whether put() may wait, until the operation's own deadline.
+  /// Whether publish() may wait, until the operation's deadline.
   virtual bool blocks() const { return false; }
-  virtual void put(int64_t step, const Slots& slots) = 0;
-  virtual void take(int64_t step, const Slots& slots) = 0;
+  virtual void publish(const Step& step) = 0;
+  virtual void consume(const Step& step) = 0;
   /// After the last step.
   virtual void finish() {}
   virtual std::vector<at::Tensor> result() const = 0;

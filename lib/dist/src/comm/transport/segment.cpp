@@ -22,11 +22,11 @@ namespace {
 
 constexpr char kName[] = "syncbn-exchange";
 
-// Of all ranks together, so that it depends little on how many they are.
+// For all ranks together, so that the memory depends little on their number.
 constexpr size_t kAllInputs = size_t{4} << 20;
-// What a core's own cache holds besides the tensor's part at hand.
-constexpr size_t kMostInput = size_t{256} << 10;
-constexpr size_t kLeastInput = size_t{16} << 10;
+// Fits into a core's own cache beside the part of the tensor that is worked on.
+constexpr size_t kMaxInput = size_t{256} << 10;
+constexpr size_t kMinInput = size_t{16} << 10;
 
 std::array<char, 40> boot_id() {
   std::array<char, 40> id{};
@@ -35,7 +35,7 @@ std::array<char, 40> boot_id() {
   return id;
 }
 
-/// A file above the limit would end the process.
+/// Exceeding RLIMIT_FSIZE would end the process (SIGXFSZ).
 bool may_be_made(size_t bytes) {
   rlimit limit{};
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= bytes;
@@ -50,7 +50,7 @@ std::string link_of(const std::string& path) {
 
 Layout::Layout(int ranks)
     : input_bytes_(std::bit_floor(
-          std::clamp(kAllInputs / static_cast<size_t>(ranks), kLeastInput, kMostInput))) {}
+          std::clamp(kAllInputs / static_cast<size_t>(ranks), kMinInput, kMaxInput))) {}
 
 size_t Layout::input_at(size_t slot) const {
   constexpr size_t kPage = 4096;
@@ -86,8 +86,8 @@ std::optional<Segment> Segment::make(const Layout& layout) {
   if (!may_be_made(layout.segment_bytes())) return std::nullopt;
   base::UniqueFd file(::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const auto bytes = static_cast<off_t>(layout.segment_bytes());
-  // Memory that is promised and not there would end the process at its first use, and so would a
-  // file that somebody cut off.
+  // Access to memory that was not reserved, or to a file that was truncated, would end the process
+  // (SIGBUS).
   if (!file || ::posix_fallocate(file.get(), 0, bytes) != 0 ||
       ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return std::nullopt;
@@ -107,8 +107,8 @@ Address Segment::address() const {
 std::optional<Segment> Segment::open(const Address& address, const Layout& layout) {
   if (address.boot_id != boot_id()) return std::nullopt;
   const std::string path = fmt::format("/proc/{}/fd/{}", address.pid, address.fd);
-  // In another container the number may be that of another process, and opening just any file of
-  // its, a device for one, could do something.
+  // In another container the PID may be another process's, and opening one of its files, such as a
+  // device, may have side effects.
   if (!link_of(path).starts_with(fmt::format("/memfd:{}", kName))) return std::nullopt;
   base::UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};

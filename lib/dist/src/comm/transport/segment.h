@@ -12,28 +12,27 @@
 
 namespace syncbn::dist::detail::shm {
 
-/// Steps alternate between two slots: nobody can be in the step after the next before this rank has
-/// been through with this one.
+/// Steps alternate between two slots: no rank can reach step n + 2 before this one has left step n.
 constexpr size_t kSlots = 2;
 
-/// The beginning of a rank's segment. It writes, the others read, but for `sleepers`.
+/// The beginning of a rank's segment. Only that rank writes to it, except to `sleepers`.
 struct Header {
   std::array<uint64_t, 2> nonce;
-  /// The number of steps this rank has put its part of into a slot. The others sleep on it.
-  alignas(64) std::atomic<uint32_t> posted;
-  /// How many sleep. Too many after one was killed: that costs a system call, no more.
+  /// The number of steps for which this rank has published its part. The others sleep on it.
+  alignas(64) std::atomic<uint32_t> published;
+  /// The number of ranks asleep. Too high after one was killed, which only costs a system call.
   std::atomic<uint32_t> sleepers;
-  /// By slot: which call the step belongs to.
+  /// By slot: the call that the step belongs to.
   std::array<std::atomic<uint64_t>, kSlots> tags;
   /// The rank's affinity mask when it made the segment. Linux numbers at most 8192 CPUs.
   std::bitset<8192> cpus;
 };
 
-/// How a segment is divided: the header, and for each slot what a rank gives (input), and what it
-/// has worked out for the others (result). The same on all ranks.
+/// How a segment is divided: the header, and for each slot what a rank publishes (input), and what
+/// it has computed for the others (result). The same on all ranks.
 class Layout {
  public:
-  /// Of a group of so many ranks. The more there are, the smaller is each one's segment.
+  /// The more ranks the group has, the smaller is each one's segment.
   explicit Layout(int ranks);
 
   size_t input_bytes() const { return input_bytes_; }
@@ -46,9 +45,8 @@ class Layout {
   size_t input_bytes_;
 };
 
-/// Where a rank's segment can be found by processes that share its table of processes. It is
-/// memory without a name in any folder: it ends with the last process that has mapped it, however
-/// that ends, and /dev/shm is not asked for room.
+/// Where processes in the same PID namespace find a rank's segment. It is a memfd: it is freed with
+/// the last process that has mapped it, however that ends, and needs no room in /dev/shm.
 struct Address {
   std::array<uint64_t, 2> nonce{};
   std::array<char, 40> boot_id{};  ///< of the machine
@@ -64,17 +62,17 @@ class Segment {
   Segment& operator=(Segment&& other) noexcept;
   ~Segment();
 
-  /// This rank's own, with all its memory: a later access cannot fail. Empty when there is none to
-  /// be had.
+  /// Makes this rank's own and reserves its memory, so that no later access fails. Empty when there
+  /// is none.
   static std::optional<Segment> make(const Layout& layout);
 
-  /// That of another rank; empty when this process cannot reach it, which may have all sorts of
-  /// reasons: another machine, another container, or another user.
+  /// Maps that of another rank; empty when this process cannot reach it: it is on another machine,
+  /// in another container, or another user's.
   static std::optional<Segment> open(const Address& address, const Layout& layout);
 
-  /// Of one that make() made, until close_to_others().
+  /// Valid only for a segment from make(), and only before close_to_others().
   Address address() const;
-  /// From here on nobody else can open it.
+  /// No other process can open it afterwards.
   void close_to_others() { file_.reset(); }
 
   bool is_open() const { return memory_ != nullptr; }

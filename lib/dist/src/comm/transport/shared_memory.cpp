@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/gloo.h"
+#include "transport/dense.h"
 
 namespace syncbn::dist::detail::shm {
 namespace {
@@ -19,104 +19,318 @@ bool are_alike(const at::Tensor& output, const at::Tensor& input) {
          output.numel() == input.numel();
 }
 
+// Upper bound on the bytes of all ranks together that every rank reduces by itself: one step
+// instead of two, and every rank computes every sum.
+constexpr int64_t kMaxReducedByAll = int64_t{128} << 10;
+constexpr int64_t kCacheLine = 64;
+
+int64_t divide_up(int64_t value, int64_t by) {
+  return (value + by - 1) / by;
+}
+
+/// Small tensors: every rank reduces all of it.
+class AllReduceByAll : public Operation {
+ public:
+  AllReduceByAll(const at::Tensor& tensor, Reduce reduce, int divisor)
+      : values_(tensor), reduce_(reduce), divisor_(divisor) {}
+
+  void publish(const Step& step) override {
+    copy_bytes(step.input(step.rank), values_.data(), values_.bytes());
+  }
+  void consume(const Step& step) override {
+    c10::SmallVector<const void*, 16> inputs;
+    for (int rank = 0; rank < step.ranks(); ++rank) inputs.push_back(step.input(rank));
+    reduce_(values_.data(), inputs.data(), step.ranks(), values_.bytes() / values_.element_size(),
+            divisor_);
+  }
+  void finish() override { values_.write_back(); }
+  std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
+
+ private:
+  const Dense values_;
+  const Reduce reduce_;
+  const int divisor_;
+};
+
+/// Large tensors: each rank reduces one part of each chunk, for all ranks. A step distributes the
+/// results of one chunk and publishes the next.
+class AllReduceInParts : public Operation {
+ public:
+  AllReduceInParts(const Layout& layout, const at::Tensor& tensor, Reduce reduce, int divisor)
+      : values_(tensor), chunks_(values_.bytes(), layout), reduce_(reduce), divisor_(divisor) {}
+
+  int64_t steps() const override { return chunks_.count() + 1; }
+
+  void publish(const Step& step) override {
+    if (step.number == chunks_.count()) return;
+    for (int rank = 0; rank < step.ranks(); ++rank) {
+      if (rank == step.rank) continue;
+      const Chunk part = part_of(step.number, rank, step.ranks());
+      copy_bytes(step.input(step.rank) + part.begin - chunks_.at(step.number).begin,
+                 values_.data() + part.begin, part.bytes);
+    }
+  }
+
+  void consume(const Step& step) override {
+    if (step.number > 0) consume_results(step);
+    if (step.number < chunks_.count()) reduce_part(step);
+  }
+
+  void finish() override { values_.write_back(); }
+  std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
+
+ private:
+  /// The part of a chunk that a rank reduces; empty where there are not enough.
+  Chunk part_of(int64_t chunk, int rank, int ranks) const {
+    const Chunk whole = chunks_.at(chunk);
+    const int64_t bytes = divide_up(divide_up(whole.bytes, ranks), kCacheLine) * kCacheLine;
+    const int64_t begin = std::min(rank * bytes, whole.bytes);
+    return {whole.begin + begin, std::min(bytes, whole.bytes - begin)};
+  }
+
+  void consume_results(const Step& step) const {
+    for (int rank = 0; rank < step.ranks(); ++rank) {
+      if (rank == step.rank) continue;
+      const Chunk part = part_of(step.number - 1, rank, step.ranks());
+      copy_bytes(values_.data() + part.begin, step.result(rank), part.bytes);
+    }
+  }
+
+  void reduce_part(const Step& step) const {
+    const Chunk part = part_of(step.number, step.rank, step.ranks());
+    c10::SmallVector<const void*, 16> inputs;
+    for (int rank = 0; rank < step.ranks(); ++rank) {
+      inputs.push_back(rank == step.rank
+                           ? values_.data() + part.begin
+                           : step.input(rank) + part.begin - chunks_.at(step.number).begin);
+    }
+    reduce_(values_.data() + part.begin, inputs.data(), step.ranks(),
+            part.bytes / values_.element_size(), divisor_);
+    copy_bytes(step.next_result(), values_.data() + part.begin, part.bytes);
+  }
+
+  const Dense values_;
+  const Chunks chunks_;
+  const Reduce reduce_;
+  const int divisor_;
+};
+
+class AllGather : public Operation {
+ public:
+  AllGather(const Layout& layout, std::vector<at::Tensor> outputs, const at::Tensor& input)
+      : input_(input), chunks_(input_.bytes(), layout), given_(std::move(outputs)) {
+    for (const at::Tensor& output : given_) outputs_.emplace_back(output);
+  }
+
+  int64_t steps() const override { return chunks_.count(); }
+
+  void publish(const Step& step) override {
+    const Chunk part = chunks_.at(step.number);
+    copy_bytes(step.input(step.rank), input_.data() + part.begin, part.bytes);
+  }
+  void consume(const Step& step) override {
+    const Chunk part = chunks_.at(step.number);
+    for (int rank = 0; rank < step.ranks(); ++rank) {
+      copy_bytes(outputs_[static_cast<size_t>(rank)].data() + part.begin, step.input(rank),
+                 part.bytes);
+    }
+  }
+  void finish() override {
+    for (const Dense& output : outputs_) output.write_back();
+  }
+  std::vector<at::Tensor> result() const override { return given_; }
+
+ private:
+  const Dense input_;
+  const Chunks chunks_;
+  const std::vector<at::Tensor> given_;
+  std::vector<Dense> outputs_;
+};
+
+/// A row for each rank, each of which fits into a slot; this rank's is in its place.
+class GatherInPlace : public Operation {
+ public:
+  explicit GatherInPlace(const at::Tensor& all)
+      : all_(all),
+        first_(static_cast<std::byte*>(all.mutable_data_ptr())),
+        bytes_(bytes_of(all) / all.size(0)) {}
+
+  void publish(const Step& step) override {
+    copy_bytes(step.input(step.rank), row(step.rank), bytes_);
+  }
+  void consume(const Step& step) override {
+    for (int rank = 0; rank < step.ranks(); ++rank) {
+      if (rank != step.rank) copy_bytes(row(rank), step.input(rank), bytes_);
+    }
+  }
+  std::vector<at::Tensor> result() const override { return {all_}; }
+
+ private:
+  std::byte* row(int rank) const { return first_ + rank * bytes_; }
+
+  const at::Tensor all_;
+  std::byte* const first_;
+  const int64_t bytes_;  ///< of a row
+};
+
+class Broadcast : public Operation {
+ public:
+  Broadcast(const Layout& layout, const at::Tensor& tensor, int root)
+      : values_(tensor), chunks_(values_.bytes(), layout), root_(root) {}
+
+  int64_t steps() const override { return chunks_.count(); }
+
+  void publish(const Step& step) override {
+    if (step.rank != root_) return;
+    const Chunk part = chunks_.at(step.number);
+    copy_bytes(step.input(root_), values_.data() + part.begin, part.bytes);
+  }
+  void consume(const Step& step) override {
+    if (step.rank == root_) return;
+    const Chunk part = chunks_.at(step.number);
+    copy_bytes(values_.data() + part.begin, step.input(root_), part.bytes);
+  }
+  void finish() override { values_.write_back(); }
+  std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
+
+ private:
+  const Dense values_;
+  const Chunks chunks_;
+  const int root_;
+};
+
+class Barrier : public Operation {
+ public:
+  void publish(const Step& /*step*/) override {}
+  void consume(const Step& /*step*/) override {}
+  std::vector<at::Tensor> result() const override { return {}; }
+};
+
 }  // namespace
+
+SharedMemory::SharedMemory(std::shared_ptr<Exchange> exchange, std::shared_ptr<Gloo> gloo)
+    : c10d::Backend(gloo->backend()->getRank(), gloo->backend()->getSize()),
+      exchange_(std::move(exchange)),
+      gloo_(std::move(gloo)) {}
+
+c10d::Backend& SharedMemory::prepare(const Call& call) {
+  switch (call.type) {
+    case OpType::ALLREDUCE:
+    case OpType::ALLGATHER:
+    case OpType::_ALLGATHER_BASE:
+    case OpType::BROADCAST:
+    case OpType::BARRIER:
+      tag_ = tag_of(call);
+      return *this;
+    default:
+      return gloo_->prepare(call);
+  }
+}
 
 void SharedMemory::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
-  if (hosts_->leaders) hosts_->leaders->setTimeout(timeout);
+  gloo_->set_timeout(timeout);
 }
 
-void SharedMemory::break_off() {
-  exchange_->break_off();
-  if (hosts_->leaders) detail::break_off(*hosts_->leaders);
+void SharedMemory::abort() {
+  exchange_->abort();
+  gloo_->abort();
 }
 
 void SharedMemory::shutdown() {
-  // A leader may be waiting for the others.
-  if (!exchange_->is_idle()) break_off();
   exchange_->stop();
+  gloo_->shutdown();
 }
 
-SharedMemory::WorkPtr SharedMemory::start(OpType type, uint64_t tag,
-                                          std::unique_ptr<Operation> operation,
-                                          std::chrono::milliseconds timeout) {
-  return exchange_->start(type, tag, std::move(operation), or_own(timeout));
-}
-
-SharedMemory::WorkPtr SharedMemory::allreduce(uint64_t tag, const Tensors& tensors,
+SharedMemory::WorkPtr SharedMemory::allreduce(Tensors& tensors,
                                               const c10d::AllreduceOptions& options) {
-  if (tensors.size() != 1 || !is_plain(tensors[0])) return {};
   const auto op = options.reduceOp.op_;
-  const Reduce reduce = find_reduce(tensors[0].scalar_type(), op);
-  if (reduce == nullptr) return {};
-  const int divisor = op == c10d::ReduceOp::AVG ? size_ : 1;
-  return start(OpType::ALLREDUCE, tag,
-               on_one_host() ? all_reduce(setting(), tensors[0], reduce, divisor)
-                             : all_reduce(across(tag, options.timeout), tensors[0], reduce, op),
+  const bool fits = tensors.size() == 1 && is_plain(tensors[0]);
+  const Reduce reduce = fits ? find_reduce(tensors[0].scalar_type(), op) : nullptr;
+  if (reduce == nullptr) return gloo_->with_tag(tag_).allreduce(tensors, options);
+  return start(OpType::ALLREDUCE, make_all_reduce(tensors[0], reduce, op), options.timeout);
+}
+
+SharedMemory::WorkPtr SharedMemory::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) {
+  const auto fits = [&](const at::Tensor& output) { return are_alike(output, inputs[0]); };
+  if (inputs.size() != 1 || outputs.size() != 1 ||
+      outputs[0].size() != static_cast<size_t>(size_) || !is_plain(inputs[0]) ||
+      !std::all_of(outputs[0].begin(), outputs[0].end(), fits)) {
+    return gloo_->with_tag(tag_).allgather(outputs, inputs, options);
+  }
+  return start(OpType::ALLGATHER, make_all_gather(outputs[0], inputs[0]), options.timeout);
+}
+
+SharedMemory::WorkPtr SharedMemory::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                    const c10d::AllgatherOptions& options) {
+  if (!is_plain(input) || !is_plain(output) || !output.is_contiguous() ||
+      output.scalar_type() != input.scalar_type() || output.numel() != input.numel() * size_) {
+    return gloo_->with_tag(tag_)._allgather_base(output, input, options);
+  }
+  return start(OpType::_ALLGATHER_BASE,
+               make_all_gather(output.view({size_, input.numel()}).unbind(), input),
                options.timeout);
 }
 
-SharedMemory::WorkPtr SharedMemory::allgather(uint64_t tag, const std::vector<Tensors>& outputs,
-                                              const Tensors& inputs,
-                                              const c10d::AllgatherOptions& options) {
-  if (inputs.size() != 1 || outputs.size() != 1 ||
-      outputs[0].size() != static_cast<size_t>(size_) || !is_plain(inputs[0])) {
-    return {};
-  }
-  const auto fits = [&](const at::Tensor& output) { return are_alike(output, inputs[0]); };
-  if (!std::all_of(outputs[0].begin(), outputs[0].end(), fits)) return {};
-  return gather(OpType::ALLGATHER, tag, outputs[0], inputs[0], options.timeout);
-}
-
-SharedMemory::WorkPtr SharedMemory::allgather_base(uint64_t tag, const at::Tensor& output,
-                                                   const at::Tensor& input,
-                                                   const c10d::AllgatherOptions& options) {
-  if (!is_plain(input) || !is_plain(output) || !output.is_contiguous() ||
-      output.scalar_type() != input.scalar_type() || output.numel() != input.numel() * size_) {
-    return {};
-  }
-  return gather(OpType::_ALLGATHER_BASE, tag, output.view({size_, input.numel()}).unbind(), input,
-                options.timeout);
-}
-
-SharedMemory::WorkPtr SharedMemory::gather(OpType type, uint64_t tag, const Tensors& outputs,
-                                           const at::Tensor& input,
-                                           std::chrono::milliseconds timeout) {
-  return start(type, tag,
-               on_one_host() ? all_gather(setting(), outputs, input)
-                             : all_gather(across(tag, timeout), outputs, input),
-               timeout);
-}
-
-SharedMemory::WorkPtr SharedMemory::broadcast(uint64_t tag, const Tensors& tensors,
+SharedMemory::WorkPtr SharedMemory::broadcast(Tensors& tensors,
                                               const c10d::BroadcastOptions& options) {
   if (tensors.size() != 1 || !is_plain(tensors[0]) || options.rootTensor != 0 ||
       options.rootRank < 0 || options.rootRank >= size_) {
-    return {};
+    return gloo_->with_tag(tag_).broadcast(tensors, options);
   }
-  const int root = static_cast<int>(options.rootRank);
-  return start(OpType::BROADCAST, tag,
-               on_one_host() ? shm::broadcast(setting(), tensors[0], root)
-                             : shm::broadcast(across(tag, options.timeout), tensors[0], root),
+  return start(OpType::BROADCAST, make_broadcast(tensors[0], static_cast<int>(options.rootRank)),
                options.timeout);
 }
 
-SharedMemory::WorkPtr SharedMemory::barrier(uint64_t tag, const c10d::BarrierOptions& options) {
-  return start(OpType::BARRIER, tag,
-               on_one_host() ? shm::barrier() : shm::barrier(across(tag, options.timeout)),
-               options.timeout);
+SharedMemory::WorkPtr SharedMemory::barrier(const c10d::BarrierOptions& options) {
+  return start(OpType::BARRIER, make_barrier(), options.timeout);
 }
 
-bool SharedMemory::gathers_at_once(int64_t bytes) const {
-  // Of all ranks together: each reads them all, while the others wait.
-  constexpr int64_t kFew = int64_t{256} << 10;
-  return on_one_host() &&
-         bytes <= std::min(kFew / size_, static_cast<int64_t>(exchange_->layout().input_bytes()));
+SharedMemory::WorkPtr SharedMemory::start(OpType type, std::unique_ptr<Operation> operation,
+                                          std::chrono::milliseconds timeout) {
+  auto work = exchange_->start(type, tag_, std::move(operation), or_own(timeout));
+  ++calls_;
+  return work;
 }
 
-Exchange::TaskPtr SharedMemory::gather_at_once(uint64_t tag, const at::Tensor& all,
-                                               std::chrono::milliseconds timeout) {
-  return exchange_->begin(tag, gather_in_place(all), or_own(timeout));
+std::unique_ptr<Operation> SharedMemory::make_all_reduce(const at::Tensor& tensor, Reduce reduce,
+                                                         c10d::ReduceOp::RedOpType op) {
+  const Layout& layout = exchange_->layout();
+  const int divisor = op == c10d::ReduceOp::AVG ? size_ : 1;
+  const int64_t by_all =
+      std::min(kMaxReducedByAll / size_, static_cast<int64_t>(layout.input_bytes()));
+  if (bytes_of(tensor) <= by_all) return std::make_unique<AllReduceByAll>(tensor, reduce, divisor);
+  return std::make_unique<AllReduceInParts>(layout, tensor, reduce, divisor);
+}
+
+std::unique_ptr<Operation> SharedMemory::make_all_gather(Tensors outputs, const at::Tensor& input) {
+  return std::make_unique<AllGather>(exchange_->layout(), std::move(outputs), input);
+}
+
+std::unique_ptr<Operation> SharedMemory::make_broadcast(const at::Tensor& tensor, int root) {
+  return std::make_unique<Broadcast>(exchange_->layout(), tensor, root);
+}
+
+std::unique_ptr<Operation> SharedMemory::make_barrier() {
+  return std::make_unique<Barrier>();
+}
+
+bool SharedMemory::gathers_in_one_hop(size_t bytes) const {
+  // Bytes of all ranks together: each reads them all, while the others wait.
+  constexpr size_t kMaxBytes = size_t{256} << 10;
+  return bytes <=
+         std::min(kMaxBytes / static_cast<size_t>(size_), exchange_->layout().input_bytes());
+}
+
+void SharedMemory::gather_in_one_hop(const Call& call, const at::Tensor& all,
+                                     std::chrono::milliseconds timeout,
+                                     c10::function_ref<void()> started) {
+  const auto task =
+      exchange_->begin(tag_of(call), std::make_unique<GatherInPlace>(all), or_own(timeout));
+  ++calls_;
+  started();
+  exchange_->wait(task, kNoTimeout);
 }
 
 }  // namespace syncbn::dist::detail::shm

@@ -1,75 +1,72 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/Types.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include "transport/exchange.h"
-#include "transport/hierarchical.h"
-#include "transport/operations.h"
+#include "transport/gloo.h"
+#include "transport/operation.h"
+#include "transport/reduce.h"
 
 namespace syncbn::dist::detail::shm {
 
-/// The collectives of a group whose ranks, or some of them, share a host's memory. Each function
-/// returns null, and does nothing, where the call is one for Gloo; for calls that are equal it does
-/// so on all ranks. Tensors are on the CPU.
-class SharedMemory {
+/// Carries out a group's commonest collectives through memory that its ranks share, all of them on
+/// one host. What it does not know, in kind, dtype or device, goes to Gloo; equal calls take the
+/// same way on all ranks.
+class SharedMemory : public Transport, private c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// @param exchange with the ranks of this host. @param hosts of the group.
-  SharedMemory(std::shared_ptr<Exchange> exchange, std::shared_ptr<const Hosts> hosts)
-      : exchange_(std::move(exchange)), hosts_(std::move(hosts)), size_(hosts_->count_ranks()) {}
-  ~SharedMemory() { shutdown(); }
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
+  /// @param exchange with the ranks of this host. @param gloo with all of the group.
+  SharedMemory(std::shared_ptr<Exchange> exchange, std::shared_ptr<Gloo> gloo);
+  ~SharedMemory() override { exchange_->stop(); }
 
-  /// Where an operation's options give no timeout.
-  void set_timeout(std::chrono::milliseconds timeout);
-  /// Makes all that is under way, and all that comes, fail. Any thread may call it.
-  void break_off();
-  /// The same for good.
-  void shutdown();
+  /// How many calls have not gone to Gloo.
+  uint64_t calls() const { return calls_; }
 
-  /// @param tag equal on ranks that call the same; others wait for each other.
-  WorkPtr allreduce(uint64_t tag, const Tensors& tensors, const c10d::AllreduceOptions& options);
-  WorkPtr allgather(uint64_t tag, const std::vector<Tensors>& outputs, const Tensors& inputs,
-                    const c10d::AllgatherOptions& options);
-  WorkPtr allgather_base(uint64_t tag, const at::Tensor& output, const at::Tensor& input,
-                         const c10d::AllgatherOptions& options);
-  WorkPtr broadcast(uint64_t tag, const Tensors& tensors, const c10d::BroadcastOptions& options);
-  WorkPtr barrier(uint64_t tag, const c10d::BarrierOptions& options);
+  c10d::Backend& prepare(const Call& call) override;
+  void set_timeout(std::chrono::milliseconds timeout) override;
+  void abort() override;
+  void shutdown() override;
+  void close() override { gloo_->close(); }
+  bool gathers_in_one_hop(size_t bytes) const override;
+  void gather_in_one_hop(const Call& call, const at::Tensor& all, std::chrono::milliseconds timeout,
+                         c10::function_ref<void()> started) override;
 
-  /// Whether gather_at_once() serves for so many bytes of each rank; the same on all ranks.
-  bool gathers_at_once(int64_t bytes) const;
-  /// An all-gather that a thread waits for at once. @param all as in gather_in_place().
-  Exchange::TaskPtr gather_at_once(uint64_t tag, const at::Tensor& all,
-                                   std::chrono::milliseconds timeout);
-  void wait(const Exchange::TaskPtr& task) { exchange_->wait(task, kNoTimeout); }
+ protected:
+  const std::shared_ptr<Exchange> exchange_;
 
  private:
-  Setting setting() const { return {exchange_->layout(), exchange_->rank(), exchange_->ranks()}; }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+  // Tensors may have any strides, and those may differ between ranks. `outputs` has a tensor of the
+  // input's size for each rank.
+  virtual std::unique_ptr<Operation> make_all_reduce(const at::Tensor& tensor, Reduce reduce,
+                                                     c10d::ReduceOp::RedOpType op);
+  virtual std::unique_ptr<Operation> make_all_gather(Tensors outputs, const at::Tensor& input);
+  virtual std::unique_ptr<Operation> make_broadcast(const at::Tensor& tensor, int root);
+  virtual std::unique_ptr<Operation> make_barrier();
+
+  WorkPtr start(c10d::OpType type, std::unique_ptr<Operation> operation,
+                std::chrono::milliseconds timeout);
   std::chrono::milliseconds or_own(std::chrono::milliseconds timeout) const {
     return timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
   }
-  WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
-                std::chrono::milliseconds timeout);
-  WorkPtr gather(c10d::OpType type, uint64_t tag, const Tensors& outputs, const at::Tensor& input,
-                 std::chrono::milliseconds timeout);
-  bool on_one_host() const { return hosts_->ranks.size() == 1; }
-  HostHierarchy across(uint64_t tag, std::chrono::milliseconds timeout) const {
-    return {hosts_, setting(), tag, std::chrono::steady_clock::now() + or_own(timeout)};
-  }
 
-  const std::shared_ptr<Exchange> exchange_;
-  const std::shared_ptr<const Hosts> hosts_;
-  const int size_;  ///< of the group
+  const std::shared_ptr<Gloo> gloo_;
   std::chrono::milliseconds timeout_{0};
+  uint64_t tag_ = 0;  ///< of the prepared call
+  std::atomic<uint64_t> calls_ = 0;
 };
 
 }  // namespace syncbn::dist::detail::shm
