@@ -55,8 +55,9 @@ std::optional<HostPort> parse_host_port(std::string_view text) {
   return result.port ? std::optional(result) : std::nullopt;
 }
 
-AddressList resolve(const std::string& host, int port, std::string& reason) {
+AddressList resolve(const std::string& host, int port, std::string& reason, int flags) {
   addrinfo hints{};
+  hints.ai_flags = flags;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
   const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);

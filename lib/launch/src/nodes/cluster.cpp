@@ -123,11 +123,12 @@ void Cluster::handle() {
 
 void Cluster::connect() {
   connecting_.reset();
-  const base::AddressList found = [&] {
+  base::AddressList found = base::resolve(host_, port_, connect_error_, AI_NUMERICHOST);
+  if (!found) {
     // A name server may be slow, and no workers run yet: a signal may end this process here.
     const Signals::DefaultActions interruptible;
-    return base::resolve(host_, port_, connect_error_);
-  }();
+    found = base::resolve(host_, port_, connect_error_);
+  }
   if (!found) {
     next_try_ = Clock::now() + kResolvePeriod;
     if (std::exchange(resolve_error_said_, true)) return;
