@@ -248,7 +248,7 @@ TEST_F(ResumeTest, NamesTheKeysThatAreNotAsTheyWere) {
   EXPECT_EQ(other.exit_code, 0) << other.err;
   EXPECT_EQ(count(other.out + other.err, "another configuration"), 1) << other.out << other.err;
   EXPECT_THAT(other.out + other.err,
-              HasSubstr("goes on with optimizer.lr 0.05 (was 0.1), eval_interval 2 (was 1)\n"));
+              HasSubstr("continues with optimizer.lr 0.05 (was 0.1), eval_interval 2 (was 1)\n"));
 }
 
 TEST_F(ResumeTest, RefusesTheStateOfAnotherOptimizer) {

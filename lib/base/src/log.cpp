@@ -48,6 +48,10 @@ void init_logging(int rank) {
   spdlog::set_default_logger(std::move(logger));
 }
 
+void write_stdout(std::string_view text) noexcept {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
 void write_stderr(std::string_view text) noexcept {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);

@@ -115,7 +115,7 @@ int run(const LaunchOptions& options, SshNode* node) {
   std::optional<base::HeldPort> port;
   if (context.nodes == 1) port = hold_master_port(context);
   if (options.dry_run) {
-    fmt::print("{}", render_plan(options, context, command));
+    base::write_stdout(render_plan(options, context, command));
     return base::kExitOk;
   }
   announce_scheduler(options, context);
@@ -135,7 +135,7 @@ int run(const LaunchOptions& options, SshNode* node) {
 int run_on_hosts(const LaunchOptions& options) {
   const HeadPlan plan(options);  // slow; before SshHead blocks signals
   if (!options.dry_run) return SshHead(options, plan).run();
-  fmt::print("{}", plan.render());
+  base::write_stdout(plan.render());
   return base::kExitOk;
 }
 

@@ -125,7 +125,7 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
     config::Faults faults;
     const auto line = config::parse_command_line(args, kOptions, config_fields(), faults);
     const auto print = [&](const std::string& text) {
-      if (env.local_rank == 0) fmt::print("{}", text);
+      if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
     };
     if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));

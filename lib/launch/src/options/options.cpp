@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 
 #include <CLI/CLI.hpp>
@@ -220,7 +221,7 @@ std::optional<LaunchOptions> parse(std::string_view launcher_name,
   const CommandLine line(fields, words, environment);
   const TypedOptions typed = read_values(fields, line);
   if (const std::string text = text_to_print(typed, fields); !text.empty()) {
-    fmt::print("{}", text);
+    base::write_stdout(text);
     return std::nullopt;
   }
   if (line.program().empty()) {

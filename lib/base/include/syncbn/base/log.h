@@ -14,6 +14,9 @@ namespace syncbn::base {
 /// log warnings and worse only: the launcher's prefix says who speaks.
 void init_logging(int rank = 0);
 
+/// Writes to stdout. run_main() reports what cannot be written.
+void write_stdout(std::string_view text) noexcept;
+
 /// Writes to stderr and forgets what cannot be written: nobody could be told.
 void write_stderr(std::string_view text) noexcept;
 
