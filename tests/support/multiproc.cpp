@@ -17,6 +17,11 @@
 
 #include "support/listener.h"
 
+namespace at {
+/// Libtorch's, where a test program links it.
+__attribute__((weak)) void set_num_threads(int threads);
+}  // namespace at
+
 namespace syncbn::test {
 namespace {
 
@@ -33,6 +38,7 @@ using Clock = std::chrono::steady_clock;
   set("LOCAL_WORLD_SIZE", options.world_size);
   // Ranks share the machine's few cores; one thread each also makes results repeatable.
   ::setenv("OMP_NUM_THREADS", "1", 1);
+  if (at::set_num_threads != nullptr) at::set_num_threads(1);  // it read the variable when loaded
   if (options.set_master) {
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);
     set("MASTER_PORT", port);
