@@ -9,7 +9,8 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// Of the exception being handled, without libtorch's stack frames and Gloo's source lines.
+/// The message of the exception being handled, without libtorch's stack frames and Gloo's source
+/// lines.
 std::string reason() {
   std::string text;
   try {
@@ -74,8 +75,8 @@ bool AnnotatedWork::wait(std::chrono::milliseconds timeout) {
   }
 }
 
-// DDP's reducer waits for this future, not for the work. NCCL's future carries streams, which a
-// continuation would have to follow: it is passed on as it is.
+// DDP's reducer waits for this future, not for the work. NCCL's future carries streams, which
+// then() would lose, so it is returned unchanged.
 c10::intrusive_ptr<c10::ivalue::Future> AnnotatedWork::getFuture() {
   auto future = inner_->getFuture();
   if (!by_gloo_) return future;

@@ -10,7 +10,7 @@
 
 namespace syncbn::dist::detail {
 
-/// Which call it was, to be told when it fails.
+/// A call as errors describe it.
 struct Label {
   Call call;
   int rank;  ///< in the world
@@ -18,18 +18,18 @@ struct Label {
   std::shared_ptr<FlightRecorder> log;
   std::weak_ptr<PeerMonitor> monitor;
 
-  /// Of the exception being handled. While it was under way: the network, or a peer.
-  /// @throws base::UnavailableError; base::UserError when the ranks called different things.
+  /// For an exception being handled that ended the call: adds the call and the cause.
+  /// @throws base::UnavailableError, or base::UserError if the ranks made different calls.
   [[noreturn]] void rethrow() const;
 
-  /// The same before it began: its arguments. @throws base::UserError.
+  /// For an exception being handled about the call's arguments. @throws base::UserError.
   [[noreturn]] void rethrow_refusal() const;
 
  private:
   std::string subject() const;
 };
 
-/// A call under way: the library's own work, with its errors named.
+/// Adds the call and the cause to the errors of another work.
 class AnnotatedWork : public c10d::Work {
  public:
   AnnotatedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo);
