@@ -79,7 +79,7 @@ class Segment {
 
  private:
   struct Unmap {
-    size_t bytes = 0;
+    size_t bytes;
     void operator()(std::byte* memory) const { ::munmap(memory, bytes); }
   };
   bool map(base::UniqueFd file, size_t bytes);
