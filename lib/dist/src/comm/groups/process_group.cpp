@@ -147,7 +147,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
       handshake = shm::Handshake::start(*store, rank, size);
     }
     const auto connect = [&](const char* part, int own, int count) {
-      return std::make_shared<Gloo>(device_store(store, part), own, count, world.place.addresses,
+      return std::make_shared<Gloo>(store_part(store, part), own, count, world.place.addresses,
                                     std::min(timeout, world.connect_timeout), all_ours);
     };
     const std::shared_ptr<Gloo> gloo = connect("cpu", rank, size);
@@ -165,7 +165,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
     }
     if (world.use_cuda) {
       cuda =
-          cuda_support()->make_nccl(device_store(store, "cuda"), rank, size, local_rank(), timeout);
+          cuda_support()->make_nccl(store_part(store, "cuda"), rank, size, local_rank(), timeout);
     }
   } catch (const base::Error&) {
     throw;
