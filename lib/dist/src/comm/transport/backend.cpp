@@ -4,10 +4,135 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 
-#include "monitor/annotated_work.h"
+#include "monitor/plain_message.h"
 #include "transport/shared_memory.h"
 
 namespace syncbn::dist::detail {
+
+namespace {
+
+/// The message of the exception being handled, without libtorch's stack frames and Gloo's source
+/// lines.
+std::string reason() {
+  std::string text;
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    text = plain_message(error);
+  }
+  const size_t place = text.starts_with("[/") ? text.find("] ") : std::string::npos;
+  return place == std::string::npos ? text : text.substr(place + 2);
+}
+
+}  // namespace
+
+/// A call as errors describe it.
+struct Label {
+  Call call;
+  int rank;  ///< in the world
+  int world_size;
+  std::shared_ptr<FlightRecorder> log;
+  std::weak_ptr<PeerMonitor> monitor;
+
+  /// For an exception being handled that ended the call: adds the call and the cause.
+  /// @throws base::UnavailableError, or base::UserError if the ranks made different calls.
+  [[noreturn]] void rethrow() const {
+    const std::string why = reason();
+    log->fail(call);
+    PeerMonitor::Cause cause;
+    if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
+    const std::string failed = fmt::format("rank {} of {} on {}: {} failed: ", rank, world_size,
+                                           base::hostname(), subject());
+    if (cause.ranks_disagree) {
+      throw base::UserError(fmt::format(
+          "{}the ranks called different things: {}; every rank of a group calls the same "
+          "collectives in the same order, with tensors of the same dtype and sizes",
+          failed, cause.text));
+    }
+    if (!cause.text.empty()) {
+      throw base::UnavailableError(
+          fmt::format("{}{}. That rank's own message, if any, says why", failed, cause.text));
+    }
+    throw base::UnavailableError(fmt::format(
+        "{}{}. Another rank probably ended or is stuck: its own message, if any, says why", failed,
+        why));
+  }
+
+  /// For an exception being handled about the call's arguments. @throws base::UserError.
+  [[noreturn]] void rethrow_refusal() const {
+    throw base::UserError(
+        fmt::format("rank {} of {}: {} was refused: {}", rank, world_size, subject(), reason()));
+  }
+
+ private:
+  std::string subject() const {
+    const std::string peer =
+        call.is_collective()
+            ? ""
+            : fmt::format(" {} rank {}", call.type == c10d::OpType::SEND ? "to" : "from",
+                          call.peer);
+    return fmt::format("{} #{}{} of group '{}'", call.name, call.sequence, peer, log->group());
+  }
+};
+
+namespace {
+
+/// Adds the call and the cause to the errors of another work.
+class AnnotatedWork : public c10d::Work {
+ public:
+  AnnotatedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo)
+      : c10d::Work(label.rank, label.call.type),
+        label_(std::move(label)),
+        inner_(std::move(inner)),
+        by_gloo_(by_gloo) {}
+
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  void synchronize() override { inner_->synchronize(); }
+  void abort() override { inner_->abort(); }
+  float getDuration() const override { return inner_->getDuration(); }
+  uint64_t getSequencenumber() const override { return label_.call.sequence; }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    try {
+      const bool done = inner_->wait(timeout);
+      label_.log->succeed(label_.call);
+      return done;
+    } catch (...) {
+      label_.rethrow();
+    }
+  }
+
+  // DDP's reducer waits for this future, not for the work. NCCL's future carries streams, which
+  // then() would lose, so it is returned unchanged.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto future = inner_->getFuture();
+    if (!by_gloo_) return future;
+    return future->then(
+        [label = label_](c10::ivalue::Future& done) {
+          if (done.hasError()) {
+            try {
+              std::rethrow_exception(done.exception_ptr());
+            } catch (...) {
+              label.rethrow();
+            }
+          }
+          label.log->succeed(label.call);
+          return done.value();
+        },
+        future->elementType());
+  }
+
+ private:
+  const Label label_;
+  const c10::intrusive_ptr<c10d::Work> inner_;
+  const bool by_gloo_;
+};
+
+}  // namespace
 
 Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda,
                  std::string group_name, std::chrono::milliseconds timeout, Members members,
