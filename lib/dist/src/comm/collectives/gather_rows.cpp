@@ -72,7 +72,7 @@ at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group
       throw;  // this rank's own error
     } catch (const std::exception& error) {
       throw base::UnavailableError(fmt::format(
-          "rank {} does not come to {}: {}", world_rank(group, rank), what, plain_message(error)));
+          "rank {} did not arrive at {}: {}", world_rank(group, rank), what, plain_message(error)));
     }
   };
   at::Tensor all = row.expand({group->getSize(), row.size(1)}).clone();

@@ -8,25 +8,25 @@
 
 namespace syncbn::dist::detail {
 
-/// What a process was told of its job: who it is, and where the ranks meet.
+/// This process's rank, and where the ranks meet, as given by the environment and the user.
 struct Place {
   StoreEndpoint master;
-  std::string file;  ///< in place of `master`, of file://
+  std::string file;  ///< of file://, instead of `master`
   int rank = 0;
   int world_size = 1;
   bool agent_holds_store = false;
 
-  /// Reads the environment and the URL of `options`.
-  /// @throws base::UserError when they are malformed or incomplete.
+  /// Reads the environment and `options`. @throws base::UserError if they are malformed or
+  /// incomplete.
   static Place find(const InitOptions& options);
 
-  /// Whether it is this process that others expect to keep the store.
+  /// Whether the other ranks expect this process to hold the store.
   bool should_hold_store() const { return rank == 0 && !agent_holds_store && file.empty(); }
-  /// Whether the launcher says that some ranks are on other hosts.
+  /// Whether the launcher started ranks on other hosts.
   bool on_several_hosts() const;
-  /// Where the ranks meet, for messages.
+  /// For messages.
   std::string meeting_point() const { return file.empty() ? master.str() : file; }
-  /// What to do when another job is found there.
+  /// What to do if another job uses the same meeting point.
   std::string how_to_part() const;
 };
 

@@ -29,8 +29,8 @@
 namespace syncbn::dist::detail {
 namespace {
 
-using base::UserError;
 using base::UnavailableError;
+using base::UserError;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 

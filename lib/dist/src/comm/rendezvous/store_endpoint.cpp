@@ -59,7 +59,7 @@ StoreEndpoint::Listener listen_at(const addrinfo& address) {
   return result;
 }
 
-/// At the first address that this host has.
+/// Listens at the first address that this host has.
 StoreEndpoint::Listener listen_at_first(const addrinfo* addresses) {
   StoreEndpoint::Listener result;
   result.error = EADDRNOTAVAIL;
