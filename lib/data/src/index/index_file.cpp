@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
-#include <utility>
 
 namespace syncbn::data::detail {
 namespace {

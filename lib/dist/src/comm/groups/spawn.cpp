@@ -12,13 +12,11 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/dist/process_group.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include <syncbn/dist/process_group.h>
 
 #include "transport/backend.h"

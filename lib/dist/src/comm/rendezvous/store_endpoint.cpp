@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
