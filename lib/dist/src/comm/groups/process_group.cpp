@@ -108,7 +108,7 @@ bool choose_cuda(const std::string& given) {
       nccl ? fmt::format("backend {} was asked for", given)
            : "backend auto: the launcher gave this worker a GPU (--nproc_per_node=gpu or auto, or "
              "--virtual_local_rank)",
-      cuda != nullptr ? "this host shows no GPU"
+      cuda != nullptr ? "this host has no visible GPU"
                       : "the CUDA part of this library does not load: " + cuda_support_error()));
 }
 
@@ -160,7 +160,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
     if (world.needs_shared_memory && cpu == gloo && name == kDefaultGroupName) {
       throw base::UserError(
           "SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share memory: one of them has "
-          "none to offer, runs Python's torch.distributed or does not see the processes of the "
+          "none to allocate, runs Python's torch.distributed or does not see the processes of the "
           "others; unset the variable to let them use Gloo");
     }
     if (world.use_cuda) {

@@ -193,7 +193,7 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
 std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& backend,
                      bool holds_store, Clock::time_point deadline, milliseconds limit) {
   const Arrival own = Arrival::own(backend);
-  constexpr char kPython[] = "a host unknown (Python's torch.distributed)";
+  constexpr char kPython[] = "an unknown host (Python's torch.distributed)";
   const auto refuse = [&](const std::string& other) {
     refuse_double(store, place, holds_store, other, own.where);
   };

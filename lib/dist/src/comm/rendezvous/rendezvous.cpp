@@ -143,8 +143,8 @@ JoinedStore open_file_store(const Place& place, milliseconds limit) {
   const base::UniqueFd fd(::open(place.file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (!fd) {
     throw UserError(fmt::format(
-        "rank {} of {} on {}: init_method 'file://{}': {}; the file is made in a folder that is "
-        "there, shared by all ranks, and may be written to",
+        "rank {} of {} on {}: init_method 'file://{}': {}; its folder must exist, be writable, and "
+        "be shared by all ranks",
         place.rank, place.world_size, base::hostname(), place.file, std::strerror(errno)));
   }
   JoinedStore result;

@@ -45,7 +45,7 @@ struct Label {
                                            base::hostname(), subject());
     if (cause.ranks_disagree) {
       throw base::UserError(fmt::format(
-          "{}the ranks called different things: {}; every rank of a group calls the same "
+          "{}the ranks made different calls: {}; every rank of a group must call the same "
           "collectives in the same order, with tensors of the same dtype and sizes",
           failed, cause.text));
     }
