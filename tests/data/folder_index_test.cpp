@@ -13,7 +13,7 @@
 
 #include <syncbn/base/error.h>
 
-#include "index/file_stamp.h"
+#include "index/index_file.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::data::detail {

@@ -20,7 +20,7 @@
 
 #include "data/components.h"
 #include "data/images.h"
-#include "index/file_stamp.h"
+#include "index/index_file.h"
 #include "sets/file_bytes.h"
 #include "sets/shard_index.h"
 #include "sets/tar_index.h"

@@ -45,7 +45,7 @@ void expect_disagreement(First first, Second second, const std::vector<std::stri
     dist::init_process_group();
     sum();
     const std::string message = message_of<UserError>([&] { rank == 0 ? first() : second(); });
-    EXPECT_THAT(message, HasSubstr("the ranks called different things: #2 is "));
+    EXPECT_THAT(message, HasSubstr("the ranks made different calls: #2 is "));
     for (const std::string& part : parts) EXPECT_THAT(message, HasSubstr(part));
   });
 }

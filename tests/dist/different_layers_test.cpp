@@ -112,7 +112,7 @@ TEST(DifferentLayersTest, DifferentChannelsAreNamedOnEveryRank) {
     SyncBatchNorm wide(SyncBatchNormOptions(5).name("wide"));
     narrow(batch());
     EXPECT_THAT(message_of<UserError>([&] { rank == 0 ? narrow(batch()) : wide(batch(5)); }),
-                AllOf(HasSubstr("the ranks called different things"),
+                AllOf(HasSubstr("the ranks made different calls"),
                       HasSubstr("layer 'narrow' (3 channels, Float)"),
                       HasSubstr("layer 'wide' (5 channels, Float)"), HasSubstr("rank 1")));
   });

@@ -112,7 +112,7 @@ TEST(FileRendezvousTest, AMissingRankIsNamed) {
                   dist::init_process_group(
                       {.init_method = url_of(folder), .connect_timeout = milliseconds(300)});
                 }),
-                HasSubstr("for rank 1, which did not come"));
+                HasSubstr("for rank 1, which did not arrive"));
   });
 }
 

@@ -461,7 +461,7 @@ TEST(RendezvousTest, ARankThatAPythonProcessHasIsToldToOurs) {
     }
     dist::init_process_group();
   });
-  expect_all_told(results, 1, "a host unknown .Python's torch.distributed.");
+  expect_all_told(results, 1, "an unknown host .Python's torch.distributed.");
 }
 
 TEST(RendezvousTest, TimeoutsMustBeAboveZero) {

@@ -131,7 +131,7 @@ TEST(SpawnTest, ASignalAndAnExitCodeArePassedOn) {
 }
 
 TEST(SpawnTest, AThrownNumberIsAFailureToo) {
-  EXPECT_THAT(error_of(1, [](int) { throw 3; }).what(), HasSubstr("no std::exception"));
+  EXPECT_THAT(error_of(1, [](int) { throw 3; }).what(), HasSubstr("not a std::exception"));
 }
 
 TEST(SpawnTest, RanksThatIgnoreSigtermAreKilled) {

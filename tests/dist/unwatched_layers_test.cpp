@@ -125,7 +125,7 @@ TEST(UnwatchedLayersTest, ARankThatDoesNotComeIsNamedAtTheTimeout) {
     } else {
       EXPECT_THAT(
           message_of<UnavailableError>([&] { layer(batch()); }),
-          HasSubstr("rank 1 does not come to SyncBatchNorm layer 'bn' (3 channels, Float)"));
+          HasSubstr("rank 1 did not arrive at SyncBatchNorm layer 'bn' (3 channels, Float)"));
     }
   });
 }

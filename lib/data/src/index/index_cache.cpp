@@ -18,8 +18,6 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 
-#include "index/file_stamp.h"
-
 namespace syncbn::data::detail {
 namespace {
 

@@ -1,18 +1,37 @@
 #include "index/index_file.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
-#include <utility>
+#include <thread>
 
 namespace syncbn::data::detail {
 namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+int64_t nanoseconds(const timespec& time) {
+  return time.tv_sec * kSecond + time.tv_nsec;
+}
+
+/// Upper bound on a tick of the clock that the file's times come from, in nanoseconds.
+int64_t tick_of(const FileStamp& stamp) {
+  const bool whole_seconds = stamp.modified_ns % kSecond == 0 && stamp.changed_ns % kSecond == 0;
+  return whole_seconds ? 2 * kSecond : kSecond / 50;
+}
+
+FileStamp stamp_from(const struct stat& status) {
+  return {.inode = status.st_ino,
+          .size = static_cast<uint64_t>(status.st_size),
+          .modified_ns = nanoseconds(status.st_mtim),
+          .changed_ns = nanoseconds(status.st_ctim)};
+}
 
 constexpr size_t kBufferBytes = size_t{1} << 20;
 constexpr uint64_t kAlignment = 8;
@@ -56,6 +75,31 @@ bool is_sound(const IndexHeader& header, uint64_t size) {
 }
 
 }  // namespace
+
+FileStamp stamp_of(const std::filesystem::path& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 ? stamp_from(status) : FileStamp{};
+}
+
+FileStamp stamp_of(const base::UniqueFd& file) {
+  struct stat status {};
+  return ::fstat(file.get(), &status) == 0 ? stamp_from(status) : FileStamp{};
+}
+
+FileStamp settled_stamp_of(const std::filesystem::path& path) {
+  // A file that is written all the time never settles.
+  constexpr int kMaxRounds = 5;
+  FileStamp stamp = stamp_of(path);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    const auto now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
+    const int64_t age = now.count() - std::max(stamp.modified_ns, stamp.changed_ns);
+    // A timestamp in the future means the file server's clock is ahead: do not wait for it.
+    if (age < 0 || age >= tick_of(stamp)) break;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(tick_of(stamp) - age));
+    stamp = stamp_of(path);
+  }
+  return stamp;
+}
 
 IndexWriter::IndexWriter(const base::UniqueFd& file) : file_(file) {
   buffer_.reserve(kBufferBytes);
@@ -107,27 +151,16 @@ std::optional<MappedIndex> MappedIndex::open(const base::UniqueFd& file) {
   if (size < sizeof(IndexHeader)) return std::nullopt;
   void* bytes = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
   if (bytes == MAP_FAILED) fail("cannot map an index");
-  MappedIndex index({static_cast<const std::byte*>(bytes), size});
+  MappedIndex index(static_cast<std::byte*>(bytes), size);
   if (!is_sound(index.header(), size)) return std::nullopt;
-  const auto body = index.bytes_.subspan(sizeof(IndexHeader));
-  if (checksum(0, body.data(), body.size()) != index.header().body_checksum) return std::nullopt;
+  const uint32_t body = checksum(0, &index.header() + 1, size - sizeof(IndexHeader));
+  if (body != index.header().body_checksum) return std::nullopt;
   return index;
-}
-
-MappedIndex::MappedIndex(MappedIndex&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-
-MappedIndex& MappedIndex::operator=(MappedIndex&& other) noexcept {
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-MappedIndex::~MappedIndex() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
 std::string_view MappedIndex::text(size_t section) const {
   const auto& [offset, size] = header().sections.at(section);
-  return {reinterpret_cast<const char*>(bytes_.data()) + offset, size};
+  return {reinterpret_cast<const char*>(bytes_.get()) + offset, size};
 }
 
 }  // namespace syncbn::data::detail

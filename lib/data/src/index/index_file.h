@@ -1,8 +1,12 @@
 #pragma once
 
+#include <sys/mman.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +18,26 @@
 #include <syncbn/base/unique_fd.h>
 
 namespace syncbn::data::detail {
+
+/// Detects changes of a file or folder. A folder's stamp changes when an entry is added, removed or
+/// renamed, not when a file in it is written. It includes the time of change (st_ctim), since no
+/// program can set that back.
+struct FileStamp {
+  uint64_t inode = 0;
+  uint64_t size = 0;
+  int64_t modified_ns = 0;
+  int64_t changed_ns = 0;
+
+  bool operator==(const FileStamp&) const = default;
+};
+
+/// Follows links. All 0 if there is no such file.
+FileStamp stamp_of(const std::filesystem::path& path);
+FileStamp stamp_of(const base::UniqueFd& file);
+
+/// Call this before reading the file: waits until its times are older than a tick of the file
+/// system's clock, so that any later change gives another stamp.
+FileStamp settled_stamp_of(const std::filesystem::path& path);
 
 // An index file is a header and a few arrays, the sections. All processes of a host map it and
 // share its memory. Numbers are in this machine's byte order, which the header records.
@@ -87,18 +111,12 @@ class IndexWriter {
   std::optional<size_t> section_;
 };
 
-/// A mapped index file. Immutable: any thread may read it.
+/// A mapped index file. Move-only; immutable, so any thread may read it.
 class MappedIndex {
  public:
   /// Nothing if the file is truncated, damaged (every byte is checked), or not an index of this
   /// version and byte order. @throws IndexFileError if it cannot be mapped.
   static std::optional<MappedIndex> open(const base::UniqueFd& file);
-
-  MappedIndex(MappedIndex&& other) noexcept;
-  MappedIndex& operator=(MappedIndex&& other) noexcept;
-  MappedIndex(const MappedIndex&) = delete;
-  MappedIndex& operator=(const MappedIndex&) = delete;
-  ~MappedIndex();
 
   std::string_view text(size_t section) const;
 
@@ -110,13 +128,17 @@ class MappedIndex {
   }
 
   uint64_t fingerprint() const { return header().fingerprint; }
-  size_t size() const { return bytes_.size(); }
+  size_t size() const { return bytes_.get_deleter().size; }
 
  private:
-  explicit MappedIndex(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  const IndexHeader& header() const { return *reinterpret_cast<const IndexHeader*>(bytes_.data()); }
+  struct Unmap {
+    size_t size;
+    void operator()(std::byte* bytes) const { ::munmap(bytes, size); }
+  };
+  MappedIndex(std::byte* bytes, size_t size) : bytes_(bytes, Unmap{size}) {}
+  const IndexHeader& header() const { return *reinterpret_cast<const IndexHeader*>(bytes_.get()); }
 
-  std::span<const std::byte> bytes_;
+  std::unique_ptr<std::byte, Unmap> bytes_;
 };
 
 }  // namespace syncbn::data::detail

@@ -11,7 +11,7 @@
 
 #include <syncbn/base/unique_fd.h>
 
-#include "index/file_stamp.h"
+#include "index/index_file.h"
 
 namespace syncbn::data::detail {
 

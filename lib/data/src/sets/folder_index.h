@@ -10,7 +10,6 @@
 
 #include <syncbn/base/hash.h>
 
-#include "index/file_stamp.h"
 #include "index/index_cache.h"
 
 namespace syncbn::data::detail {

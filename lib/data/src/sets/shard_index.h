@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "index/file_stamp.h"
 #include "index/index_cache.h"
 
 namespace syncbn::data::detail {

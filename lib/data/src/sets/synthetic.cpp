@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <cmath>
 #include <numbers>
 #include <optional>
 #include <string>

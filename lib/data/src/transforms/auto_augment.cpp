@@ -1,6 +1,5 @@
 #include <syncbn/data/image_ops.h>
 
-#include <array>
 #include <cmath>
 #include <string>
 

@@ -6,14 +6,17 @@
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
 
 #include "collectives/gather_rows.h"
 #include "groups/timeouts.h"
@@ -26,7 +29,7 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-/// Gloo can reduce these dtypes and send no others; but any dtype can be sent as bytes.
+/// The dtypes that Gloo can send and reduce. Others are sent as bytes.
 bool gloo_knows(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -43,7 +46,7 @@ bool gloo_knows(at::ScalarType type) {
   }
 }
 
-/// The tensor itself where it is dense.
+/// A contiguous tensor of the same values; `tensor` itself if it is one.
 Tensor dense(const Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
@@ -54,7 +57,7 @@ Tensor sendable(const Tensor& dense) {
   return dense.is_cpu() && !gloo_knows(dense.scalar_type()) ? flat.view(at::kByte) : flat;
 }
 
-/// A call of one of the functions below. Checks its arguments, with the call's name in errors.
+/// Checks the arguments of a function below, and names the function in errors.
 class CheckedCall {
  public:
   CheckedCall(const char* name, const ProcessGroupPtr& group, Timeout timeout)
@@ -82,14 +85,19 @@ class CheckedCall {
     return options;
   }
 
-  /// For send and recv, whose functions take no options.
+  /// For send and recv, which take no options.
   void wait(c10d::Work& work) const { work.wait(timeout_.value_or(kNoTimeout)); }
 
   void require_rank(const char* role, int rank) const {
-    if (rank < 0 || rank >= size()) {
-      refuse(fmt::format("{} {} is outside the group of {}", role, rank,
-                         base::counted(size(), "rank")));
-    }
+    if (rank >= 0 && rank < size()) return;
+    refuse(
+        fmt::format("{} {} is outside the group of {}", role, rank, base::counted(size(), "rank")));
+  }
+
+  void require_peer(const char* role, int rank, int tag) const {
+    require_rank(role, rank);
+    if (is_root(rank)) refuse(fmt::format("the {} is this rank itself", role));
+    if (tag < 0) refuse(fmt::format("the tag {} is negative", tag));
   }
 
   void require_dense(const Tensor& tensor) const {
@@ -116,7 +124,7 @@ class CheckedCall {
                        c10::toString(other.scalar_type()), other.device().str()));
   }
 
-  /// One tensor for each rank, with the same dtype and device.
+  /// One tensor per rank, all with the same dtype and device.
   void require_list(const char* role, const Tensors& list) const {
     require_length(role, list.size());
     for (const Tensor& one : list) {
@@ -131,7 +139,7 @@ class CheckedCall {
                        length, base::counted(size(), "rank")));
   }
 
-  /// One tensor for each rank, each with the sizes of `whole`.
+  /// One tensor per rank, each with the sizes of `whole`.
   void require_parts_of(const Tensor& whole, const char* role, const Tensors& parts) const {
     require_list(role, parts);
     require_like(parts.front(), whole);
@@ -168,8 +176,8 @@ class CheckedCall {
   Timeout timeout_;
 };
 
-/// Runs a collective that overwrites `tensor`, whatever its strides.
-/// @param to_buffer makes what `run` takes from the dense values, in the same memory.
+/// Runs a collective that overwrites a tensor of any strides.
+/// @param to_buffer returns a view of the contiguous values for `run`.
 template <class Run, class ToBuffer = Tensor(const Tensor&)>
 void overwrite(Tensor& tensor, Run run, const ToBuffer& to_buffer = sendable) {
   const Tensor data = tensor.detach();
@@ -179,7 +187,7 @@ void overwrite(Tensor& tensor, Run run, const ToBuffer& to_buffer = sendable) {
   if (!values.is_alias_of(data)) data.copy_(values);
 }
 
-/// Spells a reduction so that Gloo knows it.
+/// A reduction in terms of what Gloo can reduce.
 struct Reduction {
   /// @throws base::UserError for a dtype that the operation cannot reduce.
   Reduction(const CheckedCall& call, const Tensor& tensor, c10d::ReduceOp wanted)
@@ -197,7 +205,7 @@ struct Reduction {
                             c10::toString(type), can_sum ? " other than by SUM" : ""));
   }
 
-  /// The values as numbers that the backend can reduce, in the same memory.
+  /// A view of the values as numbers that the backend can reduce.
   Tensor operator()(const Tensor& dense) const {
     if (dense.is_cpu() && at::isComplexType(type)) return at::view_as_real(dense).view(-1);
     return sendable(dense);
@@ -226,20 +234,18 @@ struct Reduction {
 
 Tensor flat_cat(const Tensors& tensors) {
   Tensors flat;
-  flat.reserve(tensors.size());
   for (const Tensor& one : tensors) flat.push_back(dense(one).view(-1));
   return at::cat(flat);
 }
 
 std::vector<int64_t> element_counts(const Tensors& tensors) {
   std::vector<int64_t> counts;
-  counts.reserve(tensors.size());
   for (const Tensor& one : tensors) counts.push_back(one.numel());
   return counts;
 }
 
-/// Gloo ends the process when it receives more than expected, and leaves the rest unchanged when it
-/// receives less: so the ranks exchange their counts first.
+/// Exchanges the counts first: Gloo ends the process if it receives more than expected, and leaves
+/// the rest of the output unchanged if it receives less.
 void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& input_counts,
                          const std::vector<int64_t>& output_counts) {
   const ProcessGroupPtr& group = call.group_ptr();
@@ -253,13 +259,12 @@ void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& in
       ->wait();
   const int64_t own = group->getRank();
   const auto* counts = received.const_data_ptr<int64_t>();
-  int64_t bad_sender = 0;  // from 1; 0: none
-  for (int64_t rank = 0; rank < call.size() && bad_sender == 0; ++rank) {
-    if (counts[rank] != output_counts[static_cast<size_t>(rank)]) bad_sender = rank + 1;
-  }
-  // All ranks report the same pair.
-  Tensor pair = at::tensor({bad_sender == 0 ? 0 : bad_sender * call.size() + own}, at::kLong);
-  std::vector<Tensor> tensors{pair};
+  const auto bad = std::mismatch(output_counts.begin(), output_counts.end(), counts).first;
+  const int64_t bad_sender = bad - output_counts.begin();
+  // Every rank reports the same pair of ranks: the largest of these numbers, 0 for none.
+  Tensor pair = at::tensor({bad == output_counts.end() ? 0 : (bad_sender + 1) * call.size() + own},
+                           at::kLong);
+  Tensors tensors{pair};
   c10d::AllreduceOptions options = call.options<c10d::AllreduceOptions>();
   options.reduceOp = c10d::ReduceOp::MAX;
   group->allreduce(tensors, options)->wait();
@@ -276,10 +281,34 @@ void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& in
                           output_counts[static_cast<size_t>(sender)]));
 }
 
-/// Converts to bytes if the elements are sent as bytes.
-void scale(std::vector<int64_t>& counts, const Tensor& sent, const Tensor& flat) {
-  if (sent.scalar_type() == flat.scalar_type()) return;
-  for (int64_t& count : counts) count *= static_cast<int64_t>(flat.element_size());
+Tensor size_of(const std::string& bytes) {
+  return at::scalar_tensor(static_cast<int64_t>(bytes.size()), at::kLong);
+}
+
+/// Padded with zeros to `size`.
+Tensor to_tensor(const std::string& bytes, int64_t size) {
+  Tensor tensor = at::zeros({size}, at::kByte);
+  if (!bytes.empty()) std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+std::string to_bytes(const Tensor& tensor, int64_t size) {
+  return {static_cast<const char*>(tensor.data_ptr()), static_cast<size_t>(size)};
+}
+
+/// @param gather takes this rank's bytes, padded to the longest rank's, and returns those of all.
+template <class Gather>
+std::vector<std::string> gather_padded(const std::string& bytes, const ProcessGroupPtr& group,
+                                       Timeout timeout, Gather gather) {
+  const Tensors sizes = all_gather(size_of(bytes), group, timeout);
+  int64_t longest = 1;  // Gloo gathers no empty tensors
+  for (const Tensor& size : sizes) longest = std::max(longest, size.item<int64_t>());
+  const Tensors tensors = gather(to_tensor(bytes, longest));
+  std::vector<std::string> list;
+  for (size_t rank = 0; rank < tensors.size(); ++rank) {
+    list.push_back(to_bytes(tensors[rank], sizes[rank].item<int64_t>()));
+  }
+  return list;
 }
 
 }  // namespace
@@ -302,7 +331,7 @@ void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& 
   call.require_rank("root", root);
   call.require_output(tensor);
   const Reduction reduction(call, tensor, std::move(op));
-  // A copy: backends leave partial sums on the other ranks.
+  // A copy, since backends leave partial sums on the other ranks.
   const Tensor values = dense(tensor).clone();
   Tensors buffers{reduction(values)};
   auto options = call.options<c10d::ReduceOptions>();
@@ -406,8 +435,10 @@ void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& 
   Tensor sent = sendable(values);
   Tensor received = sendable(results);
   const auto slices = results.split_with_sizes(output_counts);
-  scale(input_counts, sent, values);
-  scale(output_counts, sent, values);
+  if (sent.scalar_type() != values.scalar_type()) {  // sent as bytes
+    for (int64_t& count : input_counts) count *= static_cast<int64_t>(values.element_size());
+    for (int64_t& count : output_counts) count *= static_cast<int64_t>(values.element_size());
+  }
   call.group()
       .alltoall_base(received, sent, output_counts, input_counts,
                      call.options<c10d::AllToAllOptions>())
@@ -440,26 +471,66 @@ void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t>
 void send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
           Timeout timeout) {
   const CheckedCall call("send", group, timeout);
-  call.require_rank("destination", destination);
+  call.require_peer("destination", destination, tag);
   call.require_dense(tensor);
-  if (call.is_root(destination)) call.refuse("the destination is this rank itself");
-  if (tag < 0) call.refuse(fmt::format("the tag {} is negative", tag));
   Tensors buffers{sendable(dense(tensor))};
   call.wait(*call.group().send(buffers, destination, tag));
 }
 
 void recv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
   const CheckedCall call("recv", group, timeout);
-  call.require_rank("source", source);
+  call.require_peer("source", source, tag);
   call.require_output(tensor);
-  if (call.is_root(source)) call.refuse("the source is this rank itself");
-  if (tag < 0) call.refuse(fmt::format("the tag {} is negative", tag));
   overwrite(tensor, [&](Tensors& buffers) { call.wait(*call.group().recv(buffers, source, tag)); });
 }
 
 void barrier(const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("barrier", group, timeout);
   call.group().barrier(call.options<c10d::BarrierOptions>())->wait();
+}
+
+std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
+                            Timeout timeout) {
+  Tensor size = size_of(bytes);
+  broadcast(size, root, group, timeout);
+  const auto length = size.item<int64_t>();
+  if (length == 0) return "";
+  const bool is_root = rank(group) == root;
+  Tensor buffer = is_root ? to_tensor(bytes, length) : at::empty({length}, at::kByte);
+  broadcast(buffer, root, group, timeout);
+  return is_root ? bytes : to_bytes(buffer, length);
+}
+
+std::vector<std::string> all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group,
+                                          Timeout timeout) {
+  return gather_padded(bytes, group, timeout,
+                       [&](const Tensor& own) { return all_gather(own, group, timeout); });
+}
+
+std::vector<std::string> gather_bytes(const std::string& bytes, int root,
+                                      const ProcessGroupPtr& group, Timeout timeout) {
+  return gather_padded(bytes, group, timeout,
+                       [&](const Tensor& own) { return gather(own, root, group, timeout); });
+}
+
+std::string scatter_bytes(const std::vector<std::string>& parts, int root,
+                          const ProcessGroupPtr& group, Timeout timeout) {
+  int64_t longest = 1;
+  for (const std::string& one : parts) {
+    longest = std::max(longest, static_cast<int64_t>(one.size()));
+  }
+  Tensors tensors;
+  for (const std::string& one : parts) {
+    tensors.push_back(at::tensor({static_cast<int64_t>(one.size()), longest}, at::kLong));
+  }
+  Tensor sizes = at::zeros({2}, at::kLong);
+  scatter(sizes, tensors, root, group, timeout);
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    tensors[rank] = to_tensor(parts[rank], longest);
+  }
+  Tensor buffer = at::zeros({sizes[1].item<int64_t>()}, at::kByte);
+  scatter(buffer, tensors, root, group, timeout);
+  return to_bytes(buffer, sizes[0].item<int64_t>());
 }
 
 }  // namespace syncbn::dist

@@ -20,7 +20,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// The tag of gather_one_by_one(): users count from 0.
+/// The tag of gather_one_by_one(), unlikely to be one that users choose.
 constexpr int kTag = 0x5b17;
 
 template <class Options>
@@ -40,18 +40,17 @@ bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group) {
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
   at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
   const NamedAs named("all_gather", row.sizes());
-  Backend* const backend = backend_of(group);
-  if (backend != nullptr && backend->gathers_in_one_hop(row)) {
+  if (sums_by_gathering(row, group)) {
     const at::Tensor values = row.contiguous();
     const size_t begin = static_cast<size_t>(group->getRank()) * row.nbytes();
     std::memcpy(static_cast<char*>(all.mutable_data_ptr()) + begin, values.const_data_ptr(),
                 row.nbytes());
-    backend->gather_in_one_hop(all, timeout.value_or(c10d::kUnsetTimeout));
+    backend_of(group)->gather_in_one_hop(all, timeout.value_or(c10d::kUnsetTimeout));
   } else if (row.numel() != 0) {
     at::Tensor own = row;
     group->_allgather_base(all, own, with_timeout<c10d::AllgatherOptions>(timeout))->wait();
   } else if (all_ranks_are_ours(group)) {
-    // Gloo takes no empty tensors, but a rank whose row is not empty has to learn of this one.
+    // Gloo refuses empty tensors, but a rank whose row is not empty must see the mismatch.
     gather_rows(at::zeros({1, 1}, row.options()), group, timeout);
   }
   return all;
@@ -73,7 +72,7 @@ at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group
       throw;  // this rank's own error
     } catch (const std::exception& error) {
       throw base::UnavailableError(fmt::format(
-          "rank {} does not come to {}: {}", world_rank(group, rank), what, plain_message(error)));
+          "rank {} did not arrive at {}: {}", world_rank(group, rank), what, plain_message(error)));
     }
   };
   at::Tensor all = row.expand({group->getSize(), row.size(1)}).clone();

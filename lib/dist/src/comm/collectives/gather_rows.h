@@ -8,21 +8,20 @@
 
 namespace syncbn::dist::detail {
 
-/// Every rank's row: [1, n] in, [W, n] out, in the order of ranks. One collective.
+/// Every rank's row: takes [1, n], returns [W, n] in the order of ranks. One collective.
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                        Timeout timeout = std::nullopt);
 
-/// Whether sum_rows() adds up what gather_rows() returns, which is faster than an all-reduce where
-/// a row reaches all ranks in one hop. The same on all ranks.
+/// Whether sum_rows() adds up what gather_rows() returns: faster than an all-reduce if a row
+/// reaches all ranks in one hop. Equal on all ranks.
 bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group);
 
-/// The sum of every rank's row: [1, n] in, [n] out, the same bits on each rank. One collective.
+/// The sum of all rows: takes [1, n], returns [n], with equal bits on all ranks. One collective.
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                     Timeout timeout = std::nullopt);
 
-/// gather_rows() of a few values on the CPU, sent from rank to rank, so that an error names the
-/// rank whose row is missing.
-/// @throws base::UnavailableError that names the rank and `what`.
+/// gather_rows() of a few values on the CPU over send and recv, so that an error names the rank
+/// whose row is missing. @throws base::UnavailableError that names the rank and `what`.
 at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout,
                              const std::string& what);
 

@@ -14,7 +14,7 @@ struct Library {
   std::string error;
 };
 
-/// From the folder of the library that this code is in, wherever it was installed.
+/// Looks in the folder of the library that contains this code.
 Library load() {
   Dl_info self{};
   std::string path = "libsyncbn_dist_cuda.so";

@@ -11,11 +11,10 @@
 namespace syncbn::dist::detail {
 
 /// What process groups need from CUDA and NCCL. libsyncbn_dist_cuda.so, installed beside this
-/// library, has one such table for each layer of lib/dist. Nothing on this side links CUDA.
+/// library, has one such table for each layer of lib/dist; this library does not link CUDA.
 struct CudaSupport {
   int (*device_count)();
-  /// Makes `device` the calling thread's current one.
-  void (*set_device)(int device);
+  void (*set_device)(int device);  ///< for the calling thread
   std::shared_ptr<Transport> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                           int world_size, int device,
                                           std::chrono::milliseconds timeout);
@@ -24,10 +23,10 @@ struct CudaSupport {
 /// Loads the library once; null when it is not installed or does not load here.
 const CudaSupport* cuda_support();
 
-/// Why cuda_support() is null, for messages.
+/// Why cuda_support() is null.
 std::string cuda_support_error();
 
-/// The table that this function of the library returns; null if there is no library.
+/// The table that the library's function `entry_point` returns; null if there is no library.
 const void* cuda_table(const char* entry_point);
 
 }  // namespace syncbn::dist::detail

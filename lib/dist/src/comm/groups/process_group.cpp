@@ -48,18 +48,18 @@ struct World {
   std::chrono::milliseconds timeout;
   std::chrono::milliseconds connect_timeout;
   bool use_cuda = false;
-  bool shared_memory = true;  ///< if all ranks of a group want it
+  bool shared_memory = true;
   bool needs_shared_memory = false;
   pid_t process = ::getpid();
   int groups_made = 0;
-  std::shared_ptr<PeerMonitor> watch;  ///< null in a world of one, and with Python's ranks
+  std::shared_ptr<PeerMonitor> watch;  ///< null in a world of one, and with Python ranks
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
   ProcessGroupPtr statistics;                           ///< made at first use
   std::map<int, ProcessGroupPtr> statistics_subgroups;  ///< the same, by size
 };
 
-// Never destroyed: at exit, libtorch's own statics may be gone already.
+// Never destroyed: at exit, libtorch's statics may have been destroyed already.
 std::unique_ptr<World>& world() {
   static auto* const instance = new std::unique_ptr<World>();
   return *instance;
@@ -93,7 +93,7 @@ bool choose_cuda(const std::string& given) {
     if (local_rank() >= devices) {
       throw base::UserError(
           fmt::format("LOCAL_RANK={} has no GPU: this process sees {}; start at most that many "
-                      "workers a host (and see CUDA_VISIBLE_DEVICES), or choose backend gloo",
+                      "workers per host (and see CUDA_VISIBLE_DEVICES), or choose backend gloo",
                       local_rank(), devices));
     }
     return true;
@@ -108,7 +108,7 @@ bool choose_cuda(const std::string& given) {
       nccl ? fmt::format("backend {} was asked for", given)
            : "backend auto: the launcher gave this worker a GPU (--nproc_per_node=gpu or auto, or "
              "--virtual_local_rank)",
-      cuda != nullptr ? "this host shows no GPU"
+      cuda != nullptr ? "this host has no visible GPU"
                       : "the CUDA part of this library does not load: " + cuda_support_error()));
 }
 
@@ -129,7 +129,7 @@ std::string end_of_member(const World& world, const std::vector<int>& ranks,
   return end.empty() ? end : end + ". That rank's own message, if any, says why";
 }
 
-/// Interval between questions to the store, which does not know that ranks end.
+/// Interval between queries to the store, which does not notice that ranks end.
 constexpr std::chrono::milliseconds kPollInterval{5};
 
 /// Connects the members of a group.
@@ -141,13 +141,13 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   std::shared_ptr<Transport> cpu;
   std::shared_ptr<Transport> cuda;
   try {
-    // Python's ranks know no shared memory, and without a monitor nobody learns of a peer's death.
+    // Not without a monitor: it detects dead peers, and Python ranks have none.
     std::optional<shm::Handshake> handshake;
     if (world.watch && world.shared_memory && size > 1) {
       handshake = shm::Handshake::start(*store, rank, size);
     }
     const auto connect = [&](const char* part, int own, int count) {
-      return std::make_shared<Gloo>(device_store(store, part), own, count, world.place.addresses,
+      return std::make_shared<Gloo>(store_part(store, part), own, count, world.place.addresses,
                                     std::min(timeout, world.connect_timeout), all_ours);
     };
     const std::shared_ptr<Gloo> gloo = connect("cpu", rank, size);
@@ -160,12 +160,12 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
     if (world.needs_shared_memory && cpu == gloo && name == kDefaultGroupName) {
       throw base::UserError(
           "SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share memory: one of them has "
-          "none to offer, runs Python's torch.distributed or does not see the processes of the "
+          "none to allocate, runs Python's torch.distributed or does not see the processes of the "
           "others; unset the variable to let them use Gloo");
     }
     if (world.use_cuda) {
       cuda =
-          cuda_support()->make_nccl(device_store(store, "cuda"), rank, size, local_rank(), timeout);
+          cuda_support()->make_nccl(store_part(store, "cuda"), rank, size, local_rank(), timeout);
     }
   } catch (const base::Error&) {
     throw;
@@ -191,7 +191,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
 }
 
 /// Checks that every rank of the world calls new_group with the same list. Otherwise ranks would
-/// wait in the store, which does not know that ranks die.
+/// wait in the store, which does not notice that ranks die.
 void agree_on_members(const World& world, const std::vector<int>& ranks) {
   if (world.place.world_size == 1 || !world.place.python_ranks.empty()) return;
   const auto text = [](const std::vector<int>& list) {
@@ -205,11 +205,6 @@ void agree_on_members(const World& world, const std::vector<int>& ranks) {
         "the same ones in the same order",
         all[0], rank, all[rank]));
   }
-}
-
-/// c10d logs a page of stack frames for each lost connection; our errors need one line.
-void quieten_libtorch() {
-  if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
 }
 
 /// Every rank of the world calls it, in the same order. Null on ranks that are not members.
@@ -227,9 +222,9 @@ ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
   return group;
 }
 
-/// Waits until other ranks have formed this one's groups.
+/// Waits until the other ranks have formed this rank's groups.
 void let_peers_connect(const World& world) {
-  // Nothing may delay the report of an exception.
+  // Do not delay the report of an exception.
   if (std::uncaught_exceptions() > 0) return;
   for (const MadeGroup& made : world.made) {
     const auto group = made.group.lock();
@@ -281,11 +276,10 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
   if (!world()) {
     const auto size = base::env_int("WORLD_SIZE", 1, 1 << 20);
     if (!size || *size == 1) return nullptr;
-    throw base::UserError(
-        fmt::format("SyncBatchNorm is training with WORLD_SIZE={} and no process group: its "
-                    "statistics would be "
-                    "this rank's alone; call syncbn::dist::init_process_group() first",
-                    *size));
+    throw base::UserError(fmt::format(
+        "SyncBatchNorm is training with WORLD_SIZE={} and no process group: its "
+        "statistics would be this rank's alone; call syncbn::dist::init_process_group() first",
+        *size));
   }
   World& it = *world();
   if (it.place.world_size == 1) return nullptr;
@@ -320,7 +314,8 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   InitOptions options = given;
   options.timeout = detail::checked(given.timeout, "InitOptions::timeout");
   options.connect_timeout = detail::checked(given.connect_timeout, "InitOptions::connect_timeout");
-  detail::quieten_libtorch();
+  // c10d logs a page of stack frames for each lost connection.
+  if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   auto made = std::make_unique<detail::World>();
   made->use_cuda = detail::choose_cuda(options.backend);
   const auto shared_memory = base::env_int("SYNCBN_SHARED_MEMORY", 0, 1);
@@ -347,14 +342,14 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
 void destroy_process_group() {
   if (!detail::world()) return;
   if (detail::world()->process != ::getpid()) {
-    // In a forked process, connections and threads are the parent's.
+    // A forked process must not touch the parent's connections and threads.
     static_cast<void>(detail::world().release());
     return;
   }
   detail::let_peers_connect(*detail::world());
-  // First, so that ranks that still wait for this one learn why their connections end.
+  // First, so that ranks that still wait for this one learn the cause of the lost connections.
   detail::world()->watch.reset();
-  // Users' modules and graphs may hold groups longer, but their connections end here.
+  // The user's modules and graphs may hold groups longer, but connections end here.
   for (const detail::MadeGroup& made : detail::world()->made) {
     if (const auto group = made.group.lock()) group->shutdown();
   }

@@ -8,16 +8,15 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/dist/process_group.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +36,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 
-// Fits into a pipe that nobody reads yet.
+// Upper bound on the bytes of a message: fits into a pipe that is not read yet.
 constexpr size_t kMaxMessage = 32 * 1024;
 
 bool uses_cuda() {
@@ -73,8 +72,8 @@ void check_can_fork(int nprocs) {
 
 struct Child {
   pid_t pid = -1;
-  base::UniqueFd process;  ///< a pidfd: readable once it has ended
-  base::UniqueFd message;  ///< a pipe with its exception's message
+  base::UniqueFd process;  ///< a pidfd, readable once the child has ended
+  base::UniqueFd message;  ///< a pipe with the message of its exception
   bool running = true;
 };
 
@@ -95,12 +94,12 @@ void set_environment(int rank, int nprocs, int port) {
   set("LOCAL_WORLD_SIZE", nprocs);
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
   set("MASTER_PORT", port);
-  // A launcher around this program has a store of its own.
+  // If this program was itself launched, the variable is about that launcher's store.
   ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
   if (base::env("OMP_NUM_THREADS")) return;
   const int threads = std::max(1, base::usable_cpus() / nprocs);
   set("OMP_NUM_THREADS", threads);
-  at::set_num_threads(threads);  // the variable was read when this program was loaded
+  at::set_num_threads(threads);  // OpenMP read the variable when it was loaded
 }
 
 [[noreturn]] void run_child(const std::function<void(int)>& fn, int rank, int message) {
@@ -113,17 +112,17 @@ void set_environment(int rank, int nprocs, int port) {
     (void)!::write(message, text.data(), text.size());
   } catch (...) {
     code = base::kExitInternal;
-    constexpr std::string_view kText = "an exception that is no std::exception";
+    constexpr std::string_view kText = "an exception that is not a std::exception";
     (void)!::write(message, kText.data(), kText.size());
   }
   std::fflush(nullptr);
   detail::PeerMonitor::leave_with(code);
-  // Not exit(): the parent destroys what it made before the fork.
+  // Not exit(): objects made before the fork belong to the parent.
   std::quick_exit(code);
 }
 
-/// While it lives, waitpid() finds children that ended: this program may have inherited an ignored
-/// SIGCHLD.
+/// While it lives, SIGCHLD is not ignored, as this program may have inherited it: waitpid() could
+/// not find children that ended.
 class KeepEndedChildren {
  public:
   KeepEndedChildren() {
@@ -145,7 +144,7 @@ class KeepEndedChildren {
   struct sigaction before_ {};
 };
 
-/// The ranks. Its destructor kills those that are left.
+/// The ranks. The destructor kills those that still run.
 class Children {
  public:
   Children() = default;
@@ -170,7 +169,7 @@ class Children {
     if (pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(base::kExitSignalBase + SIGKILL);
-      children_.clear();  // the others are not this process's
+      children_.clear();  // they are the parent's
       set_environment(rank, nprocs, port);
       run_child(fn, rank, writer.get());
     }
@@ -190,13 +189,14 @@ class Children {
                        [](const Child& child) { return child.running; });
   }
 
-  /// Waits until a child ends, or the deadline. Returns the failure closest to the root cause.
+  /// Waits until a child ends, at most until the deadline. Of the failures, returns the one closest
+  /// to the root cause.
   std::optional<Failure> wait(std::optional<Clock::time_point> deadline) {
     std::vector<pollfd> polls;
     for (const Child& child : children_) {
       polls.push_back({child.running ? child.process.get() : -1, POLLIN, 0});
     }
-    ::poll(polls.data(), polls.size(), milliseconds_until(deadline));
+    ::poll(polls.data(), polls.size(), deadline ? base::milliseconds_until(*deadline) : -1);
     std::optional<Failure> worst;
     for (size_t rank = 0; rank < children_.size(); ++rank) {
       int status = 0;
@@ -213,12 +213,6 @@ class Children {
   }
 
  private:
-  static int milliseconds_until(std::optional<Clock::time_point> deadline) {
-    if (!deadline) return -1;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - Clock::now());
-    return static_cast<int>(std::max<int64_t>(left.count(), 0));
-  }
-
   static std::optional<Failure> failure_of(int rank, const Child& child, int status) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return std::nullopt;
     const std::string who = fmt::format("spawn: rank {} (process {})", rank, child.pid);
@@ -230,7 +224,7 @@ class Children {
     }
     const int code = WEXITSTATUS(status);
     std::string text(kMaxMessage, '\0');
-    // The rank's own children may keep the other end open.
+    // Children of the rank may keep the other end open.
     ::fcntl(child.message.get(), F_SETFL, O_NONBLOCK);
     const ssize_t got = ::read(child.message.get(), text.data(), text.size());
     text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));

@@ -67,7 +67,7 @@ bool FlightRecorder::has_member(int rank) const {
 }
 
 bool FlightRecorder::Entry::is_pending() const {
-  if (state != State::kUnderWay) return false;
+  if (state != State::kPending) return false;
   if (!has_work) return true;
   const auto work_now = work.lock();
   return work_now && !work_now->isCompleted();
@@ -75,7 +75,7 @@ bool FlightRecorder::Entry::is_pending() const {
 
 void FlightRecorder::begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work) {
   const std::lock_guard lock(mutex_);
-  Entry entry{call, Clock::now(), c10::weak_intrusive_ptr<c10d::Work>(work), State::kUnderWay,
+  Entry entry{call, Clock::now(), c10::weak_intrusive_ptr<c10d::Work>(work), State::kPending,
               work.defined()};
   if (call.is_collective()) {
     last_ = call.sequence;

@@ -17,34 +17,30 @@
 
 namespace syncbn::dist::detail {
 
-/// One collective, or one send or recv, as this rank called it.
+/// A collective, send or recv, as this rank called it.
 struct Call {
   const char* name = "";
   c10d::OpType type = c10d::OpType::UNKNOWN;
-  /// Counts the group's collectives from 1, and apart from them its sends and recvs.
+  /// The number of the collective in its group, from 1; sends and recvs are counted separately.
   uint64_t sequence = 0;
-  /// The rank of the world at the other end of a send or recv; -1 for collectives.
-  int peer = -1;
-  int tag = 0;  ///< of a send or recv
-  /// The rank of the group that a broadcast, reduce, gather or scatter goes from or to; -1: none.
-  int root = -1;
-  /// c10d::ReduceOp's number; -1 where nothing is reduced.
-  int reduce_op = -1;
+  int peer = -1;       ///< of a send or recv, in the world; -1 for collectives
+  int tag = 0;         ///< of a send or recv
+  int root = -1;       ///< in the group; -1: none
+  int reduce_op = -1;  ///< c10d::ReduceOp's number; -1: none
   at::ScalarType dtype = at::ScalarType::Undefined;
-  /// Of the tensor that has to be the same on all ranks, when `has_sizes`.
-  c10::SmallVector<int64_t, 5> sizes;
-  bool has_sizes = false;
+  c10::SmallVector<int64_t, 5> sizes;  ///< of the tensor
+  bool has_sizes = false;              ///< all ranks must have the same `sizes`
 
   bool is_collective() const { return peer < 0; }
   int64_t elements() const;
-  /// Equal on ranks that called the same.
+  /// A hash of what must be equal on all ranks.
   uint16_t fingerprint() const;
   /// "all_reduce of Float [2, 3]".
   std::string describe() const;
 };
 
-/// While it lives, this thread's calls go by the name and sizes of what its user called. The
-/// outermost one counts.
+/// While it lives, this thread's calls are recorded under the name and sizes of the function that
+/// the user called. The outermost one counts.
 class NamedAs {
  public:
   NamedAs(const char* name, at::IntArrayRef sizes);
@@ -52,7 +48,7 @@ class NamedAs {
   NamedAs(const NamedAs&) = delete;
   NamedAs& operator=(const NamedAs&) = delete;
 
-  /// To a call of this thread, if there is one of these.
+  /// Renames a call of this thread, if it has a NamedAs.
   static void apply_to(Call& call);
 
  private:
@@ -61,20 +57,19 @@ class NamedAs {
   const at::IntArrayRef sizes_;
 };
 
-/// What this rank called in one group. Thread-safe: the thread of the PeerMonitor reads it.
+/// The latest calls of this rank in one group. Thread-safe: the PeerMonitor's thread reads it.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// So many of the latest collectives are known.
-  static constexpr size_t kKept = 64;
+  static constexpr size_t kKept = 64;  ///< number of collectives
 
   struct Pending {
     Call call;
     Clock::time_point since;
   };
 
-  /// @param ranks the group's, in the world. @param abort makes all that is pending fail.
+  /// @param ranks the group's, in the world. @param abort makes all pending calls fail.
   FlightRecorder(std::string group, std::vector<int> ranks, std::function<void()> abort);
 
   const std::string& group() const { return group_; }
@@ -82,25 +77,25 @@ class FlightRecorder {
   bool has_member(int rank) const;
   void abort() const { abort_(); }
 
-  /// `work` is the library's own; null where only succeed() and fail() say when the call is over.
+  /// @param work its completion ends the call; null if only succeed() and fail() do.
   void begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work);
   void succeed(const Call& call);
   void fail(const Call& call);
 
   std::vector<Pending> pending() const;
-  /// A collective, unless it is long ago.
+  /// A collective; empty if it was not called, or is no longer kept.
   std::optional<Call> find(uint64_t sequence) const;
   std::optional<Call> last_collective() const;
-  /// All collectives up to this number have succeeded here.
+  /// Every collective up to this number has succeeded on this rank.
   uint64_t completed() const;
 
  private:
-  enum class State { kUnderWay, kSucceeded, kFailed };
+  enum class State { kPending, kSucceeded, kFailed };
   struct Entry {
     Call call;
     Clock::time_point since;
     c10::weak_intrusive_ptr<c10d::Work> work{c10::intrusive_ptr<c10d::Work>()};
-    State state = State::kUnderWay;
+    State state = State::kPending;
     bool has_work = true;
 
     bool is_pending() const;
@@ -114,7 +109,7 @@ class FlightRecorder {
   mutable std::mutex mutex_;
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;
-  std::list<Entry> transfers_;  ///< sends and recvs under way
+  std::list<Entry> transfers_;  ///< pending sends and recvs
 };
 
 }  // namespace syncbn::dist::detail

@@ -23,20 +23,20 @@ std::vector<at::Tensor> InFlightHeaders::send(const at::Tensor& header,
     auto work = group->_allgather_base(all, own, options);
     sent_.push_back({std::move(all), std::move(work)});
   }
-  std::vector<at::Tensor> come;
+  std::vector<at::Tensor> arrived;
   while (!sent_.empty() && (sent_.size() > max_in_flight_ || sent_.front().work->isCompleted())) {
     const Sent& oldest = sent_.front();
     try {
       oldest.work->wait();
     } catch (...) {
-      if (!come.empty()) break;
+      if (!arrived.empty()) break;
       sent_.pop_front();
       throw;
     }
-    come.push_back(oldest.all);
+    arrived.push_back(oldest.all);
     sent_.pop_front();
   }
-  return come;
+  return arrived;
 }
 
 void InFlightHeaders::clear() {

@@ -12,26 +12,29 @@
 
 namespace syncbn::dist::detail {
 
-/// Headers of a group's exchanges on GPUs, on their way between the ranks' processes: to look into
-/// the rows themselves would be to wait for the GPU. So a mismatch is found some exchanges later.
-/// Thread-safe; ranks send in the same order.
+/// Headers of a group's exchanges on GPUs, which travel between the ranks' CPUs: reading the rows
+/// themselves would wait for the GPU. So a mismatch is found some exchanges later. Thread-safe;
+/// ranks send in the same order.
 class InFlightHeaders {
  public:
-  /// At most so many are under way: then the oldest is waited for, and with it the slowest rank's
-  /// process. With the exchanges between them a FlightRecorder holds them all.
+  /// With more headers in flight, send() waits for the oldest. A FlightRecorder keeps as many
+  /// headers together with the exchanges between them.
   static constexpr size_t kMaxInFlight = 16;
 
-  /// @param most under way; 0: each is waited for at once, where the host waits for GPUs anyway.
+  /// @param max_in_flight 0: send() waits for each header, since the exchange waits for GPUs
+  /// anyway.
   explicit InFlightHeaders(size_t max_in_flight = kMaxInFlight) : max_in_flight_(max_in_flight) {}
 
-  /// Of one exchange: [1, n] on the CPU in. @param called what it is called in errors.
-  /// @return [W, n] of each, in order, whose headers have come from all ranks meanwhile.
-  /// @throws base::UnavailableError where one did not come in time; what came before it, the call
-  ///   before has returned.
+  /// @param header of one exchange, [1, n] on the CPU. @param called its name in errors.
+  /// @return [W, n] for each exchange, in order, whose headers have arrived from all ranks since
+  /// the
+  ///   last call.
+  /// @throws base::UnavailableError if a header did not arrive in time; the last call has returned
+  ///   those before it.
   std::vector<at::Tensor> send(const at::Tensor& header, const ProcessGroupPtr& group,
                                Timeout timeout, const char* called);
 
-  /// Nobody asks any more: with what is under way go the connections that it holds.
+  /// Drops what is in flight, with the connections that it holds.
   void clear();
 
  private:

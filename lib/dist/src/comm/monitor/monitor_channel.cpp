@@ -9,6 +9,7 @@
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -22,15 +23,15 @@ namespace {
 
 constexpr char kStoreKey[] = "syncbn/monitor";
 constexpr int kTickMilliseconds = 250;
-// Time limit for the hello of a connection: ranks send it at once.
+// Time limit for the hello, which ranks send at once.
 constexpr std::chrono::seconds kGreetingTime(30);
-// Upper bound on that hello. Later messages have none: the leave notice of a rank grows with the
-// number of its groups.
+// Upper bound on the bytes of the hello. Later messages have none: a leave notice grows with the
+// number of groups.
 constexpr size_t kMaxGreeting = size_t{64} * 1024;
-// Upper bound on connections that may be of other programs; more have to wait.
+// Upper bound on connections of other programs (port scanners) that are open at the same time.
 constexpr int kMaxStrangers = 64;
 
-/// The channel of this process, for the handlers of fork().
+/// This process's channel, for the handlers of fork().
 struct Living {
   std::mutex mutex;
   MonitorChannel* channel = nullptr;
@@ -41,6 +42,33 @@ Living& living_channel() {
 }
 
 }  // namespace
+
+std::string Message::line() const {
+  std::string text = fmt::format("{}\t{}\t{}", from, to, type);
+  for (std::string field : fields) {
+    std::replace_if(
+        field.begin(), field.end(), [](unsigned char c) { return c < ' '; }, ' ');
+    text += '\t' + field;
+  }
+  return text + "\n";
+}
+
+std::optional<Message> Message::parse(const std::string& line) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = line.find('\t', begin);
+    parts.push_back(line.substr(begin, end - begin));
+  }
+  if (parts.size() < 3) return std::nullopt;
+  const auto from = base::parse_number<int>(parts[0]);
+  const auto to = base::parse_number<int>(parts[1]);
+  if (!from || !to) return std::nullopt;
+  return Message{*from, *to, parts[2], {parts.begin() + 3, parts.end()}};
+}
+
+uint64_t Message::number(size_t index) const {
+  return base::parse_number<uint64_t>(field(index)).value_or(0);
+}
 
 MonitorLink::MonitorLink(base::UniqueFd fd, int the_peer, std::string its_where)
     : channel(std::move(fd)), peer(the_peer), where(std::move(its_where)) {
@@ -128,8 +156,8 @@ MonitorChannel::~MonitorChannel() {
   if (thread_.joinable()) thread_.join();
 }
 
-/// A child that was forked without exec, as loaders' processes are, must not keep connections open
-/// that end with this process.
+/// A child forked without exec (a loader's worker) must not keep the connections open: they have to
+/// end with this process.
 void MonitorChannel::follow_forks() {
   const std::lock_guard lock(living_channel().mutex);
   living_channel().channel = this;
@@ -181,7 +209,7 @@ void MonitorChannel::flush(std::chrono::milliseconds limit) {
   }
 }
 
-/// Rank 0 sends it to the ranks that it is for, the others to rank 0.
+/// Rank 0 sends to the receivers, other ranks send everything to rank 0.
 void MonitorChannel::send(const Message& message) {
   const std::string line = message.line();
   for (MonitorLink& link : links_) {
@@ -193,7 +221,7 @@ void MonitorChannel::send(const Message& message) {
 }
 
 void MonitorChannel::run() {
-  // Signals are for the program's own threads. SIGPIPE comes from Gloo's connections.
+  // The program's own threads handle signals.
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -231,7 +259,7 @@ void MonitorChannel::wait_for_events() {
   ::eventfd_read(wake_.get(), &ignored);
 }
 
-/// Without a free file descriptor poll() would return at once: the next tick tries again.
+/// Without a free file descriptor poll() would return at once: then try again at the next tick.
 void MonitorChannel::accept_links() {
   if (!listener_) return;
   const auto unknown = std::count_if(links_.begin(), links_.end(),
@@ -256,7 +284,7 @@ void MonitorChannel::drop_strangers() {
   }
 }
 
-/// The messages that have arrived, and an "end" from each rank that has ended.
+/// Returns the messages received, and an "end" message from each rank that has ended.
 std::vector<Message> MonitorChannel::read_links() {
   std::vector<Message> messages;
   for (MonitorLink& link : links_) {

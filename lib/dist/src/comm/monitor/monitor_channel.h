@@ -4,6 +4,7 @@
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -13,9 +14,26 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "monitor/monitor_message.h"
-
 namespace syncbn::dist::detail {
+
+/// A message between ranks outside of collectives. On the wire: a line of fields between tabs.
+struct Message {
+  static constexpr int kAll = -1;
+
+  int from = 0;
+  int to = kAll;
+  std::string type;
+  std::vector<std::string> fields;
+
+  /// With a newline. Control characters in fields become blanks.
+  std::string line() const;
+  /// @param line without the newline. Empty if line() does not make such a line.
+  static std::optional<Message> parse(const std::string& line);
+  /// Empty if there is no such field.
+  std::string field(size_t index) const { return index < fields.size() ? fields[index] : ""; }
+  /// 0 if there is no such field, or it is not a number.
+  uint64_t number(size_t index) const;
+};
 
 /// One end of a connection between rank 0 and another rank.
 struct MonitorLink {
@@ -24,45 +42,42 @@ struct MonitorLink {
   base::Channel channel;
   /// The rank at the other end; -1 before its hello.
   int peer;
-  /// "host, process 7": of the peer.
-  std::string where;
+  std::string where;  ///< the peer's host and process: "host, process 7"
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 };
 
-/// Carries messages between ranks outside of collectives and reports when a rank has ended. Every
-/// rank keeps one connection to rank 0, which forwards messages; the connection ends with the
-/// process. Thread-safe; one thread, which sleeps in poll().
+/// Carries messages between ranks and reports when a rank has ended. Every rank keeps one
+/// connection to rank 0, which forwards messages; the connection ends with the process.
+/// Thread-safe; has one thread, which sleeps in poll().
 class MonitorChannel {
  public:
-  /// Called by the thread.
+  /// Callbacks, called by the channel's thread.
   struct Events {
     std::function<void(const Message&)> message;
-    /// The process of a rank has ended, or its host is gone. @param where "host, process 7".
+    /// The process of a rank has ended, or its host does not answer. @param where as in
+    /// MonitorLink.
     std::function<void(int rank, const std::string& where)> end;
-    /// Some times a second.
-    std::function<void()> tick;
+    std::function<void()> tick;  ///< four times a second
   };
 
   /// Every rank of the world calls it.
-  /// @param address under which other hosts reach this one.
-  /// @throws base::UnavailableError when rank 0 does not answer within `limit`.
+  /// @param address of this host, for other hosts.
+  /// @throws base::UnavailableError if rank 0 does not answer within `limit`.
   MonitorChannel(c10d::Store& store, int rank, int world_size, const std::string& address,
                  std::chrono::milliseconds limit);
   ~MonitorChannel();
   MonitorChannel(const MonitorChannel&) = delete;
   MonitorChannel& operator=(const MonitorChannel&) = delete;
 
-  /// Called once.
   void start(Events events);
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  /// "host, process 7": of this rank.
-  const std::string& where() const { return where_; }
+  const std::string& where() const { return where_; }  ///< as in MonitorLink
 
-  /// Sends a message to a rank, or to all but this one. Does not wait.
+  /// Sends a message to a rank, or to all ranks but this one. Does not wait.
   void post(int to, const std::string& type, std::vector<std::string> fields);
-  /// Waits until the kernel has all that was posted or is to be forwarded; at most `limit`.
+  /// Waits for at most `limit` until the kernel has taken every message from the send buffers.
   void flush(std::chrono::milliseconds limit);
 
  private:
@@ -82,16 +97,16 @@ class MonitorChannel {
   const int rank_;
   const int world_size_;
   const std::string where_;
-  std::string token_;        ///< only ranks of the job know it
-  base::UniqueFd listener_;  ///< of rank 0, until all ranks have arrived
+  std::string token_;        ///< a secret of the job's ranks
+  base::UniqueFd listener_;  ///< on rank 0, until all ranks have connected
   bool may_accept_ = true;
   int arrived_ = 0;
   base::UniqueFd wake_;
   Events events_;
   std::mutex mutex_;
-  std::vector<MonitorLink> links_;  ///< rank 0: to all ranks that have arrived; others: to rank 0
+  std::vector<MonitorLink> links_;  ///< on rank 0 to every connected rank; elsewhere to rank 0
   bool stop_ = false;
-  bool is_copy_ = false;  ///< in a forked child, which does not have the thread
+  bool is_copy_ = false;  ///< in a forked child, which has no such thread
   std::thread thread_;
 };
 

@@ -15,42 +15,34 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What a rank sent before its end is still delivered; so long it may take.
+// Grace period for messages that a rank sent before it died.
 constexpr milliseconds kDeliveryTime{400};
-// For a rank that runs to say where it is.
+// Time for a rank that runs to answer how far it is.
 constexpr milliseconds kAnswerTime{1000};
-// A failure and its cause come on different ways, and another rank may ask for answers first.
+// The failure arrives over Gloo, its cause over this channel: give the cause time to catch up.
 constexpr milliseconds kNewsTime{2000};
-// A process closes its connections before its parent sees that it has ended. Those who noticed wait
-// for that, so that a launcher finds the first failure first.
-constexpr milliseconds kLastRites{200};
+// Connections of a dead process close before its parent is notified. Ranks that noticed wait, so
+// that a launcher sees the first failure first.
+constexpr milliseconds kParentNoticesTime{200};
 // Upper bound on sending the leave notice: rank 0 may be stopped and not read it.
 constexpr milliseconds kLeaveTime{5000};
-// Then a rank tells the others which collective it is in. Not an error: they may be slow.
+// After this a rank reports which call it is in. Not an error: other ranks may be slow.
 constexpr milliseconds kStuckTime{1000};
 
-constexpr char kLeft[] = "has left the group (destroy_process_group)";
-constexpr char kIsInIt[] = "in";
+// The answer of a rank that has made the same call.
+constexpr char kSameCall[] = "in";
 
-// Messages.
+// Types of messages about a failure.
 constexpr char kDiffer[] = "differ";
 constexpr char kGaveUp[] = "gave-up";
 
-// Collectives of a group in which somebody was stuck.
-constexpr size_t kStuckKept = 16;
+// Upper bound on the stuck collectives that are remembered for a group.
+constexpr size_t kMaxStuck = 16;
 
-/// The watch of this process, for its end.
+/// This process's monitor.
 std::weak_ptr<PeerMonitor>& living() {
   static auto* const instance = new std::weak_ptr<PeerMonitor>;
   return *instance;
-}
-
-bool says_timeout(const std::string& reason) {
-  return reason.find("imed out") != std::string::npos;
-}
-
-std::string number(uint64_t value) {
-  return std::to_string(value);
 }
 
 }  // namespace
@@ -66,8 +58,8 @@ std::shared_ptr<PeerMonitor> PeerMonitor::join(c10d::Store& store, int rank, int
   }
   living() = monitor;
   static const bool once = [] {
-    ::on_exit(&PeerMonitor::leave_at_exit, nullptr);
-    std::at_quick_exit(&PeerMonitor::leave_at_quick_exit);
+    ::on_exit([](int status, void* /*unused*/) { leave_with(status); }, nullptr);
+    std::at_quick_exit([] { leave_with(0); });
     return true;
   }();
   (void)once;
@@ -83,17 +75,7 @@ PeerMonitor::PeerMonitor(c10d::Store& store, int rank, int world_size, const std
 }
 
 PeerMonitor::~PeerMonitor() {
-  leave(kLeft);
-}
-
-/// A process that returns from main, or calls exit(), says so. The others believe it when its
-/// connection ends, too: then a launcher has seen this failure before theirs.
-void PeerMonitor::leave_at_exit(int status, void* /*unused*/) {
-  leave_with(status);
-}
-
-void PeerMonitor::leave_at_quick_exit() {
-  leave_with(0);
+  leave("has left the group (destroy_process_group)");
 }
 
 void PeerMonitor::leave_with(int exit_code) {
@@ -104,7 +86,7 @@ void PeerMonitor::leave_with(int exit_code) {
 }
 
 void PeerMonitor::leave(const std::string& manner) {
-  // A child that was forked is no rank, and somebody may have held the mutex at that moment.
+  // A forked child is no rank, and a thread of its parent may have held the mutex.
   if (::getpid() != process_) return;
   std::vector<std::string> fields{manner};
   {
@@ -112,7 +94,7 @@ void PeerMonitor::leave(const std::string& manner) {
     if (std::exchange(has_left_, true)) return;
     for (const auto& log : logs_now()) {
       fields.push_back(log->group());
-      fields.push_back(number(log->completed()));
+      fields.push_back(std::to_string(log->completed()));
     }
   }
   channel_.post(Message::kAll, "leave", std::move(fields));
@@ -160,36 +142,42 @@ void PeerMonitor::on_message(const Message& message) {
   }
 }
 
-// All ranks of a group may find out the same at the same time. They tell rank 0 alone, which passes
-// on the first: messages grow with the number of ranks, and not with its square.
+// All ranks of a group may find the same failure at once. They send it to rank 0 alone, which
+// forwards the first: otherwise the number of messages would be the square of that of the ranks.
 
 void PeerMonitor::receive_stuck(const Message& report) {
   std::map<uint64_t, Stuck>& known = stuck_[report.field(0)];
   const bool is_news =
       known.try_emplace(report.number(1), Stuck{report.field(3), report.number(2), report.field(4)})
           .second;
-  if (known.size() > kStuckKept) known.erase(known.begin());
+  if (known.size() > kMaxStuck) known.erase(known.begin());
   if (is_news && rank() == 0) channel_.post(Message::kAll, report.type, report.fields);
 }
 
 void PeerMonitor::receive_failure(const std::string& type, const std::string& group,
                                   const std::string& what) {
   if (failures_.count(group) != 0) return;
-  record_failure(group, {.what = what, .ranks_disagree = type == kDiffer});
+  failures_[group] = {.what = what, .ranks_disagree = type == kDiffer, .order = ++events_};
+  news_.notify_all();
   if (rank() == 0) channel_.post(Message::kAll, type, {group, what});
 }
 
-void PeerMonitor::find_failure(const std::string& type, const std::string& group,
-                               const std::string& what) {
+void PeerMonitor::report_failure(const std::string& type, const std::string& group,
+                                 const std::string& what) {
+  if (failures_.count(group) != 0) return;
   receive_failure(type, group, what);
   if (rank() != 0) channel_.post(0, type, {group, what});
 }
 
+/// Ends are recorded when the connection ends, not when the leave notice arrives: by then a
+/// launcher has seen this failure before those of other ranks.
 void PeerMonitor::on_end(int rank, const std::string& where) {
   const Lock lock(mutex_);
-  const auto notice = leave_notices_.find(rank);
-  record_end(rank, where,
-             notice == leave_notices_.end() ? LeaveNotice{"died", {}} : notice->second);
+  const auto found = leave_notices_.find(rank);
+  const auto notice = found == leave_notices_.end() ? LeaveNotice{"died", {}} : found->second;
+  ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, notice.manner),
+                              Clock::now(), notice.completed, ++events_});
+  news_.notify_all();
 }
 
 void PeerMonitor::record_leave_notice(const Message& message) {
@@ -212,25 +200,13 @@ std::string PeerMonitor::end_among(const std::vector<int>& ranks, milliseconds p
     return first != nullptr;
   });
   if (!found) return "";
-  const auto [what, speak_at] = std::pair(first->what, first->when + kLastRites);
+  const auto [what, speak_at] = std::pair(first->what, first->when + kParentNoticesTime);
   lock.unlock();
   std::this_thread::sleep_until(speak_at);
   return what;
 }
 
-void PeerMonitor::record_end(int rank, const std::string& where, LeaveNotice notice) {
-  ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, notice.manner),
-                              Clock::now(), std::move(notice.completed), ++events_});
-  news_.notify_all();
-}
-
-void PeerMonitor::record_failure(const std::string& group, Failure failure) {
-  failure.order = ++events_;
-  failures_.try_emplace(group, std::move(failure));
-  news_.notify_all();
-}
-
-/// Says how far this rank is, for one that has waited in vain.
+/// Tells a rank whose call timed out how far this rank is.
 void PeerMonitor::answer(const Message& question) {
   const std::string group = question.field(1);
   const uint64_t sequence = question.number(2);
@@ -240,21 +216,21 @@ void PeerMonitor::answer(const Message& question) {
     const auto same = log->find(sequence);
     const auto last = log->last_collective();
     if (same && same->fingerprint() == question.number(3)) {
-      text = kIsInIt;
+      text = kSameCall;
     } else if (same) {
       text = fmt::format("{} has called {} in its place", self(), same->describe());
     } else if (last && last->sequence < sequence) {
       text += fmt::format(": its last call is {} #{}", last->describe(), last->sequence);
     } else if (last) {
-      text = kIsInIt;  // and further on
+      text = kSameCall;  // and is further now
     }
   }
   channel_.post(question.from, "here", {question.field(0), text});
 }
 
-/// Asks all ranks of the group that still run where they are. Nothing when the cause has become
-/// known meanwhile.
-std::string PeerMonitor::whereabouts(Lock& lock, const FlightRecorder& log, const Call& call) {
+/// Asks the ranks of the group that still run how far they are. Returns what is wrong with those
+/// that are not in the call; stops waiting when the cause becomes known.
+std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const Call& call) {
   const uint64_t id =
       ++questions_ * static_cast<uint64_t>(world_size()) + static_cast<uint64_t>(rank());
   std::map<int, std::string>& answers = answers_[id];
@@ -264,7 +240,8 @@ std::string PeerMonitor::whereabouts(Lock& lock, const FlightRecorder& log, cons
     if (!concerned || ends_.count(member) != 0) continue;
     asked.push_back(member);
     channel_.post(member, "where",
-                  {number(id), log.group(), number(call.sequence), number(call.fingerprint())});
+                  {std::to_string(id), log.group(), std::to_string(call.sequence),
+                   std::to_string(call.fingerprint())});
   }
   const bool known = news_.wait_for(lock, kAnswerTime, [&] {
     return answers.size() == asked.size() || known_failure(log, call);
@@ -276,7 +253,7 @@ std::string PeerMonitor::whereabouts(Lock& lock, const FlightRecorder& log, cons
       if (known) continue;
       texts.push_back(
           fmt::format("rank {} does not answer: it is stopped, or cannot be reached", member));
-    } else if (call.is_collective() && answer->second != kIsInIt) {
+    } else if (call.is_collective() && answer->second != kSameCall) {
       texts.push_back(answer->second);
     }
   }
@@ -291,7 +268,7 @@ bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log, 
   return log.has_member(rank) && (done == end.completed.end() || done->second < call.sequence);
 }
 
-/// The first of what keeps a call from succeeding: what came after it may come of it.
+/// The earliest event that keeps the call from succeeding: later ones may be its consequences.
 std::optional<PeerMonitor::Failure> PeerMonitor::known_failure(const FlightRecorder& log,
                                                                const Call& call) const {
   std::optional<Failure> first;
@@ -299,7 +276,8 @@ std::optional<PeerMonitor::Failure> PeerMonitor::known_failure(const FlightRecor
   if (failure != failures_.end()) first = failure->second;
   for (const auto& [rank, end] : ends_) {
     if (!concerns(rank, end, log, call) || (first && first->order < end.order)) continue;
-    first = Failure{.what = end.what, .speak_at = end.when + kLastRites, .order = end.order};
+    first =
+        Failure{.what = end.what, .speak_at = end.when + kParentNoticesTime, .order = end.order};
   }
   return first;
 }
@@ -307,10 +285,10 @@ std::optional<PeerMonitor::Failure> PeerMonitor::known_failure(const FlightRecor
 PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& call,
                                          const std::string& reason) {
   Lock lock(mutex_);
-  const bool timed_out = says_timeout(reason);
+  const bool timed_out = reason.find("imed out") != std::string::npos;
   std::string text = reason;
   if (timed_out && !known_failure(log, call)) {
-    const std::string where = whereabouts(lock, log, call);
+    const std::string where = ask_ranks(lock, log, call);
     if (!where.empty()) text += "; " + where;
   } else {
     news_.wait_for(lock, kNewsTime, [&] { return known_failure(log, call).has_value(); });
@@ -320,13 +298,12 @@ PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& 
     std::this_thread::sleep_until(failure->speak_at);
     return {failure->what, failure->ranks_disagree};
   }
-  const std::string gave_up =
-      fmt::format("{} gave up {} #{}: {}", self(), call.name, call.sequence, text);
-  find_failure(kGaveUp, log.group(), gave_up);
+  report_failure(kGaveUp, log.group(),
+                 fmt::format("{} gave up {} #{}: {}", self(), call.name, call.sequence, text));
   return timed_out ? Cause{text} : Cause{};
 }
 
-/// Whether the call waits for a rank that is gone, and what that had sent has come.
+/// Whether the call waits for a rank that has ended, and whose messages have had time to arrive.
 bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const {
   const Clock::time_point now = Clock::now();
   return std::any_of(ends_.begin(), ends_.end(), [&](const auto& entry) {
@@ -354,8 +331,8 @@ void PeerMonitor::supervise() {
   for (const auto& log : to_abort) log->abort();
 }
 
-/// The fingerprints of calls are part of what Gloo matches messages by, so ranks that called
-/// different things wait for each other, and nothing is overwritten. Here they find out.
+/// Ranks that made different calls wait for each other, since Gloo's tags contain fingerprints.
+/// These reports let them find out.
 void PeerMonitor::report_stuck(const FlightRecorder& log,
                                const std::vector<FlightRecorder::Pending>& pending) {
   const std::string& group = log.group();
@@ -366,11 +343,11 @@ void PeerMonitor::report_stuck(const FlightRecorder& log,
     if (reported >= call.sequence) continue;
     reported = call.sequence;
     if (is_collective) {
-      const Message report{
-          rank(),
-          0,
-          "stuck",
-          {group, number(call.sequence), number(call.fingerprint()), self(), call.describe()}};
+      const Message report{rank(),
+                           0,
+                           "stuck",
+                           {group, std::to_string(call.sequence),
+                            std::to_string(call.fingerprint()), self(), call.describe()}};
       if (rank() == 0) {
         receive_stuck(report);
       } else {
@@ -378,9 +355,9 @@ void PeerMonitor::report_stuck(const FlightRecorder& log,
       }
     } else {
       channel_.post(call.peer, "stuck-transfer",
-                    {group, self(), call.name, number(static_cast<uint64_t>(call.tag)),
-                     number(static_cast<uint64_t>(call.dtype)),
-                     number(static_cast<uint64_t>(call.elements())), call.describe()});
+                    {group, self(), call.name, std::to_string(static_cast<uint64_t>(call.tag)),
+                     std::to_string(static_cast<int>(call.dtype)), std::to_string(call.elements()),
+                     call.describe()});
     }
   }
 }
@@ -390,29 +367,26 @@ void PeerMonitor::compare_with_stuck(const FlightRecorder& log,
   for (const auto& [sequence, theirs] : stuck_[log.group()]) {
     const auto own = log.find(sequence);
     if (own && own->fingerprint() != theirs.fingerprint) {
-      disagree(log, fmt::format("#{} is {} on {}, and {} on {}", sequence, theirs.call, theirs.who,
-                                own->describe(), self()));
+      report_failure(kDiffer, log.group(),
+                     fmt::format("#{} is {} on {}, and {} on {}", sequence, theirs.call, theirs.who,
+                                 own->describe(), self()));
     }
   }
   if (const auto found = stuck_transfers_.find(log.group()); found != stuck_transfers_.end()) {
     const StuckTransfer& theirs = found->second;
     for (const auto& [own, since] : pending) {
-      // In time both may find their matches.
+      // Each may still find its match.
       if (Clock::now() - since < kStuckTime) continue;
       const bool is_other_end = own.peer == theirs.peer && own.name != theirs.name &&
                                 static_cast<uint64_t>(own.tag) == theirs.tag;
       const bool fits = static_cast<uint64_t>(own.dtype) == theirs.dtype &&
                         static_cast<uint64_t>(own.elements()) == theirs.elements;
       if (!is_other_end || fits) continue;
-      disagree(log, fmt::format("{} on {} meets {} on {}", theirs.call, theirs.who, own.describe(),
-                                self()));
+      report_failure(
+          kDiffer, log.group(),
+          fmt::format("{} on {} meets {} on {}", theirs.call, theirs.who, own.describe(), self()));
     }
   }
-}
-
-void PeerMonitor::disagree(const FlightRecorder& log, const std::string& text) {
-  if (failures_.count(log.group()) != 0) return;
-  find_failure(kDiffer, log.group(), text);
 }
 
 }  // namespace syncbn::dist::detail

@@ -18,47 +18,46 @@
 
 namespace syncbn::dist::detail {
 
-/// Knows within a moment which rank of the world has ended, compares what ranks wait for, and asks
-/// where the others are. What waits for a rank that is gone is broken off, and those who wait learn
-/// why: Gloo would wait until the timeout for a neighbour that waits itself, and its neighbours
-/// would say no more than "Connection closed by peer". Once rank 0 has left nobody passes news on.
-/// Thread-safe.
+/// Detects within a second which rank of the world has ended, compares the calls that ranks wait
+/// in, and asks ranks how far they are. It aborts calls that wait for a dead rank and names the
+/// cause: Gloo would wait until the timeout, or report "Connection closed by peer". After rank 0
+/// has left, nothing is detected. Thread-safe.
 class PeerMonitor {
  public:
-  /// Every rank of the world calls it, where all of them are processes of this library.
-  /// @param address under which other hosts reach this one.
-  /// @throws base::UnavailableError when rank 0 does not answer within `limit`.
+  /// Every rank of the world calls it, if all of them run this library.
+  /// @param address of this host, for other hosts.
+  /// @throws base::UnavailableError if rank 0 does not answer within `limit`.
   static std::shared_ptr<PeerMonitor> join(c10d::Store& store, int rank, int world_size,
                                            const std::string& address,
                                            std::chrono::milliseconds limit);
 
-  /// Takes leave: what others still call with this rank fails.
+  /// Sends a leave notice: calls that other ranks still make with this one fail.
   ~PeerMonitor();
   PeerMonitor(const PeerMonitor&) = delete;
   PeerMonitor& operator=(const PeerMonitor&) = delete;
 
-  /// This process is about to end with that code, in a way that tells nobody of it, as quick_exit()
-  /// does. Nothing happens where there is no watch.
+  /// Sends a leave notice with the exit code with which this process is about to end. exit() and
+  /// quick_exit() call it with their code and 0. Does nothing if there is no monitor.
   static void leave_with(int exit_code);
 
   int rank() const { return channel_.rank(); }
   int world_size() const { return channel_.world_size(); }
 
-  /// Looks after a group's calls while the log lives.
+  /// Monitors a group's calls as long as its recorder lives.
   void add(const std::shared_ptr<FlightRecorder>& log);
 
-  /// Which of these ranks has ended first, in words; empty: none that is known of. Waits for news
-  /// for up to `patience`.
+  /// Describes the first of these ranks that has ended; waits for one for up to `patience`, and
+  /// returns an empty string if none has ended by then.
   std::string end_among(const std::vector<int>& ranks, std::chrono::milliseconds patience);
 
   /// Why a call failed.
   struct Cause {
-    std::string text;             ///< empty when it is not known
-    bool ranks_disagree = false;  ///< they called different things
+    std::string text;             ///< empty if it is not known
+    bool ranks_disagree = false;  ///< the ranks made different calls
   };
 
-  /// Waits for news for a second or two, where they are not there yet.
-  /// @param reason in the words of the library that failed.
+  /// Waits for the cause for up to 2 s.
+  /// @param reason the message of the library that failed.
   Cause cause_of(const FlightRecorder& log, const Call& call, const std::string& reason);
 
  private:
@@ -67,32 +66,31 @@ class PeerMonitor {
   using Logs = std::vector<std::shared_ptr<FlightRecorder>>;
   using Completed = std::map<std::string, uint64_t>;
 
-  /// What a rank says when it leaves: how, and the collectives it has done its part in, by group.
   struct LeaveNotice {
     std::string manner;
-    Completed completed;
+    Completed completed;  ///< by group, the collectives in which the rank has done its part
   };
   /// The end of a rank.
   struct End {
     std::string what;  ///< "rank 2 (host, process 7) died"
     Clock::time_point when;
     Completed completed;
-    uint64_t order = 0;  ///< among all news
+    uint64_t order = 0;  ///< among ends and failures
   };
   /// Why a group cannot go on.
   struct Failure {
     std::string what;
     bool ranks_disagree = false;
-    Clock::time_point speak_at{};
-    uint64_t order = 0;  ///< among all news
+    Clock::time_point speak_at{};  ///< when to report it, see kParentNoticesTime
+    uint64_t order = 0;            ///< among ends and failures
   };
-  /// A collective in which some rank has waited for a while.
+  /// A collective in which a rank has waited for kStuckTime.
   struct Stuck {
     std::string who;
     uint64_t fingerprint = 0;
     std::string call;
   };
-  /// The same for a send or recv with this rank.
+  /// A send to this rank, or a recv from it, in which the peer has waited for kStuckTime.
   struct StuckTransfer {
     int peer = -1;
     std::string who;
@@ -107,8 +105,6 @@ class PeerMonitor {
               std::chrono::milliseconds limit);
 
   void leave(const std::string& manner);
-  static void leave_at_exit(int status, void* unused);
-  static void leave_at_quick_exit();
 
   // Called by the channel's thread.
   void on_message(const Message& message);
@@ -120,18 +116,15 @@ class PeerMonitor {
   void record_leave_notice(const Message& notice);
   void receive_stuck(const Message& report);
   void receive_failure(const std::string& type, const std::string& group, const std::string& what);
-  void find_failure(const std::string& type, const std::string& group, const std::string& what);
-  void record_end(int rank, const std::string& where, LeaveNotice notice);
-  void record_failure(const std::string& group, Failure failure);
+  void report_failure(const std::string& type, const std::string& group, const std::string& what);
   Logs logs_now();
   void report_stuck(const FlightRecorder& log, const std::vector<FlightRecorder::Pending>& pending);
   void compare_with_stuck(const FlightRecorder& log,
                           const std::vector<FlightRecorder::Pending>& pending);
-  void disagree(const FlightRecorder& log, const std::string& text);
   bool is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const;
   static bool concerns(int rank, const End& end, const FlightRecorder& log, const Call& call);
   std::optional<Failure> known_failure(const FlightRecorder& log, const Call& call) const;
-  std::string whereabouts(Lock& lock, const FlightRecorder& log, const Call& call);
+  std::string ask_ranks(Lock& lock, const FlightRecorder& log, const Call& call);
 
   std::string self() const;
 
@@ -144,13 +137,13 @@ class PeerMonitor {
   std::map<std::string, Failure> failures_;                 ///< by group: the first
   std::map<std::string, std::map<uint64_t, Stuck>> stuck_;  ///< by group and sequence: the first
   std::map<std::string, StuckTransfer> stuck_transfers_;    ///< by group: the latest
-  std::map<std::string, uint64_t> reported_;                ///< by group: reported as stuck
-  std::map<std::string, uint64_t> reported_transfers_;      ///< the same
-  std::map<uint64_t, std::map<int, std::string>> answers_;  ///< by question
+  std::map<std::string, uint64_t> reported_;  ///< by group: the last collective reported as stuck
+  std::map<std::string, uint64_t> reported_transfers_;      ///< by group: the last send or recv
+  std::map<uint64_t, std::map<int, std::string>> answers_;  ///< by question and rank
   uint64_t questions_ = 0;
   uint64_t events_ = 0;
   bool has_left_ = false;
-  MonitorChannel channel_;  ///< the last, since its thread uses all the others
+  MonitorChannel channel_;  ///< last, because its thread uses the members above
 };
 
 }  // namespace syncbn::dist::detail

@@ -7,7 +7,7 @@
 
 namespace syncbn::dist::detail {
 
-/// What an exception says, without the page of stack frames that libtorch's own come with.
+/// The message of an exception, without the stack frames that libtorch adds to its own.
 inline std::string plain_message(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
   return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();

@@ -25,8 +25,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstDelay{1};
 constexpr milliseconds kLongestDelay{50};
-// How long the process that holds the store stays at most after a refusal, for the others to read
-// it: those, too, that are still being started.
+// Upper bound on the time for which the process that holds the store stays after a refusal, for the
+// others to read it, also those that are still being started.
 constexpr milliseconds kRefusalGrace{5000};
 
 constexpr char kRefusedKey[] = "syncbn/refused";
@@ -41,7 +41,7 @@ std::string text(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// What tells one loopback interface from another: the machine's boot and the network namespace.
+/// Identifies a loopback interface: the machine's boot and the network namespace.
 std::string network_id() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -49,7 +49,7 @@ std::string network_id() {
   return boot + std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
 }
 
-/// What a rank says of itself when it arrives: its backend, and where it runs.
+/// What a rank writes to the store when it arrives.
 struct Arrival {
   std::string backend;
   std::string process;
@@ -74,7 +74,7 @@ struct Arrival {
   }
 };
 
-/// One question to the store. @param ranks all of which have arrived.
+/// In one query to the store. @param ranks must have arrived.
 std::vector<Arrival> arrivals_of(c10d::Store& store, const std::vector<int>& ranks) {
   std::vector<std::string> keys;
   for (const int rank : ranks) keys.push_back(rank_key(rank));
@@ -83,19 +83,15 @@ std::vector<Arrival> arrivals_of(c10d::Store& store, const std::vector<int>& ran
   return arrivals;
 }
 
-/// Whether all ranks from `begin` to before `end` are; one question to the store.
+/// Whether all ranks in [begin, end) have arrived, in one query to the store.
 bool are_here(c10d::Store& store, int begin, int end) {
   std::vector<std::string> keys;
   for (int rank = begin; rank < end; ++rank) keys.push_back(rank_key(rank));
   return store.check(keys);
 }
 
-bool is_here(c10d::Store& store, int rank) {
-  return are_here(store, rank, rank + 1);
-}
-
-/// The first rank from `begin` on that has not arrived; `world_size` when all have. Doubles its
-/// step: a question for each rank would be world_size² questions at the start of a job.
+/// The first rank from `begin` on that has not arrived; `world_size` if all have. Doubles its step:
+/// one query per rank would be world_size² queries at the start of a job.
 int first_absent(c10d::Store& store, int begin, int world_size) {
   int step = 1;
   const auto next = [&] { return std::min(begin + step, world_size); };
@@ -107,12 +103,12 @@ int first_absent(c10d::Store& store, int begin, int world_size) {
   return begin;
 }
 
-/// Ours say who they are before Gloo does.
+/// Our ranks report their arrival before Gloo sets its key.
 bool is_python(c10d::Store& store, int rank) {
-  return store.check({gloo_key(rank)}) && !is_here(store, rank);
+  return store.check({gloo_key(rank)}) && !are_here(store, rank, rank + 1);
 }
 
-/// Every process that is told says so, and the one that holds the store waits for that.
+/// Every process that reads the refusal counts up; the one that holds the store waits for that.
 [[noreturn]] void end_refused(c10d::Store& store, const Place& place, bool holds_store,
                               const std::string& refusal) {
   int64_t told = store.add(kToldKey, 1);
@@ -134,8 +130,8 @@ bool is_python(c10d::Store& store, int rank) {
   end_refused(store, place, holds_store, refusal);
 }
 
-/// One rank without a working GPU among others would hang them in their first collective. The first
-/// of ours looks at all, the others at it: everybody concerned is told.
+/// One rank without a working GPU would block the others in their first collective. Our first rank
+/// checks all others, these check it: so all ranks that differ fail.
 void check_same_backend(c10d::Store& store, const Place& place, const Arrival& own,
                         const std::set<int>& python_ranks) {
   std::vector<int> ours;
@@ -155,7 +151,7 @@ void check_same_backend(c10d::Store& store, const Place& place, const Arrival& o
   }
 }
 
-/// The first ranks that are not there.
+/// The first ranks that have not arrived.
 std::string missing_ranks(c10d::Store& store, const Place& place) {
   std::vector<std::string> missing;
   constexpr size_t kNamed = 8;
@@ -173,7 +169,7 @@ std::string missing_ranks(c10d::Store& store, const Place& place) {
 }  // namespace
 
 std::string process_id() {
-  // A forked process shares the number, and has another pid.
+  // A forked process has the same number, but another PID.
   static const std::string number = base::random_id();
   return fmt::format("{}-{}", number, ::getpid());
 }
@@ -184,8 +180,8 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
   if (place.rank == 0 && first) return store.set(kJobKey, own);
   if (place.agent_holds_store) return;
   while (!store.check({kJobKey})) {
-    if (is_python(store, 0)) return;      // which does not say
-    if (Clock::now() > deadline) return;  // arrive() says who is missing
+    if (is_python(store, 0)) return;      // it writes no name
+    if (Clock::now() > deadline) return;  // arrive() names the missing ranks
     std::this_thread::sleep_for(kFirstDelay);
   }
   const std::string theirs = text(store.get(kJobKey));
@@ -197,12 +193,12 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
 std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& backend,
                      bool holds_store, Clock::time_point deadline, milliseconds limit) {
   const Arrival own = Arrival::own(backend);
-  constexpr char kPython[] = "a host unknown (Python's torch.distributed)";
+  constexpr char kPython[] = "an unknown host (Python's torch.distributed)";
   const auto refuse = [&](const std::string& other) {
     refuse_double(store, place, holds_store, other, own.where);
   };
   if (is_python(store, place.rank)) refuse(kPython);
-  // A process that gave up may come a second time.
+  // A process that timed out may arrive again.
   const bool again = store.add(rank_key(place.rank) + "/count", 1) > 1;
   if (again) {
     const Arrival other = arrivals_of(store, {place.rank}).front();
@@ -221,11 +217,11 @@ std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& 
       end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
     }
     if (next == place.world_size) break;
-    // A rank of ours lets Gloo speak only after this: it is another process's key.
+    // This process has not started Gloo yet, so the key is another process's.
     if (!again && store.check({gloo_key(place.rank)})) refuse(kPython);
     if (Clock::now() > deadline) {
       throw UnavailableError(fmt::format(
-          "rank {} of {} waited {} for {}, which did not come; see the messages of that rank, or "
+          "rank {} of {} waited {} for {}, which did not arrive; see the messages of that rank, or "
           "check that as many processes were started as WORLD_SIZE says",
           place.rank, place.world_size,
           base::format_seconds(std::chrono::duration<double>(limit).count()),

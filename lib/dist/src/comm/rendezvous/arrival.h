@@ -10,27 +10,26 @@
 
 namespace syncbn::dist::detail {
 
-/// Not that of another process: containers may share a host's name and PID 1.
+/// Unique among processes; names and PIDs may be equal in several containers.
 std::string process_id();
 
-/// Keeps apart two jobs that were given one port or file; an agent's store is its job's own. Rank 0
-/// says which job it is when it is `first`, that is, did not find the store made by another
-/// process.
+/// Finds out whether another job was given the same port or file. An agent's store serves one job.
+/// @param first whether rank 0 found no store of another process: then it writes the job's name.
 /// @throws base::UserError naming both jobs.
 void check_same_job(c10d::Store& store, const Place& place, bool first,
                     std::chrono::steady_clock::time_point deadline);
 
-/// Says "this rank is here" and waits for the others.
-/// @param holds_store whether the store ends with this process: after a refusal it stays until the
-///   others have read it.
-/// @throws base::UserError, on every rank that is there, when two processes claim one rank, or when
-///   the backends differ; base::UnavailableError naming the ranks that have not come in time.
+/// Reports this rank's arrival and waits for the others.
+/// @param holds_store whether the store ends with this process. It then stays after an error until
+///   the others have read it.
+/// @throws base::UserError on every rank that has arrived, if two processes claim one rank or the
+///   backends differ; base::UnavailableError naming the ranks that did not arrive in time.
 /// @return the ranks that run Python's torch.distributed.
 std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& backend,
                      bool holds_store, std::chrono::steady_clock::time_point deadline,
                      std::chrono::milliseconds limit);
 
-/// Whether all ranks share this process's loopback interface; called after arrive().
+/// Whether all ranks share this process's loopback interface. Call it after arrive().
 bool all_on_one_host(c10d::Store& store, int world_size);
 
 }  // namespace syncbn::dist::detail

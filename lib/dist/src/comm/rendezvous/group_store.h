@@ -1,28 +1,37 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <string>
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace syncbn::dist::detail {
 
-// The store's layout is that of Python's torch.distributed (2.11 to 2.15): so its ranks and ours
-// find each other.
+// Keys as in Python's torch.distributed (2.11 to 2.15), so that its ranks and ours find each other.
 
-/// The name that the first group has.
 inline constexpr char kDefaultGroupName[] = "0";
 
-/// The part of the job's store in which a group connects. Groups made later are inside the default
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// The part of a store with the keys of one kind of device, or of one group.
+inline StorePtr store_part(const StorePtr& store, const std::string& name) {
+  return c10::make_intrusive<c10d::PrefixStore>(name + "/", store);
+}
+
+/// The part of the job's store in which a group connects. Later groups are inside the default
 /// group's part.
-c10::intrusive_ptr<c10d::Store> group_store(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const std::string& name);
+inline StorePtr group_store(const StorePtr& store, const std::string& name) {
+  const auto job = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
+  const StorePtr first = store_part(job, kDefaultGroupName);
+  return name == kDefaultGroupName ? first : store_part(first, name);
+}
 
-/// The part of a group's store for one kind of device: "cpu" or "cuda".
-c10::intrusive_ptr<c10d::Store> device_store(const c10::intrusive_ptr<c10d::Store>& group,
-                                             const std::string& device);
-
-/// The key under which Gloo says how to reach a rank of the default group. A rank of Python's does
-/// that as soon as it has come, one of ours only when all are there.
-std::string gloo_key(int rank);
+/// The key at which Gloo stores how to reach a rank of the default group. A Python rank sets it
+/// when it arrives, one of ours only after all ranks have arrived.
+inline std::string gloo_key(int rank) {
+  // PrefixStore adds another slash; "0" is Gloo's first mesh.
+  return fmt::format("default_pg/{}//cpu//0/{}", kDefaultGroupName, rank);
+}
 
 }  // namespace syncbn::dist::detail

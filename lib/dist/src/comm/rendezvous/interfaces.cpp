@@ -26,11 +26,11 @@ struct InterfaceAddress {
   bool link_local = false;
   bool loopback = false;
 
-  /// Which of several addresses to prefer: the smaller.
+  /// Addresses of a smaller order are preferred: IPv4 first, as in PyTorch.
   int order() const { return (ipv6 ? 1 : 0) + (link_local ? 1 : 0); }
 };
 
-/// Of the interfaces that are up, the preferred addresses first.
+/// The addresses of the interfaces that are up, in order().
 std::vector<InterfaceAddress> interface_addresses() {
   std::vector<InterfaceAddress> result;
   ifaddrs* all = nullptr;
@@ -57,12 +57,12 @@ std::vector<InterfaceAddress> interface_addresses() {
   return result;
 }
 
-/// By the routing table: nothing is sent.
+/// Asks the routing table; sends nothing.
 std::string default_route_address() {
   sockaddr_in anywhere{};
   anywhere.sin_family = AF_INET;
   anywhere.sin_port = htons(9);
-  ::inet_pton(AF_INET, "203.0.113.1", &anywhere.sin_addr);  // an address of documentation's
+  ::inet_pton(AF_INET, "203.0.113.1", &anywhere.sin_addr);  // reserved for documentation
   const base::UniqueFd fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   auto* generic = reinterpret_cast<sockaddr*>(&anywhere);
   socklen_t size = sizeof(anywhere);
@@ -70,8 +70,7 @@ std::string default_route_address() {
   return ::getsockname(fd.get(), generic, &size) == 0 ? numeric_address(generic, size) : "";
 }
 
-}  // namespace
-
+/// @param source of the name, for the message.
 std::string interface_address(const std::string& name, const std::string& source) {
   std::vector<std::string> names;
   for (const InterfaceAddress& one : interface_addresses()) {
@@ -84,6 +83,8 @@ std::string interface_address(const std::string& name, const std::string& source
       "{} names the network interface '{}', which {} does not have, or which is down; it has {}",
       source, name, base::hostname(), base::join(names, ", ")));
 }
+
+}  // namespace
 
 std::vector<std::string> chosen_addresses(const std::string& option) {
   if (!option.empty()) return {interface_address(option, "InitOptions::interface")};
@@ -99,7 +100,7 @@ std::vector<std::string> chosen_addresses(const std::string& option) {
 
 void tell_nccl_interface(const std::string& option) {
   if (option.empty() || base::env("NCCL_SOCKET_IFNAME")) return;
-  // Without the "=" it would be the beginning of a name.
+  // Without the "=", NCCL would take it as a prefix of names.
   ::setenv("NCCL_SOCKET_IFNAME", ("=" + option).c_str(), /*overwrite=*/1);
 }
 

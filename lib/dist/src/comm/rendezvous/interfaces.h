@@ -7,27 +7,21 @@
 
 namespace syncbn::dist::detail {
 
-/// The numeric address of a network interface: IPv4 where it has one, as PyTorch chooses, else
-/// IPv6.
-/// @param source where the name comes from, for the message.
-/// @throws base::UserError listing the interfaces there are.
-std::string interface_address(const std::string& name, const std::string& source);
-
-/// The addresses of the interfaces that the user chose: `option`, else GLOO_SOCKET_IFNAME, which
-/// may be a list with commas. Empty: none was chosen.
+/// The addresses of the interfaces that the user chose by `option`, or else by GLOO_SOCKET_IFNAME,
+/// a list with commas. Empty if none was chosen.
+/// @throws base::UserError, which lists this host's interfaces.
 std::vector<std::string> chosen_addresses(const std::string& option);
 
-/// NCCL finds its interface by the variable NCCL_SOCKET_IFNAME alone: sets it to `option`, unless
-/// that is empty or the user has set it.
+/// Sets NCCL_SOCKET_IFNAME to `option`, unless that is empty or the user has set the variable.
 void tell_nccl_interface(const std::string& option);
 
-/// This host's address on the default route, else that of an interface that is up and not loopback:
-/// for a host whose own name leads to loopback only. Empty: there is none.
+/// This host's address on the default route, or else of an interface that is up and not loopback;
+/// for a host whose own name resolves to loopback. Empty if there is none.
 std::string outside_address();
 
 std::string numeric_address(const sockaddr* address, socklen_t size);
 
-/// Of a name or a numeric address.
+/// @param address numeric, or a name.
 bool is_loopback(const std::string& address);
 
 }  // namespace syncbn::dist::detail

@@ -1,12 +1,20 @@
 #include "rendezvous/place.h"
 
 #include <fmt/format.h>
+#include <netdb.h>
+#include <poll.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/store_greeting.h>
+#include <sys/socket.h>
 
-#include <cstdint>
-#include <optional>
+#include <array>
+#include <cerrno>
+#include <cstring>
 #include <string_view>
+#include <utility>
+
+#include "rendezvous/interfaces.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -28,7 +36,116 @@ int required(const std::optional<int>& given, const char* name, int64_t min, int
                   source, name));
 }
 
+/// @param name getsockname or getpeername.
+template <typename Name>
+std::string numeric_end(int fd, Name name) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  return name(fd, generic, &size) == 0 ? numeric_address(generic, size) : "";
+}
+
+bool answers_as_store(int fd, base::Deadline deadline) {
+  constexpr uint32_t kNonce = 0x6e636273;
+  const std::string greeting = base::store_greeting(kNonce);
+  const ssize_t sent = ::send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL);
+  if (sent != static_cast<ssize_t>(greeting.size())) return false;
+  std::array<char, sizeof(kNonce)> answer;
+  for (size_t got = 0; got < answer.size();) {
+    if (!base::poll_until(fd, POLLIN, deadline)) return false;
+    const ssize_t more = ::recv(fd, &answer[got], answer.size() - got, 0);
+    if (more <= 0) return false;
+    got += static_cast<size_t>(more);
+  }
+  return std::memcmp(answer.data(), &kNonce, sizeof(kNonce)) == 0;
+}
+
+StoreEndpoint::Listener listen_at(const addrinfo& address) {
+  StoreEndpoint::Listener result;
+  base::UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (fd && ::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 &&
+      ::listen(fd.get(), base::kListenBacklog) == 0) {
+    result.fd = std::move(fd);
+    result.address = numeric_address(address.ai_addr, address.ai_addrlen);
+  } else {
+    result.error = errno == EAFNOSUPPORT ? EADDRNOTAVAIL : errno;  // a host without IPv6
+  }
+  return result;
+}
+
+/// Listens at the first address that this host has.
+StoreEndpoint::Listener listen_at_first(const addrinfo* addresses) {
+  StoreEndpoint::Listener result;
+  result.error = EADDRNOTAVAIL;
+  for (const addrinfo* one = addresses; one != nullptr && result.error == EADDRNOTAVAIL;
+       one = one->ai_next) {
+    result = listen_at(*one);
+  }
+  return result;
+}
+
 }  // namespace
+
+StoreEndpoint StoreEndpoint::parse(const std::string& url) {
+  constexpr std::string_view kScheme = "tcp://";
+  const auto place = base::parse_host_port(std::string_view(url).substr(kScheme.size()));
+  if (!place || place->port.value_or(0) == 0) {
+    throw UserError(
+        fmt::format("init_method '{}' is not tcp://host:port with a port from 1 to 65535", url));
+  }
+  return {place->host, static_cast<uint16_t>(*place->port)};
+}
+
+std::string StoreEndpoint::str() const {
+  return fmt::format("{}:{}", host, port);
+}
+
+StoreEndpoint::Listener StoreEndpoint::listen(bool several_hosts, const std::string& other) const {
+  std::string reason;
+  const base::AddressList list = base::resolve(host, port, reason);
+  if (!list) {
+    throw UserError(fmt::format("MASTER_ADDR={} cannot be resolved: {}", host, reason));
+  }
+  const bool other_only = several_hosts && !other.empty() && is_own_name();
+  Listener result = listen_at_first(other_only ? nullptr : list.get());
+  if (result.error == EADDRNOTAVAIL && !other.empty()) {
+    result = listen_at_first(base::resolve(other, port, reason).get());
+    result.at_host = other_only;
+  }
+  if (result.error == 0 || result.error == EADDRINUSE) return result;
+  throw base::UnavailableError(fmt::format(
+      "rank 0 cannot listen on {}: {}; MASTER_ADDR must be an address of the host of rank 0", str(),
+      std::strerror(result.error)));
+}
+
+std::optional<StoreEndpoint::Route> StoreEndpoint::probe(base::Deadline deadline,
+                                                         const std::string& other,
+                                                         std::string& reason) const {
+  const auto look = [&](const base::AddressList& list) {
+    return base::connect_to_any(
+        list.get(), deadline, reason, [&](int connection, base::Deadline patience) {
+          if (answers_as_store(connection, patience)) return true;
+          reason = "what listens there does not answer as a store of torch does";
+          return false;
+        });
+  };
+  base::UniqueFd fd = look(base::resolve(host, port, reason));
+  if (!fd && !other.empty() && is_own_name()) {
+    std::string ignored;
+    fd = look(base::resolve(other, port, ignored));
+  }
+  if (!fd) return std::nullopt;
+  return Route{numeric_end(fd.get(), ::getsockname), numeric_end(fd.get(), ::getpeername)};
+}
+
+bool StoreEndpoint::is_own_name() const {
+  std::string reason;
+  const base::AddressList list = base::resolve(host, port, reason);
+  return list && !is_loopback(host) &&
+         is_loopback(numeric_address(list->ai_addr, list->ai_addrlen));
+}
 
 Place Place::find(const InitOptions& options) {
   constexpr int64_t kMaxRanks = 1 << 20;

@@ -1,32 +1,79 @@
 #pragma once
 
+#include <syncbn/base/socket.h>
+#include <syncbn/base/unique_fd.h>
+
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include <syncbn/dist/process_group.h>
 
-#include "rendezvous/store_endpoint.h"
-
 namespace syncbn::dist::detail {
 
-/// What a process was told of its job: who it is, and where the ranks meet.
+/// The address at which rank 0, or a launcher's agent, holds the store of a job.
+struct StoreEndpoint {
+  std::string host;
+  uint16_t port = 0;
+
+  /// @param url tcp://host:port; an IPv6 address in brackets. @throws base::UserError for others.
+  static StoreEndpoint parse(const std::string& url);
+
+  std::string str() const;
+
+  struct Listener {
+    base::UniqueFd fd;
+    std::string address;  ///< numeric
+    int error = 0;        ///< EADDRINUSE: the port is in use, and there is no socket
+    /// Whether the host's name resolves to this address. It does not if it is a service's, which
+    /// forwards connections, or if this is the wrong host.
+    bool at_host = true;
+  };
+
+  /// Listens on one interface: the one with the host's address, or else with the address `other`.
+  /// @param several_hosts whether other hosts must reach it. If the host's name resolves to
+  /// loopback,
+  ///   as Debian's 127.0.1.1 does, it then listens on `other`.
+  /// @throws base::UserError for an unknown host, base::UnavailableError for any failure except a
+  ///   port in use.
+  Listener listen(bool several_hosts, const std::string& other) const;
+
+  /// The numeric addresses of a connection to the store.
+  struct Route {
+    std::string own;
+    std::string store;
+  };
+
+  /// The route over which c10d's TCPStore answers; otherwise empty, with a `reason`. Returns by
+  /// `deadline`, except for the time to resolve the host's name.
+  /// @param other a second address to try if is_own_name().
+  std::optional<Route> probe(base::Deadline deadline, const std::string& other,
+                             std::string& reason) const;
+
+  /// Whether a host's own name resolves to loopback, as on Debian: other hosts reach it by another
+  /// address.
+  bool is_own_name() const;
+};
+
+/// This process's rank, and where the ranks meet, as given by the environment and the user.
 struct Place {
   StoreEndpoint master;
-  std::string file;  ///< in place of `master`, of file://
+  std::string file;  ///< of file://, instead of `master`
   int rank = 0;
   int world_size = 1;
   bool agent_holds_store = false;
 
-  /// Reads the environment and the URL of `options`.
-  /// @throws base::UserError when they are malformed or incomplete.
+  /// Reads the environment and `options`. @throws base::UserError if they are malformed or
+  /// incomplete.
   static Place find(const InitOptions& options);
 
-  /// Whether it is this process that others expect to keep the store.
+  /// Whether the other ranks expect this process to hold the store.
   bool should_hold_store() const { return rank == 0 && !agent_holds_store && file.empty(); }
-  /// Whether the launcher says that some ranks are on other hosts.
+  /// Whether the launcher started ranks on other hosts.
   bool on_several_hosts() const;
-  /// Where the ranks meet, for messages.
+  /// For messages.
   std::string meeting_point() const { return file.empty() ? master.str() : file; }
-  /// What to do when another job is found there.
+  /// What to do if another job uses the same meeting point.
   std::string how_to_part() const;
 };
 

@@ -1,17 +1,30 @@
 #include "rendezvous/rendezvous.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <thread>
 
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "rendezvous/arrival.h"
 #include "rendezvous/interfaces.h"
-#include "rendezvous/job_store.h"
+#include "rendezvous/place.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -21,10 +34,140 @@ using base::UserError;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kRetryDelay{10};
+constexpr milliseconds kFirstRetryDelay{10};
+constexpr milliseconds kLongestRetryDelay{500};
+// Time limit for a store that exists already to answer.
+constexpr milliseconds kFirstAnswerTime{1000};
+// Time limit for one answer: a store that serves a thousand ranks may be slow.
+constexpr timeval kMaxAnswerTime{.tv_sec = 60, .tv_usec = 0};
 
-/// How many groups this process has been in. Not attempts: some ranks may have made more of them
-/// than others.
+/// The store of a job, as this process reaches it.
+struct JoinedStore {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string address;         ///< this host's, numeric, on the route to the store
+  bool held_here = false;      ///< this process holds the store
+  bool held_by_other = false;  ///< rank 0 should hold it, but another process does: a second rank
+                               ///< 0, or the store of another job
+};
+
+/// Waits until the store answers. c10d's client would fill the screen with warnings, and wait for
+/// ever for another program that does not answer.
+StoreEndpoint::Route wait_for_store(const Place& place, const std::string& other,
+                                    Clock::time_point deadline, milliseconds limit) {
+  std::string reason;
+  milliseconds delay = kFirstRetryDelay;
+  for (;;) {
+    if (const auto route = place.master.probe(deadline, other, reason)) return *route;
+    if (Clock::now() + delay > deadline) break;
+    std::this_thread::sleep_for(delay);
+    delay = std::min(delay * 2, kLongestRetryDelay);
+  }
+  throw UnavailableError(
+      fmt::format("rank {} of {} on {}: nobody answered at MASTER_ADDR:MASTER_PORT {} within {} "
+                  "({}); is rank 0 running, and is the address right?",
+                  place.rank, place.world_size, base::hostname(), place.master.str(),
+                  base::format_seconds(std::chrono::duration<double>(limit).count()), reason));
+}
+
+c10d::TCPStoreOptions store_options(const Place& place, milliseconds limit) {
+  c10d::TCPStoreOptions options;
+  options.port = place.master.port;
+  options.numWorkers = static_cast<size_t>(place.world_size);
+  // The client retries for as long if the store ends between probe and connection.
+  options.timeout = limit;
+  return options;
+}
+
+/// c10d's client waits for answers without a timeout, on a socket that it does not expose.
+void bound_answers(const Place& place) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    if (::getpeername(fd, generic, &size) != 0 || base::port_of(address) != place.master.port)
+      continue;
+    base::detect_lost_host(fd);
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &kMaxAnswerTime, sizeof(kMaxAnswerTime));
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &kMaxAnswerTime, sizeof(kMaxAnswerTime));
+  }
+}
+
+JoinedStore connect_to(const Place& place, const StoreEndpoint::Route& route, milliseconds limit) {
+  // By address: for a name, the client would spend all of its time on an address that drops
+  // packets.
+  auto store = c10::make_intrusive<c10d::TCPStore>(route.store, store_options(place, limit));
+  bound_answers(place);
+  return {std::move(store), route.own};
+}
+
+JoinedStore hold_store(const Place& place, const std::string& other, Clock::time_point deadline,
+                       milliseconds limit) {
+  std::string reason;
+  StoreEndpoint::Listener listener = place.master.listen(place.on_several_hosts(), other);
+  if (!listener.fd || !listener.at_host) {
+    const auto soon = std::min(deadline, Clock::now() + kFirstAnswerTime);
+    if (const auto route = place.master.probe(soon, other, reason)) {
+      JoinedStore second = connect_to(place, *route, limit);
+      second.held_by_other = true;
+      return second;
+    }
+  }
+  if (!listener.fd) {
+    throw UnavailableError(
+        fmt::format("rank 0 cannot listen on {}: another program holds the port; choose another "
+                    "MASTER_PORT",
+                    place.master.str()));
+  }
+  c10d::TCPStoreOptions options = store_options(place, limit);
+  options.isServer = true;
+  options.waitWorkers = false;  // arrive() waits, and names the missing ranks
+  options.masterListenFd = listener.fd.release();
+  JoinedStore result;
+  result.store = c10::make_intrusive<c10d::TCPStore>(listener.address, options);
+  result.held_here = true;
+  const std::string holder_key = "syncbn/holder/" + process_id();
+  result.store->set(holder_key, "yes");
+  const StoreEndpoint::Route route = wait_for_store(place, other, deadline, limit);
+  result.address = route.own;
+  if (listener.at_host) return result;
+  // A service that forwards to this store has answered, or another rank 0.
+  JoinedStore second = connect_to(place, route, limit);
+  second.held_by_other = true;
+  return second.store->check({holder_key}) ? result : second;
+}
+
+JoinedStore open_file_store(const Place& place, milliseconds limit) {
+  // FileStore would retry until its timeout.
+  const base::UniqueFd fd(::open(place.file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!fd) {
+    throw UserError(fmt::format(
+        "rank {} of {} on {}: init_method 'file://{}': {}; its folder must exist, be writable, and "
+        "be shared by all ranks",
+        place.rank, place.world_size, base::hostname(), place.file, std::strerror(errno)));
+  }
+  JoinedStore result;
+  result.store = c10::make_intrusive<c10d::FileStore>(place.file, place.world_size);
+  result.store->setTimeout(limit);
+  result.address = "127.0.0.1";  // a file has no route
+  return result;
+}
+
+/// Opens the file of `place`, or starts c10d's TCPStore on rank 0 (unless an agent holds it) and
+/// connects to it on the other ranks.
+/// @param other this host's address for peers, if the name in `place` resolves to loopback only.
+/// @throws UserError for a file that cannot be used, base::UnavailableError if the store does
+///   not answer within `limit`, which ends at `deadline`.
+JoinedStore join_job_store(const Place& place, const std::string& other, Clock::time_point deadline,
+                           milliseconds limit) {
+  if (!place.file.empty()) return open_file_store(place, limit);
+  if (place.should_hold_store()) return hold_store(place, other, deadline, limit);
+  return connect_to(place, wait_for_store(place, other, deadline, limit), limit);
+}
+
+/// The groups that this process has been in. Failed attempts do not count, since ranks may differ
+/// in their number.
 struct History {
   int groups = 0;
   bool with_python = false;
@@ -35,8 +178,7 @@ History& history() {
   return instance;
 }
 
-/// The store of this job, in which the keys of the earlier groups are not seen: an agent's store
-/// outlives a group.
+/// Adds a prefix that hides the keys of earlier groups, since an agent's store outlives a group.
 JoinedStore join_store(const Place& place, const std::string& outside, Clock::time_point deadline,
                        milliseconds limit) {
   JoinedStore result = join_job_store(place, outside, deadline, limit);
@@ -48,8 +190,8 @@ JoinedStore join_store(const Place& place, const std::string& outside, Clock::ti
   return result;
 }
 
-/// The same, for a rank that may be so early that it meets the store of the group before, which
-/// rank 0 is about to close.
+/// Retries: an early rank may still find the store of the previous group, which rank 0 is about to
+/// close.
 JoinedStore join_new_store(const Place& place, const std::string& outside,
                            Clock::time_point deadline, milliseconds limit) {
   for (;;) {
@@ -58,11 +200,11 @@ JoinedStore join_new_store(const Place& place, const std::string& outside,
     } catch (const c10::Error&) {
       if (place.should_hold_store() || Clock::now() > deadline) throw;
     }
-    std::this_thread::sleep_for(kRetryDelay);
+    std::this_thread::sleep_for(kFirstRetryDelay);
   }
 }
 
-/// Peers get the address on the way to the store, unless that is of use on this host only.
+/// The address on the route to the store, unless other hosts cannot reach it.
 std::vector<std::string> addresses_for_peers(const JoinedStore& joined, const Rendezvous& job,
                                              const std::string& outside) {
   if (!job.python_ranks.empty()) return {};
@@ -77,22 +219,18 @@ std::string connected_key(const std::string& group) {
   return fmt::format("syncbn/connected/{}", group);
 }
 
-std::string all_connected_key(const std::string& group) {
-  return connected_key(group) + "/all";
-}
-
-/// Waits for all members; empty once they are connected.
+/// Waits for all members. Empty once they are connected.
 std::string why_not_connected(const Rendezvous& place, const std::string& group, milliseconds limit,
                               const std::function<std::string()>& end_of_member) {
-  const std::string all = all_connected_key(group);
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  // In short waits: the store does not hear of a member's end.
+  const std::string all = connected_key(group) + "/all";
+  const auto deadline = Clock::now() + limit;
+  // Polls, since the store does not notice a member's end.
   while (!place.store->check({all})) {
     if (const std::string end = end_of_member(); !end.empty()) {
       if (place.store->check({all})) break;
       return end;
     }
-    if (std::chrono::steady_clock::now() > deadline) {
+    if (Clock::now() > deadline) {
       return fmt::format("not every rank connected to its peers within {}",
                          base::format_seconds(std::chrono::duration<double>(limit).count()));
     }
@@ -143,7 +281,7 @@ void leave_rendezvous(const Rendezvous& place, const std::string& group, int mem
   if (place.world_size == 1) return;
   try {
     if (member && place.store->add(connected_key(group), 1) == members) {
-      place.store->set(all_connected_key(group), "yes");
+      place.store->set(connected_key(group) + "/all", "yes");
     }
     if (!place.holds_store || members == 0) return;
     if (const std::string why_not = why_not_connected(place, group, limit, end_of_member);
@@ -163,14 +301,14 @@ bool wait_for_members(const Rendezvous& place, const std::string& group, millise
                       const std::function<std::string()>& end_of_member) {
   if (place.world_size == 1) return true;
   const auto end = [&]() -> std::string {
-    // Otherwise a launcher has emptied the store since: its attempt is over.
+    // Without the key, a launcher has emptied the store: this attempt is over.
     const bool has_own_mark = place.store->check({connected_key(group)});
     return has_own_mark ? end_of_member() : "the store was emptied";
   };
   try {
     static_cast<void>(why_not_connected(place, group, limit, end));
   } catch (const c10::Error&) {
-    // The rank that holds the store leaves it when all are connected, or when it fails.
+    // The rank that holds the store leaves when all are connected, or when it fails.
     return false;
   }
   return true;

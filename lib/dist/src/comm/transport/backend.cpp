@@ -4,10 +4,135 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 
-#include "monitor/annotated_work.h"
+#include "monitor/plain_message.h"
 #include "transport/shared_memory.h"
 
 namespace syncbn::dist::detail {
+
+namespace {
+
+/// The message of the exception being handled, without libtorch's stack frames and Gloo's source
+/// lines.
+std::string reason() {
+  std::string text;
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    text = plain_message(error);
+  }
+  const size_t place = text.starts_with("[/") ? text.find("] ") : std::string::npos;
+  return place == std::string::npos ? text : text.substr(place + 2);
+}
+
+}  // namespace
+
+/// A call as errors describe it.
+struct Label {
+  Call call;
+  int rank;  ///< in the world
+  int world_size;
+  std::shared_ptr<FlightRecorder> log;
+  std::weak_ptr<PeerMonitor> monitor;
+
+  /// For an exception being handled that ended the call: adds the call and the cause.
+  /// @throws base::UnavailableError, or base::UserError if the ranks made different calls.
+  [[noreturn]] void rethrow() const {
+    const std::string why = reason();
+    log->fail(call);
+    PeerMonitor::Cause cause;
+    if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
+    const std::string failed = fmt::format("rank {} of {} on {}: {} failed: ", rank, world_size,
+                                           base::hostname(), subject());
+    if (cause.ranks_disagree) {
+      throw base::UserError(fmt::format(
+          "{}the ranks made different calls: {}; every rank of a group must call the same "
+          "collectives in the same order, with tensors of the same dtype and sizes",
+          failed, cause.text));
+    }
+    if (!cause.text.empty()) {
+      throw base::UnavailableError(
+          fmt::format("{}{}. That rank's own message, if any, says why", failed, cause.text));
+    }
+    throw base::UnavailableError(fmt::format(
+        "{}{}. Another rank probably ended or is stuck: its own message, if any, says why", failed,
+        why));
+  }
+
+  /// For an exception being handled about the call's arguments. @throws base::UserError.
+  [[noreturn]] void rethrow_refusal() const {
+    throw base::UserError(
+        fmt::format("rank {} of {}: {} was refused: {}", rank, world_size, subject(), reason()));
+  }
+
+ private:
+  std::string subject() const {
+    const std::string peer =
+        call.is_collective()
+            ? ""
+            : fmt::format(" {} rank {}", call.type == c10d::OpType::SEND ? "to" : "from",
+                          call.peer);
+    return fmt::format("{} #{}{} of group '{}'", call.name, call.sequence, peer, log->group());
+  }
+};
+
+namespace {
+
+/// Adds the call and the cause to the errors of another work.
+class AnnotatedWork : public c10d::Work {
+ public:
+  AnnotatedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo)
+      : c10d::Work(label.rank, label.call.type),
+        label_(std::move(label)),
+        inner_(std::move(inner)),
+        by_gloo_(by_gloo) {}
+
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  void synchronize() override { inner_->synchronize(); }
+  void abort() override { inner_->abort(); }
+  float getDuration() const override { return inner_->getDuration(); }
+  uint64_t getSequencenumber() const override { return label_.call.sequence; }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    try {
+      const bool done = inner_->wait(timeout);
+      label_.log->succeed(label_.call);
+      return done;
+    } catch (...) {
+      label_.rethrow();
+    }
+  }
+
+  // DDP's reducer waits for this future, not for the work. NCCL's future carries streams, which
+  // then() would lose, so it is returned unchanged.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto future = inner_->getFuture();
+    if (!by_gloo_) return future;
+    return future->then(
+        [label = label_](c10::ivalue::Future& done) {
+          if (done.hasError()) {
+            try {
+              std::rethrow_exception(done.exception_ptr());
+            } catch (...) {
+              label.rethrow();
+            }
+          }
+          label.log->succeed(label.call);
+          return done.value();
+        },
+        future->elementType());
+  }
+
+ private:
+  const Label label_;
+  const c10::intrusive_ptr<c10d::Work> inner_;
+  const bool by_gloo_;
+};
+
+}  // namespace
 
 Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda,
                  std::string group_name, std::chrono::milliseconds timeout, Members members,
@@ -84,10 +209,10 @@ Label Backend::label_of(const Call& call) const {
 }
 
 template <class Method, class... Arguments>
-Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Method method,
-                              Arguments&... arguments) {
+Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... arguments) {
   require_usable();
-  Transport& transport = transport_for(tensor);
+  Call& call = placed.call;
+  Transport& transport = transport_for(placed.tensor);
   const bool on_streams = transport.runs_on_streams();
   NamedAs::apply_to(call);
   const std::lock_guard lock(start_mutex_);
@@ -98,7 +223,7 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Method method
   try {
     work = (transport.prepare(call).*method)(arguments...);
   } catch (const c10::Error&) {
-    // Gloo has only looked at the arguments so far; NCCL also connects.
+    // So far Gloo has only checked the arguments; NCCL also connects.
     if (!on_streams) label.rethrow_refusal();
     label.rethrow();
   } catch (const std::exception&) {
@@ -111,44 +236,42 @@ Backend::WorkPtr Backend::run(Call call, const at::Tensor& tensor, Method method
 
 namespace {
 
-// The first tensor says where a collective runs; an empty list means the CPU.
-const at::Tensor& first(const std::vector<at::Tensor>& tensors) {
-  static const at::Tensor none;
-  return tensors.empty() ? none : tensors.front();
+/// A call in which only the dtype must be the same on all ranks.
+PlacedCall same_dtype(c10d::OpType type, const char* name, const at::Tensor& tensor) {
+  PlacedCall placed{{}, tensor};
+  placed.call.name = name;
+  placed.call.type = type;
+  if (tensor.defined()) placed.call.dtype = tensor.scalar_type();
+  return placed;
 }
 
-/// A call in which dtypes agree between ranks.
-Call call_of(c10d::OpType type, const char* name, const at::Tensor& tensor) {
-  Call call;
-  call.name = name;
-  call.type = type;
-  if (tensor.defined()) call.dtype = tensor.scalar_type();
-  return call;
+/// A call in which dtype and sizes must be the same on all ranks.
+PlacedCall same_sizes(c10d::OpType type, const char* name, const at::Tensor& tensor) {
+  PlacedCall placed = same_dtype(type, name, tensor);
+  if (!tensor.defined() || tensor.is_sparse()) return placed;
+  placed.call.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  placed.call.has_sizes = true;
+  return placed;
 }
 
-/// A call in which sizes agree as well.
-Call same_sizes(c10d::OpType type, const char* name, const at::Tensor& tensor) {
-  Call call = call_of(type, name, tensor);
-  if (!tensor.defined() || tensor.is_sparse()) return call;
-  call.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  call.has_sizes = true;
-  return call;
+PlacedCall same_sizes(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
+  return same_sizes(type, name, tensors.empty() ? at::Tensor() : tensors.front());
 }
 
-Call with_root(Call call, int64_t root) {
-  call.root = static_cast<int>(root);
-  return call;
+PlacedCall with_root(PlacedCall placed, int64_t root) {
+  placed.call.root = static_cast<int>(root);
+  return placed;
 }
 
-Call with_op(Call call, const c10d::ReduceOp& op) {
-  call.reduce_op = static_cast<int>(op.op_);
-  return call;
+PlacedCall with_op(PlacedCall placed, const c10d::ReduceOp& op) {
+  placed.call.reduce_op = static_cast<int>(op.op_);
+  return placed;
 }
 
-Call with_peer(Call call, int peer, int tag) {
-  call.peer = peer;
-  call.tag = tag;
-  return call;
+PlacedCall with_peer(PlacedCall placed, int peer, int tag) {
+  placed.call.peer = peer;
+  placed.call.tag = tag;
+  return placed;
 }
 
 }  // namespace
@@ -161,9 +284,8 @@ bool Backend::gathers_in_one_hop(const at::Tensor& row) const {
 
 void Backend::gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout) {
   require_usable();
-  Call call = call_of(OpType::_ALLGATHER_BASE, "all_gather", all);
-  call.sizes = {1, all.size(1)};
-  call.has_sizes = true;
+  Call call = same_sizes(OpType::_ALLGATHER_BASE, "all_gather", all).call;
+  call.sizes[0] = 1;
   NamedAs::apply_to(call);
   try {
     std::unique_lock lock(start_mutex_);
@@ -180,115 +302,112 @@ void Backend::gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return run(
-      with_root(same_sizes(OpType::BROADCAST, "broadcast", first(tensors)), options.rootRank),
-      first(tensors), &c10d::Backend::broadcast, tensors, options);
+  return run(with_root(same_sizes(OpType::BROADCAST, "broadcast", tensors), options.rootRank),
+             &c10d::Backend::broadcast, tensors, options);
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return run(with_op(same_sizes(OpType::ALLREDUCE, "all_reduce", first(tensors)), options.reduceOp),
-             first(tensors), &c10d::Backend::allreduce, tensors, options);
+  return run(with_op(same_sizes(OpType::ALLREDUCE, "all_reduce", tensors), options.reduceOp),
+             &c10d::Backend::allreduce, tensors, options);
 }
 
 Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors,
                                            const c10d::AllreduceOptions& options) {
-  return run(with_op(same_sizes(OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", first(tensors)),
+  return run(with_op(same_sizes(OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", tensors),
                      options.reduceOp),
-             first(tensors), &c10d::Backend::allreduce_sparse, tensors, options);
+             &c10d::Backend::allreduce_sparse, tensors, options);
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
-  return run(
-      with_op(same_sizes(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", first(tensors)),
-              options.reduceOp),
-      first(tensors), &c10d::Backend::allreduce_coalesced, tensors, options);
+  return run(with_op(same_sizes(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", tensors),
+                     options.reduceOp),
+             &c10d::Backend::allreduce_coalesced, tensors, options);
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return run(
-      with_op(with_root(same_sizes(OpType::REDUCE, "reduce", first(tensors)), options.rootRank),
-              options.reduceOp),
-      first(tensors), &c10d::Backend::reduce, tensors, options);
+  return run(with_op(with_root(same_sizes(OpType::REDUCE, "reduce", tensors), options.rootRank),
+                     options.reduceOp),
+             &c10d::Backend::reduce, tensors, options);
 }
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& options) {
-  return run(same_sizes(OpType::ALLGATHER, "all_gather", first(inputs)), first(inputs),
-             &c10d::Backend::allgather, outputs, inputs, options);
+  return run(same_sizes(OpType::ALLGATHER, "all_gather", inputs), &c10d::Backend::allgather,
+             outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
-  return run(same_sizes(OpType::_ALLGATHER_BASE, "all_gather", input), input,
+  return run(same_sizes(OpType::_ALLGATHER_BASE, "all_gather", input),
              &c10d::Backend::_allgather_base, output, input, options);
 }
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
-  return run(same_sizes(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", first(inputs)),
-             first(inputs), &c10d::Backend::allgather_into_tensor_coalesced, outputs, inputs,
-             options);
+  return run(same_sizes(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", inputs),
+             &c10d::Backend::allgather_into_tensor_coalesced, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& options) {
-  return run(with_root(same_sizes(OpType::GATHER, "gather", first(inputs)), options.rootRank),
-             first(inputs), &c10d::Backend::gather, outputs, inputs, options);
+  return run(with_root(same_sizes(OpType::GATHER, "gather", inputs), options.rootRank),
+             &c10d::Backend::gather, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                   const c10d::ScatterOptions& options) {
-  return run(with_root(same_sizes(OpType::SCATTER, "scatter", first(outputs)), options.rootRank),
-             first(outputs), &c10d::Backend::scatter, outputs, inputs, options);
+  return run(with_root(same_sizes(OpType::SCATTER, "scatter", outputs), options.rootRank),
+             &c10d::Backend::scatter, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  return run(with_op(same_sizes(OpType::REDUCE_SCATTER, "reduce_scatter", first(outputs)),
-                     options.reduceOp),
-             first(outputs), &c10d::Backend::reduce_scatter, outputs, inputs, options);
+  return run(
+      with_op(same_sizes(OpType::REDUCE_SCATTER, "reduce_scatter", outputs), options.reduceOp),
+      &c10d::Backend::reduce_scatter, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
   return run(
       with_op(same_sizes(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", input), options.reduceOp),
-      input, &c10d::Backend::_reduce_scatter_base, output, input, options);
+      &c10d::Backend::_reduce_scatter_base, output, input, options);
 }
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& output_splits,
                                         std::vector<int64_t>& input_splits,
                                         const c10d::AllToAllOptions& options) {
-  const auto describe = output_splits.empty() && input_splits.empty() ? same_sizes : call_of;
-  return run(describe(OpType::ALLTOALL_BASE, "all_to_all", input), input,
+  const bool are_equal = output_splits.empty() && input_splits.empty();
+  return run(are_equal ? same_sizes(OpType::ALLTOALL_BASE, "all_to_all", input)
+                       : same_dtype(OpType::ALLTOALL_BASE, "all_to_all", input),
              &c10d::Backend::alltoall_base, output, input, output_splits, input_splits, options);
 }
 
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& options) {
-  return run(call_of(OpType::ALLTOALL, "all_to_all", first(inputs)), first(inputs),
-             &c10d::Backend::alltoall, outputs, inputs, options);
+  const at::Tensor first = inputs.empty() ? at::Tensor() : inputs.front();
+  return run(same_dtype(OpType::ALLTOALL, "all_to_all", first), &c10d::Backend::alltoall, outputs,
+             inputs, options);
 }
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {
   const int peer = members_.ranks.at(static_cast<size_t>(destination));
-  return run(with_peer(same_sizes(OpType::SEND, "send", first(tensors)), peer, tag), first(tensors),
-             &c10d::Backend::send, tensors, destination, tag);
+  return run(with_peer(same_sizes(OpType::SEND, "send", tensors), peer, tag), &c10d::Backend::send,
+             tensors, destination, tag);
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int source, int tag) {
   const int peer = members_.ranks.at(static_cast<size_t>(source));
-  return run(with_peer(same_sizes(OpType::RECV, "recv", first(tensors)), peer, tag), first(tensors),
-             &c10d::Backend::recv, tensors, source, tag);
+  return run(with_peer(same_sizes(OpType::RECV, "recv", tensors), peer, tag), &c10d::Backend::recv,
+             tensors, source, tag);
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
-  // A barrier is about processes: the CPU's transport serves it for GPU groups as well, without
-  // touching a stream.
-  return run(call_of(OpType::BARRIER, "barrier", at::Tensor()), at::Tensor(),
-             &c10d::Backend::barrier, options);
+  // On the CPU for GPU groups as well: a barrier synchronises processes, not streams.
+  return run(same_dtype(OpType::BARRIER, "barrier", at::Tensor()), &c10d::Backend::barrier,
+             options);
 }
 
 }  // namespace syncbn::dist::detail

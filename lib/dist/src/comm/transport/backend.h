@@ -20,44 +20,45 @@ namespace syncbn::dist::detail {
 
 struct Label;
 
-/// The one backend behind every process group of ours. It sends each call through a Transport, by
-/// the tensor's device, numbers it, logs it for the PeerMonitor, and turns the libraries' errors
-/// into ones that name rank, collective, sequence number, group and cause. Registered as
-/// BackendType::CUSTOM, since c10d's Logger casts a backend of type GLOO to ProcessGroupGloo.
+/// A call, and the tensor whose device chooses the transport; undefined: the CPU.
+struct PlacedCall {
+  Call call;
+  at::Tensor tensor;
+};
+
+/// The c10d::Backend of every process group of this library. It numbers and records each call,
+/// passes it to a Transport, and adds rank, collective, sequence number, group and cause to errors.
+/// Registered as BackendType::CUSTOM, since c10d's Logger casts a backend of type GLOO to
+/// ProcessGroupGloo.
 class Backend : public c10d::Backend {
  public:
-  /// Who belongs to the group.
   struct Members {
-    int rank = 0;            ///< this process's in the group
-    std::vector<int> ranks;  ///< in the world
+    int rank = 0;            ///< of this process in the group
+    std::vector<int> ranks;  ///< the group's ranks in the world
     int world_size = 1;
   };
 
   /// @param cuda null without NCCL: `cpu` then carries CUDA tensors as well.
-  /// @param watch null where some ranks are not processes of this library.
+  /// @param watch null if some ranks do not run this library.
   Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda, std::string group_name,
           std::chrono::milliseconds timeout, Members members,
           const std::shared_ptr<PeerMonitor>& watch);
   ~Backend() override;
 
-  const std::string& group_name() const { return group_name_; }
   const Members& members() const { return members_; }
-  /// The number of collectives started so far on this rank.
+  /// The number of collectives started on this rank.
   uint64_t sequence() const { return sequence_; }
-  /// Whether a PeerMonitor compares what ranks call.
+  /// Whether a PeerMonitor compares the ranks' calls.
   bool is_watched() const { return is_watched_; }
   InFlightHeaders& in_flight_headers() { return in_flight_headers_; }
   bool shares_memory() const;
   /// The number of collectives that went through shared memory.
   uint64_t shared_calls() const;
 
-  /// Whether gather_in_one_hop() is faster than _allgather_base() for such a row of each rank. The
-  /// same on all ranks.
+  /// As Transport::gathers_in_one_hop().
   bool gathers_in_one_hop(const at::Tensor& row) const;
-  /// _allgather_base() of a few values on the CPU, and its wait(), in one. SyncBatchNorm's layers
-  /// wait for it, so it has next to nothing around it: c10d's dispatcher and what listens to that
-  /// (profilers, NCCL's recorder) do not hear of it.
-  /// @param all [W, n], contiguous, with this rank's row in its place.
+  /// As Transport::gather_in_one_hop(). The fast path of SyncBatchNorm: it bypasses c10d's
+  /// dispatcher, so profilers do not see it.
   /// @param timeout c10d::kUnsetTimeout: the group's.
   void gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout);
 
@@ -105,9 +106,9 @@ class Backend : public c10d::Backend {
   void require_usable() const;
   Transport& transport_for(const at::Tensor& tensor) const;
   Label label_of(const Call& call) const;
-  /// Starts c10d::Backend's `method` on the transport for `tensor`.
+  /// Starts `method` of c10d::Backend on the transport for the call.
   template <class Method, class... Arguments>
-  WorkPtr run(Call call, const at::Tensor& tensor, Method method, Arguments&... arguments);
+  WorkPtr run(PlacedCall placed, Method method, Arguments&... arguments);
 
   const std::shared_ptr<Transport> cpu_;
   const std::shared_ptr<Transport> cuda_;  ///< may be null

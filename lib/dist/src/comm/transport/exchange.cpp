@@ -27,26 +27,22 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// How long to spin for a rank that has a core of its own: ranks that compute the same differ by so
-// much between two layers, and on virtual machines a core that slept returns late. After kAlone the
-// spinning thread yields to others that want this core. Ranks that share cores must not spin: the
-// awaited one could not run meanwhile.
+// How long to spin for a rank that has its own core: ranks that compute the same differ by about as
+// much between two layers, and on virtual machines a core wakes up late. After kAlone the spinning
+// thread yields to other threads. Ranks that share cores must not spin: the awaited rank could not
+// run.
 constexpr nanoseconds kSpinTime = milliseconds(2);
 constexpr nanoseconds kShortSpinTime = std::chrono::microseconds(5);
 constexpr nanoseconds kAlone = std::chrono::microseconds(50);
 constexpr int kLooksPerClock = 32;
-// A sleeping rank wakes as often to see whether the group was aborted: nothing else tells it.
+// Interval in which a sleeping rank checks whether the group was aborted.
 constexpr nanoseconds kMaxSleep = milliseconds(50);
-
-[[noreturn]] void throw_aborted() {
-  throw std::runtime_error("the exchange through shared memory was aborted");
-}
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
 /// Sleeps while `word` is `value`, for at most `limit`.
-void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds limit) {
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, nanoseconds limit) {
   constexpr int64_t kSecond = 1'000'000'000;
   const timespec time{.tv_sec = limit.count() / kSecond, .tv_nsec = limit.count() % kSecond};
   // Without FUTEX_PRIVATE_FLAG: the word is shared between processes.
@@ -74,7 +70,7 @@ bool have_cpus_for_all(const std::vector<Segment>& segments) {
     all |= segment.header().cpus;
     are_bound |= segment.header().cpus != first;
   }
-  // Ranks outside this group run on the same CPUs, unless each rank is bound to some.
+  // Ranks outside this group use the same CPUs, unless ranks are bound to CPUs.
   const auto others = are_bound ? std::nullopt : base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
   const auto ranks = std::max(static_cast<int64_t>(segments.size()), others.value_or(0));
   return ranks <= base::usable_cpus(all.count());
@@ -92,18 +88,18 @@ struct Exchange::Task {
   const milliseconds timeout;
   const Clock::time_point deadline;
 
-  // For the thread that has the turn.
+  // Only for the thread that has the turn.
   int64_t step = 0;
   std::optional<Clock::time_point> waits_since;  ///< in this step
   bool is_published = false;
-  int peer = 0;  ///< those before have published
+  int peer = 0;  ///< the ranks before it have published
 
-  // Under the mutex.
+  // Guarded by the mutex.
   bool is_done = false;
   std::exception_ptr error;
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  /// Kept until it is done: the flight recorder's pointer is weak, and futures hold none. Null
-  /// after begin().
+  /// Kept until the task is done: the flight recorder's pointer is weak, and futures hold none.
+  /// Null after begin().
   WorkPtr work;
 
   void settle(const c10::intrusive_ptr<c10::ivalue::Future>& settled) const {
@@ -161,7 +157,7 @@ bool Exchange::is_idle() {
 
 void Exchange::stop() {
   abort();
-  // A forked child does not have the thread, and another one may have held the mutex.
+  // A forked child has no such thread, and another thread may have held the mutex.
   if (::getpid() != process_) {
     if (thread_.joinable()) thread_.detach();
     return;
@@ -178,7 +174,7 @@ void Exchange::stop() {
   }
   lock.unlock();
   if (!thread_.joinable()) return;
-  // A callback on this very thread may have been the last to hold the group.
+  // A callback on this thread may have held the last reference to the group.
   thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
 }
 
@@ -201,7 +197,7 @@ Exchange::TaskPtr Exchange::begin(uint64_t tag, std::unique_ptr<Operation> opera
 void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
   const Lock lock(mutex_);
   const bool is_first = queue_.empty();
-  // After this the others need nothing more from this rank for an operation of one step.
+  // For an operation of one step, the other ranks need nothing more from this one.
   if (is_first && !aborted_) publish(*task);
   queue_.push_back(task);
   if (!is_awaited && (!is_first || task->operation->steps() > 1)) kick(lock);
@@ -230,7 +226,7 @@ void Exchange::run() {
 
 bool Exchange::is_done(const TaskPtr& task) {
   const Lock lock(mutex_);
-  // A caller that polls may never wait.
+  // A caller that polls may never call wait().
   if (!task->is_done) kick(lock);
   return task->is_done;
 }
@@ -242,8 +238,8 @@ void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
   ++waiting_;
   bool in_time = true;
   while (!task->is_done && in_time) {
-    // publish() may exceed this timeout where it blocks: then only the background thread, which
-    // enqueue() has woken, calls it.
+    // A publish() that blocks may exceed this timeout: leave it to the background thread, which
+    // enqueue() has woken.
     if (!has_turn_ && (endless || !queue_.front()->operation->blocks())) {
       in_time = take_turn(lock, give_up);
     } else if (endless) {
@@ -253,8 +249,9 @@ void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
     }
   }
   --waiting_;
-  if (!task->is_done)
+  if (!task->is_done) {
     throw std::runtime_error(fmt::format("timed out after {}ms", timeout.count()));
+  }
   if (task->error) std::rethrow_exception(task->error);
 }
 
@@ -269,16 +266,15 @@ c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task)
     task->settle(future);
     return future;
   }
-  // If the others have published already, it is done at once.
+  // If the other ranks have published already, this completes the task.
   const bool is_next = !has_turn_ && queue_.front() == task && task->operation->steps() == 1;
   if (is_next) take_turn(lock, Clock::now());
   if (!task->is_done) kick(lock);
   return future;
 }
 
-/// Advances the first operation of the queue, with the mutex free. Callbacks run after the turn has
-/// been given up, since they may wait for other operations.
-/// @return false when it is not done by `give_up`.
+/// Advances the first operation of the queue without the mutex. Callbacks run after the turn, since
+/// they may wait for other operations. @return false if it is not done by `give_up`.
 bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
   const TaskPtr task = queue_.front();
   has_turn_ = true;
@@ -314,8 +310,8 @@ bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
 bool Exchange::advance(Task& task, Clock::time_point give_up) {
   for (;;) {
     if (!task.is_published) {
-      // After an abort, others may still read the slot.
-      if (aborted_) throw_aborted();
+      // After an abort, other ranks may still read the slot.
+      throw_if_aborted();
       publish(task);
     }
     for (; task.peer < static_cast<int>(segments_.size()); ++task.peer) {
@@ -353,14 +349,17 @@ bool Exchange::has_published(int peer, uint64_t tag) const {
   return ahead < kBehind && header.tags[step_ % kSlots].load(std::memory_order_relaxed) == tag;
 }
 
-/// Waits until a rank has published its part of the present step.
-/// @return false at `give_up`. @throws std::runtime_error at the operation's deadline, or after an
-///   abort.
+void Exchange::throw_if_aborted() const {
+  if (aborted_) throw std::runtime_error("the exchange through shared memory was aborted");
+}
+
+/// Waits until a rank has published its part of this step. @return false at `give_up`.
+/// @throws std::runtime_error at the operation's deadline, or after an abort.
 bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
   if (has_published(peer, task.tag)) return true;
   const auto begin = Clock::now();
   if (!task.waits_since) task.waits_since = begin;
-  // While no thread waits for this, the program computes, perhaps on the same core.
+  // If no thread is in wait(), the program computes, perhaps on this core: do not spin for long.
   const auto end =
       std::min(give_up, *task.waits_since + (waiting_ > 0 ? spin_time_ : kShortSpinTime));
   for (auto now = begin; now < end; now = Clock::now()) {
@@ -373,7 +372,7 @@ bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
   Header& header = segments_[static_cast<size_t>(peer)].header();
   for (;;) {
     const auto now = Clock::now();
-    if (aborted_) throw_aborted();
+    throw_if_aborted();
     if (now >= task.deadline) {
       throw std::runtime_error(fmt::format("timed out after {}ms of waiting for rank {}",
                                            task.timeout.count(),

@@ -18,14 +18,14 @@
 
 namespace syncbn::dist::detail::shm {
 
-/// Whether each rank of this host can have a CPU of its own, so that a waiting rank may spin.
-/// @param segments of the ranks of one group on this host.
+/// Whether every rank on this host can have its own CPU, so that a waiting rank may spin.
+/// @param segments of the group's ranks on this host.
 bool have_cpus_for_all(const std::vector<Segment>& segments);
 
-/// Runs the operations of one group, one after the other, in the order in which they were started.
-/// start() never waits. The thread that waits for an operation drives those before it, so a small
-/// exchange needs no other thread; a background thread, started when first needed, drives what
-/// nobody waits for or what takes several steps. Thread-safe.
+/// Runs the operations of one group in the order in which they were started. start() never waits.
+/// The thread that waits for an operation drives it and those before it, so a small exchange needs
+/// no other thread; a background thread, started when first needed, drives operations of several
+/// steps and those that nobody waits for. Thread-safe.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -40,24 +40,24 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   const Layout& layout() const { return layout_; }
 
-  /// @param tag equal on ranks that make the same call. Ranks with different tags wait for each
-  ///   other until they time out.
+  /// @param tag equal on ranks that make the same call. With different tags, ranks wait for each
+  ///   other until their timeouts.
   WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
 
-  /// start() without a c10d::Work, for a caller that waits at once.
+  /// start() without a c10d::Work, for a caller that then waits.
   TaskPtr begin(uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
-  /// @throws the operation's error; std::runtime_error when `timeout`, if there is one, is over.
+  /// @throws the operation's error, or std::runtime_error after `timeout` (kNoTimeout: never).
   void wait(const TaskPtr& task, std::chrono::milliseconds timeout);
 
   /// Whether no operation is pending.
   bool is_idle();
 
-  /// Makes all pending operations fail, and all later ones.
+  /// Makes all pending and later operations fail.
   void abort() { aborted_ = true; }
 
-  /// abort(), and ends the thread. The owner calls it.
+  /// abort(), and ends the thread. For the owner only.
   void stop();
 
  private:
@@ -76,6 +76,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool take_turn(Lock& lock, Clock::time_point give_up);
   bool advance(Task& task, Clock::time_point give_up);
   void publish(Task& task);
+  void throw_if_aborted() const;
   bool await(int peer, Task& task, Clock::time_point give_up);
   bool has_published(int peer, uint64_t tag) const;
   Step step_of(const Task& task) const;
@@ -94,10 +95,10 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::condition_variable done_;
   std::condition_variable work_;
   std::deque<TaskPtr> queue_;
-  bool has_turn_ = false;  ///< some thread advances the first of the queue, without the mutex
-  bool kicked_ = false;    ///< the background thread has to drive the queue
+  bool has_turn_ = false;  ///< a thread advances the first of the queue, without the mutex
+  bool kicked_ = false;    ///< the background thread must drive the queue
   bool stop_ = false;
-  uint32_t step_ = 1;  ///< counts the group's steps; belongs to the thread that has the turn
+  uint32_t step_ = 1;  ///< number of the group's step; only for the thread that has the turn
   std::thread thread_;
 };
 

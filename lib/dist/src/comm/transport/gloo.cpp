@@ -11,12 +11,12 @@ namespace syncbn::dist::detail {
 namespace {
 
 // Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. Its
-// all-to-all sends to every rank at once; each rank's row then leaves it W - 1 times, which pays
-// while rows and groups are small.
+// all-to-all takes one hop, but each rank sends its row W - 1 times: faster for small rows and
+// groups only.
 constexpr int kMaxOneHopRanks = 16;
 constexpr size_t kMaxOneHopBytes = size_t{64} * 1024;
 
-// Tags of send and recv from here on are abort()'s.
+// Tags of send and recv from this value on are reserved for abort().
 constexpr int kReservedTags = 0x7fff0000;
 
 }  // namespace
@@ -29,7 +29,7 @@ class TaggedGloo : public c10d::ProcessGroupGloo {
              const c10::intrusive_ptr<Options>& options, bool all_ours)
       : ProcessGroupGloo(store, rank, world_size, options), all_ours_(all_ours) {}
 
-  // The number is below the fingerprint, since Gloo takes its meshes in turn by the tag.
+  // The sequence number occupies the low bits, since Gloo alternates between its meshes by the tag.
   void set_next_tag(uint64_t tag) {
     collectiveCounter_ = static_cast<uint32_t>((tag & 0xffff) << 16 | (tag >> 16 & 0xffff));
   }
@@ -43,10 +43,9 @@ class TaggedGloo : public c10d::ProcessGroupGloo {
     return ProcessGroupGloo::recv(tensors, source, wire_tag(tag, tensors));
   }
 
-  // Gloo has no such function, but closes all connections of a mesh when one wait exceeds its
-  // timeout. So this waits for a message that nobody sends, in each mesh: there is one per device,
-  // chosen by tag. An attempt fails at once if its connection is already closed; the next peer's
-  // then has the effect.
+  // Gloo closes all connections of a mesh when one wait exceeds its timeout. So this waits in each
+  // mesh (one per device, chosen by tag) for a message that nobody sends; for one from each peer,
+  // since a recv over a connection that is already closed fails without that effect.
   void abort() override {
     const int meshes = static_cast<int>(contexts_.size());
     for (int peer = 0; peer < getSize(); ++peer) {
@@ -84,7 +83,7 @@ Gloo::Gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_siz
   for (const std::string& address : addresses) {
     options->devices.push_back(Library::createDeviceForHostname(address, /*lazyInit=*/false));
   }
-  // Never two where Python has one: it answers in one mesh only.
+  // One device, as Python: its ranks connect one mesh only.
   if (addresses.empty()) {
     options->devices.push_back(Library::createDefaultDevice(/*lazyInit=*/false));
   }
@@ -119,8 +118,8 @@ void Gloo::shutdown() {
   gloo_->shutdown();
 }
 
-// Pending calls keep this object, and a thread of Gloo's may drop the last of them, where Gloo
-// cannot be destroyed: so it is destroyed here.
+// Pending calls keep this object alive, and the last one may be dropped by a thread of Gloo, which
+// cannot destroy Gloo: so it is destroyed here.
 void Gloo::close() {
   c10::intrusive_ptr<TaggedGloo> last;
   const std::lock_guard lock(mutex_);

@@ -13,20 +13,19 @@ namespace syncbn::dist::detail {
 
 class TaggedGloo;
 
-/// c10d's ProcessGroupGloo. It copies CUDA tensors by way of the host.
+/// c10d's ProcessGroupGloo, which copies CUDA tensors through the host.
 class Gloo : public Transport {
  public:
-  /// Connects a full mesh of the ranks for each address that peers reach this host by; with no
-  /// address, over the one that Python's torch.distributed would choose.
-  /// @param all_ours no rank runs Python's torch.distributed: ranks that make different calls then
+  /// Connects a full mesh of the ranks for each of this host's `addresses`; if there are none, over
+  /// the address that Python's torch.distributed chooses.
+  /// @param all_ours no rank runs Python's torch.distributed. Ranks that make different calls then
   ///   wait for each other instead of overwriting each other's tensors.
   Gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
        const std::vector<std::string>& addresses, std::chrono::milliseconds timeout, bool all_ours);
   ~Gloo() override;
 
   c10::intrusive_ptr<c10d::Backend> backend() const;
-  /// The backend, whose next collective matches those with the same tag on other ranks.
-  /// @param tag from tag_of().
+  /// Returns the backend; its next collective matches those with the same tag_of() on other ranks.
   c10d::Backend& with_tag(uint64_t tag);
 
   c10d::Backend& prepare(const Call& call) override;
@@ -40,7 +39,7 @@ class Gloo : public Transport {
 
  private:
   const bool all_ours_;
-  std::mutex mutex_;  ///< abort() against close()
+  std::mutex mutex_;  ///< abort() and close() exclude each other
   c10::intrusive_ptr<TaggedGloo> gloo_;
 };
 

@@ -16,22 +16,22 @@
 namespace syncbn::dist::detail::shm {
 namespace {
 
-// Increase it with every change to the contents of segments, or to their order in time.
+// Increase it with every change to the contents of segments, or to the order of accesses.
 constexpr int kVersion = 3;
 
 std::string key_of(int rank) {
   return fmt::format("syncbn/shared-memory/{}/{}", kVersion, rank);
 }
 
-/// [W, n] of [n] from each rank.
+/// Takes [n] from each rank, returns [W, n].
 at::Tensor gather(c10d::Backend& gloo, at::Tensor row) {
   at::Tensor all = at::empty({gloo.getSize() * row.numel()}, row.options());
   gloo._allgather_base(all, row)->wait();
   return all.view({gloo.getSize(), -1});
 }
 
-/// The ranks by host; empty when no two share one, or when reaching is not transitive.
-/// @param shared a row for each rank, with 1 for those that it reaches and that reach it.
+/// The ranks by host. Empty if no two ranks share one, or if reachability is not transitive.
+/// @param shared a row for each rank, with 1 for the ranks that it reaches and that reach it.
 std::vector<std::vector<int>> hosts_of(const at::Tensor& shared) {
   const auto size = static_cast<size_t>(shared.size(0));
   const auto* values = static_cast<const char*>(shared.const_data_ptr());
@@ -73,7 +73,7 @@ bool Handshake::is_started_by_all(c10d::Store& store) const {
   return store.check(keys);
 }
 
-/// By rank; empty for those that this process cannot reach.
+/// The segments by rank; empty ones for ranks that this process cannot reach.
 std::vector<Segment> Handshake::open_all(c10d::Backend& gloo) {
   const Address address = own_.address();
   at::Tensor row = at::empty({static_cast<int64_t>(sizeof(Address))}, at::kByte);
@@ -101,7 +101,7 @@ std::shared_ptr<Transport> Handshake::finish(const std::shared_ptr<Gloo>& gloo,
     const bool is_open = segments[static_cast<size_t>(rank)].is_open();
     reached.mutable_data_ptr<uint8_t>()[rank] = is_open ? 1 : 0;
   }
-  // When all ranks have answered, all have opened what they can.
+  // Once this returns, all ranks have opened every segment that they can reach.
   const at::Tensor reach = gather(*gloo->backend(), reached);
   segments[static_cast<size_t>(rank_)].close_to_others();
   auto hosts = std::make_shared<Hosts>();

@@ -13,9 +13,8 @@
 
 namespace syncbn::dist::detail::shm {
 
-/// Chooses the transport of a group. Each rank writes to the store before Gloo connects the ranks.
-/// Once they are connected, all ranks read the same entries and take the same decision without
-/// waiting.
+/// Chooses the transport of a group. Each rank writes to the store before Gloo connects the ranks;
+/// after that all ranks read the same entries, so they decide alike without waiting.
 class Handshake {
  public:
   /// Returns nothing, and writes nothing to the store, if this rank cannot allocate a segment.
@@ -25,13 +24,14 @@ class Handshake {
   /// Whether every rank started a handshake of this version. Call it after Gloo has connected them.
   bool is_started_by_all(c10d::Store& store) const;
 
-  /// Connects over Gloo one rank of each host: this one is number `host` of `hosts`.
+  /// Connects the first ranks of all hosts over Gloo. @param host this host's number of `hosts`.
   using ConnectHosts = std::function<std::shared_ptr<Gloo>(int host, int hosts)>;
 
-  /// Finds out which ranks can reach each other's memory; all of them take part.
+  /// Finds out which ranks can reach each other's memory. All ranks call it.
   /// @param gloo connects all ranks. @param names the ranks in the world.
-  /// @return SharedMemory when all ranks are on one host, Hierarchical when they are on several of
-  ///   which one has two ranks at least, and otherwise `gloo`.
+  /// @return SharedMemory if all ranks are on one host, Hierarchical if they are on several hosts
+  /// of
+  ///   which one has two ranks or more, otherwise `gloo`.
   std::shared_ptr<Transport> finish(const std::shared_ptr<Gloo>& gloo,
                                     const std::vector<int>& names, const ConnectHosts& connect) &&;
 

@@ -5,8 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include "transport/dense.h"
-
 namespace syncbn::dist::detail::shm {
 
 size_t Hosts::host_of(int rank) const {
@@ -31,18 +29,19 @@ namespace {
 
 constexpr int kLeader = 0;  ///< among the ranks of a host
 
-/// Chunks go up to the leader, and down from it.
+/// The leader consumes chunks of all ranks of its host, makes the call together with the other
+/// leaders, and publishes the outcome in chunks.
 class HierarchicalOperation : public Operation {
  public:
-  HierarchicalOperation(const HostsPtr& hosts, const Layout& layout, int64_t bytes_up,
-                        int64_t bytes_down)
-      : hosts_(hosts), up_(bytes_up, layout), down_(bytes_down, layout) {}
+  HierarchicalOperation(const HostsPtr& hosts, const Layout& layout, at::TensorList outputs,
+                        int64_t bytes_up, int64_t bytes_down)
+      : Operation(outputs), hosts_(hosts), up_(bytes_up, layout), down_(bytes_down, layout) {}
 
   int64_t steps() const override { return up_.count() + down_.count(); }
   bool blocks() const override { return hosts_->is_leader(); }
 
   void publish(const Step& step) override {
-    if (step.number < up_.count()) return give(up_.at(step.number), step);
+    if (step.number < up_.count()) return publish_up(up_.at(step.number), step);
     if (!hosts_->is_leader()) return;
     if (step.number == up_.count()) {
       using std::chrono::milliseconds;
@@ -56,7 +55,7 @@ class HierarchicalOperation : public Operation {
 
   void consume(const Step& step) override {
     if (step.number < up_.count()) {
-      if (hosts_->is_leader()) collect(up_.at(step.number), step);
+      if (hosts_->is_leader()) consume_up(up_.at(step.number), step);
     } else if (!hosts_->is_leader()) {
       const Chunk part = down_.at(step.number - up_.count());
       copy_bytes(outcome() + part.begin, step.input(kLeader), part.bytes);
@@ -67,13 +66,13 @@ class HierarchicalOperation : public Operation {
   const HostsPtr hosts_;
 
  private:
-  /// Publishes this rank's part of a chunk.
-  virtual void give(const Chunk& /*chunk*/, const Step& /*step*/) {}
-  /// On the leader: consumes what the ranks of its host have given.
-  virtual void collect(const Chunk& /*chunk*/, const Step& /*step*/) {}
+  /// Publishes this rank's chunk.
+  virtual void publish_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
+  /// On the leader: consumes the chunks of its host's ranks.
+  virtual void consume_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
   /// On the leader: makes the call together with the other leaders.
   virtual void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) = 0;
-  /// What the leader passes on.
+  /// What the leader publishes for its host, and the other ranks receive.
   virtual std::byte* outcome() { return nullptr; }
 
   const Chunks up_;
@@ -84,49 +83,44 @@ class HierarchicalAllReduce : public HierarchicalOperation {
  public:
   HierarchicalAllReduce(const HostsPtr& hosts, const Layout& layout, const at::Tensor& tensor,
                         Reduce reduce, c10d::ReduceOp::RedOpType op)
-      : HierarchicalOperation(hosts, layout, bytes_of(tensor), bytes_of(tensor)),
-        values_(tensor),
+      : HierarchicalOperation(hosts, layout, {tensor}, bytes_of(tensor), bytes_of(tensor)),
         reduce_(reduce),
         op_(op) {}
 
-  void finish() override { values_.write_back(); }
-  std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
-
  private:
-  void give(const Chunk& chunk, const Step& step) override {
+  void publish_up(const Chunk& chunk, const Step& step) override {
     if (step.rank == kLeader) return;
-    copy_bytes(step.input(step.rank), values_.data() + chunk.begin, chunk.bytes);
+    copy_bytes(step.input(step.rank), values().data() + chunk.begin, chunk.bytes);
   }
 
-  void collect(const Chunk& chunk, const Step& step) override {
+  void consume_up(const Chunk& chunk, const Step& step) override {
     if (step.ranks() == 1) return;
-    c10::SmallVector<const void*, 16> inputs{values_.data() + chunk.begin};
+    c10::SmallVector<const void*, 16> inputs{values().data() + chunk.begin};
     for (int rank = 1; rank < step.ranks(); ++rank) inputs.push_back(step.input(rank));
-    reduce_(values_.data() + chunk.begin, inputs.data(), step.ranks(),
-            chunk.bytes / values_.element_size(), 1);
+    reduce_(values().data() + chunk.begin, inputs.data(), step.ranks(),
+            chunk.bytes / values().element_size(), 1);
   }
 
   void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
-    if (values_.bytes() == 0) return;
+    if (values().bytes() == 0) return;
     const at::NoGradGuard no_grad;
-    at::Tensor values = values_.flat();
+    at::Tensor flat = values().flat();
     c10d::AllreduceOptions options;
     options.timeout = timeout;
     options.reduceOp = op_ == c10d::ReduceOp::AVG ? c10d::ReduceOp::SUM : op_;
-    if (values.scalar_type() == at::kBool) {  // Gloo has no bool
-      values = values.view(at::kByte);
+    if (flat.scalar_type() == at::kBool) {  // Gloo has no bool
+      flat = flat.view(at::kByte);
       const bool is_any = op_ == c10d::ReduceOp::SUM || op_ == c10d::ReduceOp::MAX;
       options.reduceOp = is_any ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN;
     }
-    std::vector<at::Tensor> tensors{values};
+    std::vector<at::Tensor> tensors{flat};
     leaders.allreduce(tensors, options)->wait();
     if (op_ != c10d::ReduceOp::AVG) return;
-    values.div_(hosts_->count_ranks());
+    flat.div_(hosts_->count_ranks());
   }
 
-  std::byte* outcome() override { return values_.data(); }
+  std::byte* outcome() override { return values().data(); }
 
-  const Dense values_;
   const Reduce reduce_;
   const c10d::ReduceOp::RedOpType op_;
 };
@@ -134,13 +128,11 @@ class HierarchicalAllReduce : public HierarchicalOperation {
 class HierarchicalAllGather : public HierarchicalOperation {
  public:
   HierarchicalAllGather(const HostsPtr& hosts, const Layout& layout,
-                        std::vector<at::Tensor> outputs, const at::Tensor& input)
-      : HierarchicalOperation(hosts, layout, bytes_of(input),
+                        const std::vector<at::Tensor>& outputs, const at::Tensor& input)
+      : HierarchicalOperation(hosts, layout, outputs, bytes_of(input),
                               bytes_of(input) * static_cast<int64_t>(outputs.size())),
         input_(input),
-        given_(std::move(outputs)),
-        rows_(at::empty({static_cast<int64_t>(given_.size()), input_.bytes()}, at::kByte)) {
-    for (const at::Tensor& output : given_) outputs_.emplace_back(output);
+        rows_(at::empty({static_cast<int64_t>(outputs.size()), input_.bytes()}, at::kByte)) {
     if (!hosts->is_leader()) return;
     host_rows_ = at::empty({static_cast<int64_t>(hosts->max_ranks()), input_.bytes()}, at::kByte);
   }
@@ -148,21 +140,20 @@ class HierarchicalAllGather : public HierarchicalOperation {
   void finish() override {
     for (size_t rank = 0; rank < outputs_.size(); ++rank) {
       copy_bytes(outputs_[rank].data(), row(rows_, rank), input_.bytes());
-      outputs_[rank].write_back();
     }
+    Operation::finish();
   }
-  std::vector<at::Tensor> result() const override { return given_; }
 
  private:
   std::byte* row(const at::Tensor& rows, size_t index) const {
     return static_cast<std::byte*>(rows.data_ptr()) + static_cast<int64_t>(index) * input_.bytes();
   }
 
-  void give(const Chunk& chunk, const Step& step) override {
+  void publish_up(const Chunk& chunk, const Step& step) override {
     copy_bytes(step.input(step.rank), input_.data() + chunk.begin, chunk.bytes);
   }
 
-  void collect(const Chunk& chunk, const Step& step) override {
+  void consume_up(const Chunk& chunk, const Step& step) override {
     for (int rank = 0; rank < step.ranks(); ++rank) {
       copy_bytes(row(host_rows_, static_cast<size_t>(rank)) + chunk.begin, step.input(rank),
                  chunk.bytes);
@@ -190,8 +181,6 @@ class HierarchicalAllGather : public HierarchicalOperation {
   std::byte* outcome() override { return row(rows_, 0); }
 
   const Dense input_;
-  const std::vector<at::Tensor> given_;
-  std::vector<Dense> outputs_;
   const at::Tensor rows_;  ///< of all ranks, as bytes
   at::Tensor host_rows_;   ///< of the leader's host
 };
@@ -200,40 +189,35 @@ class HierarchicalBroadcast : public HierarchicalOperation {
  public:
   HierarchicalBroadcast(const HostsPtr& hosts, const Layout& layout, const at::Tensor& tensor,
                         int root)
-      : HierarchicalOperation(hosts, layout, bytes_of(tensor), bytes_of(tensor)),
-        values_(tensor),
+      : HierarchicalOperation(hosts, layout, {tensor}, bytes_of(tensor), bytes_of(tensor)),
         host_(hosts->host_of(root)) {
     const std::vector<int>& ranks = hosts->ranks[host_];
     root_ = static_cast<int>(std::find(ranks.begin(), ranks.end(), root) - ranks.begin());
   }
 
-  void finish() override { values_.write_back(); }
-  std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
-
  private:
   bool is_here() const { return host_ == hosts_->own; }
 
-  void give(const Chunk& chunk, const Step& step) override {
+  void publish_up(const Chunk& chunk, const Step& step) override {
     if (!is_here() || step.rank != root_) return;
-    copy_bytes(step.input(root_), values_.data() + chunk.begin, chunk.bytes);
+    copy_bytes(step.input(root_), values().data() + chunk.begin, chunk.bytes);
   }
 
-  void collect(const Chunk& chunk, const Step& step) override {
-    if (is_here()) copy_bytes(values_.data() + chunk.begin, step.input(root_), chunk.bytes);
+  void consume_up(const Chunk& chunk, const Step& step) override {
+    if (is_here()) copy_bytes(values().data() + chunk.begin, step.input(root_), chunk.bytes);
   }
 
   void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
-    if (values_.bytes() == 0) return;
-    std::vector<at::Tensor> tensors{values_.flat().view(at::kByte)};
+    if (values().bytes() == 0) return;
+    std::vector<at::Tensor> tensors{values().flat().view(at::kByte)};
     c10d::BroadcastOptions options;
     options.timeout = timeout;
     options.rootRank = static_cast<int64_t>(host_);
     leaders.broadcast(tensors, options)->wait();
   }
 
-  std::byte* outcome() override { return values_.data(); }
+  std::byte* outcome() override { return values().data(); }
 
-  const Dense values_;
   const size_t host_;  ///< the root's
   int root_ = 0;       ///< among the ranks of its host
 };
@@ -241,8 +225,7 @@ class HierarchicalBroadcast : public HierarchicalOperation {
 class HierarchicalBarrier : public HierarchicalOperation {
  public:
   HierarchicalBarrier(const HostsPtr& hosts, const Layout& layout)
-      : HierarchicalOperation(hosts, layout, 0, 0) {}
-  std::vector<at::Tensor> result() const override { return {}; }
+      : HierarchicalOperation(hosts, layout, {}, 0, 0) {}
 
  private:
   void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
@@ -264,7 +247,7 @@ void Hierarchical::abort() {
   if (hosts_->leaders) hosts_->leaders->abort();
 }
 
-/// A pending operation may be waiting for the other leaders; the exchange cannot stop meanwhile.
+/// A pending operation may wait for the other leaders, and the exchange cannot stop meanwhile.
 void Hierarchical::release_leader() {
   exchange_->abort();
   if (hosts_->leaders && !exchange_->is_idle()) hosts_->leaders->abort();
@@ -280,9 +263,9 @@ std::unique_ptr<Operation> Hierarchical::make_all_reduce(const at::Tensor& tenso
   return std::make_unique<HierarchicalAllReduce>(hosts_, exchange_->layout(), tensor, reduce, op);
 }
 
-std::unique_ptr<Operation> Hierarchical::make_all_gather(Tensors outputs, const at::Tensor& input) {
-  return std::make_unique<HierarchicalAllGather>(hosts_, exchange_->layout(), std::move(outputs),
-                                                 input);
+std::unique_ptr<Operation> Hierarchical::make_all_gather(const Tensors& outputs,
+                                                         const at::Tensor& input) {
+  return std::make_unique<HierarchicalAllGather>(hosts_, exchange_->layout(), outputs, input);
 }
 
 std::unique_ptr<Operation> Hierarchical::make_broadcast(const at::Tensor& tensor, int root) {

@@ -10,21 +10,20 @@ namespace syncbn::dist::detail::shm {
 
 /// The hosts of a group.
 struct Hosts {
-  std::vector<std::vector<int>> ranks;  ///< of the group, by host; the first is the leader
-  size_t own = 0;
-  std::shared_ptr<Gloo> leaders;  ///< connects them; null on other ranks
+  std::vector<std::vector<int>> ranks;  ///< by host; the first of a host is its leader
+  size_t own = 0;                       ///< index of this host
+  std::shared_ptr<Gloo> leaders;        ///< connects the leaders; null on other ranks
 
   int count_ranks() const;
   bool is_leader() const { return leaders != nullptr; }
   size_t host_of(int rank) const;
-  /// The number of ranks of the largest host.
-  size_t max_ranks() const;
+  size_t max_ranks() const;  ///< of one host
 };
 
 using HostsPtr = std::shared_ptr<const Hosts>;
 
-/// SharedMemory for a group on several hosts: the ranks of each host give their values to its
-/// leader, the leaders make the same call over Gloo, and each passes the outcome on to its host.
+/// SharedMemory for a group on several hosts: the leader of each host consumes the values of its
+/// ranks, the leaders make the call over Gloo, and each publishes the outcome on its host.
 class Hierarchical : public SharedMemory {
  public:
   Hierarchical(std::shared_ptr<Exchange> exchange, std::shared_ptr<Gloo> gloo, HostsPtr hosts)
@@ -39,7 +38,8 @@ class Hierarchical : public SharedMemory {
  private:
   std::unique_ptr<Operation> make_all_reduce(const at::Tensor& tensor, Reduce reduce,
                                              c10d::ReduceOp::RedOpType op) override;
-  std::unique_ptr<Operation> make_all_gather(Tensors outputs, const at::Tensor& input) override;
+  std::unique_ptr<Operation> make_all_gather(const Tensors& outputs,
+                                             const at::Tensor& input) override;
   std::unique_ptr<Operation> make_broadcast(const at::Tensor& tensor, int root) override;
   std::unique_ptr<Operation> make_barrier() override;
 

@@ -7,9 +7,9 @@
 
 namespace syncbn::dist::detail {
 
-/// While it lives, this thread gets EPIPE, not SIGPIPE, when it writes to a closed connection: Gloo
-/// writes without MSG_NOSIGNAL. Threads started meanwhile inherit this. The program's own handling
-/// of SIGPIPE holds everywhere else.
+/// While it lives, writes of this thread to a closed connection fail with EPIPE and do not raise
+/// SIGPIPE (Gloo writes without MSG_NOSIGNAL). Threads started meanwhile inherit this; the
+/// program's other threads keep their handling of SIGPIPE.
 class NoSigpipe {
  public:
   NoSigpipe() {

@@ -1,21 +1,21 @@
 #pragma once
 
-// Reductions without torch: they are compiled once per instruction set, and the linker could keep
-// AVX2 versions of inline functions of torch's headers.
+// Without torch's headers: this is compiled once per instruction set, and the linker could keep the
+// AVX2 versions of their inline functions for all processors.
 
 #include <cstdint>
 
 namespace syncbn::dist::detail::shm {
 
-/// out[i] = in[0][i] op in[1][i] op ... in this order, divided by `divisor` unless that is 1. `out`
-/// may be one of the inputs, but not overlap one in another way.
+/// out[i] = (in[0][i] op in[1][i] op ...) / divisor, in this order. `out` may be one of the inputs,
+/// but not overlap one in another way.
 using Reduce = void (*)(void* out, const void* const* in, int inputs, int64_t n, int divisor);
 
 struct ReduceLoops {
   Reduce sum, product, min, max;
 };
 
-/// Between float16 and float32.
+/// Conversion between float16 and float32.
 struct HalfConversion {
   void (*load)(const void* half, float* to, int64_t n);
   void (*store)(const float* from, void* half, int64_t n);
@@ -24,7 +24,7 @@ struct HalfConversion {
 /// One table per instruction set.
 struct ReduceTable {
   ReduceLoops of_float, of_double, of_int8, of_uint8, of_int32, of_int64;
-  HalfConversion half;  ///< null without instructions for it
+  HalfConversion half;  ///< null if there are no instructions for it
 };
 
 namespace baseline {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/random.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,9 +21,9 @@ namespace {
 
 constexpr char kName[] = "syncbn-exchange";
 
-// For all ranks together, so that the memory depends little on their number.
+// Bytes of all ranks together, so that the memory depends little on their number.
 constexpr size_t kAllInputs = size_t{4} << 20;
-// Fits into a core's own cache beside the part of the tensor that is worked on.
+// Fits into a core's L2 cache together with the part of the tensor.
 constexpr size_t kMaxInput = size_t{256} << 10;
 constexpr size_t kMinInput = size_t{16} << 10;
 
@@ -33,17 +32,6 @@ std::array<char, 40> boot_id() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   file.read(id.data(), id.size() - 1);
   return id;
-}
-
-/// Exceeding RLIMIT_FSIZE would end the process (SIGXFSZ).
-bool may_be_made(size_t bytes) {
-  rlimit limit{};
-  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= bytes;
-}
-
-std::string link_of(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::read_symlink(path, ignored).string();
 }
 
 }  // namespace
@@ -58,32 +46,20 @@ size_t Layout::input_at(size_t slot) const {
   return kPage + slot * (input_bytes() + result_bytes());
 }
 
-Segment::Segment(Segment&& other) noexcept {
-  *this = std::move(other);
-}
-
-Segment& Segment::operator=(Segment&& other) noexcept {
-  std::swap(memory_, other.memory_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(file_, other.file_);
-  return *this;
-}
-
-Segment::~Segment() {
-  if (memory_ != nullptr) ::munmap(memory_, bytes_);
-}
-
 bool Segment::map(base::UniqueFd file, size_t bytes) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) return false;
-  memory_ = static_cast<std::byte*>(memory);
-  bytes_ = bytes;
+  memory_ = {static_cast<std::byte*>(memory), Unmap{bytes}};
   file_ = std::move(file);
   return true;
 }
 
 std::optional<Segment> Segment::make(const Layout& layout) {
-  if (!may_be_made(layout.segment_bytes())) return std::nullopt;
+  // Exceeding this limit would end the process (SIGXFSZ).
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur < layout.segment_bytes()) {
+    return std::nullopt;
+  }
   base::UniqueFd file(::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const auto bytes = static_cast<off_t>(layout.segment_bytes());
   // Access to memory that was not reserved, or to a file that was truncated, would end the process
@@ -94,7 +70,7 @@ std::optional<Segment> Segment::make(const Layout& layout) {
   }
   Segment segment;
   if (!segment.map(std::move(file), layout.segment_bytes())) return std::nullopt;
-  auto* header = new (segment.memory_) Header{};
+  auto* header = new (segment.memory_.get()) Header{};
   for (uint64_t& part : header->nonce) part = base::random_bits();
   for (const int cpu : base::allowed_cpus()) header->cpus.set(static_cast<size_t>(cpu));
   return segment;
@@ -107,9 +83,11 @@ Address Segment::address() const {
 std::optional<Segment> Segment::open(const Address& address, const Layout& layout) {
   if (address.boot_id != boot_id()) return std::nullopt;
   const std::string path = fmt::format("/proc/{}/fd/{}", address.pid, address.fd);
-  // In another container the PID may be another process's, and opening one of its files, such as a
-  // device, may have side effects.
-  if (!link_of(path).starts_with(fmt::format("/memfd:{}", kName))) return std::nullopt;
+  // Seen from another container, the PID may be another process's, and opening one of its files,
+  // such as a device, may have side effects.
+  std::error_code ignored;
+  const std::string link = std::filesystem::read_symlink(path, ignored).string();
+  if (!link.starts_with(fmt::format("/memfd:{}", kName))) return std::nullopt;
   base::UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file || ::fstat(file.get(), &status) != 0 ||

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <syncbn/base/unique_fd.h>
+#include <sys/mman.h>
 #include <sys/types.h>
 
 #include <array>
@@ -8,19 +9,20 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 namespace syncbn::dist::detail::shm {
 
-/// Steps alternate between two slots: no rank can reach step n + 2 before this one has left step n.
+/// Steps alternate between two slots: no rank reaches step n + 2 before this one has left step n.
 constexpr size_t kSlots = 2;
 
 /// The beginning of a rank's segment. Only that rank writes to it, except to `sleepers`.
 struct Header {
   std::array<uint64_t, 2> nonce;
-  /// The number of steps for which this rank has published its part. The others sleep on it.
+  /// The number of steps for which this rank has published its part; a futex of the other ranks.
   alignas(64) std::atomic<uint32_t> published;
-  /// The number of ranks asleep. Too high after one was killed, which only costs a system call.
+  /// The number of ranks asleep. Too high after one was killed, which costs only a system call.
   std::atomic<uint32_t> sleepers;
   /// By slot: the call that the step belongs to.
   std::array<std::atomic<uint64_t>, kSlots> tags;
@@ -28,11 +30,11 @@ struct Header {
   std::bitset<8192> cpus;
 };
 
-/// How a segment is divided: the header, and for each slot what a rank publishes (input), and what
-/// it has computed for the others (result). The same on all ranks.
+/// The parts of a segment: the header, and for each slot what the rank publishes (input) and what
+/// it has computed for the others (result). Equal on all ranks.
 class Layout {
  public:
-  /// The more ranks the group has, the smaller is each one's segment.
+  /// Segments are smaller in groups of more ranks.
   explicit Layout(int ranks);
 
   size_t input_bytes() const { return input_bytes_; }
@@ -45,8 +47,9 @@ class Layout {
   size_t input_bytes_;
 };
 
-/// Where processes in the same PID namespace find a rank's segment. It is a memfd: it is freed with
-/// the last process that has mapped it, however that ends, and needs no room in /dev/shm.
+/// Where processes of the same PID namespace find a rank's segment. A segment is a memfd: it is
+/// freed with the last process that has mapped it, however that ends, and takes no space in
+/// /dev/shm.
 struct Address {
   std::array<uint64_t, 2> nonce{};
   std::array<char, 40> boot_id{};  ///< of the machine
@@ -57,33 +60,31 @@ struct Address {
 /// A rank's segment, mapped into this process. Move-only.
 class Segment {
  public:
-  Segment() = default;
-  Segment(Segment&& other) noexcept;
-  Segment& operator=(Segment&& other) noexcept;
-  ~Segment();
-
-  /// Makes this rank's own and reserves its memory, so that no later access fails. Empty when there
-  /// is none.
+  /// Makes this rank's segment and reserves its memory, so that no later access fails. Empty if
+  /// there is too little memory.
   static std::optional<Segment> make(const Layout& layout);
 
-  /// Maps that of another rank; empty when this process cannot reach it: it is on another machine,
+  /// Maps another rank's segment. Empty if this process cannot reach it: it is on another machine,
   /// in another container, or another user's.
   static std::optional<Segment> open(const Address& address, const Layout& layout);
 
   /// Valid only for a segment from make(), and only before close_to_others().
   Address address() const;
-  /// No other process can open it afterwards.
+  /// After this, no other process can open it.
   void close_to_others() { file_.reset(); }
 
   bool is_open() const { return memory_ != nullptr; }
-  Header& header() const { return *reinterpret_cast<Header*>(memory_); }
-  std::byte* at(size_t offset) const { return memory_ + offset; }
+  Header& header() const { return *reinterpret_cast<Header*>(memory_.get()); }
+  std::byte* at(size_t offset) const { return memory_.get() + offset; }
 
  private:
+  struct Unmap {
+    size_t bytes;
+    void operator()(std::byte* memory) const { ::munmap(memory, bytes); }
+  };
   bool map(base::UniqueFd file, size_t bytes);
 
-  std::byte* memory_ = nullptr;
-  size_t bytes_ = 0;
+  std::unique_ptr<std::byte, Unmap> memory_;
   base::UniqueFd file_;
 };
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/dense.h"
-
 namespace syncbn::dist::detail::shm {
 namespace {
 
@@ -19,8 +17,8 @@ bool are_alike(const at::Tensor& output, const at::Tensor& input) {
          output.numel() == input.numel();
 }
 
-// Upper bound on the bytes of all ranks together that every rank reduces by itself: one step
-// instead of two, and every rank computes every sum.
+// Upper bound on the bytes of all ranks together for which every rank reduces everything by itself,
+// in one step instead of two.
 constexpr int64_t kMaxReducedByAll = int64_t{128} << 10;
 constexpr int64_t kCacheLine = 64;
 
@@ -32,22 +30,19 @@ int64_t divide_up(int64_t value, int64_t by) {
 class AllReduceByAll : public Operation {
  public:
   AllReduceByAll(const at::Tensor& tensor, Reduce reduce, int divisor)
-      : values_(tensor), reduce_(reduce), divisor_(divisor) {}
+      : Operation({tensor}), reduce_(reduce), divisor_(divisor) {}
 
   void publish(const Step& step) override {
-    copy_bytes(step.input(step.rank), values_.data(), values_.bytes());
+    copy_bytes(step.input(step.rank), values().data(), values().bytes());
   }
   void consume(const Step& step) override {
     c10::SmallVector<const void*, 16> inputs;
     for (int rank = 0; rank < step.ranks(); ++rank) inputs.push_back(step.input(rank));
-    reduce_(values_.data(), inputs.data(), step.ranks(), values_.bytes() / values_.element_size(),
-            divisor_);
+    reduce_(values().data(), inputs.data(), step.ranks(),
+            values().bytes() / values().element_size(), divisor_);
   }
-  void finish() override { values_.write_back(); }
-  std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
 
  private:
-  const Dense values_;
   const Reduce reduce_;
   const int divisor_;
 };
@@ -57,7 +52,10 @@ class AllReduceByAll : public Operation {
 class AllReduceInParts : public Operation {
  public:
   AllReduceInParts(const Layout& layout, const at::Tensor& tensor, Reduce reduce, int divisor)
-      : values_(tensor), chunks_(values_.bytes(), layout), reduce_(reduce), divisor_(divisor) {}
+      : Operation({tensor}),
+        chunks_(bytes_of(tensor), layout),
+        reduce_(reduce),
+        divisor_(divisor) {}
 
   int64_t steps() const override { return chunks_.count() + 1; }
 
@@ -67,7 +65,7 @@ class AllReduceInParts : public Operation {
       if (rank == step.rank) continue;
       const Chunk part = part_of(step.number, rank, step.ranks());
       copy_bytes(step.input(step.rank) + part.begin - chunks_.at(step.number).begin,
-                 values_.data() + part.begin, part.bytes);
+                 values().data() + part.begin, part.bytes);
     }
   }
 
@@ -76,11 +74,8 @@ class AllReduceInParts : public Operation {
     if (step.number < chunks_.count()) reduce_part(step);
   }
 
-  void finish() override { values_.write_back(); }
-  std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
-
  private:
-  /// The part of a chunk that a rank reduces; empty where there are not enough.
+  /// The part of a chunk that a rank reduces; empty if there are too few values.
   Chunk part_of(int64_t chunk, int rank, int ranks) const {
     const Chunk whole = chunks_.at(chunk);
     const int64_t bytes = divide_up(divide_up(whole.bytes, ranks), kCacheLine) * kCacheLine;
@@ -92,7 +87,7 @@ class AllReduceInParts : public Operation {
     for (int rank = 0; rank < step.ranks(); ++rank) {
       if (rank == step.rank) continue;
       const Chunk part = part_of(step.number - 1, rank, step.ranks());
-      copy_bytes(values_.data() + part.begin, step.result(rank), part.bytes);
+      copy_bytes(values().data() + part.begin, step.result(rank), part.bytes);
     }
   }
 
@@ -101,15 +96,14 @@ class AllReduceInParts : public Operation {
     c10::SmallVector<const void*, 16> inputs;
     for (int rank = 0; rank < step.ranks(); ++rank) {
       inputs.push_back(rank == step.rank
-                           ? values_.data() + part.begin
+                           ? values().data() + part.begin
                            : step.input(rank) + part.begin - chunks_.at(step.number).begin);
     }
-    reduce_(values_.data() + part.begin, inputs.data(), step.ranks(),
-            part.bytes / values_.element_size(), divisor_);
-    copy_bytes(step.next_result(), values_.data() + part.begin, part.bytes);
+    reduce_(values().data() + part.begin, inputs.data(), step.ranks(),
+            part.bytes / values().element_size(), divisor_);
+    copy_bytes(step.next_result(), values().data() + part.begin, part.bytes);
   }
 
-  const Dense values_;
   const Chunks chunks_;
   const Reduce reduce_;
   const int divisor_;
@@ -117,10 +111,8 @@ class AllReduceInParts : public Operation {
 
 class AllGather : public Operation {
  public:
-  AllGather(const Layout& layout, std::vector<at::Tensor> outputs, const at::Tensor& input)
-      : input_(input), chunks_(input_.bytes(), layout), given_(std::move(outputs)) {
-    for (const at::Tensor& output : given_) outputs_.emplace_back(output);
-  }
+  AllGather(const Layout& layout, const std::vector<at::Tensor>& outputs, const at::Tensor& input)
+      : Operation(outputs), input_(input), chunks_(input_.bytes(), layout) {}
 
   int64_t steps() const override { return chunks_.count(); }
 
@@ -135,75 +127,61 @@ class AllGather : public Operation {
                  part.bytes);
     }
   }
-  void finish() override {
-    for (const Dense& output : outputs_) output.write_back();
-  }
-  std::vector<at::Tensor> result() const override { return given_; }
 
  private:
   const Dense input_;
   const Chunks chunks_;
-  const std::vector<at::Tensor> given_;
-  std::vector<Dense> outputs_;
 };
 
-/// A row for each rank, each of which fits into a slot; this rank's is in its place.
+/// An all-gather of rows that fit into a slot. @param all contiguous, with this rank's row.
 class GatherInPlace : public Operation {
  public:
   explicit GatherInPlace(const at::Tensor& all)
-      : all_(all),
-        first_(static_cast<std::byte*>(all.mutable_data_ptr())),
-        bytes_(bytes_of(all) / all.size(0)) {}
+      : Operation({all}), row_bytes_(bytes_of(all) / all.size(0)) {}
 
   void publish(const Step& step) override {
-    copy_bytes(step.input(step.rank), row(step.rank), bytes_);
+    copy_bytes(step.input(step.rank), row(step.rank), row_bytes_);
   }
   void consume(const Step& step) override {
     for (int rank = 0; rank < step.ranks(); ++rank) {
-      if (rank != step.rank) copy_bytes(row(rank), step.input(rank), bytes_);
+      if (rank != step.rank) copy_bytes(row(rank), step.input(rank), row_bytes_);
     }
   }
-  std::vector<at::Tensor> result() const override { return {all_}; }
 
  private:
-  std::byte* row(int rank) const { return first_ + rank * bytes_; }
+  std::byte* row(int rank) const { return values().data() + rank * row_bytes_; }
 
-  const at::Tensor all_;
-  std::byte* const first_;
-  const int64_t bytes_;  ///< of a row
+  const int64_t row_bytes_;
 };
 
 class Broadcast : public Operation {
  public:
   Broadcast(const Layout& layout, const at::Tensor& tensor, int root)
-      : values_(tensor), chunks_(values_.bytes(), layout), root_(root) {}
+      : Operation({tensor}), chunks_(bytes_of(tensor), layout), root_(root) {}
 
   int64_t steps() const override { return chunks_.count(); }
 
   void publish(const Step& step) override {
     if (step.rank != root_) return;
     const Chunk part = chunks_.at(step.number);
-    copy_bytes(step.input(root_), values_.data() + part.begin, part.bytes);
+    copy_bytes(step.input(root_), values().data() + part.begin, part.bytes);
   }
   void consume(const Step& step) override {
     if (step.rank == root_) return;
     const Chunk part = chunks_.at(step.number);
-    copy_bytes(values_.data() + part.begin, step.input(root_), part.bytes);
+    copy_bytes(values().data() + part.begin, step.input(root_), part.bytes);
   }
-  void finish() override { values_.write_back(); }
-  std::vector<at::Tensor> result() const override { return {values_.tensor()}; }
 
  private:
-  const Dense values_;
   const Chunks chunks_;
   const int root_;
 };
 
 class Barrier : public Operation {
  public:
+  Barrier() : Operation({}) {}
   void publish(const Step& /*step*/) override {}
   void consume(const Step& /*step*/) override {}
-  std::vector<at::Tensor> result() const override { return {}; }
 };
 
 }  // namespace
@@ -304,8 +282,9 @@ std::unique_ptr<Operation> SharedMemory::make_all_reduce(const at::Tensor& tenso
   return std::make_unique<AllReduceInParts>(layout, tensor, reduce, divisor);
 }
 
-std::unique_ptr<Operation> SharedMemory::make_all_gather(Tensors outputs, const at::Tensor& input) {
-  return std::make_unique<AllGather>(exchange_->layout(), std::move(outputs), input);
+std::unique_ptr<Operation> SharedMemory::make_all_gather(const Tensors& outputs,
+                                                         const at::Tensor& input) {
+  return std::make_unique<AllGather>(exchange_->layout(), outputs, input);
 }
 
 std::unique_ptr<Operation> SharedMemory::make_broadcast(const at::Tensor& tensor, int root) {

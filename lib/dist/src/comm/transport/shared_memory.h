@@ -13,19 +13,18 @@
 
 namespace syncbn::dist::detail::shm {
 
-/// Carries out a group's commonest collectives through memory that its ranks share, all of them on
-/// one host. What it does not know, in kind, dtype or device, goes to Gloo; equal calls take the
-/// same way on all ranks.
+/// Carries out the most frequent collectives of a group on one host through shared memory, and the
+/// other calls (by kind, dtype or device) over Gloo. All ranks choose the same one for a call.
 class SharedMemory : public Transport, private c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// @param exchange with the ranks of this host. @param gloo with all of the group.
+  /// @param exchange connects the ranks of this host. @param gloo connects all ranks.
   SharedMemory(std::shared_ptr<Exchange> exchange, std::shared_ptr<Gloo> gloo);
   ~SharedMemory() override { exchange_->stop(); }
 
-  /// How many calls have not gone to Gloo.
+  /// The number of calls that did not go over Gloo.
   uint64_t calls() const { return calls_; }
 
   c10d::Backend& prepare(const Call& call) override;
@@ -49,11 +48,12 @@ class SharedMemory : public Transport, private c10d::Backend {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  // Tensors may have any strides, and those may differ between ranks. `outputs` has a tensor of the
-  // input's size for each rank.
+  // Tensors may have any strides, also different ones on different ranks. `outputs` has a tensor of
+  // the input's size for each rank.
   virtual std::unique_ptr<Operation> make_all_reduce(const at::Tensor& tensor, Reduce reduce,
                                                      c10d::ReduceOp::RedOpType op);
-  virtual std::unique_ptr<Operation> make_all_gather(Tensors outputs, const at::Tensor& input);
+  virtual std::unique_ptr<Operation> make_all_gather(const Tensors& outputs,
+                                                     const at::Tensor& input);
   virtual std::unique_ptr<Operation> make_broadcast(const at::Tensor& tensor, int root);
   virtual std::unique_ptr<Operation> make_barrier();
 
