@@ -203,8 +203,10 @@ class KeeperProcess {
     report(KeeperEvent::Kind::kLeft, 0, 0, static_cast<int32_t>(left));
   }
 
+  // Orphans too: a worker may be a launcher, whose own keeper cleans up behind it.
   void wait_for_all(Clock::time_point deadline) {
-    while (any_worker_runs() && base::poll_until(child_ended_, POLLIN, deadline)) reap();
+    while (!children_of(::getpid()).empty() && base::poll_until(child_ended_, POLLIN, deadline))
+      reap();
   }
 
   void reap() {
