@@ -99,8 +99,8 @@ NodeRange read_nodes(const std::string& typed) {
                        ? min
                        : base::parse_number<int>(std::string_view(typed).substr(colon + 1));
   if (!min || !max || *min < 1 || *max < *min || *max > kMax) {
-    throw base::UserError(fmt::format(
-        "--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMax));
+    throw base::UserError(
+        fmt::format("--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMax));
   }
   return {*min, *max};
 }

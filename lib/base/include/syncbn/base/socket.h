@@ -30,8 +30,8 @@ struct AddressListDeleter {
 };
 using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 
-/// The host's addresses for streams. Null and a reason if the name is unknown, perhaps only for now.
-/// May wait long for a name server, unless `flags`, as in addrinfo, contains AI_NUMERICHOST.
+/// The host's addresses for streams. Null and a reason if the name is unknown, perhaps only for
+/// now. May wait long for a name server, unless `flags`, as in addrinfo, contains AI_NUMERICHOST.
 AddressList resolve(const std::string& host, int port, std::string& reason, int flags = 0);
 
 /// Of an IPv4 or IPv6 address.
