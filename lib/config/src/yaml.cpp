@@ -107,9 +107,10 @@ class Converter {
 bool is_plain(std::string_view text) {
   if (text.empty() || std::string_view("-.+0123456789").find(text[0]) != text.npos) return false;
   std::string lower;
-  for (const unsigned char c : text) {
-    if (!std::isalnum(c) && std::string_view("_-./+").find(c) == text.npos) return false;
-    lower += static_cast<char>(std::tolower(c));
+  for (const char c : text) {
+    const int code = static_cast<unsigned char>(c);
+    if (!std::isalnum(code) && std::string_view("_-./+").find(c) == text.npos) return false;
+    lower += static_cast<char>(std::tolower(code));
   }
   // Readers of YAML 1.1 or 1.2 take these for true, false or null.
   const auto words = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"};
