@@ -241,7 +241,7 @@ TEST(LaunchClusterTest, MistakesAreNamedAtOnce) {
     const auto result = odd.wait();
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_TRUE(first.wait_until(
-        [&] { return first.err().find("turned a launcher away: ") != std::string::npos; }));
+        [&] { return first.err().find("refused a launcher: ") != std::string::npos; }));
     return result.err;
   };
   EXPECT_THAT(refused({"--nnodes=2"}), HasSubstr("--nnodes=2, and node 0 with --nnodes=3"));
@@ -267,7 +267,7 @@ TEST(LaunchClusterTest, SaysWhichNodesDidNotCome) {
   nodes.start(2, 1, {}, {"true"});
   for (const auto& result : nodes.wait()) {
     EXPECT_EQ(result.exit_code, 75);
-    EXPECT_THAT(result.err, HasSubstr("nodes 1, 3 did not come within 1.0 s"));
+    EXPECT_THAT(result.err, HasSubstr("nodes 1, 3 did not arrive within 1.0 s"));
   }
 }
 

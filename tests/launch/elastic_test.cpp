@@ -95,7 +95,7 @@ TEST_F(LaunchElasticTest, ANodeThatComesLaterTakesPart) {
   EXPECT_THAT(first.out, AllOf(HasSubstr("worker 0/1 node 0/1 restarts 0\n"),
                                HasSubstr("worker 0/2 node 0/2 restarts 0\n")));
   EXPECT_THAT(first.err, AllOf(HasSubstr("starting again on 2 nodes with 2 workers: node 1 ("),
-                               HasSubstr("has come")));
+                               HasSubstr("has joined")));
   EXPECT_THAT(second.out, HasSubstr("[1] worker 1/2 node 1/2 restarts 0\n"));
 }
 
@@ -188,7 +188,7 @@ TEST_F(LaunchElasticTest, GivesUpWhenNobodyComesInItsPlace) {
   const auto result = lead.wait();
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err,
-              HasSubstr("1 more node (1 here, --nnodes=2:3) did not come within 1.0 s"));
+              HasSubstr("1 more node (1 here, --nnodes=2:3) did not arrive within 1.0 s"));
 }
 
 TEST_F(LaunchElasticTest, FailuresOfWorkersCountAndChangesOfNodesDoNot) {

@@ -88,7 +88,7 @@ void write_all(const UniqueFd& fd, std::string_view bytes, const fs::path& path)
   }
 }
 
-// A FIFO that nobody reads is an error, not a wait.
+// O_NONBLOCK: a FIFO without a reader is an error, not a wait.
 UniqueFd open_special(const fs::path& path) {
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd) throw_file_error(fmt::format("cannot open {}", path.string()), errno);

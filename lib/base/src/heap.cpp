@@ -99,7 +99,7 @@ void keep_freed_memory() {
 #ifdef __linux__
   constexpr size_t kRoom = size_t{512} << 20;  // for a usual model's tensors
   heap_begin = begin_of_heap();
-  heap_advised = end_of_heap();  // what lies before is written to already
+  heap_advised = end_of_heap();  // earlier pages have been written already
   take_room(kRoom);
 #endif
 #endif

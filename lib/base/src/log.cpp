@@ -20,7 +20,7 @@ std::string message_of(const std::exception& error) {
   const std::string what = error.what();
   if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
     const int code = system->code().value();
-    // A thread that cannot start says nothing else.
+    // The error of a thread that cannot start has no other text.
     return (code == EAGAIN ? "cannot start a thread: " : "") + what + limit_advice(code);
   }
   // libtorch's errors go on with a page of stack frames.
@@ -60,7 +60,7 @@ void write_stderr(std::string_view text) noexcept {
 int run_main(const std::string& program, const std::function<int()>& body) {
   try {
     const int exit_code = body();
-    // Otherwise a full disk shows only after main, where nobody looks.
+    // Otherwise a full disk would show only after main(), unnoticed.
     if (std::fflush(stdout) != 0) throw_errno("cannot write standard output");
     if (std::ferror(stdout) != 0) throw UnavailableError("cannot write all of standard output");
     return exit_code;

@@ -162,7 +162,7 @@ void Cluster::finish_connecting() {
     return;
   }
   next_try_.reset();
-  connect_error_ = "it says nothing";
+  connect_error_ = "no answer to our greeting";
   link_.emplace(std::move(connecting_));
   heard_ = Clock::now();
   say_hello();
@@ -206,8 +206,8 @@ void Cluster::handle_messages() {
       handle_message(*message);
     } catch (const Json::exception&) {
       return end(base::kExitUnavailable,
-                 fmt::format("node 0 at {}:{} says what this launcher does not understand; is that "
-                             "a syncbn-launch of this version?",
+                 fmt::format("node 0 at {}:{} sent a message that this launcher does not "
+                             "understand; is that a syncbn-launch of this version?",
                              options_.master_addr, port_));
     }
     if (finish_) return;
@@ -299,7 +299,7 @@ void Cluster::lose_coordinator() {
   const std::string why =
       accepted_ ? "is gone"
                 : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
-                              link_->has_ended() ? "closed the connection" : "says nothing");
+                              link_->has_ended() ? "closed the connection" : "does not answer");
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
 }
 

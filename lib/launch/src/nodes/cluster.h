@@ -75,7 +75,7 @@ class Cluster {
   void report_signal(int signal);
   /// All workers of this node have ended.
   void report_end();
-  /// This process is about to be stopped, as by Ctrl-Z: others must not take it for lost.
+  /// This process is about to be stopped, as by Ctrl-Z: the other nodes must not take it for lost.
   void pause();
 
  private:

@@ -52,7 +52,7 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
   const std::string why = mismatch(node, hello);
   if (!why.empty()) {
     node.refuse(base::kExitUsage, why);
-    if (state_ == State::kJoining) notices_.push_back("turned a launcher away: " + why);
+    if (state_ == State::kJoining) notices_.push_back("refused a launcher: " + why);
     return;
   }
   node.rank = rank_for(hello.node, hello.leads);
@@ -77,7 +77,7 @@ void Coordinator::welcome(PeerLauncher& node) {
                                                base::counted(taking_part(), "node"))}});
     return;
   }
-  change_nodes(node.name() + " has come");
+  change_nodes(node.name() + " has joined");
 }
 
 int Coordinator::rank_for(int wanted, bool leads) const {
@@ -89,7 +89,7 @@ int Coordinator::rank_for(int wanted, bool leads) const {
 }
 
 std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) const {
-  if (node.rank >= 0) return "a launcher said hello twice";
+  if (node.rank >= 0) return "a launcher sent its hello twice";
   if (hello.job != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
                        hello.host, hello.job, options_.master_addr, options_.master_port,
@@ -105,7 +105,7 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
                        hello.host, hello.max_restarts, options_.max_restarts);
   }
   if (hello.node >= options_.nodes.max || hello.nproc < 1 || hello.nproc > kMaxWorkers) {
-    return fmt::format("{} says that it is node {} with {}", hello.host, hello.node,
+    return fmt::format("{} claims to be node {} with {}", hello.host, hello.node,
                        base::counted(hello.nproc, "worker"));
   }
   if (const auto other = peers_.nodes().find(hello.node); other != peers_.nodes().end()) {
@@ -207,7 +207,7 @@ void Coordinator::handle_times() {
   if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
     finish(base::kExitUnavailable,
            fmt::format(
-               "{} did not come within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
+               "{} did not arrive within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
                base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count())));
   }
   if (state_ == State::kJoining && now >= next_notice_) {

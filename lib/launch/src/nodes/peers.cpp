@@ -51,7 +51,7 @@ void PeerLauncher::handle(const std::function<void(const nlohmann::json&)>& sink
     try {
       sink(*message);
     } catch (const nlohmann::json::exception&) {
-      return refuse(base::kExitInternal, "node 0 does not understand what this launcher says");
+      return refuse(base::kExitInternal, "node 0 does not understand a message of this launcher");
     }
   }
 }

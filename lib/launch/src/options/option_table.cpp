@@ -73,7 +73,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
             "HOST:PORT where nodes meet; with static in place of --master_addr and\n--master_port");
   torchruns("rdzv_id", &Typed::run_id, "ID", "Name of the job, the same on all nodes");
   torchruns("rdzv_conf", &Typed::rdzv_conf, "K=V,...",
-            "Whole seconds: join_timeout for all nodes to come (600),\n"
+            "Whole seconds: join_timeout for all nodes to arrive (600),\n"
             "last_call_timeout for more than MIN (30), keep_alive_interval (5);\n"
             "keep_alive_max_attempt (3) until a silent node is lost; is_host;\n"
             "others of torchrun's settings are accepted");

@@ -276,7 +276,7 @@ std::optional<LaunchOptions> parse_options(int argc, const char* const* argv) {
 LaunchOptions parse_settled_options(const std::vector<std::string>& words) {
   const auto options =
       parse(words.at(0), {words.begin() + 1, words.end()}, CommandLine::Environment::kIsSettled);
-  if (!options) throw base::UserError("a node's launcher cannot be asked for help");
+  if (!options) throw base::UserError("a node's launcher does not take --help");
   return *options;
 }
 

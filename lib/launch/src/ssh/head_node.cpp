@@ -17,7 +17,7 @@
 namespace syncbn::launch {
 namespace {
 
-// With which ssh says that it failed itself.
+// The exit code by which ssh reports its own failure.
 constexpr int kSshFailed = 255;
 
 }  // namespace

@@ -13,8 +13,8 @@
 
 namespace syncbn::launch {
 
-/// A node as its head sees it: the process that stands for it here, ssh or a launcher, and what is
-/// known of it.
+/// A node as its head sees it: the local process that connects to it (ssh, or the launcher itself)
+/// and the node's state.
 struct HeadNode {
   enum class State { kAsked, kReady, kRefused, kEnded };
   struct Problem {
@@ -32,30 +32,31 @@ struct HeadNode {
   base::UniqueFd out;
   base::UniqueFd err;
   NodeLines lines;
-  std::string last_words;  ///< on its stderr, before the job has begun
+  std::string last_words;  ///< on its stderr before the job began
   std::optional<int> start_error;
-  std::optional<int> exit_code;  ///< as its launcher told it
+  std::optional<int> exit_code;  ///< reported by its launcher
   std::optional<Problem> problem;
 
-  /// What the keeper is to start, with pipes to `in`, `out` and `err`.
-  /// @param theirs takes the process's ends of them.
+  /// The process for the keeper to start, with pipes to `in`, `out` and `err`.
+  /// @param theirs takes the process's ends of the pipes.
   WorkerSpec connect(const std::vector<std::string>& words, std::vector<base::UniqueFd>& theirs);
 
-  /// Whether this end of its process is that of the connection, and not of a launcher.
+  /// Whether the connection failed, not the launcher.
   bool is_lost_connection(int wait_status) const;
-  /// Why it ended before it answered.
-  /// @param launcher on the hosts. @param command that reaches other hosts.
+  /// Why the process ended before the node answered.
+  /// @param launcher the launcher's path on the hosts. @param command reaches other hosts, as ssh.
   std::string end_in_words(int wait_status, const std::string& launcher,
                            const std::string& command) const;
 };
 
-/// Whether a launcher ends with it before its workers do; others are of what runs in its place.
+/// Whether a launcher ends with this code before its workers start. Other codes come from a program
+/// that runs in its place.
 bool is_launchers(int exit_code);
 
-/// The hosts that have not answered, with commas between.
+/// The hosts that have not answered, separated by commas.
 std::string names_of_unanswered(const std::vector<HeadNode>& nodes);
 
-/// The hosts' problems, a line each; what is wrong on all alike is said once.
+/// The hosts' problems, one per line; a problem of all hosts is one line.
 std::vector<std::string> problem_lines(const std::vector<HeadNode>& nodes);
 
 }  // namespace syncbn::launch

@@ -38,7 +38,7 @@ std::string HeadPlan::master_addr() const {
   if (!options_.master_addr.empty()) return options_.master_addr;
   const bool all_are_here = std::all_of(
       hosts().begin(), hosts().end(), [](const Host& host) { return is_loopback_name(host.name); });
-  // Elsewhere that name means another machine.
+  // On other hosts that name means another machine.
   return is_loopback_name(first) && !all_are_here ? base::hostname() : first;
 }
 
@@ -71,7 +71,7 @@ std::vector<std::string> HeadPlan::node_words(size_t node) const {
 }
 
 Variables HeadPlan::environment(size_t node) const {
-  return is_here(node) ? Variables{} : exported_;  // here it inherits all
+  return is_here(node) ? Variables{} : exported_;  // a local one inherits all
 }
 
 std::string HeadPlan::render() const {

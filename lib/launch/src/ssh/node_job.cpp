@@ -10,8 +10,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// JSON holds characters, and an argument may be any bytes: each byte goes as the character of that
-// number.
+// JSON holds text, and an argument may hold any bytes: each byte is sent as the code point of its
+// value.
 std::string as_text(const std::string& bytes) {
   std::string text;
   for (const char c : bytes) {
@@ -58,7 +58,7 @@ Json NodeJob::to_json() const {
 
 NodeJob NodeJob::from_json(const Json& message) {
   NodeJob job;
-  // These two stay what they are in all versions.
+  // These two are the same in all versions.
   job.version = message.at("version");
   job.mark = message.at("mark");
   if (job.version != SYNCBN_VERSION) return job;
@@ -73,7 +73,7 @@ NodeJob NodeJob::from_json(const Json& message) {
 }
 
 std::string marked_line(const std::string& mark, const Json& message) {
-  // Workers' words, in a report, may be any bytes.
+  // A report quotes workers, who may write any bytes.
   return mark + message.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

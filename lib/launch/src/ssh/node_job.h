@@ -10,18 +10,17 @@
 
 namespace syncbn::launch {
 
-/// The one word that a head starts the launcher of a node with; the rest goes over its stdin, where
-/// no shell sees it.
+/// The only argument of a node's launcher. The head sends the rest through stdin, past all shells.
 inline constexpr const char* kFromHead = "--from_head";
 
-/// What a head tells the launcher of a node first. Head and node talk in lines of JSON, objects
+/// The head's first message to a node's launcher. Head and node exchange lines of JSON, objects
 /// with a "type":
 ///
 ///   head → node, its stdin     job · go (master_port) · signal · alive
 ///   node → head, its stderr    problem, or ready · ended (NodeMessage)
 ///
-/// What a node says begins with the job's mark, which workers do not know: theirs are the other
-/// lines.
+/// A node's message begins with the job's mark, which workers do not know. All other lines are the
+/// workers'.
 struct NodeJob {
   std::string version;  ///< of the head
   std::string mark;
@@ -31,13 +30,13 @@ struct NodeJob {
   bool speaks_for_all = false;          ///< MessageScope::kWholeJob
   Streams colours = {};                 ///< LaunchOptions::colours
 
-  /// Words and values may be any bytes.
+  /// Words and values may hold any bytes.
   nlohmann::json to_json() const;
-  /// Only version and mark are read where the version is another. @throws nlohmann's exceptions.
+  /// From a head of another version, reads only version and mark. @throws nlohmann's exceptions.
   static NodeJob from_json(const nlohmann::json& message);
 };
 
-/// A message from a node to its head: one line, as NodeLines reads it.
+/// A message from a node to its head: one line for NodeLines.
 std::string marked_line(const std::string& mark, const nlohmann::json& message);
 
 }  // namespace syncbn::launch

@@ -7,10 +7,10 @@
 
 namespace syncbn::launch {
 
-/// Tells apart what comes from the stderr of a node's launcher: its messages to the head, each
-/// behind the job's mark at the end of a line, and its workers' lines. Lines are cut as by a
-/// LineSplitter. A message is longer than any of them where it holds a report; one longer than
-/// kLongestMessage, which no launcher sends, is cut, and is no JSON then.
+/// Splits the stderr of a node's launcher into messages to the head, each after the job's mark at
+/// the end of a line, and lines of workers. Long lines are cut as LineSplitter cuts them. A message
+/// with a report may be longer, up to kLongestMessage; anything above that is cut, and then is not
+/// JSON.
 class NodeLines {
  public:
   static constexpr size_t kLongestMessage = 64 << 20;
@@ -22,7 +22,7 @@ class NodeLines {
   explicit NodeLines(std::string mark);
 
   void feed(std::string_view bytes, const Sinks& to);
-  /// The last line, when it had no newline. Half a message is none.
+  /// Passes on a last line without a newline. Drops an incomplete message.
   void finish(const Sinks& to);
 
  private:

@@ -10,14 +10,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Nothing where that is none. @throws nlohmann's exceptions.
+/// Empty if the number is not an exit code. @throws nlohmann's exceptions.
 std::optional<int> exit_code_in(const Json& message) {
   constexpr int64_t kMax = 255;
   const int64_t code = message.at("exit_code");
   return code >= 0 && code <= kMax ? std::optional(static_cast<int>(code)) : std::nullopt;
 }
 
-/// The same.
+/// Likewise for a port.
 std::optional<NodeMessage> read(const Json& message) {
   const std::string type = message.at("type");
   if (type == "ready") {

@@ -32,12 +32,12 @@ using std::chrono::seconds;
 constexpr milliseconds kAlivePeriod = HeadLink::kSilence / 4;
 constexpr seconds kNoticePeriod{10};
 
-// What nodes need beyond the workers' time to end, before they are given up.
+// Extra time for nodes to end after their workers' grace period.
 constexpr seconds kNodePatience{5};
 constexpr seconds kSshKillPatience{3};
 
-// For nodes to clean up behind themselves after a head, or a launcher, that was killed: less than
-// the two seconds after which nothing may be left.
+// Time for nodes to clean up after a head or launcher was killed. Less than the two seconds within
+// which everything must be gone.
 constexpr milliseconds kOrphanGrace{1000};
 
 OutputOptions output_options() {
@@ -75,7 +75,7 @@ int SshHead::run() {
 }
 
 void SshHead::start() {
-  // For the orphans of a keeper that is killed.
+  // Adopts the orphans of a keeper that is killed.
   become_subreaper();
   NodeJob job{.version = SYNCBN_VERSION,
               .mark = mark_,
@@ -171,7 +171,7 @@ void SshHead::give_up_silent() {
   };
   say(here, "what runs there is killed");
   say(elsewhere, "what runs there may still run");
-  // The keepers of those launchers clean up behind them.
+  // The keepers of those launchers clean up.
   keeper_->signal_workers(SIGKILL);
   const auto cleaned_up = Clock::now() + kOrphanGrace;
   while (Clock::now() < cleaned_up) turn(cleaned_up);
@@ -182,7 +182,7 @@ void SshHead::turn(Clock::time_point until) {
   for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
   const bool reads_out = !output_.is_full(Stream::kOut);
   const bool reads_err = !output_.is_full(Stream::kErr);
-  // Whom we do not listen to is not silent.
+  // A node that we do not read from is not silent.
   if (!reads_out || !reads_err) heard_ = Clock::now();
   for (const HeadNode& node : nodes_) {
     if (node.in.unsent() > 0) polls.push_back({node.in.fd(), POLLOUT, 0});
@@ -216,7 +216,7 @@ void SshHead::handle_signals() {
     if (signals_.ends(*signal)) {
       end_by_signal(*signal);
     } else if (*signal == SIGTSTP) {
-      // Workers in sessions of their own, on other machines, do not feel the terminal's.
+      // The terminal's signal does not reach workers on other machines or in other sessions.
       pass_on(SIGSTOP);
       Signals::stop_self();
       heard_ = Clock::now();
@@ -230,9 +230,9 @@ void SshHead::handle_signals() {
 void SshHead::end_by_signal(int signal) {
   const bool again = ended_by_signal_.has_value();
   if (!again) ended_by_signal_ = signal;
-  // To nodes, too, the second one means to kill at once.
+  // A second signal makes nodes, too, kill their workers at once.
   pass_on(signal);
-  // Node 0 ends after its workers, and not before it takes a silent node for lost.
+  // Node 0 ends only after it has given up silent nodes.
   const auto patience =
       std::max<milliseconds>(options_.shutdown_timeout, silence()) + kNodePatience;
   give_up_at_ = Clock::now() + (again ? kSshKillPatience : patience);
@@ -261,7 +261,7 @@ void SshHead::handle_event(const KeeperEvent& event) {
       node_ended(node, 0);
       break;
     case KeeperEvent::Kind::kExited:
-      drain(index);  // its last words come before what is said about its end
+      drain(index);  // its last words before the message about its end
       node_ended(node, event.value);
       break;
   }
@@ -269,7 +269,7 @@ void SshHead::handle_event(const KeeperEvent& event) {
 
 void SshHead::node_ended(HeadNode& node, int status) {
   node.state = HeadNode::State::kEnded;
-  if (node.exit_code || node.problem) return;  // it has said why
+  if (node.exit_code || node.problem) return;  // the reason is known
   const int code = exit_code_of(status);
   const bool is_connection = node.is_lost_connection(status);
   const bool failed = is_launchers(code);
@@ -295,7 +295,7 @@ bool SshHead::read_stream(size_t index, Stream stream) {
   heard_ = Clock::now();
   if (stream == Stream::kErr) {
     node.lines.feed(bytes, sinks(index));
-  } else if (begun_) {  // before, it is what somebody's .bashrc says
+  } else if (begun_) {  // output before that is from a shell's start-up files
     output_.write(index, stream, bytes);
   }
   return true;
@@ -345,7 +345,7 @@ bool SshHead::handle_message(size_t index, const NodeMessage& message) {
       return true;
     case NodeMessage::Kind::kEnded:
       if (!begun_) return false;
-      // Only the node of the first failure can tell of it.
+      // Only the node of the first failure reports it.
       if (message.tells_failure || report_.empty()) report_ = message.text;
       node.exit_code = message.exit_code;
       await_rest({});
@@ -355,14 +355,14 @@ bool SshHead::handle_message(size_t index, const NodeMessage& message) {
   return false;
 }
 
-// Whoever speaks there is not a launcher of this version, or not alone.
+// The sender is not a launcher of this version, or another program writes to the same stream.
 void SshHead::give_up(HeadNode& node, std::string_view message) {
   constexpr size_t kShown = 80;
   const std::string what =
       fmt::format("does not keep to the protocol: it sent '{}'{}", message.substr(0, kShown),
                   message.size() > kShown ? "…" : "");
   node.problem = {base::kExitUnavailable, "its launcher " + what};
-  // With its stdin it ends.
+  // The end of its stdin ends the node.
   node.in.close();
   node.err.reset();
   node.state = HeadNode::State::kEnded;

@@ -20,10 +20,10 @@
 
 namespace syncbn::launch {
 
-/// The launcher that somebody started with a list of hosts: it runs no workers, but on each host a
-/// launcher that does, by ssh, and stays with them to their end. Once all hosts have said that they
-/// are ready, those launchers are the nodes of a job as if each had been started by hand; they talk
-/// to each other without the head. The head passes signals on and shows what they write.
+/// The launcher that the user starts with a list of hosts. It runs no workers: by ssh, it starts a
+/// launcher on each host and waits for all to end. Once all are ready, those launchers form a job
+/// as if each had been started by hand, and connect to each other without the head. The head
+/// forwards signals and shows the nodes' output.
 ///
 /// A keeper owns the ssh processes. When the head dies, their stdin ends, and so do the nodes.
 class SshHead {
@@ -32,30 +32,30 @@ class SshHead {
   SshHead(const SshHead&) = delete;
   SshHead& operator=(const SshHead&) = delete;
 
-  /// The exit code: that of the first worker that failed, as the nodes tell it; 75 when a
-  /// connection broke; 128 + the signal that ended the job. Before anything has started that of the
-  /// first host with a problem.
+  /// Returns the exit code: of the first worker that failed; 75 if a connection was lost; 128 + the
+  /// signal that ended the job. If nothing was started, that of the first host with a problem.
   int run();
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void start();
-  /// Whether all are.
+  /// Whether all nodes are.
   bool wait_until_ready();
   void report_problems();
   void let_begin();
   void wait_for_end();
-  /// When nodes that have not ended are given up.
+  /// When to give up nodes that have not ended.
   Clock::time_point give_up_time() const;
-  /// After which nodes take each other for lost.
+  /// Time after which nodes take a silent node for lost.
   std::chrono::milliseconds silence() const;
-  /// The job is over on one node, and so it soon is on the others. @param until_they_know of it.
+  /// The job has ended on one node: limits the wait for the others.
+  /// @param until_they_know time until they notice.
   void await_rest(std::chrono::milliseconds until_they_know);
-  /// Names the nodes that have not ended by then, and kills what there is of them on this machine.
+  /// Names the nodes that have not ended, and kills their processes on this machine.
   void give_up_silent();
 
-  /// Handles what happens until then, once.
+  /// Waits for events until then and handles them once.
   void turn(Clock::time_point until);
   void handle_signals();
   void end_by_signal(int signal);
@@ -67,13 +67,13 @@ class SshHead {
   NodeLines::Sinks sinks(size_t index);
   void take_line(size_t index, std::string_view line);
   void take_message(size_t index, std::string_view text);
-  /// Whether the message means something now.
+  /// Whether the message is valid in this state.
   bool handle_message(size_t index, const NodeMessage& message);
   void give_up(HeadNode& node, std::string_view message);
   void send_to_all(const nlohmann::json& message);
 
   int exit_code() const;
-  /// Of the job, in JSON.
+  /// The report about the job, in JSON.
   std::string report(int exit_code) const;
 
   const LaunchOptions& options_;
@@ -84,15 +84,16 @@ class SshHead {
   Output output_;
   std::unique_ptr<Keeper> keeper_;
   int master_port_ = 0;
-  bool begun_ = false;  ///< the nodes have been let begin
+  bool begun_ = false;  ///< the nodes have got their go
   int first_failure_ = 0;
   bool lost_any_ = false;
-  std::string report_;  ///< of the node that failed first
+  std::string report_;  ///< from the node that failed first
   Clock::time_point next_alive_;
   std::optional<int> ended_by_signal_;
-  std::optional<Clock::time_point> give_up_at_;        ///< after a signal, whatever they say
-  Clock::time_point heard_;                            ///< anything, of any node
-  std::optional<std::chrono::milliseconds> patience_;  ///< with silence; nothing while the job runs
+  std::optional<Clock::time_point> give_up_at_;  ///< after a signal
+  Clock::time_point heard_;                      ///< when a node last sent anything
+  std::optional<std::chrono::milliseconds>
+      patience_;  ///< with silent nodes; empty while the job runs
 };
 
 }  // namespace syncbn::launch

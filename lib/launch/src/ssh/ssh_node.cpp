@@ -42,7 +42,7 @@ void enter(const NodeJob& job) {
                     job.folder, std::strerror(errno)));
   }
   for (const auto& [name, value] : job.environment) ::setenv(name.c_str(), value.c_str(), 1);
-  // A launcher that a worker starts is not meant to start on all hosts again.
+  // A launcher that a worker starts must not start on all hosts again.
   for (const char* name : {"SYNCBN_HOSTS", "SYNCBN_HOSTFILE"}) ::unsetenv(name);
 }
 

@@ -13,24 +13,24 @@
 
 namespace syncbn::launch {
 
-/// The launcher of one node, as a head has started it: learns from the head what to run, and tells
-/// it whether that can be, and how it ended.
+/// A node's launcher that was started by a head: receives the job from the head, reports whether it
+/// can run it, and how it ended.
 class SshNode {
  public:
-  /// Takes stdin over; the workers' is empty.
+  /// Takes stdin; workers get an empty one.
   SshNode();
 
-  /// Waits for the job, makes this process ready for it, says so, and waits for all other nodes to
-  /// be ready, too. Nothing where it cannot be: the head has been told why.
-  /// @param check throws a base::Error where this machine cannot do what the options ask for.
+  /// Waits for the job, prepares this process, reports that it is ready, and waits until all nodes
+  /// are. Empty if this node cannot run the job, after it has told the head why.
+  /// @param check throws a base::Error if this machine cannot do what the options ask for.
   /// @throws base::UnavailableError when the head is gone.
   std::optional<LaunchOptions> prepare(const std::function<void(const LaunchOptions&)>& check);
-  /// What that "nothing" leaves to do: exit with this.
+  /// The code to exit with if that was empty.
   int exit_code() const { return exit_code_; }
 
   HeadLink& head() { return head_; }
 
-  /// The last line to the head. @param report of json_report().
+  /// Sends the last message to the head. @param report from json_report().
   std::string ended(int exit_code, const std::string& report) const;
 
  private:

@@ -45,7 +45,7 @@ bool StoreAnswers::answer(uint64_t client, std::string_view query, std::string& 
   }
 }
 
-// The queries whose first field is the one key that they are about.
+// The queries whose first field is their only key.
 bool StoreAnswers::answer_about(const std::string& key, Query kind, QueryReader& in,
                                 uint64_t client, std::string& out) {
   switch (kind) {
@@ -96,7 +96,7 @@ void StoreAnswers::set(const std::string& key, std::string value) {
 std::string StoreAnswers::compare_set(const std::string& key, const std::string& expected,
                                       const std::string& desired) {
   const std::string* const value = values_.find(key);
-  // As torch's server answers, though a client cannot tell it from a value.
+  // As torch's server does; a client cannot tell this from a value.
   if (value == nullptr && !expected.empty()) return expected;
   if (value != nullptr && *value != expected) return *value;
   set(key, desired);
@@ -109,7 +109,7 @@ std::optional<int64_t> StoreAnswers::add(const std::string& key, int64_t amount)
   return result;
 }
 
-// False when that would be too much: a client may name one large value many times.
+// False if the answer would be too large: a client may name one large value many times.
 bool StoreAnswers::put_values(std::string& out, const std::vector<std::string>& keys) const {
   const size_t before = out.size();
   for (const std::string& key : keys) {
@@ -126,7 +126,7 @@ void StoreAnswers::pop(std::string& out, const std::string& key) {
   if (const auto value = values_.pop(key)) put_string(out, *value);
 }
 
-// Whoever waits for a barrier's key is woken by the last one that comes, not by each.
+// The last arrival wakes all that wait for a barrier's key.
 bool StoreAnswers::enter_barrier(uint64_t client, const std::string& key, int64_t world_size,
                                  std::string& out) {
   const auto count = values_.sum(key, 1);
@@ -143,7 +143,7 @@ bool StoreAnswers::enter_barrier(uint64_t client, const std::string& key, int64_
 
 bool StoreAnswers::start_wait(uint64_t client, const std::vector<std::string>& keys,
                               std::string& out) {
-  // The answers to two waits could not be told apart.
+  // A client could not tell the answers to two waits apart.
   if (waiters_.waits(client)) return false;
   std::vector<std::string> missing;
   for (const std::string& key : keys) {

@@ -13,26 +13,26 @@
 
 namespace syncbn::launch {
 
-/// What the queries of TCPStore's clients do, and what is answered. A client is a number here: of
-/// connections this class knows nothing. Keys are those on the wire. Not thread-safe.
+/// Executes the queries of TCPStore's clients and composes the answers. A client is a number here;
+/// connections are StoreServer's. Keys are those on the wire. Not thread-safe.
 class StoreAnswers {
  public:
-  /// Tells a client, by store::kStopWaiting, that what it waited for has come.
+  /// Sends store::kStopWaiting to a client whose wait is over.
   using Wake = std::function<void(uint64_t client)>;
 
   explicit StoreAnswers(Wake wake) : wake_(std::move(wake)) {}
 
-  /// @param query complete, and not kValidate. @param out takes the answer, if it is due now.
-  /// @return false when a client must not ask that.
+  /// @param query complete, not kValidate. @param out takes the answer, if it is due now.
+  /// @return false if the query is not allowed.
   bool answer(uint64_t client, std::string_view query, std::string& out);
-  /// A client has left.
+  /// Drops the waits of a client that has left.
   void forget(uint64_t client) { waiters_.remove(client); }
 
   const StoreValues& values() const { return values_; }
   void set(const std::string& key, std::string value);
-  /// The sum; nothing when the value is not an integer, or the sum is none.
+  /// The sum; empty if the value is not an integer, or the sum overflows.
   std::optional<int64_t> add(const std::string& key, int64_t amount);
-  /// Forgets all keys.
+  /// Deletes all keys.
   void clear() { values_.clear(); }
 
  private:

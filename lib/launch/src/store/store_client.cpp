@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using TimePoint = StoreClient::TimePoint;
 
 constexpr std::chrono::milliseconds kRetryPause{100};
-// A store that is alive says at once that a wait is over, so more means that it is not.
+// Time limit for the answer to kCancelWait: a store that is alive answers at once.
 constexpr std::chrono::seconds kCancelPatience{10};
 
 constexpr std::string_view kTooLate = "no answer in time";
@@ -69,19 +69,19 @@ StoreClient StoreClient::connect(const std::string& host, int port, TimePoint de
       ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
       continue;
     }
-    if (!is_store) client.disconnect(kNoStore);  // trying again would not help
+    if (!is_store) client.disconnect(kNoStore);  // final: no retry
     return client;
   }
 }
 
-// Whether what listens there answers as a store does.
+// Whether the listener is a store.
 bool StoreClient::connect_once(const std::string& host, int port, TimePoint deadline) {
   what_ = "connect";
   std::string reason;
   const base::AddressList addresses = base::resolve(host, port, reason);
   base::UniqueFd fd = base::connect_to_any(addresses.get(), deadline, reason);
   if (!fd) fail(reason);
-  channel_ = base::Channel(std::move(fd), SIZE_MAX);  // ask() waits until a query is sent
+  channel_ = base::Channel(std::move(fd), SIZE_MAX);  // ask() waits until each query is sent
   const auto nonce = static_cast<uint32_t>(::getpid());
   ask("connect", base::store_greeting(nonce), deadline);
   return receive_integer<uint32_t>(deadline) == nonce;
@@ -119,7 +119,7 @@ int64_t StoreClient::add(std::string_view key, int64_t amount, TimePoint deadlin
 
 void StoreClient::count_in(TimePoint deadline) {
   std::string query = store::begin_query(Query::kAdd);
-  put_string(query, "init/");  // as it is on the wire
+  put_string(query, "init/");  // the key on the wire
   put_integer<int64_t>(query, 1);
   ask("count ourselves in", query, deadline);
   receive_integer<int64_t>(deadline);
@@ -170,7 +170,7 @@ bool StoreClient::cancel_wait(TimePoint deadline) {
   ask(what_, begin_query(Query::kCancelWait), deadline);
   const auto first = receive_integer<uint8_t>(deadline);
   if (first == store::kWaitCanceled) return false;
-  // The keys came before the store read our query, which it answers none the less.
+  // The keys arrived before the store read our query. It answers the query all the same.
   if (first != store::kStopWaiting || receive_integer<uint8_t>(deadline) != store::kWaitCanceled) {
     disconnect(kNoStore);
   }

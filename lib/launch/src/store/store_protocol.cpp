@@ -6,8 +6,8 @@
 namespace syncbn::launch::store {
 namespace {
 
-// A letter for each field of a query, by its number. 'm': 4 bytes, 'i': 8 bytes, 'k': a key,
-// 'v': a value, '*': the number of times that what follows is repeated.
+// The fields of each query, by its number. 'm': 4 bytes, 'i': 8 bytes, 'k': a key, 'v': a value,
+// '*': a count; the rest is repeated so many times.
 constexpr std::array<std::string_view, 19> kLayouts{
     "m",  "kv",  "kvv", "k", "ki", "*k", "*k", "", "k",  "kv",  // kValidate to kAppend
     "*k", "*kv", "",    "m", "kv", "k",  "k",  "", "ki",        // kMultiGet to kBarrier

@@ -22,16 +22,17 @@ using store::QueryScanner;
 using store::wire_key;
 
 constexpr uint64_t kListenerId = 0;
-// Bounds one call of handle(), so that its caller gets to its other work.
+// Upper bound on the work of one handle(), so that the caller can do its other work.
 constexpr size_t kMaxEvents = 64;
-// A client that leaves this many bytes of answers unread has to read before it may ask again.
+// Upper bound on unread answers of a client, in bytes. Above it the server does not read its
+// queries.
 constexpr size_t kMaxUnsent = size_t{1} << 20;
 
 base::UniqueFd open_spare() {
   return base::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
-// Of the descriptors that this process may have, whose owner needs some, too.
+// The share of descriptors for clients: the rest of the process needs some, too.
 size_t most_silent_connections() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
@@ -71,7 +72,7 @@ StoreServer::StoreServer(base::UniqueFd listener, ForeignSink foreign)
       most_silent_(most_silent_connections()),
       answers_([this](uint64_t id) { wake(id); }) {
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kListenerId}};
-  // Whoever was about to be accepted may be gone by then.
+  // Accepted only when poll() says so, but the client may be gone by then.
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
   if (!epoll_ || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0) {
     base::throw_errno("cannot serve the store");
@@ -93,7 +94,7 @@ void StoreServer::handle() {
   }
 }
 
-// Whether there may be more.
+// Whether more connections may wait.
 bool StoreServer::accept_connections() {
   for (size_t i = 0; i < kMaxEvents; ++i) {
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -104,7 +105,7 @@ bool StoreServer::accept_connections() {
     make_room();
     auto connection = std::make_unique<Connection>();
     connection->id = ++last_id_;
-    connection->channel = base::Channel(std::move(fd), SIZE_MAX);  // answer_queries() has a limit
+    connection->channel = base::Channel(std::move(fd), SIZE_MAX);  // answer_queries() limits it
     epoll_event event{.events = EPOLLIN, .data = {.u64 = connection->id}};
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->channel.fd(), &event) != 0) continue;
     connection->watched = event.events;
@@ -113,7 +114,7 @@ bool StoreServer::accept_connections() {
   return true;
 }
 
-// Those that never speak must not keep out those that do: the one that came first goes.
+// Silent connections must not keep others out: closes the oldest of them.
 void StoreServer::make_room() {
   size_t silent = 0;
   Connection* first = nullptr;
@@ -125,7 +126,7 @@ void StoreServer::make_room() {
   if (silent >= most_silent_) remove(*first);
 }
 
-// Otherwise it would keep us busy for as long as no descriptor is free. Clients try again.
+// Otherwise it would wake the poll loop until a descriptor is free. Clients try again.
 void StoreServer::drop_newcomer() {
   if (!spare_) spare_ = open_spare();
   spare_.reset();
@@ -134,12 +135,12 @@ void StoreServer::drop_newcomer() {
 }
 
 void StoreServer::handle_connection(uint64_t id, uint32_t events) {
-  // An event before this one may have closed it.
+  // An earlier event may have closed the connection.
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   Connection& connection = *found->second;
   const bool lost = (events & (EPOLLERR | EPOLLHUP)) != 0;
-  // What it sent before it was lost still counts.
+  // Queries that arrived before the connection was lost still count.
   const bool readable = (events & connection.watched & EPOLLIN) != 0;
   base::Channel& channel = connection.channel;
   if (readable) channel.receive();
@@ -162,7 +163,7 @@ void StoreServer::handle_connection(uint64_t id, uint32_t events) {
   }
 }
 
-/// Answers the queries that are complete, until too many answers wait for the client.
+/// Answers complete queries, until the client has too many unread answers.
 /// @return false if the connection is to be closed.
 bool StoreServer::answer_queries(Connection& connection) {
   base::Channel& channel = connection.channel;
@@ -182,7 +183,7 @@ bool StoreServer::answer_queries(Connection& connection) {
 /// @return false if the connection is to be closed.
 bool StoreServer::answer(Connection& connection, std::string_view query) {
   QueryReader in(query);
-  // The greeting comes first, and once.
+  // The greeting is the first query, and only that.
   const bool greets = in.query() == Query::kValidate;
   if (greets == connection.greeted) return false;
   connection.greeted = true;
@@ -212,7 +213,7 @@ void StoreServer::watch(Connection& connection) {
 base::Channel StoreServer::remove(Connection& connection) {
   answers_.forget(connection.id);
   base::Channel channel = std::move(connection.channel);
-  // Closing would not be enough: a process that was forked may have the socket as well.
+  // Not close() alone: a forked process may hold the socket as well.
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.fd(), nullptr);
   connections_.erase(connection.id);
   return channel;
@@ -248,7 +249,7 @@ size_t StoreServer::clients() const {
 }
 
 void StoreServer::clear() {
-  // Those of the attempt that has ended, which the kernel has accepted for us, among them.
+  // Among them connections of the last attempt that wait to be accepted.
   while (accept_connections()) {
   }
   std::vector<Connection*> clients;

@@ -15,19 +15,19 @@
 
 namespace syncbn::launch {
 
-/// Serves TCPStore's protocol to any number of connections, inside its owner's poll loop. A
-/// connection that breaks the protocol is closed; one that does not read its answers is not read
-/// from. Not thread-safe.
+/// Serves TCPStore's protocol to any number of connections, inside its owner's poll loop. It closes
+/// a connection that breaks the protocol, and does not read from one that does not read its
+/// answers. Not thread-safe.
 ///
 /// The keys of the member functions are those of TCPStore's methods.
 class StoreServer {
  public:
-  /// Takes a connection that does not begin as a store's client does. Its input, at least a byte,
-  /// is what it has sent so far.
+  /// Takes a connection whose first byte is not that of a store's client. Its input holds what it
+  /// has sent so far, at least a byte.
   using ForeignSink = std::function<void(base::Channel channel)>;
 
   /// @param listener a socket that listens.
-  /// @param foreign without it such connections are closed. It may call this object.
+  /// @param foreign may be empty: such connections are then closed. May call this object.
   /// @throws base::UnavailableError when the system has no descriptors left.
   explicit StoreServer(base::UniqueFd listener, ForeignSink foreign = {});
   ~StoreServer();
@@ -36,21 +36,22 @@ class StoreServer {
 
   /// Readable when handle() has something to do.
   int fd() const { return epoll_.get(); }
-  /// Does what is due, without waiting. It leaves some for the next call when there is much.
+  /// Does what is due without waiting. Leaves the rest of much work to the next call.
   void handle();
 
   void set(std::string_view key, std::string value);
   std::optional<std::string> get(std::string_view key) const;
-  /// The sum. @throws base::UnavailableError when the value is not an integer, or the sum is none.
+  /// Returns the sum. @throws base::UnavailableError if the value is not an integer, or the sum
+  /// overflows.
   int64_t add(std::string_view key, int64_t amount);
-  /// Whether all of the keys are there.
+  /// Whether all keys exist.
   bool check(const std::vector<std::string>& keys) const;
 
-  /// Connections that have greeted as a store's client does.
+  /// The number of connections that have sent the greeting of a store's client.
   size_t clients() const;
 
-  /// Forgets all keys and closes the connections of all clients, so that the next attempt finds a
-  /// fresh store. A connection that may still turn out to be foreign stays.
+  /// Deletes all keys and closes all clients' connections: a fresh store for the next attempt.
+  /// Connections that may still turn out to be foreign stay.
   void clear();
 
  private:
@@ -70,7 +71,7 @@ class StoreServer {
   base::UniqueFd listener_;
   ForeignSink foreign_;
   base::UniqueFd epoll_;
-  base::UniqueFd spare_;  ///< given up for a moment when no descriptor is left
+  base::UniqueFd spare_;  ///< closed for a moment when no descriptor is left
   const size_t most_silent_;
   uint64_t last_id_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;

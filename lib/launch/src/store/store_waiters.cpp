@@ -43,7 +43,7 @@ std::vector<uint64_t> StoreWaiters::wake_one(const std::string& key) {
   return woken;
 }
 
-// Whether that was the last key that it waited for.
+// Whether that was the last key of its wait.
 bool StoreWaiters::key_came(uint64_t id, const std::string& key) {
   const auto wait = waits_.find(id);
   wait->second.keys.erase(key);

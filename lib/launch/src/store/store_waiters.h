@@ -9,26 +9,25 @@
 
 namespace syncbn::launch {
 
-/// Who waits for which keys of a store, by a number of its own. Whoever waits for several is woken
-/// by the last one that comes. Not thread-safe.
+/// The clients that wait for keys of a store. The last of its keys wakes a client. Not thread-safe.
 class StoreWaiters {
  public:
   bool waits(uint64_t id) const { return waits_.contains(id); }
-  /// Behind all others. @param keys at least one. Not for one that waits already.
+  /// Adds a client at the end. @param keys at least one. The client must not wait already.
   void add(uint64_t id, const std::vector<std::string>& keys);
   void remove(uint64_t id);
 
-  /// A key has come: those that have nothing more to wait for, in the order in which they began to.
+  /// A key was set. Returns the clients whose wait is over, in the order of their arrival.
   std::vector<uint64_t> wake_all(const std::string& key);
-  /// One value has come, which is for one: the first of them, or nothing.
+  /// A queue got one value. Returns the first client that waits for it; empty: none does.
   std::vector<uint64_t> wake_one(const std::string& key);
 
  private:
   struct Wait {
-    uint64_t ticket = 0;  ///< its place among all that wait
+    uint64_t ticket = 0;  ///< its place in the order of arrival
     std::unordered_set<std::string> keys;
   };
-  using Queue = std::map<uint64_t, uint64_t>;  ///< who waits, by ticket
+  using Queue = std::map<uint64_t, uint64_t>;  ///< clients by ticket
 
   bool key_came(uint64_t id, const std::string& key);
 
