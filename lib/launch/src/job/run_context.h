@@ -2,6 +2,7 @@
 
 #include <syncbn/launch/options.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -34,5 +35,13 @@ RunContext make_run_context(const LaunchOptions& options);
 /// RunContext::cpus. @throws base::UserError if there are too few CPUs for the binding, or for so
 /// many workers without --oversubscribe.
 std::vector<Cpus> cpus_of_workers(const LaunchOptions& options);
+
+using Variables = std::map<std::string, std::string>;
+
+/// What a worker gets on top of the launcher's own environment, under torchrun's names.
+Variables worker_variables(const LaunchOptions& options, const RunContext& context, int local_rank);
+
+/// The launcher's environment with `variables` over it, as execve takes it.
+std::vector<std::string> merge_environment(const Variables& variables);
 
 }  // namespace syncbn::launch

@@ -1,7 +1,12 @@
 #include "options/option_help.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+
+#include <string_view>
+
+#include "job/run_context.h"
 
 namespace syncbn::launch {
 namespace {
@@ -24,6 +29,88 @@ std::string help_entry(const config::FieldInfo& option) {
     help.insert(end + 1, indent);
   }
   return name + help + "\n";
+}
+
+/// Text that troff shows unchanged: dashes can be copied, and no line begins with a request.
+std::string escaped(std::string_view text) {
+  std::string result;
+  bool at_line_start = true;
+  for (const char c : text) {
+    if (at_line_start && (c == '.' || c == '\'')) result += "\\&";
+    if (c == '\\') {
+      result += "\\e";
+    } else if (c == '-') {
+      result += "\\-";
+    } else {
+      result += c;
+    }
+    at_line_start = c == '\n';
+  }
+  return result;
+}
+
+std::string bold(std::string_view text) {
+  return fmt::format("\\fB{}\\fR", escaped(text));
+}
+
+std::string man_entry(const config::FieldInfo& option) {
+  std::string tag = option.letter.empty() ? "" : bold(option.letter) + ", ";
+  tag += bold("--" + option.path);
+  if (!option.value_name.empty()) tag += fmt::format(" \\fI{}\\fR", escaped(option.value_name));
+  std::string text = fmt::format(".TP\n{}\n{}.\n", tag, escaped(option.help));
+  if (!option.default_value.empty()) {
+    text += fmt::format("Default: {}.\n", escaped(option.default_value));
+  }
+  if (!option.environment.empty()) {
+    text += fmt::format("Environment: {}.\n", option.environment.front());
+  }
+  return text;
+}
+
+std::string entries(const std::vector<config::FieldInfo>& options) {
+  std::string text;
+  std::string group;
+  for (const config::FieldInfo& option : options) {
+    if (option.group != group) text += fmt::format(".SS {}\n", escaped(option.group));
+    group = option.group;
+    text += man_entry(option);
+  }
+  return text;
+}
+
+std::string exit_status() {
+  std::string text;
+  const auto line = [&text](const std::string& code, const char* meaning) {
+    text += fmt::format(".TP\n.B {}\n{}\n", code, meaning);
+  };
+  text += "That of the first worker that failed, on whatever node, or one of the launcher's own:\n";
+  line(std::to_string(base::kExitOk), "All went well.");
+  line(std::to_string(base::kExitUsage), "A mistake in the command line.");
+  line(std::to_string(base::kExitInternal), "A bug in the launcher.");
+  line(std::to_string(base::kExitUnavailable),
+       "Another node, the network or a disk failed; starting again may help.");
+  line(std::to_string(base::kExitCannotExecute), "The program cannot be executed.");
+  line(std::to_string(base::kExitNotFound), "The program was not found.");
+  line(fmt::format("{}+N", int{base::kExitSignalBase}), "Ended by signal N.");
+  return text;
+}
+
+std::string worker_environment() {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : worker_variables({}, {}, 0)) names.push_back(name);
+  return fmt::format(
+      "Options name the variables that stand for them; the command line comes first.\n"
+      ".PP\nWorkers find, besides what the launcher's own environment holds:\n{}.\n",
+      base::join(names, ",\n"));
+}
+
+std::string all_examples() {
+  std::string text;
+  for (const Example& example : examples()) {
+    text += fmt::format(".PP\n{}:\n.PP\n.RS 4\n.nf\n{}\n.fi\n.RE\n", escaped(example.what),
+                        escaped(example.command));
+  }
+  return text;
 }
 
 }  // namespace
@@ -64,6 +151,23 @@ std::string help_text(const std::vector<config::FieldInfo>& options) {
   for (const Example& example : examples()) {
     text += fmt::format("  {}:\n    {}\n", example.what, example.command);
   }
+  return text;
+}
+
+std::string man_page(const std::vector<config::FieldInfo>& options) {
+  std::string text = ".TH SYNCBN\\-LAUNCH 1 \"\" \"syncbn " SYNCBN_VERSION "\" \"User Commands\"\n";
+  // Do not hyphenate names.
+  text += ".nh\n.ad l\n";
+  const auto section = [&text](const char* title, const std::string& body) {
+    text += fmt::format(".SH {}\n{}", title, body);
+  };
+  section("NAME", "syncbn\\-launch \\- start the workers of a distributed training run\n");
+  section("SYNOPSIS", fmt::format("{}\n", escaped(kUsage)));
+  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", escaped(kSummary), escaped(kNotes)));
+  section("OPTIONS", entries(options));
+  section("EXIT STATUS", exit_status());
+  section("ENVIRONMENT", worker_environment());
+  section("EXAMPLES", all_examples());
   return text;
 }
 

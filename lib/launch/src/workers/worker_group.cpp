@@ -17,7 +17,6 @@
 
 #include "common/pipe.h"
 #include "common/processes.h"
-#include "job/environment.h"
 
 namespace syncbn::launch {
 namespace {

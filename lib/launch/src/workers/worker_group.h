@@ -19,7 +19,6 @@
 #include "output/output.h"
 #include "workers/group_result.h"
 #include "workers/keeper.h"
-#include "workers/oom_watch.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {
