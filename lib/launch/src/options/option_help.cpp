@@ -4,12 +4,60 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
+#include <array>
 #include <string_view>
 
 #include "job/run_context.h"
 
 namespace syncbn::launch {
 namespace {
+
+constexpr const char* kSummary =
+    "Starts the workers of a distributed training run on this machine and stays with\n"
+    "them to their end.";
+
+// What holds for all options.
+constexpr const char* kNotes =
+    R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
+replaced, and $$ by $. NAME.py runs as python3 -u, where python3 is $PYTHON_EXEC, or stands beside
+the link by which the launcher was called, or in PATH; another name without a slash is looked for beside
+syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
+long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
+nodes, node rank and master are taken from the environment unless given.)";
+
+struct Example {
+  const char* what;
+  const char* command;
+};
+
+constexpr std::array kExamples{
+    Example{"Four workers on this machine, with the trainer that stands beside syncbn-launch",
+            "syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml"},
+    Example{
+        "One worker per GPU, with a Python script, started again up to three times when a worker "
+        "fails",
+        "syncbn-launch --nproc_per_node=gpu --max_restarts=3 train.py --epochs 10"},
+    Example{
+        "The second of two machines, eight workers each",
+        "syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py"},
+    Example{"Four workers on each of two machines, started from here",
+            "syncbn-launch -H node0:4,node1:4 train.py"},
+    Example{"Every worker's output in files, that of rank 0 on the terminal as well",
+            "syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py"},
+};
+
+// The entries of all options, with a heading before each group.
+template <class Heading, class Entry>
+std::string by_group(const std::vector<config::FieldInfo>& options, Heading heading, Entry entry) {
+  std::string text;
+  std::string group;
+  for (const config::FieldInfo& option : options) {
+    if (option.group != group) text += heading(option.group);
+    group = option.group;
+    text += entry(option);
+  }
+  return text;
+}
 
 constexpr size_t kColumn = 28;  // where the help of an option begins
 
@@ -31,7 +79,8 @@ std::string help_entry(const config::FieldInfo& option) {
   return name + help + "\n";
 }
 
-/// Text that troff shows unchanged: dashes can be copied, and no line begins with a request.
+// Escapes text for troff: dashes stay ASCII, so that they can be copied, and no line is taken for a
+// request.
 std::string escaped(std::string_view text) {
   std::string result;
   bool at_line_start = true;
@@ -67,30 +116,19 @@ std::string man_entry(const config::FieldInfo& option) {
   return text;
 }
 
-std::string entries(const std::vector<config::FieldInfo>& options) {
-  std::string text;
-  std::string group;
-  for (const config::FieldInfo& option : options) {
-    if (option.group != group) text += fmt::format(".SS {}\n", escaped(option.group));
-    group = option.group;
-    text += man_entry(option);
-  }
-  return text;
-}
-
 std::string exit_status() {
-  std::string text;
-  const auto line = [&text](const std::string& code, const char* meaning) {
+  std::string text =
+      "That of the first worker that failed, on whatever node, or one of the launcher's own:\n";
+  const auto line = [&text](const auto& code, const char* meaning) {
     text += fmt::format(".TP\n.B {}\n{}\n", code, meaning);
   };
-  text += "That of the first worker that failed, on whatever node, or one of the launcher's own:\n";
-  line(std::to_string(base::kExitOk), "All went well.");
-  line(std::to_string(base::kExitUsage), "A mistake in the command line.");
-  line(std::to_string(base::kExitInternal), "A bug in the launcher.");
-  line(std::to_string(base::kExitUnavailable),
+  line(int{base::kExitOk}, "All went well.");
+  line(int{base::kExitUsage}, "A mistake in the command line.");
+  line(int{base::kExitInternal}, "A bug in the launcher.");
+  line(int{base::kExitUnavailable},
        "Another node, the network or a disk failed; starting again may help.");
-  line(std::to_string(base::kExitCannotExecute), "The program cannot be executed.");
-  line(std::to_string(base::kExitNotFound), "The program was not found.");
+  line(int{base::kExitCannotExecute}, "The program cannot be executed.");
+  line(int{base::kExitNotFound}, "The program was not found.");
   line(fmt::format("{}+N", int{base::kExitSignalBase}), "Ended by signal N.");
   return text;
 }
@@ -104,70 +142,36 @@ std::string worker_environment() {
       base::join(names, ",\n"));
 }
 
-std::string all_examples() {
-  std::string text;
-  for (const Example& example : examples()) {
-    text += fmt::format(".PP\n{}:\n.PP\n.RS 4\n.nf\n{}\n.fi\n.RE\n", escaped(example.what),
-                        escaped(example.command));
-  }
-  return text;
-}
-
 }  // namespace
 
-const char* const kNotes =
-    R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
-replaced, and $$ by $. NAME.py runs as python3 -u, where python3 is $PYTHON_EXEC, or stands beside
-the link by which the launcher was called, or in PATH; another name without a slash is looked for beside
-syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
-long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
-nodes, node rank and master are taken from the environment unless given.)";
-
-std::vector<Example> examples() {
-  return {
-      {"Four workers on this machine, with the trainer that stands beside syncbn-launch",
-       "syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml"},
-      {"One worker per GPU, with a Python script, started again up to three times when a worker "
-       "fails",
-       "syncbn-launch --nproc_per_node=gpu --max_restarts=3 train.py --epochs 10"},
-      {"The second of two machines, eight workers each",
-       "syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py"},
-      {"Four workers on each of two machines, started from here",
-       "syncbn-launch -H node0:4,node1:4 train.py"},
-      {"Every worker's output in files, that of rank 0 on the terminal as well",
-       "syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py"},
-  };
-}
-
 std::string help_text(const std::vector<config::FieldInfo>& options) {
-  std::string text = fmt::format("{}\n\nUsage: {}\n", kSummary, kUsage);
-  std::string group;
-  for (const config::FieldInfo& option : options) {
-    if (option.group != group) text += fmt::format("\n{}:\n", option.group);
-    group = option.group;
-    text += help_entry(option);
-  }
-  text += fmt::format("\n{}\n\nExamples:\n", kNotes);
-  for (const Example& example : examples()) {
+  const auto heading = [](const std::string& group) { return fmt::format("\n{}:\n", group); };
+  std::string text = fmt::format("{}\n\nUsage: {}\n{}\n{}\n\nExamples:\n", kSummary, kUsage,
+                                 by_group(options, heading, help_entry), kNotes);
+  for (const Example& example : kExamples) {
     text += fmt::format("  {}:\n    {}\n", example.what, example.command);
   }
   return text;
 }
 
 std::string man_page(const std::vector<config::FieldInfo>& options) {
-  std::string text = ".TH SYNCBN\\-LAUNCH 1 \"\" \"syncbn " SYNCBN_VERSION "\" \"User Commands\"\n";
-  // Do not hyphenate names.
-  text += ".nh\n.ad l\n";
-  const auto section = [&text](const char* title, const std::string& body) {
-    text += fmt::format(".SH {}\n{}", title, body);
+  const auto heading = [](const std::string& group) {
+    return fmt::format(".SS {}\n", escaped(group));
   };
-  section("NAME", "syncbn\\-launch \\- start the workers of a distributed training run\n");
-  section("SYNOPSIS", fmt::format("{}\n", escaped(kUsage)));
-  section("DESCRIPTION", fmt::format("{}\n.PP\n{}\n", escaped(kSummary), escaped(kNotes)));
-  section("OPTIONS", entries(options));
-  section("EXIT STATUS", exit_status());
-  section("ENVIRONMENT", worker_environment());
-  section("EXAMPLES", all_examples());
+  std::string text =
+      fmt::format(".TH SYNCBN\\-LAUNCH 1 \"\" \"syncbn " SYNCBN_VERSION
+                  "\" \"User Commands\"\n"
+                  ".nh\n.ad l\n"  // do not hyphenate names
+                  ".SH NAME\nsyncbn\\-launch \\- start the workers of a distributed training run\n"
+                  ".SH SYNOPSIS\n{}\n"
+                  ".SH DESCRIPTION\n{}\n.PP\n{}\n"
+                  ".SH OPTIONS\n{}.SH EXIT STATUS\n{}.SH ENVIRONMENT\n{}.SH EXAMPLES\n",
+                  escaped(kUsage), escaped(kSummary), escaped(kNotes),
+                  by_group(options, heading, man_entry), exit_status(), worker_environment());
+  for (const Example& example : kExamples) {
+    text += fmt::format(".PP\n{}:\n.PP\n.RS 4\n.nf\n{}\n.fi\n.RE\n", escaped(example.what),
+                        escaped(example.command));
+  }
   return text;
 }
 
