@@ -17,7 +17,7 @@
 namespace syncbn::launch {
 namespace {
 
-// Options that the list of hosts replaces.
+// Options that --hosts and --hostfile exclude: the list of hosts determines the nodes.
 constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
                                    "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
 
@@ -33,13 +33,14 @@ std::vector<std::string> ssh_command(const TypedOptions& typed) {
   const auto add = [&words](const std::vector<std::string>& more) {
     words.insert(words.end(), more.begin(), more.end());
   };
-  // ssh takes the first of an option that is given twice, so those of the user come first.
+  // ssh uses the first value of an option that is given twice, so the user's come first.
   add(words_of_option("--ssh_options", typed.ssh_options));
   if (typed.ssh_port) add({"-p", std::to_string(*typed.ssh_port)});
   if (!typed.ssh_user.empty()) add({"-l", typed.ssh_user});
   if (!typed.ssh_identity.empty()) add({"-i", typed.ssh_identity});
-  // No questions, no terminal, nothing that the user's configuration has for other sessions, no
-  // sharing of the connection, which ends with the job. ssh ends a minute after the host is gone.
+  // No prompts, no terminal, no forwardings or commands from the user's configuration, and no
+  // shared connection, because this one ends with the job. ssh gives up one minute after the host
+  // is gone.
   add({"-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
        "-o", "ControlMaster=no", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"});
   return words;
@@ -49,7 +50,7 @@ std::vector<std::string> read_exports(const std::string& typed) {
   std::vector<std::string> words = words_of(typed);
   for (const std::string& word : words) {
     if (is_export_pattern(word)) continue;
-    // mpirun's -x also takes a value.
+    // mpirun -x accepts NAME=VALUE, so users try that here.
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     std::string what_to_do = "expected NAME, PREFIX_* or !NAME";
@@ -127,7 +128,7 @@ bool is_export_pattern(std::string_view word) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
   };
   return !word.empty() && std::isdigit(static_cast<unsigned char>(word[0])) == 0 &&
-         std::all_of(word.begin(), word.end(), fits);
+         std::ranges::all_of(word, fits);
 }
 
 bool is_exported(const std::string& name, const std::vector<std::string>& patterns) {
