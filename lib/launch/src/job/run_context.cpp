@@ -24,28 +24,26 @@ constexpr int kStaticPort = 29500;
 constexpr int kC10dPort = 29400;
 
 std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector<Cpus>& cpus) {
-  // A single worker may use all cores, which its libraries count themselves.
+  // A single worker may use all cores, and its libraries count them.
   if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return {};
   if (!cpus.empty()) return threads_of_workers(cpus);
   const auto workers = static_cast<size_t>(options.nproc_per_node);
   return std::vector<int>(workers, std::max(1, base::usable_cpus() / options.nproc_per_node));
 }
 
-std::vector<Cpus> bound_cpus(const LaunchOptions& options) {
-  if (options.binding == Binding::kNone) return {};
-  const Topology topology("/sys", allowed_cpus());
-  std::vector<std::optional<int>> gpu_nodes;
-  // machine_gpus() may load NVML, which is slow.
-  if (options.binding != Binding::kCores) {
-    gpu_nodes = nodes_of_visible_gpus(topology, machine_gpus());
-  }
-  return bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
-}
-
 }  // namespace
 
 std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
-  std::vector<Cpus> cpus = bound_cpus(options);
+  std::vector<Cpus> cpus;
+  if (options.binding != Binding::kNone) {
+    const Topology topology("/sys", allowed_cpus());
+    std::vector<std::optional<int>> gpu_nodes;
+    // machine_gpus() may load NVML, which is slow.
+    if (options.binding != Binding::kCores) {
+      gpu_nodes = nodes_of_visible_gpus(topology, machine_gpus());
+    }
+    cpus = bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
+  }
   constexpr int kMaxPerCore = 32;
   const int cores = base::usable_cpus();
   if (options.oversubscribe || options.nproc_per_node <= kMaxPerCore * cores) return cpus;
