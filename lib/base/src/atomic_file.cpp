@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_fault_of_the_path(int error) {
+bool is_path_error(int error) {
   switch (error) {
     case EACCES:
     case EEXIST:
@@ -39,24 +39,24 @@ void sync_to_disk(const fs::path& path) {
   if (!fd || ::fsync(fd.get()) != 0) throw_errno(fmt::format("cannot sync {}", path.string()));
 }
 
-/// Does nothing if the folder may not be read, or its file system cannot sync folders (SMB, FUSE).
+/// Ignores folders without read permission, and file systems that cannot sync folders (SMB, FUSE).
 void sync_folder_to_disk(const fs::path& folder) {
   UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd ? ::fsync(fd.get()) == 0 || errno == EINVAL || errno == EBADF : errno == EACCES) return;
   throw_errno(fmt::format("cannot sync {}", folder.string()));
 }
 
-// The file that a link leads to, which need not be there yet.
-fs::path behind_links(fs::path path) {
-  constexpr int kMostLinks = 40;  // as the kernel
+// The target of a symbolic link, which need not exist yet.
+fs::path link_target(fs::path path) {
+  constexpr int kMaxLinks = 40;  // the kernel's limit
   std::error_code error;
-  for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
+  for (int i = 0; i < kMaxLinks && fs::is_symlink(path, error); ++i) {
     path = path.parent_path() / fs::read_symlink(path, error);
   }
   return path;
 }
 
-// Something that must not be replaced: a device, a FIFO, an open file by its name in /dev or /proc.
+// A file that must not be replaced: a device, a FIFO, an open file by its name in /dev or /proc.
 bool is_special(const fs::path& link) {
   const std::string name = fs::absolute(link).lexically_normal().string();
   std::error_code error;
@@ -65,7 +65,7 @@ bool is_special(const fs::path& link) {
   return !fs::is_regular_file(status) || name.starts_with("/dev/") || name.starts_with("/proc/");
 }
 
-/// Where the new bytes of `path` are kept until they are complete; its folder exists then.
+/// The name of the temporary file for `path`. Creates the folder.
 fs::path temporary_of(const fs::path& path) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code error;
@@ -73,10 +73,9 @@ fs::path temporary_of(const fs::path& path) {
   if (error) {
     throw_file_error(fmt::format("cannot create the folder {}", folder.string()), error.value());
   }
-  // A name may have 255 bytes.
-  constexpr size_t kMostOfName = 200;
+  constexpr size_t kMaxOfName = 200;  // a file name may have 255 bytes
   return folder /
-         fmt::format(".{}.{}.tmp", path.filename().string().substr(0, kMostOfName), ::getpid());
+         fmt::format(".{}.{}.tmp", path.filename().string().substr(0, kMaxOfName), ::getpid());
 }
 
 void write_all(const UniqueFd& fd, std::string_view bytes, const fs::path& path) {
@@ -88,7 +87,7 @@ void write_all(const UniqueFd& fd, std::string_view bytes, const fs::path& path)
   }
 }
 
-// O_NONBLOCK: a FIFO without a reader is an error, not a wait.
+// O_NONBLOCK: a FIFO without a reader is an error, instead of a wait.
 UniqueFd open_special(const fs::path& path) {
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd) throw_file_error(fmt::format("cannot open {}", path.string()), errno);
@@ -100,7 +99,7 @@ UniqueFd open_special(const fs::path& path) {
 
 void write_file_atomically(const fs::path& link,
                            const std::function<void(const fs::path&)>& write) {
-  const fs::path path = behind_links(link);
+  const fs::path path = link_target(link);
   const fs::path temporary = temporary_of(path);
   std::error_code error;
   try {
@@ -131,7 +130,7 @@ void check_can_write(const fs::path& link) {
     open_special(link);
     return;
   }
-  const fs::path path = behind_links(link);
+  const fs::path path = link_target(link);
   std::error_code error;
   if (fs::is_directory(path, error)) {
     throw_file_error(fmt::format("cannot write {}", link.string()), EISDIR);
@@ -144,11 +143,11 @@ void check_can_write(const fs::path& link) {
 
 void throw_file_error(const std::string& what, int error) {
   const std::string message = fmt::format("{}: {}", what, describe_errno(error));
-  if (is_fault_of_the_path(error)) throw UserError(message + "; choose another path");
+  if (is_path_error(error)) throw UserError(message + "; choose another path");
   throw UnavailableError(message);
 }
 
-std::string read_file(const fs::path& path, size_t most_bytes) {
+std::string read_file(const fs::path& path, size_t max_bytes) {
   std::error_code error;
   if (fs::is_directory(path, error)) {
     throw UserError(fmt::format("cannot read {}: it is a folder", path.string()));
@@ -160,8 +159,8 @@ std::string read_file(const fs::path& path, size_t most_bytes) {
   std::array<char, 65536> chunk;
   while (file.read(chunk.data(), chunk.size()), file.gcount() > 0) {
     bytes.append(chunk.data(), static_cast<size_t>(file.gcount()));
-    if (bytes.size() <= most_bytes) continue;
-    throw UserError(fmt::format("{} is larger than {}", path.string(), format_bytes(most_bytes)));
+    if (bytes.size() <= max_bytes) continue;
+    throw UserError(fmt::format("{} is larger than {}", path.string(), format_bytes(max_bytes)));
   }
   if (file.bad()) throw UnavailableError(fmt::format("reading {} failed", path.string()));
   return bytes;

@@ -16,7 +16,7 @@ namespace {
 // Bounds one call of receive(), so that one peer cannot keep the others waiting.
 constexpr size_t kMaxAtOnce = size_t{256} << 10;
 
-/// A socket whose peer has gone raises no SIGPIPE; for pipes the program ignores it.
+/// A socket whose peer has closed raises no SIGPIPE; for pipes the program must ignore SIGPIPE.
 ssize_t write_to(int fd, std::string_view bytes) {
   const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   return sent < 0 && errno == ENOTSOCK ? ::write(fd, bytes.data(), bytes.size()) : sent;
@@ -50,7 +50,7 @@ void Channel::flush() {
   }
 }
 
-/// receive() still reads what the peer sent before; then the channel has ended.
+/// receive() still reads what the peer had sent; after that, the channel has ended.
 void Channel::break_output(int error) {
   cannot_send_ = true;
   error_ = error;
@@ -69,7 +69,7 @@ void Channel::receive() {
     if (ended_) break;
     input_.append({buffer.data(), static_cast<size_t>(got)});
     total += static_cast<size_t>(got);
-    // There is no more, so the end, if any, is for the next call.
+    // Nothing is left now; the next call sees the end, if there is one.
     if (static_cast<size_t>(got) < buffer.size()) break;
   }
 }

@@ -34,7 +34,7 @@ double quota_of(const std::filesystem::path& group) {
   return kNone;
 }
 
-/// The least quota of a group and of all groups above it.
+/// The smallest quota of a group and all groups above it.
 double quota_up_from(const std::filesystem::path& mount, std::filesystem::path group) {
   double least = quota_of(mount);
   while (group.has_relative_path()) {
@@ -55,7 +55,7 @@ bool has_cpu(const std::string& controllers) {
 }  // namespace
 
 Cpus allowed_cpus(pid_t process) {
-  // The kernel refuses a mask that is shorter than its own, and does not say how long that is.
+  // The kernel refuses a mask that is shorter than its own, and does not report its length.
   constexpr size_t kMaxBytes = 1 << 16;
   constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
   std::vector<unsigned long> mask(sizeof(cpu_set_t) / sizeof(unsigned long));
@@ -75,7 +75,7 @@ Cpus allowed_cpus(pid_t process) {
 int usable_cpus(size_t allowed, const std::filesystem::path& root) {
   auto cpus = static_cast<double>(allowed);
   std::ifstream groups(root / "proc/self/cgroup");
-  // number:controllers:group; version 2 has one for all controllers, which it does not name
+  // number:controllers:group; version 2 has one line, without controllers
   for (std::string number, controllers, group; std::getline(groups, number, ':') &&
                                                std::getline(groups, controllers, ':') &&
                                                std::getline(groups, group);) {
@@ -89,7 +89,7 @@ int usable_cpus(size_t allowed, const std::filesystem::path& root) {
 int cpus_of_rank(int ranks) {
   const Cpus own = allowed_cpus();
   Cpus all = own;
-  // The parent started the other ranks too. It keeps its own mask when it binds them.
+  // The parent has started the other ranks as well, and keeps its own mask when it binds them.
   all.merge(allowed_cpus(::getppid()));
   return std::clamp(usable_cpus(all.size()) / ranks, 1, static_cast<int>(own.size()));
 }

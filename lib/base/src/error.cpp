@@ -18,7 +18,7 @@ std::string soft_limit(int resource) {
   return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur);
 }
 
-std::string most_open_files() {
+std::string max_open_files() {
   std::string number = "?";
   std::ifstream("/proc/sys/fs/file-max") >> number;
   return number;
@@ -41,7 +41,7 @@ std::string limit_advice(int error) {
     case ENFILE:
       return fmt::format(
           "; all processes together may have {} (sysctl fs.file-max): raise the limit",
-          most_open_files());
+          max_open_files());
     case EAGAIN:
       return fmt::format(
           "; this user may have {} processes and threads (ulimit -u), a container perhaps fewer "

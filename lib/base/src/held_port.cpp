@@ -39,7 +39,7 @@ int bound_port(int socket) {
   if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     throw_errno("getsockname");
   }
-  // The port stands at the same place in both families.
+  // The port is at the same offset in both families.
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 

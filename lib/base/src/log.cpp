@@ -20,10 +20,10 @@ std::string message_of(const std::exception& error) {
   const std::string what = error.what();
   if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
     const int code = system->code().value();
-    // The error of a thread that cannot start has no other text.
+    // std::thread's exception says nothing about the thread.
     return (code == EAGAIN ? "cannot start a thread: " : "") + what + limit_advice(code);
   }
-  // libtorch's errors go on with a page of stack frames.
+  // libtorch appends a page of stack frames.
   return what.substr(0, what.find("\nException raised from"));
 }
 
@@ -37,7 +37,7 @@ void init_logging(int rank) {
   logger->set_level(rank == 0 ? spdlog::level::info : spdlog::level::warn);
   if (const auto wanted = env("SYNCBN_LOG")) {
     const auto level = spdlog::level::from_str(*wanted);
-    // from_str answers `off` for what it does not know.
+    // from_str returns `off` for unknown names.
     if (level == spdlog::level::off && *wanted != "off") {
       throw UserError(fmt::format(
           "environment variable SYNCBN_LOG={} is not one of trace, debug, info, warn, error, off",
@@ -60,7 +60,7 @@ void write_stderr(std::string_view text) noexcept {
 int run_main(const std::string& program, const std::function<int()>& body) {
   try {
     const int exit_code = body();
-    // Otherwise a full disk would show only after main(), unnoticed.
+    // After main(), nobody would notice a full disk.
     if (std::fflush(stdout) != 0) throw_errno("cannot write standard output");
     if (std::ferror(stdout) != 0) throw UnavailableError("cannot write all of standard output");
     return exit_code;

@@ -17,16 +17,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kMostPatience{10};
+constexpr std::chrono::seconds kMaxPatience{10};
 
 bool is_ipv6(std::string_view host) {
-  // What follows is the interface of a link-local address.
+  // After % comes the interface of a link-local address.
   const std::string address(host.substr(0, host.find('%')));
   in6_addr ignored{};
   return ::inet_pton(AF_INET6, address.c_str(), &ignored) == 1;
 }
 
-/// Nothing and a reason otherwise.
+/// A connected socket, or none and a reason.
 UniqueFd connect_to(const addrinfo& address, Deadline deadline, std::string& reason) {
   UniqueFd fd = start_connect(address);
   int error = fd ? 0 : errno;
@@ -109,7 +109,7 @@ void detect_lost_host(int fd) {
   constexpr int kQuietSeconds = 5;
   constexpr int kProbeSeconds = 2;
   constexpr int kProbes = 3;
-  // Linux sends no probes while data is not acknowledged.
+  // Linux sends no keep-alive probes while sent data is unacknowledged.
   constexpr unsigned kUnansweredMilliseconds = 1000 * (kQuietSeconds + kProbes * kProbeSeconds);
   const int on = 1;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
@@ -122,7 +122,7 @@ void detect_lost_host(int fd) {
 
 Deadline patience_with_first(Deadline now, Deadline deadline, size_t addresses) {
   const Deadline share = now + (deadline - now) / static_cast<int64_t>(addresses);
-  return std::min(share, now + kMostPatience);
+  return std::min(share, now + kMaxPatience);
 }
 
 UniqueFd connect_to_any(const addrinfo* addresses, Deadline deadline, std::string& reason,

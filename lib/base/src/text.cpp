@@ -27,7 +27,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// Of the character of UTF-8 that the text begins with; 0: there is none.
+// The size of the UTF-8 character at the start of the text; 0 if it is not valid UTF-8.
 size_t character_size(std::string_view text) {
   const auto byte = [text](size_t at) { return static_cast<unsigned char>(text[at]); };
   const unsigned char first = byte(0);
@@ -38,13 +38,13 @@ size_t character_size(std::string_view text) {
     if ((byte(at) & 0xc0) != 0x80) return 0;
   }
   const unsigned char second = byte(1);
-  // Overlong forms, surrogates, and what lies above U+10FFFF.
-  const bool is_none = (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
-                       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f);
-  return is_none ? 0 : size;
+  // Overlong forms, surrogates, and code points above U+10FFFF.
+  const bool is_invalid = (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+                          (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f);
+  return is_invalid ? 0 : size;
 }
 
-// Control characters, those of U+0080 to U+009F and the byte order mark included.
+// Control characters, including U+0080 to U+009F, and the byte order mark.
 bool is_invisible(std::string_view character) {
   const auto first = static_cast<unsigned char>(character[0]);
   if (character.size() == 1) return first < 0x20 || first == 0x7f;

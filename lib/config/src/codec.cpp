@@ -34,7 +34,7 @@ std::optional<T> parse(std::string_view text) {
   if constexpr (std::is_same_v<T, std::string>) {
     return std::string(text);
   } else if constexpr (std::is_same_v<T, bool>) {
-    // The spellings of YAML 1.2: those of Python, but neither yes nor no.
+    // The spellings of YAML 1.2, which has neither yes nor no.
     if (text == "true" || text == "True" || text == "TRUE") return true;
     if (text == "false" || text == "False" || text == "FALSE") return false;
     return std::nullopt;
@@ -68,13 +68,15 @@ bool Codec<T>::read(const Value& value, T& out, const std::string& path, Faults&
   if (value.kind == Value::Kind::kScalar) parsed = parse<T>(value.scalar);
   if (!parsed) {
     detail::wrong_type(value, path, wanted, faults);
-  } else if (value.quoted && !std::is_same_v<T, std::string>) {
+    return false;
+  }
+  if (value.quoted && !std::is_same_v<T, std::string>) {
     faults.add(value.mark, fmt::format("{}: expected {}, got the text {}; remove its quotes", path,
                                        wanted, value.str()));
-  } else {
-    return out = *parsed, true;
+    return false;
   }
-  return false;
+  out = *parsed;
+  return true;
 }
 
 template <class T>

@@ -15,18 +15,11 @@ namespace {
 constexpr size_t kHelpColumn = 34;
 constexpr size_t kHelpWidth = 100;
 
-/// "--local-rank" and "--local_rank" are one option.
-std::string normalised(std::string name) {
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-}
-
 const FieldInfo* find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
   // A section with a type may be set by its type alone.
   for (const std::string& path : {name, name + ".type"}) {
-    for (const FieldInfo& field : fields) {
-      if (field.path == path) return &field;
-    }
+    const auto found = std::ranges::find(fields, path, &FieldInfo::path);
+    if (found != fields.end()) return &*found;
   }
   return nullptr;
 }
@@ -48,7 +41,7 @@ Value value_of(const std::string& text, const FieldInfo& field, const std::strin
     try {
       value = parse_yaml(text, option);
     } catch (const base::UserError&) {
-      // Stays a scalar: reading the field reports what was expected.
+      // The value stays a scalar, and reading the field reports what was expected.
     }
   }
   set_marks(value, {std::make_shared<const std::string>(option)});
@@ -76,19 +69,19 @@ class Parser {
     }
     const size_t equals = arg.find('=');
     const std::string option = arg.substr(0, equals);
-    const std::string name = normalised(option.substr(2));
+    std::string name = option.substr(2);
+    std::ranges::replace(name, '-', '_');  // "--local-rank" and "--local_rank" are one option
     std::optional<std::string> attached;
     if (equals != std::string::npos) attached = arg.substr(equals + 1);
 
-    const auto own = std::find_if(options_.begin(), options_.end(),
-                                  [&](const ProgramOption& o) { return o.name == name; });
+    const auto own = std::ranges::find(options_, name, &ProgramOption::name);
     if (own != options_.end()) {
       parse_program_option(*own, option, attached);
     } else if (const FieldInfo* field = find_key(name, fields_)) {
       parse_override(*field, option, attached);
     } else {
       faults_.add({}, fmt::format("unknown option '{}'{}", shortened(option), suggestion(name)));
-      // Its value is no fault of its own.
+      // Do not report its value as another fault.
       if (!attached && next_ < args_.size() && !args_[next_].starts_with("-")) ++next_;
     }
   }
@@ -143,9 +136,9 @@ bool chooses_type(const Override& override) {
   return override.path == "type" || override.path.ends_with(".type");
 }
 
-/// Sets the override's value at `path` below `section`, and makes sections that are missing.
+/// Sets the override's value at `path` below `section`, and creates missing sections.
 void apply(const Override& override, const std::string& path, Value& section) {
-  // A list where a section belongs: reading the section reports it.
+  // The configuration has a list in place of a section; reading the section reports that.
   if (section.kind == Value::Kind::kList) return;
   if (section.kind == Value::Kind::kScalar) {
     // `optimizer: sgd` is short for `optimizer: {type: sgd}`.
@@ -172,7 +165,7 @@ void apply(const Override& override, const std::string& path, Value& section) {
   section.set(path, override.value);
 }
 
-/// Breaks `text` into lines that fit beside the column of option names.
+/// Wraps `text` to the width of the help column.
 std::string wrapped(const std::string& text) {
   std::string out;
   size_t column = kHelpColumn;
@@ -192,7 +185,7 @@ std::string wrapped(const std::string& text) {
 }
 
 std::string help_line(const std::string& name, const std::string& text) {
-  // A name that is too long has a line of its own.
+  // After a name that is too long for its column, the help starts on the next line.
   const std::string gap = name.size() + 4 > kHelpColumn ? "\n" + std::string(kHelpColumn, ' ') : "";
   return fmt::format("  {:<{}}{}{}\n", name, kHelpColumn - 2, gap, wrapped(text));
 }
@@ -213,15 +206,10 @@ std::string heading(const FieldGroup& group) {
 
 }  // namespace
 
-bool CommandLine::has(const std::string& name) const {
-  return value(name).has_value();
-}
-
 std::optional<std::string> CommandLine::value(const std::string& name) const {
   const auto last = std::find_if(program.rbegin(), program.rend(),
                                  [&](const Setting& setting) { return setting.name == name; });
-  if (last == program.rend()) return std::nullopt;
-  return last->value;
+  return last == program.rend() ? std::nullopt : std::optional(last->value);
 }
 
 CommandLine parse_command_line(const std::vector<std::string>& args,
@@ -231,7 +219,7 @@ CommandLine parse_command_line(const std::vector<std::string>& args,
 }
 
 void apply_overrides(const std::vector<Override>& overrides, Value& config) {
-  // A word or a list where a configuration belongs: reading the configuration reports it.
+  // The file holds a word or a list in place of a configuration; reading it reports that.
   if (config.kind == Value::Kind::kScalar || config.kind == Value::Kind::kList) return;
   // Types first: a new type empties its section.
   for (const bool types : {true, false}) {

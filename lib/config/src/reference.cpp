@@ -7,7 +7,7 @@
 namespace syncbn::config {
 namespace {
 
-/// A table cell: a bar would end it.
+/// Escapes bars, which would end a table cell.
 std::string cell(const std::string& text) {
   std::string out;
   for (const char c : text) out.append(c == '|' ? "\\" : "").append(1, c);
@@ -36,7 +36,7 @@ std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields) {
   for (const FieldInfo& field : fields) {
     const size_t dot = field.path.rfind('.');
     const std::string section = dot == std::string::npos ? "" : field.path.substr(0, dot);
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const FieldGroup& g) {
+    auto group = std::ranges::find_if(groups, [&](const FieldGroup& g) {
       return g.section == section && g.only_for == field.only_for;
     });
     if (group == groups.end()) group = groups.insert(groups.end(), {section, field.only_for, {}});

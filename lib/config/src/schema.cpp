@@ -33,15 +33,15 @@ bool Rules::check(const Value& value, const Mark& mark, const std::string& path,
                  fmt::format("{}: must have {} values, got {}", path, *length_, value.list.size()));
       return false;
     }
-    return std::all_of(value.list.begin(), value.list.end(),
-                       [&](const Value& item) { return check(item, mark, path, faults); });
+    return std::ranges::all_of(value.list,
+                               [&](const Value& item) { return check(item, mark, path, faults); });
   }
   if (value.kind != Value::Kind::kScalar) return true;
   const std::vector<std::string>& choices = info_.choices;
   const auto number = base::parse_number<double>(value.scalar);
-  const bool is_kept =
-      value.quoted ? choices.empty() || std::count(choices.begin(), choices.end(), value.scalar) > 0
-                   : !number || holds(*number);
+  const bool is_kept = value.quoted
+                           ? choices.empty() || std::ranges::count(choices, value.scalar) > 0
+                           : !number || holds(*number);
   if (is_kept) return true;
   const std::string got = value.quoted ? value.str() : value.scalar;
   faults.add(mark, fmt::format("{}: must be {}, got {}{}", path, bounds(), got,
@@ -80,8 +80,7 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
   for (const Value::Member& member : value.members) {
     if (hint && member.key == "type") continue;
     const std::string key = detail::at(path, member.key);
-    const auto field = std::find_if(fields_.begin(), fields_.end(),
-                                    [&](const Field& f) { return f.name == member.key; });
+    const auto field = std::ranges::find(fields_, member.key, &Field::name);
     if (field == fields_.end()) {
       std::string tail = hint ? hint(member.key) : "";
       if (tail.empty()) tail = base::did_you_mean(member.key, names());
@@ -169,7 +168,7 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
                          Faults& faults) {
   const std::vector<std::string> names = registry.names();
   const Value* type = value.kind == Value::Kind::kScalar ? &value : value.find("type");
-  // A default names its type, so that its options can be set without repeating it.
+  // A component that has a default type may be configured without naming the type.
   const Value default_type = Value::of_scalar(type_);
   if (type == nullptr && *this) type = &default_type;
   if (value.kind == Value::Kind::kList || type == nullptr || type->kind != Value::Kind::kScalar) {
@@ -187,8 +186,7 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
   const Hint hint = [&](const std::string& key) -> std::string {
     std::vector<std::string> owners;
     for (const auto& [name, other] : registry.entries()) {
-      const auto keys = other.schema().names();
-      if (std::find(keys.begin(), keys.end(), key) != keys.end()) owners.push_back(name);
+      if (std::ranges::count(other.schema().names(), key) > 0) owners.push_back(name);
     }
     if (owners.empty()) return "";
     return fmt::format("; it belongs to type {}, the type here is {}", base::join(owners, ", "),
@@ -198,9 +196,8 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
   nothing.mark = value.mark;
   const SchemaBase& schema = entry->second.schema();
   const std::shared_ptr<void> options = entry->second.make_options();
-  if (!schema.read(type == &value ? nothing : value, options.get(), path, faults, hint)) {
-    return false;
-  }
+  const Value& section = type == &value ? nothing : value;
+  if (!schema.read(section, options.get(), path, faults, hint)) return false;
   type_ = entry->first;
   schema_ = &schema;
   options_ = options;

@@ -21,28 +21,20 @@ std::string Mark::str() const {
 }
 
 Value Value::of_scalar(std::string text, bool quoted) {
-  Value value;
-  value.kind = Kind::kScalar;
+  Value value = of_kind(Kind::kScalar);
   value.scalar = std::move(text);
   value.quoted = quoted;
   return value;
 }
 
-Value Value::of_list() {
+Value Value::of_kind(Kind kind) {
   Value value;
-  value.kind = Kind::kList;
-  return value;
-}
-
-Value Value::of_map() {
-  Value value;
-  value.kind = Kind::kMap;
+  value.kind = kind;
   return value;
 }
 
 Value* Value::find(const std::string& key) {
-  const auto it = std::find_if(members.begin(), members.end(),
-                               [&](const Member& member) { return member.key == key; });
+  const auto it = std::ranges::find(members, key, &Member::key);
   return it == members.end() ? nullptr : &it->value;
 }
 

@@ -13,7 +13,7 @@
 namespace syncbn::config {
 namespace {
 
-// Limits on a file whose aliases expand without end.
+// Limits for a file whose aliases expand without end.
 constexpr int kMaxDepth = 100;
 constexpr int kMaxValues = 100'000;
 
@@ -103,7 +103,7 @@ class Converter {
   int values_ = 0;
 };
 
-/// Whether text can do without quotes: readers take it for text, not for a number, a bool or null.
+/// Whether text needs no quotes: no reader takes it for a number, a bool or null.
 bool is_plain(std::string_view text) {
   if (text.empty() || std::string_view("-.+0123456789").find(text[0]) != text.npos) return false;
   std::string lower;
@@ -114,10 +114,10 @@ bool is_plain(std::string_view text) {
   }
   // Readers of YAML 1.1 or 1.2 take these for true, false or null.
   const auto words = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"};
-  return std::find(words.begin(), words.end(), lower) == words.end();
+  return std::ranges::count(words, lower) == 0;
 }
 
-// YAML::Emitter would replace bytes that are not UTF-8, which a path may hold.
+// Not YAML::Emitter, which replaces bytes that are not UTF-8; paths may contain such bytes.
 std::string in_quotes(std::string_view text) {
   std::string out;
   for (const char c : text) {

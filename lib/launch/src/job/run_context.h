@@ -2,6 +2,7 @@
 
 #include <syncbn/launch/options.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,7 @@
 
 namespace syncbn::launch {
 
-/// What all workers of this node share in one attempt.
+/// What all workers of this node share during one attempt.
 struct RunContext {
   std::string master_addr;
   int master_port = 0;
@@ -18,21 +19,28 @@ struct RunContext {
   std::string job_id;        ///< unique to this run; the same on all nodes and in all attempts
   bool agent_store = false;  ///< the launcher of node 0 holds the store, not rank 0
   int attempt = 0;
-  int restart_count = 0;   ///< without the attempts that begin because a node came or left
-  std::vector<Cpus> cpus;  ///< by local rank; empty: workers are not bound
+  int restart_count = 0;             ///< excludes attempts that start because a node joined or left
+  std::vector<Cpus> cpus;            ///< by local rank; empty: workers are not bound
   std::vector<int> omp_num_threads;  ///< by local rank; empty: OMP_NUM_THREADS stays as it is
   int node = 0;
   int nodes = 1;
   AssignedRanks ranks;
 };
 
-/// Node, nodes and ranks are guesses until this node has met the others: as if all had as many
-/// workers as this one.
-/// @throws base::UserError if this machine cannot do what the options ask for.
+/// Until the rendezvous, node, nodes and ranks are guesses: as if every node had as many workers as
+/// this one. @throws base::UserError as cpus_of_workers() does.
 RunContext make_run_context(const LaunchOptions& options);
 
 /// RunContext::cpus. @throws base::UserError if there are too few CPUs for the binding, or for so
 /// many workers without --oversubscribe.
 std::vector<Cpus> cpus_of_workers(const LaunchOptions& options);
+
+using Variables = std::map<std::string, std::string>;
+
+/// The variables that a worker gets in addition to the launcher's environment; torchrun's names.
+Variables worker_variables(const LaunchOptions& options, const RunContext& context, int local_rank);
+
+/// The launcher's environment, overridden by `variables`, as "NAME=VALUE" for execve.
+std::vector<std::string> merge_environment(const Variables& variables);
 
 }  // namespace syncbn::launch

@@ -38,8 +38,8 @@ struct TorchrunRole {
   static std::optional<TorchrunRole> parse(const std::string& text);
 };
 
-/// The value of assigned_ranks: the ranks of one node's workers. Our launchers send it to each
-/// other, too.
+/// The value of assigned_ranks: the ranks of one node's workers. Launchers of syncbn send it to
+/// each other as well.
 struct AssignedRanks {
   int base = 0;  ///< the global rank of local rank 0
   int world_size = 1;
@@ -47,9 +47,9 @@ struct AssignedRanks {
   int role_world_size = 1;
 
   nlohmann::json json() const;
-  /// @throws nlohmann::json::exception if `json` has another form.
+  /// @throws nlohmann::json::exception if `json` has a different form.
   static AssignedRanks of(const nlohmann::json& json);
-  /// Empty if `json` has another form.
+  /// Empty if `json` has a different form.
   static std::optional<AssignedRanks> parse(const nlohmann::json& json);
 };
 

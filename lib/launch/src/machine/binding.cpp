@@ -19,12 +19,10 @@ std::vector<Cpus> shares(const std::vector<Cpus>& groups, size_t workers) {
   std::vector<Cpus> result(workers);
   const size_t least = groups.size() / workers;
   const size_t longer = groups.size() % workers;
-  size_t next = 0;
+  auto group = groups.begin();
   for (size_t worker = 0; worker < workers; ++worker) {
-    const size_t length = least + (worker < longer ? 1 : 0);
-    for (size_t i = 0; i < length; ++i, ++next) {
-      result[worker].insert(groups[next].begin(), groups[next].end());
-    }
+    const auto end = group + static_cast<std::ptrdiff_t>(least + (worker < longer ? 1 : 0));
+    for (; group != end; ++group) result[worker].insert(group->begin(), group->end());
   }
   return result;
 }
@@ -43,8 +41,7 @@ std::vector<Cpus> bind_to_cores(const Topology& topology, size_t workers) {
 
 const Node& node_of_gpu(const Topology& topology, int gpu, int id) {
   const auto& nodes = topology.nodes();
-  const auto found =
-      std::find_if(nodes.begin(), nodes.end(), [id](const Node& node) { return node.id == id; });
+  const auto found = std::ranges::find(nodes, id, &Node::id);
   if (found != nodes.end()) return *found;
   throw base::UserError(fmt::format(
       "--numa_binding: GPU {} is at NUMA node {}, where this process may use no core (it has CPU "

@@ -25,10 +25,8 @@ std::optional<std::vector<std::string>> visible_devices() {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return std::nullopt;
   std::vector<std::string> devices = words_of(visible);
-  const auto invalid = [](const std::string& entry) {
-    return entry.empty() || entry.front() == '-';
-  };
-  devices.erase(std::find_if(devices.begin(), devices.end(), invalid), devices.end());
+  const auto invalid = [](const std::string& entry) { return entry.empty() || entry[0] == '-'; };
+  devices.erase(std::ranges::find_if(devices, invalid), devices.end());
   return devices;
 }
 
@@ -53,9 +51,8 @@ const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
   std::string_view uuid = entry;
   if (uuid.starts_with(kMig)) uuid.remove_prefix(kMig.size());
   uuid = uuid.substr(0, uuid.find('/'));
-  const auto found = std::find_if(machine.begin(), machine.end(), [&](const Gpu& gpu) {
-    return !uuid.empty() && gpu.uuid.starts_with(uuid);
-  });
+  const auto found = std::ranges::find_if(
+      machine, [&](const Gpu& gpu) { return !uuid.empty() && gpu.uuid.starts_with(uuid); });
   return found == machine.end() ? nullptr : &*found;
 }
 
@@ -73,8 +70,7 @@ std::string sys_address(std::string address) {
   constexpr size_t kDomainDigits = 4;
   const size_t colon = address.find(':');
   if (colon != std::string::npos && colon > kDomainDigits) address.erase(0, colon - kDomainDigits);
-  std::transform(address.begin(), address.end(), address.begin(),
-                 [](unsigned char c) { return std::tolower(c); });
+  for (char& c : address) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return address;
 }
 
@@ -139,8 +135,7 @@ std::vector<Gpu> machine_gpus(const fs::path& proc) {
   for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
     gpus.push_back({entry->path().filename(), uuid_in(entry->path() / "information")});
   }
-  std::sort(gpus.begin(), gpus.end(),
-            [](const Gpu& a, const Gpu& b) { return a.address < b.address; });
+  std::ranges::sort(gpus, {}, &Gpu::address);
   return gpus;
 }
 

@@ -35,17 +35,14 @@ std::optional<int> number_of(const fs::path& path) {
 
 Cpus common(const Cpus& a, const Cpus& b) {
   Cpus result;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(),
-                        std::inserter(result, result.end()));
+  std::ranges::set_intersection(a, b, std::inserter(result, result.end()));
   return result;
 }
 
 // 12 for a folder "node12"; empty for any other name.
 std::optional<int> node_number(const fs::path& folder) {
-  constexpr std::string_view kPrefix = "node";
   const std::string name = folder.filename();
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  return base::parse_number<int>(name.substr(kPrefix.size()));
+  return name.starts_with("node") ? base::parse_number<int>(name.substr(4)) : std::nullopt;
 }
 
 }  // namespace
@@ -54,10 +51,10 @@ Cpus parse_cpus(std::string_view list) {
   Cpus cpus;
   if (list.ends_with('\n')) list.remove_suffix(1);
   for (const std::string& range : words_of(list)) {
-    const size_t dash = std::min(range.find('-'), range.size());
+    const size_t dash = range.find('-');
     const auto first = base::parse_number<int>(range.substr(0, dash));
     if (!first) continue;
-    const auto last = base::parse_number<int>(range.substr(std::min(dash + 1, range.size())));
+    const auto last = dash == range.npos ? first : base::parse_number<int>(range.substr(dash + 1));
     for (int cpu = *first; cpu <= last.value_or(*first); ++cpu) cpus.insert(cpu);
   }
   return cpus;

@@ -11,18 +11,9 @@
 #include "options/option_table.h"
 
 namespace syncbn::launch {
-namespace {
-
-std::string source(const std::string& name, const std::string& variable) {
-  return variable.empty() ? name
-                          : fmt::format("environment variable {}, read as {}", variable, name);
-}
-
-}  // namespace
 
 std::optional<bool> read_flag(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return std::tolower(c); });
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   if (text == "0" || text == "false" || text == "off" || text == "no") return false;
   const bool is_number = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
   if (is_number || text == "true" || text == "on" || text == "yes") return true;
@@ -52,12 +43,12 @@ CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
   }
   program_.assign(words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
   if (environment == Environment::kIsSettled) return;
-  // torchrun's argparse takes these dashes for its own.
+  // As in torchrun, whose argparse removes these dashes.
   if (program_.size() > 1 && program_[1] == "--") program_.erase(program_.begin() + 1);
   for (const config::FieldInfo& field : fields) {
     for (const std::string& variable : field.environment) {
       const char* value = std::getenv(variable.c_str());
-      // Kubeflow's training operator sets a flag's variable to nothing.
+      // Kubeflow's training operator sets the variable of a flag to the empty string.
       if (value == nullptr || (*value == '\0' && !field.is_switch())) continue;
       if (!has("--" + field.path)) add(field, value, variable);
     }
@@ -67,7 +58,7 @@ CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
 std::vector<std::string> CommandLine::options(const std::vector<std::string>& without) const {
   std::vector<std::string> options;
   for (const Given& given : given_) {
-    if (std::find(without.begin(), without.end(), given.name) != without.end()) continue;
+    if (std::ranges::count(without, given.name) > 0) continue;
     options.push_back(given.value.empty() ? given.name : given.name + "=" + given.value);
   }
   return options;
@@ -80,21 +71,20 @@ bool CommandLine::is_typed(const std::string& name) const {
 
 std::string CommandLine::source_of(const std::string& name) const {
   const Given* given = find(name);
-  return given == nullptr ? name : source(name, given->variable);
+  if (given == nullptr || given->variable.empty()) return name;
+  return fmt::format("environment variable {}, read as {}", given->variable, name);
 }
 
 void CommandLine::add(const config::FieldInfo& field, std::string value,
                       const std::string& variable) {
-  const std::string name = "--" + field.path;
-  if (field.is_switch() && !value.empty()) {
-    const auto on = read_flag(value);
-    if (!on) {
-      throw base::UserError(
-          fmt::format("{}: expected true or false, got '{}'", source(name, variable), value));
-    }
-    value = *on ? "true" : "false";
+  Given& given = given_.emplace_back(Given{"--" + field.path, std::move(value), variable});
+  if (!field.is_switch() || given.value.empty()) return;
+  const auto on = read_flag(given.value);
+  if (!on) {
+    throw base::UserError(
+        fmt::format("{}: expected true or false, got '{}'", source_of(given.name), given.value));
   }
-  given_.push_back({name, value, variable});
+  given.value = *on ? "true" : "false";
 }
 
 const config::FieldInfo& CommandLine::field_of_letter(const std::string& word) const {
@@ -107,15 +97,17 @@ const config::FieldInfo& CommandLine::field_of_letter(const std::string& word) c
 
 const config::FieldInfo& CommandLine::field_of_name(const std::string& word) const {
   std::string typed = word.substr(2, word.find('=') - 2);
-  std::replace(typed.begin(), typed.end(), '-', '_');
+  std::ranges::replace(typed, '-', '_');
   std::vector<const config::FieldInfo*> torchruns;
   std::vector<const config::FieldInfo*> matches;
   std::vector<std::string> names;
+  std::vector<std::string> matching_names;
   for (const config::FieldInfo& field : fields_) {
     if (field.path == typed) return field;
     names.push_back(field.path);
     if (typed.empty() || !field.path.starts_with(typed)) continue;
     matches.push_back(&field);
+    matching_names.push_back("--" + field.path);
     if (is_torchruns(field)) torchruns.push_back(&field);
   }
   if (torchruns.size() == 1) return *torchruns[0];
@@ -124,14 +116,12 @@ const config::FieldInfo& CommandLine::field_of_name(const std::string& word) con
     throw base::UserError(fmt::format("unknown option --{}{}; see syncbn-launch --help", typed,
                                       base::did_you_mean(typed, names)));
   }
-  std::string all;
-  for (const config::FieldInfo* field : matches) all += (all.empty() ? "--" : ", --") + field->path;
-  throw base::UserError(fmt::format("option --{} is ambiguous: {}", typed, all));
+  throw base::UserError(
+      fmt::format("option --{} is ambiguous: {}", typed, base::join(matching_names, ", ")));
 }
 
 const CommandLine::Given* CommandLine::find(const std::string& name) const {
-  const auto found = std::find_if(given_.begin(), given_.end(),
-                                  [&](const Given& given) { return given.name == name; });
+  const auto found = std::ranges::find(given_, name, &Given::name);
   return found == given_.end() ? nullptr : &*found;
 }
 

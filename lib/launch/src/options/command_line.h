@@ -8,16 +8,16 @@
 
 namespace syncbn::launch {
 
-/// true, 1, on, yes or false, 0, off, no, in any case; otherwise nothing. As in torchrun, any
-/// number but 0 is true.
+/// Reads true, 1, on, yes, or false, 0, off, no, in any case; empty for other text. As in torchrun,
+/// any number but 0 is true.
 std::optional<bool> read_flag(std::string text);
 
-/// The launcher's own words, spelled out for CLI11: abbreviations, letters and dashes become the
-/// options' names, values follow "=", and options that only the environment sets are appended.
-/// The words from the program's name on belong to the program.
+/// The launcher's part of the command line, normalised for CLI11: abbreviations, letters and dashes
+/// become the options' names, and values follow "=". Options that only the environment sets are
+/// appended. The program's name and all that follows it belong to the program.
 class CommandLine {
  public:
-  /// Whether variables stand for options that are not given.
+  /// Whether variables set the options that are not given (kCounts).
   enum class Environment { kCounts, kIsSettled };
 
   /// @param words without the launcher's own name.

@@ -11,7 +11,7 @@
 namespace syncbn::launch {
 namespace {
 
-/// The words of "N|cpu|gpu" that are typed as they are: those without capitals.
+/// The literal words of "N|cpu|gpu": those without capitals.
 std::string choices(const std::string& value_name) {
   std::string choices;
   if (value_name.find('|') == value_name.npos) return choices;
@@ -23,7 +23,7 @@ std::string choices(const std::string& value_name) {
   return choices;
 }
 
-/// What may follow an option, for bash's script.
+/// How the bash script completes an option's value.
 std::string kind_for_bash(const config::FieldInfo& option) {
   if (option.is_switch()) return "flag";
   if (option.value_name == "FILE") return "files";
@@ -39,11 +39,6 @@ std::string action_for_zsh(const config::FieldInfo& option) {
   return words.empty() ? " " : fmt::format("({})", words);
 }
 
-std::string with_dashes(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  return name;
-}
-
 std::string escaped(std::string_view text, std::string_view special) {
   std::string result;
   for (const char c : text) {
@@ -53,19 +48,21 @@ std::string escaped(std::string_view text, std::string_view special) {
   return result;
 }
 
-/// _arguments' specifications of one option, one for each way to spell it.
+/// Arguments for zsh's _arguments: one for each spelling of the option.
 std::string specs_for_zsh(const config::FieldInfo& option) {
-  const std::string name = "--" + option.path;
-  std::vector<std::string> spellings{name};
-  if (with_dashes(name) != name) spellings.push_back(with_dashes(name));
+  std::vector<std::string> spellings{"--" + option.path};
+  std::string dashed = spellings[0];
+  std::ranges::replace(dashed, '_', '-');
+  if (dashed != spellings[0]) spellings.push_back(dashed);
   if (!option.letter.empty()) spellings.push_back(option.letter);
   std::string help = escaped(option.help, R"(\[]:)");
-  std::replace(help.begin(), help.end(), '\n', ' ');
+  std::ranges::replace(help, '\n', ' ');
   std::string specs;
   for (const std::string& spelling : spellings) {
     std::string spec = fmt::format("*{}[{}]", spelling, help);
     if (!option.is_switch()) {
-      // "--x=": the value comes after "=" or in the next word; "-r+": at once or in the next word.
+      // "--x=": the value follows "=" or is the next word; "-r+": it follows directly or is the
+      // next word.
       spec = fmt::format("*{}{}[{}]:{}:{}", spelling, spelling.starts_with("--") ? "=" : "+", help,
                          escaped(option.value_name, ":"), action_for_zsh(option));
     }

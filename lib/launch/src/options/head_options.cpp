@@ -1,20 +1,23 @@
 #include "options/head_options.h"
 
 #include <fmt/format.h>
+#include <fnmatch.h>
 #include <syncbn/base/error.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <chrono>
 #include <cstdint>
 
 #include "common/words.h"
-#include "options/exports.h"
 #include "options/hosts.h"
 
 namespace syncbn::launch {
 namespace {
 
-// Options that the list of hosts replaces.
+// Options that --hosts and --hostfile exclude: the list of hosts determines the nodes.
 constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
                                    "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
 
@@ -30,13 +33,14 @@ std::vector<std::string> ssh_command(const TypedOptions& typed) {
   const auto add = [&words](const std::vector<std::string>& more) {
     words.insert(words.end(), more.begin(), more.end());
   };
-  // ssh takes the first of an option that is given twice, so those of the user come first.
+  // ssh uses the first value of an option that is given twice, so the user's come first.
   add(words_of_option("--ssh_options", typed.ssh_options));
   if (typed.ssh_port) add({"-p", std::to_string(*typed.ssh_port)});
   if (!typed.ssh_user.empty()) add({"-l", typed.ssh_user});
   if (!typed.ssh_identity.empty()) add({"-i", typed.ssh_identity});
-  // No questions, no terminal, nothing that the user's configuration has for other sessions, no
-  // sharing of the connection, which ends with the job. ssh ends a minute after the host is gone.
+  // No prompts, no terminal, no forwardings or commands from the user's configuration, and no
+  // shared connection, because this one ends with the job. ssh gives up one minute after the host
+  // is gone.
   add({"-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
        "-o", "ControlMaster=no", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"});
   return words;
@@ -46,7 +50,7 @@ std::vector<std::string> read_exports(const std::string& typed) {
   std::vector<std::string> words = words_of(typed);
   for (const std::string& word : words) {
     if (is_export_pattern(word)) continue;
-    // mpirun's -x also takes a value.
+    // mpirun -x accepts NAME=VALUE, so users try that here.
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     std::string what_to_do = "expected NAME, PREFIX_* or !NAME";
@@ -115,6 +119,40 @@ HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line
   head.node_options = line.options(own);
   head.launcher_name = launcher_name;
   return head;
+}
+
+bool is_export_pattern(std::string_view word) {
+  if (word.starts_with('!')) word.remove_prefix(1);
+  const std::string_view marks = word.find('[') == word.npos ? "_*?" : "_*?[]-";
+  const auto fits = [marks](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
+  };
+  return !word.empty() && std::isdigit(static_cast<unsigned char>(word[0])) == 0 &&
+         std::ranges::all_of(word, fits);
+}
+
+bool is_exported(const std::string& name, const std::vector<std::string>& patterns) {
+  bool exported = false;
+  for (const std::string& pattern : patterns) {
+    const bool leaves_out = pattern.starts_with('!');
+    const char* const fits = pattern.c_str() + (leaves_out ? 1 : 0);
+    if (::fnmatch(fits, name.c_str(), 0) == 0) exported = !leaves_out;
+  }
+  return exported;
+}
+
+Variables exported_variables(const std::vector<std::string>& more) {
+  std::vector<std::string> patterns(kDefaultExports.begin(), kDefaultExports.end());
+  patterns.insert(patterns.end(), more.begin(), more.end());
+  Variables variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string name(text.substr(0, equals));
+    if (is_exported(name, patterns)) variables[name] = text.substr(equals + 1);
+  }
+  return variables;
 }
 
 }  // namespace syncbn::launch

@@ -16,27 +16,29 @@
 namespace syncbn::launch {
 namespace {
 
-// ssh must not take it for an option, and a shell in a ProxyCommand must not interpret it.
+// True if ssh does not take the name for an option, and a shell in a ProxyCommand does not
+// interpret it.
 bool is_harmless(std::string_view name, std::string_view marks) {
-  return !name.starts_with('-') && std::all_of(name.begin(), name.end(), [marks](char c) {
+  return !name.starts_with('-') && std::ranges::all_of(name, [marks](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
   });
 }
 
-// The text may come from a file of another kind.
+// Text for a message, cut: a host file may be a file of another kind.
 std::string shown(const std::string& text) {
   constexpr size_t kShown = 80;
   return base::printable(text.substr(0, kShown)) + (text.size() > kShown ? "…" : "");
 }
 
-[[noreturn]] void throw_bad_slots(const std::string& host) {
+int checked_slots(const std::optional<int>& slots, const std::string& host) {
+  if (slots && *slots >= 1 && *slots <= kMaxWorkers) return *slots;
   throw base::UserError(
       fmt::format("{} needs a number of workers (slots) from 1 to {}", host, kMaxWorkers));
 }
 
 Host read_host(const std::string& text) {
   Host host;
-  // A user's name may contain an @.
+  // A user name may contain an @.
   const size_t at = text.rfind('@');
   if (at != std::string::npos) host.user = text.substr(0, at);
   const auto parsed = base::parse_host_port(at == std::string::npos ? text : text.substr(at + 1));
@@ -49,8 +51,7 @@ Host read_host(const std::string& text) {
                     shown(text)));
   }
   host.name = parsed->host;
-  host.slots = parsed->port.value_or(0);
-  if (parsed->port && (host.slots < 1 || host.slots > kMaxWorkers)) throw_bad_slots(text);
+  if (parsed->port) host.slots = checked_slots(parsed->port, text);
   return host;
 }
 
@@ -66,15 +67,12 @@ Host read_line(const std::vector<std::string>& words) {
     throw base::UserError(fmt::format("{} has its number of workers twice", words[0]));
   }
   const auto slots = base::parse_number<int>(std::string_view(words[1]).substr(kSlots.size()));
-  if (!slots || *slots < 1 || *slots > kMaxWorkers) throw_bad_slots(host.name);
-  host.slots = *slots;
+  host.slots = checked_slots(slots, host.name);
   return host;
 }
 
 void add(std::vector<Host>& hosts, Host host) {
-  if (std::any_of(hosts.begin(), hosts.end(), [&](const Host& other) {
-        return other.name == host.name && other.user == host.user;
-      })) {
+  if (std::ranges::count(hosts, host.full_name(), &Host::full_name) > 0) {
     throw base::UserError(
         fmt::format("{} is there twice; give the sum of its slots once", host.full_name()));
   }
@@ -82,18 +80,17 @@ void add(std::vector<Host>& hosts, Host host) {
 }
 
 bool is_named(const Host& host, const std::vector<std::string>& names) {
-  return std::find(names.begin(), names.end(), host.name) != names.end() ||
-         std::find(names.begin(), names.end(), host.full_name()) != names.end();
+  return std::ranges::any_of(names, [&](const std::string& name) {
+    return name == host.name || name == host.full_name();
+  });
 }
 
 void check_names(const std::vector<Host>& hosts, const std::vector<std::string>& names,
                  const std::string& option, const std::string& typed) {
   std::vector<std::string> known;
-  known.reserve(hosts.size());
   for (const Host& host : hosts) known.push_back(host.name);
   for (const std::string& name : names) {
-    if (std::any_of(hosts.begin(), hosts.end(),
-                    [&](const Host& host) { return is_named(host, {name}); })) {
+    if (std::ranges::any_of(hosts, [&](const Host& host) { return is_named(host, {name}); })) {
       continue;
     }
     throw base::UserError(fmt::format("{}={}: there is no host '{}'{}", option, typed, name,

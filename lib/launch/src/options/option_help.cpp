@@ -1,10 +1,63 @@
 #include "options/option_help.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+
+#include <array>
+#include <string_view>
+
+#include "job/run_context.h"
 
 namespace syncbn::launch {
 namespace {
+
+constexpr const char* kSummary =
+    "Starts the workers of a distributed training run on this machine and stays with\n"
+    "them to their end.";
+
+// What holds for all options.
+constexpr const char* kNotes =
+    R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
+replaced, and $$ by $. NAME.py runs as python3 -u, where python3 is $PYTHON_EXEC, or stands beside
+the link by which the launcher was called, or in PATH; another name without a slash is looked for beside
+syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
+long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
+nodes, node rank and master are taken from the environment unless given.)";
+
+struct Example {
+  const char* what;
+  const char* command;
+};
+
+constexpr std::array kExamples{
+    Example{"Four workers on this machine, with the trainer that stands beside syncbn-launch",
+            "syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml"},
+    Example{
+        "One worker per GPU, with a Python script, started again up to three times when a worker "
+        "fails",
+        "syncbn-launch --nproc_per_node=gpu --max_restarts=3 train.py --epochs 10"},
+    Example{
+        "The second of two machines, eight workers each",
+        "syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py"},
+    Example{"Four workers on each of two machines, started from here",
+            "syncbn-launch -H node0:4,node1:4 train.py"},
+    Example{"Every worker's output in files, that of rank 0 on the terminal as well",
+            "syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py"},
+};
+
+// The entries of all options, with a heading before each group.
+template <class Heading, class Entry>
+std::string by_group(const std::vector<config::FieldInfo>& options, Heading heading, Entry entry) {
+  std::string text;
+  std::string group;
+  for (const config::FieldInfo& option : options) {
+    if (option.group != group) text += heading(option.group);
+    group = option.group;
+    text += entry(option);
+  }
+  return text;
+}
 
 constexpr size_t kColumn = 28;  // where the help of an option begins
 
@@ -26,43 +79,98 @@ std::string help_entry(const config::FieldInfo& option) {
   return name + help + "\n";
 }
 
-}  // namespace
-
-const char* const kNotes =
-    R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
-replaced, and $$ by $. NAME.py runs as python3 -u, where python3 is $PYTHON_EXEC, or stands beside
-the link by which the launcher was called, or in PATH; another name without a slash is looked for beside
-syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
-long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
-nodes, node rank and master are taken from the environment unless given.)";
-
-std::vector<Example> examples() {
-  return {
-      {"Four workers on this machine, with the trainer that stands beside syncbn-launch",
-       "syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml"},
-      {"One worker per GPU, with a Python script, started again up to three times when a worker "
-       "fails",
-       "syncbn-launch --nproc_per_node=gpu --max_restarts=3 train.py --epochs 10"},
-      {"The second of two machines, eight workers each",
-       "syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py"},
-      {"Four workers on each of two machines, started from here",
-       "syncbn-launch -H node0:4,node1:4 train.py"},
-      {"Every worker's output in files, that of rank 0 on the terminal as well",
-       "syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py"},
-  };
+// Escapes text for troff: dashes stay ASCII, so that they can be copied, and no line is taken for a
+// request.
+std::string escaped(std::string_view text) {
+  std::string result;
+  bool at_line_start = true;
+  for (const char c : text) {
+    if (at_line_start && (c == '.' || c == '\'')) result += "\\&";
+    if (c == '\\') {
+      result += "\\e";
+    } else if (c == '-') {
+      result += "\\-";
+    } else {
+      result += c;
+    }
+    at_line_start = c == '\n';
+  }
+  return result;
 }
 
-std::string help_text(const std::vector<config::FieldInfo>& options) {
-  std::string text = fmt::format("{}\n\nUsage: {}\n", kSummary, kUsage);
-  std::string group;
-  for (const config::FieldInfo& option : options) {
-    if (option.group != group) text += fmt::format("\n{}:\n", option.group);
-    group = option.group;
-    text += help_entry(option);
+std::string bold(std::string_view text) {
+  return fmt::format("\\fB{}\\fR", escaped(text));
+}
+
+std::string man_entry(const config::FieldInfo& option) {
+  std::string tag = option.letter.empty() ? "" : bold(option.letter) + ", ";
+  tag += bold("--" + option.path);
+  if (!option.value_name.empty()) tag += fmt::format(" \\fI{}\\fR", escaped(option.value_name));
+  std::string text = fmt::format(".TP\n{}\n{}.\n", tag, escaped(option.help));
+  if (!option.default_value.empty()) {
+    text += fmt::format("Default: {}.\n", escaped(option.default_value));
   }
-  text += fmt::format("\n{}\n\nExamples:\n", kNotes);
-  for (const Example& example : examples()) {
+  if (!option.environment.empty()) {
+    text += fmt::format("Environment: {}.\n", option.environment.front());
+  }
+  return text;
+}
+
+std::string exit_status() {
+  std::string text =
+      "That of the first worker that failed, on whatever node, or one of the launcher's own:\n";
+  const auto line = [&text](const auto& code, const char* meaning) {
+    text += fmt::format(".TP\n.B {}\n{}\n", code, meaning);
+  };
+  line(int{base::kExitOk}, "All went well.");
+  line(int{base::kExitUsage}, "A mistake in the command line.");
+  line(int{base::kExitInternal}, "A bug in the launcher.");
+  line(int{base::kExitUnavailable},
+       "Another node, the network or a disk failed; starting again may help.");
+  line(int{base::kExitCannotExecute}, "The program cannot be executed.");
+  line(int{base::kExitNotFound}, "The program was not found.");
+  line(fmt::format("{}+N", int{base::kExitSignalBase}), "Ended by signal N.");
+  return text;
+}
+
+std::string worker_environment() {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : worker_variables({}, {}, 0)) names.push_back(name);
+  return fmt::format(
+      "Options name the variables that stand for them; the command line comes first.\n"
+      ".PP\nWorkers find, besides what the launcher's own environment holds:\n{}.\n",
+      base::join(names, ",\n"));
+}
+
+}  // namespace
+
+std::string help_text(const std::vector<config::FieldInfo>& options) {
+  const auto heading = [](const std::string& group) { return fmt::format("\n{}:\n", group); };
+  std::string text = fmt::format("{}\n\nUsage: {}\n{}\n{}\n\nExamples:\n", kSummary, kUsage,
+                                 by_group(options, heading, help_entry), kNotes);
+  for (const Example& example : kExamples) {
     text += fmt::format("  {}:\n    {}\n", example.what, example.command);
+  }
+  return text;
+}
+
+std::string man_page(const std::vector<config::FieldInfo>& options) {
+  const auto heading = [](const std::string& group) {
+    return fmt::format(".SS {}\n", escaped(group));
+  };
+  std::string text =
+      fmt::format(".TH SYNCBN\\-LAUNCH 1 \"\" \"syncbn " SYNCBN_VERSION
+                  "\" \"User Commands\"\n"
+                  ".nh\n.ad l\n"  // do not hyphenate names
+                  ".SH NAME\nsyncbn\\-launch \\- start the workers of a distributed training run\n"
+                  ".SH SYNOPSIS\n{}\n"
+                  ".SH DESCRIPTION\n{}\n.PP\n{}\n"
+                  ".SH OPTIONS\n{}.SH EXIT STATUS\n{}.SH ENVIRONMENT\n{}.SH EXAMPLES\n",
+                  escaped(kUsage), escaped(kSummary), escaped(kNotes),
+                  by_group(options, heading, man_entry), exit_status(), worker_environment());
+  for (const Example& example : kExamples) {
+    text += fmt::format(".PP\n{}:\n.PP\n.RS 4\n.nf\n{}\n.fi\n.RE\n", escaped(example.what),
+                        escaped(example.command));
   }
   return text;
 }

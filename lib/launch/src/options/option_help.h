@@ -8,17 +8,6 @@
 namespace syncbn::launch {
 
 inline constexpr const char* kUsage = "syncbn-launch [options] program [its arguments ...]";
-inline constexpr const char* kSummary =
-    "Starts the workers of a distributed training run on this machine and stays with\n"
-    "them to their end.";
-/// What holds for all options, in lines.
-extern const char* const kNotes;
-
-struct Example {
-  const char* what;
-  const char* command;
-};
-std::vector<Example> examples();
 
 /// The text of --help.
 std::string help_text(const std::vector<config::FieldInfo>& options);

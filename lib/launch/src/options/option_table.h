@@ -10,8 +10,8 @@
 
 namespace syncbn::launch {
 
-/// The command line's values by option. An option that needs no further reading is a member of
-/// LaunchOptions; option_values.h reads the texts below, which are checked together later.
+/// The values of the command line, by option. Options whose value needs no parsing are members of
+/// LaunchOptions; option_values.h parses the texts below.
 struct TypedOptions : LaunchOptions {
   std::string nproc_per_node_text = "1";
   std::string bind = "none";
@@ -57,10 +57,10 @@ struct TypedOptions : LaunchOptions {
 /// Every option, in the order of the help.
 std::vector<config::FieldInfo> option_fields();
 
-/// Whether torchrun has the option: abbreviations of these come before those of ours.
+/// Whether torchrun has the option: in abbreviations it takes precedence over ours.
 bool is_torchruns(const config::FieldInfo& field);
 
-/// Names of the options for a launcher that starts others over ssh; it does not pass them on.
+/// Names of the options for a head, which it does not pass on to the launchers of the nodes.
 std::vector<std::string> head_only_options();
 
 }  // namespace syncbn::launch

@@ -8,6 +8,7 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "common/words.h"
@@ -20,13 +21,14 @@ namespace {
 std::vector<int> read_signals(const std::string& typed) {
   std::vector<int> signals;
   for (const std::string& name : words_of(typed)) {
-    int signal = 0;
-    for (const int known : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
-      if (name == std::string("SIG") + ::sigabbrev_np(known)) signal = known;
+    if (name == "SIGUSR1" || name == "SIGUSR2") continue;  // always passed on to the workers
+    constexpr std::array kEnding{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+    const auto signal = std::ranges::find(
+        kEnding, name, [](int known) { return std::string("SIG") + ::sigabbrev_np(known); });
+    if (signal != kEnding.end()) {
+      signals.push_back(*signal);
+      continue;
     }
-    const bool passes = name == "SIGUSR1" || name == "SIGUSR2";
-    if (signal != 0) signals.push_back(signal);
-    if (signal != 0 || passes) continue;
     throw base::UserError(fmt::format(
         "--signals_to_handle={}: '{}' is not one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, "
         "SIGUSR2",
@@ -41,15 +43,15 @@ std::optional<Streams> read_streams(std::string_view number) {
   return Streams{.out = (bits & 1) != 0, .err = (bits & 2) != 0};
 }
 
-// torchrun accepts any name. A misspelt setting would have no effect.
-void refuse_misspelt_setting(const std::string& typed, const std::string& name) {
+// torchrun ignores unknown names, so a misspelt setting would have no effect.
+void check_spelling_of_setting(const std::string& typed, const std::string& name) {
   static const std::vector<std::string> kWithoutEffect{
       "timeout",    "close_timeout", "read_timeout", "heartbeat_timeout", "shutdown_timeout",
       "store_type", "use_libuv",     "rank",         "local_addr"};
   static const std::vector<std::string> kSettings{"join_timeout", "last_call_timeout",
                                                   "keep_alive_interval", "keep_alive_max_attempt",
                                                   "is_host"};
-  if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), name) != kWithoutEffect.end()) return;
+  if (std::ranges::count(kWithoutEffect, name) > 0) return;
   const std::string hint = base::did_you_mean(name, kSettings);
   if (hint.empty()) return;
   throw base::UserError(
@@ -94,10 +96,8 @@ Binding read_binding(const TypedOptions& typed) {
 NodeRange read_nodes(const std::string& typed) {
   constexpr int kMax = 65536;
   const size_t colon = typed.find(':');
-  const auto min = base::parse_number<int>(std::string_view(typed).substr(0, colon));
-  const auto max = colon == std::string::npos
-                       ? min
-                       : base::parse_number<int>(std::string_view(typed).substr(colon + 1));
+  const auto min = base::parse_number<int>(typed.substr(0, colon));
+  const auto max = colon == typed.npos ? min : base::parse_number<int>(typed.substr(colon + 1));
   if (!min || !max || *min < 1 || *max < *min || *max > kMax) {
     throw base::UserError(
         fmt::format("--nnodes={}: expected a number from 1 to {}, or a range as 2:4", typed, kMax));
@@ -106,16 +106,12 @@ NodeRange read_nodes(const std::string& typed) {
 }
 
 StreamChoice read_stream_choice(const std::string& option, const std::string& typed) {
+  if (const auto all = read_streams(typed)) return {.all = *all, .by_local_rank = {}};
   StreamChoice choice;
-  if (const auto all = read_streams(typed)) {
-    choice.all = *all;
-    return choice;
-  }
   for (const std::string& word : words_of(typed)) {
     const size_t colon = std::min(word.find(':'), word.size());
-    const auto local_rank = base::parse_number<int>(std::string_view(word).substr(0, colon));
-    const auto streams =
-        read_streams(std::string_view(word).substr(std::min(colon + 1, word.size())));
+    const auto local_rank = base::parse_number<int>(word.substr(0, colon));
+    const auto streams = read_streams(word.substr(std::min(colon + 1, word.size())));
     if (!local_rank || !streams || *local_rank < 0) {
       throw base::UserError(
           fmt::format("{}={}: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or some for "
@@ -195,12 +191,12 @@ void read_endpoint(const std::string& endpoint, LaunchOptions& options) {
 
 void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) {
   std::string_view settings = typed;
-  // Quotes stay in arguments that no shell has read, as in lists of Python or YAML.
+  // Arguments from a Python or YAML list may still have the quotes that a shell would remove.
   const bool is_quoted = settings.size() > 1 && settings.front() == settings.back() &&
                          (settings.front() == '\'' || settings.front() == '"');
   if (is_quoted) settings = settings.substr(1, settings.size() - 2);
   for (const std::string& word : words_of(settings)) {
-    if (word.empty()) continue;  // torchrun also accepts a comma too many
+    if (word.empty()) continue;  // as in torchrun, an extra comma is accepted
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     if (equals == std::string::npos) {
@@ -208,13 +204,13 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
           "--rdzv_conf={}: expected NAME=VALUE with commas between, got '{}'", typed, word));
     }
     const std::string value = word.substr(equals + 1);
-    const auto number = [&](int least) {
+    const auto number = [&](int min) {
       const auto read = base::parse_number<int>(value);
-      if (read && *read >= least) return *read;
+      if (read && *read >= min) return *read;
       throw base::UserError(fmt::format("--rdzv_conf={}: {} is a whole number from {}, got '{}'",
-                                        typed, name, least, value));
+                                        typed, name, min, value));
     };
-    // torchrun reads `timeout` for a static rendezvous only.
+    // torchrun reads `timeout` in a static rendezvous only.
     if (name == "join_timeout" || (name == "timeout" && !options.c10d)) {
       options.join_timeout = std::chrono::seconds(number(1));
     } else if (name == "last_call_timeout") {
@@ -230,7 +226,7 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
             fmt::format("--rdzv_conf={}: is_host is true or false, got '{}'", typed, value));
       }
     } else {
-      refuse_misspelt_setting(typed, name);
+      check_spelling_of_setting(typed, name);
     }
   }
 }

@@ -9,7 +9,7 @@
 
 namespace syncbn::launch {
 
-// Each reads the value of the option that it is named after.
+// Each function reads the value of the option that it is named after.
 // @throws base::UserError that names the option and its value.
 
 /// --nproc_per_node: a number, or the number of cores or GPUs.

@@ -20,11 +20,11 @@
 namespace syncbn::launch {
 namespace {
 
-/// Takes what was not given from SLURM, Open MPI or Kubernetes.
-void ask_scheduler(const CommandLine& line, LaunchOptions& options) {
+/// Sets what the user did not give from the variables of SLURM, Open MPI or Kubernetes.
+void apply_scheduler(const CommandLine& line, LaunchOptions& options) {
   if (options.standalone || options.c10d) return;
   const bool says_nodes = line.has("--nnodes");
-  // A pod may also run a job of its own.
+  // A pod of an indexed job may also run a job of its own, on one node.
   if (says_nodes && options.nnodes.max > 1 && !line.has("--node_rank")) {
     if (const auto index = kubernetes_index()) options.node_rank = *index;
   }
@@ -77,7 +77,7 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
   }
 }
 
-/// Whether to pass the local rank as an argument, as `python -m torch.distributed.launch` did.
+/// Whether to pass the local rank as an argument, as `python -m torch.distributed.launch` does.
 bool passes_local_rank(const TypedOptions& typed, const CommandLine& line, std::string_view name) {
   const bool is_old_launcher = name.substr(name.rfind('/') + 1) == "torch.distributed.launch";
   const bool use_env = line.has("--use_env") ? typed.use_env : !is_old_launcher;
@@ -112,16 +112,16 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
   read_rendezvous_settings(typed.rdzv_conf, options);
   read_master_addr(options);
   if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
-  // No other node has to find a single node, and several such jobs may share an endpoint.
+  // With one node nobody else needs the port, and several such jobs may name the same endpoint.
   if (options.c10d && options.nnodes.max == 1 && !line.has("--master_port")) {
     options.master_port.reset();
   }
-  // As in torchrun, --standalone overrules them.
+  // As in torchrun, --standalone overrides both.
   if (options.standalone) {
     options.master_addr.clear();
     options.master_port.reset();
   }
-  ask_scheduler(line, options);
+  apply_scheduler(line, options);
   options.called_as = launcher_name;
   if (passes_local_rank(typed, line, launcher_name)) {
     options.local_rank_arg = typed.rank_argument;
@@ -134,13 +134,13 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
   return options;
 }
 
-/// The options of a head; the nodes read and check the others.
+/// Reads the options of a head; the launchers of the nodes read and check the others.
 LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
                             std::string_view launcher_name) {
   LaunchOptions options = typed;
   read_ending(options, typed.shutdown_seconds);
   read_rendezvous_settings(typed.rdzv_conf, options);
-  // Those of the environment come from a scheduler that does not know the hosts.
+  // Variables for these come from a scheduler, which does not know the hosts.
   if (!line.is_typed("--master_addr")) options.master_addr.clear();
   if (!line.is_typed("--master_port")) options.master_port.reset();
   read_master_addr(options);
@@ -148,7 +148,7 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
   return options;
 }
 
-/// @param message begins with an option's name, which is replaced by the variable that set it.
+/// @param message starts with an option's name. If a variable set the option, names that instead.
 [[noreturn]] void fail(const CommandLine& line, const std::string& message) {
   const size_t end = std::min(message.find_first_of("=: "), message.size());
   throw base::UserError(line.source_of(message.substr(0, end)) + message.substr(end));
@@ -157,7 +157,7 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
 /// What is wrong with an option's value, or "".
 std::string fault_of(const config::FieldInfo& field, const std::string& text) {
   const auto& choices = field.choices;
-  if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) {
+  if (!choices.empty() && std::ranges::count(choices, text) == 0) {
     return fmt::format("expected one of {}, got '{}'{}", base::join(choices, ", "), text,
                        base::did_you_mean(text, choices));
   }
@@ -168,7 +168,8 @@ std::string fault_of(const config::FieldInfo& field, const std::string& text) {
   return fmt::format("expected a number from {} to {}, got '{}'", *field.min, *field.max, text);
 }
 
-void add_options(CLI::App& app, const std::vector<config::FieldInfo>& fields) {
+TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const CommandLine& line) {
+  CLI::App app;
   app.set_help_flag();
   for (const config::FieldInfo& field : fields) {
     const std::string name = "--" + field.path;
@@ -176,17 +177,11 @@ void add_options(CLI::App& app, const std::vector<config::FieldInfo>& fields) {
       app.add_flag(name);
     } else {
       const auto check = [&field](const std::string& text) { return fault_of(field, text); };
-      // As in argparse, the last one counts.
-      app.add_option(name)->take_last()->check(check);
+      app.add_option(name)->take_last()->check(check);  // the last one counts, as in argparse
     }
   }
-}
-
-TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const CommandLine& line) {
-  CLI::App app;
-  add_options(app, fields);
   std::vector<std::string> words = line.options();
-  std::reverse(words.begin(), words.end());  // as CLI11 wants them
+  std::ranges::reverse(words);  // CLI11 parses from the back
   try {
     app.parse(words);
   } catch (const CLI::ParseError& error) {

@@ -10,8 +10,8 @@
 namespace syncbn::launch {
 namespace {
 
-// Jobs that share a node differ most likely in the last digits of their ids. Steps of one job
-// (`srun … & srun … & wait`) are numbered from 0.
+// Jobs that share a node most likely differ in the last digits of their ids. SLURM numbers the
+// steps of a job (`srun … & srun … & wait`) from 0.
 constexpr int kFirstPort = 29500;
 constexpr int64_t kPorts = 2000;
 constexpr int64_t kPortsBetweenSteps = 101;
@@ -21,7 +21,7 @@ std::optional<int> number(const char* name) {
   return value ? std::optional<int>(static_cast<int>(*value)) : std::nullopt;
 }
 
-// SLURM's ids have 32 bits; a federation of clusters uses the upper ones.
+// A SLURM id is an unsigned 32-bit number: a federation of clusters uses the upper bits.
 int64_t slurm_id(const char* name) {
   return base::env_int(name, 0, std::numeric_limits<uint32_t>::max()).value_or(0);
 }
@@ -59,12 +59,7 @@ std::optional<SchedulerPlace> place_from_open_mpi() {
   if (!size || !rank || *size < 2) return std::nullopt;
   const int here = number("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(1);
   check_one_per_node("mpirun", here, 1, "mpirun --map-by ppr:1:node");
-  return SchedulerPlace{.source = "Open MPI",
-                        .nodes = *size,
-                        .node_rank = *rank,
-                        .master_addr = "",
-                        .master_port = 0,
-                        .run_id = ""};
+  return SchedulerPlace{.source = "Open MPI", .nodes = *size, .node_rank = *rank};
 }
 
 }  // namespace

@@ -29,16 +29,13 @@ void make_folders(const fs::path& path) {
 }
 
 bool writes_logs(const LaunchOptions& options) {
-  const auto some = [&](const StreamChoice& choice) {
-    for (int rank = 0; rank < options.nproc_per_node; ++rank) {
-      const Streams streams = choice.of(rank);
+  for (int rank = 0; rank < options.nproc_per_node; ++rank) {
+    for (const Streams streams : {options.redirects.of(rank), options.tee.of(rank)}) {
       if (streams.out || streams.err) return true;
     }
-    return false;
-  };
-  return !options.log_dir.empty() || some(options.redirects) || some(options.tee) ||
-         options.events == EventTarget::kLogFolder || !options.duplicate_stdout_filters.empty() ||
-         !options.duplicate_stderr_filters.empty();
+  }
+  return !options.log_dir.empty() || options.events == EventTarget::kLogFolder ||
+         !options.duplicate_stdout_filters.empty() || !options.duplicate_stderr_filters.empty();
 }
 
 // Empty unless the file is a regular one: a worker may have put a pipe, a folder or a link to
@@ -67,7 +64,7 @@ LogFolder::LogFolder(const LaunchOptions& options)
   } else {
     make_folders(options.log_dir);
     std::string name = options.run_id.substr(0, 100);
-    std::replace(name.begin(), name.end(), '/', '_');
+    std::ranges::replace(name, '/', '_');
     template_ = fs::absolute(options.log_dir) / (name + "_XXXXXX");
   }
   make();

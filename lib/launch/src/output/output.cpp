@@ -164,7 +164,7 @@ void Output::filter(Stream stream, const std::string& prefix, std::string_view l
   const auto is_in_line = [line](const std::string& text) {
     return line.find(text) != std::string_view::npos;
   };
-  if (std::none_of(to.options.filters.begin(), to.options.filters.end(), is_in_line)) return;
+  if (std::ranges::none_of(to.options.filters, is_in_line)) return;
   write_to_log(to.filtered, fmt::format("{}{}\n", prefix, line));
 }
 
@@ -172,14 +172,13 @@ void Output::filter(Stream stream, const std::string& prefix, std::string_view l
 void Output::write_to_log(const LogFile& log, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(log.fd.get(), text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      if (log_error_.empty()) {
-        log_error_ = fmt::format("cannot write {}: {}", log.path.string(), std::strerror(errno));
-      }
+    if (written >= 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+    } else if (errno != EINTR) {
+      if (!log_error_.empty()) return;
+      log_error_ = fmt::format("cannot write {}: {}", log.path.string(), std::strerror(errno));
       return;
     }
-    text.remove_prefix(static_cast<size_t>(written));
   }
 }
 

@@ -11,7 +11,7 @@
 
 #include "common/pipe.h"
 #include "common/processes.h"
-#include "job/environment.h"
+#include "job/run_context.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {

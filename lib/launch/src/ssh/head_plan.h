@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "job/environment.h"
+#include "job/run_context.h"
 
 namespace syncbn::launch {
 

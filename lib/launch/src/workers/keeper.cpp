@@ -33,7 +33,6 @@ constexpr int32_t kOrphaned = -2;
 
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> result;
-  result.reserve(words.size() + 1);
   for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
   result.push_back(nullptr);
   return result;
@@ -78,7 +77,12 @@ class KeeperProcess {
 
     const int32_t end = serve();
     const bool orphaned = end == kOrphaned;
-    if (orphaned) wait_for_all(Clock::now() + grace);
+    const auto deadline = Clock::now() + grace;
+    // Orphans, too: a worker may be a launcher, whose own keeper cleans up.
+    while (orphaned && !children_of(::getpid()).empty() &&
+           base::poll_until(child_ended_, POLLIN, deadline)) {
+      reap();
+    }
     kill_all_descendants(end == kFinishSparingDaemons ? Daemons::kSpare : Daemons::kKill);
     if (orphaned || launcher_is_gone()) when_orphaned();
     ::_exit(0);
@@ -191,7 +195,7 @@ class KeeperProcess {
   }
 
   bool any_worker_runs() const {
-    return std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid > 0; });
+    return std::ranges::any_of(pids_, [](pid_t pid) { return pid > 0; });
   }
 
   void report_what_is_left() {
@@ -203,19 +207,13 @@ class KeeperProcess {
     report(KeeperEvent::Kind::kLeft, 0, 0, static_cast<int32_t>(left));
   }
 
-  // Orphans too: a worker may be a launcher, whose own keeper cleans up behind it.
-  void wait_for_all(Clock::time_point deadline) {
-    while (!children_of(::getpid()).empty() && base::poll_until(child_ended_, POLLIN, deadline))
-      reap();
-  }
-
   void reap() {
     signalfd_siginfo info;
     while (::read(child_ended_, &info, sizeof(info)) > 0) {
     }
     int status = 0;
     for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-      const auto found = std::find(pids_.begin(), pids_.end(), pid);
+      const auto found = std::ranges::find(pids_, pid);
       if (found == pids_.end()) continue;  // an orphan
       *found = 0;
       report(KeeperEvent::Kind::kExited, static_cast<size_t>(found - pids_.begin()), pid, status);

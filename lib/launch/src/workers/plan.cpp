@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "common/words.h"
-#include "job/environment.h"
 
 namespace syncbn::launch {
 namespace {

@@ -78,7 +78,7 @@ bool declares(const std::string& script, const std::string& option) {
 }
 
 bool is_given(const LaunchOptions& options, const std::string& option) {
-  return std::any_of(options.given.begin(), options.given.end(), [&](const std::string& one) {
+  return std::ranges::any_of(options.given, [&](const std::string& one) {
     return one.substr(0, one.find('=')) == option;
   });
 }
@@ -101,7 +101,7 @@ std::string python(const LaunchOptions& options) {
   const fs::path called_as = options.called_as;
   std::vector<fs::path> folders{called_as.parent_path()};
   if (folders.front().empty()) folders = path_folders();
-  const auto found = std::find_if(folders.begin(), folders.end(), [&](const fs::path& folder) {
+  const auto found = std::ranges::find_if(folders, [&](const fs::path& folder) {
     return is_executable(folder / called_as.filename());
   });
   const bool is_there = found != folders.end() && is_executable(*found / "python3");
@@ -134,12 +134,10 @@ std::string find_program(const std::string& name) {
   }
   std::error_code error;
   if (is_path && fs::is_directory(name, error)) {
-    throw ProgramError(fmt::format("{} is a folder, not a program", name),
-                       base::kExitCannotExecute);
+    throw ProgramError(name + " is a folder, not a program", base::kExitCannotExecute);
   }
   if (is_path) {
-    throw ProgramError(fmt::format("program not found: there is no file {}", name),
-                       base::kExitNotFound);
+    throw ProgramError("program not found: there is no file " + name, base::kExitNotFound);
   }
   std::string hint;
   if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);
@@ -153,10 +151,9 @@ std::string local_rank_warning(const LaunchOptions& options) {
   const std::string script = script_of(options);
   if (script.find("LOCAL_RANK") != std::string::npos) return "";
   for (const char* name : {"--local_rank", "--local-rank"}) {
-    const bool is_typed =
-        std::any_of(options.program.begin(), options.program.end(),
-                    [&](const std::string& word) { return word.starts_with(name); });
-    if (is_typed) return "";
+    if (std::ranges::any_of(options.program,
+                            [&](const auto& word) { return word.starts_with(name); }))
+      return "";
     if (!declares(script, name)) continue;
     return fmt::format(
         "{} declares {} and does not get it: start with --no_use_env, or read LOCAL_RANK from the "
@@ -170,8 +167,7 @@ std::vector<std::string> worker_argv(const Command& command, int local_rank) {
   const std::string rank = std::to_string(local_rank);
   std::vector<std::string> argv = command.argv;
   const auto first = argv.begin() + static_cast<std::ptrdiff_t>(command.first_argument);
-  std::transform(first, argv.end(), first,
-                 [&](const std::string& word) { return expanded(word, rank); });
+  for (auto word = first; word != argv.end(); ++word) *word = expanded(*word, rank);
   if (!command.local_rank_arg.empty()) {
     argv.insert(first, fmt::format("{}={}", command.local_rank_arg, rank));
   }
@@ -188,7 +184,7 @@ Command resolve_program(const LaunchOptions& options) {
   if (options.module || options.run_path || (is_python_script(name) && !options.no_python)) {
     const bool is_module = options.module && !options.run_path;  // run_path wins, as in torchrun
     if (!is_module && !is_file(name)) {
-      throw ProgramError(fmt::format("program not found: there is no Python script {}", name),
+      throw ProgramError("program not found: there is no Python script " + name,
                          base::kExitNotFound);
     }
     command.argv = {python(options), "-u"};

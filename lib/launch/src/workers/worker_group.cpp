@@ -17,7 +17,6 @@
 
 #include "common/pipe.h"
 #include "common/processes.h"
-#include "job/environment.h"
 
 namespace syncbn::launch {
 namespace {
@@ -375,17 +374,8 @@ void WorkerGroup::end_helpers() {
   announce_at_ = Clock::now() + kAnnounceAfter;
 }
 
-bool WorkerGroup::is_over() const {
-  return running() == 0 && (killed_ || left_ == Left::kNothing);
-}
-
-bool WorkerGroup::succeeded() const {
-  return !ending_ && !first_failure_;
-}
-
 int64_t WorkerGroup::running() const {
-  return std::count_if(workers_.begin(), workers_.end(),
-                       [](const Worker& worker) { return worker.running; });
+  return std::ranges::count(workers_, true, &Worker::running);
 }
 
 void WorkerGroup::keeper_is_lost() {
@@ -410,10 +400,6 @@ void WorkerGroup::announce_wait() {
         "processes that they started: {}",
         grace_time(), describe_helpers(keeper_->pid())));
   }
-}
-
-std::string WorkerGroup::grace_time() const {
-  return base::format_seconds(std::chrono::duration<double>(grace()).count());
 }
 
 GroupResult WorkerGroup::result() {

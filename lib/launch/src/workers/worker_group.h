@@ -1,6 +1,7 @@
 #pragma once
 
 #include <syncbn/base/progress_bar.h>
+#include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
@@ -19,7 +20,6 @@
 #include "output/output.h"
 #include "workers/group_result.h"
 #include "workers/keeper.h"
-#include "workers/oom_watch.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {
@@ -77,14 +77,16 @@ class WorkerGroup {
   void keeper_is_lost();
   void stop_and_continue();
   int64_t running() const;  ///< how many workers run
-  bool is_over() const;
+  bool is_over() const { return running() == 0 && (killed_ || left_ == Left::kNothing); }
   /// No failure so far.
-  bool succeeded() const;
+  bool succeeded() const { return !ending_ && !first_failure_; }
 
   GroupResult result();
   /// Prints what the launcher is waiting for.
   void announce_wait();
-  std::string grace_time() const;
+  std::string grace_time() const {
+    return base::format_seconds(std::chrono::duration<double>(grace()).count());
+  }
   double seconds_since_start() const {
     return std::chrono::duration<double>(Clock::now() - started_).count();
   }

@@ -9,28 +9,29 @@
 
 namespace syncbn::base {
 
-/// Replaces `path`, or the file that it leads to as a link, by what `write` puts into the temporary
-/// file it is given, or leaves it alone: temporary in the same folder, fsync, rename, fsync of the
-/// folder. Creates missing folders. A reader sees the old file or the new one, never a part.
-/// @throws UserError or UnavailableError (see throw_file_error) naming the file and the reason; the
-///   temporary is removed.
+/// Replaces `path`, or the target of a symbolic link, by a temporary file in the same folder, which
+/// `write` fills: fsync, rename, fsync of the folder. Creates missing folders. A reader sees the
+/// old file or the new one, never a part.
+/// @throws UserError or UnavailableError (see throw_file_error) naming the file and the reason.
+/// Then
+///   the old file is unchanged, and the temporary file is removed.
 void write_file_atomically(const std::filesystem::path& path,
                            const std::function<void(const std::filesystem::path&)>& write);
 
-/// The same with the bytes at hand. What is no regular file, as /dev/stdout or a FIFO, gets them as
-/// they come.
+/// Writes `bytes` in this way. A file that is not regular, such as /dev/stdout or a FIFO, is
+/// written directly.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
-/// For files that are to be written after long work: throws now what write_file_atomically() would
-/// throw then because of the path. It creates missing folders, too. A FIFO needs a reader.
+/// Throws at once what write_file_atomically() would throw later because of the path, for files
+/// that are written after long work. Creates missing folders as well. A FIFO needs a reader.
 void check_can_write(const std::filesystem::path& path);
 
-/// Throws what the errno `error` of a failed file operation means: UserError where the path is at
-/// fault (it leads through a file, is not allowed, is too long), UnavailableError where the disk
-/// is.
+/// Throws for the errno `error` of a failed file operation: UserError if the path is wrong
+/// (missing, not permitted, too long), UnavailableError if the disk failed.
 [[noreturn]] void throw_file_error(const std::string& what, int error);
 
-/// The whole file. @throws UserError naming the file when it cannot be read, or is larger.
-std::string read_file(const std::filesystem::path& path, size_t most_bytes = SIZE_MAX);
+/// Reads the whole file. @throws UserError naming the file if it cannot be read, or is larger than
+/// `max_bytes`.
+std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE_MAX);
 
 }  // namespace syncbn::base

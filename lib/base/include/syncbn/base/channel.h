@@ -19,12 +19,12 @@ namespace syncbn::base {
 /// look at input() and consume() what they have read. Move-only, not thread-safe.
 class Channel {
  public:
-  /// A peer that leaves this much unread does not read at all.
+  /// Default of max_unsent: a peer with this many unread bytes has stopped reading.
   static constexpr size_t kMaxUnsent = size_t{64} << 20;
 
   Channel() = default;
   /// Makes `fd` non-blocking and switches Nagle's algorithm off.
-  /// @param max_unsent the channel ends with ENOBUFS when more than that waits to be sent.
+  /// @param max_unsent the channel ends with ENOBUFS if more bytes than this are unsent.
   explicit Channel(UniqueFd fd, size_t max_unsent = kMaxUnsent);
 
   int fd() const { return fd_.get(); }
@@ -41,17 +41,18 @@ class Channel {
   }
   size_t unsent() const { return output_.size(); }
 
-  /// Appends what has arrived to the input, at most some 256 KiB: poll() reports the rest again.
+  /// Appends what has arrived to the input, about 256 KiB at most: poll() reports the rest again.
   void receive();
   std::string_view input() const { return input_.view(); }
   void consume(size_t bytes);
-  /// The next line of the input, without its newline; nothing if it is not complete.
-  /// @param max_size the channel ends with EMSGSIZE when an incomplete line is longer.
+  /// The next line of the input, without its newline; empty if it is not complete.
+  /// @param max_size the channel ends with EMSGSIZE if an incomplete line is longer.
   std::optional<std::string> next_line(size_t max_size = SIZE_MAX);
 
   /// Ends the channel from this side, with an errno as the reason. The input is dropped.
   void fail(int error);
-  /// Whether the peer has closed the connection or it has failed. Input from before is still there.
+  /// Whether the peer has closed the connection, or the connection has failed. Received input
+  /// stays.
   bool has_ended() const { return ended_; }
   /// The errno with which it failed; 0 if the peer closed it.
   int error() const { return error_; }

@@ -6,11 +6,11 @@
 
 namespace syncbn::base {
 
-/// The value of an environment variable; empty when it is unset or the empty string.
+/// The value of an environment variable; empty if it is unset or the empty string.
 std::optional<std::string> env(const char* name);
 
 /// An environment variable as an integer in [min, max].
-/// @throws UserError naming the variable and its value when it is not such an integer.
+/// @throws UserError naming the variable and its value if it is not such an integer.
 std::optional<int64_t> env_int(const char* name, int64_t min, int64_t max);
 
 /// This machine's host name, for messages.

@@ -19,8 +19,8 @@ enum ExitCode : int {
   kExitSignalBase = 128,     ///< 128 + N: ended by signal N
 };
 
-/// Base of the three kinds of error. what() is the whole message for the user: what went wrong,
-/// where, with which value, and what to do about it.
+/// Base of the errors of this project. what() is the complete message for the user: what went
+/// wrong, where, with which value, and what to do about it.
 class Error : public std::runtime_error {
  public:
   int exit_code() const noexcept { return exit_code_; }
@@ -33,7 +33,7 @@ class Error : public std::runtime_error {
   int exit_code_;
 };
 
-/// The user can mend it: a wrong option, a wrong configuration, a missing file. Never retried.
+/// The user can correct it: a wrong option, a wrong configuration, a missing file. Never retried.
 class UserError : public Error {
  public:
   explicit UserError(const std::string& message) : Error(message, kExitUsage) {}
@@ -51,13 +51,13 @@ class InternalError : public Error {
   explicit InternalError(const std::string& message) : Error(message, kExitInternal) {}
 };
 
-/// The code with which a program ends for any exception: an Error's own, kExitUnavailable for what
-/// the system denies (memory, std::system_error), kExitInternal for the rest.
+/// The exit code for an uncaught exception: an Error's own, kExitUnavailable for std::bad_alloc and
+/// std::system_error, kExitInternal for all others.
 int exit_code_of(const std::exception& error);
 
-/// What to do about a limit that a system call has reached (EMFILE, ENFILE, ENOMEM, and EAGAIN of
-/// fork() and pthread_create()), with the limit's name and value: the tail of a message. Empty for
-/// other errors.
+/// The end of a message about a system call that has reached a limit (EMFILE, ENFILE, ENOMEM, and
+/// EAGAIN of fork() and pthread_create()): the limit, its value and what to do. Empty for other
+/// errors.
 std::string limit_advice(int error);
 
 /// strerror() and limit_advice().

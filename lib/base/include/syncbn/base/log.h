@@ -1,6 +1,6 @@
 #pragma once
 
-// Brings the whole logging vocabulary: spdlog::info("epoch {}", n), warn, error, debug.
+// For logging: spdlog::info("epoch {}", n), warn, error, debug.
 #include <spdlog/spdlog.h>
 
 #include <functional>
@@ -9,19 +9,19 @@
 
 namespace syncbn::base {
 
-/// Sends spdlog's default logger to stderr in the one form that all programs here use.
-/// Level from SYNCBN_LOG (trace|debug|info|warn|error|off), `info` when unset. Ranks other than 0
-/// log warnings and worse only: the launcher's prefix names the rank.
+/// Makes spdlog's default logger write to stderr in the format of all programs of this project.
+/// Level from SYNCBN_LOG (trace|debug|info|warn|error|off), else `info` on rank 0 and `warn` on the
+/// others. The launcher's prefix names the rank.
 void init_logging(int rank = 0);
 
-/// Writes to stdout. run_main() reports what cannot be written.
+/// Writes to stdout. run_main() reports a failure.
 void write_stdout(std::string_view text) noexcept;
 
-/// Writes to stderr and ignores errors.
+/// Writes to stderr. Ignores failures, which could not be reported.
 void write_stderr(std::string_view text) noexcept;
 
-/// The body of every main(): runs `body`, and turns an escaping error into one message on stderr
-/// ("<program>: error: <what>") and its documented exit code.
+/// The body of every main(): runs `body`. Reports an uncaught exception on stderr
+/// ("<program>: error: <what>") and returns its exit code, see exit_code_of().
 int run_main(const std::string& program, const std::function<int()>& body);
 
 }  // namespace syncbn::base

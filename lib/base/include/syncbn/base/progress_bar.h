@@ -20,11 +20,11 @@ struct ProgressState {
 /// "[#####.....] 50/100  50 %  epoch 3 loss 0.21  0:12 < 0:12".
 std::string render_progress(const ProgressState& state, int columns);
 
-/// Turns PROGRESS records into a line to draw.
+/// Renders the PROGRESS records of a worker.
 class ProgressBar {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kPeriod{100};  ///< least time between two drawings
+  static constexpr std::chrono::milliseconds kPeriod{100};  ///< minimum time between two drawings
 
   void update(const syncbn_agent_record& record, Clock::time_point now);
 

@@ -5,10 +5,10 @@
 
 namespace syncbn::base {
 
-/// 64 bits from the system's source of randomness.
+/// 64 bits from std::random_device.
 uint64_t random_bits();
 
-/// random_bits() as sixteen hexadecimal digits: an identifier that nothing else has.
+/// A unique identifier: random_bits() as sixteen hexadecimal digits.
 std::string random_id();
 
 }  // namespace syncbn::base

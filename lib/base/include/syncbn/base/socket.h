@@ -12,17 +12,17 @@
 
 namespace syncbn::base {
 
-/// Of a socket to which all ranks of a job may connect at once.
+/// The backlog for listen() on a socket to which all ranks of a job may connect at once.
 inline constexpr int kListenBacklog = 2048;
 
-/// An address as users write it: "host" or "host:port"; an IPv6 address stands in brackets where a
-/// port follows.
+/// An address as users write it: "host" or "host:port"; an IPv6 address before a port needs
+/// brackets.
 struct HostPort {
   std::string host;         ///< without brackets
   std::optional<int> port;  ///< 0 to 65535
 };
 
-/// Nothing when the text is something else.
+/// Empty if the text is not such an address.
 std::optional<HostPort> parse_host_port(std::string_view text);
 
 struct AddressListDeleter {
@@ -30,43 +30,42 @@ struct AddressListDeleter {
 };
 using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 
-/// The host's addresses for streams. Null and a reason if the name is unknown, perhaps only for
-/// now. May wait long for a name server, unless `flags`, as in addrinfo, contains AI_NUMERICHOST.
+/// The host's addresses for stream sockets. Null and a reason if the lookup failed, perhaps only
+/// temporarily. May wait long for a name server, unless `flags` (of addrinfo) has AI_NUMERICHOST.
 AddressList resolve(const std::string& host, int port, std::string& reason, int flags = 0);
 
-/// Of an IPv4 or IPv6 address.
+/// The port of an IPv4 or IPv6 address.
 int port_of(const sockaddr_storage& address);
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// For poll(): the time until then, rounded up, at most a minute; 0 when it has passed.
+/// A timeout for poll(): the time left, rounded up, at most one minute; 0 after the deadline.
 int milliseconds_until(Deadline deadline);
 
-/// Whether one of `events`, those of poll(), or an error comes by the deadline. Looks at least
+/// Waits with poll() for one of `events` or an error; false after the deadline. Polls at least
 /// once.
 bool poll_until(int fd, short events, Deadline deadline);
 
-/// A non-blocking socket on its way to the address: writable once it is there or has failed, which
-/// connect_error() tells apart. Nothing and errno when it cannot even set out.
+/// Starts to connect a non-blocking socket. It becomes writable when the connection is established
+/// or has failed; connect_error() tells which. Invalid, with errno, if connect() fails at once.
 UniqueFd start_connect(const addrinfo& address);
 
-/// 0, or the errno with which the connection failed.
+/// 0 if the socket is connected, else the errno of the failure.
 int connect_error(int fd);
 
-/// Makes the connection fail with ETIMEDOUT when the peer's host does not answer for 11 seconds: a
-/// host that lost its power or its network closes nothing.
+/// Makes the connection fail with ETIMEDOUT if the peer's host does not answer for 11 seconds: a
+/// host that lost its power or its network does not close its connections.
 void detect_lost_host(int fd);
 
-/// When to give up the first of so many addresses. One of them may lead nowhere without an error,
-/// such as IPv6 behind a router that drops it: the others need time as well.
+/// When to give up the first of several addresses. One of them may fail without an error, such as
+/// IPv6 behind a router that drops it, and the others need time as well.
 Deadline patience_with_first(Deadline now, Deadline deadline, size_t addresses);
 
-/// Looks at a connection, and has until the deadline.
+/// Checks a connection, by the deadline.
 using ConnectionCheck = std::function<bool(int fd, Deadline deadline)>;
 
-/// A connected, non-blocking socket to the first address of the list that answers, and whose
-/// connection `usable` accepts. Nothing and a reason by the deadline otherwise; `usable` gives its
-/// own.
+/// A connected, non-blocking socket to the first address that answers and whose connection `usable`
+/// accepts. If there is none by the deadline: invalid, and a reason, which `usable` may set.
 UniqueFd connect_to_any(const addrinfo* addresses, Deadline deadline, std::string& reason,
                         const ConnectionCheck& usable = {});
 

@@ -2,8 +2,8 @@
 
 namespace syncbn::base {
 
-/// Starts so many threads at the same time and ends them: libgomp hangs and libtorch aborts where
-/// a thread of theirs cannot start.
+/// Starts `count` threads at the same time and ends them. To be called before libgomp and libtorch,
+/// which hang or abort if they cannot start a thread.
 /// @throws UnavailableError naming the limit that was reached.
 void check_threads(int count);
 

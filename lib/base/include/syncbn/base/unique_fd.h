@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <utility>
 
 namespace syncbn::base {
@@ -21,7 +23,10 @@ class UniqueFd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
-  void reset(int fd = -1);
+  void reset(int fd = -1) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = fd;
+  }
 
  private:
   int fd_ = -1;

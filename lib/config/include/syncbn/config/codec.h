@@ -22,9 +22,8 @@ struct OrAuto {
 template <class T>
 class Schema;
 
-/// Reads and writes a T. The general one is for bool, integers of 16 bits and more, float and
-/// double; there are specialisations for text, std::optional, OrAuto, std::vector, described
-/// structs and Component.
+/// Reads and writes a T. This template is for text, bool, integers of 16 bits and more, float and
+/// double. Specialisations: std::optional, OrAuto, std::vector, described structs, Component.
 template <class T>
 struct Codec {
   static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, std::string>,

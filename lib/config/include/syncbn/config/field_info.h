@@ -7,7 +7,7 @@
 
 namespace syncbn::config {
 
-/// What help, the reference and a command line know about a field.
+/// Description of a field for help, the reference and command lines.
 struct FieldInfo {
   std::string path;           ///< "optimizer.lr"
   std::string type;           ///< "number", "integer", "true|false", "text", ...

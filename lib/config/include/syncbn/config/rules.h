@@ -11,8 +11,8 @@
 
 namespace syncbn::config {
 
-/// The rules of one field; returned by Schema::field to be chained. Bounds hold for each number of
-/// a list; null and `auto` have none.
+/// The rules of one field, in a chain of calls after Schema::field. In a list, bounds apply to each
+/// number; null and `auto` are not checked.
 class Rules {
  public:
   Rules& at_least(double bound) { return info_.min = bound, *this; }

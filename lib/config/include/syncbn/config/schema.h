@@ -1,7 +1,7 @@
 #pragma once
 
-// An option struct is described once. YAML, command line, --help, --print-config, the reference in
-// docs/ and error messages follow from the description. Needs no yaml-cpp.
+// An option struct is described once. YAML parsing, command line, --help, --print-config, the
+// reference in docs/ and error messages use that description. Does not need yaml-cpp.
 //
 //   struct SgdOptions {
 //     double lr = 0.1;
@@ -30,7 +30,7 @@
 
 namespace syncbn::config {
 
-/// Text to add to the message about an unknown key, or "".
+/// Text to append to the message about an unknown key, or "".
 using Hint = std::function<std::string(const std::string& key)>;
 
 namespace detail {
@@ -122,13 +122,13 @@ class Schema : public SchemaBase {
                      &(static_cast<const T*>(defaults())->*member));
   }
 
-  /// Adds a rule over several fields, which returns what is wrong, or nothing.
+  /// Adds a rule over several fields. It returns what is wrong, as an optional string.
   template <class Rule>
   void check(Rule rule) {
     add_check([rule](const void* in) { return rule(*static_cast<const T*>(in)); });
   }
 
-  /// Reads a section into `out`; keys that `value` lacks keep their defaults. Adds each fault.
+  /// Reads a section into `out`; fields whose keys are missing keep their values. Adds each fault.
   bool read(const Value& value, T& out, const std::string& path, Faults& faults) const {
     return SchemaBase::read(value, &out, path, faults);
   }

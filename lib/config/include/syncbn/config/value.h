@@ -7,7 +7,7 @@
 
 namespace syncbn::config {
 
-/// Text from a user, for a message: cut after 60 bytes, with "…".
+/// A user's text for a message: cut after 60 bytes, and "…" added.
 std::string shortened(std::string_view text);
 
 /// Where a piece of configuration was written: "configs/digits.yaml:12:3" or "--epochs".
@@ -19,8 +19,8 @@ struct Mark {
   std::string str() const;
 };
 
-/// A configuration before its types are known. YAML files and command lines are read into it, and
-/// options are written back to it.
+/// An untyped configuration. YAML files and command lines are parsed into it, and option structs
+/// are written back to it.
 struct Value {
   enum class Kind { kNull, kScalar, kList, kMap };
   struct Member;
@@ -33,8 +33,8 @@ struct Value {
   Mark mark;
 
   static Value of_scalar(std::string text, bool quoted = false);
-  static Value of_list();
-  static Value of_map();
+  static Value of_list() { return of_kind(Kind::kList); }
+  static Value of_map() { return of_kind(Kind::kMap); }
 
   /// The value of a member, or null.
   Value* find(const std::string& key);
@@ -43,6 +43,9 @@ struct Value {
 
   /// For messages: "a list", "'abc'".
   std::string str() const;
+
+ private:
+  static Value of_kind(Kind kind);
 };
 
 struct Value::Member {
@@ -51,7 +54,7 @@ struct Value::Member {
   Value value;
 };
 
-/// Everything that is wrong with a configuration, for one message.
+/// Collects all mistakes of a configuration, to report them in one message.
 class Faults {
  public:
   void add(const Mark& mark, const std::string& message);
