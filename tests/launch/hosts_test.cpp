@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "common/words.h"
-#include "options/head_options.h"
 #include "ssh/node_job.h"
 #include "support/temp_folder.h"
 

@@ -7,6 +7,7 @@
 #include <syncbn/base/unique_fd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -17,22 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_path_error(int error) {
-  switch (error) {
-    case EACCES:
-    case EEXIST:
-    case EISDIR:
-    case ELOOP:
-    case ENAMETOOLONG:
-    case ENOENT:
-    case ENOTDIR:
-    case EPERM:
-    case EROFS:
-      return true;
-    default:
-      return false;
-  }
-}
+// Errors that another path would avoid.
+constexpr std::array kPathErrors{EACCES, EEXIST,  EISDIR, ELOOP, ENAMETOOLONG,
+                                 ENOENT, ENOTDIR, EPERM,  EROFS};
 
 void sync_to_disk(const fs::path& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -143,7 +131,9 @@ void check_can_write(const fs::path& link) {
 
 void throw_file_error(const std::string& what, int error) {
   const std::string message = fmt::format("{}: {}", what, describe_errno(error));
-  if (is_path_error(error)) throw UserError(message + "; choose another path");
+  if (std::ranges::count(kPathErrors, error) > 0) {
+    throw UserError(message + "; choose another path");
+  }
   throw UnavailableError(message);
 }
 

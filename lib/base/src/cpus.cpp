@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -44,14 +43,6 @@ double quota_up_from(const std::filesystem::path& mount, std::filesystem::path g
   return least;
 }
 
-bool has_cpu(const std::string& controllers) {
-  std::istringstream names(controllers);
-  for (std::string name; std::getline(names, name, ',');) {
-    if (name == "cpu") return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 Cpus allowed_cpus(pid_t process) {
@@ -81,7 +72,8 @@ int usable_cpus(size_t allowed, const std::filesystem::path& root) {
                                                std::getline(groups, group);) {
     const auto mount = root / "sys/fs/cgroup";
     if (controllers.empty()) cpus = std::min(cpus, quota_up_from(mount, group));
-    if (has_cpu(controllers)) cpus = std::min(cpus, quota_up_from(mount / controllers, group));
+    const bool has_cpu = ("," + controllers + ",").find(",cpu,") != std::string::npos;
+    if (has_cpu) cpus = std::min(cpus, quota_up_from(mount / controllers, group));
   }
   return std::max(1, static_cast<int>(cpus));
 }

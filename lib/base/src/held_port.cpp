@@ -12,24 +12,20 @@ namespace syncbn::base {
 UniqueFd bind_all_addresses(int port) {
   const int on = 1;
   const int off = 0;
-  UniqueFd socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (socket) {
+  // AF_INET is for machines without IPv6.
+  for (const int family : {AF_INET6, AF_INET}) {
+    UniqueFd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!socket) continue;
     ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    sockaddr_in6 any{};
-    any.sin6_family = AF_INET6;
-    any.sin6_port = htons(static_cast<uint16_t>(port));
-    if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&any), sizeof(any)) == 0) return socket;
+    ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));  // fails for AF_INET
+    sockaddr_storage any{};
+    any.ss_family = static_cast<sa_family_t>(family);
+    // The port is at the same offset in both families.
+    reinterpret_cast<sockaddr_in&>(any).sin_port = htons(static_cast<uint16_t>(port));
+    const socklen_t size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&any), size) == 0) return socket;
     if (errno == EADDRINUSE || errno == EACCES) return {};
   }
-  // A machine without IPv6.
-  socket.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket) return {};
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  any.sin_port = htons(static_cast<uint16_t>(port));
-  if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&any), sizeof(any)) == 0) return socket;
   return {};
 }
 
@@ -39,7 +35,6 @@ int bound_port(int socket) {
   if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     throw_errno("getsockname");
   }
-  // The port is at the same offset in both families.
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 

@@ -1,22 +1,17 @@
 #include <syncbn/base/store_greeting.h>
 
 namespace syncbn::base {
-namespace {
-
-constexpr char kValidate = 0;
-constexpr char kPing = 13;
-
-void put_query(std::string& out, char query, uint32_t number) {
-  out += query;
-  out.append(reinterpret_cast<const char*>(&number), sizeof(number));
-}
-
-}  // namespace
 
 std::string store_greeting(uint32_t nonce) {
+  constexpr char kValidate = 0;
+  constexpr char kPing = 13;
   std::string bytes;
-  put_query(bytes, kValidate, kStoreMagic);
-  put_query(bytes, kPing, nonce);
+  const auto add = [&bytes](char query, uint32_t number) {
+    bytes += query;
+    bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  };
+  add(kValidate, kStoreMagic);
+  add(kPing, nonce);
   return bytes;
 }
 

@@ -28,7 +28,6 @@
 #include "ssh/ssh_head.h"
 #include "ssh/ssh_node.h"
 #include "supervisor.h"
-#include "workers/plan.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {

@@ -7,7 +7,7 @@
  * children do not write to it) and sends records of exactly sizeof(struct syncbn_agent_record)
  * bytes, one write() each: smaller than PIPE_BUF, so records never mix. The descriptor is
  * non-blocking: a record that does not fit is dropped, never waited for.
- * A worker that knows nothing of this simply ignores it.
+ * A worker may ignore the channel.
  */
 #ifndef SYNCBN_AGENT_H
 #define SYNCBN_AGENT_H
@@ -24,7 +24,7 @@ extern "C" {
 enum syncbn_agent_kind {
   SYNCBN_AGENT_HELLO = 1,     /* sent once after adoption; no further fields */
   SYNCBN_AGENT_HEARTBEAT = 2, /* done = steps since the start of the run */
-  SYNCBN_AGENT_PROGRESS = 3,  /* done of total, and a line of text to stand beside the bar */
+  SYNCBN_AGENT_PROGRESS = 3,  /* done of total, and a line of text to show beside the bar */
   SYNCBN_AGENT_CLEAR = 4      /* the progress bar is over: remove it */
 };
 

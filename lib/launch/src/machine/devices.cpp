@@ -56,14 +56,12 @@ const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
   return found == machine.end() ? nullptr : &*found;
 }
 
-// The declarations of nvml.h (CUDA toolkit) that are needed here.
-using Device = void*;
+// nvmlPciInfo_t of nvml.h (CUDA toolkit).
 struct PciInfo {
   std::array<char, 16> legacy_address;
   std::array<unsigned, 5> numbers;
   std::array<char, 32> address;  ///< "00000000:DC:00.0"
 };
-constexpr int kSuccess = 0;
 
 // As /sys writes it: four digits for the domain, lower case.
 std::string sys_address(std::string address) {
@@ -82,14 +80,14 @@ std::vector<Gpu> gpus_of_nvml() {
   if (!library) return {};
   const auto call = [&]<class... Args>(const char* name, Args... args) {
     auto* const function = reinterpret_cast<int (*)(Args...)>(::dlsym(library.get(), name));
-    return function != nullptr && function(args...) == kSuccess;
+    return function != nullptr && function(args...) == 0;  // NVML_SUCCESS
   };
   if (!call("nvmlInit_v2")) return {};
   unsigned count = 0;
   call("nvmlDeviceGetCount_v2", &count);
   std::vector<Gpu> gpus(count);
   for (unsigned i = 0; i < count; ++i) {
-    Device device = nullptr;
+    void* device = nullptr;
     std::array<char, 96> uuid{};
     PciInfo info{};
     if (!call("nvmlDeviceGetHandleByIndex_v2", i, &device)) continue;

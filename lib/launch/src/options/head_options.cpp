@@ -1,13 +1,9 @@
 #include "options/head_options.h"
 
 #include <fmt/format.h>
-#include <fnmatch.h>
 #include <syncbn/base/error.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cctype>
 #include <chrono>
 #include <cstdint>
 
@@ -119,40 +115,6 @@ HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line
   head.node_options = line.options(own);
   head.launcher_name = launcher_name;
   return head;
-}
-
-bool is_export_pattern(std::string_view word) {
-  if (word.starts_with('!')) word.remove_prefix(1);
-  const std::string_view marks = word.find('[') == word.npos ? "_*?" : "_*?[]-";
-  const auto fits = [marks](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
-  };
-  return !word.empty() && std::isdigit(static_cast<unsigned char>(word[0])) == 0 &&
-         std::ranges::all_of(word, fits);
-}
-
-bool is_exported(const std::string& name, const std::vector<std::string>& patterns) {
-  bool exported = false;
-  for (const std::string& pattern : patterns) {
-    const bool leaves_out = pattern.starts_with('!');
-    const char* const fits = pattern.c_str() + (leaves_out ? 1 : 0);
-    if (::fnmatch(fits, name.c_str(), 0) == 0) exported = !leaves_out;
-  }
-  return exported;
-}
-
-Variables exported_variables(const std::vector<std::string>& more) {
-  std::vector<std::string> patterns(kDefaultExports.begin(), kDefaultExports.end());
-  patterns.insert(patterns.end(), more.begin(), more.end());
-  Variables variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const size_t equals = text.find('=');
-    if (equals == std::string_view::npos) continue;
-    const std::string name(text.substr(0, equals));
-    if (is_exported(name, patterns)) variables[name] = text.substr(equals + 1);
-  }
-  return variables;
 }
 
 }  // namespace syncbn::launch

@@ -1,10 +1,12 @@
 #include "options/hosts.h"
 
 #include <fmt/format.h>
+#include <fnmatch.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -149,6 +151,40 @@ std::vector<Host> choose_hosts(const std::vector<Host>& hosts, const std::string
   }
   if (chosen.empty()) throw base::UserError("--exclude: no host is left");
   return chosen;
+}
+
+bool is_export_pattern(std::string_view word) {
+  if (word.starts_with('!')) word.remove_prefix(1);
+  const std::string_view marks = word.find('[') == word.npos ? "_*?" : "_*?[]-";
+  const auto fits = [marks](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
+  };
+  return !word.empty() && std::isdigit(static_cast<unsigned char>(word[0])) == 0 &&
+         std::ranges::all_of(word, fits);
+}
+
+bool is_exported(const std::string& name, const std::vector<std::string>& patterns) {
+  bool exported = false;
+  for (const std::string& pattern : patterns) {
+    const bool leaves_out = pattern.starts_with('!');
+    const char* const fits = pattern.c_str() + (leaves_out ? 1 : 0);
+    if (::fnmatch(fits, name.c_str(), 0) == 0) exported = !leaves_out;
+  }
+  return exported;
+}
+
+Variables exported_variables(const std::vector<std::string>& more) {
+  std::vector<std::string> patterns(kDefaultExports.begin(), kDefaultExports.end());
+  patterns.insert(patterns.end(), more.begin(), more.end());
+  Variables variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string name(text.substr(0, equals));
+    if (is_exported(name, patterns)) variables[name] = text.substr(equals + 1);
+  }
+  return variables;
 }
 
 }  // namespace syncbn::launch

@@ -2,9 +2,13 @@
 
 #include <syncbn/launch/options.h>
 
+#include <array>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "job/run_context.h"
 
 namespace syncbn::launch {
 
@@ -19,5 +23,29 @@ std::vector<Host> read_host_file(const std::filesystem::path& file);
 /// @throws base::UserError for a name that no host has, and if no host is left.
 std::vector<Host> choose_hosts(const std::vector<Host>& hosts, const std::string& include,
                                const std::string& exclude);
+
+/// Variables of the head that other hosts get without --export: search paths for programs and
+/// libraries, and settings of training libraries. Other variables may apply to one machine only, or
+/// be secret.
+inline constexpr std::array kDefaultExports{"PATH",         "LD_LIBRARY_PATH",
+                                            "PYTHON*",      "VIRTUAL_ENV",
+                                            "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
+                                            "CUDA_*",       "!CUDA_VISIBLE_DEVICES",
+                                            "NCCL_*",       "GLOO_*",
+                                            "UCX_*",        "FI_*",
+                                            "TORCH_*",      "PYTORCH_*",
+                                            "OMP_*",        "KMP_*",
+                                            "GOMP_*",       "MKL_*",
+                                            "OPENBLAS_*",   "SYNCBN_*"};
+
+/// Whether a word is a pattern for is_exported().
+bool is_export_pattern(std::string_view word);
+
+/// Whether `patterns` include a variable: NAME, PREFIX_* (a shell's wildcards), or !NAME to exclude
+/// it. The last pattern that matches decides.
+bool is_exported(const std::string& name, const std::vector<std::string>& patterns);
+
+/// The variables of this process that other hosts get. @param more patterns after kDefaultExports.
+Variables exported_variables(const std::vector<std::string>& more);
 
 }  // namespace syncbn::launch

@@ -2,7 +2,6 @@
 
 #include <syncbn/base/text.h>
 
-#include <algorithm>
 #include <cctype>
 
 namespace syncbn::launch {
@@ -10,12 +9,6 @@ namespace {
 
 constexpr const char* kSshGroup = "Nodes over ssh";
 constexpr const char* kAcceptedGroup = "Accepted for torchrun's sake, without effect";
-
-std::string variable(const std::string& prefix, std::string name) {
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return std::toupper(c); });
-  return prefix + name;
-}
 
 }  // namespace
 
@@ -25,9 +18,9 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   const auto set_by = [&schema](const char* prefix) {
     return [&schema, prefix](const std::string& name, auto member, const char* value_name,
                              const std::string& help) -> config::Rules& {
-      return schema.field(name, member, help)
-          .value_name(value_name)
-          .environment({variable(prefix, name)});
+      std::string variable = prefix + name;
+      for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+      return schema.field(name, member, help).value_name(value_name).environment({variable});
     };
   };
   const auto torchruns = set_by("PET_");

@@ -49,15 +49,15 @@ std::string cut_message(const std::string& message, const std::string& file, siz
 }
 
 std::string render_report(const FailureReport& report) {
-  std::string what = describe_status(report.wait_status);
-  if (report.out_of_memory) what += ", as the kernel ran out of memory for this job";
   if (exit_code_of(report.wait_status) == base::kExitUsage) {
     return fmt::format(
         "syncbn-launch: rank {} exited with 2 (usage or configuration error; see the message "
         "above)\n",
         report.rank);
   }
-  std::string text = fmt::format("syncbn-launch: rank {} failed: {}\n", report.rank, what);
+  std::string text = fmt::format(
+      "syncbn-launch: rank {} failed: {}{}\n", report.rank, describe_status(report.wait_status),
+      report.out_of_memory ? ", as the kernel ran out of memory for this job" : "");
   const auto line = [&text](std::string_view name, std::string_view value) {
     text += fmt::format("  {:<12}{}\n", name, value);
   };

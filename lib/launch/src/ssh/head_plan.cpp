@@ -9,7 +9,7 @@
 
 #include "common/words.h"
 #include "nodes/master_port.h"
-#include "options/head_options.h"
+#include "options/hosts.h"
 #include "ssh/node_job.h"
 #include "workers/program.h"
 

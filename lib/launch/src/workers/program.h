@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "job/run_context.h"
+
 namespace syncbn::launch {
 
 /// What each worker executes.
@@ -41,5 +43,10 @@ std::string local_rank_warning(const LaunchOptions& options);
 /// $PYTHON_EXEC, or the python3 beside the name by which the launcher was called, or python3.
 /// @throws ProgramError
 Command resolve_program(const LaunchOptions& options);
+
+/// The text of --dry_run: shell commands that start this node's workers. A comment about the node,
+/// an export of the variables that all workers share, then a comment and a command for each worker.
+std::string render_plan(const LaunchOptions& options, const RunContext& context,
+                        const Command& command);
 
 }  // namespace syncbn::launch

@@ -59,9 +59,9 @@ struct HeadOptions {
   std::string launcher;          ///< path on the hosts; empty: as here
   std::chrono::milliseconds ssh_timeout{};  ///< for all hosts to answer
   bool ssh_all = false;                     ///< use ssh for this machine, too
-  std::vector<std::string> exports;  ///< patterns of variables for the hosts; see is_exported()
-  std::vector<std::string> node_options;  ///< options for the nodes' launchers, spelled in full
-  std::string launcher_name;              ///< argv[0] for the nodes' launchers
+  std::vector<std::string> exports;         ///< patterns of variables; see is_exported()
+  std::vector<std::string> node_options;    ///< options for the nodes' launchers, spelled in full
+  std::string launcher_name;                ///< argv[0] for the nodes' launchers
 };
 
 /// Which messages a launcher prints. The nodes that a head has started share one terminal.
