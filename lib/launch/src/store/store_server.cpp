@@ -210,7 +210,7 @@ void StoreServer::watch(Connection& connection) {
 
 /// Removes the connection from the server and returns its channel.
 base::Channel StoreServer::remove(Connection& connection) {
-  answers_.forget(connection.id);
+  answers_.remove(connection.id);
   base::Channel channel = std::move(connection.channel);
   // Closing would not be enough: a process that was forked may have the socket as well.
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.fd(), nullptr);
@@ -223,7 +223,7 @@ void StoreServer::set(std::string_view key, std::string value) {
 }
 
 std::optional<std::string> StoreServer::get(std::string_view key) const {
-  const std::string* const value = answers_.values().find(wire_key(key));
+  const std::string* const value = answers_.find(wire_key(key));
   return value == nullptr ? std::nullopt : std::optional(*value);
 }
 
@@ -239,7 +239,7 @@ int64_t StoreServer::add(std::string_view key, int64_t amount) {
 
 bool StoreServer::check(const std::vector<std::string>& keys) const {
   return std::all_of(keys.begin(), keys.end(),
-                     [&](const std::string& key) { return answers_.values().has(wire_key(key)); });
+                     [&](const std::string& key) { return answers_.has(wire_key(key)); });
 }
 
 size_t StoreServer::clients() const {
