@@ -63,7 +63,7 @@ TorchrunNodes::Barrier TorchrunNodes::barrier() {
 TorchrunLead::TorchrunLead(StoreClient store, const LaunchOptions& options)
     : options_(options), keys_(options.run_id), store_(std::move(store)) {
   const TorchrunRole own{options.role, options.node_rank, options.nproc_per_node};
-  store_.count_in(soon());
+  store_.register_client(soon());
   store_.set(keys_.role_info(options.node_rank), own.str(), soon());
   store_.start_wait({keys_.assigned_ranks(options.node_rank)}, soon());
 }

@@ -14,60 +14,59 @@ namespace syncbn::launch {
 /// One connection to a store: ours, or torch's TCPStore of either backend. Keys are those of
 /// TCPStore's methods.
 ///
-/// Every call returns by its deadline or throws base::UnavailableError, which names the store, what
-/// was asked and why it failed. After an answer that did not come or was none the connection is
-/// closed, and every further call throws; a wait that ran out of time leaves it usable. Not
-/// thread-safe.
+/// Every call returns by its deadline or throws base::UnavailableError, which names the store, the
+/// query and the reason. After a missing or invalid answer the connection is closed and every
+/// further call throws; after a wait that timed out it is still usable. Not thread-safe.
 class StoreClient {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  /// Tries until the deadline, at least once: the store may start later than we do. What answers
-  /// as no store does is an error at once. Resolving the host's name is not bound by the deadline.
+  /// Retries until the deadline, at least once: the store may start later. A server that is not a
+  /// TCPStore is an error at once. The deadline does not limit the resolution of the host's name.
   static StoreClient connect(const std::string& host, int port, TimePoint deadline);
 
-  /// The store does not answer this: the value may not be there yet when it returns, but it is for
-  /// every further call on this connection.
+  /// The store sends no answer: when set() returns, other clients may not see the value yet, but
+  /// further calls on this connection do.
   void set(std::string_view key, std::string_view value, TimePoint deadline);
-  /// The value, once there is one.
+  /// Waits until the key is set.
   std::string get(std::string_view key, TimePoint deadline);
-  /// The values, once there are all.
+  /// Waits until all keys are set.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys, TimePoint deadline);
-  /// The sum. A store closes the connection when the value is no integer.
+  /// Returns the sum. A store closes the connection if the value is not an integer.
   int64_t add(std::string_view key, int64_t amount, TimePoint deadline);
-  /// torch's own server waits in its constructor until so many clients have done this.
-  void count_in(TimePoint deadline);
-  /// Whether all of the keys are there.
+  /// Registers this client: torch's server waits in its constructor for a number of clients.
+  void register_client(TimePoint deadline);
+  /// Whether all keys are set.
   bool check(const std::vector<std::string>& keys, TimePoint deadline);
-  /// Returns once all of the keys are there.
+  /// Waits until all keys are set.
   void wait(const std::vector<std::string>& keys, TimePoint deadline);
-  /// Sets `desired` where the value is `expected`, or where both there is none and `expected` is
-  /// empty. The value now; `expected` when there is none.
+  /// Sets `desired` if the value is `expected`, or if the key is not set and `expected` is empty.
+  /// Returns the value afterwards, or `expected` if there is none.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                           TimePoint deadline);
-  /// Whether there was one.
+  /// Whether the key was set.
   bool delete_key(std::string_view key, TimePoint deadline);
 
-  /// To wait beside other things: after start_wait() poll fd() for POLLIN and ask wait_done().
-  /// Until it has said true, or cancel_wait() was called, no other call is allowed.
+  /// A wait inside a poll loop: after start_wait(), call wait_done() when fd() is readable. No
+  /// other call is allowed until wait_done() returns true or cancel_wait() is called.
   void start_wait(const std::vector<std::string>& keys, TimePoint deadline);
-  /// Whether all of the keys are there now. Never waits.
+  /// Whether all keys are set. Never waits.
   bool wait_done();
-  /// Ends the wait. Whether the keys came in the last moment.
+  /// Ends the wait. Returns whether all keys have been set in the meantime.
   bool cancel_wait(TimePoint deadline);
   int fd() const { return channel_.fd(); }
-  /// Asks nothing: throws when the store is gone.
+  /// Throws if the store has closed the connection. Sends nothing.
   void check_connection();
 
  private:
   explicit StoreClient(std::string name) : name_(std::move(name)) {}
 
   bool connect_once(const std::string& host, int port, TimePoint deadline);
-  /// Sends a query. `what` follows "cannot" in the messages about it and about its answer.
+  /// Sends a query. @param what follows "cannot" in error messages.
   void ask(const std::string& what, std::string_view query, TimePoint deadline);
   void ask_and_wait(const std::string& what, const std::vector<std::string>& keys,
                     TimePoint deadline);
-  /// Reads what has arrived. Whether the input has that many bytes.
+  /// Reads what has arrived; returns whether the input has that many bytes.
   bool has_received(size_t size);
   std::string receive(size_t size, TimePoint deadline);
   std::string receive_string(TimePoint deadline);

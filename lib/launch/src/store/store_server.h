@@ -15,20 +15,17 @@
 
 namespace syncbn::launch {
 
-/// Serves TCPStore's protocol to any number of connections, inside its owner's poll loop. A
-/// connection that breaks the protocol is closed; one that does not read its answers is not read
-/// from. Not thread-safe.
-///
-/// The keys of the member functions are those of TCPStore's methods.
+/// A TCPStore server that runs inside its owner's poll loop. It closes connections that break the
+/// protocol, and reads no further queries of a client that does not read its answers. Keys are
+/// those of TCPStore's methods. Not thread-safe.
 class StoreServer {
  public:
-  /// Takes a connection that does not begin as a store's client does. Its input, at least a byte,
-  /// is what it has sent so far.
+  /// Receives each connection whose first byte is not that of TCPStore's greeting. The channel's
+  /// input holds what it has sent so far.
   using ForeignSink = std::function<void(base::Channel channel)>;
 
-  /// @param listener a socket that listens.
-  /// @param foreign without it such connections are closed. It may call this object.
-  /// @throws base::UnavailableError when the system has no descriptors left.
+  /// @param foreign may call this object. Empty: the server closes foreign connections.
+  /// @throws base::UnavailableError if no descriptors are left.
   explicit StoreServer(base::UniqueFd listener, ForeignSink foreign = {});
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
@@ -36,21 +33,21 @@ class StoreServer {
 
   /// Readable when handle() has something to do.
   int fd() const { return epoll_.get(); }
-  /// Does what is due, without waiting. It leaves some for the next call when there is much.
+  /// Processes a bounded number of events, without waiting.
   void handle();
 
   void set(std::string_view key, std::string value);
   std::optional<std::string> get(std::string_view key) const;
-  /// The sum. @throws base::UnavailableError when the value is not an integer, or the sum is none.
+  /// Returns the sum. @throws base::UnavailableError if the value is not an integer, or the sum
+  /// overflows.
   int64_t add(std::string_view key, int64_t amount);
-  /// Whether all of the keys are there.
   bool check(const std::vector<std::string>& keys) const;
 
-  /// Connections that have greeted as a store's client does.
+  /// The number of connected TCPStore clients.
   size_t clients() const;
 
-  /// Forgets all keys and closes the connections of all clients, so that the next attempt finds a
-  /// fresh store. A connection that may still turn out to be foreign stays.
+  /// Removes all keys and disconnects all clients, for the next attempt. Connections that may still
+  /// turn out to be foreign stay.
   void clear();
 
  private:
@@ -70,8 +67,8 @@ class StoreServer {
   base::UniqueFd listener_;
   ForeignSink foreign_;
   base::UniqueFd epoll_;
-  base::UniqueFd spare_;  ///< given up for a moment when no descriptor is left
-  const size_t most_silent_;
+  base::UniqueFd spare_;  ///< closed to accept and drop a connection when no descriptor is free
+  const size_t max_silent_;
   uint64_t last_id_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   StoreAnswers answers_;
