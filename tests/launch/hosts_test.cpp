@@ -10,7 +10,7 @@
 
 #include "common/words.h"
 #include "options/exports.h"
-#include "ssh/node_job.h"
+#include "ssh/node_protocol.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::launch {

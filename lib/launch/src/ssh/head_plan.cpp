@@ -10,7 +10,7 @@
 #include "common/words.h"
 #include "nodes/master_port.h"
 #include "options/exports.h"
-#include "ssh/node_job.h"
+#include "ssh/node_protocol.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {

@@ -20,7 +20,6 @@
 #include "common/processes.h"
 #include "common/words.h"
 #include "output/failure_report.h"
-#include "ssh/node_job.h"
 
 namespace syncbn::launch {
 namespace {

@@ -15,7 +15,7 @@
 #include "ssh/head_node.h"
 #include "ssh/head_plan.h"
 #include "ssh/node_lines.h"
-#include "ssh/node_message.h"
+#include "ssh/node_protocol.h"
 #include "workers/keeper.h"
 
 namespace syncbn::launch {

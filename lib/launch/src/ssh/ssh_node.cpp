@@ -42,7 +42,7 @@ void enter(const NodeJob& job) {
                     job.folder, std::strerror(errno)));
   }
   for (const auto& [name, value] : job.environment) ::setenv(name.c_str(), value.c_str(), 1);
-  // A launcher that a worker starts is not meant to start on all hosts again.
+  // A launcher that a worker starts must not start on all hosts again.
   for (const char* name : {"SYNCBN_HOSTS", "SYNCBN_HOSTFILE"}) ::unsetenv(name);
 }
 
@@ -94,9 +94,8 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
 }
 
 std::string SshNode::ended(int exit_code, const std::string& report) const {
-  const NodeMessage message{
-      .kind = NodeMessage::Kind::kEnded, .exit_code = exit_code, .text = report};
-  return marked_line(mark_, message.json());
+  return NodeMessage{.kind = NodeMessage::Kind::kEnded, .exit_code = exit_code, .text = report}
+      .line(mark_);
 }
 
 void SshNode::refuse(int exit_code, const std::string& what) {
@@ -105,7 +104,7 @@ void SshNode::refuse(int exit_code, const std::string& what) {
 }
 
 void SshNode::say(const NodeMessage& message) const {
-  base::write_stderr(marked_line(mark_, message.json()) + "\n");
+  base::write_stderr(message.line(mark_) + "\n");
 }
 
 }  // namespace syncbn::launch
