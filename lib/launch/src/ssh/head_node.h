@@ -13,8 +13,7 @@
 
 namespace syncbn::launch {
 
-/// A node as its head sees it: the process that stands for it here, ssh or a launcher, and what is
-/// known of it.
+/// A node's state in the head, with the pipes to its process on this machine: ssh or a launcher.
 struct HeadNode {
   enum class State { kAsked, kReady, kRefused, kEnded };
   struct Problem {
@@ -32,30 +31,31 @@ struct HeadNode {
   base::UniqueFd out;
   base::UniqueFd err;
   NodeLines lines;
-  std::string last_words;  ///< on its stderr, before the job has begun
+  std::string last_words;  ///< the last line on its stderr before the job has begun
   std::optional<int> start_error;
-  std::optional<int> exit_code;  ///< as its launcher told it
+  std::optional<int> exit_code;  ///< reported by its launcher
   std::optional<Problem> problem;
 
-  /// What the keeper is to start, with pipes to `in`, `out` and `err`.
-  /// @param theirs takes the process's ends of them.
+  /// Makes the pipes `in`, `out` and `err`, and returns the process for the keeper to start.
+  /// @param theirs receives the process's ends of the pipes.
   WorkerSpec connect(const std::vector<std::string>& words, std::vector<base::UniqueFd>& theirs);
 
-  /// Whether this end of its process is that of the connection, and not of a launcher.
+  /// Whether ssh failed or was killed, rather than the launcher behind it.
   bool is_lost_connection(int wait_status) const;
   /// Why it ended before it answered.
-  /// @param launcher on the hosts. @param command that reaches other hosts.
-  std::string end_in_words(int wait_status, const std::string& launcher,
+  /// @param launcher its path on the hosts. @param command the ssh command.
+  std::string describe_end(int wait_status, const std::string& launcher,
                            const std::string& command) const;
 };
 
-/// Whether a launcher ends with it before its workers do; others are of what runs in its place.
-bool is_launchers(int exit_code);
+/// True for exit codes of the launcher itself; any other code came from the program that ran in its
+/// place.
+bool is_launcher_error(int exit_code);
 
-/// The hosts that have not answered, with commas between.
+/// The hosts that have not answered: "a, b".
 std::string names_of_unanswered(const std::vector<HeadNode>& nodes);
 
-/// The hosts' problems, a line each; what is wrong on all alike is said once.
+/// A line for each problem: "host, host: problem".
 std::vector<std::string> problem_lines(const std::vector<HeadNode>& nodes);
 
 }  // namespace syncbn::launch

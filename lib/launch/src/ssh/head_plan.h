@@ -10,24 +10,24 @@
 
 namespace syncbn::launch {
 
-/// What a head starts on each of its hosts, the nodes, and what it tells the launchers there.
+/// The commands with which a head starts its nodes, and the jobs that it sends them.
 class HeadPlan {
  public:
-  /// Asks which hosts are this machine; where a name server does not answer, that takes long.
+  /// Resolves the hosts' names, which is slow if a name server does not answer.
   explicit HeadPlan(const LaunchOptions& options);
 
   /// Whether the node's launcher is started without ssh.
   bool is_here(size_t node) const { return is_here_[node]; }
-  /// Where the launcher is on the hosts.
+  /// The launcher's path on the hosts.
   std::string launcher() const;
-  /// argv that starts it.
+  /// The argv that starts the node's launcher.
   std::vector<std::string> start_words(size_t node) const;
-  /// What it would be told on a command line.
+  /// The node's command line, sent as part of its job.
   std::vector<std::string> node_words(size_t node) const;
-  /// What it is given of the environment.
+  /// The variables that the node gets from this environment.
   Variables environment(size_t node) const;
 
-  /// All that in lines for a person.
+  /// The plan as shell commands, for --dry_run.
   std::string render() const;
 
  private:

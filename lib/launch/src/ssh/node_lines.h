@@ -7,10 +7,10 @@
 
 namespace syncbn::launch {
 
-/// Tells apart what comes from the stderr of a node's launcher: its messages to the head, each
-/// behind the job's mark at the end of a line, and its workers' lines. Lines are cut as by a
-/// LineSplitter. A message is longer than any of them where it holds a report; one longer than
-/// kLongestMessage, which no launcher sends, is cut, and is no JSON then.
+/// Separates the stderr of a node's launcher into its messages to the head, each after the job's
+/// mark at the end of a line, and its workers' lines. Long lines are cut as by a LineSplitter.
+/// Messages with reports may be longer; above kLongestMessage, which no launcher sends, they are
+/// cut and no longer valid JSON.
 class NodeLines {
  public:
   static constexpr size_t kLongestMessage = 64 << 20;
@@ -22,7 +22,7 @@ class NodeLines {
   explicit NodeLines(std::string mark);
 
   void feed(std::string_view bytes, const Sinks& to);
-  /// The last line, when it had no newline. Half a message is none.
+  /// Passes on a last line without a newline. An incomplete message is dropped.
   void finish(const Sinks& to);
 
  private:
@@ -30,7 +30,7 @@ class NodeLines {
   void cut(const Sinks& to);
 
   std::string mark_;
-  std::string line_;  ///< so far
+  std::string line_;  ///< the incomplete last line
 };
 
 }  // namespace syncbn::launch

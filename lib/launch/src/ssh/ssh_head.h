@@ -20,43 +20,42 @@
 
 namespace syncbn::launch {
 
-/// The launcher that somebody started with a list of hosts: it runs no workers, but on each host a
-/// launcher that does, by ssh, and stays with them to their end. Once all hosts have said that they
-/// are ready, those launchers are the nodes of a job as if each had been started by hand; they talk
-/// to each other without the head. The head passes signals on and shows what they write.
+/// The launcher that the user starts with a list of hosts. It runs no workers; it starts a launcher
+/// on each host by ssh and waits for their end. When all hosts are ready, these launchers are the
+/// nodes of an ordinary job and talk to each other directly. The head forwards signals to them and
+/// prints their output.
 ///
-/// A keeper owns the ssh processes. When the head dies, their stdin ends, and so do the nodes.
+/// A keeper owns the ssh processes. If the head dies, their stdin closes, which ends the nodes.
 class SshHead {
  public:
   SshHead(const LaunchOptions& options, const HeadPlan& plan);
   SshHead(const SshHead&) = delete;
   SshHead& operator=(const SshHead&) = delete;
 
-  /// The exit code: that of the first worker that failed, as the nodes tell it; 75 when a
-  /// connection broke; 128 + the signal that ended the job. Before anything has started that of the
-  /// first host with a problem.
+  /// Returns the exit code: that of the first worker that failed; 75 if a connection broke; 128 +
+  /// the signal that ended the job; before the job has started, that of the first host's problem.
   int run();
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void start();
-  /// Whether all are.
+  /// Whether all nodes are ready.
   bool wait_until_ready();
   void report_problems();
-  void let_begin();
   void wait_for_end();
-  /// When nodes that have not ended are given up.
+  /// When to give up nodes that have not ended.
   Clock::time_point give_up_time() const;
-  /// After which nodes take each other for lost.
+  /// Time without messages after which a node counts as lost.
   std::chrono::milliseconds silence() const;
-  /// The job is over on one node, and so it soon is on the others. @param until_they_know of it.
-  void await_rest(std::chrono::milliseconds until_they_know);
-  /// Names the nodes that have not ended by then, and kills what there is of them on this machine.
+  /// One node has ended: limits the time for the others. @param notice_time the time until they
+  /// notice.
+  void limit_rest(std::chrono::milliseconds notice_time);
+  /// Reports the nodes that have not ended, and kills their processes on this machine.
   void give_up_silent();
 
-  /// Handles what happens until then, once.
-  void turn(Clock::time_point until);
+  /// Polls once, until `until` at the latest, and handles what is ready.
+  void poll_once(Clock::time_point until);
   void handle_signals();
   void end_by_signal(int signal);
   void pass_on(int signal);
@@ -67,13 +66,13 @@ class SshHead {
   NodeLines::Sinks sinks(size_t index);
   void take_line(size_t index, std::string_view line);
   void take_message(size_t index, std::string_view text);
-  /// Whether the message means something now.
+  /// Returns false if the message is invalid in this state.
   bool handle_message(size_t index, const NodeMessage& message);
   void give_up(HeadNode& node, std::string_view message);
   void send_to_all(const nlohmann::json& message);
 
   int exit_code() const;
-  /// Of the job, in JSON.
+  /// The job's report in JSON.
   std::string report(int exit_code) const;
 
   const LaunchOptions& options_;
@@ -84,15 +83,15 @@ class SshHead {
   Output output_;
   std::unique_ptr<Keeper> keeper_;
   int master_port_ = 0;
-  bool begun_ = false;  ///< the nodes have been let begin
+  bool begun_ = false;  ///< all nodes were ready and have got "go"
   int first_failure_ = 0;
   bool lost_any_ = false;
-  std::string report_;  ///< of the node that failed first
+  std::string report_;  ///< from the node that failed first
   Clock::time_point next_alive_;
   std::optional<int> ended_by_signal_;
-  std::optional<Clock::time_point> give_up_at_;        ///< after a signal, whatever they say
-  Clock::time_point heard_;                            ///< anything, of any node
-  std::optional<std::chrono::milliseconds> patience_;  ///< with silence; nothing while the job runs
+  std::optional<Clock::time_point> give_up_at_;  ///< set by a signal; output does not extend it
+  Clock::time_point heard_;                      ///< last output of any node
+  std::optional<std::chrono::milliseconds> patience_;  ///< with silence; empty while the job runs
 };
 
 }  // namespace syncbn::launch
