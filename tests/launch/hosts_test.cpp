@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/words.h"
-#include "ssh/node_job.h"
+#include "ssh/node_protocol.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::launch {

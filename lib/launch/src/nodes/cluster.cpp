@@ -30,11 +30,6 @@ constexpr seconds kResolvePeriod{1};
 // Time limit for one of several addresses: packets to it may be lost without an error.
 constexpr seconds kAddressPatience{2};
 
-/// As torch's agents do.
-bool shares_store() {
-  return base::env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").value_or("0") != "1";
-}
-
 }  // namespace
 
 Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
@@ -56,21 +51,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
         fmt::format("--master_addr={} is not an address of this machine, which is node 0",
                     options.master_addr));
   }
-  coordinator_ = std::make_unique<Coordinator>(
-      Coordinator::Options{.run_id = options.run_id,
-                           .job_id = job_id,
-                           .nodes = options.nnodes,
-                           .nodes_may_change = options.nodes_may_change(),
-                           .knows_ranks = !options.c10d,
-                           .max_restarts = options.max_restarts,
-                           .master_addr = options.master_addr,
-                           .master_port = master_port,
-                           .agent_store = shares_store(),
-                           .join_timeout = options.join_timeout,
-                           .last_call = options.last_call,
-                           .alive_period = alive_period_,
-                           .silence = silence_},
-      std::move(listener));
+  coordinator_ = std::make_unique<Coordinator>(options, job_id, master_port, std::move(listener));
   watched_.add(coordinator_->fd());
 }
 

@@ -13,7 +13,7 @@
 #include "common/watch_set.h"
 #include "job/torchrun_protocol.h"
 #include "nodes/coordinator.h"
-#include "nodes/torchrun_lead.h"
+#include "nodes/torchrun.h"
 
 namespace syncbn::launch {
 

@@ -12,21 +12,25 @@ namespace syncbn::launch {
 
 using Json = nlohmann::json;
 
-Coordinator::Coordinator(Options options, base::UniqueFd listener)
-    : options_(std::move(options)),
+Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int master_port,
+                         base::UniqueFd listener)
+    : options_(options),
+      job_id_(std::move(job_id)),
+      master_port_(master_port),
+      silence_(options.alive_period * options.alive_misses),
       store_(std::move(listener),
              [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); }),
-      torchrun_nodes_(store_, options_.run_id, options_.nodes.max),
-      peers_(options_.silence, store_.fd()),
-      join_deadline_(Clock::now() + options_.join_timeout),
+      torchrun_nodes_(store_, options.run_id, options.nnodes.max),
+      peers_(silence_, store_.fd()),
+      join_deadline_(Clock::now() + options.join_timeout),
       next_notice_(Clock::now() + kNoticePeriod),
-      next_alive_(Clock::now() + options_.alive_period) {
+      next_alive_(Clock::now() + options.alive_period) {
   due_ = std::min(next_notice_, next_alive_);
 }
 
 void Coordinator::handle() {
   store_.handle();
-  if (state_ == State::kJoining && options_.knows_ranks) find_torchrun_nodes();
+  if (state_ == State::kJoining && !options_.c10d) find_torchrun_nodes();
   if (state_ == State::kLeaving) leave_torchruns_barrier();
   peers_.handle([this](PeerLauncher& node, const Json& message) { handle_message(node, message); });
   // The end of the job does not wait for a stopped node.
@@ -38,13 +42,21 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
   const std::string type = message.at("type");
   if (type == "hello") hello(node, Hello::of(message));
   if (node.rank < 0) return;
-  if (type == "failed") failed(node, message);
-  if (type == "end") {
-    end_job(message.at("exit_code"),
-            fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()));
+  const auto what = [&] {
+    return fmt::format("{}: {}", node.name(), message.at("what").get<std::string>());
+  };
+  if (type == "failed" && message.at("attempt") == attempt_) {
+    fail(message.at("exit_code"), message.at("may_restart"), what(), node.rank);
   }
-  if (type == "leave") leave(node);
-  if (type == "ended") ended(node, message);
+  if (type == "end") end_job(message.at("exit_code"), what());
+  if (type == "leave" && options_.nodes_may_change()) {
+    node.leaving = true;
+    if (node.takes_part && !failed_) change_nodes(node.name() + " leaves");
+  }
+  if (type == "ended" && message.at("attempt") == attempt_) {
+    node.ended = true;
+    if (state_ == State::kRunning && peers_.all_ended()) end_attempt();
+  }
   if (type == "pause") node.paused = true;
 }
 
@@ -66,11 +78,11 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
 void Coordinator::welcome(PeerLauncher& node) {
   peers_.send(node, {{"type", "welcome"},
                      {"alive_ms", options_.alive_period.count()},
-                     {"silence_ms", options_.silence.count()}});
+                     {"silence_ms", silence_.count()}});
   if (state_ == State::kFinished) return send_finish(node);
   if (state_ == State::kJoining) return start_when_complete();
   if (failed_ || !node_change_.empty()) return;  // it takes part in the next attempt
-  if (peers_.any_ended() || taking_part() >= options_.nodes.max) {
+  if (peers_.any_ended() || taking_part() >= options_.nnodes.max) {
     peers_.send(node, {{"type", "waiting"},
                        {"message", fmt::format("the job runs on {} without this one, which "
                                                "stands by",
@@ -92,10 +104,9 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
   if (node.rank >= 0) return "a launcher sent its hello twice";
   if (hello.job != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
-                       hello.host, hello.job, options_.master_addr, options_.master_port,
-                       options_.run_id);
+                       hello.host, hello.job, options_.master_addr, master_port_, options_.run_id);
   }
-  const std::string nodes = options_.nodes.str();
+  const std::string nodes = options_.nnodes.str();
   if (hello.nodes != nodes) {
     return fmt::format("{} was started with --nnodes={}, and node 0 with --nnodes={}", hello.host,
                        hello.nodes, nodes);
@@ -104,7 +115,7 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
     return fmt::format("{} was started with --max_restarts={}, and node 0 with --max_restarts={}",
                        hello.host, hello.max_restarts, options_.max_restarts);
   }
-  if (hello.node >= options_.nodes.max || hello.nproc < 1 || hello.nproc > kMaxWorkers) {
+  if (hello.node >= options_.nnodes.max || hello.nproc < 1 || hello.nproc > kMaxWorkers) {
     return fmt::format("{} claims to be node {} with {}", hello.host, hello.node,
                        base::counted(hello.nproc, "worker"));
   }
@@ -117,14 +128,8 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
                        hello.node);
   }
   const bool has_begun = state_ == State::kRunning || state_ == State::kLeaving;
-  if (has_begun && !options_.nodes_may_change) return "the job has begun without this launcher";
+  if (has_begun && !options_.nodes_may_change()) return "the job has begun without this launcher";
   return "";
-}
-
-void Coordinator::failed(PeerLauncher& node, const Json& message) {
-  if (message.at("attempt") != attempt_) return;
-  fail(message.at("exit_code"), message.at("may_restart"),
-       fmt::format("{}: {}", node.name(), message.at("what").get<std::string>()), node.rank);
 }
 
 void Coordinator::end_job(int exit_code, const std::string& text) {
@@ -146,18 +151,6 @@ void Coordinator::pause() {
   peers_.send_to_nodes({{"type", "pause"}});
 }
 
-void Coordinator::leave(PeerLauncher& node) {
-  if (!options_.nodes_may_change) return;  // launchers do not ask for it then
-  node.leaving = true;
-  if (node.takes_part && !failed_) change_nodes(node.name() + " leaves");
-}
-
-void Coordinator::ended(PeerLauncher& node, const Json& message) {
-  if (message.at("attempt") != attempt_) return;
-  node.ended = true;
-  if (state_ == State::kRunning && peers_.all_ended()) end_attempt();
-}
-
 void Coordinator::lost(PeerLauncher& node) {
   const std::string name = node.name();
   const bool takes_part = node.takes_part;
@@ -167,8 +160,8 @@ void Coordinator::lost(PeerLauncher& node) {
   if (state_ == State::kJoining) return start_when_complete();
   if (state_ != State::kRunning || !takes_part) return;
   // Its keeper kills its workers. If they have ended well, nothing is lost.
-  if (!has_left && options_.nodes_may_change) change_nodes(name + " is lost");
-  if (!has_left && !options_.nodes_may_change) {
+  if (!has_left && options_.nodes_may_change()) change_nodes(name + " is lost");
+  if (!has_left && !options_.nodes_may_change()) {
     fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
   }
   if (peers_.all_ended()) end_attempt();
@@ -227,14 +220,14 @@ void Coordinator::handle_times() {
 }
 
 std::string Coordinator::missing() const {
-  if (!options_.knows_ranks) {
+  if (options_.c10d) {
     const int here = present();
-    const int wanted = last_call_ ? options_.nodes.max : options_.nodes.min;
+    const int wanted = last_call_ ? options_.nnodes.max : options_.nnodes.min;
     return fmt::format("{} ({} here, --nnodes={})", base::counted(wanted - here, "more node"), here,
-                       options_.nodes.str());
+                       options_.nnodes.str());
   }
   std::vector<std::string> names;
-  for (int rank = 0; rank < options_.nodes.max; ++rank) {
+  for (int rank = 0; rank < options_.nnodes.max; ++rank) {
     if (!is_here(rank)) names.push_back(std::to_string(rank));
   }
   constexpr size_t kNamed = 16;
@@ -257,8 +250,8 @@ int Coordinator::taking_part() const {
 
 void Coordinator::start_when_complete() {
   const int here = present();
-  if (here >= options_.nodes.max) return start_attempt();
-  if (here < options_.nodes.min) return last_call_.reset();
+  if (here >= options_.nnodes.max) return start_attempt();
+  if (here < options_.nnodes.min) return last_call_.reset();
   if (!last_call_) last_call_ = Clock::now() + options_.last_call;
 }
 
@@ -267,10 +260,10 @@ void Coordinator::start_attempt() {
   failed_ = false;
   node_change_.clear();
   last_call_.reset();
-  peers_.choose(options_.nodes.max - static_cast<int>(torchrun_nodes_.all().size()));
+  peers_.choose(options_.nnodes.max - static_cast<int>(torchrun_nodes_.all().size()));
   // In the first attempt the store has the keys of torchrun's nodes.
   if (attempt_ > 0) store_.clear();
-  if (!options_.agent_store) workers_port_ = hold_port(0);
+  if (!shares_store()) workers_port_ = hold_port(0);
   std::map<int, TorchrunRole> all = torchrun_nodes_.all();
   for (const auto& [rank, node] : peers_.nodes()) {
     if (node->takes_part) all[rank] = {node->role, rank, node->nproc};
@@ -290,13 +283,13 @@ void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
                      {"attempt", attempt_},
                      {"restarts", restarts_},
                      {"reason", reason_},
-                     {"job_id", options_.job_id},
+                     {"job_id", job_id_},
                      {"node", index},
                      {"nodes", taking_part()},
                      {"ranks", ranks.json()},
                      {"master_addr", options_.master_addr},
-                     {"master_port", workers_port_ ? workers_port_->port() : options_.master_port},
-                     {"agent_store", options_.agent_store}});
+                     {"master_port", workers_port_ ? workers_port_->port() : master_port_},
+                     {"agent_store", shares_store()}});
 }
 
 void Coordinator::change_nodes(const std::string& text) {
@@ -325,7 +318,7 @@ void Coordinator::end_attempt() {
   if (!node_change_.empty()) return start_again(node_change_);
   if (!failed_ && !torchrun_nodes_.all().empty()) return enter_torchruns_barrier();
   if (!failed_) return finish(base::kExitOk, "");
-  const bool can_restart = options_.nodes_may_change || present() == options_.nodes.max;
+  const bool can_restart = options_.nodes_may_change() || present() == options_.nnodes.max;
   if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
   ++restarts_;
   start_again(failure_text_);
@@ -339,7 +332,7 @@ void Coordinator::start_again(const std::string& reason) {
   join_deadline_ = Clock::now() + options_.join_timeout;
   next_notice_ = Clock::now();
   // The nodes that are here do not wait for more.
-  if (present() >= options_.nodes.min) start_attempt();
+  if (present() >= options_.nnodes.min) start_attempt();
 }
 
 void Coordinator::finish(int exit_code, const std::string& text) {

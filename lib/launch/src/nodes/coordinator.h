@@ -13,72 +13,55 @@
 #include "job/torchrun_protocol.h"
 #include "nodes/master_port.h"
 #include "nodes/peers.h"
-#include "nodes/torchrun_nodes.h"
+#include "nodes/torchrun.h"
 #include "store/store_server.h"
 
 namespace syncbn::launch {
 
 /// Leads the launchers of a job, inside the launcher of node 0: waits for all of them, assigns
-/// ranks, starts every attempt, stops it everywhere when a worker fails anywhere, and decides the
-/// job's exit code. It also holds the store of the workers, which it empties between attempts. The
+/// ranks, starts each attempt, stops it on all nodes when a worker fails on any, and determines the
+/// job's exit code. It also serves the workers' store, which it empties between attempts. The
 /// folder's README lists the messages.
 ///
-/// If nodes may change, the first attempt waits for the maximum of --nnodes, but only for the last
-/// call once the minimum has joined. A node that joins later, leaves or is lost begins a new
+/// If nodes may change, the first attempt starts when the maximum of --nnodes has joined, or
+/// last_call_timeout after the minimum has. A node that joins later, leaves or is lost causes a new
 /// attempt, which does not count as a restart; nodes beyond the maximum stand by.
 ///
 /// Never waits. Not thread-safe.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
-  /// Between two notices about what the job waits for.
+  /// Time between two notices about the nodes that are missing.
   static constexpr std::chrono::seconds kNoticePeriod{10};
 
-  struct Options {
-    std::string run_id;
-    std::string job_id;  ///< of this run, which workers find as SYNCBN_JOB_ID
-    NodeRange nodes;
-    bool nodes_may_change = false;
-    bool knows_ranks = true;  ///< every node has --node_rank
-    int max_restarts = 0;
-    std::string master_addr;
-    int master_port = 0;
-    /// Whether workers use this store. Otherwise rank 0 holds one, at a free port of node 0.
-    bool agent_store = true;
-    std::chrono::milliseconds join_timeout{};
-    std::chrono::milliseconds last_call{};
-    std::chrono::milliseconds alive_period{};
-    std::chrono::milliseconds silence{};  ///< after which a node counts as lost
-  };
-
-  /// @param listener listens on the port.
-  Coordinator(Options options, base::UniqueFd listener);
+  /// @param job_id unique to this run; workers find it as SYNCBN_JOB_ID.
+  /// @param listener listens on `master_port`.
+  Coordinator(const LaunchOptions& options, std::string job_id, int master_port,
+              base::UniqueFd listener);
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  /// Readable when handle() has something to do; besides, it is due at a time.
+  /// Call handle() when fd() is readable, and at due().
   int fd() const { return peers_.fd(); }
   Clock::time_point due() const { return due_; }
   void handle();
 
-  /// Ends the job on all nodes for another reason than a worker.
+  /// Ends the job on all nodes, for a reason other than a failed worker.
   void end_job(int exit_code, const std::string& text);
   /// Lines for the user at this launcher.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
-  /// This process is about to be stopped: the nodes must not take it for lost.
+  /// Tells the nodes that this process is about to be stopped, so that they do not take it for
+  /// lost.
   void pause();
 
  private:
   void handle_message(PeerLauncher& node, const nlohmann::json& message);
   void hello(PeerLauncher& node, const Hello& hello);
-  /// Why the newcomer does not belong to this job; empty: it does.
+  /// Why the launcher cannot join this job, or "".
   std::string mismatch(const PeerLauncher& node, const Hello& hello) const;
   void welcome(PeerLauncher& node);
-  void failed(PeerLauncher& node, const nlohmann::json& message);
-  void leave(PeerLauncher& node);
-  void ended(PeerLauncher& node, const nlohmann::json& message);
   void lost(PeerLauncher& node);
-  /// The rank of a node that wants this one, -1: any.
+  /// @param wanted -1: any.
   int rank_for(int wanted, bool leads) const;
 
   void find_torchrun_nodes();
@@ -96,9 +79,9 @@ class Coordinator {
   void start_node(int rank, int index, const AssignedRanks& ranks);
   void end_attempt();
   void start_again(const std::string& reason);
-  /// A node has joined or left during this attempt.
+  /// Ends this attempt because a node has joined or left.
   void change_nodes(const std::string& text);
-  /// @param node whose worker failed, if that is the reason.
+  /// @param node the node whose worker failed.
   void fail(int exit_code, bool may_restart, const std::string& text, int node = kNoNode);
   void stop_attempt(const std::string& text);
   void finish(int exit_code, const std::string& text);
@@ -106,26 +89,30 @@ class Coordinator {
 
   static constexpr int kNoNode = -1;
 
-  const Options options_;
+  const LaunchOptions& options_;
+  const std::string job_id_;
+  const int master_port_;
+  const std::chrono::milliseconds silence_;  ///< after which a node is lost
   StoreServer store_;
   TorchrunNodes torchrun_nodes_;
   Peers peers_;
   Clock::time_point due_;
   Clock::time_point join_deadline_;
-  std::optional<Clock::time_point> last_call_;  ///< when it ends
+  std::optional<Clock::time_point> last_call_;  ///< its end, once the minimum has joined
   Clock::time_point next_notice_;
   Clock::time_point next_alive_;
 
   enum class State { kJoining, kRunning, kLeaving, kFinished };
   State state_ = State::kJoining;
   int attempt_ = 0;
-  int restarts_ = 0;         ///< that --max_restarts counts
+  int restarts_ = 0;         ///< limited by --max_restarts
   std::string reason_;       ///< why this attempt follows another
   bool over_ = false;        ///< this attempt is the last
-  std::string node_change_;  ///< why nodes change after this attempt; empty: they do not
-  std::optional<base::HeldPort> workers_port_;  ///< of this attempt, without agent_store
-  bool failed_ = false;                         ///< this attempt
-  // Of the first failure in this attempt, and at last of the job.
+  std::string node_change_;  ///< why nodes change after this attempt, or ""
+  /// Of rank 0's store in this attempt, if workers do not share the launchers' store.
+  std::optional<base::HeldPort> workers_port_;
+  bool failed_ = false;  ///< this attempt
+  // The first failure of this attempt; in the end, the result of the job.
   int exit_code_ = 0;
   bool may_restart_ = false;
   std::string failure_text_;

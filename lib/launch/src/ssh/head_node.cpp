@@ -17,7 +17,7 @@
 namespace syncbn::launch {
 namespace {
 
-// The exit code by which ssh reports its own failure.
+// The exit code of ssh when ssh itself failed.
 constexpr int kSshFailed = 255;
 
 }  // namespace
@@ -47,7 +47,7 @@ bool HeadNode::is_lost_connection(int wait_status) const {
   return !is_here && (exit_code_of(wait_status) == kSshFailed || WIFSIGNALED(wait_status));
 }
 
-std::string HeadNode::end_in_words(int wait_status, const std::string& launcher,
+std::string HeadNode::describe_end(int wait_status, const std::string& launcher,
                                    const std::string& command) const {
   const std::string last = last_words.empty() ? "" : fmt::format(": {}", last_words);
   const int code = exit_code_of(wait_status);
@@ -58,17 +58,17 @@ std::string HeadNode::end_in_words(int wait_status, const std::string& launcher,
   if (code == base::kExitNotFound || code == base::kExitCannotExecute) {
     return fmt::format("there is no {} to execute (--ssh_launcher){}", launcher, last);
   }
-  if (!is_here && !is_launchers(code)) {
+  if (!is_here && !is_launcher_error(code)) {
     return fmt::format("{} has not started the launcher there ({}){}", command,
                        describe_status(wait_status), last);
   }
   return fmt::format("its launcher ended with {}{}", describe_status(wait_status), last);
 }
 
-bool is_launchers(int exit_code) {
+bool is_launcher_error(int exit_code) {
   constexpr std::array kCodes{base::kExitUsage, base::kExitInternal, base::kExitUnavailable,
                               base::kExitCannotExecute, base::kExitNotFound};
-  return std::find(kCodes.begin(), kCodes.end(), exit_code) != kCodes.end();
+  return std::ranges::find(kCodes, exit_code) != kCodes.end();
 }
 
 std::string names_of_unanswered(const std::vector<HeadNode>& nodes) {
@@ -83,13 +83,12 @@ std::vector<std::string> problem_lines(const std::vector<HeadNode>& nodes) {
   std::vector<std::pair<std::string, std::vector<std::string>>> problems;
   for (const HeadNode& node : nodes) {
     if (!node.problem) continue;
-    auto same = std::find_if(problems.begin(), problems.end(),
-                             [&](const auto& one) { return one.first == node.problem->what; });
+    auto same = std::ranges::find(
+        problems, node.problem->what, [](const auto& one) -> const auto& { return one.first; });
     if (same == problems.end()) same = problems.insert(same, {node.problem->what, {}});
     same->second.push_back(node.host.full_name());
   }
   std::vector<std::string> lines;
-  lines.reserve(problems.size());
   for (const auto& [what, hosts] : problems) {
     lines.push_back(fmt::format("{}: {}", base::join(hosts, ", "), what));
   }

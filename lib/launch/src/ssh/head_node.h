@@ -13,8 +13,7 @@
 
 namespace syncbn::launch {
 
-/// A node as its head sees it: the local process that connects to it (ssh, or the launcher itself)
-/// and the node's state.
+/// A node's state in the head, with the pipes to its process on this machine: ssh or a launcher.
 struct HeadNode {
   enum class State { kAsked, kReady, kRefused, kEnded };
   struct Problem {
@@ -32,31 +31,31 @@ struct HeadNode {
   base::UniqueFd out;
   base::UniqueFd err;
   NodeLines lines;
-  std::string last_words;  ///< on its stderr before the job began
+  std::string last_words;  ///< the last line on its stderr before the job has begun
   std::optional<int> start_error;
   std::optional<int> exit_code;  ///< reported by its launcher
   std::optional<Problem> problem;
 
-  /// The process for the keeper to start, with pipes to `in`, `out` and `err`.
-  /// @param theirs takes the process's ends of the pipes.
+  /// Makes the pipes `in`, `out` and `err`, and returns the process for the keeper to start.
+  /// @param theirs receives the process's ends of the pipes.
   WorkerSpec connect(const std::vector<std::string>& words, std::vector<base::UniqueFd>& theirs);
 
-  /// Whether the connection failed, not the launcher.
+  /// Whether ssh failed or was killed, rather than the launcher behind it.
   bool is_lost_connection(int wait_status) const;
-  /// Why the process ended before the node answered.
-  /// @param launcher the launcher's path on the hosts. @param command reaches other hosts, as ssh.
-  std::string end_in_words(int wait_status, const std::string& launcher,
+  /// Why it ended before it answered.
+  /// @param launcher its path on the hosts. @param command the ssh command.
+  std::string describe_end(int wait_status, const std::string& launcher,
                            const std::string& command) const;
 };
 
-/// Whether a launcher ends with this code before its workers start. Other codes come from a program
-/// that runs in its place.
-bool is_launchers(int exit_code);
+/// True for exit codes of the launcher itself; any other code came from the program that ran in its
+/// place.
+bool is_launcher_error(int exit_code);
 
-/// The hosts that have not answered, separated by commas.
+/// The hosts that have not answered: "a, b".
 std::string names_of_unanswered(const std::vector<HeadNode>& nodes);
 
-/// The hosts' problems, one per line; a problem of all hosts is one line.
+/// A line for each problem: "host, host: problem".
 std::vector<std::string> problem_lines(const std::vector<HeadNode>& nodes);
 
 }  // namespace syncbn::launch

@@ -10,7 +10,7 @@
 #include "common/words.h"
 #include "nodes/master_port.h"
 #include "options/hosts.h"
-#include "ssh/node_job.h"
+#include "ssh/node_protocol.h"
 #include "workers/program.h"
 
 namespace syncbn::launch {
@@ -36,9 +36,8 @@ std::string HeadPlan::launcher() const {
 std::string HeadPlan::master_addr() const {
   const std::string& first = hosts().front().name;
   if (!options_.master_addr.empty()) return options_.master_addr;
-  const bool all_are_here = std::all_of(
-      hosts().begin(), hosts().end(), [](const Host& host) { return is_loopback_name(host.name); });
-  // On other hosts that name means another machine.
+  const bool all_are_here = std::ranges::all_of(hosts(), is_loopback_name, &Host::name);
+  // On other hosts, a loopback name means those hosts.
   return is_loopback_name(first) && !all_are_here ? base::hostname() : first;
 }
 
@@ -71,7 +70,7 @@ std::vector<std::string> HeadPlan::node_words(size_t node) const {
 }
 
 Variables HeadPlan::environment(size_t node) const {
-  return is_here(node) ? Variables{} : exported_;  // a local one inherits all
+  return is_here(node) ? Variables{} : exported_;  // a local launcher inherits all
 }
 
 std::string HeadPlan::render() const {

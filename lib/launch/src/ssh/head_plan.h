@@ -10,10 +10,10 @@
 
 namespace syncbn::launch {
 
-/// What a head starts on each of its hosts (the nodes), and the options of the launchers there.
+/// The commands with which a head starts its nodes, and the jobs that it sends them.
 class HeadPlan {
  public:
-  /// Resolves which hosts are this machine: slow if a name server does not answer.
+  /// Resolves the hosts' names, which is slow if a name server does not answer.
   explicit HeadPlan(const LaunchOptions& options);
 
   /// Whether the node's launcher starts without ssh.
@@ -22,12 +22,12 @@ class HeadPlan {
   std::string launcher() const;
   /// The argv that starts the node's launcher.
   std::vector<std::string> start_words(size_t node) const;
-  /// Its options, as on a command line.
+  /// The node's command line, sent as part of its job.
   std::vector<std::string> node_words(size_t node) const;
-  /// The environment variables that it gets.
+  /// The variables that the node gets from this environment.
   Variables environment(size_t node) const;
 
-  /// The plan as text for the user.
+  /// The plan as shell commands, for --dry_run.
   std::string render() const;
 
  private:

@@ -29,7 +29,7 @@ void NodeLines::end_line(const Sinks& to) {
   const std::string_view line = line_;
   const size_t mark = line.find(mark_);
   const bool has_message = mark != std::string_view::npos;
-  // A worker may have written part of a line before.
+  // A worker may have written a line without a newline before the message.
   if (!has_message || mark > 0) to.line(line.substr(0, mark));
   if (has_message) to.message(line.substr(mark + mark_.size()));
   line_.clear();
@@ -39,7 +39,7 @@ void NodeLines::cut(const Sinks& to) {
   if (line_.size() <= LineSplitter::kLongest) return;
   const size_t mark = line_.find(mark_);
   if (mark == std::string::npos) {
-    // The rest may be the beginning of a mark.
+    // The last bytes may be the start of a mark.
     const size_t size = line_.size() - mark_.size() + 1;
     to.line(std::string_view(line_).substr(0, size));
     line_.erase(0, size);

@@ -7,10 +7,10 @@
 
 namespace syncbn::launch {
 
-/// Splits the stderr of a node's launcher into messages to the head, each after the job's mark at
-/// the end of a line, and lines of workers. Long lines are cut as LineSplitter cuts them. A message
-/// with a report may be longer, up to kLongestMessage; anything above that is cut, and then is not
-/// JSON.
+/// Separates the stderr of a node's launcher into its messages to the head, each after the job's
+/// mark at the end of a line, and its workers' lines. Long lines are cut as by a LineSplitter.
+/// Messages with reports may be longer; above kLongestMessage, which no launcher sends, they are
+/// cut and no longer valid JSON.
 class NodeLines {
  public:
   static constexpr size_t kLongestMessage = 64 << 20;
@@ -22,7 +22,7 @@ class NodeLines {
   explicit NodeLines(std::string mark);
 
   void feed(std::string_view bytes, const Sinks& to);
-  /// Passes on a last line without a newline. Drops an incomplete message.
+  /// Passes on a last line without a newline. An incomplete message is dropped.
   void finish(const Sinks& to);
 
  private:
@@ -30,7 +30,7 @@ class NodeLines {
   void cut(const Sinks& to);
 
   std::string mark_;
-  std::string line_;  ///< so far
+  std::string line_;  ///< the incomplete last line
 };
 
 }  // namespace syncbn::launch

@@ -20,7 +20,6 @@
 #include "common/processes.h"
 #include "common/words.h"
 #include "output/failure_report.h"
-#include "ssh/node_job.h"
 
 namespace syncbn::launch {
 namespace {
@@ -32,12 +31,12 @@ using std::chrono::seconds;
 constexpr milliseconds kAlivePeriod = HeadLink::kSilence / 4;
 constexpr seconds kNoticePeriod{10};
 
-// Extra time for nodes to end after their workers' grace period.
+// Grace period for nodes to end, beyond --shutdown_timeout for their workers.
 constexpr seconds kNodePatience{5};
 constexpr seconds kSshKillPatience{3};
 
-// Time for nodes to clean up after a head or launcher was killed. Less than the two seconds within
-// which everything must be gone.
+// Grace period for nodes to clean up after a head or launcher was killed. Less than the 2 s after
+// which no process may be left.
 constexpr milliseconds kOrphanGrace{1000};
 
 OutputOptions output_options() {
@@ -64,7 +63,8 @@ int SshHead::run() {
   if (!wait_until_ready()) {
     report_problems();
   } else if (!ended_by_signal_) {
-    let_begin();
+    begun_ = true;
+    send_to_all({{"type", "go"}, {"master_port", master_port_}});
     wait_for_end();
   }
   keeper_->finish(kSshKillPatience);
@@ -75,7 +75,7 @@ int SshHead::run() {
 }
 
 void SshHead::start() {
-  // Adopts the orphans of a keeper that is killed.
+  // If the keeper is killed, its orphans become our children.
   become_subreaper();
   NodeJob job{.version = SYNCBN_VERSION,
               .mark = mark_,
@@ -100,7 +100,7 @@ bool SshHead::wait_until_ready() {
   const auto deadline = Clock::now() + options_.head.ssh_timeout;
   auto next_notice = Clock::now() + kNoticePeriod;
   while (!names_of_unanswered(nodes_).empty() && !ended_by_signal_ && Clock::now() < deadline) {
-    turn(std::min(deadline, next_notice));
+    poll_once(std::min(deadline, next_notice));
     if (Clock::now() < next_notice) continue;
     next_notice = Clock::now() + kNoticePeriod;
     output_.say(
@@ -112,8 +112,8 @@ bool SshHead::wait_until_ready() {
     node.problem = {base::kExitUnavailable, fmt::format("no answer within {} (--ssh_timeout)",
                                                         base::format_seconds(waited))};
   }
-  return std::none_of(nodes_.begin(), nodes_.end(),
-                      [](const HeadNode& node) { return node.problem.has_value(); });
+  return std::ranges::none_of(nodes_,
+                              [](const HeadNode& node) { return node.problem.has_value(); });
 }
 
 void SshHead::report_problems() {
@@ -126,18 +126,13 @@ void SshHead::report_problems() {
   output_.say("syncbn-launch: nothing has been started");
 }
 
-void SshHead::let_begin() {
-  begun_ = true;
-  send_to_all({{"type", "go"}, {"master_port", master_port_}});
-}
-
 void SshHead::wait_for_end() {
   const auto runs = [](const HeadNode& node) { return node.state != HeadNode::State::kEnded; };
   heard_ = Clock::now();
-  while (std::any_of(nodes_.begin(), nodes_.end(), runs)) {
+  while (std::ranges::any_of(nodes_, runs)) {
     const auto due = give_up_time();
     if (Clock::now() >= due) return give_up_silent();
-    turn(due);
+    poll_once(due);
   }
 }
 
@@ -150,8 +145,8 @@ milliseconds SshHead::silence() const {
   return options_.alive_period * options_.alive_misses;
 }
 
-void SshHead::await_rest(milliseconds until_they_know) {
-  const auto patience = until_they_know + options_.shutdown_timeout + kNodePatience;
+void SshHead::limit_rest(milliseconds notice_time) {
+  const auto patience = notice_time + options_.shutdown_timeout + kNodePatience;
   patience_ = std::min<milliseconds>(patience, patience_.value_or(patience));
 }
 
@@ -171,18 +166,18 @@ void SshHead::give_up_silent() {
   };
   say(here, "what runs there is killed");
   say(elsewhere, "what runs there may still run");
-  // The keepers of those launchers clean up.
+  // The keepers of these launchers clean up.
   keeper_->signal_workers(SIGKILL);
   const auto cleaned_up = Clock::now() + kOrphanGrace;
-  while (Clock::now() < cleaned_up) turn(cleaned_up);
+  while (Clock::now() < cleaned_up) poll_once(cleaned_up);
 }
 
-void SshHead::turn(Clock::time_point until) {
+void SshHead::poll_once(Clock::time_point until) {
   std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
   for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
   const bool reads_out = !output_.is_full(Stream::kOut);
   const bool reads_err = !output_.is_full(Stream::kErr);
-  // A node that we do not read from is not silent.
+  // A node whose output we do not read is not silent.
   if (!reads_out || !reads_err) heard_ = Clock::now();
   for (const HeadNode& node : nodes_) {
     if (node.in.unsent() > 0) polls.push_back({node.in.fd(), POLLOUT, 0});
@@ -216,7 +211,7 @@ void SshHead::handle_signals() {
     if (signals_.ends(*signal)) {
       end_by_signal(*signal);
     } else if (*signal == SIGTSTP) {
-      // The terminal's signal does not reach workers on other machines or in other sessions.
+      // The terminal's SIGTSTP does not reach workers in other sessions or on other machines.
       pass_on(SIGSTOP);
       Signals::stop_self();
       heard_ = Clock::now();
@@ -230,9 +225,9 @@ void SshHead::handle_signals() {
 void SshHead::end_by_signal(int signal) {
   const bool again = ended_by_signal_.has_value();
   if (!again) ended_by_signal_ = signal;
-  // A second signal makes nodes, too, kill their workers at once.
+  // The second signal makes nodes kill their workers at once.
   pass_on(signal);
-  // Node 0 ends only after it has given up silent nodes.
+  // Node 0 waits for its workers, and until a silent node counts as lost.
   const auto patience =
       std::max<milliseconds>(options_.shutdown_timeout, silence()) + kNodePatience;
   give_up_at_ = Clock::now() + (again ? kSshKillPatience : patience);
@@ -261,7 +256,7 @@ void SshHead::handle_event(const KeeperEvent& event) {
       node_ended(node, 0);
       break;
     case KeeperEvent::Kind::kExited:
-      drain(index);  // its last words before the message about its end
+      drain(index);  // print its last output before the message about its end
       node_ended(node, event.value);
       break;
   }
@@ -269,18 +264,18 @@ void SshHead::handle_event(const KeeperEvent& event) {
 
 void SshHead::node_ended(HeadNode& node, int status) {
   node.state = HeadNode::State::kEnded;
-  if (node.exit_code || node.problem) return;  // the reason is known
+  if (node.exit_code || node.problem) return;  // the node has reported it
   const int code = exit_code_of(status);
   const bool is_connection = node.is_lost_connection(status);
-  const bool failed = is_launchers(code);
+  const bool failed = is_launcher_error(code);
   if (!begun_) {
     node.problem = {failed ? code : base::kExitUnavailable,
-                    node.end_in_words(status, plan_.launcher(), options_.head.ssh.front())};
+                    node.describe_end(status, plan_.launcher(), options_.head.ssh.front())};
     return;
   }
   if (failed && first_failure_ == 0) first_failure_ = code;
   if (!failed) lost_any_ = true;
-  await_rest(silence());
+  limit_rest(silence());
   output_.say(fmt::format("syncbn-launch: error: the {} {} is gone ({}{}); so are its workers",
                           is_connection ? "connection to" : "launcher on", node.host.full_name(),
                           is_connection ? "ssh: " : "", describe_status(status)));
@@ -295,7 +290,7 @@ bool SshHead::read_stream(size_t index, Stream stream) {
   heard_ = Clock::now();
   if (stream == Stream::kErr) {
     node.lines.feed(bytes, sinks(index));
-  } else if (begun_) {  // output before that is from a shell's start-up files
+  } else if (begun_) {  // output before that comes from the user's .bashrc
     output_.write(index, stream, bytes);
   }
   return true;
@@ -348,27 +343,27 @@ bool SshHead::handle_message(size_t index, const NodeMessage& message) {
       // Only the node of the first failure reports it.
       if (message.tells_failure || report_.empty()) report_ = message.text;
       node.exit_code = message.exit_code;
-      await_rest({});
+      limit_rest({});
       if (first_failure_ == 0) first_failure_ = message.exit_code;
       return true;
   }
   return false;
 }
 
-// The sender is not a launcher of this version, or another program writes to the same stream.
+// Another program, or a launcher of another version, writes to the node's stderr.
 void SshHead::give_up(HeadNode& node, std::string_view message) {
   constexpr size_t kShown = 80;
   const std::string what =
       fmt::format("does not keep to the protocol: it sent '{}'{}", message.substr(0, kShown),
                   message.size() > kShown ? "…" : "");
   node.problem = {base::kExitUnavailable, "its launcher " + what};
-  // The end of its stdin ends the node.
+  // Closing its stdin ends it.
   node.in.close();
   node.err.reset();
   node.state = HeadNode::State::kEnded;
   if (!begun_) return;
   lost_any_ = true;
-  await_rest(silence());
+  limit_rest(silence());
   output_.say(fmt::format("syncbn-launch: error: the launcher on {} {}; its workers are killed",
                           node.host.full_name(), what));
 }

@@ -15,48 +15,47 @@
 #include "ssh/head_node.h"
 #include "ssh/head_plan.h"
 #include "ssh/node_lines.h"
-#include "ssh/node_message.h"
+#include "ssh/node_protocol.h"
 #include "workers/keeper.h"
 
 namespace syncbn::launch {
 
-/// The launcher that the user starts with a list of hosts. It runs no workers: by ssh, it starts a
-/// launcher on each host and waits for all to end. Once all are ready, those launchers form a job
-/// as if each had been started by hand, and connect to each other without the head. The head
-/// forwards signals and shows the nodes' output.
+/// The launcher that the user starts with a list of hosts. It runs no workers; it starts a launcher
+/// on each host by ssh and waits for their end. When all hosts are ready, these launchers are the
+/// nodes of an ordinary job and talk to each other directly. The head forwards signals to them and
+/// prints their output.
 ///
-/// A keeper owns the ssh processes. When the head dies, their stdin ends, and so do the nodes.
+/// A keeper owns the ssh processes. If the head dies, their stdin closes, which ends the nodes.
 class SshHead {
  public:
   SshHead(const LaunchOptions& options, const HeadPlan& plan);
   SshHead(const SshHead&) = delete;
   SshHead& operator=(const SshHead&) = delete;
 
-  /// Returns the exit code: of the first worker that failed; 75 if a connection was lost; 128 + the
-  /// signal that ended the job. If nothing was started, that of the first host with a problem.
+  /// Returns the exit code: that of the first worker that failed; 75 if a connection broke; 128 +
+  /// the signal that ended the job; before the job has started, that of the first host's problem.
   int run();
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void start();
-  /// Whether all nodes are.
+  /// Whether all nodes are ready.
   bool wait_until_ready();
   void report_problems();
-  void let_begin();
   void wait_for_end();
   /// When to give up nodes that have not ended.
   Clock::time_point give_up_time() const;
-  /// Time after which nodes take a silent node for lost.
+  /// Time without messages after which a node counts as lost.
   std::chrono::milliseconds silence() const;
-  /// The job has ended on one node: limits the wait for the others.
-  /// @param until_they_know time until they notice.
-  void await_rest(std::chrono::milliseconds until_they_know);
-  /// Names the nodes that have not ended, and kills their processes on this machine.
+  /// One node has ended: limits the time for the others. @param notice_time the time until they
+  /// notice.
+  void limit_rest(std::chrono::milliseconds notice_time);
+  /// Reports the nodes that have not ended, and kills their processes on this machine.
   void give_up_silent();
 
-  /// Waits for events until then and handles them once.
-  void turn(Clock::time_point until);
+  /// Polls once, until `until` at the latest, and handles what is ready.
+  void poll_once(Clock::time_point until);
   void handle_signals();
   void end_by_signal(int signal);
   void pass_on(int signal);
@@ -67,13 +66,13 @@ class SshHead {
   NodeLines::Sinks sinks(size_t index);
   void take_line(size_t index, std::string_view line);
   void take_message(size_t index, std::string_view text);
-  /// Whether the message is valid in this state.
+  /// Returns false if the message is invalid in this state.
   bool handle_message(size_t index, const NodeMessage& message);
   void give_up(HeadNode& node, std::string_view message);
   void send_to_all(const nlohmann::json& message);
 
   int exit_code() const;
-  /// The report about the job, in JSON.
+  /// The job's report in JSON.
   std::string report(int exit_code) const;
 
   const LaunchOptions& options_;
@@ -84,16 +83,15 @@ class SshHead {
   Output output_;
   std::unique_ptr<Keeper> keeper_;
   int master_port_ = 0;
-  bool begun_ = false;  ///< the nodes have got their go
+  bool begun_ = false;  ///< all nodes were ready and have got "go"
   int first_failure_ = 0;
   bool lost_any_ = false;
   std::string report_;  ///< from the node that failed first
   Clock::time_point next_alive_;
   std::optional<int> ended_by_signal_;
-  std::optional<Clock::time_point> give_up_at_;  ///< after a signal
-  Clock::time_point heard_;                      ///< when a node last sent anything
-  std::optional<std::chrono::milliseconds>
-      patience_;  ///< with silent nodes; empty while the job runs
+  std::optional<Clock::time_point> give_up_at_;  ///< set by a signal; output does not extend it
+  Clock::time_point heard_;                      ///< last output of any node
+  std::optional<std::chrono::milliseconds> patience_;  ///< with silence; empty while the job runs
 };
 
 }  // namespace syncbn::launch

@@ -94,9 +94,8 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
 }
 
 std::string SshNode::ended(int exit_code, const std::string& report) const {
-  const NodeMessage message{
-      .kind = NodeMessage::Kind::kEnded, .exit_code = exit_code, .text = report};
-  return marked_line(mark_, message.json());
+  return NodeMessage{.kind = NodeMessage::Kind::kEnded, .exit_code = exit_code, .text = report}
+      .line(mark_);
 }
 
 void SshNode::refuse(int exit_code, const std::string& what) {
@@ -105,7 +104,7 @@ void SshNode::refuse(int exit_code, const std::string& what) {
 }
 
 void SshNode::say(const NodeMessage& message) const {
-  base::write_stderr(marked_line(mark_, message.json()) + "\n");
+  base::write_stderr(message.line(mark_) + "\n");
 }
 
 }  // namespace syncbn::launch

@@ -8,29 +8,28 @@
 
 #include "common/head_link.h"
 #include "nodes/master_port.h"
-#include "ssh/node_job.h"
-#include "ssh/node_message.h"
+#include "ssh/node_protocol.h"
 
 namespace syncbn::launch {
 
-/// A node's launcher that was started by a head: receives the job from the head, reports whether it
-/// can run it, and how it ended.
+/// The launcher of one node, started by a head: receives the job from the head, and reports whether
+/// it can run and how it ended.
 class SshNode {
  public:
-  /// Takes stdin; workers get an empty one.
+  /// Takes over stdin; workers get /dev/null.
   SshNode();
 
-  /// Waits for the job, prepares this process, reports that it is ready, and waits until all nodes
-  /// are. Empty if this node cannot run the job, after it has told the head why.
-  /// @param check throws a base::Error if this machine cannot do what the options ask for.
+  /// Waits for the job, prepares this process for it, and waits until all nodes are ready. Empty if
+  /// the job cannot run here: the head has been told why.
+  /// @param check throws a base::Error if this machine cannot run a job with these options.
   /// @throws base::UnavailableError when the head is gone.
   std::optional<LaunchOptions> prepare(const std::function<void(const LaunchOptions&)>& check);
-  /// The code to exit with if that was empty.
+  /// The exit code after prepare() returned nothing.
   int exit_code() const { return exit_code_; }
 
   HeadLink& head() { return head_; }
 
-  /// Sends the last message to the head. @param report from json_report().
+  /// The last line to the head. @param report from json_report().
   std::string ended(int exit_code, const std::string& report) const;
 
  private:

@@ -1,5 +1,9 @@
 #include "store/store_answers.h"
 
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace syncbn::launch {
@@ -16,9 +20,12 @@ bool StoreAnswers::answer(uint64_t client, std::string_view query, std::string& 
     case Query::kPing:
       put_integer(out, in.integer<uint32_t>());
       return true;
-    case Query::kCheck:
-      put_integer(out, values_.has_all(in.strings()) ? store::kReady : store::kNotReady);
+    case Query::kCheck: {
+      const bool all =
+          std::ranges::all_of(in.strings(), [this](const auto& key) { return has(key); });
+      put_integer(out, all ? store::kReady : store::kNotReady);
       return true;
+    }
     case Query::kWait:
       return start_wait(client, in.strings(), out);
     case Query::kCancelWait:
@@ -38,16 +45,16 @@ bool StoreAnswers::answer(uint64_t client, std::string_view query, std::string& 
       return true;
     case Query::kListKeys:
       put_integer<uint64_t>(out, values_.size());
-      for (const std::string& key : values_.keys()) put_string(out, key);
+      for (const auto& [key, value] : values_) put_string(out, key);
       return true;
     default:
-      return answer_about(in.string(), kind, in, client, out);
+      return answer_for_key(in.string(), kind, in, client, out);
   }
 }
 
-// The queries whose first field is their only key.
-bool StoreAnswers::answer_about(const std::string& key, Query kind, QueryReader& in,
-                                uint64_t client, std::string& out) {
+// Answers the queries whose first field is their only key.
+bool StoreAnswers::answer_for_key(const std::string& key, Query kind, QueryReader& in,
+                                  uint64_t client, std::string& out) {
   switch (kind) {
     case Query::kSet:
       set(key, in.string());
@@ -68,18 +75,18 @@ bool StoreAnswers::answer_about(const std::string& key, Query kind, QueryReader&
       put_integer<uint64_t>(out, values_.erase(key));
       return true;
     case Query::kAppend:
-      values_.append(key, in.string());
+      values_[key].append(in.string());
       wake(waiters_.wake_all(key));
       return true;
     case Query::kQueuePush:
-      values_.push(key, in.string());
+      queues_[key].push_back(in.string());
       wake(waiters_.wake_one(key));
       return true;
     case Query::kQueuePop:
       pop(out, key);
       return true;
     case Query::kQueueLen:
-      put_integer<uint64_t>(out, values_.queue_length(key));
+      put_integer<uint64_t>(out, queue_length(key));
       return true;
     case Query::kBarrier:
       return enter_barrier(client, key, in.integer<int64_t>(), out);
@@ -88,15 +95,34 @@ bool StoreAnswers::answer_about(const std::string& key, Query kind, QueryReader&
   }
 }
 
+bool StoreAnswers::has(const std::string& key) const {
+  return values_.contains(key) || queue_length(key) > 0;
+}
+
+const std::string* StoreAnswers::find(const std::string& key) const {
+  const auto found = values_.find(key);
+  return found == values_.end() ? nullptr : &found->second;
+}
+
+size_t StoreAnswers::queue_length(const std::string& key) const {
+  const auto found = queues_.find(key);
+  return found == queues_.end() ? 0 : found->second.size();
+}
+
+void StoreAnswers::clear() {
+  values_.clear();
+  queues_.clear();
+}
+
 void StoreAnswers::set(const std::string& key, std::string value) {
-  values_.set(key, std::move(value));
+  values_[key] = std::move(value);
   wake(waiters_.wake_all(key));
 }
 
 std::string StoreAnswers::compare_set(const std::string& key, const std::string& expected,
                                       const std::string& desired) {
-  const std::string* const value = values_.find(key);
-  // As torch's server does; a client cannot tell this from a value.
+  const std::string* const value = find(key);
+  // torch's server returns `expected` here as well, although it looks like a value.
   if (value == nullptr && !expected.empty()) return expected;
   if (value != nullptr && *value != expected) return *value;
   set(key, desired);
@@ -104,16 +130,24 @@ std::string StoreAnswers::compare_set(const std::string& key, const std::string&
 }
 
 std::optional<int64_t> StoreAnswers::add(const std::string& key, int64_t amount) {
-  const auto result = values_.sum(key, amount);
+  const auto result = sum(key, amount);
   if (result) set(key, std::to_string(*result));
   return result;
 }
 
-// False if the answer would be too large: a client may name one large value many times.
+std::optional<int64_t> StoreAnswers::sum(const std::string& key, int64_t amount) const {
+  const std::string* const value = find(key);
+  if (value == nullptr) return amount;
+  auto number = base::parse_number<int64_t>(*value);
+  if (!number || __builtin_add_overflow(*number, amount, &*number)) return std::nullopt;
+  return number;
+}
+
+// Returns false if the answer would be too long: a query may name a large value many times.
 bool StoreAnswers::put_values(std::string& out, const std::vector<std::string>& keys) const {
   const size_t before = out.size();
   for (const std::string& key : keys) {
-    const std::string* const found = values_.find(key);
+    const std::string* const found = find(key);
     const std::string_view value = found == nullptr ? "" : std::string_view(*found);
     if (out.size() - before + value.size() > store::kMaxMessageSize) return false;
     put_string(out, value);
@@ -122,16 +156,20 @@ bool StoreAnswers::put_values(std::string& out, const std::vector<std::string>& 
 }
 
 void StoreAnswers::pop(std::string& out, const std::string& key) {
-  put_integer<uint64_t>(out, values_.queue_length(key));
-  if (const auto value = values_.pop(key)) put_string(out, *value);
+  put_integer<uint64_t>(out, queue_length(key));
+  const auto found = queues_.find(key);
+  if (found == queues_.end()) return;
+  put_string(out, found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) queues_.erase(found);
 }
 
-// The last arrival wakes all that wait for a barrier's key.
+// Only the last client that enters a barrier wakes those that wait for its key.
 bool StoreAnswers::enter_barrier(uint64_t client, const std::string& key, int64_t world_size,
                                  std::string& out) {
-  const auto count = values_.sum(key, 1);
+  const auto count = sum(key, 1);
   if (!count || waiters_.waits(client)) return false;
-  values_.set(key, std::to_string(*count));
+  values_[key] = std::to_string(*count);
   if (*count < world_size) {
     waiters_.add(client, {key});
     return true;
@@ -146,9 +184,8 @@ bool StoreAnswers::start_wait(uint64_t client, const std::vector<std::string>& k
   // A client could not tell the answers to two waits apart.
   if (waiters_.waits(client)) return false;
   std::vector<std::string> missing;
-  for (const std::string& key : keys) {
-    if (!values_.has(key)) missing.push_back(key);
-  }
+  std::ranges::copy_if(keys, std::back_inserter(missing),
+                       [this](const std::string& key) { return !has(key); });
   if (missing.empty()) {
     put_integer(out, store::kStopWaiting);
   } else {

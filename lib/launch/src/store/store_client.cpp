@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using TimePoint = StoreClient::TimePoint;
 
 constexpr std::chrono::milliseconds kRetryPause{100};
-// Time limit for the answer to kCancelWait: a store that is alive answers at once.
+// Time limit for the answer to kCancelWait, which a live store sends at once.
 constexpr std::chrono::seconds kCancelPatience{10};
 
 constexpr std::string_view kTooLate = "no answer in time";
@@ -69,12 +69,12 @@ StoreClient StoreClient::connect(const std::string& host, int port, TimePoint de
       ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
       continue;
     }
-    if (!is_store) client.disconnect(kNoStore);  // final: no retry
+    if (!is_store) client.disconnect(kNoStore);
     return client;
   }
 }
 
-// Whether the listener is a store.
+// Returns whether the server answers as a TCPStore.
 bool StoreClient::connect_once(const std::string& host, int port, TimePoint deadline) {
   what_ = "connect";
   std::string reason;
@@ -117,11 +117,11 @@ int64_t StoreClient::add(std::string_view key, int64_t amount, TimePoint deadlin
   return receive_integer<int64_t>(deadline);
 }
 
-void StoreClient::count_in(TimePoint deadline) {
+void StoreClient::register_client(TimePoint deadline) {
   std::string query = store::begin_query(Query::kAdd);
-  put_string(query, "init/");  // the key on the wire
+  put_string(query, "init/");  // no wire_key()
   put_integer<int64_t>(query, 1);
-  ask("count ourselves in", query, deadline);
+  ask("register this client", query, deadline);
   receive_integer<int64_t>(deadline);
 }
 
@@ -170,7 +170,7 @@ bool StoreClient::cancel_wait(TimePoint deadline) {
   ask(what_, begin_query(Query::kCancelWait), deadline);
   const auto first = receive_integer<uint8_t>(deadline);
   if (first == store::kWaitCanceled) return false;
-  // The keys arrived before the store read our query. It answers the query all the same.
+  // The keys were set before the store read our query; it answers both.
   if (first != store::kStopWaiting || receive_integer<uint8_t>(deadline) != store::kWaitCanceled) {
     disconnect(kNoStore);
   }

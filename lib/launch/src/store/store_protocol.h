@@ -9,20 +9,20 @@
 #include <string_view>
 #include <vector>
 
-/// The protocol of c10d's TCPStore. A query is a number and its fields; answers arrive in the order
-/// of the queries. Integers are in the host's byte order; a string follows its length in 8 bytes.
-/// The first query of a connection is kValidate.
+/// The protocol of c10d's TCPStore. A query is a number and its fields; answers have the order of
+/// the queries. Integers are in the host's byte order; a string follows its length in 8 bytes. The
+/// first query of a connection is kValidate.
 namespace syncbn::launch::store {
 
-/// As in torch's TCPStoreBackend.hpp. kBarrier: since torch 2.15.
+/// As in torch's TCPStoreBackend.hpp; kBarrier since torch 2.15.
 enum class Query : uint8_t {
   kValidate,    ///< magic number; no answer
   kSet,         ///< key, value; no answer
-  kCompareSet,  ///< key, expected, desired; the value now
+  kCompareSet,  ///< key, expected, desired; the value afterwards
   kGet,         ///< key; the value, "" when there is none
   kAdd,         ///< key, 8-byte amount; the sum in 8 bytes
   kCheck,       ///< keys; kReady or kNotReady
-  kWait,        ///< keys; kStopWaiting once all exist
+  kWait,        ///< keys; kStopWaiting once all are set
   kGetNumKeys,  ///< the number in 8 bytes
   kDeleteKey,   ///< key; how many were deleted in 8 bytes
   kAppend,      ///< key, value; no answer
@@ -34,7 +34,7 @@ enum class Query : uint8_t {
   kQueuePop,    ///< key; the length before in 8 bytes, and the value unless that was 0
   kQueueLen,    ///< key; the length in 8 bytes
   kListKeys,    ///< their number in 8 bytes, and the keys
-  kBarrier,     ///< key, 8-byte world size; kStopWaiting once so many have arrived
+  kBarrier,     ///< key, 8-byte world size; kStopWaiting once so many clients have sent it
 };
 
 constexpr uint32_t kMagic = base::kStoreMagic;
@@ -49,10 +49,10 @@ constexpr uint8_t kWaitCanceled = 1;
 constexpr size_t kMaxKeySize = size_t{8} << 10;
 constexpr size_t kMaxValueSize = size_t{8} << 20;
 constexpr size_t kMaxKeys = size_t{128} << 10;
-/// Our own, since the others together allow a terabyte.
+/// Our own limit: those above together allow a terabyte.
 constexpr size_t kMaxMessageSize = size_t{256} << 20;
 
-/// The prefix that TCPStore's methods add to keys.
+/// TCPStore's methods put a prefix before their callers' keys.
 inline std::string wire_key(std::string_view key) {
   return std::string("/").append(key);
 }
@@ -67,7 +67,7 @@ inline void put_string(std::string& out, std::string_view text) {
   out.append(text);
 }
 
-/// @param bytes at least the size of the integer.
+/// @param bytes at least sizeof(Integer).
 template <typename Integer>
 Integer integer_at(std::string_view bytes) {
   Integer value;
@@ -80,13 +80,13 @@ inline std::string begin_query(Query query) {
   return std::string(1, static_cast<char>(query));
 }
 
-/// Finds the end of one query in a stream that arrives in pieces, and checks sizes before the bytes
-/// arrive. Reads each byte once.
+/// Finds the end of one query in a stream that arrives in pieces. It checks sizes before the bytes
+/// arrive, and reads each byte once.
 class QueryScanner {
  public:
   enum class Result { kIncomplete, kComplete, kMalformed };
 
-  /// @param bytes the stream from the query's first byte; may grow from call to call.
+  /// @param bytes the stream from the query's first byte on, as far as it has arrived.
   Result scan(std::string_view bytes);
 
   /// The size of the query in bytes, once it is complete.
@@ -95,8 +95,8 @@ class QueryScanner {
  private:
   size_t at_ = 0;
   std::string_view item_;  ///< the layout of one item
-  std::string_view rest_;  ///< its part that has not arrived
-  uint64_t items_ = 0;     ///< this one and the following
+  std::string_view rest_;  ///< the part of it that has not been read yet
+  uint64_t items_ = 0;     ///< left to read, with the current one
 };
 
 /// Reads the fields of a complete query in order.

@@ -22,18 +22,17 @@ using store::QueryScanner;
 using store::wire_key;
 
 constexpr uint64_t kListenerId = 0;
-// Upper bound on the work of one handle(), so that the caller can do its other work.
+// Upper bound on the events that one call of handle() processes.
 constexpr size_t kMaxEvents = 64;
-// Upper bound on unread answers of a client, in bytes. Above it the server does not read its
-// queries.
+// The server reads no further queries of a client that leaves this many bytes of answers unread.
 constexpr size_t kMaxUnsent = size_t{1} << 20;
 
 base::UniqueFd open_spare() {
   return base::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
-// The share of descriptors for clients: the rest of the process needs some, too.
-size_t most_silent_connections() {
+// A quarter of the descriptors: the launcher needs the rest.
+size_t max_silent_connections() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
   return std::max<size_t>(1, limit.rlim_cur / 4);
@@ -69,10 +68,10 @@ StoreServer::StoreServer(base::UniqueFd listener, ForeignSink foreign)
       foreign_(std::move(foreign)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       spare_(open_spare()),
-      most_silent_(most_silent_connections()),
+      max_silent_(max_silent_connections()),
       answers_([this](uint64_t id) { wake(id); }) {
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kListenerId}};
-  // Accepted only when poll() says so, but the client may be gone by then.
+  // accept() must not block if the client disconnects before it.
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
   if (!epoll_ || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0) {
     base::throw_errno("cannot serve the store");
@@ -94,7 +93,7 @@ void StoreServer::handle() {
   }
 }
 
-// Whether more connections may wait.
+// Returns whether more connections may wait.
 bool StoreServer::accept_connections() {
   for (size_t i = 0; i < kMaxEvents; ++i) {
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -114,7 +113,7 @@ bool StoreServer::accept_connections() {
   return true;
 }
 
-// Silent connections must not keep others out: closes the oldest of them.
+// Connections that never send anything must not keep others out: closes the oldest of them.
 void StoreServer::make_room() {
   size_t silent = 0;
   Connection* first = nullptr;
@@ -123,10 +122,10 @@ void StoreServer::make_room() {
     ++silent;
     if (first == nullptr || id < first->id) first = connection.get();
   }
-  if (silent >= most_silent_) remove(*first);
+  if (silent >= max_silent_) remove(*first);
 }
 
-// Otherwise it would wake the poll loop until a descriptor is free. Clients try again.
+// Without a free descriptor, poll() would report this connection again and again. Clients retry.
 void StoreServer::drop_newcomer() {
   if (!spare_) spare_ = open_spare();
   spare_.reset();
@@ -135,12 +134,12 @@ void StoreServer::drop_newcomer() {
 }
 
 void StoreServer::handle_connection(uint64_t id, uint32_t events) {
-  // An earlier event may have closed the connection.
+  // An earlier event of this batch may have closed it.
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   Connection& connection = *found->second;
   const bool lost = (events & (EPOLLERR | EPOLLHUP)) != 0;
-  // Queries that arrived before the connection was lost still count.
+  // Bytes that arrived before the connection was lost are still processed.
   const bool readable = (events & connection.watched & EPOLLIN) != 0;
   base::Channel& channel = connection.channel;
   if (readable) channel.receive();
@@ -163,7 +162,7 @@ void StoreServer::handle_connection(uint64_t id, uint32_t events) {
   }
 }
 
-/// Answers complete queries, until the client has too many unread answers.
+/// Answers the complete queries until kMaxUnsent bytes of answers are unsent.
 /// @return false if the connection is to be closed.
 bool StoreServer::answer_queries(Connection& connection) {
   base::Channel& channel = connection.channel;
@@ -211,9 +210,9 @@ void StoreServer::watch(Connection& connection) {
 
 /// Removes the connection from the server and returns its channel.
 base::Channel StoreServer::remove(Connection& connection) {
-  answers_.forget(connection.id);
+  answers_.remove(connection.id);
   base::Channel channel = std::move(connection.channel);
-  // Not close() alone: a forked process may hold the socket as well.
+  // Closing is not enough: a forked process may have the socket as well.
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.fd(), nullptr);
   connections_.erase(connection.id);
   return channel;
@@ -224,32 +223,33 @@ void StoreServer::set(std::string_view key, std::string value) {
 }
 
 std::optional<std::string> StoreServer::get(std::string_view key) const {
-  const std::string* const value = answers_.values().find(wire_key(key));
+  const std::string* const value = answers_.find(wire_key(key));
   return value == nullptr ? std::nullopt : std::optional(*value);
 }
 
 int64_t StoreServer::add(std::string_view key, int64_t amount) {
   const auto result = answers_.add(wire_key(key), amount);
   if (!result) {
-    throw base::UnavailableError(fmt::format(
-        "cannot add {} to the store's key '{}': its value '{}' is no number, or too large", amount,
-        key, get(key).value_or("")));
+    throw base::UnavailableError(
+        fmt::format("cannot add {} to the store's key '{}': its value '{}' is not an integer, or "
+                    "the sum is too large",
+                    amount, key, get(key).value_or("")));
   }
   return *result;
 }
 
 bool StoreServer::check(const std::vector<std::string>& keys) const {
-  return std::all_of(keys.begin(), keys.end(),
-                     [&](const std::string& key) { return answers_.values().has(wire_key(key)); });
+  return std::ranges::all_of(
+      keys, [this](const std::string& key) { return answers_.has(wire_key(key)); });
 }
 
 size_t StoreServer::clients() const {
-  return static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(),
-                                           [](const auto& one) { return one.second->greeted; }));
+  return static_cast<size_t>(
+      std::ranges::count_if(connections_, [](const auto& one) { return one.second->greeted; }));
 }
 
 void StoreServer::clear() {
-  // Among them connections of the last attempt that wait to be accepted.
+  // Includes clients of the ended attempt that are still in the listener's queue.
   while (accept_connections()) {
   }
   std::vector<Connection*> clients;

@@ -15,20 +15,17 @@
 
 namespace syncbn::launch {
 
-/// Serves TCPStore's protocol to any number of connections, inside its owner's poll loop. It closes
-/// a connection that breaks the protocol, and does not read from one that does not read its
-/// answers. Not thread-safe.
-///
-/// The keys of the member functions are those of TCPStore's methods.
+/// A TCPStore server that runs inside its owner's poll loop. It closes connections that break the
+/// protocol, and reads no further queries of a client that does not read its answers. Keys are
+/// those of TCPStore's methods. Not thread-safe.
 class StoreServer {
  public:
-  /// Takes a connection whose first byte is not that of a store's client. Its input holds what it
-  /// has sent so far, at least a byte.
+  /// Receives each connection whose first byte is not that of TCPStore's greeting. The channel's
+  /// input holds what it has sent so far.
   using ForeignSink = std::function<void(base::Channel channel)>;
 
-  /// @param listener a socket that listens.
-  /// @param foreign may be empty: such connections are then closed. May call this object.
-  /// @throws base::UnavailableError when the system has no descriptors left.
+  /// @param foreign may call this object. Empty: the server closes foreign connections.
+  /// @throws base::UnavailableError if no descriptors are left.
   explicit StoreServer(base::UniqueFd listener, ForeignSink foreign = {});
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
@@ -36,7 +33,7 @@ class StoreServer {
 
   /// Readable when handle() has something to do.
   int fd() const { return epoll_.get(); }
-  /// Does what is due without waiting. Leaves the rest of much work to the next call.
+  /// Processes a bounded number of events, without waiting.
   void handle();
 
   void set(std::string_view key, std::string value);
@@ -44,14 +41,13 @@ class StoreServer {
   /// Returns the sum. @throws base::UnavailableError if the value is not an integer, or the sum
   /// overflows.
   int64_t add(std::string_view key, int64_t amount);
-  /// Whether all keys exist.
   bool check(const std::vector<std::string>& keys) const;
 
-  /// The number of connections that have sent the greeting of a store's client.
+  /// The number of connected TCPStore clients.
   size_t clients() const;
 
-  /// Deletes all keys and closes all clients' connections: a fresh store for the next attempt.
-  /// Connections that may still turn out to be foreign stay.
+  /// Removes all keys and disconnects all clients, for the next attempt. Connections that may still
+  /// turn out to be foreign stay.
   void clear();
 
  private:
@@ -71,8 +67,8 @@ class StoreServer {
   base::UniqueFd listener_;
   ForeignSink foreign_;
   base::UniqueFd epoll_;
-  base::UniqueFd spare_;  ///< closed for a moment when no descriptor is left
-  const size_t most_silent_;
+  base::UniqueFd spare_;  ///< closed to accept and drop a connection when no descriptor is free
+  const size_t max_silent_;
   uint64_t last_id_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   StoreAnswers answers_;

@@ -25,7 +25,7 @@ std::vector<uint64_t> StoreWaiters::wake_all(const std::string& key) {
   const auto queue = queues_.extract(key);
   if (queue.empty()) return woken;
   for (const auto& [ticket, id] : queue.mapped()) {
-    if (key_came(id, key)) woken.push_back(id);
+    if (end_wait_for(id, key)) woken.push_back(id);
   }
   return woken;
 }
@@ -37,14 +37,14 @@ std::vector<uint64_t> StoreWaiters::wake_one(const std::string& key) {
   Queue& queue = found->second;
   for (; woken.empty() && !queue.empty(); queue.erase(queue.begin())) {
     const uint64_t id = queue.begin()->second;
-    if (key_came(id, key)) woken.push_back(id);
+    if (end_wait_for(id, key)) woken.push_back(id);
   }
   if (queue.empty()) queues_.erase(found);
   return woken;
 }
 
-// Whether that was the last key of its wait.
-bool StoreWaiters::key_came(uint64_t id, const std::string& key) {
+// Returns whether the client waits for no other key.
+bool StoreWaiters::end_wait_for(uint64_t id, const std::string& key) {
   const auto wait = waits_.find(id);
   wait->second.keys.erase(key);
   if (!wait->second.keys.empty()) return false;

@@ -9,27 +9,29 @@
 
 namespace syncbn::launch {
 
-/// The clients that wait for keys of a store. The last of its keys wakes a client. Not thread-safe.
+/// The clients that wait for keys of a store. A client that waits for several keys wakes when the
+/// last of them is set. Not thread-safe.
 class StoreWaiters {
  public:
   bool waits(uint64_t id) const { return waits_.contains(id); }
-  /// Adds a client at the end. @param keys at least one. The client must not wait already.
+  /// @param id must not wait yet. @param keys at least one.
   void add(uint64_t id, const std::vector<std::string>& keys);
   void remove(uint64_t id);
 
-  /// A key was set. Returns the clients whose wait is over, in the order of their arrival.
+  /// Call it when a key is set. Returns the clients whose wait is over, in the order of add().
   std::vector<uint64_t> wake_all(const std::string& key);
-  /// A queue got one value. Returns the first client that waits for it; empty: none does.
+  /// Call it when a value is pushed to a queue. Returns the first client whose wait is over, if
+  /// any.
   std::vector<uint64_t> wake_one(const std::string& key);
 
  private:
   struct Wait {
-    uint64_t ticket = 0;  ///< its place in the order of arrival
+    uint64_t ticket = 0;  ///< in the order of add()
     std::unordered_set<std::string> keys;
   };
-  using Queue = std::map<uint64_t, uint64_t>;  ///< clients by ticket
+  using Queue = std::map<uint64_t, uint64_t>;  ///< client by ticket
 
-  bool key_came(uint64_t id, const std::string& key);
+  bool end_wait_for(uint64_t id, const std::string& key);
 
   uint64_t last_ticket_ = 0;
   std::unordered_map<uint64_t, Wait> waits_;

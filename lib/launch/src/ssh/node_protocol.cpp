@@ -1,8 +1,8 @@
-#include "ssh/node_job.h"
+#include "ssh/node_protocol.h"
 
-#include <fmt/format.h>
 #include <syncbn/base/error.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 namespace syncbn::launch {
@@ -10,8 +10,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// JSON holds text, and an argument may hold any bytes: each byte is sent as the code point of its
-// value.
+// JSON holds characters, and an argument may be any bytes: encodes each byte as the character with
+// that number.
 std::string as_text(const std::string& bytes) {
   std::string text;
   for (const char c : bytes) {
@@ -40,6 +40,27 @@ std::string as_bytes(const std::string& text) {
   return bytes;
 }
 
+// @throws nlohmann's exceptions.
+std::optional<NodeMessage> read(const Json& message) {
+  const std::string type = message.at("type");
+  if (type == "ready") {
+    return NodeMessage{.kind = NodeMessage::Kind::kReady, .master_port = message.at("master_port")};
+  }
+  const int64_t code = message.at("exit_code");
+  if (code < 0 || code > 255) return std::nullopt;
+  if (type == "problem" && code != base::kExitOk) {
+    return NodeMessage{.kind = NodeMessage::Kind::kProblem,
+                       .exit_code = static_cast<int>(code),
+                       .text = message.at("what")};
+  }
+  if (type != "ended") return std::nullopt;
+  const std::string report = message.at("report");
+  return NodeMessage{.kind = NodeMessage::Kind::kEnded,
+                     .exit_code = static_cast<int>(code),
+                     .text = report,
+                     .tells_failure = !Json::parse(report).at("failure").is_null()};
+}
+
 }  // namespace
 
 Json NodeJob::to_json() const {
@@ -58,7 +79,7 @@ Json NodeJob::to_json() const {
 
 NodeJob NodeJob::from_json(const Json& message) {
   NodeJob job;
-  // These two are the same in all versions.
+  // All versions have these two.
   job.version = message.at("version");
   job.mark = message.at("mark");
   if (job.version != SYNCBN_VERSION) return job;
@@ -72,9 +93,29 @@ NodeJob NodeJob::from_json(const Json& message) {
   return job;
 }
 
-std::string marked_line(const std::string& mark, const Json& message) {
-  // A report quotes workers, who may write any bytes.
-  return mark + message.dump(-1, ' ', false, Json::error_handler_t::replace);
+std::string NodeMessage::line(const std::string& mark) const {
+  Json json;
+  switch (kind) {
+    case Kind::kReady:
+      json = {{"type", "ready"}, {"master_port", master_port}};
+      break;
+    case Kind::kProblem:
+      json = {{"type", "problem"}, {"exit_code", exit_code}, {"what", text}};
+      break;
+    case Kind::kEnded:
+      json = {{"type", "ended"}, {"exit_code", exit_code}, {"report", text}};
+      break;
+  }
+  // A report may quote workers' output, which may be any bytes.
+  return mark + json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::optional<NodeMessage> NodeMessage::parse(std::string_view text) {
+  try {
+    return read(Json::parse(text));
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace syncbn::launch

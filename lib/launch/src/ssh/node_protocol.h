@@ -1,0 +1,62 @@
+#pragma once
+
+#include <syncbn/launch/options.h>
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "job/run_context.h"
+
+/// Head and node exchange lines of JSON, objects with a "type":
+///
+///   head → node, its stdin     job · go (master_port) · signal · alive
+///   node → head, its stderr    problem, or ready · ended
+///
+/// A node's messages start with the job's mark, a random text that workers do not know: lines
+/// without it are the workers'.
+namespace syncbn::launch {
+
+/// The only argument of a launcher that a head starts. Everything else goes over stdin, where no
+/// shell interprets it.
+inline constexpr const char* kFromHead = "--from_head";
+
+/// A head's first message to a node.
+struct NodeJob {
+  std::string version;  ///< of the head
+  std::string mark;
+  std::string folder;  ///< working directory
+  Variables environment = {};
+  std::vector<std::string> words = {};  ///< the node's command line
+  bool speaks_for_all = false;          ///< MessageScope::kWholeJob
+  Streams colours = {};                 ///< LaunchOptions::colours
+
+  /// Words and values may be any bytes.
+  nlohmann::json to_json() const;
+  /// If the version differs, reads only version and mark. @throws nlohmann's exceptions.
+  static NodeJob from_json(const nlohmann::json& message);
+};
+
+/// A message from a node to its head.
+struct NodeMessage {
+  enum class Kind {
+    kReady,    ///< waits for the head's go
+    kProblem,  ///< cannot start
+    kEnded,    ///< all of its workers have ended
+  };
+
+  Kind kind = Kind::kReady;
+  int master_port = 0;         ///< kReady: the port that it holds, or 0
+  int exit_code = 0;           ///< kProblem: not 0; kEnded
+  std::string text = {};       ///< kProblem: the error; kEnded: the report, in JSON
+  bool tells_failure = false;  ///< kEnded, set by parse(): the report is of a worker's failure
+
+  /// One line, which NodeLines recognises by the mark.
+  std::string line(const std::string& mark) const;
+  /// Empty if the message is invalid.
+  static std::optional<NodeMessage> parse(std::string_view text);
+};
+
+}  // namespace syncbn::launch
