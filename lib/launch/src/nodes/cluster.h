@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/watch_set.h"
+#include "common/descriptors.h"
 #include "job/torchrun_protocol.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/watch_set.h"
+#include "common/descriptors.h"
 
 namespace syncbn::launch {
 

@@ -9,7 +9,7 @@
 #include <array>
 #include <utility>
 
-#include "common/pipe.h"
+#include "common/descriptors.h"
 #include "common/processes.h"
 #include "job/environment.h"
 #include "workers/program.h"
