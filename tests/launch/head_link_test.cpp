@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "common/pipe.h"
+#include "common/descriptors.h"
 
 namespace syncbn::launch {
 namespace {

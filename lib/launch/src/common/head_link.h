@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "common/watch_set.h"
+#include "common/descriptors.h"
 
 namespace syncbn::launch {
 

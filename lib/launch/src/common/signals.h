@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "common/descriptors.h"
 #include "common/head_link.h"
-#include "common/watch_set.h"
 
 namespace syncbn::launch {
 

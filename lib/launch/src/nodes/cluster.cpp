@@ -27,7 +27,7 @@ using std::chrono::seconds;
 
 constexpr milliseconds kRetryPeriod{200};
 constexpr seconds kResolvePeriod{1};
-// Time limit for one of several addresses: packets to it may be lost without an error.
+// Time limit for a connection attempt if the host has several addresses.
 constexpr seconds kAddressPatience{2};
 
 }  // namespace
@@ -59,7 +59,7 @@ Cluster::~Cluster() = default;
 
 Cluster::Clock::time_point Cluster::due() const {
   if (finish_) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
-  if (torchrun_) return Clock::time_point::max();  // its store wakes handle()
+  if (torchrun_) return Clock::time_point::max();  // the store's answers wake handle()
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);
   if (!accepted_) due = std::min(due, next_notice_);
@@ -72,7 +72,7 @@ void Cluster::handle() {
   if (coordinator_) {
     coordinator_->handle();
     for (const std::string& notice : coordinator_->take_notices()) {
-      notices_.push_back(base::printable(notice));  // it may quote a stranger
+      notices_.push_back(base::printable(notice));  // may quote a foreign program
     }
   }
   if (finish_) return;
@@ -80,7 +80,7 @@ void Cluster::handle() {
   if (connecting_) finish_connecting();
   if (next_try_ && now >= *next_try_) connect();
   if (link_) handle_messages();
-  const bool waits = !accepted_ && !torchrun_ && !finish_;
+  const bool waits = !accepted_ && !finish_;
   if (waits && now >= join_deadline_) {
     end(base::kExitUnavailable,
         fmt::format(
@@ -106,7 +106,7 @@ void Cluster::connect() {
   connecting_.reset();
   base::AddressList found = base::resolve(host_, port_, connect_error_, AI_NUMERICHOST);
   if (!found) {
-    // A name server may be slow, and no workers run yet: a signal may end this process here.
+    // No workers run yet: signals may end this process while it waits for a name server.
     const Signals::DefaultActions interruptible;
     found = base::resolve(host_, port_, connect_error_);
   }
@@ -146,14 +146,6 @@ void Cluster::finish_connecting() {
   connect_error_ = "no answer to our greeting";
   link_.emplace(std::move(connecting_));
   heard_ = Clock::now();
-  say_hello();
-}
-
-std::string Cluster::own_name() const {
-  return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
-}
-
-void Cluster::say_hello() {
   link_->send(Hello::kGreeting);
   send(Hello{.job = options_.run_id,
              .node = options_.node_rank,
@@ -164,6 +156,10 @@ void Cluster::say_hello() {
              .host = own_name(),
              .max_restarts = options_.max_restarts}
            .json());
+}
+
+std::string Cluster::own_name() const {
+  return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
 }
 
 void Cluster::send(const Json& message) {
@@ -187,8 +183,8 @@ void Cluster::handle_messages() {
       handle_message(*message);
     } catch (const Json::exception&) {
       return end(base::kExitUnavailable,
-                 fmt::format("node 0 at {}:{} sent a message that this launcher does not "
-                             "understand; is that a syncbn-launch of this version?",
+                 fmt::format("node 0 at {}:{} sent an invalid message; is that a syncbn-launch "
+                             "of this version?",
                              options_.master_addr, port_));
     }
     if (finish_) return;
@@ -209,9 +205,7 @@ void Cluster::handle_message(const Json& message) {
   if (type == "refuse") end(message.at("exit_code"), text("message"));
   if (type == "waiting") notices_.push_back(message.at("message"));
   if (type == "pause") paused_ = true;
-  if (type == "finish") {
-    end(message.at("exit_code"), text("what"), message.at("yours"));
-  }
+  if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
   if (type == "start") {
     attempt_ = message.at("attempt");
@@ -229,7 +223,7 @@ void Cluster::handle_message(const Json& message) {
   }
 }
 
-/// torchrun's store closes a connection that begins with our greeting.
+// torchrun's store closes a connection that begins with our greeting.
 bool Cluster::find_torchrun() {
   if (coordinator_ || options_.node_rank < 1) return false;
   try {
@@ -267,8 +261,8 @@ void Cluster::handle_torchrun() {
       end(base::kExitOk, "");
     }
   } catch (const base::UnavailableError& error) {
-    // Its agent closes the store when it has left the barrier, often before it has answered all
-    // others. torchrun takes that for a success as well.
+    // torchrun's agent closes the store when it leaves the barrier, perhaps before it has answered
+    // all others. torchrun counts that as success as well.
     const bool left = torchrun_state_ == TorchrunState::kLeaving;
     end(left ? base::kExitOk : base::kExitUnavailable,
         fmt::format("torchrun's node 0 is gone: {}", error.what()));
@@ -286,13 +280,8 @@ void Cluster::lose_coordinator() {
 
 void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
   if (!finish_) finish_ = Finish{exit_code, what, is_ours};
-  // Workers may still run.
-  if (stop_reason_.empty()) stop_reason_ = what;
-  stop_watching();
-}
-
-/// Messages no longer matter, and would wake the poll loop again and again.
-void Cluster::stop_watching() {
+  if (stop_reason_.empty()) stop_reason_ = what;  // workers may still run
+  // Nobody reads further messages: they would wake the poll loop again and again.
   for (const int fd : {link_ ? link_->fd() : -1, torchrun_ ? torchrun_->fd() : -1,
                        connecting_ ? connecting_.get() : -1}) {
     if (fd >= 0) watched_.remove(fd);
@@ -325,7 +314,7 @@ void Cluster::report_signal(int signal) {
   const std::string what = fmt::format("ended by SIG{}", ::sigabbrev_np(signal));
   if (torchrun_) return end(exit_code, what);
   if (coordinator_) {
-    // Not over the link, where another node's message could overtake it.
+    // Over the link, another node's message could overtake it.
     return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
   }
   send({{"type", "end"}, {"exit_code", exit_code}, {"what", what}});

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/watch_set.h"
+#include "common/descriptors.h"
 #include "job/torchrun_protocol.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun.h"
@@ -24,11 +24,10 @@ class Cluster {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// An attempt, and this node's part in it.
   struct Start {
     int attempt = 0;
-    int restarts = 0;         ///< that --max_restarts counts
-    std::string reason = {};  ///< for another attempt; empty: it is the first
+    int restarts = 0;         ///< limited by --max_restarts
+    std::string reason = {};  ///< why another attempt starts; empty: it is the first
     std::string job_id = {};  ///< empty: torchrun runs node 0
     int node = 0;
     int nodes = 1;
@@ -44,15 +43,15 @@ class Cluster {
     bool is_ours = false;  ///< a worker of this node failed first
   };
 
-  /// @param job_id of the job, if this launcher leads it.
-  /// @param listener on node 0: listens on `master_port`. Elsewhere empty.
+  /// @param job_id the coordinator's, on node 0.
+  /// @param listener listens on `master_port` on node 0; empty on others.
   Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
           base::UniqueFd listener);
   ~Cluster();
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
-  /// Readable when handle() has something to do; besides, it is due at a time.
+  /// Call handle() when fd() is readable, and at due().
   int fd() const { return watched_.fd(); }
   Clock::time_point due() const;
   void handle();
@@ -64,18 +63,19 @@ class Cluster {
   std::optional<Start> take_start();
   bool has_start() const { return start_.has_value(); }
   const std::optional<Finish>& finish() const { return finish_; }
-  /// Why this node's workers have to be stopped; empty: they need not.
+  /// Why this node must stop its workers, or "".
   const std::string& stop_reason() const { return stop_reason_; }
   /// Lines for the user.
   std::vector<std::string> take_notices();
 
   /// The first failure among this node's workers.
   void report_failure(int exit_code, bool may_restart, const std::string& what);
-  /// A signal ends this launcher, and with it the job, or only this node's part.
+  /// A signal ends this launcher: the node leaves the job if nodes may change; else the job ends.
   void report_signal(int signal);
   /// All workers of this node have ended.
   void report_end();
-  /// This process is about to be stopped, as by Ctrl-Z: the other nodes must not take it for lost.
+  /// Tells the others that this process is about to be stopped, so that they do not take it for
+  /// lost.
   void pause();
 
  private:
@@ -85,14 +85,12 @@ class Cluster {
   void handle_message(const nlohmann::json& message);
   void send(const nlohmann::json& message);
   void watch();
-  void say_hello();
   std::string own_name() const;
   void lose_coordinator();
-  /// Whether it is torchrun that runs node 0.
+  /// Returns whether torchrun runs node 0.
   bool find_torchrun();
   void handle_torchrun();
   void end(int exit_code, const std::string& what, bool is_ours = false);
-  void stop_watching();
 
   const LaunchOptions& options_;
   const std::string host_;  ///< of the coordinator
@@ -105,7 +103,7 @@ class Cluster {
   enum class TorchrunState { kJoining, kRunning, kLeaving };
   TorchrunState torchrun_state_ = TorchrunState::kJoining;
   std::string connect_error_;
-  size_t next_address_ = 0;  ///< to try, of the coordinator's host
+  size_t next_address_ = 0;  ///< index of the next address of host_ to try
   bool resolve_error_said_ = false;
   bool accepted_ = false;  ///< the coordinator has answered
 

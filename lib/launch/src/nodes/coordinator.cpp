@@ -30,7 +30,10 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
 
 void Coordinator::handle() {
   store_.handle();
-  if (state_ == State::kJoining && !options_.c10d) find_torchrun_nodes();
+  if (state_ == State::kJoining && !options_.c10d) {
+    torchrun_nodes_.find([this](int node) { return peers_.nodes().contains(node); });
+    start_when_complete();
+  }
   if (state_ == State::kLeaving) leave_torchruns_barrier();
   peers_.handle([this](PeerLauncher& node, const Json& message) { handle_message(node, message); });
   // The end of the job does not wait for a stopped node.
@@ -101,7 +104,7 @@ int Coordinator::rank_for(int wanted, bool leads) const {
 }
 
 std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) const {
-  if (node.rank >= 0) return "a launcher sent its hello twice";
+  if (node.rank >= 0) return "a launcher sent two hellos";
   if (hello.job != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
                        hello.host, hello.job, options_.master_addr, master_port_, options_.run_id);
@@ -137,7 +140,7 @@ void Coordinator::end_job(int exit_code, const std::string& text) {
   if (state_ == State::kJoining || state_ == State::kLeaving) return finish(exit_code, text);
   node_change_.clear();
   if (failed_ && may_restart_) {
-    // The failure alone would have led to a restart.
+    // The signal ends the job; the failure would only have restarted it.
     exit_code_ = exit_code;
     failure_text_ = text;
     failed_node_ = kNoNode;
@@ -159,7 +162,7 @@ void Coordinator::lost(PeerLauncher& node) {
   // It may join again.
   if (state_ == State::kJoining) return start_when_complete();
   if (state_ != State::kRunning || !takes_part) return;
-  // Its keeper kills its workers. If they have ended well, nothing is lost.
+  // Its keeper kills its workers. If they have already succeeded, nothing is lost.
   if (!has_left && options_.nodes_may_change()) change_nodes(name + " is lost");
   if (!has_left && !options_.nodes_may_change()) {
     fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
@@ -167,19 +170,8 @@ void Coordinator::lost(PeerLauncher& node) {
   if (peers_.all_ended()) end_attempt();
 }
 
-void Coordinator::find_torchrun_nodes() {
-  torchrun_nodes_.find([this](int node) { return peers_.nodes().count(node) > 0; });
-  start_when_complete();
-}
-
 bool Coordinator::is_here(int node) const {
-  return peers_.nodes().count(node) > 0 || torchrun_nodes_.has(node);
-}
-
-void Coordinator::enter_torchruns_barrier() {
-  state_ = State::kLeaving;
-  torchrun_nodes_.enter_barrier(peers_.nodes().size());
-  leave_torchruns_barrier();
+  return peers_.nodes().contains(node) || torchrun_nodes_.has(node);
 }
 
 void Coordinator::leave_torchruns_barrier() {
@@ -273,10 +265,7 @@ void Coordinator::start_attempt() {
 }
 
 void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
-  if (torchrun_nodes_.has(rank)) {
-    torchrun_nodes_.assign(rank, ranks);
-    return;
-  }
+  if (torchrun_nodes_.has(rank)) return torchrun_nodes_.assign(rank, ranks);
   PeerLauncher& node = *peers_.nodes().at(rank);
   node.ended = false;
   peers_.send(node, {{"type", "start"},
@@ -294,7 +283,7 @@ void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
 
 void Coordinator::change_nodes(const std::string& text) {
   if (state_ != State::kRunning || over_ || !node_change_.empty()) return;
-  // A failure before it is a consequence: workers often notice a lost node first.
+  // An earlier failure is a consequence: workers often notice a lost node first.
   node_change_ = text;
   if (!failed_) stop_attempt(text);
 }
@@ -316,8 +305,12 @@ void Coordinator::stop_attempt(const std::string& text) {
 
 void Coordinator::end_attempt() {
   if (!node_change_.empty()) return start_again(node_change_);
-  if (!failed_ && !torchrun_nodes_.all().empty()) return enter_torchruns_barrier();
-  if (!failed_) return finish(base::kExitOk, "");
+  if (!failed_ && torchrun_nodes_.all().empty()) return finish(base::kExitOk, "");
+  if (!failed_) {
+    state_ = State::kLeaving;
+    torchrun_nodes_.enter_barrier(peers_.nodes().size());
+    return leave_torchruns_barrier();
+  }
   const bool can_restart = options_.nodes_may_change() || present() == options_.nnodes.max;
   if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
   ++restarts_;
@@ -331,7 +324,7 @@ void Coordinator::start_again(const std::string& reason) {
   state_ = State::kJoining;
   join_deadline_ = Clock::now() + options_.join_timeout;
   next_notice_ = Clock::now();
-  // The nodes that are here do not wait for more.
+  // Does not wait for more nodes than the minimum.
   if (present() >= options_.nnodes.min) start_attempt();
 }
 

@@ -64,9 +64,7 @@ class Coordinator {
   /// @param wanted -1: any.
   int rank_for(int wanted, bool leads) const;
 
-  void find_torchrun_nodes();
   bool is_here(int node) const;
-  void enter_torchruns_barrier();
   void leave_torchruns_barrier();
 
   void handle_times();

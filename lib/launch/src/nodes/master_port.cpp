@@ -28,7 +28,7 @@ base::HeldPort hold_port(int port) {
 }
 
 base::UniqueFd listen_on(int port) {
-  // Of two processes that call listen() at the same moment both may fail.
+  // If two processes call listen() at the same moment, both may fail.
   constexpr int kTries = 10;
   for (int i = 0; i < kTries; ++i) {
     base::UniqueFd socket = base::bind_all_addresses(port);

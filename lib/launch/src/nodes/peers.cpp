@@ -10,12 +10,9 @@
 #include "common/json_messages.h"
 
 namespace syncbn::launch {
-namespace {
 
-// Launchers send short messages: a longer one is from something else.
-constexpr size_t kMaxMessage = 1 << 20;
-
-}  // namespace
+// In bytes. A longer message is not from a launcher.
+static constexpr size_t kMaxMessage = 1 << 20;
 
 nlohmann::json Hello::json() const {
   return {{"type", "hello"}, {"job", job},
@@ -66,13 +63,12 @@ Peers::Peers(std::chrono::milliseconds silence, int other) : silence_(silence) {
 
 void Peers::add_newcomer(base::Channel channel) {
   auto peer = std::make_unique<PeerLauncher>(std::move(channel));
-  if (!watched_.try_add(peer->channel.fd())) return;  // a launcher tries again
+  if (!watched_.try_add(peer->channel.fd())) return;  // the launcher connects again
   newcomers_.push_back(std::move(peer));
 }
 
 void Peers::handle(const Sink& sink) {
-  // All of them: a message may arrive with the connection, and there are few. `sink` makes a
-  // newcomer a node.
+  // `sink` may call register_node(), which moves a newcomer to nodes_.
   for (size_t i = 0; i < newcomers_.size();) {
     PeerLauncher* const peer = newcomers_[i].get();
     handle_one(*peer, sink);
@@ -144,7 +140,7 @@ bool Peers::any_ended() const {
 }
 
 void Peers::choose(int room) {
-  // Nodes that took part stay; a newcomer may have got the rank of one that is lost.
+  // Nodes of the last attempt first: a newcomer may have got the rank of a lost node.
   for (const bool took_part : {true, false}) {
     for (const auto& [rank, node] : nodes_) {
       if (node->takes_part != took_part) continue;

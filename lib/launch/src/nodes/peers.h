@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "common/watch_set.h"
+#include "common/descriptors.h"
 
 namespace syncbn::launch {
 
 /// A launcher's first message to the coordinator, about itself.
 struct Hello {
-  /// The line before it, with the protocol's version. Its first byte tells a launcher from a client
-  /// of the store at the same port.
+  /// Sent before the hello, with the protocol's version. Its first byte distinguishes a launcher
+  /// from a client of the store at the same port.
   static constexpr const char* kGreeting = "syncbn-agent 1\n";
 
   std::string job;  ///< --rdzv_id
@@ -30,11 +30,11 @@ struct Hello {
   int max_restarts = 0;
 
   nlohmann::json json() const;
-  /// @throws nlohmann's exceptions when it is not what json() gives.
+  /// @throws nlohmann's exceptions if the message is invalid.
   static Hello of(const nlohmann::json& message);
 };
 
-/// A launcher of the job, as the coordinator sees it: the connection and the state of its node.
+/// A launcher's connection to the coordinator, and the state of its node.
 struct PeerLauncher {
   using Clock = std::chrono::steady_clock;
 
@@ -42,19 +42,19 @@ struct PeerLauncher {
 
   base::Channel channel;
   bool greeted = false;
-  int rank = -1;  ///< of the node; -1: it has not sent its hello
+  int rank = -1;  ///< node rank; -1: it has not sent its hello
   int nproc = 0;
   std::string host;
   std::string role;
   bool takes_part = false;  ///< in this attempt
-  bool ended = false;       ///< its workers, in this attempt
-  bool leaving = false;     ///< it ends, and the others do not
+  bool ended = false;       ///< its workers have ended in this attempt
+  bool leaving = false;     ///< it leaves the job; the others go on
   bool paused = false;      ///< stopped, as by Ctrl-Z
   Clock::time_point heard = Clock::now();
 
   std::string name() const;
 
-  /// Sends and reads what is possible now, and hands each message to `sink`. Refuses a peer of
+  /// Sends and receives without waiting, and passes each message to `sink`. Refuses a launcher of
   /// another version, and one whose message makes `sink` throw nlohmann's exceptions.
   void handle(const std::function<void(const nlohmann::json&)>& sink);
   void refuse(int exit_code, const std::string& why);
@@ -67,22 +67,22 @@ class Peers {
   using Nodes = std::map<int, std::unique_ptr<PeerLauncher>>;  ///< by node rank
   using Sink = std::function<void(PeerLauncher&, const nlohmann::json&)>;
 
-  /// @param silence after which a peer counts as gone.
-  /// @param other another descriptor to watch: fd() is readable when it is.
+  /// @param silence time without messages after which a peer counts as gone.
+  /// @param other another descriptor to include in fd().
   Peers(std::chrono::milliseconds silence, int other);
 
   /// Readable when handle() has something to do.
   int fd() const { return watched_.fd(); }
 
   void add_newcomer(base::Channel channel);
-  /// Hands all messages to `sink`, and removes newcomers that are gone.
+  /// Passes all messages to `sink`, and removes newcomers that are gone.
   void handle(const Sink& sink);
 
   const Nodes& nodes() const { return nodes_; }
-  /// Makes a newcomer, whose rank is set, a node.
+  /// Turns a newcomer with a rank into a node.
   void register_node(PeerLauncher& newcomer);
-  /// The nodes that have left or closed the connection, or have been silent for too long.
-  /// @param excuses_pauses a node that announced that it is stopped may be silent.
+  /// The nodes that have left, closed the connection or been silent for too long.
+  /// @param excuses_pauses a node that announced a pause may be silent.
   std::vector<PeerLauncher*> gone(bool excuses_pauses) const;
   void remove(int rank) { nodes_.erase(rank); }
 
@@ -92,10 +92,10 @@ class Peers {
   /// Nodes that could take part in an attempt.
   int present() const;
   int taking_part() const;
-  /// Whether the workers of all nodes that take part have ended.
+  /// Whether the workers of all nodes in this attempt have ended.
   bool all_ended() const;
   bool any_ended() const;
-  /// Chooses at most `room` nodes for the next attempt.
+  /// Selects at most `room` nodes for the next attempt.
   void choose(int room);
 
  private:

@@ -9,7 +9,7 @@
 #include <array>
 #include <utility>
 
-#include "common/pipe.h"
+#include "common/descriptors.h"
 #include "common/processes.h"
 #include "job/run_context.h"
 #include "workers/program.h"

@@ -14,9 +14,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/descriptors.h"
 #include "common/head_link.h"
 #include "common/json_messages.h"
-#include "common/pipe.h"
 #include "common/processes.h"
 #include "common/words.h"
 #include "output/failure_report.h"

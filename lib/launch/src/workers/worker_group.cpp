@@ -15,7 +15,7 @@
 #include <cstring>
 #include <utility>
 
-#include "common/pipe.h"
+#include "common/descriptors.h"
 #include "common/processes.h"
 
 namespace syncbn::launch {

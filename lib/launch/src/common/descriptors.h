@@ -1,8 +1,10 @@
 #pragma once
 
 #include <syncbn/base/unique_fd.h>
+#include <sys/epoll.h>
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <string_view>
 
@@ -27,5 +29,27 @@ std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer);
 /// Calls `read_once` until it returns false, but at most 64 times: a grandchild that holds the pipe
 /// may never stop writing.
 void read_until_empty(const std::function<bool()>& read_once);
+
+/// A set of descriptors to wait for through one descriptor (epoll). Not thread-safe.
+class WatchSet {
+ public:
+  /// @param purpose the beginning of error messages, such as "cannot watch the workers".
+  /// @throws base::UnavailableError if no descriptors are left.
+  explicit WatchSet(const char* purpose);
+
+  /// Readable when one of the set is ready.
+  int fd() const { return epoll_.get(); }
+
+  /// @param events epoll's. @throws base::UnavailableError if the system refuses.
+  void add(int fd, uint32_t events = EPOLLIN);
+  /// Like add(), but returns false, with errno set, if the system refuses.
+  bool try_add(int fd, uint32_t events = EPOLLIN);
+  void change(int fd, uint32_t events);
+  void remove(int fd);
+
+ private:
+  const char* purpose_;
+  base::UniqueFd epoll_;
+};
 
 }  // namespace syncbn::launch
