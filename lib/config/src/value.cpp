@@ -21,15 +21,22 @@ std::string Mark::str() const {
 }
 
 Value Value::of_scalar(std::string text, bool quoted) {
-  Value value = of_kind(Kind::kScalar);
+  Value value;
+  value.kind = Kind::kScalar;
   value.scalar = std::move(text);
   value.quoted = quoted;
   return value;
 }
 
-Value Value::of_kind(Kind kind) {
+Value Value::of_list() {
   Value value;
-  value.kind = kind;
+  value.kind = Kind::kList;
+  return value;
+}
+
+Value Value::of_map() {
+  Value value;
+  value.kind = Kind::kMap;
   return value;
 }
 

@@ -90,6 +90,7 @@ bool is_named(const Host& host, const std::vector<std::string>& names) {
 void check_names(const std::vector<Host>& hosts, const std::vector<std::string>& names,
                  const std::string& option, const std::string& typed) {
   std::vector<std::string> known;
+  known.reserve(hosts.size());
   for (const Host& host : hosts) known.push_back(host.name);
   for (const std::string& name : names) {
     if (std::ranges::any_of(hosts, [&](const Host& host) { return is_named(host, {name}); })) {

@@ -89,6 +89,7 @@ std::vector<std::string> problem_lines(const std::vector<HeadNode>& nodes) {
     same->second.push_back(node.host.full_name());
   }
   std::vector<std::string> lines;
+  lines.reserve(problems.size());
   for (const auto& [what, hosts] : problems) {
     lines.push_back(fmt::format("{}: {}", base::join(hosts, ", "), what));
   }

@@ -33,8 +33,8 @@ struct Value {
   Mark mark;
 
   static Value of_scalar(std::string text, bool quoted = false);
-  static Value of_list() { return of_kind(Kind::kList); }
-  static Value of_map() { return of_kind(Kind::kMap); }
+  static Value of_list();
+  static Value of_map();
 
   /// The value of a member, or null.
   Value* find(const std::string& key);
@@ -43,9 +43,6 @@ struct Value {
 
   /// For messages: "a list", "'abc'".
   std::string str() const;
-
- private:
-  static Value of_kind(Kind kind);
 };
 
 struct Value::Member {
