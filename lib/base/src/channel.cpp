@@ -16,7 +16,8 @@ namespace {
 // Bounds one call of receive(), so that one peer cannot keep the others waiting.
 constexpr size_t kMaxAtOnce = size_t{256} << 10;
 
-/// A socket whose peer has closed raises no SIGPIPE; for pipes the program must ignore SIGPIPE.
+/// A socket raises no SIGPIPE after its peer has closed; for pipes, the program must ignore
+/// SIGPIPE.
 ssize_t write_to(int fd, std::string_view bytes) {
   const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   return sent < 0 && errno == ENOTSOCK ? ::write(fd, bytes.data(), bytes.size()) : sent;

@@ -60,7 +60,7 @@ void write_stderr(std::string_view text) noexcept {
 int run_main(const std::string& program, const std::function<int()>& body) {
   try {
     const int exit_code = body();
-    // After main(), nobody would notice a full disk.
+    // stdio would flush after main() and ignore a full disk.
     if (std::fflush(stdout) != 0) throw_errno("cannot write standard output");
     if (std::ferror(stdout) != 0) throw UnavailableError("cannot write all of standard output");
     return exit_code;

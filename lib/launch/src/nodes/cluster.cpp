@@ -169,7 +169,7 @@ void Cluster::send(const Json& message) {
 }
 
 void Cluster::watch() {
-  watched_.change(link_->fd(), EPOLLIN | (link_->unsent() > 0 ? EPOLLOUT : 0U));
+  watched_.change(link_->fd(), static_cast<uint32_t>(link_->events()));
 }
 
 void Cluster::handle_messages() {

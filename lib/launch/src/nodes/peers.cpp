@@ -88,7 +88,7 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
 }
 
 void Peers::watch(const PeerLauncher& peer) {
-  watched_.change(peer.channel.fd(), EPOLLIN | (peer.channel.unsent() > 0 ? EPOLLOUT : 0U));
+  watched_.change(peer.channel.fd(), static_cast<uint32_t>(peer.channel.events()));
 }
 
 bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <poll.h>
 #include <syncbn/base/byte_queue.h>
 #include <syncbn/base/unique_fd.h>
 
@@ -12,8 +13,7 @@
 namespace syncbn::base {
 
 /// One end of a connection (a connected stream socket or a pipe) with a buffer for each direction.
-/// Nothing here waits: the owner polls fd() for POLLIN, and for POLLOUT while unsent() > 0, then
-/// calls receive() and flush().
+/// Nothing here waits: the owner polls fd() for events(), then calls receive() and flush().
 ///
 /// Framing is the caller's: next_line() takes messages that end with a newline; other protocols
 /// look at input() and consume() what they have read. Move-only, not thread-safe.
@@ -28,6 +28,8 @@ class Channel {
   explicit Channel(UniqueFd fd, size_t max_unsent = kMaxUnsent);
 
   int fd() const { return fd_.get(); }
+  /// POLLIN, and POLLOUT while bytes are unsent. The values are epoll's as well.
+  short events() const { return unsent() > 0 ? POLLIN | POLLOUT : POLLIN; }
   bool is_open() const { return static_cast<bool>(fd_); }
   void close() { fd_.reset(); }
 

@@ -16,10 +16,9 @@ int bound_port(int socket);
 
 /// Holds the port that rank 0 will listen on, so that no other job can take it.
 ///
-/// A held port is bound with SO_REUSEADDR, and does not listen. The kernel does not assign it to
-/// anyone who asks for a free port (bind() to port 0, an outgoing connection). Rank 0, whose
-/// TCPStore sets SO_REUSEADDR as well, can still bind it and listen: of sockets that all have the
-/// flag, one may listen.
+/// A held port is bound with SO_REUSEADDR, and does not listen. The kernel does not assign it as a
+/// free port (bind() to port 0, an outgoing connection). Rank 0 can still bind it and listen: its
+/// TCPStore sets SO_REUSEADDR as well, and of sockets that all have the flag one may listen.
 class HeldPort {
  public:
   /// `port` 0: any free one. Empty, with errno, if another process listens on it.

@@ -64,8 +64,8 @@ Deadline patience_with_first(Deadline now, Deadline deadline, size_t addresses);
 /// Checks a connection, by the deadline.
 using ConnectionCheck = std::function<bool(int fd, Deadline deadline)>;
 
-/// A connected, non-blocking socket to the first address that answers and whose connection `usable`
-/// accepts. If there is none by the deadline: invalid, and a reason, which `usable` may set.
+/// Connects to the first address that answers and passes the check `usable`. Returns a non-blocking
+/// socket; if there is none by the deadline, an invalid one and a reason, which `usable` may set.
 UniqueFd connect_to_any(const addrinfo* addresses, Deadline deadline, std::string& reason,
                         const ConnectionCheck& usable = {});
 

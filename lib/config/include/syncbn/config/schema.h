@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include <syncbn/base/error.h>  // for those who describe options
+#include <syncbn/base/error.h>  // UserError, for code that describes options
 #include <syncbn/config/codec.h>
 #include <syncbn/config/component.h>
 #include <syncbn/config/field_info.h>
@@ -110,7 +110,7 @@ class SchemaBase {
   void group(std::string name) { group_ = std::move(name); }
 
   std::vector<std::string> names() const;
-  /// @param hint for a section with a type, whose key `type` the caller reads.
+  /// @param hint for a section with the key `type`, which the caller reads.
   bool read(const Value& value, void* out, const std::string& path, Faults& faults,
             const Hint& hint = {}) const;
   Value write(const void* in) const;
@@ -164,7 +164,7 @@ class Schema : public SchemaBase {
     add_check([rule](const void* in) { return rule(*static_cast<const T*>(in)); });
   }
 
-  /// Reads a section into `out`; fields whose keys are missing keep their values. Adds each fault.
+  /// Reads a section into `out`. Fields without a key keep their values. Adds all faults.
   bool read(const Value& value, T& out, const std::string& path, Faults& faults) const {
     return SchemaBase::read(value, &out, path, faults);
   }

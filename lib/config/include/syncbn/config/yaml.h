@@ -20,7 +20,7 @@ Value parse_yaml(const std::string& text, const std::string& source);
 /// YAML text that parse_yaml() reads back to the same value; ends with a newline.
 std::string to_yaml(const Value& value);
 
-/// A key whose value has changed.
+/// A key with different values in two sections.
 struct Change {
   std::string path;    ///< "optimizer.lr"
   std::string before;  ///< as YAML on one line

@@ -250,8 +250,7 @@ void MonitorChannel::wait_for_events() {
     const std::lock_guard lock(mutex_);
     if (listener_ && may_accept_) polls.push_back({listener_.get(), POLLIN, 0});
     for (const MonitorLink& link : links_) {
-      const int events = POLLIN | (link.channel.unsent() > 0 ? POLLOUT : 0);
-      polls.push_back({link.channel.fd(), static_cast<short>(events), 0});
+      polls.push_back({link.channel.fd(), link.channel.events(), 0});
     }
   }
   ::poll(polls.data(), polls.size(), kTickMilliseconds);
