@@ -183,7 +183,7 @@ class AgentStore {
       dist::init_process_group();
       dist::barrier();
       body(rank);
-      order(kThrough);
+      send(kThrough);
     });
   }
 
@@ -200,8 +200,9 @@ class AgentStore {
   }
 
  private:
+  void send(char order) { EXPECT_EQ(::write(orders_[1], &order, 1), 1); }
   pid_t order(char order) {
-    EXPECT_EQ(::write(orders_[1], &order, 1), 1);
+    send(order);
     return answer();
   }
   pid_t answer() {
@@ -228,7 +229,10 @@ class AgentStore {
         // With the prefix of its clients, or without.
         if (order == kEmpty) store.deleteKey(key), store.deleteKey(key.substr(1));
       }
-      if (order == kThrough) --running;
+      if (order == kThrough) {
+        --running;  // unanswered: another rank may be waiting for an answer
+        continue;
+      }
       send_answer();
       if (order == kStop) ::raise(SIGSTOP);
     }
