@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -156,34 +155,28 @@ struct Mixed {
   const char* our_ranks;  ///< as a pattern of the shell's
 };
 
-void PrintTo(const Mixed& mixed, std::ostream* stream) {
-  *stream << mixed.name;
-}
+constexpr Mixed kMixed[]{{"ours first under syncbn-launch", launched_by_us, "0|1"},
+                         {"Python's first under syncbn-launch", launched_by_us, "1|3"},
+                         {"ours first under torchrun", launched_by_torchrun, "0|2"},
+                         {"Python's first under torchrun", launched_by_torchrun, "2|3"}};
 
-class DdpMixedJobTest : public ::testing::TestWithParam<Mixed> {};
-
-TEST_P(DdpMixedJobTest, TwoRanksOfOursAndTwoOfPythonsTrainOneNetwork) {
+TEST(DdpMixedJobTest, TwoRanksOfOursAndTwoOfPythonsTrainOneNetwork) {
   SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
-  const std::string either =
-      fmt::format(R"(case $RANK in {}) exec {} "$@";; *) exec {} "$@";; esac)",
-                  GetParam().our_ranks, fmt::join(kOurs, " "), fmt::join(kPython, " "));
-  const TempFolder mixed;
-  run_cases(GetParam().launched(4), {"sh", "-c", either, "sh"}, kCases, mixed);
-  const std::string plain = read_file(mixed / "0.rank0");
-  for (const char* file : {"0.rank1", "0.rank2", "0.rank3"}) {
-    expect_same_states(read_file(mixed / file), plain);  // no buffers: all ranks have the same
-  }
   const TempFolder ours;
   run_cases(launched_by_us(4), kOurs, kCases, ours);
-  expect_same_states_on_ranks(mixed, ours, kCases, 4);
+  for (const Mixed& job : kMixed) {
+    SCOPED_TRACE(job.name);
+    const std::string either =
+        fmt::format(R"(case $RANK in {}) exec {} "$@";; *) exec {} "$@";; esac)", job.our_ranks,
+                    fmt::join(kOurs, " "), fmt::join(kPython, " "));
+    const TempFolder mixed;
+    run_cases(job.launched(4), {"sh", "-c", either, "sh"}, kCases, mixed);
+    const std::string plain = read_file(mixed / "0.rank0");
+    for (const char* file : {"0.rank1", "0.rank2", "0.rank3"}) {
+      expect_same_states(read_file(mixed / file), plain);  // no buffers: all ranks have the same
+    }
+    expect_same_states_on_ranks(mixed, ours, kCases, 4);
+  }
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    Launchers, DdpMixedJobTest,
-    ::testing::Values(Mixed{"SyncbnLaunchAndOursFirst", launched_by_us, "0|1"},
-                      Mixed{"SyncbnLaunchAndPythonFirst", launched_by_us, "1|3"},
-                      Mixed{"TorchrunAndOursFirst", launched_by_torchrun, "0|2"},
-                      Mixed{"TorchrunAndPythonFirst", launched_by_torchrun, "2|3"}),
-    [](const auto& mixed) { return std::string(mixed.param.name); });
 
 }  // namespace
