@@ -1,6 +1,7 @@
 #include "groups/cuda_support.h"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include <filesystem>
 
@@ -16,6 +17,10 @@ struct Library {
 
 /// Looks in the folder of the library that contains this code.
 Library load() {
+  // There is no GPU without a driver, and loading libtorch's CUDA part doubles the time of a start.
+  if (::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) == nullptr) {
+    return {nullptr, fmt::format("there is no NVIDIA driver here ({})", ::dlerror())};
+  }
   Dl_info self{};
   std::string path = "libsyncbn_dist_cuda.so";
   if (::dladdr(reinterpret_cast<const void*>(&cuda_support), &self) != 0 &&
