@@ -34,7 +34,7 @@ std::shared_ptr<const Dataset> shipped(Split split, double test_fraction = 0.2) 
   return load_digits({.path = kShipped, .test_fraction = test_fraction}, split);
 }
 
-std::vector<int64_t> all_of(const Dataset& dataset) {
+std::vector<int64_t> all_indices(const Dataset& dataset) {
   std::vector<int64_t> indices(static_cast<size_t>(dataset.size()));
   std::iota(indices.begin(), indices.end(), 0);
   return indices;
@@ -83,7 +83,7 @@ TEST(DigitsTest, ReadsTheFirstDigitOfTheFile) {
 
 TEST(DigitsTest, ScalesPixelsToTheUnitInterval) {
   const auto train = shipped(Split::kTrain);
-  const Batch batch = train->get_batch(all_of(*train));
+  const Batch batch = train->get_batch(all_indices(*train));
   EXPECT_EQ(batch.data.min().item<float>(), 0.0F);
   EXPECT_EQ(batch.data.max().item<float>(), 1.0F);
 }

@@ -85,19 +85,19 @@ TEST(DistributedSamplerTest, RefusesANegativeSize) {
   EXPECT_THROW(DistributedSampler(-1), base::UserError);
 }
 
-struct Case {
+struct SamplerCase {
   int64_t size, epoch;
   DistributedSamplerOptions options;
 };
 
-std::vector<Case> random_cases(size_t count) {
+std::vector<SamplerCase> random_cases(size_t count) {
   std::mt19937_64 random(42);
   const auto below = [&random](int64_t bound) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(bound));
   };
-  std::vector<Case> cases;
+  std::vector<SamplerCase> cases;
   while (cases.size() < count) {
-    Case one;
+    SamplerCase one;
     one.options.num_replicas = static_cast<int>(1 + below(9));
     one.options.rank = static_cast<int>(below(one.options.num_replicas));
     one.options.shuffle = below(4) != 0;
@@ -134,7 +134,7 @@ TEST(DistributedSamplerTest, WarnsOnceIfSetEpochIsNeverCalled) {
 }
 
 /// The output of Python: the indices of one case per line.
-std::string ask_python(const std::vector<Case>& cases) {
+std::string ask_python(const std::vector<SamplerCase>& cases) {
   std::string program =
       "from torch.utils.data import DistributedSampler\n"
       "def ask(size, epoch, **options):\n"
@@ -142,7 +142,7 @@ std::string ask_python(const std::vector<Case>& cases) {
       "    sampler.set_epoch(epoch)\n"
       "    print(*sampler)\n";
   const auto name = [](bool on) { return on ? "True" : "False"; };
-  for (const Case& one : cases) {
+  for (const SamplerCase& one : cases) {
     program +=
         fmt::format("ask({}, {}, num_replicas={}, rank={}, shuffle={}, seed={}, drop_last={})\n",
                     one.size, one.epoch, one.options.num_replicas, one.options.rank,
@@ -161,7 +161,7 @@ TEST(DistributedSamplerTest, AgreesWithPythonInTwoHundredRandomCases) {
   SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
   const auto cases = random_cases(200);
   std::istringstream answers(ask_python(cases));
-  for (const Case& one : cases) {
+  for (const SamplerCase& one : cases) {
     DistributedSampler sampler(one.size, one.options);
     sampler.set_epoch(one.epoch);
     std::string line;

@@ -46,7 +46,7 @@ Batch all_of(const Dataset& dataset) {
   return dataset.get_batch(numbers);
 }
 
-std::vector<int64_t> labels_of(const Batch& batch) {
+std::vector<int64_t> targets_of(const Batch& batch) {
   const auto* first = batch.target.const_data_ptr<int64_t>();
   return {first, first + batch.target.numel()};
 }
@@ -96,7 +96,7 @@ TEST_F(MnistTest, ReadsImagesAndLabels) {
   const Batch batch = set->get_batch(std::vector<int64_t>{2, 0});
   EXPECT_EQ(batch.data.scalar_type(), at::kByte);
   EXPECT_TRUE(batch.data[0].flatten().equal(at::tensor({'i', 'j', 'k', 'l'}, at::kByte)));
-  EXPECT_THAT(labels_of(batch), ElementsAre(3, 7));
+  EXPECT_THAT(targets_of(batch), ElementsAre(3, 7));
   EXPECT_THAT(set->normalization().mean, ElementsAre(0.1307));
 }
 
@@ -267,7 +267,7 @@ TEST_F(ImageFolderTest, DecodesAndTransformsFiles) {
   add("train/dog/b.JPEG", base::read_file(test::kImages / "png_rgb8.png"));
   const auto set = load_image_folder(options(), Split::kTrain);
   const Batch batch = all_of(*set);
-  EXPECT_THAT(labels_of(batch), ElementsAre(0, 1));
+  EXPECT_THAT(targets_of(batch), ElementsAre(0, 1));
   EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{2, 3, 8, 8}));
   EXPECT_TRUE(batch.data[0].equal(
       tensor_of(resize(ImageDecoder(test::bytes_of(jpeg), "a").decode(), 8, 8))));

@@ -47,7 +47,7 @@ class Counting : public Dataset {
   uint64_t fingerprint_;
 };
 
-struct Case {
+struct LoaderCase {
   int64_t samples = 10;
   int64_t batch_size = 4;
   bool drop_last = false;
@@ -58,7 +58,7 @@ struct Case {
   uint64_t fingerprint = 1;
 };
 
-Loader make(const Case& setup) {
+Loader make(const LoaderCase& setup) {
   return Loader(std::make_shared<Counting>(setup.samples, setup.fingerprint),
                 std::make_shared<DistributedSampler>(
                     setup.samples, DistributedSamplerOptions{.num_replicas = setup.ranks,
@@ -126,7 +126,7 @@ TEST(LoaderTest, StartsOverAfterAnUnfinishedEpoch) {
 }
 
 TEST(LoaderTest, ResumesAtEveryPositionOfAnEpoch) {
-  const Case setup{.samples = 23, .ranks = 2, .rank = 1, .shuffle = true, .seed = 9};
+  const LoaderCase setup{.samples = 23, .ranks = 2, .rank = 1, .shuffle = true, .seed = 9};
   Loader reference = make(setup);
   for (int64_t taken = 0; taken <= reference.num_batches(); ++taken) {
     reference.start_epoch(5);

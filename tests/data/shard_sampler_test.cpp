@@ -30,7 +30,7 @@ std::vector<int64_t> forty_shards() {
 }
 
 const std::vector<int64_t> kEnds = forty_shards();
-const int64_t kSamples = kEnds.back();
+const int64_t kShardedSamples = kEnds.back();
 
 std::vector<int64_t> sorted(std::vector<int64_t> numbers) {
   std::ranges::sort(numbers);
@@ -38,7 +38,7 @@ std::vector<int64_t> sorted(std::vector<int64_t> numbers) {
 }
 
 std::vector<int64_t> all_samples() {
-  std::vector<int64_t> numbers(static_cast<size_t>(kSamples));
+  std::vector<int64_t> numbers(static_cast<size_t>(kShardedSamples));
   std::iota(numbers.begin(), numbers.end(), 0);
   return numbers;
 }
@@ -65,8 +65,8 @@ std::vector<int64_t> list_of_all(int num_replicas, ShardSamplerOptions options =
 }
 
 TEST(ShardSamplerTest, ReturnsEachSampleOnceForAnyBufferAndNumberOfStreams) {
-  for (const int64_t buffer : {int64_t{1}, int64_t{7}, int64_t{100}, 2 * kSamples}) {
-    for (const int64_t streams : {int64_t{1}, int64_t{3}, int64_t{16}, 2 * kSamples}) {
+  for (const int64_t buffer : {int64_t{1}, int64_t{7}, int64_t{100}, 2 * kShardedSamples}) {
+    for (const int64_t streams : {int64_t{1}, int64_t{3}, int64_t{16}, 2 * kShardedSamples}) {
       EXPECT_EQ(sorted(order_of({.buffer_size = buffer, .streams = streams})), all_samples())
           << buffer << " " << streams;
     }
@@ -77,13 +77,13 @@ TEST(ShardSamplerTest, ListIsTheSameForAnyNumberOfRanks) {
   const auto alone = list_of_all(1);
   for (const int ranks : {2, 3, 8, 16, 100}) {
     auto list = list_of_all(ranks);
-    EXPECT_EQ(std::ssize(list), (kSamples + ranks - 1) / ranks * ranks);
+    EXPECT_EQ(std::ssize(list), (kShardedSamples + ranks - 1) / ranks * ranks);
     // Padded from its front.
     for (size_t i = alone.size(); i < list.size(); ++i) EXPECT_EQ(list[i], alone[i - alone.size()]);
     list.resize(alone.size());
     EXPECT_EQ(list, alone) << ranks << " ranks";
     const auto cut = list_of_all(ranks, {.drop_last = true});
-    EXPECT_EQ(std::ssize(cut), kSamples / ranks * ranks);
+    EXPECT_EQ(std::ssize(cut), kShardedSamples / ranks * ranks);
     EXPECT_TRUE(std::equal(cut.begin(), cut.end(), alone.begin()));
   }
 }
@@ -131,7 +131,7 @@ TEST(ShardSamplerTest, ShufflesWithinABufferThatStorageIsAskedForInAdvance) {
       int64_t farthest = 0;
       for (int64_t place = 0; place < std::ssize(order); ++place) {
         // A padding sample is in this rank's list twice, and its copy at the end stays there.
-        const bool pads = rank + place * ranks >= kSamples;
+        const bool pads = rank + place * ranks >= kShardedSamples;
         const int64_t at =
             pads ? std::ssize(stored) - 1
                  : std::ranges::find(stored, order[static_cast<size_t>(place)]) - stored.begin();
@@ -216,7 +216,7 @@ TEST(ShardSamplerTest, IsMadeFromAConfigurationIfTheDataHasShards) {
 /// Records which samples storage was asked for, and which were read before that.
 class NotingSet : public SampleDataset {
  public:
-  int64_t size() const override { return kSamples; }
+  int64_t size() const override { return kShardedSamples; }
   std::span<const int64_t> labels() const override { return {}; }
   int64_t num_classes() const override { return 1; }
   std::vector<int64_t> sample_shape() const override { return {1}; }

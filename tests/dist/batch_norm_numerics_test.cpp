@@ -31,7 +31,7 @@ using syncbn::test::on_device;
 using syncbn::test::run_ranks;
 using SyncBatchNormNumericsTest = syncbn::test::DeviceTest;
 
-struct Case {
+struct NumericsCase {
   std::vector<int64_t> shares = {3, 5};       ///< samples of each rank
   std::vector<int64_t> sample = {4, 32, 32};  ///< [C, ...]
   at::ScalarType type = at::kFloat;
@@ -59,7 +59,7 @@ Results whole_batch(const at::Tensor& input, const at::Tensor& gradient, const a
           {"grad_input", x.grad()}, {"grad_weight", w.grad()}, {"grad_bias", b.grad()}};
 }
 
-Results over_ranks(const Case& c, const at::Tensor& input, const at::Tensor& gradient,
+Results over_ranks(const NumericsCase& c, const at::Tensor& input, const at::Tensor& gradient,
                    const at::Tensor& weight, const at::Tensor& bias, at::MemoryFormat format) {
   SyncBatchNorm layer(SyncBatchNormOptions(c.sample[0]).eps(c.eps).momentum(1.0));
   layer->to(device(), weight.scalar_type());
@@ -125,7 +125,7 @@ Results of_rounded_means(const at::Tensor& input, const at::Tensor& gradient,
           {"grad_bias", of_sum}};
 }
 
-void expect_accurate(const Case& c, at::MemoryFormat format) {
+void expect_accurate(const NumericsCase& c, at::MemoryFormat format) {
   at::manual_seed(9);
   std::vector<int64_t> sizes{std::accumulate(c.shares.begin(), c.shares.end(), int64_t{0})};
   sizes.insert(sizes.end(), c.sample.begin(), c.sample.end());
@@ -157,7 +157,7 @@ void expect_accurate(const Case& c, at::MemoryFormat format) {
   }
 }
 
-void expect_accurate(const Case& c) {
+void expect_accurate(const NumericsCase& c) {
   run_ranks(static_cast<int>(c.shares.size()), [&](int) {
     init_on_device();
     for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
@@ -168,7 +168,7 @@ void expect_accurate(const Case& c) {
 }
 
 TEST_F(SyncBatchNormNumericsTest, OfAnOrdinaryBatch) {
-  expect_accurate(Case{});
+  expect_accurate(NumericsCase{});
 }
 
 TEST_F(SyncBatchNormNumericsTest, OfALargeMean) {

@@ -146,13 +146,13 @@ TEST_F(UpdateBnStatsTest, IsExactForLayersOfEachKind) {
   });
 }
 
-constexpr size_t kLayers = 5;
+constexpr size_t kStatisticsLayers = 5;
 
 /// Convolution, batch norm and ReLU in turn.
 template <class Layer>
 nn::Sequential images_net() {
   nn::Sequential net;
-  for (size_t i = 0; i < kLayers; ++i) {
+  for (size_t i = 0; i < kStatisticsLayers; ++i) {
     net->push_back(nn::Conv2d(nn::Conv2dOptions(i == 0 ? 3 : 4, 4, 3).padding(1)));
     net->push_back(Layer(4));
     net->push_back(nn::ReLU());
@@ -174,12 +174,12 @@ std::vector<at::Tensor> images(int rank) {
 /// batch, which layers normalise by itself.
 std::vector<Expected> exact_statistics(nn::Sequential& net) {
   const auto exact = [](const at::Tensor& t) { return t.detach().to(at::kCPU, at::kDouble); };
-  std::vector<std::vector<at::Tensor>> seen(kLayers);
+  std::vector<std::vector<at::Tensor>> seen(kStatisticsLayers);
   const auto zeroth = images(0);
   const auto first = images(1);
   for (size_t step = 0; step < zeroth.size(); ++step) {
     at::Tensor x = exact(at::cat({zeroth[step], first[step]}));
-    for (size_t i = 0; i < kLayers; ++i) {
+    for (size_t i = 0; i < kStatisticsLayers; ++i) {
       const auto& conv = *net[3 * i]->as<nn::Conv2d>();
       x = at::conv2d(x, exact(conv.weight), exact(conv.bias), /*stride=*/1, /*padding=*/1);
       const at::Tensor values = x.transpose(0, 1).flatten(1).t();
@@ -201,7 +201,7 @@ void expect_exact_for_images(nn::Sequential net, int rank) {
   update_bn_stats(
       *net, [&](int64_t i) { net->forward(batches[static_cast<size_t>(i)]); },
       static_cast<int64_t>(batches.size()));
-  for (size_t i = 0; i < kLayers; ++i) {
+  for (size_t i = 0; i < kStatisticsLayers; ++i) {
     const auto& layer = *net[3 * i + 1]->template as<Layer>();
     EXPECT_TRUE(close(layer.running_mean, expected[i].mean, 1e-4, 1e-5)) << "layer " << i;
     EXPECT_TRUE(close(layer.running_var, expected[i].var, 1e-4, 1e-5)) << "layer " << i;

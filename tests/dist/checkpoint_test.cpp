@@ -46,16 +46,16 @@ using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
 using CheckpointTest = syncbn::test::DeviceTest;
 
-constexpr int kLayers = 5;
-constexpr int kSteps = 5;
+constexpr int kRecomputedLayers = 5;
+constexpr int kRecomputedSteps = 5;
 
 /// Layers of either kind; cumulative ones, where a second update would show most.
-struct NetImpl : nn::Module {
-  explicit NetImpl(bool recompute, bool converted) : recompute(recompute) {
+struct RecomputingNetImpl : nn::Module {
+  explicit RecomputingNetImpl(bool recompute, bool converted) : recompute(recompute) {
     at::manual_seed(1);
     linear = register_module("linear", nn::Linear(3, 3));
     layers = register_module("layers", nn::Sequential());
-    for (int i = 0; i < kLayers; ++i) {
+    for (int i = 0; i < kRecomputedLayers; ++i) {
       layers->push_back(nn::Linear(3, 3));
       if (converted) {
         layers->push_back(nn::BatchNorm1d(nn::BatchNormOptions(3).momentum(std::nullopt)));
@@ -78,7 +78,7 @@ struct NetImpl : nn::Module {
   nn::Linear linear{nullptr};
   nn::Sequential layers{nullptr};
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(RecomputingNet);
 
 void expect_equal(const Tensors& actual, const Tensors& expected) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -96,11 +96,11 @@ Tensors gradients(const nn::Module& module) {
 
 /// Trains a network with and without checkpoint: it gives the same, and exchanges no more.
 void expect_as_without(bool converted) {
-  Net plain(false, converted);
-  Net recomputing(true, converted);
-  const uint64_t expected = dist::world_size() > 1 ? kLayers : 0;
+  RecomputingNet plain(false, converted);
+  RecomputingNet recomputing(true, converted);
+  const uint64_t expected = dist::world_size() > 1 ? kRecomputedLayers : 0;
   at::manual_seed(7 + static_cast<uint64_t>(dist::rank()));
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kRecomputedSteps; ++step) {
     const at::Tensor batch = randn({8, 3});
     plain(batch).pow(3).sum().backward();
     uint64_t before = exchanges();
@@ -141,14 +141,14 @@ TEST_F(CheckpointTest, GivesTheSameInAWorldOfOne) {
 TEST_F(CheckpointTest, ExchangesNothingMore) {
   run_ranks(2, [](int) {
     init_on_device();
-    Net net(/*recompute=*/true, /*converted=*/false);
+    RecomputingNet net(/*recompute=*/true, /*converted=*/false);
     exchanges();
     uint64_t before = exchanges();
     const at::Tensor output = net(randn({4, 3}));
-    EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kLayers));
+    EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kRecomputedLayers));
     before = exchanges();
     output.sum().backward();
-    EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kLayers));
+    EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kRecomputedLayers));
   });
 }
 
@@ -156,10 +156,11 @@ TEST_F(CheckpointTest, WorksInsideDdp) {
   run_ranks(2, [](int rank) {
     init_on_device();
     for (const bool static_graph : {false, true}) {
-      Net plain(false, false);
-      Net recomputing(true, false);
-      dist::DistributedDataParallel<NetImpl> expected(plain);
-      dist::DistributedDataParallel<NetImpl> actual(recomputing, {.static_graph = static_graph});
+      RecomputingNet plain(false, false);
+      RecomputingNet recomputing(true, false);
+      dist::DistributedDataParallel<RecomputingNetImpl> expected(plain);
+      dist::DistributedDataParallel<RecomputingNetImpl> actual(recomputing,
+                                                               {.static_graph = static_graph});
       at::manual_seed(static_cast<uint64_t>(rank));
       for (int step = 0; step < 3; ++step) {
         const at::Tensor batch = randn({4, 3});
@@ -174,14 +175,14 @@ TEST_F(CheckpointTest, WorksInsideDdp) {
 TEST_F(CheckpointTest, CallsNest) {
   run_ranks(2, [](int) {
     init_on_device();
-    Net net(/*recompute=*/true, /*converted=*/false);
-    Net plain(/*recompute=*/false, /*converted=*/false);
+    RecomputingNet net(/*recompute=*/true, /*converted=*/false);
+    RecomputingNet plain(/*recompute=*/false, /*converted=*/false);
     const at::Tensor batch = randn({4, 3});
     const at::Tensor inner = batch.clone().requires_grad_();
     exchanges();
     const uint64_t before = exchanges();
     checkpoint([&](const at::Tensor& x) { return net(x); }, inner).pow(3).sum().backward();
-    EXPECT_EQ(exchanges() - before, 2u * kLayers);
+    EXPECT_EQ(exchanges() - before, 2u * kRecomputedLayers);
     plain(batch).pow(3).sum().backward();
     expect_equal(gradients(*net), gradients(*plain));
     expect_equal(net->buffers(), plain->buffers());

@@ -32,7 +32,7 @@ using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using ::testing::HasSubstr;
 
-using Ddp = DistributedDataParallel<nn::SequentialImpl>;
+using SequentialDdp = DistributedDataParallel<nn::SequentialImpl>;
 
 nn::Sequential make_net() {
   at::manual_seed(1);
@@ -42,7 +42,7 @@ nn::Sequential make_net() {
 /// The gradients of one step, averaged by `hook` (none: DDP's own way), in several buckets.
 std::vector<at::Tensor> gradients(const dist::CommHook& hook, int rank, int steps = 3) {
   nn::Sequential net = make_net();
-  Ddp ddp(net, {.bucket_cap_mb = 0.0005});
+  SequentialDdp ddp(net, {.bucket_cap_mb = 0.0005});
   if (hook) ddp.register_comm_hook(hook);
   for (int step = 0; step < steps; ++step) {
     ddp.zero_grad();
@@ -97,7 +97,7 @@ TEST(CommHookTest, AHookOfTheUsersSeesEveryBucketAndReplacesIt) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     nn::Sequential net = make_net();
-    Ddp ddp(net, {.bucket_cap_mb = 0.0005});
+    SequentialDdp ddp(net, {.bucket_cap_mb = 0.0005});
     std::vector<size_t> seen;
     int64_t elements = 0;
     ddp.register_comm_hook(
@@ -129,7 +129,7 @@ TEST(CommHookTest, WhatAHookReturnsIsChecked) {
   run_ranks(1, [](int) {
     dist::init_process_group();
     const auto message = [](const c10::IValue& value) -> std::string {
-      Ddp ddp(make_net());
+      SequentialDdp ddp(make_net());
       ddp.register_comm_hook(
           [&](c10d::GradBucket&) {
             auto future = c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get());
@@ -149,7 +149,7 @@ TEST(CommHookTest, WhatAHookReturnsIsChecked) {
     EXPECT_THAT(message(at::ones({484}, at::kLong)), HasSubstr("484 of Long"));
     EXPECT_THAT(message(at::Tensor()), HasSubstr("undefined tensor"));
     EXPECT_THAT(message(3), HasSubstr("Int in place of a tensor"));
-    Ddp ddp(make_net());
+    SequentialDdp ddp(make_net());
     ddp.register_comm_hook([](c10d::GradBucket&) { return dist::FuturePtr(); });
     EXPECT_THROW(ddp(at::ones({1, 8})).sum().backward(), UserError);
   });
@@ -158,7 +158,7 @@ TEST(CommHookTest, WhatAHookReturnsIsChecked) {
 TEST(CommHookTest, AfterAHookThatFailedTheWrapperSaysSo) {
   run_ranks(1, [](int) {
     dist::init_process_group();
-    Ddp ddp(make_net());
+    SequentialDdp ddp(make_net());
     ddp.register_comm_hook(
         [](c10d::GradBucket&) -> dist::FuturePtr { throw std::runtime_error("no paper"); });
     EXPECT_THAT(message_of<std::runtime_error>([&] {
@@ -177,7 +177,7 @@ TEST(CommHookTest, ABucketMayCompleteAfterTheWrapperWasUnwound) {
     dist::init_process_group();
     dist::FuturePtr late;
     const auto train = [&late] {
-      Ddp ddp(make_net(), {.bucket_cap_mb = 0.0005});
+      SequentialDdp ddp(make_net(), {.bucket_cap_mb = 0.0005});
       ddp(at::ones({1, 8})).sum().backward();  // after which there are several buckets
       ddp.register_comm_hook([&late](c10d::GradBucket&) {
         if (late) throw std::runtime_error("no paper");
@@ -199,10 +199,10 @@ TEST(CommHookTest, ABucketMayCompleteAfterTheWrapperWasUnwound) {
 TEST(CommHookTest, ASecondHookIsRefused) {
   run_ranks(1, [](int) {
     dist::init_process_group();
-    Ddp ddp(make_net());
+    SequentialDdp ddp(make_net());
     ddp.register_comm_hook(dist::allreduce_hook());
     EXPECT_THROW(ddp.register_comm_hook(dist::fp16_compress_hook()), UserError);
-    EXPECT_THROW(Ddp(make_net()).register_comm_hook(nullptr), UserError);
+    EXPECT_THROW(SequentialDdp(make_net()).register_comm_hook(nullptr), UserError);
   });
 }
 
@@ -297,7 +297,7 @@ TEST(PowerSgdTest, BatchingGradientsOfOneShapeGivesTheSame) {
     const auto with = [&](bool batched) {
       at::manual_seed(3);
       nn::Sequential net(nn::Linear(16, 16), nn::Linear(16, 16), nn::Linear(16, 16));
-      Ddp ddp(net);
+      SequentialDdp ddp(net);
       ddp.register_comm_hook(dist::power_sgd_hook(
           {.start_power_sgd_iter = 2, .batch_tensors_with_same_shape = batched}));
       for (int step = 0; step < 5; ++step) {

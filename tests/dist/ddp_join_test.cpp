@@ -41,7 +41,7 @@ nn::Linear linear() {
 }
 
 /// Rank r has r + 1 inputs; the ones of step s are of value s + 1.
-int inputs_of(int rank) {
+int number_of_inputs(int rank) {
   return rank + 1;
 }
 
@@ -61,7 +61,7 @@ TEST(DdpJoinTest, GradientsAreDividedByTheInitialWorldSizeOrByTheRanksLeft) {
       DistributedDataParallel<nn::LinearImpl> ddp(net);
       {
         const auto guard = ddp.join({.divide_by_initial_world_size = initial});
-        for (int step = 0; step < inputs_of(rank); ++step) {
+        for (int step = 0; step < number_of_inputs(rank); ++step) {
           ddp.zero_grad();
           ddp(at::full({1, 2}, 6.0)).sum().backward();
           const int left = 3 - step;
@@ -85,7 +85,7 @@ TEST(DdpJoinTest, AllRanksEndWithTheModelOfTheLast) {
     at::Tensor own_mean;
     {
       const auto guard = ddp.join();
-      for (int step = 0; step < inputs_of(rank) + 2; ++step) {
+      for (int step = 0; step < number_of_inputs(rank) + 2; ++step) {
         at::manual_seed(step * 10 + rank);
         ddp(at::randn({4, 2})).pow(2).sum().backward();
         sgd_step(*net);
@@ -201,7 +201,7 @@ void expect_trains_as_on_all_batches(int world_size, const dist::DdpOptions& opt
     }
     {
       const auto guard = ddp.join();
-      for (int step = 0; step < inputs_of(rank); ++step) {
+      for (int step = 0; step < number_of_inputs(rank); ++step) {
         ddp(batch_of(step, rank)).pow(2).sum().backward();
         sgd_step(*net);
       }

@@ -42,8 +42,8 @@ using ::testing::HasSubstr;
 
 enum class Use { kLeft, kRight, kBoth };
 
-struct BranchesImpl : nn::Module {
-  BranchesImpl() {
+struct SidesImpl : nn::Module {
+  SidesImpl() {
     left = register_module("left", nn::Linear(nn::LinearOptions(2, 2).bias(false)));
     right = register_module("right", nn::Linear(nn::LinearOptions(2, 2).bias(false)));
   }
@@ -145,8 +145,8 @@ TEST(DdpOutputTest, TensorsInStructsAreFoundInTheSearchForUnusedParameters) {
 TEST(DdpOptionsTest, AStaticGraphFindsUnusedParametersOnce) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    auto net = std::make_shared<BranchesImpl>();
-    DistributedDataParallel<BranchesImpl> ddp(net, {.static_graph = true});
+    auto net = std::make_shared<SidesImpl>();
+    DistributedDataParallel<SidesImpl> ddp(net, {.static_graph = true});
     for (int step = 0; step < 4; ++step) {
       ddp.zero_grad();
       ddp(at::full({1, 2}, rank * 2.0 + step), Use::kLeft).sum().backward();
@@ -159,10 +159,10 @@ TEST(DdpOptionsTest, AStaticGraphFindsUnusedParametersOnce) {
 TEST(DdpOptionsTest, SkippingUnusedBucketsLeavesTheirGradientsAlone) {
   run_ranks(2, [](int) {
     dist::init_process_group();
-    auto net = std::make_shared<BranchesImpl>();
-    DistributedDataParallel<BranchesImpl> ddp(net, {.find_unused_parameters = true,
-                                                    .skip_all_reduce_unused_params = true,
-                                                    .bucket_cap_mb = 1e-6});
+    auto net = std::make_shared<SidesImpl>();
+    DistributedDataParallel<SidesImpl> ddp(net, {.find_unused_parameters = true,
+                                                 .skip_all_reduce_unused_params = true,
+                                                 .bucket_cap_mb = 1e-6});
     const auto collectives = [] {
       return dist::detail::backend_of(dist::default_group())->sequence();
     };
@@ -376,8 +376,8 @@ TEST(DdpOptionsTest, AModuleThatComputesNothingOnSomePathsIsWaitedFor) {
 TEST(DdpErrorTest, AParameterWithoutAGradientIsNamedInTheNextStep) {
   run_ranks(1, [](int) {
     dist::init_process_group();
-    auto net = std::make_shared<BranchesImpl>();
-    DistributedDataParallel<BranchesImpl> ddp(net);
+    auto net = std::make_shared<SidesImpl>();
+    DistributedDataParallel<SidesImpl> ddp(net);
     ddp(at::ones({1, 2}), Use::kLeft).sum().backward();
     EXPECT_THAT(message_of<UserError>([&] {
                   ddp(at::ones({1, 2}), Use::kLeft);

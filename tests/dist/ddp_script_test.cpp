@@ -20,7 +20,7 @@ namespace dist = syncbn::dist;
 using dist::DistributedDataParallel;
 using syncbn::test::close;
 using syncbn::test::run_ranks;
-using Ddp = DistributedDataParallel<torch::jit::Module>;
+using ScriptDdp = DistributedDataParallel<torch::jit::Module>;
 
 /// weight * input, and the parts of a container.
 torch::jit::Module make_module() {
@@ -45,7 +45,7 @@ TEST(DdpScriptTest, AveragesGradientsAndFindsTensorsInTheOutput) {
       const at::NoGradGuard no_grad;
       module.attr("offset").toTensor().fill_(rank);
     }
-    Ddp ddp(module, {.find_unused_parameters = true});
+    ScriptDdp ddp(module, {.find_unused_parameters = true});
     EXPECT_TRUE(module.attr("offset").toTensor().equal(at::full({2}, 0.0))) << "rank 0's";
     for (int step = 0; step < 3; ++step) {
       ddp.zero_grad();
@@ -67,7 +67,7 @@ TEST(DdpScriptTest, TakesPartInNoSyncAndJoin) {
     torch::jit::Module module("Scale");
     module.register_parameter("weight", at::ones({2}).requires_grad_(), /*is_buffer=*/false);
     module.define("def forward(self, input: Tensor) -> Tensor:\n  return self.weight * input\n");
-    Ddp ddp(module);
+    ScriptDdp ddp(module);
     const auto gradient = [&] { return module.attr("weight").toTensor().grad(); };
     {
       const auto guard = ddp.no_sync();

@@ -33,7 +33,7 @@ using syncbn::test::run_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-void sum(int64_t size = 3) {
+void sum_over_ranks(int64_t size = 3) {
   Tensor tensor = at::ones({size});
   dist::all_reduce(tensor);
 }
@@ -43,7 +43,7 @@ template <class First, class Second>
 void expect_disagreement(First first, Second second, const std::vector<std::string>& parts) {
   run_ranks(2, [&](int rank) {
     dist::init_process_group();
-    sum();
+    sum_over_ranks();
     const std::string message = message_of<UserError>([&] { rank == 0 ? first() : second(); });
     EXPECT_THAT(message, HasSubstr("the ranks made different calls: #2 is "));
     for (const std::string& part : parts) EXPECT_THAT(message, HasSubstr(part));
@@ -52,7 +52,7 @@ void expect_disagreement(First first, Second second, const std::vector<std::stri
 
 TEST(DifferentCallsTest, DifferentShapesAreNamedWithBothRanks) {
   expect_disagreement(
-      [] { sum(3); }, [] { sum(4); },
+      [] { sum_over_ranks(3); }, [] { sum_over_ranks(4); },
       {"rank 0 (", "all_reduce of Float [3]", "rank 1 (", "all_reduce of Float [4]"});
 }
 
@@ -72,7 +72,7 @@ TEST(DifferentCallsTest, AnEmptyTensorOnOneRankIsNamed) {
 }
 
 TEST(DifferentCallsTest, DifferentCollectivesAreNamed) {
-  expect_disagreement([] { sum(3); }, [] { dist::barrier(); },
+  expect_disagreement([] { sum_over_ranks(3); }, [] { dist::barrier(); },
                       {"all_reduce of Float [3]", "barrier on rank 1"});
 }
 
@@ -82,11 +82,11 @@ TEST(DifferentCallsTest, DifferentDtypesRootsAndOperationsAreNamed) {
         Tensor tensor = at::ones({3}, at::kInt);
         dist::all_reduce(tensor);
       },
-      [] { sum(3); }, {"of Int [3]", "of Float [3]"});
+      [] { sum_over_ranks(3); }, {"of Int [3]", "of Float [3]"});
   const auto broadcast_from = [](int root) {
     Tensor tensor = at::ones({3});
     dist::broadcast(tensor, root);
-    sum();  // the root does not wait for anybody
+    sum_over_ranks();  // the root does not wait for anybody
   };
   expect_disagreement([&] { broadcast_from(0); }, [&] { broadcast_from(1); },
                       {"with root 0", "with root 1"});
@@ -110,10 +110,10 @@ TEST(DifferentCallsTest, ASendAndARecvThatDoNotFitAreNamed) {
 }
 
 TEST(DifferentCallsTest, ALateDifferenceIsFound) {
-  expect_disagreement([] { sum(3); },
+  expect_disagreement([] { sum_over_ranks(3); },
                       [] {
                         ::usleep(2'500'000);
-                        sum(4);
+                        sum_over_ranks(4);
                       },
                       {"[3]", "[4]"});
 }

@@ -54,7 +54,7 @@ using FusedBatchNormTest = syncbn::test::DeviceTest;
   return close(actual, expected, bound, bound);
 }
 
-struct Case {
+struct FusedCase {
   bool relu = false;
   bool add = false;
   bool training = true;
@@ -63,7 +63,7 @@ struct Case {
   std::vector<int64_t> sizes = {4, 3, 5, 5};
 };
 
-void expect_as_apart(const Case& c) {
+void expect_as_apart(const FusedCase& c) {
   SyncBatchNorm fused =
       on_device(SyncBatchNorm(SyncBatchNormOptions(c.sizes[1]).fuse_relu(c.relu)));
   SyncBatchNorm apart = on_device(SyncBatchNorm(SyncBatchNormOptions(c.sizes[1])));

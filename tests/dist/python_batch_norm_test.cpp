@@ -33,23 +33,23 @@ using syncbn::test::run_program;
 using syncbn::test::run_ranks;
 using syncbn::test::TempFolder;
 
-constexpr int kSteps = 3;
+constexpr int kPythonSteps = 3;
 constexpr int64_t kShares[] = {1, 5, 2};  // samples of each rank
 constexpr int64_t kBatch = 8;
 
-struct Case {
+struct PythonCase {
   std::vector<int64_t> sample;  ///< [C, ...]
   std::optional<double> momentum = 0.1;
   bool affine = true;
 };
 
 /// What batch_norm_reference.py takes.
-torch::jit::Module make_inputs(const Case& c) {
+torch::jit::Module make_inputs(const PythonCase& c) {
   at::manual_seed(5);
   torch::jit::Module inputs("Inputs");
   std::vector<int64_t> sizes{kBatch};
   sizes.insert(sizes.end(), c.sample.begin(), c.sample.end());
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kPythonSteps; ++step) {
     const std::string number = std::to_string(step);
     inputs.register_buffer("input" + number, at::randn(sizes, at::kDouble) * (step + 1) + step);
     inputs.register_buffer("grad" + number, at::randn(sizes, at::kDouble));
@@ -62,7 +62,7 @@ torch::jit::Module make_inputs(const Case& c) {
   return inputs;
 }
 
-void expect_as_python(const Case& c, const std::string& given, const std::string& computed) {
+void expect_as_python(const PythonCase& c, const std::string& given, const std::string& computed) {
   const torch::jit::Module inputs = torch::jit::load(given);
   const torch::jit::Module expected = torch::jit::load(computed);
   const auto input = [&](const std::string& name) { return inputs.attr(name).toTensor(); };
@@ -82,7 +82,7 @@ void expect_as_python(const Case& c, const std::string& given, const std::string
     layer->weight.copy_(input("weight"));
     layer->bias.copy_(input("bias"));
   }
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kPythonSteps; ++step) {
     const std::string number = std::to_string(step);
     const at::Tensor x = share(input("input" + number)).clone().requires_grad_();
     const at::Tensor y = layer(x);
@@ -103,7 +103,7 @@ void expect_as_python(const Case& c, const std::string& given, const std::string
   }
 }
 
-void expect_as_python(const Case& c) {
+void expect_as_python(const PythonCase& c) {
   const TempFolder folder;
   const std::string given = folder / "given.pt";
   const std::string computed = folder / "computed.pt";

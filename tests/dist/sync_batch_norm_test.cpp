@@ -65,7 +65,7 @@ double float_atol() {
 }
 
 /// One layer on shards of the batch against the whole batch.
-struct Case {
+struct WholeBatchCase {
   std::vector<int64_t> shares;              ///< samples of each rank
   std::vector<int64_t> sample = {5, 4, 3};  ///< [C, ...]
   at::ScalarType type = at::kFloat;
@@ -77,7 +77,7 @@ struct Case {
   double atol = 2e-6;
 };
 
-void expect_as_whole_batch(const Case& c, int rank) {
+void expect_as_whole_batch(const WholeBatchCase& c, int rank) {
   at::manual_seed(7);
   std::vector<int64_t> sizes{std::accumulate(c.shares.begin(), c.shares.end(), int64_t{0})};
   sizes.insert(sizes.end(), c.sample.begin(), c.sample.end());
@@ -130,7 +130,7 @@ void expect_as_whole_batch(const Case& c, int rank) {
   EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 1);
 }
 
-void expect_as_whole_batch(const Case& c) {
+void expect_as_whole_batch(const WholeBatchCase& c) {
   run_ranks(static_cast<int>(c.shares.size()), [&c](int rank) {
     init_on_device();
     expect_as_whole_batch(c, rank);
@@ -180,11 +180,11 @@ TEST(SyncBatchNormOnCpuTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastThe
   for (const std::vector<int64_t>& sample :
        {std::vector<int64_t>{8, 160, 208}, std::vector<int64_t>{3, 613, 601}}) {
     for (const bool channels_last : {false, true}) {
-      Case c{.shares = {1, 1},
-             .sample = sample,
-             .channels_last = channels_last,
-             .rtol = 1e-4,
-             .atol = 1e-5};
+      WholeBatchCase c{.shares = {1, 1},
+                       .sample = sample,
+                       .channels_last = channels_last,
+                       .rtol = 1e-4,
+                       .atol = 1e-5};
       expect_as_whole_batch(c);
       c.shares = {1};
       expect_as_whole_batch(c);

@@ -28,7 +28,7 @@ using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::test::run_ranks;
 
-struct Case {
+struct ThreadsCase {
   std::vector<int64_t> sizes;
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
   at::ScalarType type = at::kFloat;
@@ -36,7 +36,7 @@ struct Case {
 };
 
 /// The output, all gradients, and the running statistics.
-std::vector<at::Tensor> results_of(const Case& c, int threads) {
+std::vector<at::Tensor> results_of(const ThreadsCase& c, int threads) {
   at::set_num_threads(threads);
   SyncBatchNorm layer(SyncBatchNormOptions(c.sizes[1]).fuse_relu(c.fused));
   at::manual_seed(static_cast<uint64_t>(dist::rank()));
@@ -51,7 +51,7 @@ std::vector<at::Tensor> results_of(const Case& c, int threads) {
   return results;
 }
 
-void expect_same_bits(const Case& c) {
+void expect_same_bits(const ThreadsCase& c) {
   const std::vector<at::Tensor> expected = results_of(c, 1);
   for (const int threads : {2, 5}) {
     const std::vector<at::Tensor> actual = results_of(c, threads);

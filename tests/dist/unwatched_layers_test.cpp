@@ -61,7 +61,7 @@ SyncBatchNorm layer_over(const dist::ProcessGroupPtr& group, const char* name, i
       SyncBatchNormOptions(channels).process_group(group).name(name).sync_timeout(sync_timeout));
 }
 
-at::Tensor batch(int64_t channels = 3) {
+at::Tensor small_batch(int64_t channels = 3) {
   return at::randn({4, channels}).requires_grad_();
 }
 
@@ -92,13 +92,14 @@ TEST(UnwatchedLayersTest, DifferentChannelsAreNamedOnEveryRank) {
     const auto group = plain_gloo_group();
     SyncBatchNorm narrow = layer_over(group, "narrow");
     SyncBatchNorm wide = layer_over(group, "wide", 700);
-    narrow(batch());
-    wide(batch(700));
-    EXPECT_THAT(message_of<UserError>([&] { rank == 1 ? wide(batch(700)) : narrow(batch()); }),
-                AllOf(HasSubstr("ranks 0, 2 in layer 'narrow' (3 channels, Float, exchange 3"),
-                      HasSubstr("rank 1 in layer 'wide' (700 channels, Float, exchange 3")));
+    narrow(small_batch());
+    wide(small_batch(700));
+    EXPECT_THAT(
+        message_of<UserError>([&] { rank == 1 ? wide(small_batch(700)) : narrow(small_batch()); }),
+        AllOf(HasSubstr("ranks 0, 2 in layer 'narrow' (3 channels, Float, exchange 3"),
+              HasSubstr("rank 1 in layer 'wide' (700 channels, Float, exchange 3")));
     // Nothing is broken: once they agree, they go on.
-    EXPECT_TRUE(narrow(batch()).defined());
+    EXPECT_TRUE(narrow(small_batch()).defined());
   });
 }
 
@@ -106,9 +107,9 @@ TEST(UnwatchedLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
     SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn");
-    const at::Tensor output = layer(batch());
+    const at::Tensor output = layer(small_batch());
     EXPECT_THAT(message_of<UserError>([&] {
-                  rank == 0 ? output.sum().backward() : static_cast<void>(layer(batch()));
+                  rank == 0 ? output.sum().backward() : static_cast<void>(layer(small_batch()));
                 }),
                 AllOf(HasSubstr("rank 0 in layer 'bn' (3 channels, Float, exchange 2 of 9 values)"),
                       HasSubstr("rank 1 in layer 'bn' (3 channels, Float, exchange 2 of 10")));
@@ -119,12 +120,12 @@ TEST(UnwatchedLayersTest, ARankThatDoesNotComeIsNamedAtTheTimeout) {
   run_ranks(3, [](int rank) {
     dist::init_process_group();
     SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn", 3, milliseconds(1500));
-    layer(batch());
+    layer(small_batch());
     if (rank == 1) {
       std::this_thread::sleep_for(milliseconds(3500));
     } else {
       EXPECT_THAT(
-          message_of<UnavailableError>([&] { layer(batch()); }),
+          message_of<UnavailableError>([&] { layer(small_batch()); }),
           HasSubstr("rank 1 did not arrive at SyncBatchNorm layer 'bn' (3 channels, Float)"));
     }
   });
