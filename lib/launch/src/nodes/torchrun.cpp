@@ -65,7 +65,7 @@ TorchrunLead::TorchrunLead(StoreClient store, const LaunchOptions& options)
   const TorchrunRole own{options.role, options.node_rank, options.nproc_per_node};
   store_.register_client(soon());
   store_.set(keys_.role_info(options.node_rank), own.str(), soon());
-  store_.start_wait({keys_.assigned_ranks(options.node_rank)}, soon());
+  store_.start_wait(keys_.assigned_ranks(options.node_rank), soon());
 }
 
 std::optional<AssignedRanks> TorchrunLead::ranks() {
@@ -81,7 +81,7 @@ void TorchrunLead::leave() {
   if (store_.add(keys_.members(), 1, soon()) == options_.nnodes.max) {
     store_.set(keys_.last_member(), kAllArrived, soon());
   }
-  store_.start_wait({keys_.last_member()}, soon());
+  store_.start_wait(keys_.last_member(), soon());
 }
 
 }  // namespace syncbn::launch

@@ -238,11 +238,6 @@ int64_t StoreServer::add(std::string_view key, int64_t amount) {
   return *result;
 }
 
-bool StoreServer::check(const std::vector<std::string>& keys) const {
-  return std::ranges::all_of(
-      keys, [this](const std::string& key) { return answers_.has(wire_key(key)); });
-}
-
 size_t StoreServer::clients() const {
   return static_cast<size_t>(
       std::ranges::count_if(connections_, [](const auto& one) { return one.second->greeted; }));

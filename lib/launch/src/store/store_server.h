@@ -41,7 +41,6 @@ class StoreServer {
   /// Returns the sum. @throws base::UnavailableError if the value is not an integer, or the sum
   /// overflows.
   int64_t add(std::string_view key, int64_t amount);
-  bool check(const std::vector<std::string>& keys) const;
 
   /// The number of connected TCPStore clients.
   size_t clients() const;
