@@ -62,9 +62,8 @@ class WorkerGroup {
   void handle_cluster();
   void handle_event(const KeeperEvent& event);
   void read_outputs();
-  bool read_stream(size_t worker, Stream stream);
   void read_records(size_t worker);
-  void drain(size_t worker);
+  OutputPipes::Sink sink(size_t worker);
   void handle_deadlines();
 
   void worker_ended(size_t worker);
