@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
@@ -15,7 +16,6 @@
 #include <utility>
 
 #include "common/json_messages.h"
-#include "common/signals.h"
 #include "nodes/master_port.h"
 
 namespace syncbn::launch {
@@ -83,12 +83,10 @@ void Cluster::handle() {
   const bool waits = !accepted_ && !finish_;
   if (waits && now >= join_deadline_) {
     end(base::kExitUnavailable,
-        fmt::format(
-            "node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
-            "there with --node_rank=0?",
-            options_.master_addr, port_,
-            base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count()),
-            connect_error_));
+        fmt::format("node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
+                    "there with --node_rank=0?",
+                    options_.master_addr, port_, base::format_seconds(options_.join_timeout),
+                    connect_error_));
   }
   if (waits && now >= next_notice_) {
     next_notice_ = now + Coordinator::kNoticePeriod;
@@ -107,7 +105,7 @@ void Cluster::connect() {
   base::AddressList found = base::resolve(host_, port_, connect_error_, AI_NUMERICHOST);
   if (!found) {
     // No workers run yet: signals may end this process while it waits for a name server.
-    const Signals::DefaultActions interruptible;
+    const base::SignalMask interruptible(SIG_UNBLOCK, {SIGINT, SIGTERM, SIGHUP, SIGQUIT});
     found = base::resolve(host_, port_, connect_error_);
   }
   if (!found) {

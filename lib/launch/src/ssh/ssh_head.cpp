@@ -198,9 +198,9 @@ bool SshHead::wait_until_ready() {
   }
   for (HeadNode& node : nodes_) {
     if (node.state != HeadNode::State::kAsked || ended_by_signal_) continue;
-    const double waited = std::chrono::duration<double>(options_.head.ssh_timeout).count();
-    node.problem = {base::kExitUnavailable, fmt::format("no answer within {} (--ssh_timeout)",
-                                                        base::format_seconds(waited))};
+    node.problem = {base::kExitUnavailable,
+                    fmt::format("no answer within {} (--ssh_timeout)",
+                                base::format_seconds(options_.head.ssh_timeout))};
   }
   return std::ranges::none_of(nodes_,
                               [](const HeadNode& node) { return node.problem.has_value(); });

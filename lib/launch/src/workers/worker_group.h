@@ -83,9 +83,7 @@ class WorkerGroup {
   GroupResult result();
   /// Prints what the launcher is waiting for.
   void announce_wait();
-  std::string grace_time() const {
-    return base::format_seconds(std::chrono::duration<double>(grace()).count());
-  }
+  std::string grace_time() const { return base::format_seconds(grace()); }
   double seconds_since_start() const {
     return std::chrono::duration<double>(Clock::now() - started_).count();
   }

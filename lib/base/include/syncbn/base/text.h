@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,6 +35,9 @@ std::string_view utf8_prefix(std::string_view text, size_t max_bytes);
 
 /// "1.5 s", "320 ms", "2 min 5 s".
 std::string format_seconds(double seconds);
+inline std::string format_seconds(std::chrono::duration<double> time) {
+  return format_seconds(time.count());
+}
 
 /// "57.3 kB", "1.2 GB" (powers of 1000).
 std::string format_bytes(uint64_t bytes);

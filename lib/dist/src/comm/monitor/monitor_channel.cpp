@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/random.h>
+#include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <sys/eventfd.h>
@@ -136,6 +136,7 @@ void MonitorChannel::connect(c10d::Store& store, std::chrono::milliseconds limit
 void MonitorChannel::start(Events events) {
   events_ = std::move(events);
   follow_forks();
+  const base::SignalMask blocked;  // which the thread inherits
   thread_ = std::thread([this] { run(); });
 }
 
@@ -221,10 +222,6 @@ void MonitorChannel::send(const Message& message) {
 }
 
 void MonitorChannel::run() {
-  // The program's own threads handle signals.
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kTick(kTickMilliseconds);
   Clock::time_point next_tick = Clock::now() + kTick;
