@@ -93,11 +93,8 @@ void MonitorChannel::listen(c10d::Store& store, const std::string& address) {
   std::string reason;
   const base::AddressList list = base::resolve(address, 0, reason);
   if (!list) throw base::UnavailableError(fmt::format("rank 0 cannot use {}: {}", address, reason));
-  listener_.reset(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener_ || ::bind(listener_.get(), list->ai_addr, list->ai_addrlen) != 0 ||
-      ::listen(listener_.get(), base::kListenBacklog) != 0) {
-    base::throw_errno(fmt::format("rank 0 cannot listen on {}", address));
-  }
+  listener_ = base::listen_at(*list, SOCK_NONBLOCK);
+  if (!listener_) base::throw_errno(fmt::format("rank 0 cannot listen on {}", address));
   token_ = base::random_id();
   const Message place{0,
                       Message::kAll,
