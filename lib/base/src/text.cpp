@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -99,26 +98,6 @@ std::string printable(std::string_view text, std::string_view kept) {
   }
   return result;
 }
-
-template <class Number>
-std::optional<Number> parse_number(std::string_view text) {
-  Number number{};
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return number;
-}
-
-template std::optional<short> parse_number(std::string_view);
-template std::optional<unsigned short> parse_number(std::string_view);
-template std::optional<int> parse_number(std::string_view);
-template std::optional<unsigned> parse_number(std::string_view);
-template std::optional<long> parse_number(std::string_view);
-template std::optional<unsigned long> parse_number(std::string_view);
-template std::optional<long long> parse_number(std::string_view);
-template std::optional<unsigned long long> parse_number(std::string_view);
-template std::optional<float> parse_number(std::string_view);
-template std::optional<double> parse_number(std::string_view);
 
 std::string_view utf8_prefix(std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return text;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -26,9 +27,15 @@ std::string counted(int64_t count, std::string_view noun);
 std::string printable(std::string_view text, std::string_view kept = "");
 
 /// The whole of `text` as a number; empty if it is anything else (a leading blank or plus sign
-/// included) or out of range. Instantiated for integers of 16 bits and more, float and double.
+/// included) or out of range.
 template <class Number>
-std::optional<Number> parse_number(std::string_view text);
+std::optional<Number> parse_number(std::string_view text) {
+  Number number{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return number;
+}
 
 /// The longest prefix of `text` that has at most `max_bytes` and does not cut a UTF-8 character.
 std::string_view utf8_prefix(std::string_view text, size_t max_bytes);
