@@ -250,6 +250,9 @@ void MonitorChannel::wait_for_events() {
   ::poll(polls.data(), polls.size(), kTickMilliseconds);
   eventfd_t ignored = 0;
   ::eventfd_read(wake_.get(), &ignored);
+  const std::lock_guard lock(mutex_);
+  const size_t first = polls.size() - links_.size();
+  for (size_t i = 0; i < links_.size(); ++i) links_[i].is_ready = polls[first + i].revents != 0;
 }
 
 /// Without a free file descriptor poll() would return at once: then try again at the next tick.
@@ -281,6 +284,7 @@ void MonitorChannel::drop_strangers() {
 std::vector<Message> MonitorChannel::read_links() {
   std::vector<Message> messages;
   for (MonitorLink& link : links_) {
+    if (!link.is_ready) continue;
     link.channel.flush();
     link.channel.receive();
     while (link.channel.is_open()) {
