@@ -71,10 +71,12 @@ TorchrunLead::TorchrunLead(StoreClient store, const LaunchOptions& options)
 std::optional<AssignedRanks> TorchrunLead::ranks() {
   if (!store_.wait_done()) return std::nullopt;
   const std::string text = store_.get(keys_.assigned_ranks(options_.node_rank), soon());
-  const auto ranks = AssignedRanks::parse(nlohmann::json::parse(text, nullptr, false));
-  if (ranks) return ranks;
-  throw base::UnavailableError(
-      fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));
+  try {
+    return AssignedRanks::of(nlohmann::json::parse(text));
+  } catch (const nlohmann::json::exception&) {
+    throw base::UnavailableError(
+        fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));
+  }
 }
 
 void TorchrunLead::leave() {

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <utility>
 
 #include "store/store_protocol.h"
 

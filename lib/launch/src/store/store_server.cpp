@@ -195,10 +195,6 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
 
 void StoreServer::flush(Connection& connection) {
   connection.channel.flush();
-  watch(connection);
-}
-
-void StoreServer::watch(Connection& connection) {
   uint32_t events = 0;
   if (connection.channel.unsent() < kMaxUnsent) events |= EPOLLIN;
   if (connection.channel.unsent() > 0) events |= EPOLLOUT;

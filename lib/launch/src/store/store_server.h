@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
 
 #include "store/store_answers.h"
 
@@ -59,7 +58,6 @@ class StoreServer {
   bool answer_queries(Connection& connection);
   bool answer(Connection& connection, std::string_view query);
   void flush(Connection& connection);
-  void watch(Connection& connection);
   void wake(uint64_t id);
   base::Channel remove(Connection& connection);
 

@@ -11,8 +11,6 @@
 #include <cstring>
 #include <fstream>
 
-#include "common/processes.h"
-
 namespace syncbn::launch {
 namespace {
 

@@ -19,8 +19,6 @@
 #include <climits>
 #include <utility>
 
-#include "common/processes.h"
-
 namespace syncbn::launch {
 namespace {
 

@@ -7,8 +7,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/terminal.h>
-#include <syncbn/base/text.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
