@@ -55,8 +55,6 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
   watched_.add(coordinator_->fd());
 }
 
-Cluster::~Cluster() = default;
-
 Cluster::Clock::time_point Cluster::due() const {
   if (finish_) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
   if (torchrun_) return Clock::time_point::max();  // the store's answers wake handle()
@@ -208,16 +206,16 @@ void Cluster::handle_message(const Json& message) {
   if (type == "start") {
     attempt_ = message.at("attempt");
     stop_reason_.clear();
-    start_ = Start{.attempt = attempt_,
-                   .restarts = message.at("restarts"),
-                   .reason = message.at("reason"),
-                   .job_id = message.at("job_id"),
-                   .node = message.at("node"),
-                   .nodes = message.at("nodes"),
-                   .ranks = AssignedRanks::of(message.at("ranks")),
-                   .master_addr = message.at("master_addr"),
-                   .master_port = message.at("master_port"),
-                   .agent_store = message.at("agent_store")};
+    start_ = Assignment{.master_addr = message.at("master_addr"),
+                        .master_port = message.at("master_port"),
+                        .job_id = message.at("job_id"),
+                        .agent_store = message.at("agent_store"),
+                        .attempt = attempt_,
+                        .restart_count = message.at("restarts"),
+                        .reason = message.at("reason"),
+                        .node = message.at("node"),
+                        .nodes = message.at("nodes"),
+                        .ranks = AssignedRanks::of(message.at("ranks"))};
   }
 }
 
@@ -246,12 +244,13 @@ void Cluster::handle_torchrun() {
     if (torchrun_state_ == TorchrunState::kJoining) {
       const auto ranks = torchrun_->ranks();
       if (!ranks) return;
-      start_ = Start{.node = options_.node_rank,
-                     .nodes = options_.nnodes.max,
-                     .ranks = *ranks,
-                     .master_addr = options_.master_addr,
-                     .master_port = port_,
-                     .agent_store = shares_store()};
+      start_ = Assignment{.master_addr = options_.master_addr,
+                          .master_port = port_,
+                          .job_id = {},
+                          .agent_store = shares_store(),
+                          .node = options_.node_rank,
+                          .nodes = options_.nnodes.max,
+                          .ranks = *ranks};
       torchrun_state_ = TorchrunState::kRunning;
     } else if (torchrun_state_ == TorchrunState::kRunning) {
       torchrun_->check();
@@ -284,14 +283,6 @@ void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
                        connecting_ ? connecting_.get() : -1}) {
     if (fd >= 0) watched_.remove(fd);
   }
-}
-
-std::optional<Cluster::Start> Cluster::take_start() {
-  return std::exchange(start_, std::nullopt);
-}
-
-std::vector<std::string> Cluster::take_notices() {
-  return std::exchange(notices_, {});
 }
 
 void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {

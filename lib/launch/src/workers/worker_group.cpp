@@ -61,12 +61,18 @@ GroupResult WorkerGroup::run() {
     while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
   }
-  if (keeper_->gone()) {
-    keeper_is_lost();
+  const bool keeper_is_lost = keeper_->gone();
+  if (keeper_is_lost) {
+    kill_all_descendants();
   } else {
     keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
   for (size_t i = 0; i < workers_.size(); ++i) workers_[i].pipes.drain(sink(i));
+  if (keeper_is_lost && running() > 0) {
+    run_.output.clear_live();
+    throw base::UnavailableError(fmt::format(
+        "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
+  }
   for (size_t i = 0; i < workers_.size(); ++i) {
     run_.output.finish(i, Stream::kOut);
     run_.output.finish(i, Stream::kErr);
@@ -358,15 +364,6 @@ void WorkerGroup::end_helpers() {
 
 int64_t WorkerGroup::running() const {
   return std::ranges::count(workers_, true, &Worker::running);
-}
-
-void WorkerGroup::keeper_is_lost() {
-  kill_all_descendants();
-  if (running() == 0) return;
-  for (size_t i = 0; i < workers_.size(); ++i) workers_[i].pipes.drain(sink(i));
-  run_.output.clear_live();
-  throw base::UnavailableError(fmt::format(
-      "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
 }
 
 void WorkerGroup::announce_wait() {

@@ -73,7 +73,6 @@ class WorkerGroup {
   std::chrono::milliseconds grace() const;
   void kill_workers();
   void end_helpers();
-  void keeper_is_lost();
   void stop_and_continue();
   int64_t running() const;  ///< how many workers run
   bool is_over() const { return running() == 0 && (killed_ || left_ == Left::kNothing); }
