@@ -105,6 +105,18 @@ std::string_view utf8_prefix(std::string_view text, size_t max_bytes) {
   return text.substr(0, max_bytes);
 }
 
+std::string truncated(std::string text, int columns) {
+  int seen = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool begins_character = (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80;
+    if (begins_character && seen++ == columns) {
+      text.resize(i);
+      break;
+    }
+  }
+  return text;
+}
+
 std::string format_seconds(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
   if (seconds < 1) return fmt::format("{:.0f} ms", seconds * 1e3);

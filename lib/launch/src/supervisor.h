@@ -47,7 +47,6 @@ class Supervisor {
   void announce_restart();
   void announce_attempt(int restarts_before);
   void report(const GroupResult& result);
-  /// Prints a message of the launcher.
   void say(const std::string& message) { output_.say("syncbn-launch: " + message); }
   /// Prints a message about the whole job, unless another node of a head prints it.
   void say_for_job(const std::string& message);

@@ -49,7 +49,6 @@ class LogFolder {
   /// is no file.
   std::string error_message(int local_rank) const;
 
-  /// The last lines of a file.
   static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
 
   void keep() { keep_ = true; }

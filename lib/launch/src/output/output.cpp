@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/terminal.h>
 #include <syncbn/base/text.h>
 #include <sys/stat.h>
 #include <unistd.h>

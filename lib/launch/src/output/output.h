@@ -113,7 +113,6 @@ class Output {
   /// Why lines of the workers were lost, here or in a log file; empty if none were.
   std::optional<std::string> error() const;
 
-  /// The last lines of a worker's stderr.
   std::vector<std::string> tail(size_t worker) const;
   /// Whether the tail is the last thing that was printed, so that a report need not repeat it.
   bool tail_is_last(size_t worker) const;
@@ -141,7 +140,6 @@ class Output {
 
     WorkerStream& of(Stream stream) { return stream == Stream::kOut ? out : err; }
   };
-  /// Our own stdout or stderr.
   struct Destination {
     OutputOptions::Destination options;
     StandardStream stream;

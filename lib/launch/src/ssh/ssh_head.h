@@ -62,11 +62,9 @@ class SshHead {
   using Clock = std::chrono::steady_clock;
 
   void start();
-  /// Whether all nodes are ready.
   bool wait_until_ready();
   void report_problems();
   void wait_for_end();
-  /// When to give up nodes that have not ended.
   Clock::time_point give_up_time() const;
   /// Time without messages after which a node counts as lost.
   std::chrono::milliseconds silence() const;
@@ -93,7 +91,6 @@ class SshHead {
   void send_to_all(const nlohmann::json& message);
 
   int exit_code() const;
-  /// The job's report in JSON.
   std::string report(int exit_code) const;
 
   const LaunchOptions& options_;

@@ -4,9 +4,9 @@
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/agent.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
-#include <syncbn/base/terminal.h>
 #include <unistd.h>
 
 #include <algorithm>

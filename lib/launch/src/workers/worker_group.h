@@ -80,7 +80,6 @@ class WorkerGroup {
   bool succeeded() const { return !ending_ && !first_failure_; }
 
   GroupResult result();
-  /// Prints what the launcher is waiting for.
   void announce_wait();
   std::string grace_time() const { return base::format_seconds(grace()); }
   double seconds_since_start() const {

@@ -31,7 +31,6 @@ using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 /// temporarily. May wait long for a name server, unless `flags` (of addrinfo) has AI_NUMERICHOST.
 AddressList resolve(const std::string& host, int port, std::string& reason, int flags = 0);
 
-/// The port of an IPv4 or IPv6 address.
 int port_of(const sockaddr_storage& address);
 
 using Deadline = std::chrono::steady_clock::time_point;

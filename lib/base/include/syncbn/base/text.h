@@ -40,6 +40,9 @@ std::optional<Number> parse_number(std::string_view text) {
 /// The longest prefix of `text` that has at most `max_bytes` and does not cut a UTF-8 character.
 std::string_view utf8_prefix(std::string_view text, size_t max_bytes);
 
+/// The first `columns` characters of UTF-8 text; each counts as one column.
+std::string truncated(std::string text, int columns);
+
 /// "1.5 s", "320 ms", "2 min 5 s".
 std::string format_seconds(double seconds);
 inline std::string format_seconds(std::chrono::duration<double> time) {
