@@ -246,10 +246,6 @@ void Supervisor::report(const GroupResult& result) {
   }
 }
 
-void Supervisor::say_for_job(const std::string& message) {
-  if (options_.message_scope != MessageScope::kOwnWorkers) say(message);
-}
-
 std::string Supervisor::json_of(const GroupResult& result) const {
   const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_.failure;
   return json_report(result.exit_code, context_.restart_count, failure);

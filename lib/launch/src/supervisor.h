@@ -49,7 +49,9 @@ class Supervisor {
   void report(const GroupResult& result);
   void say(const std::string& message) { output_.say("syncbn-launch: " + message); }
   /// Prints a message about the whole job, unless another node of a head prints it.
-  void say_for_job(const std::string& message);
+  void say_for_job(const std::string& message) {
+    if (options_.message_scope != MessageScope::kOwnWorkers) say(message);
+  }
   std::string json_of(const GroupResult& result) const;
 
   const LaunchOptions& options_;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
@@ -152,10 +151,6 @@ void Cluster::finish_connecting() {
              .host = own_name(),
              .max_restarts = options_.max_restarts}
            .json());
-}
-
-std::string Cluster::own_name() const {
-  return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
 }
 
 void Cluster::send(const Json& message) {

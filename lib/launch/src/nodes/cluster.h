@@ -1,6 +1,7 @@
 #pragma once
 
 #include <syncbn/base/channel.h>
+#include <syncbn/base/env.h>
 #include <syncbn/launch/options.h>
 
 #include <chrono>
@@ -74,7 +75,9 @@ class Cluster {
   void handle_message(const nlohmann::json& message);
   void send(const nlohmann::json& message);
   void watch();
-  std::string own_name() const;
+  std::string own_name() const {
+    return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
+  }
   void lose_coordinator();
   /// Returns whether torchrun runs node 0.
   bool find_torchrun();

@@ -20,7 +20,7 @@ class LogFolder {
   /// @throws base::UserError if the path does not allow a folder, base::UnavailableError if the
   ///   disk fails.
   explicit LogFolder(const LaunchOptions& options);
-  ~LogFolder();
+  ~LogFolder() { remove(); }
   LogFolder(const LogFolder&) = delete;
   LogFolder& operator=(const LogFolder&) = delete;
 

@@ -45,11 +45,6 @@ constexpr milliseconds kOrphanGrace{1000};
 // The exit code of ssh when ssh itself failed.
 constexpr int kSshFailed = 255;
 
-OutputOptions output_options() {
-  return {.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
-          .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}};
-}
-
 // Makes the node's pipes, and returns the process for the keeper to start.
 // @param theirs receives the process's ends of the pipes.
 WorkerSpec connect(HeadNode& node, const std::vector<std::string>& words,
@@ -140,7 +135,8 @@ SshHead::SshHead(const LaunchOptions& options, const HeadPlan& plan)
       plan_(plan),
       mark_(fmt::format("syncbn-node-{}", base::random_id())),
       signals_(options.ending_signals),
-      output_(output_options()),
+      output_({.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
+               .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}}),
       next_alive_(Clock::now() + kAlivePeriod) {
   for (size_t i = 0; i < options.head.hosts.size(); ++i) {
     nodes_.emplace_back(options.head.hosts[i], plan.is_here(i), mark_);
@@ -228,10 +224,6 @@ void SshHead::wait_for_end() {
 SshHead::Clock::time_point SshHead::give_up_time() const {
   const auto by_signal = give_up_at_.value_or(Clock::time_point::max());
   return patience_ ? std::min(by_signal, heard_ + *patience_) : by_signal;
-}
-
-milliseconds SshHead::silence() const {
-  return options_.alive_period * options_.alive_misses;
 }
 
 void SshHead::limit_rest(milliseconds notice_time) {

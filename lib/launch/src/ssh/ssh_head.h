@@ -67,7 +67,9 @@ class SshHead {
   void wait_for_end();
   Clock::time_point give_up_time() const;
   /// Time without messages after which a node counts as lost.
-  std::chrono::milliseconds silence() const;
+  std::chrono::milliseconds silence() const {
+    return options_.alive_period * options_.alive_misses;
+  }
   /// One node has ended: limits the time for the others. @param notice_time the time until they
   /// notice.
   void limit_rest(std::chrono::milliseconds notice_time);
