@@ -1,5 +1,5 @@
 // What a head makes of the stderr of its nodes.
-#include "ssh/node_lines.h"
+#include "ssh/node_protocol.h"
 
 #include <gmock/gmock.h>
 

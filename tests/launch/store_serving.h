@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "store/store_client.h"
+#include "store/store_protocol.h"
 #include "store/store_server.h"
 #include "support/listener.h"
 
@@ -148,10 +149,108 @@ class RawConnection {
   }
 
   bool is_closed() const { return receive(1).empty(); }
+  bool has_received() const {
+    pollfd ready{fd_.get(), POLLIN, 0};
+    return ::poll(&ready, 1, 0) > 0;
+  }
   void shutdown() const { ::shutdown(fd_.get(), SHUT_RDWR); }
 
  private:
   base::UniqueFd fd_;
+};
+
+/// Asks a store of this machine what StoreClient does not ask. Each call waits for the answer, for
+/// as long as that takes.
+class RawClient {
+ public:
+  explicit RawClient(int port) : connection_(port) {
+    send(store::Query::kValidate, [](std::string& out) { store::put_integer(out, store::kMagic); });
+  }
+
+  void set(const std::string& key, const std::string& value) const {
+    send_strings(store::Query::kSet, {store::wire_key(key), value});
+  }
+  std::string get(const std::string& key) const {
+    send_strings(store::Query::kGet, {store::wire_key(key)});
+    return receive_string();
+  }
+  int64_t add(const std::string& key, int64_t amount) const {
+    send(store::Query::kAdd, [&](std::string& out) {
+      store::put_string(out, store::wire_key(key));
+      store::put_integer(out, amount);
+    });
+    return receive<int64_t>();
+  }
+  bool check(const std::vector<std::string>& keys) const {
+    send_keys(store::Query::kCheck, keys);
+    return answer_is(store::kReady, store::kNotReady);
+  }
+  std::string compare_set(const std::string& key, const std::string& expected,
+                          const std::string& desired) const {
+    send_strings(store::Query::kCompareSet, {store::wire_key(key), expected, desired});
+    return receive_string();
+  }
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys) const {
+    send_keys(store::Query::kMultiGet, keys);
+    std::vector<std::string> values(keys.size());
+    for (std::string& value : values) value = receive_string();
+    return values;
+  }
+  bool delete_key(const std::string& key) const {
+    send_strings(store::Query::kDeleteKey, {store::wire_key(key)});
+    return receive<int64_t>() == 1;
+  }
+
+  void start_wait(const std::vector<std::string>& keys) const {
+    send_keys(store::Query::kWait, keys);
+  }
+  bool has_answer() const { return connection_.has_received(); }
+  void finish_wait() const {
+    if (receive<uint8_t>() != store::kStopWaiting) throw base::InternalError("not a wait's end");
+  }
+  /// Whether the keys have been set before the store read this query.
+  bool cancel_wait() const {
+    send(store::Query::kCancelWait, [](std::string&) {});
+    if (answer_is(store::kWaitCanceled, store::kStopWaiting)) return false;
+    if (!answer_is(store::kWaitCanceled, store::kWaitCanceled)) {
+      throw base::InternalError("the store has not answered kCancelWait");
+    }
+    return true;
+  }
+
+ private:
+  template <typename Fields>
+  void send(store::Query query, Fields&& put_fields) const {
+    std::string bytes = store::begin_query(query);
+    put_fields(bytes);
+    connection_.send(bytes);
+  }
+  void send_strings(store::Query query, const std::vector<std::string>& strings) const {
+    send(query, [&](std::string& out) {
+      for (const std::string& one : strings) store::put_string(out, one);
+    });
+  }
+  void send_keys(store::Query query, const std::vector<std::string>& keys) const {
+    send(query, [&](std::string& out) {
+      store::put_integer<uint64_t>(out, keys.size());
+      for (const std::string& key : keys) store::put_string(out, store::wire_key(key));
+    });
+  }
+
+  template <typename Integer>
+  Integer receive() const {
+    const std::string bytes = connection_.receive(sizeof(Integer));
+    if (bytes.size() != sizeof(Integer)) throw base::UnavailableError("the store has disconnected");
+    return store::integer_at<Integer>(bytes);
+  }
+  std::string receive_string() const { return connection_.receive(receive<uint64_t>()); }
+  bool answer_is(uint8_t yes, uint8_t no) const {
+    const auto answer = receive<uint8_t>();
+    if (answer != yes && answer != no) throw base::InternalError("no answer of a store");
+    return answer == yes;
+  }
+
+  RawConnection connection_;
 };
 
 }  // namespace syncbn::launch::test

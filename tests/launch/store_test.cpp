@@ -103,15 +103,6 @@ TEST(StoreTest, SetsAndGets) {
   EXPECT_EQ(one.get("large", soon()), std::string(store::kMaxValueSize, 'x'));
 }
 
-TEST(StoreTest, GetWaitsForTheKey) {
-  const ServingStore store;
-  StoreClient reader = store.client();
-  StoreClient writer = store.client();
-  auto value = std::async(std::launch::async, [&] { return reader.get("late", soon()); });
-  writer.set("late", "now", soon());
-  EXPECT_EQ(value.get(), "now");
-}
-
 TEST(StoreTest, AddsUp) {
   const ServingStore store;
   StoreClient client = store.client();
@@ -122,88 +113,25 @@ TEST(StoreTest, AddsUp) {
   EXPECT_EQ(client.add("n", 1, soon()), 42);
 }
 
-TEST(StoreTest, ChecksAllKeys) {
-  const ServingStore store;
-  StoreClient client = store.client();
-  client.set("a", "1", soon());
-  EXPECT_TRUE(client.check({"a"}, soon()));
-  EXPECT_FALSE(client.check({"a", "b"}, soon()));
-  EXPECT_TRUE(client.check({}, soon()));
-}
-
-TEST(StoreTest, ComparesAndSets) {
-  const ServingStore store;
-  StoreClient client = store.client();
-  EXPECT_EQ(client.compare_set("k", "expected", "new", soon()), "expected");
-  EXPECT_FALSE(client.check({"k"}, soon()));
-  EXPECT_EQ(client.compare_set("k", "", "first", soon()), "first");
-  EXPECT_EQ(client.compare_set("k", "wrong", "new", soon()), "first");
-  EXPECT_EQ(client.compare_set("k", "first", "second", soon()), "second");
-}
-
-TEST(StoreTest, GetsSeveral) {
-  const ServingStore store;
-  StoreClient client = store.client();
-  client.set("a", "1", soon());
-  client.set("b", "22", soon());
-  EXPECT_THAT(client.multi_get({"b", "a", "b"}, soon()), ElementsAre("22", "1", "22"));
-  EXPECT_THAT(client.multi_get({}, soon()), IsEmpty());
-}
-
-TEST(StoreTest, Deletes) {
-  const ServingStore store;
-  StoreClient client = store.client();
-  client.set("a", "1", soon());
-  EXPECT_TRUE(client.delete_key("a", soon()));
-  EXPECT_FALSE(client.delete_key("a", soon()));
-  EXPECT_FALSE(client.check({"a"}, soon()));
-}
-
-TEST(StoreTest, WaitsInTheBackgroundUntilAllKeysAreThere) {
+TEST(StoreTest, WaitsInTheBackground) {
   const ServingStore store;
   StoreClient waiting = store.client();
   StoreClient writer = store.client();
-  waiting.start_wait({"a", "b", "a"}, soon());
-  writer.set("a", "1", soon());
-  EXPECT_TRUE(writer.check({"a"}, soon()));
+  waiting.start_wait("a", soon());
   EXPECT_FALSE(waiting.wait_done());
-  writer.set("b", "1", soon());
+  writer.set("a", "1", soon());
   pollfd ready{waiting.fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&ready, 1, -1), 1);
   EXPECT_TRUE(waiting.wait_done());
-  EXPECT_EQ(waiting.get("b", soon()), "1");
-}
-
-TEST(StoreTest, AWaitCanBeCancelled) {
-  const ServingStore store;
-  StoreClient client = store.client();
-  StoreClient writer = store.client();
-  client.start_wait({"a"}, soon());
-  EXPECT_FALSE(client.cancel_wait(soon()));
-  client.start_wait({"a"}, soon());
-  writer.set("a", "1", soon());
-  EXPECT_TRUE(writer.check({"a"}, soon()));
-  EXPECT_TRUE(client.cancel_wait(soon()));
-  EXPECT_EQ(client.get("a", soon()), "1");
+  EXPECT_EQ(waiting.get("a", soon()), "1");
 }
 
 TEST(StoreTest, AskingDuringAWaitIsAnError) {
   const ServingStore store;
   StoreClient client = store.client();
   EXPECT_THROW(client.wait_done(), base::InternalError);
-  client.start_wait({"a"}, soon());
-  EXPECT_THROW(client.check({"a"}, soon()), base::InternalError);
-}
-
-TEST(StoreTest, AWaitThatTakesTooLongNamesTheKeysAndLeavesTheConnection) {
-  const ServingStore store;
-  StoreClient client = store.client();
-  EXPECT_THAT(message_of([&] {
-                client.wait({"a", "b", "c", "d"}, now());
-              }),
-              HasSubstr(fmt::format(
-                  "127.0.0.1:{}: cannot wait for 'a', 'b', 'c', 1 more: not there", store.port())));
-  EXPECT_EQ(client.add("a", 1, soon()), 1);
+  client.start_wait("a", soon());
+  EXPECT_THROW(client.get("a", soon()), base::InternalError);
 }
 
 TEST(StoreTest, NobodyListening) {
@@ -242,7 +170,7 @@ TEST(StoreTest, WhatAnswersOtherwiseIsNoStore) {
 TEST(StoreTest, ALostConnectionIsSaidAndStaysLost) {
   ServingStore store;
   StoreClient client = store.client();
-  client.start_wait({"a"}, soon());
+  client.start_wait("a", soon());
   store.run([](StoreServer& server) { server.clear(); });
   pollfd ready{client.fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&ready, 1, -1), 1);
@@ -251,25 +179,104 @@ TEST(StoreTest, ALostConnectionIsSaidAndStaysLost) {
   EXPECT_THAT(message_of([&] { client.get("b", soon()); }), HasSubstr("earlier failure"));
 }
 
+TEST(StoreServerTest, AWaitEndsWhenTheKeyIsThere) {
+  const ServingStore store;
+  const RawClient reader(store.port());
+  const RawClient writer(store.port());
+  auto value = std::async(std::launch::async, [&] {
+    reader.start_wait({"late"});
+    reader.finish_wait();
+    return reader.get("late");
+  });
+  writer.set("late", "now");
+  EXPECT_EQ(value.get(), "now");
+}
+
+TEST(StoreServerTest, ChecksAllKeys) {
+  const ServingStore store;
+  const RawClient client(store.port());
+  client.set("a", "1");
+  EXPECT_TRUE(client.check({"a"}));
+  EXPECT_FALSE(client.check({"a", "b"}));
+  EXPECT_TRUE(client.check({}));
+}
+
+TEST(StoreServerTest, ComparesAndSets) {
+  const ServingStore store;
+  const RawClient client(store.port());
+  EXPECT_EQ(client.compare_set("k", "expected", "new"), "expected");
+  EXPECT_FALSE(client.check({"k"}));
+  EXPECT_EQ(client.compare_set("k", "", "first"), "first");
+  EXPECT_EQ(client.compare_set("k", "wrong", "new"), "first");
+  EXPECT_EQ(client.compare_set("k", "first", "second"), "second");
+}
+
+TEST(StoreServerTest, GetsSeveral) {
+  const ServingStore store;
+  const RawClient client(store.port());
+  client.set("a", "1");
+  client.set("b", "22");
+  EXPECT_THAT(client.multi_get({"b", "a", "b"}), ElementsAre("22", "1", "22"));
+  EXPECT_THAT(client.multi_get({}), IsEmpty());
+}
+
+TEST(StoreServerTest, Deletes) {
+  const ServingStore store;
+  const RawClient client(store.port());
+  client.set("a", "1");
+  EXPECT_TRUE(client.delete_key("a"));
+  EXPECT_FALSE(client.delete_key("a"));
+  EXPECT_FALSE(client.check({"a"}));
+}
+
+TEST(StoreServerTest, AWaitEndsWhenAllKeysAreThere) {
+  const ServingStore store;
+  const RawClient waiting(store.port());
+  const RawClient writer(store.port());
+  waiting.start_wait({"a", "b", "a"});
+  writer.set("a", "1");
+  EXPECT_TRUE(writer.check({"a"}));
+  EXPECT_FALSE(waiting.has_answer());
+  writer.set("b", "1");
+  waiting.finish_wait();
+  EXPECT_EQ(waiting.get("b"), "1");
+}
+
+TEST(StoreServerTest, AWaitCanBeCancelled) {
+  const ServingStore store;
+  const RawClient client(store.port());
+  const RawClient writer(store.port());
+  client.start_wait({"a"});
+  EXPECT_FALSE(client.cancel_wait());
+  client.start_wait({"a"});
+  writer.set("a", "1");
+  EXPECT_TRUE(writer.check({"a"}));
+  EXPECT_TRUE(client.cancel_wait());
+  EXPECT_EQ(client.get("a"), "1");
+  client.start_wait({"b", "c", "d", "e"});
+  EXPECT_FALSE(client.cancel_wait());
+  EXPECT_EQ(client.add("b", 1), 1);
+}
+
 TEST(StoreServerTest, ServesItsOwnProcess) {
   ServingStore store;
-  StoreClient client = store.client();
-  client.set("theirs", "5", soon());
-  client.wait({"theirs"}, soon());
-  StoreClient waiting = store.client();
-  waiting.start_wait({"ours"}, soon());
+  const RawClient client(store.port());
+  client.set("theirs", "5");
+  client.start_wait({"theirs"});
+  client.finish_wait();
+  const RawClient waiting(store.port());
+  waiting.start_wait({"ours"});
   store.run([](StoreServer& server) {
     EXPECT_EQ(server.get("theirs"), "5");
     EXPECT_EQ(server.get("none"), std::nullopt);
     EXPECT_EQ(server.add("theirs", 2), 7);
     server.set("ours", "text");
-    EXPECT_TRUE(server.check({"ours", "theirs"}));
-    EXPECT_FALSE(server.check({"ours", "none"}));
+    EXPECT_EQ(server.get("ours"), "text");
     EXPECT_THAT(message_of([&] { server.add("ours", 1); }),
                 HasSubstr("cannot add 1 to the store's key 'ours': its value 'text'"));
   });
-  EXPECT_TRUE(waiting.cancel_wait(soon()));
-  EXPECT_EQ(client.get("theirs", soon()), "7");
+  EXPECT_TRUE(waiting.cancel_wait());
+  EXPECT_EQ(client.get("theirs"), "7");
 }
 
 TEST(StoreServerTest, ClearForgetsKeysAndWaitsAndConnections) {
@@ -281,11 +288,14 @@ TEST(StoreServerTest, ClearForgetsKeysAndWaitsAndConnections) {
   sync(waiting);
   store.run([](StoreServer& server) {
     server.clear();
-    EXPECT_FALSE(server.check({"key"}));
-    EXPECT_FALSE(server.check({"queue"}));
+    EXPECT_EQ(server.get("key"), std::nullopt);
     server.set("late", "1");
   });
   EXPECT_TRUE(waiting.is_closed());
+  const RawConnection other = greeted(store);
+  for (const char* key : {"/key", "/queue"}) {
+    EXPECT_EQ(ask(other, keys_query(Query::kCheck, {key}), 1), integer(store::kNotReady)) << key;
+  }
   EXPECT_EQ(store.client().get("late", soon()), "1");
 }
 
@@ -423,10 +433,10 @@ TEST(StoreServerTest, OutlivesClientsThatLeaveInTheMiddle) {
   for (size_t size = 0; size <= whole.size(); ++size) {
     RawConnection(store.port()).send(whole.substr(0, size));
   }
-  StoreClient client = store.client();
-  client.set("a", "1", soon());
-  client.set("b", "1", soon());
-  EXPECT_TRUE(client.check({"a", "b"}, soon()));
+  const RawClient client(store.port());
+  client.set("a", "1");
+  client.set("b", "1");
+  EXPECT_TRUE(client.check({"a", "b"}));
 }
 
 TEST(StoreServerTest, ReadsQueriesThatComeByteByByte) {
@@ -518,22 +528,18 @@ TEST(StoreServerTest, AnswersAllQueriesOfWhoReadsLate) {
 TEST(StoreServerTest, ServesTwoHundredConnections) {
   ServingStore store;
   constexpr int kClients = 200;
-  std::deque<StoreClient> clients;
+  std::deque<RawClient> clients;
   for (int i = 0; i < kClients; ++i) {
-    clients.push_back(store.client());
-    EXPECT_EQ(clients.back().add("came", 1, soon()), i + 1);
-    clients.back().start_wait({"go", fmt::format("go {}", i)}, soon());
+    clients.emplace_back(store.port());
+    EXPECT_EQ(clients.back().add("came", 1), i + 1);
+    clients.back().start_wait({"go", fmt::format("go {}", i)});
   }
   store.run([&](StoreServer& server) {
     EXPECT_EQ(server.get("came"), std::to_string(kClients));
     for (int i = 0; i < kClients; ++i) server.set(fmt::format("go {}", i), "");
     server.set("go", "");
   });
-  for (StoreClient& client : clients) {
-    pollfd ready{client.fd(), POLLIN, 0};
-    EXPECT_EQ(::poll(&ready, 1, -1), 1);
-    EXPECT_TRUE(client.wait_done());
-  }
+  for (const RawClient& client : clients) EXPECT_NO_THROW(client.finish_wait());
 }
 
 /// Leaves the process so many descriptors.

@@ -9,8 +9,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <string>
-#include <vector>
 
 namespace syncbn::base {
 namespace {
@@ -63,14 +61,21 @@ Cpus allowed_cpus(pid_t process) {
   return cpus;
 }
 
+std::vector<ControlGroup> control_groups(const std::filesystem::path& root) {
+  std::vector<ControlGroup> groups;
+  std::ifstream file(root / "proc/self/cgroup");
+  for (std::string number, controllers, path; std::getline(file, number, ':') &&
+                                              std::getline(file, controllers, ':') &&
+                                              std::getline(file, path);) {
+    groups.push_back({controllers, path});
+  }
+  return groups;
+}
+
 int usable_cpus(size_t allowed, const std::filesystem::path& root) {
   auto cpus = static_cast<double>(allowed);
-  std::ifstream groups(root / "proc/self/cgroup");
-  // number:controllers:group; version 2 has one line, without controllers
-  for (std::string number, controllers, group; std::getline(groups, number, ':') &&
-                                               std::getline(groups, controllers, ':') &&
-                                               std::getline(groups, group);) {
-    const auto mount = root / "sys/fs/cgroup";
+  const auto mount = root / "sys/fs/cgroup";
+  for (const auto& [controllers, group] : control_groups(root)) {
     if (controllers.empty()) cpus = std::min(cpus, quota_up_from(mount, group));
     const bool has_cpu = ("," + controllers + ",").find(",cpu,") != std::string::npos;
     if (has_cpu) cpus = std::min(cpus, quota_up_from(mount / controllers, group));

@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -35,7 +36,7 @@ int bound_port(int socket) {
   if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     throw_errno("getsockname");
   }
-  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  return port_of(address);
 }
 
 std::optional<HeldPort> HeldPort::hold(int port) {

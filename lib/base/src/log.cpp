@@ -4,7 +4,6 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
 
 #include <cerrno>
 #include <cstdio>

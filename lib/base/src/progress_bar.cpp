@@ -1,7 +1,7 @@
 #include <syncbn/base/progress_bar.h>
 
 #include <fmt/format.h>
-#include <syncbn/base/terminal.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <cmath>

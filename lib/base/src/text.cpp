@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -100,30 +99,22 @@ std::string printable(std::string_view text, std::string_view kept) {
   return result;
 }
 
-template <class Number>
-std::optional<Number> parse_number(std::string_view text) {
-  Number number{};
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return number;
-}
-
-template std::optional<short> parse_number(std::string_view);
-template std::optional<unsigned short> parse_number(std::string_view);
-template std::optional<int> parse_number(std::string_view);
-template std::optional<unsigned> parse_number(std::string_view);
-template std::optional<long> parse_number(std::string_view);
-template std::optional<unsigned long> parse_number(std::string_view);
-template std::optional<long long> parse_number(std::string_view);
-template std::optional<unsigned long long> parse_number(std::string_view);
-template std::optional<float> parse_number(std::string_view);
-template std::optional<double> parse_number(std::string_view);
-
 std::string_view utf8_prefix(std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return text;
   while (max_bytes > 0 && (static_cast<unsigned char>(text[max_bytes]) & 0xc0) == 0x80) --max_bytes;
   return text.substr(0, max_bytes);
+}
+
+std::string truncated(std::string text, int columns) {
+  int seen = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool begins_character = (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80;
+    if (begins_character && seen++ == columns) {
+      text.resize(i);
+      break;
+    }
+  }
+  return text;
 }
 
 std::string format_seconds(double seconds) {

@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 #include "common/processes.h"
 #include "job/run_context.h"

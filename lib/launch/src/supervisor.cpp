@@ -83,7 +83,13 @@ int Supervisor::run() {
     say(fmt::format("log files{} are in {}", host, logs_.path().string()));
   }
   events_.job_started();
-  const GroupResult result = run_attempts();
+  GroupResult result;
+  try {
+    result = cluster_ != nullptr ? run_with_others() : run_alone();
+  } catch (const std::exception& error) {
+    events_.job_ended(base::exit_code_of(error), error.what());
+    throw;
+  }
   if (result.exit_code == base::kExitOk) {
     logs_.release_errors();
   } else if (last_.failure) {
@@ -97,15 +103,6 @@ int Supervisor::run() {
     write_report(output_, options_.report, json_of(result));
   }
   return wait_for_reader(output_, signals_, result.exit_code, hurried_);
-}
-
-GroupResult Supervisor::run_attempts() {
-  try {
-    return cluster_ != nullptr ? run_with_others() : run_alone();
-  } catch (const std::exception& error) {
-    events_.job_ended(base::exit_code_of(error), error.what());
-    throw;
-  }
 }
 
 GroupResult Supervisor::run_alone() {
@@ -142,8 +139,8 @@ GroupResult Supervisor::run_with_others() {
     const auto start = cluster_->take_start();
     if (!start) continue;
     const int restarts_before = context_.restart_count;
-    apply_assignment(*start);
-    if (start->attempt > 0) announce_attempt(*start, restarts_before);
+    apply(*start);
+    if (context_.attempt > 0) announce_attempt(restarts_before);
     GroupResult result = run_attempt();
     if (options_.message_scope != MessageScope::kAlone) was_printed = true;
     // Also after a signal: other nodes may still run, and the coordinator may be in this process.
@@ -201,16 +198,10 @@ std::optional<int> Supervisor::wait_for_cluster() {
   }
 }
 
-void Supervisor::apply_assignment(const Cluster::Start& start) {
-  context_.attempt = start.attempt;
-  context_.restart_count = start.restarts;
-  if (!start.job_id.empty()) context_.job_id = start.job_id;
-  context_.node = start.node;
-  context_.nodes = start.nodes;
-  context_.ranks = start.ranks;
-  context_.master_addr = start.master_addr;
-  context_.master_port = start.master_port;
-  context_.agent_store = start.agent_store;
+void Supervisor::apply(const Assignment& start) {
+  std::string own_id = std::move(context_.job_id);
+  static_cast<Assignment&>(context_) = start;
+  if (start.job_id.empty()) context_.job_id = std::move(own_id);
   if (!options_.nodes_may_change()) check_stdin(options_, context_.ranks.world_size);
 }
 
@@ -231,11 +222,11 @@ void Supervisor::announce_restart() {
   say_for_job(fmt::format("restart {} of {}", context_.restart_count, options_.max_restarts));
 }
 
-void Supervisor::announce_attempt(const Cluster::Start& start, int restarts_before) {
-  events_.restart(start.reason);
-  if (start.restarts > restarts_before) return announce_restart();
-  say(fmt::format("starting again on {} with {}: {}", base::counted(start.nodes, "node"),
-                  base::counted(start.ranks.world_size, "worker"), start.reason));
+void Supervisor::announce_attempt(int restarts_before) {
+  events_.restart(context_.reason);
+  if (context_.restart_count > restarts_before) return announce_restart();
+  say(fmt::format("starting again on {} with {}: {}", base::counted(context_.nodes, "node"),
+                  base::counted(context_.ranks.world_size, "worker"), context_.reason));
 }
 
 void Supervisor::report(const GroupResult& result) {
@@ -253,10 +244,6 @@ void Supervisor::report(const GroupResult& result) {
   } else if (result.signal) {
     say_for_job(reason_of(result));
   }
-}
-
-void Supervisor::say_for_job(const std::string& message) {
-  if (options_.message_scope != MessageScope::kOwnWorkers) say(message);
 }
 
 std::string Supervisor::json_of(const GroupResult& result) const {

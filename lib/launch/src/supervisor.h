@@ -32,26 +32,26 @@ class Supervisor {
   int run();
 
  private:
-  GroupResult run_attempts();
   GroupResult run_alone();
   GroupResult run_with_others();
   GroupResult run_attempt();
   /// Waits for the next attempt or the end of the job. Returns the signal that ended the wait, if
   /// one did.
   std::optional<int> wait_for_cluster();
-  void apply_assignment(const Cluster::Start& start);
+  void apply(const Assignment& start);
   GroupResult finish(const Cluster::Finish& finish, bool was_printed);
 
   bool may_restart(const GroupResult& result) const;
   /// The result if a signal arrived while a failed attempt was ending.
   GroupResult ended_instead_of_restart(int signal);
   void announce_restart();
-  void announce_attempt(const Cluster::Start& start, int restarts_before);
+  void announce_attempt(int restarts_before);
   void report(const GroupResult& result);
-  /// Prints a message of the launcher.
   void say(const std::string& message) { output_.say("syncbn-launch: " + message); }
   /// Prints a message about the whole job, unless another node of a head prints it.
-  void say_for_job(const std::string& message);
+  void say_for_job(const std::string& message) {
+    if (options_.message_scope != MessageScope::kOwnWorkers) say(message);
+  }
   std::string json_of(const GroupResult& result) const;
 
   const LaunchOptions& options_;

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/log.h>
-#include <syncbn/base/terminal.h>
 #include <syncbn/base/text.h>
 #include <time.h>
 #include <unistd.h>

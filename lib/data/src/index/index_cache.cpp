@@ -57,7 +57,7 @@ class BuildLock {
         throw base::UnavailableError(fmt::format(
             "waited {} for process {}, which builds the index of '{}'; if it hangs, end it, "
             "otherwise start again when it is done",
-            base::format_seconds(std::chrono::duration<double>(timeout).count()), holder(), name));
+            base::format_seconds(timeout), holder(), name));
       }
       std::this_thread::sleep_for(kPoll);
     }
@@ -204,8 +204,7 @@ class CachedIndex {
     writer.finish(source_.build(writer));
     const std::chrono::duration<double> took = Clock::now() - begin;
     if (took > std::chrono::seconds(1)) {
-      spdlog::info("built the index of '{}' in {}", source_.name,
-                   base::format_seconds(took.count()));
+      spdlog::info("built the index of '{}' in {}", source_.name, base::format_seconds(took));
     }
   }
 

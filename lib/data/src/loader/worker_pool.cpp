@@ -1,7 +1,6 @@
 #include "loader/worker_pool.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -12,27 +11,9 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/signal_mask.h>
 
 namespace syncbn::data::detail {
-namespace {
-
-/// Blocks all signals. Threads inherit this from the thread that creates them.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_{};
-};
-
-}  // namespace
 
 BatchMaker::BatchMaker(std::shared_ptr<const Dataset> dataset)
     : dataset_(std::move(dataset)), samples_(dynamic_cast<const SampleDataset*>(dataset_.get())) {}
@@ -73,7 +54,7 @@ struct WorkerPool::State {
 
 WorkerPool::WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers)
     : state_(new State{.maker = std::move(maker)}) {
-  const SignalsBlocked blocked;
+  const base::SignalMask blocked;
   try {
     for (int i = 0; i < workers; ++i) {
       threads_.emplace_back([state = state_] { state->work(); });

@@ -24,12 +24,6 @@ std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {
   return {buffer.data(), static_cast<size_t>(got)};
 }
 
-void read_until_empty(const std::function<bool()>& read_once) {
-  constexpr int kMaxReads = 64;
-  for (int i = 0; i < kMaxReads && read_once(); ++i) {
-  }
-}
-
 WatchSet::WatchSet(const char* purpose)
     : purpose_(purpose), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!epoll_) base::throw_errno(purpose_);

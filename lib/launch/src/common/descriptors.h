@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <string_view>
 
 namespace syncbn::launch {
@@ -25,10 +24,6 @@ using ReadBuffer = std::array<char, 65536>;
 /// Reads from a non-blocking pipe into `buffer` and returns what it read, perhaps nothing. Closes
 /// `fd` at the end of the stream.
 std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer);
-
-/// Calls `read_once` until it returns false, but at most 64 times: a grandchild that holds the pipe
-/// may never stop writing.
-void read_until_empty(const std::function<bool()>& read_once);
 
 /// A set of descriptors to wait for through one descriptor (epoll). Not thread-safe.
 class WatchSet {

@@ -18,7 +18,6 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <vector>
 
 namespace syncbn::launch {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_mask.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -44,27 +45,12 @@ bool Signals::ends(int signal) const {
   return std::find(ending_.begin(), ending_.end(), signal) != ending_.end();
 }
 
-Signals::DefaultActions::DefaultActions() {
-  sigset_t set;
-  ::sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::sigaddset(&set, signal);
-  ::sigprocmask(SIG_UNBLOCK, &set, &before_);
-}
-
-Signals::DefaultActions::~DefaultActions() {
-  ::sigprocmask(SIG_SETMASK, &before_, nullptr);
-}
-
 void Signals::stop_self() {
   // Unlike SIGSTOP, the default action of SIGTSTP does nothing in an orphaned process group, where
   // no shell could continue us.
   ::signal(SIGTSTP, SIG_DFL);
   ::raise(SIGTSTP);
-  sigset_t set;
-  ::sigemptyset(&set);
-  ::sigaddset(&set, SIGTSTP);
-  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);  // stopped here
-  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  const base::SignalMask stopped_here(SIG_UNBLOCK, {SIGTSTP});
 }
 
 }  // namespace syncbn::launch

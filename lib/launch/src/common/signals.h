@@ -1,6 +1,5 @@
 #pragma once
 
-#include <signal.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <optional>
@@ -25,19 +24,6 @@ class Signals {
   /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next();
   bool ends(int signal) const;
-
-  /// While it exists, SIGINT, SIGTERM, SIGHUP and SIGQUIT have their default actions: for slow
-  /// calls during which there is nothing to clean up.
-  class DefaultActions {
-   public:
-    DefaultActions();
-    ~DefaultActions();
-    DefaultActions(const DefaultActions&) = delete;
-    DefaultActions& operator=(const DefaultActions&) = delete;
-
-   private:
-    sigset_t before_;
-  };
 
   /// Stops this process as Ctrl-Z does. Returns when it is continued.
   static void stop_self();

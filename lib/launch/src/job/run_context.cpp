@@ -14,7 +14,6 @@
 
 #include "machine/binding.h"
 #include "machine/devices.h"
-#include "machine/topology.h"
 
 namespace syncbn::launch {
 namespace {

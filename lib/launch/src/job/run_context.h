@@ -11,20 +11,25 @@
 
 namespace syncbn::launch {
 
-/// What all workers of this node share during one attempt.
-struct RunContext {
+/// What node 0 assigns to a node for one attempt.
+struct Assignment {
   std::string master_addr;
   int master_port = 0;
-  std::string run_id = "none";
   std::string job_id;        ///< unique to this run; the same on all nodes and in all attempts
   bool agent_store = false;  ///< the launcher of node 0 holds the store, not rank 0
   int attempt = 0;
-  int restart_count = 0;             ///< excludes attempts that start because a node joined or left
-  std::vector<Cpus> cpus;            ///< by local rank; empty: workers are not bound
-  std::vector<int> omp_num_threads;  ///< by local rank; empty: OMP_NUM_THREADS stays as it is
+  int restart_count = 0;    ///< excludes attempts that start because a node joined or left
+  std::string reason = {};  ///< why another attempt starts; empty: it is the first
   int node = 0;
   int nodes = 1;
   AssignedRanks ranks;
+};
+
+/// What all workers of this node share during one attempt.
+struct RunContext : Assignment {
+  std::string run_id = "none";
+  std::vector<Cpus> cpus;            ///< by local rank; empty: workers are not bound
+  std::vector<int> omp_num_threads;  ///< by local rank; empty: OMP_NUM_THREADS stays as it is
 };
 
 /// Until the rendezvous, node, nodes and ranks are guesses: as if every node had as many workers as

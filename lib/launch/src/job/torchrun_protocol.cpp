@@ -25,14 +25,6 @@ AssignedRanks AssignedRanks::of(const nlohmann::json& json) {
   return {json.at(0), json.at(1), json.at(2), json.at(3)};
 }
 
-std::optional<AssignedRanks> AssignedRanks::parse(const nlohmann::json& json) {
-  try {
-    return of(json);
-  } catch (const nlohmann::json::exception&) {
-    return std::nullopt;
-  }
-}
-
 std::map<int, AssignedRanks> assign_ranks(const std::map<int, TorchrunRole>& nodes) {
   int world_size = 0;
   std::map<std::string, int> role_sizes;

@@ -49,8 +49,6 @@ struct AssignedRanks {
   nlohmann::json json() const;
   /// @throws nlohmann::json::exception if `json` has a different form.
   static AssignedRanks of(const nlohmann::json& json);
-  /// Empty if `json` has a different form.
-  static std::optional<AssignedRanks> parse(const nlohmann::json& json);
 };
 
 /// Numbers the workers of all nodes in the order of the nodes' ranks, which are the keys.

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <string>
 
 namespace syncbn::launch {
 namespace {

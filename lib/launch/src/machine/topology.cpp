@@ -1,7 +1,6 @@
 #include "machine/topology.h"
 
 #include <fmt/format.h>
-#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
@@ -9,7 +8,6 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <string_view>
 #include <utility>
 
 #include "common/words.h"

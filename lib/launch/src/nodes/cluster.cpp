@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "common/json_messages.h"
-#include "common/signals.h"
 #include "nodes/master_port.h"
 
 namespace syncbn::launch {
@@ -55,8 +54,6 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
   watched_.add(coordinator_->fd());
 }
 
-Cluster::~Cluster() = default;
-
 Cluster::Clock::time_point Cluster::due() const {
   if (finish_) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
   if (torchrun_) return Clock::time_point::max();  // the store's answers wake handle()
@@ -83,12 +80,10 @@ void Cluster::handle() {
   const bool waits = !accepted_ && !finish_;
   if (waits && now >= join_deadline_) {
     end(base::kExitUnavailable,
-        fmt::format(
-            "node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
-            "there with --node_rank=0?",
-            options_.master_addr, port_,
-            base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count()),
-            connect_error_));
+        fmt::format("node 0 did not answer at {}:{} within {} ({}); is syncbn-launch running "
+                    "there with --node_rank=0?",
+                    options_.master_addr, port_, base::format_seconds(options_.join_timeout),
+                    connect_error_));
   }
   if (waits && now >= next_notice_) {
     next_notice_ = now + Coordinator::kNoticePeriod;
@@ -107,7 +102,7 @@ void Cluster::connect() {
   base::AddressList found = base::resolve(host_, port_, connect_error_, AI_NUMERICHOST);
   if (!found) {
     // No workers run yet: signals may end this process while it waits for a name server.
-    const Signals::DefaultActions interruptible;
+    const base::SignalMask interruptible(SIG_UNBLOCK, {SIGINT, SIGTERM, SIGHUP, SIGQUIT});
     found = base::resolve(host_, port_, connect_error_);
   }
   if (!found) {
@@ -158,10 +153,6 @@ void Cluster::finish_connecting() {
            .json());
 }
 
-std::string Cluster::own_name() const {
-  return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
-}
-
 void Cluster::send(const Json& message) {
   if (!link_) return;
   send_message(*link_, message);
@@ -210,16 +201,16 @@ void Cluster::handle_message(const Json& message) {
   if (type == "start") {
     attempt_ = message.at("attempt");
     stop_reason_.clear();
-    start_ = Start{.attempt = attempt_,
-                   .restarts = message.at("restarts"),
-                   .reason = message.at("reason"),
-                   .job_id = message.at("job_id"),
-                   .node = message.at("node"),
-                   .nodes = message.at("nodes"),
-                   .ranks = AssignedRanks::of(message.at("ranks")),
-                   .master_addr = message.at("master_addr"),
-                   .master_port = message.at("master_port"),
-                   .agent_store = message.at("agent_store")};
+    start_ = Assignment{.master_addr = message.at("master_addr"),
+                        .master_port = message.at("master_port"),
+                        .job_id = message.at("job_id"),
+                        .agent_store = message.at("agent_store"),
+                        .attempt = attempt_,
+                        .restart_count = message.at("restarts"),
+                        .reason = message.at("reason"),
+                        .node = message.at("node"),
+                        .nodes = message.at("nodes"),
+                        .ranks = AssignedRanks::of(message.at("ranks"))};
   }
 }
 
@@ -248,12 +239,13 @@ void Cluster::handle_torchrun() {
     if (torchrun_state_ == TorchrunState::kJoining) {
       const auto ranks = torchrun_->ranks();
       if (!ranks) return;
-      start_ = Start{.node = options_.node_rank,
-                     .nodes = options_.nnodes.max,
-                     .ranks = *ranks,
-                     .master_addr = options_.master_addr,
-                     .master_port = port_,
-                     .agent_store = shares_store()};
+      start_ = Assignment{.master_addr = options_.master_addr,
+                          .master_port = port_,
+                          .job_id = {},
+                          .agent_store = shares_store(),
+                          .node = options_.node_rank,
+                          .nodes = options_.nnodes.max,
+                          .ranks = *ranks};
       torchrun_state_ = TorchrunState::kRunning;
     } else if (torchrun_state_ == TorchrunState::kRunning) {
       torchrun_->check();
@@ -286,14 +278,6 @@ void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
                        connecting_ ? connecting_.get() : -1}) {
     if (fd >= 0) watched_.remove(fd);
   }
-}
-
-std::optional<Cluster::Start> Cluster::take_start() {
-  return std::exchange(start_, std::nullopt);
-}
-
-std::vector<std::string> Cluster::take_notices() {
-  return std::exchange(notices_, {});
 }
 
 void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {

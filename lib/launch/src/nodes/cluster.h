@@ -1,6 +1,7 @@
 #pragma once
 
 #include <syncbn/base/channel.h>
+#include <syncbn/base/env.h>
 #include <syncbn/launch/options.h>
 
 #include <chrono>
@@ -8,10 +9,11 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/descriptors.h"
-#include "job/torchrun_protocol.h"
+#include "job/run_context.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun.h"
 
@@ -24,18 +26,6 @@ class Cluster {
  public:
   using Clock = std::chrono::steady_clock;
 
-  struct Start {
-    int attempt = 0;
-    int restarts = 0;         ///< limited by --max_restarts
-    std::string reason = {};  ///< why another attempt starts; empty: it is the first
-    std::string job_id = {};  ///< empty: torchrun runs node 0
-    int node = 0;
-    int nodes = 1;
-    AssignedRanks ranks;
-    std::string master_addr;
-    int master_port = 0;
-    bool agent_store = true;
-  };
   /// The end of the job, the same on all nodes.
   struct Finish {
     int exit_code = 0;
@@ -47,7 +37,6 @@ class Cluster {
   /// @param listener listens on `master_port` on node 0; empty on others.
   Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
           base::UniqueFd listener);
-  ~Cluster();
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
@@ -59,14 +48,15 @@ class Cluster {
   /// Whether the coordinator runs here: other nodes need this launcher until finish().
   bool leads() const { return coordinator_ != nullptr; }
 
-  /// The next attempt, once; nothing until all nodes are ready for it.
-  std::optional<Start> take_start();
+  /// The next attempt, once; nothing until all nodes are ready for it. Without a job_id if torchrun
+  /// runs node 0.
+  std::optional<Assignment> take_start() { return std::exchange(start_, std::nullopt); }
   bool has_start() const { return start_.has_value(); }
   const std::optional<Finish>& finish() const { return finish_; }
   /// Why this node must stop its workers, or "".
   const std::string& stop_reason() const { return stop_reason_; }
   /// Lines for the user.
-  std::vector<std::string> take_notices();
+  std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
 
   /// The first failure among this node's workers.
   void report_failure(int exit_code, bool may_restart, const std::string& what);
@@ -85,7 +75,9 @@ class Cluster {
   void handle_message(const nlohmann::json& message);
   void send(const nlohmann::json& message);
   void watch();
-  std::string own_name() const;
+  std::string own_name() const {
+    return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
+  }
   void lose_coordinator();
   /// Returns whether torchrun runs node 0.
   bool find_torchrun();
@@ -118,7 +110,7 @@ class Cluster {
   std::chrono::milliseconds alive_period_;
   std::chrono::milliseconds silence_;
   std::optional<int> left_by_signal_;
-  std::optional<Start> start_;
+  std::optional<Assignment> start_;
   std::optional<Finish> finish_;
   std::string stop_reason_;
   std::vector<std::string> notices_;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 namespace syncbn::launch {
 
@@ -191,9 +190,8 @@ void Coordinator::handle_times() {
   if (state_ == State::kJoining && last_call_ && now >= *last_call_) start_attempt();
   if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
     finish(base::kExitUnavailable,
-           fmt::format(
-               "{} did not arrive within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
-               base::format_seconds(std::chrono::duration<double>(options_.join_timeout).count())));
+           fmt::format("{} did not arrive within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
+                       base::format_seconds(options_.join_timeout)));
   }
   if (state_ == State::kJoining && now >= next_notice_) {
     next_notice_ = now + kNoticePeriod;

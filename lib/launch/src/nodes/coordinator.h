@@ -69,7 +69,6 @@ class Coordinator {
 
   void handle_times();
   std::string missing() const;
-  /// Nodes that could take part in an attempt.
   int present() const;
   int taking_part() const;
   void start_when_complete();

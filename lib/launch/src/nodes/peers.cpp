@@ -31,28 +31,6 @@ std::string PeerLauncher::name() const {
   return fmt::format("node {} ({})", rank, host);
 }
 
-void PeerLauncher::handle(const std::function<void(const nlohmann::json&)>& sink) {
-  channel.flush();
-  channel.receive();
-  if (!greeted) {
-    const auto greeting = channel.next_line(kMaxMessage);
-    if (!greeting) return;
-    if (*greeting + "\n" != Hello::kGreeting) {
-      return refuse(base::kExitUsage, "the launchers of this job are of different versions");
-    }
-    greeted = true;
-  }
-  while (const auto message = next_message(channel, kMaxMessage)) {
-    heard = Clock::now();
-    paused = false;
-    try {
-      sink(*message);
-    } catch (const nlohmann::json::exception&) {
-      return refuse(base::kExitInternal, "node 0 does not understand a message of this launcher");
-    }
-  }
-}
-
 void PeerLauncher::refuse(int exit_code, const std::string& why) {
   send_message(channel, {{"type", "refuse"}, {"exit_code", exit_code}, {"message", why}});
 }
@@ -83,12 +61,34 @@ void Peers::handle(const Sink& sink) {
 }
 
 void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
-  peer.handle([&](const nlohmann::json& message) { sink(peer, message); });
+  peer.channel.flush();
+  peer.channel.receive();
+  if (!peer.greeted) {
+    if (const auto greeting = peer.channel.next_line(kMaxMessage)) {
+      peer.greeted = *greeting + "\n" == Hello::kGreeting;
+      if (!peer.greeted) {
+        peer.refuse(base::kExitUsage, "the launchers of this job are of different versions");
+      }
+    }
+  }
+  try {
+    while (peer.greeted) {
+      const auto message = next_message(peer.channel, kMaxMessage);
+      if (!message) break;
+      peer.heard = PeerLauncher::Clock::now();
+      peer.paused = false;
+      sink(peer, *message);
+    }
+  } catch (const nlohmann::json::exception&) {
+    peer.refuse(base::kExitInternal, "node 0 does not understand a message of this launcher");
+  }
   watch(peer);
 }
 
-void Peers::watch(const PeerLauncher& peer) {
-  watched_.change(peer.channel.fd(), static_cast<uint32_t>(peer.channel.events()));
+void Peers::watch(PeerLauncher& peer) {
+  const short events = peer.channel.events();
+  if (std::exchange(peer.watched, events) == events) return;
+  watched_.change(peer.channel.fd(), static_cast<uint32_t>(events));
 }
 
 bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {

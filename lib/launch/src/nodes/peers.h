@@ -41,6 +41,7 @@ struct PeerLauncher {
   explicit PeerLauncher(base::Channel connection) : channel(std::move(connection)) {}
 
   base::Channel channel;
+  short watched = POLLIN;  ///< the events that wake Peers
   bool greeted = false;
   int rank = -1;  ///< node rank; -1: it has not sent its hello
   int nproc = 0;
@@ -54,9 +55,6 @@ struct PeerLauncher {
 
   std::string name() const;
 
-  /// Sends and receives without waiting, and passes each message to `sink`. Refuses a launcher of
-  /// another version, and one whose message makes `sink` throw nlohmann's exceptions.
-  void handle(const std::function<void(const nlohmann::json&)>& sink);
   void refuse(int exit_code, const std::string& why);
 };
 
@@ -100,8 +98,10 @@ class Peers {
 
  private:
   bool is_gone(const PeerLauncher& peer, bool excuses_pauses) const;
+  /// Sends and receives without waiting. Refuses a launcher of another version, and one whose
+  /// message makes `sink` throw nlohmann's exceptions.
   void handle_one(PeerLauncher& peer, const Sink& sink);
-  void watch(const PeerLauncher& peer);
+  void watch(PeerLauncher& peer);
 
   const std::chrono::milliseconds silence_;
   WatchSet watched_{"cannot watch the connections of launchers"};

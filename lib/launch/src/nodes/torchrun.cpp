@@ -65,23 +65,25 @@ TorchrunLead::TorchrunLead(StoreClient store, const LaunchOptions& options)
   const TorchrunRole own{options.role, options.node_rank, options.nproc_per_node};
   store_.register_client(soon());
   store_.set(keys_.role_info(options.node_rank), own.str(), soon());
-  store_.start_wait({keys_.assigned_ranks(options.node_rank)}, soon());
+  store_.start_wait(keys_.assigned_ranks(options.node_rank), soon());
 }
 
 std::optional<AssignedRanks> TorchrunLead::ranks() {
   if (!store_.wait_done()) return std::nullopt;
   const std::string text = store_.get(keys_.assigned_ranks(options_.node_rank), soon());
-  const auto ranks = AssignedRanks::parse(nlohmann::json::parse(text, nullptr, false));
-  if (ranks) return ranks;
-  throw base::UnavailableError(
-      fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));
+  try {
+    return AssignedRanks::of(nlohmann::json::parse(text));
+  } catch (const nlohmann::json::exception&) {
+    throw base::UnavailableError(
+        fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));
+  }
 }
 
 void TorchrunLead::leave() {
   if (store_.add(keys_.members(), 1, soon()) == options_.nnodes.max) {
     store_.set(keys_.last_member(), kAllArrived, soon());
   }
-  store_.start_wait({keys_.last_member()}, soon());
+  store_.start_wait(keys_.last_member(), soon());
 }
 
 }  // namespace syncbn::launch

@@ -12,6 +12,9 @@
 
 namespace syncbn::launch {
 
+class CommandLine;
+struct TypedOptions;
+
 /// --hosts: "a:4,user@b,[::1]:2". @throws base::UserError naming the entry.
 std::vector<Host> read_host_list(const std::string& text);
 
@@ -47,5 +50,16 @@ bool is_exported(const std::string& name, const std::vector<std::string>& patter
 
 /// The variables of this process that other hosts get. @param more patterns after kDefaultExports.
 Variables exported_variables(const std::vector<std::string>& more);
+
+/// "--hosts" or "--hostfile", whichever names the hosts; the command line takes precedence over the
+/// environment. Empty if neither is given: this launcher is no head.
+std::string hosts_option(const CommandLine& line);
+
+/// @throws base::UserError for options that exclude hosts, or need them.
+void check_hosts(const TypedOptions& typed, const CommandLine& line);
+
+/// Needs a hosts_option(). @param launcher_name argv[0].
+HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
+                              std::string_view launcher_name);
 
 }  // namespace syncbn::launch

@@ -11,7 +11,7 @@
 
 #include "machine/devices.h"
 #include "options/command_line.h"
-#include "options/head_options.h"
+#include "options/hosts.h"
 #include "options/option_help.h"
 #include "options/option_table.h"
 #include "options/option_values.h"

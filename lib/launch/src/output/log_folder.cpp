@@ -85,10 +85,6 @@ void LogFolder::make() {
   folder_ = name;
 }
 
-LogFolder::~LogFolder() {
-  remove();
-}
-
 void LogFolder::remove() const {
   std::error_code ignored;
   if (temporary_ && !keep_) fs::remove_all(folder_, ignored);

@@ -20,7 +20,7 @@ class LogFolder {
   /// @throws base::UserError if the path does not allow a folder, base::UnavailableError if the
   ///   disk fails.
   explicit LogFolder(const LaunchOptions& options);
-  ~LogFolder();
+  ~LogFolder() { remove(); }
   LogFolder(const LogFolder&) = delete;
   LogFolder& operator=(const LogFolder&) = delete;
 
@@ -49,7 +49,6 @@ class LogFolder {
   /// is no file.
   std::string error_message(int local_rank) const;
 
-  /// The last lines of a file.
   static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
 
   void keep() { keep_ = true; }

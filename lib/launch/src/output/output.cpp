@@ -2,10 +2,9 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <poll.h>
+#include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/terminal.h>
 #include <syncbn/base/text.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include <ctime>
 #include <utility>
 
+#include "common/descriptors.h"
 #include "output/log_folder.h"
 
 namespace syncbn::launch {
@@ -354,6 +354,33 @@ void Output::draw_live() {
   const std::vector<std::string> lines = live_lines();
   err_.stream.write(base::join(lines, "\n"));
   drawn_lines_ = lines.size();
+}
+
+void OutputPipes::add_to(std::vector<pollfd>& polls, Output& output) const {
+  if (out && !output.is_full(Stream::kOut)) polls.push_back({out.get(), POLLIN, 0});
+  if (err && !output.is_full(Stream::kErr)) polls.push_back({err.get(), POLLIN, 0});
+}
+
+void OutputPipes::read(Output& output, const Sink& sink) {
+  for (const Stream stream : {Stream::kOut, Stream::kErr}) {
+    if (!output.is_full(stream)) read_stream(stream, sink);
+  }
+}
+
+void OutputPipes::drain(const Sink& sink) {
+  constexpr int kMaxReads = 64;
+  for (int i = 0; i < kMaxReads; ++i) {
+    const bool more_out = read_stream(Stream::kOut, sink);
+    const bool more_err = read_stream(Stream::kErr, sink);
+    if (!more_out && !more_err) return;
+  }
+}
+
+bool OutputPipes::read_stream(Stream stream, const Sink& sink) {
+  ReadBuffer buffer;
+  const std::string_view bytes = read_some(stream == Stream::kOut ? out : err, buffer);
+  if (!bytes.empty()) sink(stream, bytes);
+  return !bytes.empty();
 }
 
 int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurried) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <poll.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
@@ -112,7 +113,6 @@ class Output {
   /// Why lines of the workers were lost, here or in a log file; empty if none were.
   std::optional<std::string> error() const;
 
-  /// The last lines of a worker's stderr.
   std::vector<std::string> tail(size_t worker) const;
   /// Whether the tail is the last thing that was printed, so that a report need not repeat it.
   bool tail_is_last(size_t worker) const;
@@ -140,7 +140,6 @@ class Output {
 
     WorkerStream& of(Stream stream) { return stream == Stream::kOut ? out : err; }
   };
-  /// Our own stdout or stderr.
   struct Destination {
     OutputOptions::Destination options;
     StandardStream stream;
@@ -172,6 +171,25 @@ class Output {
   size_t drawn_lines_ = 0;  ///< of live lines and the bar
   std::optional<std::chrono::steady_clock::time_point> due_;
   bool at_line_start_ = true;
+};
+
+/// The launcher's ends of the pipes to which a worker, or the launcher of a node, writes.
+struct OutputPipes {
+  using Sink = std::function<void(Stream stream, std::string_view bytes)>;
+
+  base::UniqueFd out;
+  base::UniqueFd err;
+
+  /// Adds what to poll before read(): the pipes whose text `output` has room for.
+  void add_to(std::vector<pollfd>& polls, Output& output) const;
+  /// Reads once from each of them, so that a process that writes much does not delay the others.
+  void read(Output& output, const Sink& sink);
+  /// Reads what is left, with an upper bound: a grandchild that holds a pipe may never stop
+  /// writing.
+  void drain(const Sink& sink);
+
+ private:
+  bool read_stream(Stream stream, const Sink& sink);
 };
 
 /// At the end of a run, waits until our reader has taken all output. Returns the launcher's exit

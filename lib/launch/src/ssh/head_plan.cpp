@@ -69,10 +69,6 @@ std::vector<std::string> HeadPlan::node_words(size_t node) const {
   return words;
 }
 
-Variables HeadPlan::environment(size_t node) const {
-  return is_here(node) ? Variables{} : exported_;  // a local launcher inherits all
-}
-
 std::string HeadPlan::render() const {
   const std::string folder = std::filesystem::current_path();
   std::string text;

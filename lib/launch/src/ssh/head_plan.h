@@ -24,8 +24,8 @@ class HeadPlan {
   std::vector<std::string> start_words(size_t node) const;
   /// The node's command line, sent as part of its job.
   std::vector<std::string> node_words(size_t node) const;
-  /// The variables that the node gets from this environment.
-  Variables environment(size_t node) const;
+  /// The variables that the node gets from this environment. A local launcher inherits all.
+  Variables environment(size_t node) const { return is_here(node) ? Variables{} : exported_; }
 
   /// The plan as shell commands, for --dry_run.
   std::string render() const;

@@ -2,10 +2,13 @@
 
 #include <syncbn/launch/options.h>
 
+#include <cstddef>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "job/run_context.h"
@@ -57,6 +60,32 @@ struct NodeMessage {
   std::string line(const std::string& mark) const;
   /// Empty if the message is invalid.
   static std::optional<NodeMessage> parse(std::string_view text);
+};
+
+/// Separates the stderr of a node's launcher into its messages to the head, each after the job's
+/// mark at the end of a line, and its workers' lines. Long lines are cut as by a LineSplitter.
+/// Messages with reports may be longer; above kLongestMessage, which no launcher sends, they are
+/// cut and no longer valid JSON.
+class NodeLines {
+ public:
+  static constexpr size_t kLongestMessage = 64 << 20;
+  struct Sinks {
+    std::function<void(std::string_view line)> line;  ///< without its newline
+    std::function<void(std::string_view message)> message;
+  };
+
+  explicit NodeLines(std::string mark) : mark_(std::move(mark)) {}
+
+  void feed(std::string_view bytes, const Sinks& to);
+  /// Passes on a last line without a newline. An incomplete message is dropped.
+  void finish(const Sinks& to);
+
+ private:
+  void end_line(const Sinks& to);
+  void cut(const Sinks& to);
+
+  std::string mark_;
+  std::string line_;  ///< the incomplete last line
 };
 
 }  // namespace syncbn::launch

@@ -7,9 +7,11 @@
 #include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -18,8 +20,9 @@
 #include "common/head_link.h"
 #include "common/json_messages.h"
 #include "common/processes.h"
-#include "common/words.h"
+#include "job/run_context.h"
 #include "output/failure_report.h"
+#include "workers/program.h"
 
 namespace syncbn::launch {
 namespace {
@@ -39,9 +42,90 @@ constexpr seconds kSshKillPatience{3};
 // which no process may be left.
 constexpr milliseconds kOrphanGrace{1000};
 
-OutputOptions output_options() {
-  return {.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
-          .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}};
+// The exit code of ssh when ssh itself failed.
+constexpr int kSshFailed = 255;
+
+// Makes the node's pipes, and returns the process for the keeper to start.
+// @param theirs receives the process's ends of the pipes.
+WorkerSpec connect(HeadNode& node, const std::vector<std::string>& words,
+                   std::vector<base::UniqueFd>& theirs) {
+  Pipe in_pipe = Pipe::make();
+  Pipe out_pipe = Pipe::make();
+  Pipe err_pipe = Pipe::make();
+  WorkerSpec spec{.file = find_program(words[0]),
+                  .argv = words,
+                  .env = merge_environment({}),
+                  .stdin_fd = in_pipe.reader.get(),
+                  .stdout_fd = out_pipe.writer.get(),
+                  .stderr_fd = err_pipe.writer.get()};
+  for (base::UniqueFd* fd : {&in_pipe.reader, &out_pipe.writer, &err_pipe.writer}) {
+    theirs.push_back(std::move(*fd));
+  }
+  node.in = base::Channel(std::move(in_pipe.writer));
+  node.pipes = {std::move(out_pipe.reader), std::move(err_pipe.reader)};
+  for (const base::UniqueFd* fd : {&node.pipes.out, &node.pipes.err}) set_nonblocking(*fd);
+  return spec;
+}
+
+// True for exit codes of the launcher itself; any other code came from the program that ran in its
+// place.
+bool is_launcher_error(int exit_code) {
+  constexpr std::array kCodes{base::kExitUsage, base::kExitInternal, base::kExitUnavailable,
+                              base::kExitCannotExecute, base::kExitNotFound};
+  return std::ranges::find(kCodes, exit_code) != kCodes.end();
+}
+
+// Whether ssh failed or was killed, rather than the launcher behind it.
+bool is_lost_connection(const HeadNode& node, int wait_status) {
+  return !node.is_here && (exit_code_of(wait_status) == kSshFailed || WIFSIGNALED(wait_status));
+}
+
+// Why a node ended before it answered.
+// @param launcher its path on the hosts. @param command the ssh command.
+std::string describe_end(const HeadNode& node, int wait_status, const std::string& launcher,
+                         const std::string& command) {
+  const std::string last = node.last_words.empty() ? "" : fmt::format(": {}", node.last_words);
+  const int code = exit_code_of(wait_status);
+  if (node.start_error)
+    return fmt::format("cannot be started: {}", base::describe_errno(*node.start_error));
+  if (code == kSshFailed && !node.is_here) {
+    return node.last_words.empty() ? "ssh failed without a message" : node.last_words;
+  }
+  if (code == base::kExitNotFound || code == base::kExitCannotExecute) {
+    return fmt::format("there is no {} to execute (--ssh_launcher){}", launcher, last);
+  }
+  if (!node.is_here && !is_launcher_error(code)) {
+    return fmt::format("{} has not started the launcher there ({}){}", command,
+                       describe_status(wait_status), last);
+  }
+  return fmt::format("its launcher ended with {}{}", describe_status(wait_status), last);
+}
+
+// The hosts that have not answered: "a, b".
+std::string names_of_unanswered(const std::vector<HeadNode>& nodes) {
+  std::vector<std::string> names;
+  for (const HeadNode& node : nodes) {
+    if (node.state == HeadNode::State::kAsked) names.push_back(node.host.full_name());
+  }
+  return base::join(names, ", ");
+}
+
+// A line for each problem: "host, host: problem".
+std::vector<std::string> problem_lines(const std::vector<HeadNode>& nodes) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> problems;
+  for (const HeadNode& node : nodes) {
+    if (!node.problem) continue;
+    auto same = std::ranges::find(
+        problems, node.problem->what, [](const auto& one) -> const auto& { return one.first; });
+    if (same == problems.end()) same = problems.insert(same, {node.problem->what, {}});
+    same->second.push_back(node.host.full_name());
+  }
+  std::vector<std::string> lines;
+  lines.reserve(problems.size());
+  for (const auto& [what, hosts] : problems) {
+    lines.push_back(fmt::format("{}: {}", base::join(hosts, ", "), what));
+  }
+  return lines;
 }
 
 }  // namespace
@@ -51,7 +135,8 @@ SshHead::SshHead(const LaunchOptions& options, const HeadPlan& plan)
       plan_(plan),
       mark_(fmt::format("syncbn-node-{}", base::random_id())),
       signals_(options.ending_signals),
-      output_(output_options()),
+      output_({.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
+               .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}}),
       next_alive_(Clock::now() + kAlivePeriod) {
   for (size_t i = 0; i < options.head.hosts.size(); ++i) {
     nodes_.emplace_back(options.head.hosts[i], plan.is_here(i), mark_);
@@ -84,7 +169,7 @@ void SshHead::start() {
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> their_ends;
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    specs.push_back(nodes_[i].connect(plan_.start_words(i), their_ends));
+    specs.push_back(connect(nodes_[i], plan_.start_words(i), their_ends));
     job.words = plan_.node_words(i);
     job.environment = plan_.environment(i);
     job.speaks_for_all = i == 0;
@@ -108,9 +193,9 @@ bool SshHead::wait_until_ready() {
   }
   for (HeadNode& node : nodes_) {
     if (node.state != HeadNode::State::kAsked || ended_by_signal_) continue;
-    const double waited = std::chrono::duration<double>(options_.head.ssh_timeout).count();
-    node.problem = {base::kExitUnavailable, fmt::format("no answer within {} (--ssh_timeout)",
-                                                        base::format_seconds(waited))};
+    node.problem = {base::kExitUnavailable,
+                    fmt::format("no answer within {} (--ssh_timeout)",
+                                base::format_seconds(options_.head.ssh_timeout))};
   }
   return std::ranges::none_of(nodes_,
                               [](const HeadNode& node) { return node.problem.has_value(); });
@@ -139,10 +224,6 @@ void SshHead::wait_for_end() {
 SshHead::Clock::time_point SshHead::give_up_time() const {
   const auto by_signal = give_up_at_.value_or(Clock::time_point::max());
   return patience_ ? std::min(by_signal, heard_ + *patience_) : by_signal;
-}
-
-milliseconds SshHead::silence() const {
-  return options_.alive_period * options_.alive_misses;
 }
 
 void SshHead::limit_rest(milliseconds notice_time) {
@@ -175,23 +256,18 @@ void SshHead::give_up_silent() {
 void SshHead::poll_once(Clock::time_point until) {
   std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
   for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
-  const bool reads_out = !output_.is_full(Stream::kOut);
-  const bool reads_err = !output_.is_full(Stream::kErr);
   // A node whose output we do not read is not silent.
-  if (!reads_out || !reads_err) heard_ = Clock::now();
+  if (output_.is_full(Stream::kOut) || output_.is_full(Stream::kErr)) heard_ = Clock::now();
   for (const HeadNode& node : nodes_) {
     if (node.in.unsent() > 0) polls.push_back({node.in.fd(), POLLOUT, 0});
-    if (node.out && reads_out) polls.push_back({node.out.get(), POLLIN, 0});
-    if (node.err && reads_err) polls.push_back({node.err.get(), POLLIN, 0});
+    node.pipes.add_to(polls, output_);
   }
   ::poll(polls.data(), polls.size(), base::milliseconds_until(std::min(until, next_alive_)));
   handle_signals();
   output_.flush();
   for (size_t i = 0; i < nodes_.size(); ++i) {
     nodes_[i].in.flush();
-    for (const Stream stream : {Stream::kOut, Stream::kErr}) {
-      if (!output_.is_full(stream)) read_stream(i, stream);
-    }
+    nodes_[i].pipes.read(output_, sink(i));
   }
   while (const auto event = keeper_->next_event()) handle_event(*event);
   if (keeper_->gone()) {
@@ -256,7 +332,9 @@ void SshHead::handle_event(const KeeperEvent& event) {
       node_ended(node, 0);
       break;
     case KeeperEvent::Kind::kExited:
-      drain(index);  // print its last output before the message about its end
+      // Print its last output before the message about its end.
+      node.pipes.drain(sink(index));
+      node.lines.finish(line_sinks(index));
       node_ended(node, event.value);
       break;
   }
@@ -266,11 +344,11 @@ void SshHead::node_ended(HeadNode& node, int status) {
   node.state = HeadNode::State::kEnded;
   if (node.exit_code || node.problem) return;  // the node has reported it
   const int code = exit_code_of(status);
-  const bool is_connection = node.is_lost_connection(status);
+  const bool is_connection = is_lost_connection(node, status);
   const bool failed = is_launcher_error(code);
   if (!begun_) {
     node.problem = {failed ? code : base::kExitUnavailable,
-                    node.describe_end(status, plan_.launcher(), options_.head.ssh.front())};
+                    describe_end(node, status, plan_.launcher(), options_.head.ssh.front())};
     return;
   }
   if (failed && first_failure_ == 0) first_failure_ = code;
@@ -281,31 +359,18 @@ void SshHead::node_ended(HeadNode& node, int status) {
                           is_connection ? "ssh: " : "", describe_status(status)));
 }
 
-bool SshHead::read_stream(size_t index, Stream stream) {
-  HeadNode& node = nodes_[index];
-  base::UniqueFd& fd = stream == Stream::kOut ? node.out : node.err;
-  ReadBuffer buffer;
-  const std::string_view bytes = read_some(fd, buffer);
-  if (bytes.empty()) return false;
-  heard_ = Clock::now();
-  if (stream == Stream::kErr) {
-    node.lines.feed(bytes, sinks(index));
-  } else if (begun_) {  // output before that comes from the user's .bashrc
-    output_.write(index, stream, bytes);
-  }
-  return true;
+OutputPipes::Sink SshHead::sink(size_t index) {
+  return [this, index](Stream stream, std::string_view bytes) {
+    heard_ = Clock::now();
+    if (stream == Stream::kErr) {
+      nodes_[index].lines.feed(bytes, line_sinks(index));
+    } else if (begun_) {  // output before that comes from the user's .bashrc
+      output_.write(index, stream, bytes);
+    }
+  };
 }
 
-void SshHead::drain(size_t index) {
-  read_until_empty([&] {
-    const bool more_out = read_stream(index, Stream::kOut);
-    const bool more_err = read_stream(index, Stream::kErr);
-    return more_out || more_err;
-  });
-  nodes_[index].lines.finish(sinks(index));
-}
-
-NodeLines::Sinks SshHead::sinks(size_t index) {
+NodeLines::Sinks SshHead::line_sinks(size_t index) {
   return {.line = [this, index](std::string_view line) { take_line(index, line); },
           .message = [this, index](std::string_view text) { take_message(index, text); }};
 }
@@ -359,7 +424,7 @@ void SshHead::give_up(HeadNode& node, std::string_view message) {
   node.problem = {base::kExitUnavailable, "its launcher " + what};
   // Closing its stdin ends it.
   node.in.close();
-  node.err.reset();
+  node.pipes.err.reset();
   node.state = HeadNode::State::kEnded;
   if (!begun_) return;
   lost_any_ = true;

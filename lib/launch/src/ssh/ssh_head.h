@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/channel.h>
 #include <syncbn/launch/options.h>
 
 #include <chrono>
@@ -12,13 +13,34 @@
 
 #include "common/signals.h"
 #include "output/output.h"
-#include "ssh/head_node.h"
 #include "ssh/head_plan.h"
-#include "ssh/node_lines.h"
 #include "ssh/node_protocol.h"
 #include "workers/keeper.h"
 
 namespace syncbn::launch {
+
+/// A node's state in the head, with the pipes to its process on this machine: ssh or a launcher.
+struct HeadNode {
+  enum class State { kAsked, kReady, kRefused, kEnded };
+  struct Problem {
+    int exit_code = 0;
+    std::string what;
+  };
+
+  HeadNode(Host where, bool here, const std::string& mark)
+      : host(std::move(where)), is_here(here), lines(mark) {}
+
+  Host host;
+  bool is_here;  ///< HeadPlan::is_here()
+  State state = State::kAsked;
+  base::Channel in;
+  OutputPipes pipes;
+  NodeLines lines;
+  std::string last_words;  ///< the last line on its stderr before the job has begun
+  std::optional<int> start_error;
+  std::optional<int> exit_code;  ///< reported by its launcher
+  std::optional<Problem> problem;
+};
 
 /// The launcher that the user starts with a list of hosts. It runs no workers; it starts a launcher
 /// on each host by ssh and waits for their end. When all hosts are ready, these launchers are the
@@ -40,14 +62,14 @@ class SshHead {
   using Clock = std::chrono::steady_clock;
 
   void start();
-  /// Whether all nodes are ready.
   bool wait_until_ready();
   void report_problems();
   void wait_for_end();
-  /// When to give up nodes that have not ended.
   Clock::time_point give_up_time() const;
   /// Time without messages after which a node counts as lost.
-  std::chrono::milliseconds silence() const;
+  std::chrono::milliseconds silence() const {
+    return options_.alive_period * options_.alive_misses;
+  }
   /// One node has ended: limits the time for the others. @param notice_time the time until they
   /// notice.
   void limit_rest(std::chrono::milliseconds notice_time);
@@ -61,9 +83,8 @@ class SshHead {
   void pass_on(int signal);
   void handle_event(const KeeperEvent& event);
   void node_ended(HeadNode& node, int status);
-  bool read_stream(size_t index, Stream stream);
-  void drain(size_t index);
-  NodeLines::Sinks sinks(size_t index);
+  OutputPipes::Sink sink(size_t index);
+  NodeLines::Sinks line_sinks(size_t index);
   void take_line(size_t index, std::string_view line);
   void take_message(size_t index, std::string_view text);
   /// Returns false if the message is invalid in this state.
@@ -72,7 +93,6 @@ class SshHead {
   void send_to_all(const nlohmann::json& message);
 
   int exit_code() const;
-  /// The job's report in JSON.
   std::string report(int exit_code) const;
 
   const LaunchOptions& options_;

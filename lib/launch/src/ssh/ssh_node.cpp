@@ -68,7 +68,8 @@ std::optional<LaunchOptions> SshNode::prepare(
     options = get_ready(job);
     check(options);
   } catch (const base::Error& error) {
-    refuse(error.exit_code(), error.what());
+    exit_code_ = error.exit_code();
+    say({.kind = NodeMessage::Kind::kProblem, .exit_code = exit_code_, .text = error.what()});
     return std::nullopt;
   }
   say({.kind = NodeMessage::Kind::kReady, .master_port = port_ ? port_->port() : 0});
@@ -96,11 +97,6 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
 std::string SshNode::ended(int exit_code, const std::string& report) const {
   return NodeMessage{.kind = NodeMessage::Kind::kEnded, .exit_code = exit_code, .text = report}
       .line(mark_);
-}
-
-void SshNode::refuse(int exit_code, const std::string& what) {
-  exit_code_ = exit_code;
-  say({.kind = NodeMessage::Kind::kProblem, .exit_code = exit_code, .text = what});
 }
 
 void SshNode::say(const NodeMessage& message) const {

@@ -34,7 +34,6 @@ class SshNode {
 
  private:
   LaunchOptions get_ready(const NodeJob& job);
-  void refuse(int exit_code, const std::string& what);
   void say(const NodeMessage& message) const;
 
   HeadLink head_;

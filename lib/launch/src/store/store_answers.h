@@ -56,7 +56,6 @@ class StoreAnswers {
   /// @param query complete, and not kValidate. @param out receives the answer, if there is one now.
   /// @return false if the query is not allowed.
   bool answer(uint64_t client, std::string_view query, std::string& out);
-  /// Removes a client that has disconnected.
   void remove(uint64_t client) { waiters_.remove(client); }
 
   /// Whether the key has a value or a queue with values.
@@ -66,7 +65,6 @@ class StoreAnswers {
   void set(const std::string& key, std::string value);
   /// Returns the sum; empty if the value is not an integer or the sum overflows.
   std::optional<int64_t> add(const std::string& key, int64_t amount);
-  /// Removes all keys.
   void clear();
 
  private:

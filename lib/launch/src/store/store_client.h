@@ -7,16 +7,15 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace syncbn::launch {
 
-/// A connection to a store: ours, or torch's TCPStore with either backend. Keys are those of
-/// TCPStore's methods.
+/// A connection to the store of torchrun's agents, torch's TCPStore with either backend. Keys are
+/// those of TCPStore's methods.
 ///
 /// Every call returns by its deadline or throws base::UnavailableError, which names the store, the
 /// query and the reason. After a missing or invalid answer the connection is closed and every
-/// further call throws; after a wait that timed out it is still usable. Not thread-safe.
+/// further call throws. Not thread-safe.
 class StoreClient {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -28,32 +27,17 @@ class StoreClient {
   /// The store sends no answer: when set() returns, other clients may not see the value yet, but
   /// further calls on this connection do.
   void set(std::string_view key, std::string_view value, TimePoint deadline);
-  /// Waits until the key is set.
+  /// @param key must be set.
   std::string get(std::string_view key, TimePoint deadline);
-  /// Waits until all keys are set.
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys, TimePoint deadline);
   /// Returns the sum. A store closes the connection if the value is not an integer.
   int64_t add(std::string_view key, int64_t amount, TimePoint deadline);
   /// Registers this client: torch's server waits in its constructor for a number of clients.
   void register_client(TimePoint deadline);
-  /// Whether all keys are set.
-  bool check(const std::vector<std::string>& keys, TimePoint deadline);
-  /// Waits until all keys are set.
-  void wait(const std::vector<std::string>& keys, TimePoint deadline);
-  /// Sets `desired` if the value is `expected`, or if the key is not set and `expected` is empty.
-  /// Returns the value afterwards, or `expected` if there is none.
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          TimePoint deadline);
-  /// Whether the key was set.
-  bool delete_key(std::string_view key, TimePoint deadline);
-
   /// A wait inside a poll loop: after start_wait(), call wait_done() when fd() is readable. No
-  /// other call is allowed until wait_done() returns true or cancel_wait() is called.
-  void start_wait(const std::vector<std::string>& keys, TimePoint deadline);
-  /// Whether all keys are set. Never waits.
+  /// other call is allowed until wait_done() returns true.
+  void start_wait(std::string_view key, TimePoint deadline);
+  /// Whether the key is set. Never waits.
   bool wait_done();
-  /// Ends the wait. Returns whether all keys have been set in the meantime.
-  bool cancel_wait(TimePoint deadline);
   int fd() const { return channel_.fd(); }
   /// Throws if the store has closed the connection. Sends nothing.
   void check_connection();
@@ -64,12 +48,9 @@ class StoreClient {
   bool connect_once(const std::string& host, int port, TimePoint deadline);
   /// Sends a query. @param what follows "cannot" in error messages.
   void ask(const std::string& what, std::string_view query, TimePoint deadline);
-  void ask_and_wait(const std::string& what, const std::vector<std::string>& keys,
-                    TimePoint deadline);
   /// Reads what has arrived; returns whether the input has that many bytes.
   bool has_received(size_t size);
   std::string receive(size_t size, TimePoint deadline);
-  std::string receive_string(TimePoint deadline);
   template <typename Integer>
   Integer receive_integer(TimePoint deadline);
   [[noreturn]] void fail(std::string_view why) const;

@@ -195,10 +195,6 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
 
 void StoreServer::flush(Connection& connection) {
   connection.channel.flush();
-  watch(connection);
-}
-
-void StoreServer::watch(Connection& connection) {
   uint32_t events = 0;
   if (connection.channel.unsent() < kMaxUnsent) events |= EPOLLIN;
   if (connection.channel.unsent() > 0) events |= EPOLLOUT;
@@ -236,11 +232,6 @@ int64_t StoreServer::add(std::string_view key, int64_t amount) {
                     amount, key, get(key).value_or("")));
   }
   return *result;
-}
-
-bool StoreServer::check(const std::vector<std::string>& keys) const {
-  return std::ranges::all_of(
-      keys, [this](const std::string& key) { return answers_.has(wire_key(key)); });
 }
 
 size_t StoreServer::clients() const {

@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
 
 #include "store/store_answers.h"
 
@@ -41,7 +40,6 @@ class StoreServer {
   /// Returns the sum. @throws base::UnavailableError if the value is not an integer, or the sum
   /// overflows.
   int64_t add(std::string_view key, int64_t amount);
-  bool check(const std::vector<std::string>& keys) const;
 
   /// The number of connected TCPStore clients.
   size_t clients() const;
@@ -60,7 +58,6 @@ class StoreServer {
   bool answer_queries(Connection& connection);
   bool answer(Connection& connection, std::string_view query);
   void flush(Connection& connection);
-  void watch(Connection& connection);
   void wake(uint64_t id);
   base::Channel remove(Connection& connection);
 

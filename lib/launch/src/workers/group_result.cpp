@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <sys/wait.h>
@@ -10,24 +11,18 @@
 #include <cstring>
 #include <fstream>
 
-#include "common/processes.h"
-
 namespace syncbn::launch {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A line of /proc/self/cgroup is "number:controllers:group"; version 2 has "0::group".
 fs::path counter_file() {
   const fs::path root = "/sys/fs/cgroup";
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string number, controllers, group; std::getline(groups, number, ':') &&
-                                               std::getline(groups, controllers, ':') &&
-                                               std::getline(groups, group);) {
+  for (const auto& [controllers, group] : base::control_groups()) {
     const bool is_v2 = controllers.empty();
     if (!is_v2 && controllers != "memory") continue;
     // In a container the path may be the host's, while the container's group is mounted as root.
-    for (const fs::path& path : {fs::path(group).relative_path(), fs::path()}) {
+    for (const fs::path& path : {group.relative_path(), fs::path()}) {
       fs::path file =
           is_v2 ? root / path / "memory.events" : root / "memory" / path / "memory.oom_control";
       if (std::ifstream(file).good()) return file;

@@ -46,10 +46,8 @@ struct Worker {
   bool bind_failed = false;
   std::optional<int> wait_status;
   bool ended_by_us = false;
-  // The launcher's ends of the worker's pipes.
-  base::UniqueFd out;
-  base::UniqueFd err;
-  base::UniqueFd agent;
+  OutputPipes pipes;
+  base::UniqueFd agent;  ///< the launcher's end of the agent channel
   AgentReader records;
 
   /// How it ended, such as "exit code 1". Only after its end.

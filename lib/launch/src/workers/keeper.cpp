@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -17,8 +18,6 @@
 #include <cerrno>
 #include <climits>
 #include <utility>
-
-#include "common/processes.h"
 
 namespace syncbn::launch {
 namespace {
@@ -72,10 +71,7 @@ class KeeperProcess {
     ::prctl(PR_SET_PDEATHSIG, SIGCONT);
     become_subreaper();
     lock_memory();
-    sigset_t all;
-    ::sigfillset(&all);
-    ::sigprocmask(SIG_SETMASK, &all, nullptr);
-
+    const base::SignalMask blocked;
     const int32_t end = serve();
     const bool orphaned = end == kOrphaned;
     const auto deadline = Clock::now() + grace;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
-#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 

@@ -32,7 +32,6 @@ class ProgramError : public base::Error {
 /// then in PATH. @throws ProgramError
 std::string find_program(const std::string& name);
 
-/// The path of this launcher's executable.
 std::string launcher_path();
 
 /// A warning if the program is a Python script that declares an option for its local rank and would

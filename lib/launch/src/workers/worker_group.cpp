@@ -4,11 +4,9 @@
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/agent.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
-#include <syncbn/base/terminal.h>
-#include <syncbn/base/text.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,12 +61,18 @@ GroupResult WorkerGroup::run() {
     while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
   }
-  if (keeper_->gone()) {
-    keeper_is_lost();
+  const bool keeper_is_lost = keeper_->gone();
+  if (keeper_is_lost) {
+    kill_all_descendants();
   } else {
     keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
-  for (size_t i = 0; i < workers_.size(); ++i) drain(i);
+  for (size_t i = 0; i < workers_.size(); ++i) workers_[i].pipes.drain(sink(i));
+  if (keeper_is_lost && running() > 0) {
+    run_.output.clear_live();
+    throw base::UnavailableError(fmt::format(
+        "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
+  }
   for (size_t i = 0; i < workers_.size(); ++i) {
     run_.output.finish(i, Stream::kOut);
     run_.output.finish(i, Stream::kErr);
@@ -83,8 +87,8 @@ void WorkerGroup::start() {
   std::vector<base::UniqueFd> workers_ends;
   for (size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
-    base::UniqueFd out = open_stream(i, Stream::kOut, worker.out);
-    base::UniqueFd err = open_stream(i, Stream::kErr, worker.err);
+    base::UniqueFd out = open_stream(i, Stream::kOut, worker.pipes.out);
+    base::UniqueFd err = open_stream(i, Stream::kErr, worker.pipes.err);
     Pipe agent = Pipe::make();
     set_nonblocking(agent.reader);
     set_nonblocking(agent.writer);
@@ -132,11 +136,8 @@ base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::Uniqu
 void WorkerGroup::wait_for_events() {
   std::vector<pollfd> polls{{run_.signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
   for (const int fd : run_.output.waits_for()) polls.push_back({fd, POLLOUT, 0});
-  const bool reads_out = !run_.output.is_full(Stream::kOut);
-  const bool reads_err = !run_.output.is_full(Stream::kErr);
   for (const Worker& worker : workers_) {
-    if (worker.out && reads_out) polls.push_back({worker.out.get(), POLLIN, 0});
-    if (worker.err && reads_err) polls.push_back({worker.err.get(), POLLIN, 0});
+    worker.pipes.add_to(polls, run_.output);
     if (worker.agent) polls.push_back({worker.agent.get(), POLLIN, 0});
   }
   if (run_.cluster != nullptr) polls.push_back({run_.cluster->fd(), POLLIN, 0});
@@ -227,7 +228,7 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       if (left_ == Left::kDaemons && succeeded()) deadline_ = Clock::now() + kHelperPatience;
       break;
     case KeeperEvent::Kind::kExited:
-      drain(index);  // its last lines belong before messages about its end
+      worker.pipes.drain(sink(index));  // its last lines belong before messages about its end
       worker.wait_status = event.value;
       worker_ended(index);
       break;
@@ -266,10 +267,7 @@ void WorkerGroup::log_end(size_t index, const std::string& error) {
 void WorkerGroup::read_outputs() {
   run_.output.flush();
   for (size_t i = 0; i < workers_.size(); ++i) {
-    // One read per stream, so that a worker that writes much does not delay the others.
-    for (const Stream stream : {Stream::kOut, Stream::kErr}) {
-      if (!run_.output.is_full(stream)) read_stream(i, stream);
-    }
+    workers_[i].pipes.read(run_.output, sink(i));
     read_records(i);
   }
   const auto due = progress_.due();
@@ -279,20 +277,10 @@ void WorkerGroup::read_outputs() {
   run_.output.show_partial_lines();
 }
 
-void WorkerGroup::drain(size_t index) {
-  read_until_empty([&] {
-    const bool more_out = read_stream(index, Stream::kOut);
-    const bool more_err = read_stream(index, Stream::kErr);
-    return more_out || more_err;
-  });
-}
-
-bool WorkerGroup::read_stream(size_t index, Stream stream) {
-  base::UniqueFd& fd = stream == Stream::kOut ? workers_[index].out : workers_[index].err;
-  ReadBuffer buffer;
-  const std::string_view bytes = read_some(fd, buffer);
-  if (!bytes.empty()) run_.output.write(index, stream, bytes);
-  return !bytes.empty();
+OutputPipes::Sink WorkerGroup::sink(size_t index) {
+  return [this, index](Stream stream, std::string_view bytes) {
+    run_.output.write(index, stream, bytes);
+  };
 }
 
 void WorkerGroup::read_records(size_t index) {
@@ -376,15 +364,6 @@ void WorkerGroup::end_helpers() {
 
 int64_t WorkerGroup::running() const {
   return std::ranges::count(workers_, true, &Worker::running);
-}
-
-void WorkerGroup::keeper_is_lost() {
-  kill_all_descendants();
-  if (running() == 0) return;
-  for (size_t i = 0; i < workers_.size(); ++i) drain(i);
-  run_.output.clear_live();
-  throw base::UnavailableError(fmt::format(
-      "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
 }
 
 void WorkerGroup::announce_wait() {

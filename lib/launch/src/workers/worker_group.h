@@ -62,9 +62,8 @@ class WorkerGroup {
   void handle_cluster();
   void handle_event(const KeeperEvent& event);
   void read_outputs();
-  bool read_stream(size_t worker, Stream stream);
   void read_records(size_t worker);
-  void drain(size_t worker);
+  OutputPipes::Sink sink(size_t worker);
   void handle_deadlines();
 
   void worker_ended(size_t worker);
@@ -74,7 +73,6 @@ class WorkerGroup {
   std::chrono::milliseconds grace() const;
   void kill_workers();
   void end_helpers();
-  void keeper_is_lost();
   void stop_and_continue();
   int64_t running() const;  ///< how many workers run
   bool is_over() const { return running() == 0 && (killed_ || left_ == Left::kNothing); }
@@ -82,11 +80,8 @@ class WorkerGroup {
   bool succeeded() const { return !ending_ && !first_failure_; }
 
   GroupResult result();
-  /// Prints what the launcher is waiting for.
   void announce_wait();
-  std::string grace_time() const {
-    return base::format_seconds(std::chrono::duration<double>(grace()).count());
-  }
+  std::string grace_time() const { return base::format_seconds(grace()); }
   double seconds_since_start() const {
     return std::chrono::duration<double>(Clock::now() - started_).count();
   }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <filesystem>
 #include <set>
+#include <string>
+#include <vector>
 
 namespace syncbn::base {
 
@@ -14,6 +16,14 @@ using Cpus = std::set<int>;
 /// The online CPUs in a process's affinity mask, which a cpuset (containers, SLURM) narrows.
 /// @param process 0: the calling thread. Empty if the process has ended.
 Cpus allowed_cpus(pid_t process = 0);
+
+/// A control group of this process, a line of /proc/self/cgroup.
+struct ControlGroup {
+  std::string controllers;  ///< "cpu,cpuacct"; empty: version 2, which has one group for all
+  std::filesystem::path path;
+};
+/// @param root prefix of /proc, for tests.
+std::vector<ControlGroup> control_groups(const std::filesystem::path& root = "/");
 
 /// The number of CPUs that can be busy at a time: `allowed`, or fewer if the control group of this
 /// process or one above it has a quota. Rounded down, at least 1.

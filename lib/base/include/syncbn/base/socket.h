@@ -12,9 +12,6 @@
 
 namespace syncbn::base {
 
-/// The backlog for listen() on a socket to which all ranks of a job may connect at once.
-inline constexpr int kListenBacklog = 2048;
-
 /// An address as users write it: "host" or "host:port"; an IPv6 address before a port needs
 /// brackets.
 struct HostPort {
@@ -34,7 +31,6 @@ using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 /// temporarily. May wait long for a name server, unless `flags` (of addrinfo) has AI_NUMERICHOST.
 AddressList resolve(const std::string& host, int port, std::string& reason, int flags = 0);
 
-/// The port of an IPv4 or IPv6 address.
 int port_of(const sockaddr_storage& address);
 
 using Deadline = std::chrono::steady_clock::time_point;
@@ -45,6 +41,10 @@ int milliseconds_until(Deadline deadline);
 /// Waits with poll() for one of `events` or an error; false after the deadline. Polls at least
 /// once.
 bool poll_until(int fd, short events, Deadline deadline);
+
+/// A socket that listens at the address, with SO_REUSEADDR; invalid, with errno, if that fails.
+/// @param flags of socket(), such as SOCK_NONBLOCK.
+UniqueFd listen_at(const addrinfo& address, int flags = 0);
 
 /// Starts to connect a non-blocking socket. It becomes writable when the connection is established
 /// or has failed; connect_error() tells which. Invalid, with errno, if connect() fails at once.

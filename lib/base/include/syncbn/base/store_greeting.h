@@ -10,6 +10,17 @@ constexpr uint32_t kStoreMagic = 0x3C85F7CE;
 
 /// The first bytes from a client: the magic number, which has no reply, and a ping, to which a
 /// store replies with the 4 bytes of the nonce. Integers are in the host's byte order.
-std::string store_greeting(uint32_t nonce);
+inline std::string store_greeting(uint32_t nonce) {
+  constexpr char kValidate = 0;
+  constexpr char kPing = 13;
+  std::string bytes;
+  const auto add = [&bytes](char query, uint32_t number) {
+    bytes += query;
+    bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  };
+  add(kValidate, kStoreMagic);
+  add(kPing, nonce);
+  return bytes;
+}
 
 }  // namespace syncbn::base

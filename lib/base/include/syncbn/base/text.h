@@ -1,5 +1,7 @@
 #pragma once
 
+#include <charconv>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,15 +27,27 @@ std::string counted(int64_t count, std::string_view noun);
 std::string printable(std::string_view text, std::string_view kept = "");
 
 /// The whole of `text` as a number; empty if it is anything else (a leading blank or plus sign
-/// included) or out of range. Instantiated for integers of 16 bits and more, float and double.
+/// included) or out of range.
 template <class Number>
-std::optional<Number> parse_number(std::string_view text);
+std::optional<Number> parse_number(std::string_view text) {
+  Number number{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return number;
+}
 
 /// The longest prefix of `text` that has at most `max_bytes` and does not cut a UTF-8 character.
 std::string_view utf8_prefix(std::string_view text, size_t max_bytes);
 
+/// The first `columns` characters of UTF-8 text; each counts as one column.
+std::string truncated(std::string text, int columns);
+
 /// "1.5 s", "320 ms", "2 min 5 s".
 std::string format_seconds(double seconds);
+inline std::string format_seconds(std::chrono::duration<double> time) {
+  return format_seconds(time.count());
+}
 
 /// "57.3 kB", "1.2 GB" (powers of 1000).
 std::string format_bytes(uint64_t bytes);

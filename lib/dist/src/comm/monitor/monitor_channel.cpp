@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/random.h>
+#include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <sys/eventfd.h>
@@ -93,11 +93,8 @@ void MonitorChannel::listen(c10d::Store& store, const std::string& address) {
   std::string reason;
   const base::AddressList list = base::resolve(address, 0, reason);
   if (!list) throw base::UnavailableError(fmt::format("rank 0 cannot use {}: {}", address, reason));
-  listener_.reset(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener_ || ::bind(listener_.get(), list->ai_addr, list->ai_addrlen) != 0 ||
-      ::listen(listener_.get(), base::kListenBacklog) != 0) {
-    base::throw_errno(fmt::format("rank 0 cannot listen on {}", address));
-  }
+  listener_ = base::listen_at(*list, SOCK_NONBLOCK);
+  if (!listener_) base::throw_errno(fmt::format("rank 0 cannot listen on {}", address));
   token_ = base::random_id();
   const Message place{0,
                       Message::kAll,
@@ -136,6 +133,7 @@ void MonitorChannel::connect(c10d::Store& store, std::chrono::milliseconds limit
 void MonitorChannel::start(Events events) {
   events_ = std::move(events);
   follow_forks();
+  const base::SignalMask blocked;  // which the thread inherits
   thread_ = std::thread([this] { run(); });
 }
 
@@ -221,10 +219,6 @@ void MonitorChannel::send(const Message& message) {
 }
 
 void MonitorChannel::run() {
-  // The program's own threads handle signals.
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kTick(kTickMilliseconds);
   Clock::time_point next_tick = Clock::now() + kTick;
@@ -256,6 +250,9 @@ void MonitorChannel::wait_for_events() {
   ::poll(polls.data(), polls.size(), kTickMilliseconds);
   eventfd_t ignored = 0;
   ::eventfd_read(wake_.get(), &ignored);
+  const std::lock_guard lock(mutex_);
+  const size_t first = polls.size() - links_.size();
+  for (size_t i = 0; i < links_.size(); ++i) links_[i].is_ready = polls[first + i].revents != 0;
 }
 
 /// Without a free file descriptor poll() would return at once: then try again at the next tick.
@@ -287,6 +284,7 @@ void MonitorChannel::drop_strangers() {
 std::vector<Message> MonitorChannel::read_links() {
   std::vector<Message> messages;
   for (MonitorLink& link : links_) {
+    if (!link.is_ready) continue;
     link.channel.flush();
     link.channel.receive();
     while (link.channel.is_open()) {

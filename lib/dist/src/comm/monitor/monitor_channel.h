@@ -40,6 +40,7 @@ struct MonitorLink {
   explicit MonitorLink(base::UniqueFd fd, int peer = -1, std::string where = "");
 
   base::Channel channel;
+  bool is_ready = true;  ///< poll() has reported an event, or has not been asked yet
   /// The rank at the other end; -1 before its hello.
   int peer;
   std::string where;  ///< the peer's host and process: "host, process 7"

@@ -223,9 +223,7 @@ std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& 
       throw UnavailableError(fmt::format(
           "rank {} of {} waited {} for {}, which did not arrive; see the messages of that rank, or "
           "check that as many processes were started as WORLD_SIZE says",
-          place.rank, place.world_size,
-          base::format_seconds(std::chrono::duration<double>(limit).count()),
-          missing_ranks(store, place)));
+          place.rank, place.world_size, base::format_seconds(limit), missing_ranks(store, place)));
     }
     std::this_thread::sleep_for(delay);
     delay = std::min(delay * 2, kLongestDelay);

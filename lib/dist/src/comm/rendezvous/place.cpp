@@ -60,28 +60,16 @@ bool answers_as_store(int fd, base::Deadline deadline) {
   return std::memcmp(answer.data(), &kNonce, sizeof(kNonce)) == 0;
 }
 
-StoreEndpoint::Listener listen_at(const addrinfo& address) {
-  StoreEndpoint::Listener result;
-  base::UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (fd && ::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 &&
-      ::listen(fd.get(), base::kListenBacklog) == 0) {
-    result.fd = std::move(fd);
-    result.address = numeric_address(address.ai_addr, address.ai_addrlen);
-  } else {
-    result.error = errno == EAFNOSUPPORT ? EADDRNOTAVAIL : errno;  // a host without IPv6
-  }
-  return result;
-}
-
 /// Listens at the first address that this host has.
 StoreEndpoint::Listener listen_at_first(const addrinfo* addresses) {
   StoreEndpoint::Listener result;
   result.error = EADDRNOTAVAIL;
   for (const addrinfo* one = addresses; one != nullptr && result.error == EADDRNOTAVAIL;
        one = one->ai_next) {
-    result = listen_at(*one);
+    result.fd = base::listen_at(*one);
+    result.error = result.fd ? 0 : errno;
+    if (result.error == EAFNOSUPPORT) result.error = EADDRNOTAVAIL;  // a host without IPv6
+    if (result.fd) result.address = numeric_address(one->ai_addr, one->ai_addrlen);
   }
   return result;
 }

@@ -66,7 +66,7 @@ StoreEndpoint::Route wait_for_store(const Place& place, const std::string& other
       fmt::format("rank {} of {} on {}: nobody answered at MASTER_ADDR:MASTER_PORT {} within {} "
                   "({}); is rank 0 running, and is the address right?",
                   place.rank, place.world_size, base::hostname(), place.master.str(),
-                  base::format_seconds(std::chrono::duration<double>(limit).count()), reason));
+                  base::format_seconds(limit), reason));
 }
 
 c10d::TCPStoreOptions store_options(const Place& place, milliseconds limit) {
@@ -232,7 +232,7 @@ std::string why_not_connected(const Rendezvous& place, const std::string& group,
     }
     if (Clock::now() > deadline) {
       return fmt::format("not every rank connected to its peers within {}",
-                         base::format_seconds(std::chrono::duration<double>(limit).count()));
+                         base::format_seconds(limit));
     }
   }
   return "";

@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/signal_mask.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -207,15 +206,14 @@ void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
 void Exchange::kick(const Lock& /*lock*/) {
   kicked_ = true;
   if (stop_) return;
-  if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run(); });
+  if (!thread_.joinable()) {
+    const base::SignalMask blocked;  // which the thread inherits
+    thread_ = std::thread([self = shared_from_this()] { self->run(); });
+  }
   if (!has_turn_) work_.notify_one();
 }
 
 void Exchange::run() {
-  // The program's own threads handle signals.
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
   Lock lock(mutex_);
   for (;;) {
     work_.wait(lock, [&] { return stop_ || (kicked_ && !has_turn_ && !queue_.empty()); });

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <initializer_list>
+
+namespace syncbn::base {
+
+/// Blocks or unblocks signals in the calling thread, for as long as it exists. Threads and
+/// processes that start meanwhile inherit the change.
+class SignalMask {
+ public:
+  /// Blocks all signals. For starting the threads of a library: the program's own handle signals.
+  SignalMask() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  /// @param how SIG_BLOCK or SIG_UNBLOCK.
+  SignalMask(int how, std::initializer_list<int> signals) {
+    sigset_t set;
+    ::sigemptyset(&set);
+    for (const int signal : signals) ::sigaddset(&set, signal);
+    ::pthread_sigmask(how, &set, &before_);
+  }
+  ~SignalMask() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalMask(const SignalMask&) = delete;
+  SignalMask& operator=(const SignalMask&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace syncbn::base
