@@ -49,7 +49,7 @@ class Exchange : public torch::CustomClassHolder {
   struct Names;
   struct Group;
   struct Layer;
-  friend void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group);
+  friend void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
   using Header = std::array<double, 3>;
   Header next_header() const;
@@ -62,7 +62,8 @@ class Exchange : public torch::CustomClassHolder {
   const Layer* layer_ = nullptr;  ///< outlives this
 };
 
-/// Prepares for an exchange of such a row in which this rank takes part without running the layer.
-void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group);
+/// Takes part in gather() or sum() of the other ranks without running the layer.
+/// @param row of zeros, with the header's columns.
+void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
 }  // namespace syncbn::dist::detail
