@@ -130,6 +130,7 @@ class Trainer {
     continues_epoch_ = true;
     position_.epoch = checkpoint.sampler.epoch;
     position_.step = checkpoint.step;
+    saved_step_ = checkpoint.step;
     position_.best_accuracy = checkpoint.best_accuracy;
     position_.best_epoch = checkpoint.best_epoch;
     position_.earlier_seconds = checkpoint.seconds;
@@ -230,7 +231,7 @@ class Trainer {
         "the loss is not finite on some rank in step {} (epoch {}; {} on rank 0, learning rate "
         "{:.3g}); try a lower learning rate or a warm-up, or look at the data; {}",
         position_.step + 1, position_.epoch + 1, loss, lr,
-        fs::exists(last, ignored) ? last + " holds the last complete epoch"
+        fs::exists(last, ignored) ? fmt::format("{} holds the run after step {}", last, saved_step_)
                                   : "nothing was saved yet"));
   }
 
@@ -307,6 +308,7 @@ class Trainer {
       // In this order: a run that crashes in between repeats the epoch, and writes best.pt again.
       if (best) base::write_file_atomically(folder_->best(), bytes);
       base::write_file_atomically(folder_->last(), bytes);
+      saved_step_ = position_.step;
     });
   }
 
@@ -362,6 +364,7 @@ class Trainer {
   bool is_first_step_ = true;
   DataWait data_wait_;
   Position position_;
+  int64_t saved_step_ = 0;  ///< on rank 0: of the checkpoint in the folder
   SampleSums epoch_sums_;
 };
 
