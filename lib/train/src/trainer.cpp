@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
@@ -9,6 +10,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/loader.h>
+#include <syncbn/data/sampler.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
@@ -18,7 +20,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "evaluation.h"
 #include "metrics.h"
 #include "model.h"
 #include "out_of_memory.h"
@@ -249,8 +250,28 @@ class Trainer {
     }
   }
 
+  /// Evaluates each test sample once, divided between the ranks, with rank 0's running statistics.
   void evaluate(EpochRecord& record) {
-    const SampleSums all = train::evaluate(*model_, inputs_.test_set, loader_options(), to_device_);
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& buffer : model_->buffers()) dist::broadcast(buffer, 0);
+    model_->eval();
+    data::LoaderOptions options = loader_options();
+    options.drop_last = false;
+    options.on_error = data::LoaderOptions::OnError::kRaise;
+    data::Loader loader(inputs_.test_set,
+                        std::make_shared<data::SequentialShardSampler>(
+                            inputs_.test_set->size(), dist::world_size(), dist::rank()),
+                        options);
+    loader.start_epoch(0);
+    SampleSums sums;
+    while (const auto batch = loader.next()) {
+      const at::Tensor logits = model_->forward(to_device_.input(*batch));
+      const at::Tensor target = to_device_.target(*batch);
+      sums.loss += at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum).item<double>();
+      sums.correct += logits.argmax(1).eq(target).sum().item<double>();
+      sums.samples += static_cast<double>(batch->size());
+    }
+    const SampleSums all = sums.over_all_ranks();
     record.test_loss = all.loss / all.samples;
     record.test_accuracy = all.correct / all.samples;
   }

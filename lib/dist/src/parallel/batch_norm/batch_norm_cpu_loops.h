@@ -85,13 +85,13 @@ struct Loops {
 };
 
 namespace baseline {
-const Loops<float>& float_loops();
-const Loops<double>& double_loops();
+template <class T>
+const Loops<T>& loops();
 }  // namespace baseline
 #ifdef SYNCBN_HAVE_AVX2
 namespace avx2 {
-const Loops<float>& float_loops();
-const Loops<double>& double_loops();
+template <class T>
+const Loops<T>& loops();
 }  // namespace avx2
 #endif
 

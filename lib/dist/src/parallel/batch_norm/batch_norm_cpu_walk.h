@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
@@ -28,20 +27,11 @@ inline constexpr int64_t kGrain = 32768;
 
 template <class T>
 const Loops<T>& loops() {
-  constexpr bool kIsFloat = std::is_same_v<T, float>;
 #ifdef SYNCBN_HAVE_AVX2
   static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx2) {
-    if constexpr (kIsFloat)
-      return avx2::float_loops();
-    else
-      return avx2::double_loops();
-  }
+  if (has_avx2) return avx2::loops<T>();
 #endif
-  if constexpr (kIsFloat)
-    return baseline::float_loops();
-  else
-    return baseline::double_loops();
+  return baseline::loops<T>();
 }
 
 /// The memory layout of a tensor [N, C, ...]: planes of one channel each, or rows of all channels.

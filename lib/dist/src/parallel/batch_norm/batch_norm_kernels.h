@@ -94,13 +94,13 @@ struct BatchNormKernels {
   /// moments and transform.
   MergedMoments (*fused_local_forward)(const at::Tensor& input, const at::Tensor& weight,
                                        const at::Tensor& bias, double eps, const Epilogue& epilogue,
-                                       Output& output);
+                                       Output& output) = nullptr;
 
   /// backward_reduce and backward_elementwise.
   at::Tensor (*fused_local_backward)(OutputGradient& gradient, const at::Tensor& input,
                                      const at::Tensor& weight, const at::Tensor& mean,
                                      const at::Tensor& invstd, const at::Tensor& count, bool keep,
-                                     at::Tensor& grad_input);
+                                     at::Tensor& grad_input) = nullptr;
 };
 
 /// @throws base::UserError for a device without kernels.

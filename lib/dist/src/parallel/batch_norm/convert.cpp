@@ -374,7 +374,7 @@ ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGro
     sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
   }
   detail::install_operators();
-  detail::LayerNaming::name_layers(module);
+  detail::name_layers(module);
   ConvertReport report;
   const auto convert = [&]<class Layer>(const std::string& name, const Layer& layer) {
     if (!layer.running_mean.defined() && !layer.weight.defined()) {

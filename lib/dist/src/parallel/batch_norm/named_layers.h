@@ -53,12 +53,9 @@ void visit_batch_norm(const torch::nn::Module& module, const Visit& visit) {
   if (const auto* three = module.as<torch::nn::BatchNorm3dImpl>()) visit(*three);
 }
 
-/// Names SyncBatchNorm layers for messages.
-class LayerNaming {
- public:
-  /// Names all layers below `module` by their place in it, unless their options have a name.
-  static void name_layers(const torch::nn::Module& module);
-};
+/// Names the SyncBatchNorm layers below `module` by their place in it, unless their options have a
+/// name.
+void name_layers(const torch::nn::Module& module);
 
 /// The group over which a layer exchanges, made at its first use; null: nothing is exchanged.
 /// @throws base::UserError as statistics_group() and statistics_subgroup() do.

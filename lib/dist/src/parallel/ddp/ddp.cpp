@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <type_traits>
 #include <unordered_map>
 
 #include <ATen/core/grad_mode.h>
