@@ -154,18 +154,6 @@ JoinedStore open_file_store(const Place& place, milliseconds limit) {
   return result;
 }
 
-/// Opens the file of `place`, or starts c10d's TCPStore on rank 0 (unless an agent holds it) and
-/// connects to it on the other ranks.
-/// @param other this host's address for peers, if the name in `place` resolves to loopback only.
-/// @throws UserError for a file that cannot be used, base::UnavailableError if the store does
-///   not answer within `limit`, which ends at `deadline`.
-JoinedStore join_job_store(const Place& place, const std::string& other, Clock::time_point deadline,
-                           milliseconds limit) {
-  if (!place.file.empty()) return open_file_store(place, limit);
-  if (place.should_hold_store()) return hold_store(place, other, deadline, limit);
-  return connect_to(place, wait_for_store(place, other, deadline, limit), limit);
-}
-
 /// The groups that this process has been in. Failed attempts do not count, since ranks may differ
 /// in their number.
 struct History {
@@ -178,10 +166,21 @@ History& history() {
   return instance;
 }
 
-/// Adds a prefix that hides the keys of earlier groups, since an agent's store outlives a group.
+/// Opens the file of `place`, or starts c10d's TCPStore on rank 0 (unless an agent holds it) and
+/// connects to it on the other ranks.
+/// @param outside this host's address for peers, if the name in `place` resolves to loopback only.
+/// @param limit for the store to answer; it ends at `deadline`.
 JoinedStore join_store(const Place& place, const std::string& outside, Clock::time_point deadline,
                        milliseconds limit) {
-  JoinedStore result = join_job_store(place, outside, deadline, limit);
+  JoinedStore result;
+  if (!place.file.empty()) {
+    result = open_file_store(place, limit);
+  } else if (place.should_hold_store()) {
+    result = hold_store(place, outside, deadline, limit);
+  } else {
+    result = connect_to(place, wait_for_store(place, outside, deadline, limit), limit);
+  }
+  // Hides the keys of earlier groups, since an agent's store outlives a group.
   if (const int earlier = history().groups; earlier > 0) {
     result.store =
         c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), result.store);
