@@ -32,8 +32,7 @@ class AgentChannel {
   std::chrono::steady_clock::time_point last_heartbeat_;
 };
 
-/// The run's progress bar, for rank 0. The launcher draws it. Without a launcher this process does
-/// if stderr is a terminal.
+/// Rank 0's progress bar. The launcher draws it; without one, this process, on a terminal.
 class Progress {
  public:
   explicit Progress(AgentChannel& channel);

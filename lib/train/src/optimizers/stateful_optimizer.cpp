@@ -14,8 +14,7 @@ namespace {
 
 constexpr const char* kStep = "step";
 
-/// Whether two dense tensors have the same elements at the same offsets. Strides of dimensions of
-/// size 1 do not matter.
+/// Whether the strides of two dense tensors are equal, except in dimensions of size 1.
 bool have_same_layout(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t i = 0; i < a.dim(); ++i) {
     if (a.size(i) > 1 && a.stride(i) != b.stride(i)) return false;

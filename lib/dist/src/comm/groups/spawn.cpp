@@ -114,8 +114,7 @@ void set_environment(int rank, int nprocs, int port) {
   std::quick_exit(code);
 }
 
-/// While it lives, SIGCHLD is not ignored, as this program may have inherited it: waitpid() could
-/// not find children that ended.
+/// While it lives, SIGCHLD is not ignored: if it is, waitpid() does not find children that ended.
 class KeepEndedChildren {
  public:
   KeepEndedChildren() {
@@ -182,8 +181,7 @@ class Children {
                        [](const Child& child) { return child.running; });
   }
 
-  /// Waits until a child ends, at most until the deadline. Of the failures, returns the one closest
-  /// to the root cause.
+  /// Waits until a child ends, or the deadline. Returns the failure closest to the root cause.
   std::optional<SpawnError> wait(std::optional<Clock::time_point> deadline) {
     std::vector<pollfd> polls;
     for (const Child& child : children_) {

@@ -331,8 +331,7 @@ void PeerMonitor::supervise() {
   for (const auto& log : to_abort) log->abort();
 }
 
-/// Ranks that made different calls wait for each other, since Gloo's tags contain fingerprints.
-/// These reports let them find out.
+/// Lets ranks find out that they made different calls: they wait for each other, see tag_of().
 void PeerMonitor::report_stuck(const FlightRecorder& log,
                                const std::vector<FlightRecorder::Pending>& pending) {
   const std::string& group = log.group();

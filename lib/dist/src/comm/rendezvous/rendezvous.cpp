@@ -95,8 +95,7 @@ void bound_answers(const Place& place) {
 }
 
 JoinedStore connect_to(const Place& place, const StoreEndpoint::Route& route, milliseconds limit) {
-  // By address: for a name, the client would spend all of its time on an address that drops
-  // packets.
+  // By address: given a name, the client would spend all of its time on one that drops packets.
   auto store = c10::make_intrusive<c10d::TCPStore>(route.store, store_options(place, limit));
   bound_answers(place);
   return {std::move(store), route.own};
@@ -154,8 +153,7 @@ JoinedStore open_file_store(const Place& place, milliseconds limit) {
   return result;
 }
 
-/// The groups that this process has been in. Failed attempts do not count, since ranks may differ
-/// in their number.
+/// Groups that this process has been in. Failed attempts, in which ranks may differ, do not count.
 struct History {
   int groups = 0;
   bool with_python = false;
@@ -189,8 +187,7 @@ JoinedStore join_store(const Place& place, const std::string& outside, Clock::ti
   return result;
 }
 
-/// Retries: an early rank may still find the store of the previous group, which rank 0 is about to
-/// close.
+/// Retries: an early rank may still find the previous group's store, which rank 0 then closes.
 JoinedStore join_new_store(const Place& place, const std::string& outside,
                            Clock::time_point deadline, milliseconds limit) {
   for (;;) {

@@ -11,8 +11,7 @@ namespace syncbn::dist::detail {
 
 namespace {
 
-/// The message of the exception being handled, without libtorch's stack frames and Gloo's source
-/// lines.
+/// The message of the exception being handled, without stack frames and Gloo's source lines.
 std::string reason() {
   std::string text;
   try {

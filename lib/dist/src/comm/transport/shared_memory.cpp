@@ -17,8 +17,7 @@ bool are_alike(const at::Tensor& output, const at::Tensor& input) {
          output.numel() == input.numel();
 }
 
-// Upper bound on the bytes of all ranks together for which every rank reduces everything by itself,
-// in one step instead of two.
+// Upper bound on the bytes of all ranks that each rank reduces by itself, in one step, not two.
 constexpr int64_t kMaxReducedByAll = int64_t{128} << 10;
 constexpr int64_t kCacheLine = 64;
 

@@ -12,8 +12,7 @@
 
 namespace syncbn::dist::detail::cpu {
 
-// Minimum number of values, and of rows, per task. Constants, so that results do not depend on the
-// number of threads.
+// Minimum number of values, and of rows, per task; results do not depend on the number of threads.
 inline constexpr int64_t kValuesPerTask = int64_t{1} << 18;
 inline constexpr int64_t kRowsPerTask = 64;
 // Results of this many bytes (in float32) bypass the cache: a core's L2 cache cannot hold such a

@@ -213,8 +213,7 @@ void Exchange::compare(const at::Tensor& rows, int64_t first) const {
       base::join(places, "; ")));
 }
 
-/// The row to exchange. Announces it to ranks without input, and compares headers ahead of the row
-/// where necessary.
+/// Announces the row to ranks without input, and compares headers ahead of it where necessary.
 at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
                                  JoinStep step) const {
   const at::Tensor row =

@@ -39,8 +39,7 @@ class Exchange : public torch::CustomClassHolder {
 
   int ranks() const { return group_ ? group_->getSize() : 1; }
 
-  /// Every rank's values: [n] float64 in, [W, n or more] out, in the order of ranks. Each row
-  /// begins with the n values.
+  /// [n] float64 in, [W, n or more] out: in the order of ranks, rows that begin with the n values.
   at::Tensor gather(const at::Tensor& values) const;
   /// The sum of every rank's values: [n] float64 in, [n] out, the same bits on each rank.
   at::Tensor sum(const at::Tensor& values) const;

@@ -142,8 +142,7 @@ class FunctionHook : public c10d::CommHookInterface {
       if (!future) {
         throw base::UserError(fmt::format("the communication hook '{}' returned no future", name_));
       }
-      // Does not capture `this`: a bucket may complete after an exception has destroyed the
-      // wrapper.
+      // Without `this`: a bucket may complete after an exception has destroyed the wrapper.
       return future->then(
           [recording_failure, name = name_, expected](c10::ivalue::Future& done) {
             return recording_failure([&]() -> c10::IValue {
@@ -304,8 +303,7 @@ void DdpBase::before_forward() {
 std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
-  // As in PyTorch: after a forward that leads to no exchange of gradients, the next one does not
-  // broadcast buffers.
+  // As in PyTorch, a forward without exchange of gradients makes the next not broadcast buffers.
   const bool exchanges = has_graph && state.requires_sync();
   const bool hidden_from_joined = state.join && !has_graph;
   if (!hidden_from_joined) state.sync_buffers_next = exchanges;

@@ -9,14 +9,12 @@ namespace syncbn::dist::detail {
 
 /// Compares the options, and the tensors' names, shapes and types, between all ranks. Does nothing
 /// in a group with Python ranks, where libtorch compares the parameters.
-/// @throws base::UserError that names the first difference and both ranks; base::UnavailableError
-///   when a peer fails.
+/// @throws base::UserError naming both ranks; base::UnavailableError when a peer fails.
 void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>& parameters,
                        const std::vector<NamedTensor>& buffers, const ProcessGroupPtr& group);
 
 /// @return the device for inputs; nullopt for a module on several devices.
-/// @throws base::UserError for devices of different types, and for several devices with
-///   SyncBatchNorm.
+/// @throws base::UserError for different types of device, and for several with SyncBatchNorm.
 std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
                                         bool has_sync_batch_norm);
 
@@ -27,8 +25,7 @@ void check_unchanged(const std::vector<NamedTensor>& parameters,
                      const std::vector<const torch::autograd::Node*>& accumulators,
                      const std::vector<NamedTensor>& frozen);
 
-/// @throws base::UserError that names the parameters, if libtorch's message is that parameters got
-/// no
+/// @throws base::UserError naming the parameters, if libtorch's message is that some got no
 ///   gradient in the step before.
 void explain_unfinished_reduction(const std::string& message,
                                   const std::vector<NamedTensor>& parameters);
