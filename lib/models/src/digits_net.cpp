@@ -50,8 +50,7 @@ class DigitsNet : public Model {
 
 void DigitsNetOptions::describe(config::Schema<DigitsNetOptions>& schema) {
   schema.field("width", &DigitsNetOptions::width, "channels of the first convolution")
-      .at_least(1)
-      .at_most(kMaxWidth);
+      .between(1, kMaxWidth);
 }
 
 std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options) {

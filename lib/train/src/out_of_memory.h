@@ -4,7 +4,6 @@
 
 namespace syncbn::train {
 
-/// What memory is needed for.
 enum class MemoryUse {
   kSetup,      ///< data and model: their sizes are a mistake in the configuration
   kFirstStep,  ///< the same, since every step needs as much

@@ -22,7 +22,6 @@ class AgentChannel {
   /// Reports `steps` finished steps, at most once a second.
   void heartbeat(uint64_t steps);
 
-  /// Sends a record to the launcher, and returns it.
   syncbn_agent_record send(syncbn_agent_kind kind, uint64_t done = 0, uint64_t total = 0,
                            const std::string& text = {});
 

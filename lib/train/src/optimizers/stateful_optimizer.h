@@ -56,7 +56,6 @@ class StatefulOptimizer : public Optimizer {
 
   std::vector<ParameterBatch> batches();
   bool can_fuse(const Slot& slot, const at::Tensor& gradient) const;
-  void load_slot(Slot& slot, const std::map<std::string, at::Tensor>& tensors) const;
 
   Traits traits_;
   std::vector<Slot> slots_;

@@ -103,7 +103,8 @@ struct Codec<std::vector<T>> {
     return good;
   }
   static Value write(const std::vector<T>& in) {
-    Value value = Value::of_list();
+    Value value;
+    value.kind = Value::Kind::kList;
     for (const T& item : in) value.list.push_back(Codec<T>::write(item));
     return value;
   }

@@ -36,7 +36,7 @@ class Transport {
                                  std::chrono::milliseconds /*timeout*/,
                                  c10::function_ref<void()> /*started*/) {}
 
-  /// For NCCL: calls run on CUDA streams, the first one connects, and NCCL has its own watchdog.
+  /// True for NCCL: calls run on CUDA streams, the first one connects, and it has its own watchdog.
   virtual bool runs_on_streams() const { return false; }
 };
 

@@ -12,7 +12,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
-#include "ddp/ddp_check.h"
 #include "ddp/ddp_state.h"
 
 namespace syncbn::dist {
@@ -273,7 +272,7 @@ void DdpBase::before_forward() {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
   if (has_graph) {
-    check_unchanged(state.parameters, state.accumulators, state.frozen);
+    check_unchanged(state);
     if (*state.comm_hook_failed) {
       throw base::UserError(
           "DistributedDataParallel: the communication hook failed in an earlier step, whose "
