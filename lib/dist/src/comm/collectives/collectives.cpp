@@ -71,9 +71,7 @@ class CheckedCall {
 
   template <class Options>
   Options options() const {
-    Options options;
-    if (timeout_) options.timeout = *timeout_;
-    return options;
+    return detail::with_timeout<Options>(timeout_);
   }
 
   /// For send and recv, which take no options.
@@ -180,7 +178,6 @@ void overwrite(Tensor& tensor, Run run, const ToBuffer& to_buffer = sendable) {
 
 /// A reduction in terms of what Gloo can reduce.
 struct Reduction {
-  /// @throws base::UserError for a dtype that the operation cannot reduce.
   Reduction(const CheckedCall& call, const Tensor& tensor, c10d::ReduceOp wanted)
       : op(std::move(wanted)), type(tensor.scalar_type()) {
     require_fit(call, tensor);

@@ -39,7 +39,6 @@ constexpr char kGaveUp[] = "gave-up";
 // Upper bound on the stuck collectives that are remembered for a group.
 constexpr size_t kMaxStuck = 16;
 
-/// This process's monitor.
 std::weak_ptr<PeerMonitor>& living() {
   static auto* const instance = new std::weak_ptr<PeerMonitor>;
   return *instance;

@@ -67,7 +67,6 @@ struct Place {
   bool should_hold_store() const { return rank == 0 && !agent_holds_store && file.empty(); }
   /// Whether the launcher started ranks on other hosts.
   bool on_several_hosts() const;
-  /// For messages.
   std::string meeting_point() const { return file.empty() ? master.str() : file; }
   /// What to do if another job uses the same meeting point.
   std::string how_to_part() const;

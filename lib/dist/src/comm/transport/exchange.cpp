@@ -48,7 +48,6 @@ void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, nanoseconds l
   ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
 }
 
-/// Wakes all that sleep on `word`, in any process.
 void futex_wake(const std::atomic<uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

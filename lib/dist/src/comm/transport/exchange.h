@@ -50,7 +50,6 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// @throws the operation's error, or std::runtime_error after `timeout` (kNoTimeout: never).
   void wait(const TaskPtr& task, std::chrono::milliseconds timeout);
 
-  /// Whether no operation is pending.
   bool is_idle();
 
   /// Makes all pending and later operations fail.

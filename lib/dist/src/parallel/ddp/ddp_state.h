@@ -17,7 +17,6 @@
 
 namespace syncbn::dist::detail {
 
-/// An open join() span.
 struct JoinSpan {
   JoinOptions options;
   std::unique_ptr<JoinStatistics> statistics;  ///< null: no SyncBatchNorm layer exchanges
@@ -50,7 +49,6 @@ struct DdpState {
   bool searches_unused() const { return options.find_unused_parameters && !options.static_graph; }
   /// The buffers that broadcast_buffers applies to.
   std::vector<NamedTensor> shared_buffers() const;
-  /// The buffers to broadcast before this forward.
   std::vector<at::Tensor> buffers_to_sync() const;
   /// Overwrites every rank's tensors by those of `rank`.
   void broadcast(const std::vector<at::Tensor>& tensors, int rank) const;
