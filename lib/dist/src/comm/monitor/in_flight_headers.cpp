@@ -4,7 +4,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include "groups/timeouts.h"
 #include "monitor/flight_recorder.h"
 
 namespace syncbn::dist::detail {
@@ -17,9 +16,11 @@ std::vector<at::Tensor> InFlightHeaders::send(const at::Tensor& header,
   const std::lock_guard lock(mutex_);
   at::Tensor own = header;
   at::Tensor all = at::empty({group->getSize(), header.size(1)}, header.options());
+  c10d::AllgatherOptions options;
+  if (timeout) options.timeout = *timeout;
   {
     const NamedAs named(called, header.sizes());
-    auto work = group->_allgather_base(all, own, with_timeout<c10d::AllgatherOptions>(timeout));
+    auto work = group->_allgather_base(all, own, options);
     sent_.push_back({std::move(all), std::move(work)});
   }
   std::vector<at::Tensor> arrived;
