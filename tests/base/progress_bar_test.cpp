@@ -81,5 +81,21 @@ TEST(ProgressBarTest, IsGoneAfterClear) {
   EXPECT_EQ(bar.draw(80, now), "");
 }
 
+// `train` removes the bar for each line that it logs.
+TEST(ProgressBarTest, KeepsItsTimeAcrossClear) {
+  ProgressBar bar;
+  const ProgressBar::Clock::time_point now{seconds(1000)};
+  syncbn_agent_record clear{};
+  clear.kind = SYNCBN_AGENT_CLEAR;
+  bar.update(progress(10, 40), now);
+  bar.update(progress(20, 40), now + seconds(10));
+  bar.update(clear, now + seconds(10));
+  bar.update(progress(30, 40), now + seconds(20));
+  EXPECT_NE(bar.draw(80, now + seconds(20)).find("0:20 < 0:10"), std::string::npos);
+  bar.update(clear, now + seconds(20));
+  bar.update(progress(1, 40), now + seconds(30));
+  EXPECT_NE(bar.draw(80, now + seconds(30)).find("0:00"), std::string::npos) << "a new bar";
+}
+
 }  // namespace
 }  // namespace syncbn::base

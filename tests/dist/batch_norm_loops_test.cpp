@@ -253,17 +253,17 @@ void expect_no_negative_deviation(const Loops<double>& loops) {
 }
 
 TEST(BatchNormLoopsTest, AreRightOnAnyProcessor) {
-  expect_right(baseline::float_loops());
-  expect_right(baseline::double_loops());
-  expect_no_negative_deviation(baseline::double_loops());
+  expect_right(baseline::loops<float>());
+  expect_right(baseline::loops<double>());
+  expect_no_negative_deviation(baseline::loops<double>());
 }
 
 #ifdef SYNCBN_HAVE_AVX2
 TEST(BatchNormLoopsTest, AreRightWithAvx2) {
   SYNCBN_SKIP_UNLESS(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), "avx2");
-  expect_right(avx2::float_loops());
-  expect_right(avx2::double_loops());
-  expect_no_negative_deviation(avx2::double_loops());
+  expect_right(avx2::loops<float>());
+  expect_right(avx2::loops<double>());
+  expect_no_negative_deviation(avx2::loops<double>());
 }
 #endif
 

@@ -34,6 +34,7 @@ using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
 using syncbn::test::sgd_step;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 nn::Linear linear() {
@@ -285,6 +286,31 @@ TEST(DdpJoinTest, RanksOfASubgroupAreNamedAsInTheWorld) {
     EXPECT_THAT(message_of<UserError>([&] { statistics.end_forward(rank == 1); }),
                 HasSubstr("ranks 1 and 2 are at different SyncBatchNorm layers"));
     dist::barrier();
+  });
+}
+
+// Such rows are too large to be gathered in one hop.
+TEST(DdpJoinTest, DifferentLayersAreNamedWhereRowsAreAddedUpOnTheWay) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    constexpr int64_t kChannels = 20'000;
+    const auto group = dist::default_group();
+    const auto options = dist::SyncBatchNormOptions(kChannels).process_group(group);
+    JoinStatistics statistics(group, at::kCPU);
+    if (rank == 0) {
+      EXPECT_TRUE(statistics.serve()) << "the forward";
+      EXPECT_FALSE(statistics.serve()) << "the backward";
+      return;
+    }
+    dist::SyncBatchNorm first(dist::SyncBatchNormOptions(options).name("first"));
+    dist::SyncBatchNorm second(dist::SyncBatchNormOptions(options).name("second"));
+    statistics.begin_step([] { return true; });
+    const at::Tensor a = first(at::randn({4, kChannels}).requires_grad_());
+    const at::Tensor b = second(at::randn({4, kChannels}).requires_grad_());
+    statistics.end_forward(/*backward_follows=*/true);
+    EXPECT_THAT(message_of<UserError>([&] { (rank == 1 ? a : b).sum().backward(); }),
+                AllOf(HasSubstr("rank 1 in layer 'first'"), HasSubstr("rank 2 in layer 'second'")));
+    statistics.end_backward();
   });
 }
 

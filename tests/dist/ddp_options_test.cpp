@@ -21,7 +21,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include "ddp/ddp_check.h"
+#include "ddp/ddp_state.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
 #include "support/multiproc.h"

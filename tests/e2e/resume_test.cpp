@@ -147,6 +147,20 @@ TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
 }
 
+TEST_F(ResumeTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  // As a signal in the middle of the second epoch leaves it.
+  train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
+  checkpoint.step += 4;
+  checkpoint.sampler.consumed = 32;
+  base::write_file_atomically(folder_ / "run/last.pt", serialize(checkpoint));
+  const auto result = run_train(args("run", {"--resume=auto", "--optimizer.lr=1e30"}));
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_THAT(result.err, HasSubstr("loss is not finite"));
+  EXPECT_THAT(result.err,
+              HasSubstr(fmt::format("last.pt holds the run after step {}", checkpoint.step)));
+}
+
 TEST_F(ResumeTest, KeepsAWholeCheckpointWhenARankIsKilled) {
   auto ranks = start_ranks(2, args("run", {"--epochs=1000"}));
   ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "epoch    3/") > 0; }));

@@ -43,8 +43,8 @@ void ProgressBar::update(const syncbn_agent_record& record, Clock::time_point no
     return;
   }
   if (record.kind != SYNCBN_AGENT_PROGRESS) return;
-  // A smaller count or another total starts a new bar.
-  if (!active_ || record.done < state_.done || record.total != state_.total) {
+  // A smaller count or another total starts a new bar. After CLEAR the same one may go on.
+  if (!started_ || record.done < state_.done || record.total != state_.total) {
     started_ = now;
     first_done_ = record.done;
   }
@@ -64,7 +64,7 @@ std::string ProgressBar::draw(int columns, Clock::time_point now) {
   changed_ = false;
   drawn_ = now;
   if (!active_) return {};
-  state_.elapsed = now - started_;
+  state_.elapsed = now - *started_;
   state_.remaining.reset();
   if (state_.total >= state_.done && state_.done > first_done_) {
     state_.remaining = state_.elapsed * (static_cast<double>(state_.total - state_.done) /

@@ -21,10 +21,6 @@ void wrong_type(const Value& value, const std::string& path, const std::string& 
   faults.add(value.mark, fmt::format("{}: expected {}, got {}", path, wanted, value.str()));
 }
 
-bool is_auto(const Value& value) {
-  return value.kind == Value::Kind::kScalar && value.scalar == "auto";
-}
-
 }  // namespace detail
 
 namespace {

@@ -28,12 +28,6 @@ Value Value::of_scalar(std::string text, bool quoted) {
   return value;
 }
 
-Value Value::of_list() {
-  Value value;
-  value.kind = Kind::kList;
-  return value;
-}
-
 Value Value::of_map() {
   Value value;
   value.kind = Kind::kMap;

@@ -9,8 +9,7 @@ namespace syncbn::models {
 /// A square convolution without bias that keeps the size at stride 1.
 torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride = 1);
 
-/// He et al.'s initialisation (arXiv:1502.01852) of every convolution below `model`: normal, by
-/// fan-out, for ReLU.
+/// He et al.'s initialisation (arXiv:1502.01852) of all convolutions: normal, by fan-out, for ReLU.
 void init_convolutions(torch::nn::Module& model);
 
 /// The number of channels of the samples that a model is made for.

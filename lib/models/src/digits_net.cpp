@@ -4,6 +4,9 @@
 #include <ATen/ops/mean.h>
 #include <torch/nn/modules/linear.h>
 
+#include <string>
+#include <vector>
+
 #include <syncbn/models/norm.h>
 
 #include "common.h"
@@ -15,49 +18,39 @@ constexpr int64_t kMaxWidth = 4096;  // more is a typing error: parameters grow 
 
 class DigitsNet : public Model {
  public:
-  DigitsNet(const ModelArgs& args, const DigitsNetOptions& options)
-      : conv1_(conv(image_channels("digits", args, 2), options.width, 3)),
-        conv2_(conv(options.width, 2 * options.width, 3)),
-        conv3_(conv(2 * options.width, 4 * options.width, 3)),
-        fc_(4 * options.width, args.num_classes) {
+  DigitsNet(const ModelArgs& args, const DigitsNetOptions& options) {
     const NormFactory norm(args);
-    bn1_ = norm.with_relu(options.width);
-    bn2_ = norm.with_relu(2 * options.width);
-    bn3_ = norm.with_relu(4 * options.width);
-    register_module("conv1", conv1_);
-    register_module("bn1", bn1_.ptr());
-    register_module("conv2", conv2_);
-    register_module("bn2", bn2_.ptr());
-    register_module("conv3", conv3_);
-    register_module("bn3", bn3_.ptr());
-    register_module("fc", fc_);
+    int64_t in = image_channels("digits", args, 2);
+    for (const int64_t out : {options.width, 2 * options.width, 4 * options.width}) {
+      const std::string number = std::to_string(convs_.size() + 1);
+      convs_.push_back(register_module("conv" + number, conv(in, out, 3)));
+      norms_.push_back(norm.with_relu(out));
+      register_module("bn" + number, norms_.back().ptr());
+      in = out;
+    }
+    fc_ = register_module("fc", torch::nn::Linear(in, args.num_classes));
     init_convolutions(*this);
   }
 
   at::Tensor forward(at::Tensor x) override {
-    x = bn1_.forward(conv1_->forward(x));
-    x = bn2_.forward(conv2_->forward(x));
-    x = at::max_pool2d(x, 2);
-    x = bn3_.forward(conv3_->forward(x));
+    for (size_t i = 0; i < convs_.size(); ++i) {
+      if (i == 2) x = at::max_pool2d(x, 2);
+      x = norms_[i].forward(convs_[i]->forward(x));
+    }
     return fc_->forward(at::mean(x, {2, 3}));
   }
 
  private:
-  torch::nn::Conv2d conv1_;
-  torch::nn::Conv2d conv2_;
-  torch::nn::Conv2d conv3_;
-  torch::nn::Linear fc_;
-  NormRelu bn1_;
-  NormRelu bn2_;
-  NormRelu bn3_;
+  std::vector<torch::nn::Conv2d> convs_;
+  std::vector<NormRelu> norms_;
+  torch::nn::Linear fc_{nullptr};
 };
 
 }  // namespace
 
 void DigitsNetOptions::describe(config::Schema<DigitsNetOptions>& schema) {
   schema.field("width", &DigitsNetOptions::width, "channels of the first convolution")
-      .at_least(1)
-      .at_most(kMaxWidth);
+      .between(1, kMaxWidth);
 }
 
 std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options) {

@@ -44,7 +44,6 @@ const std::vector<config::ProgramOption> kOptions = {
     {"local_rank", "N", ""},
 };
 
-/// RANK, WORLD_SIZE and LOCAL_RANK.
 struct RankEnv {
   int rank = 0;
   int world_size = 1;

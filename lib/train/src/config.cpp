@@ -40,11 +40,9 @@ void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
       .field("num_workers", &LoaderConfig::num_workers,
              "loader threads of each rank; auto: the host's cores divided by LOCAL_WORLD_SIZE, "
              "minus one, if samples are decoded, else 0; 0: the training thread loads samples")
-      .at_least(0)
-      .at_most(kMaxThreads);
+      .between(0, kMaxThreads);
   schema.field("prefetch", &LoaderConfig::prefetch, "batches to prepare ahead, at most")
-      .at_least(1)
-      .at_most(kMaxPrefetch)
+      .between(1, kMaxPrefetch)
       .unit("batches");
   schema.field("pin_memory", &LoaderConfig::pin_memory,
                "put batches into pinned memory, for quicker copies to a GPU; without a GPU it "
@@ -54,8 +52,7 @@ void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
   schema
       .field("timeout", &LoaderConfig::timeout,
              "how long a step may wait for its batch; 0: no limit")
-      .at_least(0)
-      .at_most(kYear)
+      .between(0, kYear)
       .unit("s");
   schema
       .field("on_error", &LoaderConfig::on_error,
@@ -64,8 +61,7 @@ void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
   schema
       .field("error_budget", &LoaderConfig::error_budget,
              "with on_error: skip, the share of a rank's epoch that may be left out")
-      .at_least(0)
-      .at_most(1);
+      .between(0, 1);
 }
 
 data::LoaderOptions LoaderConfig::options(int64_t batch_size) const {
@@ -84,18 +80,14 @@ data::LoaderOptions LoaderConfig::options(int64_t batch_size) const {
 void Config::describe(config::Schema<Config>& schema) {
   schema.field("seed", &Config::seed, "seed of the initial parameters and of the order of samples")
       .at_least(0);
-  schema.field("epochs", &Config::epochs, "passes over the training data")
-      .at_least(1)
-      .at_most(kMaxEpochs);
+  schema.field("epochs", &Config::epochs, "passes over the training data").between(1, kMaxEpochs);
   schema.field("batch_size", &Config::batch_size, "samples of each rank in a step")
-      .at_least(1)
-      .at_most(kMaxBatchSize)
+      .between(1, kMaxBatchSize)
       .unit("samples");
   schema
       .field("global_batch_size", &Config::global_batch_size,
              "samples of all ranks in a step, in place of batch_size")
-      .at_least(1)
-      .at_most(kMaxBatchSize)
+      .between(1, kMaxBatchSize)
       .unit("samples");
   schema.field("model", &Config::model, "the network").required();
   schema.field("sync_batchnorm", &Config::sync_batchnorm,
@@ -128,17 +120,14 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("backend", &Config::backend, "communication backend; auto: NCCL on GPUs")
       .one_of({"auto", "gloo", "nccl"});
   schema.field("timeout", &Config::timeout, "timeout of every collective")
-      .at_least(kMillisecond)
-      .at_most(kYear)
+      .between(kMillisecond, kYear)
       .unit("s");
   schema
       .field("connect_timeout", &Config::connect_timeout, "how long to wait for all ranks to join")
-      .at_least(kMillisecond)
-      .at_most(kYear)
+      .between(kMillisecond, kYear)
       .unit("s");
   schema.field("threads", &Config::threads, "compute threads of each rank; 0: OMP_NUM_THREADS")
-      .at_least(0)
-      .at_most(kMaxThreads);
+      .between(0, kMaxThreads);
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.batch_size.has_value() != config.global_batch_size.has_value()) return std::nullopt;
     return "set exactly one of batch_size (samples of each rank) and global_batch_size (samples of "

@@ -43,8 +43,7 @@ class DataWait {
   Sum since_last_;
 };
 
-/// The largest waits of all ranks, since each step takes as long as that of the slowest rank. Every
-/// rank calls it.
+/// The largest waits of all ranks: steps take as long as the slowest rank's. Every rank calls it.
 DataWait::Means longest(const DataWait::Means& own);
 
 }  // namespace syncbn::train

@@ -4,19 +4,16 @@
 
 namespace syncbn::train {
 
-/// What memory is needed for.
 enum class MemoryUse {
   kSetup,      ///< data and model: their sizes are a mistake in the configuration
   kFirstStep,  ///< the same, since every step needs as much
   kLater,      ///< memory sufficed before, so another process must have taken it
 };
 
-/// @throws base::UserError, or base::UnavailableError for kLater, if `error` reports a lack of
-///   memory. Otherwise returns.
+/// @throws base::UserError, or for kLater base::UnavailableError, if `error` is a lack of memory.
 void throw_if_out_of_memory(MemoryUse use, const std::exception& error);
 
-/// Calls `work`. Turns its errors for lack of memory into advice on the configuration; every other
-/// error passes through.
+/// Calls `work`, and turns its errors for lack of memory into advice on the configuration.
 template <class Work>
 auto explain_out_of_memory(MemoryUse use, const Work& work) {
   try {

@@ -22,7 +22,6 @@ class AgentChannel {
   /// Reports `steps` finished steps, at most once a second.
   void heartbeat(uint64_t steps);
 
-  /// Sends a record to the launcher, and returns it.
   syncbn_agent_record send(syncbn_agent_kind kind, uint64_t done = 0, uint64_t total = 0,
                            const std::string& text = {});
 
@@ -32,8 +31,7 @@ class AgentChannel {
   std::chrono::steady_clock::time_point last_heartbeat_;
 };
 
-/// The run's progress bar, for rank 0. The launcher draws it. Without a launcher this process does
-/// if stderr is a terminal.
+/// Rank 0's progress bar. The launcher draws it; without one, this process, on a terminal.
 class Progress {
  public:
   explicit Progress(AgentChannel& channel);

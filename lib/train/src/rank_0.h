@@ -8,7 +8,6 @@
 
 namespace syncbn::train {
 
-/// Whether this is rank 0 of the default process group.
 bool is_rank_0();
 
 /// Rank 0 calls `work` and every rank returns its result. Every rank calls it.

@@ -18,8 +18,7 @@ struct ResumeState {
   bool continues_folder = false;  ///< the run in `folder` is the one that is resumed
 };
 
-/// Follows the configuration; after a restart by the launcher, the previous attempt. Writes
-/// nothing. Every rank calls it.
+/// Follows the configuration, or after a restart the previous attempt. Every rank calls it.
 /// @throws base::UserError on rank 0, QuietExit on the others, when the folder holds another run or
 ///   the checkpoint cannot be read or is damaged.
 ResumeState find_resume_state(const Config& config, const std::string& name);

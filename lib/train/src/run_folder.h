@@ -69,8 +69,7 @@ class RunFolder {
   // These add lines to log.jsonl, which are on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);
   void append(const std::string& line);
-  /// Adds the line of a checkpoint's last epoch, if the run ended after it wrote the checkpoint and
-  /// before it wrote the line.
+  /// Adds a checkpoint's epoch_line, unless the run wrote it before it ended.
   void complete_log(const std::string& line);
   void log_end(const std::string& reason, int64_t step);
 

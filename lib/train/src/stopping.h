@@ -6,8 +6,7 @@
 
 namespace syncbn::train {
 
-/// While it lives, SIGTERM and SIGINT do not end the process: the training loop polls received().
-/// One object at a time.
+/// While one lives, SIGTERM and SIGINT do not end the process: the training loop polls received().
 class StopSignals {
  public:
   StopSignals();

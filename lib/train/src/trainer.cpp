@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
@@ -9,6 +10,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/loader.h>
+#include <syncbn/data/sampler.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
@@ -18,7 +20,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "evaluation.h"
 #include "metrics.h"
 #include "model.h"
 #include "out_of_memory.h"
@@ -38,17 +39,6 @@ using Ddp = dist::DistributedDataParallel<models::Model>;
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-/// How far the run is. A checkpoint holds this and tensors.
-struct Position {
-  int64_t epoch = 0;
-  int64_t step = 0;
-  double best_accuracy = -1;
-  int64_t best_epoch = 0;
-  double earlier_seconds = 0;
-  std::string epoch_line;       ///< the line of log.jsonl for the last complete epoch
-  SampleSums earlier_in_epoch;  ///< of all ranks, from before the epoch was interrupted
-};
 
 class Trainer {
  public:
@@ -88,12 +78,13 @@ class Trainer {
 
   int run() {
     EpochRecord record;
-    for (; position_.epoch < config_.epochs; ++position_.epoch) {
-      if (!continues_epoch_) loader_.start_epoch(position_.epoch);
+    int64_t& epoch = position_.sampler.epoch;
+    for (; epoch < config_.epochs; ++epoch) {
+      if (!continues_epoch_) loader_.start_epoch(epoch);
       continues_epoch_ = false;
       if (const int signal = train_epoch(record)) return stop(signal);
-      const bool last = position_.epoch + 1 == config_.epochs;
-      const bool evaluates = last || (position_.epoch + 1) % config_.eval_interval == 0;
+      const bool last = epoch + 1 == config_.epochs;
+      const bool evaluates = last || (epoch + 1) % config_.eval_interval == 0;
       finish_epoch(record, evaluates);
     }
     if (!record.test_accuracy) evaluate(record);
@@ -102,7 +93,7 @@ class Trainer {
   }
 
  private:
-  double seconds() const { return position_.earlier_seconds + seconds_since(begin_); }
+  double seconds() const { return position_.seconds + seconds_since(begin_); }
 
   data::LoaderOptions loader_options() const {
     data::LoaderOptions options = config_.loader.options(inputs_.batch_size);
@@ -111,7 +102,7 @@ class Trainer {
     return options;
   }
 
-  void restore(const Checkpoint& checkpoint) {
+  void restore(Checkpoint checkpoint) {
     std::vector<std::string> changed;
     try {
       changed = changed_settings(config::parse_yaml(checkpoint.config, resume_.checkpoint_path),
@@ -127,15 +118,6 @@ class Trainer {
       spdlog::warn("{} was made with another configuration; the run continues with {}",
                    resume_.checkpoint_path, base::join(changed, ", "));
     }
-    continues_epoch_ = true;
-    position_.epoch = checkpoint.sampler.epoch;
-    position_.step = checkpoint.step;
-    position_.best_accuracy = checkpoint.best_accuracy;
-    position_.best_epoch = checkpoint.best_epoch;
-    position_.earlier_seconds = checkpoint.seconds;
-    position_.epoch_line = checkpoint.epoch_line;
-    position_.earlier_in_epoch = {.loss = checkpoint.epoch_loss,
-                                  .samples = static_cast<double>(checkpoint.epoch_samples)};
     const auto rank = static_cast<size_t>(dist::rank());
     if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rng_states.size()) {
       at::Generator generator = at::globalContext().defaultGenerator(device_);
@@ -145,6 +127,12 @@ class Trainer {
                    resume_.checkpoint_path, base::counted(checkpoint.world_size, "rank"),
                    dist::world_size());
     }
+    checkpoint.model.clear();
+    checkpoint.optimizer.clear();
+    checkpoint.rng_states.clear();
+    position_ = std::move(checkpoint);
+    saved_step_ = position_.step;
+    continues_epoch_ = true;
   }
 
   void start_folder(bool resumed) {
@@ -162,7 +150,7 @@ class Trainer {
     }
     if (resumed) {
       spdlog::info("resumes from {} at epoch {}, step {}", resume_.checkpoint_path,
-                   position_.epoch + 1, position_.step);
+                   position_.sampler.epoch + 1, position_.step);
     }
     spdlog::info("writes to {}", folder_->path().string());
   }
@@ -187,10 +175,11 @@ class Trainer {
     while (continues) continues = step();
     const double trained = seconds_since(begin);
     const SampleSums all = epoch_sums_.over_all_ranks();
-    epoch_sums_ = {.loss = all.loss + position_.earlier_in_epoch.loss,
-                   .samples = all.samples + position_.earlier_in_epoch.samples};
-    position_.earlier_in_epoch = {};
-    record.epoch = position_.epoch + 1;
+    epoch_sums_ = {.loss = all.loss + position_.epoch_loss,
+                   .samples = all.samples + static_cast<double>(position_.epoch_samples)};
+    position_.epoch_loss = 0;
+    position_.epoch_samples = 0;
+    record.epoch = position_.sampler.epoch + 1;
     record.step = position_.step;
     record.train_loss = epoch_sums_.samples > 0 ? epoch_sums_.loss / epoch_sums_.samples : 0;
     record.images_per_second = trained > 0 ? all.samples / trained : 0;
@@ -229,8 +218,8 @@ class Trainer {
     throw base::UserError(fmt::format(
         "the loss is not finite on some rank in step {} (epoch {}; {} on rank 0, learning rate "
         "{:.3g}); try a lower learning rate or a warm-up, or look at the data; {}",
-        position_.step + 1, position_.epoch + 1, loss, lr,
-        fs::exists(last, ignored) ? last + " holds the last complete epoch"
+        position_.step + 1, position_.sampler.epoch + 1, loss, lr,
+        fs::exists(last, ignored) ? fmt::format("{} holds the run after step {}", last, saved_step_)
                                   : "nothing was saved yet"));
   }
 
@@ -240,7 +229,7 @@ class Trainer {
     const int64_t total = config_.epochs * loader_.num_batches();
     progress_.show(
         position_.step, total,
-        fmt::format("epoch {}/{}  loss {:.4f}", position_.epoch + 1, config_.epochs, loss));
+        fmt::format("epoch {}/{}  loss {:.4f}", position_.sampler.epoch + 1, config_.epochs, loss));
     if (config_.log_interval > 0 && position_.step % config_.log_interval == 0) {
       progress_.clear();
       spdlog::info("step {}/{}  loss {:.4f}  data wait {}", position_.step, total, loss,
@@ -248,8 +237,28 @@ class Trainer {
     }
   }
 
+  /// Evaluates each test sample once, divided between the ranks, with rank 0's running statistics.
   void evaluate(EpochRecord& record) {
-    const SampleSums all = train::evaluate(*model_, inputs_.test_set, loader_options(), to_device_);
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& buffer : model_->buffers()) dist::broadcast(buffer, 0);
+    model_->eval();
+    data::LoaderOptions options = loader_options();
+    options.drop_last = false;
+    options.on_error = data::LoaderOptions::OnError::kRaise;
+    data::Loader loader(inputs_.test_set,
+                        std::make_shared<data::SequentialShardSampler>(
+                            inputs_.test_set->size(), dist::world_size(), dist::rank()),
+                        options);
+    loader.start_epoch(0);
+    SampleSums sums;
+    while (const auto batch = loader.next()) {
+      const at::Tensor logits = model_->forward(to_device_.input(*batch));
+      const at::Tensor target = to_device_.target(*batch);
+      sums.loss += at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum).item<double>();
+      sums.correct += logits.argmax(1).eq(target).sum().item<double>();
+      sums.samples += static_cast<double>(batch->size());
+    }
+    const SampleSums all = sums.over_all_ranks();
     record.test_loss = all.loss / all.samples;
     record.test_accuracy = all.correct / all.samples;
   }
@@ -265,7 +274,7 @@ class Trainer {
     position_.epoch_line = RunFolder::line_of(record);
     epoch_sums_ = {};
     data::SamplerState next = loader_.state();
-    next.epoch = position_.epoch + 1;
+    next.epoch = position_.sampler.epoch + 1;
     next.consumed = 0;
     save(next, best);
     do_on_rank_0([&] { folder_->append(position_.epoch_line); });
@@ -289,24 +298,21 @@ class Trainer {
     const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
     const auto rng_states = dist::all_gather(own.to(device_));
     do_on_rank_0([&] {
-      Checkpoint checkpoint;
+      Checkpoint checkpoint = position_;
       checkpoint.model = state_of(*model_);
       checkpoint.optimizer = optimizer_->state();
-      checkpoint.step = position_.step;
       checkpoint.sampler = sampler;
       checkpoint.epoch_loss = epoch_sums_.loss;
       checkpoint.epoch_samples = static_cast<int64_t>(epoch_sums_.samples);
       checkpoint.world_size = dist::world_size();
       checkpoint.rng_states = rng_states;
-      checkpoint.best_accuracy = position_.best_accuracy;
-      checkpoint.best_epoch = position_.best_epoch;
       checkpoint.seconds = seconds();
-      checkpoint.epoch_line = position_.epoch_line;
       checkpoint.config = config_text_;
       const std::string bytes = serialize(checkpoint);
       // In this order: a run that crashes in between repeats the epoch, and writes best.pt again.
       if (best) base::write_file_atomically(folder_->best(), bytes);
       base::write_file_atomically(folder_->last(), bytes);
+      saved_step_ = position_.step;
     });
   }
 
@@ -323,7 +329,7 @@ class Trainer {
 
   void finish(EpochRecord& record) {
     record.seconds = seconds();
-    if (record.epoch == 0) record.epoch = position_.epoch, record.step = position_.step;
+    if (record.epoch == 0) record.epoch = position_.sampler.epoch, record.step = position_.step;
     do_on_rank_0([&] {
       folder_->log_end("finished", position_.step);
       folder_->write_result({.best_test_accuracy = position_.best_accuracy,
@@ -361,7 +367,10 @@ class Trainer {
   bool continues_epoch_ = false;
   bool is_first_step_ = true;
   DataWait data_wait_;
-  Position position_;
+  /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`. epoch_loss and
+  /// epoch_samples are of the part before the epoch was interrupted.
+  Checkpoint position_;
+  int64_t saved_step_ = 0;  ///< on rank 0: of the checkpoint in the folder
   SampleSums epoch_sums_;
 };
 

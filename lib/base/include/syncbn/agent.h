@@ -25,7 +25,7 @@ enum syncbn_agent_kind {
   SYNCBN_AGENT_HELLO = 1,     /* sent once after adoption; no further fields */
   SYNCBN_AGENT_HEARTBEAT = 2, /* done = steps since the start of the run */
   SYNCBN_AGENT_PROGRESS = 3,  /* done of total, and a line of text to show beside the bar */
-  SYNCBN_AGENT_CLEAR = 4      /* the progress bar is over: remove it */
+  SYNCBN_AGENT_CLEAR = 4      /* hide the progress bar until the next PROGRESS */
 };
 
 /* All numbers little-endian, as on every machine this runs on. */

@@ -38,9 +38,7 @@ struct SgdOptions {
     schema.field("momentum", &SgdOptions::momentum, "share of the previous update that is kept")
         .at_least(0)
         .below(1);
-    schema.field("weight_decay", &SgdOptions::weight_decay, "L2 penalty")
-        .at_least(0)
-        .at_most(kMaxRate);
+    schema.field("weight_decay", &SgdOptions::weight_decay, "L2 penalty").between(0, kMaxRate);
     schema.field("nesterov", &SgdOptions::nesterov, "use Nesterov's momentum");
     schema.check([](const SgdOptions& options) -> std::optional<std::string> {
       if (options.nesterov && options.momentum == 0) return "nesterov needs a momentum above 0";
@@ -113,8 +111,7 @@ struct AdamwOptions {
         .below(1);
     schema.field("eps", &AdamwOptions::eps, "added to the denominator").above(0).at_most(kMaxRate);
     schema.field("weight_decay", &AdamwOptions::weight_decay, "decoupled from the gradient")
-        .at_least(0)
-        .at_most(kMaxRate);
+        .between(0, kMaxRate);
   }
 };
 

@@ -31,8 +31,7 @@ struct StepOptions {
 
   static void describe(config::Schema<StepOptions>& schema) {
     schema.field("step_size", &StepOptions::step_size, "epochs between two changes")
-        .at_least(1)
-        .at_most(kMaxEpochs)
+        .between(1, kMaxEpochs)
         .unit("epochs");
     schema.field("gamma", &StepOptions::gamma, "factor of each change")
         .above(0)
@@ -46,12 +45,9 @@ struct CosineOptions {
 
   static void describe(config::Schema<CosineOptions>& schema) {
     schema.field("warmup", &CosineOptions::warmup, "length of the linear rise from 0 at the start")
-        .at_least(0)
-        .at_most(kMaxEpochs)
+        .between(0, kMaxEpochs)
         .unit("epochs");
-    schema.field("min_lr", &CosineOptions::min_lr, "the rate at the end")
-        .at_least(0)
-        .at_most(kMaxRate);
+    schema.field("min_lr", &CosineOptions::min_lr, "the rate at the end").between(0, kMaxRate);
   }
 };
 

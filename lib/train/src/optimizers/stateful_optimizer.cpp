@@ -14,8 +14,7 @@ namespace {
 
 constexpr const char* kStep = "step";
 
-/// Whether two dense tensors have the same elements at the same offsets. Strides of dimensions of
-/// size 1 do not matter.
+/// Whether the strides of two dense tensors are equal, except in dimensions of size 1.
 bool have_same_layout(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t i = 0; i < a.dim(); ++i) {
     if (a.size(i) > 1 && a.stride(i) != b.stride(i)) return false;
@@ -119,29 +118,24 @@ void StatefulOptimizer::load(const OptimizerState& state) {
       throw base::UserError(
           fmt::format("the optimizer's state is of a parameter '{}' that this model lacks", name));
     }
-    load_slot(*slot, tensors);
+    for (const auto& [key, tensor] : tensors) {
+      if (key == kStep) {
+        slot->steps = traits_.counts_steps ? tensor.item<int64_t>() : 0;
+        continue;
+      }
+      if (tensor.sizes() != slot->parameter.sizes()) {
+        throw base::UserError(fmt::format(
+            "the optimizer's {} of parameter '{}' has shape [{}], the parameter [{}]", key,
+            slot->name, fmt::join(tensor.sizes(), ", "), fmt::join(slot->parameter.sizes(), ", ")));
+      }
+      const auto known = std::ranges::find(traits_.keys, key);
+      // Other options may have left state that is not needed now, such as momentum.
+      if (known == traits_.keys.end()) continue;
+      slot->state[static_cast<size_t>(known - traits_.keys.begin())] =
+          copy_like(slot->parameter, tensor);
+    }
   }
   slots_ = std::move(loaded);
-}
-
-void StatefulOptimizer::load_slot(Slot& slot,
-                                  const std::map<std::string, at::Tensor>& tensors) const {
-  for (const auto& [key, tensor] : tensors) {
-    if (key == kStep) {
-      slot.steps = traits_.counts_steps ? tensor.item<int64_t>() : 0;
-      continue;
-    }
-    if (tensor.sizes() != slot.parameter.sizes()) {
-      throw base::UserError(fmt::format(
-          "the optimizer's {} of parameter '{}' has shape [{}], the parameter [{}]", key, slot.name,
-          fmt::join(tensor.sizes(), ", "), fmt::join(slot.parameter.sizes(), ", ")));
-    }
-    const auto known = std::ranges::find(traits_.keys, key);
-    // Other options may have left state that is not needed now, such as momentum.
-    if (known == traits_.keys.end()) continue;
-    slot.state[static_cast<size_t>(known - traits_.keys.begin())] =
-        copy_like(slot.parameter, tensor);
-  }
 }
 
 }  // namespace syncbn::train

@@ -10,8 +10,7 @@ namespace syncbn::train {
 
 constexpr double kMaxRate = 1e6;  ///< upper bound on options; more is a typing error
 
-/// Parameters that one operator updates together: of one device and type, with the same number of
-/// updates so far.
+/// Parameters that one operator updates together: of one device, type and number of updates.
 struct ParameterBatch {
   using Tensors = std::vector<at::Tensor>;
 
@@ -57,7 +56,6 @@ class StatefulOptimizer : public Optimizer {
 
   std::vector<ParameterBatch> batches();
   bool can_fuse(const Slot& slot, const at::Tensor& gradient) const;
-  void load_slot(Slot& slot, const std::map<std::string, at::Tensor>& tensors) const;
 
   Traits traits_;
   std::vector<Slot> slots_;

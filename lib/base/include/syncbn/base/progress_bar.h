@@ -36,7 +36,7 @@ class ProgressBar {
  private:
   bool active_ = false;
   bool changed_ = false;
-  Clock::time_point started_;
+  std::optional<Clock::time_point> started_;
   Clock::time_point drawn_;
   uint64_t first_done_ = 0;
   ProgressState state_;

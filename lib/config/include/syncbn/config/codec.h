@@ -48,8 +48,6 @@ std::string at(const std::string& path, size_t index);
 void wrong_type(const Value& value, const std::string& path, const std::string& wanted,
                 Faults& faults);
 
-bool is_auto(const Value& value);
-
 }  // namespace detail
 
 template <class T>
@@ -70,7 +68,7 @@ template <class T>
 struct Codec<OrAuto<T>> {
   static std::string type_name() { return Codec<T>::type_name() + " or auto"; }
   static bool read(const Value& value, OrAuto<T>& out, const std::string& path, Faults& faults) {
-    if (detail::is_auto(value)) return out.value.reset(), true;
+    if (value.scalar == "auto") return out.value.reset(), true;
     T inner{};
     Faults of_value;
     if (!Codec<T>::read(value, inner, path, of_value)) {
@@ -105,7 +103,8 @@ struct Codec<std::vector<T>> {
     return good;
   }
   static Value write(const std::vector<T>& in) {
-    Value value = Value::of_list();
+    Value value;
+    value.kind = Value::Kind::kList;
     for (const T& item : in) value.list.push_back(Codec<T>::write(item));
     return value;
   }

@@ -39,8 +39,7 @@ struct CommandLine {
 /// Parses `args` (without the program's name): `--name value` or `--name=value`, with dashes or
 /// underscores. A key is named by its path (`--optimizer.lr=0.1`), a section with a type by its own
 /// name (`--optimizer adamw`). true|false keys need no value (`--overwrite`). Values are YAML
-/// (`--widths=[16,32]`, `--limit=null`), except for keys of type text. Adds an entry to `faults`
-/// for each mistake.
+/// (`--widths=[16,32]`, `--limit=null`), except for keys of type text. Adds mistakes to `faults`.
 CommandLine parse_command_line(const std::vector<std::string>& args,
                                const std::vector<ProgramOption>& options,
                                const std::vector<FieldInfo>& fields, Faults& faults);

@@ -50,7 +50,6 @@ class Registry : public RegistryBase {
     };
   }
 
-  /// @param options the options of `type`.
   Product make(const std::string& type, const void* options, Args... args) const {
     return makers_.at(type)(options, std::forward<Args>(args)...);
   }

@@ -33,10 +33,8 @@ struct Value {
   Mark mark;
 
   static Value of_scalar(std::string text, bool quoted = false);
-  static Value of_list();
   static Value of_map();
 
-  /// The value of a member, or null.
   Value* find(const std::string& key);
   const Value* find(const std::string& key) const { return const_cast<Value*>(this)->find(key); }
   void set(const std::string& key, Value value);

@@ -15,13 +15,11 @@ namespace syncbn::dist {
 
 /// Makes running_mean and running_var of all batch-norm layers equal on all ranks, in one
 /// collective: for layers that are not synchronised, at the end of an epoch, before evaluation.
-/// Like timm's function of that name it takes all buffers with these names. Every rank of the group
-/// calls it.
+/// Like timm's function it takes all buffers with these names. Every rank of the group calls it.
 ///
 /// @param reduce true: the mean over ranks; false: rank 0's. The mean of variances ignores how far
 ///   the ranks' means are apart.
-/// @throws base::UserError when ranks have different buffers; base::UnavailableError when a peer
-///   fails.
+/// @throws base::UserError for different buffers; base::UnavailableError when a peer fails.
 void distribute_bn(torch::nn::Module& module, bool reduce = false,
                    const ProcessGroupPtr& group = {});
 void distribute_bn(torch::jit::Module& module, bool reduce = false,

@@ -32,8 +32,7 @@ using Timeout = std::optional<std::chrono::milliseconds>;
 void all_reduce(at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM,
                 const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
 
-/// Like all_reduce, with the result on rank `root` only. Elsewhere `tensor` does not change, unlike
-/// in PyTorch.
+/// Like all_reduce, with the result on rank `root` only; PyTorch also changes `tensor` elsewhere.
 void reduce(at::Tensor& tensor, int root, c10d::ReduceOp op = c10d::ReduceOp::SUM,
             const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
 
@@ -49,13 +48,11 @@ std::vector<at::Tensor> all_gather(const at::Tensor& tensor, const ProcessGroupP
 std::vector<at::Tensor> gather(const at::Tensor& tensor, int root,
                                const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
 
-/// Overwrites `tensor` with this rank's part. `parts` has one part per rank on rank `root`, and is
-/// empty elsewhere.
+/// Overwrites `tensor` with this rank's part. `parts`: one per rank on rank `root`, else none.
 void scatter(at::Tensor& tensor, const std::vector<at::Tensor>& parts, int root,
              const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
 
-/// Reduces `parts`, one per rank, over all ranks, and stores this rank's part in `output`. Dtypes
-/// as in all_reduce.
+/// Reduces `parts`, one per rank, and stores this rank's in `output`. Dtypes as in all_reduce.
 void reduce_scatter(at::Tensor& output, const std::vector<at::Tensor>& parts,
                     c10d::ReduceOp op = c10d::ReduceOp::SUM, const ProcessGroupPtr& group = {},
                     Timeout timeout = std::nullopt);

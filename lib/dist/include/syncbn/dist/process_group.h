@@ -28,9 +28,8 @@ struct InitOptions {
   std::optional<int> world_size = std::nullopt;
   /// How long to wait for rank 0's store and for all ranks to arrive; above zero.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
-  /// The network interface by which peers reach this process, such as "eth0". Empty:
-  /// GLOO_SOCKET_IFNAME, else the one on the route to rank 0. Sets NCCL_SOCKET_IFNAME if that is
-  /// unset.
+  /// The network interface by which peers reach this process, such as "eth0"; NCCL_SOCKET_IFNAME
+  /// too is set to it, if unset. Empty: GLOO_SOCKET_IFNAME, else the one on the route to rank 0.
   std::string interface = {};
   /// Exchange CPU tensors between ranks of one host through shared memory instead of Gloo
   /// (docs/process_groups.md). False, or SYNCBN_SHARED_MEMORY=0, on one rank turns it off for all
@@ -86,8 +85,7 @@ int world_size(const ProcessGroupPtr& group = {});
 /// LOCAL_RANK, or 0 if it is unset.
 int local_rank();
 
-/// The device that this process trains on: CUDA device local_rank() if the default group's backend
-/// is NCCL, else the CPU.
+/// The device to train on: CUDA device local_rank() if the default group has NCCL, else the CPU.
 at::Device device();
 
 }  // namespace syncbn::dist

@@ -22,7 +22,7 @@ namespace syncbn::dist {
 
 namespace detail {
 struct LayerName;
-class LayerNaming;
+void name_layers(const torch::nn::Module& module);
 }  // namespace detail
 
 /// Options of SyncBatchNorm, with the names and defaults of torch.nn.SyncBatchNorm.
@@ -102,7 +102,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())})
 
  private:
-  friend class detail::LayerNaming;
+  friend void detail::name_layers(const torch::nn::Module& module);
   std::shared_ptr<detail::LayerName> name_;
 };
 TORCH_MODULE(SyncBatchNorm);

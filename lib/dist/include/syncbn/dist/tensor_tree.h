@@ -51,45 +51,25 @@ auto tie_members(T& value) {
   static_assert(count <= kMaxMembers,
                 "a struct of tensors may have 12 members at most; return a tuple, or give it a "
                 "member function template for_each_tensor(visit)");
-  if constexpr (count == 0) {
-    return std::tie();
-  } else if constexpr (count == 1) {
-    auto& [a] = value;
-    return std::tie(a);
-  } else if constexpr (count == 2) {
-    auto& [a, b] = value;
-    return std::tie(a, b);
-  } else if constexpr (count == 3) {
-    auto& [a, b, c] = value;
-    return std::tie(a, b, c);
-  } else if constexpr (count == 4) {
-    auto& [a, b, c, d] = value;
-    return std::tie(a, b, c, d);
-  } else if constexpr (count == 5) {
-    auto& [a, b, c, d, e] = value;
-    return std::tie(a, b, c, d, e);
-  } else if constexpr (count == 6) {
-    auto& [a, b, c, d, e, f] = value;
-    return std::tie(a, b, c, d, e, f);
-  } else if constexpr (count == 7) {
-    auto& [a, b, c, d, e, f, g] = value;
-    return std::tie(a, b, c, d, e, f, g);
-  } else if constexpr (count == 8) {
-    auto& [a, b, c, d, e, f, g, h] = value;
-    return std::tie(a, b, c, d, e, f, g, h);
-  } else if constexpr (count == 9) {
-    auto& [a, b, c, d, e, f, g, h, i] = value;
-    return std::tie(a, b, c, d, e, f, g, h, i);
-  } else if constexpr (count == 10) {
-    auto& [a, b, c, d, e, f, g, h, i, j] = value;
-    return std::tie(a, b, c, d, e, f, g, h, i, j);
-  } else if constexpr (count == 11) {
-    auto& [a, b, c, d, e, f, g, h, i, j, k] = value;
-    return std::tie(a, b, c, d, e, f, g, h, i, j, k);
-  } else {
-    auto& [a, b, c, d, e, f, g, h, i, j, k, l] = value;
-    return std::tie(a, b, c, d, e, f, g, h, i, j, k, l);
+  if constexpr (count == 0) return std::tie();
+#define SYNCBN_TIE(number, ...)      \
+  if constexpr (count == (number)) { \
+    auto& [__VA_ARGS__] = value;     \
+    return std::tie(__VA_ARGS__);    \
   }
+  SYNCBN_TIE(1, a)
+  SYNCBN_TIE(2, a, b)
+  SYNCBN_TIE(3, a, b, c)
+  SYNCBN_TIE(4, a, b, c, d)
+  SYNCBN_TIE(5, a, b, c, d, e)
+  SYNCBN_TIE(6, a, b, c, d, e, f)
+  SYNCBN_TIE(7, a, b, c, d, e, f, g)
+  SYNCBN_TIE(8, a, b, c, d, e, f, g, h)
+  SYNCBN_TIE(9, a, b, c, d, e, f, g, h, i)
+  SYNCBN_TIE(10, a, b, c, d, e, f, g, h, i, j)
+  SYNCBN_TIE(11, a, b, c, d, e, f, g, h, i, j, k)
+  SYNCBN_TIE(12, a, b, c, d, e, f, g, h, i, j, k, l)
+#undef SYNCBN_TIE
 }
 
 template <class T>

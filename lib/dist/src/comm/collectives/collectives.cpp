@@ -6,6 +6,7 @@
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -31,19 +32,9 @@ using Tensors = std::vector<Tensor>;
 
 /// The dtypes that Gloo can send and reduce. Others are sent as bytes.
 bool gloo_knows(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kChar:
-    case at::kByte:
-    case at::kInt:
-    case at::kLong:
-      return true;
-    default:
-      return false;
-  }
+  constexpr std::array kTypes{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                              at::kChar,  at::kByte,   at::kInt,  at::kLong};
+  return std::ranges::count(kTypes, type) != 0;
 }
 
 /// A contiguous tensor of the same values; `tensor` itself if it is one.
@@ -80,9 +71,7 @@ class CheckedCall {
 
   template <class Options>
   Options options() const {
-    Options options;
-    if (timeout_) options.timeout = *timeout_;
-    return options;
+    return detail::with_timeout<Options>(timeout_);
   }
 
   /// For send and recv, which take no options.
@@ -189,7 +178,6 @@ void overwrite(Tensor& tensor, Run run, const ToBuffer& to_buffer = sendable) {
 
 /// A reduction in terms of what Gloo can reduce.
 struct Reduction {
-  /// @throws base::UserError for a dtype that the operation cannot reduce.
   Reduction(const CheckedCall& call, const Tensor& tensor, c10d::ReduceOp wanted)
       : op(std::move(wanted)), type(tensor.scalar_type()) {
     require_fit(call, tensor);

@@ -12,6 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "groups/timeouts.h"
 #include "groups/world.h"
 #include "monitor/flight_recorder.h"
 #include "monitor/plain_message.h"
@@ -22,13 +23,6 @@ namespace {
 
 /// The tag of gather_one_by_one(), unlikely to be one that users choose.
 constexpr int kTag = 0x5b17;
-
-template <class Options>
-Options with_timeout(Timeout timeout) {
-  Options options;
-  if (timeout) options.timeout = *timeout;
-  return options;
-}
 
 }  // namespace
 

@@ -23,7 +23,6 @@ struct CudaSupport {
 /// Loads the library once; null when it is not installed or does not load here.
 const CudaSupport* cuda_support();
 
-/// Why cuda_support() is null.
 std::string cuda_support_error();
 
 /// The table that the library's function `entry_point` returns; null if there is no library.

@@ -132,7 +132,6 @@ std::string end_of_member(const World& world, const std::vector<int>& ranks,
 /// Interval between queries to the store, which does not notice that ranks end.
 constexpr std::chrono::milliseconds kPollInterval{5};
 
-/// Connects the members of a group.
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
                            const std::string& name, std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(ranks.size());
@@ -236,9 +235,9 @@ void let_peers_connect(const World& world) {
   }
 }
 
-std::vector<int> all_ranks(const World& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.place.world_size));
-  std::iota(ranks.begin(), ranks.end(), 0);
+std::vector<int> consecutive_ranks(int first, int count) {
+  std::vector<int> ranks(static_cast<size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), first);
   return ranks;
 }
 
@@ -283,7 +282,7 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
   }
   World& it = *world();
   if (it.place.world_size == 1) return nullptr;
-  if (!it.statistics) it.statistics = new_group(all_ranks(it));
+  if (!it.statistics) it.statistics = new_group(consecutive_ranks(0, it.place.world_size));
   return it.statistics;
 }
 
@@ -334,7 +333,8 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
         detail::PeerMonitor::join(*made->place.store, made->place.rank, made->place.world_size,
                                   made->place.addresses.front(), options.connect_timeout);
   }
-  made->group = detail::form_group(*made, detail::all_ranks(*made), options.timeout);
+  made->group = detail::form_group(*made, detail::consecutive_ranks(0, made->place.world_size),
+                                   options.timeout);
   detail::world() = std::move(made);
   return detail::world()->group;
 }
@@ -398,8 +398,7 @@ ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::millise
   }
   ProcessGroupPtr own;
   for (int first = 0; first < size; first += group_size) {
-    std::vector<int> ranks(static_cast<size_t>(group_size));
-    std::iota(ranks.begin(), ranks.end(), first);
+    const auto ranks = detail::consecutive_ranks(first, group_size);
     if (auto group = new_group(ranks, timeout)) own = group;
   }
   return own;

@@ -77,13 +77,6 @@ struct Child {
   bool running = true;
 };
 
-/// How a child failed.
-struct Failure {
-  int rank = 0;
-  int exit_code = 0;
-  std::string message;
-};
-
 void set_environment(int rank, int nprocs, int port) {
   const auto set = [](const char* name, int value) {
     ::setenv(name, std::to_string(value).c_str(), 1);
@@ -121,8 +114,7 @@ void set_environment(int rank, int nprocs, int port) {
   std::quick_exit(code);
 }
 
-/// While it lives, SIGCHLD is not ignored, as this program may have inherited it: waitpid() could
-/// not find children that ended.
+/// While it lives, SIGCHLD is not ignored: if it is, waitpid() does not find children that ended.
 class KeepEndedChildren {
  public:
   KeepEndedChildren() {
@@ -189,15 +181,14 @@ class Children {
                        [](const Child& child) { return child.running; });
   }
 
-  /// Waits until a child ends, at most until the deadline. Of the failures, returns the one closest
-  /// to the root cause.
-  std::optional<Failure> wait(std::optional<Clock::time_point> deadline) {
+  /// Waits until a child ends, or the deadline. Returns the failure closest to the root cause.
+  std::optional<SpawnError> wait(std::optional<Clock::time_point> deadline) {
     std::vector<pollfd> polls;
     for (const Child& child : children_) {
       polls.push_back({child.running ? child.process.get() : -1, POLLIN, 0});
     }
     ::poll(polls.data(), polls.size(), deadline ? base::milliseconds_until(*deadline) : -1);
-    std::optional<Failure> worst;
+    std::optional<SpawnError> worst;
     for (size_t rank = 0; rank < children_.size(); ++rank) {
       int status = 0;
       Child& child = children_[rank];
@@ -205,7 +196,7 @@ class Children {
       child.running = false;
       auto failure = failure_of(static_cast<int>(rank), child, status);
       // A rank that reports a lost peer is a victim: prefer any other failure.
-      if (failure && (!worst || worst->exit_code == base::kExitUnavailable)) {
+      if (failure && (!worst || worst->exit_code() == base::kExitUnavailable)) {
         worst = std::move(failure);
       }
     }
@@ -213,12 +204,12 @@ class Children {
   }
 
  private:
-  static std::optional<Failure> failure_of(int rank, const Child& child, int status) {
+  static std::optional<SpawnError> failure_of(int rank, const Child& child, int status) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return std::nullopt;
     const std::string who = fmt::format("spawn: rank {} (process {})", rank, child.pid);
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
-      return Failure{
+      return SpawnError{
           rank, base::kExitSignalBase + signal,
           fmt::format("{} was ended by signal {} ({})", who, signal, ::strsignal(signal))};
     }
@@ -228,9 +219,9 @@ class Children {
     ::fcntl(child.message.get(), F_SETFL, O_NONBLOCK);
     const ssize_t got = ::read(child.message.get(), text.data(), text.size());
     text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
-    return Failure{rank, code,
-                   text.empty() ? fmt::format("{} ended with exit code {}", who, code)
-                                : fmt::format("{} failed: {}", who, text)};
+    return SpawnError{rank, code,
+                      text.empty() ? fmt::format("{} ended with exit code {}", who, code)
+                                   : fmt::format("{} failed: {}", who, text)};
   }
 
   std::vector<Child> children_;
@@ -246,7 +237,7 @@ void spawn(const std::function<void(int rank)>& fn, int nprocs, const SpawnOptio
   if (!port) base::throw_errno("spawn: cannot find a free port");
   Children children;
   for (int rank = 0; rank < nprocs; ++rank) children.start(fn, rank, nprocs, port->port());
-  std::optional<Failure> first;
+  std::optional<SpawnError> first;
   std::optional<Clock::time_point> kill_at;
   while (children.any_running()) {
     const auto failure = children.wait(kill_at);
@@ -259,7 +250,7 @@ void spawn(const std::function<void(int rank)>& fn, int nprocs, const SpawnOptio
     children.signal_all(SIGKILL);
     kill_at.reset();
   }
-  if (first) throw SpawnError(first->rank, first->exit_code, first->message);
+  if (first) throw SpawnError(*first);
 }
 
 }  // namespace syncbn::dist

@@ -2,11 +2,20 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/collectives.h>
 
 #include <algorithm>
 #include <chrono>
 
 namespace syncbn::dist::detail {
+
+/// Options of c10d for one call.
+template <class Options>
+Options with_timeout(Timeout timeout) {
+  Options options;
+  if (timeout) options.timeout = *timeout;
+  return options;
+}
 
 /// At most a year: longer timeouts overflow when they are added to a time.
 inline std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {

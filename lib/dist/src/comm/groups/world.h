@@ -20,9 +20,8 @@ bool all_ranks_are_ours(const ProcessGroupPtr& group);
 /// The group over which batch-norm statistics are exchanged: `group`, or if it is empty a separate
 /// group over all ranks, since the order of gradient buckets and forward collectives may differ
 /// between ranks. Null for a world of one.
-/// @throws base::UserError if WORLD_SIZE is above 1 and init_process_group was not called, or if
-/// not
-///   all ranks are ours.
+/// @throws base::UserError if WORLD_SIZE is above 1 and init_process_group was not called, or if a
+///   rank is not ours.
 ProcessGroupPtr statistics_group(const ProcessGroupPtr& group);
 
 /// statistics_group({}) over `group_size` neighbouring ranks.

@@ -12,23 +12,19 @@
 
 namespace syncbn::dist::detail {
 
-/// Headers of a group's exchanges on GPUs, which travel between the ranks' CPUs: reading the rows
-/// themselves would wait for the GPU. So a mismatch is found some exchanges later. Thread-safe;
-/// ranks send in the same order.
+/// Headers of exchanges on GPUs. They travel between CPUs: reading the rows would wait for the GPU.
+/// A mismatch is found some exchanges later. Thread-safe; ranks send in the same order.
 class InFlightHeaders {
  public:
   /// With more headers in flight, send() waits for the oldest. A FlightRecorder keeps as many
   /// headers together with the exchanges between them.
   static constexpr size_t kMaxInFlight = 16;
 
-  /// @param max_in_flight 0: send() waits for each header, since the exchange waits for GPUs
-  /// anyway.
+  /// @param max_in_flight 0: send() waits for each header; the exchange waits for GPUs anyway.
   explicit InFlightHeaders(size_t max_in_flight = kMaxInFlight) : max_in_flight_(max_in_flight) {}
 
   /// @param header of one exchange, [1, n] on the CPU. @param called its name in errors.
-  /// @return [W, n] for each exchange, in order, whose headers have arrived from all ranks since
-  /// the
-  ///   last call.
+  /// @return [W, n] for each exchange whose headers have all arrived since the last call, in order.
   /// @throws base::UnavailableError if a header did not arrive in time; the last call has returned
   ///   those before it.
   std::vector<at::Tensor> send(const at::Tensor& header, const ProcessGroupPtr& group,

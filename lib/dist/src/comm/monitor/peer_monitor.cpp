@@ -39,7 +39,6 @@ constexpr char kGaveUp[] = "gave-up";
 // Upper bound on the stuck collectives that are remembered for a group.
 constexpr size_t kMaxStuck = 16;
 
-/// This process's monitor.
 std::weak_ptr<PeerMonitor>& living() {
   static auto* const instance = new std::weak_ptr<PeerMonitor>;
   return *instance;
@@ -331,8 +330,7 @@ void PeerMonitor::supervise() {
   for (const auto& log : to_abort) log->abort();
 }
 
-/// Ranks that made different calls wait for each other, since Gloo's tags contain fingerprints.
-/// These reports let them find out.
+/// Lets ranks find out that they made different calls: they wait for each other, see tag_of().
 void PeerMonitor::report_stuck(const FlightRecorder& log,
                                const std::vector<FlightRecorder::Pending>& pending) {
   const std::string& group = log.group();

@@ -50,7 +50,6 @@ class PeerMonitor {
   /// returns an empty string if none has ended by then.
   std::string end_among(const std::vector<int>& ranks, std::chrono::milliseconds patience);
 
-  /// Why a call failed.
   struct Cause {
     std::string text;             ///< empty if it is not known
     bool ranks_disagree = false;  ///< the ranks made different calls
@@ -70,7 +69,6 @@ class PeerMonitor {
     std::string manner;
     Completed completed;  ///< by group, the collectives in which the rank has done its part
   };
-  /// The end of a rank.
   struct End {
     std::string what;  ///< "rank 2 (host, process 7) died"
     Clock::time_point when;

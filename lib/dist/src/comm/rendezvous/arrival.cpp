@@ -151,7 +151,6 @@ void check_same_backend(c10d::Store& store, const Place& place, const Arrival& o
   }
 }
 
-/// The first ranks that have not arrived.
 std::string missing_ranks(c10d::Store& store, const Place& place) {
   std::vector<std::string> missing;
   constexpr size_t kNamed = 8;

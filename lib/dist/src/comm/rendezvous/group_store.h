@@ -19,8 +19,7 @@ inline StorePtr store_part(const StorePtr& store, const std::string& name) {
   return c10::make_intrusive<c10d::PrefixStore>(name + "/", store);
 }
 
-/// The part of the job's store in which a group connects. Later groups are inside the default
-/// group's part.
+/// The part of the job's store in which a group connects; later groups' are in the default's part.
 inline StorePtr group_store(const StorePtr& store, const std::string& name) {
   const auto job = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   const StorePtr first = store_part(job, kDefaultGroupName);

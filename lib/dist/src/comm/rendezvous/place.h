@@ -31,11 +31,9 @@ struct StoreEndpoint {
   };
 
   /// Listens on one interface: the one with the host's address, or else with the address `other`.
-  /// @param several_hosts whether other hosts must reach it. If the host's name resolves to
-  /// loopback,
-  ///   as Debian's 127.0.1.1 does, it then listens on `other`.
-  /// @throws base::UserError for an unknown host, base::UnavailableError for any failure except a
-  ///   port in use.
+  /// @param several_hosts whether other hosts must reach it: if the host's name resolves to
+  ///   loopback, as Debian's 127.0.1.1 does, it then listens on `other`.
+  /// @throws base::UserError for an unknown host, base::UnavailableError unless the port is in use.
   Listener listen(bool several_hosts, const std::string& other) const;
 
   /// The numeric addresses of a connection to the store.
@@ -50,8 +48,7 @@ struct StoreEndpoint {
   std::optional<Route> probe(base::Deadline deadline, const std::string& other,
                              std::string& reason) const;
 
-  /// Whether a host's own name resolves to loopback, as on Debian: other hosts reach it by another
-  /// address.
+  /// Whether `host` is a name that resolves to loopback, which other hosts cannot reach.
   bool is_own_name() const;
 };
 
@@ -63,15 +60,13 @@ struct Place {
   int world_size = 1;
   bool agent_holds_store = false;
 
-  /// Reads the environment and `options`. @throws base::UserError if they are malformed or
-  /// incomplete.
+  /// @throws base::UserError if the environment or `options` are malformed or incomplete.
   static Place find(const InitOptions& options);
 
   /// Whether the other ranks expect this process to hold the store.
   bool should_hold_store() const { return rank == 0 && !agent_holds_store && file.empty(); }
   /// Whether the launcher started ranks on other hosts.
   bool on_several_hosts() const;
-  /// For messages.
   std::string meeting_point() const { return file.empty() ? master.str() : file; }
   /// What to do if another job uses the same meeting point.
   std::string how_to_part() const;

@@ -95,8 +95,7 @@ void bound_answers(const Place& place) {
 }
 
 JoinedStore connect_to(const Place& place, const StoreEndpoint::Route& route, milliseconds limit) {
-  // By address: for a name, the client would spend all of its time on an address that drops
-  // packets.
+  // By address: given a name, the client would spend all of its time on one that drops packets.
   auto store = c10::make_intrusive<c10d::TCPStore>(route.store, store_options(place, limit));
   bound_answers(place);
   return {std::move(store), route.own};
@@ -154,20 +153,7 @@ JoinedStore open_file_store(const Place& place, milliseconds limit) {
   return result;
 }
 
-/// Opens the file of `place`, or starts c10d's TCPStore on rank 0 (unless an agent holds it) and
-/// connects to it on the other ranks.
-/// @param other this host's address for peers, if the name in `place` resolves to loopback only.
-/// @throws UserError for a file that cannot be used, base::UnavailableError if the store does
-///   not answer within `limit`, which ends at `deadline`.
-JoinedStore join_job_store(const Place& place, const std::string& other, Clock::time_point deadline,
-                           milliseconds limit) {
-  if (!place.file.empty()) return open_file_store(place, limit);
-  if (place.should_hold_store()) return hold_store(place, other, deadline, limit);
-  return connect_to(place, wait_for_store(place, other, deadline, limit), limit);
-}
-
-/// The groups that this process has been in. Failed attempts do not count, since ranks may differ
-/// in their number.
+/// Groups that this process has been in. Failed attempts, in which ranks may differ, do not count.
 struct History {
   int groups = 0;
   bool with_python = false;
@@ -178,10 +164,21 @@ History& history() {
   return instance;
 }
 
-/// Adds a prefix that hides the keys of earlier groups, since an agent's store outlives a group.
+/// Opens the file of `place`, or starts c10d's TCPStore on rank 0 (unless an agent holds it) and
+/// connects to it on the other ranks.
+/// @param outside this host's address for peers, if the name in `place` resolves to loopback only.
+/// @param limit for the store to answer; it ends at `deadline`.
 JoinedStore join_store(const Place& place, const std::string& outside, Clock::time_point deadline,
                        milliseconds limit) {
-  JoinedStore result = join_job_store(place, outside, deadline, limit);
+  JoinedStore result;
+  if (!place.file.empty()) {
+    result = open_file_store(place, limit);
+  } else if (place.should_hold_store()) {
+    result = hold_store(place, outside, deadline, limit);
+  } else {
+    result = connect_to(place, wait_for_store(place, outside, deadline, limit), limit);
+  }
+  // Hides the keys of earlier groups, since an agent's store outlives a group.
   if (const int earlier = history().groups; earlier > 0) {
     result.store =
         c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), result.store);
@@ -190,8 +187,7 @@ JoinedStore join_store(const Place& place, const std::string& outside, Clock::ti
   return result;
 }
 
-/// Retries: an early rank may still find the store of the previous group, which rank 0 is about to
-/// close.
+/// Retries: an early rank may still find the previous group's store, which rank 0 then closes.
 JoinedStore join_new_store(const Place& place, const std::string& outside,
                            Clock::time_point deadline, milliseconds limit) {
   for (;;) {

@@ -11,8 +11,7 @@ namespace syncbn::dist::detail {
 
 namespace {
 
-/// The message of the exception being handled, without libtorch's stack frames and Gloo's source
-/// lines.
+/// The message of the exception being handled, without stack frames and Gloo's source lines.
 std::string reason() {
   std::string text;
   try {
@@ -212,6 +211,13 @@ template <class Method, class... Arguments>
 Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... arguments) {
   require_usable();
   Call& call = placed.call;
+  const auto add_option = [&call](const auto& argument) {
+    if constexpr (requires { argument.rootRank; }) call.root = static_cast<int>(argument.rootRank);
+    if constexpr (requires { argument.reduceOp; }) {
+      call.reduce_op = static_cast<int>(argument.reduceOp.op_);
+    }
+  };
+  (add_option(arguments), ...);
   Transport& transport = transport_for(placed.tensor);
   const bool on_streams = transport.runs_on_streams();
   NamedAs::apply_to(call);
@@ -258,16 +264,6 @@ PlacedCall same_sizes(c10d::OpType type, const char* name, const std::vector<at:
   return same_sizes(type, name, tensors.empty() ? at::Tensor() : tensors.front());
 }
 
-PlacedCall with_root(PlacedCall placed, int64_t root) {
-  placed.call.root = static_cast<int>(root);
-  return placed;
-}
-
-PlacedCall with_op(PlacedCall placed, const c10d::ReduceOp& op) {
-  placed.call.reduce_op = static_cast<int>(op.op_);
-  return placed;
-}
-
 PlacedCall with_peer(PlacedCall placed, int peer, int tag) {
   placed.call.peer = peer;
   placed.call.tag = tag;
@@ -302,33 +298,30 @@ void Backend::gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return run(with_root(same_sizes(OpType::BROADCAST, "broadcast", tensors), options.rootRank),
-             &c10d::Backend::broadcast, tensors, options);
+  return run(same_sizes(OpType::BROADCAST, "broadcast", tensors), &c10d::Backend::broadcast,
+             tensors, options);
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return run(with_op(same_sizes(OpType::ALLREDUCE, "all_reduce", tensors), options.reduceOp),
-             &c10d::Backend::allreduce, tensors, options);
+  return run(same_sizes(OpType::ALLREDUCE, "all_reduce", tensors), &c10d::Backend::allreduce,
+             tensors, options);
 }
 
 Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors,
                                            const c10d::AllreduceOptions& options) {
-  return run(with_op(same_sizes(OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", tensors),
-                     options.reduceOp),
+  return run(same_sizes(OpType::_ALLREDUCE_SPARSE, "all_reduce (sparse)", tensors),
              &c10d::Backend::allreduce_sparse, tensors, options);
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
-  return run(with_op(same_sizes(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", tensors),
-                     options.reduceOp),
+  return run(same_sizes(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", tensors),
              &c10d::Backend::allreduce_coalesced, tensors, options);
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return run(with_op(with_root(same_sizes(OpType::REDUCE, "reduce", tensors), options.rootRank),
-                     options.reduceOp),
-             &c10d::Backend::reduce, tensors, options);
+  return run(same_sizes(OpType::REDUCE, "reduce", tensors), &c10d::Backend::reduce, tensors,
+             options);
 }
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -351,28 +344,26 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
 
 Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& options) {
-  return run(with_root(same_sizes(OpType::GATHER, "gather", inputs), options.rootRank),
-             &c10d::Backend::gather, outputs, inputs, options);
+  return run(same_sizes(OpType::GATHER, "gather", inputs), &c10d::Backend::gather, outputs, inputs,
+             options);
 }
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                   const c10d::ScatterOptions& options) {
-  return run(with_root(same_sizes(OpType::SCATTER, "scatter", outputs), options.rootRank),
-             &c10d::Backend::scatter, outputs, inputs, options);
+  return run(same_sizes(OpType::SCATTER, "scatter", outputs), &c10d::Backend::scatter, outputs,
+             inputs, options);
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  return run(
-      with_op(same_sizes(OpType::REDUCE_SCATTER, "reduce_scatter", outputs), options.reduceOp),
-      &c10d::Backend::reduce_scatter, outputs, inputs, options);
+  return run(same_sizes(OpType::REDUCE_SCATTER, "reduce_scatter", outputs),
+             &c10d::Backend::reduce_scatter, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
-  return run(
-      with_op(same_sizes(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", input), options.reduceOp),
-      &c10d::Backend::_reduce_scatter_base, output, input, options);
+  return run(same_sizes(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", input),
+             &c10d::Backend::_reduce_scatter_base, output, input, options);
 }
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,

@@ -28,8 +28,7 @@ using std::chrono::nanoseconds;
 
 // How long to spin for a rank that has its own core: ranks that compute the same differ by about as
 // much between two layers, and on virtual machines a core wakes up late. After kAlone the spinning
-// thread yields to other threads. Ranks that share cores must not spin: the awaited rank could not
-// run.
+// thread yields. Ranks that share cores must not spin: the awaited rank could not run.
 constexpr nanoseconds kSpinTime = milliseconds(2);
 constexpr nanoseconds kShortSpinTime = std::chrono::microseconds(5);
 constexpr nanoseconds kAlone = std::chrono::microseconds(50);
@@ -48,7 +47,6 @@ void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, nanoseconds l
   ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
 }
 
-/// Wakes all that sleep on `word`, in any process.
 void futex_wake(const std::atomic<uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
@@ -97,8 +95,7 @@ struct Exchange::Task {
   bool is_done = false;
   std::exception_ptr error;
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  /// Kept until the task is done: the flight recorder's pointer is weak, and futures hold none.
-  /// Null after begin().
+  /// Set until the task is done (the flight recorder's pointer is weak). Null after begin().
   WorkPtr work;
 
   void settle(const c10::intrusive_ptr<c10::ivalue::Future>& settled) const {
@@ -236,8 +233,7 @@ void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
   ++waiting_;
   bool in_time = true;
   while (!task->is_done && in_time) {
-    // A publish() that blocks may exceed this timeout: leave it to the background thread, which
-    // enqueue() has woken.
+    // A publish() that blocks may exceed this timeout: the background thread calls it.
     if (!has_turn_ && (endless || !queue_.front()->operation->blocks())) {
       in_time = take_turn(lock, give_up);
     } else if (endless) {

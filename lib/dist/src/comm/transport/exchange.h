@@ -40,8 +40,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   const Layout& layout() const { return layout_; }
 
-  /// @param tag equal on ranks that make the same call. With different tags, ranks wait for each
-  ///   other until their timeouts.
+  /// @param tag equal on ranks that make the same call; others wait for each other's timeout.
   WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
 
@@ -51,7 +50,6 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// @throws the operation's error, or std::runtime_error after `timeout` (kNoTimeout: never).
   void wait(const TaskPtr& task, std::chrono::milliseconds timeout);
 
-  /// Whether no operation is pending.
   bool is_idle();
 
   /// Makes all pending and later operations fail.
@@ -65,8 +63,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   using Lock = std::unique_lock<std::mutex>;
   class Work;
 
-  /// @param is_awaited the caller will block in wait() and drive the operation itself; otherwise
-  ///   the background thread does.
+  /// @param is_awaited the caller will drive it in wait(); otherwise the background thread does.
   void enqueue(const TaskPtr& task, bool is_awaited);
   bool is_done(const TaskPtr& task);
   c10::intrusive_ptr<c10::ivalue::Future> future_of(const TaskPtr& task);

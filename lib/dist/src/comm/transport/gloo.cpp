@@ -10,9 +10,8 @@
 namespace syncbn::dist::detail {
 namespace {
 
-// Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. Its
-// all-to-all takes one hop, but each rank sends its row W - 1 times: faster for small rows and
-// groups only.
+// Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. In its
+// all-to-all each rank sends its row W - 1 times, in one hop: faster for small rows and groups.
 constexpr int kMaxOneHopRanks = 16;
 constexpr size_t kMaxOneHopBytes = size_t{64} * 1024;
 

@@ -29,9 +29,8 @@ class Handshake {
 
   /// Finds out which ranks can reach each other's memory. All ranks call it.
   /// @param gloo connects all ranks. @param names the ranks in the world.
-  /// @return SharedMemory if all ranks are on one host, Hierarchical if they are on several hosts
-  /// of
-  ///   which one has two ranks or more, otherwise `gloo`.
+  /// @return SharedMemory if all ranks share one host, Hierarchical if one of several hosts has two
+  ///   ranks or more, otherwise `gloo`.
   std::shared_ptr<Transport> finish(const std::shared_ptr<Gloo>& gloo,
                                     const std::vector<int>& names, const ConnectHosts& connect) &&;
 

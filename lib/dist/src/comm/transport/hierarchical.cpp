@@ -66,7 +66,6 @@ class HierarchicalOperation : public Operation {
   const HostsPtr hosts_;
 
  private:
-  /// Publishes this rank's chunk.
   virtual void publish_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
   /// On the leader: consumes the chunks of its host's ranks.
   virtual void consume_up(const Chunk& /*chunk*/, const Step& /*step*/) {}

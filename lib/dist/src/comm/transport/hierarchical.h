@@ -8,7 +8,6 @@
 
 namespace syncbn::dist::detail::shm {
 
-/// The hosts of a group.
 struct Hosts {
   std::vector<std::vector<int>> ranks;  ///< by host; the first of a host is its leader
   size_t own = 0;                       ///< index of this host

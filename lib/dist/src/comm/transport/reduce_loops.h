@@ -15,7 +15,6 @@ struct ReduceLoops {
   Reduce sum, product, min, max;
 };
 
-/// Conversion between float16 and float32.
 struct HalfConversion {
   void (*load)(const void* half, float* to, int64_t n);
   void (*store)(const float* from, void* half, int64_t n);

@@ -62,8 +62,7 @@ std::optional<Segment> Segment::make(const Layout& layout) {
   }
   base::UniqueFd file(::memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const auto bytes = static_cast<off_t>(layout.segment_bytes());
-  // Access to memory that was not reserved, or to a file that was truncated, would end the process
-  // (SIGBUS).
+  // Access to memory that is not reserved, or to a truncated file, would raise SIGBUS.
   if (!file || ::posix_fallocate(file.get(), 0, bytes) != 0 ||
       ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return std::nullopt;

@@ -47,9 +47,8 @@ class Layout {
   size_t input_bytes_;
 };
 
-/// Where processes of the same PID namespace find a rank's segment. A segment is a memfd: it is
-/// freed with the last process that has mapped it, however that ends, and takes no space in
-/// /dev/shm.
+/// Where processes of the same PID namespace find a rank's segment: a memfd, freed with the last
+/// process that has mapped it, however that ends. It takes no space in /dev/shm.
 struct Address {
   std::array<uint64_t, 2> nonce{};
   std::array<char, 40> boot_id{};  ///< of the machine
@@ -60,8 +59,7 @@ struct Address {
 /// A rank's segment, mapped into this process. Move-only.
 class Segment {
  public:
-  /// Makes this rank's segment and reserves its memory, so that no later access fails. Empty if
-  /// there is too little memory.
+  /// Makes this rank's segment and reserves its memory. Empty if there is too little memory.
   static std::optional<Segment> make(const Layout& layout);
 
   /// Maps another rank's segment. Empty if this process cannot reach it: it is on another machine,

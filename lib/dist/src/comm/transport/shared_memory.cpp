@@ -12,13 +12,7 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided;
 }
 
-bool are_alike(const at::Tensor& output, const at::Tensor& input) {
-  return is_plain(output) && output.scalar_type() == input.scalar_type() &&
-         output.numel() == input.numel();
-}
-
-// Upper bound on the bytes of all ranks together for which every rank reduces everything by itself,
-// in one step instead of two.
+// Upper bound on the bytes of all ranks that each rank reduces by itself, in one step, not two.
 constexpr int64_t kMaxReducedByAll = int64_t{128} << 10;
 constexpr int64_t kCacheLine = 64;
 
@@ -231,7 +225,10 @@ SharedMemory::WorkPtr SharedMemory::allreduce(Tensors& tensors,
 
 SharedMemory::WorkPtr SharedMemory::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  const auto fits = [&](const at::Tensor& output) { return are_alike(output, inputs[0]); };
+  const auto fits = [&](const at::Tensor& output) {
+    return is_plain(output) && output.scalar_type() == inputs[0].scalar_type() &&
+           output.numel() == inputs[0].numel();
+  };
   if (inputs.size() != 1 || outputs.size() != 1 ||
       outputs[0].size() != static_cast<size_t>(size_) || !is_plain(inputs[0]) ||
       !std::all_of(outputs[0].begin(), outputs[0].end(), fits)) {

@@ -48,8 +48,7 @@ class SharedMemory : public Transport, private c10d::Backend {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  // Tensors may have any strides, also different ones on different ranks. `outputs` has a tensor of
-  // the input's size for each rank.
+  // Tensors may have any strides, which may differ between ranks. `outputs` has one for each rank.
   virtual std::unique_ptr<Operation> make_all_reduce(const at::Tensor& tensor, Reduce reduce,
                                                      c10d::ReduceOp::RedOpType op);
   virtual std::unique_ptr<Operation> make_all_gather(const Tensors& outputs,

@@ -11,8 +11,7 @@
 namespace syncbn::dist::detail {
 
 /// Carries out the calls of one group. Implementations: Gloo, SharedMemory (one host), Hierarchical
-/// (shared memory within hosts, Gloo between them) and Nccl. Backend chooses one for each call by
-/// the tensor's device.
+/// (shared memory within hosts, Gloo between them), Nccl. Backend chooses by the tensor's device.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -28,8 +27,7 @@ class Transport {
   /// Called when the group is destroyed. Calls may be pending, and abort() may still be called.
   virtual void close() {}
 
-  /// Whether gather_in_one_hop() is faster than an all-gather for rows of so many bytes. Equal on
-  /// all ranks.
+  /// Whether gather_in_one_hop() is faster than an all-gather for such rows. Equal on all ranks.
   virtual bool gathers_in_one_hop(size_t /*bytes*/) const { return false; }
   /// A blocking all-gather.
   /// @param all [W, n] on the CPU, contiguous; contains this rank's row.
@@ -38,8 +36,7 @@ class Transport {
                                  std::chrono::milliseconds /*timeout*/,
                                  c10::function_ref<void()> /*started*/) {}
 
-  /// True for NCCL: its calls run on CUDA streams, it connects at the first call, and it has its
-  /// own watchdog.
+  /// True for NCCL: calls run on CUDA streams, the first one connects, and it has its own watchdog.
   virtual bool runs_on_streams() const { return false; }
 };
 

@@ -1,8 +1,7 @@
 #pragma once
 
 // The inner loops of the CPU kernels. They include nothing of libtorch: they are compiled once per
-// instruction set, and the linker could pick inline functions of libtorch that were compiled for
-// AVX2 for the whole program.
+// instruction set, and the linker could pick AVX2 versions of inline functions for all callers.
 
 #include <cstdint>
 
@@ -47,8 +46,7 @@ inline bool mask_bit(const uint8_t* mask, int64_t i) {
   return (mask[i / 8] >> (i % 8) & 1) != 0;
 }
 
-/// Applied to the normalised values in the same pass: y + residual (may be null), then ReLU, which
-/// sets its mask.
+/// Applied to the normalised values: y + residual (may be null), then ReLU, which sets its mask.
 template <class T>
 struct EpilogueData {
   const T* residual = nullptr;
@@ -85,13 +83,13 @@ struct Loops {
 };
 
 namespace baseline {
-const Loops<float>& float_loops();
-const Loops<double>& double_loops();
+template <class T>
+const Loops<T>& loops();
 }  // namespace baseline
 #ifdef SYNCBN_HAVE_AVX2
 namespace avx2 {
-const Loops<float>& float_loops();
-const Loops<double>& double_loops();
+template <class T>
+const Loops<T>& loops();
 }  // namespace avx2
 #endif
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
@@ -13,8 +12,7 @@
 
 namespace syncbn::dist::detail::cpu {
 
-// Minimum number of values, and of rows, per task. Constants, so that results do not depend on the
-// number of threads.
+// Minimum number of values, and of rows, per task; results do not depend on the number of threads.
 inline constexpr int64_t kValuesPerTask = int64_t{1} << 18;
 inline constexpr int64_t kRowsPerTask = 64;
 // Results of this many bytes (in float32) bypass the cache: a core's L2 cache cannot hold such a
@@ -28,20 +26,11 @@ inline constexpr int64_t kGrain = 32768;
 
 template <class T>
 const Loops<T>& loops() {
-  constexpr bool kIsFloat = std::is_same_v<T, float>;
 #ifdef SYNCBN_HAVE_AVX2
   static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx2) {
-    if constexpr (kIsFloat)
-      return avx2::float_loops();
-    else
-      return avx2::double_loops();
-  }
+  if (has_avx2) return avx2::loops<T>();
 #endif
-  if constexpr (kIsFloat)
-    return baseline::float_loops();
-  else
-    return baseline::double_loops();
+  return baseline::loops<T>();
 }
 
 /// The memory layout of a tensor [N, C, ...]: planes of one channel each, or rows of all channels.

@@ -10,8 +10,7 @@
 
 namespace syncbn::dist::detail {
 
-/// Arguments of aten::batch_norm and of the operations fused with it. Undefined tensors stand for
-/// None.
+/// Arguments of aten::batch_norm and of the operations fused with it. Undefined tensors mean None.
 struct BatchNormArguments {
   at::Tensor input;
   at::Tensor weight;
@@ -25,8 +24,7 @@ struct BatchNormArguments {
   bool relu = false;    ///< applied after that
 };
 
-/// @throws base::UserError if dimensions, channels, dtype or device of the input do not fit the
-///   layer.
+/// @throws base::UserError if the input's dimensions, channels, dtype or device do not fit.
 void check_input(const BatchNormArguments& arguments);
 
 struct BatchNormResult {
@@ -39,8 +37,7 @@ struct BatchNormResult {
 /// Normalises over the batches of all ranks of the layer's group, with gradients of any order, and
 /// updates the running statistics. Collective: every rank of the group calls it.
 /// @param group null: nothing is exchanged.
-/// @throws base::UserError as check_input() does, and if all ranks together have one value per
-///   channel.
+/// @throws base::UserError as check_input() does, and for one value per channel on all ranks.
 BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,
                                 const ProcessGroupPtr& group, Timeout timeout);
 

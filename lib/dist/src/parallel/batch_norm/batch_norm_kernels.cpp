@@ -1,6 +1,5 @@
-// The kernels on the CPU, and the choice of kernels by device. A training step runs the work per
-// channel of every layer with cold caches, where an ATen operator costs more than the arithmetic:
-// it is plain loops.
+// The kernels on the CPU, and the choice of kernels by device. Work per channel is plain loops:
+// with cold caches, as in a training step, an ATen operator costs more than the arithmetic.
 
 #include "batch_norm/batch_norm_kernels.h"
 
@@ -36,8 +35,7 @@ at::Tensor doubles(at::IntArrayRef size) {
   return at::empty(size, at::kDouble);
 }
 
-/// For results: a large one asks for huge pages, since page faults can otherwise take most of a
-/// layer's time.
+/// Asks for huge pages if it is large: page faults could take most of a layer's time.
 at::Tensor empty_result(const at::Tensor& like) {
   at::Tensor result = at::empty_like(like);
   base::advise_huge_pages(result.mutable_data_ptr(), result.nbytes());
@@ -242,8 +240,7 @@ void update_running(const RunningStatistics& running, const MergedMoments& momen
                   [&](double before, int64_t c) { return blend(before, m2[c] / (count - 1)); });
 }
 
-/// Calls run(x, y, epilogue) with pointers to the input, the output and the operands of the
-/// epilogue.
+/// Calls run(x, y, epilogue) with pointers to input, output and operands of the epilogue.
 template <class Run>
 Output make_output(const at::Tensor& input, const Shape& shape, const Epilogue& epilogue, Run run) {
   const at::Tensor x = dense(input, shape);

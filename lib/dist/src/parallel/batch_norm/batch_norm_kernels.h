@@ -47,14 +47,12 @@ struct OutputGradient {
 /// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
 /// None of the functions waits for the device.
 struct BatchNormKernels {
-  /// Statistics of this rank's values: [2C+1] float64: mean per channel, m2 per channel, and the
-  /// number of values per channel.
+  /// [2C+1] float64 of this rank's values: C means, C times m2, and the values per channel.
   at::Tensor (*moments)(const at::Tensor& input);
 
   /// Merges W ranks' statistics by Chan, Golub and LeVeque's formula ("Updating formulae and a
   /// pairwise algorithm for computing sample variances", 1979), in the order of ranks.
-  /// @param gathered [W, 2C+1 or more] float64; each row begins with a rank's moments, whose count
-  ///   may be 0.
+  /// @param gathered [W, 2C+1 or more] float64; each row begins with moments, whose count may be 0.
   MergedMoments (*merge)(const at::Tensor& gathered, int64_t channels);
 
   /// 1 / sqrt(variance + eps), [C] float64; 1 / sqrt(eps) if the count is 0.
@@ -94,13 +92,13 @@ struct BatchNormKernels {
   /// moments and transform.
   MergedMoments (*fused_local_forward)(const at::Tensor& input, const at::Tensor& weight,
                                        const at::Tensor& bias, double eps, const Epilogue& epilogue,
-                                       Output& output);
+                                       Output& output) = nullptr;
 
   /// backward_reduce and backward_elementwise.
   at::Tensor (*fused_local_backward)(OutputGradient& gradient, const at::Tensor& input,
                                      const at::Tensor& weight, const at::Tensor& mean,
                                      const at::Tensor& invstd, const at::Tensor& count, bool keep,
-                                     at::Tensor& grad_input);
+                                     at::Tensor& grad_input) = nullptr;
 };
 
 /// @throws base::UserError for a device without kernels.

@@ -32,8 +32,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 using LayerPtr = std::shared_ptr<const ConvertedLayer>;
 
 struct Entry {
-  // A weak pointer keeps the address of a destroyed tensor in use: no other tensor can be mistaken
-  // for it.
+  // Weak pointers keep addresses in use: no new tensor is mistaken for a destroyed one.
   c10::weak_intrusive_ptr<at::TensorImpl> key;
   LayerPtr layer;
   /// The layer was reverted, but another handle may still run converted code.
@@ -188,8 +187,7 @@ auto recording_error(const Body& body) {
   }
 }
 
-/// Whether a call of aten::batch_norm with training=true is in training: without running statistics
-/// it may be an evaluation.
+/// Evaluation without running statistics calls aten::batch_norm with training=true as well.
 bool is_training(const ConvertedLayer& layer, const at::Tensor& running_mean) {
   return running_mean.defined() || layer.is_training();
 }
@@ -282,8 +280,7 @@ OptionalTensor script_output(const BatchNormArguments& arguments) {
 /// Whether this thread is in libtorch's own batch_norm, called from batch_norm().
 thread_local bool in_own_batch_norm = false;
 
-/// aten::batch_norm, and syncbn::batch_norm in TorchScript: kSyncOutput() in training, if it
-/// returns a tensor.
+/// aten::batch_norm, and TorchScript's syncbn::batch_norm: in training kSyncOutput()'s, if any.
 template <OptionalTensor (*kSyncOutput)(const BatchNormArguments&)>
 at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
                       const OptionalTensor& bias, const OptionalTensor& running_mean,
@@ -374,7 +371,7 @@ ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGro
     sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
   }
   detail::install_operators();
-  detail::LayerNaming::name_layers(module);
+  detail::name_layers(module);
   ConvertReport report;
   const auto convert = [&]<class Layer>(const std::string& name, const Layer& layer) {
     if (!layer.running_mean.defined() && !layer.weight.defined()) {

@@ -14,15 +14,13 @@
 namespace syncbn::dist::detail {
 
 // The registry of converted layers. aten::batch_norm sees only tensors, so a layer is recognised by
-// its running mean, or, without running statistics, by its weight: to() and loading a state keep
-// their TensorImpl.
+// its running mean, or else its weight: to() and loading a state keep their TensorImpl.
 
 struct ConvertedLayer {
   std::shared_ptr<const LayerName> name;
   ProcessGroupPtr group;  ///< empty: the group of statistics_group()
   Timeout timeout;
-  /// A layer without running statistics calls aten::batch_norm with training=true in evaluation as
-  /// well: only the module knows.
+  /// Without running statistics, evaluation too calls aten::batch_norm with training=true.
   std::function<bool()> is_training;
   /// The module increments it before its call; undefined if it has none.
   std::function<at::Tensor()> num_batches_tracked;
@@ -45,8 +43,7 @@ size_t registered_keys();
 std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
                                                const at::Tensor& weight);
 
-/// Overrides aten::batch_norm, and defines the operators that replace TorchScript's, once per
-/// process.
+/// Once per process: overrides aten::batch_norm, and defines what replaces TorchScript's operators.
 void install_operators();
 
 /// Whether the parameter belongs to a replica of torch::nn::parallel::data_parallel.
@@ -55,8 +52,7 @@ bool is_replica(const at::Tensor& parameter);
 /// @throws base::UserError: the layer runs as such a replica.
 [[noreturn]] void throw_is_replica(const LayerName& layer);
 
-/// Runs code of a TorchScript module. Its interpreter turns any exception into std::runtime_error:
-/// this rethrows what a layer threw.
+/// Runs TorchScript and rethrows what a layer threw; its interpreter throws std::runtime_error.
 c10::IValue run_script(const std::function<c10::IValue()>& body);
 
 }  // namespace syncbn::dist::detail

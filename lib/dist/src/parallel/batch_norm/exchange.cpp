@@ -213,8 +213,7 @@ void Exchange::compare(const at::Tensor& rows, int64_t first) const {
       base::join(places, "; ")));
 }
 
-/// The row to exchange. Announces it to ranks without input, and compares headers ahead of the row
-/// where necessary.
+/// Announces the row to ranks without input, and compares headers ahead of it where necessary.
 at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
                                  JoinStep step) const {
   const at::Tensor row =
@@ -265,7 +264,7 @@ at::Tensor Exchange::sum(const at::Tensor& values) const {
   return total.narrow(0, 0, n);
 }
 
-void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
+void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group) {
   Exchange::Names& names = Exchange::Names::instance();
   const Exchange::Group* state = nullptr;
   {
@@ -280,6 +279,16 @@ void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group) {
     // This rank runs no layer, so it does not check the headers it receives.
     state->backend->in_flight_headers().send(at::zeros({1, kHeader}, at::kDouble), group,
                                              std::nullopt, "join()");
+  }
+  if (step == JoinStep::kGather) {
+    gather_rows(row, group);
+    return;
+  }
+  const NamedAs named("join()", row.sizes());
+  const at::Tensor total = sum_rows(row, group);
+  if (!row.is_cpu() || sums_by_gathering(row, group)) return;
+  if (!all_equal(total.const_data_ptr<double>() + total.numel() - kHeader)) {
+    gather_rows(at::zeros({1, kHeader}, at::kDouble), group);
   }
 }
 

@@ -39,8 +39,7 @@ class Exchange : public torch::CustomClassHolder {
 
   int ranks() const { return group_ ? group_->getSize() : 1; }
 
-  /// Every rank's values: [n] float64 in, [W, n or more] out, in the order of ranks. Each row
-  /// begins with the n values.
+  /// [n] float64 in, [W, n or more] out: in the order of ranks, rows that begin with the n values.
   at::Tensor gather(const at::Tensor& values) const;
   /// The sum of every rank's values: [n] float64 in, [n] out, the same bits on each rank.
   at::Tensor sum(const at::Tensor& values) const;
@@ -49,7 +48,7 @@ class Exchange : public torch::CustomClassHolder {
   struct Names;
   struct Group;
   struct Layer;
-  friend void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group);
+  friend void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
   using Header = std::array<double, 3>;
   Header next_header() const;
@@ -62,7 +61,8 @@ class Exchange : public torch::CustomClassHolder {
   const Layer* layer_ = nullptr;  ///< outlives this
 };
 
-/// Prepares for an exchange of such a row in which this rank takes part without running the layer.
-void join_exchange(const at::Tensor& row, const ProcessGroupPtr& group);
+/// Takes part in gather() or sum() of the other ranks without running the layer.
+/// @param row of zeros, with the header's columns.
+void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
 }  // namespace syncbn::dist::detail

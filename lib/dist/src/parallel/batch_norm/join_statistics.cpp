@@ -78,10 +78,10 @@ bool JoinStatistics::serve() {
   for (;;) {
     const Announcement next = exchange({});
     if (next.step != JoinStep::kGather && next.step != JoinStep::kSum) return next.columns != 0;
-    const at::Tensor row =
-        at::zeros({1, next.columns}, at::TensorOptions().device(device_).dtype(next.dtype));
-    join_exchange(row, group_);
-    next.step == JoinStep::kGather ? gather_rows(row, group_) : sum_rows(row, group_);
+    join_exchange(
+        next.step,
+        at::zeros({1, next.columns}, at::TensorOptions().device(device_).dtype(next.dtype)),
+        group_);
   }
 }
 

@@ -14,8 +14,7 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// Each tensor of named_parameters() or named_buffers(), of libtorch or TorchScript, with its first
-/// name.
+/// Each tensor of named_parameters() or named_buffers() (or TorchScript's) with its first name.
 template <class List>
 std::vector<NamedTensor> distinct(const List& list) {
   std::vector<NamedTensor> all;
@@ -33,8 +32,7 @@ std::vector<NamedTensor> distinct(const List& list) {
   return all;
 }
 
-/// Calls visit(name, module) once for `module` itself, as "", and for each module below it, with
-/// its first name.
+/// Calls visit(name, module) for `module`, as "", and for each module below it by its first name.
 template <class Visit>
 void for_each_named_module(const torch::nn::Module& module, const Visit& visit) {
   std::unordered_set<const torch::nn::Module*> seen{&module};
@@ -53,12 +51,8 @@ void visit_batch_norm(const torch::nn::Module& module, const Visit& visit) {
   if (const auto* three = module.as<torch::nn::BatchNorm3dImpl>()) visit(*three);
 }
 
-/// Names SyncBatchNorm layers for messages.
-class LayerNaming {
- public:
-  /// Names all layers below `module` by their place in it, unless their options have a name.
-  static void name_layers(const torch::nn::Module& module);
-};
+/// Names SyncBatchNorm layers by their place in `module`, unless their options have a name.
+void name_layers(const torch::nn::Module& module);
 
 /// The group over which a layer exchanges, made at its first use; null: nothing is exchanged.
 /// @throws base::UserError as statistics_group() and statistics_subgroup() do.

@@ -112,7 +112,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor&
 
 namespace detail {
 
-void LayerNaming::name_layers(const torch::nn::Module& module) {
+void name_layers(const torch::nn::Module& module) {
   for_each_named_module(module, [](const std::string& name, const torch::nn::Module& one) {
     const auto* layer = one.as<SyncBatchNormImpl>();
     if (layer != nullptr && layer->options.name().empty()) layer->name_->given = name;

@@ -61,7 +61,6 @@ class RandomState {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// The autocast settings of this thread.
 class AutocastState {
  public:
   AutocastState() {

@@ -119,17 +119,10 @@ ParameterGradients parameter_gradients(const at::Tensor& sums, const at::Tensor&
   return {(halves[1] * invstd).to(type), halves[0].to(type)};
 }
 
-constexpr BatchNormKernels kCudaKernels{moments,
-                                        merge,
-                                        inverse_deviation,
-                                        update_running,
-                                        transform,
-                                        apply_relu_mask,
-                                        backward_reduce,
-                                        backward_elementwise,
-                                        parameter_gradients,
-                                        /*fused_local_forward=*/nullptr,
-                                        /*fused_local_backward=*/nullptr};
+constexpr BatchNormKernels kCudaKernels = {
+    moments,         merge,           inverse_deviation,    update_running,      transform,
+    apply_relu_mask, backward_reduce, backward_elementwise, parameter_gradients,
+};
 
 }  // namespace
 }  // namespace syncbn::dist::detail

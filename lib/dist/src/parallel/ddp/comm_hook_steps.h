@@ -1,7 +1,5 @@
 #pragma once
 
-#include <functional>
-
 #include <syncbn/dist/comm_hooks.h>
 
 namespace syncbn::dist::detail {
@@ -10,10 +8,6 @@ namespace syncbn::dist::detail {
 c10::intrusive_ptr<c10d::Work> start_all_reduce(const at::Tensor& tensor,
                                                 const ProcessGroupPtr& group,
                                                 c10d::ReduceOp op = c10d::ReduceOp::SUM);
-
-/// A future of convert(tensor). Passes errors on.
-FuturePtr then_tensor(const FuturePtr& future,
-                      std::function<at::Tensor(const at::Tensor&)> convert);
 
 /// The mean of `buffer` over the group, in place.
 FuturePtr mean_of(const at::Tensor& buffer, const ProcessGroupPtr& group);

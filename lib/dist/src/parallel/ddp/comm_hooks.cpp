@@ -13,13 +13,24 @@ ProcessGroupPtr or_default(const ProcessGroupPtr& group) {
   return group ? group : default_group();
 }
 
+/// A future of convert(tensor). Passes errors on.
+FuturePtr then_tensor(const FuturePtr& future,
+                      std::function<at::Tensor(const at::Tensor&)> convert) {
+  return future->then(
+      [convert = std::move(convert)](Future& done) -> c10::IValue {
+        if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+        return convert(c10d::detail::parseCppCommHookResult(done.constValue()));
+      },
+      c10::TensorType::get());
+}
+
 CommHook compress_hook(ProcessGroupPtr group, at::ScalarType dtype) {
   return [group = std::move(group), dtype](c10d::GradBucket& bucket) {
     const ProcessGroupPtr on = or_default(group);
     const at::Tensor buffer = bucket.getBuffer();
     const at::Tensor compressed = buffer.to(dtype).div_(on->getSize());
-    return detail::then_tensor(detail::start_all_reduce(compressed, on)->getFuture(),
-                               [buffer](const at::Tensor& sum) { return buffer.copy_(sum); });
+    return then_tensor(detail::start_all_reduce(compressed, on)->getFuture(),
+                       [buffer](const at::Tensor& sum) { return buffer.copy_(sum); });
   };
 }
 
@@ -28,8 +39,8 @@ CommHook compress_wrapper(CommHook hook, at::ScalarType dtype) {
     const at::Tensor buffer = bucket.getBuffer();
     at::Tensor compressed = buffer.to(dtype);
     bucket.setBuffer(compressed);
-    return detail::then_tensor(hook(bucket),
-                               [buffer](const at::Tensor& result) { return buffer.copy_(result); });
+    return then_tensor(hook(bucket),
+                       [buffer](const at::Tensor& result) { return buffer.copy_(result); });
   };
 }
 
@@ -43,16 +54,6 @@ c10::intrusive_ptr<c10d::Work> start_all_reduce(const at::Tensor& tensor,
   c10d::AllreduceOptions options;
   options.reduceOp = std::move(op);
   return group->allreduce(tensors, options);
-}
-
-FuturePtr then_tensor(const FuturePtr& future,
-                      std::function<at::Tensor(const at::Tensor&)> convert) {
-  return future->then(
-      [convert = std::move(convert)](Future& done) -> c10::IValue {
-        if (done.hasError()) std::rethrow_exception(done.exception_ptr());
-        return convert(c10d::detail::parseCppCommHookResult(done.constValue()));
-      },
-      c10::TensorType::get());
 }
 
 FuturePtr mean_of(const at::Tensor& buffer, const ProcessGroupPtr& group) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <type_traits>
 #include <unordered_map>
 
 #include <ATen/core/grad_mode.h>
@@ -13,7 +12,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
-#include "ddp/ddp_check.h"
 #include "ddp/ddp_state.h"
 
 namespace syncbn::dist {
@@ -143,8 +141,7 @@ class FunctionHook : public c10d::CommHookInterface {
       if (!future) {
         throw base::UserError(fmt::format("the communication hook '{}' returned no future", name_));
       }
-      // Does not capture `this`: a bucket may complete after an exception has destroyed the
-      // wrapper.
+      // Without `this`: a bucket may complete after an exception has destroyed the wrapper.
       return future->then(
           [recording_failure, name = name_, expected](c10::ivalue::Future& done) {
             return recording_failure([&]() -> c10::IValue {
@@ -275,7 +272,7 @@ void DdpBase::before_forward() {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
   if (has_graph) {
-    check_unchanged(state.parameters, state.accumulators, state.frozen);
+    check_unchanged(state);
     if (*state.comm_hook_failed) {
       throw base::UserError(
           "DistributedDataParallel: the communication hook failed in an earlier step, whose "
@@ -305,8 +302,7 @@ void DdpBase::before_forward() {
 std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
-  // As in PyTorch: after a forward that leads to no exchange of gradients, the next one does not
-  // broadcast buffers.
+  // As in PyTorch, a forward without exchange of gradients makes the next not broadcast buffers.
   const bool exchanges = has_graph && state.requires_sync();
   const bool hidden_from_joined = state.join && !has_graph;
   if (!hidden_from_joined) state.sync_buffers_next = exchanges;

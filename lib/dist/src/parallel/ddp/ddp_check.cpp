@@ -1,5 +1,3 @@
-#include "ddp/ddp_check.h"
-
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -11,6 +9,7 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include "ddp/ddp_state.h"
 #include "groups/world.h"
 
 namespace syncbn::dist::detail {
@@ -109,19 +108,18 @@ void explain_unfinished_reduction(const std::string& message,
       base::join(names, ", ")));
 }
 
-void check_unchanged(const std::vector<NamedTensor>& parameters,
-                     const std::vector<const torch::autograd::Node*>& accumulators,
-                     const std::vector<NamedTensor>& frozen) {
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor& tensor = parameters[i].tensor;
-    if (torch::autograd::impl::try_get_grad_accumulator(tensor).get() == accumulators[i]) continue;
+void check_unchanged(const DdpState& state) {
+  for (size_t i = 0; i < state.parameters.size(); ++i) {
+    const at::Tensor& tensor = state.parameters[i].tensor;
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
+    if (accumulator.get() == state.accumulators[i]) continue;
     throw base::UserError(fmt::format(
         "DistributedDataParallel: the parameter {} was moved or converted after the module was "
         "wrapped (it is {} on {} now), and its gradients would not be averaged; call to() before "
         "wrapping",
-        parameters[i].name, c10::toString(tensor.scalar_type()), tensor.device().str()));
+        state.parameters[i].name, c10::toString(tensor.scalar_type()), tensor.device().str()));
   }
-  for (const NamedTensor& one : frozen) {
+  for (const NamedTensor& one : state.frozen) {
     if (!one.tensor.requires_grad()) continue;
     throw base::UserError(fmt::format(
         "DistributedDataParallel: the parameter {} requires a gradient now and did not when the "

@@ -15,7 +15,7 @@ namespace {
 class EagerModule : public WrappedModule {
  public:
   explicit EagerModule(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
-    LayerNaming::name_layers(*module_);
+    name_layers(*module_);
   }
 
   std::string class_name() const override { return module_->name(); }

@@ -66,8 +66,7 @@ std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::
     const auto index = node->add_input_metadata(output);
     const bool can = all && (output.is_floating_point() || output.is_complex());
     if (!output.requires_grad() && !can) continue;
-    // A view could not be modified in place, and an alias would hide the modification from the
-    // graph.
+    // A view could not be modified in place; an alias would hide the change from the graph.
     const at::NoGradGuard no_grad;
     output = output.clone();
     torch::autograd::impl::set_gradient_edge(output, {node, index});

@@ -17,7 +17,6 @@
 
 namespace syncbn::dist::detail {
 
-/// An open join() span.
 struct JoinSpan {
   JoinOptions options;
   std::unique_ptr<JoinStatistics> statistics;  ///< null: no SyncBatchNorm layer exchanges
@@ -50,13 +49,32 @@ struct DdpState {
   bool searches_unused() const { return options.find_unused_parameters && !options.static_graph; }
   /// The buffers that broadcast_buffers applies to.
   std::vector<NamedTensor> shared_buffers() const;
-  /// The buffers to broadcast before this forward.
   std::vector<at::Tensor> buffers_to_sync() const;
   /// Overwrites every rank's tensors by those of `rank`.
   void broadcast(const std::vector<at::Tensor>& tensors, int rank) const;
   /// Broadcasts the parameters and shared_buffers().
   void broadcast_module(int rank) const;
 };
+
+/// Compares the options, and the tensors' names, shapes and types, between all ranks. Does nothing
+/// in a group with Python ranks, where libtorch compares the parameters.
+/// @throws base::UserError naming both ranks; base::UnavailableError when a peer fails.
+void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>& parameters,
+                       const std::vector<NamedTensor>& buffers, const ProcessGroupPtr& group);
+
+/// @return the device for inputs; nullopt for a module on several devices.
+/// @throws base::UserError for different types of device, and for several with SyncBatchNorm.
+std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
+                                        bool has_sync_batch_norm);
+
+/// @throws base::UserError if a parameter has another accumulator than when it was wrapped, because
+///   module.to() has removed the reducer's hooks, or if a frozen one requires a gradient now.
+void check_unchanged(const DdpState& state);
+
+/// @throws base::UserError naming the parameters, if libtorch's message is that some got no
+///   gradient in the step before.
+void explain_unfinished_reduction(const std::string& message,
+                                  const std::vector<NamedTensor>& parameters);
 
 // What a rank with input does in each step of a join() span.
 

@@ -113,12 +113,6 @@ class PowerSgd {
     return std::min({matrix.size(0), matrix.size(1), options_.matrix_approximation_rank});
   }
 
-  bool is_worth_compressing(const at::Tensor& matrix) const {
-    const auto compressed =
-        static_cast<double>((matrix.size(0) + matrix.size(1)) * rank_for(matrix));
-    return compressed * options_.min_compression_rate < static_cast<double>(matrix.numel());
-  }
-
   void sum_over_ranks(const at::Tensor& tensor) {
     if (tensor.numel() == 0) return;
     detail::start_all_reduce(tensor, group_)->wait();
@@ -175,7 +169,10 @@ class PowerSgd {
     for (const at::Tensor& gradient : bucket.getGradients()) {
       const at::Tensor matrix =
           gradient.dim() == 0 ? gradient.view({1, 1}) : gradient.view({gradient.size(0), -1});
-      if (!is_worth_compressing(matrix)) {
+      const auto size = static_cast<double>((matrix.size(0) + matrix.size(1)) * rank_for(matrix));
+      const bool shrinks =
+          size * options_.min_compression_rate < static_cast<double>(matrix.numel());
+      if (!shrinks) {
         whole.push_back(gradient);
         continue;
       }

@@ -199,7 +199,6 @@ class WeakScriptModule {
  public:
   explicit WeakScriptModule(const torch::jit::Module& module) : object_(module._ivalue()) {}
 
-  /// Null if the module is destroyed.
   c10::intrusive_ptr<c10::ivalue::Object> lock() const {
     const std::lock_guard lock(mutex_);
     return object_.lock();

@@ -52,8 +52,7 @@ class ScriptModule : public detail::WrappedModule {
   const torch::jit::Module module_;
 };
 
-/// A copy of the value with visit(tensor) in place of each tensor. Copies containers, to which
-/// other values may refer.
+/// A copy of the value, containers included, with visit(tensor) in place of each tensor.
 template <class Visit>
 c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {

@@ -35,7 +35,6 @@ class NormFactory {
   /// A layer for an [N, C, H, W] input. Register it with register_module(name, layer.ptr()).
   torch::nn::AnyModule operator()(int64_t channels) const;
 
-  /// A layer with a ReLU.
   NormRelu with_relu(int64_t channels) const;
 
  private:

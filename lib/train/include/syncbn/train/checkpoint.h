@@ -36,8 +36,7 @@ struct Checkpoint {
 std::string serialize(const Checkpoint& checkpoint);
 
 /// @param name of the file, for messages
-/// @throws base::UserError when the bytes are damaged, truncated, another program's, or in a format
-///   of another version.
+/// @throws base::UserError for damaged bytes, those of another program, and other format versions.
 Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name);
 
 }  // namespace syncbn::train

@@ -17,7 +17,6 @@ namespace syncbn::train {
 /// @throws base::Error for every other failure
 int run_command(const std::vector<std::string>& args);
 
-/// All keys of a configuration.
 std::vector<config::FieldInfo> config_fields();
 
 /// The content of docs/config.md.

@@ -24,7 +24,6 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  /// The configured learning rate.
   virtual double base_lr() const = 0;
 
   /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well.

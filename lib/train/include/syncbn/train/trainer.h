@@ -13,8 +13,7 @@ struct QuietExit {
 };
 using LeaveSilently = QuietExit;  ///< the former name
 
-/// Trains on all ranks of the default process group. SIGINT and SIGTERM stop the run at the end of
-/// a step.
+/// Trains on all ranks of the default process group. SIGINT and SIGTERM stop it after a step.
 ///
 /// Rank 0 writes the run's folder: config.yaml, log.jsonl, last.pt after each epoch and at a stop,
 /// best.pt at the best test accuracy so far, result.json when all epochs are done.
