@@ -118,6 +118,14 @@ TEST_F(AtomicFileTest, LeavesWhatIsNoRegularFileInItsPlace) {
   EXPECT_EQ(read_file(folder_ / "open"), "before after");
 }
 
+TEST_F(AtomicFileTest, ReplacesFilesInSharedMemory) {
+  const fs::path file = fmt::format("/dev/shm/syncbn-test-{}", ::getpid());
+  write_file_atomically(file, "longer");
+  write_file_atomically(file, "new");
+  EXPECT_EQ(read_file(file), "new");
+  fs::remove(file);
+}
+
 TEST_F(AtomicFileTest, SaysBeforehandWhatCannotBeWritten) {
   check_can_write(folder_ / "a" / "file");
   EXPECT_FALSE(fs::exists(folder_ / "a" / "file"));

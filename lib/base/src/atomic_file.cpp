@@ -44,13 +44,15 @@ fs::path link_target(fs::path path) {
   return path;
 }
 
-// A file that must not be replaced: a device, a FIFO, an open file by its name in /dev or /proc.
+// A file that must not be replaced: a device, a FIFO, an open file by its name, such as
+// /dev/stdout.
 bool is_special(const fs::path& link) {
   const std::string name = fs::absolute(link).lexically_normal().string();
   std::error_code error;
   const fs::file_status status = fs::status(link, error);
   if (!fs::exists(status) || fs::is_directory(status)) return false;
-  return !fs::is_regular_file(status) || name.starts_with("/dev/") || name.starts_with("/proc/");
+  return !fs::is_regular_file(status) || name.starts_with("/dev/std") ||
+         name.starts_with("/dev/fd/") || name.starts_with("/proc/");
 }
 
 /// The name of the temporary file for `path`. Creates the folder.

@@ -12,9 +12,9 @@ namespace syncbn::base {
 /// Replaces `path`, or the target of a symbolic link, by a temporary file in the same folder, which
 /// `write` fills: fsync, rename, fsync of the folder. Creates missing folders. A reader sees the
 /// old file or the new one, never a part.
-/// @throws UserError or UnavailableError (see throw_file_error) naming the file and the reason.
-/// Then
-///   the old file is unchanged, and the temporary file is removed.
+/// @throws UserError or UnavailableError (see throw_file_error) naming the file and the reason. The
+///   temporary file is removed, and the old file is unchanged unless only the folder's fsync
+///   failed.
 void write_file_atomically(const std::filesystem::path& path,
                            const std::function<void(const std::filesystem::path&)>& write);
 
