@@ -149,6 +149,11 @@ TEST(LaunchOptionsTest, ReadsTorchrunsSettingsOfTheRendezvous) {
   EXPECT_EQ(options.is_host, false);
 }
 
+TEST(LaunchOptionsTest, LimitsTheSilenceOfANode) {
+  EXPECT_THAT(error_of({"--rdzv-conf=keep_alive_max_attempt=2147483647", "true"}),
+              HasSubstr("keep_alive_max_attempt is a whole number from 1 to 10000"));
+}
+
 // As torchrun's own tests pass it, in a list of arguments.
 TEST(LaunchOptionsTest, TakesQuotesOffTheSettingsOfTheRendezvous) {
   const auto options =

@@ -194,7 +194,7 @@ void Cluster::handle_message(const Json& message) {
     return base::printable(message.at(key).get<std::string>(), "\n");  // a peer wrote it
   };
   if (type == "refuse") end(message.at("exit_code"), text("message"));
-  if (type == "waiting") notices_.push_back(message.at("message"));
+  if (type == "waiting") notices_.push_back(text("message"));
   if (type == "pause") paused_ = true;
   if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
@@ -207,7 +207,7 @@ void Cluster::handle_message(const Json& message) {
                         .agent_store = message.at("agent_store"),
                         .attempt = attempt_,
                         .restart_count = message.at("restarts"),
-                        .reason = message.at("reason"),
+                        .reason = text("reason"),
                         .node = message.at("node"),
                         .nodes = message.at("nodes"),
                         .ranks = AssignedRanks::of(message.at("ranks"))};

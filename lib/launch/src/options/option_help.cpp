@@ -22,7 +22,7 @@ constexpr const char* kNotes =
 replaced, and $$ by $. NAME.py runs as python3 -u, where python3 is $PYTHON_EXEC, or stands beside
 the link by which the launcher was called, or in PATH; another name without a slash is looked for beside
 syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
-long as they stay unambiguous. Under srun or mpirun, one launcher a node, and in indexed Kubernetes jobs
+long as they stay unambiguous. Under srun or mpirun, one launcher per node, and in indexed Kubernetes jobs
 nodes, node rank and master are taken from the environment unless given.)";
 
 struct Example {

@@ -79,9 +79,9 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "without a number as many as --nproc_per_node says there")
       .letter("-H");
   ours("hostfile", &Typed::hostfile, "FILE",
-       "The same from a file: HOST, HOST:N or HOST slots=N a line");
-  schema.field("include", &Typed::include, "Of the hosts take only these").value_name("HOSTS");
-  schema.field("exclude", &Typed::exclude, "Of the hosts leave these out").value_name("HOSTS");
+       "Read the hosts from a file, one per line: HOST, HOST:N or HOST slots=N");
+  schema.field("include", &Typed::include, "Use only these hosts").value_name("HOSTS");
+  schema.field("exclude", &Typed::exclude, "Do not use these hosts").value_name("HOSTS");
   ours("export", &Typed::exports, "NAMES",
        "Variables that the workers on other hosts get besides those in\n"
        "docs/ssh.md: NAME,PREFIX_*; !NAME leaves one out");
@@ -98,7 +98,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
       .between(0.1, 86400.0);
   schema.field(
       "ssh_all", &Typed::ssh_all,
-      "Reach this machine, too, by ssh; else a host that is this machine\nis started directly");
+      "Use ssh for this machine as well; else a host that is this machine\nis started directly");
 
   schema.group("Failures and ending");
   torchruns("max_restarts", &Typed::max_restarts, "N",
@@ -124,7 +124,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   schema.field("use_env", &Typed::use_env, "Tell the local rank by LOCAL_RANK only; the default");
   schema.field(
       "no_use_env", &Typed::no_use_env,
-      "Tell the local rank by an argument, too, as\npython -m torch.distributed.launch does");
+      "Tell the local rank also by an argument, as\npython -m torch.distributed.launch does");
   schema.field("local_rank_arg", &Typed::rank_argument, "That argument's name; =RANK is appended")
       .value_name("NAME");
   schema.field("dry_run", &Typed::dry_run, "Print what would be started, and start nothing");
@@ -149,7 +149,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   torchruns("duplicate_stdout_filters", &Typed::stdout_filters_text, "TEXTS",
             "Copy lines with one of these texts to filtered_stdout.log: a,b");
   torchruns("duplicate_stderr_filters", &Typed::stderr_filters_text, "TEXTS",
-            "The same for stderr and filtered_stderr.log");
+            "Copy lines of stderr with one of these texts to filtered_stderr.log");
   ours("report", &Typed::report, "FILE",
        "Write how the run ended, and the first failure, to this file as\nJSON");
   torchruns("event_log_handler", &Typed::event_log_handler, "null|console|json|json:FILE",

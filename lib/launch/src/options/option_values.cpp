@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <string_view>
 
 #include "common/words.h"
@@ -204,21 +205,24 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
           "--rdzv_conf={}: expected NAME=VALUE with commas between, got '{}'", typed, word));
     }
     const std::string value = word.substr(equals + 1);
-    const auto number = [&](int min) {
+    const auto number = [&](int min, int max = INT_MAX) {
       const auto read = base::parse_number<int>(value);
-      if (read && *read >= min) return *read;
-      throw base::UserError(fmt::format("--rdzv_conf={}: {} is a whole number from {}, got '{}'",
-                                        typed, name, min, value));
+      if (read && *read >= min && *read <= max) return *read;
+      throw base::UserError(fmt::format("--rdzv_conf={}: {} is a whole number from {}{}, got '{}'",
+                                        typed, name, min,
+                                        max == INT_MAX ? "" : fmt::format(" to {}", max), value));
     };
+    constexpr int kDay = 86'400;
+    constexpr int kMaxMisses = 10'000;
     // torchrun reads `timeout` in a static rendezvous only.
     if (name == "join_timeout" || (name == "timeout" && !options.c10d)) {
       options.join_timeout = std::chrono::seconds(number(1));
     } else if (name == "last_call_timeout") {
       options.last_call = std::chrono::seconds(number(0));
     } else if (name == "keep_alive_interval") {
-      options.alive_period = std::chrono::seconds(number(1));
+      options.alive_period = std::chrono::seconds(number(1, kDay));
     } else if (name == "keep_alive_max_attempt") {
-      options.alive_misses = number(1);
+      options.alive_misses = number(1, kMaxMisses);
     } else if (name == "is_host") {
       options.is_host = read_flag(value);
       if (!options.is_host) {

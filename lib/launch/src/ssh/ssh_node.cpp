@@ -89,8 +89,9 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
   options.colours = job.colours;
   resolve_program(options);
   check_master(options);
-  const bool leads = options.node_rank == 0 && options.nnodes.max > 1;
-  if (leads || options.master_port) port_ = hold_port(options.master_port.value_or(0));
+  if (options.node_rank == 0 && (options.nnodes.max > 1 || options.master_port)) {
+    port_ = hold_port(options.master_port.value_or(0));
+  }
   return options;
 }
 

@@ -59,6 +59,7 @@ bool StoreClient::connect_once(const std::string& host, int port, TimePoint dead
   const base::AddressList addresses = base::resolve(host, port, reason);
   base::UniqueFd fd = base::connect_to_any(addresses.get(), deadline, reason);
   if (!fd) fail(reason);
+  base::detect_lost_host(fd.get());
   channel_ = base::Channel(std::move(fd), SIZE_MAX);  // ask() waits until each query is sent
   const auto nonce = static_cast<uint32_t>(::getpid());
   ask("connect", base::store_greeting(nonce), deadline);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -102,6 +103,7 @@ bool StoreServer::accept_connections() {
       return false;
     }
     make_room();
+    base::detect_lost_host(fd.get());
     auto connection = std::make_unique<Connection>();
     connection->id = ++last_id_;
     connection->channel = base::Channel(std::move(fd), SIZE_MAX);  // answer_queries() limits it
