@@ -50,7 +50,7 @@ Cpus allowed_cpus(pid_t process) {
   std::vector<unsigned long> mask(sizeof(cpu_set_t) / sizeof(unsigned long));
   const auto bytes = [&] { return mask.size() * sizeof(unsigned long); };
   while (::sched_getaffinity(process, bytes(), reinterpret_cast<cpu_set_t*>(mask.data())) != 0) {
-    if (errno == ESRCH) return {};
+    if (errno == ESRCH || (process != 0 && errno != EINVAL)) return {};
     if (errno != EINVAL || bytes() >= kMaxBytes) throw_errno("sched_getaffinity");
     mask.resize(2 * mask.size());
   }

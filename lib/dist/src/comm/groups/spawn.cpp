@@ -162,8 +162,11 @@ class Children {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(base::kExitSignalBase + SIGKILL);
       children_.clear();  // they are the parent's
-      set_environment(rank, nprocs, port);
-      run_child(fn, rank, writer.get());
+      const auto body = [&](int) {
+        set_environment(rank, nprocs, port);
+        fn(rank);
+      };
+      run_child(body, rank, writer.get());
     }
     children_.push_back({pid, {}, std::move(reader)});
     children_.back().process.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));

@@ -178,10 +178,11 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
   const std::string own = base::env("TORCHELASTIC_RUN_ID").value_or("none");
   if (place.rank == 0 && first) return store.set(kJobKey, own);
   if (place.agent_holds_store) return;
-  while (!store.check({kJobKey})) {
+  for (auto delay = kFirstDelay; !store.check({kJobKey});
+       delay = std::min(2 * delay, kLongestDelay)) {
     if (is_python(store, 0)) return;      // it writes no name
     if (Clock::now() > deadline) return;  // arrive() names the missing ranks
-    std::this_thread::sleep_for(kFirstDelay);
+    std::this_thread::sleep_for(delay);
   }
   const std::string theirs = text(store.get(kJobKey));
   if (theirs == own) return;

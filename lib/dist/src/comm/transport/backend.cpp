@@ -155,7 +155,6 @@ Backend::~Backend() {
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
-  timeout_ = timeout;
   cpu_->set_timeout(timeout);
   if (cuda_) cuda_->set_timeout(timeout);
 }

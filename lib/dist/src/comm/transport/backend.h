@@ -112,7 +112,6 @@ class Backend : public c10d::Backend {
   const std::shared_ptr<Transport> cpu_;
   const std::shared_ptr<Transport> cuda_;  ///< may be null
   const std::string group_name_;
-  std::chrono::milliseconds timeout_{0};
   const Members members_;
   const std::weak_ptr<PeerMonitor> watch_;
   const bool is_watched_;
