@@ -114,6 +114,15 @@ TEST_F(BadInputTest, NamesTheLimitWhereAThreadCannotStart) {
                      base::kExitUnavailable, "(ulimit -u)");
 }
 
+TEST_F(BadInputTest, SaysThatAFileIsTooLarge) {
+  const auto result = run_program(
+      {"sh", "-c", "ulimit -f 8; exec \"$@\"", "sh", SYNCBN_BIN_DIR "/train", "--config",
+       shipped_config("digits.yaml"), "--epochs=1", "--run_dir", run_dir()});
+  EXPECT_EQ(result.exit_code, base::kExitUnavailable) << result.err;
+  EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("File too large"));
+}
+
 TEST_F(BadInputTest, RefusesMoreRanksThanSamples) {
   expect_one_message(
       train_on(shipped_config("digits.yaml"),

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/core.h>
+#include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/heap.h>
@@ -158,6 +159,7 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
 
 int run_command(const std::vector<std::string>& args) {
   base::keep_freed_memory();
+  ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
   const RankEnv env = local_rank_0_first(local_rank, [&] {
     const RankEnv found = read_rank_env(local_rank);
