@@ -96,6 +96,7 @@ TEST(StoreTest, SetsAndGets) {
   StoreClient other = store.client();
   const std::string binary("a\0b\xff", 4);
   one.set("key", binary, soon());
+  EXPECT_EQ(one.get("key", soon()), binary);  // now the others see it too
   EXPECT_EQ(other.get("key", soon()), binary);
   one.set("key", "", soon());
   one.set("large", std::string(store::kMaxValueSize, 'x'), soon());
