@@ -114,6 +114,15 @@ TEST_F(BadInputTest, NamesTheLimitWhereAThreadCannotStart) {
                      base::kExitUnavailable, "(ulimit -u)");
 }
 
+TEST_F(BadInputTest, CountsTheThreadsOfAllRanks) {
+  // One rank of `train` needs 1 + 8 threads.
+  Env env = rank_env(0, 8, 1);
+  env["LD_PRELOAD"] = SYNCBN_SLOW_STARTS;
+  env["SLOW_STARTS_THREADS"] = "71";
+  expect_one_message(train_on(shipped_config("digits.yaml"), {"--loader.num_workers=0"}, env),
+                     base::kExitUnavailable, "cannot start 72 threads");
+}
+
 TEST_F(BadInputTest, SaysThatAFileIsTooLarge) {
   const auto result = run_program(
       {"sh", "-c", "ulimit -f 8; exec \"$@\"", "sh", SYNCBN_BIN_DIR "/train", "--config",
@@ -228,6 +237,16 @@ TEST_F(BadInputTest, LetsOtherLocalRanksLeaveInSilence) {
   const auto result = train_on(shipped_config("digits.yaml"), {"--epochs=0"}, rank_env(1, 2, 1));
   EXPECT_EQ(result.exit_code, base::kExitUsage);
   EXPECT_EQ(result.out + result.err, "");
+}
+
+TEST_F(BadInputTest, SaysWhatIsWrongOnOneRankOnly) {
+  const auto result =
+      run_program({program("syncbn-launch"), "--standalone", "--nproc_per_node=2", "sh", "-c",
+                   "exec \"$@\" --epochs=$((1 - RANK))", "sh", program("train"), "--config",
+                   shipped_config("digits.yaml"), "--run_dir", run_dir()});
+  EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+  EXPECT_EQ(count(result.out + result.err, "epochs: must be at least 1"), 1)
+      << result.out << result.err;
 }
 
 TEST_F(BadInputTest, GivesUpWhenNobodyAnswersAtTheMastersAddress) {

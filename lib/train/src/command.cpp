@@ -15,7 +15,9 @@
 #include <syncbn/train/config.h>
 #include <syncbn/train/trainer.h>
 
+#include <algorithm>
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <limits>
 #include <optional>
@@ -92,7 +94,11 @@ std::chrono::milliseconds milliseconds(double seconds) {
 }
 
 struct GroupGuard {
-  ~GroupGuard() { dist::destroy_process_group(); }
+  // After an exception the process ends soon, and its exit code tells the other ranks more than
+  // that it has left the group: they would repeat what this rank reports.
+  ~GroupGuard() {
+    if (std::uncaught_exceptions() == 0) dist::destroy_process_group();
+  }
 };
 
 struct Resolved {
@@ -118,6 +124,16 @@ Resolved resolve(const config::CommandLine& line, config::Faults& faults) {
   return resolved;
 }
 
+/// Whether all ranks of this node can have their threads at the same time.
+void check_threads_of_all(const LoaderConfig& loader) {
+  constexpr int kGroupThreads = 8;  // store, Gloo, peer monitor, shared memory
+  constexpr int kLoaders = 2;       // of the training and the test set
+  const int threads = at::get_num_threads();
+  const int workers = static_cast<int>(loader.num_workers.value.value_or(threads));
+  const int ranks = std::min(int_from_environment("LOCAL_WORLD_SIZE", 1).value_or(1), 4096);
+  base::check_threads(ranks * (threads + kGroupThreads + kLoaders * workers));
+}
+
 int run(const std::vector<std::string>& args, const RankEnv& env) {
   Resolved resolved;
   Inputs inputs;
@@ -133,16 +149,15 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
     resolved = resolve(line, faults);
     if (line.has("print_config")) return print(resolved.text);
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
-    constexpr int kGroupThreads = 8;  // store, Gloo, peer monitor, shared memory
-    constexpr int kLoaders = 2;       // of the training and the test set
-    const int threads = at::get_num_threads();
-    const int64_t workers = resolved.config.loader.num_workers.value.value_or(threads);
-    base::check_threads(threads + kGroupThreads + kLoaders * static_cast<int>(workers));
+    if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
     inputs = explain_out_of_memory(
         MemoryUse::kSetup, [&] { return load_inputs(resolved.config, env.rank, env.world_size); });
   } catch (const base::UserError& error) {
     if (env.local_rank == 0) throw;
-    throw QuietExit{error.exit_code()};
+    // Without a launcher, nobody ends the ranks that would repeat local rank 0's message.
+    if (!base::env("TORCHELASTIC_RUN_ID")) throw QuietExit{error.exit_code()};
+    std::this_thread::sleep_for(kQuietExitDelay);
+    throw;
   }
   // Until train() installs its handlers, a signal ends the process.
   const Config& config = resolved.config;
