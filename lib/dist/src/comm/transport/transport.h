@@ -1,5 +1,7 @@
 #pragma once
 
+#include <syncbn/base/error.h>
+
 #include <chrono>
 #include <cstdint>
 
@@ -34,7 +36,9 @@ class Transport {
   /// @param started called as soon as other calls may start.
   virtual void gather_in_one_hop(const Call& /*call*/, const at::Tensor& /*all*/,
                                  std::chrono::milliseconds /*timeout*/,
-                                 c10::function_ref<void()> /*started*/) {}
+                                 c10::function_ref<void()> /*started*/) {
+    throw base::InternalError("gather_in_one_hop() of a transport that has none");
+  }
 
   /// True for NCCL: calls run on CUDA streams, the first one connects, and it has its own watchdog.
   virtual bool runs_on_streams() const { return false; }
