@@ -139,10 +139,10 @@ TEST(SocketTest, TakesTheFirstConnectionThatIsUsable) {
 
 TEST(SocketTest, EachAddressHasItsShareOfTheTime) {
   const Deadline now = Clock::now();
-  EXPECT_EQ(patience_with_first(now, now + seconds(6), 3), now + seconds(2));
-  EXPECT_EQ(patience_with_first(now, now + seconds(6), 1), now + seconds(6));
-  EXPECT_EQ(patience_with_first(now, now + seconds(300), 2), now + seconds(10));
-  EXPECT_EQ(patience_with_first(now, now + seconds(300), 1), now + seconds(10));
+  EXPECT_EQ(deadline_of_first(now, now + seconds(6), 3), now + seconds(2));
+  EXPECT_EQ(deadline_of_first(now, now + seconds(6), 1), now + seconds(6));
+  EXPECT_EQ(deadline_of_first(now, now + seconds(300), 2), now + seconds(10));
+  EXPECT_EQ(deadline_of_first(now, now + seconds(300), 1), now + seconds(10));
 }
 
 TEST(StoreGreetingTest, IsTorchsMagicNumberAndAPing) {

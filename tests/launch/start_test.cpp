@@ -123,7 +123,7 @@ TEST(LaunchStartTest, MoreWorkersThanTheCoresCanRunNeedAnOption) {
   const auto refused = launch({"--nproc_per_node=4096", "--dry_run", "true"});
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("--nproc_per_node=4096: this machine has "),
-                                 HasSubstr("usable core"), HasSubstr("more than 32 workers per "),
+                                 HasSubstr("usable CPU"), HasSubstr("more than 32 workers per "),
                                  HasSubstr("start at most "), HasSubstr("--oversubscribe")));
   // One core, however many this machine has.
   const auto on_one_core = [](int workers) {
@@ -131,7 +131,7 @@ TEST(LaunchStartTest, MoreWorkersThanTheCoresCanRunNeedAnOption) {
                         fmt::format("--nproc_per_node={}", workers), "true"});
   };
   EXPECT_EQ(on_one_core(32).exit_code, 0);
-  EXPECT_THAT(on_one_core(33).err, HasSubstr("has 1 usable core for the workers"));
+  EXPECT_THAT(on_one_core(33).err, HasSubstr("has 1 usable CPU for the workers"));
   EXPECT_EQ(launch({"--nproc_per_node=4096", "--oversubscribe", "--dry_run", "true"}).exit_code, 0);
 }
 

@@ -115,7 +115,7 @@ int wait_for(pid_t pid, int timeout_seconds, bool& timed_out) {
   pollfd ended{handle, POLLIN, 0};
   timed_out = ::poll(&ended, 1, timeout_seconds * 1000) == 0;
   ::close(handle);
-  // Kills what the test left behind in its process group, too.
+  // Kills also what the test left behind in its process group.
   if (timed_out) ::kill(-pid, SIGKILL);
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {

@@ -51,7 +51,8 @@ void Channel::flush() {
   }
 }
 
-/// receive() still reads what the peer had sent; after that, the channel has ended.
+/// receive() still reads what the peer had sent; after that, the channel has ended. A pipe
+/// without a reader wakes poll() by itself.
 void Channel::break_output(int error) {
   cannot_send_ = true;
   error_ = error;

@@ -132,7 +132,7 @@ void detect_lost_host(int fd) {
                sizeof(kUnansweredMilliseconds));
 }
 
-Deadline patience_with_first(Deadline now, Deadline deadline, size_t addresses) {
+Deadline deadline_of_first(Deadline now, Deadline deadline, size_t addresses) {
   const Deadline share = now + (deadline - now) / static_cast<int64_t>(addresses);
   return std::min(share, now + kMaxPatience);
 }
@@ -142,7 +142,7 @@ UniqueFd connect_to_any(const addrinfo* addresses, Deadline deadline, std::strin
   size_t left = 0;
   for (const addrinfo* one = addresses; one != nullptr; one = one->ai_next) ++left;
   for (const addrinfo* one = addresses; one != nullptr; one = one->ai_next) {
-    const Deadline patience = patience_with_first(Clock::now(), deadline, left--);
+    const Deadline patience = deadline_of_first(Clock::now(), deadline, left--);
     UniqueFd fd = connect_to(*one, patience, reason);
     if (fd && (!usable || usable(fd.get(), patience))) return fd;
   }

@@ -102,7 +102,7 @@ int Supervisor::run() {
   } else {
     write_report(output_, options_.report, json_of(result));
   }
-  return wait_for_reader(output_, signals_, result.exit_code, hurried_);
+  return wait_for_reader(output_, signals_, result.exit_code, interrupted_);
 }
 
 GroupResult Supervisor::run_alone() {
@@ -154,7 +154,7 @@ GroupResult Supervisor::finish(const Cluster::Finish& finish, bool was_printed) 
   const bool failed_here = last_.failure || !last_.start_error.empty();
   if (failed && !finish.what.empty() && !was_printed) say("error: " + finish.what);
   // A node's reader is its head, which ends by itself.
-  if (failed && !failed_here && node_ == nullptr) hurried_ = true;
+  if (failed && !failed_here && node_ == nullptr) interrupted_ = true;
   // --report describes only the failure that determines the exit code.
   if (!finish.is_ours) last_.failure.reset();
   return {.exit_code = finish.exit_code, .of_job = finish.what};
@@ -190,7 +190,7 @@ std::optional<int> Supervisor::wait_for_cluster() {
         Signals::stop_self();
       }
       if (!signals_.ends(*signal)) continue;
-      hurried_ = true;
+      interrupted_ = true;
       cluster_->report_signal(*signal);
       // The leader stays until the other nodes have ended, or a second signal arrives.
       if (std::exchange(signalled, true) || !cluster_->leads()) return signal;
@@ -231,7 +231,7 @@ void Supervisor::announce_attempt(int restarts_before) {
 
 void Supervisor::report(const GroupResult& result) {
   last_ = result;
-  if (result.signal) hurried_ = true;
+  if (result.signal) interrupted_ = true;
   if (!result.start_error.empty()) {
     events_.failure(result.start_error, std::nullopt);
     say("error: " + result.start_error);

@@ -59,8 +59,8 @@ class Supervisor {
   const Command& command_;
   Cluster* const cluster_;
   SshNode* const node_;
-  GroupResult last_;      ///< of this node's last attempt
-  bool hurried_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
+  GroupResult last_;          ///< of this node's last attempt
+  bool interrupted_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
   Signals signals_;
   LogFolder logs_;
   Output output_;

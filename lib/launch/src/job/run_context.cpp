@@ -43,14 +43,14 @@ std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
     }
     cpus = bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
   }
-  constexpr int kMaxPerCore = 32;
-  const int cores = base::usable_cpus();
-  if (options.oversubscribe || options.nproc_per_node <= kMaxPerCore * cores) return cpus;
+  constexpr int kMaxPerCpu = 32;
+  const int usable = base::usable_cpus();
+  if (options.oversubscribe || options.nproc_per_node <= kMaxPerCpu * usable) return cpus;
   throw base::UserError(fmt::format(
       "--nproc_per_node={}: this machine has {} for the workers, and more than {} workers per core "
       "would stall it; start at most {}, or add --oversubscribe",
-      options.nproc_per_node, base::counted(cores, "usable core"), kMaxPerCore,
-      kMaxPerCore * cores));
+      options.nproc_per_node, base::counted(usable, "usable CPU"), kMaxPerCpu,
+      kMaxPerCpu * usable));
 }
 
 RunContext make_run_context(const LaunchOptions& options) {

@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBarrierTimeout{5};
 constexpr const char* kAllArrived = "all are here";
 
-Clock::time_point soon() {
+Clock::time_point answer_deadline() {
   return Clock::now() + std::chrono::seconds(5);
 }
 
@@ -63,14 +63,14 @@ TorchrunNodes::Barrier TorchrunNodes::barrier() {
 TorchrunLead::TorchrunLead(StoreClient store, const LaunchOptions& options)
     : options_(options), keys_(options.run_id), store_(std::move(store)) {
   const TorchrunRole own{options.role, options.node_rank, options.nproc_per_node};
-  store_.register_client(soon());
-  store_.set(keys_.role_info(options.node_rank), own.str(), soon());
-  store_.start_wait(keys_.assigned_ranks(options.node_rank), soon());
+  store_.register_client(answer_deadline());
+  store_.set(keys_.role_info(options.node_rank), own.str(), answer_deadline());
+  store_.start_wait(keys_.assigned_ranks(options.node_rank), answer_deadline());
 }
 
 std::optional<AssignedRanks> TorchrunLead::ranks() {
   if (!store_.wait_done()) return std::nullopt;
-  const std::string text = store_.get(keys_.assigned_ranks(options_.node_rank), soon());
+  const std::string text = store_.get(keys_.assigned_ranks(options_.node_rank), answer_deadline());
   try {
     return AssignedRanks::of(nlohmann::json::parse(text));
   } catch (const nlohmann::json::exception&) {
@@ -80,10 +80,10 @@ std::optional<AssignedRanks> TorchrunLead::ranks() {
 }
 
 void TorchrunLead::leave() {
-  if (store_.add(keys_.members(), 1, soon()) == options_.nnodes.max) {
-    store_.set(keys_.last_member(), kAllArrived, soon());
+  if (store_.add(keys_.members(), 1, answer_deadline()) == options_.nnodes.max) {
+    store_.set(keys_.last_member(), kAllArrived, answer_deadline());
   }
-  store_.start_wait(keys_.last_member(), soon());
+  store_.start_wait(keys_.last_member(), answer_deadline());
 }
 
 }  // namespace syncbn::launch

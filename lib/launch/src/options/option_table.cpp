@@ -40,8 +40,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
       .one_of({"node", "socket", "exclusive"});
   ours("bind", &Typed::bind, "", "cores: bind each worker to its own share of this machine's cores")
       .one_of({"none", "cores"});
-  schema.field("oversubscribe", &Typed::oversubscribe,
-               "Allow more than 32 workers per usable core");
+  schema.field("oversubscribe", &Typed::oversubscribe, "Allow more than 32 workers per usable CPU");
 
   schema.group("Nodes");
   torchruns("nnodes", &Typed::nnodes_text, "N|MIN:MAX",

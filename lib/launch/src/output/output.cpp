@@ -383,7 +383,7 @@ bool OutputPipes::read_stream(Stream stream, const Sink& sink) {
   return !bytes.empty();
 }
 
-int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurried) {
+int wait_for_reader(Output& output, Signals& signals, int exit_code, bool interrupted) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kPatience{1000};
   const auto deadline = Clock::now() + kPatience;
@@ -392,8 +392,8 @@ int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurrie
     std::vector<pollfd> polls{{signals.fd(), POLLIN, 0}};
     for (const int fd : output.waits_for()) polls.push_back({fd, POLLOUT, 0});
     const bool all_written = polls.size() == 1;
-    if (all_written || (hurried && Clock::now() >= deadline)) break;
-    ::poll(polls.data(), polls.size(), hurried ? static_cast<int>(kPatience.count()) : -1);
+    if (all_written || (interrupted && Clock::now() >= deadline)) break;
+    ::poll(polls.data(), polls.size(), interrupted ? static_cast<int>(kPatience.count()) : -1);
     while (const auto signal = signals.next()) {
       if (*signal == SIGTSTP) Signals::stop_self();
       if (!signals.ends(*signal)) continue;

@@ -42,7 +42,7 @@ struct WorkerOutput {
   int rank = 0;             ///< global; chooses the colour
   bool whole_lines = true;  ///< false: bytes pass unchanged, for a worker that writes alone
   /// Printed before each whole line, with ${time} replaced. If empty, the beginning of a line that
-  /// is not finished yet is printed, too.
+  /// is not finished yet is printed as well.
   std::string prefix = {};
   bool shown = true;  ///< false: only in log files
 };
@@ -194,8 +194,8 @@ struct OutputPipes {
 
 /// At the end of a run, waits until our reader has taken all output. Returns the launcher's exit
 /// code: the run's own, that of a signal that ends the wait, or 75 if output was lost.
-/// @param hurried a signal or another node ended the run: a reader that has stopped (`less`, a
+/// @param interrupted a signal or another node ended the run: a reader that has stopped (`less`, a
 ///   stopped terminal) gets one second.
-int wait_for_reader(Output& output, Signals& signals, int exit_code, bool hurried);
+int wait_for_reader(Output& output, Signals& signals, int exit_code, bool interrupted);
 
 }  // namespace syncbn::launch

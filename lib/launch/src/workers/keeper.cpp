@@ -75,7 +75,7 @@ class KeeperProcess {
     const int32_t end = serve();
     const bool orphaned = end == kOrphaned;
     const auto deadline = Clock::now() + grace;
-    // Orphans, too: a worker may be a launcher, whose own keeper cleans up.
+    // Orphans also: a worker may be a launcher, whose own keeper cleans up.
     while (orphaned && !children_of(::getpid()).empty() &&
            base::poll_until(child_ended_, POLLIN, deadline)) {
       reap();

@@ -59,7 +59,7 @@ void detect_lost_host(int fd);
 
 /// When to give up the first of several addresses. One of them may fail without an error, such as
 /// IPv6 behind a router that drops it, and the others need time as well.
-Deadline patience_with_first(Deadline now, Deadline deadline, size_t addresses);
+Deadline deadline_of_first(Deadline now, Deadline deadline, size_t addresses);
 
 /// Checks a connection, by the deadline.
 using ConnectionCheck = std::function<bool(int fd, Deadline deadline)>;

@@ -52,7 +52,7 @@ struct World {
   bool needs_shared_memory = false;
   pid_t process = ::getpid();
   int groups_made = 0;
-  std::shared_ptr<PeerMonitor> watch;  ///< null in a world of one, and with Python ranks
+  std::shared_ptr<PeerMonitor> monitor;  ///< null in a world of one, and with Python ranks
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
   ProcessGroupPtr statistics;                           ///< made at first use
@@ -121,11 +121,11 @@ int count_ours(const World& world, const std::vector<int>& ranks) {
 /// A message if one of the ranks has ended, or ends within `patience`; otherwise empty.
 std::string end_of_member(const World& world, const std::vector<int>& ranks,
                           std::chrono::milliseconds patience) {
-  if (!world.watch) {
+  if (!world.monitor) {
     std::this_thread::sleep_for(patience);
     return "";
   }
-  const std::string end = world.watch->end_among(ranks, patience);
+  const std::string end = world.monitor->end_among(ranks, patience);
   return end.empty() ? end : end + ". That rank's own message, if any, says why";
 }
 
@@ -142,7 +142,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   try {
     // Not without a monitor: it detects dead peers, and Python ranks have none.
     std::optional<shm::Handshake> handshake;
-    if (world.watch && world.shared_memory && size > 1) {
+    if (world.monitor && world.shared_memory && size > 1) {
       handshake = shm::Handshake::start(*store, rank, size);
     }
     const auto connect = [&](const char* part, int own, int count) {
@@ -178,7 +178,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   }
   auto backend = c10::make_intrusive<Backend>(std::move(cpu), std::move(cuda), name, timeout,
                                               Backend::Members{rank, ranks, world.place.world_size},
-                                              world.watch);
+                                              world.monitor);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
   group->setBackend(c10::DeviceType::CPU, kType, backend);
@@ -329,7 +329,7 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   }
   made->connect_timeout = options.connect_timeout;
   if (made->place.world_size > 1 && made->place.python_ranks.empty()) {
-    made->watch =
+    made->monitor =
         detail::PeerMonitor::join(*made->place.store, made->place.rank, made->place.world_size,
                                   made->place.addresses.front(), options.connect_timeout);
   }
@@ -348,7 +348,7 @@ void destroy_process_group() {
   }
   detail::let_peers_connect(*detail::world());
   // First, so that ranks that still wait for this one learn the cause of the lost connections.
-  detail::world()->watch.reset();
+  detail::world()->monitor.reset();
   // The user's modules and graphs may hold groups longer, but connections end here.
   for (const detail::MadeGroup& made : detail::world()->made) {
     if (const auto group = made.group.lock()) group->shutdown();

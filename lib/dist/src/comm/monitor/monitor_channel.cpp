@@ -70,8 +70,8 @@ uint64_t Message::number(size_t index) const {
   return base::parse_number<uint64_t>(field(index)).value_or(0);
 }
 
-MonitorLink::MonitorLink(base::UniqueFd fd, int the_peer, std::string its_where)
-    : channel(std::move(fd)), peer(the_peer), where(std::move(its_where)) {
+MonitorLink::MonitorLink(base::UniqueFd fd, int peer_rank, std::string peer_where)
+    : channel(std::move(fd)), peer(peer_rank), where(std::move(peer_where)) {
   base::detect_lost_host(channel.fd());
 }
 

@@ -199,9 +199,9 @@ std::string PeerMonitor::end_among(const std::vector<int>& ranks, milliseconds p
     return first != nullptr;
   });
   if (!found) return "";
-  const auto [what, speak_at] = std::pair(first->what, first->when + kParentNoticesTime);
+  const auto [what, report_at] = std::pair(first->what, first->when + kParentNoticesTime);
   lock.unlock();
-  std::this_thread::sleep_until(speak_at);
+  std::this_thread::sleep_until(report_at);
   return what;
 }
 
@@ -276,7 +276,7 @@ std::optional<PeerMonitor::Failure> PeerMonitor::known_failure(const FlightRecor
   for (const auto& [rank, end] : ends_) {
     if (!concerns(rank, end, log, call) || (first && first->order < end.order)) continue;
     first =
-        Failure{.what = end.what, .speak_at = end.when + kParentNoticesTime, .order = end.order};
+        Failure{.what = end.what, .report_at = end.when + kParentNoticesTime, .order = end.order};
   }
   return first;
 }
@@ -294,7 +294,7 @@ PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& 
   }
   if (const auto failure = known_failure(log, call)) {
     lock.unlock();
-    std::this_thread::sleep_until(failure->speak_at);
+    std::this_thread::sleep_until(failure->report_at);
     return {failure->what, failure->ranks_disagree};
   }
   report_failure(kGaveUp, log.group(),

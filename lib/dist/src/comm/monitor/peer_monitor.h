@@ -79,8 +79,8 @@ class PeerMonitor {
   struct Failure {
     std::string what;
     bool ranks_disagree = false;
-    Clock::time_point speak_at{};  ///< when to report it, see kParentNoticesTime
-    uint64_t order = 0;            ///< among ends and failures
+    Clock::time_point report_at{};  ///< when to report it, see kParentNoticesTime
+    uint64_t order = 0;             ///< among ends and failures
   };
   /// A collective in which a rank has waited for kStuckTime.
   struct Stuck {

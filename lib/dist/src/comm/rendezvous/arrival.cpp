@@ -30,7 +30,7 @@ constexpr milliseconds kLongestDelay{50};
 constexpr milliseconds kRefusalGrace{5000};
 
 constexpr char kRefusedKey[] = "syncbn/refused";
-constexpr char kToldKey[] = "syncbn/told";
+constexpr char kReportersKey[] = "syncbn/reporters";
 constexpr char kJobKey[] = "syncbn/job";
 
 std::string rank_key(int rank) {
@@ -111,11 +111,11 @@ bool is_python(c10d::Store& store, int rank) {
 /// Every process that reads the refusal counts up; the one that holds the store waits for that.
 [[noreturn]] void end_refused(c10d::Store& store, const Place& place, bool holds_store,
                               const std::string& refusal) {
-  int64_t told = store.add(kToldKey, 1);
+  int64_t reporters = store.add(kReportersKey, 1);
   const auto leave = Clock::now() + kRefusalGrace;
-  while (holds_store && told < place.world_size && Clock::now() < leave) {
+  while (holds_store && reporters < place.world_size && Clock::now() < leave) {
     std::this_thread::sleep_for(kFirstDelay);
-    told = store.add(kToldKey, 0);
+    reporters = store.add(kReportersKey, 0);
   }
   throw UserError(refusal);
 }
@@ -125,7 +125,7 @@ bool is_python(c10d::Store& store, int rank) {
   const std::string refusal = fmt::format(
       "rank {} was claimed by two processes: on {} and {}; every process of a job needs a RANK of "
       "its own (a script that passes LOCAL_RANK for the rank does this on several nodes){}",
-      place.rank, first, second, place.file.empty() ? "" : "; or " + place.how_to_part());
+      place.rank, first, second, place.file.empty() ? "" : "; or " + place.how_to_separate_jobs());
   store.set(kRefusedKey, refusal);
   end_refused(store, place, holds_store, refusal);
 }
@@ -187,7 +187,7 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
   const std::string theirs = text(store.get(kJobKey));
   if (theirs == own) return;
   throw UserError(fmt::format("rank {} of job '{}' found another job, '{}', at {}; {}", place.rank,
-                              own, theirs, place.meeting_point(), place.how_to_part()));
+                              own, theirs, place.meeting_point(), place.how_to_separate_jobs()));
 }
 
 std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& backend,

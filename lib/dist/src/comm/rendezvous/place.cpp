@@ -175,7 +175,7 @@ Place Place::find(const InitOptions& options) {
   return place;
 }
 
-std::string Place::how_to_part() const {
+std::string Place::how_to_separate_jobs() const {
   if (file.empty()) return "give each job a MASTER_PORT of its own";
   return fmt::format("give each job a file of its own, and delete '{}' if an earlier job left it",
                      file);

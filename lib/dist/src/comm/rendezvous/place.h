@@ -69,7 +69,7 @@ struct Place {
   bool on_several_hosts() const;
   std::string meeting_point() const { return file.empty() ? master.str() : file; }
   /// What to do if another job uses the same meeting point.
-  std::string how_to_part() const;
+  std::string how_to_separate_jobs() const;
 };
 
 }  // namespace syncbn::dist::detail

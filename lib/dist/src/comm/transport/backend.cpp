@@ -135,19 +135,19 @@ class AnnotatedWork : public c10d::Work {
 
 Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda,
                  std::string group_name, std::chrono::milliseconds timeout, Members members,
-                 const std::shared_ptr<PeerMonitor>& watch)
+                 const std::shared_ptr<PeerMonitor>& monitor)
     : c10d::Backend(members.rank, static_cast<int>(members.ranks.size())),
       cpu_(std::move(cpu)),
       cuda_(std::move(cuda)),
       group_name_(std::move(group_name)),
       members_(std::move(members)),
-      watch_(watch),
-      is_watched_(watch != nullptr),
+      monitor_(monitor),
+      is_monitored_(monitor != nullptr),
       in_flight_headers_(cuda_ ? InFlightHeaders::kMaxInFlight : 0),
       log_(std::make_shared<FlightRecorder>(group_name_, members_.ranks,
                                             [cpu = cpu_] { cpu->abort(); })) {
   setTimeout(timeout);
-  if (watch) watch->add(log_);
+  if (monitor) monitor->add(log_);
 }
 
 Backend::~Backend() {
@@ -203,7 +203,7 @@ Transport& Backend::transport_for(const at::Tensor& tensor) const {
 }
 
 Label Backend::label_of(const Call& call) const {
-  return {call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, watch_};
+  return {call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, monitor_};
 }
 
 template <class Method, class... Arguments>

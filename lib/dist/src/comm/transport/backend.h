@@ -38,17 +38,17 @@ class Backend : public c10d::Backend {
   };
 
   /// @param cuda null without NCCL: `cpu` then carries CUDA tensors as well.
-  /// @param watch null if some ranks do not run this library.
+  /// @param monitor null if some ranks do not run this library.
   Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda, std::string group_name,
           std::chrono::milliseconds timeout, Members members,
-          const std::shared_ptr<PeerMonitor>& watch);
+          const std::shared_ptr<PeerMonitor>& monitor);
   ~Backend() override;
 
   const Members& members() const { return members_; }
   /// The number of collectives started on this rank.
   uint64_t sequence() const { return sequence_; }
   /// Whether a PeerMonitor compares the ranks' calls.
-  bool is_watched() const { return is_watched_; }
+  bool is_monitored() const { return is_monitored_; }
   InFlightHeaders& in_flight_headers() { return in_flight_headers_; }
   bool shares_memory() const;
   /// The number of collectives that went through shared memory.
@@ -113,8 +113,8 @@ class Backend : public c10d::Backend {
   const std::shared_ptr<Transport> cuda_;  ///< may be null
   const std::string group_name_;
   const Members members_;
-  const std::weak_ptr<PeerMonitor> watch_;
-  const bool is_watched_;
+  const std::weak_ptr<PeerMonitor> monitor_;
+  const bool is_monitored_;
   InFlightHeaders in_flight_headers_;
   const pid_t process_ = ::getpid();
   std::atomic<bool> shut_down_{false};

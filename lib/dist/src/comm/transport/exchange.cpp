@@ -27,11 +27,11 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 // How long to spin for a rank that has its own core: ranks that compute the same differ by about as
-// much between two layers, and on virtual machines a core wakes up late. After kAlone the spinning
-// thread yields. Ranks that share cores must not spin: the awaited rank could not run.
+// much between two layers, and on virtual machines a core wakes up late. After kYieldAfter the
+// spinning thread yields. Ranks that share cores must not spin: the awaited rank could not run.
 constexpr nanoseconds kSpinTime = milliseconds(2);
 constexpr nanoseconds kShortSpinTime = std::chrono::microseconds(5);
-constexpr nanoseconds kAlone = std::chrono::microseconds(50);
+constexpr nanoseconds kYieldAfter = std::chrono::microseconds(50);
 constexpr int kLooksPerClock = 32;
 // Interval in which a sleeping rank checks whether the group was aborted.
 constexpr nanoseconds kMaxSleep = milliseconds(50);
@@ -361,7 +361,7 @@ bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
       if (has_published(peer, task.tag)) return true;
       relax();
     }
-    if (now - begin > kAlone) ::sched_yield();
+    if (now - begin > kYieldAfter) ::sched_yield();
   }
   Header& header = segments_[static_cast<size_t>(peer)].header();
   for (;;) {

@@ -264,7 +264,7 @@ SharedMemory::WorkPtr SharedMemory::barrier(const c10d::BarrierOptions& options)
 
 SharedMemory::WorkPtr SharedMemory::start(OpType type, std::unique_ptr<Operation> operation,
                                           std::chrono::milliseconds timeout) {
-  auto work = exchange_->start(type, tag_, std::move(operation), or_own(timeout));
+  auto work = exchange_->start(type, tag_, std::move(operation), timeout_or_default(timeout));
   ++calls_;
   return work;
 }
@@ -302,8 +302,8 @@ bool SharedMemory::gathers_in_one_hop(size_t bytes) const {
 void SharedMemory::gather_in_one_hop(const Call& call, const at::Tensor& all,
                                      std::chrono::milliseconds timeout,
                                      c10::function_ref<void()> started) {
-  const auto task =
-      exchange_->begin(tag_of(call), std::make_unique<GatherInPlace>(all), or_own(timeout));
+  const auto task = exchange_->begin(tag_of(call), std::make_unique<GatherInPlace>(all),
+                                     timeout_or_default(timeout));
   ++calls_;
   started();
   exchange_->wait(task, kNoTimeout);

@@ -58,7 +58,7 @@ class SharedMemory : public Transport, private c10d::Backend {
 
   WorkPtr start(c10d::OpType type, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
-  std::chrono::milliseconds or_own(std::chrono::milliseconds timeout) const {
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const {
     return timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
   }
 

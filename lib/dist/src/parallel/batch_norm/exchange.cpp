@@ -98,7 +98,7 @@ struct Exchange::Group {
   /// Whether ranks must compare sizes before the exchange: in groups whose calls neither the
   /// backend nor a PeerMonitor compares, rows of different sizes would overwrite memory or hang.
   bool must_agree(const at::Tensor& row) const {
-    return row.is_cpu() && (backend == nullptr || !backend->is_watched());
+    return row.is_cpu() && (backend == nullptr || !backend->is_monitored());
   }
 
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
