@@ -124,9 +124,10 @@ TEST_F(BadInputTest, CountsTheThreadsOfAllRanks) {
 }
 
 TEST_F(BadInputTest, SaysThatAFileIsTooLarge) {
-  const auto result = run_program(
-      {"sh", "-c", "ulimit -f 8; exec \"$@\"", "sh", SYNCBN_BIN_DIR "/train", "--config",
-       shipped_config("digits.yaml"), "--epochs=1", "--run_dir", run_dir()});
+  const auto result =
+      run_program({"sh", "-c", "ulimit -f 8; exec \"$@\"", "sh", SYNCBN_BIN_DIR "/train",
+                   "--config", shipped_config("digits.yaml"), "--epochs=1", "--run_dir", run_dir()},
+                  {.env = {{"OMP_NUM_THREADS", "1"}}});
   EXPECT_EQ(result.exit_code, base::kExitUnavailable) << result.err;
   EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
   EXPECT_THAT(result.err, HasSubstr("File too large"));
