@@ -98,6 +98,7 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
   const auto result = train("run");
   EXPECT_EQ(result.exit_code, base::kExitUsage);
   EXPECT_THAT(result.err, HasSubstr("none.png': it is neither JPEG nor PNG"));
+  EXPECT_EQ(count(result.err, "train: error:"), 1) << result.err;
 }
 
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudget) {

@@ -11,6 +11,7 @@
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/config.h>
 #include <syncbn/train/trainer.h>
@@ -24,6 +25,7 @@
 #include <thread>
 
 #include "out_of_memory.h"
+#include "stopping.h"
 
 namespace syncbn::train {
 namespace {
@@ -183,6 +185,10 @@ int run_command(const std::vector<std::string>& args) {
   });
   try {
     return run(args, env);
+  } catch (const dist::PeerError&) {
+    // The launcher ends this job because of that rank, whose message has the cause.
+    if (const int signal = StopSignals::received(); signal != 0) ::raise(signal);
+    throw;
   } catch (const QuietExit& leave) {
     std::this_thread::sleep_for(kQuietExitDelay);
     return leave.exit_code;

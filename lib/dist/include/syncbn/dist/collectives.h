@@ -18,11 +18,11 @@ namespace syncbn::dist {
 // of the group (in PyTorch they are ranks of the world).
 //
 // They throw base::UserError for invalid arguments, before anything is sent, and when ranks call
-// different collectives; base::UnavailableError when a rank exits or the timeout passes. The
-// message names the rank, the collective and its number, the group, and the rank at fault if it is
-// known. For CPU tensors the end of a process is detected within 1 s, the loss of its host after 11
-// s. With CUDA tensors, with ranks of Python's torch.distributed in the job, or after rank 0 has
-// left, a call may wait for its timeout instead, and differing calls are not detected.
+// different collectives; PeerError when a rank exits or the timeout passes. The message names the
+// rank, the collective and its number, the group, and the rank at fault if it is known. For CPU
+// tensors the end of a process is detected within 1 s, the loss of its host after 11 s. With CUDA
+// tensors, with ranks of Python's torch.distributed in the job, or after rank 0 has left, a call
+// may wait for its timeout instead, and differing calls are not detected.
 
 /// Upper bound on the time of a collective. Not given: the group's timeout.
 using Timeout = std::optional<std::chrono::milliseconds>;

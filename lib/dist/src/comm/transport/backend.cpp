@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/peer_error.h>
 
 #include "monitor/plain_message.h"
 #include "transport/shared_memory.h"
@@ -34,7 +35,7 @@ struct Label {
   std::weak_ptr<PeerMonitor> monitor;
 
   /// For an exception being handled that ended the call: adds the call and the cause.
-  /// @throws base::UnavailableError, or base::UserError if the ranks made different calls.
+  /// @throws PeerError, or base::UserError if the ranks made different calls.
   [[noreturn]] void rethrow() const {
     const std::string why = reason();
     log->fail(call);
@@ -49,10 +50,10 @@ struct Label {
           failed, cause.text));
     }
     if (!cause.text.empty()) {
-      throw base::UnavailableError(
+      throw PeerError(
           fmt::format("{}{}. That rank's own message, if any, says why", failed, cause.text));
     }
-    throw base::UnavailableError(fmt::format(
+    throw PeerError(fmt::format(
         "{}{}. Another rank probably ended or is stuck: its own message, if any, says why", failed,
         why));
   }
