@@ -27,7 +27,8 @@ constexpr std::chrono::seconds kKillPatience{5};
 // its last client.
 constexpr std::chrono::milliseconds kHelperPatience{3000};
 
-// Every worker finds a usage error by itself, but often only rank 0 prints it: give it the time.
+// Every worker finds a usage error by itself, but often only rank 0 prints it: if another one is
+// faster, give it the time.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
 
 // Upper bound on the grace period after a worker was killed for lack of memory: until memory is
@@ -245,7 +246,7 @@ void WorkerGroup::worker_ended(size_t index) {
   first_failure_ = {index, std::chrono::system_clock::now(), seconds_since_start()};
   const int code = worker.wait_status ? exit_code_of(*worker.wait_status) : base::kExitUnavailable;
   end_at_ = Clock::now();
-  if (code == base::kExitUsage) *end_at_ += kUsageErrorPatience;
+  if (code == base::kExitUsage && index != 0) *end_at_ += kUsageErrorPatience;
   if (run_.cluster == nullptr) return;
   const std::string what =
       worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
