@@ -40,6 +40,9 @@ constexpr const char* kUsage =
 // the rank that reports the error needs time to do so.
 constexpr auto kQuietExitDelay = std::chrono::seconds(10);
 
+// The launcher takes up to a second to end the others.
+constexpr auto kPeerErrorDelay = std::chrono::seconds(2);
+
 const std::vector<config::ProgramOption> kOptions = {
     {"config", "FILE", "the configuration, in YAML"},
     {"print_config", "", "print the configuration with all its defaults and exit"},
@@ -186,8 +189,10 @@ int run_command(const std::vector<std::string>& args) {
   try {
     return run(args, env);
   } catch (const dist::PeerError&) {
-    // The launcher ends this job because of that rank, whose message has the cause.
+    // If that rank has ended, so does this one by its launcher, and only the other's message
+    // counts.
     if (const int signal = StopSignals::received(); signal != 0) ::raise(signal);
+    if (base::env("TORCHELASTIC_RUN_ID")) std::this_thread::sleep_for(kPeerErrorDelay);
     throw;
   } catch (const QuietExit& leave) {
     std::this_thread::sleep_for(kQuietExitDelay);
