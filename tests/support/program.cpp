@@ -1,6 +1,7 @@
 #include "support/program.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -15,11 +16,35 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
 
 namespace syncbn::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// The state of a process that hangs, its signals, and the system calls in which its threads are.
+std::string place_in_kernel(pid_t pid) {
+  const std::filesystem::path folder = fmt::format("/proc/{}", pid);
+  std::string text;
+  std::ifstream status(folder / "status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("State") || line.starts_with("Sig") || line.starts_with("Shd")) {
+      text += line + "\n";
+    }
+  }
+  std::error_code gone;
+  for (const auto& thread : std::filesystem::directory_iterator(folder / "task", gone)) {
+    for (const char* name : {"comm", "wchan", "syscall", "stack"}) {
+      std::ifstream file(thread.path() / name);
+      text.append(std::istreambuf_iterator<char>(file), {}).append("\n");
+    }
+  }
+  return text;
+}
 
 struct Pipe {
   base::UniqueFd reader;
@@ -141,7 +166,8 @@ ProgramResult Program::wait() {
       ADD_FAILURE() << command_ << " still ran after " << timeout_seconds_
                     << " s: killed\nstdout:\n"
                     << out_ << "\nstderr:\n"
-                    << err_;
+                    << err_ << "\n"
+                    << place_in_kernel(pid_);
       kill_group();
     }
     read_available(100);
