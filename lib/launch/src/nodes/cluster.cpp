@@ -268,6 +268,9 @@ void Cluster::lose_coordinator() {
                 : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
                               link_->has_ended() ? "closed the connection" : "does not answer");
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
+  // If node 0 was only stopped, it must not read later that our workers have ended, as after
+  // success: it would go on without them.
+  link_.reset();
 }
 
 void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
