@@ -22,6 +22,7 @@ namespace syncbn::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -52,6 +53,18 @@ double cpu_seconds(pid_t pid) {
   double system = 0;
   rest >> user >> system;
   return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+TEST(LaunchClusterFaultTest, AProgramThatIsMissingOnOneNodeEndsTheJob) {
+  Nodes nodes(2);
+  Program& first = nodes.start(0, 1, {}, until_go());
+  connect_to(nodes.port());  // waits until node 0 listens
+  const auto second = nodes.start(1, 1, {}, {"./missing"}).wait();
+  EXPECT_EQ(second.exit_code, 127);
+  EXPECT_THAT(second.err, HasSubstr("program not found: there is no file ./missing"));
+  const auto result = first.wait();
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_THAT(result.err, ContainsRegex("node 1 \\(.*\\): program not found"));
 }
 
 TEST(LaunchClusterFaultTest, ALauncherThatFallsSilentIsLost) {

@@ -106,10 +106,26 @@ void check_gpus(const LaunchOptions& options) {
       there, *gpus));
 }
 
+// If the program is missing here only, the other nodes would wait for this one until their
+// --join_timeout.
+Command find_command(const LaunchOptions& options, const RunContext& context) {
+  try {
+    return resolve_program(options);
+  } catch (const ProgramError& error) {
+    const bool is_awaited = options.node_rank > 0 && !options.nodes_may_change() &&
+                            options.message_scope == MessageScope::kAlone && !options.dry_run;
+    if (is_awaited) {
+      Cluster(options, context.job_id, context.master_port, {})
+          .end_job(error.exit_code(), error.what());
+    }
+    throw;
+  }
+}
+
 int run(const LaunchOptions& options, SshNode* node) {
   check_gpus(options);
-  const Command command = resolve_program(options);
   RunContext context = make_run_context(options);
+  const Command command = find_command(options, context);
   std::optional<base::HeldPort> port;
   if (context.nodes == 1) port = hold_master_port(context);
   if (options.dry_run) {

@@ -28,6 +28,8 @@ constexpr milliseconds kRetryPeriod{200};
 constexpr seconds kResolvePeriod{1};
 // Time limit for a connection attempt if the host has several addresses.
 constexpr seconds kAddressPatience{2};
+// Time for node 0 to accept a launcher that only has to tell why it cannot take part.
+constexpr seconds kEndPatience{2};
 
 }  // namespace
 
@@ -304,7 +306,20 @@ void Cluster::report_signal(int signal) {
     // Over the link, another node's message could overtake it.
     return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
   }
+  send_end(exit_code, what);
+}
+
+void Cluster::send_end(int exit_code, const std::string& what) {
   send({{"type", "end"}, {"exit_code", exit_code}, {"what", what}});
+}
+
+void Cluster::end_job(int exit_code, const std::string& what) {
+  const auto deadline = std::min(join_deadline_, Clock::now() + kEndPatience);
+  while (!accepted_ && !finish_ && !torchrun_ && Clock::now() < deadline) {
+    base::poll_until(fd(), POLLIN, std::min(due(), deadline));
+    handle();
+  }
+  if (accepted_ && !finish_) send_end(exit_code, what);
 }
 
 void Cluster::report_end() {

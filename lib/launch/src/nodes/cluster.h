@@ -60,6 +60,8 @@ class Cluster {
 
   /// The first failure among this node's workers.
   void report_failure(int exit_code, bool may_restart, const std::string& what);
+  /// Instead of joining: ends the job, if node 0 answers within 2 s.
+  void end_job(int exit_code, const std::string& what);
   /// A signal ends this launcher: the node leaves the job if nodes may change; else the job ends.
   void report_signal(int signal);
   /// All workers of this node have ended.
@@ -74,6 +76,7 @@ class Cluster {
   void handle_messages();
   void handle_message(const nlohmann::json& message);
   void send(const nlohmann::json& message);
+  void send_end(int exit_code, const std::string& what);
   void watch();
   std::string own_name() const {
     return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
