@@ -215,8 +215,8 @@ TEST(ErrorTest, AFailedCallSaysWhatTheSystemSaid) {
 
 TEST(RunMainTest, AnEscapingErrorIsOneMessageAndItsCode) {
   ::testing::internal::CaptureStderr();
-  EXPECT_EQ(run_main("prog", []() -> int { throw UserError("no file 'x'"); }), 2);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: error: no file 'x'\n");
+  EXPECT_EQ(run_main("prog", []() -> int { throw UserError("no file 'x\x1b[2J'"); }), 2);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: error: no file 'x\\x1b[2J'\n");
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_main("prog", []() -> int { throw std::runtime_error("boom"); }), 70);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: internal error: boom\n");

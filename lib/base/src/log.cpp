@@ -4,6 +4,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -67,7 +68,7 @@ int run_main(const std::string& program, const std::function<int()>& body) {
     const int exit_code = exit_code_of(error);
     write_stderr(fmt::format("{}: {}: {}\n", program,
                              exit_code == kExitInternal ? "internal error" : "error",
-                             message_of(error)));
+                             printable(message_of(error), "\n\t")));
     if (dynamic_cast<const InternalError*>(&error) != nullptr) {
       write_stderr(fmt::format("{}: this is a bug; please report it\n", program));
     }

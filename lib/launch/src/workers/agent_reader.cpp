@@ -1,16 +1,20 @@
 #include "workers/agent_reader.h"
 
+#include <syncbn/base/text.h>
+
 #include <cstring>
+#include <string>
 
 namespace syncbn::launch {
 namespace {
 
-// The text goes to the terminal, which would obey escape sequences.
+// The text goes to the terminal.
 void make_printable(syncbn_agent_record& record) {
-  record.text[sizeof(record.text) - 1] = '\0';
-  for (char* c = record.text; *c != '\0'; ++c) {
-    if (static_cast<unsigned char>(*c) < ' ' || *c == '\x7f') *c = ' ';
-  }
+  constexpr size_t kMaxLength = sizeof(record.text) - 1;
+  const std::string text = base::printable({record.text, ::strnlen(record.text, kMaxLength)});
+  const std::string_view kept = base::utf8_prefix(text, kMaxLength);
+  std::memset(record.text, 0, sizeof(record.text));
+  kept.copy(record.text, kMaxLength);
 }
 
 }  // namespace
