@@ -1,9 +1,11 @@
 #include "common/processes.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -23,6 +25,8 @@ namespace syncbn::launch {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kOomScore = "/proc/self/oom_score_adj";
 
 // The limit before raise_descriptor_limit().
 std::optional<rlimit> first_limit;
@@ -102,23 +106,19 @@ void become_subreaper() {
 }
 
 void lock_memory() {
-  constexpr size_t kMaxBytes = 16 << 20;  // a sanitizer's shadow memory takes terabytes
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    void* first = nullptr;
-    void* last = nullptr;
-    if (std::sscanf(line.c_str(), "%p-%p", &first, &last) != 2) continue;
-    const auto bytes = static_cast<size_t>(static_cast<char*>(last) - static_cast<char*>(first));
-    if (bytes <= kMaxBytes) ::mlock(first, bytes);
-  }
+  ::mlockall(MCL_CURRENT | MCL_ONFAULT);
 }
 
-void raise_oom_score() {
+std::string raised_oom_score() {
   constexpr int kMore = 300;  // in thousandths of the machine's memory
   constexpr int kMax = 1000;  // the kernel's maximum
-  constexpr const char* kFile = "/proc/self/oom_score_adj";
   int score = 0;
-  if (std::ifstream(kFile) >> score) std::ofstream(kFile) << std::min(score + kMore, kMax);
+  return std::ifstream(kOomScore) >> score ? std::to_string(std::min(score + kMore, kMax)) : "";
+}
+
+void set_oom_score(const std::string& score) {
+  const base::UniqueFd file(::open(kOomScore, O_WRONLY | O_CLOEXEC));
+  [[maybe_unused]] const ssize_t written = ::write(file.get(), score.data(), score.size());
 }
 
 void raise_descriptor_limit() {

@@ -174,14 +174,17 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   schema.field("man", &Typed::man_page, "Print the manual page, for man -l");
 }
 
-std::vector<config::FieldInfo> option_fields() {
-  std::vector<config::FieldInfo> fields;
-  config::Schema<TypedOptions>::get().info("", fields);
-  for (config::FieldInfo& field : fields) {
-    if (field.is_switch() || field.type.ends_with("or null")) field.default_value.clear();
-    if (!field.choices.empty()) field.value_name = base::join(field.choices, "|");
-  }
-  return fields;
+const std::vector<config::FieldInfo>& option_fields() {
+  static const std::vector<config::FieldInfo> kFields = [] {
+    std::vector<config::FieldInfo> fields;
+    config::Schema<TypedOptions>::get().info("", fields);
+    for (config::FieldInfo& field : fields) {
+      if (field.is_switch() || field.type.ends_with("or null")) field.default_value.clear();
+      if (!field.choices.empty()) field.value_name = base::join(field.choices, "|");
+    }
+    return fields;
+  }();
+  return kFields;
 }
 
 bool is_torchruns(const config::FieldInfo& field) {

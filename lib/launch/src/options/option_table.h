@@ -55,7 +55,7 @@ struct TypedOptions : LaunchOptions {
 };
 
 /// Every option, in the order of the help.
-std::vector<config::FieldInfo> option_fields();
+const std::vector<config::FieldInfo>& option_fields();
 
 /// Whether torchrun has the option: in abbreviations it takes precedence over ours.
 bool is_torchruns(const config::FieldInfo& field);

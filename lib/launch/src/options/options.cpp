@@ -212,7 +212,7 @@ std::string text_to_print(const TypedOptions& typed, const std::vector<config::F
 std::optional<LaunchOptions> parse(std::string_view launcher_name,
                                    const std::vector<std::string>& words,
                                    CommandLine::Environment environment) {
-  const std::vector<config::FieldInfo> fields = option_fields();
+  const std::vector<config::FieldInfo>& fields = option_fields();
   const CommandLine line(fields, words, environment);
   const TypedOptions typed = read_values(fields, line);
   if (const std::string text = text_to_print(typed, fields); !text.empty()) {

@@ -70,7 +70,6 @@ class KeeperProcess {
     // Continues a keeper that was stopped, so that it notices that the launcher is gone.
     ::prctl(PR_SET_PDEATHSIG, SIGCONT);
     become_subreaper();
-    lock_memory();
     const base::SignalMask blocked;
     const int32_t end = serve();
     const bool orphaned = end == kOrphaned;
@@ -105,7 +104,7 @@ class KeeperProcess {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != keeper) ::_exit(base::kExitSignalBase + SIGKILL);
-    raise_oom_score();
+    set_oom_score(oom_score_);
     bind(worker);
     const int input = spec.stdin_fd >= 0 ? spec.stdin_fd : ::open("/dev/null", O_RDONLY);
     ::dup2(input, STDIN_FILENO);
@@ -145,6 +144,7 @@ class KeeperProcess {
       if (!has_all && pids_.size() == specs_.size()) {
         has_all = true;
         release_descriptors();
+        lock_memory();
       }
       const bool starts = !has_all && !stopped_;
       if (has_all) report_what_is_left();
@@ -228,7 +228,8 @@ class KeeperProcess {
   int child_ended_;  // a signalfd for SIGCHLD
   const std::vector<WorkerSpec>& specs_;
   std::vector<pid_t> pids_;  // by worker, as far as started; not positive: does not run
-  bool stopped_ = false;     // by SIGSTOP; no worker is started before SIGCONT
+  const std::string oom_score_ = raised_oom_score();
+  bool stopped_ = false;  // by SIGSTOP; no worker is started before SIGCONT
   Left left_ = Left::kWorkers;
 };
 
