@@ -188,14 +188,15 @@ TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
     const std::string script =
         "touch segment; setsid sh -c 'touch up; while kill -0 '$$$$' && ! grep -q Z "
         "/proc/'$$$$'/stat; do sleep 0.01; done 2> /dev/null; rm segment' & "
-        "setsid tail -f /dev/null & while [ ! -e up ]; do sleep 0.01; done; "
-        "exit " +
+        "setsid sh -c 'touch both; exec tail -f /dev/null' & "
+        "while [ ! -e up ] || [ ! -e both ]; do sleep 0.01; done; exit " +
         std::to_string(exit_code);
     const auto result = launch({"sh", "-c", script},
                                {.env = {{"SYNCBN_TEST_JOB", folder.path()}}, .cwd = folder.path()});
     EXPECT_EQ(result.exit_code, exit_code);
     EXPECT_FALSE(fs::exists(folder / "segment"));
-    EXPECT_EQ(count_programs(marker, "tail"), exit_code == 0 ? 1U : 0U);
+    const size_t left = exit_code == 0 ? 1 : 0;
+    EXPECT_TRUE(eventually([&] { return count_programs(marker, "tail") == left; }));
     for (const pid_t pid : job_processes(marker)) ::kill(pid, SIGKILL);
   }
 }
