@@ -14,10 +14,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <new>
@@ -219,7 +221,7 @@ TEST(RunMainTest, AnEscapingErrorIsOneMessageAndItsCode) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: error: no file 'x\\x1b[2J'\n");
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_main("prog", []() -> int { throw std::runtime_error("boom"); }), 70);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: internal error: boom\n");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: uncaught exception: boom\n");
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_main("prog", []() -> int { throw std::bad_alloc(); }), 75);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "prog: error: there is not enough memory\n");
@@ -228,6 +230,26 @@ TEST(RunMainTest, AnEscapingErrorIsOneMessageAndItsCode) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "prog: internal error: n is 3\nprog: this is a bug; please report it\n");
   EXPECT_EQ(run_main("prog", [] { return 5; }), 5);
+}
+
+TEST(RunMainTest, ACrashLosesNoLineThatWasPrintedToAPipe) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  std::fflush(stdout);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(ends[1], STDOUT_FILENO);
+    run_main("prog", []() -> int {
+      std::fputs("line\n", stdout);
+      ::_exit(0);
+    });
+  }
+  ::close(ends[1]);
+  char text[8] = {};
+  EXPECT_EQ(::read(ends[0], text, sizeof(text)), 5);
+  EXPECT_STREQ(text, "line\n");
+  ::close(ends[0]);
+  ::waitpid(pid, nullptr, 0);
 }
 
 TEST(ErrorTest, EachExceptionHasItsExitCode) {

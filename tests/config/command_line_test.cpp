@@ -157,6 +157,7 @@ TEST(CommandLineTest, HelpListsOptionsAndKeysByGroup) {
   EXPECT_THAT(help, HasSubstr("\nwheel:\n"));
   EXPECT_THAT(help, HasSubstr("from hub to rim (above 0; in m; default 0.5)"));
   EXPECT_THAT(help, HasSubstr("\nengine, type: electric:\n"));
+  EXPECT_THAT(help, ::testing::Not(::testing::ContainsRegex(" \n")));
   size_t longest = 0;
   for (size_t begin = 0; begin < help.size();) {
     const size_t end = help.find('\n', begin);

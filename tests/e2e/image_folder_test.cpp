@@ -109,7 +109,9 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudge
   EXPECT_THAT(within.err, ContainsRegex("left out: sample [0-9]+ .*none.png"));
   const auto beyond = train("beyond", skip);
   EXPECT_EQ(beyond.exit_code, base::kExitUsage) << beyond.err;
-  EXPECT_THAT(beyond.err, HasSubstr("could not be read, more than the 5 % that may be left out"));
+  EXPECT_THAT(
+      beyond.err,
+      HasSubstr("could not be read, more than the 5 % that may be left out (error_budget)"));
 }
 
 TEST_F(ImageFolderTrainingTest, EvaluationLeavesNoFileOutThoughAskedTo) {

@@ -286,7 +286,8 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
                 AllOf(StartsWith(std::string("--nproc_per_node=") + bad + ":"), HasSubstr("gpu")));
   }
   EXPECT_EQ(error_of({"--nproc_per_node=", "prog"}), "option --nproc_per_node needs a value");
-  EXPECT_THAT(error_of({"--nproc_per_nod3=1", "prog"}), HasSubstr("did you mean 'nproc_per_node'"));
+  EXPECT_THAT(error_of({"--nproc_per_nod3=1", "prog"}),
+              HasSubstr("did you mean '--nproc_per_node'"));
   EXPECT_THAT(error_of({"--no", "prog"}),
               AllOf(HasSubstr("ambiguous"), HasSubstr("--node_rank"), HasSubstr("--no_python")));
   EXPECT_THAT(error_of({"-z", "prog"}), HasSubstr("unknown option -z"));
@@ -341,7 +342,7 @@ TEST(LaunchOptionsTest, ChecksThatTheOptionsOfSeveralNodesFitTogether) {
   EXPECT_THAT(error_of({"--nnodes=2", "--master_addr=a", "prog"}), HasSubstr("needs --node_rank"));
   EXPECT_THAT(error_of({"--nnodes=2", "--node_rank=0", "prog"}), HasSubstr("needs --master_addr"));
   EXPECT_THAT(error_of({"--nnodes=2", "--node_rank=2", "--master_addr=a", "prog"}),
-              HasSubstr("--node_rank=2 is not below --nnodes=2"));
+              HasSubstr("--node_rank=2 needs more nodes than --nnodes=2"));
   EXPECT_THAT(
       error_of({"--nnodes=2", "--node_rank=0", "--master_addr=a", "--master_port=0", "prog"}),
       HasSubstr("--master_port=0"));

@@ -262,6 +262,9 @@ TEST(LaunchTest, RunsPythonScriptsAndModulesUnbuffered) {
                    {.env = {{"PYTHON_EXEC", folder / "fake-python"}}, .cwd = folder.path()})
                 .out,
             "fake -u script.py\n");
+  EXPECT_THAT(
+      launch({"script.py"}, {.env = {{"PYTHON_EXEC", "/no/python"}}, .cwd = folder.path()}).err,
+      HasSubstr("environment variable PYTHON_EXEC=/no/python: program not found"));
 }
 
 TEST(LaunchTest, ExpandsTheLocalRankInArguments) {

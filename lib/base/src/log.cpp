@@ -58,6 +58,8 @@ void write_stderr(std::string_view text) noexcept {
 }
 
 int run_main(const std::string& program, const std::function<int()>& body) {
+  // A worker's output is a pipe, whose lines would wait for a full buffer and be lost in a crash.
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   try {
     const int exit_code = body();
     // stdio would flush after main() and ignore a full disk.
@@ -66,12 +68,12 @@ int run_main(const std::string& program, const std::function<int()>& body) {
     return exit_code;
   } catch (const std::exception& error) {
     const int exit_code = exit_code_of(error);
-    write_stderr(fmt::format("{}: {}: {}\n", program,
-                             exit_code == kExitInternal ? "internal error" : "error",
-                             printable(message_of(error), "\n\t")));
-    if (dynamic_cast<const InternalError*>(&error) != nullptr) {
-      write_stderr(fmt::format("{}: this is a bug; please report it\n", program));
-    }
+    const bool is_ours = dynamic_cast<const InternalError*>(&error) != nullptr;
+    const char* const kind = is_ours                      ? "internal error"
+                             : exit_code == kExitInternal ? "uncaught exception"
+                                                          : "error";
+    write_stderr(fmt::format("{}: {}: {}\n", program, kind, printable(message_of(error), "\n\t")));
+    if (is_ours) write_stderr(fmt::format("{}: this is a bug; please report it\n", program));
     return exit_code;
   }
 }

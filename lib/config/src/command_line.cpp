@@ -185,6 +185,7 @@ std::string wrapped(const std::string& text) {
 }
 
 std::string help_line(const std::string& name, const std::string& text) {
+  if (text.empty()) return fmt::format("  {}\n", name);
   // After a name that is too long for its column, the help starts on the next line.
   const std::string gap = name.size() + 4 > kHelpColumn ? "\n" + std::string(kHelpColumn, ' ') : "";
   return fmt::format("  {:<{}}{}{}\n", name, kHelpColumn - 2, gap, wrapped(text));
@@ -194,8 +195,11 @@ std::string describe(const FieldInfo& field) {
   std::vector<std::string> notes;
   if (!field.range.empty()) notes.push_back(field.range);
   if (!field.unit.empty()) notes.push_back("in " + field.unit);
-  if (field.required) notes.emplace_back("required");
-  if (!field.default_value.empty()) notes.push_back("default " + field.default_value);
+  if (field.required) {
+    notes.emplace_back("required");
+  } else if (!field.default_value.empty()) {
+    notes.push_back("default " + field.default_value);
+  }
   return notes.empty() ? field.help : field.help + " (" + base::join(notes, "; ") + ")";
 }
 

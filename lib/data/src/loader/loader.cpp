@@ -295,7 +295,7 @@ Batch Loader::result_of(PendingBatch& pending) {
     if (static_cast<double>(skipped_) > budget) {
       throw base::UserError(fmt::format(
           "{} of the epoch's {} could not be read, more than the {:.3g} % that may be left "
-          "out; the last is {}",
+          "out (error_budget); the last is {}",
           skipped_, base::counted(order_.size(), "sample"), 100 * options_.error_budget, text));
     }
     spdlog::warn("left out: {}", text);

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include "sets/file_bytes.h"
 #include "sets/folder_index.h"
@@ -14,6 +16,18 @@ namespace syncbn::data {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// "; 'photos/test' alone has dog, fox", or "".
+std::string alone(const std::string& folder, const std::vector<std::string>& classes,
+                  const std::vector<std::string>& others) {
+  constexpr size_t kShown = 5;
+  std::vector<std::string> own;
+  std::ranges::set_difference(classes, others, std::back_inserter(own));
+  if (own.empty()) return "";
+  const bool is_long = own.size() > kShown;
+  own.resize(std::min(own.size(), kShown));
+  return fmt::format("; '{}' alone has {}{}", folder, base::join(own, ", "), is_long ? " …" : "");
+}
 
 class ImageFolder : public detail::ImageSet {
  public:
@@ -180,11 +194,15 @@ void ImageFolderOptions::describe(config::Schema<ImageFolderOptions>& schema) {
 std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& options, Split split) {
   auto index = detail::index_class_folders(split == Split::kTest ? options.test : options.train,
                                            {.folder = options.cache_dir});
-  // A label means the same in both splits only if the lists of classes are the same.
-  if (split == Split::kTest && index.classes() != detail::class_names(options.train)) {
-    throw base::UserError(
-        fmt::format("image_folder: '{}' and '{}' do not have the same class folders", options.test,
-                    options.train));
+  if (split == Split::kTest) {
+    // A label means the same in both splits only if the lists of classes are the same.
+    const std::vector<std::string> trained = detail::class_names(options.train);
+    if (index.classes() != trained) {
+      throw base::UserError(
+          fmt::format("image_folder: '{}' and '{}' need the same class folders{}{}", options.test,
+                      options.train, alone(options.test, index.classes(), trained),
+                      alone(options.train, trained, index.classes())));
+    }
   }
   return std::make_shared<const ImageFolder>(options, split, std::move(index));
 }

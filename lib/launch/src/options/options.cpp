@@ -53,8 +53,9 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
                     options.nnodes.min, nnodes));
   }
   if (options.node_rank >= nnodes) {
-    throw base::UserError(
-        fmt::format("--node_rank={} is not below --nnodes={}", options.node_rank, nnodes));
+    throw base::UserError(fmt::format(
+        "--node_rank={} needs more nodes than --nnodes={}: the ranks of nodes begin at 0",
+        options.node_rank, nnodes));
   }
   if (nnodes == 1) return check_stdin(options, options.nproc_per_node);
   const bool has_rank =

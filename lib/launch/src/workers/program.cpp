@@ -110,6 +110,16 @@ std::string python(const LaunchOptions& options) {
   return is_there ? *found / "python3" : fs::path("python3");
 }
 
+std::string find_python(const std::string& name) {
+  try {
+    return find_program(name);
+  } catch (const ProgramError& error) {
+    if (!base::env("PYTHON_EXEC")) throw;
+    throw ProgramError(fmt::format("environment variable PYTHON_EXEC={}: {}", name, error.what()),
+                       error.exit_code());
+  }
+}
+
 std::string node_comment(const LaunchOptions& options, const RunContext& context) {
   const int workers = options.nproc_per_node;
   const int first = context.ranks.base;
@@ -215,7 +225,7 @@ Command resolve_program(const LaunchOptions& options) {
                          base::kExitNotFound);
     }
     command.argv = {python(options), "-u"};
-    command.file = find_program(command.argv.front());
+    command.file = find_python(command.argv.front());
     if (options.run_path) command.argv.insert(command.argv.end(), {"-c", kRunPath});
     if (is_module) command.argv.emplace_back("-m");
   } else {

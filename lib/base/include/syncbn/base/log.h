@@ -21,7 +21,8 @@ void write_stdout(std::string_view text) noexcept;
 void write_stderr(std::string_view text) noexcept;
 
 /// The body of every main(): runs `body`. Reports an uncaught exception on stderr
-/// ("<program>: error: <what>") and returns its exit code, see exit_code_of().
+/// ("<program>: error: <what>") and returns its exit code, see exit_code_of(). Lines of stdout are
+/// written at once, also to a pipe.
 int run_main(const std::string& program, const std::function<int()>& body);
 
 }  // namespace syncbn::base
