@@ -172,7 +172,8 @@ TEST(LaunchFaultTest, ASignalEndsTheWaitForHelpers) {
 
 // Such as torch_shm_manager, which unlinks shared memory after its last client has ended.
 TEST(LaunchFaultTest, DaemonsOfWorkersThatSucceedAreLeftAlone) {
-  JobThatSucceeds job("setsid tail -f /dev/null &", "1000");
+  // tail -f ends by itself if it could only write to a pipe that nobody reads.
+  JobThatSucceeds job("setsid tail -f /dev/null > /dev/null &", "1000");
   ASSERT_TRUE(job.launcher().wait_until([&] { return job.count("tail") == 1; }));
   job.folder().write("go", "");
   const auto result = job.launcher().wait();
@@ -188,7 +189,7 @@ TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
     const std::string script =
         "touch segment; setsid sh -c 'touch up; while kill -0 '$$$$' && ! grep -q Z "
         "/proc/'$$$$'/stat; do sleep 0.01; done 2> /dev/null; rm segment' & "
-        "setsid sh -c 'touch both; exec tail -f /dev/null' & "
+        "setsid sh -c 'touch both; exec tail -f /dev/null > /dev/null' & "
         "while [ ! -e up ] || [ ! -e both ]; do sleep 0.01; done; exit " +
         std::to_string(exit_code);
     const auto result = launch({"sh", "-c", script},
