@@ -66,9 +66,8 @@ c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
     return c10::ivalue::Tuple::createNamed(std::move(items), value.toTupleRef().type());
   }
   if (value.isList()) {
-    const auto list = value.toList();
-    c10::impl::GenericList mapped(list.elementType());
-    for (const c10::IValue& item : list) mapped.push_back(map_tensors(item, visit));
+    c10::impl::GenericList mapped(value.toList().elementType());
+    for (const c10::IValue& item : value.toListRef()) mapped.push_back(map_tensors(item, visit));
     return mapped;
   }
   if (value.isGenericDict()) {
