@@ -157,9 +157,11 @@ TEST(LaunchStartTest, TheKernelIsToKillWorkersForMemoryBeforeLauncherAndKeeper) 
 
   char page = 0;
   SYNCBN_SKIP_UNLESS(::mlock(&page, 1) == 0, "mlock");
-  for (const pid_t pid : {launcher.pid(), keeper}) {
-    EXPECT_GT(std::atoi(value_in(fmt::format("/proc/{}/status", pid), "VmLck:").c_str()), 0);
-  }
+  const auto is_locked = [](pid_t pid) {
+    return std::atoi(value_in(fmt::format("/proc/{}/status", pid), "VmLck:").c_str()) > 0;
+  };
+  // They lock their memory after the workers have started.
+  EXPECT_TRUE(launcher.wait_until([&] { return is_locked(launcher.pid()) && is_locked(keeper); }));
 }
 
 }  // namespace
