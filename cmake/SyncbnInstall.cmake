@@ -48,8 +48,10 @@ set_target_properties(
   ${_libraries} ${_programs}
   PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_torch_rpath}")
 if(NOT BUILD_SHARED_LIBS)
-  # The launcher needs system libraries only, and starts faster without other folders to look into.
-  set_target_properties(syncbn-launch PROPERTIES INSTALL_RPATH "")
+  # The launcher starts faster without libtorch's folders to look into. fmt and spdlog may be
+  # installed beside it.
+  set_target_properties(syncbn-launch PROPERTIES INSTALL_RPATH
+                                                 "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 endif()
 
 install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

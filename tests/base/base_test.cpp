@@ -237,12 +237,15 @@ TEST(RunMainTest, ACrashLosesNoLineThatWasPrintedToAPipe) {
   ASSERT_EQ(::pipe(ends), 0);
   std::fflush(stdout);
   const pid_t pid = ::fork();
+  ASSERT_GE(pid, 0);
   if (pid == 0) {
     ::dup2(ends[1], STDOUT_FILENO);
+    std::setvbuf(stdout, nullptr, _IOFBF, BUFSIZ);  // another test may have called run_main()
     run_main("prog", []() -> int {
       std::fputs("line\n", stdout);
       ::_exit(0);
     });
+    ::_exit(1);
   }
   ::close(ends[1]);
   char text[8] = {};

@@ -57,7 +57,7 @@ double cpu_seconds(pid_t pid) {
 
 TEST(LaunchClusterFaultTest, AProgramThatIsMissingOnOneNodeEndsTheJob) {
   Nodes nodes(2);
-  Program& first = nodes.start(0, 1, {}, until_go());
+  Program& first = nodes.start(0, 1, {"--rdzv_conf=join_timeout=60"}, {"touch", "started"});
   connect_to(nodes.port());  // waits until node 0 listens
   const auto second = nodes.start(1, 1, {}, {"./missing"}).wait();
   EXPECT_EQ(second.exit_code, 127);
@@ -65,6 +65,7 @@ TEST(LaunchClusterFaultTest, AProgramThatIsMissingOnOneNodeEndsTheJob) {
   const auto result = first.wait();
   EXPECT_EQ(result.exit_code, 127);
   EXPECT_THAT(result.err, ContainsRegex("node 1 \\(.*\\): program not found"));
+  EXPECT_FALSE(std::filesystem::exists(nodes.folder() / "started"));
 }
 
 TEST(LaunchClusterFaultTest, ALauncherThatFallsSilentIsLost) {

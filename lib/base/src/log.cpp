@@ -6,6 +6,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <new>
@@ -26,6 +27,9 @@ std::string message_of(const std::exception& error) {
   // libtorch appends a page of stack frames.
   return what.substr(0, what.find("\nException raised from"));
 }
+
+// errno of a failed write: stdio drops the text, and a later fflush() succeeds.
+std::atomic<int> g_stdout_error{0};
 
 }  // namespace
 
@@ -49,7 +53,7 @@ void init_logging(int rank) {
 }
 
 void write_stdout(std::string_view text) noexcept {
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (std::fwrite(text.data(), 1, text.size(), stdout) < text.size()) g_stdout_error = errno;
 }
 
 void write_stderr(std::string_view text) noexcept {
@@ -63,7 +67,10 @@ int run_main(const std::string& program, const std::function<int()>& body) {
   try {
     const int exit_code = body();
     // stdio would flush after main() and ignore a full disk.
-    if (std::fflush(stdout) != 0) throw_errno("cannot write standard output");
+    if (std::fflush(stdout) != 0) g_stdout_error = errno;
+    if (g_stdout_error != 0) {
+      throw UnavailableError("cannot write standard output: " + describe_errno(g_stdout_error));
+    }
     if (std::ferror(stdout) != 0) throw UnavailableError("cannot write all of standard output");
     return exit_code;
   } catch (const std::exception& error) {

@@ -116,7 +116,7 @@ Command find_command(const LaunchOptions& options, const RunContext& context) {
                             options.message_scope == MessageScope::kAlone && !options.dry_run;
     if (is_awaited) {
       Cluster(options, context.job_id, context.master_port, {})
-          .end_job(error.exit_code(), error.what());
+          .report_no_start(error.exit_code(), error.what());
     }
     throw;
   }

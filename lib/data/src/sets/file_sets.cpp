@@ -17,16 +17,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// "; 'photos/test' alone has dog, fox", or "".
-std::string alone(const std::string& folder, const std::vector<std::string>& classes,
-                  const std::vector<std::string>& others) {
+/// "; only in 'photos/test': dog, fox", or "".
+std::string only_in(const std::string& folder, const std::vector<std::string>& classes,
+                    const std::vector<std::string>& others) {
   constexpr size_t kShown = 5;
   std::vector<std::string> own;
   std::ranges::set_difference(classes, others, std::back_inserter(own));
   if (own.empty()) return "";
   const bool is_long = own.size() > kShown;
   own.resize(std::min(own.size(), kShown));
-  return fmt::format("; '{}' alone has {}{}", folder, base::join(own, ", "), is_long ? " …" : "");
+  return fmt::format("; only in '{}': {}{}", folder, base::join(own, ", "), is_long ? " …" : "");
 }
 
 class ImageFolder : public detail::ImageSet {
@@ -200,8 +200,8 @@ std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& optio
     if (index.classes() != trained) {
       throw base::UserError(
           fmt::format("image_folder: '{}' and '{}' need the same class folders{}{}", options.test,
-                      options.train, alone(options.test, index.classes(), trained),
-                      alone(options.train, trained, index.classes())));
+                      options.train, only_in(options.test, index.classes(), trained),
+                      only_in(options.train, trained, index.classes())));
     }
   }
   return std::make_shared<const ImageFolder>(options, split, std::move(index));

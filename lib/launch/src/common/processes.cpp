@@ -106,7 +106,16 @@ void become_subreaper() {
 }
 
 void lock_memory() {
-  ::mlockall(MCL_CURRENT | MCL_ONFAULT);
+  if (::mlockall(MCL_CURRENT | MCL_ONFAULT) == 0) return;
+  // Over `ulimit -l` the kernel locks nothing: lock as many mappings as it allows.
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    void* first = nullptr;
+    void* last = nullptr;
+    if (std::sscanf(line.c_str(), "%p-%p", &first, &last) != 2) continue;
+    ::mlock2(first, static_cast<size_t>(static_cast<char*>(last) - static_cast<char*>(first)),
+             MLOCK_ONFAULT);
+  }
 }
 
 std::string raised_oom_score() {

@@ -28,8 +28,9 @@ constexpr milliseconds kRetryPeriod{200};
 constexpr seconds kResolvePeriod{1};
 // Time limit for a connection attempt if the host has several addresses.
 constexpr seconds kAddressPatience{2};
-// Time for node 0 to accept a launcher that only has to tell why it cannot take part.
-constexpr seconds kEndPatience{2};
+// Time limits for reporting to node 0 that this node cannot start.
+constexpr seconds kReportConnectTimeout{2};
+constexpr seconds kReportTimeout{10};
 
 }  // namespace
 
@@ -151,7 +152,9 @@ void Cluster::finish_connecting() {
              .nproc = options_.nproc_per_node,
              .role = options_.role,
              .host = own_name(),
-             .max_restarts = options_.max_restarts}
+             .max_restarts = options_.max_restarts,
+             .exit_code = no_start_ ? no_start_->exit_code : 0,
+             .what = no_start_ ? no_start_->what : ""}
            .json());
 }
 
@@ -264,7 +267,7 @@ void Cluster::handle_torchrun() {
 }
 
 void Cluster::lose_coordinator() {
-  if (!accepted_ && find_torchrun()) return;
+  if (!accepted_ && !no_start_ && find_torchrun()) return;
   const std::string why =
       accepted_ ? "is gone"
                 : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
@@ -306,20 +309,19 @@ void Cluster::report_signal(int signal) {
     // Over the link, another node's message could overtake it.
     return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
   }
-  send_end(exit_code, what);
-}
-
-void Cluster::send_end(int exit_code, const std::string& what) {
   send({{"type", "end"}, {"exit_code", exit_code}, {"what", what}});
 }
 
-void Cluster::end_job(int exit_code, const std::string& what) {
-  const auto deadline = std::min(join_deadline_, Clock::now() + kEndPatience);
-  while (!accepted_ && !finish_ && !torchrun_ && Clock::now() < deadline) {
+void Cluster::report_no_start(int exit_code, const std::string& what) {
+  no_start_ = Finish{exit_code, what};
+  const auto begin = Clock::now();
+  while (!finish_) {
+    const auto limit = link_ ? kReportTimeout : kReportConnectTimeout;
+    const auto deadline = std::min(join_deadline_, begin + limit);
+    if (Clock::now() >= deadline) return;
     base::poll_until(fd(), POLLIN, std::min(due(), deadline));
     handle();
   }
-  if (accepted_ && !finish_) send_end(exit_code, what);
 }
 
 void Cluster::report_end() {

@@ -60,8 +60,10 @@ class Cluster {
 
   /// The first failure among this node's workers.
   void report_failure(int exit_code, bool may_restart, const std::string& what);
-  /// Instead of joining: ends the job, if node 0 answers within 2 s.
-  void end_job(int exit_code, const std::string& what);
+  /// Tells node 0, in place of joining, that this node cannot start its workers, which ends the
+  /// job. Returns when node 0 has answered: after 2 s without a connection, or 10 s in all, it
+  /// gives up.
+  void report_no_start(int exit_code, const std::string& what);
   /// A signal ends this launcher: the node leaves the job if nodes may change; else the job ends.
   void report_signal(int signal);
   /// All workers of this node have ended.
@@ -76,7 +78,6 @@ class Cluster {
   void handle_messages();
   void handle_message(const nlohmann::json& message);
   void send(const nlohmann::json& message);
-  void send_end(int exit_code, const std::string& what);
   void watch();
   std::string own_name() const {
     return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
@@ -113,6 +114,7 @@ class Cluster {
   std::chrono::milliseconds alive_period_;
   std::chrono::milliseconds silence_;
   std::optional<int> left_by_signal_;
+  std::optional<Finish> no_start_;  ///< why this node cannot start its workers
   std::optional<Assignment> start_;
   std::optional<Finish> finish_;
   std::string stop_reason_;

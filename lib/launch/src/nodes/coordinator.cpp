@@ -69,6 +69,11 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
     if (state_ == State::kJoining) notices_.push_back("refused a launcher: " + why);
     return;
   }
+  if (hello.exit_code != base::kExitOk) {
+    node.refuse(hello.exit_code, hello.what);
+    return end_job(hello.exit_code,
+                   fmt::format("node {} ({}): {}", hello.node, hello.host, hello.what));
+  }
   node.rank = rank_for(hello.node, hello.leads);
   node.nproc = hello.nproc;
   node.role = hello.role;

@@ -19,12 +19,21 @@ nlohmann::json Hello::json() const {
           {"node", node},    {"leads", leads},
           {"nodes", nodes},  {"nproc", nproc},
           {"role", role},    {"host", host},
-          {"auth", ""},      {"max_restarts", max_restarts}};
+          {"auth", ""},      {"max_restarts", max_restarts},
+          {"what", what},    {"exit_code", exit_code}};
 }
 
 Hello Hello::of(const nlohmann::json& message) {
-  return {message.at("job"),   message.at("node"), message.at("leads"), message.at("nodes"),
-          message.at("nproc"), message.at("role"), message.at("host"),  message.at("max_restarts")};
+  return {.job = message.at("job"),
+          .node = message.at("node"),
+          .leads = message.at("leads"),
+          .nodes = message.at("nodes"),
+          .nproc = message.at("nproc"),
+          .role = message.at("role"),
+          .host = message.at("host"),
+          .max_restarts = message.at("max_restarts"),
+          .exit_code = message.value("exit_code", 0),
+          .what = message.value("what", "")};
 }
 
 std::string PeerLauncher::name() const {

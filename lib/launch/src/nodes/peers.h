@@ -28,6 +28,8 @@ struct Hello {
   std::string role;
   std::string host;
   int max_restarts = 0;
+  int exit_code = 0;  ///< not 0: this launcher cannot start its workers, and ends the job
+  std::string what;   ///< why
 
   nlohmann::json json() const;
   /// @throws nlohmann's exceptions if the message is invalid.

@@ -104,7 +104,7 @@ const config::FieldInfo& CommandLine::field_of_name(const std::string& word) con
   std::vector<std::string> matching_names;
   for (const config::FieldInfo& field : fields_) {
     if (field.path == typed) return field;
-    names.push_back("--" + field.path);
+    names.push_back(field.path);
     if (typed.empty() || !field.path.starts_with(typed)) continue;
     matches.push_back(&field);
     matching_names.push_back("--" + field.path);
@@ -113,8 +113,10 @@ const config::FieldInfo& CommandLine::field_of_name(const std::string& word) con
   if (torchruns.size() == 1) return *torchruns[0];
   if (matches.size() == 1) return *matches[0];
   if (matches.empty()) {
-    throw base::UserError(fmt::format("unknown option --{}{}; see syncbn-launch --help", typed,
-                                      base::did_you_mean("--" + typed, names)));
+    const auto nearest = base::nearest(typed, names);
+    throw base::UserError(
+        fmt::format("unknown option --{}{}; see syncbn-launch --help", typed,
+                    nearest ? fmt::format("; did you mean '--{}'?", *nearest) : ""));
   }
   throw base::UserError(
       fmt::format("option --{} is ambiguous: {}", typed, base::join(matching_names, ", ")));

@@ -2,6 +2,8 @@
 
 #include <syncbn/base/text.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <string>
 
@@ -11,7 +13,10 @@ namespace {
 // The text goes to the terminal.
 void make_printable(syncbn_agent_record& record) {
   constexpr size_t kMaxLength = sizeof(record.text) - 1;
-  const std::string text = base::printable({record.text, ::strnlen(record.text, kMaxLength)});
+  std::string sent(record.text, ::strnlen(record.text, kMaxLength));
+  std::ranges::replace_if(
+      sent, [](unsigned char c) { return std::isspace(c) != 0; }, ' ');
+  const std::string text = base::printable(sent);
   const std::string_view kept = base::utf8_prefix(text, kMaxLength);
   std::memset(record.text, 0, sizeof(record.text));
   kept.copy(record.text, kMaxLength);

@@ -70,6 +70,7 @@ class KeeperProcess {
     // Continues a keeper that was stopped, so that it notices that the launcher is gone.
     ::prctl(PR_SET_PDEATHSIG, SIGCONT);
     become_subreaper();
+    oom_score_ = raised_oom_score();
     const base::SignalMask blocked;
     const int32_t end = serve();
     const bool orphaned = end == kOrphaned;
@@ -228,8 +229,8 @@ class KeeperProcess {
   int child_ended_;  // a signalfd for SIGCHLD
   const std::vector<WorkerSpec>& specs_;
   std::vector<pid_t> pids_;  // by worker, as far as started; not positive: does not run
-  const std::string oom_score_ = raised_oom_score();
-  bool stopped_ = false;  // by SIGSTOP; no worker is started before SIGCONT
+  std::string oom_score_;    // of workers
+  bool stopped_ = false;     // by SIGSTOP; no worker is started before SIGCONT
   Left left_ = Left::kWorkers;
 };
 
