@@ -10,6 +10,11 @@ target_compile_options(
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(syncbn_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
+# GCC 14 takes libtorch's optional device guards for uninitialised.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 14)
+  target_compile_options(syncbn_warnings
+                         INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
+endif()
 
 # c10d's headers hide Gloo behind these; no public header of ours needs them.
 set(SYNCBN_C10D_DEFINITIONS USE_DISTRIBUTED USE_C10D_GLOO)

@@ -12,10 +12,14 @@
 #include <ATen/ops/randn.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
+#if __has_include(<cuda_runtime_api.h>)  // as libtorch's header demands, even for CPUs
 #include <torch/nn/parallel/data_parallel.h>
+#define SYNCBN_HAVE_DATA_PARALLEL
+#endif
 
 #include "dist/convert_cases.h"
 #include "support/multiproc.h"
+#include "support/skip.h"
 #include "support/thrown.h"
 
 namespace {
@@ -30,24 +34,34 @@ using syncbn::test::run_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Two replicas, as data_parallel makes them, run.
-void run_replicas(const nn::Sequential& net) {
-  auto replicas = nn::parallel::replicate(net.ptr(), std::vector<at::Device>(2, at::kCPU));
-  nn::parallel::parallel_apply(replicas, std::vector<at::Tensor>(2, at::randn({4, 3})));
-}
-
-/// In each step, where the network itself goes on working.
-void expect_replicas_are_refused(nn::Sequential net) {
-  run_replicas(net);  // what is not converted is libtorch's own affair
-  dist::convert_sync_batchnorm(*net);
-  for (int step = 0; step < kSteps; ++step) {
-    EXPECT_THAT(message_of<UserError>([&] { run_replicas(net); }),
-                AllOf(HasSubstr("layer"), HasSubstr("data_parallel")));
-    net->forward(at::randn({4, 3}));
+class ConvertReplicasTest : public ::testing::Test {
+ protected:
+#ifdef SYNCBN_HAVE_DATA_PARALLEL
+  /// Two replicas, as data_parallel makes them, run.
+  static void run_replicas(const nn::Sequential& net) {
+    auto replicas = nn::parallel::replicate(net.ptr(), std::vector<at::Device>(2, at::kCPU));
+    nn::parallel::parallel_apply(replicas, std::vector<at::Tensor>(2, at::randn({4, 3})));
   }
-  dist::revert_sync_batchnorm(*net);
-  run_replicas(net);
-}
+#else
+  void SetUp() override {
+    SYNCBN_SKIP_UNLESS(false, "cuda-headers");
+  }
+  static void run_replicas(const nn::Sequential&) {}
+#endif
+
+  /// In each step, where the network itself goes on working.
+  static void expect_replicas_are_refused(nn::Sequential net) {
+    run_replicas(net);  // what is not converted is libtorch's own affair
+    dist::convert_sync_batchnorm(*net);
+    for (int step = 0; step < kSteps; ++step) {
+      EXPECT_THAT(message_of<UserError>([&] { run_replicas(net); }),
+                  AllOf(HasSubstr("layer"), HasSubstr("data_parallel")));
+      net->forward(at::randn({4, 3}));
+    }
+    dist::revert_sync_batchnorm(*net);
+    run_replicas(net);
+  }
+};
 
 nn::Sequential batch_norms(const nn::BatchNorm1dOptions& options) {
   nn::Sequential net;
@@ -55,17 +69,17 @@ nn::Sequential batch_norms(const nn::BatchNorm1dOptions& options) {
   return net;
 }
 
-TEST(ConvertReplicasTest, AreRefused) {
+TEST_F(ConvertReplicasTest, AreRefused) {
   run_ranks(1, [](int) { expect_replicas_are_refused(batch_norms(3)); });
 }
 
-TEST(ConvertReplicasTest, OfLayersWithoutAWeightAreRefusedToo) {
+TEST_F(ConvertReplicasTest, OfLayersWithoutAWeightAreRefusedToo) {
   run_ranks(1, [](int) {
     expect_replicas_are_refused(batch_norms(nn::BatchNorm1dOptions(3).affine(false)));
   });
 }
 
-TEST(ConvertReplicasTest, OfLayersWithAFrozenWeightAreRefusedToo) {
+TEST_F(ConvertReplicasTest, OfLayersWithAFrozenWeightAreRefusedToo) {
   run_ranks(1, [](int) {
     const nn::Sequential net = batch_norms(3);
     for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
@@ -73,7 +87,7 @@ TEST(ConvertReplicasTest, OfLayersWithAFrozenWeightAreRefusedToo) {
   });
 }
 
-TEST(ConvertReplicasTest, OfSyncBatchNormItselfAreRefused) {
+TEST_F(ConvertReplicasTest, OfSyncBatchNormItselfAreRefused) {
   run_ranks(1, [](int) {
     for (const bool affine : {true, false}) {
       nn::Sequential net(dist::SyncBatchNorm(dist::SyncBatchNormOptions(3).affine(affine)));
