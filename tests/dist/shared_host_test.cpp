@@ -47,6 +47,7 @@ using base::UnavailableError;
 using base::UserError;
 using c10d::ReduceOp;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 TEST(SharedHostTest, OneRankTurnsItOffForAll) {
@@ -79,8 +80,11 @@ TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAllUnlessItIsAskedFor) {
       ASSERT_TRUE(rank == 0 || ::setrlimit(RLIMIT_FSIZE, &limit) == 0);
       if (asked) {
         ::setenv("SYNCBN_SHARED_MEMORY", "1", 1);
-        EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
-                    HasSubstr("SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share"));
+        const auto refused =
+            HasSubstr("SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share");
+        const std::string message = message_of<base::Error>([] { dist::init_process_group(); });
+        // The first rank to fail may be gone while the other still connects.
+        EXPECT_THAT(message, AnyOf(refused, HasSubstr("has left the group")));
         return;
       }
       dist::init_process_group();
