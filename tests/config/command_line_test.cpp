@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/config/command_line.h>
+#include <syncbn/config/layers.h>
 
 #include "example.h"
 
@@ -34,7 +35,7 @@ Outcome read_all(const std::vector<std::string>& args, const std::string& file =
   Faults faults;
   outcome.line = parse_command_line(args, kOptions, car_fields(), faults);
   Value config = parse_yaml(file, "car.yaml");
-  apply_overrides(outcome.line.overrides, config);
+  merge(outcome.line.overrides, config, faults);
   Schema<CarOptions>::get().read(config, outcome.car, "", faults);
   outcome.faults = faults.messages();
   return outcome;
@@ -59,6 +60,33 @@ TEST(CommandLineTest, ReadsListsAndNull) {
 
 TEST(CommandLineTest, TakesTheLastOfSeveralValues) {
   EXPECT_EQ(read_all({"--doors=3", "--doors=4"}).car.doors, 4);
+  EXPECT_EQ(read_all({"doors=4", "--doors", "3"}).car.doors, 3);
+  const Outcome outcome = read_all({"--config=a.yaml", "--config", "b.yaml"});
+  EXPECT_THAT(outcome.line.values("config"), ElementsAre("a.yaml", "b.yaml"));
+}
+
+TEST(CommandLineTest, SetsKeysWithoutDashes) {
+  const Outcome outcome = read_all({"wheel.radius=0.75", "engine=electric", "name=x=y"});
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_EQ(outcome.car.wheel.radius, 0.75);
+  EXPECT_EQ(outcome.car.engine.type(), "electric");
+  EXPECT_EQ(outcome.car.name, "x=y");
+  EXPECT_THAT(read_all({"wheel.radus=1", "radius=1", "-x=1"}).faults,
+              ElementsAre("unknown key 'wheel.radus'; did you mean 'wheel.radius'?",
+                          "unknown key 'radius'; did you mean 'wheel.radius'?",
+                          "unexpected argument '-x=1'; options begin with '--', and keys are set "
+                          "by KEY=VALUE"));
+}
+
+TEST(CommandLineTest, ReachesIntoLists) {
+  const Outcome outcome = read_all({"wheel.bolts.1=8"}, "wheel: {bolts: [6, 7]}\n");
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_THAT(outcome.car.wheel.bolts, ElementsAre(6, 8));
+  EXPECT_THAT(
+      read_all({"--wheel.bolts.2=8"}, "wheel: {bolts: [6, 7]}\n").faults,
+      ElementsAre("--wheel.bolts.2: wheel.bolts.2: the list has 2 items, and the first is item 0"));
+  EXPECT_THAT(read_all({"--wheel.bolts.two=8"}).faults,
+              ElementsAre("unknown option '--wheel.bolts.two'; did you mean '--wheel.bolts'?"));
 }
 
 TEST(CommandLineTest, LetsSwitchesStandAlone) {
@@ -139,7 +167,8 @@ TEST(CommandLineTest, SuggestsTheNearestOption) {
 TEST(CommandLineTest, RefusesWhatIsNoOption) {
   EXPECT_THAT(
       read_all({"car.yaml", "--doors", "--name"}).faults,
-      ElementsAre("unexpected argument 'car.yaml'; options begin with '--'",
+      ElementsAre("unexpected argument 'car.yaml'; options begin with '--', and keys are set by "
+                  "KEY=VALUE",
                   "the option '--doors' needs a value", "the option '--name' needs a value"));
   EXPECT_THAT(read_all({"--help=1"}).faults, ElementsAre("the option '--help' takes no value"));
 }

@@ -12,6 +12,7 @@
 namespace syncbn::config {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -57,6 +58,16 @@ TEST(YamlTest, SaysLineAndColumnOfASyntaxError) {
   EXPECT_THAT(error_of("a: *nowhere\n"), StartsWith("a.yaml:1:"));
 }
 
+TEST(YamlTest, TellsWhatIsProbablyWrongWithTheSyntax) {
+  for (const char* text : {"\ta: 1\n", "a:\n\tb: 1\n", "a:\n  b: 1\n \tc: 2\n", "a:\n\t- 1\n"}) {
+    EXPECT_THAT(error_of(text),
+                HasSubstr("; a tab indents this line, where YAML allows only spaces"))
+        << text;
+  }
+  EXPECT_THAT(error_of("a: {b: ${c}, d: 1}\n"),
+              HasSubstr("; between brackets a reference needs quotes: \"${...}\""));
+}
+
 TEST(YamlTest, RefusesAKeyWrittenTwice) {
   EXPECT_EQ(error_of("a: 1\nb: 2\na: 3\n"), "a.yaml:3:1: the key 'a' is already set at line 1");
   EXPECT_EQ(error_of("s:\n  a: 1\n  a: 1\n"), "a.yaml:3:3: the key 'a' is already set at line 2");
@@ -88,6 +99,22 @@ TEST(YamlTest, RefusesAliasesThatExplode) {
     text += fmt::format("a{0}: &a{0} [*a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}]\n", i, i - 1);
   }
   EXPECT_THAT(error_of(text), HasSubstr("too large"));
+}
+
+TEST(YamlTest, RefusesDeepNesting) {
+  for (const char* bracket : {"[", "{a: ", "- "}) {
+    std::string text;
+    for (int i = 0; i < 100'000; ++i) text += bracket;
+    EXPECT_THAT(error_of(text), AnyOf(HasSubstr("too deep"), HasSubstr("YAML syntax"))) << bracket;
+  }
+}
+
+TEST(YamlTest, RefusesLargeFiles) {
+  const syncbn::test::TempFolder folder;
+  const auto path = folder / "big.yaml";
+  base::write_file_atomically(path, "a: 1 #" + std::string(1 << 20, 'x'));
+  EXPECT_THROW(load_yaml(path), base::UserError);
+  EXPECT_THROW(load_yaml("/dev/zero"), base::UserError);
 }
 
 TEST(YamlTest, NamesAFileThatIsNotThere) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/config/command_line.h>
+#include <syncbn/config/layers.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/train/command.h>
 #include <syncbn/train/config.h>
@@ -107,7 +108,7 @@ TEST(ConfigTest, RefusesNumbersThatAreTypingErrors) {
     line = config::parse_command_line({"--" + key, value}, {}, config_fields(), found);
     config::Value yaml = config::parse_yaml(
         "model: digits\ndata: synthetic\nbatch_size: 1\nschedule: cosine\n", "a");
-    config::apply_overrides(line.overrides, yaml);
+    config::merge(line.overrides, yaml, found);
     Config config;
     config::Schema<Config>::get().read(yaml, config, "", found);
     EXPECT_THAT(found.messages(), ElementsAre(HasSubstr(key + ": must be "))) << value;

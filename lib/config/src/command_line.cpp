@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/layers.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>
 
@@ -15,13 +16,34 @@ namespace {
 constexpr size_t kHelpColumn = 34;
 constexpr size_t kHelpWidth = 100;
 
-const FieldInfo* find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
+std::optional<FieldInfo> find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
   // A section with a type may be set by its type alone.
   for (const std::string& path : {name, name + ".type"}) {
     const auto found = std::ranges::find(fields, path, &FieldInfo::path);
-    if (found != fields.end()) return &*found;
+    if (found != fields.end()) return *found;
   }
-  return nullptr;
+  // An item of a list, or a key of it.
+  for (FieldInfo field : fields) {
+    constexpr std::string_view kList = "list of ";
+    if (!field.type.starts_with(kList) || !name.starts_with(field.path + ".")) continue;
+    const std::string item = name.substr(field.path.size() + 1);
+    if (!base::parse_number<size_t>(item.substr(0, item.find('.')))) continue;
+    field.type = item.find('.') == item.npos ? field.type.substr(kList.size()) : "of an item";
+    field.path = name;
+    return field;
+  }
+  return std::nullopt;
+}
+
+/// A layer that sets one key.
+Value layer_of(const std::string& path, Value value) {
+  Value layer = Value::of_map();
+  layer.mark = value.mark;
+  const size_t dot = path.find('.');
+  layer.set(path.substr(0, dot),
+            dot == path.npos ? std::move(value) : layer_of(path.substr(dot + 1), std::move(value)));
+  layer.members.front().mark = layer.mark;
+  return layer;
 }
 
 void set_marks(Value& value, const Mark& mark) {
@@ -34,7 +56,7 @@ void set_marks(Value& value, const Mark& mark) {
 }
 
 Value value_of(const std::string& text, const FieldInfo& field, const std::string& option) {
-  const bool is_text = field.type.starts_with("text");
+  const bool is_text = field.is_text();
   Value value = Value::of_scalar(text, /*quoted=*/is_text);
   if (is_text && field.type.ends_with(" or null") && text == "null") value = Value();
   if (!is_text) {
@@ -62,25 +84,28 @@ class Parser {
  private:
   void parse_one(const std::string& arg) {
     if (arg == "-h") return parse_one("--help");
-    if (!arg.starts_with("--") || arg.size() == 2) {
-      faults_.add({},
-                  fmt::format("unexpected argument '{}'; options begin with '--'", shortened(arg)));
+    const size_t equals = arg.find('=');
+    const bool is_option = arg.starts_with("--") && arg.size() > 2;
+    if (!is_option && (equals == arg.npos || arg.starts_with('-'))) {
+      faults_.add({}, fmt::format("unexpected argument '{}'; options begin with '--', and keys are "
+                                  "set by KEY=VALUE",
+                                  shortened(arg)));
       return;
     }
-    const size_t equals = arg.find('=');
     const std::string option = arg.substr(0, equals);
-    std::string name = option.substr(2);
+    std::string name = is_option ? option.substr(2) : option;
     std::ranges::replace(name, '-', '_');  // "--local-rank" and "--local_rank" are one option
     std::optional<std::string> attached;
     if (equals != std::string::npos) attached = arg.substr(equals + 1);
 
     const auto own = std::ranges::find(options_, name, &ProgramOption::name);
-    if (own != options_.end()) {
+    if (own != options_.end() && is_option) {
       parse_program_option(*own, option, attached);
-    } else if (const FieldInfo* field = find_key(name, fields_)) {
+    } else if (const auto field = find_key(name, fields_)) {
       parse_override(*field, option, attached);
     } else {
-      faults_.add({}, fmt::format("unknown option '{}'{}", shortened(option), suggestion(name)));
+      faults_.add({}, fmt::format("unknown {} '{}'{}", is_option ? "option" : "key",
+                                  shortened(option), suggestion(name, is_option ? "--" : "")));
       // Do not report its value as another fault.
       if (!attached && next_ < args_.size() && !args_[next_].starts_with("-")) ++next_;
     }
@@ -104,7 +129,7 @@ class Parser {
       attached = given ? args_[next_++] : "true";
     }
     if (const auto text = take_value(option, std::move(attached))) {
-      result_.overrides.push_back({option, field.path, value_of(*text, field, option)});
+      merge(layer_of(field.path, value_of(*text, field, option)), result_.overrides, faults_);
     }
   }
 
@@ -116,12 +141,12 @@ class Parser {
     return std::nullopt;
   }
 
-  std::string suggestion(const std::string& name) const {
-    std::vector<std::string> known;
-    for (const ProgramOption& option : options_) known.push_back(option.name);
-    for (const FieldInfo& field : fields_) known.push_back(field.path);
-    const auto nearest = base::nearest(name, known);
-    return nearest ? fmt::format("; did you mean '--{}'?", *nearest) : "; see --help";
+  std::string suggestion(const std::string& name, const std::string& dashes) const {
+    std::vector<std::string> own;
+    for (const ProgramOption& option : options_) own.push_back(option.name);
+    auto nearest = base::nearest(name, own);
+    if (!nearest) nearest = nearest_key(name, fields_);
+    return nearest ? fmt::format("; did you mean '{}{}'?", dashes, *nearest) : "; see --help";
   }
 
   const std::vector<std::string>& args_;
@@ -131,39 +156,6 @@ class Parser {
   CommandLine result_;
   size_t next_ = 0;
 };
-
-bool chooses_type(const Override& override) {
-  return override.path == "type" || override.path.ends_with(".type");
-}
-
-/// Sets the override's value at `path` below `section`, and creates missing sections.
-void apply(const Override& override, const std::string& path, Value& section) {
-  // The configuration has a list in place of a section; reading the section reports that.
-  if (section.kind == Value::Kind::kList) return;
-  if (section.kind == Value::Kind::kScalar) {
-    // `optimizer: sgd` is short for `optimizer: {type: sgd}`.
-    Value full = Value::of_map();
-    full.mark = section.mark;
-    full.set("type", section);
-    section = std::move(full);
-  }
-  section.kind = Value::Kind::kMap;
-  const size_t dot = path.find('.');
-  if (dot != std::string::npos) {
-    const std::string key = path.substr(0, dot);
-    if (section.find(key) == nullptr) {
-      Value made = Value::of_map();
-      made.mark = override.value.mark;
-      section.set(key, std::move(made));
-    }
-    return apply(override, path.substr(dot + 1), *section.find(key));
-  }
-  const Value* present = section.find(path);
-  const bool has_another_type =
-      chooses_type(override) && present != nullptr && present->scalar != override.value.scalar;
-  if (has_another_type) section.members.clear();
-  section.set(path, override.value);
-}
 
 /// Wraps `text` to the width of the help column.
 std::string wrapped(const std::string& text) {
@@ -216,21 +208,18 @@ std::optional<std::string> CommandLine::value(const std::string& name) const {
   return last == program.rend() ? std::nullopt : std::optional(last->value);
 }
 
+std::vector<std::string> CommandLine::values(const std::string& name) const {
+  std::vector<std::string> all;
+  for (const Setting& setting : program) {
+    if (setting.name == name) all.push_back(setting.value);
+  }
+  return all;
+}
+
 CommandLine parse_command_line(const std::vector<std::string>& args,
                                const std::vector<ProgramOption>& options,
                                const std::vector<FieldInfo>& fields, Faults& faults) {
   return Parser(args, options, fields, faults).parse();
-}
-
-void apply_overrides(const std::vector<Override>& overrides, Value& config) {
-  // The file holds a word or a list in place of a configuration; reading it reports that.
-  if (config.kind == Value::Kind::kScalar || config.kind == Value::Kind::kList) return;
-  // Types first: a new type empties its section.
-  for (const bool types : {true, false}) {
-    for (const Override& override : overrides) {
-      if (chooses_type(override) == types) apply(override, override.path, config);
-    }
-  }
 }
 
 std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options,

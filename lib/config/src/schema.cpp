@@ -49,6 +49,16 @@ bool Rules::check(const Value& value, const Mark& mark, const std::string& path,
   return false;
 }
 
+std::optional<std::string> nearest_key(const std::string& name,
+                                       const std::vector<FieldInfo>& fields) {
+  std::vector<std::string> paths;
+  for (const FieldInfo& field : fields) {
+    if (field.path.ends_with("." + name)) return field.path;
+    paths.push_back(field.path);
+  }
+  return base::nearest(name, paths);
+}
+
 Rules& SchemaBase::add_field(const std::string& name, const std::string& help,
                              detail::FieldType type, const void* member) {
   const ptrdiff_t offset =
@@ -83,7 +93,7 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
     const auto field = std::ranges::find(fields_, member.key, &Field::name);
     if (field == fields_.end()) {
       std::string tail = hint ? hint(member.key) : "";
-      if (tail.empty()) tail = base::did_you_mean(member.key, names());
+      if (tail.empty()) tail = did_you_mean(path, member.key);
       faults.add(member.mark, fmt::format("unknown key '{}'{}", shortened(key), tail));
       good = false;
     } else {
@@ -106,6 +116,13 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
     }
   }
   return good;
+}
+
+std::string SchemaBase::did_you_mean(const std::string& path, const std::string& key) const {
+  std::vector<FieldInfo> fields;
+  info(path, fields);
+  const auto nearest = nearest_key(detail::at(path, key), fields);
+  return nearest ? fmt::format("; did you mean '{}'?", *nearest) : "";
 }
 
 Value SchemaBase::write(const void* in) const {

@@ -67,7 +67,14 @@ void Faults::add(const Mark& mark, const std::string& message) {
 }
 
 void Faults::throw_if_any() const {
-  if (!messages_.empty()) throw base::UserError(base::join(messages_, "\n  "));
+  constexpr size_t kMaxShown = 20;
+  if (messages_.empty()) return;
+  std::vector<std::string> shown = messages_;
+  if (messages_.size() > kMaxShown) {
+    shown.resize(kMaxShown);
+    shown.push_back(fmt::format("and {} more", messages_.size() - kMaxShown));
+  }
+  throw base::UserError(base::join(shown, "\n  "));
 }
 
 }  // namespace syncbn::config

@@ -13,9 +13,10 @@
 namespace syncbn::config {
 namespace {
 
+constexpr size_t kMaxFileBytes = 1 << 20;
 // Limits for a file whose aliases expand without end.
 constexpr int kMaxDepth = 100;
-constexpr int kMaxValues = 100'000;
+constexpr int kMaxValues = 10'000;
 
 using Source = std::shared_ptr<const std::string>;
 
@@ -158,6 +159,25 @@ std::string flow(const Value& value) {
   return "";
 }
 
+std::string_view line_of(std::string_view text, int number) {
+  for (int line = 1; line < number; ++line) {
+    const size_t end = text.find('\n');
+    if (end == text.npos) return "";
+    text.remove_prefix(end + 1);
+  }
+  return text.substr(0, text.find('\n'));
+}
+
+std::string syntax_advice(std::string_view line) {
+  if (line.substr(0, line.find_first_not_of(" \t")).find('\t') != line.npos) {
+    return "; a tab indents this line, where YAML allows only spaces";
+  }
+  if (line.find("${") != line.npos) {
+    return "; between brackets a reference needs quotes: \"${...}\"";
+  }
+  return "";
+}
+
 void add_changes(const Value& before, const Value& after, const std::string& path,
                  std::vector<Change>& out) {
   if (before.kind != Value::Kind::kMap || after.kind != Value::Kind::kMap) {
@@ -172,17 +192,54 @@ void add_changes(const Value& before, const Value& after, const std::string& pat
   }
 }
 
-void write_members(const Value& value, int indent, std::string& out) {
-  for (const Value::Member& member : value.members) {
-    out.append(static_cast<size_t>(indent), ' ');
-    out += text_of(member.key) + ":";
-    if (member.value.kind == Value::Kind::kMap && !member.value.members.empty()) {
-      out += '\n';
-      write_members(member.value, indent + 2, out);
-    } else {
-      out += fmt::format(" {}\n", flow(member.value));
-    }
+void add_origins(const Value& value, std::vector<std::string>& origins) {
+  const Mark& mark = value.mark;
+  if (mark.source && value.kind != Value::Kind::kMap) {
+    origins.push_back(mark.line > 0 ? fmt::format("{}:{}", *mark.source, mark.line) : *mark.source);
   }
+  for (const Value& item : value.list) add_origins(item, origins);
+  for (const Value::Member& member : value.members) add_origins(member.value, origins);
+}
+
+/// Where the lines of a value were written. @param origin null: nowhere
+std::string origins_of(const Value* origin) {
+  std::vector<std::string> origins;
+  if (origin != nullptr) add_origins(*origin, origins);
+  std::ranges::sort(origins);
+  origins.erase(std::unique(origins.begin(), origins.end()), origins.end());
+  return origins.empty() ? "default" : base::join(origins, ", ");
+}
+
+/// @param origins of the members; null: without comments
+void write_members(const Value& value, const Value* origins, int indent, std::string& out) {
+  constexpr size_t kCommentColumn = 40;
+  const Value nowhere;
+  for (const Value::Member& member : value.members) {
+    const Value* origin = origins == nullptr ? nullptr : origins->find(member.key);
+    // `optimizer: sgd` sets optimizer.type.
+    const bool is_short = origins != nullptr && origins->kind == Value::Kind::kScalar;
+    if (is_short && member.key == "type") origin = origins;
+    std::string line(static_cast<size_t>(indent), ' ');
+    line += text_of(member.key) + ":";
+    if (member.value.kind == Value::Kind::kMap && !member.value.members.empty()) {
+      out += line + '\n';
+      const Value* const below = origin == nullptr ? &nowhere : origin;
+      write_members(member.value, origins == nullptr ? nullptr : below, indent + 2, out);
+      continue;
+    }
+    line += " " + flow(member.value);
+    if (origins != nullptr) {
+      line = fmt::format("{:<{}}  # {}", line, kCommentColumn, origins_of(origin));
+    }
+    out += line + '\n';
+  }
+}
+
+std::string write_yaml(const Value& value, const Value* origins) {
+  if (value.kind != Value::Kind::kMap || value.members.empty()) return flow(value) + "\n";
+  std::string out;
+  write_members(value, origins, 0, out);
+  return out;
 }
 
 }  // namespace
@@ -196,7 +253,8 @@ Value parse_yaml(const std::string& text, const std::string& source) {
     }
     if (!documents.empty()) return Converter(name).convert(documents[0]);
   } catch (const YAML::Exception& error) {
-    fail(mark_of(error.mark, name), "YAML syntax: " + error.msg);
+    const Mark mark = mark_of(error.mark, name);
+    fail(mark, "YAML syntax: " + error.msg + syntax_advice(line_of(text, mark.line)));
   }
   Value nothing;
   nothing.mark = {name};
@@ -204,7 +262,7 @@ Value parse_yaml(const std::string& text, const std::string& source) {
 }
 
 Value load_yaml(const std::filesystem::path& path) {
-  return parse_yaml(base::read_file(path), path.string());
+  return parse_yaml(base::read_file(path, kMaxFileBytes), path.string());
 }
 
 std::vector<Change> changes(const Value& before, const Value& after) {
@@ -214,10 +272,11 @@ std::vector<Change> changes(const Value& before, const Value& after) {
 }
 
 std::string to_yaml(const Value& value) {
-  if (value.kind != Value::Kind::kMap || value.members.empty()) return flow(value) + "\n";
-  std::string out;
-  write_members(value, 0, out);
-  return out;
+  return write_yaml(value, nullptr);
+}
+
+std::string to_yaml(const Value& value, const Value& origins) {
+  return write_yaml(value, &origins);
 }
 
 }  // namespace syncbn::config

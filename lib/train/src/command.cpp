@@ -9,6 +9,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/threads.h>
 #include <syncbn/config/command_line.h>
+#include <syncbn/config/layers.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/dist/peer_error.h>
@@ -44,8 +45,8 @@ constexpr auto kQuietExitDelay = std::chrono::seconds(10);
 constexpr auto kPeerErrorDelay = std::chrono::seconds(2);
 
 const std::vector<config::ProgramOption> kOptions = {
-    {"config", "FILE", "the configuration, in YAML"},
-    {"print_config", "", "print the configuration with all its defaults and exit"},
+    {"config", "FILE", "the configuration, in YAML; of several, each is written over the former"},
+    {"print_config", "", "print all keys, where each value was written, and exit"},
     {"print_reference", "", "print all keys as a Markdown document and exit"},
     {"help", "", "print this text and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
@@ -108,24 +109,29 @@ struct GroupGuard {
 
 struct Resolved {
   Config config;
+  config::Value origins;  ///< all that is not a default, marked with where it was written
   std::string text;
   std::string name;
 };
 
 Resolved resolve(const config::CommandLine& line, config::Faults& faults) {
-  const auto path = line.value("config");
-  if (!path || path->empty()) {
-    faults.add({}, path ? "--config names no file; give it one: --config FILE (see --help)"
-                        : "no configuration is given; name one with --config FILE (see --help)");
+  const std::vector<std::string> files = line.values("config");
+  if (files.empty() || std::ranges::count(files, "") > 0) {
+    faults.add({}, files.empty()
+                       ? "no configuration is given; name one with --config FILE (see --help)"
+                       : "--config names no file; give it one: --config FILE (see --help)");
     faults.throw_if_any();
   }
   Resolved resolved;
-  resolved.name = std::filesystem::path(*path).stem().string();
-  config::Value value = config::load_yaml(*path);
-  config::apply_overrides(line.overrides, value);
-  config::Schema<Config>::get().read(value, resolved.config, "", faults);
+  resolved.name = std::filesystem::path(files.back()).stem().string();
+  resolved.origins = config::load_files({files.begin(), files.end()}, faults);
+  config::merge(line.overrides, resolved.origins, faults);
+  config::resolve_references(resolved.origins, config_fields(), faults);
+  config::Schema<Config>::get().read(resolved.origins, resolved.config, "", faults);
   faults.throw_if_any();
-  resolved.text = config::to_yaml(config::Schema<Config>::get().write(resolved.config));
+  config::Value all = config::Schema<Config>::get().write(resolved.config);
+  config::escape_references(all);
+  resolved.text = config::to_yaml(all);
   return resolved;
 }
 
@@ -152,7 +158,10 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
     if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));
     if (line.has("print_reference")) return print(config_reference());
     resolved = resolve(line, faults);
-    if (line.has("print_config")) return print(resolved.text);
+    if (line.has("print_config")) {
+      const auto all = config::Schema<Config>::get().write(resolved.config);
+      return print(config::to_yaml(all, resolved.origins));
+    }
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
     if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
     inputs = explain_out_of_memory(

@@ -30,6 +30,11 @@ struct FieldInfo {
 
   /// Whether a command line may name the field without a value.
   bool is_switch() const { return type == "true|false"; }
+  bool is_text() const { return type.starts_with("text"); }
 };
+
+/// The key that `name` probably means: one that ends in `.name`, or is spelled almost like it.
+std::optional<std::string> nearest_key(const std::string& name,
+                                       const std::vector<FieldInfo>& fields);
 
 }  // namespace syncbn::config

@@ -20,6 +20,10 @@ Value parse_yaml(const std::string& text, const std::string& source);
 /// YAML text that parse_yaml() reads back to the same value; ends with a newline.
 std::string to_yaml(const Value& value);
 
+/// The same, with a comment after each value that says where it was written: the file and line, or
+/// the option, of the value at its place in `origins`, or "default".
+std::string to_yaml(const Value& value, const Value& origins);
+
 /// A key with different values in two sections.
 struct Change {
   std::string path;    ///< "optimizer.lr"

@@ -1,0 +1,39 @@
+#pragma once
+
+// A configuration is made of layers: files, the files that they are based on, and the command line.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <syncbn/config/field_info.h>
+#include <syncbn/config/value.h>
+
+namespace syncbn::config {
+
+/// Writes `over` over `under`. Sections are merged key by key; anything else is replaced. A section
+/// that gets another `type` loses its other keys. A key that is a number names an item of a list.
+/// Adds a fault for an item that the list lacks.
+void merge(const Value& over, Value& under, Faults& faults);
+
+/// Reads configuration files and merges them, later ones over earlier ones. A file may be based on
+/// others, which it names relative to itself: `base: a.yaml` or `base: [a.yaml, b.yaml]`; they are
+/// merged in this order, and the file over them.
+/// @throws base::UserError as load_yaml() does, for a file that is based on itself, and for more
+///   than 100 files; the message names the chain of files.
+Value load_files(const std::vector<std::filesystem::path>& files, Faults& faults);
+
+/// Replaces the references in all values:
+///   ${optimizer.lr}  the value of another key, or its default in `fields`
+///   ${env:DATA}      an environment variable
+///   ${here}          the folder of the file that contains the reference
+///   ${NAME:-TEXT}    one of these, or TEXT where it is not set
+///   $${              a literal ${
+/// A value that is a reference as a whole gets the other value's kind, such as a list. A leading
+/// `~/` becomes the home folder. Adds a fault for each reference without a value or to itself.
+void resolve_references(Value& config, const std::vector<FieldInfo>& fields, Faults& faults);
+
+/// Makes resolve_references() leave all texts as they are.
+void escape_references(Value& config);
+
+}  // namespace syncbn::config

@@ -1,0 +1,355 @@
+#include <syncbn/config/layers.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/yaml.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+namespace syncbn::config {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kBase = "base";
+constexpr int kMaxFiles = 100;  // two files that each name the next twice double
+constexpr int kMaxReferredValues =
+    100'000;                               // references to sections of references multiply as well
+constexpr size_t kMaxTextBytes = 1 << 16;  // of a text
+
+std::string child_of(const std::string& path, const std::string& key) {
+  return path.empty() ? key : path + "." + key;
+}
+
+/// `optimizer: sgd` is short for `optimizer: {type: sgd}`.
+Value section_of_type(const Value& type) {
+  Value section = Value::of_map();
+  section.mark = type.mark;
+  section.set("type", type);
+  return section;
+}
+
+bool has_only_indices(const Value& section) {
+  return std::ranges::all_of(section.members, [](const Value::Member& member) {
+    return base::parse_number<size_t>(member.key).has_value();
+  });
+}
+
+class Merger {
+ public:
+  explicit Merger(Faults& faults) : faults_(faults) {}
+
+  void merge(const Value& over, Value& under, const std::string& path) {
+    if (over.kind == Value::Kind::kScalar && under.find("type") != nullptr) {
+      return merge(section_of_type(over), under, path);
+    }
+    if (over.kind != Value::Kind::kMap || under.kind == Value::Kind::kNull) {
+      under = over;
+      return;
+    }
+    if (under.kind == Value::Kind::kList) return merge_items(over, under, path);
+    // The top level has no type: reading it reports the word.
+    if (under.kind == Value::Kind::kScalar && path.empty()) return;
+    if (under.kind == Value::Kind::kScalar) under = section_of_type(under);
+    merge_sections(over, under, path);
+  }
+
+ private:
+  void merge_sections(const Value& over, Value& under, const std::string& path) {
+    const Value* const type = over.find("type");
+    const Value* const former = under.find("type");
+    if (type != nullptr && former != nullptr && type->scalar != former->scalar) {
+      under.members.clear();
+    }
+    for (const Value::Member& member : over.members) {
+      Value* const present = under.find(member.key);
+      if (present == nullptr) {
+        under.members.push_back(member);
+      } else {
+        merge(member.value, *present, child_of(path, member.key));
+      }
+    }
+  }
+
+  void merge_items(const Value& over, Value& under, const std::string& path) {
+    // Keys that are no indices are meant for a section: reading the list reports it.
+    if (!has_only_indices(over)) return;
+    for (const Value::Member& member : over.members) {
+      const size_t index = *base::parse_number<size_t>(member.key);
+      if (index >= under.list.size()) {
+        faults_.add(member.mark, fmt::format("{}: the list has {}, and the first is item 0",
+                                             child_of(path, member.key),
+                                             base::counted(std::ssize(under.list), "item")));
+      } else {
+        merge(member.value, under.list[index], child_of(path, member.key));
+      }
+    }
+  }
+
+  Faults& faults_;
+};
+
+class FileLoader {
+ public:
+  explicit FileLoader(Faults& faults) : faults_(faults) {}
+
+  void load_over(const fs::path& file, Value& config) {
+    chain_.push_back(file);
+    Value own = load_yaml(file);
+    if (Value* const bases = own.kind == Value::Kind::kMap ? own.find(kBase) : nullptr) {
+      for (const Value& base : items_of(*bases)) load_base(base, config);
+      std::erase_if(own.members, [](const Value::Member& member) { return member.key == kBase; });
+    }
+    chain_.pop_back();
+    config::merge(own, config, faults_);
+    config.mark = own.mark;
+  }
+
+ private:
+  static std::vector<Value> items_of(const Value& bases) {
+    return bases.kind == Value::Kind::kList ? bases.list : std::vector<Value>{bases};
+  }
+
+  void load_base(const Value& base, Value& config) {
+    const auto fail = [&](const std::string& what) {
+      throw base::UserError(fmt::format("{}: base: {}{}", base.mark.str(), what, chain()));
+    };
+    if (base.kind != Value::Kind::kScalar || base.scalar.empty()) {
+      fail("expected a file or a list of files, got " + base.str());
+    }
+    const fs::path file = chain_.back().parent_path() / base.scalar;
+    std::error_code error;
+    const auto is_file = [&](const fs::path& other) { return fs::equivalent(file, other, error); };
+    if (std::ranges::any_of(chain_, is_file)) fail(file.string() + " is based on itself");
+    if (++files_ > kMaxFiles) fail(fmt::format("more than {} files", kMaxFiles));
+    if (!fs::exists(file, error)) fail(fmt::format("there is no file {}", file.string()));
+    load_over(file, config);
+  }
+
+  /// For messages: how the present file came to be read, if it was not named on the command line.
+  std::string chain() const {
+    if (chain_.size() < 2) return "";
+    std::vector<std::string> files;
+    for (const fs::path& file : chain_) files.push_back(file.string());
+    return fmt::format(" ({})", base::join(files, ", based on "));
+  }
+
+  Faults& faults_;
+  std::vector<fs::path> chain_;
+  int files_ = 0;
+};
+
+constexpr std::string_view kOpening = "${";
+
+struct Reference {
+  std::string name;
+  std::optional<std::string> otherwise;
+};
+
+/// @param inner what is between the brackets
+Reference parse_reference(std::string_view inner) {
+  const size_t otherwise = inner.find(":-");
+  Reference reference{std::string(inner.substr(0, otherwise)), std::nullopt};
+  if (otherwise != inner.npos) reference.otherwise = inner.substr(otherwise + 2);
+  return reference;
+}
+
+class Resolver {
+ public:
+  Resolver(Value& root, const std::vector<FieldInfo>& fields, Faults& faults)
+      : root_(root), fields_(fields), faults_(faults) {}
+
+  void resolve(Value& value, const std::string& path) {
+    if (!resolved_.insert(&value).second) return;
+    chain_.push_back({&value, path});
+    if (value.kind == Value::Kind::kScalar) {
+      resolve_text(value);
+    } else {
+      for (size_t i = 0; i < value.list.size(); ++i) {
+        resolve(value.list[i], child_of(path, std::to_string(i)));
+      }
+      for (Value::Member& member : value.members) resolve(member.value, child_of(path, member.key));
+    }
+    chain_.pop_back();
+  }
+
+ private:
+  struct Step {
+    const Value* value;
+    std::string path;
+  };
+
+  void resolve_text(Value& value) {
+    const std::string text = value.scalar;
+    std::string out;
+    size_t at = 0;
+    for (size_t begin = 0; (begin = text.find(kOpening, at)) != text.npos;) {
+      out.append(text, at, begin - at);
+      const size_t inner = begin + kOpening.size();
+      if (begin > at && text[begin - 1] == '$') {
+        out.replace(out.size() - 1, 1, kOpening);
+        at = inner;
+        continue;
+      }
+      const size_t end = text.find('}', inner);
+      if (end == text.npos) return fail(value.mark, "'${' is not closed; for this text, write $${");
+      at = end + 1;
+      Value found;
+      const Reference reference = parse_reference(text.substr(inner, end - inner));
+      if (!look_up(reference, value.mark, found)) return;
+      if (begin == 0 && at == text.size()) return replace(value, std::move(found));
+      if (found.kind != Value::Kind::kScalar) {
+        return fail(value.mark, fmt::format("${{{}}} is {}, which cannot be part of a text",
+                                            reference.name, found.str()));
+      }
+      out += found.scalar;
+      if (out.size() > kMaxTextBytes) return fail(value.mark, "its references make it too long");
+    }
+    value.scalar = out.append(text, at);
+    if (value.scalar.starts_with("~/")) value.scalar.replace(0, 1, base::env("HOME").value_or("~"));
+  }
+
+  void replace(Value& value, Value&& by) {
+    values_ += count(by);
+    if (values_ > kMaxReferredValues) return fail(value.mark, "its references make it too large");
+    const Mark mark = value.mark;
+    value = std::move(by);
+    value.mark = mark;
+    set_resolved(value);
+  }
+
+  static int count(const Value& value) {
+    int all = 1;
+    for (const Value& item : value.list) all += count(item);
+    for (const Value::Member& member : value.members) all += count(member.value);
+    return all;
+  }
+
+  void set_resolved(const Value& value) {
+    resolved_.insert(&value);
+    for (const Value& item : value.list) set_resolved(item);
+    for (const Value::Member& member : value.members) set_resolved(member.value);
+  }
+
+  bool look_up(const Reference& reference, const Mark& mark, Value& found) {
+    constexpr std::string_view kEnvironment = "env:";
+    const std::string& name = reference.name;
+    std::string missing;
+    if (name == "here") {
+      const fs::path file = mark.line > 0 ? fs::path(*mark.source) : fs::path();
+      found = Value::of_scalar(file.has_parent_path() ? file.parent_path().string() : ".");
+      return true;
+    }
+    if (name.starts_with(kEnvironment)) {
+      const std::string variable = name.substr(kEnvironment.size());
+      if (const auto text = base::env(variable.c_str())) {
+        found = Value::of_scalar(*text);
+        return true;
+      }
+      missing = fmt::format("the environment variable {} is not set", variable);
+    } else {
+      Value* const value = find(name);
+      const auto cycle = std::ranges::find(chain_, value, &Step::value);
+      if (value != nullptr && cycle != chain_.end()) {
+        fail(mark, fmt::format("{} refers to itself{}", cycle->path, via(cycle)));
+        return false;
+      }
+      if (value != nullptr) {
+        resolve(*value, name);
+        found = *value;
+        return true;
+      }
+      if (find_default(name, found)) return true;
+      missing = fmt::format("the key '{}' is not set", name);
+      if (const auto key = nearest_key(name, fields_))
+        missing += fmt::format(" (is it '{}'?)", *key);
+    }
+    if (!reference.otherwise) {
+      fail(mark, fmt::format("${{{0}}}: {1}; set it, or write a default: ${{{0}:-DEFAULT}}", name,
+                             missing));
+      return false;
+    }
+    found = Value::of_scalar(*reference.otherwise);
+    return true;
+  }
+
+  Value* find(const std::string& path) {
+    Value* value = &root_;
+    for (size_t begin = 0; begin <= path.size();) {
+      if (value->kind == Value::Kind::kScalar) resolve(*value, path.substr(0, begin - 1));
+      const size_t end = std::min(path.find('.', begin), path.size());
+      const std::string key = path.substr(begin, end - begin);
+      begin = end + 1;
+      const auto index = base::parse_number<size_t>(key);
+      if (value->kind == Value::Kind::kList && index && *index < value->list.size()) {
+        value = &value->list[*index];
+      } else if (value->kind != Value::Kind::kScalar || key != "type") {
+        value = value->find(key);
+      }
+      if (value == nullptr) return nullptr;
+    }
+    return value;
+  }
+
+  bool find_default(const std::string& path, Value& found) const {
+    const auto field = std::ranges::find(fields_, path, &FieldInfo::path);
+    // An alternative's defaults count only if it is chosen.
+    if (field == fields_.end() || field->required || !field->only_for.empty()) return false;
+    const bool is_text = field->is_text() && field->default_value != "null";
+    found = is_text ? Value::of_scalar(field->default_value, /*quoted=*/true)
+                    : parse_yaml(field->default_value, path);
+    return true;
+  }
+
+  std::string via(std::vector<Step>::const_iterator cycle) const {
+    std::vector<std::string> paths;
+    for (auto step = cycle + 1; step != chain_.end(); ++step) paths.push_back(step->path);
+    return paths.empty() ? "" : " through " + base::join(paths, ", ");
+  }
+
+  void fail(const Mark& mark, const std::string& message) {
+    faults_.add(mark, chain_.back().path + ": " + message);
+  }
+
+  Value& root_;
+  const std::vector<FieldInfo>& fields_;
+  Faults& faults_;
+  std::set<const Value*> resolved_;
+  std::vector<Step> chain_;
+  int values_ = 0;
+};
+
+}  // namespace
+
+void merge(const Value& over, Value& under, Faults& faults) {
+  const bool is_empty = over.kind == Value::Kind::kNull;
+  if (!is_empty || under.kind == Value::Kind::kNull) Merger(faults).merge(over, under, "");
+}
+
+Value load_files(const std::vector<fs::path>& files, Faults& faults) {
+  Value config;
+  FileLoader loader(faults);
+  for (const fs::path& file : files) loader.load_over(file, config);
+  return config;
+}
+
+void resolve_references(Value& config, const std::vector<FieldInfo>& fields, Faults& faults) {
+  Resolver(config, fields, faults).resolve(config, "");
+}
+
+void escape_references(Value& config) {
+  std::string& text = config.scalar;
+  for (size_t at = 0; (at = text.find(kOpening, at)) != text.npos; at += kOpening.size() + 1) {
+    text.insert(at, 1, '$');
+  }
+  for (Value& item : config.list) escape_references(item);
+  for (Value::Member& member : config.members) escape_references(member.value);
+}
+
+}  // namespace syncbn::config
