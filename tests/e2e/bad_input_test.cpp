@@ -51,6 +51,25 @@ TEST_F(BadInputTest, AsksForAConfiguration) {
   expect_one_message(run_train({}), base::kExitUsage, "--config FILE");
 }
 
+TEST_F(BadInputTest, NamesTheChainToABaseThatIsNotThere) {
+  base::write_file_atomically(inputs_ / "base.yaml", "base: nowhere.yaml\n");
+  base::write_file_atomically(inputs_ / "bad.yaml", "base: base.yaml\n");
+  const auto result = train_on(inputs_ / "bad.yaml");
+  expect_one_message(result, base::kExitUsage, "base.yaml:1:7: base: there is no file ");
+  EXPECT_THAT(result.err, ::testing::ContainsRegex("bad.yaml, based on .*base.yaml"));
+}
+
+TEST_F(BadInputTest, NamesAVariableThatIsNotSet) {
+  expect_one_message(train_with("\nresume: ${env:SYNCBN_NOWHERE}\n"), base::kExitUsage,
+                     "the environment variable SYNCBN_NOWHERE is not set");
+}
+
+TEST_F(BadInputTest, RefusesALargeConfiguration) {
+  base::write_file_atomically(inputs_ / "bad.yaml", std::string(2 << 20, '#'));
+  expect_one_message(train_on(inputs_ / "bad.yaml"), base::kExitUsage,
+                     "bad.yaml is larger than 1.0 MB");
+}
+
 TEST_F(BadInputTest, PlacesAYamlSyntaxError) {
   base::write_file_atomically(inputs_ / "bad.yaml", "epochs: 1\nmodel: {type: digits\ndata: x\n");
   expect_one_message(train_on(inputs_ / "bad.yaml"), base::kExitUsage, "bad.yaml:3:5: YAML syntax");
@@ -86,6 +105,32 @@ TEST_F(BadInputTest, SaysAllFaultsOfFileAndCommandLineInOneMessage) {
 TEST_F(BadInputTest, RefusesTwoBatchSizes) {
   expect_one_message(train_with("\nglobal_batch_size: 32\n"), base::kExitUsage,
                      "exactly one of batch_size");
+}
+
+TEST_F(BadInputTest, NamesWhatRanksWereNotStartedAlikeWith) {
+  const int port = free_port();
+  const auto start = [&](int rank, const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"--config", shipped_config("digits.yaml"), "--run_dir",
+                                     run_dir()};
+    args.insert(args.end(), more.begin(), more.end());
+    return start_train(args, rank_env(rank, 3, port));
+  };
+  const auto first = start(0, {});
+  // Ranks may have paths and threads of their own.
+  const auto second =
+      start(1, {"--threads=2", "--data.path", SYNCBN_SOURCE_DIR "/data/digits.csv.gz"});
+  const auto third = start(2, {"--batch_size=16", "--optimizer.lr=0.2"});
+  const auto result = first->wait();
+  expect_one_message(result, base::kExitUsage, "the ranks were not started alike");
+  EXPECT_THAT(result.err, ::testing::ContainsRegex(
+                              "batch_size: 8 on rank 0 \\(.+\\), 16 on rank 2 \\(.+\\)\n"));
+  EXPECT_THAT(result.err, HasSubstr("optimizer.lr: 0.1 on rank 0"));
+  EXPECT_EQ(count(result.err, " on rank 0 "), 2) << result.err;
+  for (const auto& other : {second.get(), third.get()}) {
+    const auto quiet = other->wait();
+    EXPECT_EQ(quiet.exit_code, base::kExitUsage);
+    EXPECT_EQ(quiet.err, "");
+  }
 }
 
 TEST_F(BadInputTest, NamesBothNumbersOfAnIndivisibleBatch) {
@@ -290,7 +335,7 @@ TEST_F(BadInputTest, StopsAllRanksWhenTheLossIsNotFinite) {
   const auto results = wait_for(ranks);
   for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, base::kExitUsage);
   EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
-  EXPECT_THAT(results[0].err, HasSubstr("loss is not finite"));
+  EXPECT_THAT(results[0].err, HasSubstr("is not finite in step "));
   EXPECT_THAT(results[0].err, HasSubstr("nothing was saved yet"));
   EXPECT_EQ(results[1].err, "");
   EXPECT_FALSE(std::filesystem::exists(run_dir() + "/result.json"));

@@ -1,12 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/config/yaml.h>
 
 #include "e2e/train_program.h"
 
 namespace syncbn::test {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 class DigitsTest : public ::testing::TestWithParam<int> {};
@@ -107,7 +109,34 @@ TEST(TrainProgramTest, PrintsAResolvedConfigurationThatItReadsBack) {
   base::write_file_atomically(folder / "again.yaml", first.out);
   const auto second = run_train({"--config", folder / "again.yaml", "--print_config"});
   EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_EQ(second.out, first.out);
+  const auto values_of = [](const ProgramResult& result) {
+    return config::to_yaml(config::parse_yaml(result.out, "printed"));
+  };
+  EXPECT_EQ(values_of(second), values_of(first));
+}
+
+TEST(TrainProgramTest, PrintsWhereEachValueWasWritten) {
+  const TempFolder folder;
+  base::write_file_atomically(folder / "a.yaml", "base: " + shipped_config("digits.yaml") +
+                                                     "\nepochs: 3\nlog_interval: ${epochs}\n");
+  base::write_file_atomically(folder / "b.yaml", "schedule: {type: step, step_size: 2}\n");
+  const auto result = run_train({"--config", folder / "a.yaml", "--config", folder / "b.yaml",
+                                 "optimizer.lr=0.25", "--print_config"},
+                                {}, folder.path());
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<std::string> lines = {"epochs: 3 +# .*/a.yaml:2",
+                                          "log_interval: 3 +# .*/a.yaml:3",
+                                          "  step_size: 2 +# .*/b.yaml:1",
+                                          "  lr: 0.25 +# optimizer.lr",
+                                          "  momentum: 0.9 +# .*/digits.yaml:[0-9]+",
+                                          "  nesterov: false +# default"};
+  for (const std::string& line : lines) EXPECT_THAT(result.out, ContainsRegex(line));
+}
+
+TEST(TrainProgramTest, TellsItsVersion) {
+  const auto result = run_train({"--version"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, ContainsRegex("^train [0-9.]+, libtorch 2[0-9.]+\n$"));
 }
 
 TEST(TrainProgramTest, HelpListsEveryKey) {

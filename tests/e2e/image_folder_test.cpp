@@ -114,11 +114,20 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudge
       HasSubstr("could not be read, more than the 5 % that may be left out (error_budget)"));
 }
 
-TEST_F(ImageFolderTrainingTest, EvaluationLeavesNoFileOutThoughAskedTo) {
-  base::write_file_atomically(folder_ / "test/grey/none.png", "no image");
-  const auto result = train("run", {"--loader.on_error", "skip", "--loader.error_budget", "1"});
+TEST_F(ImageFolderTrainingTest, AnEpochIsNotLostToATestImageThatCannotBeRead) {
+  base::write_file_atomically(folder_ / "test/colour/none.png", "no image");
+  const auto result = train("run", {});
   EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
   EXPECT_THAT(result.err, HasSubstr("none.png': it is neither JPEG nor PNG"));
+  EXPECT_EQ(count(result.err, "train: error:"), 1) << result.err;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/last.pt"));
+
+  const auto resumed =
+      train("run", {"--resume", "auto", "--loader.on_error", "skip", "--loader.error_budget", "1"});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("at epoch 2, step 2"));
+  EXPECT_THAT(resumed.err, ContainsRegex("left out: sample [0-9]+ .*none.png"));
+  EXPECT_EQ(result_of(folder_ / "run")["epochs"], 2);
 }
 
 TEST_F(ImageFolderTrainingTest, DropLastLeavesOutTheSmallBatchOfTrainingAlone) {

@@ -138,13 +138,90 @@ TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   ranks[1]->send_signal(SIGTERM);
   const auto results = wait_for(ranks);
   for (const ProgramResult& result : results) {
-    EXPECT_EQ(result.exit_code, base::kExitSignalBase + SIGTERM) << result.err;
+    EXPECT_EQ(result.exit_code, base::kExitPreempted) << result.err;
   }
-  EXPECT_EQ(count(results[0].err, "stopped by signal 15"), 1) << results[0].err;
+  EXPECT_EQ(count(results[0].err, "stopped by SIGTERM"), 1) << results[0].err;
   EXPECT_FALSE(std::filesystem::exists(folder_ / "parts/result.json"));
   run_ranks_of_train(2, args("parts", {"--resume", folder_ / "parts/last.pt"}));
   ASSERT_FALSE(HasFailure());
   expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
+}
+
+// As SLURM announces the end of a job's time, with restarts left: they would not help.
+TEST_F(ResumeTest, SavesAndLeavesWhenTheLauncherForwardsAUserSignal) {
+  std::vector<std::string> words{program("syncbn-launch"), "--standalone", "--nproc_per_node=2",
+                                 "--max_restarts=3", "train"};
+  const auto more = args("run", {"--log_interval=1", "--epochs=1000"});
+  words.insert(words.end(), more.begin(), more.end());
+  Program job(words, {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
+  ASSERT_TRUE(job.wait_until([&] { return count(job.err(), "step 20/") > 0; })) << job.err();
+  job.send_signal(SIGUSR1);
+  const auto result = job.wait();
+  EXPECT_EQ(result.exit_code, base::kExitPreempted) << result.err;
+  EXPECT_EQ(count(result.err, "stopped by SIGUSR1 after step"), 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("exited with 85 (asked to stop, it has saved its state"));
+  EXPECT_GE(load(folder_ / "run/last.pt").step, 20);
+}
+
+TEST_F(ResumeTest, KeepsTheLearningRateWithAnotherGlobalBatch) {
+  const std::vector<std::string> options = {"--schedule=cosine", "--sampler=distributed"};
+  run_ranks_of_train(1, args("whole", options));
+  auto with_log = options;
+  with_log.emplace_back("--log_interval=1");
+  auto stopped = start_ranks(1, args("parts", with_log));
+  // 181 steps are an epoch.
+  ASSERT_TRUE(stopped[0]->wait_until([&] { return count(stopped[0]->err(), "step 270/") > 0; }));
+  stopped[0]->send_signal(SIGTERM);
+  wait_for(stopped);
+  auto on = options;
+  on.emplace_back("--resume=auto");
+  run_ranks_of_train(2, args("parts", on));
+  const auto whole = epoch_lines("whole");
+  const auto parts = epoch_lines("parts");
+  ASSERT_EQ(whole.size(), 4U);
+  ASSERT_EQ(parts.size(), 4U);
+  for (size_t epoch = 0; epoch < 4; ++epoch) {
+    // An epoch's last step is at most one step of two ranks away from its end.
+    EXPECT_NEAR(parts[epoch]["lr"], whole[epoch]["lr"], 0.001) << "epoch " << epoch + 1;
+  }
+  EXPECT_LT(parts[3]["step"], whole[3]["step"]);
+}
+
+TEST_F(ResumeTest, WarnsWhereMoreEpochsRaiseTheLearningRate) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=2", "--schedule=cosine"})).exit_code, 0);
+  const auto longer =
+      launch_train(2, args("run", {"--epochs=4", "--schedule=cosine", "--resume=auto"}));
+  EXPECT_EQ(longer.exit_code, 0) << longer.err;
+  EXPECT_EQ(count(longer.out + longer.err, "the learning rate continues at 0.05, where "), 1)
+      << longer.out << longer.err;
+}
+
+TEST_F(ResumeTest, AFinishedRunIsLeftAsItIs) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  const std::string result_json = base::read_file(folder_ / "run/result.json");
+  const std::string log = base::read_file(folder_ / "run/log.jsonl");
+  const auto again = launch_train(2, args("run", {"--epochs=1", "--resume=auto"}));
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.out + again.err,
+              HasSubstr("last.pt is at the end of epoch 1 of 1; to train on, raise epochs"));
+  EXPECT_EQ(base::read_file(folder_ / "run/result.json"), result_json);
+  EXPECT_EQ(base::read_file(folder_ / "run/log.jsonl"), log);
+  const auto other =
+      launch_train(2, args("other", {"--epochs=1", "--resume", folder_ / "run/last.pt"}));
+  EXPECT_EQ(other.exit_code, base::kExitUsage) << other.err;
+  EXPECT_EQ(count(other.out + other.err, "error:"), 1) << other.out << other.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
+}
+
+TEST_F(ResumeTest, WritesTheResultOfARunThatEndedBeforeIt) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  const auto before = result_of(folder_ / "run");
+  std::filesystem::remove(folder_ / "run/result.json");
+  ASSERT_EQ(run_train(args("run", {"--epochs=1", "--resume=auto"})).exit_code, 0);
+  const auto after = result_of(folder_ / "run");
+  for (const char* key : {"train_loss", "test_loss", "test_accuracy", "epochs", "steps"}) {
+    EXPECT_EQ(after[key], before[key]) << key;
+  }
 }
 
 TEST_F(ResumeTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
@@ -156,7 +233,7 @@ TEST_F(ResumeTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
   base::write_file_atomically(folder_ / "run/last.pt", serialize(checkpoint));
   const auto result = run_train(args("run", {"--resume=auto", "--optimizer.lr=1e6"}));
   EXPECT_EQ(result.exit_code, base::kExitUsage);
-  EXPECT_THAT(result.err, HasSubstr("loss is not finite"));
+  EXPECT_THAT(result.err, HasSubstr("the loss of rank 0 is not finite"));
   EXPECT_THAT(result.err,
               HasSubstr(fmt::format("last.pt holds the run after step {}", checkpoint.step)));
 }

@@ -1,7 +1,12 @@
+#include <ATen/Functions.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/train/checkpoint.h>
+
+#include <sstream>
 
 #include "e2e/train_program.h"
 
@@ -26,6 +31,70 @@ TEST(RunFolderProgramTest, NumbersRunsOfOneConfigurationByDefault) {
       EXPECT_TRUE(std::filesystem::exists(cwd.path() / run / file)) << run << "/" << file;
     }
   }
+}
+
+TEST(RunFolderProgramTest, AResumeGoesOnWithTheNewestRun) {
+  const TempFolder cwd;
+  for (int run = 0; run < 2; ++run) {
+    ASSERT_EQ(run_train(short_run(), {}, cwd.path()).exit_code, 0);
+  }
+  const auto on = run_train(short_run({"--resume=auto", "--epochs=2"}), {}, cwd.path());
+  EXPECT_EQ(on.exit_code, 0) << on.err;
+  EXPECT_THAT(on.err, HasSubstr("writes to runs/digits-2\n"));
+  EXPECT_EQ(result_of(cwd / "runs/digits-2")["epochs"], 2);
+  EXPECT_EQ(result_of(cwd / "runs/digits")["epochs"], 1);
+  // The configuration that a run leaves leads to its folder.
+  const auto again = run_train(
+      {"--config", "runs/digits/config.yaml", "--resume=auto", "--epochs=2"}, {}, cwd.path());
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(result_of(cwd / "runs/digits")["epochs"], 2);
+}
+
+TEST(RunFolderProgramTest, BestHoldsTheNetworkOfTheBestEpoch) {
+  const TempFolder folder;
+  const auto args = [&](const std::string& run, int64_t epochs) {
+    return std::vector<std::string>{"--config",           shipped_config("digits.yaml"),
+                                    "--schedule",         "constant",
+                                    "--run_dir",          folder / run,
+                                    "--optimizer.lr=0.4", fmt::format("--epochs={}", epochs)};
+  };
+  ASSERT_EQ(run_train(args("whole", 4)).exit_code, 0);
+  const auto load = [&](const std::string& file) {
+    const std::string path = folder / file;
+    return train::parse_checkpoint(base::read_file(path), path);
+  };
+  const auto best = load("whole/best.pt");
+  EXPECT_EQ(best.best_epoch, result_of(folder / "whole")["best_epoch"]);
+  ASSERT_EQ(run_train(args("part", best.best_epoch)).exit_code, 0);
+  const auto part = load("part/last.pt");
+  ASSERT_EQ(best.model.size(), part.model.size());
+  for (const auto& [name, tensor] : best.model) {
+    EXPECT_TRUE(at::equal(tensor, part.model.at(name))) << name;
+  }
+}
+
+TEST(RunFolderProgramTest, AResNetTrainsByTheStepSchedule) {
+  const TempFolder folder;
+  base::write_file_atomically(folder / "resnet.yaml", R"(
+epochs: 3
+global_batch_size: 8
+model: {type: resnet18, small_input: true}
+data: {type: synthetic, channels: 3, height: 8, width: 8, classes: 4, size: 32, test_size: 16}
+optimizer: {type: sgd, lr: 0.05, momentum: 0.9}
+schedule: {type: step, step_size: 2, gamma: 0.5}
+)");
+  run_ranks_of_train(2, {"--config", folder / "resnet.yaml", "--run_dir", folder / "run"});
+  std::vector<double> rates;
+  std::vector<double> losses;
+  std::istringstream log(base::read_file(folder / "run/log.jsonl"));
+  for (std::string line; std::getline(log, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (json["event"] != "epoch") continue;
+    rates.push_back(json["lr"]);
+    losses.push_back(json["train_loss"]);
+  }
+  EXPECT_THAT(rates, ::testing::ElementsAre(0.05, 0.05, 0.025));
+  EXPECT_LT(losses.at(2), losses.at(0));
 }
 
 TEST(RunFolderProgramTest, DoesNotReplaceARunUnasked) {

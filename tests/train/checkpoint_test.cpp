@@ -113,6 +113,17 @@ TEST(CheckpointTest, RefusesFilesOfOtherPrograms) {
   EXPECT_THAT(error_of({foreign.begin(), foreign.end()}), HasSubstr("is not a whole checkpoint"));
 }
 
+TEST(CheckpointTest, TellsFilesOfPythonFromDamagedOnes) {
+  // The archive as torch.save writes it: without a comment.
+  std::string archive = serialize(example());
+  archive.resize(archive.size() - std::string("syncbn crc32 00000000").size());
+  archive[archive.size() - 2] = 0;
+  for (const std::string& bytes : {archive, std::string("\x80\x02}q\x01.")}) {
+    EXPECT_THAT(error_of(bytes), HasSubstr("it is of Python's torch.save, which train cannot"));
+  }
+  EXPECT_THAT(error_of(archive.substr(0, 1000)), HasSubstr("it is damaged, truncated or"));
+}
+
 TEST(CheckpointTest, IsReadByPythonWithWeightsOnly) {
   SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
   const test::TempFolder folder;

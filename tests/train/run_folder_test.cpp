@@ -65,6 +65,17 @@ TEST_F(RunFolderTest, StartsANewRunOrResumesOne) {
   EXPECT_EQ(base::read_file(temp_ / "log.jsonl"), "");
 }
 
+TEST_F(RunFolderTest, RemovesWhatAKilledRunWasWriting) {
+  for (const char* file : {".last.pt.123.tmp", ".result.json.4.tmp", ".notes.5.tmp", "last.pt"}) {
+    base::write_file_atomically(temp_ / file, "");
+  }
+  const RunFolder folder(temp_, "", /*resume=*/true);
+  EXPECT_FALSE(fs::exists(temp_ / ".last.pt.123.tmp"));
+  EXPECT_FALSE(fs::exists(temp_ / ".result.json.4.tmp"));
+  EXPECT_TRUE(fs::exists(temp_ / ".notes.5.tmp"));
+  EXPECT_TRUE(fs::exists(temp_ / "last.pt"));
+}
+
 TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   RunFolder folder(temp_, "", false);
   EpochRecord record;
@@ -80,6 +91,12 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   EXPECT_FALSE(json.contains("test_loss"));
   EXPECT_EQ(json["data_wait_seconds"], 0.25);
   EXPECT_EQ(json["data_wait_share"], 0.5);
+
+  const EpochRecord read = RunFolder::parse_line(json.dump());
+  EXPECT_EQ(read.epoch, 2);
+  EXPECT_EQ(read.test_accuracy, 0.75);
+  EXPECT_EQ(read.test_loss, std::nullopt);
+  EXPECT_EQ(read.data_wait_share, 0.5);
 }
 
 TEST_F(RunFolderTest, CompletesALogThatLacksALineOrEndsInAPartOfOne) {

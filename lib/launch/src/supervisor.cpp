@@ -207,7 +207,7 @@ void Supervisor::apply(const Assignment& start) {
 
 bool Supervisor::may_restart(const GroupResult& result) const {
   return result.failure && context_.restart_count < options_.max_restarts &&
-         result.exit_code != base::kExitUsage;
+         restart_may_help(result.exit_code);
 }
 
 GroupResult Supervisor::ended_instead_of_restart(int signal) {

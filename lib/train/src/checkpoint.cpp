@@ -49,6 +49,16 @@ bool is_sealed(std::string_view bytes) {
   return content.ends_with(kChecksum) && bytes.substr(content.size()) == checksum(content);
 }
 
+/// A whole zip archive without our checksum, or a pickle, as torch.save wrote before 1.6.
+bool is_of_python(std::string_view bytes) {
+  constexpr std::string_view kEndOfZip = "PK\5\6";
+  constexpr size_t kEndSize = 22;  // without a comment
+  constexpr std::string_view kPickle = "\x80\x02";
+  if (bytes.starts_with(kPickle)) return true;
+  return bytes.starts_with("PK") && bytes.size() >= kEndSize &&
+         bytes.substr(bytes.size() - kEndSize).starts_with(kEndOfZip);
+}
+
 Dict make_dict() {
   return Dict(c10::StringType::get(), c10::AnyType::get());
 }
@@ -205,10 +215,11 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
     if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
   } catch (const std::exception&) {
     // Replaces libtorch's message, which names its own source lines.
-    throw base::UserError(fmt::format(
-        "{} is not a whole checkpoint of this program ({}): it is damaged, truncated or another "
-        "program's",
-        name, base::format_bytes(bytes.size())));
+    throw base::UserError(fmt::format("{} is not a whole checkpoint of train ({}): it is {}", name,
+                                      base::format_bytes(bytes.size()),
+                                      is_of_python(bytes)
+                                          ? "of Python's torch.save, which train cannot resume from"
+                                          : "damaged, truncated or another program's"));
   }
   throw base::UserError(fmt::format("{} has checkpoint format {}; this program reads {}", name,
                                     version, Checkpoint::kFormatVersion));

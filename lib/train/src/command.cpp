@@ -16,6 +16,7 @@
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/config.h>
 #include <syncbn/train/trainer.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <chrono>
@@ -25,6 +26,7 @@
 #include <optional>
 #include <thread>
 
+#include "agreement.h"
 #include "out_of_memory.h"
 #include "stopping.h"
 
@@ -49,6 +51,7 @@ const std::vector<config::ProgramOption> kOptions = {
     {"print_config", "", "print all keys, where each value was written, and exit"},
     {"print_reference", "", "print all keys as a Markdown document and exit"},
     {"help", "", "print this text and exit"},
+    {"version", "", "print the version and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
     {"local_rank", "N", ""},
 };
@@ -156,6 +159,9 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
       return base::kExitOk;
     };
     if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));
+    if (line.has("version")) {
+      return print("train " SYNCBN_VERSION ", libtorch " TORCH_VERSION "\n");
+    }
     if (line.has("print_reference")) return print(config_reference());
     resolved = resolve(line, faults);
     if (line.has("print_config")) {
@@ -181,6 +187,7 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
                               .connect_timeout = milliseconds(config.connect_timeout)});
   });
   const GroupGuard guard;
+  check_agreement(resolved.text, inputs);
   return train(config, resolved.text, resolved.name, inputs);
 }
 

@@ -21,8 +21,8 @@ std::vector<double> all_reduced(const std::vector<double>& own, c10d::ReduceOp o
 }  // namespace
 
 SampleSums SampleSums::over_all_ranks() const {
-  const auto all = all_reduced({loss, correct, samples}, c10d::ReduceOp::SUM);
-  return {all[0], all[1], all[2]};
+  const auto all = all_reduced({loss, correct, samples, failed_ranks}, c10d::ReduceOp::SUM);
+  return {.loss = all[0], .correct = all[1], .samples = all[2], .failed_ranks = all[3]};
 }
 
 void DataWait::add(double seconds) {

@@ -9,6 +9,7 @@ struct SampleSums {
   double loss = 0;
   double correct = 0;
   double samples = 0;
+  double failed_ranks = 0;
 
   /// The sums of all ranks. Every rank calls it.
   SampleSums over_all_ranks() const;

@@ -57,7 +57,7 @@ ResumeState find_resume_state(const Config& config, const std::string& name) {
   ResumeState state;
   state.checkpoint = on_rank_0([&]() -> std::string {
     const auto previous = previous_folder(config, name);
-    const fs::path wanted = previous ? *previous : RunFolder::wanted_path(config.run_dir, name);
+    const fs::path wanted = previous ? *previous : RunFolder::newest(config.run_dir, name);
     const fs::path checkpoint =
         choose_checkpoint(config, wanted / RunFolder::kLast, previous.has_value());
     state.continues_folder =

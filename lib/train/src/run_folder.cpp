@@ -25,6 +25,10 @@ constexpr const char* kLog = "log.jsonl";
 constexpr const char* kResult = "result.json";
 constexpr const char* kFiles[] = {kConfig, kLog, kResult, RunFolder::kLast, RunFolder::kBest};
 
+fs::path numbered(const std::string& name, int number) {
+  return fs::path("runs") / fmt::format("{}-{}", name, number);
+}
+
 bool holds_run(const fs::path& folder) {
   return std::ranges::any_of(kFiles, [&](const char* file) {
     // A folder that cannot be read counts as empty. The error shows when the run writes to it.
@@ -44,6 +48,18 @@ bool was_started_by(const fs::path& folder, const std::string& job) {
   return !job.empty() && last == job;
 }
 
+/// Files that a killed run was writing: ".last.pt.PID.tmp".
+void remove_temporaries(const fs::path& folder) {
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename();
+    const bool is_ours = std::ranges::any_of(kFiles, [&](const std::string& file) {
+      return name.starts_with("." + file + ".") && name.ends_with(".tmp");
+    });
+    if (is_ours) fs::remove(entry.path(), ignored);
+  }
+}
+
 double unix_time() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
@@ -55,10 +71,21 @@ fs::path RunFolder::wanted_path(const std::string& wanted, const std::string& na
   return wanted.empty() ? fs::path("runs") / name : fs::path(wanted);
 }
 
+fs::path RunFolder::newest(const std::string& wanted, const std::string& name) {
+  fs::path found = wanted_path(wanted, name);
+  if (!wanted.empty()) return found;
+  for (int number = 2;; ++number) {
+    fs::path next = numbered(name, number);
+    if (!holds_run(next)) return found;
+    found = std::move(next);
+  }
+}
+
 fs::path RunFolder::choose(const std::string& wanted, const std::string& name, bool resume,
                            bool overwrite) {
   fs::path first = wanted_path(wanted, name);
-  if (resume || overwrite || !holds_run(first)) return first;
+  if (resume) return newest(wanted, name);
+  if (overwrite || !holds_run(first)) return first;
   if (!wanted.empty()) {
     throw base::UserError(
         fmt::format("run_dir: {} already holds a run; choose another folder, resume it "
@@ -66,7 +93,7 @@ fs::path RunFolder::choose(const std::string& wanted, const std::string& name, b
                     first.string()));
   }
   for (int number = 2;; ++number) {
-    fs::path next = fmt::format("{}-{}", first.string(), number);
+    fs::path next = numbered(name, number);
     if (!holds_run(next)) return next;
   }
 }
@@ -77,10 +104,15 @@ std::optional<fs::path> RunFolder::of_job(const std::string& id, const std::stri
   if (was_started_by(first, id)) return first;
   if (!wanted.empty()) return std::nullopt;
   for (int number = 2;; ++number) {
-    fs::path next = fmt::format("{}-{}", first.string(), number);
+    const fs::path next = numbered(name, number);
     if (was_started_by(next, id)) return next;
     if (!holds_run(next)) return std::nullopt;
   }
+}
+
+bool RunFolder::has_result(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::exists(folder / kResult, ignored);
 }
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
@@ -90,6 +122,7 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     // result.json exists for finished runs only.
     if (!resume || file == std::string(kResult)) fs::remove(path_ / file, ignored);
   }
+  remove_temporaries(path_);
   base::write_file_atomically(path_ / kConfig, config);
   const fs::path log = path_ / kLog;
   log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_DSYNC, 0666));
@@ -121,6 +154,23 @@ std::string RunFolder::line_of(const EpochRecord& record) {
   json["data_wait_share"] = record.data_wait_share;
   json["seconds"] = record.seconds;
   return json.dump();
+}
+
+EpochRecord RunFolder::parse_line(const std::string& line) {
+  const Json json = Json::parse(line);
+  const auto optional = [&](const char* key) {
+    return json.contains(key) ? std::optional<double>(json.at(key)) : std::nullopt;
+  };
+  return {.epoch = json.at("epoch"),
+          .step = json.at("step"),
+          .lr = json.at("lr"),
+          .train_loss = json.at("train_loss"),
+          .test_loss = optional("test_loss"),
+          .test_accuracy = optional("test_accuracy"),
+          .images_per_second = json.at("images_per_second"),
+          .data_wait_seconds = json.at("data_wait_seconds"),
+          .data_wait_share = json.at("data_wait_share"),
+          .seconds = json.at("seconds")};
 }
 
 void RunFolder::log_end(const std::string& reason, int64_t step) {

@@ -44,6 +44,9 @@ class RunFolder {
   /// `wanted`, or runs/`name` if that is empty.
   static std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
 
+  /// The newest run in `wanted`, or in runs/`name`, runs/name-2, ...
+  static std::filesystem::path newest(const std::string& wanted, const std::string& name);
+
   /// The folder for a run: wanted_path(). If that holds a run and neither `resume` nor `overwrite`
   /// is set, the next free one of runs/name-2, runs/name-3, ... Writes nothing.
   /// @throws base::UserError instead if `wanted` names the folder.
@@ -56,15 +59,20 @@ class RunFolder {
                                                      const std::string& wanted,
                                                      const std::string& name);
 
-  /// Makes the folder. Without `resume`, removes the files of a run that it holds.
+  /// Makes the folder. Removes temporary files of a run that was killed; without `resume`, all
+  /// files of a run that it holds.
   RunFolder(std::filesystem::path path, const std::string& config, bool resume);
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path last() const { return path_ / kLast; }
   std::filesystem::path best() const { return path_ / kBest; }
 
+  /// Whether the folder holds a finished run.
+  static bool has_result(const std::filesystem::path& folder);
+
   /// The line of log.jsonl about an epoch.
   static std::string line_of(const EpochRecord& record);
+  static EpochRecord parse_line(const std::string& line);
 
   // These add lines to log.jsonl, which are on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);

@@ -4,7 +4,9 @@
 #include <syncbn/base/env.h>
 #include <syncbn/dist/process_group.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 
 namespace syncbn::train {
 namespace {
@@ -27,29 +29,45 @@ StopSignals::StopSignals() {
   // Without a launcher, a second Ctrl-C ends the process at once. Under a launcher one Ctrl-C may
   // arrive twice, from the terminal and from the launcher, which kills workers that do not stop.
   if (!base::env("LOCAL_RANK")) action.sa_flags |= static_cast<int>(SA_RESETHAND);
-  ::sigaction(SIGTERM, &action, &former_term_);
-  ::sigaction(SIGINT, &action, &former_int_);
+  // SIGUSR1 and SIGUSR2: batch systems announce the end of a job's time with one of these. SIGHUP:
+  // the terminal is gone.
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) {
+    Former& former = former_.emplace_back(Former{signal, {}});
+    ::sigaction(signal, &action, &former.action);
+    if (former.action.sa_handler == SIG_IGN) ::sigaction(signal, &former.action, nullptr);
+  }
 }
 
 StopSignals::~StopSignals() {
-  ::sigaction(SIGTERM, &former_term_, nullptr);
-  ::sigaction(SIGINT, &former_int_, nullptr);
+  for (const Former& former : former_) ::sigaction(former.signal, &former.action, nullptr);
 }
 
 int StopSignals::received() {
   return g_received.load();
 }
 
-StepVote::StepVote(at::Device device)
-    : ballot_(at::zeros({2}, at::TensorOptions(at::kInt).device(device))) {}
+bool StepVote::Result::is_finite() const {
+  return std::isfinite(loss_sum);
+}
 
-StepVote::Result StepVote::cast(int stop_signal, const at::Tensor& loss) {
+StepVote::StepVote(at::Device device)
+    : ballot_(at::zeros({3}, at::TensorOptions(at::kDouble).device(device))) {}
+
+StepVote::Result StepVote::cast(int stop_signal, const at::Tensor& loss, int64_t samples) {
   ballot_[0].fill_(stop_signal);
-  ballot_[1].copy_(at::isfinite(loss.detach()).logical_not());
+  ballot_[1].fill_(samples);
+  ballot_[2].copy_(loss.detach());
   // For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
-  const at::Tensor result = at::stack(dist::all_gather(ballot_)).amax(0).cpu();
-  const int* votes = result.const_data_ptr<int>();
-  return {votes[0], votes[1] != 0};
+  const at::Tensor all = at::stack(dist::all_gather(ballot_)).cpu();
+  Result result;
+  for (int64_t rank = all.size(0) - 1; rank >= 0; --rank) {
+    const double* const vote = all.const_data_ptr<double>() + rank * all.size(1);
+    result.stop_signal = std::max(result.stop_signal, static_cast<int>(vote[0]));
+    result.samples += static_cast<int64_t>(vote[1]);
+    result.loss_sum += vote[1] * vote[2];
+    if (!std::isfinite(vote[2])) result.worst_rank = rank;
+  }
+  return result;
 }
 
 }  // namespace syncbn::train

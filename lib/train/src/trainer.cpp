@@ -17,6 +17,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstring>
+#include <exception>
 #include <filesystem>
 #include <utility>
 
@@ -72,12 +75,15 @@ class Trainer {
                                  .find_unused_parameters = config_.ddp.find_unused_parameters,
                                  .gradient_as_bucket_view = config_.ddp.gradient_as_bucket_view,
                                  .bucket_cap_mb = config_.ddp.bucket_cap_mb});
+    is_finished_ = is_at_end() && !on_rank_0([&] { return finished_folder(); }).empty();
     // Last, since this removes the files of an earlier run.
-    do_on_rank_0([&] { start_folder(!resumed.empty()); });
+    if (!is_finished_) do_on_rank_0([&] { start_folder(!resumed.empty()); });
   }
 
   int run() {
+    if (is_finished_) return base::kExitOk;
     EpochRecord record;
+    if (!position_.epoch_line.empty()) record = RunFolder::parse_line(position_.epoch_line);
     int64_t& epoch = position_.sampler.epoch;
     for (; epoch < config_.epochs; ++epoch) {
       if (!continues_epoch_) loader_.start_epoch(epoch);
@@ -104,9 +110,9 @@ class Trainer {
 
   void restore(Checkpoint checkpoint) {
     std::vector<std::string> changed;
+    const config::Value former = config::parse_yaml(checkpoint.config, resume_.checkpoint_path);
     try {
-      changed = changed_settings(config::parse_yaml(checkpoint.config, resume_.checkpoint_path),
-                                 config::parse_yaml(config_text_, name_));
+      changed = changed_settings(former, config::parse_yaml(config_text_, name_));
       load_model(checkpoint.model, *model_);
       optimizer_->load(checkpoint.optimizer);
       loader_.resume(checkpoint.sampler);
@@ -133,11 +139,42 @@ class Trainer {
     position_ = std::move(checkpoint);
     saved_step_ = position_.step;
     continues_epoch_ = true;
+    if (is_rank_0()) warn_of_another_rate(former);
+  }
+
+  /// More epochs stretch a cosine: the learning rate may rise again.
+  void warn_of_another_rate(const config::Value& former) const {
+    Config before;
+    config::Faults faults;
+    if (!config::Schema<Config>::get().read(former, before, "", faults)) return;
+    const auto schedule = before.schedule.make(ScheduleArgs{
+        optimizer_->base_lr(), before.epochs, std::max<int64_t>(loader_.num_batches(), 1)});
+    const double was = schedule->lr(batches_done());
+    const double is = schedule_->lr(batches_done());
+    if (std::abs(was - is) <= 1e-3 * std::max(was, is)) return;
+    spdlog::warn("the learning rate continues at {:.3g}, where {} and its {} epochs lead to {:.3g}",
+                 is, resume_.checkpoint_path, before.epochs, was);
+  }
+
+  bool is_at_end() const { return position_.sampler.epoch >= config_.epochs; }
+
+  /// The folder that holds the results of the run that is resumed, or "".
+  std::string finished_folder() const {
+    const std::string advice =
+        fmt::format("{} is at the end of epoch {} of {}; to train on, raise epochs",
+                    resume_.checkpoint_path, position_.sampler.epoch, config_.epochs);
+    if (!resume_.continues_folder) throw base::UserError(advice);
+    if (!RunFolder::has_result(resume_.folder)) return "";
+    spdlog::info("{}, the run has finished: {}", name_, advice);
+    return resume_.folder.string();
   }
 
   void start_folder(bool resumed) {
     const bool continues = resumed && resume_.continues_folder;
-    folder_ = std::make_unique<RunFolder>(resume_.folder, config_text_, continues);
+    config::Value config = config::parse_yaml(config_text_, name_);
+    // A run from this file continues in this folder.
+    config.set("run_dir", config::Value::of_scalar(resume_.folder.string(), /*quoted=*/true));
+    folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues);
     if (continues && !position_.epoch_line.empty()) folder_->complete_log(position_.epoch_line);
     folder_->log_start(dist::world_size(), position_.step, resumed);
     spdlog::info("{}: {} training and {}, {} x batch {}, {}, {}", name_, inputs_.train_set->size(),
@@ -145,6 +182,7 @@ class Trainer {
                  base::counted(dist::world_size(), "rank"), inputs_.batch_size,
                  config_.sync_batchnorm ? "SyncBatchNorm" : "batch norm of each rank",
                  device_.is_cuda() ? "GPU" : "CPU");
+    describe_data();
     if (config_.loader.pin_memory && !device_.is_cuda()) {
       spdlog::warn("loader.pin_memory changes nothing: this run has no GPU");
     }
@@ -155,13 +193,32 @@ class Trainer {
     spdlog::info("writes to {}", folder_->path().string());
   }
 
+  void describe_data() const {
+    constexpr size_t kShown = 10;
+    const data::Dataset& set = *inputs_.train_set;
+    if (std::vector<std::string> names = set.class_names(); !names.empty()) {
+      const std::string count =
+          names.size() == 1 ? "1 class" : fmt::format("{} classes", names.size());
+      if (names.size() > kShown) names.erase(names.begin() + kShown, names.end() - 1);
+      spdlog::info("{}: {}", count, base::join(names, ", "));
+    }
+    if (set.num_classes() == 1) {
+      spdlog::warn("the data has one class only: every network is right without training");
+    }
+    const int64_t samples = inputs_.sampler->size();
+    if (inputs_.batch_size > samples) {
+      spdlog::warn("a batch of {} is more than the {} of a rank: an epoch is one step",
+                   inputs_.batch_size, base::counted(samples, "sample"));
+    }
+  }
+
   /// Trains the rest of an epoch. Returns the signal that stops the run, or 0.
   int train_epoch(EpochRecord& record) {
     ddp_->train();
     epoch_sums_ = {};
     data_wait_.start_epoch();
     // A run that resumes after the epoch's last step has no step left to set it.
-    record.lr = schedule_->lr(std::max<int64_t>(position_.step - 1, 0));
+    record.lr = scheduled_lr();
     const auto begin = Clock::now();
     int signal = 0;
     const auto step = [&] {
@@ -174,15 +231,14 @@ class Trainer {
     is_first_step_ = false;
     while (continues) continues = step();
     const double trained = seconds_since(begin);
-    const SampleSums all = epoch_sums_.over_all_ranks();
-    epoch_sums_ = {.loss = all.loss + position_.epoch_loss,
-                   .samples = all.samples + static_cast<double>(position_.epoch_samples)};
+    record.images_per_second = trained > 0 ? epoch_sums_.samples / trained : 0;
+    epoch_sums_.loss += position_.epoch_loss;
+    epoch_sums_.samples += static_cast<double>(position_.epoch_samples);
     position_.epoch_loss = 0;
     position_.epoch_samples = 0;
     record.epoch = position_.sampler.epoch + 1;
     record.step = position_.step;
     record.train_loss = epoch_sums_.samples > 0 ? epoch_sums_.loss / epoch_sums_.samples : 0;
-    record.images_per_second = trained > 0 ? all.samples / trained : 0;
     const DataWait::Means wait = longest(data_wait_.of_epoch(trained));
     record.data_wait_seconds = wait.seconds;
     record.data_wait_share = wait.share;
@@ -191,34 +247,43 @@ class Trainer {
     return signal;
   }
 
+  /// Batches of the run up to the last that the loader returned, in this run's batch size. A run
+  /// that resumes with another batch size has taken fewer or more steps (position_.step).
+  int64_t batches_done() const {
+    return position_.sampler.epoch * loader_.num_batches() + loader_.num_batches() -
+           loader_.batches_left();
+  }
+
+  /// The learning rate of the step on the last batch.
+  double scheduled_lr() const { return schedule_->lr(std::max<int64_t>(batches_done() - 1, 0)); }
+
   int train_step(const data::Batch& batch, EpochRecord& record) {
-    record.lr = schedule_->lr(position_.step);
+    record.lr = scheduled_lr();
     ddp_->zero_grad();
     const at::Tensor logits = ddp_->forward(to_device_.input(batch));
     const at::Tensor loss = at::cross_entropy_loss(logits, to_device_.target(batch));
     // Ahead of the update, so that a loss that is not finite never reaches the parameters.
-    const StepVote::Result vote = vote_.cast(StopSignals::received(), loss);
-    const double value = loss.item<double>();
-    if (vote.not_finite) give_up(value, record.lr);
+    const StepVote::Result vote = vote_.cast(StopSignals::received(), loss, batch.size());
+    if (!vote.is_finite()) give_up(vote.worst_rank, record.lr);
     loss.backward();
     optimizer_->step(record.lr);
     ++position_.step;
-    epoch_sums_.loss += value * static_cast<double>(batch.size());
-    epoch_sums_.samples += static_cast<double>(batch.size());
-    show_progress(value);
+    epoch_sums_.loss += vote.loss_sum;
+    epoch_sums_.samples += static_cast<double>(vote.samples);
+    show_progress(vote.loss());
     return vote.stop_signal;
   }
 
-  [[noreturn]] void give_up(double loss, double lr) {
+  [[noreturn]] void give_up(int64_t rank, double lr) {
     if (!is_rank_0()) throw QuietExit{base::kExitUsage};
     progress_.clear();
     folder_->log_end("loss is not finite", position_.step);
     std::error_code ignored;
     const std::string last = folder_->last().string();
     throw base::UserError(fmt::format(
-        "the loss is not finite on some rank in step {} (epoch {}; {} on rank 0, learning rate "
-        "{:.3g}); try a lower learning rate or a warm-up, or look at the data; {}",
-        position_.step + 1, position_.sampler.epoch + 1, loss, lr,
+        "the loss of rank {} is not finite in step {} (epoch {}, learning rate {:.3g}); try a "
+        "lower learning rate or a warm-up, or look at the data; {}",
+        rank, position_.step + 1, position_.sampler.epoch + 1, lr,
         fs::exists(last, ignored) ? fmt::format("{} holds the run after step {}", last, saved_step_)
                                   : "nothing was saved yet"));
   }
@@ -226,7 +291,7 @@ class Trainer {
   void show_progress(double loss) {
     channel_.heartbeat(static_cast<uint64_t>(position_.step));
     if (!is_rank_0()) return;
-    const int64_t total = config_.epochs * loader_.num_batches();
+    const int64_t total = position_.step + config_.epochs * loader_.num_batches() - batches_done();
     progress_.show(
         position_.step, total,
         fmt::format("epoch {}/{}  loss {:.4f}", position_.sampler.epoch + 1, config_.epochs, loss));
@@ -244,26 +309,46 @@ class Trainer {
     model_->eval();
     data::LoaderOptions options = loader_options();
     options.drop_last = false;
-    options.on_error = data::LoaderOptions::OnError::kRaise;
     data::Loader loader(inputs_.test_set,
                         std::make_shared<data::SequentialShardSampler>(
                             inputs_.test_set->size(), dist::world_size(), dist::rank()),
                         options);
     loader.start_epoch(0);
     SampleSums sums;
-    while (const auto batch = loader.next()) {
-      const at::Tensor logits = model_->forward(to_device_.input(*batch));
-      const at::Tensor target = to_device_.target(*batch);
-      sums.loss += at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum).item<double>();
-      sums.correct += logits.argmax(1).eq(target).sum().item<double>();
-      sums.samples += static_cast<double>(batch->size());
+    std::exception_ptr damaged;
+    try {
+      while (const auto batch = loader.next()) {
+        const at::Tensor logits = model_->forward(to_device_.input(*batch));
+        const at::Tensor target = to_device_.target(*batch);
+        sums.loss += at::cross_entropy_loss(logits, target, {}, at::Reduction::Sum).item<double>();
+        sums.correct += logits.argmax(1).eq(target).sum().item<double>();
+        sums.samples += static_cast<double>(batch->size());
+      }
+    } catch (const base::UserError&) {
+      damaged = std::current_exception();
+      sums.failed_ranks = 1;
     }
     const SampleSums all = sums.over_all_ranks();
+    if (all.failed_ranks > 0) {
+      // The epoch's training is not lost.
+      save(end_of_epoch(), /*best=*/false);
+      if (damaged) std::rethrow_exception(damaged);
+      throw QuietExit{base::kExitUsage};
+    }
     record.test_loss = all.loss / all.samples;
     record.test_accuracy = all.correct / all.samples;
   }
 
+  data::SamplerState end_of_epoch() const {
+    data::SamplerState next = loader_.state();
+    next.epoch = std::min(position_.sampler.epoch + 1, config_.epochs);
+    next.consumed = 0;
+    return next;
+  }
+
   void finish_epoch(EpochRecord& record, bool evaluates) {
+    epoch_sums_ = {};
+    position_.epoch_line = RunFolder::line_of(record);
     if (evaluates) evaluate(record);
     const bool best = evaluates && *record.test_accuracy > position_.best_accuracy;
     if (best) {
@@ -272,11 +357,7 @@ class Trainer {
     }
     record.seconds = seconds();
     position_.epoch_line = RunFolder::line_of(record);
-    epoch_sums_ = {};
-    data::SamplerState next = loader_.state();
-    next.epoch = position_.sampler.epoch + 1;
-    next.consumed = 0;
-    save(next, best);
+    save(end_of_epoch(), best);
     do_on_rank_0([&] { folder_->append(position_.epoch_line); });
     if (!is_rank_0()) return;
     progress_.clear();
@@ -318,13 +399,14 @@ class Trainer {
 
   int stop(int signal) {
     save(loader_.state(), /*best=*/false);
-    do_on_rank_0([&] { folder_->log_end(fmt::format("signal {}", signal), position_.step); });
+    const std::string name = fmt::format("SIG{}", ::sigabbrev_np(signal));
+    do_on_rank_0([&] { folder_->log_end(name, position_.step); });
     if (is_rank_0()) {
       progress_.clear();
-      spdlog::warn("stopped by signal {} after step {}; resume with --run_dir {} --resume auto",
-                   signal, position_.step, folder_->path().string());
+      spdlog::warn("stopped by {} after step {}; resume with --run_dir {} --resume auto", name,
+                   position_.step, folder_->path().string());
     }
-    return base::kExitSignalBase + signal;
+    return signal == SIGINT ? base::kExitSignalBase + signal : base::kExitPreempted;
   }
 
   void finish(EpochRecord& record) {
@@ -365,6 +447,7 @@ class Trainer {
   std::unique_ptr<Ddp> ddp_;
   std::unique_ptr<RunFolder> folder_;  ///< on rank 0 only
   bool continues_epoch_ = false;
+  bool is_finished_ = false;
   bool is_first_step_ = true;
   DataWait data_wait_;
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`. epoch_loss and

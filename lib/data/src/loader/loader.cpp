@@ -178,6 +178,10 @@ int64_t Loader::num_batches() const {
   return (num_samples() + batch_size_ - 1) / batch_size_;
 }
 
+int64_t Loader::batches_left() const {
+  return (std::ssize(order_) - position_ + batch_size_ - 1) / batch_size_;
+}
+
 void Loader::start_epoch(int64_t epoch) {
   move_to(epoch, 0);
 }

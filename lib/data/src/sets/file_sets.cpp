@@ -41,6 +41,7 @@ class ImageFolder : public detail::ImageSet {
   int64_t size() const override { return index_.size(); }
   std::span<const int64_t> labels() const override { return index_.labels(); }
   int64_t num_classes() const override { return classes_; }
+  std::vector<std::string> class_names() const override { return index_.classes(); }
   /// Of names and classes only: reading ten million files would take hours.
   uint64_t fingerprint() const override { return index_.fingerprint(); }
   std::string name_of(int64_t index) const override { return path_of(index).string(); }

@@ -147,6 +147,10 @@ int exit_code_of(int wait_status) {
                                 : base::kExitSignalBase + WTERMSIG(wait_status);
 }
 
+bool restart_may_help(int exit_code) {
+  return exit_code != base::kExitUsage && exit_code != base::kExitPreempted;
+}
+
 std::string describe_status(int wait_status) {
   if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
   const int signal = WTERMSIG(wait_status);

@@ -47,6 +47,9 @@ void restore_descriptor_limit();
 /// The exit code in a wait status, or 128 + signal.
 int exit_code_of(int wait_status);
 
+/// False for a worker that would make the same mistake again, or was asked to stop.
+bool restart_may_help(int exit_code);
+
 /// "exit code 3" or "killed by signal 11 (SIGSEGV, Segmentation fault)".
 std::string describe_status(int wait_status);
 

@@ -49,11 +49,12 @@ std::string cut_message(const std::string& message, const std::string& file, siz
 }
 
 std::string render_report(const FailureReport& report) {
-  if (exit_code_of(report.wait_status) == base::kExitUsage) {
-    return fmt::format(
-        "syncbn-launch: rank {} exited with 2 (usage or configuration error; see the message "
-        "above)\n",
-        report.rank);
+  const int exit_code = exit_code_of(report.wait_status);
+  if (!restart_may_help(exit_code)) {
+    return fmt::format("syncbn-launch: rank {} exited with {} ({}; see the message above)\n",
+                       report.rank, exit_code,
+                       exit_code == base::kExitUsage ? "usage or configuration error"
+                                                     : "asked to stop, it has saved its state");
   }
   std::string text = fmt::format(
       "syncbn-launch: rank {} failed: {}{}\n", report.rank, describe_status(report.wait_status),

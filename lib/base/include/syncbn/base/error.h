@@ -13,7 +13,8 @@ enum ExitCode : int {
   kExitUsage = 2,      ///< the user's mistake: command line, configuration, data set
   kExitInternal = 70,  ///< a broken invariant: a bug in this project (EX_SOFTWARE)
   kExitUnavailable =
-      75,  ///< a peer, the network or a disk failed; a restart may help (EX_TEMPFAIL)
+      75,               ///< a peer, the network or a disk failed; a restart may help (EX_TEMPFAIL)
+  kExitPreempted = 85,  ///< asked to stop, and stopped after saving: the same command goes on
   kExitCannotExecute = 126,  ///< the program was found but could not be executed
   kExitNotFound = 127,       ///< the program was not found
   kExitSignalBase = 128,     ///< 128 + N: ended by signal N

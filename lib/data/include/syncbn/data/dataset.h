@@ -54,6 +54,9 @@ class Dataset {
 
   virtual int64_t num_classes() const = 0;
 
+  /// By label; empty if the classes have no names.
+  virtual std::vector<std::string> class_names() const { return {}; }
+
   /// For samples stored sequentially in a few large files: the index after each file's last sample.
   /// Otherwise empty.
   virtual std::span<const int64_t> shard_ends() const { return {}; }

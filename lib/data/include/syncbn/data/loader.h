@@ -78,6 +78,9 @@ class Loader {
   /// rank.
   int64_t num_batches() const;
 
+  /// Batches that next() has still to return in this epoch.
+  int64_t batches_left() const;
+
   /// Moves to the beginning of an epoch, and calls the sampler's set_epoch().
   void start_epoch(int64_t epoch);
 
