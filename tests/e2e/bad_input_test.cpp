@@ -333,7 +333,7 @@ TEST_F(BadInputTest, StopsAllRanksWhenTheLossIsNotFinite) {
   auto ranks = start_ranks(
       2, {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir(), "--optimizer.lr=1e6"});
   const auto results = wait_for(ranks);
-  for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, base::kExitUsage);
+  for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, base::kExitUnavailable);
   EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
   EXPECT_THAT(results[0].err, HasSubstr("is not finite in step "));
   EXPECT_THAT(results[0].err, HasSubstr("nothing was saved yet"));

@@ -1,8 +1,10 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/train/checkpoint.h>
+#include <sys/resource.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include "support/program.h"
@@ -27,8 +29,15 @@ Checkpoint example() {
   checkpoint.epoch_samples = 96;
   checkpoint.world_size = 2;
   checkpoint.rng_states = {at::zeros({8}, at::kByte), at::ones({8}, at::kByte)};
-  checkpoint.best_accuracy = 0.5;
-  checkpoint.best_epoch = 1;
+  checkpoint.epoch_counts = {96, 90};
+  checkpoint.ema["conv.weight"] = at::zeros({2, 3});
+  checkpoint.scaler["scale"] = at::scalar_tensor(1024.0F);
+  checkpoint.schedule["best"] = 0.25;
+  checkpoint.lr_scale = 0.5;
+  checkpoint.restores = 1;
+  checkpoint.best = {{.value = 0.5, .epoch = 1, .file = "best.pt"},
+                     {.value = 0.25, .epoch = 2, .file = "best-000002.pt"}};
+  checkpoint.stale_evaluations = 1;
   checkpoint.seconds = 3.5;
   checkpoint.epoch_line = R"({"epoch":2})";
   checkpoint.config = "epochs: 3\n";
@@ -64,8 +73,18 @@ TEST(CheckpointTest, KeepsEveryField) {
   EXPECT_EQ(back.world_size, 2);
   ASSERT_EQ(back.rng_states.size(), 2u);
   EXPECT_TRUE(at::equal(back.rng_states[1], at::ones({8}, at::kByte)));
-  EXPECT_EQ(back.best_accuracy, 0.5);
-  EXPECT_EQ(back.best_epoch, 1);
+  EXPECT_EQ(back.epoch_counts, (std::vector<int64_t>{96, 90}));
+  EXPECT_TRUE(at::equal(back.ema.at("conv.weight"), at::zeros({2, 3})));
+  EXPECT_EQ(back.scaler.at("scale").item<float>(), 1024);
+  EXPECT_EQ(back.schedule.at("best"), 0.25);
+  EXPECT_EQ(back.lr_scale, 0.5);
+  EXPECT_EQ(back.restores, 1);
+  ASSERT_EQ(back.best.size(), 2U);
+  EXPECT_EQ(back.best[1].value, 0.25);
+  EXPECT_EQ(back.best[1].epoch, 2);
+  EXPECT_EQ(back.best[1].file, "best-000002.pt");
+  EXPECT_EQ(back.stale_evaluations, 1);
+  EXPECT_TRUE(back.has_optimizer);
   EXPECT_EQ(back.seconds, 3.5);
   EXPECT_EQ(back.epoch_line, R"({"epoch":2})");
   EXPECT_EQ(back.config, "epochs: 3\n");
@@ -85,6 +104,47 @@ TEST(CheckpointTest, WritesAViewWithoutTheStorageAroundIt) {
   const size_t small = serialize(checkpoint).size();
   checkpoint.model["conv.weight"] = at::zeros({1000, 1000}).slice(0, 0, 2).slice(1, 0, 3);
   EXPECT_LT(serialize(checkpoint).size(), small + 1000);
+}
+
+TEST(CheckpointTest, WritesTheSameBytesToAFile) {
+  const test::TempFolder folder;
+  write_checkpoint(example(), folder / "last.pt");
+  EXPECT_EQ(base::read_file(folder / "last.pt"), serialize(example()));
+}
+
+TEST(CheckpointTest, IsNotWrittenInPartWhereTheDiskIsFull) {
+  // /dev/full cannot be replaced by rename; a limit on the size of files can stand for a full disk.
+  const test::TempFolder folder;
+  write_checkpoint(example(), folder / "last.pt");
+  const std::string before = base::read_file(folder / "last.pt");
+  Checkpoint large = example();
+  large.model["large"] = at::zeros({1 << 20});
+  rlimit former{};
+  ::getrlimit(RLIMIT_FSIZE, &former);
+  const rlimit small{.rlim_cur = 1 << 20, .rlim_max = former.rlim_max};
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  EXPECT_THROW(write_checkpoint(large, folder / "last.pt"), base::UnavailableError);
+  ::setrlimit(RLIMIT_FSIZE, &former);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_EQ(base::read_file(folder / "last.pt"), before);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
+}
+
+TEST(CheckpointTest, ACopyOnTheHostDoesNotChangeWithTheOriginal) {
+  const Checkpoint original = example();
+  const Checkpoint copy = copy_to_host(original);
+  original.model.at("conv.weight").zero_();
+  original.optimizer.at("conv.weight").at("momentum_buffer").zero_();
+  EXPECT_EQ(serialize(copy), serialize(example()));
+}
+
+TEST(CheckpointTest, ANetworkAloneHasNoOptimizer) {
+  Checkpoint checkpoint = example();
+  checkpoint.has_optimizer = false;
+  const Checkpoint back = parse_checkpoint(serialize(checkpoint), "best.pt");
+  EXPECT_FALSE(back.has_optimizer);
+  EXPECT_TRUE(back.optimizer.empty());
 }
 
 TEST(CheckpointTest, RefusesAFileThatIsCutOffAnywhere) {

@@ -5,6 +5,9 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
+#include <chrono>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "support/temp_folder.h"
@@ -80,7 +83,9 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   RunFolder folder(temp_, "", false);
   EpochRecord record;
   record.epoch = 2;
-  record.test_accuracy = 0.75;
+  record.train = {{"loss", 0.5}, {"accuracy", 0.625}};
+  record.eval_split = "test";
+  record.eval = {{"accuracy", 0.75}};
   record.data_wait_seconds = 0.25;
   record.data_wait_share = 0.5;
   folder.append(RunFolder::line_of(record));
@@ -94,21 +99,76 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
 
   const EpochRecord read = RunFolder::parse_line(json.dump());
   EXPECT_EQ(read.epoch, 2);
-  EXPECT_EQ(read.test_accuracy, 0.75);
-  EXPECT_EQ(read.test_loss, std::nullopt);
+  EXPECT_EQ(read.train, record.train);
+  EXPECT_EQ(read.eval, record.eval);
+  EXPECT_EQ(read.eval_split, "test");
   EXPECT_EQ(read.data_wait_share, 0.5);
 }
 
-TEST_F(RunFolderTest, CompletesALogThatLacksALineOrEndsInAPartOfOne) {
+TEST_F(RunFolderTest, ReadsALossThatIsNotFinite) {
+  EpochRecord record;
+  record.train = {{"loss", std::numeric_limits<double>::quiet_NaN()}};
+  const EpochRecord read = RunFolder::parse_line(RunFolder::line_of(record));
+  EXPECT_TRUE(std::isnan(find(read.train, "loss").value_or(0)));
+}
+
+TEST_F(RunFolderTest, RewindsTheLogToAStep) {
+  const std::string start = R"({"event":"start","step":0})";
+  const auto epoch = [](int step) {
+    return R"({"event":"epoch","step":)" + std::to_string(step) + "}";
+  };
+  const auto log = [&] { return base::read_file(temp_ / "log.jsonl"); };
   RunFolder folder(temp_, "", false);
-  folder.append("one");
-  folder.complete_log("one");
-  folder.complete_log("two");
-  folder.complete_log("two");
-  EXPECT_EQ(base::read_file(temp_ / "log.jsonl"), "one\ntwo\n");
-  base::write_file_atomically(temp_ / "log.jsonl", "one\ntw");
-  RunFolder(temp_, "", true).complete_log("two");
-  EXPECT_EQ(base::read_file(temp_ / "log.jsonl"), "one\ntwo\n");
+  folder.append(start);
+  folder.append(epoch(10));
+  folder.log_step(15, 2, 0.5, 0.1, 0);
+  folder.append(epoch(20));
+  folder.append(R"({"event":"end","step":25})");
+  const std::string whole = log();
+  folder.rewind_log(20, epoch(20));
+  EXPECT_EQ(log(), whole) << "nothing is later";
+  // What comes later happens again; that the run ended remains true.
+  folder.rewind_log(12, epoch(10));
+  EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + R"({"event":"end","step":25})" + "\n");
+  // The run ended before it had written the epoch's line, or in the middle of one.
+  base::write_file_atomically(temp_ / "log.jsonl", start + "\n" + epoch(10).substr(0, 9));
+  folder.rewind_log(10, epoch(10));
+  EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n");
+  folder.append(epoch(20));
+  EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + epoch(20) + "\n") << "goes to the new file";
+}
+
+TEST_F(RunFolderTest, KeepsTheLastCheckpoints) {
+  const RunFolder folder(temp_, "", false);
+  std::vector<std::string> names;
+  for (int64_t step = 10; step <= 50; step += 10) {
+    folder.rotate(step - 10, /*keep_last=*/3);
+    base::write_file_atomically(temp_ / "last.pt", std::to_string(step));
+  }
+  for (const fs::path& file : RunFolder::checkpoints(temp_)) {
+    names.push_back(file.filename().string() + " " + base::read_file(file));
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("last.pt 50", "step-000000000040.pt 40",
+                                            "step-000000000030.pt 30"));
+  folder.rotate(50, /*keep_last=*/1);
+  EXPECT_THAT(RunFolder::checkpoints(temp_), ::testing::ElementsAre(temp_ / "last.pt"));
+}
+
+TEST_F(RunFolderTest, TheNewestRunIsTheOneThatWroteLast) {
+  const fs::path before = fs::current_path();
+  fs::current_path(temp_);
+  EXPECT_EQ(RunFolder::newest("", "x"), "runs/x") << "there is none";
+  for (const char* run : {"runs/x", "runs/x-2", "runs/x-3"}) {
+    const RunFolder made(run, "", false);
+  }
+  const auto now = fs::last_write_time("runs/x-3/log.jsonl");
+  fs::last_write_time("runs/x-2/log.jsonl", now + std::chrono::seconds(5));
+  EXPECT_EQ(RunFolder::newest("", "x"), "runs/x-2");
+  EXPECT_EQ(RunFolder::newest("mine", "x"), "mine");
+  EXPECT_EQ(RunFolder::of_checkpoint("runs/x-3/last.pt", "", "x"), "runs/x-3");
+  EXPECT_EQ(RunFolder::of_checkpoint("runs/x-3/last.pt", "", "y"), std::nullopt);
+  EXPECT_EQ(RunFolder::of_checkpoint("runs/x-3/last.pt", "runs/x", "x"), std::nullopt);
+  fs::current_path(before);
 }
 
 TEST_F(RunFolderTest, ReportsWhyItCannotBeMade) {

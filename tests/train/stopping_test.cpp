@@ -12,33 +12,56 @@
 namespace syncbn::train {
 namespace {
 
-TEST(StepVoteTest, ASignalOrABadLossOnOneRankReachesAllRanks) {
+/// Casts a vote, and takes its result at once.
+StepVote::Result vote_on(StepVote& vote, const Wishes& wishes, const at::Tensor& loss,
+                         int64_t samples = 1, bool overflows = false) {
+  at::Tensor found_inf = at::scalar_tensor(overflows ? 1.0F : 0.0F);
+  vote.cast(wishes, loss, samples, found_inf);
+  const auto result = vote.take();
+  EXPECT_EQ(found_inf.item<float>() != 0, overflows || !result->is_finite());
+  EXPECT_FALSE(vote.take()) << "a result is taken once";
+  return *result;
+}
+
+TEST(StepVoteTest, AWishOrABadLossOfOneRankReachesAllRanks) {
   test::run_ranks(3, [](int rank) {
     dist::init_process_group();
     StepVote vote(at::kCPU);
+    EXPECT_FALSE(vote.take()) << "nobody has voted";
     const at::Tensor fine = at::scalar_tensor(1.0);
     const auto bad = [](double value) { return at::scalar_tensor(value); };
 
-    auto result = vote.cast(0, fine, 1);
-    EXPECT_EQ(result.stop_signal, 0);
+    auto result = vote_on(vote, {}, fine);
+    EXPECT_EQ(result.wishes.stop_signal, 0);
     EXPECT_TRUE(result.is_finite());
 
-    result = vote.cast(rank == 1 ? SIGTERM : 0, fine, 1);
-    EXPECT_EQ(result.stop_signal, SIGTERM);
+    result = vote_on(vote, {.stop_signal = rank == 1 ? SIGTERM : 0}, fine);
+    EXPECT_EQ(result.wishes.stop_signal, SIGTERM);
+    EXPECT_TRUE(result.is_finite());
+
+    result = vote_on(vote, {.wants_save = rank == 0}, fine);
+    EXPECT_TRUE(result.wishes.wants_save);
+    EXPECT_FALSE(result.wishes.wants_stop);
+    result = vote_on(vote, {.wants_stop = rank == 2}, fine);
+    EXPECT_TRUE(result.wishes.wants_stop);
+
+    result = vote_on(vote, {}, fine, 1, /*overflows=*/true);
+    EXPECT_TRUE(result.overflowed);
     EXPECT_TRUE(result.is_finite());
 
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
-    result = vote.cast(0, rank == 2 ? bad(kNan) : fine, 1);
+    result = vote_on(vote, {}, rank == 2 ? bad(kNan) : fine);
     EXPECT_FALSE(result.is_finite());
-    EXPECT_EQ(result.worst_rank, 2);
-    result = vote.cast(0, rank > 0 ? bad(rank == 1 ? kInfinity : -kInfinity) : fine, 1);
+    EXPECT_EQ(result.first_bad_rank, 2);
+    result = vote_on(vote, {}, rank > 0 ? bad(rank == 1 ? kInfinity : -kInfinity) : fine);
     EXPECT_FALSE(result.is_finite());
-    EXPECT_EQ(result.worst_rank, 1);
+    EXPECT_EQ(result.first_bad_rank, 1);
 
     // The ballot is empty again.
-    result = vote.cast(0, fine, 1);
-    EXPECT_EQ(result.stop_signal, 0);
+    result = vote_on(vote, {}, fine);
+    EXPECT_EQ(result.wishes.stop_signal, 0);
+    EXPECT_FALSE(result.overflowed);
     EXPECT_TRUE(result.is_finite());
     dist::destroy_process_group();
   });
@@ -48,7 +71,8 @@ TEST(StepVoteTest, TheLossIsTheMeanOverAllRanksSamples) {
   test::run_ranks(3, [](int rank) {
     dist::init_process_group();
     // 2 samples of loss 1, 3 of loss 2, 4 of loss 3.
-    const auto result = StepVote(at::kCPU).cast(0, at::scalar_tensor(rank + 1.0), rank + 2);
+    StepVote vote(at::kCPU);
+    const auto result = vote_on(vote, {}, at::scalar_tensor(rank + 1.0), rank + 2);
     EXPECT_EQ(result.samples, 9);
     EXPECT_DOUBLE_EQ(result.loss(), (2.0 + 3 * 2 + 4 * 3) / 9);
     dist::destroy_process_group();

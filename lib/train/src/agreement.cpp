@@ -27,8 +27,9 @@ bool may_differ(std::string_view key) {
        {"run_dir", "resume", "overwrite", "threads", "log_interval", "timeout", "connect_timeout",
         "loader.num_workers", "loader.prefetch", "loader.pin_memory", "loader.timeout",
         // The data's fingerprint is compared instead.
-        "data.path", "data.train", "data.test", "data.train_images", "data.train_masks",
-        "data.test_images", "data.test_masks", "data.cache_dir"}) {
+        "data.path", "data.train", "data.val", "data.test", "data.train_images", "data.train_masks",
+        "data.val_images", "data.val_masks", "data.test_images", "data.test_masks",
+        "data.cache_dir"}) {
     if (key == local) return true;
   }
   return false;
@@ -43,7 +44,7 @@ config::Value description(const std::string& config_text, const Inputs& inputs) 
   set("version of train", SYNCBN_VERSION);
   set("version of libtorch", TORCH_VERSION);
   set("training data", fmt::format("{:016x}", inputs.train_set->fingerprint()));
-  set("test data", fmt::format("{:016x}", inputs.test_set->fingerprint()));
+  set("evaluation data", fmt::format("{:016x}", inputs.eval_set->fingerprint()));
   return all;
 }
 

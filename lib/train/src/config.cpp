@@ -17,6 +17,9 @@ constexpr double kMaxThreads = 1024;  // with many more libgomp hangs
 constexpr double kMaxBucketMiB = 1e6;
 constexpr double kMaxBatchSize = 1e7;
 constexpr double kMaxPrefetch = 1e4;
+constexpr double kMaxAccumulate = 1e4;
+constexpr double kMaxCheckpoints = 1e4;
+constexpr double kMaxSteps = 1e15;
 
 }  // namespace
 
@@ -33,6 +36,93 @@ void DdpConfig::describe(config::Schema<DdpConfig>& schema) {
       .above(0)
       .at_most(kMaxBucketMiB)
       .unit("MiB");
+  schema.field("static_graph", &DdpConfig::static_graph,
+               "every step uses the same parameters: finds unused ones without a search per step");
+  schema
+      .field("comm_hook", &DdpConfig::comm_hook,
+             "how gradients are sent: as they are, in 16 bits, or by PowerSGD in low rank")
+      .one_of({"none", "fp16", "bf16", "power_sgd"});
+}
+
+void ClipConfig::describe(config::Schema<ClipConfig>& schema) {
+  schema
+      .field("norm", &ClipConfig::norm,
+             "scale gradients so that the norm of all together is at most this; null: off")
+      .above(0);
+  schema
+      .field("value", &ClipConfig::value,
+             "limit each element of the gradients to at most this; null: off")
+      .above(0);
+  schema
+      .field("adaptive", &ClipConfig::adaptive,
+             "limit the norm of each unit's gradient to this share of its weights' norm; null: off")
+      .above(0);
+  schema.check([](const ClipConfig& clip) -> std::optional<std::string> {
+    const int set = (clip.norm ? 1 : 0) + (clip.value ? 1 : 0) + (clip.adaptive ? 1 : 0);
+    if (set < 2) return std::nullopt;
+    return "set only one of norm, value and adaptive";
+  });
+}
+
+void ScalerConfig::describe(config::Schema<ScalerConfig>& schema) {
+  schema.field("init_scale", &ScalerConfig::init_scale, "the loss's factor at the start").above(0);
+  schema
+      .field("growth_factor", &ScalerConfig::growth_factor,
+             "factor after growth_interval steps without an overflow")
+      .above(1);
+  schema.field("backoff_factor", &ScalerConfig::backoff_factor, "factor after an overflow")
+      .above(0)
+      .below(1);
+  schema
+      .field("growth_interval", &ScalerConfig::growth_interval,
+             "steps without an overflow before the scale rises")
+      .at_least(1)
+      .unit("steps");
+}
+
+void EmaConfig::describe(config::Schema<EmaConfig>& schema) {
+  schema
+      .field("decay", &EmaConfig::decay,
+             "share of the average that an update keeps, such as 0.9999; 0: no average")
+      .at_least(0)
+      .below(1);
+  schema.field("every", &EmaConfig::every, "steps between two updates").at_least(1).unit("steps");
+  schema
+      .field("start", &EmaConfig::start,
+             "until then the average is a copy, as torchvision's during the warm-up")
+      .between(0, kMaxEpochs)
+      .unit("epochs");
+}
+
+void EarlyStopConfig::describe(config::Schema<EarlyStopConfig>& schema) {
+  schema
+      .field("patience", &EarlyStopConfig::patience,
+             "end the run after so many evaluations without a better result; 0: off")
+      .at_least(0)
+      .unit("evaluations");
+  schema.field("min_delta", &EarlyStopConfig::min_delta, "a smaller improvement does not count")
+      .at_least(0);
+}
+
+void KeepBestConfig::describe(config::Schema<KeepBestConfig>& schema) {
+  schema.field("metric", &KeepBestConfig::metric,
+               "what the best checkpoint is chosen by: a metric of the task, with ema_ before it "
+               "that of the average, or loss; empty: the task's first metric");
+  schema
+      .field("count", &KeepBestConfig::count,
+             "how many of the best to keep: best.pt and best-EPOCH.pt; 0: none")
+      .between(0, kMaxCheckpoints);
+}
+
+void CheckpointConfig::describe(config::Schema<CheckpointConfig>& schema) {
+  schema.field("every", &CheckpointConfig::every,
+               "time between two checkpoints: epochs (1ep), steps (500step) or minutes (15min); "
+               "the end of the run is always saved");
+  schema
+      .field("keep_last", &CheckpointConfig::keep_last,
+             "how many of the last checkpoints to keep: last.pt and step-STEP.pt")
+      .between(1, kMaxCheckpoints);
+  schema.field("keep_best", &CheckpointConfig::keep_best, "");
 }
 
 void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
@@ -89,26 +179,83 @@ void Config::describe(config::Schema<Config>& schema) {
              "samples of all ranks in a step, in place of batch_size")
       .between(1, kMaxBatchSize)
       .unit("samples");
+  schema
+      .field("accumulate", &Config::accumulate,
+             "parts of a rank's batch that go through the network one after the other, to save "
+             "memory; batch norm sees one part at a time")
+      .between(1, kMaxAccumulate);
+  schema.field("max_steps", &Config::max_steps, "end the run after so many steps; null: no limit")
+      .between(1, kMaxSteps)
+      .unit("steps");
+  schema.field("max_time", &Config::max_time,
+               "save and leave (exit code 85) when the program has run for so long: 11h, 50min; "
+               "null: no limit");
   schema.field("model", &Config::model, "the network").required();
+  schema.field("task", &Config::task, "what the network is trained for");
   schema.field("sync_batchnorm", &Config::sync_batchnorm,
                "compute batch norm's statistics over all ranks' samples");
+  schema
+      .field("sync_batchnorm_group", &Config::sync_batchnorm_group,
+             "successive ranks that share statistics; null: all")
+      .at_least(1)
+      .unit("ranks");
+  schema
+      .field(
+          "distribute_bn", &Config::distribute_bn,
+          "batch norm's running statistics ahead of an evaluation: broadcast rank 0's, reduce to "
+          "the mean of all ranks, or none: each rank evaluates with its own")
+      .one_of({"broadcast", "reduce", "none"});
+  schema
+      .field(
+          "update_bn_stats", &Config::update_bn_stats,
+          "training batches of each rank from which batch norm's running statistics are computed "
+          "anew ahead of an evaluation; 0: off")
+      .at_least(0)
+      .unit("batches");
   schema
       .field("memory_format", &Config::memory_format,
              "memory format of images; auto: channels_last for convolutions on CPUs, where it is "
              "faster")
       .one_of({"auto", "contiguous", "channels_last"});
   schema.field("data", &Config::data, "the data set").required();
+  schema
+      .field("val_fraction", &Config::val_fraction,
+             "share of each class of the training samples that is held out to choose the best "
+             "checkpoint by; 0: none")
+      .at_least(0)
+      .below(1);
   schema.field("sampler", &Config::sampler, "which training samples a rank sees");
   schema.field("loader", &Config::loader, "");
   schema.field("optimizer", &Config::optimizer, "how parameters are updated");
   schema.field("schedule", &Config::schedule, "how the learning rate changes");
+  schema
+      .field("amp", &Config::amp,
+             "mixed precision: convolutions and matrix products in bf16 or fp16, with a scaler for "
+             "fp16")
+      .one_of({"none", "bf16", "fp16"});
+  schema.field("scaler", &Config::scaler, "");
+  schema.field("clip", &Config::clip, "");
+  schema.field("ema", &Config::ema, "");
+  schema
+      .field("on_nan", &Config::on_nan,
+             "what to do when a rank's loss is not finite: stop with exit code 75, skip the step, "
+             "or restore the last checkpoint with a lower learning rate")
+      .one_of({"stop", "skip", "restore"});
+  schema
+      .field("restore_lr", &Config::restore_lr,
+             "with on_nan: restore, the learning rate's factor each time")
+      .above(0)
+      .at_most(1);
   schema.field("ddp", &Config::ddp, "");
   schema
       .field("eval_interval", &Config::eval_interval,
              "epochs between two evaluations; the last epoch is always evaluated")
       .at_least(1)
       .unit("epochs");
-  schema.field("log_interval", &Config::log_interval, "steps between two log lines; 0: none")
+  schema.field("early_stop", &Config::early_stop, "");
+  schema
+      .field("log_interval", &Config::log_interval,
+             "steps between two lines about steps, in log.jsonl too; 0: none")
       .at_least(0)
       .unit("steps");
   schema.field("run_dir", &Config::run_dir,
@@ -117,6 +264,13 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("resume", &Config::resume,
                "checkpoint to resume from; auto: run_dir's last.pt if it exists; empty: none");
   schema.field("overwrite", &Config::overwrite, "replace the run that run_dir holds");
+  schema.field("checkpoint", &Config::checkpoint, "");
+  schema.field("deterministic", &Config::deterministic,
+               "use deterministic algorithms only, and fail where there is none");
+  schema.field("cudnn_benchmark", &Config::cudnn_benchmark,
+               "let cuDNN measure which algorithm is the fastest");
+  schema.field("tf32", &Config::tf32,
+               "let GPUs multiply float32 in TF32, with 10 bits of precision");
   schema.field("backend", &Config::backend, "communication backend; auto: NCCL on GPUs")
       .one_of({"auto", "gloo", "nccl"});
   schema.field("timeout", &Config::timeout, "timeout of every collective")
@@ -128,6 +282,12 @@ void Config::describe(config::Schema<Config>& schema) {
       .unit("s");
   schema.field("threads", &Config::threads, "compute threads of each rank; 0: OMP_NUM_THREADS")
       .between(0, kMaxThreads);
+  schema.check([](const Config& config) -> std::optional<std::string> {
+    if (!config.max_time || config.max_time->unit == config::Duration::Unit::kSeconds) {
+      return std::nullopt;
+    }
+    return "max_time is a time, such as 50min; to limit steps or epochs, set max_steps or epochs";
+  });
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.batch_size.has_value() != config.global_batch_size.has_value()) return std::nullopt;
     return "set exactly one of batch_size (samples of each rank) and global_batch_size (samples of "

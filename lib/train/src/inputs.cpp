@@ -1,37 +1,83 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
-#include <syncbn/data/sample_dataset.h>
+#include <syncbn/data/subset.h>
 #include <syncbn/train/inputs.h>
 
+#include <utility>
+
 namespace syncbn::train {
+namespace {
+
+void check_divisible(const Config& config, int64_t batch_size, int world_size) {
+  if (batch_size % config.accumulate != 0) {
+    throw base::UserError(
+        fmt::format("accumulate: a rank's batch of {} cannot be divided into {} equal parts",
+                    base::counted(batch_size, "sample"), config.accumulate));
+  }
+  const int64_t group = config.sync_batchnorm_group.value_or(1);
+  if (world_size % group != 0) {
+    throw base::UserError(fmt::format(
+        "sync_batchnorm_group: {} ranks cannot be divided into groups of {}", world_size, group));
+  }
+}
+
+/// Chooses the data to evaluate on; holds out a part of the training data if asked to.
+void choose_eval_set(const Config& config, Inputs& inputs) {
+  auto val_set = config.data.make(data::Split::kVal);
+  if (config.val_fraction > 0) {
+    if (val_set) {
+      throw base::UserError("val_fraction: the data has a validation split already; set only one");
+    }
+    const auto parts =
+        data::hold_out(inputs.train_set->size(), inputs.train_set->labels(), config.val_fraction);
+    if (parts.held_out.empty() || parts.train.empty()) {
+      throw base::UserError(fmt::format("val_fraction: {} of {} leaves no sample to {}",
+                                        config.val_fraction,
+                                        base::counted(inputs.train_set->size(), "training sample"),
+                                        parts.train.empty() ? "train on" : "evaluate on"));
+    }
+    val_set = data::subset(config.data.make(data::Split::kHeldOut), parts.held_out);
+    inputs.train_set = data::subset(inputs.train_set, parts.train);
+  }
+  inputs.eval_split = val_set ? data::Split::kVal : data::Split::kTest;
+  inputs.eval_set = val_set ? std::move(val_set) : config.data.make(data::Split::kTest);
+  if (!inputs.eval_set) {
+    throw base::UserError(
+        "data: there is no split to evaluate on; set data.val, data.test or val_fraction");
+  }
+  if (inputs.eval_set->size() == 0) {
+    throw base::UserError(
+        fmt::format("data: the {} split is empty; there is nothing to evaluate on",
+                    to_string(inputs.eval_split)));
+  }
+}
+
+}  // namespace
 
 Inputs load_inputs(const Config& config, int rank, int world_size) {
   Inputs inputs;
   inputs.batch_size = config.local_batch_size(world_size);
+  inputs.seed = config.seed;
+  check_divisible(config, inputs.batch_size, world_size);
   inputs.train_set = config.data.make(data::Split::kTrain);
-  inputs.test_set = config.data.make(data::Split::kTest);
-  if (inputs.test_set->size() == 0) {
-    throw base::UserError("data: the test split is empty; there is nothing to evaluate on");
-  }
-  const auto* samples = dynamic_cast<const data::SampleDataset*>(inputs.train_set.get());
-  if (samples != nullptr && !samples->target_shape().empty()) {
-    throw base::UserError(fmt::format(
-        "data: type {} has labels of pixels, but train classifies whole images; use another type",
-        config.data.type()));
-  }
-  inputs.sampler =
-      config.sampler.make(data::SamplerArgs{.size = inputs.train_set->size(),
-                                            .labels = inputs.train_set->labels(),
-                                            .num_replicas = world_size,
-                                            .rank = rank,
-                                            .seed = config.seed,
-                                            .shard_ends = inputs.train_set->shard_ends()});
-  if (config.loader.drop_last && inputs.sampler->size() < inputs.batch_size) {
+  config.task.make(*inputs.train_set);  // reports what does not suit the task
+  choose_eval_set(config, inputs);
+  inputs.make_sampler = [sampler = config.sampler, train_set = inputs.train_set, rank, world_size,
+                         seed = config.seed] {
+    return sampler.make(data::SamplerArgs{.size = train_set->size(),
+                                          .labels = train_set->labels(),
+                                          .num_replicas = world_size,
+                                          .rank = rank,
+                                          .seed = seed,
+                                          .shard_ends = train_set->shard_ends()});
+  };
+  const int64_t samples = inputs.make_sampler()->size();
+  if (config.loader.drop_last && samples < inputs.batch_size) {
     throw base::UserError(fmt::format(
         "loader.drop_last: a rank has {} per epoch, less than one batch of {}, so there "
         "would be nothing to train on; take a smaller batch or drop_last: false",
-        base::counted(inputs.sampler->size(), "sample"), inputs.batch_size));
+        base::counted(samples, "sample"), inputs.batch_size));
   }
   return inputs;
 }

@@ -25,6 +25,9 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   args.num_classes = dataset.num_classes();
   args.sample_shape = dataset.sample_shape();
   args.norm = config.sync_batchnorm ? models::Norm::kSync : models::Norm::kLocal;
+  if (config.sync_batchnorm && config.sync_batchnorm_group) {
+    args.norm_group = dist::new_subgroups(static_cast<int>(*config.sync_batchnorm_group));
+  }
   const auto seed = static_cast<uint64_t>(config.seed);
   at::manual_seed(seed);
   auto model = report_on_rank_0([&] {

@@ -4,6 +4,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/train/checkpoint.h>
 
@@ -21,13 +22,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kKeysThatMayChange[] = {"run_dir",         "resume",
-                                                   "overwrite",       "epochs",
-                                                   "threads",         "timeout",
-                                                   "connect_timeout", "backend",
-                                                   "log_interval",    "loader.num_workers",
-                                                   "loader.prefetch", "loader.pin_memory",
-                                                   "loader.timeout"};
+constexpr std::string_view kKeysThatMayChange[] = {"run_dir",
+                                                   "resume",
+                                                   "overwrite",
+                                                   "epochs",
+                                                   "threads",
+                                                   "timeout",
+                                                   "connect_timeout",
+                                                   "backend",
+                                                   "log_interval",
+                                                   "loader.num_workers",
+                                                   "loader.prefetch",
+                                                   "loader.pin_memory",
+                                                   "loader.timeout",
+                                                   "max_steps",
+                                                   "max_time",
+                                                   "early_stop.patience",
+                                                   "early_stop.min_delta",
+                                                   "checkpoint.every",
+                                                   "checkpoint.keep_last",
+                                                   "checkpoint.keep_best.count"};
 
 /// The folder of the previous attempt, if the launcher has restarted the workers.
 std::optional<fs::path> previous_folder(const Config& config, const std::string& name) {
@@ -37,18 +51,33 @@ std::optional<fs::path> previous_folder(const Config& config, const std::string&
   return RunFolder::of_job(*job, config.run_dir, name);
 }
 
-bool is_in_folder(const fs::path& file, const fs::path& folder) {
-  std::error_code error;
-  return fs::equivalent(file.has_parent_path() ? file.parent_path() : fs::path("."), folder, error);
-}
-
-fs::path choose_checkpoint(const Config& config, const fs::path& last, bool restarted) {
-  std::error_code ignored;
-  const bool exists = fs::exists(last, ignored);
-  // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
-  if (restarted && exists) return last;
-  if (config.resume != "auto") return config.resume;
-  return exists ? last : fs::path();
+/// A checkpoint's bytes, if there is one in `folder`: the newest whole one. Damaged ones that are
+/// newer are set aside.
+std::string newest_whole(const fs::path& folder, std::string& path) {
+  std::string damage;
+  std::vector<fs::path> damaged;
+  for (const fs::path& file : RunFolder::checkpoints(folder)) {
+    path = file.string();
+    std::string bytes = base::read_file(file);
+    try {
+      parse_checkpoint(bytes, path);
+    } catch (const base::UserError& error) {
+      if (damage.empty()) damage = error.what();
+      damaged.push_back(file);
+      continue;
+    }
+    for (const fs::path& other : damaged) {
+      const fs::path aside = other.string() + ".damaged";
+      std::error_code ignored;
+      fs::rename(other, aside, ignored);
+      spdlog::warn("{} is damaged: it is now {}, and the run resumes from {}", other.string(),
+                   aside.string(), path);
+    }
+    return bytes;
+  }
+  if (!damage.empty()) throw base::UserError(damage);
+  path.clear();
+  return "";
 }
 
 }  // namespace
@@ -58,18 +87,23 @@ ResumeState find_resume_state(const Config& config, const std::string& name) {
   state.checkpoint = on_rank_0([&]() -> std::string {
     const auto previous = previous_folder(config, name);
     const fs::path wanted = previous ? *previous : RunFolder::newest(config.run_dir, name);
-    const fs::path checkpoint =
-        choose_checkpoint(config, wanted / RunFolder::kLast, previous.has_value());
-    state.continues_folder =
-        config.resume == "auto" || (!checkpoint.empty() && is_in_folder(checkpoint, wanted));
-    state.folder = previous ? *previous
-                            : RunFolder::choose(config.run_dir, name, state.continues_folder,
-                                                config.overwrite);
-    if (checkpoint.empty()) return "";
-    state.checkpoint_path = checkpoint.string();
-    std::string bytes = base::read_file(checkpoint);
-    // Reports a damaged checkpoint before a model is made.
-    parse_checkpoint(bytes, state.checkpoint_path);
+    // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
+    std::string bytes;
+    if (previous || config.resume == "auto") bytes = newest_whole(wanted, state.checkpoint_path);
+    const bool is_named = bytes.empty() && config.resume != "auto" && !config.resume.empty();
+    if (is_named) {
+      state.checkpoint_path = config.resume;
+      bytes = base::read_file(config.resume);
+      // Reports a damaged checkpoint before a model is made.
+      parse_checkpoint(bytes, state.checkpoint_path);
+    }
+    const auto own = is_named ? RunFolder::of_checkpoint(config.resume, config.run_dir, name)
+                              : std::optional(wanted);
+    state.continues_folder = own && (!bytes.empty() || config.resume == "auto");
+    state.folder =
+        previous || state.continues_folder
+            ? own.value_or(wanted)
+            : RunFolder::choose(config.run_dir, name, /*resume=*/false, config.overwrite);
     return bytes;
   });
   return state;

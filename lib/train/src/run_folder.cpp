@@ -9,9 +9,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
+#include <cstring>
 #include <fstream>
+#include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
 
 namespace syncbn::train {
 namespace {
@@ -23,7 +29,13 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kConfig = "config.yaml";
 constexpr const char* kLog = "log.jsonl";
 constexpr const char* kResult = "result.json";
+constexpr const char* kStepPrefix = "step-";
+constexpr const char* kBestPrefix = "best-";
+constexpr const char* kSuffix = ".pt";
 constexpr const char* kFiles[] = {kConfig, kLog, kResult, RunFolder::kLast, RunFolder::kBest};
+// What the names of files that a run writes begin with.
+constexpr const char* kTemporaries[] = {kConfig,          kLog,       kResult, RunFolder::kLast,
+                                        RunFolder::kBest, kBestPrefix};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
@@ -53,11 +65,53 @@ void remove_temporaries(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename();
-    const bool is_ours = std::ranges::any_of(kFiles, [&](const std::string& file) {
-      return name.starts_with("." + file + ".") && name.ends_with(".tmp");
+    const bool is_ours = std::ranges::any_of(kTemporaries, [&](const std::string& file) {
+      return name.starts_with("." + file) && name.ends_with(".tmp");
     });
     if (is_ours) fs::remove(entry.path(), ignored);
   }
+}
+
+/// runs/`name` and its numbered successors that hold a run, the first ones first.
+std::vector<fs::path> runs_of(const std::string& name) {
+  std::vector<fs::path> found;
+  fs::path next = RunFolder::wanted_path("", name);
+  for (int number = 2; holds_run(next); ++number) {
+    found.push_back(next);
+    next = numbered(name, number);
+  }
+  return found;
+}
+
+/// When a run wrote its log last.
+fs::file_time_type last_written(const fs::path& run) {
+  std::error_code error;
+  const auto time = fs::last_write_time(run / kLog, error);
+  return error ? fs::file_time_type::min() : time;
+}
+
+/// N of a file "PREFIX-N.pt".
+std::optional<int64_t> number_of(const fs::path& file, std::string_view prefix) {
+  const std::string name = file.filename().string();
+  if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) return std::nullopt;
+  const std::string digits =
+      name.substr(prefix.size(), name.size() - prefix.size() - std::strlen(kSuffix));
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  return number;
+}
+
+/// The files "PREFIX-N.pt" of a folder, the highest N first.
+std::vector<fs::path> numbered_files(const fs::path& folder, std::string_view prefix) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    if (number_of(entry.path(), prefix)) found.push_back(entry.path());
+  }
+  std::ranges::sort(found, std::ranges::greater(),
+                    [&](const fs::path& file) { return *number_of(file, prefix); });
+  return found;
 }
 
 double unix_time() {
@@ -72,13 +126,21 @@ fs::path RunFolder::wanted_path(const std::string& wanted, const std::string& na
 }
 
 fs::path RunFolder::newest(const std::string& wanted, const std::string& name) {
-  fs::path found = wanted_path(wanted, name);
-  if (!wanted.empty()) return found;
-  for (int number = 2;; ++number) {
-    fs::path next = numbered(name, number);
-    if (!holds_run(next)) return found;
-    found = std::move(next);
+  const fs::path first = wanted_path(wanted, name);
+  if (!wanted.empty()) return first;
+  const std::vector<fs::path> runs = runs_of(name);
+  const auto newest = std::ranges::max_element(runs, {}, last_written);
+  return newest == runs.end() ? first : *newest;
+}
+
+std::optional<fs::path> RunFolder::of_checkpoint(const fs::path& file, const std::string& wanted,
+                                                 const std::string& name) {
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  for (const fs::path& run : wanted.empty() ? runs_of(name) : std::vector<fs::path>{wanted}) {
+    std::error_code ignored;
+    if (fs::equivalent(folder, run, ignored)) return run;
   }
+  return std::nullopt;
 }
 
 fs::path RunFolder::choose(const std::string& wanted, const std::string& name, bool resume,
@@ -122,11 +184,14 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     // result.json exists for finished runs only.
     if (!resume || file == std::string(kResult)) fs::remove(path_ / file, ignored);
   }
+  for (const char* prefix : {kStepPrefix, kBestPrefix}) {
+    if (resume) break;
+    std::error_code ignored;
+    for (const fs::path& file : numbered_files(path_, prefix)) fs::remove(file, ignored);
+  }
   remove_temporaries(path_);
   base::write_file_atomically(path_ / kConfig, config);
-  const fs::path log = path_ / kLog;
-  log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_DSYNC, 0666));
-  if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
+  open_log();
 }
 
 void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
@@ -139,6 +204,11 @@ void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
   append(json.dump());
 }
 
+std::optional<double> find(const Results& results, const std::string& name) {
+  const auto found = std::ranges::find(results, name, &Results::value_type::first);
+  return found == results.end() ? std::nullopt : std::optional(found->second);
+}
+
 std::string RunFolder::line_of(const EpochRecord& record) {
   Json json;
   json["event"] = "epoch";
@@ -146,9 +216,8 @@ std::string RunFolder::line_of(const EpochRecord& record) {
   json["epoch"] = record.epoch;
   json["step"] = record.step;
   json["lr"] = record.lr;
-  json["train_loss"] = record.train_loss;
-  if (record.test_loss) json["test_loss"] = *record.test_loss;
-  if (record.test_accuracy) json["test_accuracy"] = *record.test_accuracy;
+  for (const auto& [name, value] : record.train) json["train_" + name] = value;
+  for (const auto& [name, value] : record.eval) json[record.eval_split + "_" + name] = value;
   json["images_per_second"] = record.images_per_second;
   json["data_wait_seconds"] = record.data_wait_seconds;
   json["data_wait_share"] = record.data_wait_share;
@@ -158,19 +227,65 @@ std::string RunFolder::line_of(const EpochRecord& record) {
 
 EpochRecord RunFolder::parse_line(const std::string& line) {
   const Json json = Json::parse(line);
-  const auto optional = [&](const char* key) {
-    return json.contains(key) ? std::optional<double>(json.at(key)) : std::nullopt;
+  // JSON has no NaN: it is written as null.
+  const auto number = [](const Json& value) {
+    return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
   };
-  return {.epoch = json.at("epoch"),
-          .step = json.at("step"),
-          .lr = json.at("lr"),
-          .train_loss = json.at("train_loss"),
-          .test_loss = optional("test_loss"),
-          .test_accuracy = optional("test_accuracy"),
-          .images_per_second = json.at("images_per_second"),
-          .data_wait_seconds = json.at("data_wait_seconds"),
-          .data_wait_share = json.at("data_wait_share"),
-          .seconds = json.at("seconds")};
+  EpochRecord record{.epoch = json.at("epoch"),
+                     .step = json.at("step"),
+                     .lr = number(json.at("lr")),
+                     .images_per_second = number(json.at("images_per_second")),
+                     .data_wait_seconds = number(json.at("data_wait_seconds")),
+                     .data_wait_share = number(json.at("data_wait_share")),
+                     .seconds = number(json.at("seconds"))};
+  for (const auto& [key, value] : json.items()) {
+    for (const std::string split : {"train", "val", "test"}) {
+      if (!key.starts_with(split + "_")) continue;
+      (split == "train" ? record.train : record.eval)
+          .emplace_back(key.substr(split.size() + 1), number(value));
+      if (split != "train") record.eval_split = split;
+    }
+  }
+  return record;
+}
+
+std::vector<fs::path> RunFolder::checkpoints(const fs::path& folder) {
+  std::vector<fs::path> found = numbered_files(folder, kStepPrefix);
+  std::error_code ignored;
+  if (fs::exists(folder / kLast, ignored)) found.insert(found.begin(), folder / kLast);
+  return found;
+}
+
+void RunFolder::rotate(int64_t step, int64_t keep_last) const {
+  if (keep_last > 1) {
+    const fs::path kept = path_ / fmt::format("{}{:012}{}", kStepPrefix, step, kSuffix);
+    std::error_code error;
+    fs::create_hard_link(last(), kept, error);
+    // Some file systems have no links. Then, too, there may be no last.pt.
+    std::error_code ignored;
+    if (error) fs::copy_file(last(), kept, fs::copy_options::overwrite_existing, ignored);
+  }
+  const std::vector<fs::path> former = numbered_files(path_, kStepPrefix);
+  for (size_t i = static_cast<size_t>(keep_last) - 1; i < former.size(); ++i) {
+    std::error_code ignored;
+    fs::remove(former[i], ignored);
+  }
+}
+
+std::string RunFolder::best_name(int64_t epoch) {
+  return fmt::format("{}{:06}{}", kBestPrefix, epoch, kSuffix);
+}
+
+void RunFolder::log_step(int64_t step, int64_t epoch, double loss, double lr,
+                         double data_wait_seconds) {
+  const Json json = {{"event", "step"},
+                     {"time", unix_time()},
+                     {"epoch", epoch},
+                     {"step", step},
+                     {"loss", loss},
+                     {"lr", lr},
+                     {"data_wait_seconds", data_wait_seconds}};
+  write_line(json.dump());
 }
 
 void RunFolder::log_end(const std::string& reason, int64_t step) {
@@ -179,22 +294,29 @@ void RunFolder::log_end(const std::string& reason, int64_t step) {
 }
 
 void RunFolder::write_result(const ResultRecord& record) {
-  const Json json = {{"best_test_accuracy", record.best_test_accuracy},
-                     {"best_epoch", record.best_epoch},
-                     {"test_accuracy", record.last.test_accuracy.value_or(0)},
-                     {"test_loss", record.last.test_loss.value_or(0)},
-                     {"train_loss", record.last.train_loss},
-                     {"epochs", record.last.epoch},
-                     {"steps", record.last.step},
-                     {"seconds", record.last.seconds},
-                     {"images_per_second", record.last.images_per_second},
-                     {"world_size", record.world_size},
-                     {"seed", record.seed},
-                     {"sync_batchnorm", record.sync_batchnorm}};
+  const std::string split = record.last.eval_split + "_";
+  Json json;
+  json["best_" + split + record.best_metric] = record.best_value;
+  json["best_epoch"] = record.best_epoch;
+  for (const auto& [name, value] : record.last.eval) json[split + name] = value;
+  for (const auto& [name, value] : record.last.train) json["train_" + name] = value;
+  json["epochs"] = record.last.epoch;
+  json["steps"] = record.last.step;
+  json["seconds"] = record.last.seconds;
+  json["images_per_second"] = record.last.images_per_second;
+  json["world_size"] = record.world_size;
+  json["seed"] = record.seed;
+  json["sync_batchnorm"] = record.sync_batchnorm;
   base::write_file_atomically(path_ / kResult, json.dump(2) + "\n");
 }
 
 void RunFolder::append(const std::string& line) {
+  write_line(line);
+  // A file that cannot be synced, such as a pipe, is none of this run's concern.
+  ::fdatasync(log_.get());
+}
+
+void RunFolder::write_line(const std::string& line) {
   const std::string whole = line + "\n";
   // A single write: no reader sees part of a line, nor does a crash leave one.
   const ssize_t written = ::write(log_.get(), whole.data(), whole.size());
@@ -204,12 +326,35 @@ void RunFolder::append(const std::string& line) {
                          written < 0 ? errno : ENOSPC);
 }
 
-void RunFolder::complete_log(const std::string& line) {
-  const std::string text = base::read_file(path_ / kLog);
-  // A full disk may have cut off the last line.
-  const size_t whole = text.rfind('\n') + 1;
-  if (whole < text.size()) fs::resize_file(path_ / kLog, whole);
-  if (text.find(line + "\n") == std::string::npos) append(line);
+void RunFolder::rewind_log(int64_t step, const std::string& epoch_line) {
+  std::istringstream text(base::read_file(path_ / kLog));
+  std::string kept;
+  bool has_epoch = epoch_line.empty();
+  bool is_changed = false;
+  for (std::string line; std::getline(text, line);) {
+    const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    // A full disk may have cut off the last line.
+    const bool is_whole = json.is_object();
+    const std::string event = is_whole ? json.value("event", "") : "";
+    const bool repeats =
+        (event == "step" || event == "epoch") && json.value("step", int64_t{0}) > step;
+    if (!is_whole || repeats) {
+      is_changed = true;
+      continue;
+    }
+    has_epoch = has_epoch || line == epoch_line;
+    kept += line + "\n";
+  }
+  if (!has_epoch) kept += epoch_line + "\n";
+  if (has_epoch && !is_changed) return;
+  base::write_file_atomically(path_ / kLog, kept);
+  open_log();
+}
+
+void RunFolder::open_log() {
+  const fs::path log = path_ / kLog;
+  log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
 }
 
 }  // namespace syncbn::train

@@ -4,19 +4,27 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <syncbn/base/unique_fd.h>
 
 namespace syncbn::train {
 
-/// The results of an epoch. Losses are means over samples, accuracies in [0, 1].
+/// Results by name, in the order in which they are shown: {"loss", 0.1}, {"accuracy", 0.98}.
+using Results = std::vector<std::pair<std::string, double>>;
+
+/// The result of this name, if it is there.
+std::optional<double> find(const Results& results, const std::string& name);
+
+/// The results of an epoch. Losses are means over samples, shares in [0, 1].
 struct EpochRecord {
   int64_t epoch = 0;  ///< from 1
   int64_t step = 0;
   double lr = 0;
-  double train_loss = 0;
-  std::optional<double> test_loss;
-  std::optional<double> test_accuracy;
+  Results train;
+  Results eval;            ///< empty: not evaluated
+  std::string eval_split;  ///< "val" or "test"
   double images_per_second = 0;
   // Waits for data of the rank that waited the longest.
   double data_wait_seconds = 0;  ///< mean of a step
@@ -26,7 +34,8 @@ struct EpochRecord {
 
 /// The content of result.json.
 struct ResultRecord {
-  double best_test_accuracy = 0;
+  std::string best_metric;  ///< "accuracy"
+  double best_value = 0;
   int64_t best_epoch = 0;
   EpochRecord last;
   int64_t world_size = 1;
@@ -34,18 +43,24 @@ struct ResultRecord {
   bool sync_batchnorm = true;
 };
 
-/// The folder of one run: config.yaml, log.jsonl, last.pt, best.pt and, once it has finished,
-/// result.json. Rank 0's only; not thread-safe.
+/// The folder of one run: config.yaml, log.jsonl, checkpoints and, once it has finished,
+/// result.json. Rank 0's only; not thread-safe, but for writing checkpoints from one other thread.
 class RunFolder {
  public:
   static constexpr const char* kLast = "last.pt";  ///< the checkpoint to resume from
-  static constexpr const char* kBest = "best.pt";  ///< that of the best test accuracy
+  static constexpr const char* kBest = "best.pt";  ///< the network with the best result
 
   /// `wanted`, or runs/`name` if that is empty.
   static std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
 
-  /// The newest run in `wanted`, or in runs/`name`, runs/name-2, ...
+  /// The run in `wanted`, or that of runs/`name`, runs/name-2, ... which was written to last.
   static std::filesystem::path newest(const std::string& wanted, const std::string& name);
+
+  /// The folder of the run that a checkpoint lies in, if it is `wanted` or one of runs/`name`,
+  /// runs/name-2, ...
+  static std::optional<std::filesystem::path> of_checkpoint(const std::filesystem::path& file,
+                                                            const std::string& wanted,
+                                                            const std::string& name);
 
   /// The folder for a run: wanted_path(). If that holds a run and neither `resume` nor `overwrite`
   /// is set, the next free one of runs/name-2, runs/name-3, ... Writes nothing.
@@ -65,7 +80,16 @@ class RunFolder {
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path last() const { return path_ / kLast; }
-  std::filesystem::path best() const { return path_ / kBest; }
+
+  /// last.pt and the checkpoints before it, the newest first.
+  static std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& folder);
+
+  /// Ahead of a new last.pt: gives the present one, saved after `step`, the name step-STEP.pt too,
+  /// and keeps the newest `keep_last` - 1 of these.
+  void rotate(int64_t step, int64_t keep_last) const;
+
+  /// The name of a checkpoint that is kept for its result, besides best.pt.
+  static std::string best_name(int64_t epoch);
 
   /// Whether the folder holds a finished run.
   static bool has_result(const std::filesystem::path& folder);
@@ -77,13 +101,18 @@ class RunFolder {
   // These add lines to log.jsonl, which are on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);
   void append(const std::string& line);
-  /// Adds a checkpoint's epoch_line, unless the run wrote it before it ended.
-  void complete_log(const std::string& line);
+  void log_step(int64_t step, int64_t epoch, double loss, double lr, double data_wait_seconds);
+  /// Makes the log that of a run after `step`: removes lines about later steps and epochs, which
+  /// the run writes again, and adds a checkpoint's epoch_line if it is missing.
+  void rewind_log(int64_t step, const std::string& epoch_line);
   void log_end(const std::string& reason, int64_t step);
 
   void write_result(const ResultRecord& record);
 
  private:
+  void open_log();
+  void write_line(const std::string& line);
+
   std::filesystem::path path_;
   base::UniqueFd log_;
 };

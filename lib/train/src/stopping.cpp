@@ -1,12 +1,15 @@
 #include "stopping.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <syncbn/base/env.h>
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <utility>
 
 namespace syncbn::train {
 namespace {
@@ -50,22 +53,51 @@ bool StepVote::Result::is_finite() const {
   return std::isfinite(loss_sum);
 }
 
-StepVote::StepVote(at::Device device)
-    : ballot_(at::zeros({3}, at::TensorOptions(at::kDouble).device(device))) {}
+// The columns of a ballot.
+enum : int64_t { kSignal, kSave, kStop, kSamples, kLoss, kFoundInf, kColumns };
 
-StepVote::Result StepVote::cast(int stop_signal, const at::Tensor& loss, int64_t samples) {
-  ballot_[0].fill_(stop_signal);
-  ballot_[1].fill_(samples);
-  ballot_[2].copy_(loss.detach());
+StepVote::StepVote(at::Device device)
+    : ballot_(at::zeros({kColumns}, at::TensorOptions(at::kDouble).device(device))) {}
+
+void StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
+                    at::Tensor& found_inf) {
+  const at::NoGradGuard no_grad;
+  ballot_[kSignal].fill_(wishes.stop_signal);
+  ballot_[kSave].fill_(wishes.wants_save ? 1 : 0);
+  ballot_[kStop].fill_(wishes.wants_stop ? 1 : 0);
+  ballot_[kSamples].fill_(samples);
+  ballot_[kLoss].copy_(loss.detach());
+  ballot_[kFoundInf].copy_(found_inf);
   // For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
-  const at::Tensor all = at::stack(dist::all_gather(ballot_)).cpu();
+  const at::Tensor all = at::stack(dist::all_gather(ballot_));
+  found_inf.logical_or_(all.select(1, kLoss).isfinite().all().logical_not());
+  if (all.is_cpu()) {
+    pending_ = all;
+    return;
+  }
+  pending_ = at::empty_like(all, all.options().device(at::kCPU).pinned_memory(true));
+  pending_.copy_(all, /*non_blocking=*/true);
+  const c10::impl::VirtualGuardImpl device(all.device().type());
+  copied_.emplace(all.device().type());
+  copied_->record(device.getStream(all.device()));
+}
+
+std::optional<StepVote::Result> StepVote::take() {
+  if (!pending_.defined()) return std::nullopt;
+  if (copied_) copied_->synchronize();
+  copied_.reset();
+  const at::Tensor all = std::exchange(pending_, {});
   Result result;
   for (int64_t rank = all.size(0) - 1; rank >= 0; --rank) {
-    const double* const vote = all.const_data_ptr<double>() + rank * all.size(1);
-    result.stop_signal = std::max(result.stop_signal, static_cast<int>(vote[0]));
-    result.samples += static_cast<int64_t>(vote[1]);
-    result.loss_sum += vote[1] * vote[2];
-    if (!std::isfinite(vote[2])) result.worst_rank = rank;
+    const double* const vote = all.const_data_ptr<double>() + rank * kColumns;
+    Wishes& wishes = result.wishes;
+    wishes.stop_signal = std::max(wishes.stop_signal, static_cast<int>(vote[kSignal]));
+    wishes.wants_save = wishes.wants_save || vote[kSave] != 0;
+    wishes.wants_stop = wishes.wants_stop || vote[kStop] != 0;
+    result.overflowed = result.overflowed || vote[kFoundInf] != 0;
+    result.samples += static_cast<int64_t>(vote[kSamples]);
+    result.loss_sum += vote[kSamples] * vote[kLoss];
+    if (!std::isfinite(vote[kLoss])) result.first_bad_rank = rank;
   }
   return result;
 }

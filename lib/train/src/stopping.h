@@ -2,11 +2,12 @@
 
 #include <signal.h>
 
-#include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 namespace syncbn::train {
 
@@ -30,29 +31,44 @@ class StopSignals {
   std::vector<Former> former_;
 };
 
-/// One small exchange per step. All ranks learn the loss over all samples, and stop after the same
-/// step when a single rank has received a signal or has a loss that is not finite: no rank then
-/// waits for one that has left.
+/// What a rank asks of all ranks at the end of a step.
+struct Wishes {
+  int stop_signal = 0;      ///< the signal that this rank received, or 0
+  bool wants_save = false;  ///< a checkpoint is due by rank 0's clock
+  bool wants_stop = false;  ///< the run's time is up by rank 0's clock
+};
+
+/// One small exchange per step. All ranks learn the loss over all samples, and act after the same
+/// step when a single rank has a wish or a loss that is not finite: no rank then waits for one that
+/// has left. The result is read a step later, so that no step waits for the device.
 class StepVote {
  public:
   struct Result {
-    int stop_signal = 0;     ///< the highest that any rank received, or 0
-    double loss_sum = 0;     ///< over the samples of all ranks; NaN or infinite if any rank's is
-    int64_t samples = 0;     ///< of all ranks
-    int64_t worst_rank = 0;  ///< the first whose loss is not finite
+    Wishes wishes;        ///< of any rank; of signals the highest
+    double loss_sum = 0;  ///< over the samples of all ranks; NaN or infinite if any rank's is
+    int64_t samples = 0;  ///< of all ranks
+    int64_t first_bad_rank = 0;  ///< the first whose loss is not finite
+    bool overflowed = false;     ///< gradients were not finite, so the step changed no parameter
     bool is_finite() const;
     double loss() const { return loss_sum / static_cast<double>(samples); }
   };
 
   explicit StepVote(at::Device device);
 
-  /// Every rank calls it once a step, and waits for its device once.
-  /// @param loss the mean over `samples`, a scalar.
+  /// Every rank calls it once a step.
+  /// @param loss the mean over `samples`, a scalar
+  /// @param found_inf a float32 scalar: 1 if gradients are not finite. Becomes 1 on all ranks if
+  ///   any rank's loss is not finite.
   /// @throws base::UnavailableError when a peer fails.
-  Result cast(int stop_signal, const at::Tensor& loss, int64_t samples);
+  void cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples, at::Tensor& found_inf);
+
+  /// The result of the last cast(), once; waits for the device to get there.
+  std::optional<Result> take();
 
  private:
   at::Tensor ballot_;
+  at::Tensor pending_;  ///< on the CPU: a row for each rank
+  std::optional<c10::Event> copied_;
 };
 
 }  // namespace syncbn::train

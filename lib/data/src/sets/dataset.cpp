@@ -23,7 +23,17 @@ std::vector<int64_t> with_batch(int64_t size, std::vector<int64_t> shape) {
 }  // namespace
 
 std::string to_string(Split split) {
-  return split == Split::kTrain ? "train" : "test";
+  switch (split) {
+    case Split::kTrain:
+      return "train";
+    case Split::kVal:
+      return "val";
+    case Split::kTest:
+      return "test";
+    case Split::kHeldOut:
+      return "held-out";
+  }
+  return "";
 }
 
 Normalization Dataset::normalization() const {

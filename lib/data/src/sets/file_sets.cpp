@@ -29,11 +29,18 @@ std::string only_in(const std::string& folder, const std::vector<std::string>& c
   return fmt::format("; only in '{}': {}{}", folder, base::join(own, ", "), is_long ? " …" : "");
 }
 
+/// The option of a split.
+const std::string& of_split(Split split, const std::string& train, const std::string& val,
+                            const std::string& test) {
+  if (split == Split::kVal) return val;
+  return split == Split::kTest ? test : train;
+}
+
 class ImageFolder : public detail::ImageSet {
  public:
   ImageFolder(const ImageFolderOptions& options, Split split, detail::FolderIndex index)
       : ImageSet("image_folder", options, split, /*channels=*/3, std::nullopt),
-        root_(split == Split::kTest ? options.test : options.train),
+        root_(of_split(split, options.train, options.val, options.test)),
         decode_(detail::decode_options(options)),
         index_(std::move(index)),
         classes_(std::ssize(index_.classes())) {}
@@ -66,8 +73,8 @@ class SegmentationFolder : public detail::ImageSet {
  public:
   SegmentationFolder(const SegmentationFolderOptions& options, Split split)
       : ImageSet("segmentation_folder", options, split, /*channels=*/3, std::nullopt),
-        images_(split == Split::kTest ? options.test_images : options.train_images),
-        masks_(split == Split::kTest ? options.test_masks : options.train_masks),
+        images_(of_split(split, options.train_images, options.val_images, options.test_images)),
+        masks_(of_split(split, options.train_masks, options.val_masks, options.test_masks)),
         decode_(detail::decode_options(options)),
         classes_(options.classes),
         ignored_(static_cast<uint8_t>(options.ignore_index)),
@@ -185,23 +192,23 @@ class TarShards : public detail::ImageSet {
 
 void ImageFolderOptions::describe(config::Schema<ImageFolderOptions>& schema) {
   schema.field("train", &ImageFolderOptions::train, "the folder of the class folders").required();
-  schema
-      .field("test", &ImageFolderOptions::test,
-             "the same for the test split, with the same classes")
-      .required();
+  schema.field("val", &ImageFolderOptions::val,
+               "the same for the validation split, with the same classes; empty: none");
+  schema.field("test", &ImageFolderOptions::test, "the same for the test split; empty: none");
   detail::describe_image_files(schema);
 }
 
 std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& options, Split split) {
-  auto index = detail::index_class_folders(split == Split::kTest ? options.test : options.train,
-                                           {.folder = options.cache_dir});
-  if (split == Split::kTest) {
+  const std::string& root = of_split(split, options.train, options.val, options.test);
+  if (root.empty()) return nullptr;
+  auto index = detail::index_class_folders(root, {.folder = options.cache_dir});
+  if (root != options.train) {
     // A label means the same in both splits only if the lists of classes are the same.
     const std::vector<std::string> trained = detail::class_names(options.train);
     if (index.classes() != trained) {
       throw base::UserError(
-          fmt::format("image_folder: '{}' and '{}' need the same class folders{}{}", options.test,
-                      options.train, only_in(options.test, index.classes(), trained),
+          fmt::format("image_folder: '{}' and '{}' need the same class folders{}{}", root,
+                      options.train, only_in(root, index.classes(), trained),
                       only_in(options.train, trained, index.classes())));
     }
   }
@@ -215,8 +222,11 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
       .field("train_masks", &Options::train_masks,
              "the folder of their masks, PNGs of the same name")
       .required();
-  schema.field("test_images", &Options::test_images, "the same for the test split").required();
-  schema.field("test_masks", &Options::test_masks, "the same for the test split").required();
+  schema.field("val_images", &Options::val_images,
+               "the same for the validation split; empty: none");
+  schema.field("val_masks", &Options::val_masks, "the same for the validation split; empty: none");
+  schema.field("test_images", &Options::test_images, "the same for the test split; empty: none");
+  schema.field("test_masks", &Options::test_masks, "the same for the test split; empty: none");
   schema.field("classes", &Options::classes, "labels are below this")
       .required()
       .at_least(1)
@@ -229,13 +239,17 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
 
 std::shared_ptr<const Dataset> load_segmentation_folder(const SegmentationFolderOptions& options,
                                                         Split split) {
+  if (of_split(split, options.train_images, options.val_images, options.test_images).empty()) {
+    return nullptr;
+  }
   return std::make_shared<const SegmentationFolder>(options, split);
 }
 
 void TarShardsOptions::describe(config::Schema<TarShardsOptions>& schema) {
   schema.field("train", &TarShardsOptions::train, "the shards, such as train-{000000..000099}.tar")
       .required();
-  schema.field("test", &TarShardsOptions::test, "the test split's shards").required();
+  schema.field("val", &TarShardsOptions::val, "the validation split's shards; empty: none");
+  schema.field("test", &TarShardsOptions::test, "the test split's shards; empty: none");
   schema.field("classes", &TarShardsOptions::classes, "labels are below this")
       .required()
       .at_least(1)
@@ -244,7 +258,8 @@ void TarShardsOptions::describe(config::Schema<TarShardsOptions>& schema) {
 }
 
 std::shared_ptr<const Dataset> load_tar_shards(const TarShardsOptions& options, Split split) {
-  const std::string& pattern = split == Split::kTest ? options.test : options.train;
+  const std::string& pattern = of_split(split, options.train, options.val, options.test);
+  if (pattern.empty()) return nullptr;
   std::vector<fs::path> paths;
   for (const std::string& name : detail::expand_braces(pattern)) paths.emplace_back(name);
   auto index = detail::index_shards(paths, options.classes, pattern, {.folder = options.cache_dir});

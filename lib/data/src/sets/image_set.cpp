@@ -25,7 +25,7 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
 
 ImageSet::ImageSet(const std::string& kind, const ImageSetOptions& options, Split split,
                    int64_t channels, std::optional<ImageSize> stored)
-    : pipeline_(split == Split::kTest ? options.test_transforms : options.transforms),
+    : pipeline_(split == Split::kTrain ? options.transforms : options.test_transforms),
       channels_(channels),
       normalization_{per_channel(kind, "mean", options.mean, channels),
                      per_channel(kind, "std", options.std, channels)} {
@@ -33,8 +33,8 @@ ImageSet::ImageSet(const std::string& kind, const ImageSetOptions& options, Spli
   if (!size) {
     throw base::UserError(fmt::format(
         "{}: the {} do not make all images the same size; add {}", kind,
-        split == Split::kTest ? "test_transforms" : "transforms",
-        split == Split::kTest ? "resize and center_crop" : "random_resized_crop or random_crop"));
+        split == Split::kTrain ? "transforms" : "test_transforms",
+        split == Split::kTrain ? "random_resized_crop or random_crop" : "resize and center_crop"));
   }
   size_ = *size;
 }

@@ -50,7 +50,7 @@ void describe_image_set(config::Schema<Options>& schema) {
   schema.field("transforms", member_of<Options>(&ImageSetOptions::transforms),
                "applied to training images, in this order");
   schema.field("test_transforms", member_of<Options>(&ImageSetOptions::test_transforms),
-               "applied to test images, in this order");
+               "applied to validation and test images, in this order");
   schema.field("mean", member_of<Options>(&ImageSetOptions::mean),
                "mean of each channel, of values from 0 to 1; subtracted on the device");
   schema

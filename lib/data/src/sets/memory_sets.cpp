@@ -296,6 +296,7 @@ void add_cifar_file(const fs::path& file, size_t label_bytes, StoredImages& imag
 std::shared_ptr<const Dataset> load_cifar(const std::string& kind, const CifarOptions& options,
                                           Split split, int64_t classes,
                                           const std::vector<std::string>& files) {
+  if (split == Split::kVal) return nullptr;
   StoredImages images{
       .channels = kCifarChannels, .size = {kCifarSide, kCifarSide}, .classes = classes};
   for (const std::string& file : files) {
@@ -317,6 +318,7 @@ void DigitsOptions::describe(config::Schema<DigitsOptions>& schema) {
 }
 
 std::shared_ptr<const Dataset> load_digits(const DigitsOptions& options, Split split) {
+  if (split == Split::kVal) return nullptr;
   const std::filesystem::path path =
       options.path.empty() ? find_data_file("digits.csv.gz") : std::filesystem::path(options.path);
   const auto chosen = read_labelled_csv(path, kDigitsLayout, options.test_fraction, split);
@@ -362,13 +364,14 @@ void CsvImagesOptions::describe(config::Schema<CsvImagesOptions>& schema) {
 }
 
 std::shared_ptr<const Dataset> load_mnist(const MnistOptions& options, Split split) {
+  if (split == Split::kVal) return nullptr;
   return std::make_shared<const MemorySet>("mnist", options, split,
                                            read_mnist(options.path, split));
 }
 
 std::shared_ptr<const Dataset> load_cifar10(const CifarOptions& options, Split split) {
   std::vector<std::string> files = {"test_batch.bin"};
-  if (split == Split::kTrain) {
+  if (split != Split::kTest) {
     files = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
              "data_batch_5.bin"};
   }
@@ -381,6 +384,7 @@ std::shared_ptr<const Dataset> load_cifar100(const CifarOptions& options, Split 
 }
 
 std::shared_ptr<const Dataset> load_csv_images(const CsvImagesOptions& options, Split split) {
+  if (split == Split::kVal) return nullptr;
   auto samples = read_labelled_csv(options.path,
                                    {.pixels = static_cast<size_t>(options.height * options.width),
                                     .max_pixel = 255,

@@ -125,6 +125,7 @@ void SyntheticOptions::describe(config::Schema<SyntheticOptions>& schema) {
 }
 
 std::shared_ptr<const Dataset> make_synthetic(const SyntheticOptions& options, Split split) {
+  if (split == Split::kVal) return nullptr;
   return std::make_shared<const Synthetic>(options, split);
 }
 

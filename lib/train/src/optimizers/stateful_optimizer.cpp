@@ -39,7 +39,8 @@ StatefulOptimizer::StatefulOptimizer(const NamedTensors& parameters, Traits trai
   }
 }
 
-void StatefulOptimizer::step(double lr) {
+void StatefulOptimizer::step(double lr, const at::Tensor& found_inf) {
+  if (found_inf.defined() && found_inf.item<float>() != 0) return;
   const at::NoGradGuard no_grad;
   for (ParameterBatch& batch : batches()) {
     if (batch.fused) {

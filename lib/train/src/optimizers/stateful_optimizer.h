@@ -36,7 +36,7 @@ class StatefulOptimizer : public Optimizer {
 
   StatefulOptimizer(const NamedTensors& parameters, Traits traits);
 
-  void step(double lr) final;
+  void step(double lr, const at::Tensor& found_inf = {}) final;
   OptimizerState state() const final;
   void load(const OptimizerState& state) final;
 

@@ -12,10 +12,16 @@
 
 namespace syncbn::data {
 
-/// The part of a data set: for training, or held out for evaluation.
-enum class Split { kTrain, kTest };
+/// The part of a data set.
+enum class Split {
+  kTrain,
+  kVal,   ///< to choose the best checkpoint by
+  kTest,  ///< to report on at the end
+  /// The training samples with the transforms for evaluation, of which a part may be held out.
+  kHeldOut,
+};
 
-/// "train" or "test".
+/// "train", "val", "test" or "held-out".
 std::string to_string(Split split);
 
 /// Samples and their targets, in the same order along the first dimension.
@@ -80,7 +86,8 @@ class Dataset {
 ///
 /// Built in are digits, synthetic (random images with a learnable class signal, for benchmarks),
 /// and the sets of <syncbn/data/image_sets.h>. make() reads the data; it throws base::UserError
-/// naming a file that cannot be read.
+/// naming a file that cannot be read. It returns null for a split that the data does not have: most
+/// have no Split::kVal.
 struct DatasetKind {
   using Registry = config::Registry<std::shared_ptr<const Dataset>, Split>;
   static Registry& registry();

@@ -14,7 +14,7 @@ namespace syncbn::data {
 
 /// Options of all sets of images. Samples are uint8, [channels, height, width].
 struct ImageSetOptions {
-  /// For the training and the test split. The results must have one size.
+  /// For training, and for evaluation. The results must have one size.
   std::vector<config::Component<TransformKind>> transforms;
   std::vector<config::Component<TransformKind>> test_transforms;
   /// Dataset::normalization(): one value per channel, or one for all.
@@ -65,7 +65,8 @@ struct CsvImagesOptions : ImageSetOptions {
 /// `type: image_folder`: a folder per class, in torchvision.datasets.ImageFolder's order.
 struct ImageFolderOptions : ImageFileOptions {
   std::string train;
-  std::string test;
+  std::string val;   ///< empty: no such split
+  std::string test;  ///< empty: no such split
 
   static void describe(config::Schema<ImageFolderOptions>& schema);
 };
@@ -74,7 +75,8 @@ struct ImageFolderOptions : ImageFileOptions {
 /// palette PNGs whose values are the labels. Targets are [H, W].
 struct SegmentationFolderOptions : ImageFileOptions {
   std::string train_images, train_masks;
-  std::string test_images, test_masks;
+  std::string val_images, val_masks;    ///< empty: no such split
+  std::string test_images, test_masks;  ///< empty: no such split
   int64_t classes = 0;
   int64_t ignore_index = 255;
 
@@ -85,14 +87,16 @@ struct SegmentationFolderOptions : ImageFileOptions {
 /// to the first dot are a sample: an image (.jpg, .jpeg, .png) and its label (.cls, a number).
 struct TarShardsOptions : ImageFileOptions {
   std::string train;
-  std::string test;
+  std::string val;   ///< empty: no such split
+  std::string test;  ///< empty: no such split
   int64_t classes = 0;
 
   static void describe(config::Schema<TarShardsOptions>& schema);
 };
 
 // Each reads the index of the data, or all data for the sets that are kept in memory (mnist, cifar,
-// csv_images). @throws base::UserError naming a file that cannot be read.
+// csv_images). Null for a split that the options do not name, and for Split::kVal of those that are
+// kept in memory. @throws base::UserError naming a file that cannot be read.
 std::shared_ptr<const Dataset> load_mnist(const MnistOptions& options, Split split);
 std::shared_ptr<const Dataset> load_cifar10(const CifarOptions& options, Split split);
 std::shared_ptr<const Dataset> load_cifar100(const CifarOptions& options, Split split);

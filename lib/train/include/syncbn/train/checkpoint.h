@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,23 +18,46 @@ namespace syncbn::train {
 struct Checkpoint {
   static constexpr int64_t kFormatVersion = 1;
 
-  std::map<std::string, at::Tensor> model;  ///< parameters and buffers
+  using Tensors = std::map<std::string, at::Tensor>;
+
+  /// A checkpoint that is kept for its result.
+  struct Best {
+    double value = 0;  ///< of the metric that the configuration chooses by
+    int64_t epoch = 0;
+    std::string file;  ///< in the run's folder: "best.pt"
+  };
+
+  Tensors model;              ///< parameters and buffers
+  Tensors ema;                ///< their moving averages; empty: the run has none
+  bool has_optimizer = true;  ///< false: of best.pt, from which no run resumes
   OptimizerState optimizer;
+  Tensors scaler;                          ///< empty: the run has none
+  std::map<std::string, double> schedule;  ///< empty: it has no state
+  double lr_scale = 1;                     ///< falls where a run restores a checkpoint
+  int64_t restores = 0;
   int64_t step = 0;  ///< steps so far, over all epochs
   data::SamplerState sampler;
   double epoch_loss = 0;  ///< sum over the samples of all ranks in this epoch so far
   int64_t epoch_samples = 0;
+  std::vector<int64_t> epoch_counts;  ///< Task::counts() of the same; empty: none
   int64_t world_size = 1;
   std::vector<at::Tensor> rng_states;  ///< one per rank, uint8
-  double best_accuracy = -1;           ///< negative: not evaluated yet
-  int64_t best_epoch = 0;
-  double seconds = 0;      ///< training time so far
+  std::vector<Best> best;              ///< the best one first; empty: not evaluated yet
+  int64_t stale_evaluations = 0;       ///< since the best one
+  double seconds = 0;                  ///< training time so far
   std::string epoch_line;  ///< log.jsonl's for the last complete epoch; empty in older checkpoints
   std::string config;      ///< resolved, in YAML
 };
 
 /// The bytes of a checkpoint file.
 std::string serialize(const Checkpoint& checkpoint);
+
+/// Writes the same bytes, tensor by tensor, without holding them all in memory.
+/// @throws what base::write_file_atomically() throws
+void write_checkpoint(const Checkpoint& checkpoint, const std::filesystem::path& path);
+
+/// A copy whose tensors are in memory of their own on the CPU, to be written while the run goes on.
+Checkpoint copy_to_host(const Checkpoint& checkpoint);
 
 /// @param name of the file, for messages
 /// @throws base::UserError for damaged bytes, those of another program, and other format versions.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include <syncbn/config/duration.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/dataset.h>
 #include <syncbn/data/loader.h>
@@ -11,6 +12,7 @@
 #include <syncbn/models/model_kind.h>
 #include <syncbn/train/optimizer.h>
 #include <syncbn/train/schedule.h>
+#include <syncbn/train/task.h>
 
 namespace syncbn::train {
 
@@ -20,8 +22,63 @@ struct DdpConfig {
   bool find_unused_parameters = false;
   bool gradient_as_bucket_view = false;
   std::optional<double> bucket_cap_mb;
+  bool static_graph = false;
+  std::string comm_hook = "none";
 
   static void describe(config::Schema<DdpConfig>& schema);
+};
+
+/// The section `clip`; unset: not clipped.
+struct ClipConfig {
+  std::optional<double> norm;
+  std::optional<double> value;
+  std::optional<double> adaptive;
+
+  static void describe(config::Schema<ClipConfig>& schema);
+};
+
+/// The section `scaler`: names and defaults of torch.amp.GradScaler.
+struct ScalerConfig {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;
+
+  static void describe(config::Schema<ScalerConfig>& schema);
+};
+
+/// The section `ema`.
+struct EmaConfig {
+  double decay = 0;  ///< 0: no average
+  int64_t every = 1;
+  double start = 0;
+
+  static void describe(config::Schema<EmaConfig>& schema);
+};
+
+/// The section `early_stop`.
+struct EarlyStopConfig {
+  int64_t patience = 0;  ///< 0: off
+  double min_delta = 0;
+
+  static void describe(config::Schema<EarlyStopConfig>& schema);
+};
+
+/// The section `checkpoint.keep_best`.
+struct KeepBestConfig {
+  std::string metric;  ///< empty: the task's first
+  int64_t count = 1;
+
+  static void describe(config::Schema<KeepBestConfig>& schema);
+};
+
+/// The section `checkpoint`.
+struct CheckpointConfig {
+  config::Duration every = config::Duration::epochs(1);
+  int64_t keep_last = 1;
+  KeepBestConfig keep_best;
+
+  static void describe(config::Schema<CheckpointConfig>& schema);
 };
 
 /// The section `loader`: names and defaults of data::LoaderOptions, except for num_workers.
@@ -43,22 +100,41 @@ struct LoaderConfig {
 struct Config {
   int64_t seed = 0;
   int64_t epochs = 10;
+  std::optional<int64_t> max_steps;
+  std::optional<config::Duration> max_time;
   std::optional<int64_t> batch_size;
   std::optional<int64_t> global_batch_size;
+  int64_t accumulate = 1;
   config::Component<models::ModelKind> model;
+  config::Component<TaskKind> task{"classification"};
   bool sync_batchnorm = true;
+  std::optional<int64_t> sync_batchnorm_group;
+  std::string distribute_bn = "broadcast";
+  int64_t update_bn_stats = 0;
   std::string memory_format = "auto";
   config::Component<data::DatasetKind> data;
+  double val_fraction = 0;
   config::Component<data::SamplerKind> sampler{"distributed"};
   LoaderConfig loader;
   config::Component<OptimizerKind> optimizer{"sgd"};
   config::Component<ScheduleKind> schedule{"constant"};
+  std::string amp = "none";
+  ScalerConfig scaler;
+  ClipConfig clip;
+  EmaConfig ema;
+  std::string on_nan = "stop";
+  double restore_lr = 0.5;
   DdpConfig ddp;
   int64_t eval_interval = 1;
+  EarlyStopConfig early_stop;
   int64_t log_interval = 0;
   std::string run_dir;
   std::string resume;
   bool overwrite = false;
+  CheckpointConfig checkpoint;
+  bool deterministic = false;
+  bool cudnn_benchmark = false;
+  bool tf32 = false;
   std::string backend = "auto";
   double timeout = 1800;
   double connect_timeout = 300;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include <syncbn/data/dataset.h>
@@ -13,9 +14,13 @@ namespace syncbn::train {
 /// finds a mistake in the data can exit while no other rank waits for it.
 struct Inputs {
   std::shared_ptr<const data::Dataset> train_set;
-  std::shared_ptr<const data::Dataset> test_set;
-  std::shared_ptr<data::Sampler> sampler;
+  /// The validation split, or the test split if there is none.
+  std::shared_ptr<const data::Dataset> eval_set;
+  data::Split eval_split = data::Split::kTest;  ///< kVal or kTest
+  /// A sampler of the training set for this rank.
+  std::function<std::shared_ptr<data::Sampler>()> make_sampler;
   int64_t batch_size = 1;  ///< of each rank
+  int64_t seed = 0;
 };
 
 /// @throws base::UserError when data is missing or damaged, or cannot be divided between the ranks.

@@ -26,8 +26,10 @@ class Optimizer {
 
   virtual double base_lr() const = 0;
 
+  /// @param found_inf a float32 scalar on the device: unless it is 0, nothing changes. Not given:
+  /// 0.
   /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well.
-  virtual void step(double lr) = 0;
+  virtual void step(double lr, const at::Tensor& found_inf = {}) = 0;
 
   /// The optimizer's own tensors, not copies.
   virtual OptimizerState state() const = 0;

@@ -1,18 +1,26 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 
 #include <syncbn/config/schema.h>
 
 namespace syncbn::train {
 
-/// The learning rate as a function of the step. It has no state to save.
+/// The learning rate as a function of the step. Only plateau has a state.
 class Schedule {
  public:
   virtual ~Schedule() = default;
   /// @param step from 0, over all epochs.
   virtual double lr(int64_t step) const = 0;
+
+  /// Tells the loss of an evaluation.
+  virtual void observe(double /*loss*/) {}
+  /// What the rate depends on besides the step, for a checkpoint.
+  virtual std::map<std::string, double> state() const { return {}; }
+  virtual void load(const std::map<std::string, double>& /*state*/) {}
 };
 
 /// Upper bound on numbers of epochs: keeps the number of steps within an int64_t.

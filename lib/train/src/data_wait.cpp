@@ -1,4 +1,4 @@
-#include "metrics.h"
+#include "data_wait.h"
 
 #include <ATen/Functions.h>
 #include <syncbn/dist/process_group.h>
@@ -19,11 +19,6 @@ std::vector<double> all_reduced(const std::vector<double>& own, c10d::ReduceOp o
 }
 
 }  // namespace
-
-SampleSums SampleSums::over_all_ranks() const {
-  const auto all = all_reduced({loss, correct, samples, failed_ranks}, c10d::ReduceOp::SUM);
-  return {.loss = all[0], .correct = all[1], .samples = all[2], .failed_ranks = all[3]};
-}
 
 void DataWait::add(double seconds) {
   for (Sum* sum : {&epoch_, &since_last_}) {

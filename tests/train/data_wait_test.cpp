@@ -1,4 +1,4 @@
-#include "metrics.h"
+#include "data_wait.h"
 
 #include <gtest/gtest.h>
 

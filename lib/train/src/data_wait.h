@@ -4,17 +4,6 @@
 
 namespace syncbn::train {
 
-/// Sums over samples. Divided by `samples` they are means.
-struct SampleSums {
-  double loss = 0;
-  double correct = 0;
-  double samples = 0;
-  double failed_ranks = 0;
-
-  /// The sums of all ranks. Every rank calls it.
-  SampleSums over_all_ranks() const;
-};
-
 /// How long this rank's steps waited for their batches. Not thread-safe.
 class DataWait {
  public:

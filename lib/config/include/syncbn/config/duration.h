@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+
+#include <syncbn/config/codec.h>
+
+namespace syncbn::config {
+
+/// How long something lasts or how often it happens: `90ep`, `0.5ep`, `2000step`, `90s`, `15min`,
+/// `2h`, `1d`.
+struct Duration {
+  enum class Unit { kEpochs, kSteps, kSeconds };
+
+  Unit unit = Unit::kEpochs;
+  double count = 0;       ///< above 0; steps are integers
+  std::string text = {};  ///< as it was written; empty: not read from a configuration
+
+  static Duration epochs(double count) { return {Unit::kEpochs, count}; }
+
+  std::string str() const;
+};
+
+template <>
+struct Codec<Duration> {
+  static std::string type_name() { return "duration"; }
+  static bool read(const Value& value, Duration& out, const std::string& path, Faults& faults);
+  static Value write(const Duration& in);
+};
+
+}  // namespace syncbn::config

@@ -1,0 +1,35 @@
+#include "best_results.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "run_folder.h"
+
+namespace syncbn::train {
+
+BestChange add_result(std::vector<Checkpoint::Best>& best, double value, int64_t epoch,
+                      int64_t count, bool higher_is_better, double min_delta) {
+  BestChange change;
+  if (std::isnan(value)) return change;
+  const auto is_better = [&](double a, double b) { return higher_is_better ? a > b : a < b; };
+  const auto place = std::ranges::find_if(
+      best, [&](const Checkpoint::Best& other) { return is_better(value, other.value); });
+  change.is_best = place == best.begin();
+  change.improves = best.empty() || is_better(value, best.front().value +
+                                                         (higher_is_better ? min_delta : -min_delta));
+  if (place == best.end() && std::ssize(best) >= std::max<int64_t>(count, 1)) return change;
+  if (change.is_best && count > 1 && !best.empty()) {
+    change.aside = best.front().file = RunFolder::best_name(best.front().epoch);
+  }
+  const std::string file = change.is_best ? RunFolder::kBest : RunFolder::best_name(epoch);
+  best.insert(place, {.value = value, .epoch = epoch, .file = file});
+  if (count > 0) change.write = file;
+  if (std::ssize(best) > std::max<int64_t>(count, 1)) {
+    // best.pt is replaced, not removed.
+    if (best.back().file != RunFolder::kBest) change.remove = best.back().file;
+    best.pop_back();
+  }
+  return change;
+}
+
+}  // namespace syncbn::train

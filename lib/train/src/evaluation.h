@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <syncbn/data/loader.h>
+#include <syncbn/models/model.h>
+#include <syncbn/train/config.h>
+#include <syncbn/train/inputs.h>
+#include <syncbn/train/task.h>
+
+#include "model.h"
+
+namespace syncbn::train {
+
+/// The results on a set of samples, equal on all ranks.
+struct Evaluation {
+  double loss = 0;  ///< mean over samples
+  std::vector<Metric> metrics;
+  int64_t samples = 0;
+  int64_t skipped = 0;  ///< damaged samples that were left out
+};
+
+/// Evaluates networks on the run's evaluation split, divided between the ranks: each sample once.
+/// Not thread-safe.
+class Evaluator {
+ public:
+  /// @param loader_options of training
+  Evaluator(const Config& config, const Inputs& inputs, const Task& task,
+            const BatchToDevice& to_device, const data::LoaderOptions& loader_options);
+
+  /// Every rank calls it.
+  /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others.
+  Evaluation evaluate(models::Model& model) const;
+
+ private:
+  const Config& config_;
+  const Inputs& inputs_;
+  const Task& task_;
+  const BatchToDevice& to_device_;
+  data::LoaderOptions loader_options_;
+};
+
+/// Makes batch norm's running statistics what the configuration asks for ahead of an evaluation.
+/// Every rank calls it; the model stays in training mode.
+void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
+                        const BatchToDevice& to_device, const data::LoaderOptions& loader_options);
+
+}  // namespace syncbn::train

@@ -1,0 +1,171 @@
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/schema.h>
+#include <syncbn/data/batch_transforms.h>
+#include <syncbn/data/sample_dataset.h>
+#include <syncbn/train/task.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace syncbn::train {
+namespace {
+
+constexpr int64_t kTop = 5;  // classes of the second accuracy, if there are more
+constexpr double kMaxAlpha = 100;
+
+struct ClassificationOptions {
+  std::string loss = "cross_entropy";
+  double label_smoothing = 0;
+  std::vector<double> class_weights;
+  double mixup = 0;
+  double cutmix = 0;
+
+  static void describe(config::Schema<ClassificationOptions>& schema) {
+    using Options = ClassificationOptions;
+    schema
+        .field("loss", &Options::loss,
+               "cross_entropy, or bce: binary cross entropy of each class, averaged over classes")
+        .one_of({"cross_entropy", "bce"});
+    schema
+        .field("label_smoothing", &Options::label_smoothing,
+               "share of the target that is spread evenly over all classes")
+        .at_least(0)
+        .below(1);
+    schema
+        .field("class_weights", &Options::class_weights,
+               "the loss's weight of each class; empty: all 1")
+        .at_least(0);
+    schema
+        .field("mixup", &Options::mixup,
+               "alpha of MixUp, which blends each image with another; 0: off")
+        .between(0, kMaxAlpha);
+    schema
+        .field("cutmix", &Options::cutmix,
+               "alpha of CutMix, which pastes a part of another image; 0: off. With mixup, each "
+               "batch gets one of them, evenly often")
+        .between(0, kMaxAlpha);
+  }
+};
+
+class Classification : public Task {
+ public:
+  Classification(ClassificationOptions options, int64_t num_classes)
+      : options_(std::move(options)), num_classes_(num_classes) {
+    const auto& weights = options_.class_weights;
+    if (weights.empty()) return;
+    if (std::ssize(weights) != num_classes) {
+      throw base::UserError(fmt::format("task.class_weights has {}, the data has {} classes",
+                                        base::counted(weights.size(), "value"), num_classes));
+    }
+    if (std::ranges::all_of(weights, [](double weight) { return weight == 0; })) {
+      throw base::UserError("task.class_weights: all are 0, so there is nothing to learn");
+    }
+    weights_ = at::tensor(weights, at::kFloat);
+  }
+
+  data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const override {
+    const double mixup = options_.mixup;
+    const double cutmix = options_.cutmix;
+    if (mixup == 0 && cutmix == 0) return batch;
+    if (cutmix == 0 || (mixup > 0 && random.chance(0.5))) {
+      return data::mixup(batch, num_classes_, mixup, random);
+    }
+    return data::cutmix(batch, num_classes_, cutmix, random);
+  }
+
+  at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override {
+    const at::Tensor weights = weights_.defined() ? weights_.to(output.device()) : at::Tensor();
+    if (options_.loss == "bce") {
+      return at::binary_cross_entropy_with_logits(
+          output, smoothed(shares(target)).to(output.scalar_type()), weights);
+    }
+    return at::cross_entropy_loss(output, target, weights, at::Reduction::Mean,
+                                  /*ignore_index=*/-100, options_.label_smoothing);
+  }
+
+  at::Tensor loss_sum(const at::Tensor& output, const at::Tensor& target) const override {
+    if (options_.loss == "bce") {
+      return at::binary_cross_entropy_with_logits(output, shares(target).to(output.scalar_type()))
+          .mul(output.size(0));
+    }
+    return at::cross_entropy_loss(output, target, {}, at::Reduction::Sum);
+  }
+
+  int64_t num_counts() const override { return has_top() ? 3 : 2; }
+
+  /// Samples, right answers, and samples whose class is among the kTop likeliest. Of a mixed
+  /// sample, the class with the larger share counts.
+  at::Tensor counts(const at::Tensor& output, const at::Tensor& target) const override {
+    const at::Tensor label = target.dim() > 1 ? target.argmax(1) : target;
+    std::vector<at::Tensor> counts = {at::full({}, output.size(0), label.options()),
+                                      output.argmax(1).eq(label).sum()};
+    if (has_top()) {
+      const at::Tensor top = std::get<1>(output.topk(kTop, 1));
+      counts.push_back(top.eq(label.unsqueeze(1)).sum());
+    }
+    return at::stack(counts);
+  }
+
+  std::vector<Metric> metrics(std::span<const int64_t> counts) const override {
+    const auto share = [&](size_t part) {
+      return counts[0] > 0 ? static_cast<double>(counts[part]) / static_cast<double>(counts[0]) : 0;
+    };
+    std::vector<Metric> all = {{.name = "accuracy", .value = share(1), .is_share = true}};
+    if (has_top()) all.push_back({.name = "top5_accuracy", .value = share(2), .is_share = true});
+    return all;
+  }
+
+ private:
+  bool has_top() const { return num_classes_ > kTop; }
+
+  /// [B, num_classes]: each class's share of the target.
+  at::Tensor shares(const at::Tensor& target) const {
+    return target.dim() > 1 ? target : at::one_hot(target, num_classes_).to(at::kFloat);
+  }
+
+  at::Tensor smoothed(const at::Tensor& shares) const {
+    const double smoothing = options_.label_smoothing;
+    if (smoothing == 0) return shares;
+    return shares * (1 - smoothing) + smoothing / static_cast<double>(num_classes_);
+  }
+
+  ClassificationOptions options_;
+  int64_t num_classes_;
+  at::Tensor weights_;
+};
+
+std::unique_ptr<Task> make_classification(const ClassificationOptions& options,
+                                          const data::Dataset& dataset) {
+  const auto* samples = dynamic_cast<const data::SampleDataset*>(&dataset);
+  if (samples != nullptr && !samples->target_shape().empty()) {
+    throw base::UserError(
+        "task: classification is of whole images, and this data has labels of pixels; use another "
+        "type of data");
+  }
+  if ((options.mixup > 0 || options.cutmix > 0) && dataset.sample_shape().size() != 3) {
+    throw base::UserError("task: mixup and cutmix need images of [channels, height, width]");
+  }
+  return std::make_unique<Classification>(options, dataset.num_classes());
+}
+
+}  // namespace
+
+data::Batch Task::augment(const data::Batch& batch, data::SampleRandom& /*random*/) const {
+  return batch;
+}
+
+TaskKind::Registry& TaskKind::registry() {
+  static Registry registry = [] {
+    Registry made;
+    made.add<ClassificationOptions>("classification", "one class for each image",
+                                    make_classification);
+    return made;
+  }();
+  return registry;
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <syncbn/data/random.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/models/model.h>
+#include <syncbn/train/config.h>
+#include <syncbn/train/optimizer.h>
+#include <syncbn/train/task.h>
+
+#include "ema.h"
+#include "gradients.h"
+#include "model.h"
+#include "stopping.h"
+
+namespace syncbn::train {
+
+/// Runs the network in mixed precision while it lives, if the configuration asks for it.
+class Autocast {
+ public:
+  Autocast(const Config& config, at::Device device);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  const at::DeviceType device_;
+  const bool was_enabled_;
+  const at::ScalarType former_type_;
+};
+
+/// One step of training: forward, backward and update. Not thread-safe.
+class TrainingStep {
+ public:
+  TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
+               std::shared_ptr<models::Model> model);
+
+  /// Trains on this rank's batch. Every rank calls it. Does not wait for the device to finish.
+  /// @param random of this batch and rank
+  /// @return the vote of the step before, if that was not taken yet. If a loss was not finite there
+  ///   and the run does not skip such steps, this step has changed no parameter.
+  std::optional<StepVote::Result> run(const data::Batch& batch, double lr,
+                                      data::SampleRandom& random, const Wishes& wishes);
+
+  /// The vote of the last step; waits for it.
+  std::optional<StepVote::Result> finish() { return vote_.take(); }
+
+  /// Whether the run goes on after a step like this.
+  bool accepts(const StepVote::Result& result) const {
+    return result.is_finite() || config_.on_nan == "skip";
+  }
+
+  /// Call this after each step that is part of the run.
+  /// @param step steps of the run so far, this one included
+  void update_average(int64_t step, bool copies);
+
+  /// Prepares the network for training.
+  void train() { ddp_.train(); }
+
+  /// This rank's counts (Task::counts()) since the last call: [K], int64.
+  at::Tensor take_counts();
+
+  Optimizer& optimizer() { return *optimizer_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
+  Ema* ema() { return ema_.get(); }            ///< null: none
+  GradScaler* scaler() { return scaler_.get(); }  ///< null: none
+
+ private:
+  /// Adds the gradients of a batch; returns its mean loss.
+  at::Tensor backward(const data::Batch& batch);
+  at::Tensor backward_part(const at::Tensor& input, const at::Tensor& target, double share);
+  void clip(const Tensors& gradients, at::Tensor& found_inf);
+  void save_buffers();
+  void restore_buffers(const at::Tensor& found_inf);
+
+  const Config& config_;
+  const Task& task_;
+  const BatchToDevice& to_device_;
+  const std::shared_ptr<models::Model> model_;
+  const at::Device device_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  dist::DistributedDataParallel<models::Model> ddp_;
+  const std::unique_ptr<GradScaler> scaler_;
+  const std::unique_ptr<Ema> ema_;
+  StepVote vote_;
+  Tensors parameters_;
+  Tensors buffers_;          ///< the model's, of floating point
+  Tensors former_buffers_;   ///< their values ahead of the step, with on_nan: skip
+  at::Tensor counts_;
+};
+
+}  // namespace syncbn::train
