@@ -48,8 +48,9 @@ struct HangingOptions {
 
 TEST(LoaderTimeoutTest, EndsTheRunOnAllRanksWhileAWorkerHangs) {
   data::DatasetKind::registry().add<HangingOptions>(
-      "hanging", "hangs",
-      [](const HangingOptions&, data::Split) { return std::make_shared<const Hanging>(); });
+      "hanging", "hangs", [](const HangingOptions&, data::Split split) {
+        return split == data::Split::kVal ? nullptr : std::make_shared<const Hanging>();
+      });
   const test::TempFolder folder;
   const std::string config = folder.write("hanging.yaml", R"(
 batch_size: 8

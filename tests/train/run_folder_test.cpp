@@ -99,7 +99,7 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
 
   const EpochRecord read = RunFolder::parse_line(json.dump());
   EXPECT_EQ(read.epoch, 2);
-  EXPECT_EQ(read.train, record.train);
+  EXPECT_THAT(read.train, ::testing::UnorderedElementsAreArray(record.train));
   EXPECT_EQ(read.eval, record.eval);
   EXPECT_EQ(read.eval_split, "test");
   EXPECT_EQ(read.data_wait_share, 0.5);

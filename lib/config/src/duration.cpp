@@ -24,12 +24,10 @@ constexpr double kHour = 60 * kMinute;
 constexpr double kDay = 24 * kHour;
 constexpr double kMaxCount = 1e15;  // more is a typing error
 
-constexpr std::array kSuffixes = {Suffix{"ep", Unit::kEpochs, 1},
-                                  Suffix{"step", Unit::kSteps, 1},
-                                  Suffix{"s", Unit::kSeconds, 1},
-                                  Suffix{"min", Unit::kSeconds, kMinute},
-                                  Suffix{"h", Unit::kSeconds, kHour},
-                                  Suffix{"d", Unit::kSeconds, kDay}};
+constexpr std::array kSuffixes = {
+    Suffix{"ep", Unit::kEpochs, 1},     Suffix{"step", Unit::kSteps, 1},
+    Suffix{"s", Unit::kSeconds, 1},     Suffix{"min", Unit::kSeconds, kMinute},
+    Suffix{"h", Unit::kSeconds, kHour}, Suffix{"d", Unit::kSeconds, kDay}};
 
 std::optional<Duration> parse(std::string_view text) {
   const size_t end = text.find_first_not_of("0123456789.");

@@ -15,8 +15,9 @@ BestChange add_result(std::vector<Checkpoint::Best>& best, double value, int64_t
   const auto place = std::ranges::find_if(
       best, [&](const Checkpoint::Best& other) { return is_better(value, other.value); });
   change.is_best = place == best.begin();
-  change.improves = best.empty() || is_better(value, best.front().value +
-                                                         (higher_is_better ? min_delta : -min_delta));
+  change.improves =
+      best.empty() ||
+      is_better(value, best.front().value + (higher_is_better ? min_delta : -min_delta));
   if (place == best.end() && std::ssize(best) >= std::max<int64_t>(count, 1)) return change;
   if (change.is_best && count > 1 && !best.empty()) {
     change.aside = best.front().file = RunFolder::best_name(best.front().epoch);

@@ -63,15 +63,14 @@ Evaluation Evaluator::evaluate(models::Model& model) const {
   }
   const at::Tensor host_counts = counts.cpu();
   return {.loss = values[0] / std::max(values[1], 1.0),
-          .metrics = task_.metrics({host_counts.const_data_ptr<int64_t>(),
-                                    static_cast<size_t>(host_counts.numel())}),
+          .metrics = task_.metrics(
+              {host_counts.const_data_ptr<int64_t>(), static_cast<size_t>(host_counts.numel())}),
           .samples = static_cast<int64_t>(values[1]),
           .skipped = static_cast<int64_t>(values[2])};
 }
 
 void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
-                        const BatchToDevice& to_device,
-                        const data::LoaderOptions& loader_options) {
+                        const BatchToDevice& to_device, const data::LoaderOptions& loader_options) {
   if (config.update_bn_stats > 0) {
     model.train();
     data::Loader loader(inputs.train_set, inputs.make_sampler(), loader_options);

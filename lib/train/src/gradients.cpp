@@ -31,7 +31,8 @@ Tensors gradients_of(const Tensors& parameters) {
 at::Tensor clip_norm(const Tensors& gradients, double max_norm) {
   const at::NoGradGuard no_grad;
   const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2)), 2);
-  const at::Tensor factor = (max_norm / (norm + kNormEps)).clamp_max(1);
+  // Python divides a number by a tensor in this way.
+  const at::Tensor factor = ((norm + kNormEps).reciprocal() * max_norm).clamp_max(1);
   at::_foreach_mul_(gradients, factor);
   return norm;
 }

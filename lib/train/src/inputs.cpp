@@ -40,6 +40,11 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
     val_set = data::subset(config.data.make(data::Split::kHeldOut), parts.held_out);
     inputs.train_set = data::subset(inputs.train_set, parts.train);
   }
+  if (val_set && val_set->fingerprint() == inputs.train_set->fingerprint()) {
+    throw base::UserError(
+        "data: the validation split is the training split; choose another folder, or, in a data "
+        "set of your own, return null for Split::kVal");
+  }
   inputs.eval_split = val_set ? data::Split::kVal : data::Split::kTest;
   inputs.eval_set = val_set ? std::move(val_set) : config.data.make(data::Split::kTest);
   if (!inputs.eval_set) {

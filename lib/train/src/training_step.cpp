@@ -183,8 +183,8 @@ void TrainingStep::update_average(int64_t step, bool copies) {
 }
 
 at::Tensor TrainingStep::take_counts() {
-  return std::exchange(counts_, at::zeros({task_.num_counts()},
-                                          at::TensorOptions(at::kLong).device(device_)));
+  return std::exchange(
+      counts_, at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device_)));
 }
 
 }  // namespace syncbn::train

@@ -66,7 +66,7 @@ class TrainingStep {
 
   Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
-  Ema* ema() { return ema_.get(); }            ///< null: none
+  Ema* ema() { return ema_.get(); }               ///< null: none
   GradScaler* scaler() { return scaler_.get(); }  ///< null: none
 
  private:
@@ -88,8 +88,8 @@ class TrainingStep {
   const std::unique_ptr<Ema> ema_;
   StepVote vote_;
   Tensors parameters_;
-  Tensors buffers_;          ///< the model's, of floating point
-  Tensors former_buffers_;   ///< their values ahead of the step, with on_nan: skip
+  Tensors buffers_;         ///< the model's, of floating point
+  Tensors former_buffers_;  ///< their values ahead of the step, with on_nan: skip
   at::Tensor counts_;
 };
 

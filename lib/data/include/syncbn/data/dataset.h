@@ -82,6 +82,7 @@ class Dataset {
 ///
 ///     data::DatasetKind::registry().add<MyOptions>("mine", "what it is",
 ///         [](const MyOptions& options, data::Split split) {
+///           if (split == data::Split::kVal) return std::shared_ptr<const MyDataset>();
 ///           return std::make_shared<const MyDataset>(options, split); });
 ///
 /// Built in are digits, synthetic (random images with a learnable class signal, for benchmarks),

@@ -1,0 +1,272 @@
+// What the keys of a training step do, in the program as a user starts it.
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/train/checkpoint.h>
+
+#include <cmath>
+#include <filesystem>
+#include <sstream>
+
+#include "e2e/train_program.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using train::Checkpoint;
+
+class TrainingTest : public ::testing::Test {
+ protected:
+  std::vector<std::string> args(const std::string& name,
+                                const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"--config",  shipped_config("digits.yaml"),
+                                    "--run_dir", folder_ / name,
+                                    "--sampler", "distributed"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  ProgramResult run(const std::string& name, const std::vector<std::string>& more = {}) const {
+    return run_train(args(name, more));
+  }
+
+  Checkpoint load(const std::string& file) const {
+    return train::parse_checkpoint(base::read_file(folder_ / file), file);
+  }
+
+  std::vector<nlohmann::json> events(const std::string& name, const std::string& event) const {
+    std::vector<nlohmann::json> found;
+    std::istringstream log(base::read_file(folder_ / (name + "/log.jsonl")));
+    for (std::string line; std::getline(log, line);) {
+      auto json = nlohmann::json::parse(line);
+      if (json["event"] == event) found.push_back(std::move(json));
+    }
+    return found;
+  }
+
+  TempFolder folder_;
+};
+
+void expect_same(const Checkpoint::Tensors& a, const Checkpoint::Tensors& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << name;
+}
+
+void expect_same_run(const Checkpoint& a, const Checkpoint& b) {
+  EXPECT_EQ(a.step, b.step);
+  expect_same(a.model, b.model);
+  expect_same(a.ema, b.ema);
+  expect_same(a.scaler, b.scaler);
+  EXPECT_EQ(a.schedule, b.schedule);
+  EXPECT_EQ(a.optimizer.size(), b.optimizer.size());
+  for (const auto& [name, tensors] : a.optimizer) expect_same(tensors, b.optimizer.at(name));
+}
+
+/// Everything that has a state, at once.
+const std::vector<std::string> kEverything = {"--epochs=3",
+                                              "--schedule.warmup=1",
+                                              "--accumulate=2",
+                                              "--amp=bf16",
+                                              "--ema.decay=0.9",
+                                              "--ema.start=0.5",
+                                              "--task.mixup=0.2",
+                                              "--task.cutmix=1",
+                                              "--task.label_smoothing=0.1",
+                                              "--clip.norm=1",
+                                              "--val_fraction=0.1",
+                                              "--loader.num_workers=3",
+                                              "--checkpoint.every=25step",
+                                              "--checkpoint.keep_last=3"};
+
+TEST_F(TrainingTest, GoesOnBitForBitFromTheMiddleOfAnEpochWithEverythingOn) {
+  run_ranks_of_train(2, args("whole", kEverything));
+  for (const int64_t step : {37, 110, 111, 180}) {
+    auto first = kEverything;
+    first.push_back(fmt::format("--max_steps={}", step));
+    const std::string name = fmt::format("parts{}", step);
+    run_ranks_of_train(2, args(name, first));
+    auto on = kEverything;
+    on.emplace_back("--resume=auto");
+    run_ranks_of_train(2, args(name, on));
+    ASSERT_FALSE(HasFailure());
+    expect_same_run(load(name + "/last.pt"), load("whole/last.pt"));
+    const auto ours = events(name, "epoch");
+    const auto whole = events("whole", "epoch");
+    for (const char* key : {"train_accuracy", "val_accuracy", "val_ema_accuracy", "lr", "step"}) {
+      EXPECT_EQ(ours.back()[key], whole.back()[key]) << key;
+    }
+    EXPECT_NEAR(ours.back()["train_loss"], whole.back()["train_loss"], 1e-9);
+  }
+}
+
+TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
+  auto options = kEverything;
+  options.emplace_back("--log_interval=1");
+  run_ranks_of_train(2, args("whole", options));
+  for (const std::string step : {"step 30/", "step 90/", "step 140/"}) {
+    std::filesystem::remove_all(folder_ / "parts");
+    auto ranks = start_ranks(2, args("parts", options));
+    ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), step) > 0; }));
+    for (const auto& rank : ranks) rank->send_signal(SIGKILL);
+    wait_for(ranks);
+    auto on = options;
+    on.emplace_back("--resume=auto");
+    run_ranks_of_train(2, args("parts", on));
+    expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
+    // The log has each step once, and the same losses.
+    const auto ours = events("parts", "step");
+    const auto whole = events("whole", "step");
+    ASSERT_EQ(ours.size(), whole.size());
+    for (size_t i = 0; i < ours.size(); ++i) {
+      EXPECT_EQ(ours[i]["step"], whole[i]["step"]);
+      EXPECT_EQ(ours[i]["loss"], whole[i]["loss"]);
+    }
+  }
+}
+
+TEST_F(TrainingTest, CountsTheSameOnAnyNumberOfRanks) {
+  // With a learning rate that changes nothing, each run evaluates the same network.
+  std::vector<std::pair<double, double>> results;
+  for (const int ranks : {1, 2, 3}) {
+    const std::string name = fmt::format("run{}", ranks);
+    run_ranks_of_train(ranks, args(name, {"--epochs=1", "--optimizer.lr=1e-30", "--batch_size=6",
+                                          "--optimizer.momentum=0", "--update_bn_stats=1000"}));
+    const auto result = result_of(folder_ / name);
+    results.emplace_back(result["test_accuracy"], result["test_top5_accuracy"]);
+  }
+  EXPECT_EQ(results[1], results[0]);
+  EXPECT_EQ(results[2], results[0]);
+}
+
+TEST_F(TrainingTest, ChoosesTheBestOnHeldOutSamples) {
+  ASSERT_EQ(run("run", {"--epochs=2", "--val_fraction=0.25", "--checkpoint.keep_best.metric=loss"})
+                .exit_code,
+            0);
+  const auto result = result_of(folder_ / "run");
+  EXPECT_TRUE(result.contains("best_val_loss")) << result;
+  EXPECT_TRUE(result.contains("val_accuracy"));
+  EXPECT_FALSE(result.contains("test_accuracy"));
+  EXPECT_LT(result["best_val_loss"], 1);
+  const auto both = run("both", {"--epochs=2"});
+  EXPECT_EQ(count(both.err, "no validation data: best.pt is chosen on the test split"), 1);
+}
+
+TEST_F(TrainingTest, KeepsTheLastAndTheBestCheckpoints) {
+  ASSERT_EQ(run("run", {"--epochs=3", "--checkpoint.every=100step", "--checkpoint.keep_last=2",
+                        "--checkpoint.keep_best.count=2"})
+                .exit_code,
+            0);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "run")) {
+    if (entry.path().extension() == ".pt") names.push_back(entry.path().filename());
+  }
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("last.pt", "step-000000000500.pt", "best.pt",
+                                                     ::testing::StartsWith("best-00000")));
+  EXPECT_EQ(load("run/last.pt").step, 543);
+  EXPECT_EQ(load("run/step-000000000500.pt").step, 500);
+  EXPECT_FALSE(load("run/best.pt").has_optimizer);
+  const auto refused = run("other", {"--resume", folder_ / "run/best.pt"});
+  EXPECT_EQ(refused.exit_code, base::kExitUsage);
+  EXPECT_THAT(refused.err, HasSubstr("without the state of the run; resume from last.pt"));
+}
+
+TEST_F(TrainingTest, SetsADamagedCheckpointAsideAndTakesTheOneBefore) {
+  const std::vector<std::string> options = {"--epochs=2", "--checkpoint.every=100step",
+                                            "--checkpoint.keep_last=3"};
+  ASSERT_EQ(run("whole", options).exit_code, 0);
+  auto first = options;
+  first.emplace_back("--max_steps=250");
+  ASSERT_EQ(run("run", first).exit_code, 0);
+  std::string bytes = base::read_file(folder_ / "run/last.pt");
+  bytes[bytes.size() / 2] ^= 1;
+  base::write_file_atomically(folder_ / "run/last.pt", bytes);
+  auto on = options;
+  on.emplace_back("--resume=auto");
+  const auto result = run("run", on);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "last.pt is damaged: it is now "), 1);
+  EXPECT_THAT(result.err, ContainsRegex("resumes from .*/step-0+200.pt at epoch 2"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/last.pt.damaged"));
+  expect_same_run(load("run/last.pt"), load("whole/last.pt"));
+}
+
+TEST_F(TrainingTest, MaxTimeSavesAndLeavesForTheNextRun) {
+  const auto result = run("run", {"--epochs=10000", "--max_time=2s"});
+  EXPECT_EQ(result.exit_code, base::kExitPreempted) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("stopped by max_time after step"));
+  EXPECT_GT(load("run/last.pt").step, 0);
+  EXPECT_EQ(events("run", "end").back()["reason"], "max_time");
+}
+
+TEST_F(TrainingTest, EndsEarlyWithoutABetterResult) {
+  const auto result = run("run", {"--epochs=50", "--schedule=constant", "--early_stop.patience=2",
+                                  "--early_stop.min_delta=0.5"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result_of(folder_ / "run")["epochs"], 3);
+  EXPECT_THAT(result.err, HasSubstr("ends early: 2 evaluations without a better accuracy"));
+}
+
+TEST_F(TrainingTest, SixteenBitsLearnTheDigits) {
+  for (const char* amp : {"bf16", "fp16"}) {
+    const auto result =
+        launch_train(2, args(amp, {"--epochs=4", "--amp", amp, "--scaler.growth_interval=50"}));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_GE(result_of(folder_ / amp)["test_accuracy"], 0.97) << amp;
+    EXPECT_EQ(load(std::string(amp) + "/last.pt").model.begin()->second.dtype(), at::kFloat);
+  }
+  EXPECT_TRUE(load("bf16/last.pt").scaler.empty());
+  EXPECT_GT(load("fp16/last.pt").scaler.at("scale").item<float>(), 0);
+}
+
+TEST_F(TrainingTest, ANumberThatIsNotFiniteIsSkippedOrUndone) {
+  // The first steps of such a rate end in NaN.
+  const auto stopped = run("stop", {"--epochs=2", "--optimizer.lr=1e6"});
+  EXPECT_EQ(stopped.exit_code, base::kExitUnavailable);
+  ASSERT_EQ(run("run", {"--epochs=1"}).exit_code, 0);
+  const auto restored =
+      run("run", {"--epochs=2", "--resume=auto", "--optimizer.lr=1e6", "--on_nan=restore",
+                  "--restore_lr=1e-7"});
+  EXPECT_EQ(restored.exit_code, 0) << restored.err;
+  EXPECT_EQ(count(restored.err, "the run continues from step 181 with 1e-07 of the learning rate"),
+            1)
+      << restored.err;
+  EXPECT_EQ(load("run/last.pt").restores, 1);
+  EXPECT_EQ(load("run/last.pt").lr_scale, 1e-7);
+  EXPECT_GE(result_of(folder_ / "run")["test_accuracy"], 0.8);
+}
+
+TEST_F(TrainingTest, ADivergedRunResumesFromItsLastCheckpoint) {
+  ASSERT_EQ(run("run", {"--epochs=1"}).exit_code, 0);
+  EXPECT_EQ(run("run", {"--epochs=2", "--resume=auto", "--optimizer.lr=1e6"}).exit_code,
+            base::kExitUnavailable);
+  const auto on = run("run", {"--epochs=2", "--resume=auto"});
+  EXPECT_EQ(on.exit_code, 0) << on.err;
+  EXPECT_EQ(result_of(folder_ / "run")["epochs"], 2);
+}
+
+TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {
+  const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
+    const auto result = launch_train(2, args("run", more));
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
+    EXPECT_THAT(result.out + result.err, HasSubstr(message));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  };
+  expect({"--accumulate=3"}, "accumulate: a rank's batch of 8 samples cannot be divided into 3");
+  expect({"--sync_batchnorm_group=3"}, "2 ranks cannot be divided into groups of 3");
+  expect({"--checkpoint.keep_best.metric=acuracy"},
+         "there is no 'acuracy'; choose from accuracy, top5_accuracy, loss");
+  expect({"--checkpoint.every=often"}, "expected a duration above 0, such as 2ep");
+  expect({"--max_time=3ep"}, "max_time is a time, such as 50min");
+  expect({"--clip.norm=1", "--clip.value=1"}, "clip: set only one of norm, value and adaptive");
+  expect({"--val_fraction=0.0001"}, "leaves no sample to evaluate on");
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,73 @@
+#include "best_results.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace syncbn::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Optional;
+
+std::vector<std::string> files(const std::vector<Checkpoint::Best>& best) {
+  std::vector<std::string> names;
+  for (const auto& one : best) names.push_back(one.file);
+  return names;
+}
+
+TEST(BestResultsTest, KeepsTheBestOnly) {
+  std::vector<Checkpoint::Best> best;
+  const auto add = [&](double value, int64_t epoch) {
+    return add_result(best, value, epoch, 1, /*higher_is_better=*/true, 0);
+  };
+  EXPECT_THAT(add(0.5, 1).write, Optional(std::string("best.pt")));
+  EXPECT_EQ(add(0.4, 2).write, std::nullopt);
+  EXPECT_EQ(add(0.5, 3).write, std::nullopt) << "the earlier one of two equals stays";
+  const BestChange change = add(0.6, 4);
+  EXPECT_TRUE(change.is_best);
+  EXPECT_EQ(change.aside, std::nullopt);
+  EXPECT_EQ(change.remove, std::nullopt);
+  ASSERT_EQ(best.size(), 1U);
+  EXPECT_EQ(best[0].epoch, 4);
+  EXPECT_EQ(add(std::numeric_limits<double>::quiet_NaN(), 5).write, std::nullopt);
+}
+
+TEST(BestResultsTest, KeepsAFewInTheirOrder) {
+  std::vector<Checkpoint::Best> best;
+  const auto add = [&](double value, int64_t epoch) {
+    return add_result(best, value, epoch, 3, /*higher_is_better=*/false, 0);
+  };
+  add(5, 1);
+  EXPECT_THAT(add(7, 2).write, Optional(std::string("best-000002.pt")));
+  BestChange change = add(4, 3);
+  EXPECT_THAT(change.aside, Optional(std::string("best-000001.pt")));
+  EXPECT_THAT(change.write, Optional(std::string("best.pt")));
+  EXPECT_THAT(files(best), ElementsAre("best.pt", "best-000001.pt", "best-000002.pt"));
+  change = add(6, 4);
+  EXPECT_THAT(change.write, Optional(std::string("best-000004.pt")));
+  EXPECT_THAT(change.remove, Optional(std::string("best-000002.pt")));
+  EXPECT_THAT(files(best), ElementsAre("best.pt", "best-000001.pt", "best-000004.pt"));
+  EXPECT_EQ(add(8, 5).write, std::nullopt);
+}
+
+TEST(BestResultsTest, RemembersTheBestOfNone) {
+  std::vector<Checkpoint::Best> best;
+  EXPECT_EQ(add_result(best, 0.5, 1, 0, true, 0).write, std::nullopt);
+  EXPECT_EQ(add_result(best, 0.7, 2, 0, true, 0).write, std::nullopt);
+  ASSERT_EQ(best.size(), 1U);
+  EXPECT_EQ(best[0].value, 0.7);
+}
+
+TEST(BestResultsTest, ASmallStepIsNoImprovement) {
+  std::vector<Checkpoint::Best> best;
+  EXPECT_TRUE(add_result(best, 0.5, 1, 1, true, 0.1).improves);
+  const BestChange small = add_result(best, 0.55, 2, 1, true, 0.1);
+  EXPECT_TRUE(small.is_best);
+  EXPECT_FALSE(small.improves);
+  EXPECT_TRUE(add_result(best, 0.7, 3, 1, true, 0.1).improves);
+}
+
+}  // namespace
+}  // namespace syncbn::train
