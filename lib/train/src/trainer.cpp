@@ -114,7 +114,11 @@ class Trainer {
   }
 
   std::unique_ptr<Schedule> make_schedule(const Config& config) const {
-    return config.schedule.make(ScheduleArgs{step_.optimizer().base_lr(), config.epochs,
+    const Optimizer& optimizer = step_.optimizer();
+    const auto batch = static_cast<double>(inputs_.batch_size * dist::world_size());
+    const double scale =
+        optimizer.lr_batch() ? batch / static_cast<double>(*optimizer.lr_batch()) : 1;
+    return config.schedule.make(ScheduleArgs{optimizer.base_lr() * scale, config.epochs,
                                              std::max<int64_t>(loader_.num_batches(), 1)});
   }
 

@@ -1,8 +1,10 @@
 #include "optimizers/stateful_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -31,27 +33,44 @@ at::Tensor copy_like(const at::Tensor& parameter, const at::Tensor& values) {
 
 }  // namespace
 
-StatefulOptimizer::StatefulOptimizer(const NamedTensors& parameters, Traits traits)
-    : traits_(std::move(traits)) {
-  for (const auto& [name, parameter] : parameters) {
-    slots_.push_back({.name = name, .parameter = parameter});
+StatefulOptimizer::StatefulOptimizer(const NamedTensors& parameters, const CommonOptions& options,
+                                     Traits traits)
+    : traits_(std::move(traits)), base_lr_(options.lr), lr_batch_(options.lr_batch) {
+  const std::vector<ParameterOptions> of_parameters = parameter_options(options, parameters);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, parameter] = parameters[i];
+    slots_.push_back({.name = name, .parameter = parameter, .options = of_parameters[i]});
     slots_.back().state.resize(traits_.keys.size());
   }
 }
 
 void StatefulOptimizer::step(double lr, const at::Tensor& found_inf) {
-  if (found_inf.defined() && found_inf.item<float>() != 0) return;
   const at::NoGradGuard no_grad;
-  for (ParameterBatch& batch : batches()) {
+  const bool decides = found_inf.defined();
+  std::optional<bool> is_skipped;  // known on the host only where an update needs it
+  for (ParameterBatch& batch : batches(lr)) {
     if (batch.fused) {
-      update_fused(batch, lr);
-    } else {
-      update_foreach(batch, lr);
+      if (traits_.counts_steps) at::_foreach_add_(batch.counts, 1);
+      update_fused(batch, decides ? std::optional(found_inf) : std::nullopt);
+      if (traits_.counts_steps && decides) {
+        at::_foreach_sub_(batch.counts, std::vector<at::Tensor>(batch.counts.size(), found_inf));
+      }
+      continue;
     }
+    if (decides && !is_skipped) is_skipped = found_inf.item<float>() != 0;
+    if (is_skipped.value_or(false)) continue;
+    if (traits_.counts_steps) at::_foreach_add_(batch.counts, 1);
+    batch.steps += 1;
+    update_foreach(batch);
   }
 }
 
-std::vector<ParameterBatch> StatefulOptimizer::batches() {
+void StatefulOptimizer::update_fused(ParameterBatch& /*batch*/,
+                                     const std::optional<at::Tensor>& /*found_inf*/) {
+  throw base::InternalError("optimizer " + traits_.type + " has no fused update");
+}
+
+std::vector<ParameterBatch> StatefulOptimizer::batches(double lr) {
   std::vector<ParameterBatch> batches;
   for (Slot& slot : slots_) {
     at::Tensor gradient = slot.parameter.grad();
@@ -64,26 +83,36 @@ std::vector<ParameterBatch> StatefulOptimizer::batches() {
     for (at::Tensor& tensor : slot.state) {
       if (!tensor.defined()) tensor = at::zeros_like(slot.parameter);
     }
-    if (traits_.counts_steps) ++slot.steps;
     const bool fused = can_fuse(slot, gradient);
+    double steps = 0;
+    if (traits_.counts_steps) {
+      if (!slot.count.defined()) {
+        slot.count = at::zeros({}, slot.parameter.options().dtype(at::kFloat).requires_grad(false));
+      }
+      if (!fused) steps = slot.count.item<double>();
+    }
     // The fused operators for CPUs ignore strides.
     if (fused && !have_same_layout(slot.parameter, gradient)) {
       gradient = copy_like(slot.parameter, gradient);
     }
     auto found = std::ranges::find_if(batches, [&](const ParameterBatch& batch) {
       const at::Tensor& first = batch.parameters.front();
-      return batch.fused == fused && batch.steps == slot.steps &&
+      return batch.fused == fused && batch.steps == steps && batch.options == slot.options &&
              first.device() == slot.parameter.device() &&
              first.scalar_type() == slot.parameter.scalar_type();
     });
     if (found == batches.end()) {
       found = batches.emplace(batches.end());
       found->fused = fused;
-      found->steps = slot.steps;
+      found->steps = steps;
+      found->options = slot.options;
+      found->lr = slot.options.rate(base_lr_, lr);
+      found->weight_decay = slot.options.weight_decay;
       found->state.resize(slot.state.size());
     }
     found->parameters.push_back(slot.parameter);
     found->gradients.push_back(std::move(gradient));
+    if (traits_.counts_steps) found->counts.push_back(slot.count);
     for (size_t i = 0; i < slot.state.size(); ++i) found->state[i].push_back(slot.state[i]);
   }
   return batches;
@@ -102,7 +131,7 @@ OptimizerState StatefulOptimizer::state() const {
     for (size_t i = 0; i < slot.state.size(); ++i) {
       if (slot.state[i].defined()) state[slot.name][traits_.keys[i]] = slot.state[i];
     }
-    if (slot.steps > 0) state[slot.name][kStep] = at::full({}, slot.steps, at::kFloat);
+    if (slot.count.defined()) state[slot.name][kStep] = slot.count;
   }
   return state;
 }
@@ -111,7 +140,7 @@ void StatefulOptimizer::load(const OptimizerState& state) {
   std::vector<Slot> loaded = slots_;
   for (Slot& slot : loaded) {
     slot.state.assign(traits_.keys.size(), at::Tensor());
-    slot.steps = 0;
+    slot.count = at::Tensor();
   }
   for (const auto& [name, tensors] : state) {
     const auto slot = std::ranges::find(loaded, name, &Slot::name);
@@ -121,7 +150,10 @@ void StatefulOptimizer::load(const OptimizerState& state) {
     }
     for (const auto& [key, tensor] : tensors) {
       if (key == kStep) {
-        slot->steps = traits_.counts_steps ? tensor.item<int64_t>() : 0;
+        if (traits_.counts_steps) {
+          slot->count = tensor.to(slot->parameter.options().dtype(at::kFloat).requires_grad(false),
+                                  /*non_blocking=*/false, /*copy=*/true);
+        }
         continue;
       }
       if (tensor.sizes() != slot->parameter.sizes()) {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +28,9 @@ class Optimizer {
 
   virtual double base_lr() const = 0;
 
+  /// The global batch that base_lr() is for; empty: for any.
+  virtual std::optional<int64_t> lr_batch() const { return std::nullopt; }
+
   /// @param found_inf a float32 scalar on the device: unless it is 0, nothing changes. Not given:
   /// 0.
   /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well.
@@ -39,7 +44,7 @@ class Optimizer {
   virtual void load(const OptimizerState& state) = 0;
 };
 
-/// The registry behind `optimizer: {type: sgd}`. Knows sgd and adamw.
+/// The registry behind `optimizer: {type: sgd}`. Knows sgd, adam, adamw, rmsprop and lamb.
 struct OptimizerKind {
   using Registry = config::Registry<std::unique_ptr<Optimizer>, const NamedTensors&>;
   static Registry& registry();
