@@ -64,10 +64,10 @@ class Adam : public StatefulOptimizer {
              batch.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
              /*grad_scale=*/std::nullopt, found_inf);
     };
-    using Kernel = void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                            at::TensorList, at::TensorList, double, double, double, double, double,
-                            bool, bool, const std::optional<at::Tensor>&,
-                            const std::optional<at::Tensor>&);
+    using Kernel =
+        void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                 at::TensorList, double, double, double, double, double, bool, bool,
+                 const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);
     update(kDecoupled ? static_cast<Kernel>(at::_fused_adamw_)
                       : static_cast<Kernel>(at::_fused_adam_));
   }

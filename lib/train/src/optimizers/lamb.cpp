@@ -15,7 +15,8 @@ struct LambOptions : CommonOptions {
   bool trust_clip = false;
 
   static void describe(config::Schema<LambOptions>& schema) {
-    CommonOptions::describe(schema, "added to the update; without it, a parameter's update is Adam's");
+    CommonOptions::describe(schema,
+                            "added to the update; without it, a parameter's update is Adam's");
     schema.field("betas", &LambOptions::betas, "decay of the two running averages")
         .length(2)
         .at_least(0)
@@ -78,7 +79,8 @@ class Lamb : public StatefulOptimizer {
 }  // namespace
 
 void add_lamb(OptimizerKind::Registry& registry) {
-  registry.add<LambOptions>("lamb", "Adam with a trust ratio for large batches, as Apex's FusedLAMB",
+  registry.add<LambOptions>("lamb",
+                            "Adam with a trust ratio for large batches, as Apex's FusedLAMB",
                             make_optimizer<Lamb, LambOptions>);
 }
 

@@ -20,7 +20,8 @@ bool has_last_part(const std::string& name, const std::string& part) {
 }
 
 Matches matches(const std::string& pattern) {
-  if (pattern == "bias") return [](const auto& name, const auto&) { return has_last_part(name, "bias"); };
+  if (pattern == "bias")
+    return [](const auto& name, const auto&) { return has_last_part(name, "bias"); };
   if (pattern == "norm") {
     return [](const auto& name, const auto& parameter) {
       return parameter.dim() <= 1 && has_last_part(name, "weight");
@@ -33,7 +34,7 @@ Matches matches(const std::string& pattern) {
 
 /// Indices of the parameters that a pattern of the option `key` means.
 std::vector<size_t> indices_of(const std::string& key, const std::string& pattern,
-                         const NamedTensors& parameters) {
+                               const NamedTensors& parameters) {
   const Matches match = matches(pattern);
   std::vector<size_t> found;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -85,7 +86,8 @@ void GroupOptions::describe(config::Schema<GroupOptions>& schema) {
       .field("match", &GroupOptions::match,
              "names of parameters: norm, bias, or a pattern such as backbone.*")
       .required();
-  schema.field("lr", &GroupOptions::lr, "their rate, such as 0.01, or a factor of lr, such as 0.1x");
+  schema.field("lr", &GroupOptions::lr,
+               "their rate, such as 0.01, or a factor of lr, such as 0.1x");
   schema.field("weight_decay", &GroupOptions::weight_decay, "null: the optimizer's")
       .between(0, kMaxRate);
 }
@@ -113,8 +115,7 @@ std::vector<ParameterOptions> parameter_options(const CommonOptions& options,
   if (options.layer_decay != 1) {
     const auto [layers, count] = layers_of(parameters);
     for (size_t i = 0; i < all.size(); ++i) {
-      all[i].lr_factor *=
-          std::pow(options.layer_decay, static_cast<double>(count - 1 - layers[i]));
+      all[i].lr_factor *= std::pow(options.layer_decay, static_cast<double>(count - 1 - layers[i]));
     }
   }
   return all;

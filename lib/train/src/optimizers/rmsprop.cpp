@@ -23,7 +23,9 @@ struct RmspropOptions : CommonOptions {
     schema.field("alpha", &RmspropOptions::alpha, "decay of the running average of squares")
         .at_least(0)
         .below(1);
-    schema.field("eps", &RmspropOptions::eps, "added to the denominator").above(0).at_most(kMaxRate);
+    schema.field("eps", &RmspropOptions::eps, "added to the denominator")
+        .above(0)
+        .at_most(kMaxRate);
     schema.field("momentum", &RmspropOptions::momentum, "share of the previous update that is kept")
         .at_least(0)
         .below(1);
