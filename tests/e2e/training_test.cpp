@@ -249,6 +249,24 @@ TEST_F(TrainingTest, ADivergedRunResumesFromItsLastCheckpoint) {
   EXPECT_EQ(result_of(folder_ / "run")["epochs"], 2);
 }
 
+TEST_F(TrainingTest, DrawsASeedAndRecordsIt) {
+  const auto words = [&](const std::string& name, const std::vector<std::string>& more) {
+    auto all = args(name, {"--epochs=2", "--seed=null"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  run_ranks_of_train(2, words("one", {"--max_steps=120"}));
+  run_ranks_of_train(2, words("two", {"--max_steps=1"}));
+  const int64_t seed = result_of(folder_ / "one")["seed"];
+  EXPECT_NE(seed, result_of(folder_ / "two")["seed"].get<int64_t>());
+  EXPECT_THAT(base::read_file(folder_ / "one/config.yaml"),
+              HasSubstr(fmt::format("seed: {}\n", seed)));
+  run_ranks_of_train(2, words("one", {"--resume=auto"}));
+  EXPECT_EQ(result_of(folder_ / "one")["seed"], seed);
+  run_ranks_of_train(2, args("again", {"--epochs=2", fmt::format("--seed={}", seed)}));
+  expect_same_run(load("one/last.pt"), load("again/last.pt"));
+}
+
 TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {
   const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
     const auto result = launch_train(2, args("run", more));

@@ -9,6 +9,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/threads.h>
 #include <syncbn/config/command_line.h>
+#include <syncbn/config/json_schema.h>
 #include <syncbn/config/layers.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>
@@ -50,6 +51,7 @@ const std::vector<config::ProgramOption> kOptions = {
     {"config", "FILE", "the configuration, in YAML; of several, each is written over the former"},
     {"print_config", "", "print all keys, where each value was written, and exit"},
     {"print_reference", "", "print all keys as a Markdown document and exit"},
+    {"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"},
     {"help", "", "print this text and exit"},
     {"version", "", "print the version and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
@@ -163,6 +165,7 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
       return print("train " SYNCBN_VERSION ", libtorch " TORCH_VERSION "\n");
     }
     if (line.has("print_reference")) return print(config_reference());
+    if (line.has("print_schema")) return print(config_json_schema());
     resolved = resolve(line, faults);
     if (line.has("print_config")) {
       const auto all = config::Schema<Config>::get().write(resolved.config);
@@ -222,11 +225,15 @@ std::vector<config::FieldInfo> config_fields() {
   return fields;
 }
 
+std::string config_json_schema() {
+  return config::json_schema(config::Schema<Config>::get(), "A configuration of syncbn's train");
+}
+
 std::string config_reference() {
   return "# Configuration\n\n"
          "Every key of a configuration file of `train`. On the command line each can be set as "
          "`--KEY VALUE`.\n"
-         "This page is made by `train --print-reference`.\n\n" +
+         "This page is made by `train --print_reference`.\n\n" +
          config::markdown_reference(config_fields());
 }
 

@@ -19,6 +19,9 @@ int run_command(const std::vector<std::string>& args);
 
 std::vector<config::FieldInfo> config_fields();
 
+/// The content of docs/train.schema.json.
+std::string config_json_schema();
+
 /// The content of docs/config.md.
 std::string config_reference();
 
