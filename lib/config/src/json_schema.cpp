@@ -12,7 +12,8 @@ using Json = nlohmann::ordered_json;
 
 Json to_json(const Value& value) {
   switch (value.kind) {
-    case Value::Kind::kNull: return nullptr;
+    case Value::Kind::kNull:
+      return nullptr;
     case Value::Kind::kScalar: {
       if (value.quoted) return value.scalar;
       if (value.scalar == "true" || value.scalar == "false") return value.scalar == "true";

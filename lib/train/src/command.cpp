@@ -28,6 +28,7 @@
 #include <thread>
 
 #include "agreement.h"
+#include "launching.h"
 #include "out_of_memory.h"
 #include "stopping.h"
 
@@ -35,8 +36,8 @@ namespace syncbn::train {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: train --config FILE [--KEY VALUE]...\n"
-    "       syncbn-launch --standalone --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
+    "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
+    "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
     "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
 
@@ -52,6 +53,9 @@ const std::vector<config::ProgramOption> kOptions = {
     {"print_config", "", "print all keys, where each value was written, and exit"},
     {"print_reference", "", "print all keys as a Markdown document and exit"},
     {"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"},
+    {"nproc_per_node", "N",
+     "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
+     "its --nnodes, --node_rank, --master_addr and --master_port, too"},
     {"help", "", "print this text and exit"},
     {"version", "", "print the version and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
@@ -150,16 +154,22 @@ void check_threads_of_all(const LoaderConfig& loader) {
   base::check_threads(ranks * (threads + kGroupThreads + kLoaders * workers));
 }
 
-int run(const std::vector<std::string>& args, const RankEnv& env) {
+int run(const std::vector<std::string>& given, const RankEnv& env) {
   Resolved resolved;
   Inputs inputs;
   try {
     config::Faults faults;
+    const auto args = translate_imagenet_options(given);
     const auto line = config::parse_command_line(args, kOptions, config_fields(), faults);
     const auto print = [&](const std::string& text) {
       if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
     };
+    if (line.has("nproc_per_node")) {
+      faults.add({},
+                 "--nproc_per_node: this process is a rank already (RANK is set); give the "
+                 "option to the launcher alone");
+    }
     if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));
     if (line.has("version")) {
       return print("train " SYNCBN_VERSION ", libtorch " TORCH_VERSION "\n");
@@ -196,7 +206,8 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
 
 }  // namespace
 
-int run_command(const std::vector<std::string>& args) {
+int run_command(const std::vector<std::string>& given) {
+  if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
   base::keep_freed_memory();
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
@@ -206,7 +217,7 @@ int run_command(const std::vector<std::string>& args) {
     return found;
   });
   try {
-    return run(args, env);
+    return run(given, env);
   } catch (const dist::PeerError&) {
     // If that rank has ended, so does this one by its launcher, and only the other's message
     // counts.
