@@ -87,9 +87,11 @@ const std::map<std::string, Translation>& imagenet_values() {
       {"world_size", key("nnodes")},
       {"rank", key("node_rank")},
       {"dist_url", translate_url},
-      {"start_epoch", refused("--start-epoch", "a run goes on where its checkpoint is; use --resume")},
-      {"gpu", refused("--gpu", "each rank takes the GPU of its local rank; to use one GPU, set "
-                               "CUDA_VISIBLE_DEVICES")},
+      {"start_epoch",
+       refused("--start-epoch", "a run goes on where its checkpoint is; use --resume")},
+      {"gpu", refused("--gpu",
+                      "each rank takes the GPU of its local rank; to use one GPU, set "
+                      "CUDA_VISIBLE_DEVICES")},
   };
   return all;
 }
@@ -99,8 +101,8 @@ const std::map<std::string, Translation>& imagenet_switches() {
       {"multiprocessing_distributed",
        [](const std::string&) { return Words{"--nproc_per_node=auto"}; }},
       {"dummy", [](const std::string&) { return Words{"--data.type=synthetic"}; }},
-      {"e", refused("--evaluate", "evaluating a checkpoint alone is not possible yet")},
-      {"evaluate", refused("--evaluate", "evaluating a checkpoint alone is not possible yet")},
+      {"e", refused("--evaluate", "use train eval --resume FILE")},
+      {"evaluate", refused("--evaluate", "use train eval --resume FILE")},
       {"pretrained", refused("--pretrained", "reading pretrained weights is not possible yet")},
       {"no_accel", refused("--no-accel", "set CUDA_VISIBLE_DEVICES= to train on CPUs")},
   };
@@ -162,8 +164,8 @@ fs::path own_program() {
 Words translate_imagenet_options(const Words& args) {
   Words all;
   for (size_t i = 0; i < args.size();) {
-    if (is_data_folder(args[i]) && (i == 0 || args[i - 1].find('=') != std::string::npos ||
-                                    !args[i - 1].starts_with("--"))) {
+    if (is_data_folder(args[i]) &&
+        (i == 0 || args[i - 1].find('=') != std::string::npos || !args[i - 1].starts_with("--"))) {
       all.push_back("--data.type=image_folder");
       all.push_back("--data.train=" + args[i] + "/train");
       all.push_back("--data.val=" + args[i] + "/val");
