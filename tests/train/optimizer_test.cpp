@@ -1,41 +1,16 @@
-#include <ATen/Context.h>
-#include <ATen/Functions.h>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <syncbn/train/optimizer.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
-#include <torch/version.h>
 
-#include "support/program.h"
-#include "support/python.h"
-#include "support/skip.h"
-#include "train/from_yaml.h"
+#include "train/optimizer_support.h"
 
 namespace syncbn::train {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::unique_ptr<Optimizer> optimizer(const std::string& yaml, const NamedTensors& parameters) {
-  return from_yaml<OptimizerKind>(yaml, "optimizer").make(parameters);
-}
-
-NamedTensors make_parameters() {
-  at::manual_seed(1);
-  NamedTensors parameters;
-  parameters.emplace_back("weight", at::randn({3, 4}).set_requires_grad(true));
-  parameters.emplace_back("bias", at::randn({4}).set_requires_grad(true));
-  return parameters;
-}
-
-void set_gradients(const NamedTensors& parameters, int64_t step) {
-  at::manual_seed(static_cast<uint64_t>(100 + step));
-  for (const auto& [name, parameter] : parameters) {
-    parameter.mutable_grad() = at::randn(parameter.sizes());
-  }
-}
 
 /// Compares five steps with those of libtorch's optimizer, on the same gradients.
 template <class Theirs>
@@ -85,6 +60,21 @@ TEST(OptimizerTest, AdamwStepsAsLibtorchsDoes) {
       });
 }
 
+TEST(OptimizerTest, AdamAndRmspropStepAsLibtorchsDo) {
+  using torch::optim::Adam;
+  using torch::optim::AdamOptions;
+  using torch::optim::RMSprop;
+  using torch::optim::RMSpropOptions;
+  expect_same_steps<Adam>("{type: adam, lr: 0.01, weight_decay: 0.1, amsgrad: true}", [](auto p) {
+    return Adam(tensors(p), AdamOptions(0.01).weight_decay(0.1).amsgrad(true));
+  });
+  expect_same_steps<RMSprop>(
+      "{type: rmsprop, lr: 0.01, momentum: 0.9, centered: true, weight_decay: 0.1}", [](auto p) {
+        return RMSprop(tensors(p),
+                       RMSpropOptions(0.01).momentum(0.9).centered(true).weight_decay(0.1));
+      });
+}
+
 /// Three steps with known gradients.
 std::vector<float> after_three_steps(const std::string& yaml) {
   at::Tensor parameter = (at::arange(6, at::kFloat) / 10).set_requires_grad(true);
@@ -115,71 +105,6 @@ TEST(OptimizerTest, GivesTheValuesOfPythonsTorchOptim) {
                                              0.370651156F, 0.470621139F}));
   }
 }
-
-/// Runs five steps of each of Python's optimizers on the parameters and gradients of this file.
-/// Prints a line per optimizer: the parameters' elements as integers of the same bits.
-constexpr const char* kFiveSteps = R"(
-import sys, torch
-for optimizer in sys.argv[1:]:
-    torch.manual_seed(1)
-    parameters = [torch.randn(shape).requires_grad_() for shape in ((3, 4), (4,))]
-    optimizer = eval("torch.optim." + optimizer)
-    for step in range(5):
-        torch.manual_seed(100 + step)
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape)
-        optimizer.step()
-    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
-    print(*flat.view(torch.int32).tolist())
-)";
-
-std::string five_steps(const std::string& yaml) {
-  const NamedTensors parameters = make_parameters();
-  const auto mine = optimizer(yaml, parameters);
-  for (int64_t step = 0; step < 5; ++step) {
-    set_gradients(parameters, step);
-    mine->step(mine->base_lr());
-  }
-  const at::Tensor bits =
-      at::cat({parameters[0].second.detach().flatten(), parameters[1].second.detach()})
-          .view(at::kInt);
-  const int32_t* values = bits.const_data_ptr<int32_t>();
-  return fmt::format("{}\n", fmt::join(values, values + bits.numel(), " "));
-}
-
-/// Whether Python's torch has the version of this test's libtorch. Other versions may round
-/// differently.
-bool python_has_this_torch() {
-  const auto result = test::run_program(
-      {test::python(), "-c", "import torch; print(torch.__version__.split('+')[0])"});
-  return result.exit_code == 0 && result.out == TORCH_VERSION "\n";
-}
-
-TEST(OptimizerTest, EqualsPythonsBitForBit) {
-  SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
-  std::string ours;
-  std::vector<std::string> python = {test::python(), "-c", kFiveSteps};
-  const auto compare = [&](const std::string& yaml, const std::string& theirs) {
-    ours += five_steps(yaml);
-    python.push_back(theirs);
-  };
-  compare("{type: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.01, fused: false}",
-          "SGD(parameters, 0.1, 0.9, weight_decay=0.01, foreach=True)");
-  compare("{type: sgd, lr: 0.1, momentum: 0.9, nesterov: true, fused: false}",
-          "SGD(parameters, 0.1, 0.9, nesterov=True)");
-  compare("{type: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.01}",
-          "SGD(parameters, 0.1, 0.9, weight_decay=0.01, fused=True)");
-  compare("{type: adamw, lr: 0.01, fused: false}", "AdamW(parameters, 0.01, foreach=True)");
-  compare("{type: adamw, lr: 0.01, fused: false}", "AdamW(parameters, 0.01)");
-  compare("{type: adamw, lr: 0.01}", "AdamW(parameters, 0.01, fused=True)");
-  const auto result = test::run_program(python);
-  EXPECT_EQ(ours, result.out) << "a line for each: " << ::testing::PrintToString(python)
-                              << result.err;
-}
-
-constexpr const char* kKinds[] = {"{type: sgd, momentum: 0.9, weight_decay: 0.01}",
-                                  "{type: sgd, momentum: 0.9, weight_decay: 0.01, fused: false}",
-                                  "{type: adamw}", "{type: adamw, fused: false}"};
 
 /// Convolution filters.
 NamedTensors make_filters(at::MemoryFormat format, at::ScalarType type = at::kFloat) {
@@ -276,7 +201,8 @@ TEST(OptimizerTest, SparseGradientsAreUsedWherePythonUsesThem) {
     }
     EXPECT_TRUE(at::allclose(sparse[0].second, dense[0].second, 1e-6, 1e-7)) << yaml;
   }
-  for (const char* yaml : {"{type: adamw}", "{type: sgd, weight_decay: 0.1}"}) {
+  for (const char* yaml : {"{type: adamw}", "{type: adam}", "{type: rmsprop}", "{type: lamb}",
+                           "{type: sgd, weight_decay: 0.1}"}) {
     const NamedTensors parameters = make_parameters();
     parameters[0].second.mutable_grad() = sparse_rows();
     try {
@@ -326,6 +252,9 @@ TEST(OptimizerTest, RefusesStateOfOtherParameters) {
 
 TEST(OptimizerTest, RefusesOptionsThatMakeNoSense) {
   EXPECT_THROW(optimizer("{type: sgd, nesterov: true}", {}), base::UserError);
+  EXPECT_THROW(optimizer("{type: sgd, nesterov: true, momentum: 0.9, dampening: 0.1}", {}),
+               base::UserError);
+  EXPECT_THROW(optimizer("{type: lamb, max_grad_norm: 0}", {}), base::UserError);
   EXPECT_THROW(optimizer("{type: adamw, betas: [0.9]}", {}), base::UserError);
   EXPECT_THROW(optimizer("{type: adamw, betas: [0.9, 1]}", {}), base::UserError);
 }

@@ -1,6 +1,7 @@
 #include "optimizers/stateful_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
@@ -29,10 +30,20 @@ at::Tensor copy_like(const at::Tensor& parameter, const at::Tensor& values) {
   return copy;
 }
 
+at::Tensor scalar(float value, at::Device device) {
+  return at::full({}, value, at::TensorOptions(at::kFloat).device(device));
+}
+
 }  // namespace
 
-StatefulOptimizer::StatefulOptimizer(const NamedTensors& parameters, Traits traits)
-    : traits_(std::move(traits)) {
+ParameterBatch::Tensors ParameterBatch::decayed_gradients() const {
+  if (weight_decay == 0) return gradients;
+  return at::_foreach_add(gradients, parameters, weight_decay);
+}
+
+StatefulOptimizer::StatefulOptimizer(const CommonOptions& options, const NamedTensors& parameters,
+                                     Traits traits)
+    : options_(options), traits_(std::move(traits)) {
   for (const auto& [name, parameter] : parameters) {
     slots_.push_back({.name = name, .parameter = parameter});
     slots_.back().state.resize(traits_.keys.size());
@@ -40,60 +51,113 @@ StatefulOptimizer::StatefulOptimizer(const NamedTensors& parameters, Traits trai
 }
 
 void StatefulOptimizer::step(double lr, const at::Tensor& found_inf) {
-  if (found_inf.defined() && found_inf.item<float>() != 0) return;
   const at::NoGradGuard no_grad;
-  for (ParameterBatch& batch : batches()) {
-    if (batch.fused) {
-      update_fused(batch, lr);
-    } else {
-      update_foreach(batch, lr);
-    }
+  const std::vector<SlotGroup> groups = slots_to_update();
+  // The fused operators compare with 1.
+  at::Tensor skips = found_inf.defined() ? found_inf.ne(0).to(at::kFloat) : at::Tensor();
+  const auto needs_host = [](const SlotGroup& group) {
+    return !group.fused || group.is_first_step;
+  };
+  if (skips.defined() && std::ranges::any_of(groups, needs_host)) {
+    if (skips.item<float>() != 0) return;
+    skips = at::Tensor();
   }
-}
-
-std::vector<ParameterBatch> StatefulOptimizer::batches() {
   std::vector<ParameterBatch> batches;
-  for (Slot& slot : slots_) {
-    at::Tensor gradient = slot.parameter.grad();
-    if (!gradient.defined()) continue;
-    if (!traits_.no_sparse.empty() && gradient.layout() != at::kStrided) {
-      throw base::UserError(
-          fmt::format("optimizer {}: the gradient of parameter '{}' is sparse; {}", traits_.type,
-                      slot.name, traits_.no_sparse));
+  for (const SlotGroup& group : groups) {
+    ParameterBatch& batch = batches.emplace_back(make_batch(group, lr));
+    if (skips.defined()) {
+      batch.found_inf = skips.to(batch.parameters.front().device(), /*non_blocking=*/true);
     }
-    for (at::Tensor& tensor : slot.state) {
-      if (!tensor.defined()) tensor = at::zeros_like(slot.parameter);
-    }
-    if (traits_.counts_steps) ++slot.steps;
-    const bool fused = can_fuse(slot, gradient);
-    // The fused operators for CPUs ignore strides.
-    if (fused && !have_same_layout(slot.parameter, gradient)) {
-      gradient = copy_like(slot.parameter, gradient);
-    }
-    auto found = std::ranges::find_if(batches, [&](const ParameterBatch& batch) {
-      const at::Tensor& first = batch.parameters.front();
-      return batch.fused == fused && batch.steps == slot.steps &&
-             first.device() == slot.parameter.device() &&
-             first.scalar_type() == slot.parameter.scalar_type();
-    });
-    if (found == batches.end()) {
-      found = batches.emplace(batches.end());
-      found->fused = fused;
-      found->steps = slot.steps;
-      found->state.resize(slot.state.size());
-    }
-    found->parameters.push_back(slot.parameter);
-    found->gradients.push_back(std::move(gradient));
-    for (size_t i = 0; i < slot.state.size(); ++i) found->state[i].push_back(slot.state[i]);
   }
-  return batches;
+  prepare(batches);
+  for (ParameterBatch& batch : batches) {
+    if (traits_.counts_steps) advance_counts(batch);
+    if (batch.fused) {
+      update_fused(batch);
+    } else {
+      update_foreach(batch);
+    }
+  }
 }
 
-bool StatefulOptimizer::can_fuse(const Slot& slot, const at::Tensor& gradient) const {
-  return traits_.fused && gradient.layout() == at::kStrided &&
+std::vector<StatefulOptimizer::SlotGroup> StatefulOptimizer::slots_to_update() {
+  std::vector<SlotGroup> groups;
+  for (Slot& slot : slots_) {
+    if (!slot.parameter.grad().defined()) continue;
+    check_layout(slot);
+    const bool fused = can_fuse(slot);
+    const bool first = is_first_step(slot);
+    auto found = std::ranges::find_if(groups, [&](const SlotGroup& group) {
+      const at::Tensor& other = group.slots.front()->parameter;
+      return group.fused == fused && group.is_first_step == first &&
+             other.device() == slot.parameter.device() &&
+             other.scalar_type() == slot.parameter.scalar_type();
+    });
+    if (found == groups.end()) {
+      found = groups.insert(groups.end(), {.slots = {}, .fused = fused, .is_first_step = first});
+    }
+    found->slots.push_back(&slot);
+  }
+  return groups;
+}
+
+void StatefulOptimizer::check_layout(const Slot& slot) const {
+  if (slot.parameter.grad().layout() == at::kStrided) return;
+  const bool is_usable = traits_.sparse == Sparse::kWithoutWeightDecay;
+  if (is_usable && options_.weight_decay == 0) return;
+  throw base::UserError(fmt::format("optimizer {}: the gradient of parameter '{}' is sparse; {}",
+                                    traits_.type, slot.name,
+                                    is_usable ? "set weight_decay to 0" : "use sgd"));
+}
+
+bool StatefulOptimizer::can_fuse(const Slot& slot) const {
+  return traits_.fused && slot.parameter.grad().layout() == at::kStrided &&
          at::isFloatingType(slot.parameter.scalar_type()) &&
          slot.parameter.is_non_overlapping_and_dense() &&
          (slot.parameter.is_cpu() || slot.parameter.is_cuda());
+}
+
+bool StatefulOptimizer::is_first_step(const Slot& slot) const {
+  return traits_.first_step_differs && !slot.state.front().defined();
+}
+
+at::Device StatefulOptimizer::count_device(const Slot& slot) const {
+  return traits_.fused ? slot.parameter.device() : at::Device(at::kCPU);
+}
+
+ParameterBatch StatefulOptimizer::make_batch(const SlotGroup& group, double lr) const {
+  ParameterBatch batch;
+  batch.lr = lr;
+  batch.weight_decay = options_.weight_decay;
+  batch.fused = group.fused;
+  batch.is_first_step = group.is_first_step;
+  batch.state.resize(traits_.keys.size());
+  for (Slot* const slot : group.slots) {
+    at::Tensor gradient = slot->parameter.grad();
+    // The fused operators for CPUs ignore strides.
+    if (group.fused && !have_same_layout(slot->parameter, gradient)) {
+      gradient = copy_like(slot->parameter, gradient);
+    }
+    batch.parameters.push_back(slot->parameter);
+    batch.gradients.push_back(std::move(gradient));
+    for (size_t i = 0; i < slot->state.size(); ++i) {
+      at::Tensor& tensor = slot->state[i];
+      if (!tensor.defined()) tensor = at::zeros_like(slot->parameter);
+      batch.state[i].push_back(tensor);
+    }
+    if (!traits_.counts_steps) continue;
+    if (!slot->count.defined()) slot->count = scalar(0, count_device(*slot));
+    batch.counts.push_back(slot->count);
+  }
+  return batch;
+}
+
+void StatefulOptimizer::advance_counts(const ParameterBatch& batch) {
+  if (batch.found_inf) {
+    at::_foreach_add_(batch.counts, 1 - *batch.found_inf);
+  } else {
+    at::_foreach_add_(batch.counts, 1);
+  }
 }
 
 OptimizerState StatefulOptimizer::state() const {
@@ -102,7 +166,7 @@ OptimizerState StatefulOptimizer::state() const {
     for (size_t i = 0; i < slot.state.size(); ++i) {
       if (slot.state[i].defined()) state[slot.name][traits_.keys[i]] = slot.state[i];
     }
-    if (slot.steps > 0) state[slot.name][kStep] = at::full({}, slot.steps, at::kFloat);
+    if (slot.count.defined()) state[slot.name][kStep] = slot.count;
   }
   return state;
 }
@@ -111,7 +175,7 @@ void StatefulOptimizer::load(const OptimizerState& state) {
   std::vector<Slot> loaded = slots_;
   for (Slot& slot : loaded) {
     slot.state.assign(traits_.keys.size(), at::Tensor());
-    slot.steps = 0;
+    slot.count = at::Tensor();
   }
   for (const auto& [name, tensors] : state) {
     const auto slot = std::ranges::find(loaded, name, &Slot::name);
@@ -121,7 +185,7 @@ void StatefulOptimizer::load(const OptimizerState& state) {
     }
     for (const auto& [key, tensor] : tensors) {
       if (key == kStep) {
-        slot->steps = traits_.counts_steps ? tensor.item<int64_t>() : 0;
+        if (traits_.counts_steps) slot->count = scalar(tensor.item<float>(), count_device(*slot));
         continue;
       }
       if (tensor.sizes() != slot->parameter.sizes()) {

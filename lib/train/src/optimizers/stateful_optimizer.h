@@ -1,64 +1,111 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <ATen/core/Scalar.h>
+
 #include <syncbn/train/optimizer.h>
+
+#include "optimizers/common_options.h"
 
 namespace syncbn::train {
 
-constexpr double kMaxRate = 1e6;  ///< upper bound on options; more is a typing error
-
-/// Parameters that one operator updates together: of one device, type and number of updates.
+/// Parameters that one operator updates together: of one device, type, learning rate and weight
+/// decay.
 struct ParameterBatch {
   using Tensors = std::vector<at::Tensor>;
 
   Tensors parameters;
   Tensors gradients;
   std::vector<Tensors> state;  ///< by key, then by parameter
-  int64_t steps = 0;           ///< updates so far, this one included
+  Tensors counts;              ///< updates of each parameter, this one included: float scalars
+  double lr = 0;
+  double weight_decay = 0;
   bool fused = false;
+  bool is_first_step = false;  ///< only if Traits::first_step_differs
+  /// 1: the fused operator changes nothing. On the device; not given: 0.
+  std::optional<at::Tensor> found_inf = {};
+
+  /// Gradients with the L2 penalty's.
+  Tensors decayed_gradients() const;
 };
 
 /// The part of an optimizer that does not depend on its formula: the state of each parameter, and
 /// which parameters are updated together.
 class StatefulOptimizer : public Optimizer {
  public:
+  enum class Sparse { kNever, kWithoutWeightDecay };
+
   struct Traits {
     std::string type;               ///< for messages
     bool fused = true;              ///< use torch's fused operators where possible
     std::vector<std::string> keys;  ///< of the state: tensors of the parameter's shape
     bool counts_steps = false;      ///< the state also has the number of updates
-    /// What to do about sparse gradients, for a message. Empty if they can be used.
-    std::string no_sparse = {};
+    /// The first update is not that of a state of zeros.
+    bool first_step_differs = false;
+    Sparse sparse = Sparse::kNever;  ///< which sparse gradients can be used
   };
 
-  StatefulOptimizer(const NamedTensors& parameters, Traits traits);
+  StatefulOptimizer(const CommonOptions& options, const NamedTensors& parameters, Traits traits);
 
+  double base_lr() const final { return options_.lr; }
   void step(double lr, const at::Tensor& found_inf = {}) final;
   OptimizerState state() const final;
   void load(const OptimizerState& state) final;
 
  protected:
+  /// Looks at all gradients before the updates, and may replace them.
+  virtual void prepare(std::vector<ParameterBatch>& /*batches*/) {}
   /// Updates in one pass. Parameters, gradients and state are dense and have the same strides.
-  virtual void update_fused(ParameterBatch& batch, double lr) = 0;
+  virtual void update_fused(ParameterBatch& /*batch*/) {}
   /// Updates operation by operation, with the same bits as torch.optim's default on CPUs.
-  virtual void update_foreach(ParameterBatch& batch, double lr) = 0;
+  virtual void update_foreach(ParameterBatch& batch) = 0;
+
+  /// A number for each parameter that depends on its number of updates.
+  template <class Function>
+  static std::vector<at::Scalar> by_count(const ParameterBatch& batch, const Function& function) {
+    std::vector<at::Scalar> values;
+    for (const at::Tensor& count : batch.counts) {
+      values.emplace_back(function(static_cast<double>(count.item<float>())));
+    }
+    return values;
+  }
 
  private:
   struct Slot {
     std::string name;
     at::Tensor parameter;
     std::vector<at::Tensor> state = {};  ///< by key; undefined before the first update
-    int64_t steps = 0;
+    at::Tensor count = {};               ///< updates; undefined before the first
+  };
+  /// Slots of one batch.
+  struct SlotGroup {
+    std::vector<Slot*> slots;
+    bool fused = false;
+    bool is_first_step = false;
   };
 
-  std::vector<ParameterBatch> batches();
-  bool can_fuse(const Slot& slot, const at::Tensor& gradient) const;
+  std::vector<SlotGroup> slots_to_update();
+  /// @throws base::UserError for a sparse gradient that the formula cannot use.
+  void check_layout(const Slot& slot) const;
+  bool can_fuse(const Slot& slot) const;
+  bool is_first_step(const Slot& slot) const;
+  /// Where a slot's count is: the fused operators read it on the parameter's device.
+  at::Device count_device(const Slot& slot) const;
+  ParameterBatch make_batch(const SlotGroup& group, double lr) const;
+  static void advance_counts(const ParameterBatch& batch);
 
+  CommonOptions options_;
   Traits traits_;
   std::vector<Slot> slots_;
 };
+
+template <class Kind, class Options>
+std::unique_ptr<Optimizer> make_optimizer(const Options& options, const NamedTensors& parameters) {
+  return std::make_unique<Kind>(options, parameters);
+}
 
 }  // namespace syncbn::train

@@ -39,7 +39,8 @@ class Optimizer {
   virtual void load(const OptimizerState& state) = 0;
 };
 
-/// The registry behind `optimizer: {type: sgd}`. Knows sgd and adamw.
+/// The registry behind `optimizer: {type: sgd}`. Knows sgd, adam, adamw,
+/// rmsprop and lamb.
 struct OptimizerKind {
   using Registry = config::Registry<std::unique_ptr<Optimizer>, const NamedTensors&>;
   static Registry& registry();

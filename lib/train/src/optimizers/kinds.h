@@ -1,0 +1,12 @@
+#pragma once
+
+#include <syncbn/train/optimizer.h>
+
+namespace syncbn::train {
+
+void add_sgd(OptimizerKind::Registry& registry);
+void add_adam(OptimizerKind::Registry& registry);  ///< adam and adamw
+void add_rmsprop(OptimizerKind::Registry& registry);
+void add_lamb(OptimizerKind::Registry& registry);
+
+}  // namespace syncbn::train
