@@ -114,6 +114,27 @@ TEST(OptimizerPythonTest, RmspropEqualsPythonsBitForBit) {
   });
 }
 
+TEST(OptimizerPythonTest, GroupsEqualPythonsBitForBit) {
+  SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
+  const std::string weight = "{'params': parameters[:1]";
+  const std::string bias = "}, {'params': parameters[1:]";
+  const std::string groups =
+      "groups: [{match: bias, lr: 0.2x, weight_decay: 0.5}, {match: w*, lr: 0.07}]";
+  expect_equal_bits({
+      {"{type: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.01, fused: false, " + groups + "}",
+       "SGD([" + weight + ", 'lr': 0.07" + bias + ", 'lr': 0.1 * 0.2, 'weight_decay': 0.5}], " +
+           "0.1, 0.9, weight_decay=0.01)"},
+      {"{type: adam, lr: 0.01, weight_decay: 0.1, " + groups + "}",
+       "Adam([" + weight + ", 'lr': 0.07" + bias + ", 'lr': 0.01 * 0.2, 'weight_decay': 0.5}], " +
+           "0.01, weight_decay=0.1, fused=True)"},
+      {"{type: adamw, lr: 0.01, no_decay: [bias], fused: false}",
+       "AdamW([" + weight + bias + ", 'weight_decay': 0}], 0.01)"},
+      {"{type: rmsprop, weight_decay: 0.1, no_decay: ['bi?s'], layer_decay: 0.7}",
+       "RMSprop([" + weight + ", 'lr': 0.01 * 0.7" + bias + ", 'weight_decay': 0}], " +
+           "weight_decay=0.1)"},
+  });
+}
+
 /// Algorithm 2 of arXiv:1904.00962 with phi(x) = x, in float64. Takes lr, betas, eps, weight decay,
 /// the largest norm of the gradients and the largest trust ratio (0: no limit).
 constexpr const char* kLamb = R"(

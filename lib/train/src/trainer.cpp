@@ -114,7 +114,9 @@ class Trainer {
   }
 
   std::unique_ptr<Schedule> make_schedule(const Config& config) const {
-    return config.schedule.make(ScheduleArgs{step_.optimizer().base_lr(), config.epochs,
+    const int64_t global_batch = inputs_.batch_size * dist::world_size();
+    return config.schedule.make(ScheduleArgs{scaled_lr(step_.optimizer(), global_batch),
+                                             config.epochs,
                                              std::max<int64_t>(loader_.num_batches(), 1)});
   }
 

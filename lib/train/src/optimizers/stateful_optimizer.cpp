@@ -43,9 +43,10 @@ ParameterBatch::Tensors ParameterBatch::decayed_gradients() const {
 
 StatefulOptimizer::StatefulOptimizer(const CommonOptions& options, const NamedTensors& parameters,
                                      Traits traits)
-    : options_(options), traits_(std::move(traits)) {
+    : base_lr_(options.lr), lr_batch_(options.lr_batch), traits_(std::move(traits)) {
+  const std::vector<ParameterRates> rates = parameter_rates(options, parameters);
   for (const auto& [name, parameter] : parameters) {
-    slots_.push_back({.name = name, .parameter = parameter});
+    slots_.push_back({.name = name, .parameter = parameter, .rates = rates[slots_.size()]});
     slots_.back().state.resize(traits_.keys.size());
   }
 }
@@ -88,10 +89,10 @@ std::vector<StatefulOptimizer::SlotGroup> StatefulOptimizer::slots_to_update() {
     const bool fused = can_fuse(slot);
     const bool first = is_first_step(slot);
     auto found = std::ranges::find_if(groups, [&](const SlotGroup& group) {
-      const at::Tensor& other = group.slots.front()->parameter;
-      return group.fused == fused && group.is_first_step == first &&
-             other.device() == slot.parameter.device() &&
-             other.scalar_type() == slot.parameter.scalar_type();
+      const Slot& other = *group.slots.front();
+      return group.fused == fused && group.is_first_step == first && other.rates == slot.rates &&
+             other.parameter.device() == slot.parameter.device() &&
+             other.parameter.scalar_type() == slot.parameter.scalar_type();
     });
     if (found == groups.end()) {
       found = groups.insert(groups.end(), {.slots = {}, .fused = fused, .is_first_step = first});
@@ -104,7 +105,7 @@ std::vector<StatefulOptimizer::SlotGroup> StatefulOptimizer::slots_to_update() {
 void StatefulOptimizer::check_layout(const Slot& slot) const {
   if (slot.parameter.grad().layout() == at::kStrided) return;
   const bool is_usable = traits_.sparse == Sparse::kWithoutWeightDecay;
-  if (is_usable && options_.weight_decay == 0) return;
+  if (is_usable && slot.rates.weight_decay == 0) return;
   throw base::UserError(fmt::format("optimizer {}: the gradient of parameter '{}' is sparse; {}",
                                     traits_.type, slot.name,
                                     is_usable ? "set weight_decay to 0" : "use sgd"));
@@ -125,10 +126,15 @@ at::Device StatefulOptimizer::count_device(const Slot& slot) const {
   return traits_.fused ? slot.parameter.device() : at::Device(at::kCPU);
 }
 
+double StatefulOptimizer::lr_of(const Slot& slot, double lr) const {
+  // In this order, both are exact while the schedule leaves the rate as it is.
+  return slot.rates.lr == base_lr_ ? lr : slot.rates.lr * (lr / base_lr_);
+}
+
 ParameterBatch StatefulOptimizer::make_batch(const SlotGroup& group, double lr) const {
   ParameterBatch batch;
-  batch.lr = lr;
-  batch.weight_decay = options_.weight_decay;
+  batch.lr = lr_of(*group.slots.front(), lr);
+  batch.weight_decay = group.slots.front()->rates.weight_decay;
   batch.fused = group.fused;
   batch.is_first_step = group.is_first_step;
   batch.state.resize(traits_.keys.size());

@@ -9,7 +9,7 @@
 
 #include <syncbn/train/optimizer.h>
 
-#include "optimizers/common_options.h"
+#include "optimizers/parameter_groups.h"
 
 namespace syncbn::train {
 
@@ -51,7 +51,8 @@ class StatefulOptimizer : public Optimizer {
 
   StatefulOptimizer(const CommonOptions& options, const NamedTensors& parameters, Traits traits);
 
-  double base_lr() const final { return options_.lr; }
+  double base_lr() const final { return base_lr_; }
+  std::optional<int64_t> lr_batch() const final { return lr_batch_; }
   void step(double lr, const at::Tensor& found_inf = {}) final;
   OptimizerState state() const final;
   void load(const OptimizerState& state) final;
@@ -78,6 +79,7 @@ class StatefulOptimizer : public Optimizer {
   struct Slot {
     std::string name;
     at::Tensor parameter;
+    ParameterRates rates;
     std::vector<at::Tensor> state = {};  ///< by key; undefined before the first update
     at::Tensor count = {};               ///< updates; undefined before the first
   };
@@ -95,10 +97,13 @@ class StatefulOptimizer : public Optimizer {
   bool is_first_step(const Slot& slot) const;
   /// Where a slot's count is: the fused operators read it on the parameter's device.
   at::Device count_device(const Slot& slot) const;
+  /// The learning rate of a slot where the optimizer's is `lr`.
+  double lr_of(const Slot& slot, double lr) const;
   ParameterBatch make_batch(const SlotGroup& group, double lr) const;
   static void advance_counts(const ParameterBatch& batch);
 
-  CommonOptions options_;
+  double base_lr_;
+  std::optional<int64_t> lr_batch_;
   Traits traits_;
   std::vector<Slot> slots_;
 };

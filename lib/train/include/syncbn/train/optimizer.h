@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +28,9 @@ class Optimizer {
 
   virtual double base_lr() const = 0;
 
+  /// The global batch size that base_lr() is for, if a configuration names one.
+  virtual std::optional<int64_t> lr_batch() const { return std::nullopt; }
+
   /// @param found_inf a float32 scalar on the device: unless it is 0, nothing changes. Not given:
   /// 0.
   /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well.
@@ -38,6 +43,13 @@ class Optimizer {
   /// @throws base::UserError for an unknown parameter or another shape.
   virtual void load(const OptimizerState& state) = 0;
 };
+
+/// base_lr() for steps of `global_batch` samples: multiplied by global_batch / lr_batch().
+inline double scaled_lr(const Optimizer& optimizer, int64_t global_batch) {
+  const std::optional<int64_t> batch = optimizer.lr_batch();
+  if (!batch) return optimizer.base_lr();
+  return optimizer.base_lr() * (static_cast<double>(global_batch) / static_cast<double>(*batch));
+}
 
 /// The registry behind `optimizer: {type: sgd}`. Knows sgd, adam, adamw,
 /// rmsprop and lamb.
