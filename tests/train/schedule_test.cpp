@@ -52,5 +52,59 @@ TEST(ScheduleTest, CosineWithWarmupOnlyNeverPassesTheRate) {
   EXPECT_DOUBLE_EQ(cosine->lr(3), 1);
 }
 
+TEST(ScheduleTest, WarmupMayEndWithinAnEpoch) {
+  const auto constant =
+      schedule("{type: constant, warmup: 0.5}", {.lr = 1, .epochs = 2, .steps_per_epoch = 5});
+  EXPECT_DOUBLE_EQ(constant->lr(0), 0.4);
+  EXPECT_DOUBLE_EQ(constant->lr(1), 0.8);
+  EXPECT_DOUBLE_EQ(constant->lr(2), 1);
+  EXPECT_DOUBLE_EQ(constant->lr(3), 1);
+}
+
+TEST(ScheduleTest, RatesStayWithinBoundsWhateverTheLengths) {
+  for (const char* yaml :
+       {"constant", "{type: step, step_size: 1}", "{type: multistep, milestones: [0, 1]}",
+        "exponential", "cosine", "poly", "plateau", "onecycle", "{type: onecycle, pct_start: 0}",
+        "{type: onecycle, pct_start: 1, three_phase: true}", "{type: poly, warmup: 0.3}",
+        "{type: cosine, warmup: 9, warmup_start: 0.5}", "{type: poly, warmup: 1, by_epoch: true}",
+        "{type: step, warmup: 0.5, by_epoch: true}"}) {
+    for (const int64_t epochs : {1, 2, 3}) {
+      for (const int64_t steps : {1, 2, 5}) {
+        const auto made = schedule(yaml, {.lr = 1, .epochs = epochs, .steps_per_epoch = steps});
+        // One more, since logs ask for the rate after the last step.
+        for (int64_t step = 0; step <= epochs * steps; ++step) {
+          EXPECT_GE(made->lr(step), 0) << yaml << " step " << step;
+          EXPECT_LE(made->lr(step), 1) << yaml << " step " << step;
+        }
+      }
+    }
+  }
+}
+
+TEST(ScheduleTest, PlateauWarmsUpToWhateverRateIsLeft) {
+  const auto plateau =
+      schedule("{type: plateau, patience: 0, factor: 0.5, warmup: 2, warmup_start: 0.2}",
+               {.lr = 1, .epochs = 5, .steps_per_epoch = 10});
+  EXPECT_DOUBLE_EQ(plateau->lr(0), 0.2);
+  EXPECT_DOUBLE_EQ(plateau->lr(10), 0.6);
+  plateau->observe(1);
+  plateau->observe(2);
+  EXPECT_DOUBLE_EQ(plateau->lr(10), 0.3);
+  EXPECT_DOUBLE_EQ(plateau->lr(20), 0.5);
+}
+
+TEST(ScheduleTest, PlateauResumesWithAnotherRateOfTheOptimizer) {
+  const ScheduleArgs args{.lr = 1, .epochs = 5, .steps_per_epoch = 10};
+  const auto first = schedule("{type: plateau, patience: 0}", args);
+  first->observe(1);
+  first->observe(1);
+  EXPECT_DOUBLE_EQ(first->lr(0), 0.1);
+  const auto second = schedule("{type: plateau, patience: 0}", {.lr = 3});
+  second->load(first->state());
+  EXPECT_DOUBLE_EQ(second->lr(0), 0.3);
+  second->load({});
+  EXPECT_DOUBLE_EQ(second->lr(0), 3);
+}
+
 }  // namespace
 }  // namespace syncbn::train

@@ -208,7 +208,9 @@ class Trainer {
     Config before;
     config::Faults faults;
     if (!config::Schema<Config>::get().read(former, before, "", faults)) return;
-    const double was = make_schedule(before)->lr(batches_done());
+    const auto schedule = make_schedule(before);
+    schedule->load(schedule_->state());
+    const double was = schedule->lr(batches_done());
     const double is = schedule_->lr(batches_done());
     if (std::abs(was - is) <= 1e-3 * std::max(was, is)) return;
     spdlog::warn(

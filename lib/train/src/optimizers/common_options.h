@@ -22,8 +22,8 @@ struct GroupRate {
 /// An item of `groups`.
 struct ParameterGroup {
   std::string match;
-  std::optional<GroupRate> lr;
-  std::optional<double> weight_decay;
+  std::optional<GroupRate> lr = {};
+  std::optional<double> weight_decay = {};
 
   static void describe(config::Schema<ParameterGroup>& schema);
 };
@@ -44,10 +44,10 @@ namespace syncbn::train {
 struct CommonOptions {
   double lr = 1e-3;
   double weight_decay = 0;
-  std::vector<std::string> no_decay;
-  std::vector<ParameterGroup> groups;
-  std::optional<double> layer_decay;
-  std::optional<int64_t> lr_batch;
+  std::vector<std::string> no_decay = {};
+  std::vector<ParameterGroup> groups = {};
+  std::optional<double> layer_decay = {};
+  std::optional<int64_t> lr_batch = {};
 };
 
 template <class Options>

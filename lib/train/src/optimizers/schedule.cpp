@@ -2,30 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <numbers>
 
-#include "optimizers/stateful_optimizer.h"
+#include "optimizers/kinds.h"
+#include "optimizers/warmup_schedule.h"
 
 namespace syncbn::train {
 namespace {
 
-constexpr double kMaxFactor = 1000;  // more is a typing error
+struct ConstantOptions : WarmupOptions {
+  static void describe(config::Schema<ConstantOptions>& schema) { describe_warmup(schema); }
 
-class FunctionSchedule : public Schedule {
- public:
-  explicit FunctionSchedule(std::function<double(int64_t)> lr) : lr_(std::move(lr)) {}
-  double lr(int64_t step) const override { return lr_(step); }
-
- private:
-  std::function<double(int64_t)> lr_;
+  double rate(double lr, const Position&) const { return lr; }
 };
 
-struct ConstantOptions {
-  static void describe(config::Schema<ConstantOptions>&) {}
-};
+template <class Options>
+void describe_gamma(config::Schema<Options>& schema, const std::string& help) {
+  schema.field("gamma", &Options::gamma, help).above(0).at_most(kMaxFactor);
+}
 
-struct StepOptions {
+struct StepOptions : WarmupOptions {
   int64_t step_size = 30;
   double gamma = 0.1;
 
@@ -33,59 +29,102 @@ struct StepOptions {
     schema.field("step_size", &StepOptions::step_size, "epochs between two changes")
         .between(1, kMaxEpochs)
         .unit("epochs");
-    schema.field("gamma", &StepOptions::gamma, "factor of each change")
-        .above(0)
-        .at_most(kMaxFactor);
+    describe_gamma(schema, "factor of each change");
+    describe_warmup(schema);
+  }
+
+  double rate(double lr, const Position& position) const {
+    const double changes = position.at / (static_cast<double>(step_size) * position.epoch);
+    return lr * std::pow(gamma, std::floor(changes));
   }
 };
 
-struct CosineOptions {
-  double warmup = 0;
+struct MultistepOptions : WarmupOptions {
+  std::vector<int64_t> milestones;
+  double gamma = 0.1;
+
+  static void describe(config::Schema<MultistepOptions>& schema) {
+    schema.field("milestones", &MultistepOptions::milestones, "epochs before the changes")
+        .required()
+        .between(0, kMaxEpochs)
+        .unit("epochs");
+    describe_gamma(schema, "factor of each change");
+    describe_warmup(schema);
+  }
+
+  double rate(double lr, const Position& position) const {
+    const auto changes = std::ranges::count_if(milestones, [&](int64_t milestone) {
+      return static_cast<double>(milestone) * position.epoch <= position.at;
+    });
+    return lr * std::pow(gamma, static_cast<double>(changes));
+  }
+};
+
+struct ExponentialOptions : WarmupOptions {
+  double gamma = 0.95;
+
+  static void describe(config::Schema<ExponentialOptions>& schema) {
+    describe_gamma(schema, "factor of an epoch");
+    describe_warmup(schema);
+  }
+
+  double rate(double lr, const Position& position) const {
+    return lr * std::pow(gamma, position.epochs());
+  }
+};
+
+struct CosineOptions : WarmupOptions {
   double min_lr = 0;
 
   static void describe(config::Schema<CosineOptions>& schema) {
-    schema.field("warmup", &CosineOptions::warmup, "length of the linear rise from 0 at the start")
-        .between(0, kMaxEpochs)
-        .unit("epochs");
+    describe_warmup(schema);
     schema.field("min_lr", &CosineOptions::min_lr, "the rate at the end").between(0, kMaxRate);
+  }
+
+  double rate(double lr, const Position& position) const {
+    return min_lr + (lr - min_lr) * (1 + std::cos(std::numbers::pi * position.share())) / 2;
   }
 };
 
-double cosine_lr(const CosineOptions& options, const ScheduleArgs& args, int64_t step) {
-  const double total = static_cast<double>(args.epochs * args.steps_per_epoch);
-  const double warmup = std::min(options.warmup * static_cast<double>(args.steps_per_epoch), total);
-  const double at = static_cast<double>(step);
-  // + 1, so that the first step has a rate above 0.
-  if (at < warmup) return args.lr * (at + 1) / std::max(warmup, 1.0);
-  const double part = total > warmup ? std::min((at - warmup) / (total - warmup), 1.0) : 1.0;
-  return options.min_lr + (args.lr - options.min_lr) * (1 + std::cos(std::numbers::pi * part)) / 2;
+struct PolyOptions : WarmupOptions {
+  double power = 1;
+
+  static void describe(config::Schema<PolyOptions>& schema) {
+    constexpr double kMaxPower = 100;
+    schema.field("power", &PolyOptions::power, "exponent of the share that is left")
+        .above(0)
+        .at_most(kMaxPower);
+    describe_warmup(schema);
+  }
+
+  double rate(double lr, const Position& position) const {
+    return lr * std::pow(1 - position.share(), power);
+  }
+};
+
+template <class Options>
+void add(ScheduleKind::Registry& registry, const std::string& type, const std::string& help) {
+  registry.add<Options>(type, help, [](const Options& options, const ScheduleArgs& args) {
+    return std::make_unique<WarmupSchedule>(
+        options, args,
+        [options, lr = args.lr](const Position& position) { return options.rate(lr, position); });
+  });
 }
 
 }  // namespace
 
 ScheduleKind::Registry& ScheduleKind::registry() {
   static Registry registry = [] {
-    const auto make = [](std::function<double(int64_t)> lr) {
-      return std::make_unique<FunctionSchedule>(std::move(lr));
-    };
     Registry made;
-    made.add<ConstantOptions>("constant", "the optimizer's lr in all steps",
-                              [make](const ConstantOptions&, const ScheduleArgs& args) {
-                                return make([lr = args.lr](int64_t) { return lr; });
-                              });
-    made.add<StepOptions>(
-        "step", "multiplied by gamma every step_size epochs",
-        [make](const StepOptions& options, const ScheduleArgs& args) {
-          return make([options, args](int64_t step) {
-            const int64_t changes = step / args.steps_per_epoch / options.step_size;
-            return args.lr * std::pow(options.gamma, static_cast<double>(changes));
-          });
-        });
-    made.add<CosineOptions>(
-        "cosine", "falls along a cosine, step by step, to min_lr",
-        [make](const CosineOptions& options, const ScheduleArgs& args) {
-          return make([options, args](int64_t step) { return cosine_lr(options, args, step); });
-        });
+    add<ConstantOptions>(made, "constant", "the optimizer's lr in all steps");
+    add<StepOptions>(made, "step", "multiplied by gamma every step_size epochs");
+    add<MultistepOptions>(made, "multistep", "multiplied by gamma at each milestone");
+    add<ExponentialOptions>(made, "exponential", "falls step by step, by gamma in an epoch");
+    add<CosineOptions>(made, "cosine", "falls along a cosine, step by step, to min_lr");
+    add<PolyOptions>(made, "poly",
+                     "falls step by step to 0: a power of the share of steps that is left");
+    add_onecycle(made);
+    add_plateau(made);
     return made;
   }();
   return registry;

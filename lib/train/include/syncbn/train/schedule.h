@@ -32,7 +32,8 @@ struct ScheduleArgs {
   int64_t steps_per_epoch = 1;
 };
 
-/// The registry behind `schedule: {type: cosine}`. Knows constant, step and cosine.
+/// The registry behind `schedule: {type: cosine}`. Knows constant, step,
+/// multistep, exponential, cosine, poly, onecycle and plateau.
 struct ScheduleKind {
   using Registry = config::Registry<std::unique_ptr<Schedule>, const ScheduleArgs&>;
   static Registry& registry();
