@@ -14,8 +14,8 @@ namespace {
 using ::testing::ElementsAre;
 
 TEST(SubsetTest, HasTheSamplesOfItsIndices) {
-  const auto all = make_synthetic({.size = 20, .height = 4, .width = 4, .classes = 3},
-                                  Split::kTrain);
+  const auto all =
+      make_synthetic({.size = 20, .height = 4, .width = 4, .classes = 3}, Split::kTrain);
   const auto some = subset(all, {4, 7, 2});
   EXPECT_EQ(some->size(), 3);
   EXPECT_EQ(some->num_classes(), 3);

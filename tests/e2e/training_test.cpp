@@ -229,9 +229,8 @@ TEST_F(TrainingTest, ANumberThatIsNotFiniteIsSkippedOrUndone) {
   const auto stopped = run("stop", {"--epochs=2", "--optimizer.lr=1e6"});
   EXPECT_EQ(stopped.exit_code, base::kExitUnavailable);
   ASSERT_EQ(run("run", {"--epochs=1"}).exit_code, 0);
-  const auto restored =
-      run("run", {"--epochs=2", "--resume=auto", "--optimizer.lr=1e6", "--on_nan=restore",
-                  "--restore_lr=1e-7"});
+  const auto restored = run("run", {"--epochs=2", "--resume=auto", "--optimizer.lr=1e6",
+                                    "--on_nan=restore", "--restore_lr=1e-7"});
   EXPECT_EQ(restored.exit_code, 0) << restored.err;
   EXPECT_EQ(count(restored.err, "the run continues from step 181 with 1e-07 of the learning rate"),
             1)

@@ -15,7 +15,7 @@
 namespace syncbn::train {
 namespace {
 
-/// Two parameters with gradients, the same as in kPython.
+/// Two parameters with gradients, the same as in kPythonSteps.
 Tensors parameters() {
   const at::Tensor weight = (at::arange(12, at::kFloat) / 10 - 0.4).view({3, 4});
   const at::Tensor bias = at::arange(4, at::kFloat) / 100;
@@ -26,7 +26,7 @@ Tensors parameters() {
   return {weight, bias};
 }
 
-constexpr const char* kPython = R"(
+constexpr const char* kPythonSteps = R"(
 import sys, torch
 def parameters():
     tensors = [(torch.arange(12.) / 10 - 0.4).view(3, 4), torch.arange(4.) / 100]
@@ -94,9 +94,9 @@ std::string clipped() {
 std::string scaled() {
   std::string text;
   const at::Tensor weight = at::ones({2}).requires_grad_(true);
-  GradScaler scaler({.init_scale = 1024, .growth_factor = 3, .backoff_factor = 0.25,
-                     .growth_interval = 3},
-                    at::kCPU);
+  GradScaler scaler(
+      {.init_scale = 1024, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 3},
+      at::kCPU);
   for (int step = 0; step < 12; ++step) {
     weight.mutable_grad() = at::Tensor();
     const bool overflows = step == 2 || step == 3 || step == 9;
@@ -134,20 +134,21 @@ std::string averaged() {
     ema.update(step + 1, /*copies=*/step == 0);
   }
   const auto& state = ema.state();
-  return bits({state.at("weight"), state.at("bias"), state.at("running_mean"),
-               state.at("running_var")});
+  return bits(
+      {state.at("weight"), state.at("bias"), state.at("running_mean"), state.at("running_var")});
 }
 
 TEST(GradientsTest, ClippingScalerAndAverageHavePythonsBits) {
   SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
-  const auto python = test::run_program({test::python(), "-c", kPython});
+  const auto python = test::run_program({test::python(), "-c", kPythonSteps});
   ASSERT_EQ(python.exit_code, 0) << python.err;
   EXPECT_EQ(clipped() + scaled() + averaged(), python.out);
 }
 
 TEST(GradientsTest, ClipsByTheNormOfAll) {
   const Tensors tensors = parameters();
-  const double norm = at::cat({tensors[0].grad().flatten(), tensors[1].grad()}).norm().item<double>();
+  const double norm =
+      at::cat({tensors[0].grad().flatten(), tensors[1].grad()}).norm().item<double>();
   EXPECT_NEAR(clip_norm(gradients_of(tensors), 0.5).item<double>(), norm, 1e-6);
   const at::Tensor after = at::cat({tensors[0].grad().flatten(), tensors[1].grad()}).norm();
   EXPECT_NEAR(after.item<double>(), 0.5, 1e-5);

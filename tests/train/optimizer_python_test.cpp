@@ -163,11 +163,12 @@ for case in sys.argv[1:]:
 TEST(OptimizerPythonTest, LambFollowsItsPaper) {
   SYNCBN_SKIP_UNLESS(python_has_this_torch(), "python-torch");
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"{type: lamb, lr: 0.02, max_grad_norm: null}", "0.02 0.9 0.999 1e-6 0.01 0 0"},
-      {"{type: lamb, lr: 0.02, weight_decay: 0.3}", "0.02 0.9 0.999 1e-6 0.3 1 0"},
+      {"{type: lamb, lr: 0.02}", "0.02 0.9 0.999 1e-6 0.01 0 0"},
+      {"{type: lamb, lr: 0.02, weight_decay: 0.3, max_grad_norm: 1}",
+       "0.02 0.9 0.999 1e-6 0.3 1 0"},
       {"{type: lamb, betas: [0.8, 0.95], eps: 0.001, max_grad_norm: 2.5, trust_clip: true}",
        "0.001 0.8 0.95 0.001 0.01 2.5 1"},
-      {"{type: lamb, weight_decay: 0}", "0.001 0.9 0.999 1e-6 0 1 0"},
+      {"{type: lamb, weight_decay: 0}", "0.001 0.9 0.999 1e-6 0 0 0"},
   };
   std::vector<std::string> command = {test::python(), "-c", kLamb};
   for (const auto& [yaml, numbers] : cases) command.push_back(numbers);

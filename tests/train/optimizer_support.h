@@ -43,6 +43,6 @@ inline constexpr const char* kKinds[] = {
     "{type: adamw}",
     "{type: adamw, fused: false}",
     "{type: rmsprop, momentum: 0.9, centered: true}",
-    "{type: lamb, max_grad_norm: null}"};
+    "{type: lamb}"};
 
 }  // namespace syncbn::train

@@ -65,6 +65,8 @@ TEST(ParameterGroupsTest, TheFirstGroupThatMatchesCounts) {
                     {.match = "layer[12].*", .lr = {}, .weight_decay = 0}};
   EXPECT_THAT(rates(options), ElementsAre(0.5, 0.5, 0.5 * 0.1, 0.5, 0.5, 3, 3));
   EXPECT_THAT(decays(options), ElementsAre(1, 1, 0, 0, 0, 2, 2));
+  options.groups = {{.match = "norm", .lr = GroupRate{2, true}, .weight_decay = {}}};
+  EXPECT_THAT(rates(options), ElementsAre(0.5, 1, 1, 0.5, 1, 0.5, 0.5));
 }
 
 TEST(ParameterGroupsTest, LayerDecayLeavesTheLastLayerAlone) {
@@ -90,12 +92,23 @@ TEST(ParameterGroupsTest, LayersFollowTheNames) {
               ElementsAre(0, 1, 1, 2, 3, 4));
 }
 
+std::string read_fault(const std::string& yaml, const NamedTensors& parameters = resnet()) {
+  try {
+    optimizer(yaml, parameters);
+  } catch (const base::UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 TEST(ParameterGroupsTest, APatternThatMatchesNothingIsNamed) {
   CommonOptions options;
   options.no_decay = {"bias", "layer9.*"};
   EXPECT_EQ(fault(options),
             "optimizer.no_decay[1]: 'layer9.*' matches no parameter; the model has conv1.weight, "
             "bn1.weight, layer1.0.conv1.weight, layer1.1.bn1.weight, fc.bias and 2 more");
+  EXPECT_THAT(read_fault("{type: sgd, no_decay: [norm]}", {resnet()[0]}),
+              HasSubstr("optimizer.no_decay[0]: 'norm' matches no parameter"));
   options = {};
   options.groups = {{.match = "fc.*", .lr = {}, .weight_decay = {}},
                     {.match = "backbone.*", .lr = {}, .weight_decay = {}}};
@@ -103,15 +116,6 @@ TEST(ParameterGroupsTest, APatternThatMatchesNothingIsNamed) {
   options.groups[1].match = "fc.weight";
   EXPECT_THAT(fault(options), AllOf(HasSubstr("optimizer.groups[1].match: groups before it have"),
                                     Not(HasSubstr("matches no"))));
-}
-
-std::string read_fault(const std::string& yaml) {
-  try {
-    optimizer(yaml, resnet());
-  } catch (const base::UserError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(ParameterGroupsTest, GroupsAreReadWithTheirRules) {

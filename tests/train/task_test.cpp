@@ -91,7 +91,8 @@ TEST_F(TaskTest, CountsRightAnswersAmongOneAndFive) {
   const auto many = task("classification", 10);
   // Class 9 is the likeliest, then 8, 7, ...
   const at::Tensor descending = at::arange(10, at::kFloat).repeat({10, 1});
-  EXPECT_TRUE(at::equal(many->counts(descending, at::arange(10)), at::tensor({10, 1, 5}, at::kLong)));
+  EXPECT_TRUE(
+      at::equal(many->counts(descending, at::arange(10)), at::tensor({10, 1, 5}, at::kLong)));
   const auto metrics = many->metrics(std::vector<int64_t>{10, 1, 5});
   EXPECT_EQ(metrics[0].name, "accuracy");
   EXPECT_EQ(metrics[1].name, "top5_accuracy");

@@ -8,7 +8,8 @@
 namespace syncbn::train {
 
 void ParameterGroup::describe(config::Schema<ParameterGroup>& schema) {
-  schema.field("match", &ParameterGroup::match, "wildcards on names of parameters").required();
+  schema.field("match", &ParameterGroup::match, "norm, bias, or wildcards on names of parameters")
+      .required();
   schema.field("lr", &ParameterGroup::lr,
                "learning rate, or a factor such as 0.1x of the optimizer's");
   schema.field("weight_decay", &ParameterGroup::weight_decay, "in place of the optimizer's")

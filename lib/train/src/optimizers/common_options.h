@@ -46,7 +46,7 @@ struct CommonOptions {
   double weight_decay = 0;
   std::vector<std::string> no_decay = {};
   std::vector<ParameterGroup> groups = {};
-  std::optional<double> layer_decay = {};
+  double layer_decay = 1;
   std::optional<int64_t> lr_batch = {};
 };
 
@@ -60,15 +60,15 @@ void describe_common(config::Schema<Options>& schema, const std::string& weight_
       .between(1, kMaxRate)
       .unit("samples");
   schema.field("weight_decay", &Options::weight_decay, weight_decay).between(0, kMaxRate);
+  schema.field("no_decay", &Options::no_decay,
+               "parameters without weight decay: norm, bias, or wildcards on names such as embed*");
   schema.field(
-      "no_decay", &Options::no_decay,
-      "parameters without weight decay: norm, bias, or wildcards on names such as 'embed*'");
-  schema.field("groups", &Options::groups,
-               "parameters with their own rates: match (wildcards on names; the first group that "
-               "matches counts), lr (0.01, or 0.1x of the optimizer's), weight_decay");
+      "groups", &Options::groups,
+      "parameters with their own rates: match (as in no_decay; the first group that matches "
+      "counts), lr (0.01, or 0.1x of the optimizer's), weight_decay");
   schema
       .field("layer_decay", &Options::layer_decay,
-             "factor of the learning rate from each layer to the one before; null: none")
+             "factor of the learning rate from each layer to the one before it")
       .above(0)
       .at_most(1);
 }

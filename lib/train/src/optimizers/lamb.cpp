@@ -21,7 +21,7 @@ namespace {
 struct LambOptions : CommonOptions {
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-6;
-  std::optional<double> max_grad_norm = 1;
+  std::optional<double> max_grad_norm;
   bool trust_clip = false;
   bool always_adapt = false;
 
@@ -43,7 +43,8 @@ struct LambOptions : CommonOptions {
   }
 };
 
-/// LAMB (You et al., arXiv:1904.00962), with the options and defaults of timm's Lamb.
+/// LAMB (You et al., arXiv:1904.00962), with the options of timm's Lamb. By default it does
+/// not clip gradients, which the trainer can do.
 class Lamb : public StatefulOptimizer {
  public:
   Lamb(const LambOptions& options, const NamedTensors& parameters)

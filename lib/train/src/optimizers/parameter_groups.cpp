@@ -13,10 +13,6 @@ namespace {
 
 constexpr size_t kMaxNamesShown = 5;
 
-bool matches(const std::string& pattern, const std::string& name) {
-  return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-}
-
 /// Some of the names, from the first to the last.
 std::string examples(const NamedTensors& parameters) {
   if (parameters.empty()) return "the model has no parameters to train";
@@ -52,21 +48,29 @@ std::set<std::string> norm_parameters(const NamedTensors& parameters) {
   return norms;
 }
 
+/// Indices of the parameters that a pattern of the option `key` matches.
+/// @throws base::UserError if there are none.
+std::vector<size_t> matching(const std::string& key, const std::string& pattern,
+                             const NamedTensors& parameters) {
+  const std::set<std::string> norms = norm_parameters(parameters);
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const std::string& name = parameters[i].first;
+    const bool matches = pattern == "norm"   ? norms.contains(name)
+                         : pattern == "bias" ? name.ends_with("bias")
+                                             : ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+    if (matches) indices.push_back(i);
+  }
+  if (indices.empty()) throw_no_match(key, pattern, parameters);
+  return indices;
+}
+
 void leave_out_decay(const std::vector<std::string>& no_decay, const NamedTensors& parameters,
                      std::vector<ParameterRates>& rates) {
-  const std::set<std::string> norms = norm_parameters(parameters);
   for (size_t k = 0; k < no_decay.size(); ++k) {
-    const std::string& pattern = no_decay[k];
-    bool found = pattern == "norm" || pattern == "bias";  // a model may have none
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const std::string& name = parameters[i].first;
-      const bool meant = pattern == "norm"   ? norms.contains(name)
-                         : pattern == "bias" ? name.ends_with("bias")
-                                             : matches(pattern, name);
-      if (meant) rates[i].weight_decay = 0;
-      found = found || meant;
+    for (const size_t i : matching(fmt::format("no_decay[{}]", k), no_decay[k], parameters)) {
+      rates[i].weight_decay = 0;
     }
-    if (!found) throw_no_match(fmt::format("no_decay[{}]", k), pattern, parameters);
   }
 }
 
@@ -85,18 +89,14 @@ void apply_groups(const CommonOptions& options, const NamedTensors& parameters,
   std::vector<bool> is_taken(parameters.size());
   for (size_t k = 0; k < options.groups.size(); ++k) {
     const ParameterGroup& group = options.groups[k];
-    bool found = false;
+    const std::string key = fmt::format("groups[{}].match", k);
     bool has_any = false;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (!matches(group.match, parameters[i].first)) continue;
-      found = true;
+    for (const size_t i : matching(key, group.match, parameters)) {
       if (is_taken[i]) continue;
       has_any = is_taken[i] = true;
       if (group.lr) rates[i].lr = group.lr->rate(options.lr);
       if (group.weight_decay) rates[i].weight_decay = *group.weight_decay;
     }
-    const std::string key = fmt::format("groups[{}].match", k);
-    if (!found) throw_no_match(key, group.match, parameters);
     if (has_any) continue;
     throw base::UserError(
         fmt::format("optimizer.{}: groups before it have all the parameters that '{}' matches; "
@@ -112,7 +112,7 @@ std::vector<ParameterRates> parameter_rates(const CommonOptions& options,
   std::vector<ParameterRates> rates(parameters.size(),
                                     {.lr = options.lr, .weight_decay = options.weight_decay});
   leave_out_decay(options.no_decay, parameters, rates);
-  if (options.layer_decay) decay_layers(*options.layer_decay, parameters, rates);
+  if (options.layer_decay != 1) decay_layers(options.layer_decay, parameters, rates);
   apply_groups(options, parameters, rates);
   return rates;
 }
