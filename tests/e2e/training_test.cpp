@@ -249,6 +249,43 @@ TEST_F(TrainingTest, ADivergedRunResumesFromItsLastCheckpoint) {
   EXPECT_EQ(result_of(folder_ / "run")["epochs"], 2);
 }
 
+TEST_F(TrainingTest, DrawsASeedAndRecordsIt) {
+  const auto words = [&](const std::string& name, const std::vector<std::string>& more) {
+    auto all = args(name, {"--epochs=2", "--seed=null"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  run_ranks_of_train(2, words("one", {"--max_steps=120"}));
+  run_ranks_of_train(2, words("two", {"--max_steps=1"}));
+  const int64_t seed = result_of(folder_ / "one")["seed"];
+  EXPECT_NE(seed, result_of(folder_ / "two")["seed"].get<int64_t>());
+  EXPECT_THAT(base::read_file(folder_ / "one/config.yaml"),
+              HasSubstr(fmt::format("seed: {}\n", seed)));
+  run_ranks_of_train(2, words("one", {"--resume=auto"}));
+  EXPECT_EQ(result_of(folder_ / "one")["seed"], seed);
+  run_ranks_of_train(2, args("again", {"--epochs=2", fmt::format("--seed={}", seed)}));
+  expect_same_run(load("one/last.pt"), load("again/last.pt"));
+}
+
+TEST_F(TrainingTest, StartsItsOwnRanks) {
+  const auto words = [&](const std::vector<std::string>& more) {
+    auto all = args("run", {"--epochs=1", "--overwrite"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto result = run_train(words({"--nproc_per_node=2", "-p", "100"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out + result.err, HasSubstr("2 ranks x batch 8"));
+  EXPECT_EQ(events("run", "step").size(), 0U) << "an epoch has 91 steps";
+  const auto rank = run_train(words({"--nproc_per_node=2"}), rank_env(0, 1, 1));
+  EXPECT_EQ(rank.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(rank.err, "error:"), 1);
+  EXPECT_THAT(rank.err, HasSubstr("this process is a rank already"));
+  const auto wrong = launch_train(2, words({"--pretrained"}));
+  EXPECT_EQ(wrong.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(wrong.out + wrong.err, "error:"), 1) << wrong.out << wrong.err;
+}
+
 TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {
   const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
     const auto result = launch_train(2, args("run", more));

@@ -9,6 +9,10 @@
 
 #include <filesystem>
 
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+
 namespace syncbn::train {
 namespace {
 
@@ -152,8 +156,58 @@ TEST(ConfigTest, RefusesImagesThatAreTooLargeAsAWhole) {
 TEST(ConfigTest, ReferenceInDocsIsUpToDate) {
   const std::string page = SYNCBN_SOURCE_DIR "/docs/config.md";
   EXPECT_TRUE(base::read_file(page) == config_reference())
-      << page << " is out of date; make it anew with: build/bin/train --print-reference > "
+      << page << " is out of date; make it anew with: build/bin/train --print_reference > "
       << "docs/config.md";
+}
+
+TEST(ConfigTest, SchemaInDocsIsUpToDate) {
+  const std::string page = SYNCBN_SOURCE_DIR "/docs/train.schema.json";
+  EXPECT_TRUE(base::read_file(page) == config_json_schema())
+      << page << " is out of date; make it anew with: build/bin/train --print_schema > "
+      << "docs/train.schema.json";
+}
+
+/// Prints a line for each YAML text: "ok", or the path of the first mistake.
+constexpr const char* kValidate = R"(
+import json, sys, jsonschema, yaml
+schema = json.load(open(sys.argv[1]))
+jsonschema.Draft202012Validator.check_schema(schema)
+validator = jsonschema.Draft202012Validator(schema)
+for text in sys.argv[2:]:
+    value = yaml.safe_load(text.replace("1e-4", "0.0001"))  # a number in YAML 1.2 only
+    errors = sorted(validator.iter_errors(value), key=lambda e: list(e.path))
+    print(".".join(map(str, errors[0].path)) or "top" if errors else "ok")
+)";
+
+TEST(ConfigTest, SchemaTakesWhatTrainTakes) {
+  SYNCBN_SKIP_UNLESS(test::python_has("jsonschema") && test::python_has("yaml"), "python-torch");
+  const std::vector<std::pair<std::string, std::string>> texts = {
+      {base::read_file(SYNCBN_SOURCE_DIR "/configs/digits.yaml"), "ok"},
+      {base::read_file(SYNCBN_SOURCE_DIR "/configs/digits-local-bn.yaml"), "ok"},
+      {base::read_file(SYNCBN_SOURCE_DIR "/configs/images.yaml"), "ok"},
+      {"{base: a.yaml, epochs: '${n}', loader: {num_workers: auto}, seed: null}", "ok"},
+      {"{checkpoint: {every: 15min, keep_best: {count: 2}}, max_time: '11h'}", "ok"},
+      {"{optimizer: {type: sgd, groups: [{match: bias, lr: 0.1x}]}}", "ok"},
+      {"{optimizer: adamw, data: {type: image_folder, transforms: [random_horizontal_flip]}}",
+       "ok"},
+      {"{epoch: 3}", "top"},
+      {"{epochs: 0}", "epochs"},
+      {"{epochs: many}", "epochs"},
+      {"{optimizer: {type: sgd, betas: [0.9, 0.99]}}", "optimizer"},
+      {"{optimizer: adamww}", "optimizer"},
+      {"{amp: bf17}", "amp"},
+      {"{checkpoint: {every: often}}", "checkpoint"},
+      {"{data: {type: image_folder, transforms: [flip]}}", "data"},
+  };
+  std::vector<std::string> program = {test::python(), "-c", kValidate,
+                                      SYNCBN_SOURCE_DIR "/docs/train.schema.json"};
+  std::string expected;
+  for (const auto& [text, result] : texts) {
+    program.push_back(text);
+    expected += result + "\n";
+  }
+  const auto found = test::run_program(program);
+  EXPECT_EQ(found.out, expected) << found.err;
 }
 
 TEST(ConfigTest, EveryKeyHasHelp) {

@@ -16,6 +16,19 @@ std::string at(const std::string& path, size_t index) {
   return fmt::format("{}[{}]", path, index);
 }
 
+Value map_of(const std::string& key, Value value) {
+  Value map = Value::of_map();
+  map.set(key, std::move(value));
+  return map;
+}
+
+Value list_of(std::vector<Value> items) {
+  Value list;
+  list.kind = Value::Kind::kList;
+  list.list = std::move(items);
+  return list;
+}
+
 void wrong_type(const Value& value, const std::string& path, const std::string& wanted,
                 Faults& faults) {
   faults.add(value.mark, fmt::format("{}: expected {}, got {}", path, wanted, value.str()));
@@ -78,6 +91,12 @@ bool Codec<T>::read(const Value& value, T& out, const std::string& path, Faults&
 template <class T>
 Value Codec<T>::write(const T& in) {
   return Value::of_scalar(fmt::format("{}", in), /*quoted=*/std::is_same_v<T, std::string>);
+}
+
+template <class T>
+Value Codec<T>::json_schema(Definitions&) {
+  const char* const name = one_of<T>("string", "boolean", "integer", "number");
+  return detail::map_of("type", Value::of_scalar(name, /*quoted=*/true));
 }
 
 template struct Codec<std::string>;

@@ -68,4 +68,10 @@ Value Codec<Duration>::write(const Duration& in) {
   return Value::of_scalar(in.str());
 }
 
+Value Codec<Duration>::json_schema(Definitions&) {
+  Value schema = detail::map_of("type", Value::of_scalar("string", /*quoted=*/true));
+  schema.set("pattern", Value::of_scalar("^[0-9]*\\.?[0-9]+(ep|step|s|min|h|d)$", /*quoted=*/true));
+  return schema;
+}
+
 }  // namespace syncbn::config

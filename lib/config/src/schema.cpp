@@ -20,6 +20,34 @@ std::string Rules::bounds() const {
   return base::join(texts, ", ");
 }
 
+void Rules::restrict(Value& schema) const {
+  // Of `null or a number`, the rules are the number's; of a list, its items'.
+  if (Value* const alternatives = schema.find("anyOf")) return restrict(alternatives->list.front());
+  if (length_) {
+    const Value length = Value::of_scalar(fmt::format("{}", *length_));
+    schema.set("minItems", length);
+    schema.set("maxItems", length);
+  }
+  if (Value* const items = schema.find("items")) return restrict_one(*items);
+  restrict_one(schema);
+}
+
+void Rules::restrict_one(Value& schema) const {
+  const auto add = [&](const char* key, const std::optional<double>& bound) {
+    if (bound) schema.set(key, Value::of_scalar(fmt::format("{}", *bound)));
+  };
+  add("minimum", info_.min);
+  add("exclusiveMinimum", above_);
+  add("maximum", info_.max);
+  add("exclusiveMaximum", below_);
+  if (info_.choices.empty()) return;
+  std::vector<Value> choices;
+  for (const std::string& choice : info_.choices) {
+    choices.push_back(Value::of_scalar(choice, /*quoted=*/true));
+  }
+  schema.set("enum", detail::list_of(std::move(choices)));
+}
+
 bool Rules::holds(double number) const {
   return number >= info_.min.value_or(number) && number <= info_.max.value_or(number) &&
          !(above_ && number <= *above_) && !(below_ && number >= *below_);
@@ -157,6 +185,55 @@ void SchemaBase::info(const std::string& path, std::vector<FieldInfo>& out) cons
     if (rules.shown_default_) info.default_value = *rules.shown_default_;
     out.push_back(std::move(info));
   }
+}
+
+Value SchemaBase::json_schema(Definitions& definitions) const {
+  const auto text = [](const std::string& scalar) { return Value::of_scalar(scalar, true); };
+  Value properties = Value::of_map();
+  for (const Field& field : fields_) {
+    Value schema = field.type.json_schema(definitions);
+    field.rules.restrict(schema);
+    const Value reference = detail::map_of("$ref", text("#/$defs/reference"));
+    Value property = Value::of_map();
+    const FieldInfo& info = field.rules.info_;
+    if (!info.help.empty()) {
+      property.set("description",
+                   text(info.unit.empty() ? info.help : info.help + " (" + info.unit + ")"));
+    }
+    property.set("anyOf", detail::list_of({std::move(schema), reference}));
+    const Value by_default =
+        field.type.write(static_cast<const std::byte*>(defaults()) + field.offset);
+    const bool is_plain = by_default.kind == Value::Kind::kScalar;
+    if (is_plain && !info.required) property.set("default", by_default);
+    properties.set(field.name, std::move(property));
+  }
+  Value section = detail::map_of("type", text("object"));
+  section.set("additionalProperties", Value::of_scalar("false"));
+  section.set("properties", std::move(properties));
+  return section;
+}
+
+Value ComponentBase::json_schema(const RegistryBase& registry, const std::string& name,
+                                 Definitions& definitions) {
+  const auto text = [](const std::string& scalar) { return Value::of_scalar(scalar, true); };
+  // The last word of a mangled name: "N6syncbn4data13TransformKindE".
+  const size_t end = name.find_last_not_of("E") + 1;
+  const size_t begin = name.find_last_of("0123456789", end - 1) + 1;
+  const std::string key = name.substr(begin, end - begin);
+  const Value reference = detail::map_of("$ref", text("#/$defs/" + key));
+  if (!definitions.emplace(key, Value()).second) return reference;
+  std::vector<Value> names;
+  std::vector<Value> alternatives(1);
+  for (const auto& [type, entry] : registry.entries()) {
+    names.push_back(text(type));
+    Value section = entry.schema().json_schema(definitions);
+    section.set("description", text(entry.help));
+    section.find("properties")->set("type", detail::map_of("const", text(type)));
+    alternatives.push_back(std::move(section));
+  }
+  alternatives.front() = detail::map_of("enum", detail::list_of(std::move(names)));
+  definitions[key] = detail::map_of("anyOf", detail::list_of(std::move(alternatives)));
+  return reference;
 }
 
 std::vector<std::string> RegistryBase::names() const {

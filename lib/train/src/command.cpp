@@ -9,6 +9,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/threads.h>
 #include <syncbn/config/command_line.h>
+#include <syncbn/config/json_schema.h>
 #include <syncbn/config/layers.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>
@@ -27,6 +28,7 @@
 #include <thread>
 
 #include "agreement.h"
+#include "launching.h"
 #include "out_of_memory.h"
 #include "stopping.h"
 
@@ -34,8 +36,8 @@ namespace syncbn::train {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: train --config FILE [--KEY VALUE]...\n"
-    "       syncbn-launch --standalone --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
+    "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
+    "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
     "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
 
@@ -50,6 +52,10 @@ const std::vector<config::ProgramOption> kOptions = {
     {"config", "FILE", "the configuration, in YAML; of several, each is written over the former"},
     {"print_config", "", "print all keys, where each value was written, and exit"},
     {"print_reference", "", "print all keys as a Markdown document and exit"},
+    {"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"},
+    {"nproc_per_node", "N",
+     "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
+     "its --nnodes, --node_rank, --master_addr and --master_port, too"},
     {"help", "", "print this text and exit"},
     {"version", "", "print the version and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
@@ -148,21 +154,28 @@ void check_threads_of_all(const LoaderConfig& loader) {
   base::check_threads(ranks * (threads + kGroupThreads + kLoaders * workers));
 }
 
-int run(const std::vector<std::string>& args, const RankEnv& env) {
+int run(const std::vector<std::string>& given, const RankEnv& env) {
   Resolved resolved;
   Inputs inputs;
   try {
     config::Faults faults;
+    const auto args = translate_imagenet_options(given);
     const auto line = config::parse_command_line(args, kOptions, config_fields(), faults);
     const auto print = [&](const std::string& text) {
       if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
     };
+    if (line.has("nproc_per_node")) {
+      faults.add({},
+                 "--nproc_per_node: this process is a rank already (RANK is set); give the "
+                 "option to the launcher alone");
+    }
     if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));
     if (line.has("version")) {
       return print("train " SYNCBN_VERSION ", libtorch " TORCH_VERSION "\n");
     }
     if (line.has("print_reference")) return print(config_reference());
+    if (line.has("print_schema")) return print(config_json_schema());
     resolved = resolve(line, faults);
     if (line.has("print_config")) {
       const auto all = config::Schema<Config>::get().write(resolved.config);
@@ -193,7 +206,8 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
 
 }  // namespace
 
-int run_command(const std::vector<std::string>& args) {
+int run_command(const std::vector<std::string>& given) {
+  if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
   base::keep_freed_memory();
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
@@ -203,7 +217,7 @@ int run_command(const std::vector<std::string>& args) {
     return found;
   });
   try {
-    return run(args, env);
+    return run(given, env);
   } catch (const dist::PeerError&) {
     // If that rank has ended, so does this one by its launcher, and only the other's message
     // counts.
@@ -222,11 +236,15 @@ std::vector<config::FieldInfo> config_fields() {
   return fields;
 }
 
+std::string config_json_schema() {
+  return config::json_schema(config::Schema<Config>::get(), "A configuration of syncbn's train");
+}
+
 std::string config_reference() {
   return "# Configuration\n\n"
          "Every key of a configuration file of `train`. On the command line each can be set as "
          "`--KEY VALUE`.\n"
-         "This page is made by `train --print-reference`.\n\n" +
+         "This page is made by `train --print_reference`.\n\n" +
          config::markdown_reference(config_fields());
 }
 

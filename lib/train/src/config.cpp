@@ -168,7 +168,11 @@ data::LoaderOptions LoaderConfig::options(int64_t batch_size) const {
 }
 
 void Config::describe(config::Schema<Config>& schema) {
-  schema.field("seed", &Config::seed, "seed of the initial parameters and of the order of samples")
+  schema
+      .field(
+          "seed", &Config::seed,
+          "seed of the initial parameters and of the order of samples; null: drawn, and recorded "
+          "in the run's config.yaml")
       .at_least(0);
   schema.field("epochs", &Config::epochs, "passes over the training data").between(1, kMaxEpochs);
   schema.field("batch_size", &Config::batch_size, "samples of each rank in a step")

@@ -73,7 +73,8 @@ void prepare_statistics(const Config& config, const Inputs& inputs, models::Mode
                         const BatchToDevice& to_device, const data::LoaderOptions& loader_options) {
   if (config.update_bn_stats > 0) {
     model.train();
-    data::Loader loader(inputs.train_set, inputs.make_sampler(), loader_options);
+    data::Loader loader(inputs.train_set, inputs.make_sampler(config.seed.value_or(0)),
+                        loader_options);
     const int64_t batches = std::min(config.update_bn_stats, loader.num_batches());
     loader.start_epoch(0);
     dist::update_bn_stats(

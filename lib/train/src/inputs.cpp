@@ -63,13 +63,12 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
 Inputs load_inputs(const Config& config, int rank, int world_size) {
   Inputs inputs;
   inputs.batch_size = config.local_batch_size(world_size);
-  inputs.seed = config.seed;
   check_divisible(config, inputs.batch_size, world_size);
   inputs.train_set = config.data.make(data::Split::kTrain);
   config.task.make(*inputs.train_set);  // reports what does not suit the task
   choose_eval_set(config, inputs);
-  inputs.make_sampler = [sampler = config.sampler, train_set = inputs.train_set, rank, world_size,
-                         seed = config.seed] {
+  inputs.make_sampler = [sampler = config.sampler, train_set = inputs.train_set, rank,
+                         world_size](int64_t seed) {
     return sampler.make(data::SamplerArgs{.size = train_set->size(),
                                           .labels = train_set->labels(),
                                           .num_replicas = world_size,
@@ -77,7 +76,7 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
                                           .seed = seed,
                                           .shard_ends = train_set->shard_ends()});
   };
-  const int64_t samples = inputs.make_sampler()->size();
+  const int64_t samples = inputs.make_sampler(0)->size();
   if (config.loader.drop_last && samples < inputs.batch_size) {
     throw base::UserError(fmt::format(
         "loader.drop_last: a rank has {} per epoch, less than one batch of {}, so there "

@@ -20,7 +20,8 @@ at::MemoryFormat memory_format(const Config& config, const models::Model& model)
   return models::preferred_memory_format(model);
 }
 
-std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset) {
+std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
+                                          int64_t seed) {
   models::ModelArgs args;
   args.num_classes = dataset.num_classes();
   args.sample_shape = dataset.sample_shape();
@@ -28,14 +29,13 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   if (config.sync_batchnorm && config.sync_batchnorm_group) {
     args.norm_group = dist::new_subgroups(static_cast<int>(*config.sync_batchnorm_group));
   }
-  const auto seed = static_cast<uint64_t>(config.seed);
-  at::manual_seed(seed);
+  at::manual_seed(static_cast<uint64_t>(seed));
   auto model = report_on_rank_0([&] {
     return explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); });
   });
   model->to(dist::device());
   models::to_memory_format(*model, memory_format(config, *model));
-  at::manual_seed(seed + static_cast<uint64_t>(dist::rank()));
+  at::manual_seed(static_cast<uint64_t>(seed + dist::rank()));
   return model;
 }
 

@@ -18,7 +18,8 @@ at::MemoryFormat memory_format(const Config& config, const models::Model& model)
 /// process group and in its memory_format(). Afterwards each rank draws its own random numbers.
 /// @throws base::UserError on rank 0, QuietExit on the others, when the model does not take the
 ///   data set's samples or this machine has too little memory.
-std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset);
+std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
+                                          int64_t seed);
 
 /// The parameters that require gradients: those that an optimizer updates.
 NamedTensors trainable_parameters(const models::Model& model);

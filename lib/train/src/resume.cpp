@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <random>
 #include <string_view>
 #include <system_error>
 
@@ -80,6 +81,14 @@ std::string newest_whole(const fs::path& folder, std::string& path) {
   return "";
 }
 
+/// The same on all ranks.
+int64_t choose_seed(const Config& config, const std::string& checkpoint) {
+  if (config.seed) return *config.seed;
+  if (!checkpoint.empty()) return parse_checkpoint(checkpoint, "checkpoint").sampler.seed;
+  const std::string drawn = on_rank_0([] { return std::to_string(std::random_device()()); });
+  return std::stoll(drawn);
+}
+
 }  // namespace
 
 ResumeState find_resume_state(const Config& config, const std::string& name) {
@@ -106,6 +115,7 @@ ResumeState find_resume_state(const Config& config, const std::string& name) {
             : RunFolder::choose(config.run_dir, name, /*resume=*/false, config.overwrite);
     return bytes;
   });
+  state.seed = choose_seed(config, state.checkpoint);
   return state;
 }
 

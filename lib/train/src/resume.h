@@ -11,6 +11,7 @@ namespace syncbn::train {
 /// What a run resumes from, and the folder that it writes to.
 struct ResumeState {
   std::string checkpoint;  ///< its bytes, the same on all ranks; empty for a new run
+  int64_t seed = 0;        ///< the configuration's, that of the checkpoint, or a new one
 
   // Set on rank 0 only.
   std::string checkpoint_path;

@@ -44,25 +44,31 @@ using config::Duration;
 constexpr int64_t kMaxRestores = 3;
 constexpr const char* kAverage = "ema_";  // results of the moving average
 
+std::string with_seed(const std::string& config_text, int64_t seed) {
+  config::Value config = config::parse_yaml(config_text, "config");
+  config.set("seed", config::Value::of_scalar(std::to_string(seed)));
+  return config::to_yaml(config);
+}
+
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 class Trainer {
  public:
-  Trainer(const Config& config, std::string config_text, const std::string& name,
+  Trainer(const Config& config, const std::string& config_text, const std::string& name,
           const Inputs& inputs)
       : config_(config),
-        config_text_(std::move(config_text)),
         name_(name),
         inputs_(inputs),
         device_(dist::device()),
         channel_(dist::rank()),
         progress_(channel_),
-        loader_(inputs.train_set, inputs.make_sampler(), loader_options()),
         resume_(find_resume_state(config, name)),
+        config_text_(with_seed(config_text, resume_.seed)),
+        loader_(inputs.train_set, inputs.make_sampler(resume_.seed), loader_options()),
         task_(config.task.make(*inputs.train_set)),
-        model_(make_model(config, *inputs.train_set)),
+        model_(make_model(config, *inputs.train_set, resume_.seed)),
         to_device_({.device = device_,
                     .pinned = loader_options().pin_memory,
                     .memory_format = memory_format(config, *model_),
@@ -279,7 +285,7 @@ class Trainer {
     if (set.num_classes() == 1) {
       spdlog::warn("the data has one class only: every network is right without training");
     }
-    const int64_t samples = inputs_.make_sampler()->size();
+    const int64_t samples = inputs_.make_sampler(resume_.seed)->size();
     if (inputs_.batch_size > samples) {
       spdlog::warn("a batch of {} is more than the {} of a rank: an epoch is one step",
                    inputs_.batch_size, base::counted(samples, "sample"));
@@ -363,7 +369,7 @@ class Trainer {
   data::SampleRandom random_of_batch() const {
     constexpr int64_t kOtherThanSamples = 0x6d6978;  // those of the loader have the run's seed
     const int64_t batch = loader_.num_batches() - loader_.batches_left();
-    return {inputs_.seed ^ kOtherThanSamples, position_.sampler.epoch,
+    return {resume_.seed ^ kOtherThanSamples, position_.sampler.epoch,
             batch * dist::world_size() + dist::rank()};
   }
 
@@ -709,7 +715,7 @@ class Trainer {
                              .best_epoch = best.epoch,
                              .last = record,
                              .world_size = dist::world_size(),
-                             .seed = inputs_.seed,
+                             .seed = resume_.seed,
                              .sync_batchnorm = config_.sync_batchnorm});
     });
     if (!is_rank_0()) return;
@@ -721,7 +727,6 @@ class Trainer {
   }
 
   const Config& config_;
-  const std::string config_text_;
   const std::string name_;
   const Inputs& inputs_;
   const Clock::time_point begin_ = Clock::now();
@@ -729,8 +734,9 @@ class Trainer {
   const at::Device device_;
   AgentChannel channel_;
   Progress progress_;
-  data::Loader loader_;
   ResumeState resume_;
+  const std::string config_text_;  ///< with the seed that is used
+  data::Loader loader_;
   const std::unique_ptr<Task> task_;
   const std::shared_ptr<models::Model> model_;
   const BatchToDevice to_device_;

@@ -41,4 +41,12 @@ Value Codec<train::GroupRate>::write(const train::GroupRate& in) {
   return Value::of_scalar(fmt::format("{}{}", in.value, in.is_factor ? "x" : ""));
 }
 
+Value Codec<train::GroupRate>::json_schema(Definitions&) {
+  Value rate = detail::map_of("type", Value::of_scalar("number", /*quoted=*/true));
+  rate.set("minimum", Value::of_scalar("0"));
+  Value factor = detail::map_of("type", Value::of_scalar("string", /*quoted=*/true));
+  factor.set("pattern", Value::of_scalar("^[0-9]*\\.?[0-9]+(e-?[0-9]+)?x$", /*quoted=*/true));
+  return detail::map_of("anyOf", detail::list_of({std::move(rate), std::move(factor)}));
+}
+
 }  // namespace syncbn::config

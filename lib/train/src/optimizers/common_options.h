@@ -36,6 +36,7 @@ struct syncbn::config::Codec<syncbn::train::GroupRate> {
   static bool read(const Value& value, train::GroupRate& out, const std::string& path,
                    Faults& faults);
   static Value write(const train::GroupRate& in);
+  static Value json_schema(Definitions& definitions);
 };
 
 namespace syncbn::train {

@@ -3,6 +3,7 @@
 // Reads and writes numbers, text and lists. schema.h does so for sections, component.h for sections
 // with a type.
 
+#include <map>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -22,6 +23,9 @@ struct OrAuto {
 template <class T>
 class Schema;
 
+/// The parts of a JSON Schema that others refer to, by name.
+using Definitions = std::map<std::string, Value>;
+
 /// Reads and writes a T. This template is for text, bool, integers of 16 bits and more, float and
 /// double. Specialisations: std::optional, OrAuto, std::vector, described structs, Component.
 template <class T>
@@ -31,6 +35,8 @@ struct Codec {
   static std::string type_name();
   static bool read(const Value& value, T& out, const std::string& path, Faults& faults);
   static Value write(const T& in);
+  /// What JSON Schema calls this type, without the rules of a field.
+  static Value json_schema(Definitions& definitions);
 };
 
 template <class T>
@@ -44,6 +50,10 @@ namespace detail {
 std::string at(const std::string& path, const std::string& key);
 /// "path[index]"
 std::string at(const std::string& path, size_t index);
+
+/// {KEY: VALUE}, and a list.
+Value map_of(const std::string& key, Value value);
+Value list_of(std::vector<Value> items);
 
 void wrong_type(const Value& value, const std::string& path, const std::string& wanted,
                 Faults& faults);
@@ -62,6 +72,11 @@ struct Codec<std::optional<T>> {
     return true;
   }
   static Value write(const std::optional<T>& in) { return in ? Codec<T>::write(*in) : Value(); }
+  static Value json_schema(Definitions& definitions) {
+    Value null = detail::map_of("type", Value::of_scalar("null", /*quoted=*/true));
+    return detail::map_of("anyOf",
+                          detail::list_of({Codec<T>::json_schema(definitions), std::move(null)}));
+  }
 };
 
 template <class T>
@@ -80,6 +95,11 @@ struct Codec<OrAuto<T>> {
   }
   static Value write(const OrAuto<T>& in) {
     return in.value ? Codec<T>::write(*in.value) : Value::of_scalar("auto");
+  }
+  static Value json_schema(Definitions& definitions) {
+    Value automatic = detail::map_of("const", Value::of_scalar("auto", /*quoted=*/true));
+    return detail::map_of(
+        "anyOf", detail::list_of({Codec<T>::json_schema(definitions), std::move(automatic)}));
   }
 };
 
@@ -107,6 +127,11 @@ struct Codec<std::vector<T>> {
     value.kind = Value::Kind::kList;
     for (const T& item : in) value.list.push_back(Codec<T>::write(item));
     return value;
+  }
+  static Value json_schema(Definitions& definitions) {
+    Value schema = detail::map_of("type", Value::of_scalar("array", /*quoted=*/true));
+    schema.set("items", Codec<T>::json_schema(definitions));
+    return schema;
   }
 };
 

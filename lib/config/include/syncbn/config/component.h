@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -73,6 +74,9 @@ class ComponentBase {
             Faults& faults);
   void info(const RegistryBase& registry, const std::string& path, const std::string& help,
             std::vector<FieldInfo>& out) const;
+  /// A reference to the definition `name`, which is added if it is new.
+  static Value json_schema(const RegistryBase& registry, const std::string& name,
+                           Definitions& definitions);
   /// @throws base::InternalError if no configuration has set it.
   const void* options() const;
 
@@ -112,6 +116,9 @@ struct Codec<Component<Kind>> {
   static void info(const Component<Kind>& defaults, const std::string& path,
                    const std::string& help, std::vector<FieldInfo>& out) {
     defaults.info(Kind::registry(), path, help, out);
+  }
+  static Value json_schema(Definitions& definitions) {
+    return Component<Kind>::json_schema(Kind::registry(), typeid(Kind).name(), definitions);
   }
 };
 

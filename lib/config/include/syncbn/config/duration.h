@@ -25,6 +25,7 @@ struct Codec<Duration> {
   static std::string type_name() { return "duration"; }
   static bool read(const Value& value, Duration& out, const std::string& path, Faults& faults);
   static Value write(const Duration& in);
+  static Value json_schema(Definitions& definitions);
 };
 
 }  // namespace syncbn::config

@@ -55,6 +55,9 @@ class Rules {
   friend class SchemaBase;
 
   std::string bounds() const;
+  /// Adds the rules to a field's JSON Schema.
+  void restrict(Value& schema) const;
+  void restrict_one(Value& schema) const;
   bool holds(double number) const;
   /// Whether a field's value, as its Codec writes it, keeps the rules.
   bool check(const Value& value, const Mark& mark, const std::string& path, Faults& faults) const;
@@ -76,6 +79,7 @@ struct FieldType {
   std::string (*name)();
   bool (*read)(const Value& value, void* out, const std::string& path, Faults& faults);
   Value (*write)(const void* in);
+  Value (*json_schema)(Definitions& definitions);
   /// Null unless M is a section, which has its own fields.
   void (*info)(const void* defaults, const std::string& path, const std::string& help,
                std::vector<FieldInfo>& out);
@@ -88,6 +92,7 @@ constexpr FieldType field_type() {
   type.read = [](const Value& value, void* out, const std::string& path, Faults& faults) {
     return Codec<M>::read(value, *static_cast<M*>(out), path, faults);
   };
+  type.json_schema = Codec<M>::json_schema;
   type.write = [](const void* in) { return Codec<M>::write(*static_cast<const M*>(in)); };
   if constexpr (requires { &Codec<M>::info; }) {
     type.info = [](const void* defaults, const std::string& path, const std::string& help,
@@ -115,6 +120,8 @@ class SchemaBase {
             const Hint& hint = {}) const;
   Value write(const void* in) const;
   void info(const std::string& path, std::vector<FieldInfo>& out) const;
+  /// A section in JSON Schema; see json_schema.h.
+  Value json_schema(Definitions& definitions) const;
 
  protected:
   using Check = std::function<std::optional<std::string>(const void*)>;
@@ -187,6 +194,9 @@ struct Codec<T> {
   static void info(const T&, const std::string& path, const std::string&,
                    std::vector<FieldInfo>& out) {
     Schema<T>::get().info(path, out);
+  }
+  static Value json_schema(Definitions& definitions) {
+    return Schema<T>::get().json_schema(definitions);
   }
 };
 

@@ -15,9 +15,12 @@ namespace syncbn::train {
 ///
 /// @return the program's exit code: 0, or 128 + N after signal N
 /// @throws base::Error for every other failure
-int run_command(const std::vector<std::string>& args);
+int run_command(const std::vector<std::string>& given);
 
 std::vector<config::FieldInfo> config_fields();
+
+/// The content of docs/train.schema.json.
+std::string config_json_schema();
 
 /// The content of docs/config.md.
 std::string config_reference();

@@ -98,7 +98,7 @@ struct LoaderConfig {
 
 /// The configuration of a run. docs/config.md is generated from it.
 struct Config {
-  int64_t seed = 0;
+  std::optional<int64_t> seed = 0;
   int64_t epochs = 10;
   std::optional<int64_t> max_steps;
   std::optional<config::Duration> max_time;

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include <syncbn/config/schema.h>
+
+namespace syncbn::config {
+
+/// A JSON Schema (draft 2020-12) of the configurations that `schema` describes, for editors: keys,
+/// types, bounds, choices, defaults and help. Any value may be a reference such as `${key}`, and
+/// `base` names files.
+/// Files that build on each other set any part of the keys, so none is required.
+std::string json_schema(const SchemaBase& schema, const std::string& title);
+
+}  // namespace syncbn::config
