@@ -6,12 +6,39 @@
 #include <string>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <syncbn/data/sampler.h>
 #include <syncbn/train/optimizer.h>
 
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace syncbn::train {
+
+/// Values of a program of its own in a checkpoint: tensors, numbers, text.
+using Extra = std::map<std::string, c10::IValue>;
+
+/// Saves a module and its optimizer, for programs that have a training loop of their own. Writes
+/// beside `path`, syncs and renames, so a reader sees the former file or the new one. Python's
+/// torch.load(path, weights_only=True) gives a dictionary: "model" is a state dict, "extra" has the
+/// values of `extra`, and "optimizer" is what torch::save() writes, in a tensor of bytes. Call it
+/// on one rank.
+/// @throws base::UserError or base::UnavailableError naming the file
+void save_checkpoint(const std::string& path, const torch::nn::Module& module,
+                     const torch::optim::Optimizer* optimizer = nullptr, const Extra& extra = {});
+
+/// Reads such a file back into a module and an optimizer of the same kind over its parameters.
+/// Tensors go to the devices of the module's. Each rank may call it.
+/// @return `extra`
+/// @throws base::UserError for a file that is missing, damaged or another program's, and for a
+///   module with other names or shapes
+Extra load_checkpoint(const std::string& path, torch::nn::Module& module,
+                      torch::optim::Optimizer* optimizer = nullptr);
 
 /// Everything that a run needs to resume exactly. Its file is a dictionary that Python reads with
 /// torch.load(path, weights_only=True); `checkpoint["model"]` is a state dict.

@@ -1,0 +1,161 @@
+#include "sealed_archive.h"
+
+#include <ATen/core/jit_type.h>
+#include <caffe2/serialize/inline_container.h>
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <torch/csrc/jit/serialization/export.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/csrc/jit/serialization/pickler.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <functional>
+#include <utility>
+
+// crc32_z: the checksum at an archive's end.
+#include <zlib.h>
+
+namespace syncbn::train {
+namespace {
+
+// An archive ends with its comment: this text, and the CRC-32 of all bytes
+// before it in hexadecimal. libtorch does not verify the archive's own checksums, which do not
+// cover its table of contents either.
+constexpr std::string_view kChecksum = "syncbn crc32 ";
+constexpr size_t kDigits = 8;
+
+using Sink = std::function<void(std::string_view bytes)>;
+
+uLong crc_of(std::string_view bytes, uLong before = 0) {
+  return crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
+}
+
+std::string checksum(uLong crc) {
+  return fmt::format("{:08x}", crc);
+}
+
+/// Passes an archive that has no comment yet on to a sink, and appends the checksum.
+class Sealer {
+ public:
+  explicit Sealer(Sink sink) : sink_(std::move(sink)) {}
+
+  void write(std::string_view bytes) {
+    // The last two bytes of an archive are the length of its comment, which is known at its end.
+    held_back_ += bytes.substr(bytes.size() - std::min(bytes.size(), kHeldBack));
+    if (bytes.size() >= kHeldBack) {
+      pass_on(std::string_view(held_back_).substr(0, held_back_.size() - kHeldBack));
+      pass_on(bytes.substr(0, bytes.size() - kHeldBack));
+    } else if (held_back_.size() > kHeldBack) {
+      pass_on(std::string_view(held_back_).substr(0, held_back_.size() - kHeldBack));
+    }
+    held_back_.erase(0, held_back_.size() - std::min(held_back_.size(), kHeldBack));
+  }
+
+  void seal() {
+    held_back_[0] = static_cast<char>(kChecksum.size() + kDigits);  // little-endian
+    pass_on(held_back_);
+    pass_on(kChecksum);
+    sink_(checksum(crc_));
+  }
+
+ private:
+  static constexpr size_t kHeldBack = 2;
+
+  void pass_on(std::string_view bytes) {
+    crc_ = crc_of(bytes, crc_);
+    sink_(bytes);
+  }
+
+  Sink sink_;
+  std::string held_back_;
+  uLong crc_ = 0;
+};
+
+void write_to(const Dict& dict, const Sink& sink) {
+  // Not torch::pickle_save(), which tags dictionaries with types: weights_only refuses those.
+  std::string pickled;
+  const auto append_pickle = [&](const char* data, size_t size) { pickled.append(data, size); };
+  torch::jit::Pickler pickler(append_pickle, /*tensor_table=*/nullptr,
+                              /*type_renamer=*/nullptr, /*memoized_class_types=*/nullptr,
+                              /*get_tensor_id=*/nullptr, /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(dict);
+  pickler.stop();
+
+  Sealer sealer(sink);
+  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
+    sealer.write({static_cast<const char*>(data), size});
+    return size;
+  });
+  torch::jit::writeArchiveAndTensors("data", pickled.data(), pickled.size(), pickler.tensorData(),
+                                     writer);
+  writer.writeEndOfFile();
+  sealer.seal();
+}
+
+}  // namespace
+
+Dict make_dict() {
+  return Dict(c10::StringType::get(), c10::AnyType::get());
+}
+
+void put(Dict& dict, const std::string& key, c10::IValue value) {
+  dict.insert(c10::IValue(key), std::move(value));
+}
+
+/// On the CPU with a storage of its own, since the pickler writes whole storages.
+at::Tensor on_host(const at::Tensor& tensor) {
+  at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
+  const bool is_whole = host.storage().nbytes() == host.nbytes() && host.storage_offset() == 0;
+  return is_whole ? host : host.clone();
+}
+
+std::string sealed_archive(const Dict& dict) {
+  std::string bytes;
+  write_to(dict, [&](std::string_view part) { bytes += part; });
+  return bytes;
+}
+
+void write_sealed_archive(const Dict& dict, const std::filesystem::path& path) {
+  base::write_file_atomically(path, [&](const std::filesystem::path& temporary) {
+    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+    // An exception may not pass through libtorch's writer: the error is kept until the end.
+    int error = file ? 0 : errno;
+    const auto keep_error = [&] {
+      if (!file && error == 0) error = errno != 0 ? errno : EIO;
+    };
+    write_to(dict, [&](std::string_view part) {
+      if (error == 0) file.write(part.data(), static_cast<std::streamsize>(part.size()));
+      keep_error();
+    });
+    file.close();
+    keep_error();
+    if (error != 0) {
+      base::throw_file_error(fmt::format("cannot write {}", path.string()), error);
+    }
+  });
+}
+
+bool is_sealed(std::string_view bytes) {
+  if (bytes.size() < kChecksum.size() + kDigits) return false;
+  const std::string_view content = bytes.substr(0, bytes.size() - kDigits);
+  return content.ends_with(kChecksum) && bytes.substr(content.size()) == checksum(crc_of(content));
+}
+
+/// A whole zip archive without our checksum, or a pickle, as torch.save wrote before 1.6.
+bool is_of_python(std::string_view bytes) {
+  constexpr std::string_view kEndOfZip = "PK\5\6";
+  constexpr size_t kEndSize = 22;  // without a comment
+  constexpr std::string_view kPickle = "\x80\x02";
+  if (bytes.starts_with(kPickle)) return true;
+  return bytes.starts_with("PK") && bytes.size() >= kEndSize &&
+         bytes.substr(bytes.size() - kEndSize).starts_with(kEndOfZip);
+}
+
+c10::IValue open_archive(const std::string& bytes) {
+  return torch::jit::pickle_load({bytes.begin(), bytes.end()});
+}
+
+}  // namespace syncbn::train
