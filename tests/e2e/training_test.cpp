@@ -310,6 +310,16 @@ TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   EXPECT_EQ(lonely->wait().exit_code, base::kExitPreempted);
 }
 
+TEST_F(TrainingTest, TellsWhatARunWouldCost) {
+  const auto result = run_train(args("run", {"--dry_run", "--nproc_per_node=2", "--epochs=7"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string said = result.out + result.err;
+  EXPECT_THAT(said, ContainsRegex("digits: [0-9.]+ k parameters, [0-9.]+ [kM] multiply-adds"));
+  EXPECT_THAT(said, HasSubstr("a step of 2 ranks x batch 8: "));
+  EXPECT_THAT(said, HasSubstr("637 steps in 7 epochs: "));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+}
+
 TEST_F(TrainingTest, StartsItsOwnRanks) {
   const auto words = [&](const std::vector<std::string>& more) {
     auto all = args("run", {"--epochs=1", "--overwrite"});

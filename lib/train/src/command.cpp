@@ -28,6 +28,7 @@
 #include <thread>
 
 #include "agreement.h"
+#include "dry_run.h"
 #include "eval.h"
 #include "launching.h"
 #include "out_of_memory.h"
@@ -58,6 +59,7 @@ const std::vector<config::ProgramOption> kOptions = {
     {"nproc_per_node", "N",
      "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
      "its --nnodes, --node_rank, --master_addr and --master_port, too"},
+    {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
     {"help", "", "print this text and exit"},
     {"version", "", "print the version and exit"},
@@ -173,6 +175,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
   Resolved resolved;
   Inputs inputs;
   bool evaluates = false;
+  bool is_dry = false;
   try {
     config::Faults faults;
     auto args = translate_imagenet_options(given);
@@ -194,6 +197,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     }
     if (line.has("print_reference")) return print(config_reference());
     if (line.has("print_schema")) return print(config_json_schema());
+    is_dry = line.has("dry_run");
     const data::Split split = split_of(line, faults);
     if (line.has("split") && !evaluates) faults.add({}, "--split: only for train eval");
     resolved = resolve(line, faults);
@@ -224,6 +228,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
   const GroupGuard guard;
   check_agreement(resolved.text, inputs);
   if (evaluates) return evaluate_checkpoint(config, resolved.name, inputs);
+  if (is_dry) return dry_run(config, resolved.name, inputs);
   return train(config, resolved.text, resolved.name, inputs);
 }
 

@@ -103,9 +103,10 @@ Extra load_checkpoint(const std::string& path, torch::nn::Module& module,
                       torch::optim::Optimizer* optimizer) {
   const auto dict = read_program_checkpoint(base::read_file(path));
   if (!dict) {
-    throw base::UserError(fmt::format(
-        "{} is not a whole file of save_checkpoint(): it is damaged, truncated or another program's",
-        path));
+    throw base::UserError(
+        fmt::format("{} is not a whole file of save_checkpoint(): it is damaged, truncated or "
+                    "another program's",
+                    path));
   }
   const bool has_optimizer = dict->contains("optimizer");
   if (optimizer != nullptr && !has_optimizer) {
