@@ -12,7 +12,8 @@ using Json = nlohmann::ordered_json;
 
 Json to_json(const Value& value) {
   switch (value.kind) {
-    case Value::Kind::kNull: return nullptr;
+    case Value::Kind::kNull:
+      return nullptr;
     case Value::Kind::kScalar: {
       if (value.quoted) return value.scalar;
       if (value.scalar == "true" || value.scalar == "false") return value.scalar == "true";
@@ -45,7 +46,7 @@ std::string json_schema(const SchemaBase& schema, const std::string& title) {
   out["properties"]["base"] = {
       {"description", "files that this one is written over, relative to it"},
       {"anyOf", {text, {{"type", "array"}, {"items", text}}}}};
-  out["$defs"]["reference"] = {{"type", "string"}, {"pattern", "\\$\\{|^~"}};
+  out["$defs"]["reference"] = {{"type", "string"}, {"pattern", "\\$\\{"}};
   for (const auto& [name, definition] : definitions) out["$defs"][name] = to_json(definition);
   return out.dump(1) + "\n";
 }
