@@ -8,11 +8,14 @@
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <sstream>
+#include <thread>
 
 #include "e2e/train_program.h"
+#include "support/multiproc.h"
 
 namespace syncbn::test {
 namespace {
@@ -265,6 +268,65 @@ TEST_F(TrainingTest, DrawsASeedAndRecordsIt) {
   EXPECT_EQ(result_of(folder_ / "one")["seed"], seed);
   run_ranks_of_train(2, args("again", {"--epochs=2", fmt::format("--seed={}", seed)}));
   expect_same_run(load("one/last.pt"), load("again/last.pt"));
+}
+
+TEST_F(TrainingTest, EvaluatesACheckpoint) {
+  ASSERT_EQ(run("run", {"--epochs=2", "--ema.decay=0.9"}).exit_code, 0);
+  const auto trained = result_of(folder_ / "run");
+  const auto eval = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"eval", "--config", folder_ / "run/config.yaml"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto last = run_train(eval({"--resume", folder_ / "run/last.pt"}));
+  ASSERT_EQ(last.exit_code, 0) << last.err;
+  const auto result = nlohmann::json::parse(last.out);
+  EXPECT_EQ(result["split"], "test");
+  EXPECT_EQ(result["samples"], 355);
+  EXPECT_EQ(result["accuracy"], trained["test_accuracy"]);
+  EXPECT_EQ(result["ema_accuracy"], trained["test_ema_accuracy"]);
+  EXPECT_NEAR(result["loss"], trained["test_loss"], 1e-9);
+  const auto by_default = run_train(eval({"--split=train", "--nproc_per_node=2"}));
+  EXPECT_EQ(by_default.exit_code, 0) << by_default.err;
+  EXPECT_THAT(by_default.out, HasSubstr("best.pt"));
+  EXPECT_THAT(by_default.out, HasSubstr("\"samples\":1442"));
+
+  const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
+    const auto wrong = run_train(eval(more));
+    EXPECT_EQ(wrong.exit_code, base::kExitUsage) << wrong.err;
+    EXPECT_THAT(wrong.err, HasSubstr(message));
+    EXPECT_EQ(count(wrong.err, "error:"), 1) << wrong.err;
+  };
+  expect({"--split=all"}, "--split: expected train, val or test, got 'all'");
+  expect({"--split=val"}, "the data has no val split");
+  expect({"--run_dir", folder_ / "none"}, "has no checkpoint; name a file with --resume");
+  expect({"--model.width=8"}, "cannot evaluate");
+}
+
+TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
+  const auto lonely = start_train(args("run"), rank_env(0, 2, free_port()));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  lonely->send_signal(SIGUSR1);
+  EXPECT_EQ(lonely->wait().exit_code, base::kExitPreempted);
+}
+
+TEST_F(TrainingTest, StartsItsOwnRanks) {
+  const auto words = [&](const std::vector<std::string>& more) {
+    auto all = args("run", {"--epochs=1", "--overwrite"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto result = run_train(words({"--nproc_per_node=2", "-p", "100"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out + result.err, HasSubstr("2 ranks x batch 8"));
+  EXPECT_EQ(events("run", "step").size(), 0U) << "an epoch has 91 steps";
+  const auto rank = run_train(words({"--nproc_per_node=2"}), rank_env(0, 1, 1));
+  EXPECT_EQ(rank.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(rank.err, "error:"), 1);
+  EXPECT_THAT(rank.err, HasSubstr("this process is a rank already"));
+  const auto wrong = launch_train(2, words({"--pretrained"}));
+  EXPECT_EQ(wrong.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(wrong.out + wrong.err, "error:"), 1) << wrong.out << wrong.err;
 }
 
 TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {

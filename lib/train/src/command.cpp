@@ -28,6 +28,8 @@
 #include <thread>
 
 #include "agreement.h"
+#include "eval.h"
+#include "launching.h"
 #include "out_of_memory.h"
 #include "stopping.h"
 
@@ -35,8 +37,9 @@ namespace syncbn::train {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: train --config FILE [--KEY VALUE]...\n"
-    "       syncbn-launch --standalone --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
+    "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
+    "       train eval [--split test] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
+    "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
     "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
 
@@ -52,6 +55,10 @@ const std::vector<config::ProgramOption> kOptions = {
     {"print_config", "", "print all keys, where each value was written, and exit"},
     {"print_reference", "", "print all keys as a Markdown document and exit"},
     {"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"},
+    {"nproc_per_node", "N",
+     "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
+     "its --nnodes, --node_rank, --master_addr and --master_port, too"},
+    {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
     {"help", "", "print this text and exit"},
     {"version", "", "print the version and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
@@ -140,6 +147,18 @@ Resolved resolve(const config::CommandLine& line, config::Faults& faults) {
   return resolved;
 }
 
+constexpr const char* kEval = "eval";
+
+/// The samples that `train eval` is about.
+data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
+  const std::string wanted = line.value("split").value_or("test");
+  for (const auto split : {data::Split::kTrain, data::Split::kVal, data::Split::kTest}) {
+    if (to_string(split) == wanted) return split;
+  }
+  faults.add({}, fmt::format("--split: expected train, val or test, got '{}'", wanted));
+  return data::Split::kTest;
+}
+
 /// Whether all ranks of this node can have their threads at the same time.
 void check_threads_of_all(const LoaderConfig& loader) {
   constexpr int kGroupThreads = 8;  // store, Gloo, peer monitor, shared memory
@@ -150,22 +169,33 @@ void check_threads_of_all(const LoaderConfig& loader) {
   base::check_threads(ranks * (threads + kGroupThreads + kLoaders * workers));
 }
 
-int run(const std::vector<std::string>& args, const RankEnv& env) {
+int run(const std::vector<std::string>& given, const RankEnv& env) {
   Resolved resolved;
   Inputs inputs;
+  bool evaluates = false;
   try {
     config::Faults faults;
+    auto args = translate_imagenet_options(given);
+    evaluates = !args.empty() && args.front() == kEval;
+    if (evaluates) args.erase(args.begin());
     const auto line = config::parse_command_line(args, kOptions, config_fields(), faults);
     const auto print = [&](const std::string& text) {
       if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
     };
+    if (line.has("nproc_per_node")) {
+      faults.add({},
+                 "--nproc_per_node: this process is a rank already (RANK is set); give the "
+                 "option to the launcher alone");
+    }
     if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));
     if (line.has("version")) {
       return print("train " SYNCBN_VERSION ", libtorch " TORCH_VERSION "\n");
     }
     if (line.has("print_reference")) return print(config_reference());
     if (line.has("print_schema")) return print(config_json_schema());
+    const data::Split split = split_of(line, faults);
+    if (line.has("split") && !evaluates) faults.add({}, "--split: only for train eval");
     resolved = resolve(line, faults);
     if (line.has("print_config")) {
       const auto all = config::Schema<Config>::get().write(resolved.config);
@@ -173,8 +203,10 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
     }
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
     if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
-    inputs = explain_out_of_memory(
-        MemoryUse::kSetup, [&] { return load_inputs(resolved.config, env.rank, env.world_size); });
+    inputs = explain_out_of_memory(MemoryUse::kSetup, [&] {
+      return evaluates ? load_split(resolved.config, split, env.world_size)
+                       : load_inputs(resolved.config, env.rank, env.world_size);
+    });
   } catch (const base::UserError& error) {
     if (env.local_rank == 0) throw;
     // Without a launcher, nobody ends the ranks that would repeat local rank 0's message.
@@ -191,12 +223,15 @@ int run(const std::vector<std::string>& args, const RankEnv& env) {
   });
   const GroupGuard guard;
   check_agreement(resolved.text, inputs);
+  if (evaluates) return evaluate_checkpoint(config, resolved.name, inputs);
   return train(config, resolved.text, resolved.name, inputs);
 }
 
 }  // namespace
 
-int run_command(const std::vector<std::string>& args) {
+int run_command(const std::vector<std::string>& given) {
+  if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
+  leave_at_early_signals();
   base::keep_freed_memory();
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
@@ -206,7 +241,7 @@ int run_command(const std::vector<std::string>& args) {
     return found;
   });
   try {
-    return run(args, env);
+    return run(given, env);
   } catch (const dist::PeerError&) {
     // If that rank has ended, so does this one by its launcher, and only the other's message
     // counts.

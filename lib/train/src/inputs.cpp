@@ -22,24 +22,28 @@ void check_divisible(const Config& config, int64_t batch_size, int world_size) {
   }
 }
 
-/// Chooses the data to evaluate on; holds out a part of the training data if asked to.
-void choose_eval_set(const Config& config, Inputs& inputs) {
+/// The validation split, or null. Takes samples out of `train_set` if it is to be held out.
+std::shared_ptr<const data::Dataset> make_val_set(const Config& config,
+                                                  std::shared_ptr<const data::Dataset>& train_set) {
   auto val_set = config.data.make(data::Split::kVal);
-  if (config.val_fraction > 0) {
-    if (val_set) {
-      throw base::UserError("val_fraction: the data has a validation split already; set only one");
-    }
-    const auto parts =
-        data::hold_out(inputs.train_set->size(), inputs.train_set->labels(), config.val_fraction);
-    if (parts.held_out.empty() || parts.train.empty()) {
-      throw base::UserError(fmt::format("val_fraction: {} of {} leaves no sample to {}",
-                                        config.val_fraction,
-                                        base::counted(inputs.train_set->size(), "training sample"),
-                                        parts.train.empty() ? "train on" : "evaluate on"));
-    }
-    val_set = data::subset(config.data.make(data::Split::kHeldOut), parts.held_out);
-    inputs.train_set = data::subset(inputs.train_set, parts.train);
+  if (config.val_fraction == 0) return val_set;
+  if (val_set) {
+    throw base::UserError("val_fraction: the data has a validation split already; set only one");
   }
+  const auto parts = data::hold_out(train_set->size(), train_set->labels(), config.val_fraction);
+  if (parts.held_out.empty() || parts.train.empty()) {
+    throw base::UserError(fmt::format("val_fraction: {} of {} leaves no sample to {}",
+                                      config.val_fraction,
+                                      base::counted(train_set->size(), "training sample"),
+                                      parts.train.empty() ? "train on" : "evaluate on"));
+  }
+  train_set = data::subset(train_set, parts.train);
+  return data::subset(config.data.make(data::Split::kHeldOut), parts.held_out);
+}
+
+/// Chooses the data to evaluate on.
+void choose_eval_set(const Config& config, Inputs& inputs) {
+  auto val_set = make_val_set(config, inputs.train_set);
   if (val_set && val_set->fingerprint() == inputs.train_set->fingerprint()) {
     throw base::UserError(
         "data: the validation split is the training split; choose another folder, or, in a data "
@@ -59,6 +63,27 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
 }
 
 }  // namespace
+
+Inputs load_split(const Config& config, data::Split split, int world_size) {
+  Inputs inputs;
+  inputs.batch_size = config.local_batch_size(world_size);
+  inputs.eval_split = split;
+  if (split == data::Split::kVal) {
+    auto train_set = config.data.make(data::Split::kTrain);
+    inputs.eval_set = make_val_set(config, train_set);
+  } else {
+    // Training samples are evaluated as all others, without augmentation.
+    inputs.eval_set =
+        config.data.make(split == data::Split::kTrain ? data::Split::kHeldOut : split);
+  }
+  if (!inputs.eval_set || inputs.eval_set->size() == 0) {
+    throw base::UserError(
+        fmt::format("eval: the data has no {} split; choose another --split", to_string(split)));
+  }
+  inputs.train_set = inputs.eval_set;
+  config.task.make(*inputs.eval_set);
+  return inputs;
+}
 
 Inputs load_inputs(const Config& config, int rank, int world_size) {
   Inputs inputs;

@@ -4,7 +4,10 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,7 +24,17 @@ void remember(int signal) {
   g_received.store(signal);
 }
 
+void leave(int /*signal*/) {
+  ::_exit(base::kExitPreempted);
+}
+
 }  // namespace
+
+void leave_at_early_signals() {
+  for (const int signal : {SIGUSR1, SIGUSR2}) {
+    if (::signal(signal, leave) == SIG_IGN) ::signal(signal, SIG_IGN);
+  }
+}
 
 StopSignals::StopSignals() {
   g_received.store(0);

@@ -11,6 +11,10 @@
 
 namespace syncbn::train {
 
+/// Until a StopSignals lives, SIGUSR1 and SIGUSR2, by which batch systems announce the end of a
+/// job's time, end the process with base::kExitPreempted: there is nothing to save yet.
+void leave_at_early_signals();
+
 /// While one lives, the signals that ask a run to stop do not end the process: the training loop
 /// polls received(). Signals that the process ignores (nohup) stay ignored.
 class StopSignals {

@@ -120,11 +120,9 @@ class Trainer {
   }
 
   std::unique_ptr<Schedule> make_schedule(const Config& config) const {
-    const Optimizer& optimizer = step_.optimizer();
-    const auto batch = static_cast<double>(inputs_.batch_size * dist::world_size());
-    const double scale =
-        optimizer.lr_batch() ? batch / static_cast<double>(*optimizer.lr_batch()) : 1;
-    return config.schedule.make(ScheduleArgs{optimizer.base_lr() * scale, config.epochs,
+    const int64_t global_batch = inputs_.batch_size * dist::world_size();
+    return config.schedule.make(ScheduleArgs{scaled_lr(step_.optimizer(), global_batch),
+                                             config.epochs,
                                              std::max<int64_t>(loader_.num_batches(), 1)});
   }
 
@@ -216,7 +214,9 @@ class Trainer {
     Config before;
     config::Faults faults;
     if (!config::Schema<Config>::get().read(former, before, "", faults)) return;
-    const double was = make_schedule(before)->lr(batches_done());
+    const auto schedule = make_schedule(before);
+    schedule->load(schedule_->state());
+    const double was = schedule->lr(batches_done());
     const double is = schedule_->lr(batches_done());
     if (std::abs(was - is) <= 1e-3 * std::max(was, is)) return;
     spdlog::warn(

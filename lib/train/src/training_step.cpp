@@ -8,6 +8,8 @@
 
 #include <utility>
 
+#include "rank_0.h"
+
 namespace syncbn::train {
 namespace {
 
@@ -67,7 +69,8 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
       to_device_(to_device),
       model_(std::move(model)),
       device_(dist::device()),
-      optimizer_(config.optimizer.make(trainable_parameters(*model_))),
+      optimizer_(
+          report_on_rank_0([&] { return config.optimizer.make(trainable_parameters(*model_)); })),
       ddp_(model_, ddp_options(config.ddp)),
       scaler_(make_scaler(config, device_)),
       ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr),

@@ -1,6 +1,6 @@
 #include <syncbn/train/optimizer.h>
 
-#include "optimizers/stateful_optimizer.h"
+#include "optimizers/kinds.h"
 
 namespace syncbn::train {
 

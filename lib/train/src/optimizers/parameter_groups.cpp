@@ -2,123 +2,141 @@
 
 #include <fmt/format.h>
 #include <fnmatch.h>
-#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
-#include <syncbn/config/schema.h>
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
+#include <set>
 
 namespace syncbn::train {
 namespace {
 
-using Matches = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
+constexpr size_t kMaxNamesShown = 5;
 
-bool has_last_part(const std::string& name, const std::string& part) {
-  return name == part || name.ends_with("." + part);
-}
-
-Matches matches(const std::string& pattern) {
-  if (pattern == "bias")
-    return [](const auto& name, const auto&) { return has_last_part(name, "bias"); };
-  if (pattern == "norm") {
-    return [](const auto& name, const auto& parameter) {
-      return parameter.dim() <= 1 && has_last_part(name, "weight");
-    };
-  }
-  return [pattern](const auto& name, const auto&) {
-    return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-  };
-}
-
-/// Indices of the parameters that a pattern of the option `key` means.
-std::vector<size_t> indices_of(const std::string& key, const std::string& pattern,
-                               const NamedTensors& parameters) {
-  const Matches match = matches(pattern);
-  std::vector<size_t> found;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (match(parameters[i].first, parameters[i].second)) found.push_back(i);
-  }
-  if (!found.empty()) return found;
-  constexpr size_t kShown = 5;
+/// Some of the names, from the first to the last.
+std::string examples(const NamedTensors& parameters) {
+  if (parameters.empty()) return "the model has no parameters to train";
+  const size_t shown = std::min(parameters.size(), kMaxNamesShown);
   std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(kShown, parameters.size()); ++i) {
-    names.push_back(parameters[i].first);
+  for (size_t i = 0; i < shown; ++i) {
+    names.push_back(parameters[i * (parameters.size() - 1) / std::max<size_t>(shown - 1, 1)].first);
   }
-  throw base::UserError(fmt::format("{}: '{}' matches no parameter; there are {}{}", key, pattern,
-                                    base::join(names, ", "),
-                                    parameters.size() > kShown ? ", …" : ""));
+  return fmt::format(
+      "the model has {}{}", base::join(names, ", "),
+      shown < parameters.size() ? fmt::format(" and {} more", parameters.size() - shown) : "");
 }
 
-void set_rate(const std::string& key, std::string text, ParameterOptions& options) {
-  const bool is_factor = text.ends_with('x');
-  if (is_factor) text.pop_back();
-  const auto number = base::parse_number<double>(text);
-  if (!number || !(*number >= 0) || *number > kMaxRate) {
-    throw base::UserError(fmt::format(
-        "{}: expected a rate such as 0.01, or a factor such as 0.1x, got '{}'", key, text));
-  }
-  if (is_factor) {
-    options.lr_factor = *number;
-  } else {
-    options.lr = *number;
-  }
+[[noreturn]] void throw_no_match(const std::string& key, const std::string& pattern,
+                                 const NamedTensors& parameters) {
+  throw base::UserError(fmt::format("optimizer.{}: '{}' matches no parameter; {}", key, pattern,
+                                    examples(parameters)));
 }
 
-/// The number of each parameter's layer, and their count.
-std::pair<std::vector<size_t>, size_t> layers_of(const NamedTensors& parameters) {
-  std::vector<std::string> layers;
-  std::vector<size_t> numbers;
+bool ends_with_component(const std::string& name, const std::string& component) {
+  return name == component || name.ends_with("." + component);
+}
+
+/// Weights with at most one dimension and the biases beside them: those of normalisation layers.
+std::set<std::string> norm_parameters(const NamedTensors& parameters) {
+  constexpr std::string_view kWeight = "weight";
+  std::set<std::string> norms;
   for (const auto& [name, parameter] : parameters) {
-    const std::string layer = name.substr(0, name.find('.'));
-    auto found = std::ranges::find(layers, layer);
-    if (found == layers.end()) found = layers.insert(layers.end(), layer);
-    numbers.push_back(static_cast<size_t>(found - layers.begin()));
+    if (parameter.dim() > 1 || !ends_with_component(name, "weight")) continue;
+    norms.insert(name);
+    norms.insert(name.substr(0, name.size() - kWeight.size()) + "bias");
   }
-  return {numbers, layers.size()};
+  return norms;
+}
+
+/// Indices of the parameters that a pattern of the option `key` matches.
+/// @throws base::UserError if there are none.
+std::vector<size_t> matching(const std::string& key, const std::string& pattern,
+                             const NamedTensors& parameters) {
+  const std::set<std::string> norms = norm_parameters(parameters);
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const std::string& name = parameters[i].first;
+    const bool matches = pattern == "norm"   ? norms.contains(name)
+                         : pattern == "bias" ? name.ends_with("bias")
+                                             : ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+    if (matches) indices.push_back(i);
+  }
+  if (indices.empty()) throw_no_match(key, pattern, parameters);
+  return indices;
+}
+
+void leave_out_decay(const std::vector<std::string>& no_decay, const NamedTensors& parameters,
+                     std::vector<ParameterRates>& rates) {
+  for (size_t k = 0; k < no_decay.size(); ++k) {
+    for (const size_t i : matching(fmt::format("no_decay[{}]", k), no_decay[k], parameters)) {
+      rates[i].weight_decay = 0;
+    }
+  }
+}
+
+void decay_layers(double factor, const NamedTensors& parameters,
+                  std::vector<ParameterRates>& rates) {
+  std::vector<std::string> names;
+  for (const auto& [name, parameter] : parameters) names.push_back(name);
+  const std::vector<size_t> layers = layers_of(names);
+  for (size_t i = 0; i < rates.size(); ++i) {
+    rates[i].lr *= std::pow(factor, static_cast<double>(layers.back() - layers[i]));
+  }
+}
+
+void apply_groups(const CommonOptions& options, const NamedTensors& parameters,
+                  std::vector<ParameterRates>& rates) {
+  std::vector<bool> is_taken(parameters.size());
+  for (size_t k = 0; k < options.groups.size(); ++k) {
+    const ParameterGroup& group = options.groups[k];
+    const std::string key = fmt::format("groups[{}].match", k);
+    bool has_any = false;
+    for (const size_t i : matching(key, group.match, parameters)) {
+      if (is_taken[i]) continue;
+      has_any = is_taken[i] = true;
+      if (group.lr) rates[i].lr = group.lr->rate(options.lr);
+      if (group.weight_decay) rates[i].weight_decay = *group.weight_decay;
+    }
+    if (has_any) continue;
+    throw base::UserError(
+        fmt::format("optimizer.{}: groups before it have all the parameters that '{}' matches; "
+                    "put it before them",
+                    key, group.match));
+  }
 }
 
 }  // namespace
 
-void GroupOptions::describe(config::Schema<GroupOptions>& schema) {
-  schema
-      .field("match", &GroupOptions::match,
-             "names of parameters: norm, bias, or a pattern such as backbone.*")
-      .required();
-  schema.field("lr", &GroupOptions::lr,
-               "their rate, such as 0.01, or a factor of lr, such as 0.1x");
-  schema.field("weight_decay", &GroupOptions::weight_decay, "null: the optimizer's")
-      .between(0, kMaxRate);
+std::vector<ParameterRates> parameter_rates(const CommonOptions& options,
+                                            const NamedTensors& parameters) {
+  std::vector<ParameterRates> rates(parameters.size(),
+                                    {.lr = options.lr, .weight_decay = options.weight_decay});
+  leave_out_decay(options.no_decay, parameters, rates);
+  if (options.layer_decay != 1) decay_layers(options.layer_decay, parameters, rates);
+  apply_groups(options, parameters, rates);
+  return rates;
 }
 
-std::vector<ParameterOptions> parameter_options(const CommonOptions& options,
-                                                const NamedTensors& parameters) {
-  std::vector<ParameterOptions> all(parameters.size(),
-                                    ParameterOptions{.weight_decay = options.weight_decay});
-  std::vector<bool> grouped(parameters.size());
-  for (size_t i = 0; i < options.groups.size(); ++i) {
-    const GroupOptions& group = options.groups[i];
-    const std::string key = fmt::format("optimizer.groups[{}]", i);
-    for (const size_t index : indices_of(key + ".match", group.match, parameters)) {
-      if (grouped[index]) continue;
-      grouped[index] = true;
-      set_rate(key + ".lr", group.lr, all[index]);
-      if (group.weight_decay) all[index].weight_decay = *group.weight_decay;
+std::vector<size_t> layers_of(const std::vector<std::string>& names) {
+  const auto layer_of = [](const std::string& name) {
+    const std::string module = name.substr(0, name.rfind('.'));  // all of a name without dots
+    for (size_t begin = 0; begin < module.size();) {
+      const size_t end = std::min(module.find('.', begin), module.size());
+      const char last = end > begin ? module[end - 1] : '.';
+      if (last >= '0' && last <= '9') return module.substr(0, end);
+      begin = end + 1;
+    }
+    return module.substr(0, module.find('.'));
+  };
+  std::vector<size_t> layers;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i == 0) {
+      layers.push_back(0);
+    } else {
+      layers.push_back(layers.back() + (layer_of(names[i]) == layer_of(names[i - 1]) ? 0 : 1));
     }
   }
-  for (const std::string& pattern : options.no_decay) {
-    for (const size_t index : indices_of("optimizer.no_decay", pattern, parameters)) {
-      all[index].weight_decay = 0;
-    }
-  }
-  if (options.layer_decay != 1) {
-    const auto [layers, count] = layers_of(parameters);
-    for (size_t i = 0; i < all.size(); ++i) {
-      all[i].lr_factor *= std::pow(options.layer_decay, static_cast<double>(count - 1 - layers[i]));
-    }
-  }
-  return all;
+  return layers;
 }
 
 }  // namespace syncbn::train

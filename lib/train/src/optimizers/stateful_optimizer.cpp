@@ -2,9 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -31,98 +30,140 @@ at::Tensor copy_like(const at::Tensor& parameter, const at::Tensor& values) {
   return copy;
 }
 
+at::Tensor scalar(float value, at::Device device) {
+  return at::full({}, value, at::TensorOptions(at::kFloat).device(device));
+}
+
 }  // namespace
 
-StatefulOptimizer::StatefulOptimizer(const NamedTensors& parameters, const CommonOptions& options,
+ParameterBatch::Tensors ParameterBatch::decayed_gradients() const {
+  if (weight_decay == 0) return gradients;
+  return at::_foreach_add(gradients, parameters, weight_decay);
+}
+
+StatefulOptimizer::StatefulOptimizer(const CommonOptions& options, const NamedTensors& parameters,
                                      Traits traits)
-    : traits_(std::move(traits)), base_lr_(options.lr), lr_batch_(options.lr_batch) {
-  const std::vector<ParameterOptions> of_parameters = parameter_options(options, parameters);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [name, parameter] = parameters[i];
-    slots_.push_back({.name = name, .parameter = parameter, .options = of_parameters[i]});
+    : base_lr_(options.lr), lr_batch_(options.lr_batch), traits_(std::move(traits)) {
+  const std::vector<ParameterRates> rates = parameter_rates(options, parameters);
+  for (const auto& [name, parameter] : parameters) {
+    slots_.push_back({.name = name, .parameter = parameter, .rates = rates[slots_.size()]});
     slots_.back().state.resize(traits_.keys.size());
   }
 }
 
 void StatefulOptimizer::step(double lr, const at::Tensor& found_inf) {
   const at::NoGradGuard no_grad;
-  const bool decides = found_inf.defined();
-  std::optional<bool> is_skipped;  // known on the host only where an update needs it
-  for (ParameterBatch& batch : batches(lr)) {
-    if (batch.fused) {
-      if (traits_.counts_steps) at::_foreach_add_(batch.counts, 1);
-      update_fused(batch, decides ? std::optional(found_inf) : std::nullopt);
-      if (traits_.counts_steps && decides) {
-        at::_foreach_sub_(batch.counts, std::vector<at::Tensor>(batch.counts.size(), found_inf));
-      }
-      continue;
-    }
-    if (decides && !is_skipped) is_skipped = found_inf.item<float>() != 0;
-    if (is_skipped.value_or(false)) continue;
-    if (traits_.counts_steps) at::_foreach_add_(batch.counts, 1);
-    batch.steps += 1;
-    update_foreach(batch);
+  const std::vector<SlotGroup> groups = slots_to_update();
+  // The fused operators compare with 1.
+  at::Tensor skips = found_inf.defined() ? found_inf.ne(0).to(at::kFloat) : at::Tensor();
+  const auto needs_host = [](const SlotGroup& group) {
+    return !group.fused || group.is_first_step;
+  };
+  if (skips.defined() && std::ranges::any_of(groups, needs_host)) {
+    if (skips.item<float>() != 0) return;
+    skips = at::Tensor();
   }
-}
-
-void StatefulOptimizer::update_fused(ParameterBatch& /*batch*/,
-                                     const std::optional<at::Tensor>& /*found_inf*/) {
-  throw base::InternalError("optimizer " + traits_.type + " has no fused update");
-}
-
-std::vector<ParameterBatch> StatefulOptimizer::batches(double lr) {
   std::vector<ParameterBatch> batches;
-  for (Slot& slot : slots_) {
-    at::Tensor gradient = slot.parameter.grad();
-    if (!gradient.defined()) continue;
-    if (!traits_.no_sparse.empty() && gradient.layout() != at::kStrided) {
-      throw base::UserError(
-          fmt::format("optimizer {}: the gradient of parameter '{}' is sparse; {}", traits_.type,
-                      slot.name, traits_.no_sparse));
+  for (const SlotGroup& group : groups) {
+    ParameterBatch& batch = batches.emplace_back(make_batch(group, lr));
+    if (skips.defined()) {
+      batch.found_inf = skips.to(batch.parameters.front().device(), /*non_blocking=*/true);
     }
-    for (at::Tensor& tensor : slot.state) {
-      if (!tensor.defined()) tensor = at::zeros_like(slot.parameter);
-    }
-    const bool fused = can_fuse(slot, gradient);
-    double steps = 0;
-    if (traits_.counts_steps) {
-      if (!slot.count.defined()) {
-        slot.count = at::zeros({}, slot.parameter.options().dtype(at::kFloat).requires_grad(false));
-      }
-      if (!fused) steps = slot.count.item<double>();
-    }
-    // The fused operators for CPUs ignore strides.
-    if (fused && !have_same_layout(slot.parameter, gradient)) {
-      gradient = copy_like(slot.parameter, gradient);
-    }
-    auto found = std::ranges::find_if(batches, [&](const ParameterBatch& batch) {
-      const at::Tensor& first = batch.parameters.front();
-      return batch.fused == fused && batch.steps == steps && batch.options == slot.options &&
-             first.device() == slot.parameter.device() &&
-             first.scalar_type() == slot.parameter.scalar_type();
-    });
-    if (found == batches.end()) {
-      found = batches.emplace(batches.end());
-      found->fused = fused;
-      found->steps = steps;
-      found->options = slot.options;
-      found->lr = slot.options.rate(base_lr_, lr);
-      found->weight_decay = slot.options.weight_decay;
-      found->state.resize(slot.state.size());
-    }
-    found->parameters.push_back(slot.parameter);
-    found->gradients.push_back(std::move(gradient));
-    if (traits_.counts_steps) found->counts.push_back(slot.count);
-    for (size_t i = 0; i < slot.state.size(); ++i) found->state[i].push_back(slot.state[i]);
   }
-  return batches;
+  prepare(batches);
+  for (ParameterBatch& batch : batches) {
+    if (traits_.counts_steps) advance_counts(batch);
+    if (batch.fused) {
+      update_fused(batch);
+    } else {
+      update_foreach(batch);
+    }
+  }
 }
 
-bool StatefulOptimizer::can_fuse(const Slot& slot, const at::Tensor& gradient) const {
-  return traits_.fused && gradient.layout() == at::kStrided &&
+std::vector<StatefulOptimizer::SlotGroup> StatefulOptimizer::slots_to_update() {
+  std::vector<SlotGroup> groups;
+  for (Slot& slot : slots_) {
+    if (!slot.parameter.grad().defined()) continue;
+    check_layout(slot);
+    const bool fused = can_fuse(slot);
+    const bool first = is_first_step(slot);
+    auto found = std::ranges::find_if(groups, [&](const SlotGroup& group) {
+      const Slot& other = *group.slots.front();
+      return group.fused == fused && group.is_first_step == first && other.rates == slot.rates &&
+             other.parameter.device() == slot.parameter.device() &&
+             other.parameter.scalar_type() == slot.parameter.scalar_type();
+    });
+    if (found == groups.end()) {
+      found = groups.insert(groups.end(), {.slots = {}, .fused = fused, .is_first_step = first});
+    }
+    found->slots.push_back(&slot);
+  }
+  return groups;
+}
+
+void StatefulOptimizer::check_layout(const Slot& slot) const {
+  if (slot.parameter.grad().layout() == at::kStrided) return;
+  const bool is_usable = traits_.sparse == Sparse::kWithoutWeightDecay;
+  if (is_usable && slot.rates.weight_decay == 0) return;
+  throw base::UserError(fmt::format("optimizer {}: the gradient of parameter '{}' is sparse; {}",
+                                    traits_.type, slot.name,
+                                    is_usable ? "set weight_decay to 0" : "use sgd"));
+}
+
+bool StatefulOptimizer::can_fuse(const Slot& slot) const {
+  return traits_.fused && slot.parameter.grad().layout() == at::kStrided &&
          at::isFloatingType(slot.parameter.scalar_type()) &&
          slot.parameter.is_non_overlapping_and_dense() &&
          (slot.parameter.is_cpu() || slot.parameter.is_cuda());
+}
+
+bool StatefulOptimizer::is_first_step(const Slot& slot) const {
+  return traits_.first_step_differs && !slot.state.front().defined();
+}
+
+at::Device StatefulOptimizer::count_device(const Slot& slot) const {
+  return traits_.fused ? slot.parameter.device() : at::Device(at::kCPU);
+}
+
+double StatefulOptimizer::lr_of(const Slot& slot, double lr) const {
+  // In this order, both are exact while the schedule leaves the rate as it is.
+  return slot.rates.lr == base_lr_ ? lr : slot.rates.lr * (lr / base_lr_);
+}
+
+ParameterBatch StatefulOptimizer::make_batch(const SlotGroup& group, double lr) const {
+  ParameterBatch batch;
+  batch.lr = lr_of(*group.slots.front(), lr);
+  batch.weight_decay = group.slots.front()->rates.weight_decay;
+  batch.fused = group.fused;
+  batch.is_first_step = group.is_first_step;
+  batch.state.resize(traits_.keys.size());
+  for (Slot* const slot : group.slots) {
+    at::Tensor gradient = slot->parameter.grad();
+    // The fused operators for CPUs ignore strides.
+    if (group.fused && !have_same_layout(slot->parameter, gradient)) {
+      gradient = copy_like(slot->parameter, gradient);
+    }
+    batch.parameters.push_back(slot->parameter);
+    batch.gradients.push_back(std::move(gradient));
+    for (size_t i = 0; i < slot->state.size(); ++i) {
+      at::Tensor& tensor = slot->state[i];
+      if (!tensor.defined()) tensor = at::zeros_like(slot->parameter);
+      batch.state[i].push_back(tensor);
+    }
+    if (!traits_.counts_steps) continue;
+    if (!slot->count.defined()) slot->count = scalar(0, count_device(*slot));
+    batch.counts.push_back(slot->count);
+  }
+  return batch;
+}
+
+void StatefulOptimizer::advance_counts(const ParameterBatch& batch) {
+  if (batch.found_inf) {
+    at::_foreach_add_(batch.counts, 1 - *batch.found_inf);
+  } else {
+    at::_foreach_add_(batch.counts, 1);
+  }
 }
 
 OptimizerState StatefulOptimizer::state() const {
@@ -150,10 +191,7 @@ void StatefulOptimizer::load(const OptimizerState& state) {
     }
     for (const auto& [key, tensor] : tensors) {
       if (key == kStep) {
-        if (traits_.counts_steps) {
-          slot->count = tensor.to(slot->parameter.options().dtype(at::kFloat).requires_grad(false),
-                                  /*non_blocking=*/false, /*copy=*/true);
-        }
+        if (traits_.counts_steps) slot->count = scalar(tensor.item<float>(), count_device(*slot));
         continue;
       }
       if (tensor.sizes() != slot->parameter.sizes()) {

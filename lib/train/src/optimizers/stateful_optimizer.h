@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Scalar.h>
 
 #include <syncbn/train/optimizer.h>
 
@@ -10,36 +13,43 @@
 
 namespace syncbn::train {
 
-/// Parameters that one operator updates together: of one device, type, and options. For
-/// update_foreach() the number of updates is the same as well.
+/// Parameters that one operator updates together: of one device, type, learning rate and weight
+/// decay.
 struct ParameterBatch {
   using Tensors = std::vector<at::Tensor>;
 
   Tensors parameters;
   Tensors gradients;
   std::vector<Tensors> state;  ///< by key, then by parameter
-  Tensors counts;              ///< updates of each parameter, this one included: float32 scalars
-  double steps = 0;            ///< the same as a number, for update_foreach()
-  ParameterOptions options;
+  Tensors counts;              ///< updates of each parameter, this one included: float scalars
   double lr = 0;
   double weight_decay = 0;
   bool fused = false;
+  bool is_first_step = false;  ///< only if Traits::first_step_differs
+  /// 1: the fused operator changes nothing. On the device; not given: 0.
+  std::optional<at::Tensor> found_inf = {};
+
+  /// Gradients with the L2 penalty's.
+  Tensors decayed_gradients() const;
 };
 
 /// The part of an optimizer that does not depend on its formula: the state of each parameter, and
 /// which parameters are updated together.
 class StatefulOptimizer : public Optimizer {
  public:
+  enum class Sparse { kNever, kWithoutWeightDecay };
+
   struct Traits {
     std::string type;               ///< for messages
-    bool fused = false;             ///< use torch's fused operators where possible
+    bool fused = true;              ///< use torch's fused operators where possible
     std::vector<std::string> keys;  ///< of the state: tensors of the parameter's shape
     bool counts_steps = false;      ///< the state also has the number of updates
-    /// What to do about sparse gradients, for a message. Empty if they can be used.
-    std::string no_sparse = {};
+    /// The first update is not that of a state of zeros.
+    bool first_step_differs = false;
+    Sparse sparse = Sparse::kNever;  ///< which sparse gradients can be used
   };
 
-  StatefulOptimizer(const NamedTensors& parameters, const CommonOptions& options, Traits traits);
+  StatefulOptimizer(const CommonOptions& options, const NamedTensors& parameters, Traits traits);
 
   double base_lr() const final { return base_lr_; }
   std::optional<int64_t> lr_batch() const final { return lr_batch_; }
@@ -48,44 +58,56 @@ class StatefulOptimizer : public Optimizer {
   void load(const OptimizerState& state) final;
 
  protected:
-  /// Updates in one pass, unless `found_inf` is defined and not 0. Parameters, gradients and state
-  /// are dense and have the same strides.
-  virtual void update_fused(ParameterBatch& batch, const std::optional<at::Tensor>& found_inf);
+  /// Looks at all gradients before the updates, and may replace them.
+  virtual void prepare(std::vector<ParameterBatch>& /*batches*/) {}
+  /// Updates in one pass. Parameters, gradients and state are dense and have the same strides.
+  virtual void update_fused(ParameterBatch& /*batch*/) {}
   /// Updates operation by operation, with the same bits as torch.optim's default on CPUs.
   virtual void update_foreach(ParameterBatch& batch) = 0;
+
+  /// A number for each parameter that depends on its number of updates.
+  template <class Function>
+  static std::vector<at::Scalar> by_count(const ParameterBatch& batch, const Function& function) {
+    std::vector<at::Scalar> values;
+    for (const at::Tensor& count : batch.counts) {
+      values.emplace_back(function(static_cast<double>(count.item<float>())));
+    }
+    return values;
+  }
 
  private:
   struct Slot {
     std::string name;
     at::Tensor parameter;
-    ParameterOptions options;
+    ParameterRates rates;
     std::vector<at::Tensor> state = {};  ///< by key; undefined before the first update
-    at::Tensor count = {};               ///< the same
+    at::Tensor count = {};               ///< updates; undefined before the first
+  };
+  /// Slots of one batch.
+  struct SlotGroup {
+    std::vector<Slot*> slots;
+    bool fused = false;
+    bool is_first_step = false;
   };
 
-  std::vector<ParameterBatch> batches(double lr);
-  bool can_fuse(const Slot& slot, const at::Tensor& gradient) const;
+  std::vector<SlotGroup> slots_to_update();
+  /// @throws base::UserError for a sparse gradient that the formula cannot use.
+  void check_layout(const Slot& slot) const;
+  bool can_fuse(const Slot& slot) const;
+  bool is_first_step(const Slot& slot) const;
+  /// Where a slot's count is: the fused operators read it on the parameter's device.
+  at::Device count_device(const Slot& slot) const;
+  /// The learning rate of a slot where the optimizer's is `lr`.
+  double lr_of(const Slot& slot, double lr) const;
+  ParameterBatch make_batch(const SlotGroup& group, double lr) const;
+  static void advance_counts(const ParameterBatch& batch);
 
-  Traits traits_;
   double base_lr_;
   std::optional<int64_t> lr_batch_;
+  Traits traits_;
   std::vector<Slot> slots_;
 };
 
-// Add the optimizers of a file to the registry.
-void add_sgd(OptimizerKind::Registry& registry);
-void add_adam(OptimizerKind::Registry& registry);
-void add_rmsprop(OptimizerKind::Registry& registry);
-void add_lamb(OptimizerKind::Registry& registry);
-
-template <class Options>
-void describe_fused(config::Schema<Options>& schema) {
-  schema.field("fused", &Options::fused,
-               "update in one pass over memory; false: operation by operation, which rounds as "
-               "Python's default does");
-}
-
-/// The function that makes a `Kind` from its options.
 template <class Kind, class Options>
 std::unique_ptr<Optimizer> make_optimizer(const Options& options, const NamedTensors& parameters) {
   return std::make_unique<Kind>(options, parameters);

@@ -15,7 +15,7 @@ namespace syncbn::train {
 ///
 /// @return the program's exit code: 0, or 128 + N after signal N
 /// @throws base::Error for every other failure
-int run_command(const std::vector<std::string>& args);
+int run_command(const std::vector<std::string>& given);
 
 std::vector<config::FieldInfo> config_fields();
 

@@ -25,4 +25,8 @@ struct Inputs {
 /// @throws base::UserError when data is missing or damaged, or cannot be divided between the ranks.
 Inputs load_inputs(const Config& config, int rank, int world_size);
 
+/// The data of `train eval`: `split` alone, as training and as evaluation set.
+/// @throws base::UserError when the data has no such split
+Inputs load_split(const Config& config, data::Split split, int world_size);
+
 }  // namespace syncbn::train

@@ -28,7 +28,7 @@ class Optimizer {
 
   virtual double base_lr() const = 0;
 
-  /// The global batch that base_lr() is for; empty: for any.
+  /// The global batch size that base_lr() is for, if a configuration names one.
   virtual std::optional<int64_t> lr_batch() const { return std::nullopt; }
 
   /// @param found_inf a float32 scalar on the device: unless it is 0, nothing changes. Not given:
@@ -44,7 +44,15 @@ class Optimizer {
   virtual void load(const OptimizerState& state) = 0;
 };
 
-/// The registry behind `optimizer: {type: sgd}`. Knows sgd, adam, adamw, rmsprop and lamb.
+/// base_lr() for steps of `global_batch` samples: multiplied by global_batch / lr_batch().
+inline double scaled_lr(const Optimizer& optimizer, int64_t global_batch) {
+  const std::optional<int64_t> batch = optimizer.lr_batch();
+  if (!batch) return optimizer.base_lr();
+  return optimizer.base_lr() * (static_cast<double>(global_batch) / static_cast<double>(*batch));
+}
+
+/// The registry behind `optimizer: {type: sgd}`. Knows sgd, adam, adamw,
+/// rmsprop and lamb.
 struct OptimizerKind {
   using Registry = config::Registry<std::unique_ptr<Optimizer>, const NamedTensors&>;
   static Registry& registry();

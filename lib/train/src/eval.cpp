@@ -1,0 +1,82 @@
+#include "eval.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/train/checkpoint.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "evaluation.h"
+#include "model.h"
+#include "rank_0.h"
+#include "run_folder.h"
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path checkpoint_file(const Config& config, const std::string& name) {
+  if (!config.resume.empty() && config.resume != "auto") return config.resume;
+  const fs::path folder = RunFolder::newest(config.run_dir, name);
+  std::error_code ignored;
+  for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
+    if (fs::exists(folder / file, ignored)) return folder / file;
+  }
+  throw base::UserError(fmt::format(
+      "eval: {} has no checkpoint; name a file with --resume, or a run's folder with --run_dir",
+      folder.string()));
+}
+
+}  // namespace
+
+int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs) {
+  std::string path;
+  const std::string bytes = on_rank_0([&] {
+    path = checkpoint_file(config, name).string();
+    return base::read_file(path);
+  });
+  const Checkpoint checkpoint = report_on_rank_0([&] { return parse_checkpoint(bytes, path); });
+  const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));
+  const auto task = config.task.make(*inputs.eval_set);
+  const BatchToDevice to_device({.device = dist::device(),
+                                 .memory_format = memory_format(config, *model),
+                                 .normalization = inputs.eval_set->normalization()});
+  const Evaluator evaluator(config, inputs, *task, to_device,
+                            config.loader.options(inputs.batch_size));
+  const std::string split = to_string(inputs.eval_split);
+  nlohmann::ordered_json json = {{"checkpoint", path}, {"split", split}};
+  std::string text;
+  const auto add = [&](const Checkpoint::Tensors& network, const std::string& prefix) {
+    report_on_rank_0([&] {
+      try {
+        load_model(network, *model);
+      } catch (const base::UserError& error) {
+        throw base::UserError(fmt::format("cannot evaluate {}: {}", path, error.what()));
+      }
+    });
+    const Evaluation result = evaluator.evaluate(*model);
+    json["samples"] = result.samples;
+    json[prefix + "loss"] = result.loss;
+    text += fmt::format("  {}loss {:.4f}", prefix, result.loss);
+    for (const Metric& metric : result.metrics) {
+      json[prefix + metric.name] = metric.value;
+      text += fmt::format("  {}{} {}", prefix, metric.name,
+                          metric.is_share ? fmt::format("{:.2f} %", 100 * metric.value)
+                                          : fmt::format("{:.4f}", metric.value));
+    }
+  };
+  add(checkpoint.model, "");
+  if (!checkpoint.ema.empty()) add(checkpoint.ema, "ema_");
+  if (!is_rank_0()) return base::kExitOk;
+  spdlog::info("{} on {}:{}", path, base::counted(inputs.eval_set->size(), split + " sample"), text);
+  base::write_stdout(json.dump() + "\n");
+  return base::kExitOk;
+}
+
+}  // namespace syncbn::train

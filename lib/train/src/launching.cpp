@@ -1,0 +1,217 @@
+#include "launching.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string_view>
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+/// An option in `args`, and where it stands.
+struct Option {
+  std::string name;                  ///< without dashes, with underscores: "dist_url"
+  std::optional<std::string> value;  ///< after '=', or the next word
+  size_t words = 1;                  ///< that it takes
+};
+
+Option option_at(const Words& args, size_t place, bool takes_value) {
+  const std::string& word = args[place];
+  const size_t equals = word.find('=');
+  Option option{.name = word.substr(0, equals)};
+  option.name.erase(0, std::min(option.name.find_first_not_of('-'), option.name.size()));
+  std::ranges::replace(option.name, '-', '_');
+  if (equals != std::string::npos) {
+    option.value = word.substr(equals + 1);
+  } else if (takes_value && place + 1 < args.size()) {
+    option.value = args[place + 1];
+    option.words = 2;
+  }
+  return option;
+}
+
+// ---- the ImageNet example -----------------------------------------------------------------------
+
+using Translation = std::function<Words(const std::string& value)>;
+
+Translation key(const std::string& name) {
+  return [name](const std::string& value) { return Words{fmt::format("--{}={}", name, value)}; };
+}
+
+Translation refused(const std::string& option, const std::string& advice) {
+  return [=](const std::string&) -> Words {
+    throw base::UserError(fmt::format("{}: {} (docs/imagenet.md)", option, advice));
+  };
+}
+
+Words translate_url(const std::string& url) {
+  constexpr std::string_view kTcp = "tcp://";
+  if (url == "env://") return {};
+  const size_t colon = url.rfind(':');
+  if (!url.starts_with(kTcp) || colon < kTcp.size()) {
+    throw base::UserError(
+        fmt::format("--dist-url: expected tcp://HOST:PORT or env://, got '{}'", url));
+  }
+  return {fmt::format("--master_addr={}", url.substr(kTcp.size(), colon - kTcp.size())),
+          fmt::format("--master_port={}", url.substr(colon + 1))};
+}
+
+/// The example's options that take a value, by their names with underscores. Names that are keys of
+/// `train` itself (--epochs, --seed, --resume, --batch-size) are not here.
+const std::map<std::string, Translation>& imagenet_values() {
+  static const std::map<std::string, Translation> all = {
+      {"a", key("model")},
+      {"arch", key("model")},
+      {"j", key("loader.num_workers")},
+      {"workers", key("loader.num_workers")},
+      {"b", key("global_batch_size")},
+      {"lr", key("optimizer.lr")},
+      {"learning_rate", key("optimizer.lr")},
+      {"momentum", key("optimizer.momentum")},
+      {"wd", key("optimizer.weight_decay")},
+      {"weight_decay", key("optimizer.weight_decay")},
+      {"p", key("log_interval")},
+      {"print_freq", key("log_interval")},
+      {"dist_backend", key("backend")},
+      {"world_size", key("nnodes")},
+      {"rank", key("node_rank")},
+      {"dist_url", translate_url},
+      {"start_epoch",
+       refused("--start-epoch", "a run goes on where its checkpoint is; use --resume")},
+      {"gpu", refused("--gpu",
+                      "each rank takes the GPU of its local rank; to use one GPU, set "
+                      "CUDA_VISIBLE_DEVICES")},
+  };
+  return all;
+}
+
+const std::map<std::string, Translation>& imagenet_switches() {
+  static const std::map<std::string, Translation> all = {
+      {"multiprocessing_distributed",
+       [](const std::string&) { return Words{"--nproc_per_node=auto"}; }},
+      {"dummy", [](const std::string&) { return Words{"--data.type=synthetic"}; }},
+      {"e", refused("--evaluate", "use train eval --resume FILE")},
+      {"evaluate", refused("--evaluate", "use train eval --resume FILE")},
+      {"pretrained", refused("--pretrained", "reading pretrained weights is not possible yet")},
+      {"no_accel", refused("--no-accel", "set CUDA_VISIBLE_DEVICES= to train on CPUs")},
+  };
+  return all;
+}
+
+/// A folder of images, as the example's only argument.
+bool is_data_folder(const std::string& word) {
+  std::error_code ignored;
+  return !word.starts_with('-') && word.find('=') == std::string::npos &&
+         fs::is_directory(word, ignored);
+}
+
+// ---- the launcher -------------------------------------------------------------------------------
+
+constexpr std::string_view kTrigger = "nproc_per_node";
+
+// Of the launcher's options those that a job needs; the others are for syncbn-launch itself.
+constexpr std::string_view kLauncherOptions[] = {
+    kTrigger,       "nnodes",  "node_rank", "master_addr",  "master_port", "rdzv_endpoint",
+    "rdzv_backend", "rdzv_id", "log_dir",   "max_restarts", "bind"};
+constexpr std::string_view kLauncherSwitches[] = {"standalone", "oversubscribe"};
+
+/// The launcher's part of a command line, and the program's.
+struct Parts {
+  Words launcher;
+  Words program;
+  bool asks = false;
+  bool has_place = false;  ///< it says where the nodes meet
+};
+
+Parts split(const Words& args) {
+  Parts parts;
+  for (size_t i = 0; i < args.size();) {
+    const bool is_option = args[i].starts_with("--");
+    const std::string name = option_at(args, i, false).name;
+    const bool takes = is_option && std::ranges::count(kLauncherOptions, name) > 0;
+    if (takes || (is_option && std::ranges::count(kLauncherSwitches, name) > 0)) {
+      const Option option = option_at(args, i, takes);
+      parts.launcher.push_back("--" + option.name + (option.value ? "=" + *option.value : ""));
+      parts.asks = parts.asks || name == kTrigger;
+      parts.has_place = parts.has_place || (name != kTrigger && name != "log_dir" &&
+                                            name != "max_restarts" && name != "bind");
+      i += option.words;
+    } else {
+      parts.program.push_back(args[i++]);
+    }
+  }
+  return parts;
+}
+
+fs::path own_program() {
+  std::error_code ignored;
+  return fs::read_symlink("/proc/self/exe", ignored);
+}
+
+}  // namespace
+
+Words translate_imagenet_options(const Words& args) {
+  Words all;
+  for (size_t i = 0; i < args.size();) {
+    if (is_data_folder(args[i]) &&
+        (i == 0 || args[i - 1].find('=') != std::string::npos || !args[i - 1].starts_with("--"))) {
+      all.push_back("--data.type=image_folder");
+      all.push_back("--data.train=" + args[i] + "/train");
+      all.push_back("--data.val=" + args[i] + "/val");
+      ++i;
+      continue;
+    }
+    const bool is_option = args[i].starts_with('-') && args[i].size() > 1;
+    const std::string name = option_at(args, i, false).name;
+    const auto value = imagenet_values().find(name);
+    const auto toggle = imagenet_switches().find(name);
+    Words words = {args[i]};
+    size_t taken = 1;
+    if (is_option && value != imagenet_values().end()) {
+      const Option option = option_at(args, i, true);
+      if (!option.value) {
+        throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));
+      }
+      words = value->second(*option.value);
+      taken = option.words;
+    } else if (is_option && toggle != imagenet_switches().end()) {
+      words = toggle->second("");
+    }
+    all.insert(all.end(), words.begin(), words.end());
+    i += taken;
+  }
+  return all;
+}
+
+void launch_if_asked(const Words& args) {
+  const Parts parts = split(args);
+  if (!parts.asks) return;
+  const fs::path program = own_program();
+  const fs::path beside = program.parent_path() / "syncbn-launch";
+  std::error_code ignored;
+  Words words = {fs::exists(beside, ignored) ? beside.string() : "syncbn-launch"};
+  if (!parts.has_place) words.emplace_back("--standalone");
+  words.insert(words.end(), parts.launcher.begin(), parts.launcher.end());
+  words.push_back(program.string());
+  words.insert(words.end(), parts.program.begin(), parts.program.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  ::execvp(argv[0], argv.data());
+  throw base::UserError(
+      fmt::format("--nproc_per_node: cannot execute {}: {}; install it beside {} or put it on PATH",
+                  words.front(), std::strerror(errno), program.string()));
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace syncbn::train {
+
+/// Replaces the options of PyTorch's ImageNet example (examples/imagenet/main.py) by this program's
+/// and the launcher's: `-a resnet50 -b 256 DIR`. docs/imagenet.md has the list.
+/// @throws base::UserError for those that have no counterpart, with what to do instead.
+std::vector<std::string> translate_imagenet_options(const std::vector<std::string>& args);
+
+/// With --nproc_per_node among `args`: becomes syncbn-launch, with the launcher's options among
+/// `args`, which starts this program with the others on each rank. Returns otherwise.
+/// @throws base::UserError if syncbn-launch cannot be found or executed.
+void launch_if_asked(const std::vector<std::string>& args);
+
+}  // namespace syncbn::train

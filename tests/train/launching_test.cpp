@@ -1,0 +1,57 @@
+#include "launching.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+
+#include "support/temp_folder.h"
+
+namespace syncbn::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(ImagenetOptionsTest, BecomeKeys) {
+  const test::TempFolder folder;
+  const std::string data = folder.path().string();
+  EXPECT_THAT(
+      translate_imagenet_options({"--config", "x.yaml", "-a", "resnet50", "-j", "4", "-b", "256",
+                                  "--lr", "0.1", "--wd=1e-4", "--print-freq", "5", "--epochs", "3",
+                                  data}),
+      ElementsAre("--config", "x.yaml", "--model=resnet50", "--loader.num_workers=4",
+                  "--global_batch_size=256", "--optimizer.lr=0.1", "--optimizer.weight_decay=1e-4",
+                  "--log_interval=5", "--epochs", "3", "--data.type=image_folder",
+                  "--data.train=" + data + "/train", "--data.val=" + data + "/val"));
+  EXPECT_THAT(translate_imagenet_options({"--dist-url", "tcp://[::1]:23456", "--world-size", "2",
+                                          "--rank", "1", "--multiprocessing-distributed"}),
+              ElementsAre("--master_addr=[::1]", "--master_port=23456", "--nnodes=2",
+                          "--node_rank=1", "--nproc_per_node=auto"));
+}
+
+TEST(ImagenetOptionsTest, LeaveOtherWordsAlone) {
+  const test::TempFolder folder;
+  const std::vector<std::string> words = {"--config",  "x.yaml",      "optimizer.lr=-1",
+                                          "--run_dir", folder.path(), "--overwrite",
+                                          "--seed",    "-1"};
+  EXPECT_EQ(translate_imagenet_options(words), words);
+}
+
+TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
+  const auto error = [](const std::vector<std::string>& words) -> std::string {
+    try {
+      translate_imagenet_options(words);
+    } catch (const base::UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error({"--pretrained"}), HasSubstr("--pretrained: reading pretrained weights"));
+  EXPECT_THAT(error({"--start-epoch", "3"}), HasSubstr("use --resume"));
+  EXPECT_THAT(error({"--dist-url", "nowhere"}),
+              HasSubstr("--dist-url: expected tcp://HOST:PORT or env://, got 'nowhere'"));
+  EXPECT_THAT(error({"-a"}), HasSubstr("the option '-a' needs a value"));
+}
+
+}  // namespace
+}  // namespace syncbn::train
