@@ -181,15 +181,22 @@ for text in sys.argv[2:]:
 
 TEST(ConfigTest, SchemaTakesWhatTrainTakes) {
   SYNCBN_SKIP_UNLESS(test::python_has("jsonschema") && test::python_has("yaml"), "python-torch");
-  const std::vector<std::pair<std::string, std::string>> texts = {
-      {base::read_file(SYNCBN_SOURCE_DIR "/configs/digits.yaml"), "ok"},
-      {base::read_file(SYNCBN_SOURCE_DIR "/configs/digits-local-bn.yaml"), "ok"},
-      {base::read_file(SYNCBN_SOURCE_DIR "/configs/images.yaml"), "ok"},
+  std::vector<std::pair<std::string, std::string>> texts = {
       {"{base: a.yaml, epochs: '${n}', loader: {num_workers: auto}, seed: null}", "ok"},
       {"{checkpoint: {every: 15min, keep_best: {count: 2}}, max_time: '11h'}", "ok"},
       {"{optimizer: {type: sgd, groups: [{match: bias, lr: 0.1x}]}}", "ok"},
       {"{optimizer: adamw, data: {type: image_folder, transforms: [random_horizontal_flip]}}",
        "ok"},
+      {"{optimizer: {type: sgd, groups: [{match: '${m}', lr: '${lr}'}]}, sampler: '${s}'}", "ok"},
+      {"{optimizer: {type: adamw, betas: [0.9, '${env:BETA}']}, data: {type: '${d}'}}", "ok"},
+      {"{loader: , ddp: null, checkpoint: {every: 2.ep}}", "ok"},
+      {"{optimizer: {type: adamw, betas: [0.9, much]}}", "optimizer"},
+      {"{checkpoint: {every: 0ep}}", "checkpoint"},
+      {"{checkpoint: {every: 3}}", "checkpoint"},
+      {"{base: 3}", "base"},
+      {"{loader: {workers: 3}}", "loader"},
+      {"{seed: 1.5}", "seed"},
+      {"{epochs: ~/x}", "epochs"},
       {"{epoch: 3}", "top"},
       {"{epochs: 0}", "epochs"},
       {"{epochs: many}", "epochs"},
@@ -199,6 +206,9 @@ TEST(ConfigTest, SchemaTakesWhatTrainTakes) {
       {"{checkpoint: {every: often}}", "checkpoint"},
       {"{data: {type: image_folder, transforms: [flip]}}", "data"},
   };
+  for (const auto& file : std::filesystem::directory_iterator(SYNCBN_SOURCE_DIR "/configs")) {
+    texts.emplace_back(base::read_file(file.path()), "ok");
+  }
   std::vector<std::string> program = {test::python(), "-c", kValidate,
                                       SYNCBN_SOURCE_DIR "/docs/train.schema.json"};
   std::string expected;

@@ -29,6 +29,11 @@ Value list_of(std::vector<Value> items) {
   return list;
 }
 
+Value or_reference(Value schema) {
+  Value reference = map_of("$ref", Value::of_scalar("#/$defs/reference", /*quoted=*/true));
+  return map_of("anyOf", list_of({std::move(schema), std::move(reference)}));
+}
+
 void wrong_type(const Value& value, const std::string& path, const std::string& wanted,
                 Faults& faults) {
   faults.add(value.mark, fmt::format("{}: expected {}, got {}", path, wanted, value.str()));

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <syncbn/base/text.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace syncbn::config {
 namespace {
@@ -22,25 +24,66 @@ struct Suffix {
 constexpr double kMinute = 60;
 constexpr double kHour = 60 * kMinute;
 constexpr double kDay = 24 * kHour;
-constexpr double kMaxCount = 1e15;  // more is a typing error
 
 constexpr std::array kSuffixes = {
     Suffix{"ep", Unit::kEpochs, 1},     Suffix{"step", Unit::kSteps, 1},
     Suffix{"s", Unit::kSeconds, 1},     Suffix{"min", Unit::kSeconds, kMinute},
     Suffix{"h", Unit::kSeconds, kHour}, Suffix{"d", Unit::kSeconds, kDay}};
 
-std::optional<Duration> parse(std::string_view text) {
-  const size_t end = text.find_first_not_of("0123456789.");
-  if (end == 0 || end == std::string_view::npos) return std::nullopt;
+/// More is a typing error.
+struct Limit {
+  double count;
+  const char* text;
+};
+
+Limit limit_of(Unit unit) {
+  if (unit == Unit::kEpochs) return {1e6, "1000000ep"};
+  if (unit == Unit::kSteps) return {1e15, "1000000000000000step"};
+  return {3650 * kDay, "3650d"};
+}
+
+struct Parts {
+  double count;
+  std::string_view suffix;
+};
+
+std::optional<Parts> split(std::string_view text) {
+  const size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
   const auto count = base::parse_number<double>(text.substr(0, end));
-  if (!count || *count <= 0) return std::nullopt;
-  for (const Suffix& suffix : kSuffixes) {
-    if (text.substr(end) != suffix.text) continue;
-    const double value = *count * suffix.factor;
-    if (value > kMaxCount) return std::nullopt;
-    if (suffix.unit == Unit::kSteps && value != std::floor(value)) return std::nullopt;
-    return Duration{suffix.unit, value, std::string(text)};
+  return count ? std::optional(Parts{*count, text.substr(end)}) : std::nullopt;
+}
+
+std::string forms_of(std::string_view count) {
+  std::vector<std::string> forms;
+  for (const Suffix& suffix : kSuffixes) forms.push_back(fmt::format("{}{}", count, suffix.text));
+  const std::string last = forms.back();
+  forms.pop_back();
+  return base::join(forms, ", ") + " or " + last;
+}
+
+/// Sets `out`, or returns what is wrong.
+std::optional<std::string> parse(const Value& value, Duration& out) {
+  const bool is_text = value.kind == Value::Kind::kScalar;
+  const auto parts = is_text ? split(value.scalar) : std::nullopt;
+  const auto* suffix = kSuffixes.end();
+  if (parts) suffix = std::ranges::find(kSuffixes, parts->suffix, &Suffix::text);
+  if (suffix == kSuffixes.end()) {
+    if (parts && parts->suffix.empty()) {
+      return fmt::format("expected a duration, got {} without a unit; write {}", value.str(),
+                         forms_of(shortened(value.scalar)));
+    }
+    return fmt::format("expected a duration, such as 0.5ep, 500step, 30s, 15min, 11h or 1d, got {}",
+                       value.str());
   }
+  const double count = parts->count * suffix->factor;
+  if (count <= 0) return fmt::format("must be above 0, got {}", value.str());
+  if (const Limit limit = limit_of(suffix->unit); count > limit.count) {
+    return fmt::format("must be at most {}, got {}", limit.text, value.str());
+  }
+  if (suffix->unit == Unit::kSteps && count != std::floor(count)) {
+    return fmt::format("must be a whole number of steps, got {}", value.str());
+  }
+  out = {suffix->unit, count, value.scalar};
   return std::nullopt;
 }
 
@@ -54,14 +97,9 @@ std::string Duration::str() const {
 
 bool Codec<Duration>::read(const Value& value, Duration& out, const std::string& path,
                            Faults& faults) {
-  const auto parsed = value.kind == Value::Kind::kScalar ? parse(value.scalar) : std::nullopt;
-  if (!parsed) {
-    detail::wrong_type(value, path,
-                       "a duration above 0, such as 2ep, 500step, 30s, 15min, 11h or 1d", faults);
-    return false;
-  }
-  out = *parsed;
-  return true;
+  const auto problem = parse(value, out);
+  if (problem) faults.add(value.mark, fmt::format("{}: {}", path, *problem));
+  return !problem;
 }
 
 Value Codec<Duration>::write(const Duration& in) {
@@ -70,7 +108,12 @@ Value Codec<Duration>::write(const Duration& in) {
 
 Value Codec<Duration>::json_schema(Definitions&) {
   Value schema = detail::map_of("type", Value::of_scalar("string", /*quoted=*/true));
-  schema.set("pattern", Value::of_scalar("^[0-9]*\\.?[0-9]+(ep|step|s|min|h|d)$", /*quoted=*/true));
+  // Above 0: there is a digit other than 0.
+  const char* const number = "(?=[0-9.]*[1-9])([0-9]+\\.?[0-9]*|\\.[0-9]+)";
+  std::vector<std::string> suffixes;
+  for (const Suffix& suffix : kSuffixes) suffixes.emplace_back(suffix.text);
+  const std::string pattern = fmt::format("^{}({})$", number, base::join(suffixes, "|"));
+  schema.set("pattern", Value::of_scalar(pattern, /*quoted=*/true));
   return schema;
 }
 

@@ -46,7 +46,7 @@ std::string json_schema(const SchemaBase& schema, const std::string& title) {
   out["properties"]["base"] = {
       {"description", "files that this one is written over, relative to it"},
       {"anyOf", {text, {{"type", "array"}, {"items", text}}}}};
-  out["$defs"]["reference"] = {{"type", "string"}, {"pattern", "\\$\\{|^~"}};
+  out["$defs"]["reference"] = {{"type", "string"}, {"pattern", "\\$\\{"}};
   for (const auto& [name, definition] : definitions) out["$defs"][name] = to_json(definition);
   return out.dump(1) + "\n";
 }

@@ -28,8 +28,10 @@ void Rules::restrict(Value& schema) const {
     schema.set("minItems", length);
     schema.set("maxItems", length);
   }
-  if (Value* const items = schema.find("items")) return restrict_one(*items);
-  restrict_one(schema);
+  Value* one = &schema;
+  if (Value* const items = schema.find("items")) one = items;
+  while (Value* const alternatives = one->find("anyOf")) one = &alternatives->list.front();
+  restrict_one(*one);
 }
 
 void Rules::restrict_one(Value& schema) const {
@@ -193,21 +195,21 @@ Value SchemaBase::json_schema(Definitions& definitions) const {
   for (const Field& field : fields_) {
     Value schema = field.type.json_schema(definitions);
     field.rules.restrict(schema);
-    const Value reference = detail::map_of("$ref", text("#/$defs/reference"));
     Value property = Value::of_map();
     const FieldInfo& info = field.rules.info_;
     if (!info.help.empty()) {
       property.set("description",
                    text(info.unit.empty() ? info.help : info.help + " (" + info.unit + ")"));
     }
-    property.set("anyOf", detail::list_of({std::move(schema), reference}));
+    property.set("anyOf", *detail::or_reference(std::move(schema)).find("anyOf"));
     const Value by_default =
         field.type.write(static_cast<const std::byte*>(defaults()) + field.offset);
     const bool is_plain = by_default.kind == Value::Kind::kScalar;
     if (is_plain && !info.required) property.set("default", by_default);
     properties.set(field.name, std::move(property));
   }
-  Value section = detail::map_of("type", text("object"));
+  // A section without keys may be written as nothing.
+  Value section = detail::map_of("type", detail::list_of({text("object"), text("null")}));
   section.set("additionalProperties", Value::of_scalar("false"));
   section.set("properties", std::move(properties));
   return section;
@@ -228,7 +230,8 @@ Value ComponentBase::json_schema(const RegistryBase& registry, const std::string
     names.push_back(text(type));
     Value section = entry.schema().json_schema(definitions);
     section.set("description", text(entry.help));
-    section.find("properties")->set("type", detail::map_of("const", text(type)));
+    section.find("properties")
+        ->set("type", detail::or_reference(detail::map_of("const", text(type))));
     alternatives.push_back(std::move(section));
   }
   alternatives.front() = detail::map_of("enum", detail::list_of(std::move(names)));

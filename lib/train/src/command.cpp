@@ -221,7 +221,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
   // Until train() installs its handlers, a signal ends the process.
   const Config& config = resolved.config;
   local_rank_0_first(env.local_rank, [&] {
-    dist::init_process_group({.backend = config.backend,
+    dist::init_process_group({.backend = config.chosen_backend(),
                               .timeout = milliseconds(config.timeout),
                               .connect_timeout = milliseconds(config.connect_timeout)});
   });

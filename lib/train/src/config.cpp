@@ -275,6 +275,11 @@ void Config::describe(config::Schema<Config>& schema) {
                "let cuDNN measure which algorithm is the fastest");
   schema.field("tf32", &Config::tf32,
                "let GPUs multiply float32 in TF32, with 10 bits of precision");
+  schema
+      .field("device", &Config::device,
+             "where to train; auto: on GPUs if there are any; cuda: on GPUs, or fail. A rank has "
+             "the GPU of its local rank among CUDA_VISIBLE_DEVICES")
+      .one_of({"auto", "cpu", "cuda"});
   schema.field("backend", &Config::backend, "communication backend; auto: NCCL on GPUs")
       .one_of({"auto", "gloo", "nccl"});
   schema.field("timeout", &Config::timeout, "timeout of every collective")
@@ -293,6 +298,13 @@ void Config::describe(config::Schema<Config>& schema) {
     return "max_time is a time, such as 50min; to limit steps or epochs, set max_steps or epochs";
   });
   schema.check([](const Config& config) -> std::optional<std::string> {
+    const bool on_cpu = config.device == "cpu" && config.backend == "nccl";
+    const bool on_gpu = config.device == "cuda" && config.backend == "gloo";
+    if (!on_cpu && !on_gpu) return std::nullopt;
+    return fmt::format("device: {} does not go with backend: {}, which is for {}; set only one",
+                       config.device, config.backend, on_cpu ? "GPUs" : "CPUs");
+  });
+  schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.batch_size.has_value() != config.global_batch_size.has_value()) return std::nullopt;
     return "set exactly one of batch_size (samples of each rank) and global_batch_size (samples of "
            "all ranks together)";
@@ -309,6 +321,11 @@ int64_t Config::local_batch_size(int world_size) const {
                     base::counted(*global_batch_size, "sample"), world_size, world_size));
   }
   return *global_batch_size / world_size;
+}
+
+std::string Config::chosen_backend() const {
+  if (device == "cpu") return "gloo";
+  return device == "cuda" ? "nccl" : backend;
 }
 
 }  // namespace syncbn::train

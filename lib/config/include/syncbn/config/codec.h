@@ -54,6 +54,8 @@ std::string at(const std::string& path, size_t index);
 /// {KEY: VALUE}, and a list.
 Value map_of(const std::string& key, Value value);
 Value list_of(std::vector<Value> items);
+/// In JSON Schema: what `schema` describes, or a reference such as `${key}`.
+Value or_reference(Value schema);
 
 void wrong_type(const Value& value, const std::string& path, const std::string& wanted,
                 Faults& faults);
@@ -130,7 +132,7 @@ struct Codec<std::vector<T>> {
   }
   static Value json_schema(Definitions& definitions) {
     Value schema = detail::map_of("type", Value::of_scalar("array", /*quoted=*/true));
-    schema.set("items", Codec<T>::json_schema(definitions));
+    schema.set("items", detail::or_reference(Codec<T>::json_schema(definitions)));
     return schema;
   }
 };

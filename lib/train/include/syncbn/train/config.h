@@ -135,6 +135,7 @@ struct Config {
   bool deterministic = false;
   bool cudnn_benchmark = false;
   bool tf32 = false;
+  std::string device = "auto";
   std::string backend = "auto";
   double timeout = 1800;
   double connect_timeout = 300;
@@ -145,6 +146,9 @@ struct Config {
   /// Samples per step on each of `world_size` ranks.
   /// @throws base::UserError when global_batch_size cannot be divided evenly.
   int64_t local_batch_size(int world_size) const;
+
+  /// The backend that `device` and `backend` choose together, for dist::init_process_group().
+  std::string chosen_backend() const;
 };
 
 }  // namespace syncbn::train
