@@ -64,9 +64,8 @@ TEST(DurationTest, SaysWhatItExpects) {
     const auto faults = read("rest: " + text + "\n", trip);
     return faults.size() == 1 ? faults.front() : std::to_string(faults.size()) + " faults";
   };
-  for (const std::string text :
-       {"often", "2epochs", "10m", "'2 h'", "1e3step", "1.2.3ep", "-2ep", "+2ep", ".ep", "ep",
-        "''", "nanep", "infs"}) {
+  for (const std::string text : {"often", "2epochs", "10m", "'2 h'", "1e3step", "1.2.3ep", "-2ep",
+                                 "+2ep", ".ep", "ep", "''", "nanep", "infs"}) {
     const std::string shown = text[0] == '\'' ? text : "'" + text + "'";
     EXPECT_EQ(fault(text),
               "car.yaml:1:7: rest: expected a duration, such as 0.5ep, 500step, 30s, 15min, 11h "
@@ -80,8 +79,7 @@ TEST(DurationTest, SaysWhatItExpects) {
             "car.yaml:1:7: rest: expected a duration, got '15' without a unit; write 15ep, "
             "15step, 15s, 15min, 15h or 15d");
   EXPECT_EQ(fault("0.0ep"), "car.yaml:1:7: rest: must be above 0, got '0.0ep'");
-  EXPECT_EQ(fault("1.5step"),
-            "car.yaml:1:7: rest: must be a whole number of steps, got '1.5step'");
+  EXPECT_EQ(fault("1.5step"), "car.yaml:1:7: rest: must be a whole number of steps, got '1.5step'");
   EXPECT_EQ(fault("1000001ep"), "car.yaml:1:7: rest: must be at most 1000000ep, got '1000001ep'");
   EXPECT_EQ(fault("3651d"), "car.yaml:1:7: rest: must be at most 3650d, got '3651d'");
   EXPECT_EQ(trip.rest.count, 1);

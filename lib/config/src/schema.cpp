@@ -21,7 +21,7 @@ std::string Rules::bounds() const {
 }
 
 void Rules::restrict(Value& schema) const {
-  // Of `null or a number`, the rules are the number's; of a list, its items'.
+  // The rules of `null or a number` are the number's; those of a list are its items'.
   if (Value* const alternatives = schema.find("anyOf")) return restrict(alternatives->list.front());
   if (length_) {
     const Value length = Value::of_scalar(fmt::format("{}", *length_));

@@ -34,7 +34,7 @@ struct PerResult : at::ObserverContext {
   int64_t multiply_adds;
 };
 
-/// Of convolutions a filter's values, of products the common dimension. Called ahead of the
+/// A convolution takes a filter's values, a product the common dimension. Called ahead of the
 /// operator, since its inputs are gone afterwards.
 std::unique_ptr<at::ObserverContext> look_at_inputs(const at::RecordFunction& function) {
   const std::string_view name = function.name();

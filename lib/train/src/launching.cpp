@@ -120,7 +120,7 @@ bool is_data_folder(const std::string& word) {
 
 constexpr std::string_view kTrigger = "nproc_per_node";
 
-// Of the launcher's options those that a job needs; the others are for syncbn-launch itself.
+// The launcher's options that `train` passes on. Users of the others start syncbn-launch.
 constexpr std::string_view kLauncherOptions[] = {
     kTrigger,       "nnodes",  "node_rank", "master_addr",  "master_port", "rdzv_endpoint",
     "rdzv_backend", "rdzv_id", "log_dir",   "max_restarts", "bind"};

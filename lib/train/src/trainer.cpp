@@ -192,7 +192,7 @@ class Trainer {
     if (step_.scaler() != nullptr && !checkpoint.scaler.empty()) {
       step_.scaler()->load(checkpoint.scaler);
     }
-    // Of a run without averages, they begin with its parameters.
+    // A checkpoint without averages starts them with its parameters.
     if (step_.ema() != nullptr) {
       step_.ema()->load(checkpoint.ema.empty() ? checkpoint.model : checkpoint.ema);
     }

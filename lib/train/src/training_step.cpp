@@ -118,7 +118,7 @@ at::Tensor TrainingStep::backward(const data::Batch& batch) {
   const std::vector<at::Tensor> targets = batch.target.tensor_split(parts);
   const auto samples = static_cast<double>(batch.size());
   at::Tensor loss;
-  // Of fewer samples than parts, the last parts are empty. They come first, since the exchange of
+  // With fewer samples than parts, the last parts are empty. They run first, since the exchange of
   // gradients is part of the last backward.
   for (int64_t part = parts - 1; part >= 0; --part) {
     const auto i = static_cast<size_t>(part);
