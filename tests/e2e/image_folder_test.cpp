@@ -146,5 +146,27 @@ TEST_F(ImageFolderTrainingTest, OnCpusPinnedMemoryIsLeftOutAndThatIsSaidOnce) {
   EXPECT_EQ(count(result.err, "pin_memory changes nothing"), 1) << result.err;
 }
 
+TEST_F(ImageFolderTrainingTest, NamesFilesThatItCannotDecodeAtTheStart) {
+  base::write_file_atomically(folder_ / "train/colour/x.webp", "RIFF");
+  base::write_file_atomically(folder_ / "train/grey/y.BMP", "BM");
+  const std::vector<std::string> words = {"--config", "images.yaml", "--run_dir", "run"};
+  const auto refused = launch_train(2, words, folder_.path());
+  EXPECT_EQ(refused.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(refused.out + refused.err, "error:"), 1) << refused.out << refused.err;
+  EXPECT_THAT(
+      refused.out + refused.err,
+      HasSubstr("data: 2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be read: "
+                "convert them to JPEG or PNG, remove them, or leave them out with "
+                "loader.on_error=skip"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  auto skipping = words;
+  skipping.insert(skipping.end(), {"--loader.on_error=skip", "--loader.error_budget=0.5"});
+  const auto result = run_train(skipping, {}, folder_.path());
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be "
+                        "read and are left out"));
+}
+
 }  // namespace
 }  // namespace syncbn::test

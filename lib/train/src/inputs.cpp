@@ -62,6 +62,18 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
   }
 }
 
+void check_readable(const Config& config, const Inputs& inputs) {
+  if (config.loader.on_error == "skip") return;
+  for (const auto& set : {inputs.train_set, inputs.eval_set}) {
+    const std::string unreadable = set->unreadable();
+    if (unreadable.empty()) continue;
+    throw base::UserError(fmt::format(
+        "data: {} cannot be read: convert them to JPEG or PNG, remove them, or leave them out with "
+        "loader.on_error=skip",
+        unreadable));
+  }
+}
+
 }  // namespace
 
 Inputs load_split(const Config& config, data::Split split, int world_size) {
@@ -82,6 +94,7 @@ Inputs load_split(const Config& config, data::Split split, int world_size) {
   }
   inputs.train_set = inputs.eval_set;
   config.task.make(*inputs.eval_set);
+  check_readable(config, inputs);
   return inputs;
 }
 
@@ -92,6 +105,7 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
   inputs.train_set = config.data.make(data::Split::kTrain);
   config.task.make(*inputs.train_set);  // reports what does not suit the task
   choose_eval_set(config, inputs);
+  check_readable(config, inputs);
   inputs.make_sampler = [sampler = config.sampler, train_set = inputs.train_set, rank,
                          world_size](int64_t seed) {
     return sampler.make(data::SamplerArgs{.size = train_set->size(),

@@ -281,6 +281,9 @@ class Trainer {
       names.resize(std::min(names.size(), kShown));
       spdlog::info("{}: {}{}", count, base::join(names, ", "), is_long ? ", …" : "");
     }
+    for (const auto& unreadable : {set.unreadable(), inputs_.eval_set->unreadable()}) {
+      if (!unreadable.empty()) spdlog::warn("{} cannot be read and are left out", unreadable);
+    }
     if (inputs_.eval_split == data::Split::kTest) {
       spdlog::info("no validation data: best.pt is chosen on the test split (see val_fraction)");
     }

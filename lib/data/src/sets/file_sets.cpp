@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <iterator>
+#include <set>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -36,6 +38,12 @@ const std::string& of_split(Split split, const std::string& train, const std::st
   return split == Split::kTest ? test : train;
 }
 
+/// Whether files with this extension can be decoded.
+bool is_decoded(std::string extension) {
+  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
+}
+
 class ImageFolder : public detail::ImageSet {
  public:
   ImageFolder(const ImageFolderOptions& options, Split split, detail::FolderIndex index)
@@ -52,6 +60,23 @@ class ImageFolder : public detail::ImageSet {
   /// Of names and classes only: reading ten million files would take hours.
   uint64_t fingerprint() const override { return index_.fingerprint(); }
   std::string name_of(int64_t index) const override { return path_of(index).string(); }
+
+  /// torchvision takes these files for images, and they are samples here as well.
+  std::string unreadable() const override {
+    std::set<std::string> kinds;
+    int64_t files = 0;
+    std::string first;
+    for (int64_t i = 0; i < size(); ++i) {
+      const std::string name = index_.file(i);
+      const std::string kind = name.substr(std::min(name.rfind('.'), name.size()));
+      if (is_decoded(kind)) continue;
+      if (files++ == 0) first = name_of(i);
+      kinds.insert(kind);
+    }
+    if (files == 0) return {};
+    return fmt::format("{} ({}), such as '{}'", base::counted(files, "file"),
+                       base::join({kinds.begin(), kinds.end()}, ", "), first);
+  }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     const fs::path path = path_of(index);

@@ -45,6 +45,7 @@ class Subset : public Base {
   std::vector<int64_t> sample_shape() const override { return dataset_->sample_shape(); }
   Normalization normalization() const override { return dataset_->normalization(); }
   uint64_t fingerprint() const override { return fingerprint_; }
+  std::string unreadable() const override { return dataset_->unreadable(); }
 
  protected:
   const Base& dataset() const { return *dataset_; }

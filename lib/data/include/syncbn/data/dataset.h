@@ -67,6 +67,10 @@ class Dataset {
   /// Otherwise empty.
   virtual std::span<const int64_t> shard_ends() const { return {}; }
 
+  /// Which samples are known to be unreadable, for a message: "3 files (.webp), such as
+  /// 'a/b.webp'". Empty: none.
+  virtual std::string unreadable() const { return {}; }
+
   /// {channels, height, width} for images.
   virtual std::vector<int64_t> sample_shape() const = 0;
 
