@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
 
+#include <filesystem>
+
 #include "support/temp_folder.h"
 
 namespace syncbn::train {
@@ -15,6 +17,7 @@ using ::testing::HasSubstr;
 TEST(ImagenetOptionsTest, BecomeKeys) {
   const test::TempFolder folder;
   const std::string data = folder.path().string();
+  std::filesystem::create_directory(folder.path() / "train");
   EXPECT_THAT(
       translate_imagenet_options({"--config", "x.yaml", "-a", "resnet50", "-j", "4", "-b", "256",
                                   "--lr", "0.1", "--wd=1e-4", "--print-freq", "5", "--epochs", "3",
@@ -31,6 +34,7 @@ TEST(ImagenetOptionsTest, BecomeKeys) {
 
 TEST(ImagenetOptionsTest, LeaveOtherWordsAlone) {
   const test::TempFolder folder;
+  std::filesystem::create_directory(folder.path() / "train");
   const std::vector<std::string> words = {"--config",  "x.yaml",      "optimizer.lr=-1",
                                           "--run_dir", folder.path(), "--overwrite",
                                           "--seed",    "-1"};

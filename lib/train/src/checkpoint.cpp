@@ -162,6 +162,7 @@ Checkpoint read_checkpoint(const Reader& reader) {
     }
   }
   checkpoint.best = read_best(reader);
+  if (reader.has("best_metric")) checkpoint.best_metric = reader.text("best_metric");
   if (reader.has("stale_evaluations")) {
     checkpoint.stale_evaluations = reader.integer("stale_evaluations");
   }
@@ -193,6 +194,7 @@ Dict to_dict(const Checkpoint& checkpoint) {
   put(dict, "epoch_counts", to_list(checkpoint.epoch_counts));
   put(dict, "world_size", checkpoint.world_size);
   put(dict, "rng_states", to_list(checkpoint.rng_states));
+  put(dict, "best_metric", checkpoint.best_metric);
   put(dict, "best", to_list(checkpoint.best));
   put(dict, "stale_evaluations", checkpoint.stale_evaluations);
   put(dict, "seconds", checkpoint.seconds);

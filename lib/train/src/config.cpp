@@ -191,9 +191,11 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("max_steps", &Config::max_steps, "end the run after so many steps; null: no limit")
       .between(1, kMaxSteps)
       .unit("steps");
-  schema.field("max_time", &Config::max_time,
-               "save and leave (exit code 85) when the program has run for so long: 11h, 50min; "
-               "null: no limit");
+  schema.field(
+      "max_time", &Config::max_time,
+      "save and leave (exit code 85) when training has lasted so long, its set-up included: "
+      "11h, 50min; "
+      "null: no limit");
   schema.field("model", &Config::model, "the network").required();
   schema.field("task", &Config::task, "what the network is trained for");
   schema.field("sync_batchnorm", &Config::sync_batchnorm,
@@ -291,6 +293,11 @@ void Config::describe(config::Schema<Config>& schema) {
       .unit("s");
   schema.field("threads", &Config::threads, "compute threads of each rank; 0: OMP_NUM_THREADS")
       .between(0, kMaxThreads);
+  schema.check([](const Config& config) -> std::optional<std::string> {
+    if (config.accumulate == 1 || !config.ddp.static_graph) return std::nullopt;
+    return "accumulate and ddp.static_graph do not work together; set accumulate to 1, or "
+           "static_graph to false";
+  });
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (!config.max_time || config.max_time->unit == config::Duration::Unit::kSeconds) {
       return std::nullopt;

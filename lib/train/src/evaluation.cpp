@@ -70,11 +70,11 @@ Evaluation Evaluator::evaluate(models::Model& model) const {
 }
 
 void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
-                        const BatchToDevice& to_device, const data::LoaderOptions& loader_options) {
+                        const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
+                        int64_t seed) {
   if (config.update_bn_stats > 0) {
     model.train();
-    data::Loader loader(inputs.train_set, inputs.make_sampler(config.seed.value_or(0)),
-                        loader_options);
+    data::Loader loader(inputs.train_set, inputs.make_sampler(seed), loader_options);
     const int64_t batches = std::min(config.update_bn_stats, loader.num_batches());
     loader.start_epoch(0);
     dist::update_bn_stats(

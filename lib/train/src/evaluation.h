@@ -45,6 +45,7 @@ class Evaluator {
 /// Makes batch norm's running statistics what the configuration asks for ahead of an evaluation.
 /// Every rank calls it; the model stays in training mode.
 void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
-                        const BatchToDevice& to_device, const data::LoaderOptions& loader_options);
+                        const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
+                        int64_t seed);
 
 }  // namespace syncbn::train

@@ -37,8 +37,14 @@ std::shared_ptr<const data::Dataset> make_val_set(const Config& config,
                                       base::counted(train_set->size(), "training sample"),
                                       parts.train.empty() ? "train on" : "evaluate on"));
   }
+  auto plain = config.data.make(data::Split::kHeldOut);
+  if (!plain || plain->size() != train_set->size()) {
+    throw base::UserError(
+        "val_fraction: this data set has no Split::kHeldOut, the training samples with the "
+        "transforms for evaluation");
+  }
   train_set = data::subset(train_set, parts.train);
-  return data::subset(config.data.make(data::Split::kHeldOut), parts.held_out);
+  return data::subset(std::move(plain), parts.held_out);
 }
 
 /// Chooses the data to evaluate on.

@@ -113,7 +113,7 @@ const std::map<std::string, Translation>& imagenet_switches() {
 bool is_data_folder(const std::string& word) {
   std::error_code ignored;
   return !word.starts_with('-') && word.find('=') == std::string::npos &&
-         fs::is_directory(word, ignored);
+         fs::is_directory(fs::path(word) / "train", ignored);
 }
 
 // ---- the launcher -------------------------------------------------------------------------------
@@ -131,7 +131,6 @@ struct Parts {
   Words launcher;
   Words program;
   bool asks = false;
-  bool has_place = false;  ///< it says where the nodes meet
 };
 
 Parts split(const Words& args) {
@@ -144,8 +143,6 @@ Parts split(const Words& args) {
       const Option option = option_at(args, i, takes);
       parts.launcher.push_back("--" + option.name + (option.value ? "=" + *option.value : ""));
       parts.asks = parts.asks || name == kTrigger;
-      parts.has_place = parts.has_place || (name != kTrigger && name != "log_dir" &&
-                                            name != "max_restarts" && name != "bind");
       i += option.words;
     } else {
       parts.program.push_back(args[i++]);
@@ -163,7 +160,10 @@ fs::path own_program() {
 
 Words translate_imagenet_options(const Words& args) {
   Words all;
-  for (size_t i = 0; i < args.size();) {
+  // The first word may be a command of `train`.
+  const bool has_command = !args.empty() && args.front() == "eval";
+  if (has_command) all.push_back(args.front());
+  for (size_t i = has_command ? 1 : 0; i < args.size();) {
     if (is_data_folder(args[i]) &&
         (i == 0 || args[i - 1].find('=') != std::string::npos || !args[i - 1].starts_with("--"))) {
       all.push_back("--data.type=image_folder");
@@ -201,7 +201,6 @@ void launch_if_asked(const Words& args) {
   const fs::path beside = program.parent_path() / "syncbn-launch";
   std::error_code ignored;
   Words words = {fs::exists(beside, ignored) ? beside.string() : "syncbn-launch"};
-  if (!parts.has_place) words.emplace_back("--standalone");
   words.insert(words.end(), parts.launcher.begin(), parts.launcher.end());
   words.push_back(program.string());
   words.insert(words.end(), parts.program.begin(), parts.program.end());

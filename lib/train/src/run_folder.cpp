@@ -263,12 +263,21 @@ void RunFolder::rotate(int64_t step, int64_t keep_last) const {
     fs::create_hard_link(last(), kept, error);
     // Some file systems have no links. Then, too, there may be no last.pt.
     std::error_code ignored;
-    if (error) fs::copy_file(last(), kept, fs::copy_options::overwrite_existing, ignored);
+    if (error && error != std::errc::file_exists) fs::copy_file(last(), kept, ignored);
   }
   const std::vector<fs::path> former = numbered_files(path_, kStepPrefix);
   for (size_t i = static_cast<size_t>(keep_last) - 1; i < former.size(); ++i) {
     std::error_code ignored;
     fs::remove(former[i], ignored);
+  }
+}
+
+void RunFolder::set_aside_after(int64_t step, const fs::path& resumed) const {
+  std::error_code ignored;
+  for (const fs::path& file : checkpoints(path_)) {
+    const auto number = number_of(file, kStepPrefix);
+    const bool is_later = number ? *number > step : !fs::equivalent(file, resumed, ignored);
+    if (is_later) fs::rename(file, file.string() + ".abandoned", ignored);
   }
 }
 
@@ -318,7 +327,7 @@ void RunFolder::append(const std::string& line) {
 
 void RunFolder::write_line(const std::string& line) {
   const std::string whole = line + "\n";
-  // A single write: no reader sees part of a line, nor does a crash leave one.
+  // A single write: readers see whole lines, unless the disk is full.
   const ssize_t written = ::write(log_.get(), whole.data(), whole.size());
   if (written == static_cast<ssize_t>(whole.size())) return;
   // A short write means that the disk is full.

@@ -88,6 +88,10 @@ class RunFolder {
   /// and keeps the newest `keep_last` - 1 of these.
   void rotate(int64_t step, int64_t keep_last) const;
 
+  /// For a run that goes on after `step`, from `resumed`: renames checkpoints of later steps to
+  /// X.abandoned, and last.pt too, unless it is that file.
+  void set_aside_after(int64_t step, const std::filesystem::path& resumed) const;
+
   /// The name of a checkpoint that is kept for its result, besides best.pt.
   static std::string best_name(int64_t epoch);
 

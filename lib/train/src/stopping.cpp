@@ -72,8 +72,8 @@ enum : int64_t { kSignal, kSave, kStop, kSamples, kLoss, kFoundInf, kColumns };
 StepVote::StepVote(at::Device device)
     : ballot_(at::zeros({kColumns}, at::TensorOptions(at::kDouble).device(device))) {}
 
-void StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
-                    at::Tensor& found_inf) {
+at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
+                          at::Tensor& found_inf) {
   const at::NoGradGuard no_grad;
   ballot_[kSignal].fill_(wishes.stop_signal);
   ballot_[kSave].fill_(wishes.wants_save ? 1 : 0);
@@ -83,16 +83,18 @@ void StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t sample
   ballot_[kFoundInf].copy_(found_inf);
   // For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
   const at::Tensor all = at::stack(dist::all_gather(ballot_));
-  found_inf.logical_or_(all.select(1, kLoss).isfinite().all().logical_not());
+  at::Tensor is_bad = all.select(1, kLoss).isfinite().all().logical_not();
+  found_inf.logical_or_(is_bad);
   if (all.is_cpu()) {
     pending_ = all;
-    return;
+    return is_bad;
   }
   pending_ = at::empty_like(all, all.options().device(at::kCPU).pinned_memory(true));
   pending_.copy_(all, /*non_blocking=*/true);
   const c10::impl::VirtualGuardImpl device(all.device().type());
   copied_.emplace(all.device().type());
   copied_->record(device.getStream(all.device()));
+  return is_bad;
 }
 
 std::optional<StepVote::Result> StepVote::take() {

@@ -63,8 +63,10 @@ class StepVote {
   /// @param loss the mean over `samples`, a scalar
   /// @param found_inf a float32 scalar: 1 if gradients are not finite. Becomes 1 on all ranks if
   ///   any rank's loss is not finite.
+  /// @return whether any rank's loss is not finite, on the device
   /// @throws base::UnavailableError when a peer fails.
-  void cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples, at::Tensor& found_inf);
+  at::Tensor cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
+                  at::Tensor& found_inf);
 
   /// The result of the last cast(), once; waits for the device to get there.
   std::optional<Result> take();

@@ -42,6 +42,7 @@ using Clock = std::chrono::steady_clock;
 using config::Duration;
 
 constexpr int64_t kMaxRestores = 3;
+constexpr int64_t kMaxBadInRow = 100;     // with on_nan: skip
 constexpr const char* kAverage = "ema_";  // results of the moving average
 
 std::string with_seed(const std::string& config_text, int64_t seed) {
@@ -110,7 +111,7 @@ class Trainer {
   /// Why train_epoch() returns.
   enum class Outcome { kEndOfEpoch, kStop, kRestored };
 
-  double seconds() const { return position_.seconds + seconds_since(begin_); }
+  double seconds() const { return position_.seconds + seconds_since(counted_from_); }
 
   data::LoaderOptions loader_options() const {
     data::LoaderOptions options = config_.loader.options(inputs_.batch_size);
@@ -205,6 +206,7 @@ class Trainer {
     checkpoint.optimizer.clear();
     checkpoint.rng_states.clear();
     position_ = std::move(checkpoint);
+    counted_from_ = continues_epoch_ || folder_ ? Clock::now() : begin_;
     saved_step_ = position_.step;
     continues_epoch_ = true;
   }
@@ -250,6 +252,7 @@ class Trainer {
     config.set("overwrite", config::Value::of_scalar("false"));
     folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues);
     if (continues) {
+      folder_->set_aside_after(position_.step, resume_.checkpoint_path);
       folder_->rewind_log(position_.step, owes_evaluation() ? "" : position_.epoch_line);
     }
     folder_->log_start(dist::world_size(), position_.step, resumed);
@@ -392,8 +395,8 @@ class Trainer {
     const double former_lr = std::exchange(record.lr, scheduled_lr());
     data::SampleRandom random = random_of_batch();
     const auto former = step_.run(batch, record.lr, random, wishes());
-    if (former && !step_.accepts(*former)) {
-      recover(*former);
+    if (former && (!step_.accepts(*former) || bad_in_row_ >= kMaxBadInRow)) {
+      recover(*former, former_lr);
       return Outcome::kRestored;
     }
     ++position_.step;
@@ -436,20 +439,23 @@ class Trainer {
       account(*last, position_.step, scheduled_lr());
       return true;
     }
-    recover(*last);
+    recover(*last, scheduled_lr());
     return false;
   }
 
   /// Adds a step's result to the epoch's.
   void account(const StepVote::Result& result, int64_t step, double lr) {
     epoch_samples_ += result.samples;
-    if (result.is_finite()) {
+    if (step_.is_good(result)) {
       position_.epoch_loss += result.loss_sum;
       position_.epoch_samples += result.samples;
-    } else if (is_rank_0()) {
-      progress_.clear();
-      spdlog::warn("the loss of rank {} is not finite in step {}: the step changed nothing",
-                   result.first_bad_rank, step);
+      bad_in_row_ = 0;
+    } else {
+      ++bad_in_row_;
+      if (is_rank_0()) {
+        progress_.clear();
+        spdlog::warn("{} not finite in step {}: the step changed nothing", fault_of(result), step);
+      }
     }
     if (!is_rank_0()) return;
     const int64_t total = total_steps();
@@ -464,17 +470,26 @@ class Trainer {
     folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr, wait);
   }
 
+  static std::string fault_of(const StepVote::Result& result) {
+    if (result.is_finite()) return "gradients are";
+    return fmt::format("the loss of rank {} is", result.first_bad_rank);
+  }
+
   int64_t total_steps() const {
     const int64_t total = position_.step + config_.epochs * loader_.num_batches() - batches_done();
     return std::min(total, config_.max_steps.value_or(total));
   }
 
   /// After a step whose loss was not finite: ends the run, or restores the last checkpoint.
-  void recover(const StepVote::Result& result) {
+  void recover(const StepVote::Result& result, double lr) {
     const int64_t step = position_.step;
-    const std::string what =
-        fmt::format("the loss of rank {} is not finite in step {} (epoch {}, learning rate {:.3g})",
-                    result.first_bad_rank, step, position_.sampler.epoch + 1, scheduled_lr());
+    const std::string what = fmt::format(
+        "{} not finite in step {} (epoch {}, learning rate {:.3g}){}", fault_of(result), step,
+        position_.sampler.epoch + 1, lr,
+        bad_in_row_ >= kMaxBadInRow ? fmt::format(", the last of {} such steps", bad_in_row_)
+        : position_.restores >= kMaxRestores
+            ? fmt::format(", after {} restores", position_.restores)
+            : "");
     const int64_t restores = position_.restores + 1;
     const std::string bytes = on_rank_0([&]() -> std::string {
       progress_.clear();
@@ -506,8 +521,8 @@ class Trainer {
 
   void finish_epoch(EpochRecord& record) {
     collect_counts();
-    const auto samples = static_cast<double>(std::max<int64_t>(position_.epoch_samples, 1));
-    record.train = {{"loss", position_.epoch_loss / samples}};
+    // Of no good step, it is not a number.
+    record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
     for (const Metric& metric : task_->metrics(position_.epoch_counts)) {
       record.train.emplace_back(metric.name, metric.value);
     }
@@ -523,7 +538,7 @@ class Trainer {
     } else {
       record.seconds = seconds();
       position_.epoch_line = RunFolder::line_of(record);
-      if (is_due_by_steps() || next_.epoch >= config_.epochs) save(next_);
+      if (is_due_by_steps()) save(next_);
       do_on_rank_0([&] { folder_->append(position_.epoch_line); });
       show(record);
     }
@@ -540,8 +555,16 @@ class Trainer {
   /// Evaluates after an epoch, keeps the checkpoint if it is one of the best, and logs the epoch.
   void judge_epoch(EpochRecord& record) {
     position_.epoch_line = RunFolder::line_of(record);
+    const bool is_due = next_.epoch >= config_.epochs || reached_max_steps() || is_due_by_steps();
+    // An evaluation may be long: whatever ends it, the epoch's training is on disk.
+    if (is_due) save(next_);
     evaluate(record);
     const Metric metric = chosen_metric();
+    if (std::exchange(position_.best_metric, metric.name) != metric.name) {
+      // Another metric chose so far.
+      position_.best.clear();
+      position_.stale_evaluations = 0;
+    }
     const double value = find(record.eval, metric.name).value_or(0);
     const BestChange change =
         add_result(position_.best, value, record.epoch, config_.checkpoint.keep_best.count,
@@ -550,8 +573,8 @@ class Trainer {
     schedule_->observe(*find(record.eval, "loss"));
     record.seconds = seconds();
     position_.epoch_line = RunFolder::line_of(record);
-    const bool ends = next_.epoch >= config_.epochs || reached_max_steps() || stopped_early();
-    save(next_, change, /*last=*/ends || is_due_by_steps());
+    // last.pt is never older than the best checkpoint.
+    save(next_, change, /*last=*/is_due || stopped_early() || change.write.has_value());
     do_on_rank_0([&] { folder_->append(position_.epoch_line); });
     show(record);
     if (stopped_early() && is_rank_0()) {
@@ -565,11 +588,11 @@ class Trainer {
     record.eval.clear();
     record.eval_split = eval_split();
     try {
-      prepare_statistics(config_, inputs_, *model_, to_device_, loader_options());
+      prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed);
       add_results(record, "");
       if (Ema* const ema = step_.ema()) {
         const Ema::InPlace averages(*ema);
-        prepare_statistics(config_, inputs_, *model_, to_device_, loader_options());
+        prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed);
         add_results(record, kAverage);
       }
     } catch (const base::UserError&) {
@@ -662,7 +685,8 @@ class Trainer {
                      host = copy_to_host(checkpoint)]() mutable {
         write(std::move(host), change, last, former_step);
       });
-      if (last) saved_step_ = position_.step;
+      if (!last) return;
+      saved_step_ = position_.step;
       saved_ = Clock::now();
     });
   }
@@ -683,7 +707,9 @@ class Trainer {
       checkpoint.has_optimizer = true;
     }
     if (!last) return;
-    folder_->rotate(former_step, config_.checkpoint.keep_last);
+    if (former_step != checkpoint.step) {
+      folder_->rotate(former_step, config_.checkpoint.keep_last);
+    }
     write_checkpoint(checkpoint, folder_->last());
   }
 
@@ -735,6 +761,7 @@ class Trainer {
   const std::string name_;
   const Inputs& inputs_;
   const Clock::time_point begin_ = Clock::now();
+  Clock::time_point counted_from_ = begin_;  ///< position_.seconds has the time before
   const StopSignals signals_;
   const at::Device device_;
   AgentChannel channel_;
@@ -757,6 +784,7 @@ class Trainer {
   Checkpoint position_;
   data::SamplerState next_;    ///< where the run continues after the epoch
   Wishes stop_wishes_;         ///< why it stops
+  int64_t bad_in_row_ = 0;     ///< steps that were skipped
   int64_t epoch_samples_ = 0;  ///< of all ranks in this epoch, since the program started
   int64_t saved_step_ = 0;     ///< on rank 0: of the newest last.pt
   Clock::time_point saved_ = Clock::now();

@@ -81,11 +81,7 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
   for (const auto& [name, parameter] : trainable_parameters(*model_)) {
     parameters_.push_back(parameter);
   }
-  if (config.on_nan == "skip") {
-    for (const at::Tensor& buffer : model_->buffers()) {
-      if (buffer.is_floating_point()) buffers_.push_back(buffer);
-    }
-  }
+  if (config.on_nan == "skip") buffers_ = model_->buffers();
   take_counts();
 }
 
@@ -102,11 +98,15 @@ std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, doub
 
   at::Tensor found_inf = at::zeros({}, loss.options().dtype(at::kFloat).requires_grad(false));
   const Tensors gradients = gradients_of(parameters_);
-  if (scaler_) scaler_->unscale(gradients, found_inf);
-  clip(gradients, found_inf);
-  vote_.cast(wishes, loss, batch.size(), found_inf);
+  if (scaler_) {
+    scaler_->unscale(gradients, found_inf);
+  } else {
+    check(gradients, found_inf);
+  }
+  clip(gradients);
+  const at::Tensor is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
   optimizer_->step(lr, found_inf);
-  restore_buffers(found_inf);
+  restore_buffers(scaler_ ? is_bad_loss : found_inf);
   if (scaler_) scaler_->update(found_inf);
   return former;
 }
@@ -158,12 +158,20 @@ at::Tensor TrainingStep::backward_part(const at::Tensor& input, const at::Tensor
   return loss.detach();
 }
 
-void TrainingStep::clip(const Tensors& gradients, at::Tensor& found_inf) {
-  if (gradients.empty()) return;
-  if (config_.clip.norm) {
-    const at::Tensor norm = clip_norm(gradients, *config_.clip.norm);
-    found_inf.logical_or_(norm.isfinite().logical_not());
+void TrainingStep::check(const Tensors& gradients, at::Tensor& found_inf) const {
+  Tensors dense;
+  for (const at::Tensor& gradient : gradients) {
+    dense.push_back(gradient.is_sparse() ? gradient._values() : gradient);
   }
+  if (dense.empty()) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor norms = at::stack(at::_foreach_norm(dense, 1));
+  found_inf.logical_or_(norms.isfinite().all().logical_not());
+}
+
+void TrainingStep::clip(const Tensors& gradients) {
+  if (gradients.empty()) return;
+  if (config_.clip.norm) clip_norm(gradients, *config_.clip.norm);
   if (config_.clip.value) clip_value(gradients, *config_.clip.value);
   if (config_.clip.adaptive) clip_adaptive(parameters_, *config_.clip.adaptive);
 }
@@ -174,10 +182,10 @@ void TrainingStep::save_buffers() {
   for (const at::Tensor& buffer : buffers_) former_buffers_.push_back(buffer.detach().clone());
 }
 
-void TrainingStep::restore_buffers(const at::Tensor& found_inf) {
+void TrainingStep::restore_buffers(const at::Tensor& is_bad) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    buffers_[i].copy_(at::where(found_inf != 0, former_buffers_[i], buffers_[i]));
+    buffers_[i].copy_(at::where(is_bad != 0, former_buffers_[i], buffers_[i]));
   }
 }
 

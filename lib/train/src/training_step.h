@@ -51,7 +51,11 @@ class TrainingStep {
 
   /// Whether the run goes on after a step like this.
   bool accepts(const StepVote::Result& result) const {
-    return result.is_finite() || config_.on_nan == "skip";
+    return is_good(result) || config_.on_nan == "skip";
+  }
+  /// Whether losses and gradients were finite. A scaler expects gradients to overflow at times.
+  bool is_good(const StepVote::Result& result) const {
+    return result.is_finite() && (scaler_ || !result.overflowed);
   }
 
   /// Call this after each step that is part of the run.
@@ -73,9 +77,11 @@ class TrainingStep {
   /// Adds the gradients of a batch; returns its mean loss.
   at::Tensor backward(const data::Batch& batch);
   at::Tensor backward_part(const at::Tensor& input, const at::Tensor& target, double share);
-  void clip(const Tensors& gradients, at::Tensor& found_inf);
+  void clip(const Tensors& gradients);
+  /// Sets `found_inf` to 1 if a gradient is not finite.
+  void check(const Tensors& gradients, at::Tensor& found_inf) const;
   void save_buffers();
-  void restore_buffers(const at::Tensor& found_inf);
+  void restore_buffers(const at::Tensor& is_bad);
 
   const Config& config_;
   const Task& task_;
@@ -88,7 +94,7 @@ class TrainingStep {
   const std::unique_ptr<Ema> ema_;
   StepVote vote_;
   Tensors parameters_;
-  Tensors buffers_;         ///< the model's, of floating point
+  Tensors buffers_;         ///< the model's
   Tensors former_buffers_;  ///< their values ahead of the step, with on_nan: skip
   at::Tensor counts_;
 };

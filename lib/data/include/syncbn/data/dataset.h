@@ -92,7 +92,7 @@ class Dataset {
 /// Built in are digits, synthetic (random images with a learnable class signal, for benchmarks),
 /// and the sets of <syncbn/data/image_sets.h>. make() reads the data; it throws base::UserError
 /// naming a file that cannot be read. It returns null for a split that the data does not have: most
-/// have no Split::kVal.
+/// have no Split::kVal. Split::kHeldOut is as long as Split::kTrain, or null.
 struct DatasetKind {
   using Registry = config::Registry<std::shared_ptr<const Dataset>, Split>;
   static Registry& registry();

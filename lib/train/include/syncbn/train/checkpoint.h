@@ -69,6 +69,7 @@ struct Checkpoint {
   std::vector<int64_t> epoch_counts;  ///< Task::counts() of the same; empty: none
   int64_t world_size = 1;
   std::vector<at::Tensor> rng_states;  ///< one per rank, uint8
+  std::string best_metric;             ///< what `best` is about
   std::vector<Best> best;              ///< the best one first; empty: not evaluated yet
   int64_t stale_evaluations = 0;       ///< since the best one
   double seconds = 0;                  ///< training time so far
