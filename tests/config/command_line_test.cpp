@@ -166,8 +166,8 @@ TEST(CommandLineTest, SuggestsTheNearestOption) {
 TEST(CommandLineTest, RefusesWhatIsNoOption) {
   EXPECT_THAT(
       read_all({"car.yaml", "--doors", "--name"}).faults,
-      ElementsAre("unexpected argument 'car.yaml'; options begin with '--', and keys are set by "
-                  "KEY=VALUE",
+      ElementsAre("unexpected argument 'car.yaml'; to read this configuration, write "
+                  "--config car.yaml",
                   "the option '--doors' needs a value", "the option '--name' needs a value"));
   EXPECT_THAT(read_all({"--help=1"}).faults, ElementsAre("the option '--help' takes no value"));
 }
