@@ -32,6 +32,10 @@ TEST(ImagenetOptionsTest, BecomeKeys) {
                           "--node_rank=1", "--nproc_per_node=auto"));
 }
 
+TEST(ImagenetOptionsTest, ChooseTheCpu) {
+  EXPECT_THAT(translate_imagenet_options({"--no-accel"}), ElementsAre("--device=cpu"));
+}
+
 TEST(ImagenetOptionsTest, LeaveOtherWordsAlone) {
   const test::TempFolder folder;
   const std::vector<std::string> words = {"--config",  "x.yaml",      "optimizer.lr=-1",
@@ -86,6 +90,14 @@ TEST(LaunchIfAskedTest, NamesAnOptionOfTheLauncherWithoutIt) {
             "--node_rank is for the launcher: give --nproc_per_node=N as well, or start this "
             "program with syncbn-launch");
   EXPECT_EQ(launch_error({"--config=x.yaml", "--epochs=3"}), "no error");
+}
+
+TEST(LaunchIfAskedTest, AsksForTheValueOfAnOption) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"--epochs=3", "--nproc_per_node"},
+        {"--nproc_per_node", "--epochs=3"}}) {
+    EXPECT_EQ(launch_error(words), "the option '--nproc_per_node' needs a value");
+  }
 }
 
 TEST(LaunchIfAskedTest, SaysThatTheLauncherIsMissing) {

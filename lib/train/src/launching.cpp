@@ -104,7 +104,7 @@ const std::map<std::string, Translation>& imagenet_switches() {
       {"e", refused("--evaluate", "use train eval --resume FILE")},
       {"evaluate", refused("--evaluate", "use train eval --resume FILE")},
       {"pretrained", refused("--pretrained", "reading pretrained weights is not possible yet")},
-      {"no_accel", refused("--no-accel", "set CUDA_VISIBLE_DEVICES= to train on CPUs")},
+      {"no_accel", [](const std::string&) { return Words{"--device=cpu"}; }},
   };
   return all;
 }
@@ -147,6 +147,9 @@ Parts split(const Words& args) {
     const bool takes = is_option && std::ranges::count(kLauncherOptions, name) > 0;
     if (takes || (is_option && std::ranges::count(kLauncherSwitches, name) > 0)) {
       const Option option = option_at(args, i, takes);
+      if (takes && (!option.value || (option.words == 2 && option.value->starts_with("--")))) {
+        throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));
+      }
       parts.launcher.push_back("--" + option.name + (option.value ? "=" + *option.value : ""));
       parts.asks = parts.asks || name == kTrigger;
       parts.has_place = parts.has_place || (name != kTrigger && name != "log_dir" &&
