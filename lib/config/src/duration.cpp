@@ -55,6 +55,7 @@ std::optional<Parts> split(std::string_view text) {
 
 std::string forms_of(std::string_view count) {
   std::vector<std::string> forms;
+  forms.reserve(kSuffixes.size());
   for (const Suffix& suffix : kSuffixes) forms.push_back(fmt::format("{}{}", count, suffix.text));
   const std::string last = forms.back();
   forms.pop_back();
@@ -111,6 +112,7 @@ Value Codec<Duration>::json_schema(Definitions&) {
   // Above 0: there is a digit other than 0.
   const char* const number = "(?=[0-9.]*[1-9])([0-9]+\\.?[0-9]*|\\.[0-9]+)";
   std::vector<std::string> suffixes;
+  suffixes.reserve(kSuffixes.size());
   for (const Suffix& suffix : kSuffixes) suffixes.emplace_back(suffix.text);
   const std::string pattern = fmt::format("^{}({})$", number, base::join(suffixes, "|"));
   schema.set("pattern", Value::of_scalar(pattern, /*quoted=*/true));

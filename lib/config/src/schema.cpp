@@ -252,10 +252,10 @@ Value ComponentBase::json_schema(const RegistryBase& registry, const std::string
                                  Definitions& definitions) {
   const auto text = [](const std::string& scalar) { return Value::of_scalar(scalar, true); };
   // The last word of a mangled name: "N6syncbn4data13TransformKindE".
-  const size_t end = name.find_last_not_of("E") + 1;
+  const size_t end = name.find_last_not_of('E') + 1;
   const size_t begin = name.find_last_of("0123456789", end - 1) + 1;
   const std::string key = name.substr(begin, end - begin);
-  const Value reference = detail::map_of("$ref", text("#/$defs/" + key));
+  Value reference = detail::map_of("$ref", text("#/$defs/" + key));
   if (!definitions.emplace(key, Value()).second) return reference;
   std::vector<Value> names;
   std::vector<Value> alternatives(1);

@@ -227,10 +227,12 @@ class Trainer {
 
   /// The folder that holds the results of the run that is resumed, or "".
   std::string finished_folder() const {
+    const char* const limit = stopped_early()                            ? "early_stop.patience"
+                              : position_.sampler.epoch < config_.epochs ? "max_steps"
+                                                                         : "epochs";
     const std::string advice =
         fmt::format("{} is at the end of epoch {} of {}; to train on, raise {}",
-                    resume_.checkpoint_path, position_.sampler.epoch, config_.epochs,
-                    position_.sampler.epoch < config_.epochs ? "max_steps" : "epochs");
+                    resume_.checkpoint_path, position_.sampler.epoch, config_.epochs, limit);
     if (!resume_.continues_folder) throw base::UserError(advice);
     if (!RunFolder::has_result(resume_.folder)) return "";
     spdlog::info("{}, the run has finished: {}", name_, advice);
