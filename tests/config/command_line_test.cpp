@@ -82,9 +82,8 @@ TEST(CommandLineTest, ReachesIntoLists) {
   const Outcome outcome = read_all({"wheel.bolts.1=8"}, "wheel: {bolts: [6, 7]}\n");
   EXPECT_THAT(outcome.faults, IsEmpty());
   EXPECT_THAT(outcome.car.wheel.bolts, ElementsAre(6, 8));
-  EXPECT_THAT(
-      read_all({"--wheel.bolts.2=8"}, "wheel: {bolts: [6, 7]}\n").faults,
-      ElementsAre("--wheel.bolts.2: wheel.bolts.2: the list has 2 items, and the first is item 0"));
+  EXPECT_THAT(read_all({"--wheel.bolts.2=8"}, "wheel: {bolts: [6, 7]}\n").faults,
+              ElementsAre("--wheel.bolts.2: the list has 2 items, and the first is item 0"));
   EXPECT_THAT(read_all({"--wheel.bolts.two=8"}).faults,
               ElementsAre("unknown option '--wheel.bolts.two'; did you mean '--wheel.bolts'?"));
 }
@@ -132,13 +131,13 @@ TEST(CommandLineTest, NamesTheOptionInFaultsOfItsValue) {
   EXPECT_THAT(read_all({"--doors=many", "--wheel.radius=-1", "--engine.range=5", "--colour=blue",
                         "--seats", "[", "--engine.litres=0"})
                   .faults,
-              ElementsAre("--doors: doors: expected an integer, got 'many'",
-                          "--wheel.radius: wheel.radius: must be above 0, got -1",
+              ElementsAre("--doors: expected an integer, got 'many'",
+                          "--wheel.radius: must be above 0, got -1",
                           "--engine.range: unknown key 'engine.range'; it belongs to type "
                           "electric, the type here is diesel",
-                          "--engine.litres: engine.litres: must be above 0, got 0",
-                          "--colour: colour: must be one of red, green, got 'blue'",
-                          "--seats: seats: expected an integer, got '['"));
+                          "--engine.litres: must be above 0, got 0",
+                          "--colour: must be one of red, green, got 'blue'",
+                          "--seats: expected an integer, got '['"));
 }
 
 TEST(CommandLineTest, LeavesAFileThatHoldsNoKeysToTheReader) {
@@ -167,15 +166,54 @@ TEST(CommandLineTest, SuggestsTheNearestOption) {
 TEST(CommandLineTest, RefusesWhatIsNoOption) {
   EXPECT_THAT(
       read_all({"car.yaml", "--doors", "--name"}).faults,
-      ElementsAre("unexpected argument 'car.yaml'; options begin with '--', and keys are set by "
-                  "KEY=VALUE",
+      ElementsAre("unexpected argument 'car.yaml'; to read this configuration, write "
+                  "--config car.yaml",
                   "the option '--doors' needs a value", "the option '--name' needs a value"));
   EXPECT_THAT(read_all({"--help=1"}).faults, ElementsAre("the option '--help' takes no value"));
 }
 
+TEST(CommandLineTest, SaysWhatAWordWasProbablyMeantFor) {
+  EXPECT_THAT(read_all({"-doors", "3"}).faults,
+              ElementsAre("unexpected argument '-doors'; did you mean '--doors'?"));
+  EXPECT_THAT(read_all({"doors", "3"}).faults,
+              ElementsAre("unexpected argument 'doors'; did you mean '--doors'?"));
+  EXPECT_THAT(read_all({"--wheel=3"}).faults,
+              ElementsAre("unknown option '--wheel'; it is a section: set its keys, such as "
+                          "'--wheel.radius'"));
+  EXPECT_THAT(read_all({"=3", "--=3"}).faults,
+              ElementsAre("unexpected argument '=3'; options begin with '--', and keys are set by "
+                          "KEY=VALUE",
+                          "unexpected argument '--=3'; options begin with '--', and keys are set "
+                          "by KEY=VALUE"));
+}
+
+TEST(CommandLineTest, NamesTheOptionAsItWasWritten) {
+  EXPECT_THAT(read_all({"doors=many"}).faults,
+              ElementsAre("doors: expected an integer, got 'many'"));
+  EXPECT_THAT(read_all({"--doors={a: 1}"}, "doors: 3\n").faults,
+              ElementsAre("--doors: expected an integer, got a section"));
+  EXPECT_THAT(read_all({"--wheel.bolts.0=4", "--name=x"}, "name: y\n").faults,
+              ElementsAre("--wheel.bolts.0: wheel.bolts: no file sets this list, so there is no "
+                          "item 0 to change; write the whole list"));
+  EXPECT_THAT(read_all({"--seats=5"}, "doors: 2\n").faults,
+              ElementsAre("--seats: two doors are for two seats"));
+}
+
+TEST(CommandLineTest, SetsASectionWithATypeAsAWhole) {
+  const Outcome outcome = read_all({"--engine", "{type: electric, range: 200}"});
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_EQ(outcome.car.engine.make(1), "electric 200 km by ccs at 1");
+  EXPECT_EQ(read_all({"--engine={litres: 3}"}).car.engine.make(1), "diesel 3 l at 1");
+}
+
+TEST(CommandLineTest, TakesYamlsSpellingsForASwitch) {
+  EXPECT_TRUE(read_all({"--sunroof", "True"}).car.sunroof);
+  EXPECT_FALSE(read_all({"--sunroof", "FALSE"}, "sunroof: true\n").car.sunroof);
+}
+
 TEST(CommandLineTest, TakesNegativeNumbersForValues) {
   EXPECT_THAT(read_all({"--doors", "-3"}).faults,
-              ElementsAre("--doors: doors: must be at least 2, at most 5, got -3"));
+              ElementsAre("--doors: must be at least 2, at most 5, got -3"));
 }
 
 TEST(CommandLineTest, HelpListsOptionsAndKeysByGroup) {

@@ -126,6 +126,33 @@ TEST_F(LayeredFilesTest, RefusesABaseThatIsNoFile) {
   EXPECT_THAT(error_of({"a.yaml"}), HasSubstr("expected a file or a list of files, got nothing"));
 }
 
+TEST_F(LayeredFilesTest, SaysWhatABaseCannotBe) {
+  write("a.yaml", "base: ${env:HOME}/b.yaml\n");
+  EXPECT_EQ(error_of({"a.yaml"}),
+            "DIR/a.yaml:1:7: base: '${env:HOME}/b.yaml' has a reference, which base cannot have; "
+            "write the path of a file, relative to this one");
+  write("c.yaml", "base: .\n");
+  EXPECT_EQ(error_of({"c.yaml"}), "DIR/c.yaml:1:7: base: DIR/. is a folder");
+}
+
+TEST_F(LayeredFilesTest, ATildeInABaseIsTheHomeFolder) {
+  write("b.yaml", "x: 1\n");
+  write("a.yaml", "base: ~/b.yaml\n");
+  const std::string home = ::getenv("HOME");
+  ::setenv("HOME", folder_.path().c_str(), 1);
+  EXPECT_EQ(to_yaml(load({"a.yaml"})), "x: 1\n");
+  ::setenv("HOME", home.c_str(), 1);
+}
+
+TEST_F(LayeredFilesTest, AnEmptyFileIsThePlaceOfMissingKeys) {
+  write("empty.yaml", "# nothing\n");
+  Value value = load({"empty.yaml"});
+  Value over = parse_yaml("x: 1\n", "--x");
+  Faults faults;
+  merge(over, value, faults);
+  EXPECT_EQ(*value.mark.source, (folder_ / "empty.yaml").string());
+}
+
 TEST_F(LayeredFilesTest, RefusesBasesThatDoubleWithoutEnd) {
   for (int i = 0; i < 30; ++i) {
     write(fmt::format("{}.yaml", i), fmt::format("base: [{0}.yaml, {0}.yaml]\n", i + 1));
@@ -204,6 +231,43 @@ TEST(ReferencesTest, NamesWhatIsMissing) {
                           "'wheel.radius'?); set it, or write a default: ${radius:-DEFAULT}"));
   EXPECT_THAT(resolve("a: x${b}\nb: [1]\n").faults,
               ElementsAre("dir/car.yaml:1:4: a: ${b} is a list, which cannot be part of a text"));
+}
+
+TEST(ReferencesTest, NeedANameWithoutReferences) {
+  EXPECT_THAT(resolve("a: ${}\nb: ${env:}\n").faults,
+              ElementsAre("dir/car.yaml:1:4: a: ${} has no name; write ${KEY} or ${env:VARIABLE}",
+                          "dir/car.yaml:2:4: b: ${env:} has no name; write ${KEY} or "
+                          "${env:VARIABLE}"));
+  EXPECT_THAT(resolve("a: ${env:X:-${b}}\nb: 1\n").faults,
+              ElementsAre("dir/car.yaml:1:4: a: ${env:X:-${b} has a reference within a "
+                          "reference, which is not possible"));
+}
+
+TEST(ReferencesTest, TellAnEmptyVariableFromOneThatIsNotSet) {
+  ::setenv("SYNCBN_TEST_EMPTY", "", 1);
+  EXPECT_THAT(resolve("a: ${env:SYNCBN_TEST_EMPTY}\n").faults.front(),
+              HasSubstr("the environment variable SYNCBN_TEST_EMPTY is empty; set it"));
+  ::unsetenv("SYNCBN_TEST_EMPTY");
+}
+
+TEST(ReferencesTest, WithoutAValueAreOneFault) {
+  const auto faults_of = [](const std::string& text) {
+    std::vector<FieldInfo> fields;
+    Schema<CarOptions>::get().info("", fields);
+    Value value = parse_yaml(text, "car.yaml");
+    Faults faults;
+    resolve_references(value, fields, faults);
+    CarOptions car;
+    Schema<CarOptions>::get().read(value, car, "", faults);
+    return faults.messages();
+  };
+  const std::string fault = "${env:SYNCBN_TEST_NONE}: the environment variable";
+  for (const std::string text :
+       {"doors: ${env:SYNCBN_TEST_NONE}\nseats: ${doors}\nname: x${seats}\n",
+        "engine: ${env:SYNCBN_TEST_NONE}\n", "engine: {type: \"${env:SYNCBN_TEST_NONE}\"}\n",
+        "wheel: ${env:SYNCBN_TEST_NONE}\n", "wheel: {bolts: [3, \"${env:SYNCBN_TEST_NONE}\"]}\n"}) {
+    EXPECT_THAT(faults_of(text), ElementsAre(HasSubstr(fault))) << text;
+  }
 }
 
 TEST(ReferencesTest, RefusesCircles) {

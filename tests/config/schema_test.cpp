@@ -177,7 +177,7 @@ TEST(SchemaTest, RefusesKeysOfAnotherAlternative) {
 TEST(SchemaTest, ChecksRulesOverSeveralFields) {
   CarOptions car;
   EXPECT_THAT(read("doors: 2\nseats: 5\n", car),
-              ElementsAre("car.yaml:1:1: two doors are for two seats"));
+              ElementsAre("car.yaml:1:8: two doors are for two seats"));
 }
 
 struct StrictOptions {

@@ -153,6 +153,31 @@ TEST(ConfigTest, RefusesImagesThatAreTooLargeAsAWhole) {
               ElementsAre(HasSubstr("a.yaml:3:7: data: an image of 4096 x 16384 x 16384")));
 }
 
+TEST(ConfigTest, TheDeviceChoosesTheBackend) {
+  Config config;
+  EXPECT_EQ(config.chosen_backend(), "auto");
+  config.backend = "gloo";
+  EXPECT_EQ(config.chosen_backend(), "gloo");
+  config.device = "cpu";
+  EXPECT_EQ(config.chosen_backend(), "gloo");
+  config.device = "cuda";
+  EXPECT_EQ(config.chosen_backend(), "nccl");
+  const std::string needed = "model: digits\ndata: digits\nbatch_size: 1\n";
+  config::Faults faults;
+  const auto read = [&](const std::string& text) {
+    config::Schema<Config>::get().read(config::parse_yaml(needed + text, "a.yaml"), config, "",
+                                       faults);
+  };
+  read("device: cpu\nbackend: nccl\n");
+  read("device: cuda\nbackend: gloo\n");
+  read("device: cpu\nbackend: gloo\n");
+  EXPECT_EQ(faults.messages(),
+            (std::vector<std::string>{"a.yaml:4:9: device: cpu does not go with backend: nccl, "
+                                      "which is for GPUs; set only one",
+                                      "a.yaml:4:9: device: cuda does not go with backend: gloo, "
+                                      "which is for CPUs; set only one"}));
+}
+
 TEST(ConfigTest, ReferenceInDocsIsUpToDate) {
   const std::string page = SYNCBN_SOURCE_DIR "/docs/config.md";
   EXPECT_TRUE(base::read_file(page) == config_reference())

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
 
+#include <cstdlib>
 #include <filesystem>
 
 #include "support/temp_folder.h"
@@ -32,6 +33,10 @@ TEST(ImagenetOptionsTest, BecomeKeys) {
                           "--node_rank=1", "--nproc_per_node=auto"));
 }
 
+TEST(ImagenetOptionsTest, ChooseTheCpu) {
+  EXPECT_THAT(translate_imagenet_options({"--no-accel"}), ElementsAre("--device=cpu"));
+}
+
 TEST(ImagenetOptionsTest, LeaveOtherWordsAlone) {
   const test::TempFolder folder;
   std::filesystem::create_directory(folder.path() / "train");
@@ -55,6 +60,54 @@ TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
   EXPECT_THAT(error({"--dist-url", "nowhere"}),
               HasSubstr("--dist-url: expected tcp://HOST:PORT or env://, got 'nowhere'"));
   EXPECT_THAT(error({"-a"}), HasSubstr("the option '-a' needs a value"));
+}
+
+TEST(ImagenetOptionsTest, FindTheFolderOfTheData) {
+  const test::TempFolder folder;
+  const std::string data = folder.path().string();
+  std::filesystem::create_directory(folder.path() / "train");
+  const std::vector<std::string> keys = {
+      "--data.type=image_folder", "--data.train=" + data + "/train", "--data.val=" + data + "/val"};
+  EXPECT_EQ(translate_imagenet_options({data}), keys);
+  EXPECT_THAT(translate_imagenet_options({"--multiprocessing-distributed", data}),
+              ElementsAre("--nproc_per_node=auto", keys[0], keys[1], keys[2]));
+  // The command, even where there is a folder of this name.
+  const auto here = std::filesystem::current_path();
+  std::filesystem::current_path(data);
+  std::filesystem::create_directory("eval");
+  EXPECT_THAT(translate_imagenet_options({"eval"}), ElementsAre("eval"));
+  std::filesystem::current_path(here);
+}
+
+std::string launch_error(const std::vector<std::string>& words) {
+  try {
+    launch_if_asked(words);
+  } catch (const base::UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(LaunchIfAskedTest, NamesAnOptionOfTheLauncherWithoutIt) {
+  EXPECT_EQ(launch_error({"--config=x.yaml", "--node-rank", "1", "--epochs=3"}),
+            "--node_rank is for the launcher: give --nproc_per_node=N as well, or start this "
+            "program with syncbn-launch");
+  EXPECT_EQ(launch_error({"--config=x.yaml", "--epochs=3"}), "no error");
+}
+
+TEST(LaunchIfAskedTest, AsksForTheValueOfAnOption) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"--epochs=3", "--nproc_per_node"},
+        {"--nproc_per_node", "--epochs=3"}}) {
+    EXPECT_EQ(launch_error(words), "the option '--nproc_per_node' needs a value");
+  }
+}
+
+TEST(LaunchIfAskedTest, SaysThatTheLauncherIsMissing) {
+  ::setenv("PATH", "/nowhere", 1);
+  EXPECT_THAT(
+      launch_error({"--nproc_per_node=2"}),
+      ::testing::StartsWith("--nproc_per_node: cannot execute syncbn-launch: No such file"));
 }
 
 }  // namespace

@@ -8,17 +8,19 @@
 #include <syncbn/config/yaml.h>
 
 #include <algorithm>
+#include <cstring>
 #include <sstream>
 
 namespace syncbn::config {
 namespace {
 
+constexpr const char* kType = ".type";
 constexpr size_t kHelpColumn = 34;
 constexpr size_t kHelpWidth = 100;
 
 std::optional<FieldInfo> find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
   // A section with a type may be set by its type alone.
-  for (const std::string& path : {name, name + ".type"}) {
+  for (const std::string& path : {name, name + kType}) {
     const auto found = std::ranges::find(fields, path, &FieldInfo::path);
     if (found != fields.end()) return *found;
   }
@@ -70,6 +72,25 @@ Value value_of(const std::string& text, const FieldInfo& field, const std::strin
   return value;
 }
 
+/// The layer of one option on the command line.
+Value layer_of(const FieldInfo& field, const std::string& text, const std::string& option) {
+  // `--optimizer sgd` sets optimizer.type, `--optimizer '{lr: 1}'` any keys of it.
+  const bool is_section = field.path.ends_with(kType) && !option.ends_with(kType);
+  if (is_section && text.starts_with('{')) {
+    FieldInfo section = field;
+    section.path.resize(field.path.size() - std::strlen(kType));
+    section.type = "section";
+    return layer_of(section.path, value_of(text, section, option));
+  }
+  return layer_of(field.path, value_of(text, field, option));
+}
+
+bool is_true_or_false(const std::string& text) {
+  bool ignored = false;
+  Faults faults;
+  return Codec<bool>::read(Value::of_scalar(text), ignored, "", faults);
+}
+
 class Parser {
  public:
   Parser(const std::vector<std::string>& args, const std::vector<ProgramOption>& options,
@@ -85,12 +106,9 @@ class Parser {
   void parse_one(const std::string& arg) {
     if (arg == "-h") return parse_one("--help");
     const size_t equals = arg.find('=');
-    const bool is_option = arg.starts_with("--") && arg.size() > 2;
-    if (!is_option && (equals == arg.npos || arg.starts_with('-'))) {
-      faults_.add({}, fmt::format("unexpected argument '{}'; options begin with '--', and keys are "
-                                  "set by KEY=VALUE",
-                                  shortened(arg)));
-      return;
+    const bool is_option = arg.starts_with("--") && arg.size() > 2 && equals != 2;
+    if (!is_option && (equals == arg.npos || equals == 0 || arg.starts_with('-'))) {
+      return refuse(arg);
     }
     const std::string option = arg.substr(0, equals);
     std::string name = is_option ? option.substr(2) : option;
@@ -106,9 +124,30 @@ class Parser {
     } else {
       faults_.add({}, fmt::format("unknown {} '{}'{}", is_option ? "option" : "key",
                                   shortened(option), suggestion(name, is_option ? "--" : "")));
-      // Do not report its value as another fault.
-      if (!attached && next_ < args_.size() && !args_[next_].starts_with("-")) ++next_;
+      if (!attached) skip_value();
     }
+  }
+
+  /// For a word that is neither an option nor KEY=VALUE.
+  void refuse(const std::string& arg) {
+    std::string name = arg.substr(0, arg.find('='));
+    name.erase(0, std::min(name.find_first_not_of('-'), name.size()));
+    std::ranges::replace(name, '-', '_');
+    const bool is_name = std::ranges::count(options_, name, &ProgramOption::name) > 0 ||
+                         find_key(name, fields_).has_value();
+    std::string advice = "options begin with '--', and keys are set by KEY=VALUE";
+    if (is_name) {
+      advice = fmt::format("did you mean '--{}'?", name);
+    } else if (arg.ends_with(".yaml") || arg.ends_with(".yml")) {
+      advice = fmt::format("to read this configuration, write --config {}", shortened(arg));
+    }
+    faults_.add({}, fmt::format("unexpected argument '{}'; {}", shortened(arg), advice));
+    if (is_name && arg.find('=') == arg.npos) skip_value();
+  }
+
+  /// Does not report the value of an option that is reported as another fault.
+  void skip_value() {
+    if (next_ < args_.size() && !args_[next_].starts_with("-")) ++next_;
   }
 
   void parse_program_option(const ProgramOption& own, const std::string& option,
@@ -124,12 +163,11 @@ class Parser {
   void parse_override(const FieldInfo& field, const std::string& option,
                       std::optional<std::string> attached) {
     if (field.is_switch() && !attached) {
-      const bool given =
-          next_ < args_.size() && (args_[next_] == "true" || args_[next_] == "false");
+      const bool given = next_ < args_.size() && is_true_or_false(args_[next_]);
       attached = given ? args_[next_++] : "true";
     }
     if (const auto text = take_value(option, std::move(attached))) {
-      merge(layer_of(field.path, value_of(*text, field, option)), result_.overrides, faults_);
+      merge(layer_of(field, *text, option), result_.overrides, faults_);
     }
   }
 
@@ -144,6 +182,12 @@ class Parser {
   std::string suggestion(const std::string& name, const std::string& dashes) const {
     std::vector<std::string> own;
     for (const ProgramOption& option : options_) own.push_back(option.name);
+    const auto in_section = std::ranges::find_if(
+        fields_, [&](const FieldInfo& field) { return field.path.starts_with(name + "."); });
+    if (in_section != fields_.end()) {
+      return fmt::format("; it is a section: set its keys, such as '{}{}'", dashes,
+                         in_section->path);
+    }
     auto nearest = base::nearest(name, own);
     if (!nearest) nearest = nearest_key(name, fields_);
     return nearest ? fmt::format("; did you mean '{}{}'?", dashes, *nearest) : "; see --help";

@@ -7,6 +7,7 @@
 #include <syncbn/config/yaml.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -18,13 +19,20 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kBase = "base";
-constexpr int kMaxFiles = 100;  // two files that each name the next twice double
+constexpr std::string_view kOpening = "${";  // of a reference
+constexpr int kMaxFiles = 100;               // two files that each name the next twice double
 constexpr int kMaxReferredValues =
     100'000;                               // references to sections of references multiply as well
 constexpr size_t kMaxTextBytes = 1 << 16;  // of a text
 
 std::string child_of(const std::string& path, const std::string& key) {
   return path.empty() ? key : path + "." + key;
+}
+
+/// Replaces a leading `~/` by the home folder.
+std::string in_home(std::string text) {
+  if (text.starts_with("~/")) text.replace(0, 1, base::env("HOME").value_or("~"));
+  return text;
 }
 
 /// `optimizer: sgd` is short for `optimizer: {type: sgd}`.
@@ -50,13 +58,20 @@ class Merger {
       return merge(section_of_type(over), under, path);
     }
     if (over.kind != Value::Kind::kMap || under.kind == Value::Kind::kNull) {
+      // A file without keys is still the place of keys that are missing.
+      const bool is_empty_file = path.empty() && over.kind == Value::Kind::kMap;
+      const Mark place = is_empty_file && under.mark.source ? under.mark : over.mark;
       under = over;
+      under.mark = place;
       return;
     }
     if (under.kind == Value::Kind::kList) return merge_items(over, under, path);
     // The top level has no type: reading it reports the word.
     if (under.kind == Value::Kind::kScalar && path.empty()) return;
-    if (under.kind == Value::Kind::kScalar) under = section_of_type(under);
+    if (under.kind == Value::Kind::kScalar) {
+      under = section_of_type(under);
+      under.mark = over.mark;
+    }
     merge_sections(over, under, path);
   }
 
@@ -123,12 +138,19 @@ class FileLoader {
     if (base.kind != Value::Kind::kScalar || base.scalar.empty()) {
       fail("expected a file or a list of files, got " + base.str());
     }
-    const fs::path file = chain_.back().parent_path() / base.scalar;
+    if (base.scalar.find(kOpening) != std::string::npos) {
+      fail(
+          fmt::format("{} has a reference, which base cannot have; write the path of a file, "
+                      "relative to this one",
+                      base.str()));
+    }
+    const fs::path file = chain_.back().parent_path() / in_home(base.scalar);
     std::error_code error;
     const auto is_file = [&](const fs::path& other) { return fs::equivalent(file, other, error); };
     if (std::ranges::any_of(chain_, is_file)) fail(file.string() + " is based on itself");
     if (++files_ > kMaxFiles) fail(fmt::format("more than {} files", kMaxFiles));
     if (!fs::exists(file, error)) fail(fmt::format("there is no file {}", file.string()));
+    if (fs::is_directory(file, error)) fail(fmt::format("{} is a folder", file.string()));
     load_over(file, config);
   }
 
@@ -145,7 +167,7 @@ class FileLoader {
   int files_ = 0;
 };
 
-constexpr std::string_view kOpening = "${";
+constexpr std::string_view kEnvironment = "env:";
 
 struct Reference {
   std::string name;
@@ -198,26 +220,39 @@ class Resolver {
         continue;
       }
       const size_t end = text.find('}', inner);
-      if (end == text.npos) return fail(value.mark, "'${' is not closed; for this text, write $${");
+      if (end == text.npos) return fail(value, "'${' is not closed; for this text, write $${");
       at = end + 1;
       Value found;
-      const Reference reference = parse_reference(text.substr(inner, end - inner));
-      if (!look_up(reference, value.mark, found)) return;
+      const std::string written = text.substr(inner, end - inner);
+      const Reference reference = parse_reference(written);
+      if (written.find(kOpening) != std::string::npos) {
+        return fail(value, fmt::format("${{{}}} has a reference within a reference, which is not "
+                                       "possible",
+                                       written));
+      }
+      if (reference.name.empty() || reference.name == kEnvironment) {
+        return fail(value, fmt::format("${{{}}} has no name; write ${{KEY}} or ${{env:VARIABLE}}",
+                                       written));
+      }
+      if (!look_up(reference, value, found)) return;
+      if (found.is_unresolved) {
+        value.is_unresolved = true;
+        return;
+      }
       if (begin == 0 && at == text.size()) return replace(value, std::move(found));
       if (found.kind != Value::Kind::kScalar) {
-        return fail(value.mark, fmt::format("${{{}}} is {}, which cannot be part of a text",
-                                            reference.name, found.str()));
+        return fail(value, fmt::format("${{{}}} is {}, which cannot be part of a text",
+                                       reference.name, found.str()));
       }
       out += found.scalar;
-      if (out.size() > kMaxTextBytes) return fail(value.mark, "its references make it too long");
+      if (out.size() > kMaxTextBytes) return fail(value, "its references make it too long");
     }
-    value.scalar = out.append(text, at);
-    if (value.scalar.starts_with("~/")) value.scalar.replace(0, 1, base::env("HOME").value_or("~"));
+    value.scalar = in_home(out.append(text, at));
   }
 
   void replace(Value& value, Value&& by) {
     values_ += count(by);
-    if (values_ > kMaxReferredValues) return fail(value.mark, "its references make it too large");
+    if (values_ > kMaxReferredValues) return fail(value, "its references make it too large");
     const Mark mark = value.mark;
     value = std::move(by);
     value.mark = mark;
@@ -237,8 +272,9 @@ class Resolver {
     for (const Value::Member& member : value.members) set_resolved(member.value);
   }
 
-  bool look_up(const Reference& reference, const Mark& mark, Value& found) {
-    constexpr std::string_view kEnvironment = "env:";
+  /// Sets `found` to what a reference in `value` stands for.
+  bool look_up(const Reference& reference, Value& value, Value& found) {
+    const Mark mark = value.mark;
     const std::string& name = reference.name;
     std::string missing;
     if (name == "here") {
@@ -252,17 +288,19 @@ class Resolver {
         found = Value::of_scalar(*text);
         return true;
       }
-      missing = fmt::format("the environment variable {} is not set", variable);
+      missing = ::getenv(variable.c_str()) == nullptr
+                    ? fmt::format("the environment variable {} is not set", variable)
+                    : fmt::format("the environment variable {} is empty", variable);
     } else {
-      Value* const value = find(name);
-      const auto cycle = std::ranges::find(chain_, value, &Step::value);
-      if (value != nullptr && cycle != chain_.end()) {
-        fail(mark, fmt::format("{} refers to itself{}", cycle->path, via(cycle)));
+      Value* const other = find(name);
+      const auto cycle = std::ranges::find(chain_, other, &Step::value);
+      if (other != nullptr && cycle != chain_.end()) {
+        fail(value, fmt::format("{} refers to itself{}", cycle->path, via(cycle)));
         return false;
       }
-      if (value != nullptr) {
-        resolve(*value, name);
-        found = *value;
+      if (other != nullptr) {
+        resolve(*other, name);
+        found = *other;
         return true;
       }
       if (find_default(name, found)) return true;
@@ -271,8 +309,8 @@ class Resolver {
         missing += fmt::format(" (is it '{}'?)", *key);
     }
     if (!reference.otherwise) {
-      fail(mark, fmt::format("${{{0}}}: {1}; set it, or write a default: ${{{0}:-DEFAULT}}", name,
-                             missing));
+      fail(value, fmt::format("${{{0}}}: {1}; set it, or write a default: ${{{0}:-DEFAULT}}", name,
+                              missing));
       return false;
     }
     found = Value::of_scalar(*reference.otherwise);
@@ -313,8 +351,9 @@ class Resolver {
     return paths.empty() ? "" : " through " + base::join(paths, ", ");
   }
 
-  void fail(const Mark& mark, const std::string& message) {
-    faults_.add(mark, chain_.back().path + ": " + message);
+  void fail(Value& value, const std::string& message) {
+    value.is_unresolved = true;
+    faults_.add(value.mark, chain_.back().path + ": " + message);
   }
 
   Value& root_;

@@ -4,8 +4,39 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <cctype>
 
 namespace syncbn::config {
+
+namespace {
+
+bool is_part_of_word(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
+bool has_word(const std::string& text, const std::string& word) {
+  for (size_t at = 0; (at = text.find(word, at)) != text.npos; ++at) {
+    const size_t end = at + word.size();
+    const bool begins = at == 0 || !is_part_of_word(text[at - 1]);
+    if (begins && (end == text.size() || !is_part_of_word(text[end]))) return true;
+  }
+  return false;
+}
+
+/// Where to look for a problem between several keys of a section: at one that the message names, on
+/// the command line if it is there.
+Mark mark_of(const std::string& problem, const Value& section) {
+  const Mark* place = &section.mark;
+  for (const Value::Member& member : section.members) {
+    if (!has_word(problem, member.key)) continue;
+    const bool is_option = member.value.mark.line == 0;
+    if (is_option || place == &section.mark) place = &member.value.mark;
+    if (is_option) break;
+  }
+  return *place;
+}
+
+}  // namespace
 
 std::string Rules::bounds() const {
   if (!info_.choices.empty()) return "one of " + base::join(info_.choices, ", ");
@@ -122,9 +153,11 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
     const std::string key = detail::at(path, member.key);
     const auto field = std::ranges::find(fields_, member.key, &Field::name);
     if (field == fields_.end()) {
-      std::string tail = hint ? hint(member.key) : "";
-      if (tail.empty()) tail = did_you_mean(path, member.key);
+      std::string tail = hint && !faults.is_full() ? hint(member.key) : "";
+      if (tail.empty() && !faults.is_full()) tail = did_you_mean(path, member.key);
       faults.add(member.mark, fmt::format("unknown key '{}'{}", shortened(key), tail));
+      good = false;
+    } else if (member.value.is_unresolved) {
       good = false;
     } else {
       void* const into = static_cast<std::byte*>(out) + field->offset;
@@ -141,7 +174,7 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
   if (!good) return false;
   for (const Check& check : checks_) {
     if (const auto problem = check(out)) {
-      faults.add(value.mark, path.empty() ? *problem : path + ": " + *problem);
+      faults.add(mark_of(*problem, value), path.empty() ? *problem : path + ": " + *problem);
       good = false;
     }
   }
@@ -268,6 +301,7 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
   // A component that has a default type may be configured without naming the type.
   const Value default_type = Value::of_scalar(type_);
   if (type == nullptr && *this) type = &default_type;
+  if (value.is_unresolved || (type != nullptr && type->is_unresolved)) return false;
   if (value.kind == Value::Kind::kList || type == nullptr || type->kind != Value::Kind::kScalar) {
     faults.add(value.mark, fmt::format("{}: the key 'type' is missing; it is one of {}", path,
                                        base::join(names, ", ")));

@@ -9,10 +9,25 @@
 
 namespace syncbn::config {
 
+namespace {
+
+constexpr size_t kMaxShown = 20;
+
+/// The key that an option sets: "--batch-size" sets batch_size.
+std::string key_of(std::string option) {
+  if (option.starts_with("--")) option.erase(0, 2);
+  std::ranges::replace(option, '-', '_');
+  return option;
+}
+
+}  // namespace
+
 std::string shortened(std::string_view text) {
   constexpr size_t kMaxBytes = 60;
-  if (text.size() <= kMaxBytes) return std::string(text);
-  return std::string(base::utf8_prefix(text, kMaxBytes)) + "…";
+  const std::string_view prefix = base::utf8_prefix(text, kMaxBytes);
+  std::string out;
+  for (const char c : prefix) c == '\n' ? out.append("\\n") : out.append(1, c);
+  return prefix.size() < text.size() ? out + "…" : out;
 }
 
 std::string Mark::str() const {
@@ -63,11 +78,20 @@ std::string Value::str() const {
 
 void Faults::add(const Mark& mark, const std::string& message) {
   const std::string where = mark.str();
-  messages_.push_back(where.empty() ? message : where + ": " + message);
+  if (where.empty()) {
+    messages_.push_back(message);
+    return;
+  }
+  const std::string key = mark.line > 0 ? "" : key_of(where) + ": ";
+  const bool repeats = !key.empty() && message.starts_with(key);
+  messages_.push_back(where + ": " + (repeats ? message.substr(key.size()) : message));
+}
+
+bool Faults::is_full() const {
+  return messages_.size() >= kMaxShown;
 }
 
 void Faults::throw_if_any() const {
-  constexpr size_t kMaxShown = 20;
   if (messages_.empty()) return;
   std::vector<std::string> shown = messages_;
   if (messages_.size() > kMaxShown) {

@@ -29,9 +29,50 @@ Mark mark_of(const YAML::Mark& mark, const Source& source) {
   throw base::UserError(mark.str() + ": " + message);
 }
 
+/// `text` from line `number` on, which is 1 for the first.
+std::string_view from_line(std::string_view text, int number) {
+  for (int line = 1; line < number; ++line) {
+    const size_t end = text.find('\n');
+    if (end == text.npos) return "";
+    text.remove_prefix(end + 1);
+  }
+  return text;
+}
+
+std::string_view line_of(std::string_view text, int number) {
+  const std::string_view rest = from_line(text, number);
+  return rest.substr(0, rest.find('\n'));
+}
+
+std::string syntax_advice(std::string_view message, std::string_view line) {
+  if (line.substr(0, line.find_first_not_of(" \t")).find('\t') != line.npos) {
+    return "; a tab indents this line, where YAML allows only spaces";
+  }
+  if (line.find("${") != line.npos) {
+    return "; between brackets a reference needs quotes: \"${...}\"";
+  }
+  if (message == YAML::ErrorMsg::MAP_VALUE) {
+    return "; every ':' after a key needs a blank behind it, keys of a section begin in the same "
+           "column, and a text with ': ' needs quotes";
+  }
+  if (message == YAML::ErrorMsg::END_OF_MAP) return "; keys of a section begin in the same column";
+  if (message == YAML::ErrorMsg::UNKNOWN_TOKEN || message == YAML::ErrorMsg::UNKNOWN_ANCHOR) {
+    return "; a text that begins with this character needs quotes";
+  }
+  return "";
+}
+
+/// Whether text is UTF-16 or UTF-32, which yaml-cpp reads as well.
+bool has_wide_characters(std::string_view text) {
+  using namespace std::string_view_literals;
+  return text.starts_with("\xff\xfe"sv) || text.starts_with("\xfe\xff"sv) ||
+         text.starts_with("\0\0\xfe\xff"sv);
+}
+
 class Converter {
  public:
-  explicit Converter(Source source) : source_(std::move(source)) {}
+  /// @param text what is converted, to look up marks; empty: not in UTF-8
+  Converter(std::string_view text, Source source) : text_(text), source_(std::move(source)) {}
 
   Value convert(const YAML::Node& node, int depth = 0) {
     Value value;
@@ -48,6 +89,7 @@ class Converter {
         value.scalar = node.Scalar();
         // yaml-cpp tags plain scalars "?", and quoted and block ones "!".
         value.quoted = node.Tag() == "!";
+        if (value.quoted && !is_closed(value.mark)) fail(value.mark, "this quote is not closed");
         break;
       case YAML::NodeType::Sequence:
         value.kind = Value::Kind::kList;
@@ -62,6 +104,29 @@ class Converter {
   }
 
  private:
+  /// yaml-cpp takes the end of the file for the quote that is missing.
+  bool is_closed(const Mark& mark) const {
+    if (mark.line == 0) return true;
+    std::string_view rest = from_line(text_, mark.line);
+    rest.remove_prefix(std::min(rest.size(), static_cast<size_t>(mark.column - 1)));
+    // An anchor or a tag may stand before the quote.
+    while (rest.starts_with('&') || rest.starts_with('!')) {
+      rest.remove_prefix(std::min(rest.find_first_of(" \n"), rest.size()));
+      rest.remove_prefix(std::min(rest.find_first_not_of(" \n"), rest.size()));
+    }
+    if (!rest.starts_with('"') && !rest.starts_with('\'')) return true;
+    for (size_t i = 1; i < rest.size(); ++i) {
+      if (rest[i] == '\\' && rest[0] == '"') {
+        ++i;
+      } else if (rest[0] == '\'' && rest.substr(i).starts_with("''")) {
+        ++i;  // a quote within the text
+      } else if (rest[i] == rest[0]) {
+        return true;
+      }
+    }
+    return false;
+  }
+
   void convert_members(const YAML::Node& node, Value& value, int depth) {
     std::vector<Value> merged;
     for (const auto& member : node) {
@@ -100,6 +165,7 @@ class Converter {
     }
   }
 
+  std::string_view text_;
   Source source_;
   int values_ = 0;
 };
@@ -159,23 +225,11 @@ std::string flow(const Value& value) {
   return "";
 }
 
-std::string_view line_of(std::string_view text, int number) {
-  for (int line = 1; line < number; ++line) {
-    const size_t end = text.find('\n');
-    if (end == text.npos) return "";
-    text.remove_prefix(end + 1);
-  }
-  return text.substr(0, text.find('\n'));
-}
-
-std::string syntax_advice(std::string_view line) {
-  if (line.substr(0, line.find_first_not_of(" \t")).find('\t') != line.npos) {
-    return "; a tab indents this line, where YAML allows only spaces";
-  }
-  if (line.find("${") != line.npos) {
-    return "; between brackets a reference needs quotes: \"${...}\"";
-  }
-  return "";
+std::string syntax_message(const YAML::Exception& error, std::string_view line) {
+  if (error.msg == YAML::ErrorMsg::EOF_IN_SCALAR) return "this quote is not closed";
+  // What yaml-cpp says about nesting that is too deep.
+  if (error.msg == YAML::ErrorMsg::BAD_FILE) return "nested too deep";
+  return "YAML syntax: " + error.msg + syntax_advice(error.msg, line);
 }
 
 void add_changes(const Value& before, const Value& after, const std::string& path,
@@ -244,17 +298,26 @@ std::string write_yaml(const Value& value, const Value* origins) {
 
 }  // namespace
 
-Value parse_yaml(const std::string& text, const std::string& source) {
+Value parse_yaml(const std::string& given, const std::string& source) {
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   const auto name = std::make_shared<const std::string>(source);
+  const bool is_wide = has_wide_characters(given);
+  if (!is_wide && given.find('\0') != given.npos) {
+    fail({name}, "this is not YAML: it contains bytes that are 0");
+  }
+  const std::string text =
+      given.substr(given.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0);
   try {
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
     if (documents.size() > 1) {
       fail(mark_of(documents[1].Mark(), name), "a second document ('---') starts; one is expected");
     }
-    if (!documents.empty()) return Converter(name).convert(documents[0]);
+    if (!documents.empty()) {
+      return Converter(is_wide ? std::string_view() : text, name).convert(documents[0]);
+    }
   } catch (const YAML::Exception& error) {
     const Mark mark = mark_of(error.mark, name);
-    fail(mark, "YAML syntax: " + error.msg + syntax_advice(line_of(text, mark.line)));
+    fail(mark, syntax_message(error, line_of(text, mark.line)));
   }
   Value nothing;
   nothing.mark = {name};

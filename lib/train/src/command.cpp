@@ -131,6 +131,7 @@ struct Resolved {
 Resolved resolve(const config::CommandLine& line, config::Faults& faults) {
   const std::vector<std::string> files = line.values("config");
   if (files.empty() || std::ranges::count(files, "") > 0) {
+    faults.throw_if_any();  // such as a --config without a value
     faults.add({}, files.empty()
                        ? "no configuration is given; name one with --config FILE (see --help)"
                        : "--config names no file; give it one: --config FILE (see --help)");

@@ -21,9 +21,9 @@ using Words = std::vector<std::string>;
 
 /// An option in `args`, and where it stands.
 struct Option {
-  std::string name;                  ///< without dashes, with underscores: "dist_url"
-  std::optional<std::string> value;  ///< after '=', or the next word
-  size_t words = 1;                  ///< that it takes
+  std::string name;                       ///< without dashes, with underscores: "dist_url"
+  std::optional<std::string> value = {};  ///< after '=', or the next word
+  size_t words = 1;                       ///< that it takes
 };
 
 Option option_at(const Words& args, size_t place, bool takes_value) {
@@ -104,16 +104,21 @@ const std::map<std::string, Translation>& imagenet_switches() {
       {"e", refused("--evaluate", "use train eval --resume FILE")},
       {"evaluate", refused("--evaluate", "use train eval --resume FILE")},
       {"pretrained", refused("--pretrained", "reading pretrained weights is not possible yet")},
-      {"no_accel", refused("--no-accel", "set CUDA_VISIBLE_DEVICES= to train on CPUs")},
+      {"no_accel", [](const std::string&) { return Words{"--device=cpu"}; }},
   };
   return all;
 }
 
 /// A folder of images, as the example's only argument.
-bool is_data_folder(const std::string& word) {
+bool is_data_folder(const Words& args, size_t place) {
+  const std::string& word = args[place];
+  if (word.starts_with('-') || word.find('=') != std::string::npos) return false;
+  if (place == 0 && word == "eval") return false;  // a command of train, whatever is in this folder
+  const bool may_be_value = place > 0 && args[place - 1].starts_with("--") &&
+                            args[place - 1].find('=') == std::string::npos &&
+                            !imagenet_switches().contains(option_at(args, place - 1, false).name);
   std::error_code ignored;
-  return !word.starts_with('-') && word.find('=') == std::string::npos &&
-         fs::is_directory(fs::path(word) / "train", ignored);
+  return !may_be_value && fs::is_directory(fs::path(word) / "train", ignored);
 }
 
 // ---- the launcher -------------------------------------------------------------------------------
@@ -141,6 +146,9 @@ Parts split(const Words& args) {
     const bool takes = is_option && std::ranges::count(kLauncherOptions, name) > 0;
     if (takes || (is_option && std::ranges::count(kLauncherSwitches, name) > 0)) {
       const Option option = option_at(args, i, takes);
+      if (takes && (!option.value || (option.words == 2 && option.value->starts_with("--")))) {
+        throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));
+      }
       parts.launcher.push_back("--" + option.name + (option.value ? "=" + *option.value : ""));
       parts.asks = parts.asks || name == kTrigger;
       i += option.words;
@@ -160,12 +168,8 @@ fs::path own_program() {
 
 Words translate_imagenet_options(const Words& args) {
   Words all;
-  // The first word may be a command of `train`.
-  const bool has_command = !args.empty() && args.front() == "eval";
-  if (has_command) all.push_back(args.front());
-  for (size_t i = has_command ? 1 : 0; i < args.size();) {
-    if (is_data_folder(args[i]) &&
-        (i == 0 || args[i - 1].find('=') != std::string::npos || !args[i - 1].starts_with("--"))) {
+  for (size_t i = 0; i < args.size();) {
+    if (is_data_folder(args, i)) {
       all.push_back("--data.type=image_folder");
       all.push_back("--data.train=" + args[i] + "/train");
       all.push_back("--data.val=" + args[i] + "/val");
@@ -196,6 +200,13 @@ Words translate_imagenet_options(const Words& args) {
 
 void launch_if_asked(const Words& args) {
   const Parts parts = split(args);
+  if (!parts.asks && !parts.launcher.empty()) {
+    const std::string& first = parts.launcher.front();
+    throw base::UserError(
+        fmt::format("{} is for the launcher: give --nproc_per_node=N as well, or start this "
+                    "program with syncbn-launch",
+                    first.substr(0, first.find('='))));
+  }
   if (!parts.asks) return;
   const fs::path program = own_program();
   const fs::path beside = program.parent_path() / "syncbn-launch";

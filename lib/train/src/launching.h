@@ -12,7 +12,8 @@ std::vector<std::string> translate_imagenet_options(const std::vector<std::strin
 
 /// With --nproc_per_node among `args`: becomes syncbn-launch, with the launcher's options among
 /// `args`, which starts this program with the others on each rank. Returns otherwise.
-/// @throws base::UserError if syncbn-launch cannot be found or executed.
+/// @throws base::UserError if syncbn-launch cannot be found or executed, and for the launcher's
+///   options without --nproc_per_node.
 void launch_if_asked(const std::vector<std::string>& args);
 
 }  // namespace syncbn::train

@@ -22,9 +22,9 @@ struct EpochRecord {
   int64_t epoch = 0;  ///< from 1
   int64_t step = 0;
   double lr = 0;
-  Results train;
-  Results eval;            ///< empty: not evaluated
-  std::string eval_split;  ///< "val" or "test"
+  Results train = {};
+  Results eval = {};            ///< empty: not evaluated
+  std::string eval_split = {};  ///< "val" or "test"
   double images_per_second = 0;
   // Waits for data of the rank that waited the longest.
   double data_wait_seconds = 0;  ///< mean of a step

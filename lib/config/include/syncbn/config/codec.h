@@ -59,6 +59,7 @@ Value or_reference(Value schema);
 
 void wrong_type(const Value& value, const std::string& path, const std::string& wanted,
                 Faults& faults);
+void not_a_list(const Value& value, const std::string& path, Faults& faults);
 
 }  // namespace detail
 
@@ -111,14 +112,15 @@ struct Codec<std::vector<T>> {
   static bool read(const Value& value, std::vector<T>& out, const std::string& path,
                    Faults& faults) {
     if (value.kind != Value::Kind::kList) {
-      detail::wrong_type(value, path, "a list", faults);
+      detail::not_a_list(value, path, faults);
       return false;
     }
     std::vector<T> items;
     bool good = true;
     for (const Value& one : value.list) {
       T item{};
-      good &= Codec<T>::read(one, item, detail::at(path, items.size()), faults);
+      good &=
+          !one.is_unresolved && Codec<T>::read(one, item, detail::at(path, items.size()), faults);
       items.push_back(std::move(item));
     }
     if (good) out = std::move(items);

@@ -28,6 +28,7 @@ struct Value {
   Kind kind = Kind::kNull;
   std::string scalar;           ///< kScalar
   bool quoted = false;          ///< kScalar: written in quotes, so never a number, bool or null
+  bool is_unresolved = false;   ///< kScalar: has a reference without a value, already reported
   std::vector<Value> list;      ///< kList
   std::vector<Member> members;  ///< kMap, in the order written
   Mark mark;
@@ -52,7 +53,10 @@ struct Value::Member {
 /// Collects all mistakes of a configuration, to report them in one message.
 class Faults {
  public:
+  /// If `message` begins with the key that the option at `mark` sets, the key is not repeated.
   void add(const Mark& mark, const std::string& message);
+  /// Whether further messages would only be counted.
+  bool is_full() const;
   bool empty() const { return messages_.empty(); }
   const std::vector<std::string>& messages() const { return messages_; }
 

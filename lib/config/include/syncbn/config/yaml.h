@@ -14,8 +14,8 @@ namespace syncbn::config {
 ///   that is not plain text, or several documents; naming the file when it cannot be read.
 Value load_yaml(const std::filesystem::path& path);
 
-/// Like load_yaml(), for text. Marks name `source` in place of a file's path.
-Value parse_yaml(const std::string& text, const std::string& source);
+/// Like load_yaml(), for the text `given`. Marks name `source` in place of a file's path.
+Value parse_yaml(const std::string& given, const std::string& source);
 
 /// YAML text that parse_yaml() reads back to the same value; ends with a newline.
 std::string to_yaml(const Value& value);
