@@ -116,10 +116,9 @@ class Converter {
     }
     if (!rest.starts_with('"') && !rest.starts_with('\'')) return true;
     for (size_t i = 1; i < rest.size(); ++i) {
-      if (rest[i] == '\\' && rest[0] == '"') {
-        ++i;
-      } else if (rest[0] == '\'' && rest.substr(i).starts_with("''")) {
-        ++i;  // a quote within the text
+      const bool is_escape = rest[0] == '"' ? rest[i] == '\\' : rest.substr(i).starts_with("''");
+      if (is_escape) {
+        ++i;  // a quote within the text, perhaps
       } else if (rest[i] == rest[0]) {
         return true;
       }
