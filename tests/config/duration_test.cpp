@@ -14,9 +14,11 @@ using ::testing::IsEmpty;
 struct TripOptions {
   Duration rest = Duration::epochs(1);
   std::optional<Duration> limit;
+  EpochsOrSteps slow;
   static void describe(Schema<TripOptions>& schema) {
     schema.field("rest", &TripOptions::rest, "between two rests");
     schema.field("limit", &TripOptions::limit, "how long it lasts");
+    schema.field("slow", &TripOptions::slow, "until then it is slow").at_most(1000);
   }
 };
 
@@ -50,7 +52,7 @@ TEST(DurationTest, IsReadAndWrittenBackAsItWas) {
 
 TEST(DurationTest, MayBeAbsent) {
   TripOptions trip;
-  EXPECT_EQ(written(trip), "rest: 1ep\nlimit: null\n");
+  EXPECT_EQ(written(trip), "rest: 1ep\nlimit: null\nslow: 0\n");
   EXPECT_THAT(read("limit: 2h\n", trip), IsEmpty());
   ASSERT_TRUE(trip.limit);
   EXPECT_EQ(trip.limit->count, 7200);
@@ -83,6 +85,31 @@ TEST(DurationTest, SaysWhatItExpects) {
   EXPECT_EQ(fault("1000001ep"), "car.yaml:1:7: rest: must be at most 1000000ep, got '1000001ep'");
   EXPECT_EQ(fault("3651d"), "car.yaml:1:7: rest: must be at most 3650d, got '3651d'");
   EXPECT_EQ(trip.rest.count, 1);
+}
+
+TEST(EpochsOrStepsTest, AreReadAndWrittenBackAsTheyWere) {
+  for (const auto& [text, epochs] : std::vector<std::pair<std::string, double>>{
+           {"0", 0}, {"5", 5}, {"1.5", 1.5}, {"0.5ep", 0.5}, {"250step", 2.5}}) {
+    TripOptions trip;
+    EXPECT_THAT(read("slow: " + text + "\n", trip), IsEmpty()) << text;
+    EXPECT_EQ(trip.slow.epochs(100), epochs) << text;
+    EXPECT_EQ(trip.slow.text, text);
+    EXPECT_EQ(written(trip), "rest: 1ep\nlimit: null\nslow: " + text + "\n");
+  }
+}
+
+TEST(EpochsOrStepsTest, SayWhatTheyExpect) {
+  TripOptions trip;
+  for (const std::string text : {"often", "15min", "'5'", "2epochs"}) {
+    const std::string shown = text[0] == '\'' ? text : "'" + text + "'";
+    EXPECT_THAT(
+        read("slow: " + text + "\n", trip),
+        ElementsAre("car.yaml:1:7: slow: expected epochs (5, 0.5ep) or steps (2000step), got " +
+                    shown));
+  }
+  EXPECT_THAT(read("slow: 1.5step\n", trip),
+              ElementsAre("car.yaml:1:7: slow: must be a whole number of steps, got '1.5step'"));
+  EXPECT_THAT(read("slow: 1001\n", trip).size(), 1U);
 }
 
 }  // namespace

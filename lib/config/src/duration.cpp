@@ -8,6 +8,7 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace syncbn::config {
@@ -101,6 +102,35 @@ bool Codec<Duration>::read(const Value& value, Duration& out, const std::string&
   const auto problem = parse(value, out);
   if (problem) faults.add(value.mark, fmt::format("{}: {}", path, *problem));
   return !problem;
+}
+
+bool Codec<EpochsOrSteps>::read(const Value& value, EpochsOrSteps& out, const std::string& path,
+                                Faults& faults) {
+  Faults not_a_number;
+  if (Codec<double>::read(value, out.count, path, not_a_number)) {
+    out = {.count = out.count, .text = value.scalar};
+    return true;
+  }
+  const auto parts = value.kind == Value::Kind::kScalar ? split(value.scalar) : std::nullopt;
+  if (!parts || (parts->suffix != "ep" && parts->suffix != "step")) {
+    faults.add(value.mark, fmt::format("{}: expected epochs (5, 0.5ep) or steps (2000step), got {}",
+                                       path, value.str()));
+    return false;
+  }
+  Duration duration;
+  if (!Codec<Duration>::read(value, duration, path, faults)) return false;
+  out = {.count = duration.count, .is_steps = duration.unit == Unit::kSteps, .text = duration.text};
+  return true;
+}
+
+Value Codec<EpochsOrSteps>::write(const EpochsOrSteps& in) {
+  return in.text.empty() ? Codec<double>::write(in.count) : Value::of_scalar(in.text);
+}
+
+Value Codec<EpochsOrSteps>::json_schema(Definitions& definitions) {
+  Value number = Codec<double>::json_schema(definitions);
+  return detail::map_of(
+      "anyOf", detail::list_of({std::move(number), Codec<Duration>::json_schema(definitions)}));
 }
 
 Value Codec<Duration>::write(const Duration& in) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include <syncbn/config/codec.h>
@@ -18,6 +19,26 @@ struct Duration {
   static Duration epochs(double count) { return {Unit::kEpochs, count}; }
 
   std::string str() const;
+};
+
+/// The length of a part of a run: a number of epochs, `0.5ep` or `2000step`. May be 0.
+struct EpochsOrSteps {
+  double count = 0;
+  bool is_steps = false;
+  std::string text = {};  ///< as it was written
+
+  /// The same in epochs.
+  double epochs(int64_t steps_per_epoch) const {
+    return is_steps ? count / static_cast<double>(steps_per_epoch) : count;
+  }
+};
+
+template <>
+struct Codec<EpochsOrSteps> {
+  static std::string type_name() { return "number, or duration in epochs or steps"; }
+  static bool read(const Value& value, EpochsOrSteps& out, const std::string& path, Faults& faults);
+  static Value write(const EpochsOrSteps& in);
+  static Value json_schema(Definitions& definitions);
 };
 
 template <>
