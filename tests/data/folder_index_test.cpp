@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
 #include "index/index_file.h"
@@ -92,7 +93,7 @@ TEST_F(FolderIndexTest, IsReusedUntilAFolderChanges) {
   const uint64_t fingerprint = index().fingerprint();
   const FileStamp before = index_file();
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
-  // The index holds only names, not the content of files.
+  // The index is that of the names; the fingerprint was made with it.
   folder_.write("data/cat/1.jpg", "other bytes");
   EXPECT_EQ(index().fingerprint(), fingerprint);
   EXPECT_EQ(index_file(), before);
@@ -122,16 +123,19 @@ TEST_F(FolderIndexTest, DetectsAChangeAfterWhichTheTimeWasSetBack) {
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/2.jpg", "cat/more/2.jpg", "dog/3.jpg"));
 }
 
-TEST_F(FolderIndexTest, FingerprintDependsOnNamesNotOnLocation) {
-  // The value from before there were index files, so that older runs can resume.
+TEST_F(FolderIndexTest, FingerprintDependsOnNamesAndTheFirstFileNotOnLocation) {
   base::Fnv1a hash;
   for (const char* name : {"cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"}) {
     hash.add_bytes(name);
     hash.add_byte(0);
   }
+  hash.add_bytes(base::read_file(folder_ / "data/cat/1.jpg"));
   EXPECT_EQ(index().fingerprint(), hash.value());
   fs::rename(folder_ / "data", folder_ / "moved");
   EXPECT_EQ(index_class_folders(folder_ / "moved", cache()).fingerprint(), hash.value());
+  fs::copy(folder_ / "moved", folder_ / "val", fs::copy_options::recursive);
+  folder_.write("val/cat/1.jpg", "another image of this name");
+  EXPECT_NE(index_class_folders(folder_ / "val", cache()).fingerprint(), hash.value());
 }
 
 TEST_F(FolderIndexTest, PairsImagesWithMasks) {

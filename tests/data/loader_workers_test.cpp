@@ -208,6 +208,13 @@ TEST(LoaderWorkersTest, RefusesABatchWithoutAnySampleLeft) {
   loader.start_epoch(0);
   EXPECT_THAT([&] { loader.next(); },
               ThrowsMessage<base::UserError>(HasSubstr("no sample of a batch")));
+  Loader empty =
+      make(with_bad(4, {0, 1}),
+           {.batch_size = 2, .on_error = OnError::kSkip, .empty_batches = true, .error_budget = 1});
+  empty.start_epoch(0);
+  EXPECT_EQ(empty.next()->size(), 0);
+  EXPECT_EQ(empty.next()->size(), 2);
+  EXPECT_EQ(empty.skipped(), 2);
 }
 
 TEST(LoaderWorkersTest, EpochsAndLoadersMayEndEarly) {

@@ -303,7 +303,8 @@ Batch Loader::result_of(PendingBatch& pending) {
           skipped_, base::counted(order_.size(), "sample"), 100 * options_.error_budget, text));
     }
     spdlog::warn("left out: {}", text);
-    if (std::ssize(pending.faults) == std::ssize(pending.indices)) {
+    const bool is_empty = std::ssize(pending.faults) == std::ssize(pending.indices);
+    if (is_empty && !options_.empty_batches) {
       throw base::UserError("no sample of a batch could be read; one is " + text);
     }
   }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cctype>
+#include <fstream>
 #include <map>
 #include <numeric>
 
@@ -114,6 +115,7 @@ uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
     fail(root, fmt::format("there are no images in {}; remove folders that are not classes",
                            base::join(empty, ", ")));
   }
+  writer.add_content_of_first_file(root);
   return writer.finish(classes);
 }
 
@@ -152,6 +154,7 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
     }
     writer.add_file(labels.images[*mask]);
   }
+  writer.add_content_of_first_file(images);
   return writer.finish({});
 }
 
@@ -231,10 +234,20 @@ void FolderIndexWriter::add_file(std::string_view name) {
   // Fits: the names of a folder were in a NameList.
   ends_.push_back(static_cast<uint32_t>(bytes_ - folder.first_byte));
   const std::string_view folder_name = folder_names_[std::ssize(folders_) - 1];
+  if (first_file_.empty()) first_file_ = fs::path(folder_name) / name;
   hash_.add_bytes(folder_name);
   if (!folder_name.empty()) hash_.add_byte('/');
   hash_.add_bytes(name);
   hash_.add_byte(0);
+}
+
+void FolderIndexWriter::add_content_of_first_file(const fs::path& root) {
+  constexpr size_t kBytes = 65536;
+  std::string bytes(kBytes, '\0');
+  std::ifstream file(root / first_file_, std::ios::binary);
+  file.read(bytes.data(), kBytes);  // the loader reports a file that cannot be read
+  bytes.resize(static_cast<size_t>(file.gcount()));
+  hash_.add_bytes(bytes);
 }
 
 uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {

@@ -61,7 +61,7 @@ class FolderIndex {
   /// Empty if there are no classes.
   std::span<const int64_t> labels() const { return labels_; }
   std::vector<std::string> classes() const;
-  /// A hash of all names.
+  /// A hash of all names and the first file: two folders may have files of the same names.
   uint64_t fingerprint() const { return index_.fingerprint(); }
 
  private:
@@ -80,6 +80,8 @@ class FolderIndexWriter {
   /// @param stamp of the folder before its entries were listed.
   void begin_folder(std::string_view name, const FileStamp& stamp, int64_t label);
   void add_file(std::string_view name);
+  /// For the fingerprint. To be called after the files were added.
+  void add_content_of_first_file(const std::filesystem::path& root);
   /// Returns the fingerprint. Without classes, files have no labels.
   uint64_t finish(const std::vector<std::string>& classes);
 
@@ -88,6 +90,7 @@ class FolderIndexWriter {
 
   IndexWriter& out_;
   base::Fnv1a hash_;
+  std::filesystem::path first_file_;  ///< its path below the data set's folder
   NameList folder_names_;
   std::vector<FileStamp> stamps_;
   std::vector<FolderIndex::Folder> folders_;

@@ -42,8 +42,9 @@ struct LoaderOptions {
   /// destructor detaches the threads instead of joining them, since one may hang forever.
   std::chrono::milliseconds timeout{0};
   /// What next() does if a sample throws a base::UserError: throw it, or leave the sample out of
-  /// its batch. A batch must keep at least one sample.
+  /// its batch. A batch must keep at least one sample, unless `empty_batches` are allowed.
   enum class OnError { kRaise, kSkip } on_error = OnError::kRaise;
+  bool empty_batches = false;
   /// With kSkip: the share of an epoch's samples that may be left out before next() throws.
   double error_budget = 0.05;
   /// Without a sampler: a new order in each epoch, a function of `seed` and the epoch.
