@@ -120,7 +120,7 @@ TEST(RendezvousTest, AutoIsRefusedWhereTheLauncherGaveAGpuThatCannotBeUsed) {
     ::setenv("SYNCBN_GPU_PER_WORKER", "1", 1);
     EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }),
                 AllOf(HasSubstr("backend auto: the launcher gave this worker a GPU"),
-                      HasSubstr("choose backend gloo to train on the CPU")));
+                      HasSubstr("choose backend gloo (device cpu) to train on the CPU")));
     dist::init_process_group({.backend = "gloo"});
   });
 }

@@ -104,8 +104,8 @@ bool choose_cuda(const std::string& given) {
     return false;
   }
   throw base::UserError(fmt::format(
-      "{}, and {}; choose backend gloo to train on the CPU",
-      nccl ? fmt::format("backend {} was asked for", given)
+      "{}, and {}; choose backend gloo (device cpu) to train on the CPU",
+      nccl ? fmt::format("backend {} (device cuda) needs a GPU", given)
            : "backend auto: the launcher gave this worker a GPU (--nproc_per_node=gpu or auto, or "
              "--virtual_local_rank)",
       cuda != nullptr ? "this host has no visible GPU"
