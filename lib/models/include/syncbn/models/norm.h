@@ -30,7 +30,8 @@ class NormRelu {
 /// Makes the batch norm layers of a network, all of one kind.
 class NormFactory {
  public:
-  explicit NormFactory(const ModelArgs& args) : kind_(args.norm), group_(args.norm_group) {}
+  explicit NormFactory(const ModelArgs& args)
+      : kind_(args.norm), group_(args.norm_group), timeout_(args.norm_timeout) {}
 
   /// A layer for an [N, C, H, W] input. Register it with register_module(name, layer.ptr()).
   torch::nn::AnyModule operator()(int64_t channels) const;
@@ -42,6 +43,7 @@ class NormFactory {
 
   Norm kind_;
   dist::ProcessGroupPtr group_;
+  std::optional<std::chrono::milliseconds> timeout_;
 };
 
 }  // namespace syncbn::models
