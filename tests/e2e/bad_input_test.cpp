@@ -258,7 +258,7 @@ TEST_F(BadInputTest, SaysAFaultOfTheEnvironmentOnceForAllRanks) {
   ::unsetenv("CUDA_VISIBLE_DEVICES");
   EXPECT_EQ(backend.exit_code, base::kExitUsage);
   EXPECT_EQ(count(backend.out + backend.err, "error:"), 1) << backend.out << backend.err;
-  EXPECT_THAT(backend.out + backend.err, HasSubstr("backend nccl was asked for"));
+  EXPECT_THAT(backend.out + backend.err, HasSubstr("backend nccl (device cuda) needs a GPU"));
   EXPECT_TRUE(outputs_.empty());
 }
 

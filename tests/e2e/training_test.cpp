@@ -147,6 +147,40 @@ TEST_F(TrainingTest, CountsTheSameOnAnyNumberOfRanks) {
   EXPECT_EQ(results[2], results[0]);
 }
 
+TEST_F(TrainingTest, ActivationCheckpointingChangesNoBit) {
+  for (const std::string name : {"keep", "recompute"}) {
+    run_ranks_of_train(
+        2,
+        args(name, {"--epochs=1", "--model=resnet18", "--model.small_input", "--data=synthetic",
+                    "--data.height=16", "--data.width=16", "--data.size=64", "--data.test_size=8",
+                    fmt::format("--activation_checkpointing={}", name == "recompute")}));
+  }
+  expect_same_run(load("recompute/last.pt"), load("keep/last.pt"));
+  const auto refused = run("digits", {"--activation_checkpointing"});
+  EXPECT_EQ(refused.exit_code, base::kExitUsage);
+  EXPECT_THAT(refused.err, HasSubstr("the network digits has no blocks to compute again"));
+}
+
+TEST_F(TrainingTest, StopsInAnEvaluation) {
+  const std::vector<std::string> options = {"--epochs=1",       "--data=synthetic",
+                                            "--data.height=32", "--data.width=32",
+                                            "--data.size=64",   "--data.test_size=20000"};
+  auto ranks = start_ranks(2, args("run", options));
+  // An epoch is saved ahead of its evaluation.
+  ASSERT_TRUE(ranks[0]->wait_until(
+      [&] { return std::filesystem::exists(std::string(folder_ / "run/last.pt")); }));
+  ranks[1]->send_signal(SIGTERM);
+  for (const auto& result : wait_for(ranks)) EXPECT_EQ(result.exit_code, base::kExitPreempted);
+  EXPECT_TRUE(events("run", "epoch").empty());
+  EXPECT_EQ(events("run", "end").at(0)["reason"], "SIGTERM");
+  auto on = options;
+  on.emplace_back("--resume=auto");
+  run_ranks_of_train(2, args("run", on));
+  ASSERT_EQ(events("run", "epoch").size(), 1U);
+  EXPECT_TRUE(events("run", "epoch")[0].contains("test_accuracy"));
+  EXPECT_EQ(load("run/last.pt").step, 4);
+}
+
 TEST_F(TrainingTest, ChoosesTheBestOnHeldOutSamples) {
   ASSERT_EQ(run("run", {"--epochs=2", "--val_fraction=0.25", "--checkpoint.keep_best.metric=loss"})
                 .exit_code,
@@ -250,6 +284,22 @@ TEST_F(TrainingTest, ADivergedRunResumesFromItsLastCheckpoint) {
   const auto on = run("run", {"--epochs=2", "--resume=auto"});
   EXPECT_EQ(on.exit_code, 0) << on.err;
   EXPECT_EQ(result_of(folder_ / "run")["epochs"], 2);
+}
+
+TEST_F(TrainingTest, StartsBehindTheEpochsThatCountAsDone) {
+  ASSERT_EQ(run("whole", {"--epochs=4"}).exit_code, 0);
+  ASSERT_EQ(run("rest", {"--epochs=4", "--start-epoch=2"}).exit_code, 0);
+  const auto whole = events("whole", "epoch");
+  const auto rest = events("rest", "epoch");
+  ASSERT_EQ(rest.size(), 2U);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(rest[i]["epoch"], whole[i + 2]["epoch"]);
+    EXPECT_EQ(rest[i]["lr"], whole[i + 2]["lr"]);
+  }
+  EXPECT_EQ(load("rest/last.pt").sampler.epoch, 4);
+  const ProgramResult refused = run("none", {"--epochs=4", "--start_epoch=4"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("start_epoch: 4 leaves nothing of epochs: 4"));
 }
 
 TEST_F(TrainingTest, DrawsASeedAndRecordsIt) {

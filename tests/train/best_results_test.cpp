@@ -20,7 +20,8 @@ std::vector<std::string> files(const std::vector<Checkpoint::Best>& best) {
 TEST(BestResultsTest, KeepsTheBestOnly) {
   std::vector<Checkpoint::Best> best;
   const auto add = [&](double value, int64_t epoch) {
-    return add_result(best, value, epoch, 1, /*higher_is_better=*/true, 0);
+    return add_result(best, {.value = value, .epoch = epoch, .step = 10 * epoch}, 1,
+                      /*higher_is_better=*/true);
   };
   EXPECT_THAT(add(0.5, 1).write, Optional(std::string("best.pt")));
   EXPECT_EQ(add(0.4, 2).write, std::nullopt);
@@ -37,36 +38,37 @@ TEST(BestResultsTest, KeepsTheBestOnly) {
 TEST(BestResultsTest, KeepsAFewInTheirOrder) {
   std::vector<Checkpoint::Best> best;
   const auto add = [&](double value, int64_t epoch) {
-    return add_result(best, value, epoch, 3, /*higher_is_better=*/false, 0);
+    return add_result(best, {.value = value, .epoch = epoch, .step = 10 * epoch}, 3,
+                      /*higher_is_better=*/false);
   };
   add(5, 1);
-  EXPECT_THAT(add(7, 2).write, Optional(std::string("best-000002.pt")));
+  EXPECT_THAT(add(7, 2).write, Optional(std::string("best-000000000020.pt")));
   BestChange change = add(4, 3);
-  EXPECT_THAT(change.aside, Optional(std::string("best-000001.pt")));
+  EXPECT_THAT(change.aside, Optional(std::string("best-000000000010.pt")));
   EXPECT_THAT(change.write, Optional(std::string("best.pt")));
-  EXPECT_THAT(files(best), ElementsAre("best.pt", "best-000001.pt", "best-000002.pt"));
+  EXPECT_THAT(files(best), ElementsAre("best.pt", "best-000000000010.pt", "best-000000000020.pt"));
   change = add(6, 4);
-  EXPECT_THAT(change.write, Optional(std::string("best-000004.pt")));
-  EXPECT_THAT(change.remove, Optional(std::string("best-000002.pt")));
-  EXPECT_THAT(files(best), ElementsAre("best.pt", "best-000001.pt", "best-000004.pt"));
+  EXPECT_THAT(change.write, Optional(std::string("best-000000000040.pt")));
+  EXPECT_THAT(change.remove, Optional(std::string("best-000000000020.pt")));
+  EXPECT_THAT(files(best), ElementsAre("best.pt", "best-000000000010.pt", "best-000000000040.pt"));
   EXPECT_EQ(add(8, 5).write, std::nullopt);
 }
 
 TEST(BestResultsTest, RemembersTheBestOfNone) {
   std::vector<Checkpoint::Best> best;
-  EXPECT_EQ(add_result(best, 0.5, 1, 0, true, 0).write, std::nullopt);
-  EXPECT_EQ(add_result(best, 0.7, 2, 0, true, 0).write, std::nullopt);
+  EXPECT_EQ(add_result(best, {.value = 0.5}, 0, true).write, std::nullopt);
+  EXPECT_EQ(add_result(best, {.value = 0.7}, 0, true).write, std::nullopt);
   ASSERT_EQ(best.size(), 1U);
   EXPECT_EQ(best[0].value, 0.7);
 }
 
-TEST(BestResultsTest, ASmallStepIsNoImprovement) {
-  std::vector<Checkpoint::Best> best;
-  EXPECT_TRUE(add_result(best, 0.5, 1, 1, true, 0.1).improves);
-  const BestChange small = add_result(best, 0.55, 2, 1, true, 0.1);
-  EXPECT_TRUE(small.is_best);
-  EXPECT_FALSE(small.improves);
-  EXPECT_TRUE(add_result(best, 0.7, 3, 1, true, 0.1).improves);
+TEST(BestResultsTest, SmallStepsAddUpToAnImprovement) {
+  EXPECT_TRUE(improves(0.5, std::nullopt, /*higher_is_better=*/true, 0.1));
+  EXPECT_FALSE(improves(0.56, 0.5, true, 0.1));
+  EXPECT_TRUE(improves(0.61, 0.5, true, 0.1)) << "compared with the last improvement";
+  EXPECT_TRUE(improves(0.3, 0.5, /*higher_is_better=*/false, 0.1));
+  EXPECT_FALSE(improves(0.45, 0.5, false, 0.1));
+  EXPECT_FALSE(improves(std::numeric_limits<double>::quiet_NaN(), std::nullopt, true, 0));
 }
 
 }  // namespace

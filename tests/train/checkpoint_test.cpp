@@ -36,7 +36,7 @@ Checkpoint example() {
   checkpoint.lr_scale = 0.5;
   checkpoint.restores = 1;
   checkpoint.best = {{.value = 0.5, .epoch = 1, .file = "best.pt"},
-                     {.value = 0.25, .epoch = 2, .file = "best-000002.pt"}};
+                     {.value = 0.25, .epoch = 2, .file = "best-000000000020.pt"}};
   checkpoint.stale_evaluations = 1;
   checkpoint.seconds = 3.5;
   checkpoint.epoch_line = R"({"epoch":2})";
@@ -82,7 +82,7 @@ TEST(CheckpointTest, KeepsEveryField) {
   ASSERT_EQ(back.best.size(), 2U);
   EXPECT_EQ(back.best[1].value, 0.25);
   EXPECT_EQ(back.best[1].epoch, 2);
-  EXPECT_EQ(back.best[1].file, "best-000002.pt");
+  EXPECT_EQ(back.best[1].file, "best-000000000020.pt");
   EXPECT_EQ(back.stale_evaluations, 1);
   EXPECT_TRUE(back.has_optimizer);
   EXPECT_EQ(back.seconds, 3.5);

@@ -162,6 +162,10 @@ TEST(ConfigTest, TheDeviceChoosesTheBackend) {
   EXPECT_EQ(config.chosen_backend(), "gloo");
   config.device = "cuda";
   EXPECT_EQ(config.chosen_backend(), "nccl");
+  EXPECT_EQ(config.gpu(), std::nullopt);
+  config.device = "cuda:12";
+  EXPECT_EQ(config.chosen_backend(), "nccl");
+  EXPECT_EQ(config.gpu(), 12);
   const std::string needed = "model: digits\ndata: digits\nbatch_size: 1\n";
   config::Faults faults;
   const auto read = [&](const std::string& text) {
@@ -171,6 +175,15 @@ TEST(ConfigTest, TheDeviceChoosesTheBackend) {
   read("device: cpu\nbackend: nccl\n");
   read("device: cuda\nbackend: gloo\n");
   read("device: cpu\nbackend: gloo\n");
+  for (const std::string bad : {"cuda:", "cuda:x", "cuda:-1", "cuda12", "gpu"}) {
+    config::Faults all;
+    EXPECT_FALSE(config::Schema<Config>::get().read(
+        config::parse_yaml(needed + "device: \"" + bad + "\"\n", "a.yaml"), config, "", all));
+    EXPECT_THAT(all.messages(), ElementsAre("a.yaml:4:9: device: must be auto, cpu, cuda or "
+                                            "cuda:N, got " +
+                                            bad));
+  }
+  config.device = "auto";
   EXPECT_EQ(faults.messages(),
             (std::vector<std::string>{"a.yaml:4:9: device: cpu does not go with backend: nccl, "
                                       "which is for GPUs; set only one",

@@ -33,8 +33,16 @@ TEST(ImagenetOptionsTest, BecomeKeys) {
                           "--node_rank=1", "--nproc_per_node=auto"));
 }
 
-TEST(ImagenetOptionsTest, ChooseTheCpu) {
+TEST(ImagenetOptionsTest, WorldSizeCountsProcessesWhereNodesHaveOne) {
+  EXPECT_THAT(translate_imagenet_options({"--world-size", "4", "--rank=3"}),
+              ElementsAre("--nnodes=4", "--node_rank=3", "--nproc_per_node=1"));
+  EXPECT_THAT(translate_imagenet_options({"--world-size", "4", "--nproc_per_node", "2"}),
+              ElementsAre("--nnodes=4", "--nproc_per_node", "2"));
+}
+
+TEST(ImagenetOptionsTest, ChooseTheDevice) {
   EXPECT_THAT(translate_imagenet_options({"--no-accel"}), ElementsAre("--device=cpu"));
+  EXPECT_THAT(translate_imagenet_options({"--gpu", "3"}), ElementsAre("--device=cuda:3"));
 }
 
 TEST(ImagenetOptionsTest, LeaveOtherWordsAlone) {
@@ -56,7 +64,6 @@ TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
     return "no error";
   };
   EXPECT_THAT(error({"--pretrained"}), HasSubstr("--pretrained: reading pretrained weights"));
-  EXPECT_THAT(error({"--start-epoch", "3"}), HasSubstr("use --resume"));
   EXPECT_THAT(error({"--dist-url", "nowhere"}),
               HasSubstr("--dist-url: expected tcp://HOST:PORT or env://, got 'nowhere'"));
   EXPECT_THAT(error({"-a"}), HasSubstr("the option '-a' needs a value"));

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/unique_fd.h>
 #include <unistd.h>
 
@@ -87,6 +88,21 @@ TEST_F(AgentChannelTest, DropsWhatAFullPipeCannotTake) {
   EXPECT_LT(received().size(), 10'000u);
   channel.send(SYNCBN_AGENT_PROGRESS, 7, 8, "room again");
   EXPECT_EQ(received().at(0).done, 7u);
+}
+
+TEST_F(AgentChannelTest, ProgressWritesEveryLineInOrder) {
+  AgentChannel channel(0);
+  base::init_logging(0);
+  ::testing::internal::CaptureStderr();
+  {
+    Progress progress(channel);
+    for (const char* step : {"step 1", "step 2", "step 3"}) progress.log(step);
+    progress.clear();
+    spdlog::info("epoch 1");
+    for (const char* step : {"step 4", "step 5"}) progress.log(step);
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "I step 1\nI step 2\nI step 3\nI epoch 1\nI step 4\nI step 5\n");
 }
 
 TEST(AgentChannelWithoutLauncherTest, DoesNothing) {

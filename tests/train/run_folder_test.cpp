@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "support/temp_folder.h"
 
@@ -110,6 +111,26 @@ TEST_F(RunFolderTest, ReadsALossThatIsNotFinite) {
   record.train = {{"loss", std::numeric_limits<double>::quiet_NaN()}};
   const EpochRecord read = RunFolder::parse_line(RunFolder::line_of(record));
   EXPECT_TRUE(std::isnan(find(read.train, "loss").value_or(0)));
+}
+
+TEST_F(RunFolderTest, LogsEachStepAsJson) {
+  constexpr double kThird = 1.0 / 3;
+  {
+    RunFolder folder(temp_, "", false);
+    folder.log_step(6, 2, 0.5, 0.1, 0);
+    folder.log_step(7, 2, std::numeric_limits<double>::infinity(), kThird, 1e-6);
+  }
+  std::istringstream log(base::read_file(temp_ / "log.jsonl"));
+  nlohmann::ordered_json first;
+  nlohmann::ordered_json second;
+  log >> first >> second;
+  EXPECT_EQ(first["step"], 6);
+  EXPECT_GT(second["time"].get<double>(), 1.7e9);
+  second.erase("time");
+  const nlohmann::ordered_json wanted = {{"event", "step"}, {"epoch", 2},
+                                         {"step", 7},       {"loss", nullptr},
+                                         {"lr", kThird},    {"data_wait_seconds", 1e-6}};
+  EXPECT_EQ(second, wanted);
 }
 
 TEST_F(RunFolderTest, RewindsTheLogToAStep) {

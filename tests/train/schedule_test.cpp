@@ -45,6 +45,15 @@ TEST(ScheduleTest, CosineRisesLinearlyWhileItWarmsUp) {
   EXPECT_NEAR(cosine->lr(60), 0, 1e-12);
 }
 
+TEST(ScheduleTest, AWarmupMayBeGivenInSteps) {
+  const ScheduleArgs args{.lr = 1, .epochs = 3, .steps_per_epoch = 20};
+  const auto epochs = schedule("{type: cosine, warmup: 0.5}", args);
+  for (const std::string same : {"10step", "0.5ep"}) {
+    const auto other = schedule("{type: cosine, warmup: " + same + "}", args);
+    for (int64_t step = 0; step < 60; ++step) EXPECT_EQ(other->lr(step), epochs->lr(step)) << same;
+  }
+}
+
 TEST(ScheduleTest, CosineWithWarmupOnlyNeverPassesTheRate) {
   const auto cosine =
       schedule("{type: cosine, warmup: 9}", {.lr = 1, .epochs = 1, .steps_per_epoch = 4});

@@ -68,6 +68,7 @@ c10::IValue to_list(const std::vector<Checkpoint::Best>& all) {
     Dict dict = make_dict();
     put(dict, "value", best.value);
     put(dict, "epoch", best.epoch);
+    put(dict, "step", best.step);
     put(dict, "file", best.file);
     list.push_back(dict);
   }
@@ -128,6 +129,7 @@ std::vector<Checkpoint::Best> read_best(const Reader& reader) {
       const Reader best(entry);
       all.push_back({.value = best.number("value"),
                      .epoch = best.integer("epoch"),
+                     .step = best.has("step") ? best.integer("step") : 0,
                      .file = best.text("file")});
     }
   } else if (reader.number("best_accuracy") >= 0) {  // of version 0.2
@@ -163,6 +165,7 @@ Checkpoint read_checkpoint(const Reader& reader) {
   }
   checkpoint.best = read_best(reader);
   if (reader.has("best_metric")) checkpoint.best_metric = reader.text("best_metric");
+  if (reader.has("improved_to")) checkpoint.improved_to = reader.number("improved_to");
   if (reader.has("stale_evaluations")) {
     checkpoint.stale_evaluations = reader.integer("stale_evaluations");
   }
@@ -171,10 +174,6 @@ Checkpoint read_checkpoint(const Reader& reader) {
   checkpoint.config = reader.text("config");
   return checkpoint;
 }
-
-}  // namespace
-
-namespace {
 
 Dict to_dict(const Checkpoint& checkpoint) {
   Dict dict = make_dict();
@@ -196,11 +195,11 @@ Dict to_dict(const Checkpoint& checkpoint) {
   put(dict, "rng_states", to_list(checkpoint.rng_states));
   put(dict, "best_metric", checkpoint.best_metric);
   put(dict, "best", to_list(checkpoint.best));
+  if (checkpoint.improved_to) put(dict, "improved_to", *checkpoint.improved_to);
   put(dict, "stale_evaluations", checkpoint.stale_evaluations);
   put(dict, "seconds", checkpoint.seconds);
   put(dict, "epoch_line", checkpoint.epoch_line);
   put(dict, "config", checkpoint.config);
-
   return dict;
 }
 

@@ -1,27 +1,54 @@
 #include "checkpoint_writer.h"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 namespace syncbn::train {
+
+namespace fs = std::filesystem;
 
 CheckpointWriter::~CheckpointWriter() {
   if (thread_.joinable()) thread_.join();
 }
 
-void CheckpointWriter::start(std::function<void()> job) {
+void CheckpointWriter::save(const Checkpoint& checkpoint, const BestChange& change, bool last) {
   wait();
-  thread_ = std::thread([this, job = std::move(job)] {
-    try {
-      job();
-    } catch (...) {
-      error_ = std::current_exception();
-    }
-  });
+  const int64_t former_step = saved_step_;
+  if (last) saved_step_ = checkpoint.step;
+  thread_ =
+      std::thread([this, change, last, former_step, host = copy_to_host(checkpoint)]() mutable {
+        try {
+          write(std::move(host), change, last, former_step);
+        } catch (...) {
+          error_ = std::current_exception();
+        }
+      });
 }
 
 void CheckpointWriter::wait() {
   if (thread_.joinable()) thread_.join();
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+/// In this order: a run that crashes in between repeats the epoch, and writes the best checkpoint
+/// again.
+void CheckpointWriter::write(Checkpoint checkpoint, const BestChange& change, bool last,
+                             int64_t former_step) const {
+  const fs::path& folder = folder_.path();
+  if (change.write) {
+    std::error_code ignored;
+    if (change.aside && !fs::exists(folder / *change.aside, ignored)) {
+      fs::rename(folder / RunFolder::kBest, folder / *change.aside, ignored);
+    }
+    checkpoint.has_optimizer = false;
+    write_checkpoint(checkpoint, folder / *change.write);
+    if (change.remove) fs::remove(folder / *change.remove, ignored);
+    checkpoint.has_optimizer = true;
+  }
+  if (!last) return;
+  if (former_step != checkpoint.step) folder_.rotate(former_step, keep_last_);
+  write_checkpoint(checkpoint, folder_.last());
 }
 
 }  // namespace syncbn::train

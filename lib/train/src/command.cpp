@@ -28,11 +28,15 @@
 #include <thread>
 
 #include "agreement.h"
+#include "compute_threads.h"
 #include "dry_run.h"
 #include "eval.h"
 #include "launching.h"
 #include "out_of_memory.h"
+#include "resolved_config.h"
 #include "stopping.h"
+#include "sweep.h"
+#include "visible_gpu.h"
 
 namespace syncbn::train {
 namespace {
@@ -40,6 +44,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
     "       train eval [--split test] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
+    "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
     "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
     "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
@@ -109,10 +114,6 @@ auto local_rank_0_first(int local_rank, const Work& work) {
   }
 }
 
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-}
-
 struct GroupGuard {
   // After an exception the process ends soon, and its exit code tells the other ranks more than
   // that it has left the group: they would repeat what this rank reports.
@@ -121,36 +122,8 @@ struct GroupGuard {
   }
 };
 
-struct Resolved {
-  Config config;
-  config::Value origins;  ///< all that is not a default, marked with where it was written
-  std::string text;
-  std::string name;
-};
-
-Resolved resolve(const config::CommandLine& line, config::Faults& faults) {
-  const std::vector<std::string> files = line.values("config");
-  if (files.empty() || std::ranges::count(files, "") > 0) {
-    faults.throw_if_any();  // such as a --config without a value
-    faults.add({}, files.empty()
-                       ? "no configuration is given; name one with --config FILE (see --help)"
-                       : "--config names no file; give it one: --config FILE (see --help)");
-    faults.throw_if_any();
-  }
-  Resolved resolved;
-  resolved.name = std::filesystem::path(files.back()).stem().string();
-  resolved.origins = config::load_files({files.begin(), files.end()}, faults);
-  config::merge(line.overrides, resolved.origins, faults);
-  config::resolve_references(resolved.origins, config_fields(), faults);
-  config::Schema<Config>::get().read(resolved.origins, resolved.config, "", faults);
-  faults.throw_if_any();
-  config::Value all = config::Schema<Config>::get().write(resolved.config);
-  config::escape_references(all);
-  resolved.text = config::to_yaml(all);
-  return resolved;
-}
-
 constexpr const char* kEval = "eval";
+constexpr const char* kSweep = "sweep";
 
 /// The samples that `train eval` is about.
 data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
@@ -173,7 +146,7 @@ void check_threads_of_all(const LoaderConfig& loader) {
 }
 
 int run(const std::vector<std::string>& given, const RankEnv& env) {
-  Resolved resolved;
+  ResolvedConfig resolved;
   Inputs inputs;
   bool evaluates = false;
   bool is_dry = false;
@@ -201,11 +174,12 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     is_dry = line.has("dry_run");
     const data::Split split = split_of(line, faults);
     if (line.has("split") && !evaluates) faults.add({}, "--split: only for train eval");
-    resolved = resolve(line, faults);
+    resolved = resolve_config(line, faults);
     if (line.has("print_config")) {
       const auto all = config::Schema<Config>::get().write(resolved.config);
       return print(config::to_yaml(all, resolved.origins));
     }
+    spare_waiting_threads(resolved.config, given);
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
     if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
     inputs = explain_out_of_memory(MemoryUse::kSetup, [&] {
@@ -222,6 +196,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
   // Until train() installs its handlers, a signal ends the process.
   const Config& config = resolved.config;
   local_rank_0_first(env.local_rank, [&] {
+    if (const auto gpu = config.gpu()) see_only_gpu(*gpu);
     dist::init_process_group({.backend = config.chosen_backend(),
                               .timeout = milliseconds(config.timeout),
                               .connect_timeout = milliseconds(config.connect_timeout)});
@@ -236,11 +211,17 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
 }  // namespace
 
 int run_command(const std::vector<std::string>& given) {
+  const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
+  if (!given.empty() && given.front() == kSweep) {
+    base::init_logging(0);
+    return local_rank_0_first(local_rank, [&] {
+      return sweep(translate_imagenet_options({given.begin() + 1, given.end()}), kOptions, kUsage);
+    });
+  }
   if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
   leave_at_early_signals();
   base::keep_freed_memory();
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
-  const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
   const RankEnv env = local_rank_0_first(local_rank, [&] {
     const RankEnv found = read_rank_env(local_rank);
     base::init_logging(found.rank);

@@ -5,6 +5,7 @@
 #include <syncbn/base/error.h>
 
 #include <cmath>
+#include <string_view>
 
 namespace syncbn::train {
 namespace {
@@ -20,6 +21,20 @@ constexpr double kMaxPrefetch = 1e4;
 constexpr double kMaxAccumulate = 1e4;
 constexpr double kMaxCheckpoints = 1e4;
 constexpr double kMaxSteps = 1e15;
+
+constexpr std::string_view kGpu = "cuda";
+
+/// N of "cuda:N".
+std::optional<int64_t> gpu_of(std::string_view device) {
+  constexpr int64_t kMaxGpus = 1024;
+  if (!device.starts_with(kGpu) || device.substr(kGpu.size(), 1) != ":") return std::nullopt;
+  const auto index = base::parse_number<int64_t>(device.substr(kGpu.size() + 1));
+  return index && *index >= 0 && *index < kMaxGpus ? index : std::nullopt;
+}
+
+bool is_gpu(std::string_view device) {
+  return device == kGpu || gpu_of(device);
+}
 
 }  // namespace
 
@@ -89,7 +104,8 @@ void EmaConfig::describe(config::Schema<EmaConfig>& schema) {
   schema.field("every", &EmaConfig::every, "steps between two updates").at_least(1).unit("steps");
   schema
       .field("start", &EmaConfig::start,
-             "until then the average is a copy, as torchvision's during the warm-up")
+             "until then (5, 0.5ep, 2000step) the average is a copy, as torchvision's during the "
+             "warm-up")
       .between(0, kMaxEpochs)
       .unit("epochs");
 }
@@ -109,8 +125,12 @@ void KeepBestConfig::describe(config::Schema<KeepBestConfig>& schema) {
                "what the best checkpoint is chosen by: a metric of the task, with ema_ before it "
                "that of the average, or loss; empty: the task's first metric");
   schema
+      .field("mode", &KeepBestConfig::mode,
+             "whether its highest or its lowest value is the best; auto: as is usual for it")
+      .one_of({"auto", "max", "min"});
+  schema
       .field("count", &KeepBestConfig::count,
-             "how many of the best to keep: best.pt and best-EPOCH.pt; 0: none")
+             "how many of the best to keep: best.pt and best-STEP.pt; 0: none")
       .between(0, kMaxCheckpoints);
 }
 
@@ -118,6 +138,12 @@ void CheckpointConfig::describe(config::Schema<CheckpointConfig>& schema) {
   schema.field("every", &CheckpointConfig::every,
                "time between two checkpoints: epochs (1ep), steps (500step) or minutes (15min); "
                "the end of the run is always saved");
+  schema
+      .field(
+          "on", &CheckpointConfig::on,
+          "who writes the run's folder: rank 0 of the job, or local rank 0 of each node, so that "
+          "no node's disk is needed to resume; nodes that share a disk write once")
+      .one_of({"job", "node"});
   schema
       .field("keep_last", &CheckpointConfig::keep_last,
              "how many of the last checkpoints to keep: last.pt and step-STEP.pt")
@@ -175,6 +201,12 @@ void Config::describe(config::Schema<Config>& schema) {
           "in the run's config.yaml")
       .at_least(0);
   schema.field("epochs", &Config::epochs, "passes over the training data").between(1, kMaxEpochs);
+  schema
+      .field("start_epoch", &Config::start_epoch,
+             "epochs that count as done when a run begins: the schedule and the order of samples "
+             "start behind them; where a checkpoint is resumed, its position counts")
+      .at_least(0)
+      .unit("epochs");
   schema.field("batch_size", &Config::batch_size, "samples of each rank in a step")
       .between(1, kMaxBatchSize)
       .unit("samples");
@@ -191,11 +223,10 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("max_steps", &Config::max_steps, "end the run after so many steps; null: no limit")
       .between(1, kMaxSteps)
       .unit("steps");
-  schema.field(
-      "max_time", &Config::max_time,
-      "save and leave (exit code 85) when training has lasted so long, its set-up included: "
-      "11h, 50min; "
-      "null: no limit");
+  schema.field("max_time", &Config::max_time,
+               "save and leave (exit code 85) after this time, set-up included: "
+               "11h, 50min; "
+               "null: no limit");
   schema.field("model", &Config::model, "the network").required();
   schema.field("task", &Config::task, "what the network is trained for");
   schema.field("sync_batchnorm", &Config::sync_batchnorm,
@@ -205,6 +236,11 @@ void Config::describe(config::Schema<Config>& schema) {
              "successive ranks that share statistics; null: all")
       .at_least(1)
       .unit("ranks");
+  schema
+      .field("sync_timeout", &Config::sync_timeout,
+             "timeout of an exchange of batch norm's statistics; null: that of every collective")
+      .between(kMillisecond, kYear)
+      .unit("s");
   schema
       .field(
           "distribute_bn", &Config::distribute_bn,
@@ -218,6 +254,9 @@ void Config::describe(config::Schema<Config>& schema) {
           "anew ahead of an evaluation; 0: off")
       .at_least(0)
       .unit("batches");
+  schema.field("activation_checkpointing", &Config::activation_checkpointing,
+               "keep no activations inside a network's blocks, and compute them again in the "
+               "backward pass: less memory, about a third more time");
   schema
       .field("memory_format", &Config::memory_format,
              "memory format of images; auto: channels_last for convolutions on CPUs, where it is "
@@ -277,11 +316,11 @@ void Config::describe(config::Schema<Config>& schema) {
                "let cuDNN measure which algorithm is the fastest");
   schema.field("tf32", &Config::tf32,
                "let GPUs multiply float32 in TF32, with 10 bits of precision");
-  schema
-      .field("device", &Config::device,
-             "where to train; auto: on GPUs if there are any; cuda: on GPUs, or fail. A rank has "
-             "the GPU of its local rank among CUDA_VISIBLE_DEVICES")
-      .one_of({"auto", "cpu", "cuda"});
+  schema.field(
+      "device", &Config::device,
+      "where to train, auto, cpu, cuda or cuda:N; auto: on GPUs if there are any; cuda: on "
+      "GPUs, or fail. A rank has the GPU of its local rank among CUDA_VISIBLE_DEVICES, or "
+      "with cuda:N, for one rank on a host, the one of that number");
   schema.field("backend", &Config::backend, "communication backend; auto: NCCL on GPUs")
       .one_of({"auto", "gloo", "nccl"});
   schema.field("timeout", &Config::timeout, "timeout of every collective")
@@ -291,7 +330,11 @@ void Config::describe(config::Schema<Config>& schema) {
       .field("connect_timeout", &Config::connect_timeout, "how long to wait for all ranks to join")
       .between(kMillisecond, kYear)
       .unit("s");
-  schema.field("threads", &Config::threads, "compute threads of each rank; 0: OMP_NUM_THREADS")
+  schema
+      .field("threads", &Config::threads,
+             "compute threads of each rank; 0: OMP_NUM_THREADS, or one if the network is so small "
+             "that "
+             "several would be slower")
       .between(0, kMaxThreads);
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.accumulate == 1 || !config.ddp.static_graph) return std::nullopt;
@@ -305,8 +348,18 @@ void Config::describe(config::Schema<Config>& schema) {
     return "max_time is a time, such as 50min; to limit steps or epochs, set max_steps or epochs";
   });
   schema.check([](const Config& config) -> std::optional<std::string> {
+    if (config.start_epoch < config.epochs) return std::nullopt;
+    return fmt::format("start_epoch: {} leaves nothing of epochs: {}", config.start_epoch,
+                       config.epochs);
+  });
+  schema.check([](const Config& config) -> std::optional<std::string> {
+    const std::string& device = config.device;
+    if (device == "auto" || device == "cpu" || is_gpu(device)) return std::nullopt;
+    return fmt::format("device: must be auto, cpu, cuda or cuda:N, got {}", device);
+  });
+  schema.check([](const Config& config) -> std::optional<std::string> {
     const bool on_cpu = config.device == "cpu" && config.backend == "nccl";
-    const bool on_gpu = config.device == "cuda" && config.backend == "gloo";
+    const bool on_gpu = is_gpu(config.device) && config.backend == "gloo";
     if (!on_cpu && !on_gpu) return std::nullopt;
     return fmt::format("device: {} does not go with backend: {}, which is for {}; set only one",
                        config.device, config.backend, on_cpu ? "GPUs" : "CPUs");
@@ -330,9 +383,13 @@ int64_t Config::local_batch_size(int world_size) const {
   return *global_batch_size / world_size;
 }
 
+std::optional<int64_t> Config::gpu() const {
+  return gpu_of(device);
+}
+
 std::string Config::chosen_backend() const {
   if (device == "cpu") return "gloo";
-  return device == "cuda" ? "nccl" : backend;
+  return is_gpu(device) ? "nccl" : backend;
 }
 
 }  // namespace syncbn::train

@@ -1,8 +1,5 @@
 #include "dry_run.h"
 
-#include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
@@ -12,11 +9,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "compute_threads.h"
 #include "rank_0.h"
 #include "training_step.h"
 
@@ -25,36 +21,6 @@ namespace {
 
 constexpr int kWarmUp = 2;  // steps that are not timed
 constexpr int kTimed = 8;
-
-thread_local int64_t t_multiply_adds = 0;
-
-/// What each value of an operator's result takes.
-struct PerResult : at::ObserverContext {
-  explicit PerResult(int64_t work) : multiply_adds(work) {}
-  int64_t multiply_adds;
-};
-
-/// A convolution takes a filter's values, a product the common dimension. Called ahead of the
-/// operator, since its inputs are gone afterwards.
-std::unique_ptr<at::ObserverContext> look_at_inputs(const at::RecordFunction& function) {
-  const std::string_view name = function.name();
-  const auto inputs = function.inputs();
-  if (name == "aten::convolution") {
-    const at::Tensor& weight = inputs[1].toTensor();
-    return std::make_unique<PerResult>(weight.numel() / weight.size(0));
-  }
-  if (name == "aten::addmm") return std::make_unique<PerResult>(inputs[1].toTensor().size(-1));
-  if (name == "aten::mm" || name == "aten::bmm") {
-    return std::make_unique<PerResult>(inputs[0].toTensor().size(-1));
-  }
-  return nullptr;
-}
-
-void look_at_results(const at::RecordFunction& function, at::ObserverContext* context) {
-  const auto* const each = dynamic_cast<const PerResult*>(context);
-  if (each == nullptr || function.outputs().empty()) return;
-  t_multiply_adds += function.outputs()[0].toTensor().numel() * each->multiply_adds;
-}
 
 /// "11.7 M"
 std::string with_prefix(double number) {
@@ -103,30 +69,13 @@ Cost measure(TrainingStep& step, data::Loader& loader, double lr) {
 
 }  // namespace
 
-int64_t multiply_adds(models::Model& model, const at::Tensor& input) {
-  const at::NoGradGuard no_grad;
-  model.eval();
-  t_multiply_adds = 0;
-  const at::CallbackHandle handle =
-      at::addThreadLocalCallback(at::RecordFunctionCallback(look_at_inputs, look_at_results)
-                                     .needsInputs(true)
-                                     .needsOutputs(true)
-                                     .scopes({at::RecordScope::FUNCTION}));
-  model.forward(input);
-  at::removeCallback(handle);
-  return t_multiply_adds;
-}
-
 int dry_run(const Config& config, const std::string& name, const Inputs& inputs) {
   const int64_t seed = config.seed.value_or(0);
   const auto model = make_model(config, *inputs.train_set, seed);
+  choose_threads(config, *model, *inputs.train_set, inputs.batch_size);
   const auto task = config.task.make(*inputs.train_set);
-  const BatchToDevice to_device({.device = dist::device(),
-                                 .memory_format = memory_format(config, *model),
-                                 .normalization = inputs.train_set->normalization()});
-  std::vector<int64_t> one = inputs.train_set->sample_shape();
-  one.insert(one.begin(), 1);
-  const int64_t work = multiply_adds(*model, at::zeros(one, at::TensorOptions(dist::device())));
+  const BatchToDevice to_device = batch_to_device(config, *model, *inputs.train_set);
+  const int64_t work = multiply_adds(*model, inputs.train_set->sample_shape());
   int64_t parameters = 0;
   for (const at::Tensor& parameter : model->parameters()) parameters += parameter.numel();
 
@@ -136,8 +85,9 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
   const Cost cost = measure(step, loader, step.optimizer().base_lr());
   if (!is_rank_0()) return base::kExitOk;
   const auto samples = static_cast<double>(inputs.batch_size * dist::world_size());
-  const int64_t steps = std::min(config.epochs * loader.num_batches(),
-                                 config.max_steps.value_or(config.epochs * loader.num_batches()));
+  const int64_t epochs = config.epochs - config.start_epoch;
+  const int64_t steps = std::min(epochs * loader.num_batches(),
+                                 config.max_steps.value_or(epochs * loader.num_batches()));
   spdlog::info("{}: {} parameters, {} multiply-adds a sample", name,
                with_prefix(static_cast<double>(parameters)),
                with_prefix(static_cast<double>(work)));
@@ -146,7 +96,7 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
                base::format_seconds(cost.step), samples / cost.step, 100 * cost.wait / cost.step);
   spdlog::info("peak memory of rank 0: {}", base::format_bytes(peak_bytes()));
   spdlog::info("{} in {}: {} without evaluation", base::counted(steps, "step"),
-               base::counted(config.epochs, "epoch"),
+               base::counted(epochs, "epoch"),
                base::format_seconds(static_cast<double>(steps) * cost.step));
   return base::kExitOk;
 }

@@ -44,9 +44,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   const Checkpoint checkpoint = report_on_rank_0([&] { return parse_checkpoint(bytes, path); });
   const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));
   const auto task = config.task.make(*inputs.eval_set);
-  const BatchToDevice to_device({.device = dist::device(),
-                                 .memory_format = memory_format(config, *model),
-                                 .normalization = inputs.eval_set->normalization()});
+  const BatchToDevice to_device = batch_to_device(config, *model, *inputs.eval_set);
   const Evaluator evaluator(config, inputs, *task, to_device,
                             config.loader.options(inputs.batch_size));
   const std::string split = to_string(inputs.eval_split);
@@ -66,13 +64,11 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
     text += fmt::format("  {}loss {:.4f}", prefix, result.loss);
     for (const Metric& metric : result.metrics) {
       json[prefix + metric.name] = metric.value;
-      text += fmt::format("  {}{} {}", prefix, metric.name,
-                          metric.is_share ? fmt::format("{:.2f} %", 100 * metric.value)
-                                          : fmt::format("{:.4f}", metric.value));
+      text += fmt::format("  {}{} {}", prefix, metric.name, shown(metric, metric.value));
     }
   };
   add(checkpoint.model, "");
-  if (!checkpoint.ema.empty()) add(checkpoint.ema, "ema_");
+  if (!checkpoint.ema.empty()) add(checkpoint.ema, kAverage);
   if (!is_rank_0()) return base::kExitOk;
   spdlog::info("{} on {}:{}", path, base::counted(inputs.eval_set->size(), split + " sample"),
                text);

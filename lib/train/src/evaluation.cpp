@@ -4,16 +4,50 @@
 #include <ATen/core/grad_mode.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/batch_norm_statistics.h>
+#include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/trainer.h>
 
 #include <algorithm>
 #include <exception>
+#include <functional>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "stopping.h"
 #include "training_step.h"
 
 namespace syncbn::train {
+
+namespace {
+
+/// For work on batches. If a sample of any rank is damaged, all ranks leave together.
+/// @throws what `work` throws there, and QuietExit on the other ranks.
+void sharing_damage(const std::function<void()>& work) {
+  std::exception_ptr own;
+  try {
+    work();
+  } catch (const base::UserError&) {
+    own = std::current_exception();
+  }
+  at::Tensor damaged = at::zeros({1}, at::TensorOptions(at::kLong).device(dist::device()));
+  damaged.fill_(own ? 1 : 0);
+  dist::all_reduce(damaged);
+  if (own) std::rethrow_exception(own);
+  if (damaged.item<int64_t>() > 0) throw QuietExit{base::kExitUsage};
+}
+
+/// The highest of all ranks' signals.
+int any_signal() {
+  int signal = 0;
+  for (const std::string& own : dist::all_gather_bytes(std::to_string(StopSignals::received()))) {
+    signal = std::max(signal, std::stoi(own));
+  }
+  return signal;
+}
+
+}  // namespace
 
 Evaluator::Evaluator(const Config& config, const Inputs& inputs, const Task& task,
                      const BatchToDevice& to_device, const data::LoaderOptions& loader_options)
@@ -23,6 +57,7 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, const Task& tas
       to_device_(to_device),
       loader_options_(loader_options) {
   loader_options_.drop_last = false;
+  loader_options_.empty_batches = true;
 }
 
 Evaluation Evaluator::evaluate(models::Model& model) const {
@@ -35,38 +70,34 @@ Evaluation Evaluator::evaluate(models::Model& model) const {
   loader.start_epoch(0);
   const at::Device device = dist::device();
   at::Tensor counts = at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device));
-  // Loss, samples, samples left out, ranks with a damaged sample.
-  at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
-  std::exception_ptr damaged;
-  try {
-    while (const auto batch = loader.next()) {
+  // Loss, samples, samples left out.
+  at::Tensor sums = at::zeros({3}, at::TensorOptions(at::kDouble).device(device));
+  sharing_damage([&] {
+    // A rank that is to stop leaves its other batches out: the results do not count then.
+    while (StopSignals::received() == 0) {
+      const auto batch = loader.next();
+      if (!batch) break;
+      if (batch->size() == 0) continue;  // all its samples are damaged
       const Autocast autocast(config_, device);
-      at::Tensor output = model.forward(to_device_.input(*batch));
-      if (at::isReducedFloatingType(output.scalar_type())) output = output.to(at::kFloat);
+      const at::Tensor output = full_precision(model.forward(to_device_.input(*batch)));
       const at::Tensor target = to_device_.target(*batch);
       sums[0].add_(task_.loss_sum(output, target));
       sums[1].add_(batch->size());
       counts.add_(task_.counts(output, target));
     }
-  } catch (const base::UserError&) {
-    damaged = std::current_exception();
-    sums[3].fill_(1);
-  }
+  });
   sums[2].fill_(loader.skipped());
   dist::all_reduce(sums);
   dist::all_reduce(counts);
   const at::Tensor all = sums.cpu();
   const double* const values = all.const_data_ptr<double>();
-  if (values[3] > 0) {
-    if (damaged) std::rethrow_exception(damaged);
-    throw QuietExit{base::kExitUsage};
-  }
   const at::Tensor host_counts = counts.cpu();
   return {.loss = values[0] / std::max(values[1], 1.0),
           .metrics = task_.metrics(
               {host_counts.const_data_ptr<int64_t>(), static_cast<size_t>(host_counts.numel())}),
           .samples = static_cast<int64_t>(values[1]),
-          .skipped = static_cast<int64_t>(values[2])};
+          .skipped = static_cast<int64_t>(values[2]),
+          .stop_signal = any_signal()};
 }
 
 void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
@@ -80,8 +111,10 @@ void prepare_statistics(const Config& config, const Inputs& inputs, models::Mode
     dist::update_bn_stats(
         model,
         [&](int64_t) {
+          std::optional<data::Batch> batch;
+          sharing_damage([&] { batch = loader.next(); });
           const Autocast autocast(config, dist::device());
-          if (const auto batch = loader.next()) model.forward(to_device.input(*batch));
+          if (batch) model.forward(to_device.input(*batch));
         },
         batches);
   }

@@ -14,12 +14,16 @@
 
 namespace syncbn::train {
 
+/// What the names of the moving average's results begin with.
+inline constexpr const char* kAverage = "ema_";
+
 /// The results on a set of samples, equal on all ranks.
 struct Evaluation {
   double loss = 0;  ///< mean over samples
   std::vector<Metric> metrics;
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out
+  int stop_signal = 0;  ///< that a rank received meanwhile; if not 0, the results are incomplete
 };
 
 /// Evaluates networks on the run's evaluation split, divided between the ranks: each sample once.

@@ -87,11 +87,7 @@ const std::map<std::string, Translation>& imagenet_values() {
       {"world_size", key("nnodes")},
       {"rank", key("node_rank")},
       {"dist_url", translate_url},
-      {"start_epoch",
-       refused("--start-epoch", "a run goes on where its checkpoint is; use --resume")},
-      {"gpu", refused("--gpu",
-                      "each rank takes the GPU of its local rank; to use one GPU, set "
-                      "CUDA_VISIBLE_DEVICES")},
+      {"gpu", [](const std::string& gpu) { return Words{"--device=cuda:" + gpu}; }},
   };
   return all;
 }
@@ -131,15 +127,51 @@ constexpr std::string_view kLauncherOptions[] = {
     "rdzv_backend", "rdzv_id", "log_dir",   "max_restarts", "bind"};
 constexpr std::string_view kLauncherSwitches[] = {"standalone", "oversubscribe"};
 
-/// The launcher's part of a command line, and the program's.
-struct Parts {
-  Words launcher;
-  Words program;
-  bool asks = false;
-};
+}  // namespace
 
-Parts split(const Words& args) {
-  Parts parts;
+Words translate_imagenet_options(const Words& args) {
+  Words all;
+  bool has_world_size = false;
+  for (size_t i = 0; i < args.size();) {
+    if (is_data_folder(args, i)) {
+      all.push_back("--data.type=image_folder");
+      all.push_back("--data.train=" + args[i] + "/train");
+      all.push_back("--data.val=" + args[i] + "/val");
+      ++i;
+      continue;
+    }
+    const bool is_option = args[i].starts_with('-') && args[i].size() > 1;
+    const std::string name = option_at(args, i, false).name;
+    const auto value = imagenet_values().find(name);
+    const auto toggle = imagenet_switches().find(name);
+    Words words = {args[i]};
+    size_t taken = 1;
+    if (is_option && value != imagenet_values().end()) {
+      const Option option = option_at(args, i, true);
+      if (!option.value) {
+        throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));
+      }
+      words = value->second(*option.value);
+      has_world_size = has_world_size || name == "world_size";
+      taken = option.words;
+    } else if (is_option && toggle != imagenet_switches().end()) {
+      words = toggle->second("");
+    }
+    all.insert(all.end(), words.begin(), words.end());
+    i += taken;
+  }
+  const auto chooses_ranks = [](const std::string& word) {
+    return word.starts_with("--nproc_per_node") || word.starts_with("--nproc-per-node");
+  };
+  // Without --multiprocessing-distributed the example's world size counts processes.
+  if (has_world_size && std::ranges::none_of(all, chooses_ranks)) {
+    all.push_back("--nproc_per_node=1");
+  }
+  return all;
+}
+
+LaunchRequest split_launch_options(const Words& args) {
+  LaunchRequest parts;
   for (size_t i = 0; i < args.size();) {
     const bool is_option = args[i].starts_with("--");
     const std::string name = option_at(args, i, false).name;
@@ -164,42 +196,8 @@ fs::path own_program() {
   return fs::read_symlink("/proc/self/exe", ignored);
 }
 
-}  // namespace
-
-Words translate_imagenet_options(const Words& args) {
-  Words all;
-  for (size_t i = 0; i < args.size();) {
-    if (is_data_folder(args, i)) {
-      all.push_back("--data.type=image_folder");
-      all.push_back("--data.train=" + args[i] + "/train");
-      all.push_back("--data.val=" + args[i] + "/val");
-      ++i;
-      continue;
-    }
-    const bool is_option = args[i].starts_with('-') && args[i].size() > 1;
-    const std::string name = option_at(args, i, false).name;
-    const auto value = imagenet_values().find(name);
-    const auto toggle = imagenet_switches().find(name);
-    Words words = {args[i]};
-    size_t taken = 1;
-    if (is_option && value != imagenet_values().end()) {
-      const Option option = option_at(args, i, true);
-      if (!option.value) {
-        throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));
-      }
-      words = value->second(*option.value);
-      taken = option.words;
-    } else if (is_option && toggle != imagenet_switches().end()) {
-      words = toggle->second("");
-    }
-    all.insert(all.end(), words.begin(), words.end());
-    i += taken;
-  }
-  return all;
-}
-
 void launch_if_asked(const Words& args) {
-  const Parts parts = split(args);
+  const LaunchRequest parts = split_launch_options(args);
   if (!parts.asks && !parts.launcher.empty()) {
     const std::string& first = parts.launcher.front();
     throw base::UserError(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,23 @@ namespace syncbn::train {
 /// @throws base::UserError for those that have no counterpart, with what to do instead.
 std::vector<std::string> translate_imagenet_options(const std::vector<std::string>& args);
 
+/// A command line of train that may start its own ranks.
+struct LaunchRequest {
+  std::vector<std::string> launcher;  ///< options of syncbn-launch: "--nnodes=2"
+  std::vector<std::string> program;   ///< all others
+  bool asks = false;                  ///< --nproc_per_node is there
+};
+
+/// @throws base::UserError for an option of the launcher without its value.
+LaunchRequest split_launch_options(const std::vector<std::string>& args);
+
 /// With --nproc_per_node among `args`: becomes syncbn-launch, with the launcher's options among
 /// `args`, which starts this program with the others on each rank. Returns otherwise.
 /// @throws base::UserError if syncbn-launch cannot be found or executed, and for the launcher's
 ///   options without --nproc_per_node.
 void launch_if_asked(const std::vector<std::string>& args);
+
+/// The file of this program.
+std::filesystem::path own_program();
 
 }  // namespace syncbn::train

@@ -29,6 +29,8 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   if (config.sync_batchnorm && config.sync_batchnorm_group) {
     args.norm_group = dist::new_subgroups(static_cast<int>(*config.sync_batchnorm_group));
   }
+  if (config.sync_timeout) args.norm_timeout = milliseconds(*config.sync_timeout);
+  args.activation_checkpointing = config.activation_checkpointing;
   at::manual_seed(static_cast<uint64_t>(seed));
   auto model = report_on_rank_0([&] {
     return explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); });
@@ -47,7 +49,7 @@ NamedTensors trainable_parameters(const models::Model& model) {
   return all;
 }
 
-std::map<std::string, at::Tensor> state_of(const models::Model& model) {
+std::map<std::string, at::Tensor> state_of(const torch::nn::Module& model) {
   std::map<std::string, at::Tensor> all;
   for (const auto& item : model.named_parameters()) all[item.key()] = item.value();
   for (const auto& item : model.named_buffers()) all[item.key()] = item.value();
@@ -69,6 +71,14 @@ void load_model(const std::map<std::string, at::Tensor>& saved, const models::Mo
     }
     tensor.copy_(found->second);
   }
+}
+
+BatchToDevice batch_to_device(const Config& config, const models::Model& model,
+                              const data::Dataset& dataset, bool pinned) {
+  return BatchToDevice({.device = dist::device(),
+                        .pinned = pinned,
+                        .memory_format = memory_format(config, model),
+                        .normalization = dataset.normalization()});
 }
 
 at::Tensor BatchToDevice::input(const data::Batch& batch) const {

@@ -25,7 +25,7 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
 NamedTensors trainable_parameters(const models::Model& model);
 
 /// Parameters and buffers: the model's own tensors, not copies.
-std::map<std::string, at::Tensor> state_of(const models::Model& model);
+std::map<std::string, at::Tensor> state_of(const torch::nn::Module& model);
 
 /// Copies the result of state_of() into a model.
 /// @throws base::UserError for other names or shapes; its message calls `saved` "it".
@@ -53,5 +53,10 @@ class BatchToDevice {
 
   const Options options_;
 };
+
+/// Copies batches of a data set to the device of the default process group.
+/// @param pinned whether its batches are in pinned memory
+BatchToDevice batch_to_device(const Config& config, const models::Model& model,
+                              const data::Dataset& dataset, bool pinned = false);
 
 }  // namespace syncbn::train

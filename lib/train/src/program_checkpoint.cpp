@@ -13,6 +13,7 @@
 #include <cstring>
 #include <optional>
 
+#include "model.h"
 #include "sealed_archive.h"
 
 namespace syncbn::train {
@@ -20,13 +21,6 @@ namespace {
 
 constexpr const char* kProgramFormat = "syncbn-program";
 constexpr int64_t kProgramVersion = 1;
-
-std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
-  std::map<std::string, at::Tensor> all;
-  for (const auto& item : module.named_parameters()) all[item.key()] = item.value();
-  for (const auto& item : module.named_buffers()) all[item.key()] = item.value();
-  return all;
-}
 
 at::Tensor bytes_of(const torch::optim::Optimizer& optimizer) {
   torch::serialize::OutputArchive archive;
@@ -63,7 +57,7 @@ std::optional<Dict> read_program_checkpoint(const std::string& bytes) {
 
 void load_module(const Dict& saved, torch::nn::Module& module, const std::string& path) {
   const at::NoGradGuard no_grad;
-  const auto present = tensors_of(module);
+  const auto present = state_of(module);
   const auto fail = [&](const std::string& why) {
     throw base::UserError(fmt::format("cannot load {}: {}", path, why));
   };
@@ -85,7 +79,7 @@ void load_module(const Dict& saved, torch::nn::Module& module, const std::string
 void save_checkpoint(const std::string& path, const torch::nn::Module& module,
                      const torch::optim::Optimizer* optimizer, const Extra& extra) {
   Dict model = make_dict();
-  for (const auto& [name, tensor] : tensors_of(module)) put(model, name, on_host(tensor));
+  for (const auto& [name, tensor] : state_of(module)) put(model, name, on_host(tensor));
   Dict values = make_dict();
   for (const auto& [name, value] : extra) {
     put(values, name, value.isTensor() ? on_host(value.toTensor()) : value);

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 
 namespace syncbn::train {
 namespace {
@@ -80,8 +81,17 @@ void Progress::show(int64_t done, int64_t total, const std::string& text) {
          now);
 }
 
+void Progress::log(const std::string& line) {
+  lines_ += lines_.empty() ? line : "\nI " + line;  // as init_logging() has it
+  if (base::ProgressBar::Clock::now() - written_ >= base::ProgressBar::kPeriod) clear();
+}
+
 void Progress::clear() {
-  update(channel_.send(SYNCBN_AGENT_CLEAR), base::ProgressBar::Clock::now());
+  const auto now = base::ProgressBar::Clock::now();
+  update(channel_.send(SYNCBN_AGENT_CLEAR), now);
+  if (lines_.empty()) return;
+  written_ = now;
+  spdlog::info("{}", std::exchange(lines_, {}));
 }
 
 void Progress::update(const syncbn_agent_record& record, base::ProgressBar::Clock::time_point now) {

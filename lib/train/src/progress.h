@@ -42,7 +42,11 @@ class Progress {
   /// Shows `done` of `total` steps and `text`, at most ten times a second.
   void show(int64_t done, int64_t total, const std::string& text);
 
-  /// Removes the bar, so that a log line can be printed.
+  /// Logs a line in place of the bar. Lines that follow each other within a tenth of a second are
+  /// written at once: a small network has a thousand steps a second.
+  void log(const std::string& line);
+
+  /// Removes the bar, so that a log line can be printed, and writes what log() has not written yet.
   void clear();
 
  private:
@@ -52,6 +56,8 @@ class Progress {
   bool draws_;
   base::ProgressBar bar_;
   base::ProgressBar::Clock::time_point last_;
+  std::string lines_;  ///< not written yet
+  base::ProgressBar::Clock::time_point written_;
 };
 
 }  // namespace syncbn::train

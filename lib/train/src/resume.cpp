@@ -6,6 +6,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/dist/collectives.h>
 #include <syncbn/train/checkpoint.h>
 
 #include <algorithm>
@@ -27,6 +28,7 @@ constexpr std::string_view kKeysThatMayChange[] = {"run_dir",
                                                    "resume",
                                                    "overwrite",
                                                    "epochs",
+                                                   "start_epoch",
                                                    "threads",
                                                    "timeout",
                                                    "connect_timeout",
@@ -42,6 +44,7 @@ constexpr std::string_view kKeysThatMayChange[] = {"run_dir",
                                                    "early_stop.patience",
                                                    "early_stop.min_delta",
                                                    "checkpoint.every",
+                                                   "checkpoint.on",
                                                    "checkpoint.keep_last",
                                                    "checkpoint.keep_best.count"};
 
@@ -53,16 +56,31 @@ std::optional<fs::path> previous_folder(const Config& config, const std::string&
   return RunFolder::of_job(*job, config.run_dir, name);
 }
 
-/// A checkpoint's bytes, if there is one in `folder`: the newest whole one. Damaged ones that are
-/// newer are set aside.
-std::string newest_whole(const fs::path& folder, std::string& path) {
+/// A checkpoint that was found on this node's disk.
+struct Found {
+  std::string bytes;  ///< empty: none
+  std::string path;
+  int64_t step = -1;
+  int64_t seed = 0;
+};
+
+/// Reports a damaged checkpoint before a model is made.
+Found read_whole(const fs::path& file) {
+  Found found{.bytes = base::read_file(file), .path = file.string()};
+  const Checkpoint checkpoint = parse_checkpoint(found.bytes, found.path);
+  found.step = checkpoint.step;
+  found.seed = checkpoint.sampler.seed;
+  return found;
+}
+
+/// The newest whole checkpoint in `folder`. Damaged ones that are newer are set aside.
+Found newest_whole(const fs::path& folder) {
   std::string damage;
   std::vector<fs::path> damaged;
   for (const fs::path& file : RunFolder::checkpoints(folder)) {
-    path = file.string();
-    std::string bytes = base::read_file(file);
+    Found found;
     try {
-      parse_checkpoint(bytes, path);
+      found = read_whole(file);
     } catch (const base::UserError& error) {
       if (damage.empty()) damage = error.what();
       damaged.push_back(file);
@@ -73,50 +91,71 @@ std::string newest_whole(const fs::path& folder, std::string& path) {
       std::error_code ignored;
       fs::rename(other, aside, ignored);
       spdlog::warn("{} is damaged: it is now {}, and the run resumes from {}", other.string(),
-                   aside.string(), path);
+                   aside.string(), found.path);
     }
-    return bytes;
+    return found;
   }
   if (!damage.empty()) throw base::UserError(damage);
-  path.clear();
-  return "";
+  return {};
 }
 
-/// The same on all ranks.
-int64_t choose_seed(const Config& config, const std::string& checkpoint) {
-  if (config.seed) return *config.seed;
-  if (!checkpoint.empty()) return parse_checkpoint(checkpoint, "checkpoint").sampler.seed;
-  const std::string drawn = on_rank_0([] { return std::to_string(std::random_device()()); });
-  return std::stoll(drawn);
+/// What a keeper finds on its own disk.
+struct OwnState {
+  Found checkpoint;
+  fs::path folder;
+  bool continues_folder = false;
+};
+
+OwnState own_state(const Config& config, const std::string& name) {
+  OwnState own;
+  const auto previous = previous_folder(config, name);
+  const fs::path wanted = previous ? *previous : RunFolder::newest(config.run_dir, name);
+  // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
+  if (previous || config.resume == "auto") own.checkpoint = newest_whole(wanted);
+  std::optional<fs::path> folder = wanted;
+  if (own.checkpoint.bytes.empty() && config.resume != "auto" && !config.resume.empty()) {
+    own.folder = wanted;
+    if (!is_rank_0()) return own;  // the file needs to be on rank 0's node only
+    own.checkpoint = read_whole(config.resume);
+    folder = RunFolder::of_checkpoint(config.resume, config.run_dir, name);
+  }
+  own.continues_folder = folder && (!own.checkpoint.bytes.empty() || config.resume == "auto");
+  own.folder = previous || own.continues_folder
+                   ? folder.value_or(wanted)
+                   : RunFolder::choose(config.run_dir, name, /*resume=*/false, config.overwrite);
+  return own;
+}
+
+/// The first rank with the highest number.
+int rank_of_highest(int64_t number) {
+  const auto all = dist::all_gather_bytes(std::to_string(number));
+  const auto value = [](const std::string& text) { return std::stoll(text); };
+  return static_cast<int>(std::ranges::max_element(all, {}, value) - all.begin());
 }
 
 }  // namespace
 
-ResumeState find_resume_state(const Config& config, const std::string& name) {
-  ResumeState state;
-  state.checkpoint = on_rank_0([&]() -> std::string {
-    const auto previous = previous_folder(config, name);
-    const fs::path wanted = previous ? *previous : RunFolder::newest(config.run_dir, name);
-    // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
-    std::string bytes;
-    if (previous || config.resume == "auto") bytes = newest_whole(wanted, state.checkpoint_path);
-    const bool is_named = bytes.empty() && config.resume != "auto" && !config.resume.empty();
-    if (is_named) {
-      state.checkpoint_path = config.resume;
-      bytes = base::read_file(config.resume);
-      // Reports a damaged checkpoint before a model is made.
-      parse_checkpoint(bytes, state.checkpoint_path);
-    }
-    const auto own = is_named ? RunFolder::of_checkpoint(config.resume, config.run_dir, name)
-                              : std::optional(wanted);
-    state.continues_folder = own && (!bytes.empty() || config.resume == "auto");
-    state.folder =
-        previous || state.continues_folder
-            ? own.value_or(wanted)
-            : RunFolder::choose(config.run_dir, name, /*resume=*/false, config.overwrite);
-    return bytes;
+ResumeState find_resume_state(const Config& config, const std::string& name,
+                              const Keepers& keepers) {
+  OwnState own;
+  keepers.each([&] { own = own_state(config, name); });
+  const int source = rank_of_highest(own.checkpoint.step);
+  const auto shared = [&](const std::string& text) { return dist::broadcast_bytes(text, source); };
+  ResumeState state{.checkpoint = shared(own.checkpoint.bytes),
+                    .checkpoint_path = shared(own.checkpoint.path),
+                    .folder = shared(own.folder.string()),
+                    .continues_folder = shared(own.continues_folder ? "yes" : "") == "yes"};
+  const int64_t drawn = own.checkpoint.bytes.empty() ? std::random_device()() : own.checkpoint.seed;
+  state.seed = config.seed.value_or(std::stoll(shared(std::to_string(drawn))));
+  if (state.continues_folder) {
+    keepers.copy_missing(state.folder, RunFolder::history(state.folder), source);
+    return state;
+  }
+  keepers.each([&] {
+    // What is free on one node may hold a run on another.
+    if (own.folder == state.folder) return;
+    RunFolder::choose(state.folder, name, /*resume=*/false, config.overwrite);
   });
-  state.seed = choose_seed(config, state.checkpoint);
   return state;
 }
 

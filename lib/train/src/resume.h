@@ -6,23 +6,26 @@
 
 #include <syncbn/train/config.h>
 
+#include "keepers.h"
+
 namespace syncbn::train {
 
 /// What a run resumes from, and the folder that it writes to.
 struct ResumeState {
-  std::string checkpoint;  ///< its bytes, the same on all ranks; empty for a new run
-  int64_t seed = 0;        ///< the configuration's, that of the checkpoint, or a new one
-
-  // Set on rank 0 only.
+  std::string checkpoint;  ///< its bytes; empty for a new run
   std::string checkpoint_path;
   std::filesystem::path folder;
   bool continues_folder = false;  ///< the run in `folder` is the one that is resumed
+  int64_t seed = 0;               ///< the configuration's, that of the checkpoint, or a new one
 };
 
-/// Follows the configuration, or after a restart the previous attempt. Every rank calls it.
-/// @throws base::UserError on rank 0, QuietExit on the others, when the folder holds another run or
-///   the checkpoint cannot be read or is damaged.
-ResumeState find_resume_state(const Config& config, const std::string& name);
+/// Follows the configuration, or after a restart the previous attempt; of the checkpoints of all
+/// keepers, the newest counts. Keepers that lack its run's folder get a copy. Every rank calls it;
+/// the result is the same on all.
+/// @throws base::UserError on a keeper, QuietExit on the others, when the folder holds another run
+///   or the checkpoint cannot be read or is damaged.
+ResumeState find_resume_state(const Config& config, const std::string& name,
+                              const Keepers& keepers);
 
 /// Settings that differ from those of a checkpoint, for a message. Keys that only say where and for
 /// how long a run continues are left out.

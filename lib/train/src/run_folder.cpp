@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -18,6 +19,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 namespace syncbn::train {
 namespace {
@@ -119,6 +121,10 @@ double unix_time() {
   return std::chrono::duration<double>(now).count();
 }
 
+std::string json_number(double value) {
+  return std::isfinite(value) ? fmt::format("{}", value) : "null";
+}
+
 }  // namespace
 
 fs::path RunFolder::wanted_path(const std::string& wanted, const std::string& name) {
@@ -174,7 +180,17 @@ std::optional<fs::path> RunFolder::of_job(const std::string& id, const std::stri
 
 bool RunFolder::has_result(const fs::path& folder) {
   std::error_code ignored;
-  return fs::exists(folder / kResult, ignored);
+  return fs::exists(result(folder), ignored);
+}
+
+fs::path RunFolder::result(const fs::path& folder) {
+  return folder / kResult;
+}
+
+std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::exists(folder / kConfig, ignored)) return std::nullopt;
+  return base::read_file(folder / kConfig);
 }
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
@@ -192,6 +208,14 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
   remove_temporaries(path_);
   base::write_file_atomically(path_ / kConfig, config);
   open_log();
+}
+
+RunFolder::~RunFolder() {
+  try {
+    write_lines();
+  } catch (const base::Error&) {
+    // The disk is full, and the run ends for another reason, which it reports.
+  }
 }
 
 void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
@@ -279,22 +303,36 @@ void RunFolder::set_aside_after(int64_t step, const fs::path& resumed) const {
     const bool is_later = number ? *number > step : !fs::equivalent(file, resumed, ignored);
     if (is_later) fs::rename(file, file.string() + ".abandoned", ignored);
   }
+  for (const fs::path& file : numbered_files(path_, kBestPrefix)) {
+    if (*number_of(file, kBestPrefix) > step) fs::remove(file, ignored);
+  }
 }
 
-std::string RunFolder::best_name(int64_t epoch) {
-  return fmt::format("{}{:06}{}", kBestPrefix, epoch, kSuffix);
+std::string RunFolder::best_name(int64_t step) {
+  return fmt::format("{}{:012}{}", kBestPrefix, step, kSuffix);
+}
+
+std::vector<std::string> RunFolder::history(const fs::path& folder) {
+  std::vector<fs::path> files = numbered_files(folder, kBestPrefix);
+  for (const char* file : {kLog, kBest}) files.push_back(folder / file);
+  std::vector<std::string> names;
+  for (const fs::path& file : files) {
+    std::error_code ignored;
+    if (fs::exists(file, ignored)) names.push_back(file.filename());
+  }
+  return names;
 }
 
 void RunFolder::log_step(int64_t step, int64_t epoch, double loss, double lr,
                          double data_wait_seconds) {
-  const Json json = {{"event", "step"},
-                     {"time", unix_time()},
-                     {"epoch", epoch},
-                     {"step", step},
-                     {"loss", loss},
-                     {"lr", lr},
-                     {"data_wait_seconds", data_wait_seconds}};
-  write_line(json.dump());
+  constexpr std::chrono::milliseconds kLatest{100};
+  // Not by Json, which takes longer than all the rest.
+  lines_ += fmt::format(
+      R"({{"event":"step","time":{},"epoch":{},"step":{},"loss":{},"lr":{},"data_wait_seconds":{}}})",
+      json_number(unix_time()), epoch, step, json_number(loss), json_number(lr),
+      json_number(data_wait_seconds));
+  lines_ += '\n';
+  if (std::chrono::steady_clock::now() - written_ >= kLatest) write_lines();
 }
 
 void RunFolder::log_end(const std::string& reason, int64_t step) {
@@ -306,6 +344,7 @@ void RunFolder::write_result(const ResultRecord& record) {
   const std::string split = record.last.eval_split + "_";
   Json json;
   json["best_" + split + record.best_metric] = record.best_value;
+  json["best_mode"] = record.higher_is_better ? "max" : "min";
   json["best_epoch"] = record.best_epoch;
   for (const auto& [name, value] : record.last.eval) json[split + name] = value;
   for (const auto& [name, value] : record.last.train) json["train_" + name] = value;
@@ -320,13 +359,15 @@ void RunFolder::write_result(const ResultRecord& record) {
 }
 
 void RunFolder::append(const std::string& line) {
-  write_line(line);
+  lines_ += line + "\n";
+  write_lines();
   // A file that cannot be synced, such as a pipe, is none of this run's concern.
   ::fdatasync(log_.get());
 }
 
-void RunFolder::write_line(const std::string& line) {
-  const std::string whole = line + "\n";
+void RunFolder::write_lines() {
+  written_ = std::chrono::steady_clock::now();
+  const std::string whole = std::exchange(lines_, {});
   // A single write: readers see whole lines, unless the disk is full.
   const ssize_t written = ::write(log_.get(), whole.data(), whole.size());
   if (written == static_cast<ssize_t>(whole.size())) return;
@@ -336,8 +377,14 @@ void RunFolder::write_line(const std::string& line) {
 }
 
 void RunFolder::rewind_log(int64_t step, const std::string& epoch_line) {
+  write_lines();
   std::istringstream text(base::read_file(path_ / kLog));
   std::string kept;
+  const Json last = epoch_line.empty() ? Json::object() : Json::parse(epoch_line);
+  const auto is_last = [&](const Json& line) {
+    return line.value("epoch", int64_t{0}) == last.value("epoch", int64_t{0}) &&
+           line.value("step", int64_t{0}) == last.value("step", int64_t{0});
+  };
   bool has_epoch = epoch_line.empty();
   bool is_changed = false;
   for (std::string line; std::getline(text, line);) {
@@ -351,7 +398,8 @@ void RunFolder::rewind_log(int64_t step, const std::string& epoch_line) {
       is_changed = true;
       continue;
     }
-    has_epoch = has_epoch || line == epoch_line;
+    // Another node's line has times of its own.
+    has_epoch = has_epoch || (event == "epoch" && is_last(json));
     kept += line + "\n";
   }
   if (!has_epoch) kept += epoch_line + "\n";

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -37,6 +38,7 @@ struct ResultRecord {
   std::string best_metric;  ///< "accuracy"
   double best_value = 0;
   int64_t best_epoch = 0;
+  bool higher_is_better = true;
   EpochRecord last;
   int64_t world_size = 1;
   int64_t seed = 0;
@@ -44,7 +46,8 @@ struct ResultRecord {
 };
 
 /// The folder of one run: config.yaml, log.jsonl, checkpoints and, once it has finished,
-/// result.json. Rank 0's only; not thread-safe, but for writing checkpoints from one other thread.
+/// result.json. Only keepers have one; not thread-safe, but for writing checkpoints from one other
+/// thread.
 class RunFolder {
  public:
   static constexpr const char* kLast = "last.pt";  ///< the checkpoint to resume from
@@ -77,6 +80,9 @@ class RunFolder {
   /// Makes the folder. Removes temporary files of a run that was killed; without `resume`, all
   /// files of a run that it holds.
   RunFolder(std::filesystem::path path, const std::string& config, bool resume);
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path last() const { return path_ / kLast; }
@@ -89,11 +95,20 @@ class RunFolder {
   void rotate(int64_t step, int64_t keep_last) const;
 
   /// For a run that goes on after `step`, from `resumed`: renames checkpoints of later steps to
-  /// X.abandoned, and last.pt too, unless it is that file.
+  /// X.abandoned, and last.pt too, unless it is that file. Removes best-STEP.pt of later steps.
   void set_aside_after(int64_t step, const std::filesystem::path& resumed) const;
 
   /// The name of a checkpoint that is kept for its result, besides best.pt.
-  static std::string best_name(int64_t epoch);
+  static std::string best_name(int64_t step);
+
+  /// The names of the files that only a run's folder has: the log and the best checkpoints.
+  static std::vector<std::string> history(const std::filesystem::path& folder);
+
+  /// The text of a run's config.yaml; nothing if there is none.
+  static std::optional<std::string> config_of(const std::filesystem::path& folder);
+
+  /// The file of a finished run's result.
+  static std::filesystem::path result(const std::filesystem::path& folder);
 
   /// Whether the folder holds a finished run.
   static bool has_result(const std::filesystem::path& folder);
@@ -102,10 +117,13 @@ class RunFolder {
   static std::string line_of(const EpochRecord& record);
   static EpochRecord parse_line(const std::string& line);
 
+  /// Adds a line to log.jsonl, in a tenth of a second at the latest if steps go on: a small network
+  /// has a thousand steps a second.
+  void log_step(int64_t step, int64_t epoch, double loss, double lr, double data_wait_seconds);
+
   // These add lines to log.jsonl, which are on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);
   void append(const std::string& line);
-  void log_step(int64_t step, int64_t epoch, double loss, double lr, double data_wait_seconds);
   /// Makes the log that of a run after `step`: removes lines about later steps and epochs, which
   /// the run writes again, and adds a checkpoint's epoch_line if it is missing.
   void rewind_log(int64_t step, const std::string& epoch_line);
@@ -115,10 +133,12 @@ class RunFolder {
 
  private:
   void open_log();
-  void write_line(const std::string& line);
+  void write_lines();
 
   std::filesystem::path path_;
   base::UniqueFd log_;
+  std::string lines_;  ///< of the log, not written yet
+  std::chrono::steady_clock::time_point written_;
 };
 
 }  // namespace syncbn::train

@@ -20,9 +20,9 @@
 namespace syncbn::train {
 namespace {
 
-// An archive ends with its comment: this text, and the CRC-32 of all bytes
-// before it in hexadecimal. libtorch does not verify the archive's own checksums, which do not
-// cover its table of contents either.
+// An archive ends with its comment: this text, and the CRC-32 of all bytes before it in
+// hexadecimal. libtorch does not verify the archive's own checksums, which do not cover its table
+// of contents.
 constexpr std::string_view kChecksum = "syncbn crc32 ";
 constexpr size_t kDigits = 8;
 
@@ -105,7 +105,6 @@ void put(Dict& dict, const std::string& key, c10::IValue value) {
   dict.insert(c10::IValue(key), std::move(value));
 }
 
-/// On the CPU with a storage of its own, since the pickler writes whole storages.
 at::Tensor on_host(const at::Tensor& tensor) {
   at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
   const bool is_whole = host.storage().nbytes() == host.nbytes() && host.storage_offset() == 0;

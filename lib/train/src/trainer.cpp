@@ -23,14 +23,18 @@
 
 #include "best_results.h"
 #include "checkpoint_writer.h"
+#include "compute_threads.h"
 #include "data_wait.h"
 #include "evaluation.h"
+#include "keepers.h"
+#include "measures.h"
 #include "model.h"
 #include "out_of_memory.h"
 #include "progress.h"
 #include "rank_0.h"
 #include "resume.h"
 #include "run_folder.h"
+#include "start_report.h"
 #include "stopping.h"
 #include "training_step.h"
 
@@ -42,8 +46,7 @@ using Clock = std::chrono::steady_clock;
 using config::Duration;
 
 constexpr int64_t kMaxRestores = 3;
-constexpr int64_t kMaxBadInRow = 100;     // with on_nan: skip
-constexpr const char* kAverage = "ema_";  // results of the moving average
+constexpr int64_t kMaxBadInRow = 100;  // with on_nan: skip
 
 std::string with_seed(const std::string& config_text, int64_t seed) {
   config::Value config = config::parse_yaml(config_text, "config");
@@ -65,44 +68,45 @@ class Trainer {
         device_(dist::device()),
         channel_(dist::rank()),
         progress_(channel_),
-        resume_(find_resume_state(config, name)),
+        keepers_(config.checkpoint.on == "node", RunFolder::wanted_path(config.run_dir, name)),
+        resume_(find_resume_state(config, name, keepers_)),
         config_text_(with_seed(config_text, resume_.seed)),
         loader_(inputs.train_set, inputs.make_sampler(resume_.seed), loader_options()),
         task_(config.task.make(*inputs.train_set)),
+        measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
         model_(make_model(config, *inputs.train_set, resume_.seed)),
-        to_device_({.device = device_,
-                    .pinned = loader_options().pin_memory,
-                    .memory_format = memory_format(config, *model_),
-                    .normalization = inputs.train_set->normalization()}),
+        to_device_(batch_to_device(config, *model_, *inputs.train_set,
+                                   /*pinned=*/loader_options().pin_memory)),
         step_(config, *task_, to_device_, model_),
         evaluator_(config, inputs, *task_, to_device_, loader_options()),
         schedule_(make_schedule(config)) {
-    report_on_rank_0([&] { check_metric(); });
+    choose_threads(config, *model_, *inputs.train_set, inputs.batch_size);
     // The checkpoint is as large as the model: this releases it after the constructor.
     const std::string resumed = std::exchange(resume_.checkpoint, {});
+    position_.sampler.epoch = config.start_epoch;
     if (!resumed.empty()) {
       report_on_rank_0([&] { resume_from(parse_checkpoint(resumed, resume_.checkpoint_path)); });
     }
     is_finished_ = is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
     // Last, since this removes the files of an earlier run.
-    if (!is_finished_) do_on_rank_0([&] { start_folder(!resumed.empty()); });
+    if (!is_finished_) keepers_.each([&] { start_folder(!resumed.empty()); });
   }
 
   int run() {
     if (is_finished_) return base::kExitOk;
     EpochRecord record = last_epoch();
     next_ = position_.sampler;
-    if (owes_evaluation()) judge_epoch(record);
+    if (owes_evaluation() && !judge_epoch(record)) return stop(next_);
     int64_t& epoch = position_.sampler.epoch;
     while (!is_over()) {
       if (!continues_epoch_) loader_.start_epoch(epoch);
       continues_epoch_ = false;
       const Outcome outcome = train_epoch(record);
-      if (outcome == Outcome::kStop) return stop();
+      if (outcome == Outcome::kStop) return stop(loader_.state());
       if (outcome == Outcome::kRestored) continue;
-      finish_epoch(record);
+      if (!finish_epoch(record)) return stop(next_);
     }
-    if (record.eval.empty()) evaluate(record);
+    if (record.eval.empty() && !evaluate(record)) return stop(position_.sampler);
     finish(record);
     return base::kExitOk;
   }
@@ -126,34 +130,6 @@ class Trainer {
                                              config.epochs,
                                              std::max<int64_t>(loader_.num_batches(), 1)});
   }
-
-  /// The names of an evaluation's results, with their direction.
-  std::vector<Metric> measures() const {
-    const std::vector<int64_t> none(static_cast<size_t>(task_->num_counts()));
-    std::vector<Metric> all = task_->metrics(none);
-    all.push_back({.name = "loss", .higher_is_better = false});
-    if (config_.ema.decay == 0) return all;
-    for (size_t i = 0, count = all.size(); i < count; ++i) {
-      Metric average = all[i];
-      average.name = kAverage + average.name;
-      all.push_back(std::move(average));
-    }
-    return all;
-  }
-
-  /// The measure by which the best checkpoint is chosen.
-  Metric chosen_metric() const {
-    const std::vector<Metric> all = measures();
-    const std::string& wanted = config_.checkpoint.keep_best.metric;
-    const auto found = wanted.empty() ? all.begin() : std::ranges::find(all, wanted, &Metric::name);
-    if (found != all.end()) return *found;
-    std::vector<std::string> names;
-    for (const Metric& metric : all) names.push_back(metric.name);
-    throw base::UserError(
-        fmt::format("checkpoint.keep_best.metric: there is no '{}'; choose from {}", wanted,
-                    base::join(names, ", ")));
-  }
-  void check_metric() const { chosen_metric(); }
 
   // ---- resuming --------------------------------------------------------------------------------
 
@@ -207,7 +183,6 @@ class Trainer {
     checkpoint.rng_states.clear();
     position_ = std::move(checkpoint);
     counted_from_ = continues_epoch_ || folder_ ? Clock::now() : begin_;
-    saved_step_ = position_.step;
     continues_epoch_ = true;
   }
 
@@ -256,48 +231,16 @@ class Trainer {
       folder_->rewind_log(position_.step, owes_evaluation() ? "" : position_.epoch_line);
     }
     folder_->log_start(dist::world_size(), position_.step, resumed);
-    spdlog::info("{}: {} training and {} samples, {} x batch {}, {}, {}{}", name_,
-                 inputs_.train_set->size(),
-                 fmt::format("{} {}", inputs_.eval_set->size(), eval_split()),
-                 base::counted(dist::world_size(), "rank"), inputs_.batch_size,
-                 config_.sync_batchnorm ? "SyncBatchNorm" : "batch norm of each rank",
-                 device_.is_cuda() ? "GPU" : "CPU",
-                 config_.amp == "none" ? "" : fmt::format(", {}", config_.amp));
-    describe_data();
-    if (config_.loader.pin_memory && !device_.is_cuda()) {
-      spdlog::warn("loader.pin_memory changes nothing: this run has no GPU");
-    }
+    writer_ =
+        std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
+    if (!is_rank_0()) return;
+    report_start(config_, name_, inputs_, resume_.seed);
     if (resumed) {
       spdlog::info("resumes from {} at epoch {}, step {}", resume_.checkpoint_path,
                    position_.sampler.epoch + 1, position_.step);
     }
-    spdlog::info("writes to {}", folder_->path().string());
-  }
-
-  void describe_data() const {
-    constexpr size_t kShown = 10;
-    const data::Dataset& set = *inputs_.train_set;
-    if (std::vector<std::string> names = set.class_names(); !names.empty()) {
-      const std::string count =
-          names.size() == 1 ? "1 class" : fmt::format("{} classes", names.size());
-      const bool is_long = names.size() > kShown;
-      names.resize(std::min(names.size(), kShown));
-      spdlog::info("{}: {}{}", count, base::join(names, ", "), is_long ? ", …" : "");
-    }
-    for (const auto& unreadable : {set.unreadable(), inputs_.eval_set->unreadable()}) {
-      if (!unreadable.empty()) spdlog::warn("{} cannot be read and are left out", unreadable);
-    }
-    if (inputs_.eval_split == data::Split::kTest) {
-      spdlog::info("no validation data: best.pt is chosen on the test split (see val_fraction)");
-    }
-    if (set.num_classes() == 1) {
-      spdlog::warn("the data has one class only: every network is right without training");
-    }
-    const int64_t samples = inputs_.make_sampler(resume_.seed)->size();
-    if (inputs_.batch_size > samples) {
-      spdlog::warn("a batch of {} is more than the {} of a rank: an epoch is one step",
-                   inputs_.batch_size, base::counted(samples, "sample"));
-    }
+    spdlog::info("writes to {}{}", folder_->path().string(),
+                 keepers_.count() > 1 ? fmt::format(" on {} nodes", keepers_.count()) : "");
   }
 
   std::string eval_split() const { return to_string(inputs_.eval_split); }
@@ -349,6 +292,7 @@ class Trainer {
     is_first_step_ = false;
     while (continues) continues = next_step();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
+    if (is_rank_0()) progress_.clear();
     const double trained = seconds_since(begin);
     record.images_per_second = trained > 0 ? static_cast<double>(epoch_samples_) / trained : 0;
     record.epoch = position_.sampler.epoch + 1;
@@ -400,7 +344,7 @@ class Trainer {
       return Outcome::kRestored;
     }
     ++position_.step;
-    step_.update_average(position_.step, epochs_done() < config_.ema.start);
+    step_.update_average(position_.step, is_before(config_.ema.start));
     channel_.heartbeat(static_cast<uint64_t>(position_.step));
     if (former) account(*former, position_.step - 1, former_lr);
     if (reached_max_steps()) return Outcome::kEndOfEpoch;
@@ -419,6 +363,10 @@ class Trainer {
 
   double epochs_done() const {
     return static_cast<double>(batches_done()) / static_cast<double>(loader_.num_batches());
+  }
+
+  bool is_before(const config::EpochsOrSteps& end) const {
+    return epochs_done() < end.epochs(loader_.num_batches());
   }
 
   bool is_due_by_steps() const {
@@ -457,16 +405,17 @@ class Trainer {
         spdlog::warn("{} not finite in step {}: the step changed nothing", fault_of(result), step);
       }
     }
-    if (!is_rank_0()) return;
+    if (!keepers_.is_one()) return;
     const int64_t total = total_steps();
     progress_.show(step, total,
                    fmt::format("epoch {}/{}  loss {:.4f}", position_.sampler.epoch + 1,
                                config_.epochs, result.loss()));
     if (config_.log_interval == 0 || step % config_.log_interval != 0) return;
-    progress_.clear();
     const double wait = data_wait_.mean_since_last();
-    spdlog::info("step {}/{}  loss {:.4f}  data wait {}", step, total, result.loss(),
-                 base::format_seconds(wait));
+    if (is_rank_0()) {
+      progress_.log(fmt::format("step {}/{}  loss {:.4f}  data wait {}", step, total, result.loss(),
+                                base::format_seconds(wait)));
+    }
     folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr, wait);
   }
 
@@ -491,9 +440,9 @@ class Trainer {
             ? fmt::format(", after {} restores", position_.restores)
             : "");
     const int64_t restores = position_.restores + 1;
+    keepers_.each([&] { writer_->wait(); });
     const std::string bytes = on_rank_0([&]() -> std::string {
       progress_.clear();
-      writer_.wait();
       std::error_code ignored;
       const bool has_last = fs::exists(folder_->last(), ignored);
       if (config_.on_nan == "restore" && has_last && restores <= kMaxRestores) {
@@ -501,27 +450,28 @@ class Trainer {
       }
       folder_->log_end("loss is not finite", step - 1);
       const std::string last = folder_->last().string();
-      throw base::UnavailableError(
-          fmt::format("{}; try a lower learning rate or a warm-up, or look at the data; {}", what,
-                      has_last ? fmt::format("{} holds the run after step {}", last, saved_step_)
-                               : "nothing was saved yet"));
+      throw base::UnavailableError(fmt::format(
+          "{}; try a lower learning rate or a warm-up, or look at the data; {}", what,
+          has_last ? fmt::format("{} holds the run after step {}", last, writer_->saved_step())
+                   : "nothing was saved yet"));
     });
     const double lr_scale = position_.lr_scale * config_.restore_lr;
     restore(parse_checkpoint(bytes, RunFolder::kLast));
     step_.take_counts();
     position_.restores = restores;
     position_.lr_scale = lr_scale;
+    keepers_.each([&] { folder_->rewind_log(position_.step, position_.epoch_line); });
     if (!is_rank_0()) return;
-    folder_->rewind_log(position_.step, position_.epoch_line);
     spdlog::warn("{}; the run continues from step {} with {:.3g} of the learning rate", what,
                  position_.step, lr_scale);
   }
 
   // ---- the end of an epoch ---------------------------------------------------------------------
 
-  void finish_epoch(EpochRecord& record) {
+  /// False: a signal arrived in the evaluation.
+  bool finish_epoch(EpochRecord& record) {
     collect_counts();
-    // Of no good step, it is not a number.
+    // Without a good step the loss is NaN.
     record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
     for (const Metric& metric : task_->metrics(position_.epoch_counts)) {
       record.train.emplace_back(metric.name, metric.value);
@@ -534,15 +484,16 @@ class Trainer {
     }
     next_ = is_whole ? end_of_epoch() : loader_.state();
     if (evaluates(record.epoch)) {
-      judge_epoch(record);
+      if (!judge_epoch(record)) return false;
     } else {
       record.seconds = seconds();
       position_.epoch_line = RunFolder::line_of(record);
       if (is_due_by_steps()) save(next_);
-      do_on_rank_0([&] { folder_->append(position_.epoch_line); });
+      keepers_.each([&] { folder_->append(position_.epoch_line); });
       show(record);
     }
     position_.sampler = next_;
+    return true;
   }
 
   data::SamplerState end_of_epoch() const {
@@ -553,48 +504,59 @@ class Trainer {
   }
 
   /// Evaluates after an epoch, keeps the checkpoint if it is one of the best, and logs the epoch.
-  void judge_epoch(EpochRecord& record) {
+  /// False: a signal arrived meanwhile, and the epoch is not evaluated yet.
+  bool judge_epoch(EpochRecord& record) {
     position_.epoch_line = RunFolder::line_of(record);
     const bool is_due = next_.epoch >= config_.epochs || reached_max_steps() || is_due_by_steps();
     // An evaluation may be long: whatever ends it, the epoch's training is on disk.
     if (is_due) save(next_);
-    evaluate(record);
-    const Metric metric = chosen_metric();
-    if (std::exchange(position_.best_metric, metric.name) != metric.name) {
-      // Another metric chose so far.
-      position_.best.clear();
-      position_.stale_evaluations = 0;
-    }
-    const double value = find(record.eval, metric.name).value_or(0);
-    const BestChange change =
-        add_result(position_.best, value, record.epoch, config_.checkpoint.keep_best.count,
-                   metric.higher_is_better, config_.early_stop.min_delta);
-    position_.stale_evaluations = change.improves ? 0 : position_.stale_evaluations + 1;
+    if (!evaluate(record)) return false;
+    const BestChange change = rank_result(record);
     schedule_->observe(*find(record.eval, "loss"));
     record.seconds = seconds();
     position_.epoch_line = RunFolder::line_of(record);
     // last.pt is never older than the best checkpoint.
     save(next_, change, /*last=*/is_due || stopped_early() || change.write.has_value());
-    do_on_rank_0([&] { folder_->append(position_.epoch_line); });
+    keepers_.each([&] { folder_->append(position_.epoch_line); });
     show(record);
     if (stopped_early() && is_rank_0()) {
       spdlog::info("ends early: {} evaluations without a better {}", position_.stale_evaluations,
-                   metric.name);
+                   measures_.chosen().name);
     }
+    return true;
+  }
+
+  /// Compares an evaluation's result with those before it.
+  BestChange rank_result(const EpochRecord& record) {
+    const auto& [metric, unused, higher, share] = measures_.chosen();
+    if (std::exchange(position_.best_metric, metric) != metric) {
+      // Another metric chose so far.
+      position_.best.clear();
+      position_.improved_to.reset();
+      position_.stale_evaluations = 0;
+    }
+    const double value = find(record.eval, metric).value_or(0);
+    if (improves(value, position_.improved_to, higher, config_.early_stop.min_delta)) {
+      position_.improved_to = value;
+      position_.stale_evaluations = 0;
+    } else {
+      ++position_.stale_evaluations;
+    }
+    return add_result(position_.best, {.value = value, .epoch = record.epoch, .step = record.step},
+                      config_.checkpoint.keep_best.count, higher);
   }
 
   /// Fills in the record's results. If a sample is damaged, the epoch's training is saved first.
-  void evaluate(EpochRecord& record) {
+  /// False: a signal arrived meanwhile, and there are no results.
+  bool evaluate(EpochRecord& record) {
     record.eval.clear();
     record.eval_split = eval_split();
     try {
-      prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed);
-      add_results(record, "");
-      if (Ema* const ema = step_.ema()) {
-        const Ema::InPlace averages(*ema);
-        prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed);
-        add_results(record, kAverage);
-      }
+      if (!add_results(record, "")) return false;
+      Ema* const ema = step_.ema();
+      if (ema == nullptr) return true;
+      const Ema::InPlace averages(*ema);
+      return add_results(record, kAverage);
     } catch (const base::UserError&) {
       save_unevaluated();
       throw;
@@ -606,11 +568,18 @@ class Trainer {
 
   void save_unevaluated() {
     save(next_);
-    do_on_rank_0([&] { writer_.wait(); });
+    keepers_.each([&] { writer_->wait(); });
   }
 
-  void add_results(EpochRecord& record, const std::string& prefix) {
+  /// False: as evaluate().
+  bool add_results(EpochRecord& record, const std::string& prefix) {
+    prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed);
     const Evaluation result = evaluator_.evaluate(*model_);
+    if (result.stop_signal != 0) {
+      stop_wishes_.stop_signal = result.stop_signal;
+      record.eval.clear();
+      return false;
+    }
     record.eval.emplace_back(prefix + "loss", result.loss);
     for (const Metric& metric : result.metrics) {
       record.eval.emplace_back(prefix + metric.name, metric.value);
@@ -619,22 +588,7 @@ class Trainer {
       progress_.clear();
       spdlog::warn("evaluation left out {}", base::counted(result.skipped, "damaged sample"));
     }
-  }
-
-  static std::string shown(const Metric& metric, double value) {
-    return metric.is_share ? fmt::format("{:.2f} %", 100 * value) : fmt::format("{:.4f}", value);
-  }
-
-  /// "test loss 0.0429 accuracy 98.31 %": the loss and the first metric, also of the averages.
-  std::string shown(const std::string& split, const Results& results) const {
-    if (results.empty()) return "";
-    std::string text = fmt::format("{} loss {:.4f}", split, find(results, "loss").value_or(0));
-    const Metric first = measures().front();
-    for (const std::string& prefix : {std::string(), std::string(kAverage)}) {
-      const auto value = find(results, prefix + first.name);
-      if (value) text += fmt::format(" {}{} {}", prefix, first.name, shown(first, *value));
-    }
-    return text + "  ";
+    return true;
   }
 
   void show(const EpochRecord& record) {
@@ -642,7 +596,8 @@ class Trainer {
     progress_.clear();
     spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {:.0f} images/s  data wait {:.1f} %  {}",
                  record.epoch, std::to_string(config_.epochs).size(), config_.epochs,
-                 shown("train", record.train), shown(record.eval_split, record.eval), record.lr,
+                 measures_.line_part("train", record.train),
+                 measures_.line_part(record.eval_split, record.eval), record.lr,
                  record.images_per_second, 100 * record.data_wait_share,
                  base::format_seconds(record.seconds));
   }
@@ -668,9 +623,9 @@ class Trainer {
     if (sampler.consumed > 0) collect_counts();
     const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
     const auto rng_states = dist::all_gather(own.to(device_));
-    do_on_rank_0([&] {
-      Checkpoint checkpoint = position_;
-      checkpoint.model = state_of(*model_);
+    Checkpoint checkpoint = position_;
+    checkpoint.model = state_to_save();
+    keepers_.each([&] {
       if (step_.ema() != nullptr) checkpoint.ema = step_.ema()->state();
       checkpoint.optimizer = step_.optimizer().state();
       if (step_.scaler() != nullptr) checkpoint.scaler = step_.scaler()->state();
@@ -680,48 +635,34 @@ class Trainer {
       checkpoint.rng_states = rng_states;
       checkpoint.seconds = seconds();
       checkpoint.config = config_text_;
-      writer_.wait();
-      writer_.start([this, change, last, former_step = saved_step_,
-                     host = copy_to_host(checkpoint)]() mutable {
-        write(std::move(host), change, last, former_step);
-      });
-      if (!last) return;
-      saved_step_ = position_.step;
-      saved_ = Clock::now();
+      writer_->save(checkpoint, change, last);
     });
+    if (last) saved_ = Clock::now();
   }
 
-  /// On the writer's thread. In this order: a run that crashes in between repeats the epoch, and
-  /// writes the best checkpoint again.
-  void write(Checkpoint checkpoint, const BestChange& change, bool last,
-             int64_t former_step) const {
-    const fs::path& folder = folder_->path();
-    if (change.write) {
-      std::error_code ignored;
-      if (change.aside && !fs::exists(folder / *change.aside, ignored)) {
-        fs::rename(folder / RunFolder::kBest, folder / *change.aside, ignored);
-      }
-      checkpoint.has_optimizer = false;
-      write_checkpoint(checkpoint, folder / *change.write);
-      if (change.remove) fs::remove(folder / *change.remove, ignored);
-      checkpoint.has_optimizer = true;
+  /// The network that all keepers save: rank 0's, where each rank has running statistics of its
+  /// own.
+  Checkpoint::Tensors state_to_save() const {
+    Checkpoint::Tensors state = state_of(*model_);
+    if (keepers_.count() == 1 || config_.sync_batchnorm) return state;
+    for (const auto& buffer : model_->named_buffers()) {
+      at::Tensor& copy = state.at(buffer.key());
+      copy = copy.clone();
+      dist::broadcast(copy, 0);
     }
-    if (!last) return;
-    if (former_step != checkpoint.step) {
-      folder_->rotate(former_step, config_.checkpoint.keep_last);
-    }
-    write_checkpoint(checkpoint, folder_->last());
+    return state;
   }
 
   // ---- the end ---------------------------------------------------------------------------------
 
-  int stop() {
-    save(loader_.state());
+  /// @param sampler where the run continues
+  int stop(const data::SamplerState& sampler) {
+    save(sampler);
     const int signal = stop_wishes_.stop_signal;
     const std::string name =
         signal != 0 ? fmt::format("SIG{}", ::sigabbrev_np(signal)) : "max_time";
-    do_on_rank_0([&] {
-      writer_.wait();
+    keepers_.each([&] {
+      writer_->wait();
       folder_->log_end(name, position_.step);
     });
     if (is_rank_0()) {
@@ -735,15 +676,16 @@ class Trainer {
   void finish(EpochRecord& record) {
     record.seconds = seconds();
     if (record.epoch == 0) record.epoch = position_.sampler.epoch, record.step = position_.step;
-    const Metric metric = chosen_metric();
+    const Metric& metric = measures_.chosen();
     const Checkpoint::Best best =
         position_.best.empty() ? Checkpoint::Best{} : position_.best.front();
-    do_on_rank_0([&] {
-      writer_.wait();
+    keepers_.each([&] {
+      writer_->wait();
       folder_->log_end("finished", position_.step);
       folder_->write_result({.best_metric = metric.name,
                              .best_value = best.value,
                              .best_epoch = best.epoch,
+                             .higher_is_better = metric.higher_is_better,
                              .last = record,
                              .world_size = dist::world_size(),
                              .seed = resume_.seed,
@@ -766,16 +708,19 @@ class Trainer {
   const at::Device device_;
   AgentChannel channel_;
   Progress progress_;
+  const Keepers keepers_;
   ResumeState resume_;
   const std::string config_text_;  ///< with the seed that is used
   data::Loader loader_;
   const std::unique_ptr<Task> task_;
+  const Measures measures_;
   const std::shared_ptr<models::Model> model_;
   const BatchToDevice to_device_;
   TrainingStep step_;
   const Evaluator evaluator_;
   const std::unique_ptr<Schedule> schedule_;
-  std::unique_ptr<RunFolder> folder_;  ///< on rank 0 only
+  std::unique_ptr<RunFolder> folder_;         ///< of a keeper
+  std::unique_ptr<CheckpointWriter> writer_;  ///< of a keeper
   bool continues_epoch_ = false;
   bool is_finished_ = false;
   bool is_first_step_ = true;
@@ -786,9 +731,7 @@ class Trainer {
   Wishes stop_wishes_;         ///< why it stops
   int64_t bad_in_row_ = 0;     ///< steps that were skipped
   int64_t epoch_samples_ = 0;  ///< of all ranks in this epoch, since the program started
-  int64_t saved_step_ = 0;     ///< on rank 0: of the newest last.pt
   Clock::time_point saved_ = Clock::now();
-  CheckpointWriter writer_;  ///< uses what is above
 };
 
 }  // namespace

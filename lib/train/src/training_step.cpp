@@ -62,6 +62,10 @@ Autocast::~Autocast() {
   at::autocast::set_autocast_dtype(device_, former_type_);
 }
 
+at::Tensor full_precision(const at::Tensor& output) {
+  return at::isReducedFloatingType(output.scalar_type()) ? output.to(at::kFloat) : output;
+}
+
 TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
                            std::shared_ptr<models::Model> model)
     : config_(config),
@@ -145,8 +149,7 @@ at::Tensor TrainingStep::backward_part(const at::Tensor& input, const at::Tensor
   at::Tensor loss;
   {
     const Autocast autocast(config_, device_);
-    at::Tensor output = ddp_.forward(input);
-    if (at::isReducedFloatingType(output.scalar_type())) output = output.to(at::kFloat);
+    const at::Tensor output = full_precision(ddp_.forward(input));
     loss = target.size(0) > 0 ? task_.loss(output, target) : output.sum() * 0;
     if (target.size(0) > 0) {
       const at::NoGradGuard no_grad;

@@ -9,7 +9,9 @@ WarmupSchedule::WarmupSchedule(const WarmupOptions& options, const ScheduleArgs&
     : options_(options),
       steps_per_epoch_(args.steps_per_epoch),
       epoch_(options.by_epoch ? 1.0 : static_cast<double>(args.steps_per_epoch)),
-      warmup_(std::min(options.warmup, static_cast<double>(args.epochs)) * epoch_),
+      warmup_(
+          std::min(options.warmup.epochs(args.steps_per_epoch), static_cast<double>(args.epochs)) *
+          epoch_),
       total_(static_cast<double>(args.epochs) * epoch_),
       rate_(std::move(rate)) {}
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include <syncbn/config/duration.h>
 #include <syncbn/train/schedule.h>
 
 #include "optimizers/common_options.h"
@@ -15,14 +16,16 @@ constexpr double kMaxFactor = 1000;  ///< more is a typing error
 
 /// The options of schedules that can rise at the start.
 struct WarmupOptions {
-  double warmup = 0;
+  config::EpochsOrSteps warmup;
   std::optional<double> warmup_start;
   bool by_epoch = false;
 };
 
 template <class Options>
 void describe_warmup(config::Schema<Options>& schema) {
-  schema.field("warmup", &Options::warmup, "length of the linear rise at the start")
+  schema
+      .field("warmup", &Options::warmup,
+             "length of the linear rise at the start: 5, 0.5ep, 2000step")
       .between(0, kMaxEpochs)
       .unit("epochs");
   schema

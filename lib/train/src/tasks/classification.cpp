@@ -97,8 +97,8 @@ class Classification : public Task {
 
   int64_t num_counts() const override { return has_top() ? 3 : 2; }
 
-  /// Samples, right answers, and samples whose class is among the kTop likeliest. Of a mixed
-  /// sample, the class with the larger share counts.
+  /// Samples, right answers, and samples whose class is among the kTop likeliest. A mixed
+  /// sample counts for the class with the larger share.
   at::Tensor counts(const at::Tensor& output, const at::Tensor& target) const override {
     const at::Tensor label = target.dim() > 1 ? target.argmax(1) : target;
     std::vector<at::Tensor> counts = {at::full({}, output.size(0), label.options()),
@@ -153,6 +153,10 @@ std::unique_ptr<Task> make_classification(const ClassificationOptions& options,
 }
 
 }  // namespace
+
+std::string shown(const Metric& metric, double value) {
+  return metric.is_share ? fmt::format("{:.2f} %", 100 * value) : fmt::format("{:.4f}", value);
+}
 
 data::Batch Task::augment(const data::Batch& batch, data::SampleRandom& /*random*/) const {
   return batch;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,7 +52,8 @@ struct Checkpoint {
   struct Best {
     double value = 0;  ///< of the metric that the configuration chooses by
     int64_t epoch = 0;
-    std::string file;  ///< in the run's folder: "best.pt"
+    int64_t step = 0;
+    std::string file = {};  ///< in the run's folder: "best.pt"
   };
 
   Tensors model;              ///< parameters and buffers
@@ -71,7 +73,8 @@ struct Checkpoint {
   std::vector<at::Tensor> rng_states;  ///< one per rank, uint8
   std::string best_metric;             ///< what `best` is about
   std::vector<Best> best;              ///< the best one first; empty: not evaluated yet
-  int64_t stale_evaluations = 0;       ///< since the best one
+  std::optional<double> improved_to;   ///< the last result that early_stop counted
+  int64_t stale_evaluations = 0;       ///< since that one
   double seconds = 0;                  ///< training time so far
   std::string epoch_line;  ///< log.jsonl's for the last complete epoch; empty in older checkpoints
   std::string config;      ///< resolved, in YAML

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -51,7 +52,7 @@ struct ScalerConfig {
 struct EmaConfig {
   double decay = 0;  ///< 0: no average
   int64_t every = 1;
-  double start = 0;
+  config::EpochsOrSteps start = {};
 
   static void describe(config::Schema<EmaConfig>& schema);
 };
@@ -67,6 +68,7 @@ struct EarlyStopConfig {
 /// The section `checkpoint.keep_best`.
 struct KeepBestConfig {
   std::string metric;  ///< empty: the task's first
+  std::string mode = "auto";
   int64_t count = 1;
 
   static void describe(config::Schema<KeepBestConfig>& schema);
@@ -75,6 +77,7 @@ struct KeepBestConfig {
 /// The section `checkpoint`.
 struct CheckpointConfig {
   config::Duration every = config::Duration::epochs(1);
+  std::string on = "job";
   int64_t keep_last = 1;
   KeepBestConfig keep_best;
 
@@ -96,10 +99,16 @@ struct LoaderConfig {
   data::LoaderOptions options(int64_t batch_size) const;
 };
 
+/// A time in seconds, as configurations have it.
+inline std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 /// The configuration of a run. docs/config.md is generated from it.
 struct Config {
   std::optional<int64_t> seed = 0;
   int64_t epochs = 10;
+  int64_t start_epoch = 0;
   std::optional<int64_t> max_steps;
   std::optional<config::Duration> max_time;
   std::optional<int64_t> batch_size;
@@ -109,8 +118,10 @@ struct Config {
   config::Component<TaskKind> task{"classification"};
   bool sync_batchnorm = true;
   std::optional<int64_t> sync_batchnorm_group;
+  std::optional<double> sync_timeout;
   std::string distribute_bn = "broadcast";
   int64_t update_bn_stats = 0;
+  bool activation_checkpointing = false;
   std::string memory_format = "auto";
   config::Component<data::DatasetKind> data;
   double val_fraction = 0;
@@ -146,6 +157,9 @@ struct Config {
   /// Samples per step on each of `world_size` ranks.
   /// @throws base::UserError when global_batch_size cannot be divided evenly.
   int64_t local_batch_size(int world_size) const;
+
+  /// The GPU that `device: cuda:N` names, among those that this process sees.
+  std::optional<int64_t> gpu() const;
 
   /// The backend that `device` and `backend` choose together, for dist::init_process_group().
   std::string chosen_backend() const;

@@ -22,6 +22,9 @@ struct Metric {
   bool is_share = false;  ///< in [0, 1], shown in percent
 };
 
+/// A value of the metric, for people: "98.31 %" or "0.0429".
+std::string shown(const Metric& metric, double value);
+
 /// What a network is trained for: its loss, the counts of right and wrong answers, and the metrics
 /// made from them. The training loop knows nothing else about outputs and targets.
 ///

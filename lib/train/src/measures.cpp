@@ -1,0 +1,50 @@
+#include "measures.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "evaluation.h"
+
+namespace syncbn::train {
+
+Measures::Measures(const Config& config, const Task& task) {
+  const std::vector<int64_t> none(static_cast<size_t>(task.num_counts()));
+  all_ = task.metrics(none);
+  all_.push_back({.name = "loss", .higher_is_better = false});
+  if (config.ema.decay > 0) {
+    const std::vector<Metric> own = all_;
+    for (Metric average : own) {
+      average.name = kAverage + average.name;
+      all_.push_back(std::move(average));
+    }
+  }
+  const KeepBestConfig& keep = config.checkpoint.keep_best;
+  const auto found =
+      keep.metric.empty() ? all_.begin() : std::ranges::find(all_, keep.metric, &Metric::name);
+  if (found == all_.end()) {
+    std::vector<std::string> names;
+    for (const Metric& metric : all_) names.push_back(metric.name);
+    throw base::UserError(
+        fmt::format("checkpoint.keep_best.metric: there is no '{}'; choose from {}", keep.metric,
+                    base::join(names, ", ")));
+  }
+  chosen_ = *found;
+  if (keep.mode != "auto") chosen_.higher_is_better = keep.mode == "max";
+}
+
+std::string Measures::line_part(const std::string& split, const Results& results) const {
+  if (results.empty()) return "";
+  std::string text = fmt::format("{} loss {:.4f}", split, find(results, "loss").value_or(0));
+  const Metric& first = all_.front();
+  for (const std::string& prefix : {std::string(), std::string(kAverage)}) {
+    const auto value = find(results, prefix + first.name);
+    if (value) text += fmt::format(" {}{} {}", prefix, first.name, shown(first, *value));
+  }
+  return text + "  ";
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include <syncbn/config/command_line.h>
+#include <syncbn/config/value.h>
+#include <syncbn/train/config.h>
+
+namespace syncbn::train {
+
+/// A configuration from its files and the command line.
+struct ResolvedConfig {
+  Config config;
+  config::Value origins;  ///< all that is not a default, marked with where it was written
+  std::string text;       ///< all keys, in YAML
+  std::string name;       ///< of the last file, without its folder and ending
+};
+
+/// @throws base::UserError with all mistakes, those in `faults` included.
+ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults);
+
+}  // namespace syncbn::train

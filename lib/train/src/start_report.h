@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <syncbn/train/config.h>
+#include <syncbn/train/inputs.h>
+
+namespace syncbn::train {
+
+/// Logs what a run is about to do: data, ranks, batch, classes, and what looks like a mistake.
+void report_start(const Config& config, const std::string& name, const Inputs& inputs,
+                  int64_t seed);
+
+}  // namespace syncbn::train
