@@ -190,6 +190,17 @@ TEST(ReferencesTest, StandForDefaults) {
             "a: 4\nb: [4, 5]\nc: null\nd: none\n");
 }
 
+TEST(ReferencesTest, StandForDefaultsOfTheAlternativeThatIsChosen) {
+  EXPECT_EQ(resolve("a: ${engine.litres}\n").text, "a: 2\n") << "diesel is the default";
+  EXPECT_EQ(resolve("a: ${engine.range}\nengine: electric\n").text, "a: 300\nengine: electric\n");
+  EXPECT_EQ(resolve("a: ${engine.plug}\nengine: {type: \"${b}\", range: 9}\nb: electric\n").text,
+            "a: ccs\nengine:\n  type: electric\n  range: 9\nb: electric\n");
+  EXPECT_THAT(
+      resolve("a: ${engine.range}\n").faults,
+      ElementsAre("dir/car.yaml:1:4: a: ${engine.range}: the key 'engine.range' is not set; "
+                  "set it, or write a default: ${engine.range:-DEFAULT}"));
+}
+
 TEST(ReferencesTest, StandForEnvironmentVariables) {
   ::setenv("SYNCBN_TEST_DATA", "/data", 1);
   ::unsetenv("SYNCBN_TEST_NONE");

@@ -305,8 +305,8 @@ class Resolver {
       }
       if (find_default(name, found)) return true;
       missing = fmt::format("the key '{}' is not set", name);
-      if (const auto key = nearest_key(name, fields_))
-        missing += fmt::format(" (is it '{}'?)", *key);
+      const auto key = nearest_key(name, fields_);
+      if (key && *key != name) missing += fmt::format(" (is it '{}'?)", *key);
     }
     if (!reference.otherwise) {
       fail(value, fmt::format("${{{0}}}: {1}; set it, or write a default: ${{{0}:-DEFAULT}}", name,
@@ -335,10 +335,25 @@ class Resolver {
     return value;
   }
 
-  bool find_default(const std::string& path, Value& found) const {
-    const auto field = std::ranges::find(fields_, path, &FieldInfo::path);
-    // An alternative's defaults count only if it is chosen.
-    if (field == fields_.end() || field->required || !field->only_for.empty()) return false;
+  /// The name of the alternative that is chosen in a section, or "".
+  std::string chosen_type(const std::string& section) {
+    const std::string path = section + ".type";
+    if (Value* const given = find(path); given != nullptr) {
+      resolve(*given, path);
+      return given->scalar;
+    }
+    Value by_default;
+    return find_default(path, by_default) ? by_default.scalar : "";
+  }
+
+  bool find_default(const std::string& path, Value& found) {
+    const auto field = std::ranges::find_if(fields_, [&](const FieldInfo& one) {
+      // An alternative's defaults count only if it is chosen.
+      return one.path == path &&
+             (one.only_for.empty() ||
+              one.only_for == "type: " + chosen_type(path.substr(0, path.rfind('.'))));
+    });
+    if (field == fields_.end() || field->required) return false;
     const bool is_text = field->is_text() && field->default_value != "null";
     found = is_text ? Value::of_scalar(field->default_value, /*quoted=*/true)
                     : parse_yaml(field->default_value, path);

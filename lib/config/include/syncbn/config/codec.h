@@ -133,8 +133,12 @@ struct Codec<std::vector<T>> {
     return value;
   }
   static Value json_schema(Definitions& definitions) {
-    Value schema = detail::map_of("type", Value::of_scalar("array", /*quoted=*/true));
+    // A file that builds on another may set parts of single items: {0: …}.
+    const auto text = [](const char* type) { return Value::of_scalar(type, /*quoted=*/true); };
+    Value schema = detail::map_of("type", detail::list_of({text("array"), text("object")}));
     schema.set("items", detail::or_reference(Codec<T>::json_schema(definitions)));
+    schema.set("patternProperties", detail::map_of("^[0-9]+$", Value::of_map()));
+    schema.set("additionalProperties", Value::of_scalar("false"));
     return schema;
   }
 };
