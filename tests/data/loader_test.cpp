@@ -5,12 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <syncbn/base/error.h>
 #include <syncbn/data/distributed_sampler.h>
@@ -139,28 +141,66 @@ TEST(LoaderTest, ResumesAtEveryPositionOfAnEpoch) {
   }
 }
 
-TEST(LoaderTest, ResumesOnAnotherNumberOfRanksWithTheSameSamples) {
-  // Three steps of 2 ranks x 2, then 4 ranks x 1: together they cover the epoch once.
-  std::multiset<int64_t> seen;
-  SamplerState state;
-  for (int rank = 0; rank < 2; ++rank) {
-    Loader loader =
-        make({.samples = 24, .batch_size = 2, .ranks = 2, .rank = rank, .shuffle = true});
-    loader.start_epoch(3);
-    for (int step = 0; step < 3; ++step) {
-      for (const int64_t number : numbers(*loader.next())) seen.insert(number);
-    }
-    state = loader.state();
-  }
-  EXPECT_EQ(state.consumed, 12);
-  for (int rank = 0; rank < 4; ++rank) {
-    Loader loader =
-        make({.samples = 24, .batch_size = 1, .ranks = 4, .rank = rank, .shuffle = true});
+/// Takes `steps` batches on each of `ranks` ranks from `state` on, and counts the samples.
+SamplerState take(int ranks, int64_t batch_size, int64_t steps, const SamplerState& state,
+                  std::map<int64_t, int>& seen) {
+  SamplerState end;
+  std::set<int64_t> left;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Loader loader = make({.samples = 25,
+                          .batch_size = batch_size,
+                          .ranks = ranks,
+                          .rank = rank,
+                          .shuffle = true,
+                          .seed = 7});
     loader.resume(state);
-    for (const auto& batch : rest(loader)) seen.insert(batch.begin(), batch.end());
+    for (int64_t step = 0; step < steps; ++step) {
+      const auto batch = loader.next();
+      if (!batch) break;
+      for (const int64_t number : numbers(*batch)) ++seen[number];
+    }
+    if (rank > 0) {
+      EXPECT_EQ(loader.state().consumed, end.consumed);
+    }
+    end = loader.state();
+    left.insert(loader.batches_left());
   }
-  EXPECT_EQ(seen.size(), 24U);
-  for (int64_t i = 0; i < 24; ++i) EXPECT_EQ(seen.count(i), 1U) << i;
+  EXPECT_EQ(left.size(), 1U) << "ranks with other numbers of steps wait for each other";
+  return end;
+}
+
+TEST(LoaderTest, ResumesOnAnyNumberOfRanksWithEachSampleOnce) {
+  constexpr int64_t kAll = 1000;
+  for (const std::vector<int>& ranks : std::vector<std::vector<int>>{
+           {2, 4}, {2, 3}, {3, 2}, {3, 1}, {1, 3}, {1, 2, 3}, {3, 2, 1}, {2, 3, 2, 3}, {1, 4, 3}}) {
+    for (const int64_t batch_size : {1, 2, 3}) {
+      std::map<int64_t, int> seen;
+      SamplerState state = make({.samples = 25, .shuffle = true, .seed = 7}).state();
+      state.epoch = 3;
+      for (size_t i = 0; i + 1 < ranks.size(); ++i) {
+        state = take(ranks[i], batch_size, /*steps=*/1, state, seen);
+      }
+      take(ranks.back(), batch_size, kAll, state, seen);
+      const std::string what =
+          fmt::format("{} ranks, batches of {}", fmt::join(ranks, ", "), batch_size);
+      EXPECT_EQ(seen.size(), 25U) << what;
+      int more = 0;
+      for (const auto& [number, times] : seen) more += times - 1;
+      EXPECT_LT(more, ranks.back()) << "samples that even out the last step; " << what;
+    }
+  }
+}
+
+TEST(LoaderTest, AnEpochsEndIsItsEndForAnyNumberOfRanks) {
+  std::map<int64_t, int> seen;
+  const SamplerState begin = make({.samples = 25, .shuffle = true, .seed = 7}).state();
+  const SamplerState end = take(3, 2, 1000, begin, seen);
+  EXPECT_EQ(end.consumed, 27) << "two samples twice";
+  for (const int ranks : {1, 2, 4}) {
+    seen.clear();
+    take(ranks, 2, 1000, end, seen);
+    EXPECT_THAT(seen, IsEmpty()) << ranks;
+  }
 }
 
 TEST(LoaderTest, RefusesAStateOfAnotherSeedDataSetOrFormat) {
@@ -266,12 +306,17 @@ TEST(LoaderTest, ResumesWithAnotherDropLast) {
 
 TEST(LoaderTest, RefusesAPositionThatTheseRanksCannotReach) {
   Loader loader = make({.ranks = 2});
-  loader.start_epoch(0);
-  for (const int64_t consumed : {-2, 3, 12}) {
-    SamplerState state = loader.state();
-    state.consumed = consumed;
-    EXPECT_THROW(loader.resume(state), base::UserError) << consumed;
-  }
+  SamplerState state = loader.state();
+  state.consumed = -2;
+  EXPECT_THROW(loader.resume(state), base::UserError);
+  // Its ranks do not share one list.
+  Loader separate(std::make_shared<Counting>(10),
+                  std::make_shared<SequentialShardSampler>(10, 2, 0), {.batch_size = 2});
+  state = separate.state();
+  state.consumed = 3;
+  EXPECT_THAT([&] { separate.resume(state); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("3 samples of the epoch were consumed, not a multiple of 2 ranks")));
 }
 
 TEST(LoaderTest, RefusesABatchSizeBelowOne) {

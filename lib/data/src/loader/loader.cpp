@@ -72,9 +72,7 @@ bool pins_memory(const LoaderOptions& options) {
   throw base::UserError("cannot resume at the saved position in the data: " + why);
 }
 
-/// @param num_samples this rank's samples per epoch.
-void check_resumable(const SamplerState& state, const Dataset& dataset, const Sampler& sampler,
-                     int64_t num_samples) {
+void check_resumable(const SamplerState& state, const Dataset& dataset, const Sampler& sampler) {
   if (state.version < 1 || state.version > SamplerState::kVersion) {
     refuse(fmt::format("it was saved in format {}, this program reads formats 1 to {}",
                        state.version, SamplerState::kVersion));
@@ -94,12 +92,13 @@ void check_resumable(const SamplerState& state, const Dataset& dataset, const Sa
         "sampler's options, or resume at the beginning of an epoch",
         state.order, order.empty() ? "unknown" : order));
   }
+  if (state.consumed < 0) refuse(fmt::format("{} samples were consumed", state.consumed));
   const int64_t replicas = sampler.num_replicas();
-  if (state.consumed < 0 || state.consumed % replicas != 0 ||
-      state.consumed / replicas > num_samples) {
-    refuse(fmt::format("the position after {} of the epoch does not exist for {} with {} each",
-                       base::counted(state.consumed, "sample"), base::counted(replicas, "rank"),
-                       base::counted(num_samples, "sample")));
+  if (state.consumed % replicas != 0 && !sampler.share()) {
+    refuse(fmt::format(
+        "{} samples of the epoch were consumed, not a multiple of {}, and this sampler's ranks do "
+        "not share one list (Sampler::share())",
+        state.consumed, base::counted(replicas, "rank")));
   }
 }
 
@@ -183,17 +182,29 @@ int64_t Loader::batches_left() const {
 }
 
 void Loader::start_epoch(int64_t epoch) {
-  move_to(epoch, 0);
+  move_to({.epoch = epoch});
 }
 
-void Loader::move_to(int64_t epoch, int64_t position) {
+void Loader::move_to(const SamplerState& state) {
+  const int64_t ranks = sampler_->num_replicas();
+  const auto share = sampler_->share();
+  // With padding, other numbers of ranks may have consumed more than there is.
+  const int64_t all = std::min(share ? share->list_size : INT64_MAX, num_samples() * ranks);
+  const int64_t consumed = std::min(state.consumed, all);
+  const int64_t left =
+      share ? (all - consumed + ranks - 1) / ranks : num_samples() - consumed / ranks;
+  // Where the consumed samples are no multiple of the ranks, the first ranks have had one more.
+  const bool is_ahead = share && share->rank < consumed % ranks;
+  const int64_t position = consumed / ranks + (is_ahead ? 1 : 0);
   if (pool_) pool_->clear();
   pending_.clear();
-  sampler_->set_epoch(epoch);
+  sampler_->set_epoch(state.epoch);
   order_ = sampler_->indices();
   storage_order_ = sampler_->storage_order(order_);
-  order_.resize(static_cast<size_t>(num_samples()));
+  if (position + left > std::ssize(order_)) order_.push_back(order_.front());  // as other padding
+  order_.resize(static_cast<size_t>(position + left));
   position_ = scheduled_ = requested_ = position;
+  consumed_ahead_ = state.consumed - position * ranks;
   skipped_ = 0;
   if (pool_) schedule(options_.prefetch);
 }
@@ -314,14 +325,14 @@ Batch Loader::result_of(PendingBatch& pending) {
 SamplerState Loader::state() const {
   return {.seed = sampler_->seed(),
           .epoch = sampler_->epoch(),
-          .consumed = position_ * sampler_->num_replicas(),
+          .consumed = position_ * sampler_->num_replicas() + consumed_ahead_,
           .fingerprint = std::bit_cast<int64_t>(dataset_->fingerprint()),
           .order = sampler_->order_name()};
 }
 
 void Loader::resume(const SamplerState& state) {
-  check_resumable(state, *dataset_, *sampler_, num_samples());
-  move_to(state.epoch, state.consumed / sampler_->num_replicas());
+  check_resumable(state, *dataset_, *sampler_);
+  move_to(state);
 }
 
 }  // namespace syncbn::data

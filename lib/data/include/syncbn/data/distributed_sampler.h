@@ -38,6 +38,7 @@ class DistributedSampler : public Sampler {
   std::vector<int64_t> indices() const override;
   int64_t size() const override { return num_samples_; }
   int num_replicas() const override { return options_.num_replicas; }
+  std::optional<Share> share() const override { return Share{options_.rank, dataset_size_}; }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
 

@@ -102,8 +102,8 @@ class Loader {
   /// Moves to a position, also in the middle of an epoch and on another number of ranks. Earlier
   /// samples are not read.
   /// @throws base::UserError for a state of another version, seed or data set; in the middle of an
-  ///   epoch also for another order (Sampler::order_name()), and if the consumed samples are not a
-  ///   multiple of the number of ranks.
+  ///   epoch also for another order (Sampler::order_name()), and, with a sampler without share(),
+  ///   if the consumed samples are not a multiple of the number of ranks.
   void resume(const SamplerState& state);
 
   const Dataset& dataset() const { return *dataset_; }
@@ -111,7 +111,7 @@ class Loader {
  private:
   /// This rank's samples per epoch, without those that drop_last leaves out.
   int64_t num_samples() const;
-  void move_to(int64_t epoch, int64_t position);
+  void move_to(const SamplerState& state);
   /// Starts batches until `batches` are pending.
   void schedule(int64_t batches);
   /// The next samples to ask storage for.
@@ -128,6 +128,8 @@ class Loader {
   std::vector<int64_t> order_;
   int64_t position_ = 0;   ///< samples returned by next()
   int64_t scheduled_ = 0;  ///< samples returned or pending
+  /// What all ranks have consumed beyond `position_` samples each: of a resumed epoch.
+  int64_t consumed_ahead_ = 0;
   std::vector<int64_t> storage_order_;
   int64_t requested_ = 0;  ///< samples of storage_order_ that storage was asked for
   int64_t skipped_ = 0;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,6 +42,16 @@ class Sampler {
 
   virtual int num_replicas() const = 0;
   virtual int64_t seed() const = 0;
+
+  /// This rank's share of a list.
+  struct Share {
+    int rank = 0;
+    int64_t list_size = 0;
+  };
+  /// Set if indices() are the elements r, r + W, r + 2W, ... of a list that does not depend on the
+  /// number W of ranks, padded or cut at its end: a run can then resume in the middle of an epoch
+  /// on any number of ranks.
+  virtual std::optional<Share> share() const { return std::nullopt; }
 
   /// Everything that the order of all ranks' samples depends on besides data set, seed and epoch:
   /// "shards, shuffle true, buffer_size 10000, streams 16". A run can resume in the middle of an
@@ -145,6 +156,7 @@ class WeightedSampler : public Sampler {
   std::vector<int64_t> indices() const override;
   int64_t size() const override;
   int num_replicas() const override { return options_.num_replicas; }
+  std::optional<Share> share() const override { return Share{options_.rank, options_.num_samples}; }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
 
@@ -179,6 +191,9 @@ class RepeatedAugmentationSampler : public Sampler {
   std::vector<int64_t> indices() const override;
   int64_t size() const override { return num_selected_; }
   int num_replicas() const override { return options_.num_replicas; }
+  std::optional<Share> share() const override {
+    return Share{options_.rank, num_selected_ * options_.num_replicas};
+  }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
   int64_t copy_at(int64_t place) const override;

@@ -46,6 +46,7 @@ class ShardSampler : public Sampler {
   std::vector<int64_t> indices() const override;
   int64_t size() const override;
   int num_replicas() const override { return options_.num_replicas; }
+  std::optional<Share> share() const override { return Share{options_.rank, dataset_size()}; }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
   std::vector<int64_t> storage_order(std::span<const int64_t> indices) const override;
