@@ -1,5 +1,7 @@
 #include <syncbn/models/norm.h>
 
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 
@@ -43,6 +45,29 @@ TEST_P(NormTest, AllLayersOfAModelAreOfItsKind) {
   const Layers sync = layers_of(*make(GetParam(), Norm::kSync));
   EXPECT_EQ(sync.local, 0);
   EXPECT_EQ(sync.sync, local.local);
+}
+
+TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {
+  constexpr double kDropped = 0.25;
+  constexpr int64_t kSamples = 4000;
+  at::manual_seed(1);
+  for (const Norm kind : {Norm::kLocal, Norm::kSync}) {
+    NormRelu layer = NormFactory(ModelArgs{.norm = kind}).with_relu(2, kDropped);
+    const at::Tensor x = at::randn({kSamples, 2, 2, 1});
+    const at::Tensor residual = at::rand({kSamples, 2, 2, 1}) + 10;  // above 0, in a sum too
+    const at::Tensor mean = x.mean({0, 2, 3}, /*keepdim=*/true);
+    const at::Tensor deviation = (x.var({0, 2, 3}, /*unbiased=*/false, true) + 1e-5).sqrt();
+    const at::Tensor kept = ((x - mean) / deviation / (1 - kDropped) + residual).relu();
+    const at::Tensor y = layer.forward(x, residual);
+    const at::Tensor is_kept = at::isclose(y, kept, 1e-4, 1e-5).flatten(1).all(1);
+    const at::Tensor is_dropped = y.eq(residual).flatten(1).all(1);
+    EXPECT_TRUE(is_kept.logical_xor(is_dropped).all().item<bool>());
+    EXPECT_NEAR(is_dropped.to(at::kDouble).mean().item<double>(), kDropped, 0.03);
+
+    layer.ptr()->eval();
+    EXPECT_FALSE(layer.forward(x, residual).eq(residual).flatten(1).all(1).any().item<bool>())
+        << "in evaluation no sample is dropped";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, NormTest, ::testing::ValuesIn(ModelKind::registry().names()),

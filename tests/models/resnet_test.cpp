@@ -225,5 +225,21 @@ TEST(ResNetTest, RefusesZeroClasses) {
               ThrowsMessage<base::UserError>(HasSubstr("at least one class, got 0")));
 }
 
+TEST(ResNetTest, DropoutAndStochasticDepthAreOfTrainingAlone) {
+  const ModelArgs args{.num_classes = 3, .sample_shape = {3, 32, 32}};
+  const at::Tensor images = wave({2, 3, 32, 32}).to(at::kFloat);
+  const auto logits = [&](const ResNetOptions& options, bool train) {
+    at::manual_seed(1);
+    const auto model = resnet18(args, options);
+    model->train(train);
+    return model->forward(images);
+  };
+  for (const ResNetOptions& options :
+       {ResNetOptions{.dropout = 0.5}, ResNetOptions{.stochastic_depth = 0.9}}) {
+    EXPECT_TRUE(at::equal(logits(options, false), logits({}, false)));
+    EXPECT_FALSE(at::allclose(logits(options, true), logits({}, true)));
+  }
+}
+
 }  // namespace
 }  // namespace syncbn::models

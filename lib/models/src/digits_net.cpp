@@ -1,5 +1,6 @@
 #include <syncbn/models/digits_net.h>
 
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/mean.h>
 #include <torch/nn/modules/linear.h>
@@ -19,7 +20,7 @@ constexpr int64_t kMaxWidth = 4096;  // more is a typing error: parameters grow 
 
 class DigitsNet : public Model {
  public:
-  DigitsNet(const ModelArgs& args, const DigitsNetOptions& options) {
+  DigitsNet(const ModelArgs& args, const DigitsNetOptions& options) : dropout_(options.dropout) {
     if (args.activation_checkpointing) {
       throw base::UserError(
           "activation_checkpointing: the network digits has no blocks to compute again; set it to "
@@ -43,10 +44,11 @@ class DigitsNet : public Model {
       if (i == 2) x = at::max_pool2d(x, 2);
       x = norms_[i].forward(convs_[i]->forward(x));
     }
-    return fc_->forward(at::mean(x, {2, 3}));
+    return fc_->forward(at::dropout(at::mean(x, {2, 3}), dropout_, is_training()));
   }
 
  private:
+  double dropout_;
   std::vector<torch::nn::Conv2d> convs_;
   std::vector<NormRelu> norms_;
   torch::nn::Linear fc_{nullptr};
@@ -57,6 +59,11 @@ class DigitsNet : public Model {
 void DigitsNetOptions::describe(config::Schema<DigitsNetOptions>& schema) {
   schema.field("width", &DigitsNetOptions::width, "channels of the first convolution")
       .between(1, kMaxWidth);
+  schema
+      .field("dropout", &DigitsNetOptions::dropout,
+             "probability that an input of the last layer is left out in training")
+      .at_least(0)
+      .below(1);
 }
 
 std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options) {

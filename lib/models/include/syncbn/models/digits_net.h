@@ -8,6 +8,7 @@ namespace syncbn::models {
 
 struct DigitsNetOptions {
   int64_t width = 16;  ///< channels of the first convolution
+  double dropout = 0;  ///< probability that an input of the last layer is left out in training
 
   static void describe(config::Schema<DigitsNetOptions>& schema);
 };

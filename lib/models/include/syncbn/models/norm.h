@@ -14,7 +14,10 @@ class NormRelu {
  public:
   NormRelu() = default;
   /// @param fused whether `norm` is a SyncBatchNorm with fuse_relu
-  NormRelu(torch::nn::AnyModule norm, bool fused) : norm_(std::move(norm)), fused_(fused) {}
+  /// @param drop_path stochastic depth (Huang et al., arXiv:1603.09382): in training, the
+  ///   probability that a sample has only the residual; without `fused`
+  NormRelu(torch::nn::AnyModule norm, bool fused, double drop_path = 0)
+      : norm_(std::move(norm)), fused_(fused), drop_path_(drop_path) {}
 
   /// @param residual undefined, or of the sizes of `x`: added before the ReLU
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {});
@@ -25,6 +28,7 @@ class NormRelu {
  private:
   torch::nn::AnyModule norm_;
   bool fused_ = false;
+  double drop_path_ = 0;
 };
 
 /// Makes the batch norm layers of a network, all of one kind.
@@ -36,7 +40,8 @@ class NormFactory {
   /// A layer for an [N, C, H, W] input. Register it with register_module(name, layer.ptr()).
   torch::nn::AnyModule operator()(int64_t channels) const;
 
-  NormRelu with_relu(int64_t channels) const;
+  /// @param drop_path as NormRelu's
+  NormRelu with_relu(int64_t channels, double drop_path = 0) const;
 
  private:
   torch::nn::AnyModule make(int64_t channels, bool fuse_relu) const;

@@ -11,6 +11,11 @@ struct ResNetOptions {
   bool small_input = false;
   /// Start the weight of each block's last batch norm at zero (Goyal et al., arXiv:1706.02677).
   bool zero_init_residual = false;
+  /// Probability that an input of the last layer is left out in training.
+  double dropout = 0;
+  /// Probability that a sample skips the last block in training (NormRelu); it rises linearly from
+  /// 0 in the first block, as timm's drop_path_rate.
+  double stochastic_depth = 0;
 
   static void describe(config::Schema<ResNetOptions>& schema);
 };
