@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <ctime>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -53,6 +54,19 @@ TEST(LaunchRestartTest, DoesNotRepeatAProgramThatCannotRun) {
   const auto result = launch({"--max_restarts=3", odd});
   EXPECT_EQ(result.exit_code, 126);
   EXPECT_THAT(result.err, Not(HasSubstr("restart")));
+}
+
+TEST(LaunchRestartTest, AttemptsShareTheStartOfTheJob) {
+  const auto before = std::time(nullptr);
+  const auto result = launch({"--max_restarts=1", "sh", "-c",
+                              "echo $SYNCBN_JOB_START; sleep 1; exit $((1 - SYNCBN_ATTEMPT))"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::istringstream words(result.out);
+  std::time_t first = 0;
+  std::time_t second = 0;
+  EXPECT_TRUE(words >> first >> second) << result.out;
+  EXPECT_GE(first, before);
+  EXPECT_EQ(first, second);
 }
 
 TEST(LaunchRestartTest, EachAttemptHasAFreshPort) {

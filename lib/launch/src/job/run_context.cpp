@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <ctime>
 #include <optional>
 #include <string_view>
 
@@ -60,6 +61,7 @@ RunContext make_run_context(const LaunchOptions& options) {
   context.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
   context.job_id = base::random_id();
   context.run_id = options.standalone ? context.job_id : options.run_id;
+  context.started = std::time(nullptr);
   context.cpus = cpus_of_workers(options);
   context.omp_num_threads = omp_num_threads(options, context.cpus);
   context.nodes = options.nnodes.max;
@@ -89,6 +91,7 @@ Variables worker_variables(const LaunchOptions& options, const RunContext& conte
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", context.run_id},
       {"SYNCBN_JOB_ID", context.job_id},
+      {"SYNCBN_JOB_START", std::to_string(context.started)},
       {"SYNCBN_GPU_PER_WORKER", options.gpu_per_worker ? "1" : "0"},
       {"SYNCBN_ATTEMPT", std::to_string(context.attempt)},
       {"TORCHELASTIC_SIGNALS_TO_HANDLE", options.signals_to_handle},
