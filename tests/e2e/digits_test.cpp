@@ -136,7 +136,7 @@ TEST(TrainProgramTest, PrintsWhereEachValueWasWritten) {
 TEST(TrainProgramTest, TellsItsVersion) {
   const auto result = run_train({"--version"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.out, ContainsRegex("^train [0-9.]+, libtorch 2[0-9.]+\n$"));
+  EXPECT_THAT(result.out, ContainsRegex("^train [0-9.]+( [0-9a-f-]+)?, libtorch 2[0-9.]+\n$"));
 }
 
 TEST(TrainProgramTest, HelpListsEveryKey) {

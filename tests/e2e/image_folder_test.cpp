@@ -114,6 +114,35 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudge
       HasSubstr("could not be read, more than the 5 % that may be left out (error_budget)"));
 }
 
+TEST_F(ImageFolderTrainingTest, ABatchWithoutAnySampleLeftDoesNotEndTheRun) {
+  base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
+  const std::vector<std::string> skip = {"--loader.on_error=skip", "--loader.error_budget=0.2",
+                                         "--batch_size=1", "--epochs=1"};
+  for (const auto& [run, more] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {"sync", {}},
+           {"local", {"--sync_batchnorm=false"}},
+           {"mixed", {"--task.mixup=0.5", "--amp=bf16", "--clip.norm=1", "--update_bn_stats=9"}}}) {
+    auto args = skip;
+    args.insert(args.end(), more.begin(), more.end());
+    const auto result = train(run, args);
+    EXPECT_EQ(result.exit_code, 0) << run << result.err;
+    EXPECT_THAT(result.err, ContainsRegex("left out: sample [0-9]+ .*none.png")) << run;
+    EXPECT_EQ(result_of(folder_ / run)["steps"], 9) << run;
+    EXPECT_GT(result_of(folder_ / run)["train_loss"], 0) << run;
+  }
+  // Both samples of rank 0's first batch, which is divided into two parts.
+  base::write_file_atomically(folder_ / "train/colour/0.jpg", "no image");
+  base::write_file_atomically(folder_ / "train/colour/2.jpg", "no image");
+  for (const char* sync : {"true", "false"}) {
+    const auto result = train(
+        std::string("parts") + sync,
+        {"--loader.on_error=skip", "--loader.error_budget=0.5", "--batch_size=2", "--accumulate=2",
+         "--sampler.shuffle=false", std::string("--sync_batchnorm=") + sync, "--log_interval=1"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, ContainsRegex("step 1/.* loss [0-9.]+ ")) << result.err;
+  }
+}
+
 TEST_F(ImageFolderTrainingTest, AnEpochIsNotLostToATestImageThatCannotBeRead) {
   base::write_file_atomically(folder_ / "test/colour/none.png", "no image");
   const auto result = train("run", {});

@@ -1,5 +1,6 @@
 // checkpoint.on: node. Nodes are processes with working folders of their own.
 #include <ATen/Functions.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
@@ -100,6 +101,30 @@ TEST_F(NodeDisksTest, ARunSurvivesTheLossOfEachNodesDisk) {
       expect_same_network(load(disk + "/runs/digits/best.pt"), load("a/runs/digits/best.pt"));
     }
   }
+}
+
+TEST_F(NodeDisksTest, ADamagedCheckpointOfOneNodeIsSetAside) {
+  for (const std::string damaged : {"a", "b"}) {
+    for (const char* disk : {"a", "b"}) fs::remove_all(disk_(disk) + "/runs");
+    expect_all_succeed(run("a", "b", {"--max_steps=50"}));
+    base::write_file_atomically(disk_(damaged + "/runs/digits/last.pt"), "cut off");
+    const auto resumed = run("a", "b", {"--resume=auto", "--max_steps=60"});
+    expect_all_succeed(resumed);
+    EXPECT_THAT(resumed[0].err, HasSubstr("at epoch 1, step 50"));
+    EXPECT_THAT(resumed[damaged == "a" ? 0 : 1].err,
+                HasSubstr(fmt::format("last.pt is damaged: it is now runs/digits/last.pt.damaged, "
+                                      "and the run resumes from runs/digits/last.pt of rank {}",
+                                      damaged == "a" ? 1 : 0)));
+    EXPECT_EQ(base::read_file(disk_(damaged + "/runs/digits/last.pt.damaged")), "cut off");
+    expect_same_network(load("a/runs/digits/last.pt"), load("b/runs/digits/last.pt"));
+  }
+  for (const char* disk : {"a", "b"}) {
+    base::write_file_atomically(disk_(disk) + std::string("/runs/digits/last.pt"), "cut off");
+  }
+  const auto none = run("a", "b", {"--resume=auto", "--max_steps=70"});
+  EXPECT_EQ(none[0].exit_code, base::kExitUsage);
+  EXPECT_EQ(count(none[0].err + none[1].err, "error:"), 1) << none[0].err << none[1].err;
+  EXPECT_TRUE(fs::exists(disk_("a/runs/digits/last.pt")));
 }
 
 TEST_F(NodeDisksTest, NodesThatShareADiskWriteOnce) {

@@ -153,6 +153,7 @@ TEST_F(SweepTest, MistakesAreReportedOnceBeforeTheFirstRun) {
            {{"optimizer.lr=0.1,-1", "epochs=0,1"}, "optimizer.lr: must be above 0"},
            {{"--nnodes=2", "seed=0..5"}, "sweep: --nnodes is not possible"},
            {{"--bind=cores", "seed=0..5"}, "sweep: --bind needs --nproc_per_node=N as well"},
+           {{"seed=1,01", "optimizer.lr=0.1"}, "sweep: seed=1 and seed=01 are the same run"},
            {{"--resume=a.pt", "seed=0..5"}, "sweep: resume: each run of a sweep resumes its own"},
            {{"--dry_run", "seed=0..5"}, "sweep: --dry_run is for a single run"},
            {{"seed=5"}, "sweep: no key has several values"}}) {

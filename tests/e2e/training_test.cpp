@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 #include <sstream>
 #include <thread>
@@ -239,6 +240,29 @@ TEST_F(TrainingTest, MaxTimeSavesAndLeavesForTheNextRun) {
   EXPECT_THAT(result.err, HasSubstr("stopped by max_time after step"));
   EXPECT_GT(load("run/last.pt").step, 0);
   EXPECT_EQ(events("run", "end").back()["reason"], "max_time");
+  // The launcher of a restarted job was started long ago.
+  const std::string start = std::to_string(std::time(nullptr) - 3600);
+  const auto restarted = run_train(args("restarted", {"--epochs=10000", "--max_time=30min"}),
+                                   {{"SYNCBN_JOB_START", start}});
+  EXPECT_EQ(restarted.exit_code, base::kExitPreempted) << restarted.err;
+  EXPECT_LE(load("restarted/last.pt").step, 3);
+}
+
+TEST_F(TrainingTest, MaxTimeEndsAnEvaluationThatTheNextRunMakesUpFor) {
+  const std::vector<std::string> whole_epochs = {"--epochs=2", "--batch_size=1442"};
+  auto limited = whole_epochs;
+  limited.emplace_back("--max_time=30min");
+  const auto stopped = run_train(args("run", limited),
+                                 {{"SYNCBN_JOB_START", std::to_string(std::time(nullptr) - 3600)}});
+  EXPECT_EQ(stopped.exit_code, base::kExitPreempted) << stopped.err;
+  EXPECT_EQ(events("run", "epoch").size(), 0U);
+  EXPECT_EQ(load("run/last.pt").step, 1);
+  auto resumed = whole_epochs;
+  resumed.emplace_back("--resume=auto");
+  const auto result = run("run", resumed);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(events("run", "epoch").front().contains("test_accuracy"));
+  EXPECT_EQ(events("run", "epoch").size(), 2U);
 }
 
 TEST_F(TrainingTest, EndsEarlyWithoutABetterResult) {

@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 class RunFolderTest : public ::testing::Test {
  protected:
@@ -32,6 +33,27 @@ TEST_F(RunFolderTest, RefusesAFolderThatHoldsARunUnlessToldWhatToDo) {
   EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
   EXPECT_EQ(RunFolder::choose(path, "x", true, false), path);
   EXPECT_EQ(RunFolder::choose(path, "x", false, true), path);
+}
+
+TEST_F(RunFolderTest, IsOfOneRunAtATime) {
+  const fs::path path = temp_ / "run";
+  {
+    RunFolder first(path, "a: 1\n", false);
+    first.log_start(1, 0, false);
+    for (const bool resume : {false, true}) {
+      EXPECT_THAT([&] { RunFolder(path, "a: 2\n", resume); },
+                  ThrowsMessage<base::UserError>(
+                      HasSubstr("another process is writing to " + path.string() +
+                                "; wait for the end of that run, or choose another run_dir")));
+    }
+    EXPECT_EQ(base::read_file(path / "config.yaml"), "a: 1\n");
+    EXPECT_THAT(base::read_file(path / "log.jsonl"), HasSubstr("start"));
+    // The lock of a node that was lost may remain on a file server.
+    ::setenv("SYNCBN_ATTEMPT", "1", 1);
+    const RunFolder restarted(path, "a: 3\n", true);
+    ::unsetenv("SYNCBN_ATTEMPT");
+  }
+  const RunFolder next(path, "a: 4\n", true);
 }
 
 TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {

@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <syncbn/dist/process_group.h>
 
+#include <chrono>
 #include <limits>
+#include <thread>
 
 #include "support/multiproc.h"
 
@@ -86,6 +88,23 @@ TEST(StopSignalsTest, AllThatAskARunToStopAreRemembered) {
     ::raise(signal);
     EXPECT_EQ(StopSignals::received(), signal);
   }
+}
+
+TEST(StopSignalsTest, ALaterSecondOneEndsTheProcessUnlessALauncherDoes) {
+  const auto ends = [](bool launched, std::chrono::milliseconds pause) {
+    const auto end = [&](int /*rank*/) {
+      if (!launched) ::unsetenv("LOCAL_RANK");
+      const StopSignals signals;
+      ::raise(SIGUSR1);
+      std::this_thread::sleep_for(pause);
+      ::raise(SIGTERM);
+    };
+    return test::run_ranks_and_collect({.world_size = 1}, end).front().exit_code;
+  };
+  constexpr std::chrono::milliseconds kLater{1100};
+  EXPECT_EQ(ends(false, std::chrono::milliseconds(0)), 0) << "a copy of the first";
+  EXPECT_EQ(ends(false, kLater), 128 + SIGTERM);
+  EXPECT_EQ(ends(true, kLater), 0);
 }
 
 TEST(StopSignalsTest, WhatIsIgnoredStaysSo) {

@@ -61,6 +61,9 @@ TEST_F(TaskTest, ClassWeightsAreTheLosssWeights) {
   const at::Tensor each = -(likelihood_ * one_hot_).sum(1);
   EXPECT_TRUE(at::allclose(weighted->loss(output_.to(at::kFloat), target_),
                            ((each * weights).sum() / weights.sum()).to(at::kFloat)));
+  const at::Tensor ignored = output_.narrow(0, 3, 1).to(at::kFloat);
+  EXPECT_EQ(weighted->loss(ignored, target_.narrow(0, 3, 1)).item<float>(), 0)
+      << "nothing in this batch counts";
   EXPECT_THAT(task_error("{type: classification, class_weights: [1, 2]}"),
               HasSubstr("task.class_weights has 2 values, the data has 4 classes"));
   EXPECT_THAT(task_error("{type: classification, class_weights: [0, 0, 0, 0]}"),

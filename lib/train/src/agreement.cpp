@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "rank_0.h"
+#include "revision.h"
 
 namespace syncbn::train {
 namespace {
@@ -42,7 +43,7 @@ config::Value description(const std::string& config_text, const Inputs& inputs) 
     all.set(key, config::Value::of_scalar(std::move(text), /*quoted=*/true));
   };
   set("host", base::hostname());
-  set("version of train", SYNCBN_VERSION);
+  set("build of train", fmt::format("{} {}", SYNCBN_VERSION, kRevision));
   set("version of libtorch", TORCH_VERSION);
   set("training data", fmt::format("{:016x}", inputs.train_set->fingerprint()));
   set("evaluation data", fmt::format("{:016x}", inputs.eval_set->fingerprint()));

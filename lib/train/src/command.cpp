@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <limits>
@@ -34,6 +35,7 @@
 #include "launching.h"
 #include "out_of_memory.h"
 #include "resolved_config.h"
+#include "revision.h"
 #include "stopping.h"
 #include "sweep.h"
 #include "visible_gpu.h"
@@ -167,7 +169,8 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     }
     if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));
     if (line.has("version")) {
-      return print("train " SYNCBN_VERSION ", libtorch " TORCH_VERSION "\n");
+      return print(fmt::format("train {}{}{}, libtorch {}\n", SYNCBN_VERSION, *kRevision ? " " : "",
+                               kRevision, TORCH_VERSION));
     }
     if (line.has("print_reference")) return print(config_reference());
     if (line.has("print_schema")) return print(config_json_schema());
@@ -197,6 +200,8 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
   const Config& config = resolved.config;
   local_rank_0_first(env.local_rank, [&] {
     if (const auto gpu = config.gpu()) see_only_gpu(*gpu);
+    // cuBLAS reads it at its first use, and is not deterministic without.
+    if (config.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     dist::init_process_group({.backend = config.chosen_backend(),
                               .timeout = milliseconds(config.timeout),
                               .connect_timeout = milliseconds(config.connect_timeout)});

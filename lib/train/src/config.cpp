@@ -190,6 +190,8 @@ data::LoaderOptions LoaderConfig::options(int64_t batch_size) const {
           // Rounded up, since 0 means no limit.
           .timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(timeout * 1000))),
           .on_error = on_error == "skip" ? OnError::kSkip : OnError::kRaise,
+          // A rank's batch may be empty where the others' are not: all of them take the step.
+          .empty_batches = true,
           .error_budget = error_budget};
 }
 
@@ -224,8 +226,7 @@ void Config::describe(config::Schema<Config>& schema) {
       .between(1, kMaxSteps)
       .unit("steps");
   schema.field("max_time", &Config::max_time,
-               "save and leave (exit code 85) after this time, set-up included: "
-               "11h, 50min; "
+               "save and leave (exit code 85) this long after the job was started: 11h, 50min; "
                "null: no limit");
   schema.field("model", &Config::model, "the network").required();
   schema.field("task", &Config::task, "what the network is trained for");

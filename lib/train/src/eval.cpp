@@ -58,7 +58,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
         throw base::UserError(fmt::format("cannot evaluate {}: {}", path, error.what()));
       }
     });
-    const Evaluation result = evaluator.evaluate(*model);
+    const Evaluation result = evaluator.evaluate(*model, [] { return Wishes{}; });
     json["samples"] = result.samples;
     json[prefix + "loss"] = result.loss;
     text += fmt::format("  {}loss {:.4f}", prefix, result.loss);

@@ -23,28 +23,25 @@ namespace syncbn::train {
 namespace {
 
 /// For work on batches. If a sample of any rank is damaged, all ranks leave together.
+/// @return the wishes of all ranks
 /// @throws what `work` throws there, and QuietExit on the other ranks.
-void sharing_damage(const std::function<void()>& work) {
-  std::exception_ptr own;
+Wishes together(const WishesNow& wishes, const std::function<void()>& work) {
+  std::exception_ptr damage;
   try {
     work();
   } catch (const base::UserError&) {
-    own = std::current_exception();
+    damage = std::current_exception();
   }
-  at::Tensor damaged = at::zeros({1}, at::TensorOptions(at::kLong).device(dist::device()));
-  damaged.fill_(own ? 1 : 0);
-  dist::all_reduce(damaged);
-  if (own) std::rethrow_exception(own);
-  if (damaged.item<int64_t>() > 0) throw QuietExit{base::kExitUsage};
-}
-
-/// The highest of all ranks' signals.
-int any_signal() {
-  int signal = 0;
-  for (const std::string& own : dist::all_gather_bytes(std::to_string(StopSignals::received()))) {
-    signal = std::max(signal, std::stoi(own));
-  }
-  return signal;
+  const Wishes own = wishes();
+  at::Tensor all = at::tensor({int64_t{damage ? 1 : 0}, int64_t{own.stop_signal},
+                               int64_t{own.wants_stop ? 1 : 0}})
+                       .to(dist::device());
+  dist::all_reduce(all, c10d::ReduceOp::MAX);
+  all = all.cpu();
+  const auto* const values = all.const_data_ptr<int64_t>();
+  if (damage) std::rethrow_exception(damage);
+  if (values[0] > 0) throw QuietExit{base::kExitUsage};
+  return {.stop_signal = static_cast<int>(values[1]), .wants_stop = values[2] > 0};
 }
 
 }  // namespace
@@ -57,10 +54,9 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, const Task& tas
       to_device_(to_device),
       loader_options_(loader_options) {
   loader_options_.drop_last = false;
-  loader_options_.empty_batches = true;
 }
 
-Evaluation Evaluator::evaluate(models::Model& model) const {
+Evaluation Evaluator::evaluate(models::Model& model, const WishesNow& wishes) const {
   const at::NoGradGuard no_grad;
   model.eval();
   data::Loader loader(inputs_.eval_set,
@@ -72,9 +68,9 @@ Evaluation Evaluator::evaluate(models::Model& model) const {
   at::Tensor counts = at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device));
   // Loss, samples, samples left out.
   at::Tensor sums = at::zeros({3}, at::TensorOptions(at::kDouble).device(device));
-  sharing_damage([&] {
+  const Wishes all_wishes = together(wishes, [&] {
     // A rank that is to stop leaves its other batches out: the results do not count then.
-    while (StopSignals::received() == 0) {
+    while (!wishes().ends_run()) {
       const auto batch = loader.next();
       if (!batch) break;
       if (batch->size() == 0) continue;  // all its samples are damaged
@@ -97,24 +93,28 @@ Evaluation Evaluator::evaluate(models::Model& model) const {
               {host_counts.const_data_ptr<int64_t>(), static_cast<size_t>(host_counts.numel())}),
           .samples = static_cast<int64_t>(values[1]),
           .skipped = static_cast<int64_t>(values[2]),
-          .stop_signal = any_signal()};
+          .wishes = all_wishes};
 }
 
 void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
                         const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
-                        int64_t seed) {
+                        int64_t seed, const WishesNow& wishes) {
   if (config.update_bn_stats > 0) {
     model.train();
     data::Loader loader(inputs.train_set, inputs.make_sampler(seed), loader_options);
     const int64_t batches = std::min(config.update_bn_stats, loader.num_batches());
     loader.start_epoch(0);
+    bool ends = false;
     dist::update_bn_stats(
         model,
         [&](int64_t) {
+          if (ends) return;
           std::optional<data::Batch> batch;
-          sharing_damage([&] { batch = loader.next(); });
+          ends = together(wishes, [&] { batch = loader.next(); }).ends_run();
           const Autocast autocast(config, dist::device());
-          if (batch) model.forward(to_device.input(*batch));
+          // An empty batch takes part in the other ranks' statistics.
+          const bool counts = batch && (batch->size() > 0 || config.sync_batchnorm);
+          if (counts && !ends) model.forward(to_device.input(*batch));
         },
         batches);
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include <syncbn/train/task.h>
 
 #include "model.h"
+#include "stopping.h"
 
 namespace syncbn::train {
 
@@ -23,8 +25,11 @@ struct Evaluation {
   std::vector<Metric> metrics;
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out
-  int stop_signal = 0;  ///< that a rank received meanwhile; if not 0, the results are incomplete
+  Wishes wishes = {};   ///< of any rank; if they end the run, the results are incomplete
 };
+
+/// What a rank wishes at the moment.
+using WishesNow = std::function<Wishes()>;
 
 /// Evaluates networks on the run's evaluation split, divided between the ranks: each sample once.
 /// Not thread-safe.
@@ -35,8 +40,9 @@ class Evaluator {
             const BatchToDevice& to_device, const data::LoaderOptions& loader_options);
 
   /// Every rank calls it.
+  /// @param wishes asked before each batch
   /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others.
-  Evaluation evaluate(models::Model& model) const;
+  Evaluation evaluate(models::Model& model, const WishesNow& wishes) const;
 
  private:
   const Config& config_;
@@ -47,9 +53,10 @@ class Evaluator {
 };
 
 /// Makes batch norm's running statistics what the configuration asks for ahead of an evaluation.
-/// Every rank calls it; the model stays in training mode.
+/// Every rank calls it; the model stays in training mode. Incomplete if a rank wishes to end the
+/// run.
 void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
                         const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
-                        int64_t seed);
+                        int64_t seed, const WishesNow& wishes);
 
 }  // namespace syncbn::train

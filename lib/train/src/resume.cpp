@@ -15,6 +15,7 @@
 #include <random>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "rank_0.h"
 #include "run_folder.h"
@@ -58,10 +59,12 @@ std::optional<fs::path> previous_folder(const Config& config, const std::string&
 
 /// A checkpoint that was found on this node's disk.
 struct Found {
-  std::string bytes;  ///< empty: none
-  std::string path;
+  std::string bytes = {};  ///< empty: none
+  std::string path = {};
   int64_t step = -1;
   int64_t seed = 0;
+  std::vector<fs::path> damaged = {};  ///< newer ones
+  std::string damage = {};             ///< of the newest of them
 };
 
 /// Reports a damaged checkpoint before a model is made.
@@ -73,30 +76,31 @@ Found read_whole(const fs::path& file) {
   return found;
 }
 
-/// The newest whole checkpoint in `folder`. Damaged ones that are newer are set aside.
+/// The newest whole checkpoint in `folder`.
 Found newest_whole(const fs::path& folder) {
-  std::string damage;
-  std::vector<fs::path> damaged;
+  Found without;
   for (const fs::path& file : RunFolder::checkpoints(folder)) {
-    Found found;
     try {
-      found = read_whole(file);
+      Found found = read_whole(file);
+      found.damaged = std::move(without.damaged);
+      found.damage = std::move(without.damage);
+      return found;
     } catch (const base::UserError& error) {
-      if (damage.empty()) damage = error.what();
-      damaged.push_back(file);
-      continue;
+      if (without.damage.empty()) without.damage = error.what();
+      without.damaged.push_back(file);
     }
-    for (const fs::path& other : damaged) {
-      const fs::path aside = other.string() + ".damaged";
-      std::error_code ignored;
-      fs::rename(other, aside, ignored);
-      spdlog::warn("{} is damaged: it is now {}, and the run resumes from {}", other.string(),
-                   aside.string(), found.path);
-    }
-    return found;
   }
-  if (!damage.empty()) throw base::UserError(damage);
-  return {};
+  return without;
+}
+
+void set_aside(const std::vector<fs::path>& damaged, const std::string& resumed) {
+  for (const fs::path& file : damaged) {
+    const fs::path aside = file.string() + ".damaged";
+    std::error_code ignored;
+    fs::rename(file, aside, ignored);
+    spdlog::warn("{} is damaged: it is now {}, and the run resumes from {}", file.string(),
+                 aside.string(), resumed);
+  }
 }
 
 /// What a keeper finds on its own disk.
@@ -113,7 +117,8 @@ OwnState own_state(const Config& config, const std::string& name) {
   // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
   if (previous || config.resume == "auto") own.checkpoint = newest_whole(wanted);
   std::optional<fs::path> folder = wanted;
-  if (own.checkpoint.bytes.empty() && config.resume != "auto" && !config.resume.empty()) {
+  const bool found_any = !own.checkpoint.bytes.empty() || !own.checkpoint.damage.empty();
+  if (!found_any && config.resume != "auto" && !config.resume.empty()) {
     own.folder = wanted;
     if (!is_rank_0()) return own;  // the file needs to be on rank 0's node only
     own.checkpoint = read_whole(config.resume);
@@ -145,6 +150,13 @@ ResumeState find_resume_state(const Config& config, const std::string& name,
                     .checkpoint_path = shared(own.checkpoint.path),
                     .folder = shared(own.folder.string()),
                     .continues_folder = shared(own.continues_folder ? "yes" : "") == "yes"};
+  const std::string resumed =
+      state.checkpoint_path + (source == dist::rank() ? "" : fmt::format(" of rank {}", source));
+  keepers.each([&] {
+    const Found& found = own.checkpoint;
+    if (state.checkpoint.empty() && !found.damage.empty()) throw base::UserError(found.damage);
+    set_aside(found.damaged, resumed);
+  });
   const int64_t drawn = own.checkpoint.bytes.empty() ? std::random_device()() : own.checkpoint.seed;
   state.seed = config.seed.value_or(std::stoll(shared(std::to_string(drawn))));
   if (state.continues_folder) {

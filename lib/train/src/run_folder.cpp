@@ -21,6 +21,8 @@
 #include <string_view>
 #include <utility>
 
+#include "folder_lock.h"
+
 namespace syncbn::train {
 namespace {
 
@@ -116,6 +118,18 @@ std::vector<fs::path> numbered_files(const fs::path& folder, std::string_view pr
   return found;
 }
 
+/// No other run writes to the folder while the descriptor is open.
+base::UniqueFd lock_of_run(const fs::path& folder) {
+  try {
+    return lock_folder(folder, "wait for the end of that run, or choose another run_dir");
+  } catch (const base::UserError&) {
+    // The former attempt of a restarted job has ended. A file server may still hold the lock of a
+    // node that it lost.
+    if (base::env("SYNCBN_ATTEMPT").value_or("0") == "0") throw;
+    return {};
+  }
+}
+
 double unix_time() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
@@ -194,7 +208,7 @@ std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
 }
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
-    : path_(std::move(path)) {
+    : path_(std::move(path)), lock_(lock_of_run(path_)) {
   for (const char* file : kFiles) {
     std::error_code ignored;
     // result.json exists for finished runs only.

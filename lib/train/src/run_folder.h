@@ -79,6 +79,7 @@ class RunFolder {
 
   /// Makes the folder. Removes temporary files of a run that was killed; without `resume`, all
   /// files of a run that it holds.
+  /// @throws base::UserError when another run is writing to it.
   RunFolder(std::filesystem::path path, const std::string& config, bool resume);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -121,6 +122,10 @@ class RunFolder {
   /// has a thousand steps a second.
   void log_step(int64_t step, int64_t epoch, double loss, double lr, double data_wait_seconds);
 
+  /// Writes the lines of log_step(). Call it ahead of a checkpoint: if the run is killed then, the
+  /// log has all steps before it.
+  void write_lines();
+
   // These add lines to log.jsonl, which are on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);
   void append(const std::string& line);
@@ -133,9 +138,9 @@ class RunFolder {
 
  private:
   void open_log();
-  void write_lines();
 
   std::filesystem::path path_;
+  base::UniqueFd lock_;
   base::UniqueFd log_;
   std::string lines_;  ///< of the log, not written yet
   std::chrono::steady_clock::time_point written_;

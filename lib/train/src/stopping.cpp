@@ -11,17 +11,36 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
 namespace syncbn::train {
 namespace {
 
+using SystemClock = std::chrono::system_clock;
+
+const SystemClock::time_point g_loaded = SystemClock::now();
+
 std::atomic<int> g_received{0};
-static_assert(std::atomic<int>::is_always_lock_free, "a signal handler writes it");
+std::atomic<int64_t> g_received_at{0};  // in nanoseconds
+std::atomic<bool> g_second_ends{false};
+static_assert(std::atomic<int64_t>::is_always_lock_free, "a signal handler writes it");
 
 void remember(int signal) {
-  g_received.store(signal);
+  constexpr int64_t kSecond = 1'000'000'000;
+  timespec time{};
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  const int64_t now = time.tv_sec * kSecond + time.tv_nsec;
+  int none = 0;
+  if (g_received.compare_exchange_strong(none, signal)) {
+    g_received_at = now;
+    return;
+  }
+  // `timeout` and some batch systems send one signal twice, to the process and to its group.
+  if (!g_second_ends || now - g_received_at < kSecond) return;
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
 }
 
 void leave(int /*signal*/) {
@@ -31,20 +50,19 @@ void leave(int /*signal*/) {
 }  // namespace
 
 void leave_at_early_signals() {
-  for (const int signal : {SIGUSR1, SIGUSR2}) {
+  for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
     if (::signal(signal, leave) == SIG_IGN) ::signal(signal, SIG_IGN);
   }
 }
 
 StopSignals::StopSignals() {
   g_received.store(0);
+  // A launcher ends its workers itself at the second signal.
+  g_second_ends = !base::env("LOCAL_RANK");
   struct sigaction action {};
   action.sa_handler = remember;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  // Without a launcher, a second Ctrl-C ends the process at once. Under a launcher one Ctrl-C may
-  // arrive twice, from the terminal and from the launcher, which kills workers that do not stop.
-  if (!base::env("LOCAL_RANK")) action.sa_flags |= static_cast<int>(SA_RESETHAND);
   // SIGUSR1 and SIGUSR2: batch systems announce the end of a job's time with one of these. SIGHUP:
   // the terminal is gone.
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) {
@@ -56,6 +74,15 @@ StopSignals::StopSignals() {
 
 StopSignals::~StopSignals() {
   for (const Former& former : former_) ::sigaction(former.signal, &former.action, nullptr);
+}
+
+double seconds_of_job() {
+  static const SystemClock::time_point started = [] {
+    constexpr int64_t kMaxSeconds = int64_t{1} << 33;  // what a time_point holds, and to spare
+    const auto launched = base::env_int("SYNCBN_JOB_START", 0, kMaxSeconds);
+    return launched ? SystemClock::from_time_t(*launched) : g_loaded;
+  }();
+  return std::chrono::duration<double>(SystemClock::now() - started).count();
 }
 
 int StopSignals::received() {

@@ -11,12 +11,17 @@
 
 namespace syncbn::train {
 
-/// Until a StopSignals lives, SIGUSR1 and SIGUSR2, by which batch systems announce the end of a
-/// job's time, end the process with base::kExitPreempted: there is nothing to save yet.
+/// Until a StopSignals lives, the signals of those below but SIGINT end the process with
+/// base::kExitPreempted: there is nothing to save yet.
 void leave_at_early_signals();
 
-/// While one lives, the signals that ask a run to stop do not end the process: the training loop
-/// polls received(). Signals that the process ignores (nohup) stay ignored.
+/// How long the job has been running, in all attempts: since its launcher was started, or, without
+/// one, since this program was.
+double seconds_of_job();
+
+/// While one lives, the signals that ask a run to stop (SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2)
+/// do not end the process: the training loop polls received(). Without a launcher, a second one
+/// more than a second later does. Signals that the process ignores (nohup) stay ignored.
 class StopSignals {
  public:
   StopSignals();
@@ -39,7 +44,9 @@ class StopSignals {
 struct Wishes {
   int stop_signal = 0;      ///< the signal that this rank received, or 0
   bool wants_save = false;  ///< a checkpoint is due by rank 0's clock
-  bool wants_stop = false;  ///< the run's time is up by rank 0's clock
+  bool wants_stop = false;  ///< the run's time is up
+
+  bool ends_run() const { return stop_signal != 0 || wants_stop; }
 };
 
 /// One small exchange per step. All ranks learn the loss over all samples, and act after the same

@@ -1,6 +1,5 @@
 #include "sweep.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
@@ -8,10 +7,8 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
-#include <syncbn/base/unique_fd.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/train/command.h>
-#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,10 +17,12 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <utility>
 
+#include "folder_lock.h"
 #include "launching.h"
 #include "resolved_config.h"
 #include "resume.h"
@@ -121,6 +120,7 @@ std::vector<Run> prepare(const SweepPlan& plan, const LaunchRequest& request,
                          const std::vector<config::ProgramOption>& options) {
   std::vector<Run> runs;
   std::vector<std::string> mistakes;
+  std::map<std::string, std::string> labels;  // by configuration
   for (const SweepPlan::Run& planned : plan.runs) {
     std::vector<std::string> words = plan.arguments;
     words.insert(words.end(), planned.settings.begin(), planned.settings.end());
@@ -130,6 +130,11 @@ std::vector<Run> prepare(const SweepPlan& plan, const LaunchRequest& request,
       refuse_other_commands(line);
       const ResolvedConfig resolved = resolve_config(line, faults);
       const Config& config = resolved.config;
+      const std::string label = plan.label(planned);
+      if (const auto [other, is_new] = labels.emplace(resolved.text, label); !is_new) {
+        throw base::UserError(fmt::format("sweep: {} and {} are the same run; give each value once",
+                                          other->second, label));
+      }
       if (!config.resume.empty() && config.resume != "auto") {
         throw base::UserError("sweep: resume: each run of a sweep resumes its own checkpoint");
       }
@@ -312,24 +317,6 @@ int make(const SweepPlan& plan, std::vector<Run>& runs) {
   return first_failure;
 }
 
-/// Makes the sweep's folder, which no other sweep can use while the descriptor is open.
-base::UniqueFd lock_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  base::UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd) {
-    base::throw_file_error(fmt::format("cannot create the folder {}", folder.string()),
-                           error ? error.value() : errno);
-  }
-  // File systems without locks let it pass.
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    throw base::UserError(fmt::format(
-        "sweep: another sweep is running in {}; wait for its end, or choose another run_dir",
-        folder.string()));
-  }
-  return fd;
-}
-
 }  // namespace
 
 int sweep(const std::vector<std::string>& args, const std::vector<config::ProgramOption>& options,
@@ -343,7 +330,8 @@ int sweep(const std::vector<std::string>& args, const std::vector<config::Progra
   const SweepPlan plan = plan_sweep(request.program);
   std::vector<Run> runs = prepare(plan, request, options);
   const fs::path folder = runs.front().result.folder.parent_path();
-  const base::UniqueFd lock = lock_folder(folder);
+  const base::UniqueFd lock =
+      lock_folder(folder, "wait for the end of that sweep, or choose another run_dir");
   const int code = make(plan, runs);
   std::vector<SweepResult> results;
   for (const Run& run : runs) results.push_back(run.result);

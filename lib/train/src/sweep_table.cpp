@@ -122,7 +122,8 @@ std::string sweep_table(const SweepPlan& plan, const std::vector<SweepResult>& r
   rows.front().insert(rows.front().end(), columns.begin(), columns.end());
   rows.front().emplace_back("state");
   for (const Entry& entry : entries) {
-    Row row = entry.result.run->values;
+    Row row;
+    for (const std::string& value : entry.result.run->values) row.push_back(base::printable(value));
     for (const std::string& column : columns) {
       row.push_back(entry.json.contains(column) ? shown(column, entry.json[column]) : "");
     }

@@ -327,10 +327,10 @@ class Trainer {
 
   Wishes wishes() const {
     Wishes own{.stop_signal = StopSignals::received()};
-    if (!is_rank_0()) return own;
+    own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
-    own.wants_save = every.unit == Duration::Unit::kSeconds && seconds_since(saved_) >= every.count;
-    own.wants_stop = config_.max_time && seconds_since(begin_) >= config_.max_time->count;
+    own.wants_save = is_rank_0() && every.unit == Duration::Unit::kSeconds &&
+                     seconds_since(saved_) >= every.count;
     return own;
   }
 
@@ -348,8 +348,7 @@ class Trainer {
     channel_.heartbeat(static_cast<uint64_t>(position_.step));
     if (former) account(*former, position_.step - 1, former_lr);
     if (reached_max_steps()) return Outcome::kEndOfEpoch;
-    const bool stops = former && (former->wishes.stop_signal != 0 || former->wishes.wants_stop);
-    if (stops) {
+    if (former && former->wishes.ends_run()) {
       stop_wishes_ = former->wishes;
       return Outcome::kStop;
     }
@@ -468,7 +467,7 @@ class Trainer {
 
   // ---- the end of an epoch ---------------------------------------------------------------------
 
-  /// False: a signal arrived in the evaluation.
+  /// False: a signal arrived, or the time was up, in the evaluation.
   bool finish_epoch(EpochRecord& record) {
     collect_counts();
     // Without a good step the loss is NaN.
@@ -504,7 +503,7 @@ class Trainer {
   }
 
   /// Evaluates after an epoch, keeps the checkpoint if it is one of the best, and logs the epoch.
-  /// False: a signal arrived meanwhile, and the epoch is not evaluated yet.
+  /// False: the run is to stop, and the epoch is not evaluated yet.
   bool judge_epoch(EpochRecord& record) {
     position_.epoch_line = RunFolder::line_of(record);
     const bool is_due = next_.epoch >= config_.epochs || reached_max_steps() || is_due_by_steps();
@@ -547,7 +546,7 @@ class Trainer {
   }
 
   /// Fills in the record's results. If a sample is damaged, the epoch's training is saved first.
-  /// False: a signal arrived meanwhile, and there are no results.
+  /// False: the run is to stop, and there are no results.
   bool evaluate(EpochRecord& record) {
     record.eval.clear();
     record.eval_split = eval_split();
@@ -573,10 +572,11 @@ class Trainer {
 
   /// False: as evaluate().
   bool add_results(EpochRecord& record, const std::string& prefix) {
-    prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed);
-    const Evaluation result = evaluator_.evaluate(*model_);
-    if (result.stop_signal != 0) {
-      stop_wishes_.stop_signal = result.stop_signal;
+    const auto now = [&] { return wishes(); };
+    prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed, now);
+    const Evaluation result = evaluator_.evaluate(*model_, now);
+    if (result.wishes.ends_run()) {
+      stop_wishes_ = result.wishes;
       record.eval.clear();
       return false;
     }
@@ -635,6 +635,7 @@ class Trainer {
       checkpoint.rng_states = rng_states;
       checkpoint.seconds = seconds();
       checkpoint.config = config_text_;
+      folder_->write_lines();
       writer_->save(checkpoint, change, last);
     });
     if (last) saved_ = Clock::now();

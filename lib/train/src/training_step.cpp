@@ -95,7 +95,8 @@ std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, doub
   save_buffers();
   ddp_.zero_grad();
   data::Batch on_device{to_device_.input(batch), to_device_.target(batch)};
-  const at::Tensor loss = backward(task_.augment(on_device, random));
+  if (batch.size() > 0) on_device = task_.augment(on_device, random);
+  const at::Tensor loss = backward(on_device);
 
   auto former = vote_.take();
   if (former && !accepts(*former)) return former;
@@ -122,14 +123,14 @@ at::Tensor TrainingStep::backward(const data::Batch& batch) {
   const std::vector<at::Tensor> targets = batch.target.tensor_split(parts);
   const auto samples = static_cast<double>(batch.size());
   at::Tensor loss;
-  // With fewer samples than parts, the last parts are empty. They run first, since the exchange of
-  // gradients is part of the last backward.
+  // With fewer samples than parts, the last parts are empty (all of them where every sample was
+  // damaged). They run first, since the exchange of gradients is part of the last backward.
   for (int64_t part = parts - 1; part >= 0; --part) {
     const auto i = static_cast<size_t>(part);
     const int64_t size = targets[i].size(0);
     // An empty part still takes part in the other ranks' statistics.
-    if (size == 0 && !config_.sync_batchnorm) continue;
-    const double share = static_cast<double>(size) / samples;
+    if (size == 0 && part > 0 && !config_.sync_batchnorm) continue;
+    const double share = size > 0 ? static_cast<double>(size) / samples : 0;
     const auto add = [&] {
       const at::Tensor part_loss = backward_part(inputs[i], targets[i], share) * share;
       loss = loss.defined() ? loss + part_loss : part_loss;

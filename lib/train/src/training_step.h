@@ -42,7 +42,8 @@ class TrainingStep {
   TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
                std::shared_ptr<models::Model> model);
 
-  /// Trains on this rank's batch. Every rank calls it. Does not wait for the device to finish.
+  /// Trains on this rank's batch, which may be empty. Every rank calls it. Does not wait for the
+  /// device to finish.
   /// @param random of this batch and rank
   /// @return the vote of the step before, if that was not taken yet. If a loss was not finite there
   ///   and the run does not skip such steps, this step has changed no parameter.

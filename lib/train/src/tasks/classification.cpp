@@ -83,8 +83,15 @@ class Classification : public Task {
       return at::binary_cross_entropy_with_logits(
           output, smoothed(shares(target)).to(output.scalar_type()), weights);
     }
-    return at::cross_entropy_loss(output, target, weights, at::Reduction::Mean,
-                                  /*ignore_index=*/-100, options_.label_smoothing);
+    const auto reduced = [&](at::Reduction::Reduction reduction) {
+      return at::cross_entropy_loss(output, target, weights, reduction, /*ignore_index=*/-100,
+                                    options_.label_smoothing);
+    };
+    const bool may_divide_by_0 = std::ranges::count(options_.class_weights, 0) > 0;
+    if (!may_divide_by_0 || target.dim() > 1) return reduced(at::Reduction::Mean);
+    // A batch in which no sample has a weight changes nothing.
+    const at::Tensor weight = weights.index_select(0, target).sum();
+    return reduced(at::Reduction::Sum) / at::where(weight > 0, weight, 1);
   }
 
   at::Tensor loss_sum(const at::Tensor& output, const at::Tensor& target) const override {

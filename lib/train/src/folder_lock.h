@@ -1,0 +1,16 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include <syncbn/base/unique_fd.h>
+
+namespace syncbn::train {
+
+/// Makes a folder, and locks it for as long as the descriptor is open. On file systems without
+/// locks the descriptor locks nothing.
+/// @param advice completes the message "another process is writing to FOLDER; ..."
+/// @throws base::UserError when another process has locked it.
+base::UniqueFd lock_folder(const std::filesystem::path& folder, const std::string& advice);
+
+}  // namespace syncbn::train

@@ -1,0 +1,9 @@
+#pragma once
+
+namespace syncbn::train {
+
+/// The commit that this library was built from, with a hash of what was changed since; empty
+/// outside of a git checkout. The build writes it.
+extern const char* const kRevision;
+
+}  // namespace syncbn::train
