@@ -153,7 +153,8 @@ TEST(LoaderWorkersTest, NamesADamagedSampleAndContinuesAfterItsBatch) {
     loader.start_epoch(0);
     EXPECT_THAT(labels_of(*loader.next()), ElementsAre(0, 1, 2, 3));
     EXPECT_THAT([&] { loader.next(); },
-                ThrowsMessage<base::UserError>("sample 5 (file-5): it is damaged"));
+                ThrowsMessage<base::UserError>(
+                    "sample 5 (file-5): it is damaged (on_error: skip leaves such samples out)"));
     EXPECT_THAT(labels_of(*loader.next()), ElementsAre(8, 9, 10, 11));
     EXPECT_FALSE(loader.next().has_value());
   }

@@ -48,6 +48,14 @@ TEST(RunFolderProgramTest, AResumeGoesOnWithTheNewestRun) {
       {"--config", "runs/digits/config.yaml", "--resume=auto", "--epochs=2"}, {}, cwd.path());
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_EQ(result_of(cwd / "runs/digits")["epochs"], 2);
+  // Also where both are elsewhere by now.
+  std::filesystem::rename(cwd / "runs/digits", cwd / "moved");
+  const TempFolder elsewhere;
+  const auto moved =
+      run_train({"--config", cwd / "moved/config.yaml", "--epochs=3"}, {}, elsewhere.path());
+  EXPECT_EQ(moved.exit_code, 0) << moved.err;
+  EXPECT_EQ(result_of(cwd / "moved")["epochs"], 3);
+  EXPECT_TRUE(std::filesystem::is_empty(elsewhere.path()));
 }
 
 TEST(RunFolderProgramTest, BestHoldsTheNetworkOfTheBestEpoch) {

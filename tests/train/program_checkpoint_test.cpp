@@ -18,6 +18,7 @@ namespace syncbn::train {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 torch::nn::Sequential network(int64_t width = 4) {
   return torch::nn::Sequential(torch::nn::Linear(3, width), torch::nn::BatchNorm1d(width));
@@ -50,6 +51,23 @@ TEST(ProgramCheckpointTest, AProgramGoesOnWithTheSameBits) {
     EXPECT_TRUE(at::equal(whole->parameters()[i], part->parameters()[i]));
   }
   EXPECT_TRUE(at::equal(whole->buffers()[0], part->buffers()[0]));
+}
+
+TEST(ProgramCheckpointTest, ReadsTheNetworkOfARunOfTrain) {
+  const test::TempFolder folder;
+  auto saved = network();
+  Checkpoint run;
+  for (const auto& item : saved->named_parameters()) run.model[item.key()] = item.value();
+  for (const auto& item : saved->named_buffers()) run.model[item.key()] = item.value();
+  write_checkpoint(run, folder / "best.pt");
+  auto net = network();
+  EXPECT_TRUE(load_checkpoint(folder / "best.pt", *net).empty());
+  for (size_t i = 0; i < net->parameters().size(); ++i) {
+    EXPECT_TRUE(at::equal(net->parameters()[i], saved->parameters()[i]));
+  }
+  torch::optim::Adam optimizer(net->parameters(), 0.1);
+  EXPECT_THAT([&] { load_checkpoint(folder / "best.pt", *net, &optimizer); },
+              ThrowsMessage<base::UserError>(HasSubstr("of a run of train is for train alone")));
 }
 
 TEST(ProgramCheckpointTest, SaysWhatDoesNotFit) {

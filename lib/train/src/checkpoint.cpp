@@ -12,7 +12,6 @@
 namespace syncbn::train {
 namespace {
 
-constexpr const char* kFormat = "syncbn-checkpoint";
 constexpr int64_t kOrderVersion = 2;  // the first SamplerState that has an order
 
 at::Tensor own_copy(const at::Tensor& tensor) {
@@ -177,7 +176,7 @@ Checkpoint read_checkpoint(const Reader& reader) {
 
 Dict to_dict(const Checkpoint& checkpoint) {
   Dict dict = make_dict();
-  put(dict, "format", std::string(kFormat));
+  put(dict, "format", std::string(Checkpoint::kFormat));
   put(dict, "format_version", Checkpoint::kFormatVersion);
   put(dict, "model", to_dict(checkpoint.model));
   if (!checkpoint.ema.empty()) put(dict, "ema", to_dict(checkpoint.ema));
@@ -230,7 +229,7 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
   try {
     if (!is_sealed(bytes)) throw base::UserError("wrong checksum");
     const Reader reader(open_archive(bytes));
-    if (reader.text("format") != kFormat) throw base::UserError("another format");
+    if (reader.text("format") != Checkpoint::kFormat) throw base::UserError("another format");
     version = reader.integer("format_version");
     if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
   } catch (const std::exception&) {

@@ -32,10 +32,10 @@ std::shared_ptr<const data::Dataset> make_val_set(const Config& config,
   }
   const auto parts = data::hold_out(train_set->size(), train_set->labels(), config.val_fraction);
   if (parts.held_out.empty() || parts.train.empty()) {
-    throw base::UserError(fmt::format("val_fraction: {} of {} leaves no sample to {}",
-                                      config.val_fraction,
-                                      base::counted(train_set->size(), "training sample"),
-                                      parts.train.empty() ? "train on" : "evaluate on"));
+    throw base::UserError(
+        fmt::format("val_fraction: {} of {} leaves no sample to {}; choose another share, or 0",
+                    config.val_fraction, base::counted(train_set->size(), "training sample"),
+                    parts.train.empty() ? "train on" : "evaluate on"));
   }
   auto plain = config.data.make(data::Split::kHeldOut);
   if (!plain || plain->size() != train_set->size()) {

@@ -97,8 +97,8 @@ const std::map<std::string, Translation>& imagenet_switches() {
       {"multiprocessing_distributed",
        [](const std::string&) { return Words{"--nproc_per_node=auto"}; }},
       {"dummy", [](const std::string&) { return Words{"--data.type=synthetic"}; }},
-      {"e", refused("--evaluate", "use train eval --resume FILE")},
-      {"evaluate", refused("--evaluate", "use train eval --resume FILE")},
+      {"e", refused("--evaluate", "use train eval --split val --resume FILE")},
+      {"evaluate", refused("--evaluate", "use train eval --split val --resume FILE")},
       {"pretrained", refused("--pretrained", "reading pretrained weights is not possible yet")},
       {"no_accel", [](const std::string&) { return Words{"--device=cpu"}; }},
   };

@@ -42,14 +42,16 @@ void load_optimizer(const at::Tensor& bytes, torch::optim::Optimizer& optimizer)
   optimizer.load(archive);
 }
 
-/// The contents of a file that save_checkpoint() has written.
+/// The contents of a file that save_checkpoint() or `train` has written.
 std::optional<Dict> read_program_checkpoint(const std::string& bytes) {
   if (!is_sealed(bytes)) return std::nullopt;
   try {
     const Dict dict = open_archive(bytes).toGenericDict();
-    const bool is_ours = dict.at("format").toStringRef() == kProgramFormat &&
-                         dict.at("format_version").toInt() == kProgramVersion;
-    return is_ours ? std::optional(dict) : std::nullopt;
+    const std::string format = dict.at("format").toStringRef();
+    const int64_t version = dict.at("format_version").toInt();
+    const bool is_known = (format == kProgramFormat && version == kProgramVersion) ||
+                          (format == Checkpoint::kFormat && version == Checkpoint::kFormatVersion);
+    return is_known ? std::optional(dict) : std::nullopt;
   } catch (const std::exception&) {
     return std::nullopt;
   }
@@ -102,13 +104,17 @@ Extra load_checkpoint(const std::string& path, torch::nn::Module& module,
                     "another program's",
                     path));
   }
-  const bool has_optimizer = dict->contains("optimizer");
-  if (optimizer != nullptr && !has_optimizer) {
-    throw base::UserError(fmt::format("cannot load {}: it was saved without an optimizer", path));
+  const bool is_of_train = !dict->contains("extra");
+  if (optimizer != nullptr && (is_of_train || !dict->contains("optimizer"))) {
+    throw base::UserError(fmt::format("cannot load {}: {}", path,
+                                      is_of_train
+                                          ? "the optimizer of a run of train is for train alone"
+                                          : "it was saved without an optimizer"));
   }
   load_module(dict->at("model").toGenericDict(), module, path);
   if (optimizer != nullptr) load_optimizer(dict->at("optimizer").toTensor(), *optimizer);
   Extra extra;
+  if (is_of_train) return extra;
   for (const auto& entry : dict->at("extra").toGenericDict()) {
     extra[entry.key().toStringRef()] = entry.value();
   }

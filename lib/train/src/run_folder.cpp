@@ -300,8 +300,10 @@ void RunFolder::rotate(int64_t step, int64_t keep_last) const {
     std::error_code error;
     fs::create_hard_link(last(), kept, error);
     // Some file systems have no links. Then, too, there may be no last.pt.
-    std::error_code ignored;
-    if (error && error != std::errc::file_exists) fs::copy_file(last(), kept, ignored);
+    const bool has_links = !error || error == std::errc::file_exists;
+    if (!has_links && fs::exists(last(), error)) {
+      base::write_file_atomically(kept, base::read_file(last()));
+    }
   }
   const std::vector<fs::path> former = numbered_files(path_, kStepPrefix);
   for (size_t i = static_cast<size_t>(keep_last) - 1; i < former.size(); ++i) {

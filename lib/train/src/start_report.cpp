@@ -20,6 +20,13 @@ void describe_classes(const data::Dataset& set) {
   const bool is_long = names.size() > kShownClasses;
   names.resize(std::min(names.size(), kShownClasses));
   spdlog::info("{}: {}{}", count, base::join(names, ", "), is_long ? ", …" : "");
+  const auto is_split = [](const std::string& name) {
+    return name == "train" || name == "val" || name == "valid" || name == "test";
+  };
+  if (std::ranges::all_of(names, is_split)) {
+    spdlog::warn(
+        "the classes have the names of splits: data.train is probably one folder too high");
+  }
 }
 
 }  // namespace

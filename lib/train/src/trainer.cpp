@@ -221,8 +221,8 @@ class Trainer {
   void start_folder(bool resumed) {
     const bool continues = resumed && resume_.continues_folder;
     config::Value config = config::parse_yaml(config_text_, name_);
-    // A run from this file continues in this folder.
-    config.set("run_dir", config::Value::of_scalar(resume_.folder.string(), /*quoted=*/true));
+    // A run from this file continues in the folder that the file is in.
+    config.set("run_dir", config::Value::of_scalar("${here}", /*quoted=*/true));
     config.set("resume", config::Value::of_scalar("auto", /*quoted=*/true));
     config.set("overwrite", config::Value::of_scalar("false"));
     folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues);

@@ -304,7 +304,9 @@ Batch Loader::result_of(PendingBatch& pending) {
       text = fmt::format("{}: {}", maker_->describe(pending.indices[static_cast<size_t>(place)]),
                          fault.what());
     }
-    if (options_.on_error == LoaderOptions::OnError::kRaise) throw base::UserError(text);
+    if (options_.on_error == LoaderOptions::OnError::kRaise) {
+      throw base::UserError(text + " (on_error: skip leaves such samples out)");
+    }
     ++skipped_;
     const double budget = options_.error_budget * static_cast<double>(order_.size());
     if (static_cast<double>(skipped_) > budget) {

@@ -33,8 +33,9 @@ using Extra = std::map<std::string, c10::IValue>;
 void save_checkpoint(const std::string& path, const torch::nn::Module& module,
                      const torch::optim::Optimizer* optimizer = nullptr, const Extra& extra = {});
 
-/// Reads such a file back into a module and an optimizer of the same kind over its parameters.
-/// Tensors go to the devices of the module's. Each rank may call it.
+/// Reads such a file back into a module and an optimizer of the same kind over its parameters, or
+/// the network of a run of `train` (best.pt, last.pt) into a module. Tensors go to the devices of
+/// the module's. Each rank may call it.
 /// @return `extra`
 /// @throws base::UserError for a file that is missing, damaged or another program's, and for a
 ///   module with other names or shapes
@@ -44,6 +45,7 @@ Extra load_checkpoint(const std::string& path, torch::nn::Module& module,
 /// Everything that a run needs to resume exactly. Its file is a dictionary that Python reads with
 /// torch.load(path, weights_only=True); `checkpoint["model"]` is a state dict.
 struct Checkpoint {
+  static constexpr const char* kFormat = "syncbn-checkpoint";
   static constexpr int64_t kFormatVersion = 1;
 
   using Tensors = std::map<std::string, at::Tensor>;
