@@ -1,17 +1,9 @@
 #include "sealed_archive.h"
 
-#include <ATen/core/jit_type.h>
-#include <caffe2/serialize/inline_container.h>
 #include <fmt/format.h>
-#include <syncbn/base/atomic_file.h>
-#include <torch/csrc/jit/serialization/export.h>
 #include <torch/csrc/jit/serialization/pickle.h>
-#include <torch/csrc/jit/serialization/pickler.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
-#include <functional>
 #include <utility>
 
 // crc32_z: the checksum at an archive's end.
@@ -26,7 +18,7 @@ namespace {
 constexpr std::string_view kChecksum = "syncbn crc32 ";
 constexpr size_t kDigits = 8;
 
-using Sink = std::function<void(std::string_view bytes)>;
+using models::Sink;
 
 uLong crc_of(std::string_view bytes, uLong before = 0) {
   return crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
@@ -74,42 +66,12 @@ class Sealer {
 };
 
 void write_to(const Dict& dict, const Sink& sink) {
-  // Not torch::pickle_save(), which tags dictionaries with types: weights_only refuses those.
-  std::string pickled;
-  const auto append_pickle = [&](const char* data, size_t size) { pickled.append(data, size); };
-  torch::jit::Pickler pickler(append_pickle, /*tensor_table=*/nullptr,
-                              /*type_renamer=*/nullptr, /*memoized_class_types=*/nullptr,
-                              /*get_tensor_id=*/nullptr, /*tag_aggregates=*/false);
-  pickler.protocol();
-  pickler.pushIValue(dict);
-  pickler.stop();
-
   Sealer sealer(sink);
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
-    sealer.write({static_cast<const char*>(data), size});
-    return size;
-  });
-  torch::jit::writeArchiveAndTensors("data", pickled.data(), pickled.size(), pickler.tensorData(),
-                                     writer);
-  writer.writeEndOfFile();
+  models::write_torch_archive(dict, [&](std::string_view bytes) { sealer.write(bytes); });
   sealer.seal();
 }
 
 }  // namespace
-
-Dict make_dict() {
-  return Dict(c10::StringType::get(), c10::AnyType::get());
-}
-
-void put(Dict& dict, const std::string& key, c10::IValue value) {
-  dict.insert(c10::IValue(key), std::move(value));
-}
-
-at::Tensor on_host(const at::Tensor& tensor) {
-  at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
-  const bool is_whole = host.storage().nbytes() == host.nbytes() && host.storage_offset() == 0;
-  return is_whole ? host : host.clone();
-}
 
 std::string sealed_archive(const Dict& dict) {
   std::string bytes;
@@ -118,23 +80,7 @@ std::string sealed_archive(const Dict& dict) {
 }
 
 void write_sealed_archive(const Dict& dict, const std::filesystem::path& path) {
-  base::write_file_atomically(path, [&](const std::filesystem::path& temporary) {
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    // An exception may not pass through libtorch's writer: the error is kept until the end.
-    int error = file ? 0 : errno;
-    const auto keep_error = [&] {
-      if (!file && error == 0) error = errno != 0 ? errno : EIO;
-    };
-    write_to(dict, [&](std::string_view part) {
-      if (error == 0) file.write(part.data(), static_cast<std::streamsize>(part.size()));
-      keep_error();
-    });
-    file.close();
-    keep_error();
-    if (error != 0) {
-      base::throw_file_error(fmt::format("cannot write {}", path.string()), error);
-    }
-  });
+  models::write_parts(path, [&](const models::Sink& sink) { write_to(dict, sink); });
 }
 
 bool is_sealed(std::string_view bytes) {

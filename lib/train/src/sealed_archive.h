@@ -4,19 +4,14 @@
 #include <string>
 #include <string_view>
 
-#include <ATen/core/Dict.h>
-#include <ATen/core/ivalue.h>
+#include <syncbn/models/torch_archive.h>
 
 namespace syncbn::train {
 
-/// What a checkpoint file holds: values by name, which Python reads with weights_only=True.
-using Dict = c10::impl::GenericDict;
-
-Dict make_dict();
-void put(Dict& dict, const std::string& key, c10::IValue value);
-
-/// The tensor on the CPU with a storage of its own, since whole storages are written.
-at::Tensor on_host(const at::Tensor& tensor);
+using models::Dict;
+using models::make_dict;
+using models::on_host;
+using models::put;
 
 /// A zip archive as torch.save writes it, with a checksum of the whole at its end.
 std::string sealed_archive(const Dict& dict);

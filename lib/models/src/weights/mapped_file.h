@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <c10/core/Storage.h>
+
+namespace syncbn::models::detail {
+
+/// A file in memory, read page by page at its first use. Tensors that are made from it keep it, and
+/// may be written to: the file does not change. Nothing may cut the file off meanwhile.
+class MappedFile : public std::enable_shared_from_this<MappedFile> {
+ public:
+  /// @throws base::UserError or base::UnavailableError naming the file.
+  static std::shared_ptr<const MappedFile> open(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::string_view bytes() const { return {data_, size_}; }
+
+  /// A storage over a part of bytes(), without a copy if it is aligned for its elements.
+  c10::Storage storage(std::string_view part, size_t element_size) const;
+
+ private:
+  MappedFile(char* data, size_t size) : data_(data), size_(size) {}
+
+  char* data_;
+  size_t size_;
+};
+
+}  // namespace syncbn::models::detail

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+namespace syncbn::models::detail {
+
+/// A Python value. Containers refer to values of the same Values; they may contain themselves.
+struct Value {
+  enum class Kind {
+    kNone,
+    kBool,     ///< integer: 0 or 1
+    kInt,      ///< integer
+    kFloat,    ///< number
+    kText,     ///< text, in UTF-8
+    kBytes,    ///< text; integers of more than 64 bits too, as they are in the file
+    kTuple,    ///< items
+    kList,     ///< items; sets too
+    kDict,     ///< items: keys and values by turns
+    kGlobal,   ///< text: "collections.OrderedDict"
+    kStorage,  ///< storage, dtype
+    kTensor,   ///< tensor
+  };
+
+  Kind kind = Kind::kNone;
+  at::ScalarType dtype = at::kFloat;
+  bool is_object = false;  ///< a kDict of an object's attributes
+  int64_t integer = 0;
+  double number = 0;
+  std::string text = {};
+  std::vector<const Value*> items = {};
+  c10::Storage storage = {};
+  at::Tensor tensor = {};
+
+  bool is_text() const { return kind == Kind::kText; }
+  /// The value of a key; null if this has none, or is no dictionary.
+  const Value* find(std::string_view key) const;
+};
+
+/// Owns values.
+class Values {
+ public:
+  /// @throws base::UserError beyond a million.
+  Value& add(Value value);
+
+ private:
+  std::deque<Value> all_;
+};
+
+/// The type of the elements of "torch.FloatStorage" and so on.
+/// @throws base::UserError for another name.
+at::ScalarType storage_type(const std::string& name);
+
+/// Reads one pickle. Knows only what torch.save writes for dictionaries of tensors, numbers and
+/// text (a fixed list of globals), and executes nothing.
+class Unpickler {
+ public:
+  /// Returns the storage that a persistent id stands for.
+  using LoadStorage = std::function<Value(const Value& id)>;
+
+  /// @param bytes that begin with the pickle
+  /// @param values keeps what is read
+  Unpickler(std::string_view bytes, Values& values, LoadStorage load_storage);
+
+  /// @throws base::UserError with what is wrong with the pickle.
+  const Value& read();
+
+  /// Bytes of the pickle, after read().
+  size_t size() const { return at_; }
+
+ private:
+  std::string_view take(uint64_t size);
+  std::string_view take_line();
+  template <class Number>
+  Number number() {
+    return read_number<Number>(take(sizeof(Number)));
+  }
+  template <class Number>
+  static Number read_number(std::string_view bytes);
+
+  Value& push(Value value);
+  Value* pop();
+  std::vector<const Value*> pop_to_mark();
+  void push_tuple(size_t size);
+  void push_global(const std::string& name);
+  void extend(Value::Kind kind, const std::vector<const Value*>& items);
+  void put(uint64_t place);
+  void get(uint64_t place);
+  void reduce();
+  void build();
+  Value call(const std::string& function, const std::vector<const Value*>& arguments);
+  /// False: it was the last.
+  bool step(unsigned char code);
+
+  std::string_view bytes_;
+  size_t at_ = 0;
+  Values& values_;
+  LoadStorage load_storage_;
+  std::vector<Value*> stack_;
+  std::vector<size_t> marks_;
+  std::unordered_map<uint64_t, Value*> memo_;
+};
+
+}  // namespace syncbn::models::detail

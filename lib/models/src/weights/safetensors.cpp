@@ -1,0 +1,167 @@
+#include "weights/safetensors.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include "weights/little_endian.h"
+
+namespace syncbn::models::detail {
+namespace {
+
+// Ordered, as the file is.
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kMaxHeader = uint64_t{16} << 20;  // bytes; a large model's is below 1 MiB
+constexpr size_t kMaxSizes = 64;
+constexpr size_t kAlignment = 8;
+constexpr const char* kMetadata = "__metadata__";
+
+const std::vector<std::pair<std::string, at::ScalarType>>& types() {
+  static const std::vector<std::pair<std::string, at::ScalarType>> all = {
+      {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf},  {"BF16", at::kBFloat16},
+      {"I64", at::kLong},   {"I32", at::kInt},   {"I16", at::kShort}, {"I8", at::kChar},
+      {"U8", at::kByte},    {"BOOL", at::kBool},
+  };
+  return all;
+}
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw base::UserError(why);
+}
+
+struct Entry {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape;
+  uint64_t begin = 0, end = 0;  ///< within the data
+};
+
+Entry parse_entry(const std::string& name, const Json& json) {
+  const auto wrong = [&](const char* what) {
+    refuse(fmt::format("the {} of its tensor '{}' is not as the format has it", what,
+                       base::printable(name)));
+  };
+  if (!json.is_object()) wrong("entry");
+  const auto type = json.find("dtype");
+  const auto shape = json.find("shape");
+  const auto offsets = json.find("data_offsets");
+  Entry entry;
+  entry.name = name;
+  if (type == json.end() || !type->is_string()) wrong("dtype");
+  const auto known = std::ranges::find(types(), type->get<std::string>(),
+                                       &std::pair<std::string, at::ScalarType>::first);
+  if (known == types().end()) {
+    refuse(fmt::format("its tensor '{}' has the type {}, which is not supported",
+                       base::printable(name), base::printable(type->get<std::string>())));
+  }
+  entry.dtype = known->second;
+  if (shape == json.end() || !shape->is_array() || shape->size() > kMaxSizes) wrong("shape");
+  uint64_t bytes = c10::elementSize(entry.dtype);
+  for (const Json& size : *shape) {
+    if (!size.is_number_unsigned()) wrong("shape");
+    entry.shape.push_back(size.get<int64_t>());
+    if (entry.shape.back() < 0 ||
+        __builtin_mul_overflow(bytes, static_cast<uint64_t>(entry.shape.back()), &bytes)) {
+      wrong("shape");
+    }
+  }
+  const bool has_offsets = offsets != json.end() && offsets->is_array() && offsets->size() == 2 &&
+                           (*offsets)[0].is_number_unsigned() && (*offsets)[1].is_number_unsigned();
+  if (!has_offsets) wrong("data_offsets");
+  entry.begin = (*offsets)[0].get<uint64_t>();
+  entry.end = (*offsets)[1].get<uint64_t>();
+  if (entry.end < entry.begin || entry.end - entry.begin != bytes) wrong("data_offsets");
+  return entry;
+}
+
+/// Tensors follow each other without holes and overlaps, and fill the data.
+void check_layout(const std::vector<Entry>& entries, uint64_t size) {
+  std::vector<std::pair<uint64_t, uint64_t>> parts;
+  for (const Entry& entry : entries) parts.emplace_back(entry.begin, entry.end);
+  std::ranges::sort(parts);
+  uint64_t at = 0;
+  for (const auto& [begin, end] : parts) {
+    if (begin != at) refuse("its tensors overlap, or leave holes");
+    at = end;
+  }
+  if (at != size) {
+    refuse(fmt::format("it has {} bytes of data and describes {}; it is probably truncated", size,
+                       at));
+  }
+}
+
+}  // namespace
+
+StateDict read_safetensors(const MappedFile& file) {
+  const std::string_view bytes = file.bytes();
+  if (bytes.size() < sizeof(uint64_t)) refuse("it is too short");
+  const auto size = read_le<uint64_t>(bytes, 0);
+  if (size > kMaxHeader) {
+    refuse(fmt::format("its header has {} bytes; at most {} are read", size, kMaxHeader));
+  }
+  if (size > bytes.size() - sizeof(uint64_t)) refuse("it is truncated");
+  const Json header = Json::parse(bytes.substr(sizeof(uint64_t), size), nullptr,
+                                  /*allow_exceptions=*/false);
+  if (!header.is_object()) refuse("its header is not JSON");
+  const std::string_view data = bytes.substr(sizeof(uint64_t) + size);
+  std::vector<Entry> entries;
+  for (const auto& [name, json] : header.items()) {
+    if (name != kMetadata) entries.push_back(parse_entry(name, json));
+  }
+  check_layout(entries, data.size());
+  StateDict all;
+  for (const Entry& entry : entries) {
+    if (all.contains(entry.name)) refuse(fmt::format("it has '{}' twice", entry.name));
+    const std::string_view part = data.substr(entry.begin, entry.end - entry.begin);
+    at::Tensor tensor = at::empty({0}, at::TensorOptions(entry.dtype));
+    std::vector<int64_t> strides(entry.shape.size(), 1);
+    for (size_t i = strides.size(); i-- > 1;) {
+      strides[i - 1] = strides[i] * std::max<int64_t>(entry.shape[i], 1);
+    }
+    tensor.set_(file.storage(part, c10::elementSize(entry.dtype)), 0, entry.shape, strides);
+    all.insert(entry.name, tensor);
+  }
+  return all;
+}
+
+void write_safetensors(const StateDict& tensors,
+                       const std::function<void(std::string_view)>& sink) {
+  Json header = Json::object();
+  header[kMetadata] = {{"format", "pt"}};
+  uint64_t at = 0;
+  for (const auto& item : tensors) {
+    const at::Tensor& tensor = item.value();
+    const auto known = std::ranges::find(types(), tensor.scalar_type(),
+                                         &std::pair<std::string, at::ScalarType>::second);
+    if (known == types().end()) {
+      refuse(fmt::format("safetensors has no type for '{}' ({})", item.key(),
+                         c10::toString(tensor.scalar_type())));
+    }
+    header[item.key()] = {{"dtype", known->first},
+                          {"shape", tensor.sizes().vec()},
+                          {"data_offsets", {at, at + tensor.nbytes()}}};
+    at += tensor.nbytes();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+  const uint64_t size = text.size();
+  sink({reinterpret_cast<const char*>(&size), sizeof size});
+  sink(text);
+  for (const auto& item : tensors) {
+    const at::Tensor host = item.value().detach().cpu().contiguous();
+    sink({static_cast<const char*>(host.const_data_ptr()), host.nbytes()});
+  }
+}
+
+}  // namespace syncbn::models::detail

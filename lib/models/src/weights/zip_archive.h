@@ -1,0 +1,38 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace syncbn::models::detail {
+
+/// The entries of a zip archive as torch.save writes it: stored, not compressed.
+class ZipArchive {
+ public:
+  /// Whether bytes begin as an archive does.
+  static bool begins(std::string_view bytes);
+
+  /// @param bytes of the whole archive; must outlive this.
+  /// @throws base::UserError for a table of contents that is damaged, with what is wrong.
+  explicit ZipArchive(std::string_view bytes);
+
+  /// Whether there is an entry of this name, below the archive's only folder ("data.pkl").
+  bool has(const std::string& name) const { return entries_.contains(name); }
+
+  /// The content of an entry.
+  /// @throws base::UserError if there is none, or its checksum is wrong.
+  std::string_view read(const std::string& name) const;
+
+ private:
+  struct Entry {
+    std::string_view content;
+    uint32_t crc = 0;
+    bool is_stored = false;
+  };
+  void add(std::string_view header);
+
+  std::string_view bytes_;
+  std::map<std::string, Entry> entries_;
+};
+
+}  // namespace syncbn::models::detail
