@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
@@ -11,10 +12,12 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <random>
 #include <sstream>
 #include <thread>
 
 #include "e2e/train_program.h"
+#include "launch/leftovers.h"
 #include "support/multiproc.h"
 
 namespace syncbn::test {
@@ -130,6 +133,65 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
       EXPECT_EQ(ours[i]["step"], whole[i]["step"]);
       EXPECT_EQ(ours[i]["loss"], whole[i]["loss"]);
     }
+  }
+}
+
+TEST_F(TrainingTest, GoesOnBitForBitAfterFiftyKills) {
+  auto options = kEverything;
+  // More epochs than the attempts reach, however fast the machine is.
+  options.insert(options.end(), {"--epochs=100", "--model.width=4", "--checkpoint.every=3step",
+                                 "--log_interval=1"});
+  const auto words = [&](const std::string& name, const std::string& last) {
+    auto all = args(name, options);
+    all.push_back(last);
+    return all;
+  };
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937 random(seed);
+  const auto draw = [&](int max) { return std::uniform_int_distribution(0, max)(random); };
+  const std::string marker = folder_.path();
+  for (int kill = 1; kill <= 50; ++kill) {
+    SCOPED_TRACE(fmt::format("kill {}", kill));
+    const auto job =
+        start_launched_train(2, words("parts", "--resume=auto"), {{"SYNCBN_TEST_JOB", marker}});
+    const int steps = draw(12);
+    if (steps == 0) {
+      // In the start, or wherever a fast machine is by then.
+      std::this_thread::sleep_for(std::chrono::milliseconds(draw(400)));
+    } else {
+      ASSERT_TRUE(job->wait_until([&] { return count(job->err(), "step ") >= steps; }));
+    }
+    const auto processes = job_processes(marker);
+    job->send_signal(SIGKILL);  // first, or it reports workers that were killed
+    for (const pid_t pid : processes) ::kill(pid, SIGKILL);
+    const auto killed = job->wait();
+    EXPECT_EQ(killed.exit_code, base::kExitSignalBase + SIGKILL) << killed.err;
+    EXPECT_EQ(count(killed.err, "damaged"), 0) << killed.err;
+    ASSERT_EQ(count_soon(marker), 0U);
+  }
+  options.push_back(fmt::format("--max_steps={}", load("parts/last.pt").step + 50));
+  for (const char* name : {"parts", "whole"}) {
+    const auto result = launch_train(2, words(name, "--resume=auto"));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
+  const auto ours = events("parts", "epoch");
+  const auto whole = events("whole", "epoch");
+  ASSERT_EQ(ours.size(), whole.size());
+  for (size_t i = 0; i < ours.size(); ++i) {
+    for (const char* key : {"step", "epoch", "val_accuracy", "val_ema_accuracy", "lr"}) {
+      EXPECT_EQ(ours[i][key], whole[i][key]) << key;
+    }
+  }
+  // No step has two lines, and those that an attempt repeated have the same losses.
+  const auto steps = events("whole", "step");
+  int64_t former = 0;
+  for (const auto& line : events("parts", "step")) {
+    const int64_t step = line["step"];
+    EXPECT_GT(step, former);
+    EXPECT_EQ(line["loss"], steps.at(static_cast<size_t>(step - 1))["loss"]) << step;
+    former = step;
   }
 }
 
