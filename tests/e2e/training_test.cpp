@@ -323,6 +323,48 @@ TEST_F(TrainingTest, SixteenBitsLearnTheDigits) {
   EXPECT_GT(load("fp16/last.pt").scaler.at("scale").item<float>(), 0);
 }
 
+TEST_F(TrainingTest, StepsWhoseLossIsNotFiniteOnOneRankAreLeftOutOnAll) {
+  // Rank 1 has the odd digits: in a batch without a 9 all weights are 0, and their mean is 0 / 0.
+  auto ranks = start_ranks(
+      2, args("run", {"--epochs=1", "--sampler=class_skewed", "--log_interval=1", "--on_nan=skip",
+                      "--task.class_weights=[1, 0, 1, 0, 1, 0, 1, 0, 1, 1]"}));
+  const auto results = wait_for(ranks);
+  for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(results[1].err, "");
+  const auto steps = events("run", "step");
+  ASSERT_EQ(steps.size(), 91U);
+  int64_t left_out = 0;
+  for (const auto& step : steps) {
+    const bool is_bad = step["loss"].is_null();
+    left_out += is_bad ? 1 : 0;
+    EXPECT_EQ(count(results[0].err,
+                    fmt::format("the loss of rank 1 is not finite in step {}: the step changed "
+                                "nothing\n",
+                                step["step"].get<int64_t>())),
+              is_bad ? 1 : 0);
+  }
+  EXPECT_GT(left_out, 0);
+  const Checkpoint last = load("run/last.pt");
+  for (const auto& [name, tensor] : last.model) {
+    EXPECT_TRUE(at::isfinite(tensor).all().item<bool>()) << name;
+    if (!name.ends_with("num_batches_tracked")) continue;
+    EXPECT_EQ(tensor.item<int64_t>(), 91 - left_out) << name;
+  }
+  for (const auto& [name, tensors] : last.optimizer) {
+    for (const auto& [key, tensor] : tensors) {
+      EXPECT_TRUE(at::isfinite(tensor).all().item<bool>()) << name << " " << key;
+    }
+  }
+  EXPECT_GT(result_of(folder_ / "run")["test_accuracy"], 0.3);
+}
+
+TEST_F(TrainingTest, GivesUpAfterAHundredStepsInARowThatAreLeftOut) {
+  const auto result = run("run", {"--epochs=1", "--optimizer.lr=1e6", "--on_nan=skip"});
+  EXPECT_EQ(result.exit_code, base::kExitUnavailable);
+  EXPECT_EQ(count(result.err, "the step changed nothing"), 100) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the last of 100 such steps"));
+}
+
 TEST_F(TrainingTest, ANumberThatIsNotFiniteIsSkippedOrUndone) {
   // The first steps of such a rate end in NaN.
   const auto stopped = run("stop", {"--epochs=2", "--optimizer.lr=1e6"});
