@@ -9,6 +9,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -492,6 +493,45 @@ TEST_F(TrainingTest, StartsItsOwnRanks) {
   EXPECT_EQ(wrong.exit_code, base::kExitUsage);
   EXPECT_EQ(count(wrong.out + wrong.err, "error:"), 1) << wrong.out << wrong.err;
 }
+
+TEST_F(TrainingTest, DeterministicRunsHaveTheSameBits) {
+  for (const char* name : {"one", "two"}) {
+    run_ranks_of_train(2, args(name, {"--epochs=1", "--deterministic"}));
+  }
+  ASSERT_FALSE(HasFailure());
+  expect_same_run(load("one/last.pt"), load("two/last.pt"));
+}
+
+using TrainingOptions = std::vector<std::string>;
+
+class TrainingOptionsTest : public TrainingTest,
+                            public ::testing::WithParamInterface<TrainingOptions> {};
+
+TEST_P(TrainingOptionsTest, TwoRanksLearnWithThem) {
+  auto options = GetParam();
+  options.emplace_back("--epochs=1");
+  run_ranks_of_train(2, args("run", options));
+  ASSERT_FALSE(HasFailure());
+  const auto result = result_of(folder_ / "run");
+  EXPECT_LT(result["train_loss"], 1.2) << result;
+  EXPECT_GT(result["test_accuracy"], 0.9) << result;
+}
+
+// The running statistics of ranks differ only without SyncBatchNorm over all ranks.
+INSTANTIATE_TEST_SUITE_P(
+    , TrainingOptionsTest,
+    ::testing::Values(
+        TrainingOptions{"--ddp.comm_hook=fp16"}, TrainingOptions{"--ddp.comm_hook=bf16"},
+        TrainingOptions{"--ddp.comm_hook=power_sgd"}, TrainingOptions{"--ddp.static_graph"},
+        TrainingOptions{"--sync_batchnorm_group=1"}, TrainingOptions{"--sync_timeout=30"},
+        TrainingOptions{"--distribute_bn=reduce", "--sync_batchnorm=false"},
+        TrainingOptions{"--distribute_bn=none", "--sync_batchnorm=false"}),
+    [](const auto& options) {
+      std::string name = options.param[0].substr(2);
+      std::ranges::replace_if(
+          name, [](char c) { return c == '.' || c == '='; }, '_');
+      return name;
+    });
 
 TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {
   const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
