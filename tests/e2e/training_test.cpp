@@ -19,6 +19,7 @@
 
 #include "e2e/train_program.h"
 #include "launch/leftovers.h"
+#include "launch/on_terminal.h"
 #include "support/multiproc.h"
 
 namespace syncbn::test {
@@ -456,6 +457,17 @@ TEST_F(TrainingTest, EvaluatesACheckpoint) {
   expect({"--split=val"}, "the data has no val split");
   expect({"--run_dir", folder_ / "none"}, "has no checkpoint; name a file with --resume");
   expect({"--model.width=8"}, "cannot evaluate");
+}
+
+TEST_F(TrainingTest, SavesWhenItsTerminalIsGone) {
+  auto words = args("run", {"--epochs=10000", "--log_interval=1"});
+  words.insert(words.begin(), program("train"));
+  OnTerminal terminal(words);
+  ASSERT_TRUE(terminal.shows("step 20/"));
+  terminal.hang_up();
+  EXPECT_EQ(terminal.wait(), base::kExitPreempted);
+  EXPECT_GE(load("run/last.pt").step, 20);
+  EXPECT_EQ(events("run", "end").back()["reason"], "SIGHUP");
 }
 
 TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
