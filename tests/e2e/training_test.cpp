@@ -470,6 +470,25 @@ TEST_F(TrainingTest, SavesWhenItsTerminalIsGone) {
   EXPECT_EQ(events("run", "end").back()["reason"], "SIGHUP");
 }
 
+TEST_F(TrainingTest, ThreadsThatWaitSleepSoonUnlessTheUserSetsHowTheyWait) {
+  for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}) ::unsetenv(name);
+  const auto spin_count = [&](const Env& env, const std::string& threads) {
+    const auto rank =
+        start_train(args("run", {"--epochs=10000", "--overwrite", "--threads", threads}), env);
+    EXPECT_TRUE(rank->wait_until([&] { return count(rank->err(), "writes to") > 0; }));
+    std::istringstream environment(base::read_file(fmt::format("/proc/{}/environ", rank->pid())));
+    const std::string name = "GOMP_SPINCOUNT=";
+    for (std::string variable; std::getline(environment, variable, '\0');) {
+      if (variable.starts_with(name)) return variable.substr(name.size());
+    }
+    return std::string("unset");
+  };
+  EXPECT_EQ(spin_count({}, "2"), "10000");
+  EXPECT_EQ(spin_count({}, "1"), "unset") << "a single thread waits for no other";
+  EXPECT_EQ(spin_count({{"GOMP_SPINCOUNT", "7"}}, "2"), "7");
+  EXPECT_EQ(spin_count({{"OMP_WAIT_POLICY", "active"}}, "2"), "unset");
+}
+
 TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   const auto lonely = start_train(args("run"), rank_env(0, 2, free_port()));
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
