@@ -325,6 +325,25 @@ TEST_F(TrainingTest, SixteenBitsLearnTheDigits) {
   EXPECT_GT(load("fp16/last.pt").scaler.at("scale").item<float>(), 0);
 }
 
+TEST_F(TrainingTest, GoesOnBitForBitWithTheScaleOfFp16) {
+  const auto words = [&](const std::string& name, const std::vector<std::string>& more) {
+    auto all = args(name, {"--epochs=2", "--amp=fp16", "--scaler.growth_interval=20"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  run_ranks_of_train(2, words("whole", {}));
+  run_ranks_of_train(2, words("parts", {"--max_steps=110"}));
+  const Checkpoint middle = load("parts/last.pt");
+  EXPECT_GT(middle.sampler.consumed, 0);
+  EXPECT_FALSE(middle.scaler.empty());
+  run_ranks_of_train(2, words("parts", {"--resume=auto"}));
+  ASSERT_FALSE(HasFailure());
+  expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
+  EXPECT_NE(load("parts/last.pt").scaler.at("scale").item<float>(),
+            middle.scaler.at("scale").item<float>())
+      << "the scale changes after the stop";
+}
+
 TEST_F(TrainingTest, StepsWhoseLossIsNotFiniteOnOneRankAreLeftOutOnAll) {
   // Rank 1 has the odd digits: in a batch without a 9 all weights are 0, and their mean is 0 / 0.
   auto ranks = start_ranks(
