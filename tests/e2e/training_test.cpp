@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <random>
 #include <sstream>
 #include <thread>
@@ -542,6 +543,22 @@ TEST_F(TrainingTest, StartsItsOwnRanks) {
   const auto wrong = launch_train(2, words({"--pretrained"}));
   EXPECT_EQ(wrong.exit_code, base::kExitUsage);
   EXPECT_EQ(count(wrong.out + wrong.err, "error:"), 1) << wrong.out << wrong.err;
+}
+
+TEST_F(TrainingTest, StartsItsOwnRanksOnTwoNodes) {
+  const std::string port = fmt::format("--master_port={}", free_port());
+  std::vector<std::unique_ptr<Program>> nodes;
+  for (const char* rank : {"--node_rank=0", "--node_rank=1"}) {
+    nodes.push_back(start_train(args("run", {"--epochs=1", "--nproc_per_node=2", "--nnodes=2", rank,
+                                             "--master_addr=127.0.0.1", port})));
+  }
+  for (const auto& result : wait_for(nodes)) EXPECT_EQ(result.exit_code, 0) << result.err;
+  const auto starts = events("run", "start");
+  ASSERT_EQ(starts.size(), 1U);
+  EXPECT_EQ(starts[0]["world_size"], 4);
+  EXPECT_EQ(result_of(folder_ / "run")["world_size"], 4);
+  const std::filesystem::directory_iterator runs(folder_.path());
+  EXPECT_EQ(std::distance(begin(runs), end(runs)), 1);
 }
 
 TEST_F(TrainingTest, DeterministicRunsHaveTheSameBits) {
