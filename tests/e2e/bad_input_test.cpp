@@ -194,6 +194,14 @@ TEST_F(BadInputTest, SaysAFaultOnceForAllRanksOfANode) {
   EXPECT_TRUE(outputs_.empty());
 }
 
+TEST_F(BadInputTest, NamesAPatternOfAGroupThatMatchesNoParameterOnceForAllRanks) {
+  const auto result =
+      launch_train(2, {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir(),
+                       "--optimizer.groups=[{match: fc.*, lr: 0.1}, {match: head*, lr: 0.1}]"});
+  expect_one_message(result, base::kExitUsage,
+                     "optimizer.groups[1].match: 'head*' matches no parameter; the model has ");
+}
+
 TEST_F(BadInputTest, RefusesAFileWithoutKeysInIt) {
   for (const char* text : {"word\n", "- a\n- b\n"}) {
     base::write_file_atomically(inputs_ / "bad.yaml", text);

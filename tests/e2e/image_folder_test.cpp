@@ -64,9 +64,6 @@ optimizer: {type: sgd, lr: 0.05}
     return launch_train(2, args, folder_.path());
   }
 
-  TempFolder folder_;
-
- private:
   void fill(const std::string& split, const std::string& label, const std::string& image) const {
     const std::filesystem::path source =
         std::filesystem::path(SYNCBN_SOURCE_DIR) / "tests/data/images" / image;
@@ -77,6 +74,8 @@ optimizer: {type: sgd, lr: 0.05}
       std::filesystem::copy_file(source, target / name);
     }
   }
+
+  TempFolder folder_;
 };
 
 TEST_F(ImageFolderTrainingTest, LearnsFromFilesTheSameEveryTimeWithAnyNumberOfWorkers) {
@@ -157,6 +156,41 @@ TEST_F(ImageFolderTrainingTest, AnEpochIsNotLostToATestImageThatCannotBeRead) {
   EXPECT_THAT(resumed.err, HasSubstr("at epoch 2, step 2"));
   EXPECT_THAT(resumed.err, ContainsRegex("left out: sample [0-9]+ .*none.png"));
   EXPECT_EQ(result_of(folder_ / "run")["epochs"], 2);
+}
+
+TEST_F(ImageFolderTrainingTest, NamesTheClassesAndSaysThatABatchIsAnEpoch) {
+  for (const char* split : {"train", "test"}) fill(split, "pale", "png_rgb8.png");
+  const auto result = train("run", {"--batch_size=1000", "--epochs=1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "3 classes: colour, grey, pale\n"), 1) << result.err;
+  EXPECT_EQ(count(result.err,
+                  "a batch of 1000 is more than the 12 samples of a rank: an epoch is one step\n"),
+            1)
+      << result.err;
+  EXPECT_EQ(result_of(folder_ / "run")["steps"], 1);
+}
+
+TEST_F(ImageFolderTrainingTest, WarnsOfASingleClass) {
+  for (const char* split : {"train", "test"}) {
+    std::filesystem::remove_all(folder_ / split / "grey");
+  }
+  const auto result = train("run", {"--epochs=1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "1 class: colour\n"), 1) << result.err;
+  EXPECT_EQ(
+      count(result.err, "the data has one class only: every network is right without training\n"),
+      1)
+      << result.err;
+}
+
+TEST_F(ImageFolderTrainingTest, NamesTheClassesInWhichSplitsDiffer) {
+  std::filesystem::rename(folder_ / "test/grey", folder_ / "test/gray");
+  const auto result = train("run");
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("'test' and 'train' need the same class folders; only in "
+                                    "'test': gray; only in 'train': grey"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
 }
 
 TEST_F(ImageFolderTrainingTest, DropLastLeavesOutTheSmallBatchOfTrainingAlone) {

@@ -83,16 +83,23 @@ void run_ranks_of_train(int world_size, const std::vector<std::string>& args) {
   }
 }
 
-ProgramResult launch_train(int world_size, const std::vector<std::string>& args,
-                           const std::string& cwd) {
+std::unique_ptr<Program> start_launched_train(int world_size, const std::vector<std::string>& args,
+                                              const Env& env, const std::string& cwd) {
   RunProgramOptions options;
+  options.env = env;
   options.unset = kLauncherVariables;
   options.cwd = cwd;
   options.timeout_seconds = kTimeoutSeconds;
-  return run_program(joined({program("syncbn-launch"), "--standalone",
-                             "--nproc_per_node=" + std::to_string(world_size), "train"},
-                            args),
-                     options);
+  return std::make_unique<Program>(
+      joined({program("syncbn-launch"), "--standalone",
+              "--nproc_per_node=" + std::to_string(world_size), "train"},
+             args),
+      options);
+}
+
+ProgramResult launch_train(int world_size, const std::vector<std::string>& args,
+                           const std::string& cwd) {
+  return start_launched_train(world_size, args, {}, cwd)->wait();
 }
 
 }  // namespace syncbn::test

@@ -42,7 +42,11 @@ std::vector<ProgramResult> wait_for(std::vector<std::unique_ptr<Program>>& ranks
 /// Runs start_ranks() and fails the test unless all ranks succeed.
 void run_ranks_of_train(int world_size, const std::vector<std::string>& args);
 
-/// Runs `syncbn-launch --standalone --nproc_per_node=N train ...`.
+/// Starts `syncbn-launch --standalone --nproc_per_node=N train ...`.
+std::unique_ptr<Program> start_launched_train(int world_size, const std::vector<std::string>& args,
+                                              const Env& env = {}, const std::string& cwd = "");
+
+/// Runs it.
 ProgramResult launch_train(int world_size, const std::vector<std::string>& args,
                            const std::string& cwd = "");
 

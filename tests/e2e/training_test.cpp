@@ -4,18 +4,24 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <ctime>
 #include <filesystem>
+#include <iterator>
+#include <random>
 #include <sstream>
 #include <thread>
 
 #include "e2e/train_program.h"
+#include "launch/leftovers.h"
+#include "launch/on_terminal.h"
 #include "support/multiproc.h"
 
 namespace syncbn::test {
@@ -131,6 +137,65 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
       EXPECT_EQ(ours[i]["step"], whole[i]["step"]);
       EXPECT_EQ(ours[i]["loss"], whole[i]["loss"]);
     }
+  }
+}
+
+TEST_F(TrainingTest, GoesOnBitForBitAfterFiftyKills) {
+  auto options = kEverything;
+  // More epochs than the attempts reach, however fast the machine is.
+  options.insert(options.end(), {"--epochs=100", "--model.width=4", "--checkpoint.every=3step",
+                                 "--log_interval=1"});
+  const auto words = [&](const std::string& name, const std::string& last) {
+    auto all = args(name, options);
+    all.push_back(last);
+    return all;
+  };
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937 random(seed);
+  const auto draw = [&](int max) { return std::uniform_int_distribution(0, max)(random); };
+  const std::string marker = folder_.path();
+  for (int kill = 1; kill <= 50; ++kill) {
+    SCOPED_TRACE(fmt::format("kill {}", kill));
+    const auto job =
+        start_launched_train(2, words("parts", "--resume=auto"), {{"SYNCBN_TEST_JOB", marker}});
+    const int steps = draw(12);
+    if (steps == 0) {
+      // In the start, or wherever a fast machine is by then.
+      std::this_thread::sleep_for(std::chrono::milliseconds(draw(400)));
+    } else {
+      ASSERT_TRUE(job->wait_until([&] { return count(job->err(), "step ") >= steps; }));
+    }
+    const auto processes = job_processes(marker);
+    job->send_signal(SIGKILL);  // first, or it reports workers that were killed
+    for (const pid_t pid : processes) ::kill(pid, SIGKILL);
+    const auto killed = job->wait();
+    EXPECT_EQ(killed.exit_code, base::kExitSignalBase + SIGKILL) << killed.err;
+    EXPECT_EQ(count(killed.err, "damaged"), 0) << killed.err;
+    ASSERT_EQ(count_soon(marker), 0U);
+  }
+  options.push_back(fmt::format("--max_steps={}", load("parts/last.pt").step + 50));
+  for (const char* name : {"parts", "whole"}) {
+    const auto result = launch_train(2, words(name, "--resume=auto"));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
+  const auto ours = events("parts", "epoch");
+  const auto whole = events("whole", "epoch");
+  ASSERT_EQ(ours.size(), whole.size());
+  for (size_t i = 0; i < ours.size(); ++i) {
+    for (const char* key : {"step", "epoch", "val_accuracy", "val_ema_accuracy", "lr"}) {
+      EXPECT_EQ(ours[i][key], whole[i][key]) << key;
+    }
+  }
+  // No step has two lines, and those that an attempt repeated have the same losses.
+  const auto steps = events("whole", "step");
+  int64_t former = 0;
+  for (const auto& line : events("parts", "step")) {
+    const int64_t step = line["step"];
+    EXPECT_GT(step, former);
+    EXPECT_EQ(line["loss"], steps.at(static_cast<size_t>(step - 1))["loss"]) << step;
+    former = step;
   }
 }
 
@@ -285,6 +350,67 @@ TEST_F(TrainingTest, SixteenBitsLearnTheDigits) {
   EXPECT_GT(load("fp16/last.pt").scaler.at("scale").item<float>(), 0);
 }
 
+TEST_F(TrainingTest, GoesOnBitForBitWithTheScaleOfFp16) {
+  const auto words = [&](const std::string& name, const std::vector<std::string>& more) {
+    auto all = args(name, {"--epochs=2", "--amp=fp16", "--scaler.growth_interval=20"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  run_ranks_of_train(2, words("whole", {}));
+  run_ranks_of_train(2, words("parts", {"--max_steps=110"}));
+  const Checkpoint middle = load("parts/last.pt");
+  EXPECT_GT(middle.sampler.consumed, 0);
+  EXPECT_FALSE(middle.scaler.empty());
+  run_ranks_of_train(2, words("parts", {"--resume=auto"}));
+  ASSERT_FALSE(HasFailure());
+  expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
+  EXPECT_NE(load("parts/last.pt").scaler.at("scale").item<float>(),
+            middle.scaler.at("scale").item<float>())
+      << "the scale changes after the stop";
+}
+
+TEST_F(TrainingTest, StepsWhoseLossIsNotFiniteOnOneRankAreLeftOutOnAll) {
+  // Rank 1 has the odd digits: in a batch without a 9 all weights are 0, and their mean is 0 / 0.
+  auto ranks = start_ranks(
+      2, args("run", {"--epochs=1", "--sampler=class_skewed", "--log_interval=1", "--on_nan=skip",
+                      "--task.class_weights=[1, 0, 1, 0, 1, 0, 1, 0, 1, 1]"}));
+  const auto results = wait_for(ranks);
+  for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(results[1].err, "");
+  const auto steps = events("run", "step");
+  ASSERT_EQ(steps.size(), 91U);
+  int64_t left_out = 0;
+  for (const auto& step : steps) {
+    const bool is_bad = step["loss"].is_null();
+    left_out += is_bad ? 1 : 0;
+    EXPECT_EQ(count(results[0].err,
+                    fmt::format("the loss of rank 1 is not finite in step {}: the step changed "
+                                "nothing\n",
+                                step["step"].get<int64_t>())),
+              is_bad ? 1 : 0);
+  }
+  EXPECT_GT(left_out, 0);
+  const Checkpoint last = load("run/last.pt");
+  for (const auto& [name, tensor] : last.model) {
+    EXPECT_TRUE(at::isfinite(tensor).all().item<bool>()) << name;
+    if (!name.ends_with("num_batches_tracked")) continue;
+    EXPECT_EQ(tensor.item<int64_t>(), 91 - left_out) << name;
+  }
+  for (const auto& [name, tensors] : last.optimizer) {
+    for (const auto& [key, tensor] : tensors) {
+      EXPECT_TRUE(at::isfinite(tensor).all().item<bool>()) << name << " " << key;
+    }
+  }
+  EXPECT_GT(result_of(folder_ / "run")["test_accuracy"], 0.3);
+}
+
+TEST_F(TrainingTest, GivesUpAfterAHundredStepsInARowThatAreLeftOut) {
+  const auto result = run("run", {"--epochs=1", "--optimizer.lr=1e6", "--on_nan=skip"});
+  EXPECT_EQ(result.exit_code, base::kExitUnavailable);
+  EXPECT_EQ(count(result.err, "the step changed nothing"), 100) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the last of 100 such steps"));
+}
+
 TEST_F(TrainingTest, ANumberThatIsNotFiniteIsSkippedOrUndone) {
   // The first steps of such a rate end in NaN.
   const auto stopped = run("stop", {"--epochs=2", "--optimizer.lr=1e6"});
@@ -377,6 +503,36 @@ TEST_F(TrainingTest, EvaluatesACheckpoint) {
   expect({"--model.width=8"}, "cannot evaluate");
 }
 
+TEST_F(TrainingTest, SavesWhenItsTerminalIsGone) {
+  auto words = args("run", {"--epochs=10000", "--log_interval=1"});
+  words.insert(words.begin(), program("train"));
+  OnTerminal terminal(words);
+  ASSERT_TRUE(terminal.shows("step 20/"));
+  terminal.hang_up();
+  EXPECT_EQ(terminal.wait(), base::kExitPreempted);
+  EXPECT_GE(load("run/last.pt").step, 20);
+  EXPECT_EQ(events("run", "end").back()["reason"], "SIGHUP");
+}
+
+TEST_F(TrainingTest, ThreadsThatWaitSleepSoonUnlessTheUserSetsHowTheyWait) {
+  for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}) ::unsetenv(name);
+  const auto spin_count = [&](const Env& env, const std::string& threads) {
+    const auto rank =
+        start_train(args("run", {"--epochs=10000", "--overwrite", "--threads", threads}), env);
+    EXPECT_TRUE(rank->wait_until([&] { return count(rank->err(), "writes to") > 0; }));
+    std::istringstream environment(base::read_file(fmt::format("/proc/{}/environ", rank->pid())));
+    const std::string name = "GOMP_SPINCOUNT=";
+    for (std::string variable; std::getline(environment, variable, '\0');) {
+      if (variable.starts_with(name)) return variable.substr(name.size());
+    }
+    return std::string("unset");
+  };
+  EXPECT_EQ(spin_count({}, "2"), "10000");
+  EXPECT_EQ(spin_count({}, "1"), "unset") << "a single thread waits for no other";
+  EXPECT_EQ(spin_count({{"GOMP_SPINCOUNT", "7"}}, "2"), "7");
+  EXPECT_EQ(spin_count({{"OMP_WAIT_POLICY", "active"}}, "2"), "unset");
+}
+
 TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   const auto lonely = start_train(args("run"), rank_env(0, 2, free_port()));
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -412,6 +568,61 @@ TEST_F(TrainingTest, StartsItsOwnRanks) {
   EXPECT_EQ(wrong.exit_code, base::kExitUsage);
   EXPECT_EQ(count(wrong.out + wrong.err, "error:"), 1) << wrong.out << wrong.err;
 }
+
+TEST_F(TrainingTest, StartsItsOwnRanksOnTwoNodes) {
+  const std::string port = fmt::format("--master_port={}", free_port());
+  std::vector<std::unique_ptr<Program>> nodes;
+  for (const char* rank : {"--node_rank=0", "--node_rank=1"}) {
+    nodes.push_back(start_train(args("run", {"--epochs=1", "--nproc_per_node=2", "--nnodes=2", rank,
+                                             "--master_addr=127.0.0.1", port})));
+  }
+  for (const auto& result : wait_for(nodes)) EXPECT_EQ(result.exit_code, 0) << result.err;
+  const auto starts = events("run", "start");
+  ASSERT_EQ(starts.size(), 1U);
+  EXPECT_EQ(starts[0]["world_size"], 4);
+  EXPECT_EQ(result_of(folder_ / "run")["world_size"], 4);
+  const std::filesystem::directory_iterator runs(folder_.path());
+  EXPECT_EQ(std::distance(begin(runs), end(runs)), 1);
+}
+
+TEST_F(TrainingTest, DeterministicRunsHaveTheSameBits) {
+  for (const char* name : {"one", "two"}) {
+    run_ranks_of_train(2, args(name, {"--epochs=1", "--deterministic"}));
+  }
+  ASSERT_FALSE(HasFailure());
+  expect_same_run(load("one/last.pt"), load("two/last.pt"));
+}
+
+using TrainingOptions = std::vector<std::string>;
+
+class TrainingOptionsTest : public TrainingTest,
+                            public ::testing::WithParamInterface<TrainingOptions> {};
+
+TEST_P(TrainingOptionsTest, TwoRanksLearnWithThem) {
+  auto options = GetParam();
+  options.emplace_back("--epochs=1");
+  run_ranks_of_train(2, args("run", options));
+  ASSERT_FALSE(HasFailure());
+  const auto result = result_of(folder_ / "run");
+  EXPECT_LT(result["train_loss"], 1.2) << result;
+  EXPECT_GT(result["test_accuracy"], 0.9) << result;
+}
+
+// The running statistics of ranks differ only without SyncBatchNorm over all ranks.
+INSTANTIATE_TEST_SUITE_P(
+    , TrainingOptionsTest,
+    ::testing::Values(
+        TrainingOptions{"--ddp.comm_hook=fp16"}, TrainingOptions{"--ddp.comm_hook=bf16"},
+        TrainingOptions{"--ddp.comm_hook=power_sgd"}, TrainingOptions{"--ddp.static_graph"},
+        TrainingOptions{"--sync_batchnorm_group=1"}, TrainingOptions{"--sync_timeout=30"},
+        TrainingOptions{"--distribute_bn=reduce", "--sync_batchnorm=false"},
+        TrainingOptions{"--distribute_bn=none", "--sync_batchnorm=false"}),
+    [](const auto& options) {
+      std::string name = options.param[0].substr(2);
+      std::ranges::replace_if(
+          name, [](char c) { return c == '.' || c == '='; }, '_');
+      return name;
+    });
 
 TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {
   const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
