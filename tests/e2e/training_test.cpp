@@ -188,14 +188,13 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterFiftyKills) {
       EXPECT_EQ(ours[i][key], whole[i][key]) << key;
     }
   }
-  // No step has two lines, and those that an attempt repeated have the same losses.
+  // Each step once, and what an attempt repeated with the same loss.
+  const auto our_steps = events("parts", "step");
   const auto steps = events("whole", "step");
-  int64_t former = 0;
-  for (const auto& line : events("parts", "step")) {
-    const int64_t step = line["step"];
-    EXPECT_GT(step, former);
-    EXPECT_EQ(line["loss"], steps.at(static_cast<size_t>(step - 1))["loss"]) << step;
-    former = step;
+  ASSERT_EQ(our_steps.size(), steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(our_steps[i]["step"], steps[i]["step"]);
+    EXPECT_EQ(our_steps[i]["loss"], steps[i]["loss"]);
   }
 }
 
@@ -370,10 +369,10 @@ TEST_F(TrainingTest, GoesOnBitForBitWithTheScaleOfFp16) {
 }
 
 TEST_F(TrainingTest, StepsWhoseLossIsNotFiniteOnOneRankAreLeftOutOnAll) {
-  // Rank 1 has the odd digits: in a batch without a 9 all weights are 0, and their mean is 0 / 0.
+  // Rank 1 has the odd digits: in a batch with two 9s the weights' sum is beyond float32.
   auto ranks = start_ranks(
       2, args("run", {"--epochs=1", "--sampler=class_skewed", "--log_interval=1", "--on_nan=skip",
-                      "--task.class_weights=[1, 0, 1, 0, 1, 0, 1, 0, 1, 1]"}));
+                      "--task.class_weights=[1, 1, 1, 1, 1, 1, 1, 1, 1, 3e38]"}));
   const auto results = wait_for(ranks);
   for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(results[1].err, "");
@@ -401,7 +400,6 @@ TEST_F(TrainingTest, StepsWhoseLossIsNotFiniteOnOneRankAreLeftOutOnAll) {
       EXPECT_TRUE(at::isfinite(tensor).all().item<bool>()) << name << " " << key;
     }
   }
-  EXPECT_GT(result_of(folder_ / "run")["test_accuracy"], 0.3);
 }
 
 TEST_F(TrainingTest, GivesUpAfterAHundredStepsInARowThatAreLeftOut) {

@@ -447,7 +447,7 @@ class Trainer {
       if (config_.on_nan == "restore" && has_last && restores <= kMaxRestores) {
         return base::read_file(folder_->last());
       }
-      folder_->log_end("loss is not finite", step - 1);
+      folder_->log_end(fault_of(result) + " not finite", step - 1);
       const std::string last = folder_->last().string();
       throw base::UnavailableError(fmt::format(
           "{}; try a lower learning rate or a warm-up, or look at the data; {}", what,

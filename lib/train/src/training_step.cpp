@@ -85,14 +85,13 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
   for (const auto& [name, parameter] : trainable_parameters(*model_)) {
     parameters_.push_back(parameter);
   }
-  if (config.on_nan == "skip") buffers_ = model_->buffers();
   take_counts();
 }
 
 std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, double lr,
                                                   data::SampleRandom& random,
                                                   const Wishes& wishes) {
-  save_buffers();
+  save_former();
   ddp_.zero_grad();
   data::Batch on_device{to_device_.input(batch), to_device_.target(batch)};
   if (batch.size() > 0) on_device = task_.augment(on_device, random);
@@ -111,7 +110,7 @@ std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, doub
   clip(gradients);
   const at::Tensor is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
   optimizer_->step(lr, found_inf);
-  restore_buffers(scaler_ ? is_bad_loss : found_inf);
+  restore_former(scaler_ ? is_bad_loss : found_inf);
   if (scaler_) scaler_->update(found_inf);
   return former;
 }
@@ -180,16 +179,24 @@ void TrainingStep::clip(const Tensors& gradients) {
   if (config_.clip.adaptive) clip_adaptive(parameters_, *config_.clip.adaptive);
 }
 
-void TrainingStep::save_buffers() {
-  if (buffers_.empty()) return;
-  former_buffers_.clear();
-  for (const at::Tensor& buffer : buffers_) former_buffers_.push_back(buffer.detach().clone());
+/// What a step changes besides parameters, if it may turn out that it must not.
+Tensors TrainingStep::undone_by_skip() const {
+  if (config_.on_nan != "skip") return {};
+  Tensors all = model_->buffers();
+  all.push_back(counts_);
+  return all;
 }
 
-void TrainingStep::restore_buffers(const at::Tensor& is_bad) {
+void TrainingStep::save_former() {
+  former_.clear();
+  for (const at::Tensor& tensor : undone_by_skip()) former_.push_back(tensor.detach().clone());
+}
+
+void TrainingStep::restore_former(const at::Tensor& is_bad) {
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    buffers_[i].copy_(at::where(is_bad != 0, former_buffers_[i], buffers_[i]));
+  const Tensors all = undone_by_skip();
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].copy_(at::where(is_bad != 0, former_[i], all[i]));
   }
 }
 

@@ -84,8 +84,9 @@ class TrainingStep {
   void clip(const Tensors& gradients);
   /// Sets `found_inf` to 1 if a gradient is not finite.
   void check(const Tensors& gradients, at::Tensor& found_inf) const;
-  void save_buffers();
-  void restore_buffers(const at::Tensor& is_bad);
+  Tensors undone_by_skip() const;
+  void save_former();
+  void restore_former(const at::Tensor& is_bad);
 
   const Config& config_;
   const Task& task_;
@@ -98,8 +99,7 @@ class TrainingStep {
   const std::unique_ptr<Ema> ema_;
   StepVote vote_;
   Tensors parameters_;
-  Tensors buffers_;         ///< the model's
-  Tensors former_buffers_;  ///< their values ahead of the step, with on_nan: skip
+  Tensors former_;  ///< values ahead of the step, of undone_by_skip()
   at::Tensor counts_;
 };
 
