@@ -179,7 +179,8 @@ TEST(CheckpointTest, TellsFilesOfPythonFromDamagedOnes) {
   archive.resize(archive.size() - std::string("syncbn crc32 00000000").size());
   archive[archive.size() - 2] = 0;
   for (const std::string& bytes : {archive, std::string("\x80\x02}q\x01.")}) {
-    EXPECT_THAT(error_of(bytes), HasSubstr("it is of Python's torch.save, which train cannot"));
+    EXPECT_THAT(error_of(bytes),
+                HasSubstr("it is of Python's torch.save; to begin with its weights, set init="));
   }
   EXPECT_THAT(error_of(archive.substr(0, 1000)), HasSubstr("it is damaged, truncated or"));
 }

@@ -1,6 +1,7 @@
 #include <syncbn/base/text.h>
 
 #include <fmt/format.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <array>
@@ -71,6 +72,11 @@ std::optional<std::string> nearest(std::string_view word,
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
   const auto name = nearest(word, candidates);
   return name ? fmt::format("; did you mean '{}'?", *name) : std::string();
+}
+
+bool matches_name(const std::string& wildcard, const std::string& name) {
+  return ::fnmatch(wildcard.c_str(), name.c_str(), 0) == 0 ||
+         ::fnmatch((wildcard + ".*").c_str(), name.c_str(), 0) == 0;
 }
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {

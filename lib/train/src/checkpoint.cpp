@@ -234,11 +234,13 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
     if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
   } catch (const std::exception&) {
     // Replaces libtorch's message, which names its own source lines.
-    throw base::UserError(fmt::format("{} is not a whole checkpoint of train ({}): it is {}", name,
-                                      base::format_bytes(bytes.size()),
-                                      is_of_python(bytes)
-                                          ? "of Python's torch.save, which train cannot resume from"
-                                          : "damaged, truncated or another program's"));
+    throw base::UserError(
+        fmt::format("{} is not a whole checkpoint of train ({}): it is {}", name,
+                    base::format_bytes(bytes.size()),
+                    is_of_python(bytes) ? "of Python's torch.save; to begin with its weights, set "
+                                          "init=" +
+                                              name
+                                        : "damaged, truncated or another program's"));
   }
   throw base::UserError(fmt::format("{} has checkpoint format {}; this program reads {}", name,
                                     version, Checkpoint::kFormatVersion));

@@ -229,6 +229,18 @@ void Config::describe(config::Schema<Config>& schema) {
                "save and leave (exit code 85) this long after the job was started: 11h, 50min; "
                "null: no limit");
   schema.field("model", &Config::model, "the network").required();
+  schema.field(
+      "init", &Config::init,
+      "weights to begin with: a file of torch.save or safetensors, or the folder of a run; "
+      "empty: drawn");
+  schema.field(
+      "init_skip", &Config::init_skip,
+      "names that init leaves as they were drawn, such as fc for another number of classes "
+      "(wildcards)");
+  schema.field("freeze", &Config::freeze,
+               "names of parameters that are not trained, such as conv1 or layer1.* (wildcards)");
+  schema.field("freeze_statistics", &Config::freeze_statistics,
+               "frozen batch norm layers keep their running statistics, and use them in training");
   schema.field("task", &Config::task, "what the network is trained for");
   schema.field("sync_batchnorm", &Config::sync_batchnorm,
                "compute batch norm's statistics over all ranks' samples");

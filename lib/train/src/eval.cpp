@@ -6,6 +6,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/models/weights.h>
 #include <syncbn/train/checkpoint.h>
 
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "model.h"
 #include "rank_0.h"
 #include "run_folder.h"
+#include "sealed_archive.h"
 
 namespace syncbn::train {
 namespace {
@@ -33,13 +35,24 @@ fs::path checkpoint_file(const Config& config, const std::string& name) {
       folder.string()));
 }
 
+/// The bytes of a checkpoint; of one with the network alone for weights that Python has saved.
+std::string read_any(const std::string& path) {
+  std::string bytes = base::read_file(path);
+  if (!is_of_python(bytes) && !path.ends_with(".safetensors")) return bytes;
+  Checkpoint checkpoint;
+  for (const auto& item : models::read_state_dict(path))
+    checkpoint.model[item.key()] = item.value();
+  checkpoint.has_optimizer = false;
+  return serialize(checkpoint);
+}
+
 }  // namespace
 
 int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs) {
   std::string path;
   const std::string bytes = on_rank_0([&] {
     path = checkpoint_file(config, name).string();
-    return base::read_file(path);
+    return read_any(path);
   });
   const Checkpoint checkpoint = report_on_rank_0([&] { return parse_checkpoint(bytes, path); });
   const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));

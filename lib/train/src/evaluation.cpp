@@ -100,7 +100,7 @@ void prepare_statistics(const Config& config, const Inputs& inputs, models::Mode
                         const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
                         int64_t seed, const WishesNow& wishes) {
   if (config.update_bn_stats > 0) {
-    model.train();
+    set_training(config, model);
     data::Loader loader(inputs.train_set, inputs.make_sampler(seed), loader_options);
     const int64_t batches = std::min(config.update_bn_stats, loader.num_batches());
     loader.start_epoch(0);

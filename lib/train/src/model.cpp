@@ -4,10 +4,14 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/batch_transforms.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/memory_format.h>
+#include <syncbn/models/weights.h>
+
+#include <algorithm>
 
 #include "out_of_memory.h"
 #include "rank_0.h"
@@ -18,6 +22,53 @@ at::MemoryFormat memory_format(const Config& config, const models::Model& model)
   if (config.memory_format == "channels_last") return at::MemoryFormat::ChannelsLast;
   if (config.memory_format == "contiguous") return at::MemoryFormat::Contiguous;
   return models::preferred_memory_format(model);
+}
+
+namespace {
+
+void freeze(const std::vector<std::string>& wildcards, models::Model& model) {
+  const auto parameters = model.named_parameters();
+  for (const std::string& wildcard : wildcards) {
+    bool is_used = false;
+    for (const auto& item : parameters) {
+      if (!base::matches_name(wildcard, item.key())) continue;
+      item.value().set_requires_grad(false);
+      is_used = true;
+    }
+    if (!is_used) throw base::UserError(fmt::format("freeze: '{}' matches no parameter", wildcard));
+  }
+  const bool is_all = std::ranges::none_of(
+      parameters, [](const auto& item) { return item.value().requires_grad(); });
+  if (is_all) throw base::UserError("freeze: all parameters are frozen; nothing is left to train");
+}
+
+}  // namespace
+
+void init_model(const Config& config, models::Model& model) {
+  if (config.init.empty()) return;
+  do_on_rank_0([&] {
+    try {
+      const auto report = models::load_state_dict(model, models::read_state_dict(config.init),
+                                                  {.skip = config.init_skip});
+      spdlog::info("begins with {} of {}{}", base::counted(report.loaded.size(), "tensor"),
+                   config.init,
+                   report.skipped.empty() ? "" : "; drawn: " + base::join(report.skipped, ", "));
+    } catch (const base::UserError& error) {
+      throw base::UserError(fmt::format("init: {}", error.what()));
+    }
+  });
+}
+
+void set_training(const Config& config, models::Model& model) {
+  model.train();
+  if (!config.freeze_statistics) return;
+  for (const auto& module : model.modules()) {
+    const auto parameters = module->parameters(/*recurse=*/false);
+    const bool is_norm = module->named_buffers(/*recurse=*/false).contains("running_mean");
+    const bool is_frozen =
+        !parameters.empty() && std::ranges::none_of(parameters, &at::Tensor::requires_grad);
+    if (is_norm && is_frozen) module->eval();
+  }
 }
 
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
@@ -33,7 +84,9 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   args.activation_checkpointing = config.activation_checkpointing;
   at::manual_seed(static_cast<uint64_t>(seed));
   auto model = report_on_rank_0([&] {
-    return explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); });
+    auto made = explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); });
+    freeze(config.freeze, *made);
+    return made;
   });
   model->to(dist::device());
   models::to_memory_format(*model, memory_format(config, *model));

@@ -15,11 +15,20 @@ namespace syncbn::train {
 at::MemoryFormat memory_format(const Config& config, const models::Model& model);
 
 /// The configuration's model, with the same parameters on all ranks, on the device of the default
-/// process group and in its memory_format(). Afterwards each rank draws its own random numbers.
+/// process group and in its memory_format(); `freeze` is applied. Afterwards each rank draws its
+/// own random numbers.
 /// @throws base::UserError on rank 0, QuietExit on the others, when the model does not take the
 ///   data set's samples or this machine has too little memory.
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
                                           int64_t seed);
+
+/// Gives the model the weights of `init`, on rank 0 only: DistributedDataParallel copies them to
+/// the others. Every rank calls it.
+/// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit.
+void init_model(const Config& config, models::Model& model);
+
+/// Model::train(), but for layers that freeze_statistics leaves in evaluation mode.
+void set_training(const Config& config, models::Model& model);
 
 /// The parameters that require gradients: those that an optimizer updates.
 NamedTensors trainable_parameters(const models::Model& model);

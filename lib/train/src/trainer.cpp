@@ -74,7 +74,7 @@ class Trainer {
         loader_(inputs.train_set, inputs.make_sampler(resume_.seed), loader_options()),
         task_(config.task.make(*inputs.train_set)),
         measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
-        model_(make_model(config, *inputs.train_set, resume_.seed)),
+        model_(first_model()),
         to_device_(batch_to_device(config, *model_, *inputs.train_set,
                                    /*pinned=*/loader_options().pin_memory)),
         step_(config, *task_, to_device_, model_),
@@ -122,6 +122,12 @@ class Trainer {
     // Without a GPU the loader of every rank would warn. start_folder() warns once.
     options.pin_memory = options.pin_memory && device_.is_cuda();
     return options;
+  }
+
+  std::shared_ptr<models::Model> first_model() const {
+    auto model = make_model(config_, *inputs_.train_set, resume_.seed);
+    if (resume_.checkpoint.empty()) init_model(config_, *model);
+    return model;
   }
 
   std::unique_ptr<Schedule> make_schedule(const Config& config) const {

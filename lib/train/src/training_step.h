@@ -67,7 +67,7 @@ class TrainingStep {
   void update_average(int64_t step, bool copies);
 
   /// Prepares the network for training.
-  void train() { ddp_.train(); }
+  void train() { set_training(config_, *model_); }
 
   /// This rank's counts (Task::counts()) since the last call: [K], int64.
   at::Tensor take_counts();

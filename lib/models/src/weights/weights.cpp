@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fnmatch.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -123,9 +122,8 @@ void add_state(const torch::nn::Module& module, const std::string& prefix, State
 }
 
 bool is_matched(const std::vector<std::string>& wildcards, const std::string& name) {
-  return std::ranges::any_of(wildcards, [&](const std::string& wildcard) {
-    return ::fnmatch(wildcard.c_str(), name.c_str(), 0) == 0;
-  });
+  return std::ranges::any_of(
+      wildcards, [&](const std::string& wildcard) { return base::matches_name(wildcard, name); });
 }
 
 void check_wildcards(const std::vector<std::string>& wildcards, const StateDict& present) {

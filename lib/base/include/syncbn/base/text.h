@@ -22,6 +22,10 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
 /// "1 rank", "2 ranks". @param noun in the singular; its plural takes an s.
 std::string counted(int64_t count, std::string_view noun);
 
+/// Whether a wildcard, as in a shell, matches a dotted name or what is ahead of one of its dots:
+/// "fc" and "layer1.*" match "fc.weight" and "layer1.0.conv1.weight".
+bool matches_name(const std::string& wildcard, const std::string& name);
+
 /// Makes text safe for a terminal: control characters except those in `kept`, byte order marks and
 /// bytes that are not UTF-8 become escapes such as "\\x1b".
 std::string printable(std::string_view text, std::string_view kept = "");

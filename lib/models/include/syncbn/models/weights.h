@@ -33,7 +33,7 @@ using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 StateDict read_state_dict(const std::string& path, const std::string& key = "");
 
 struct LoadOptions {
-  /// Wildcards, as in a shell ("fc.*"), on the module's names: these keep their values.
+  /// Wildcards on the module's names (base::matches_name()), such as "fc": these keep their values.
   std::vector<std::string> skip = {};
   /// Every name must be in both; else those that are in one only are left out.
   bool strict = true;

@@ -122,6 +122,10 @@ struct Config {
   std::string distribute_bn = "broadcast";
   int64_t update_bn_stats = 0;
   bool activation_checkpointing = false;
+  std::string init;
+  std::vector<std::string> init_skip;
+  std::vector<std::string> freeze;
+  bool freeze_statistics = false;
   std::string memory_format = "auto";
   config::Component<data::DatasetKind> data;
   double val_fraction = 0;

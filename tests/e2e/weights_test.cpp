@@ -1,0 +1,126 @@
+// init, freeze, and the evaluation of weights that Python has saved.
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/models/weights.h>
+#include <syncbn/train/checkpoint.h>
+
+#include "e2e/train_program.h"
+#include "support/python.h"
+#include "support/skip.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class WeightsProgramTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto first = run_train(args("first", {}));
+    ASSERT_EQ(first.exit_code, 0) << first.err;
+  }
+
+  std::vector<std::string> args(const std::string& run,
+                                const std::vector<std::string>& more) const {
+    std::vector<std::string> all = {"--config=" + shipped_config("digits.yaml"), "--epochs=1",
+                                    "--sampler=distributed", "--schedule=constant",
+                                    "--run_dir=" + path_of(run)};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  models::StateDict weights(const std::string& file) const {
+    return models::read_state_dict(folder_ / file);
+  }
+
+  std::string path_of(const std::string& file) const { return folder_ / file; }
+
+  double accuracy(const std::string& run) const {
+    return result_of(folder_ / run)["test_accuracy"];
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_F(WeightsProgramTest, ARunBeginsWithTheNetworkOfAnotherOnAllRanks) {
+  // With a learning rate that changes nothing.
+  run_ranks_of_train(2, args("again", {"--init=" + path_of("first"), "--optimizer.lr=1e-30",
+                                       "--optimizer.weight_decay=0"}));
+  models::StateDict before = weights("first/best.pt");
+  for (const auto& item : weights("again/last.pt")) {
+    const bool is_statistic = item.key().find("running") != std::string::npos ||
+                              item.key().ends_with("num_batches_tracked");
+    if (is_statistic) continue;
+    EXPECT_TRUE(at::equal(item.value(), before[item.key()])) << item.key();
+  }
+  const auto skipping = run_train(
+      args("other", {"--init=" + path_of("first/best.pt"), "--init_skip=[fc]", "--seed=5"}));
+  EXPECT_EQ(skipping.exit_code, 0) << skipping.err;
+  EXPECT_THAT(skipping.err, HasSubstr("first/best.pt; drawn: fc.weight, fc.bias\n"));
+}
+
+TEST_F(WeightsProgramTest, PythonsFilesAreEvaluatedAndTrainedFurther) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  constexpr const char* kSave = R"(
+import sys, torch
+model = torch.load(sys.argv[1] + "/first/best.pt", weights_only=True)["model"]
+torch.save({"state_dict": {"module." + k: v for k, v in model.items()}, "epoch": 3}, sys.argv[1] + "/python.pth")
+)";
+  const auto saved = run_program({python(), "-c", kSave, folder_.path().string()});
+  ASSERT_EQ(saved.exit_code, 0) << saved.err;
+  const std::string file = path_of("python.pth");
+  const auto evaluate = [&](const std::string& weights) {
+    const auto result = run_train({"eval", "--config=" + shipped_config("digits.yaml"),
+                                   "--run_dir=" + path_of("none"), "--resume=" + weights});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    auto json = nlohmann::json::parse(result.out);
+    json.erase("checkpoint");
+    return json;
+  };
+  EXPECT_EQ(evaluate(file), evaluate(path_of("first/best.pt")));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+  const auto further = run_train(args("further", {"--init=" + file}));
+  EXPECT_EQ(further.exit_code, 0) << further.err;
+  EXPECT_GT(accuracy("further"), accuracy("first"));
+  const auto resumed = run_train(args("resumed", {"--resume=" + file}));
+  EXPECT_EQ(resumed.exit_code, base::kExitUsage);
+  EXPECT_THAT(resumed.err, HasSubstr("init=" + file));
+}
+
+TEST_F(WeightsProgramTest, WhatIsFrozenStaysAsItWas) {
+  const std::vector<std::string> frozen = {"--init=" + path_of("first"), "--freeze=[conv1,bn*]",
+                                           "--freeze_statistics=true"};
+  run_ranks_of_train(2, args("frozen", frozen));
+  models::StateDict before = weights("first/best.pt");
+  for (const auto& item : weights("frozen/last.pt")) {
+    const bool is_frozen = item.key().starts_with("conv1") || item.key().starts_with("bn");
+    EXPECT_EQ(at::equal(item.value(), before[item.key()]), is_frozen) << item.key();
+  }
+  ASSERT_EQ(run_train(args("moving", {frozen[0], frozen[1]})).exit_code, 0);
+  models::StateDict moving = weights("moving/last.pt");
+  EXPECT_TRUE(at::equal(moving["bn1.weight"], before["bn1.weight"]));
+  EXPECT_FALSE(at::equal(moving["bn1.running_mean"], before["bn1.running_mean"]));
+}
+
+TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
+  const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
+    const auto result = launch_train(2, args("refused", more));
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
+    EXPECT_THAT(result.out + result.err, HasSubstr(message));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "refused"));
+  };
+  const std::string first = "--init=" + path_of("first");
+  expect({first, "--model.width=8"}, "init: the weights do not fit the network:");
+  expect({first, "--init_skip=[head]"}, "init: skip: 'head' matches no parameter or buffer");
+  expect({"--init=missing.pth"}, "init: weights missing.pth: cannot read missing.pth");
+  expect({"--freeze=[layer1]"}, "freeze: 'layer1' matches no parameter");
+  expect({"--freeze=['*']"}, "freeze: all parameters are frozen; nothing is left to train");
+}
+
+}  // namespace
+}  // namespace syncbn::test
