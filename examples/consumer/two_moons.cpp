@@ -47,7 +47,7 @@ Moons make_moons(int64_t count) {
   return {points + 0.1 * at::randn({count, 2}), labels};
 }
 
-int train() {
+int run() {
   dist::init_process_group();
   const int rank = dist::rank();
   const int world_size = dist::world_size();
@@ -82,5 +82,5 @@ int train() {
 
 int main() {
   // An error becomes one message and its exit code.
-  return syncbn::base::run_main("two_moons", train);
+  return syncbn::base::run_main("two_moons", run);
 }

@@ -6,6 +6,8 @@
 #include <syncbn/base/error.h>
 #include <syncbn/config/layers.h>
 
+#include <filesystem>
+
 #include "example.h"
 #include "support/temp_folder.h"
 
@@ -214,8 +216,9 @@ TEST(ReferencesTest, StandForEnvironmentVariables) {
 }
 
 TEST(ReferencesTest, StandForTheFilesFolder) {
-  EXPECT_EQ(resolve("a: ${here}/images\n").text, "a: dir/images\n");
-  EXPECT_EQ(resolve("a: ${here}/images\n", "car.yaml").text, "a: ./images\n");
+  const std::string cwd = std::filesystem::current_path();
+  EXPECT_EQ(resolve("a: ${here}/images\n").text, "a: " + cwd + "/dir/images\n");
+  EXPECT_EQ(resolve("a: ${here}/images\n", "car.yaml").text, "a: " + cwd + "/images\n");
 }
 
 TEST(ReferencesTest, ATildeIsTheHomeFolder) {

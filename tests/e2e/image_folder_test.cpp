@@ -228,7 +228,7 @@ TEST_F(ImageFolderTrainingTest, NamesFilesThatItCannotDecodeAtTheStart) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err,
               HasSubstr("2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be "
-                        "read and are left out"));
+                        "read: left out where they come"));
 }
 
 }  // namespace

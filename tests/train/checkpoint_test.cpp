@@ -41,6 +41,7 @@ Checkpoint example() {
   checkpoint.seconds = 3.5;
   checkpoint.epoch_line = R"({"epoch":2})";
   checkpoint.config = "epochs: 3\n";
+  checkpoint.classes = {"cat", "dog"};
   return checkpoint;
 }
 
@@ -88,6 +89,7 @@ TEST(CheckpointTest, KeepsEveryField) {
   EXPECT_EQ(back.seconds, 3.5);
   EXPECT_EQ(back.epoch_line, R"({"epoch":2})");
   EXPECT_EQ(back.config, "epochs: 3\n");
+  EXPECT_EQ(back.classes, (std::vector<std::string>{"cat", "dog"}));
 }
 
 TEST(CheckpointTest, ReadsSamplerStateOfTheVersionWithoutAnOrder) {

@@ -63,7 +63,8 @@ TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
     }
     return "no error";
   };
-  EXPECT_THAT(error({"--pretrained"}), HasSubstr("--pretrained: reading pretrained weights"));
+  EXPECT_THAT(error({"--pretrained"}),
+              HasSubstr("--pretrained: name a file of weights with --init FILE"));
   EXPECT_THAT(error({"--dist-url", "nowhere"}),
               HasSubstr("--dist-url: expected tcp://HOST:PORT or env://, got 'nowhere'"));
   EXPECT_THAT(error({"-a"}), HasSubstr("the option '-a' needs a value"));

@@ -35,6 +35,14 @@ TEST_F(RunFolderTest, RefusesAFolderThatHoldsARunUnlessToldWhatToDo) {
   EXPECT_EQ(RunFolder::choose(path, "x", false, true), path);
 }
 
+TEST_F(RunFolderTest, ARunWithoutACheckpointGivesItsFolderToTheNext) {
+  const std::string path = temp_ / "run";
+  { RunFolder(path, "a: 1\n", false).log_start(1, 0, false); }
+  EXPECT_EQ(RunFolder::choose(path, "x", false, false), path);
+  { base::write_file_atomically(RunFolder(path, "a: 2\n", false).last(), "a checkpoint"); }
+  EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
+}
+
 TEST_F(RunFolderTest, IsOfOneRunAtATime) {
   const fs::path path = temp_ / "run";
   {
@@ -203,6 +211,7 @@ TEST_F(RunFolderTest, TheNewestRunIsTheOneThatWroteLast) {
   EXPECT_EQ(RunFolder::newest("", "x"), "runs/x") << "there is none";
   for (const char* run : {"runs/x", "runs/x-2", "runs/x-3"}) {
     const RunFolder made(run, "", false);
+    base::write_file_atomically(made.last(), "a checkpoint");
   }
   const auto now = fs::last_write_time("runs/x-3/log.jsonl");
   fs::last_write_time("runs/x-2/log.jsonl", now + std::chrono::seconds(5));

@@ -278,8 +278,8 @@ class Resolver {
     const std::string& name = reference.name;
     std::string missing;
     if (name == "here") {
-      const fs::path file = mark.line > 0 ? fs::path(*mark.source) : fs::path();
-      found = Value::of_scalar(file.has_parent_path() ? file.parent_path().string() : ".");
+      const fs::path file = mark.line > 0 ? fs::path(*mark.source) : fs::path("x");
+      found = Value::of_scalar(fs::absolute(file).parent_path().lexically_normal().string());
       return true;
     }
     if (name.starts_with(kEnvironment)) {

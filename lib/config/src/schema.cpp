@@ -116,6 +116,8 @@ std::optional<std::string> nearest_key(const std::string& name,
   for (const FieldInfo& field : fields) {
     if (field.path.ends_with("." + name)) return field.path;
     paths.push_back(field.path);
+    const std::string section = field.path.substr(0, field.path.find('.'));
+    if (section != field.path && std::ranges::count(paths, section) == 0) paths.push_back(section);
   }
   return base::nearest(name, paths);
 }

@@ -61,6 +61,12 @@ c10::IValue to_list(const std::vector<int64_t>& numbers) {
   return list;
 }
 
+c10::IValue to_list(const std::vector<std::string>& texts) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const std::string& text : texts) list.push_back(text);
+  return list;
+}
+
 c10::IValue to_list(const std::vector<Checkpoint::Best>& all) {
   c10::impl::GenericList list(c10::AnyType::get());
   for (const Checkpoint::Best& best : all) {
@@ -171,6 +177,11 @@ Checkpoint read_checkpoint(const Reader& reader) {
   checkpoint.seconds = reader.number("seconds");
   if (reader.has("epoch_line")) checkpoint.epoch_line = reader.text("epoch_line");
   checkpoint.config = reader.text("config");
+  if (reader.has("classes")) {
+    for (const c10::IValue& name : reader.get("classes").toListRef()) {
+      checkpoint.classes.push_back(name.toStringRef());
+    }
+  }
   return checkpoint;
 }
 
@@ -199,6 +210,7 @@ Dict to_dict(const Checkpoint& checkpoint) {
   put(dict, "seconds", checkpoint.seconds);
   put(dict, "epoch_line", checkpoint.epoch_line);
   put(dict, "config", checkpoint.config);
+  put(dict, "classes", to_list(checkpoint.classes));
   return dict;
 }
 

@@ -83,8 +83,8 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   add(checkpoint.model, "");
   if (!checkpoint.ema.empty()) add(checkpoint.ema, kAverage);
   if (!is_rank_0()) return base::kExitOk;
-  spdlog::info("{} on {}:{}", path, base::counted(inputs.eval_set->size(), split + " sample"),
-               text);
+  spdlog::info("{} on {}:{}", path,
+               base::counted(json["samples"].get<int64_t>(), split + " sample"), text);
   base::write_stdout(json.dump() + "\n");
   return base::kExitOk;
 }

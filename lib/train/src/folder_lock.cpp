@@ -27,4 +27,9 @@ base::UniqueFd lock_folder(const fs::path& folder, const std::string& advice) {
   return fd;
 }
 
+bool is_locked(const fs::path& folder) {
+  const base::UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return fd && ::flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
 }  // namespace syncbn::train

@@ -13,4 +13,7 @@ namespace syncbn::train {
 /// @throws base::UserError when another process has locked it.
 base::UniqueFd lock_folder(const std::filesystem::path& folder, const std::string& advice);
 
+/// Whether a process has locked a folder.
+bool is_locked(const std::filesystem::path& folder);
+
 }  // namespace syncbn::train

@@ -4,7 +4,10 @@
 #include <syncbn/data/subset.h>
 #include <syncbn/train/inputs.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace syncbn::train {
 namespace {
@@ -68,6 +71,23 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
   }
 }
 
+/// Finds now what `train eval` would find when the training is over.
+void check_test_set(const Config& config, const Inputs& inputs) {
+  if (inputs.eval_split != data::Split::kTest) config.data.make(data::Split::kTest);
+}
+
+void check_classes(const data::Dataset& set) {
+  const std::vector<std::string> names = set.class_names();
+  const auto is_split = [](const std::string& name) {
+    return name == "train" || name == "val" || name == "valid" || name == "test";
+  };
+  if (names.empty() || !std::ranges::all_of(names, is_split)) return;
+  throw base::UserError(fmt::format(
+      "data: the folders of the classes are called {}; name the folder of training samples, which "
+      "is one of them",
+      base::join(names, " and ")));
+}
+
 void check_readable(const Config& config, const Inputs& inputs) {
   if (config.loader.on_error == "skip") return;
   for (const auto& set : {inputs.train_set, inputs.eval_set}) {
@@ -91,8 +111,13 @@ Inputs load_split(const Config& config, data::Split split, int world_size) {
     inputs.eval_set = make_val_set(config, train_set);
   } else {
     // Training samples are evaluated as all others, without augmentation.
-    inputs.eval_set =
-        config.data.make(split == data::Split::kTrain ? data::Split::kHeldOut : split);
+    const bool is_train = split == data::Split::kTrain;
+    inputs.eval_set = config.data.make(is_train ? data::Split::kHeldOut : split);
+    if (is_train && inputs.eval_set && config.val_fraction > 0) {
+      const auto parts =
+          data::hold_out(inputs.eval_set->size(), inputs.eval_set->labels(), config.val_fraction);
+      inputs.eval_set = data::subset(inputs.eval_set, parts.train);
+    }
   }
   if (!inputs.eval_set || inputs.eval_set->size() == 0) {
     throw base::UserError(
@@ -109,8 +134,10 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
   inputs.batch_size = config.local_batch_size(world_size);
   check_divisible(config, inputs.batch_size, world_size);
   inputs.train_set = config.data.make(data::Split::kTrain);
+  check_classes(*inputs.train_set);
   config.task.make(*inputs.train_set);  // reports what does not suit the task
   choose_eval_set(config, inputs);
+  check_test_set(config, inputs);
   check_readable(config, inputs);
   inputs.make_sampler = [sampler = config.sampler, train_set = inputs.train_set, rank,
                          world_size](int64_t seed) {

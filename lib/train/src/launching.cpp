@@ -99,7 +99,7 @@ const std::map<std::string, Translation>& imagenet_switches() {
       {"dummy", [](const std::string&) { return Words{"--data.type=synthetic"}; }},
       {"e", refused("--evaluate", "use train eval --split val --resume FILE")},
       {"evaluate", refused("--evaluate", "use train eval --split val --resume FILE")},
-      {"pretrained", refused("--pretrained", "reading pretrained weights is not possible yet")},
+      {"pretrained", refused("--pretrained", "name a file of weights with --init FILE")},
       {"no_accel", [](const std::string&) { return Words{"--device=cpu"}; }},
   };
   return all;
@@ -211,6 +211,8 @@ void launch_if_asked(const Words& args) {
   std::error_code ignored;
   Words words = {fs::exists(beside, ignored) ? beside.string() : "syncbn-launch"};
   words.insert(words.end(), parts.launcher.begin(), parts.launcher.end());
+  // Its result is a line of JSON.
+  if (!parts.program.empty() && parts.program.front() == "eval") words.emplace_back("--prefix=off");
   words.push_back(program.string());
   words.insert(words.end(), parts.program.begin(), parts.program.end());
   std::vector<char*> argv;

@@ -6,12 +6,39 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string>
+#include <system_error>
 #include <vector>
+
+#include "run_folder.h"
 
 namespace syncbn::train {
 
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The file without its extension, or the folder of a run whose config.yaml it is.
+std::string name_of(const fs::path& file) {
+  const fs::path folder = fs::absolute(file).parent_path();
+  const bool is_of_run = file.filename() == RunFolder::kConfig && !folder.filename().empty();
+  return is_of_run ? folder.filename().string() : file.stem().string();
+}
+
+/// The files of --config; of a folder, the config.yaml in it.
+std::vector<std::string> files_of(const config::CommandLine& line) {
+  std::vector<std::string> files = line.values("config");
+  for (std::string& file : files) {
+    std::error_code ignored;
+    if (fs::is_directory(file, ignored)) file = fs::path(file) / RunFolder::kConfig;
+  }
+  return files;
+}
+
+}  // namespace
+
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults) {
-  const std::vector<std::string> files = line.values("config");
+  const std::vector<std::string> files = files_of(line);
   if (files.empty() || std::ranges::count(files, "") > 0) {
     faults.throw_if_any();  // such as a --config without a value
     faults.add({}, files.empty()
@@ -20,7 +47,7 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
     faults.throw_if_any();
   }
   ResolvedConfig resolved;
-  resolved.name = std::filesystem::path(files.back()).stem().string();
+  resolved.name = name_of(files.back());
   resolved.origins = config::load_files({files.begin(), files.end()}, faults);
   config::merge(line.overrides, resolved.origins, faults);
   config::resolve_references(resolved.origins, config_fields(), faults);

@@ -30,27 +30,30 @@ namespace fs = std::filesystem;
 // Ordered: keys stay in the order written, for people who read the files.
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kConfig = "config.yaml";
 constexpr const char* kLog = "log.jsonl";
 constexpr const char* kResult = "result.json";
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kBestPrefix = "best-";
 constexpr const char* kSuffix = ".pt";
-constexpr const char* kFiles[] = {kConfig, kLog, kResult, RunFolder::kLast, RunFolder::kBest};
+constexpr const char* kFiles[] = {RunFolder::kConfig, kLog, kResult, RunFolder::kLast,
+                                  RunFolder::kBest};
 // What the names of files that a run writes begin with.
-constexpr const char* kTemporaries[] = {kConfig,          kLog,       kResult, RunFolder::kLast,
-                                        RunFolder::kBest, kBestPrefix};
+constexpr const char* kTemporaries[] = {RunFolder::kConfig, kLog,       kResult, RunFolder::kLast,
+                                        RunFolder::kBest,   kBestPrefix};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
 }
 
+/// Whether the folder has something to lose: a run that failed before its first checkpoint has
+/// nothing. A folder that cannot be read counts as empty. The error shows when the run writes to
+/// it.
 bool holds_run(const fs::path& folder) {
-  return std::ranges::any_of(kFiles, [&](const char* file) {
-    // A folder that cannot be read counts as empty. The error shows when the run writes to it.
+  const auto has = [&](const char* file) {
     std::error_code ignored;
     return fs::exists(folder / file, ignored);
-  });
+  };
+  return has(kResult) || has(RunFolder::kLast) || has(RunFolder::kBest) || is_locked(folder);
 }
 
 /// Whether the folder's log says that this job was the last to start.
@@ -203,8 +206,8 @@ fs::path RunFolder::result(const fs::path& folder) {
 
 std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
   std::error_code ignored;
-  if (!fs::exists(folder / kConfig, ignored)) return std::nullopt;
-  return base::read_file(folder / kConfig);
+  if (!fs::exists(folder / RunFolder::kConfig, ignored)) return std::nullopt;
+  return base::read_file(folder / RunFolder::kConfig);
 }
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
@@ -220,7 +223,7 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     for (const fs::path& file : numbered_files(path_, prefix)) fs::remove(file, ignored);
   }
   remove_temporaries(path_);
-  base::write_file_atomically(path_ / kConfig, config);
+  base::write_file_atomically(path_ / RunFolder::kConfig, config);
   open_log();
 }
 

@@ -50,6 +50,7 @@ struct ResultRecord {
 /// thread.
 class RunFolder {
  public:
+  static constexpr const char* kConfig = "config.yaml";
   static constexpr const char* kLast = "last.pt";  ///< the checkpoint to resume from
   static constexpr const char* kBest = "best.pt";  ///< the network with the best result
 

@@ -20,13 +20,6 @@ void describe_classes(const data::Dataset& set) {
   const bool is_long = names.size() > kShownClasses;
   names.resize(std::min(names.size(), kShownClasses));
   spdlog::info("{}: {}{}", count, base::join(names, ", "), is_long ? ", …" : "");
-  const auto is_split = [](const std::string& name) {
-    return name == "train" || name == "val" || name == "valid" || name == "test";
-  };
-  if (std::ranges::all_of(names, is_split)) {
-    spdlog::warn(
-        "the classes have the names of splits: data.train is probably one folder too high");
-  }
 }
 
 }  // namespace
@@ -42,10 +35,16 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
                has_gpu ? "GPU" : "CPU", config.amp == "none" ? "" : ", " + config.amp);
   describe_classes(set);
   for (const std::string& unreadable : {set.unreadable(), inputs.eval_set->unreadable()}) {
-    if (!unreadable.empty()) spdlog::warn("{} cannot be read and are left out", unreadable);
+    if (!unreadable.empty()) {
+      spdlog::warn("{} cannot be read: left out where they come (see loader.error_budget)",
+                   unreadable);
+    }
   }
   if (inputs.eval_split == data::Split::kTest) {
     spdlog::info("no validation data: best.pt is chosen on the test split (see val_fraction)");
+  }
+  if (config.amp == "fp16" && !has_gpu) {
+    spdlog::warn("amp: fp16 is many times slower than float32 on CPUs; bf16 is quicker");
   }
   if (set.num_classes() == 1) {
     spdlog::warn("the data has one class only: every network is right without training");

@@ -331,8 +331,13 @@ class Trainer {
             batch * dist::world_size() + dist::rank()};
   }
 
-  Wishes wishes() const {
+  Wishes wishes() {
     Wishes own{.stop_signal = StopSignals::received()};
+    if (own.stop_signal != 0 && is_rank_0() && !std::exchange(has_told_of_signal_, true)) {
+      progress_.clear();
+      spdlog::info("SIG{}: saves and stops; another signal ends the run at once",
+                   ::sigabbrev_np(own.stop_signal));
+    }
     own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
     own.wants_save = is_rank_0() && every.unit == Duration::Unit::kSeconds &&
@@ -458,7 +463,7 @@ class Trainer {
       throw base::UnavailableError(fmt::format(
           "{}; try a lower learning rate or a warm-up, or look at the data; {}", what,
           has_last ? fmt::format("{} holds the run after step {}", last, writer_->saved_step())
-                   : "nothing was saved yet"));
+                   : "nothing was saved yet, so there is nothing to restore"));
     });
     const double lr_scale = position_.lr_scale * config_.restore_lr;
     restore(parse_checkpoint(bytes, RunFolder::kLast));
@@ -641,6 +646,7 @@ class Trainer {
       checkpoint.rng_states = rng_states;
       checkpoint.seconds = seconds();
       checkpoint.config = config_text_;
+      checkpoint.classes = inputs_.train_set->class_names();
       folder_->write_lines();
       writer_->save(checkpoint, change, last);
     });
@@ -674,8 +680,8 @@ class Trainer {
     });
     if (is_rank_0()) {
       progress_.clear();
-      spdlog::warn("stopped by {} after step {}; resume with --run_dir {} --resume auto", name,
-                   position_.step, folder_->path().string());
+      spdlog::warn("stopped by {} after step {}; to resume: train --config {}", name,
+                   position_.step, (folder_->path() / RunFolder::kConfig).string());
     }
     return signal == SIGINT ? base::kExitSignalBase + signal : base::kExitPreempted;
   }
@@ -704,6 +710,10 @@ class Trainer {
     spdlog::info("{} {} {}, best {} (epoch {}), in {}", eval_split(), metric.name,
                  shown(metric, value), shown(metric, best.value), best.epoch,
                  base::format_seconds(record.seconds));
+    if (inputs_.eval_split == data::Split::kVal) {
+      spdlog::info("to evaluate best.pt on the test split: train eval --config {}",
+                   (folder_->path() / RunFolder::kConfig).string());
+    }
   }
 
   const Config& config_;
@@ -731,6 +741,7 @@ class Trainer {
   bool continues_epoch_ = false;
   bool is_finished_ = false;
   bool is_first_step_ = true;
+  bool has_told_of_signal_ = false;
   DataWait data_wait_;
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.
   Checkpoint position_;

@@ -65,6 +65,7 @@ Listing list_folder(const fs::path& path) {
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename();
+    if (name.starts_with('.')) continue;  // such as macOS's ._1.jpg
     std::error_code is_gone;
     if (entry->is_directory(is_gone)) {
       listing.folders.push_back(name);

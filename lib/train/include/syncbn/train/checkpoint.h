@@ -80,6 +80,7 @@ struct Checkpoint {
   double seconds = 0;                  ///< training time so far
   std::string epoch_line;  ///< log.jsonl's for the last complete epoch; empty in older checkpoints
   std::string config;      ///< resolved, in YAML
+  std::vector<std::string> classes;  ///< their names in the order of the logits; empty: unknown
 };
 
 /// The bytes of a checkpoint file.
