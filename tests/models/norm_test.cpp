@@ -70,7 +70,8 @@ TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, NormTest, ::testing::ValuesIn(ModelKind::registry().names()),
+// One of each family with batch norm.
+INSTANTIATE_TEST_SUITE_P(Models, NormTest, ::testing::Values("digits", "resnet18"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

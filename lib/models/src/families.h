@@ -1,0 +1,10 @@
+#pragma once
+
+#include <syncbn/models/model_kind.h>
+
+namespace syncbn::models {
+
+// Each registers the networks of one file, under torchvision's names.
+void add_resnets(ModelKind::Registry& registry);
+
+}  // namespace syncbn::models

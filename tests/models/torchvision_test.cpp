@@ -1,0 +1,329 @@
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/config/schema.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/models/model.h>
+#include <torch/utils.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "compute_threads.h"
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+
+namespace syncbn::models {
+namespace {
+
+constexpr double kTrainingTolerance = 1e-9;    // float64
+constexpr double kEvaluationTolerance = 1e-5;  // float32, of the largest logit
+// Counting takes a forward pass; more giga multiply-adds than these take too long.
+constexpr double kMostCounted = 5;
+
+/// Networks that share their options.
+struct Family {
+  std::string name;
+  std::vector<std::string> members;
+  std::vector<std::string> trained;    ///< members whose gradients are compared
+  std::string no_regularization = {};  ///< options for that
+  bool recomputes = true;              ///< has activation_checkpointing
+};
+
+void PrintTo(const Family& family, std::ostream* out) {
+  *out << family.name;
+}
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = {
+      {"ResNet",
+       {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d",
+        "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"},
+       {"resnet18", "resnext50_32x4d"}},
+  };
+  return all;
+}
+
+/// What torchvision_models.py prints about one network.
+struct Reference {
+  int64_t parameters = 0;  ///< 0: torchvision has no weights for it
+  double giga_multiply_adds = 0;
+  int64_t image_size = 0;
+  std::vector<std::string> entries;  ///< kind, name, shape and checksum of parameters, then buffers
+  std::vector<double> logits;
+  double loss = 0;
+  struct Gradient {
+    double product = 0, squares = 0;
+  };
+  std::map<std::string, Gradient> gradients;
+};
+
+std::map<std::string, Reference> read_references(const std::string& text) {
+  std::map<std::string, Reference> references;
+  std::map<std::string, std::vector<std::string>> buffers;
+  std::string model;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string kind;
+    words >> kind;
+    Reference& reference = references[model];
+    if (kind == "model") {
+      words >> model;
+    } else if (kind == "meta") {
+      words >> reference.parameters >> reference.giga_multiply_adds >> reference.image_size;
+    } else if (kind == "param") {
+      reference.entries.push_back(line);
+    } else if (kind == "buffer") {
+      buffers[model].push_back(line);
+    } else if (kind == "logits") {
+      for (double logit = 0; words >> logit;) reference.logits.push_back(logit);
+    } else if (kind == "loss") {
+      words >> reference.loss;
+    } else if (kind == "grad") {
+      std::string name;
+      words >> name;
+      words >> reference.gradients[name].product >> reference.gradients[name].squares;
+    }
+  }
+  for (auto& [name, lines_of] : buffers) {
+    auto& entries = references[name].entries;
+    entries.insert(entries.end(), lines_of.begin(), lines_of.end());
+  }
+  references.erase("");
+  return references;
+}
+
+std::string entry(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  const at::Tensor values = tensor.detach().contiguous();
+  return fmt::format(
+      "{} {} {} {}", kind, name,
+      tensor.dim() == 0 ? "scalar" : fmt::format("{}", fmt::join(tensor.sizes(), "x")),
+      ::crc32_z(0, static_cast<const Bytef*>(values.const_data_ptr()), values.nbytes()));
+}
+
+/// The lines that torchvision_models.py prints about a network's parameters and buffers.
+std::vector<std::string> entries_of(const Model& model) {
+  std::vector<std::string> lines;
+  for (const auto& item : model.named_parameters()) {
+    lines.push_back(entry("param", item.key(), item.value()));
+  }
+  for (const auto& item : model.named_buffers()) {
+    lines.push_back(entry("buffer", item.key(), item.value()));
+  }
+  return lines;
+}
+
+at::Tensor wave(at::IntArrayRef shape) {
+  return at::sin(at::arange(c10::multiply_integers(shape), at::kDouble)).reshape(shape);
+}
+
+/// Weights of the variance 2 / inputs, so that signals neither vanish nor explode, and vectors that
+/// are not all 0 or 1. The same rules as fill() of torchvision_models.py.
+void fill(Model& model) {
+  const at::NoGradGuard no_grad;
+  const auto fill_one = [](const std::string& name, at::Tensor& tensor) {
+    if (name.ends_with("num_batches_tracked")) return;
+    const int64_t inputs = tensor.numel() / tensor.size(0);
+    if (inputs > 1) {
+      tensor.mul_(std::sqrt(2.0 / static_cast<double>(inputs)) / tensor.std().item<double>());
+      return;
+    }
+    at::Tensor values = wave(tensor.sizes()).to(tensor.scalar_type());
+    if (name.ends_with("running_var")) {
+      values = values * values * 0.5 + 1;
+    } else if (name.ends_with("weight")) {
+      values = values * 0.1 + 1;
+    } else {
+      values = values * 0.1;
+    }
+    tensor.copy_(values);
+  };
+  for (auto& item : model.named_parameters()) fill_one(item.key(), item.value());
+  for (auto& item : model.named_buffers()) fill_one(item.key(), item.value());
+}
+
+std::shared_ptr<Model> make(const std::string& options, const ModelArgs& args = {}) {
+  config::Component<ModelKind> component;
+  config::Faults faults;
+  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(options, "test"), component,
+                                                    "model", faults);
+  faults.throw_if_any();
+  at::manual_seed(0);
+  return component.make(args);
+}
+
+std::shared_ptr<Model> make_to_train(const Family& family, const std::string& name,
+                                     const ModelArgs& args = {}) {
+  auto model = make(fmt::format("{{type: {}{}}}", name, family.no_regularization), args);
+  model->to(at::kDouble);
+  fill(*model);
+  return model;
+}
+
+/// Forward and backward pass of two images. @return the loss
+double train(Model& model) {
+  const at::Tensor logits = model.forward(wave({2, 3, 96, 96}));
+  const at::Tensor loss = at::cross_entropy_loss(logits, at::tensor({1, 2}, at::kLong));
+  loss.backward();
+  return loss.item<double>();
+}
+
+/// Without importing it, which takes seconds.
+bool has_torchvision() {
+  return test::run_program({test::python(), "-c",
+                            "import importlib.util as util\n"
+                            "raise SystemExit(util.find_spec('torchvision') is None)"})
+             .exit_code == 0;
+}
+
+class TorchvisionFamilyTest : public ::testing::TestWithParam<Family> {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+
+  /// Python, which works while the test does.
+  static test::Program torchvision(const std::string& what, const std::vector<std::string>& names) {
+    std::vector<std::string> command = {
+        test::python(), SYNCBN_SOURCE_DIR "/tests/models/torchvision_models.py", what};
+    command.insert(command.end(), names.begin(), names.end());
+    return test::Program(command, {.timeout_seconds = 240});
+  }
+
+  static std::map<std::string, Reference> result(test::Program& python) {
+    const test::ProgramResult ended = python.wait();
+    EXPECT_EQ(ended.exit_code, 0) << ended.err;
+    return read_references(ended.out);
+  }
+};
+
+TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesAndLogits) {
+  SYNCBN_SKIP_UNLESS(has_torchvision(), "torchvision");
+  test::Program python = torchvision("--initial", GetParam().members);
+  struct Actual {
+    std::vector<std::string> entries;
+    at::Tensor logits;
+    int64_t parameters = 0;
+  };
+  std::map<std::string, Actual> all;
+  for (const std::string& name : GetParam().members) {
+    const at::NoGradGuard no_grad;
+    const auto model = make(name);
+    Actual& actual = all[name];
+    actual.entries = entries_of(*model);
+    for (const at::Tensor& parameter : model->parameters()) actual.parameters += parameter.numel();
+    fill(*model);
+    model->eval();
+    actual.logits = model->forward(wave({1, 3, 64, 64}).to(at::kFloat)).flatten();
+  }
+  const auto references = result(python);
+  for (const auto& [name, actual] : all) {
+    SCOPED_TRACE(name);
+    ASSERT_TRUE(references.contains(name));
+    const Reference& reference = references.at(name);
+    EXPECT_EQ(actual.entries, reference.entries);
+    if (reference.parameters > 0) {
+      EXPECT_EQ(actual.parameters, reference.parameters);
+    }
+    ASSERT_EQ(actual.logits.size(0), static_cast<int64_t>(reference.logits.size()));
+    const at::Tensor expected = at::tensor(reference.logits, at::kDouble);
+    EXPECT_LE((actual.logits.to(at::kDouble) - expected).abs().max().item<double>(),
+              kEvaluationTolerance * expected.abs().max().item<double>());
+    EXPECT_GT(expected.std().item<double>(), 1e-3) << "the check would not say much";
+
+    if (reference.parameters == 0 || reference.giga_multiply_adds > kMostCounted) continue;
+    const int64_t work =
+        train::multiply_adds(*make(name), {3, reference.image_size, reference.image_size});
+    EXPECT_NEAR(static_cast<double>(work) / 1e9, reference.giga_multiply_adds, 0.0011);
+  }
+}
+
+TEST_P(TorchvisionFamilyTest, HasItsLossAndGradients) {
+  SYNCBN_SKIP_UNLESS(has_torchvision(), "torchvision");
+  test::Program python = torchvision("--trained", GetParam().trained);
+  std::map<std::string, std::pair<double, std::shared_ptr<Model>>> all;
+  for (const std::string& name : GetParam().trained) {
+    auto model = make_to_train(GetParam(), name);
+    const double loss = train(*model);
+    all[name] = {loss, model};
+  }
+  const auto references = result(python);
+  for (const auto& [name, actual] : all) {
+    SCOPED_TRACE(name);
+    ASSERT_TRUE(references.contains(name));
+    const Reference& reference = references.at(name);
+    const auto& [loss, model] = actual;
+    EXPECT_NEAR(loss, reference.loss, kTrainingTolerance * reference.loss);
+    double largest = 0;
+    for (const auto& [parameter, gradient] : reference.gradients) {
+      largest = std::max(largest, std::sqrt(gradient.squares));
+    }
+    EXPECT_GT(largest, 0);
+    ASSERT_EQ(model->parameters().size(), reference.gradients.size());
+    for (const auto& item : model->named_parameters()) {
+      const at::Tensor& gradient = item.value().grad();
+      const Reference::Gradient& expected = reference.gradients.at(item.key());
+      const at::Tensor waves = wave(gradient.sizes());
+      EXPECT_NEAR(std::sqrt(gradient.square().sum().item<double>()), std::sqrt(expected.squares),
+                  kTrainingTolerance * largest)
+          << item.key();
+      EXPECT_NEAR((gradient * waves).sum().item<double>(), expected.product,
+                  kTrainingTolerance * largest * waves.norm().item<double>())
+          << item.key();
+    }
+  }
+}
+
+TEST_P(TorchvisionFamilyTest, GivesTheSameGradientsWhenItRecomputes) {
+  const std::string& name = GetParam().trained.front();
+  if (!GetParam().recomputes) {
+    EXPECT_THAT([&] { make(name, {.activation_checkpointing = true}); },
+                ::testing::ThrowsMessage<base::UserError>(
+                    ::testing::HasSubstr(name + " has no blocks to compute again")));
+    return;
+  }
+  const auto plain = make_to_train(GetParam(), name);
+  const auto recomputing = make_to_train(GetParam(), name, {.activation_checkpointing = true});
+  EXPECT_DOUBLE_EQ(train(*plain), train(*recomputing));
+  const auto parameters = plain->named_parameters();
+  for (const auto& item : recomputing->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    EXPECT_TRUE(at::allclose(item.value().grad(), parameters[item.key()].grad(), 1e-9, 1e-12))
+        << item.key();
+  }
+}
+
+TEST_P(TorchvisionFamilyTest, SynchronisedNormHasTheSameEntriesAndResults) {
+  const std::string& name = GetParam().trained.front();
+  const auto local = make(name);
+  const auto sync = make(name, {.norm = Norm::kSync});
+  EXPECT_EQ(entries_of(*sync), entries_of(*local));
+  std::vector<double> losses;
+  for (const Norm norm : {Norm::kLocal, Norm::kSync}) {
+    losses.push_back(train(*make_to_train(GetParam(), name, {.norm = norm})));
+  }
+  EXPECT_NEAR(losses[1], losses[0], kTrainingTolerance * losses[0]);
+}
+
+TEST(TorchvisionTest, EveryNetworkIsCompared) {
+  std::vector<std::string> names = {"digits"};  // of this project
+  for (const Family& family : families()) {
+    names.insert(names.end(), family.members.begin(), family.members.end());
+  }
+  EXPECT_THAT(ModelKind::registry().names(), ::testing::UnorderedElementsAreArray(names));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, TorchvisionFamilyTest, ::testing::ValuesIn(families()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace syncbn::models
