@@ -71,7 +71,7 @@ TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {
 }
 
 // One of each family with batch norm.
-INSTANTIATE_TEST_SUITE_P(Models, NormTest, ::testing::Values("digits", "resnet18"),
+INSTANTIATE_TEST_SUITE_P(Models, NormTest, ::testing::Values("digits", "resnet18", "vgg11_bn"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -8,7 +8,8 @@
     logits VALUE ...                                     of one image in evaluation, float32
     loss VALUE, grad NAME SCALAR_PRODUCT SUM_OF_SQUARES  of two images in training, float64
 
-Logits, loss and gradients are those of the weights that fill() makes.
+Logits, loss and gradients are those of the weights that fill() makes; SCALAR_PRODUCT is that of the
+gradient and the parameter.
 """
 
 import argparse
@@ -84,7 +85,7 @@ def print_trained(name):
     print("loss", f"{loss.item():.17g}")
     for key, parameter in model.named_parameters():
         gradient = parameter.grad
-        product = (gradient * wave(gradient.shape, torch.float64)).sum().item()
+        product = (gradient * parameter.detach()).sum().item()
         print("grad", key, f"{product:.17g} {gradient.square().sum().item():.17g}")
 
 

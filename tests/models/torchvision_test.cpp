@@ -50,6 +50,12 @@ const std::vector<Family>& families() {
        {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d",
         "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"},
        {"resnet18", "resnext50_32x4d"}},
+      {"Vgg",
+       {"vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn"},
+       {"vgg11_bn"},
+       ", dropout: 0",
+       /*recomputes=*/false},
+      {"AlexNet", {"alexnet"}, {"alexnet"}, ", dropout: 0", /*recomputes=*/false},
   };
   return all;
 }
@@ -187,99 +193,97 @@ bool has_torchvision() {
              .exit_code == 0;
 }
 
-class TorchvisionFamilyTest : public ::testing::TestWithParam<Family> {
- protected:
-  void SetUp() override { at::set_num_threads(1); }
-
-  /// Python, which works while the test does.
-  static test::Program torchvision(const std::string& what, const std::vector<std::string>& names) {
-    std::vector<std::string> command = {
-        test::python(), SYNCBN_SOURCE_DIR "/tests/models/torchvision_models.py", what};
-    command.insert(command.end(), names.begin(), names.end());
-    return test::Program(command, {.timeout_seconds = 240});
-  }
-
-  static std::map<std::string, Reference> result(test::Program& python) {
-    const test::ProgramResult ended = python.wait();
-    EXPECT_EQ(ended.exit_code, 0) << ended.err;
-    return read_references(ended.out);
-  }
+struct Actual {
+  std::vector<std::string> entries;
+  at::Tensor logits;
+  int64_t parameters = 0;
 };
 
-TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesAndLogits) {
-  SYNCBN_SKIP_UNLESS(has_torchvision(), "torchvision");
-  test::Program python = torchvision("--initial", GetParam().members);
-  struct Actual {
-    std::vector<std::string> entries;
-    at::Tensor logits;
-    int64_t parameters = 0;
-  };
-  std::map<std::string, Actual> all;
-  for (const std::string& name : GetParam().members) {
-    const at::NoGradGuard no_grad;
-    const auto model = make(name);
-    Actual& actual = all[name];
-    actual.entries = entries_of(*model);
-    for (const at::Tensor& parameter : model->parameters()) actual.parameters += parameter.numel();
-    fill(*model);
-    model->eval();
-    actual.logits = model->forward(wave({1, 3, 64, 64}).to(at::kFloat)).flatten();
-  }
-  const auto references = result(python);
-  for (const auto& [name, actual] : all) {
-    SCOPED_TRACE(name);
-    ASSERT_TRUE(references.contains(name));
-    const Reference& reference = references.at(name);
-    EXPECT_EQ(actual.entries, reference.entries);
-    if (reference.parameters > 0) {
-      EXPECT_EQ(actual.parameters, reference.parameters);
-    }
-    ASSERT_EQ(actual.logits.size(0), static_cast<int64_t>(reference.logits.size()));
-    const at::Tensor expected = at::tensor(reference.logits, at::kDouble);
-    EXPECT_LE((actual.logits.to(at::kDouble) - expected).abs().max().item<double>(),
-              kEvaluationTolerance * expected.abs().max().item<double>());
-    EXPECT_GT(expected.std().item<double>(), 1e-3) << "the check would not say much";
+Actual evaluate(const std::string& name) {
+  const at::NoGradGuard no_grad;
+  const auto model = make(name);
+  Actual actual;
+  actual.entries = entries_of(*model);
+  for (const at::Tensor& parameter : model->parameters()) actual.parameters += parameter.numel();
+  fill(*model);
+  model->eval();
+  actual.logits = model->forward(wave({1, 3, 64, 64}).to(at::kFloat)).flatten();
+  return actual;
+}
 
-    if (reference.parameters == 0 || reference.giga_multiply_adds > kMostCounted) continue;
-    const int64_t work =
-        train::multiply_adds(*make(name), {3, reference.image_size, reference.image_size});
-    EXPECT_NEAR(static_cast<double>(work) / 1e9, reference.giga_multiply_adds, 0.0011);
+void expect_same(const std::string& name, const Actual& actual, const Reference& reference) {
+  EXPECT_EQ(actual.entries, reference.entries);
+  ASSERT_EQ(actual.logits.size(0), static_cast<int64_t>(reference.logits.size()));
+  const at::Tensor expected = at::tensor(reference.logits, at::kDouble);
+  EXPECT_LE((actual.logits.to(at::kDouble) - expected).abs().max().item<double>(),
+            kEvaluationTolerance * expected.abs().max().item<double>());
+  EXPECT_GT(expected.std().item<double>(), 1e-3) << "the check would not say much";
+
+  if (reference.parameters == 0) return;
+  EXPECT_EQ(actual.parameters, reference.parameters);
+  if (reference.giga_multiply_adds > kMostCounted) return;
+  const int64_t work =
+      train::multiply_adds(*make(name), {3, reference.image_size, reference.image_size});
+  EXPECT_NEAR(static_cast<double>(work) / 1e9, reference.giga_multiply_adds, 0.0011);
+}
+
+struct Trained {
+  double loss = 0;
+  std::shared_ptr<Model> model;
+};
+
+void expect_same(const Trained& actual, const Reference& reference) {
+  EXPECT_NEAR(actual.loss, reference.loss, kTrainingTolerance * reference.loss);
+  double largest = 0;
+  for (const auto& [name, gradient] : reference.gradients) {
+    largest = std::max(largest, std::sqrt(gradient.squares));
+  }
+  EXPECT_GT(largest, 0);
+  ASSERT_EQ(actual.model->parameters().size(), reference.gradients.size());
+  for (const auto& item : actual.model->named_parameters()) {
+    const at::Tensor parameter = item.value().detach();
+    const at::Tensor& gradient = item.value().grad();
+    const Reference::Gradient& expected = reference.gradients.at(item.key());
+    EXPECT_NEAR(gradient.norm().item<double>(), std::sqrt(expected.squares),
+                kTrainingTolerance * largest)
+        << item.key();
+    EXPECT_NEAR((gradient * parameter).sum().item<double>(), expected.product,
+                kTrainingTolerance * largest * parameter.norm().item<double>())
+        << item.key();
   }
 }
 
-TEST_P(TorchvisionFamilyTest, HasItsLossAndGradients) {
+class TorchvisionFamilyTest : public ::testing::TestWithParam<Family> {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+};
+
+TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesLogitsAndGradients) {
   SYNCBN_SKIP_UNLESS(has_torchvision(), "torchvision");
-  test::Program python = torchvision("--trained", GetParam().trained);
-  std::map<std::string, std::pair<double, std::shared_ptr<Model>>> all;
-  for (const std::string& name : GetParam().trained) {
-    auto model = make_to_train(GetParam(), name);
-    const double loss = train(*model);
-    all[name] = {loss, model};
+  const Family& family = GetParam();
+  std::vector<std::string> command = {
+      test::python(), SYNCBN_SOURCE_DIR "/tests/models/torchvision_models.py", "--initial"};
+  command.insert(command.end(), family.members.begin(), family.members.end());
+  command.emplace_back("--trained");
+  command.insert(command.end(), family.trained.begin(), family.trained.end());
+  test::Program python(command, {.timeout_seconds = 240});  // works while the test does
+
+  std::map<std::string, Actual> evaluated;
+  for (const std::string& name : family.members) evaluated[name] = evaluate(name);
+  std::map<std::string, Trained> trained;
+  for (const std::string& name : family.trained) {
+    trained[name].model = make_to_train(family, name);
+    trained[name].loss = train(*trained[name].model);
   }
-  const auto references = result(python);
-  for (const auto& [name, actual] : all) {
+
+  const test::ProgramResult ended = python.wait();
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  const auto references = read_references(ended.out);
+  for (const std::string& name : family.members) {
     SCOPED_TRACE(name);
     ASSERT_TRUE(references.contains(name));
-    const Reference& reference = references.at(name);
-    const auto& [loss, model] = actual;
-    EXPECT_NEAR(loss, reference.loss, kTrainingTolerance * reference.loss);
-    double largest = 0;
-    for (const auto& [parameter, gradient] : reference.gradients) {
-      largest = std::max(largest, std::sqrt(gradient.squares));
-    }
-    EXPECT_GT(largest, 0);
-    ASSERT_EQ(model->parameters().size(), reference.gradients.size());
-    for (const auto& item : model->named_parameters()) {
-      const at::Tensor& gradient = item.value().grad();
-      const Reference::Gradient& expected = reference.gradients.at(item.key());
-      const at::Tensor waves = wave(gradient.sizes());
-      EXPECT_NEAR(std::sqrt(gradient.square().sum().item<double>()), std::sqrt(expected.squares),
-                  kTrainingTolerance * largest)
-          << item.key();
-      EXPECT_NEAR((gradient * waves).sum().item<double>(), expected.product,
-                  kTrainingTolerance * largest * waves.norm().item<double>())
-          << item.key();
-    }
+    expect_same(name, evaluated.at(name), references.at(name));
+    if (trained.contains(name)) expect_same(trained.at(name), references.at(name));
   }
 }
 
@@ -303,14 +307,14 @@ TEST_P(TorchvisionFamilyTest, GivesTheSameGradientsWhenItRecomputes) {
 }
 
 TEST_P(TorchvisionFamilyTest, SynchronisedNormHasTheSameEntriesAndResults) {
-  const std::string& name = GetParam().trained.front();
-  const auto local = make(name);
-  const auto sync = make(name, {.norm = Norm::kSync});
-  EXPECT_EQ(entries_of(*sync), entries_of(*local));
+  std::vector<std::vector<std::string>> entries;
   std::vector<double> losses;
   for (const Norm norm : {Norm::kLocal, Norm::kSync}) {
-    losses.push_back(train(*make_to_train(GetParam(), name, {.norm = norm})));
+    const auto model = make_to_train(GetParam(), GetParam().trained.front(), {.norm = norm});
+    entries.push_back(entries_of(*model));
+    losses.push_back(train(*model));
   }
+  EXPECT_EQ(entries[1], entries[0]);
   EXPECT_NEAR(losses[1], losses[0], kTrainingTolerance * losses[0]);
 }
 

@@ -160,9 +160,22 @@ at::Tensor SqueezeExcitation::forward(const at::Tensor& x) {
   return x * activate(fc2_->forward(scale), scale_activation_);
 }
 
+Residual::Residual(const std::string& name, std::shared_ptr<Chain> layers, bool has_shortcut,
+                   double drop_path)
+    : layers_(register_module(name, std::move(layers))),
+      has_shortcut_(has_shortcut),
+      drop_path_(drop_path) {}
+
+at::Tensor Residual::forward(const at::Tensor& x) {
+  at::Tensor y = layers_->forward(x);
+  if (!has_shortcut_) return y;
+  if (drop_path_ > 0 && is_training()) y = drop_path(y, drop_path_);
+  return y.add_(x);
+}
+
 FeatureNet::FeatureNet(std::shared_ptr<Chain> features, int64_t pooled,
-                       std::shared_ptr<Chain> classifier)
-    : features_(register_module("features", std::move(features))),
+                       std::shared_ptr<Chain> classifier, const std::string& name)
+    : features_(register_module(name, std::move(features))),
       pooled_(pooled),
       classifier_(register_module("classifier", std::move(classifier))) {}
 

@@ -112,11 +112,28 @@ class SqueezeExcitation : public torch::nn::Module {
   Activation scale_activation_;
 };
 
+/// Layers with a shortcut around them, if input and output have the same shape.
+class Residual : public torch::nn::Module {
+ public:
+  /// @param name of `layers`
+  /// @param drop_path probability that a sample takes the shortcut alone in training
+  Residual(const std::string& name, std::shared_ptr<Chain> layers, bool has_shortcut,
+           double drop_path = 0);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  std::shared_ptr<Chain> layers_;
+  bool has_shortcut_;
+  double drop_path_;
+};
+
 /// Features, average pooling to a fixed size, and a classifier.
 class FeatureNet : public Model {
  public:
   /// @param pooled side of the pooled features
-  FeatureNet(std::shared_ptr<Chain> features, int64_t pooled, std::shared_ptr<Chain> classifier);
+  /// @param name of `features`
+  FeatureNet(std::shared_ptr<Chain> features, int64_t pooled, std::shared_ptr<Chain> classifier,
+             const std::string& name = "features");
   at::Tensor forward(at::Tensor x) override;
 
  private:

@@ -13,6 +13,7 @@ ModelKind::Registry& ModelKind::registry() {
                                  return digits_net(args, options);
                                });
     add_resnets(made);
+    add_vggs(made);
     return made;
   }();
   return registry;
