@@ -56,6 +56,10 @@ const std::vector<Family>& families() {
        ", dropout: 0",
        /*recomputes=*/false},
       {"AlexNet", {"alexnet"}, {"alexnet"}, ", dropout: 0", /*recomputes=*/false},
+      {"MobileNet",
+       {"mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small"},
+       {"mobilenet_v2", "mobilenet_v3_small"},
+       ", dropout: 0"},
   };
   return all;
 }

@@ -7,5 +7,6 @@ namespace syncbn::models {
 // Each registers the networks of one file, under torchvision's names.
 void add_resnets(ModelKind::Registry& registry);
 void add_vggs(ModelKind::Registry& registry);
+void add_mobilenets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

@@ -14,6 +14,7 @@ ModelKind::Registry& ModelKind::registry() {
                                });
     add_resnets(made);
     add_vggs(made);
+    add_mobilenets(made);
     return made;
   }();
   return registry;
