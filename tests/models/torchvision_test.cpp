@@ -60,6 +60,12 @@ const std::vector<Family>& families() {
        {"mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small"},
        {"mobilenet_v2", "mobilenet_v3_small"},
        ", dropout: 0"},
+      {"EfficientNet",
+       {"efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3",
+        "efficientnet_b4", "efficientnet_b5", "efficientnet_b6", "efficientnet_b7",
+        "efficientnet_v2_s", "efficientnet_v2_m", "efficientnet_v2_l"},
+       {"efficientnet_b0", "efficientnet_v2_s"},
+       ", dropout: 0, stochastic_depth: 0"},
   };
   return all;
 }

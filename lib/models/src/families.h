@@ -8,5 +8,6 @@ namespace syncbn::models {
 void add_resnets(ModelKind::Registry& registry);
 void add_vggs(ModelKind::Registry& registry);
 void add_mobilenets(ModelKind::Registry& registry);
+void add_efficientnets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

@@ -15,6 +15,7 @@ ModelKind::Registry& ModelKind::registry() {
     add_resnets(made);
     add_vggs(made);
     add_mobilenets(made);
+    add_efficientnets(made);
     return made;
   }();
   return registry;
