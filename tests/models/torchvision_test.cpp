@@ -66,6 +66,7 @@ const std::vector<Family>& families() {
         "efficientnet_v2_s", "efficientnet_v2_m", "efficientnet_v2_l"},
        {"efficientnet_b0", "efficientnet_v2_s"},
        ", dropout: 0, stochastic_depth: 0"},
+      {"DenseNet", {"densenet121", "densenet161", "densenet169", "densenet201"}, {"densenet121"}},
   };
   return all;
 }

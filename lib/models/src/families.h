@@ -9,5 +9,6 @@ void add_resnets(ModelKind::Registry& registry);
 void add_vggs(ModelKind::Registry& registry);
 void add_mobilenets(ModelKind::Registry& registry);
 void add_efficientnets(ModelKind::Registry& registry);
+void add_densenets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

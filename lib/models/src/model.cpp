@@ -16,6 +16,7 @@ ModelKind::Registry& ModelKind::registry() {
     add_vggs(made);
     add_mobilenets(made);
     add_efficientnets(made);
+    add_densenets(made);
     return made;
   }();
   return registry;
