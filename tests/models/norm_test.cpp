@@ -73,7 +73,8 @@ TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {
 // One of each family with batch norm.
 INSTANTIATE_TEST_SUITE_P(Models, NormTest,
                          ::testing::Values("digits", "resnet18", "vgg11_bn", "mobilenet_v2",
-                                           "mobilenet_v3_small", "efficientnet_b0", "densenet121"),
+                                           "mobilenet_v3_small", "efficientnet_b0", "densenet121",
+                                           "regnet_y_400mf"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -67,6 +67,11 @@ const std::vector<Family>& families() {
        {"efficientnet_b0", "efficientnet_v2_s"},
        ", dropout: 0, stochastic_depth: 0"},
       {"DenseNet", {"densenet121", "densenet161", "densenet169", "densenet201"}, {"densenet121"}},
+      {"RegNet",
+       {"regnet_x_400mf", "regnet_x_800mf", "regnet_x_1_6gf", "regnet_x_3_2gf", "regnet_x_8gf",
+        "regnet_x_16gf", "regnet_x_32gf", "regnet_y_400mf", "regnet_y_800mf", "regnet_y_1_6gf",
+        "regnet_y_3_2gf", "regnet_y_8gf", "regnet_y_16gf", "regnet_y_32gf", "regnet_y_128gf"},
+       {"regnet_y_400mf", "regnet_x_400mf"}},
   };
   return all;
 }

@@ -10,5 +10,6 @@ void add_vggs(ModelKind::Registry& registry);
 void add_mobilenets(ModelKind::Registry& registry);
 void add_efficientnets(ModelKind::Registry& registry);
 void add_densenets(ModelKind::Registry& registry);
+void add_regnets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

@@ -17,6 +17,7 @@ ModelKind::Registry& ModelKind::registry() {
     add_mobilenets(made);
     add_efficientnets(made);
     add_densenets(made);
+    add_regnets(made);
     return made;
   }();
   return registry;
