@@ -72,6 +72,10 @@ const std::vector<Family>& families() {
         "regnet_x_16gf", "regnet_x_32gf", "regnet_y_400mf", "regnet_y_800mf", "regnet_y_1_6gf",
         "regnet_y_3_2gf", "regnet_y_8gf", "regnet_y_16gf", "regnet_y_32gf", "regnet_y_128gf"},
        {"regnet_y_400mf", "regnet_x_400mf"}},
+      {"ConvNeXt",
+       {"convnext_tiny", "convnext_small", "convnext_base", "convnext_large"},
+       {"convnext_tiny"},
+       ", stochastic_depth: 0"},
   };
   return all;
 }

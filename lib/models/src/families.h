@@ -11,5 +11,6 @@ void add_mobilenets(ModelKind::Registry& registry);
 void add_efficientnets(ModelKind::Registry& registry);
 void add_densenets(ModelKind::Registry& registry);
 void add_regnets(ModelKind::Registry& registry);
+void add_convnexts(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

@@ -18,6 +18,7 @@ ModelKind::Registry& ModelKind::registry() {
     add_efficientnets(made);
     add_densenets(made);
     add_regnets(made);
+    add_convnexts(made);
     return made;
   }();
   return registry;
