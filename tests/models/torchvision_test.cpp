@@ -76,6 +76,9 @@ const std::vector<Family>& families() {
        {"convnext_tiny", "convnext_small", "convnext_base", "convnext_large"},
        {"convnext_tiny"},
        ", stochastic_depth: 0"},
+      {"ShuffleNet",
+       {"shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0"},
+       {"shufflenet_v2_x0_5"}},
   };
   return all;
 }

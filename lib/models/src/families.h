@@ -12,5 +12,6 @@ void add_efficientnets(ModelKind::Registry& registry);
 void add_densenets(ModelKind::Registry& registry);
 void add_regnets(ModelKind::Registry& registry);
 void add_convnexts(ModelKind::Registry& registry);
+void add_shufflenets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

@@ -19,6 +19,7 @@ ModelKind::Registry& ModelKind::registry() {
     add_densenets(made);
     add_regnets(made);
     add_convnexts(made);
+    add_shufflenets(made);
     return made;
   }();
   return registry;
