@@ -79,6 +79,10 @@ const std::vector<Family>& families() {
       {"ShuffleNet",
        {"shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0"},
        {"shufflenet_v2_x0_5"}},
+      {"MnasNet",
+       {"mnasnet0_5", "mnasnet0_75", "mnasnet1_0", "mnasnet1_3"},
+       {"mnasnet0_5"},
+       ", dropout: 0"},
   };
   return all;
 }

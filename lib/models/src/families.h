@@ -13,5 +13,6 @@ void add_densenets(ModelKind::Registry& registry);
 void add_regnets(ModelKind::Registry& registry);
 void add_convnexts(ModelKind::Registry& registry);
 void add_shufflenets(ModelKind::Registry& registry);
+void add_mnasnets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

@@ -20,6 +20,7 @@ ModelKind::Registry& ModelKind::registry() {
     add_regnets(made);
     add_convnexts(made);
     add_shufflenets(made);
+    add_mnasnets(made);
     return made;
   }();
   return registry;
