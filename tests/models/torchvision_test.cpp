@@ -83,6 +83,7 @@ const std::vector<Family>& families() {
        {"mnasnet0_5", "mnasnet0_75", "mnasnet1_0", "mnasnet1_3"},
        {"mnasnet0_5"},
        ", dropout: 0"},
+      {"SqueezeNet", {"squeezenet1_0", "squeezenet1_1"}, {"squeezenet1_1"}, ", dropout: 0"},
   };
   return all;
 }

@@ -14,5 +14,6 @@ void add_regnets(ModelKind::Registry& registry);
 void add_convnexts(ModelKind::Registry& registry);
 void add_shufflenets(ModelKind::Registry& registry);
 void add_mnasnets(ModelKind::Registry& registry);
+void add_squeezenets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

@@ -21,6 +21,7 @@ ModelKind::Registry& ModelKind::registry() {
     add_convnexts(made);
     add_shufflenets(made);
     add_mnasnets(made);
+    add_squeezenets(made);
     return made;
   }();
   return registry;
