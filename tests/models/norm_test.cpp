@@ -72,9 +72,10 @@ TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {
 
 // One of each family with batch norm.
 INSTANTIATE_TEST_SUITE_P(Models, NormTest,
-                         ::testing::Values("digits", "resnet18", "vgg11_bn", "mobilenet_v2",
-                                           "mobilenet_v3_small", "efficientnet_b0", "densenet121",
-                                           "regnet_y_400mf", "shufflenet_v2_x0_5", "mnasnet0_5"),
+                         ::testing::Values("digits", "resnet18", "resnet20", "vgg11_bn",
+                                           "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0",
+                                           "densenet121", "regnet_y_400mf", "shufflenet_v2_x0_5",
+                                           "mnasnet0_5"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

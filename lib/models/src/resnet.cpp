@@ -97,14 +97,15 @@ struct ResNetShape {
   int64_t groups = 1;
   int64_t group_width = 64;  ///< channels of a group in the first stage
   int64_t channels = 64;     ///< of the first convolution; each stage after the first doubles them
-  bool projects = true;
+  bool small_input = false;  ///< whatever the options say
+  bool projects = true;      ///< as in Block::Shape
 };
 
 class ResNet : public Model {
  public:
   ResNet(const std::string& name, const ModelArgs& args, const ResNetOptions& options,
          const ResNetShape& shape)
-      : small_input_(options.small_input),
+      : small_input_(options.small_input || shape.small_input),
         recomputes_(args.activation_checkpointing),
         dropout_(options.dropout) {
     const int64_t channels = image_channels(name, args, 1);
@@ -165,11 +166,13 @@ class ResNet : public Model {
   torch::nn::Linear fc_{nullptr};
 };
 
-}  // namespace
+/// The options of networks whose stem has none.
+struct CifarResNetOptions : ResNetOptions {
+  static void describe(config::Schema<CifarResNetOptions>& schema);
+};
 
-void ResNetOptions::describe(config::Schema<ResNetOptions>& schema) {
-  schema.field("small_input", &ResNetOptions::small_input,
-               "a 3x3 stem without pooling, for images of about 32 x 32");
+template <class Options>
+void describe_all_but_stem(config::Schema<Options>& schema) {
   schema.field("zero_init_residual", &ResNetOptions::zero_init_residual,
                "start each residual branch at zero");
   schema
@@ -183,6 +186,18 @@ void ResNetOptions::describe(config::Schema<ResNetOptions>& schema) {
              "in the first block")
       .at_least(0)
       .below(1);
+}
+
+void CifarResNetOptions::describe(config::Schema<CifarResNetOptions>& schema) {
+  describe_all_but_stem(schema);
+}
+
+}  // namespace
+
+void ResNetOptions::describe(config::Schema<ResNetOptions>& schema) {
+  schema.field("small_input", &ResNetOptions::small_input,
+               "a 3x3 stem without pooling, for images of about 32 x 32");
+  describe_all_but_stem(schema);
 }
 
 std::shared_ptr<Model> resnet18(const ModelArgs& args, const ResNetOptions& options) {
@@ -220,6 +235,17 @@ void add_resnets(ModelKind::Registry& registry) {
   const std::string wide = "Wide ResNet (Zagoruyko and Komodakis, arXiv:1605.07146)";
   add("wide_resnet50_2", wide, {.depths = {3, 4, 6, 3}, .bottleneck = true, .group_width = 128});
   add("wide_resnet101_2", wide, {.depths = {3, 4, 23, 3}, .bottleneck = true, .group_width = 128});
+
+  for (const int blocks : {3, 5, 7, 9, 18}) {  // of each stage
+    const std::string name = "resnet" + std::to_string(6 * blocks + 2);
+    const ResNetShape shape{
+        .depths = {blocks, blocks, blocks}, .channels = 16, .small_input = true, .projects = false};
+    registry.add<CifarResNetOptions>(
+        name, "ResNet for CIFAR-10 (He et al., section 4.2), with shortcuts without parameters",
+        [name, shape](const CifarResNetOptions& options, const ModelArgs& args) {
+          return std::make_shared<ResNet>(name, args, options, shape);
+        });
+  }
 }
 
 }  // namespace syncbn::models
