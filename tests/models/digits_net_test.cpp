@@ -82,9 +82,5 @@ TEST(DigitsNetTest, RefusesImagesThatAreTooSmall) {
                     "2 pixels, the data set's samples have the shape [1, 1, 8]")));
 }
 
-TEST(ModelRegistryTest, KnowsItsModels) {
-  EXPECT_THAT(ModelKind::registry().names(), ElementsAre("digits", "resnet18", "resnet50"));
-}
-
 }  // namespace
 }  // namespace syncbn::models

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/init.h>
 #include <torch/utils.h>
 
 #include <cmath>
@@ -171,6 +172,48 @@ TEST(ResNetTest, KeepsTheResolutionOfSmallInputs) {
       resnet18({.num_classes = 10, .sample_shape = {3, 32, 32}}, {.small_input = true});
   EXPECT_EQ(shape_of(small->named_parameters()["conv1.weight"]), "64x3x3x3");
   EXPECT_EQ(shape_of(small->forward(at::zeros({2, 3, 32, 32}))), "2x10");
+}
+
+// The paper's table 6 has the numbers in millions: 0.27, 0.46, 0.66, 0.85 and 1.7.
+TEST(CifarResNetTest, HasThePapersNumberOfParameters) {
+  const ModelArgs args{.num_classes = 10, .sample_shape = {3, 32, 32}};
+  for (const auto& [name, expected] : {std::pair<std::string, int64_t>("resnet20", 269722),
+                                       {"resnet32", 464154},
+                                       {"resnet44", 658586},
+                                       {"resnet56", 853018},
+                                       {"resnet110", 1727962}}) {
+    int64_t parameters = 0;
+    for (const at::Tensor& parameter : make(name, args)->parameters()) {
+      parameters += parameter.numel();
+    }
+    EXPECT_EQ(parameters, expected) << name;
+  }
+}
+
+TEST(CifarResNetTest, HasThreeStagesAndShortcutsWithoutParameters) {
+  const auto model = make("resnet20", {.num_classes = 10, .sample_shape = {3, 32, 32}});
+  const auto parameters = model->named_parameters();
+  EXPECT_EQ(shape_of(parameters["conv1.weight"]), "16x3x3x3");
+  EXPECT_EQ(shape_of(parameters["layer3.0.conv1.weight"]), "64x32x3x3");
+  EXPECT_EQ(shape_of(parameters["fc.weight"]), "10x64");
+  for (const auto& item : parameters) EXPECT_EQ(item.key().find("downsample"), std::string::npos);
+  EXPECT_EQ(shape_of(model->forward(at::zeros({2, 3, 32, 32}))), "2x10");
+}
+
+TEST(CifarResNetTest, ShortcutsTakeEverySecondPixelAndAddZeroChannels) {
+  const auto model = make("resnet20", {.num_classes = 10, .sample_shape = {3, 8, 8}});
+  // A block whose last norm is zero is its shortcut and ReLU.
+  for (const auto& item : model->named_parameters()) {
+    if (item.key().ends_with("bn2.weight")) torch::nn::init::zeros_(item.value());
+  }
+  const at::Tensor images = wave({1, 3, 8, 8}).to(at::kFloat);
+  at::Tensor stem = at::conv2d(images, model->named_parameters()["conv1.weight"], {}, 1, 1);
+  stem = at::batch_norm(stem, at::ones(16), at::zeros(16), {}, {}, true, 0.1, 1e-5, false).relu();
+  const at::Tensor taken = stem.slice(2, 0, 8, 4).slice(3, 0, 8, 4);
+  const at::Tensor features = at::constant_pad_nd(taken, {0, 0, 0, 0, 24, 24}).mean({2, 3});
+  const at::Tensor expected = at::linear(features, model->named_parameters()["fc.weight"],
+                                         model->named_parameters()["fc.bias"]);
+  EXPECT_TRUE(at::allclose(model->forward(images), expected, 1e-4, 1e-5));
 }
 
 TEST(ResNetTest, TakesAnyNumberOfChannels) {

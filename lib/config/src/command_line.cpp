@@ -241,7 +241,8 @@ std::string describe(const FieldInfo& field) {
 
 std::string heading(const FieldGroup& group) {
   if (group.section.empty()) return "Keys of the configuration";
-  return group.only_for.empty() ? group.section : group.section + ", " + group.only_for;
+  return group.types.empty() ? group.section
+                             : group.section + ", type: " + base::join(group.types, ", ");
 }
 
 }  // namespace

@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
+#include <tuple>
+#include <utility>
 
 namespace syncbn::config {
 namespace {
+
+constexpr std::string_view kOnlyFor = "type: ";  // begins FieldInfo::only_for
 
 /// Escapes bars, which would end a table cell.
 std::string cell(const std::string& text) {
@@ -23,10 +28,40 @@ std::string default_cell(const FieldInfo& field) {
   return code(field.default_value.empty() ? "\"\"" : field.default_value);
 }
 
+/// "`a`, `b`"
+std::string code_list(const std::vector<std::string>& texts) {
+  std::string out;
+  for (const std::string& text : texts) out += (out.empty() ? "" : ", ") + code(text);
+  return out;
+}
+
 std::string markdown_heading(const FieldGroup& group) {
   if (group.section.empty()) return "## Top level";
-  if (group.only_for.empty()) return "## `" + group.section + "`";
-  return "### `" + group.section + "` with `" + group.only_for + "`";
+  if (group.types.empty()) return "## `" + group.section + "`";
+  const std::string first = fmt::format("### `{}` with `type: {}`", group.section, group.types[0]);
+  if (group.types.size() == 1) return first;
+  return fmt::format("{} and others\n\nFor {}.", first, code_list(group.types));
+}
+
+/// A line for each help text: alternatives of one kind share theirs.
+std::string markdown_alternatives(const FieldInfo& field) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> lines;
+  for (const auto& [name, help] : field.alternatives) {
+    auto line = std::ranges::find(lines, help, [](const auto& one) { return one.first; });
+    if (line == lines.end()) line = lines.insert(lines.end(), {help, {}});
+    line->second.push_back(name);
+  }
+  std::string out;
+  for (const auto& [help, names] : lines) out += fmt::format("- {}: {}\n", code_list(names), help);
+  return out.empty() ? out : out + "\n";
+}
+
+bool is_alike(const FieldInfo& one, const FieldInfo& other) {
+  const auto shown = [](const FieldInfo& field) {
+    return std::tie(field.path, field.type, field.default_value, field.unit, field.range,
+                    field.help, field.required);
+  };
+  return shown(one) == shown(other);
 }
 
 }  // namespace
@@ -36,26 +71,34 @@ std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields) {
   for (const FieldInfo& field : fields) {
     const size_t dot = field.path.rfind('.');
     const std::string section = dot == std::string::npos ? "" : field.path.substr(0, dot);
-    auto group = std::ranges::find_if(groups, [&](const FieldGroup& g) {
-      return g.section == section && g.only_for == field.only_for;
-    });
-    if (group == groups.end()) group = groups.insert(groups.end(), {section, field.only_for, {}});
+    const std::string type = field.only_for.substr(field.only_for.empty() ? 0 : kOnlyFor.size());
+    const std::vector<std::string> types(type.empty() ? 0 : 1, type);
+    auto group = std::ranges::find_if(
+        groups, [&](const FieldGroup& g) { return g.section == section && g.types == types; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {section, types, {}});
     group->fields.push_back(field);
   }
   if (groups.front().fields.empty()) groups.erase(groups.begin());
-  return groups;
+  std::vector<FieldGroup> merged;
+  for (FieldGroup& group : groups) {
+    const auto same = std::ranges::find_if(merged, [&](const FieldGroup& other) {
+      return !group.types.empty() && !other.types.empty() && other.section == group.section &&
+             std::ranges::equal(other.fields, group.fields, is_alike);
+    });
+    if (same == merged.end()) {
+      merged.push_back(std::move(group));
+    } else {
+      same->types.insert(same->types.end(), group.types.begin(), group.types.end());
+    }
+  }
+  return merged;
 }
 
 std::string markdown_reference(const std::vector<FieldInfo>& fields) {
   std::string out;
   for (const FieldGroup& group : group_fields(fields)) {
     out += markdown_heading(group) + "\n\n";
-    for (const FieldInfo& field : group.fields) {
-      for (const auto& [name, help] : field.alternatives) {
-        out += fmt::format("- `{}`: {}\n", name, help);
-      }
-      if (!field.alternatives.empty()) out += "\n";
-    }
+    for (const FieldInfo& field : group.fields) out += markdown_alternatives(field);
     out += "| key | type | default | allowed | unit | |\n|---|---|---|---|---|---|\n";
     for (const FieldInfo& field : group.fields) {
       out +=

@@ -260,13 +260,23 @@ Value ComponentBase::json_schema(const RegistryBase& registry, const std::string
   Value reference = detail::map_of("$ref", text("#/$defs/" + key));
   if (!definitions.emplace(key, Value()).second) return reference;
   std::vector<Value> names;
-  std::vector<Value> alternatives(1);
+  // Alternatives with the same options and help share a section.
+  std::vector<std::pair<const RegistryBase::Entry*, std::vector<Value>>> sections;
   for (const auto& [type, entry] : registry.entries()) {
     names.push_back(text(type));
-    Value section = entry.schema().json_schema(definitions);
-    section.set("description", text(entry.help));
-    section.find("properties")
-        ->set("type", detail::or_reference(detail::map_of("const", text(type))));
+    auto section = std::ranges::find_if(sections, [&entry = entry](const auto& one) {
+      return &one.first->schema() == &entry.schema() && one.first->help == entry.help;
+    });
+    if (section == sections.end()) section = sections.insert(section, {&entry, {}});
+    section->second.push_back(text(type));
+  }
+  std::vector<Value> alternatives(1);
+  for (auto& [entry, types] : sections) {
+    Value section = entry->schema().json_schema(definitions);
+    section.set("description", text(entry->help));
+    Value allowed = types.size() == 1 ? detail::map_of("const", types.front())
+                                      : detail::map_of("enum", detail::list_of(std::move(types)));
+    section.find("properties")->set("type", detail::or_reference(std::move(allowed)));
     alternatives.push_back(std::move(section));
   }
   alternatives.front() = detail::map_of("enum", detail::list_of(std::move(names)));

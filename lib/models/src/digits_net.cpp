@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include <syncbn/base/error.h>
 #include <syncbn/models/norm.h>
 
-#include "common.h"
+#include "blocks.h"
 
 namespace syncbn::models {
 namespace {
@@ -21,11 +20,7 @@ constexpr int64_t kMaxWidth = 4096;  // more is a typing error: parameters grow 
 class DigitsNet : public Model {
  public:
   DigitsNet(const ModelArgs& args, const DigitsNetOptions& options) : dropout_(options.dropout) {
-    if (args.activation_checkpointing) {
-      throw base::UserError(
-          "activation_checkpointing: the network digits has no blocks to compute again; set it to "
-          "false, or choose another network");
-    }
+    refuse_recomputation("digits", args);
     const NormFactory norm(args);
     int64_t in = image_channels("digits", args, 2);
     for (const int64_t out : {options.width, 2 * options.width, 4 * options.width}) {
@@ -36,7 +31,7 @@ class DigitsNet : public Model {
       in = out;
     }
     fc_ = register_module("fc", torch::nn::Linear(in, args.num_classes));
-    init_convolutions(*this);
+    init_layers(*this, kaiming_init(), {});
   }
 
   at::Tensor forward(at::Tensor x) override {

@@ -1,9 +1,10 @@
 #include <syncbn/models/norm.h>
 
-#include <ATen/ops/empty.h>
 #include <torch/nn/modules/batchnorm.h>
 
 #include <syncbn/dist/sync_batch_norm.h>
+
+#include "blocks.h"
 
 namespace syncbn::models {
 
@@ -11,9 +12,7 @@ at::Tensor NormRelu::forward(const at::Tensor& x, const at::Tensor& residual) {
   if (fused_) return norm_.forward(x, residual);
   at::Tensor y = norm_.forward(x);
   if (drop_path_ > 0 && norm_.ptr()->is_training()) {
-    const double kept = 1 - drop_path_;
-    const at::Tensor mask = at::empty({y.size(0), 1, 1, 1}, y.options().requires_grad(false));
-    y = y * mask.bernoulli_(kept).div_(kept);
+    y = drop_path(y, drop_path_);
   }
   if (residual.defined()) y.add_(residual);
   return y.relu_();
@@ -29,10 +28,16 @@ NormRelu NormFactory::with_relu(int64_t channels, double drop_path) const {
 }
 
 torch::nn::AnyModule NormFactory::make(int64_t channels, bool fuse_relu) const {
-  if (kind_ == Norm::kLocal) return torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
-  return torch::nn::AnyModule(dist::SyncBatchNorm(
-      dist::SyncBatchNormOptions(channels).process_group(group_).sync_timeout(timeout_).fuse_relu(
-          fuse_relu)));
+  if (kind_ == Norm::kLocal) {
+    return torch::nn::AnyModule(torch::nn::BatchNorm2d(
+        torch::nn::BatchNorm2dOptions(channels).eps(eps_).momentum(momentum_)));
+  }
+  return torch::nn::AnyModule(dist::SyncBatchNorm(dist::SyncBatchNormOptions(channels)
+                                                      .eps(eps_)
+                                                      .momentum(momentum_)
+                                                      .process_group(group_)
+                                                      .sync_timeout(timeout_)
+                                                      .fuse_relu(fuse_relu)));
 }
 
 }  // namespace syncbn::models

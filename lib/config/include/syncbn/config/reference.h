@@ -9,12 +9,13 @@ namespace syncbn::config {
 
 /// The fields of one section, or of one alternative of a section.
 struct FieldGroup {
-  std::string section;   ///< "optimizer"; empty: the top level
-  std::string only_for;  ///< "type: sgd", or empty
+  std::string section;             ///< "optimizer"; empty: the top level
+  std::vector<std::string> types;  ///< alternatives that have these fields; empty: not of a type
   std::vector<FieldInfo> fields;
 };
 
-/// Groups in the order of their first fields, the top level first.
+/// Groups in the order of their first fields, the top level first. Alternatives whose fields are
+/// the same are one group.
 std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields);
 
 /// Markdown with a heading and a table for each group.

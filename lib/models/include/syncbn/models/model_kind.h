@@ -9,7 +9,8 @@ namespace syncbn::models {
 class Model;
 struct ModelArgs;
 
-/// The registry behind `model: {type: resnet50}`. Knows digits, resnet18 and resnet50.
+/// The registry behind `model: {type: resnet50}`. Knows digits, and torchvision's networks under
+/// torchvision's names: parameters, buffers and, from one seed, initial values are the same.
 /// make() draws the initial parameters from torch's default generator (torch::manual_seed). It
 /// throws base::UserError when the model does not take samples of that shape. Both kinds of
 /// normalisation give the same parameter and buffer names, and the same initial values. A custom

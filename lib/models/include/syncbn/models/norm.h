@@ -34,8 +34,13 @@ class NormRelu {
 /// Makes the batch norm layers of a network, all of one kind.
 class NormFactory {
  public:
-  explicit NormFactory(const ModelArgs& args)
-      : kind_(args.norm), group_(args.norm_group), timeout_(args.norm_timeout) {}
+  /// @param eps, momentum as in torch::nn::BatchNorm2d
+  explicit NormFactory(const ModelArgs& args, double eps = 1e-5, double momentum = 0.1)
+      : kind_(args.norm),
+        group_(args.norm_group),
+        timeout_(args.norm_timeout),
+        eps_(eps),
+        momentum_(momentum) {}
 
   /// A layer for an [N, C, H, W] input. Register it with register_module(name, layer.ptr()).
   torch::nn::AnyModule operator()(int64_t channels) const;
@@ -49,6 +54,8 @@ class NormFactory {
   Norm kind_;
   dist::ProcessGroupPtr group_;
   std::optional<std::chrono::milliseconds> timeout_;
+  double eps_;
+  double momentum_;
 };
 
 }  // namespace syncbn::models

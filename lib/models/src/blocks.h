@@ -1,0 +1,178 @@
+#pragma once
+
+// What several families of networks are built from.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/modules/conv.h>
+
+#include <syncbn/models/model.h>
+#include <syncbn/models/norm.h>
+
+namespace syncbn::models {
+
+/// The number of channels of the samples that a model is made for.
+/// @throws base::UserError naming the model when the samples are not images of at least `min_side`
+///   x `min_side` pixels, or when there is no class.
+int64_t image_channels(const std::string& model, const ModelArgs& args, int64_t min_side);
+
+/// @throws base::UserError if activations are to be computed again.
+void refuse_recomputation(const std::string& model, const ModelArgs& args);
+
+/// `channels` rounded to a multiple of `divisor`, upwards if that would take more than a tenth away
+/// (Howard et al., arXiv:1704.04861).
+int64_t make_divisible(double channels, int64_t divisor = 8);
+
+enum class Activation { kNone, kRelu, kRelu6, kHardswish, kSilu, kSigmoid, kHardsigmoid };
+
+/// @param x may be changed in place
+at::Tensor activate(at::Tensor x, Activation activation);
+
+/// A square convolution without bias that keeps the size at stride 1.
+torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride = 1,
+                       int64_t groups = 1);
+
+/// Stochastic depth (Huang et al., arXiv:1603.09382): zeroes each sample with `probability`, and
+/// scales the others so that the expected value stays.
+at::Tensor drop_path(const at::Tensor& x, double probability);
+
+/// A sequence of layers. Their names are numbers, as in torch.nn.Sequential, where layers without
+/// parameters count as well.
+class Chain : public torch::nn::Module {
+ public:
+  using Step = std::function<at::Tensor(const at::Tensor&)>;
+
+  /// @param recompute run each layer through dist::checkpoint()
+  explicit Chain(bool recompute = false) : recompute_(recompute) {}
+
+  /// @param layer a module holder, or a pointer to a module
+  /// @param name instead of the number
+  template <class Layer>
+  Layer add(Layer layer, const std::string& name = {}) {
+    add_name(layer, name);
+    steps_.push_back([layer](const at::Tensor& x) mutable { return layer->forward(x); });
+    return layer;
+  }
+
+  /// A layer without parameters.
+  void add_step(Step step);
+  void add_relu();  ///< may change its input in place
+  void add_dropout(double probability);
+  void add_max_pool(int64_t kernel, int64_t stride, int64_t padding = 0, bool ceil_mode = false);
+
+  /// Batch norm, and the activation behind it as a second layer.
+  void add_norm(const NormFactory& norm, int64_t channels, Activation activation,
+                const std::string& name = {});
+
+  /// A name for a layer that its owner runs itself.
+  template <class Layer>
+  void add_name(const Layer& layer, const std::string& name = {}) {
+    register_module(name.empty() ? std::to_string(layers_) : name, layer);
+    ++layers_;
+  }
+
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  bool recompute_;
+  size_t layers_ = 0;
+  std::vector<Step> steps_;
+};
+
+struct ConvNormOptions {
+  int64_t kernel = 3;
+  int64_t stride = 1;
+  int64_t groups = 1;
+  Activation activation = Activation::kRelu;
+};
+
+/// A convolution that keeps the resolution (divided by the stride), batch norm and activation.
+std::shared_ptr<Chain> conv_norm(int64_t in, int64_t out, const NormFactory& norm,
+                                 const ConvNormOptions& options = {});
+
+/// Scales each channel by a factor between 0 and 1 that is computed from the means of all channels
+/// (Hu et al., arXiv:1709.01507).
+class SqueezeExcitation : public torch::nn::Module {
+ public:
+  /// @param channels of input and output
+  /// @param squeezed channels between the two 1x1 convolutions
+  SqueezeExcitation(int64_t channels, int64_t squeezed, Activation activation = Activation::kRelu,
+                    Activation scale_activation = Activation::kSigmoid);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  torch::nn::Conv2d fc1_;
+  torch::nn::Conv2d fc2_;
+  Activation activation_;
+  Activation scale_activation_;
+};
+
+/// Layers with a shortcut around them, if input and output have the same shape.
+class Residual : public torch::nn::Module {
+ public:
+  /// @param name of `layers`
+  /// @param drop_path probability that a sample takes the shortcut alone in training
+  Residual(const std::string& name, std::shared_ptr<Chain> layers, bool has_shortcut,
+           double drop_path = 0);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  std::shared_ptr<Chain> layers_;
+  bool has_shortcut_;
+  double drop_path_;
+};
+
+/// Features, average pooling to a fixed size, and a classifier.
+class FeatureNet : public Model {
+ public:
+  /// @param pooled side of the pooled features
+  /// @param name of `features`
+  FeatureNet(std::shared_ptr<Chain> features, int64_t pooled, std::shared_ptr<Chain> classifier,
+             const std::string& name = "features");
+  at::Tensor forward(at::Tensor x) override;
+
+ private:
+  std::shared_ptr<Chain> features_;
+  int64_t pooled_;
+  std::shared_ptr<Chain> classifier_;
+};
+
+/// Dropout and a linear layer.
+std::shared_ptr<Chain> linear_classifier(int64_t in, int64_t classes, double dropout);
+
+// ---- initial values ---------------------------------------------------------------------------
+
+using Init = std::function<void(const at::Tensor& weight)>;
+
+Init normal_init(double std);
+/// Normal distribution with the variance 2 / (outputs that a value of the input contributes to)
+/// (He et al., arXiv:1502.01852).
+Init kaiming_init();
+/// As Python's torch.nn.init.trunc_normal_: no value is beyond -2 or 2.
+Init truncated_normal_init(double std);
+
+/// Fills the weights of convolutions and of linear layers, in the order of modules(), and zeroes
+/// their biases. Without a function, such layers keep their weights and biases.
+void init_layers(torch::nn::Module& model, const Init& convolution, const Init& linear);
+
+// ---- options ----------------------------------------------------------------------------------
+
+struct DropoutOptions {
+  std::optional<double> dropout;
+
+  static void describe(config::Schema<DropoutOptions>& schema);
+};
+
+struct DropPathOptions {
+  std::optional<double> dropout;
+  std::optional<double> stochastic_depth;
+
+  static void describe(config::Schema<DropPathOptions>& schema);
+};
+
+}  // namespace syncbn::models

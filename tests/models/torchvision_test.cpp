@@ -1,0 +1,363 @@
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/config/schema.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/models/model.h>
+#include <torch/utils.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "compute_threads.h"
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+
+namespace syncbn::models {
+namespace {
+
+constexpr double kTrainingTolerance = 1e-9;    // float64
+constexpr double kEvaluationTolerance = 1e-5;  // float32, of the largest logit
+// Counting takes a forward pass; more giga multiply-adds than these take too long.
+constexpr double kMostCounted = 5;
+
+/// Networks that share their options.
+struct Family {
+  std::string name;
+  std::vector<std::string> members;
+  std::vector<std::string> trained;    ///< members whose gradients are compared
+  std::string no_regularization = {};  ///< options for that
+  bool recomputes = true;              ///< has activation_checkpointing
+};
+
+void PrintTo(const Family& family, std::ostream* out) {
+  *out << family.name;
+}
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = {
+      {"ResNet",
+       {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d",
+        "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"},
+       {"resnet18", "resnext50_32x4d"}},
+      {"Vgg",
+       {"vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn"},
+       {"vgg11_bn"},
+       ", dropout: 0",
+       /*recomputes=*/false},
+      {"AlexNet", {"alexnet"}, {"alexnet"}, ", dropout: 0", /*recomputes=*/false},
+      {"MobileNet",
+       {"mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small"},
+       {"mobilenet_v2", "mobilenet_v3_small"},
+       ", dropout: 0"},
+      {"EfficientNet",
+       {"efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3",
+        "efficientnet_b4", "efficientnet_b5", "efficientnet_b6", "efficientnet_b7",
+        "efficientnet_v2_s", "efficientnet_v2_m", "efficientnet_v2_l"},
+       {"efficientnet_b0", "efficientnet_v2_s"},
+       ", dropout: 0, stochastic_depth: 0"},
+      {"DenseNet", {"densenet121", "densenet161", "densenet169", "densenet201"}, {"densenet121"}},
+      {"RegNet",
+       {"regnet_x_400mf", "regnet_x_800mf", "regnet_x_1_6gf", "regnet_x_3_2gf", "regnet_x_8gf",
+        "regnet_x_16gf", "regnet_x_32gf", "regnet_y_400mf", "regnet_y_800mf", "regnet_y_1_6gf",
+        "regnet_y_3_2gf", "regnet_y_8gf", "regnet_y_16gf", "regnet_y_32gf", "regnet_y_128gf"},
+       {"regnet_y_400mf", "regnet_x_400mf"}},
+      {"ConvNeXt",
+       {"convnext_tiny", "convnext_small", "convnext_base", "convnext_large"},
+       {"convnext_tiny"},
+       ", stochastic_depth: 0"},
+      {"ShuffleNet",
+       {"shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0"},
+       {"shufflenet_v2_x0_5"}},
+      {"MnasNet",
+       {"mnasnet0_5", "mnasnet0_75", "mnasnet1_0", "mnasnet1_3"},
+       {"mnasnet0_5"},
+       ", dropout: 0"},
+      {"SqueezeNet", {"squeezenet1_0", "squeezenet1_1"}, {"squeezenet1_1"}, ", dropout: 0"},
+  };
+  return all;
+}
+
+/// What torchvision_models.py prints about one network.
+struct Reference {
+  int64_t parameters = 0;  ///< 0: torchvision has no weights for it
+  double giga_multiply_adds = 0;
+  int64_t image_size = 0;
+  std::vector<std::string> entries;  ///< kind, name, shape and checksum of parameters, then buffers
+  std::vector<double> logits;
+  double loss = 0;
+  struct Gradient {
+    double product = 0, squares = 0;
+  };
+  std::map<std::string, Gradient> gradients;
+};
+
+std::map<std::string, Reference> read_references(const std::string& text) {
+  std::map<std::string, Reference> references;
+  std::map<std::string, std::vector<std::string>> buffers;
+  std::string model;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string kind;
+    words >> kind;
+    Reference& reference = references[model];
+    if (kind == "model") {
+      words >> model;
+    } else if (kind == "meta") {
+      words >> reference.parameters >> reference.giga_multiply_adds >> reference.image_size;
+    } else if (kind == "param") {
+      reference.entries.push_back(line);
+    } else if (kind == "buffer") {
+      buffers[model].push_back(line);
+    } else if (kind == "logits") {
+      for (double logit = 0; words >> logit;) reference.logits.push_back(logit);
+    } else if (kind == "loss") {
+      words >> reference.loss;
+    } else if (kind == "grad") {
+      std::string name;
+      words >> name;
+      words >> reference.gradients[name].product >> reference.gradients[name].squares;
+    }
+  }
+  for (auto& [name, lines_of] : buffers) {
+    auto& entries = references[name].entries;
+    entries.insert(entries.end(), lines_of.begin(), lines_of.end());
+  }
+  references.erase("");
+  return references;
+}
+
+std::string entry(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  const at::Tensor values = tensor.detach().contiguous();
+  return fmt::format(
+      "{} {} {} {}", kind, name,
+      tensor.dim() == 0 ? "scalar" : fmt::format("{}", fmt::join(tensor.sizes(), "x")),
+      ::crc32_z(0, static_cast<const Bytef*>(values.const_data_ptr()), values.nbytes()));
+}
+
+/// The lines that torchvision_models.py prints about a network's parameters and buffers.
+std::vector<std::string> entries_of(const Model& model) {
+  std::vector<std::string> lines;
+  for (const auto& item : model.named_parameters()) {
+    lines.push_back(entry("param", item.key(), item.value()));
+  }
+  for (const auto& item : model.named_buffers()) {
+    lines.push_back(entry("buffer", item.key(), item.value()));
+  }
+  return lines;
+}
+
+at::Tensor wave(at::IntArrayRef shape) {
+  return at::sin(at::arange(c10::multiply_integers(shape), at::kDouble)).reshape(shape);
+}
+
+/// Weights of the variance 2 / inputs, so that signals neither vanish nor explode, and vectors that
+/// are not all 0 or 1. The same rules as fill() of torchvision_models.py.
+void fill(Model& model) {
+  const at::NoGradGuard no_grad;
+  const auto fill_one = [](const std::string& name, at::Tensor& tensor) {
+    if (name.ends_with("num_batches_tracked")) return;
+    const int64_t inputs = tensor.numel() / tensor.size(0);
+    if (inputs > 1) {
+      tensor.mul_(std::sqrt(2.0 / static_cast<double>(inputs)) / tensor.std().item<double>());
+      return;
+    }
+    at::Tensor values = wave(tensor.sizes()).to(tensor.scalar_type());
+    if (name.ends_with("running_var")) {
+      values = values * values * 0.5 + 1;
+    } else if (name.ends_with("weight")) {
+      values = values * 0.1 + 1;
+    } else {
+      values = values * 0.1;
+    }
+    tensor.copy_(values);
+  };
+  for (auto& item : model.named_parameters()) fill_one(item.key(), item.value());
+  for (auto& item : model.named_buffers()) fill_one(item.key(), item.value());
+}
+
+std::shared_ptr<Model> make(const std::string& options, const ModelArgs& args = {}) {
+  config::Component<ModelKind> component;
+  config::Faults faults;
+  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(options, "test"), component,
+                                                    "model", faults);
+  faults.throw_if_any();
+  at::manual_seed(0);
+  return component.make(args);
+}
+
+std::shared_ptr<Model> make_to_train(const Family& family, const std::string& name,
+                                     const ModelArgs& args = {}) {
+  auto model = make(fmt::format("{{type: {}{}}}", name, family.no_regularization), args);
+  model->to(at::kDouble);
+  fill(*model);
+  return model;
+}
+
+/// Forward and backward pass of two images. @return the loss
+double train(Model& model) {
+  const at::Tensor logits = model.forward(wave({2, 3, 96, 96}));
+  const at::Tensor loss = at::cross_entropy_loss(logits, at::tensor({1, 2}, at::kLong));
+  loss.backward();
+  return loss.item<double>();
+}
+
+/// Without importing it, which takes seconds.
+bool has_torchvision() {
+  return test::run_program({test::python(), "-c",
+                            "import importlib.util as util\n"
+                            "raise SystemExit(util.find_spec('torchvision') is None)"})
+             .exit_code == 0;
+}
+
+struct Actual {
+  std::vector<std::string> entries;
+  at::Tensor logits;
+  int64_t parameters = 0;
+};
+
+Actual evaluate(const std::string& name) {
+  const at::NoGradGuard no_grad;
+  const auto model = make(name);
+  Actual actual;
+  actual.entries = entries_of(*model);
+  for (const at::Tensor& parameter : model->parameters()) actual.parameters += parameter.numel();
+  fill(*model);
+  model->eval();
+  actual.logits = model->forward(wave({1, 3, 64, 64}).to(at::kFloat)).flatten();
+  return actual;
+}
+
+void expect_same(const std::string& name, const Actual& actual, const Reference& reference) {
+  EXPECT_EQ(actual.entries, reference.entries);
+  ASSERT_EQ(actual.logits.size(0), static_cast<int64_t>(reference.logits.size()));
+  const at::Tensor expected = at::tensor(reference.logits, at::kDouble);
+  EXPECT_LE((actual.logits.to(at::kDouble) - expected).abs().max().item<double>(),
+            kEvaluationTolerance * expected.abs().max().item<double>());
+  EXPECT_GT(expected.std().item<double>(), 1e-3) << "the check would not say much";
+
+  if (reference.parameters == 0) return;
+  EXPECT_EQ(actual.parameters, reference.parameters);
+  if (reference.giga_multiply_adds > kMostCounted) return;
+  const int64_t work =
+      train::multiply_adds(*make(name), {3, reference.image_size, reference.image_size});
+  EXPECT_NEAR(static_cast<double>(work) / 1e9, reference.giga_multiply_adds, 0.0011);
+}
+
+struct Trained {
+  double loss = 0;
+  std::shared_ptr<Model> model;
+};
+
+void expect_same(const Trained& actual, const Reference& reference) {
+  EXPECT_NEAR(actual.loss, reference.loss, kTrainingTolerance * reference.loss);
+  double largest = 0;
+  for (const auto& [name, gradient] : reference.gradients) {
+    largest = std::max(largest, std::sqrt(gradient.squares));
+  }
+  EXPECT_GT(largest, 0);
+  ASSERT_EQ(actual.model->parameters().size(), reference.gradients.size());
+  for (const auto& item : actual.model->named_parameters()) {
+    const at::Tensor parameter = item.value().detach();
+    const at::Tensor& gradient = item.value().grad();
+    const Reference::Gradient& expected = reference.gradients.at(item.key());
+    EXPECT_NEAR(gradient.norm().item<double>(), std::sqrt(expected.squares),
+                kTrainingTolerance * largest)
+        << item.key();
+    EXPECT_NEAR((gradient * parameter).sum().item<double>(), expected.product,
+                kTrainingTolerance * largest * parameter.norm().item<double>())
+        << item.key();
+  }
+}
+
+class TorchvisionFamilyTest : public ::testing::TestWithParam<Family> {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+};
+
+TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesLogitsAndGradients) {
+  SYNCBN_SKIP_UNLESS(has_torchvision(), "torchvision");
+  const Family& family = GetParam();
+  std::vector<std::string> command = {
+      test::python(), SYNCBN_SOURCE_DIR "/tests/models/torchvision_models.py", "--initial"};
+  command.insert(command.end(), family.members.begin(), family.members.end());
+  command.emplace_back("--trained");
+  command.insert(command.end(), family.trained.begin(), family.trained.end());
+  test::Program python(command, {.timeout_seconds = 240});  // works while the test does
+
+  std::map<std::string, Actual> evaluated;
+  for (const std::string& name : family.members) evaluated[name] = evaluate(name);
+  std::map<std::string, Trained> trained;
+  for (const std::string& name : family.trained) {
+    trained[name].model = make_to_train(family, name);
+    trained[name].loss = train(*trained[name].model);
+  }
+
+  const test::ProgramResult ended = python.wait();
+  ASSERT_EQ(ended.exit_code, 0) << ended.err;
+  const auto references = read_references(ended.out);
+  for (const std::string& name : family.members) {
+    SCOPED_TRACE(name);
+    ASSERT_TRUE(references.contains(name));
+    expect_same(name, evaluated.at(name), references.at(name));
+    if (trained.contains(name)) expect_same(trained.at(name), references.at(name));
+  }
+}
+
+TEST_P(TorchvisionFamilyTest, GivesTheSameGradientsWhenItRecomputes) {
+  const std::string& name = GetParam().trained.front();
+  if (!GetParam().recomputes) {
+    EXPECT_THAT([&] { make(name, {.activation_checkpointing = true}); },
+                ::testing::ThrowsMessage<base::UserError>(
+                    ::testing::HasSubstr(name + " has no blocks to compute again")));
+    return;
+  }
+  const auto plain = make_to_train(GetParam(), name);
+  const auto recomputing = make_to_train(GetParam(), name, {.activation_checkpointing = true});
+  EXPECT_DOUBLE_EQ(train(*plain), train(*recomputing));
+  const auto parameters = plain->named_parameters();
+  for (const auto& item : recomputing->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    EXPECT_TRUE(at::allclose(item.value().grad(), parameters[item.key()].grad(), 1e-9, 1e-12))
+        << item.key();
+  }
+}
+
+TEST_P(TorchvisionFamilyTest, SynchronisedNormHasTheSameEntriesAndResults) {
+  std::vector<std::vector<std::string>> entries;
+  std::vector<double> losses;
+  for (const Norm norm : {Norm::kLocal, Norm::kSync}) {
+    const auto model = make_to_train(GetParam(), GetParam().trained.front(), {.norm = norm});
+    entries.push_back(entries_of(*model));
+    losses.push_back(train(*model));
+  }
+  EXPECT_EQ(entries[1], entries[0]);
+  EXPECT_NEAR(losses[1], losses[0], kTrainingTolerance * losses[0]);
+}
+
+TEST(TorchvisionTest, EveryNetworkIsCompared) {
+  // Those that torchvision lacks.
+  std::vector<std::string> names = {"digits",   "resnet20", "resnet32",
+                                    "resnet44", "resnet56", "resnet110"};
+  for (const Family& family : families()) {
+    names.insert(names.end(), family.members.begin(), family.members.end());
+  }
+  EXPECT_THAT(ModelKind::registry().names(), ::testing::UnorderedElementsAreArray(names));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, TorchvisionFamilyTest, ::testing::ValuesIn(families()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace syncbn::models
