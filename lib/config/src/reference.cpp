@@ -38,7 +38,7 @@ std::string code_list(const std::vector<std::string>& texts) {
 std::string markdown_heading(const FieldGroup& group) {
   if (group.section.empty()) return "## Top level";
   if (group.types.empty()) return "## `" + group.section + "`";
-  const std::string first = fmt::format("### `{}` with `type: {}`", group.section, group.types[0]);
+  std::string first = fmt::format("### `{}` with `type: {}`", group.section, group.types[0]);
   if (group.types.size() == 1) return first;
   return fmt::format("{} and others\n\nFor {}.", first, code_list(group.types));
 }

@@ -95,8 +95,9 @@ void Chain::add_step(Step step) {
 
 void Chain::add_relu() {
   // A layer that is computed again finds its input as it was.
-  add_step(
-      [this](const at::Tensor& x) { return recompute_ ? at::relu(x) : at::Tensor(x).relu_(); });
+  add_step([recompute = recompute_](const at::Tensor& x) {
+    return recompute ? at::relu(x) : at::Tensor(x).relu_();
+  });
 }
 
 void Chain::add_dropout(double probability) {
@@ -121,7 +122,7 @@ void Chain::add_norm(const NormFactory& norm, int64_t channels, Activation activ
   }
   torch::nn::AnyModule layer = norm(channels);
   add_name(layer.ptr(), name);
-  steps_.push_back([layer](const at::Tensor& x) mutable { return layer.forward(x); });
+  steps_.emplace_back([layer](const at::Tensor& x) mutable { return layer.forward(x); });
   if (activation == Activation::kNone) return;
   add_step([activation](const at::Tensor& x) { return activate(x, activation); });
 }
@@ -202,7 +203,7 @@ Init kaiming_init() {
 }
 
 Init truncated_normal_init(double std) {
-  return [std](at::Tensor weight) {
+  return [std](const at::Tensor& weight) {
     const at::NoGradGuard no_grad;
     constexpr double kBound = 2;
     const double bound = 2 * (1 + std::erf(kBound / std / std::numbers::sqrt2)) / 2 - 1;

@@ -55,7 +55,7 @@ class Chain : public torch::nn::Module {
   template <class Layer>
   Layer add(Layer layer, const std::string& name = {}) {
     add_name(layer, name);
-    steps_.push_back([layer](const at::Tensor& x) mutable { return layer->forward(x); });
+    steps_.emplace_back([layer](const at::Tensor& x) mutable { return layer->forward(x); });
     return layer;
   }
 

@@ -25,7 +25,7 @@ class DigitsNet : public Model {
     int64_t in = image_channels("digits", args, 2);
     for (const int64_t out : {options.width, 2 * options.width, 4 * options.width}) {
       const std::string number = std::to_string(convs_.size() + 1);
-      convs_.push_back(register_module("conv" + number, conv(in, out, 3)));
+      convs_.emplace_back(register_module("conv" + number, conv(in, out, 3)));
       norms_.push_back(norm.with_relu(out));
       register_module("bn" + number, norms_.back().ptr());
       in = out;

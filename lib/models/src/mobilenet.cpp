@@ -80,7 +80,8 @@ std::shared_ptr<Residual> block_v3(int64_t in, const BlockV3& block, const NormF
                          .groups = block.expanded,
                          .activation = block.activation}));
   if (block.squeezes) {
-    const int64_t squeezed = make_divisible(static_cast<double>(block.expanded / 4));
+    const int64_t quarter = block.expanded / 4;
+    const int64_t squeezed = make_divisible(static_cast<double>(quarter));
     layers->add(std::make_shared<SqueezeExcitation>(block.expanded, squeezed, Activation::kRelu,
                                                     Activation::kHardsigmoid));
   }
