@@ -42,7 +42,7 @@ MappedFile::~MappedFile() {
 c10::Storage MappedFile::storage(std::string_view part, size_t element_size) const {
   if (reinterpret_cast<uintptr_t>(part.data()) % element_size != 0) {
     at::DataPtr copy = c10::GetCPUAllocator()->allocate(part.size());
-    std::memcpy(copy.get(), part.data(), part.size());
+    if (!part.empty()) std::memcpy(copy.get(), part.data(), part.size());
     return {c10::Storage::use_byte_size_t(), part.size(), std::move(copy)};
   }
   using Owner = std::shared_ptr<const MappedFile>;
