@@ -239,6 +239,51 @@ TEST_F(PythonWeightsTest, DamageIsFoundOrDoesNoHarm) {
   EXPECT_THAT(reading_error(file("changed.pth")), HasSubstr("is damaged: the checksum is wrong"));
 }
 
+constexpr const char* kHostileFiles = R"(
+import struct, sys, zipfile
+folder = sys.argv[1]
+def archive(name, pickle):
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as file:
+        file.writestr("archive/data.pkl", pickle)
+def text(value):
+    return b"X" + struct.pack("<I", len(value)) + value
+# A dictionary of 1,000 pairs, and 200,000 copies of it.
+pairs = b"}q\x00(" + b"".join(text(str(i).encode()) + b"K\x01" for i in range(1000)) + b"u0"
+archive("copies", b"\x80\x02" + pairs + b"ccollections\nOrderedDict\nq\x010" + b"h\x01h\x00\x85R0" * 200000 + b"}.")
+# A text of 100 kB, and as many copies.
+archive("texts", b"\x80\x02" + text(b"x" * 100000) + b"q\x000ctorch\ndevice\nq\x010" + b"h\x01h\x00\x85R0" * 200000 + b"}.")
+archive("attributes", b"\x80\x02" + pairs + b"cargparse\nNamespace\nq\x010" + b"h\x01)\x81h\x00b0" * 200000 + b"}.")
+archive("deep", b"\x80\x02" + b"]q\x00" + b"]" * 100000 + b"a" * 100000 + b".")
+# A storage of four bytes, as float and as int.
+def tensor(kind):
+    storage = b"(" + text(b"storage") + b"ctorch\n" + kind + b"\n" + text(b"0") + text(b"cpu") + b"K\x01tQ"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00K\x01\x85K\x01\x85tR"
+with zipfile.ZipFile(f"{folder}/types", "w") as file:
+    file.writestr("archive/data.pkl", b"\x80\x02}(" + text(b"a") + tensor(b"FloatStorage") + text(b"b") + tensor(b"IntStorage") + b"u.")
+    file.writestr("archive/data/0", b"\0" * 4)
+# One value with a stride of zero and 2^40 elements.
+with zipfile.ZipFile(f"{folder}/huge", "w") as file:
+    storage = b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(b"0") + text(b"cpu") + b"K\x01tQ"
+    sizes = b"\x8a\x06" + (1 << 40).to_bytes(6, "little") + b"\x85K\x00\x85"
+    file.writestr("archive/data.pkl", b"\x80\x02}(" + text(b"a") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00" + sizes + b"tRu.")
+    file.writestr("archive/data/0", b"\0" * 4)
+)";
+
+TEST(WeightsTest, SmallFilesDoNotTakeMuchMemory) {
+  const test::TempFolder folder;
+  const auto made = test::run_program({test::python(), "-c", kHostileFiles, folder.path()});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  for (const char* name : {"copies", "texts", "attributes"}) {
+    EXPECT_THAT(reading_error(folder / name), HasSubstr("would take too much memory")) << name;
+  }
+  EXPECT_THAT(reading_error(folder / "deep"), HasSubstr("it holds no dictionary"));
+  EXPECT_THAT(reading_error(folder / "types"), HasSubstr("storage 0 has two types"));
+  StateDict huge = read_state_dict(folder / "huge");
+  EXPECT_EQ(huge["a"].numel(), int64_t{1} << 40);
+  EXPECT_THAT(error_of([&] { load_state_dict(*network(), huge, {.strict = false}); }),
+              HasSubstr("no error"));
+}
+
 constexpr const char* kPythonReads = R"(
 import json, struct, sys, torch
 folder = sys.argv[1]
@@ -304,7 +349,7 @@ TEST(WeightsTest, WhatDoesNotFitIsListedTogether) {
   EXPECT_THAT(error_of([&] { load_state_dict(*net, weights, {.strict = false}); }),
               AllOf(HasSubstr("of another shape: 2.weight"), Not(HasSubstr("missing"))));
   EXPECT_EQ(error_of([&] { load_state_dict(*net, weights, {.skip = {"fc.*"}}); }),
-            "skip: 'fc.*' matches no parameter or buffer");
+            "no parameter or buffer matches 'fc.*', which is to be left out");
   const LoadReport report = load_state_dict(*net, weights, {.skip = {"2.*"}, .strict = false});
   EXPECT_THAT(report.skipped, ElementsAre("2.weight", "2.bias"));
   EXPECT_THAT(report.missing, ElementsAre("0.bias"));
@@ -332,7 +377,7 @@ TEST(SafetensorsTest, AreReadWithAllTypes) {
   data += std::string("\x80\x3f", 2) + std::string(reinterpret_cast<const char*>(&one), sizeof one);
   base::write_file_atomically(folder / "a.safetensors", safetensors(header, data));
   StateDict all = read_state_dict(folder / "a.safetensors");
-  EXPECT_THAT(all.keys(), ElementsAre("b", "a", "c", "d"));
+  EXPECT_THAT(all.keys(), ElementsAre("b", "a", "c", "d")) << "in the order of the data";
   EXPECT_TRUE(at::equal(all["b"], at::tensor({1.5F, -2.0F})));
   EXPECT_EQ(all["a"].item<float>(), 1);
   EXPECT_EQ(all["c"].sizes(), at::IntArrayRef({0, 3}));
@@ -362,6 +407,8 @@ TEST(SafetensorsTest, MistakesAreNamed) {
   EXPECT_THAT(error(entry("a", "F32", "[-1]", "[0,8]"), 8), HasSubstr("the shape of"));
   EXPECT_THAT(error(entry("a", "F8_E4M3", "[8]", "[0,8]"), 8),
               HasSubstr("has the type F8_E4M3, which is not supported"));
+  EXPECT_THAT(error(entry("a", "F32", "[0,4611686018427387904,4611686018427387904]", "[0,0]"), 0),
+              HasSubstr("the shape of"));
   EXPECT_THAT(error(R"("a":3)", 0), HasSubstr("the entry of its tensor 'a'"));
   base::write_file_atomically(folder / "y", std::string("\xff\xff\xff\xff\0\0\0\0{", 9));
   EXPECT_THAT(reading_error(folder / "y"), HasSubstr("its header has 4294967295 bytes"));

@@ -25,6 +25,7 @@ using Kind = Value::Kind;
 using Items = std::vector<const Value*>;
 
 constexpr size_t kMaxValues = 1'000'000;
+constexpr size_t kMaxContent = 16'000'000;
 constexpr size_t kMaxDims = 64;
 
 /// The opcodes of Python's pickletools that torch.save's protocol 2 and protocols up to 5 use.
@@ -175,7 +176,13 @@ at::ScalarType storage_type(const std::string& name) {
 
 Value& Values::add(Value value) {
   if (all_.size() >= kMaxValues) fail(fmt::format("has more than {} values", kMaxValues));
+  charge(value.items.size() + value.text.size());
   return all_.emplace_back(std::move(value));
+}
+
+void Values::charge(size_t content) {
+  content_ += content;
+  if (content_ > kMaxContent) fail("would take too much memory");
 }
 
 Unpickler::Unpickler(std::string_view bytes, Values& values, LoadStorage load_storage)
@@ -247,6 +254,7 @@ void Unpickler::push_global(const std::string& name) {
 void Unpickler::extend(Kind kind, const Items& items) {
   Value* const container = pop();
   if (container->kind != kind || (kind == Kind::kDict && items.size() % 2 != 0)) fail_damaged();
+  values_.charge(items.size());
   container->items.insert(container->items.end(), items.begin(), items.end());
   stack_.push_back(container);
 }
@@ -274,7 +282,10 @@ void Unpickler::build() {
   const Value* const state = pop();
   Value* const object = pop();
   // Other objects here are dictionaries, whose attributes (a state dict's _metadata) are left out.
-  if (object->is_object && state->kind == Kind::kDict) object->items = state->items;
+  if (object->is_object && state->kind == Kind::kDict) {
+    values_.charge(state->items.size());
+    object->items = state->items;
+  }
   stack_.push_back(object);
 }
 

@@ -48,10 +48,16 @@ struct Value {
 /// Owns values.
 class Values {
  public:
-  /// @throws base::UserError beyond a million.
+  /// @throws base::UserError beyond a million, and as charge().
   Value& add(Value value);
 
+  /// Counts what values hold besides themselves: items, bytes of text. A file of a few bytes can
+  /// ask for copies of copies.
+  /// @throws base::UserError beyond 16 million.
+  void charge(size_t content);
+
  private:
+  size_t content_ = 0;
   std::deque<Value> all_;
 };
 

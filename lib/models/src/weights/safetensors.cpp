@@ -19,8 +19,7 @@
 namespace syncbn::models::detail {
 namespace {
 
-// Ordered, as the file is.
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 constexpr uint64_t kMaxHeader = uint64_t{16} << 20;  // bytes; a large model's is below 1 MiB
 constexpr size_t kMaxSizes = 64;
@@ -67,33 +66,38 @@ Entry parse_entry(const std::string& name, const Json& json) {
   }
   entry.dtype = known->second;
   if (shape == json.end() || !shape->is_array() || shape->size() > kMaxSizes) wrong("shape");
-  uint64_t bytes = c10::elementSize(entry.dtype);
+  auto bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
+  bool is_empty = false;
   for (const Json& size : *shape) {
     if (!size.is_number_unsigned()) wrong("shape");
-    entry.shape.push_back(size.get<int64_t>());
-    if (entry.shape.back() < 0 ||
-        __builtin_mul_overflow(bytes, static_cast<uint64_t>(entry.shape.back()), &bytes)) {
+    const auto side = size.get<int64_t>();
+    is_empty = is_empty || side == 0;
+    // The strides of an empty tensor must not overflow either.
+    if (side < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(side, 1), &bytes)) {
       wrong("shape");
     }
+    entry.shape.push_back(side);
   }
+  if (is_empty) bytes = 0;
   const bool has_offsets = offsets != json.end() && offsets->is_array() && offsets->size() == 2 &&
                            (*offsets)[0].is_number_unsigned() && (*offsets)[1].is_number_unsigned();
   if (!has_offsets) wrong("data_offsets");
   entry.begin = (*offsets)[0].get<uint64_t>();
   entry.end = (*offsets)[1].get<uint64_t>();
-  if (entry.end < entry.begin || entry.end - entry.begin != bytes) wrong("data_offsets");
+  if (entry.end < entry.begin || entry.end - entry.begin != static_cast<uint64_t>(bytes)) {
+    wrong("data_offsets");
+  }
   return entry;
 }
 
-/// Tensors follow each other without holes and overlaps, and fill the data.
-void check_layout(const std::vector<Entry>& entries, uint64_t size) {
-  std::vector<std::pair<uint64_t, uint64_t>> parts;
-  for (const Entry& entry : entries) parts.emplace_back(entry.begin, entry.end);
-  std::ranges::sort(parts);
+/// Puts the tensors into their order in the data, which they fill without holes and overlaps.
+void arrange(std::vector<Entry>& entries, uint64_t size) {
+  std::ranges::sort(entries, {},
+                    [](const Entry& entry) { return std::pair(entry.begin, entry.end); });
   uint64_t at = 0;
-  for (const auto& [begin, end] : parts) {
-    if (begin != at) refuse("its tensors overlap, or leave holes");
-    at = end;
+  for (const Entry& entry : entries) {
+    if (entry.begin != at) refuse("its tensors overlap, or leave holes");
+    at = entry.end;
   }
   if (at != size) {
     refuse(fmt::format("it has {} bytes of data and describes {}; it is probably truncated", size,
@@ -119,10 +123,9 @@ StateDict read_safetensors(const MappedFile& file) {
   for (const auto& [name, json] : header.items()) {
     if (name != kMetadata) entries.push_back(parse_entry(name, json));
   }
-  check_layout(entries, data.size());
+  arrange(entries, data.size());
   StateDict all;
   for (const Entry& entry : entries) {
-    if (all.contains(entry.name)) refuse(fmt::format("it has '{}' twice", entry.name));
     const std::string_view part = data.substr(entry.begin, entry.end - entry.begin);
     at::Tensor tensor = at::empty({0}, at::TensorOptions(entry.dtype));
     std::vector<int64_t> strides(entry.shape.size(), 1);
@@ -137,7 +140,7 @@ StateDict read_safetensors(const MappedFile& file) {
 
 void write_safetensors(const StateDict& tensors,
                        const std::function<void(std::string_view)>& sink) {
-  Json header = Json::object();
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
   header[kMetadata] = {{"format", "pt"}};
   uint64_t at = 0;
   for (const auto& item : tensors) {
@@ -145,8 +148,9 @@ void write_safetensors(const StateDict& tensors,
     const auto known = std::ranges::find(types(), tensor.scalar_type(),
                                          &std::pair<std::string, at::ScalarType>::second);
     if (known == types().end()) {
-      refuse(fmt::format("safetensors has no type for '{}' ({})", item.key(),
-                         c10::toString(tensor.scalar_type())));
+      refuse(fmt::format(
+          "safetensors has no type for the tensor '{}' of {}; write a .pth file instead",
+          item.key(), c10::toString(tensor.scalar_type())));
     }
     header[item.key()] = {{"dtype", known->first},
                           {"shape", tensor.sizes().vec()},

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include "weights/little_endian.h"
 #include "weights/zip_archive.h"
@@ -62,14 +63,21 @@ class Storages {
     if (content.size() < id.bytes) fail_truncated();
     auto found = all_.find(id.key);
     if (found == all_.end()) {
-      found = all_.emplace(id.key, file_.storage(content, c10::elementSize(id.dtype))).first;
+      const Value value = {.kind = Kind::kStorage,
+                           .dtype = id.dtype,
+                           .storage = file_.storage(content, c10::elementSize(id.dtype))};
+      found = all_.emplace(id.key, value).first;
     }
-    return {.kind = Kind::kStorage, .dtype = id.dtype, .storage = found->second};
+    if (found->second.dtype != id.dtype) {
+      throw base::UserError(
+          fmt::format("it is damaged: storage {} has two types", base::printable(id.key)));
+    }
+    return found->second;
   }
 
  private:
   const MappedFile& file_;
-  std::map<std::string, c10::Storage> all_;
+  std::map<std::string, Value> all_;
 };
 
 const Value& read_zip(const MappedFile& file, Values& values) {

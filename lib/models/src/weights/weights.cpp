@@ -131,7 +131,8 @@ void check_wildcards(const std::vector<std::string>& wildcards, const StateDict&
     const bool matches = std::ranges::any_of(
         present, [&](const auto& item) { return is_matched({wildcard}, item.key()); });
     if (matches) continue;
-    throw base::UserError(fmt::format("skip: '{}' matches no parameter or buffer", wildcard));
+    throw base::UserError(
+        fmt::format("no parameter or buffer matches '{}', which is to be left out", wildcard));
   }
 }
 
