@@ -261,6 +261,15 @@ TEST_F(CheckpointTest, WithoutGradientsItOnlyRuns) {
   });
 }
 
+TEST_F(CheckpointTest, ParametersGetGradientsThoughNoInputRequiresOne) {
+  run_ranks(1, [](int) {
+    const at::Tensor input = randn({3});
+    const at::Tensor weight = randn({3}).requires_grad_();
+    checkpoint([&](const at::Tensor& x) { return x * weight; }, input).sum().backward();
+    EXPECT_TRUE(close(weight.grad(), input));
+  });
+}
+
 TEST_F(CheckpointTest, WhatItCannotDoIsAnError) {
   run_ranks(1, [](int) {
     const auto twice = [](const at::Tensor& x) { return x * 2; };

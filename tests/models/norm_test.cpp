@@ -58,13 +58,12 @@ TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {
     const at::Tensor mean = x.mean({0, 2, 3}, /*keepdim=*/true);
     const at::Tensor deviation = (x.var({0, 2, 3}, /*unbiased=*/false, true) + 1e-5).sqrt();
     const at::Tensor kept = ((x - mean) / deviation / (1 - kDropped) + residual).relu();
-    const at::Tensor y = layer.forward(x, residual);
+    const at::Tensor y = layer.forward(x, residual, /*drops=*/true);
     const at::Tensor is_kept = at::isclose(y, kept, 1e-4, 1e-5).flatten(1).all(1);
     const at::Tensor is_dropped = y.eq(residual).flatten(1).all(1);
     EXPECT_TRUE(is_kept.logical_xor(is_dropped).all().item<bool>());
     EXPECT_NEAR(is_dropped.to(at::kDouble).mean().item<double>(), kDropped, 0.03);
 
-    layer.ptr()->eval();
     EXPECT_FALSE(layer.forward(x, residual).eq(residual).flatten(1).all(1).any().item<bool>())
         << "in evaluation no sample is dropped";
   }

@@ -282,6 +282,13 @@ TEST(ResNetTest, DropoutAndStochasticDepthAreOfTrainingAlone) {
     EXPECT_TRUE(at::equal(logits(options, false), logits({}, false)));
     EXPECT_FALSE(at::allclose(logits(options, true), logits({}, true)));
   }
+  // Of a network in training whose layers of batch norm are frozen.
+  at::manual_seed(1);
+  const auto frozen = resnet18(args, {.stochastic_depth = 0.9});
+  for (const auto& module : frozen->modules(/*include_self=*/false)) {
+    if (module->named_buffers(/*recurse=*/false).size() > 0) module->eval();
+  }
+  EXPECT_FALSE(at::equal(frozen->forward(images), frozen->forward(images)));
 }
 
 }  // namespace

@@ -130,9 +130,7 @@ void Chain::add_norm(const NormFactory& norm, int64_t channels, Activation activ
 at::Tensor Chain::forward(const at::Tensor& x) const {
   at::Tensor y = x;
   for (const Step& step : steps_) {
-    // checkpoint() gives parameters gradients only if its input requires one: images do not.
-    y = recompute_ && at::GradMode::is_enabled() && y.requires_grad() ? dist::checkpoint(step, y)
-                                                                      : step(y);
+    y = recompute_ ? dist::checkpoint(step, y) : step(y);
   }
   return y;
 }

@@ -47,7 +47,7 @@ class DenseLayer : public torch::nn::Module {
   }
 
   at::Tensor forward(const std::vector<at::Tensor>& features) {
-    if (!recomputes_ || !at::GradMode::is_enabled()) return compute(features);
+    if (!recomputes_) return compute(features);
     const auto layer = std::static_pointer_cast<DenseLayer>(shared_from_this());
     return dist::checkpoint(
                [layer](const std::vector<at::Tensor>& inputs) {

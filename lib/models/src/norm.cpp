@@ -8,12 +8,10 @@
 
 namespace syncbn::models {
 
-at::Tensor NormRelu::forward(const at::Tensor& x, const at::Tensor& residual) {
+at::Tensor NormRelu::forward(const at::Tensor& x, const at::Tensor& residual, bool drops) {
   if (fused_) return norm_.forward(x, residual);
   at::Tensor y = norm_.forward(x);
-  if (drop_path_ > 0 && norm_.ptr()->is_training()) {
-    y = drop_path(y, drop_path_);
-  }
+  if (drops && drop_path_ > 0) y = drop_path(y, drop_path_);
   if (residual.defined()) y.add_(residual);
   return y.relu_();
 }

@@ -59,7 +59,7 @@ class Block : public torch::nn::Module {
     at::Tensor y = x;
     for (size_t i = 0; i + 1 < convs_.size(); ++i) y = norms_[i].forward(convs_[i]->forward(y));
     y = convs_.back()->forward(y);
-    return norms_.back().forward(y, shortcut(x));
+    return norms_.back().forward(y, shortcut(x), /*drops=*/is_training());
   }
 
   void zero_last_norm() {
@@ -153,7 +153,7 @@ class ResNet : public Model {
 
  private:
   at::Tensor run(const std::shared_ptr<Block>& block, const at::Tensor& x) const {
-    if (!recomputes_ || !at::GradMode::is_enabled()) return block->forward(x);
+    if (!recomputes_) return block->forward(x);
     return dist::checkpoint([block](const at::Tensor& input) { return block->forward(input); }, x);
   }
 

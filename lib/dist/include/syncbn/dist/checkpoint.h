@@ -23,8 +23,9 @@ struct CheckpointOptions {
 /// layers update theirs twice, as in PyTorch.) It restores autocast. Calls may nest.
 ///
 /// `function` must do the same both times, and its captures must outlive backward. If no input
-/// requires a gradient, nothing inside gets one. Inside DistributedDataParallel, use each parameter
-/// once or set static_graph.
+/// requires a gradient, it runs as without checkpoint(), and its activations are kept: unlike
+/// PyTorch, parameters inside get their gradients. Inside DistributedDataParallel, use each
+/// parameter once or set static_graph.
 ///
 /// @throws base::UserError (backward) for chosen inputs only (torch::autograd::grad), with
 ///   create_graph=true, or when the recomputation has other outputs or more layers.

@@ -176,7 +176,9 @@ class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> 
 std::vector<at::Tensor> checkpoint(
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function,
     const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
-  if (!at::GradMode::is_enabled()) return function(inputs);
+  const bool has_gradient = std::ranges::any_of(
+      inputs, [](const at::Tensor& input) { return input.defined() && input.requires_grad(); });
+  if (!at::GradMode::is_enabled() || !has_gradient) return function(inputs);
   const auto recorded = c10::make_intrusive<Recorded>(std::move(function), inputs, options);
   return CheckpointFunction::apply(at::TensorList(inputs), recorded);
 }

@@ -20,7 +20,9 @@ class NormRelu {
       : norm_(std::move(norm)), fused_(fused), drop_path_(drop_path) {}
 
   /// @param residual undefined, or of the sizes of `x`: added before the ReLU
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {});
+  /// @param drops whether to leave samples out: in training, with `drop_path`. The layer does not
+  ///   say: one whose statistics are frozen is in evaluation mode.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {}, bool drops = false);
 
   /// The layer, for register_module().
   std::shared_ptr<torch::nn::Module> ptr() const { return norm_.ptr(); }
