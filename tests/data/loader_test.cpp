@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -16,6 +18,7 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/data/distributed_sampler.h>
+#include <syncbn/data/sampler.h>
 #include <syncbn/data/shard_sampler.h>
 
 namespace syncbn::data {
@@ -187,6 +190,114 @@ TEST(LoaderTest, ResumesOnAnyNumberOfRanksWithEachSampleOnce) {
       int more = 0;
       for (const auto& [number, times] : seen) more += times - 1;
       EXPECT_LT(more, ranks.back()) << "samples that even out the last step; " << what;
+    }
+  }
+}
+
+constexpr int64_t kListed = 25;
+
+struct ResumingSampler {
+  const char* name;
+  std::function<std::shared_ptr<Sampler>(int ranks, int rank)> make;
+  bool drops_last = false;
+};
+
+std::vector<ResumingSampler> samplers_that_resume() {
+  const auto distributed = [](bool drop_last) {
+    return [=](int ranks, int rank) -> std::shared_ptr<Sampler> {
+      return std::make_shared<DistributedSampler>(
+          kListed, DistributedSamplerOptions{
+                       .num_replicas = ranks, .rank = rank, .seed = 7, .drop_last = drop_last});
+    };
+  };
+  const auto shards = [](bool drop_last) {
+    return [=](int ranks, int rank) -> std::shared_ptr<Sampler> {
+      const std::vector<int64_t> ends = {9, 20, kListed};
+      return std::make_shared<ShardSampler>(ends, ShardSamplerOptions{.num_replicas = ranks,
+                                                                      .rank = rank,
+                                                                      .seed = 7,
+                                                                      .drop_last = drop_last,
+                                                                      .buffer_size = 6,
+                                                                      .streams = 3});
+    };
+  };
+  const auto weighted = [](int ranks, int rank) -> std::shared_ptr<Sampler> {
+    std::vector<double> weights(kListed, 1);
+    weights[3] = 10;
+    return std::make_shared<WeightedSampler>(
+        weights, WeightedSamplerOptions{.num_replicas = ranks, .rank = rank, .seed = 7});
+  };
+  const auto repeated = [](int ranks, int rank) -> std::shared_ptr<Sampler> {
+    return std::make_shared<RepeatedAugmentationSampler>(
+        kListed, RepeatedAugmentationSamplerOptions{
+                     .num_replicas = ranks, .rank = rank, .seed = 7, .selected_round = 0});
+  };
+  return {{"distributed", distributed(false)},
+          {"distributed, drop_last", distributed(true), true},
+          {"shards", shards(false)},
+          {"shards, drop_last", shards(true), true},
+          {"weighted", weighted},
+          {"repeated augmentation", repeated}};
+}
+
+/// Takes batches on all ranks, and returns how often each sample came.
+std::map<int64_t, int> taken_by(const ResumingSampler& sampler, bool drop_last, int ranks,
+                                int64_t steps, SamplerState& state) {
+  constexpr int64_t kBatch = 2;
+  std::map<int64_t, int> seen;
+  SamplerState end;
+  std::set<int64_t> batches;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Loader loader(std::make_shared<Counting>(kListed), sampler.make(ranks, rank),
+                  {.batch_size = kBatch, .drop_last = drop_last});
+    loader.resume(state);
+    int64_t step = 0;
+    for (; step < steps; ++step) {
+      const auto batch = loader.next();
+      if (!batch) break;
+      if (drop_last) {
+        EXPECT_EQ(batch->size(), kBatch);
+      }
+      for (const int64_t number : numbers(*batch)) ++seen[number];
+    }
+    batches.insert(step);
+    end = loader.state();
+  }
+  EXPECT_EQ(batches.size(), 1U) << "ranks with other numbers of steps wait for each other";
+  state = end;
+  return seen;
+}
+
+TEST(LoaderTest, ResumesOnAnyNumberOfRanksInTheOrderOfEverySampler) {
+  for (const ResumingSampler& sampler : samplers_that_resume()) {
+    for (const bool drop_last : {false, true}) {
+      for (const int before : {1, 2, 3}) {
+        for (const int after : {1, 2, 3, 4}) {
+          SCOPED_TRACE(fmt::format("{}, drop_last of the loader {}, {} to {} ranks", sampler.name,
+                                   drop_last, before, after));
+          std::map<int64_t, int> expected;
+          const auto alone = sampler.make(1, 0);
+          alone->set_epoch(3);
+          for (const int64_t index : alone->indices()) ++expected[index];
+          SamplerState state{.seed = 7, .epoch = 3, .fingerprint = 1, .order = alone->order_name()};
+          auto seen = taken_by(sampler, drop_last, before, /*steps=*/1, state);
+          for (const auto& [index, times] : taken_by(sampler, drop_last, after, 1000, state)) {
+            seen[index] += times;
+          }
+          int missing = 0;
+          int more = 0;
+          for (int64_t index = 0; index < kListed; ++index) {
+            missing += std::max(0, expected[index] - seen[index]);
+            more += std::max(0, seen[index] - expected[index]);
+          }
+          if (drop_last || sampler.drops_last) {
+            EXPECT_LT(missing, 2 * after + before) << "what is left of a step";
+          } else {
+            EXPECT_EQ(missing, 0);
+          }
+          EXPECT_LT(more, before + 2 * after) << "samples that even out a step and the epoch";
+        }
+      }
     }
   }
 }

@@ -191,8 +191,8 @@ void Loader::move_to(const SamplerState& state) {
   // With padding, other numbers of ranks may have consumed more than there is.
   const int64_t all = std::min(share ? share->list_size : INT64_MAX, num_samples() * ranks);
   const int64_t consumed = std::min(state.consumed, all);
-  const int64_t left =
-      share ? (all - consumed + ranks - 1) / ranks : num_samples() - consumed / ranks;
+  int64_t left = share ? (all - consumed + ranks - 1) / ranks : num_samples() - consumed / ranks;
+  if (options_.drop_last) left -= left % batch_size_;
   // Where the consumed samples are no multiple of the ranks, the first ranks have had one more.
   const bool is_ahead = share && share->rank < consumed % ranks;
   const int64_t position = consumed / ranks + (is_ahead ? 1 : 0);
@@ -201,7 +201,8 @@ void Loader::move_to(const SamplerState& state) {
   sampler_->set_epoch(state.epoch);
   order_ = sampler_->indices();
   storage_order_ = sampler_->storage_order(order_);
-  if (position + left > std::ssize(order_)) order_.push_back(order_.front());  // as other padding
+  // Padded from its front, as the sampler pads.
+  if (position + left > std::ssize(order_)) order_.push_back(order_.front());
   order_.resize(static_cast<size_t>(position + left));
   position_ = scheduled_ = requested_ = position;
   consumed_ahead_ = state.consumed - position * ranks;
