@@ -58,6 +58,31 @@ TEST(RunFolderProgramTest, AResumeGoesOnWithTheNewestRun) {
   EXPECT_TRUE(std::filesystem::is_empty(elsewhere.path()));
 }
 
+TEST(RunFolderProgramTest, AConfigYamlOfOnesOwnIsNoRuns) {
+  const TempFolder cwd;
+  const std::string own = base::read_file(shipped_config("digits.yaml")) + "max_steps: 1\n";
+  base::write_file_atomically(cwd / "own/config.yaml", own);
+  std::filesystem::create_directory(cwd / "own/more");
+  const std::string folder = cwd / "own";
+  for (const char* file : {"config.yaml", "./config.yaml", ".", "more/../config.yaml"}) {
+    const auto result = run_train({"--config", file, "--overwrite"}, {}, folder);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("writes to runs/config\n"));
+  }
+  // The file of a run leads to the run.
+  for (const char* file : {"./config.yaml", ".", "../config/config.yaml"}) {
+    const auto resumed =
+        run_train({"--config", file, "--max_steps=2"}, {}, cwd / "own/runs/config");
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    EXPECT_THAT(resumed.err, HasSubstr("own/runs/config"));
+    EXPECT_FALSE(std::filesystem::exists(cwd / "own/runs/config/runs"));
+  }
+  const auto refused = run_train({"--config", "config.yaml", "--run_dir=."}, {}, folder);
+  EXPECT_EQ(refused.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(refused.err, "error:"), 1) << refused.err;
+  EXPECT_EQ(base::read_file(cwd / "own/config.yaml"), own);
+}
+
 TEST(RunFolderProgramTest, BestHoldsTheNetworkOfTheBestEpoch) {
   const TempFolder folder;
   const auto args = [&](const std::string& run, int64_t epochs) {

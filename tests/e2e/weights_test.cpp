@@ -7,6 +7,7 @@
 #include <syncbn/train/checkpoint.h>
 
 #include "e2e/train_program.h"
+#include "support/multiproc.h"
 #include "support/python.h"
 #include "support/skip.h"
 
@@ -68,7 +69,8 @@ TEST_F(WeightsProgramTest, PythonsFilesAreEvaluatedAndTrainedFurther) {
   constexpr const char* kSave = R"(
 import sys, torch
 model = torch.load(sys.argv[1] + "/first/best.pt", weights_only=True)["model"]
-torch.save({"state_dict": {"module." + k: v for k, v in model.items()}, "epoch": 3}, sys.argv[1] + "/python.pth")
+state = {"module." + k: v for k, v in model.items() if not k.endswith("num_batches_tracked")}
+torch.save({"state_dict": state, "epoch": 3}, sys.argv[1] + "/python.pth")
 )";
   const auto saved = run_program({python(), "-c", kSave, folder_.path().string()});
   ASSERT_EQ(saved.exit_code, 0) << saved.err;
@@ -83,6 +85,12 @@ torch.save({"state_dict": {"module." + k: v for k, v in model.items()}, "epoch":
   };
   EXPECT_EQ(evaluate(file), evaluate(path_of("first/best.pt")));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+  const auto on_ranks = launch_train(2, {"eval", "--config=" + shipped_config("digits.yaml"),
+                                         "--resume=" + file, "--model.width=8"});
+  EXPECT_EQ(on_ranks.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(on_ranks.err, "error:"), 1) << on_ranks.err;
+  EXPECT_THAT(on_ranks.err, AllOf(HasSubstr("cannot evaluate " + file),
+                                  HasSubstr("of another shape: conv1.weight ([")));
   const auto further = run_train(args("further", {"--init=" + file}));
   EXPECT_EQ(further.exit_code, 0) << further.err;
   EXPECT_GT(accuracy("further"), accuracy("first"));
@@ -106,6 +114,37 @@ TEST_F(WeightsProgramTest, WhatIsFrozenStaysAsItWas) {
   EXPECT_FALSE(at::equal(moving["bn1.running_mean"], before["bn1.running_mean"]));
 }
 
+TEST_F(WeightsProgramTest, ARunResumesWithMoreOrFewerFrozenParameters) {
+  const auto resume = [&](const std::string& epochs, const std::string& frozen) {
+    const auto run = run_train(args(
+        "run", {"--resume=auto", "--optimizer=adamw", "--epochs=" + epochs, "--freeze=" + frozen}));
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    return weights("run/last.pt");
+  };
+  models::StateDict first = resume("1", "[]");
+  models::StateDict second = resume("2", "[conv1]");
+  models::StateDict third = resume("3", "[conv2]");
+  EXPECT_TRUE(at::equal(first["conv1.weight"], second["conv1.weight"]));
+  EXPECT_FALSE(at::equal(first["conv2.weight"], second["conv2.weight"]));
+  EXPECT_FALSE(at::equal(second["conv1.weight"], third["conv1.weight"]));
+  EXPECT_TRUE(at::equal(second["conv2.weight"], third["conv2.weight"]));
+}
+
+TEST_F(WeightsProgramTest, InitIsRankZerosAndItsAverageIsAKeyAway) {
+  ASSERT_EQ(run_train(args("averaged", {"--ema.decay=0.9"})).exit_code, 0);
+  const int port = free_port();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto own = args("again", {"--optimizer.lr=1e-30", "--optimizer.weight_decay=0"});
+    if (rank == 0) own.insert(own.end(), {"--init=" + path_of("averaged"), "--init_key=ema"});
+    ranks.push_back(start_train(own, rank_env(rank, 2, port)));
+  }
+  for (const ProgramResult& result : wait_for(ranks)) EXPECT_EQ(result.exit_code, 0) << result.err;
+  const auto average = models::read_state_dict(folder_ / "averaged/last.pt", "ema");
+  EXPECT_TRUE(at::equal(weights("again/last.pt")["conv1.weight"], average["conv1.weight"]));
+  EXPECT_FALSE(at::equal(weights("averaged/last.pt")["conv1.weight"], average["conv1.weight"]));
+}
+
 TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
   const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
     const auto result = launch_train(2, args("refused", more));
@@ -116,7 +155,7 @@ TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
   };
   const std::string first = "--init=" + path_of("first");
   expect({first, "--model.width=8"}, "init: the weights do not fit the network:");
-  expect({first, "--init_skip=[head]"}, "init: skip: 'head' matches no parameter or buffer");
+  expect({first, "--init_skip=[head]"}, "init: no parameter or buffer matches 'head'");
   expect({"--init=missing.pth"}, "init: weights missing.pth: cannot read missing.pth");
   expect({"--freeze=[layer1]"}, "freeze: 'layer1' matches no parameter");
   expect({"--freeze=['*']"}, "freeze: all parameters are frozen; nothing is left to train");

@@ -64,6 +64,19 @@ TEST_F(RunFolderTest, IsOfOneRunAtATime) {
   const RunFolder next(path, "a: 4\n", true);
 }
 
+TEST_F(RunFolderTest, DoesNotReplaceAConfigurationThatNoRunWrote) {
+  const fs::path path = temp_ / "mine";
+  base::write_file_atomically(path / "config.yaml", "a: 1\n");
+  EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
+  for (const bool resume : {false, true}) {
+    EXPECT_THAT([&] { RunFolder(path, "a: 2\n", resume); },
+                ThrowsMessage<base::UserError>(HasSubstr(
+                    "mine has a config.yaml that no run wrote (there is no log.jsonl); choose "
+                    "another folder")));
+  }
+  EXPECT_EQ(base::read_file(path / "config.yaml"), "a: 1\n");
+}
+
 TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {
   base::write_file_atomically(temp_ / "run/notes.txt", "mine");
   const fs::path path = RunFolder::choose(temp_ / "run", "x", false, false);

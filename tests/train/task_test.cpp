@@ -64,6 +64,11 @@ TEST_F(TaskTest, ClassWeightsAreTheLosssWeights) {
   const at::Tensor ignored = output_.narrow(0, 3, 1).to(at::kFloat);
   EXPECT_EQ(weighted->loss(ignored, target_.narrow(0, 3, 1)).item<float>(), 0)
       << "nothing in this batch counts";
+  const auto smoothed =
+      task("{type: classification, class_weights: [1, 2, 3, 0], label_smoothing: 0.1}");
+  const at::Tensor leaf = ignored.clone().requires_grad_();
+  smoothed->loss(leaf, target_.narrow(0, 3, 1)).backward();
+  EXPECT_FALSE(leaf.grad().any().item<bool>()) << "a share of the target is of other classes";
   EXPECT_THAT(task_error("{type: classification, class_weights: [1, 2]}"),
               HasSubstr("task.class_weights has 2 values, the data has 4 classes"));
   EXPECT_THAT(task_error("{type: classification, class_weights: [0, 0, 0, 0]}"),

@@ -279,7 +279,7 @@ class Resolver {
     std::string missing;
     if (name == "here") {
       const fs::path file = mark.line > 0 ? fs::path(*mark.source) : fs::path("x");
-      found = Value::of_scalar(fs::absolute(file).parent_path().lexically_normal().string());
+      found = Value::of_scalar(fs::absolute(file).lexically_normal().parent_path().string());
       return true;
     }
     if (name.starts_with(kEnvironment)) {

@@ -25,8 +25,8 @@ constexpr size_t kMaxShown = 10;
 /// What a rank was started with. Only rank 0 reads `run_dir`, `resume` and `overwrite`.
 bool may_differ(std::string_view key) {
   for (const std::string_view local :
-       {"run_dir", "resume", "overwrite", "init", "device", "threads", "log_interval", "timeout",
-        "connect_timeout", "loader.num_workers", "loader.prefetch", "loader.pin_memory",
+       {"run_dir", "resume", "overwrite", "init", "init_key", "device", "threads", "log_interval",
+        "timeout", "connect_timeout", "loader.num_workers", "loader.prefetch", "loader.pin_memory",
         "loader.timeout",
         // The data's fingerprint is compared instead.
         "data.path", "data.train", "data.val", "data.test", "data.train_images", "data.train_masks",

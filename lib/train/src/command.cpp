@@ -65,7 +65,7 @@ const std::vector<config::ProgramOption> kOptions = {
     {"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"},
     {"nproc_per_node", "N",
      "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
-     "its --nnodes, --node_rank, --master_addr and --master_port, too"},
+     "also its --nnodes, --node_rank, --master_addr and --master_port"},
     {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
     {"help", "", "print this text and exit"},
@@ -196,7 +196,6 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     std::this_thread::sleep_for(kQuietExitDelay);
     throw;
   }
-  // Until train() installs its handlers, a signal ends the process.
   const Config& config = resolved.config;
   local_rank_0_first(env.local_rank, [&] {
     if (const auto gpu = config.gpu()) see_only_gpu(*gpu);

@@ -232,11 +232,14 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field(
       "init", &Config::init,
       "weights to begin with: a file of torch.save or safetensors, or the folder of a run; "
-      "empty: drawn");
-  schema.field(
-      "init_skip", &Config::init_skip,
-      "names that init leaves as they were drawn, such as fc for another number of classes "
-      "(wildcards)");
+      "empty: random values");
+  schema.field("init_key", &Config::init_key,
+               "of a file with several networks, the key of the one to take: ema for the moving "
+               "average of a run, model_ema for that of torchvision's reference; empty: the "
+               "network itself");
+  schema.field("init_skip", &Config::init_skip,
+               "names that keep their random values, such as fc for another number of classes "
+               "(wildcards)");
   schema.field("freeze", &Config::freeze,
                "names of parameters that are not trained, such as conv1 or layer1.* (wildcards)");
   schema.field("freeze_statistics", &Config::freeze_statistics,

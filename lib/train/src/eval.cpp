@@ -5,6 +5,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/weights.h>
 #include <syncbn/train/checkpoint.h>
@@ -35,15 +36,20 @@ fs::path checkpoint_file(const Config& config, const std::string& name) {
       folder.string()));
 }
 
-/// The bytes of a checkpoint; of one with the network alone for weights that Python has saved.
-std::string read_any(const std::string& path) {
-  std::string bytes = base::read_file(path);
-  if (!is_of_python(bytes) && !path.ends_with(".safetensors")) return bytes;
-  Checkpoint checkpoint;
-  for (const auto& item : models::read_state_dict(path))
-    checkpoint.model[item.key()] = item.value();
-  checkpoint.has_optimizer = false;
-  return serialize(checkpoint);
+/// Gives all ranks the weights in a file of Python's.
+void load_python_weights(const std::string& path, models::Model& model) {
+  do_on_rank_0([&] {
+    const models::StateDict weights = models::read_state_dict(path);
+    try {
+      models::load_state_dict(model, weights);
+    } catch (const base::UserError& error) {
+      throw base::UserError(fmt::format("cannot evaluate {}: {}", path, error.what()));
+    }
+  });
+  for (const auto& item : models::state_dict(model)) {
+    at::Tensor tensor = item.value().detach();
+    dist::broadcast(tensor, 0);
+  }
 }
 
 }  // namespace
@@ -52,9 +58,9 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   std::string path;
   const std::string bytes = on_rank_0([&] {
     path = checkpoint_file(config, name).string();
-    return read_any(path);
+    std::string all = base::read_file(path);
+    return is_of_python(all) ? "" : all;
   });
-  const Checkpoint checkpoint = report_on_rank_0([&] { return parse_checkpoint(bytes, path); });
   const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));
   const auto task = config.task.make(*inputs.eval_set);
   const BatchToDevice to_device = batch_to_device(config, *model, *inputs.eval_set);
@@ -63,14 +69,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   const std::string split = to_string(inputs.eval_split);
   nlohmann::ordered_json json = {{"checkpoint", path}, {"split", split}};
   std::string text;
-  const auto add = [&](const Checkpoint::Tensors& network, const std::string& prefix) {
-    report_on_rank_0([&] {
-      try {
-        load_model(network, *model);
-      } catch (const base::UserError& error) {
-        throw base::UserError(fmt::format("cannot evaluate {}: {}", path, error.what()));
-      }
-    });
+  const auto evaluate = [&](const std::string& prefix) {
     const Evaluation result = evaluator.evaluate(*model, [] { return Wishes{}; });
     json["samples"] = result.samples;
     json[prefix + "loss"] = result.loss;
@@ -80,8 +79,27 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
       text += fmt::format("  {}{} {}", prefix, metric.name, shown(metric, metric.value));
     }
   };
-  add(checkpoint.model, "");
-  if (!checkpoint.ema.empty()) add(checkpoint.ema, kAverage);
+  if (bytes.empty()) {
+    load_python_weights(path, *model);
+    evaluate("");
+  } else {
+    const Checkpoint checkpoint = report_on_rank_0([&] { return parse_checkpoint(bytes, path); });
+    const auto load = [&](const Checkpoint::Tensors& network) {
+      report_on_rank_0([&] {
+        try {
+          load_model(network, *model);
+        } catch (const base::UserError& error) {
+          throw base::UserError(fmt::format("cannot evaluate {}: {}", path, error.what()));
+        }
+      });
+    };
+    load(checkpoint.model);
+    evaluate("");
+    if (!checkpoint.ema.empty()) {
+      load(checkpoint.ema);
+      evaluate(kAverage);
+    }
+  }
   if (!is_rank_0()) return base::kExitOk;
   spdlog::info("{} on {}:{}", path,
                base::counted(json["samples"].get<int64_t>(), split + " sample"), text);

@@ -22,17 +22,18 @@ namespace syncbn::train {
 
 namespace {
 
-/// For work on batches. If a sample of any rank is damaged, all ranks leave together.
+/// For work on batches, which returns this rank's wishes. If a sample of any rank is damaged, all
+/// ranks leave together.
 /// @return the wishes of all ranks
 /// @throws what `work` throws there, and QuietExit on the other ranks.
-Wishes together(const WishesNow& wishes, const std::function<void()>& work) {
+Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   std::exception_ptr damage;
+  Wishes own;
   try {
-    work();
+    own = work();
   } catch (const base::UserError&) {
     damage = std::current_exception();
   }
-  const Wishes own = wishes();
   at::Tensor all = at::tensor({int64_t{damage ? 1 : 0}, int64_t{own.stop_signal},
                                int64_t{own.wants_stop ? 1 : 0}})
                        .to(dist::device());
@@ -56,7 +57,7 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, const Task& tas
   loader_options_.drop_last = false;
 }
 
-Evaluation Evaluator::evaluate(models::Model& model, const WishesNow& wishes) const {
+Evaluation Evaluator::evaluate(models::Model& model, const GetWishes& wishes) const {
   const at::NoGradGuard no_grad;
   model.eval();
   data::Loader loader(inputs_.eval_set,
@@ -68,11 +69,13 @@ Evaluation Evaluator::evaluate(models::Model& model, const WishesNow& wishes) co
   at::Tensor counts = at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device));
   // Loss, samples, samples left out.
   at::Tensor sums = at::zeros({3}, at::TensorOptions(at::kDouble).device(device));
-  const Wishes all_wishes = together(wishes, [&] {
+  const Wishes all_wishes = run_and_share_wishes([&] {
     // A rank that is to stop leaves its other batches out: the results do not count then.
-    while (!wishes().ends_run()) {
+    for (;;) {
+      const Wishes own = wishes();
+      if (own.ends_run()) return own;
       const auto batch = loader.next();
-      if (!batch) break;
+      if (!batch) return Wishes{};
       if (batch->size() == 0) continue;  // all its samples are damaged
       const Autocast autocast(config_, device);
       const at::Tensor output = full_precision(model.forward(to_device_.input(*batch)));
@@ -98,7 +101,7 @@ Evaluation Evaluator::evaluate(models::Model& model, const WishesNow& wishes) co
 
 void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
                         const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
-                        int64_t seed, const WishesNow& wishes) {
+                        int64_t seed, const GetWishes& wishes) {
   if (config.update_bn_stats > 0) {
     set_training(config, model);
     data::Loader loader(inputs.train_set, inputs.make_sampler(seed), loader_options);
@@ -110,7 +113,10 @@ void prepare_statistics(const Config& config, const Inputs& inputs, models::Mode
         [&](int64_t) {
           if (ends) return;
           std::optional<data::Batch> batch;
-          ends = together(wishes, [&] { batch = loader.next(); }).ends_run();
+          ends = run_and_share_wishes([&] {
+                   batch = loader.next();
+                   return wishes();
+                 }).ends_run();
           const Autocast autocast(config, dist::device());
           // An empty batch takes part in the other ranks' statistics.
           const bool counts = batch && (batch->size() > 0 || config.sync_batchnorm);

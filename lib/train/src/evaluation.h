@@ -29,7 +29,7 @@ struct Evaluation {
 };
 
 /// What a rank wishes at the moment.
-using WishesNow = std::function<Wishes()>;
+using GetWishes = std::function<Wishes()>;
 
 /// Evaluates networks on the run's evaluation split, divided between the ranks: each sample once.
 /// Not thread-safe.
@@ -42,7 +42,7 @@ class Evaluator {
   /// Every rank calls it.
   /// @param wishes asked before each batch
   /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others.
-  Evaluation evaluate(models::Model& model, const WishesNow& wishes) const;
+  Evaluation evaluate(models::Model& model, const GetWishes& wishes) const;
 
  private:
   const Config& config_;
@@ -57,6 +57,6 @@ class Evaluator {
 /// run.
 void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
                         const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
-                        int64_t seed, const WishesNow& wishes);
+                        int64_t seed, const GetWishes& wishes);
 
 }  // namespace syncbn::train

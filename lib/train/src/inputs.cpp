@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/subset.h>
@@ -71,9 +72,13 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
   }
 }
 
-/// Finds now what `train eval` would find when the training is over.
+/// Finds now what `train eval` would find when the training is over. Once is enough: not in the
+/// attempts after a failure.
 void check_test_set(const Config& config, const Inputs& inputs) {
-  if (inputs.eval_split != data::Split::kTest) config.data.make(data::Split::kTest);
+  const bool is_first_attempt = base::env("SYNCBN_ATTEMPT").value_or("0") == "0";
+  if (inputs.eval_split != data::Split::kTest && is_first_attempt) {
+    config.data.make(data::Split::kTest);
+  }
 }
 
 void check_classes(const data::Dataset& set) {

@@ -45,11 +45,11 @@ void freeze(const std::vector<std::string>& wildcards, models::Model& model) {
 }  // namespace
 
 void init_model(const Config& config, models::Model& model) {
-  if (config.init.empty()) return;
   do_on_rank_0([&] {
+    if (config.init.empty()) return;
     try {
-      const auto report = models::load_state_dict(model, models::read_state_dict(config.init),
-                                                  {.skip = config.init_skip});
+      const auto report = models::load_state_dict(
+          model, models::read_state_dict(config.init, config.init_key), {.skip = config.init_skip});
       spdlog::info("begins with {} of {}{}", base::counted(report.loaded.size(), "tensor"),
                    config.init,
                    report.skipped.empty() ? "" : "; drawn: " + base::join(report.skipped, ", "));

@@ -20,8 +20,8 @@ namespace fs = std::filesystem;
 
 /// The file without its extension, or the folder of a run whose config.yaml it is.
 std::string name_of(const fs::path& file) {
-  const fs::path folder = fs::absolute(file).parent_path();
-  const bool is_of_run = file.filename() == RunFolder::kConfig && !folder.filename().empty();
+  const fs::path folder = fs::absolute(file).lexically_normal().parent_path();
+  const bool is_of_run = file.filename() == RunFolder::kConfig && RunFolder::has_log(folder);
   return is_of_run ? folder.filename().string() : file.stem().string();
 }
 

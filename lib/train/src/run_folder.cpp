@@ -46,14 +46,15 @@ fs::path numbered(const std::string& name, int number) {
 }
 
 /// Whether the folder has something to lose: a run that failed before its first checkpoint has
-/// nothing. A folder that cannot be read counts as empty. The error shows when the run writes to
-/// it.
+/// nothing. A config.yaml that no run wrote is someone's work. A folder that cannot be read counts
+/// as empty. The error shows when the run writes to it.
 bool holds_run(const fs::path& folder) {
   const auto has = [&](const char* file) {
     std::error_code ignored;
     return fs::exists(folder / file, ignored);
   };
-  return has(kResult) || has(RunFolder::kLast) || has(RunFolder::kBest) || is_locked(folder);
+  return has(kResult) || has(RunFolder::kLast) || has(RunFolder::kBest) || is_locked(folder) ||
+         (has(RunFolder::kConfig) && !has(kLog));
 }
 
 /// Whether the folder's log says that this job was the last to start.
@@ -195,6 +196,11 @@ std::optional<fs::path> RunFolder::of_job(const std::string& id, const std::stri
   }
 }
 
+bool RunFolder::has_log(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::exists(folder / kLog, ignored);
+}
+
 bool RunFolder::has_result(const fs::path& folder) {
   std::error_code ignored;
   return fs::exists(result(folder), ignored);
@@ -212,6 +218,11 @@ std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     : path_(std::move(path)), lock_(lock_of_run(path_)) {
+  if (config_of(path_) && !has_log(path_)) {
+    throw base::UserError(fmt::format(
+        "run_dir: {} has a {} that no run wrote (there is no {}); choose another folder",
+        path_.string(), kConfig, kLog));
+  }
   for (const char* file : kFiles) {
     std::error_code ignored;
     // result.json exists for finished runs only.
@@ -223,8 +234,8 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     for (const fs::path& file : numbered_files(path_, prefix)) fs::remove(file, ignored);
   }
   remove_temporaries(path_);
+  open_log();  // first: it tells that the folder is a run's
   base::write_file_atomically(path_ / RunFolder::kConfig, config);
-  open_log();
 }
 
 RunFolder::~RunFolder() {
@@ -302,7 +313,7 @@ void RunFolder::rotate(int64_t step, int64_t keep_last) const {
     const fs::path kept = path_ / fmt::format("{}{:012}{}", kStepPrefix, step, kSuffix);
     std::error_code error;
     fs::create_hard_link(last(), kept, error);
-    // Some file systems have no links. Then, too, there may be no last.pt.
+    // Some file systems have no links. There may be no last.pt then either.
     const bool has_links = !error || error == std::errc::file_exists;
     if (!has_links && fs::exists(last(), error)) {
       base::write_file_atomically(kept, base::read_file(last()));

@@ -113,6 +113,8 @@ class RunFolder {
   static std::filesystem::path result(const std::filesystem::path& folder);
 
   /// Whether the folder holds a finished run.
+  /// Whether a run has written to the folder.
+  static bool has_log(const std::filesystem::path& folder);
   static bool has_result(const std::filesystem::path& folder);
 
   /// The line of log.jsonl about an epoch.

@@ -94,7 +94,9 @@ bool is_of_python(std::string_view bytes) {
   constexpr std::string_view kEndOfZip = "PK\5\6";
   constexpr size_t kEndSize = 22;  // without a comment
   constexpr std::string_view kPickle = "\x80\x02";
+  constexpr size_t kLengthSize = 8;  // of the header of safetensors
   if (bytes.starts_with(kPickle)) return true;
+  if (bytes.size() > kLengthSize && bytes[kLengthSize] == '{') return true;
   return bytes.starts_with("PK") && bytes.size() >= kEndSize &&
          bytes.substr(bytes.size() - kEndSize).starts_with(kEndOfZip);
 }

@@ -21,7 +21,7 @@ void write_sealed_archive(const Dict& dict, const std::filesystem::path& path);
 
 bool is_sealed(std::string_view bytes);
 
-/// Whether the bytes are those of Python's torch.save.
+/// Whether the bytes are those of Python's torch.save or of safetensors.
 bool is_of_python(std::string_view bytes);
 
 /// The values of a sealed archive. @throws libtorch's exceptions for other bytes.

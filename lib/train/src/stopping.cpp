@@ -32,9 +32,10 @@ void remember(int signal) {
   timespec time{};
   ::clock_gettime(CLOCK_MONOTONIC, &time);
   const int64_t now = time.tv_sec * kSecond + time.tv_nsec;
-  int none = 0;
-  if (g_received.compare_exchange_strong(none, signal)) {
-    g_received_at = now;
+  int64_t never = 0;
+  // The time first: a second signal, on another thread, must not find a signal without a time.
+  if (g_received_at.compare_exchange_strong(never, now)) {
+    g_received = signal;
     return;
   }
   // `timeout` and some batch systems send one signal twice, to the process and to its group.
@@ -56,12 +57,13 @@ void leave_at_early_signals() {
 }
 
 StopSignals::StopSignals() {
-  g_received.store(0);
+  g_received = 0;
+  g_received_at = 0;
   // A launcher ends its workers itself at the second signal.
   g_second_ends = !base::env("LOCAL_RANK");
   struct sigaction action {};
   action.sa_handler = remember;
-  sigemptyset(&action.sa_mask);
+  sigfillset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   // SIGUSR1 and SIGUSR2: batch systems announce the end of a job's time with one of these. SIGHUP:
   // the terminal is gone.

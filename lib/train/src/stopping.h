@@ -11,7 +11,7 @@
 
 namespace syncbn::train {
 
-/// Until a StopSignals lives, the signals of those below but SIGINT end the process with
+/// Until a StopSignals lives, its signals, but for SIGINT, end the process with
 /// base::kExitPreempted: there is nothing to save yet.
 void leave_at_early_signals();
 

@@ -169,6 +169,10 @@ class Trainer {
       throw base::UserError("it holds a network without the state of the run; resume from last.pt");
     }
     load_model(checkpoint.model, *model_);
+    for (const auto& item : model_->named_parameters()) {
+      // `freeze` may have other parameters now.
+      if (!item.value().requires_grad()) checkpoint.optimizer.erase(item.key());
+    }
     step_.optimizer().load(checkpoint.optimizer);
     loader_.resume(checkpoint.sampler);
     schedule_->load(checkpoint.schedule);
@@ -335,8 +339,7 @@ class Trainer {
     Wishes own{.stop_signal = StopSignals::received()};
     if (own.stop_signal != 0 && is_rank_0() && !std::exchange(has_told_of_signal_, true)) {
       progress_.clear();
-      spdlog::info("SIG{}: saves and stops; another signal ends the run at once",
-                   ::sigabbrev_np(own.stop_signal));
+      spdlog::info("SIG{}: saves and stops", ::sigabbrev_np(own.stop_signal));
     }
     own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
@@ -680,8 +683,8 @@ class Trainer {
     });
     if (is_rank_0()) {
       progress_.clear();
-      spdlog::warn("stopped by {} after step {}; to resume: train --config {}", name,
-                   position_.step, (folder_->path() / RunFolder::kConfig).string());
+      spdlog::warn("stopped by {} after step {}; to resume: the same command with --config {}",
+                   name, position_.step, (folder_->path() / RunFolder::kConfig).string());
     }
     return signal == SIGINT ? base::kExitSignalBase + signal : base::kExitPreempted;
   }

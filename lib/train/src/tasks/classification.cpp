@@ -89,9 +89,10 @@ class Classification : public Task {
     };
     const bool may_divide_by_0 = std::ranges::count(options_.class_weights, 0) > 0;
     if (!may_divide_by_0 || target.dim() > 1) return reduced(at::Reduction::Mean);
-    // A batch in which no sample has a weight changes nothing.
+    // A batch in which no sample has a weight changes nothing: its smoothed targets do neither.
     const at::Tensor weight = weights.index_select(0, target).sum();
-    return reduced(at::Reduction::Sum) / at::where(weight > 0, weight, 1);
+    const at::Tensor sum = reduced(at::Reduction::Sum);
+    return at::where(weight > 0, sum / at::where(weight > 0, weight, 1), sum * 0);
   }
 
   at::Tensor loss_sum(const at::Tensor& output, const at::Tensor& target) const override {

@@ -123,6 +123,7 @@ struct Config {
   int64_t update_bn_stats = 0;
   bool activation_checkpointing = false;
   std::string init;
+  std::string init_key;
   std::vector<std::string> init_skip;
   std::vector<std::string> freeze;
   bool freeze_statistics = false;
