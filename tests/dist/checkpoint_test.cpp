@@ -231,6 +231,36 @@ TEST_F(CheckpointTest, RecomputesUnderTheSameAutocast) {
   });
 }
 
+// As a training step does: autocast drops its casts when it ends, and backward comes after.
+TEST_F(CheckpointTest, NoCastOfAParameterOutlivesItsStep) {
+  run_ranks(1, [](int) {
+    const at::DeviceType type = device().type();
+    const auto train = [&](bool recompute, bool shared) {
+      at::manual_seed(1);
+      const at::Tensor weight = randn({3, 3}).requires_grad_();
+      const at::Tensor input = randn({2, 3}).requires_grad_();
+      const auto multiply = [&](const at::Tensor& x) { return x.matmul(weight); };
+      for (int step = 0; step < 3; ++step) {
+        at::autocast::set_autocast_enabled(type, true);
+        at::autocast::increment_nesting();
+        at::Tensor output = recompute ? checkpoint(multiply, input) : multiply(input);
+        if (shared) output = multiply(output);
+        if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+        at::autocast::set_autocast_enabled(type, false);
+        output.sum().backward();
+        const at::NoGradGuard no_grad;
+        weight.sub_(weight.grad(), 0.1);
+        weight.mutable_grad().reset();
+      }
+      return weight.detach();
+    };
+    EXPECT_TRUE(at::equal(train(true, false), train(false, false)));
+    // Of two casts, gradients are added in float32, of a shared one in bfloat16.
+    EXPECT_TRUE(at::allclose(train(true, true), train(false, true), 0.01, 0.01))
+        << "a cast outside of the function has a graph";
+  });
+}
+
 TEST_F(CheckpointTest, TakesSeveralInputsAndOutputs) {
   run_ranks(1, [](int) {
     const at::Tensor a = randn({3}).requires_grad_();

@@ -8,6 +8,7 @@
 #include <syncbn/train/checkpoint.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "e2e/train_program.h"
@@ -161,6 +162,51 @@ TEST_F(ResumeTest, SavesAndLeavesWhenTheLauncherForwardsAUserSignal) {
   EXPECT_EQ(count(result.err, "stopped by SIGUSR1 after step"), 1) << result.err;
   EXPECT_THAT(result.err, HasSubstr("exited with 85 (asked to stop, it has saved its state"));
   EXPECT_GE(load(folder_ / "run/last.pt").step, 20);
+}
+
+// max_steps evaluates where a run without it does not. That leaves no trace.
+TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
+  const std::vector<std::string> options = {
+      "--schedule={type: plateau, patience: 0, threshold: 0.5}",
+      "--eval_interval=2",
+      "--early_stop.patience=2",
+      "--early_stop.min_delta=0.5",
+      "--checkpoint.keep_best.count=2",
+      "--sync_batchnorm=false",
+      "--distribute_bn=none",
+      "--ddp.broadcast_buffers=false"};
+  run_ranks_of_train(2, args("whole", options));
+  const int64_t steps = load(folder_ / "whole/last.pt").step;
+  // In the middle of an epoch, and after one that is not evaluated otherwise.
+  for (const int64_t limit : {steps / 4, steps / 4 + 10, steps / 2 + 20, steps}) {
+    auto more = options;
+    more.insert(more.end(), {"--resume=auto", fmt::format("--max_steps={}", limit)});
+    run_ranks_of_train(2, args("parts", more));
+    EXPECT_EQ(result_of(folder_ / "parts")["steps"], limit);
+    EXPECT_GT(result_of(folder_ / "parts")["test_accuracy"], 0);
+  }
+  const Checkpoint whole = load(folder_ / "whole/last.pt");
+  const Checkpoint parts = load(folder_ / "parts/last.pt");
+  expect_identical(whole, parts);
+  EXPECT_EQ(whole.schedule, parts.schedule);
+  EXPECT_EQ(whole.stale_evaluations, parts.stale_evaluations);
+  EXPECT_EQ(whole.improved_to, parts.improved_to);
+  ASSERT_EQ(whole.best.size(), parts.best.size());
+  for (size_t i = 0; i < whole.best.size(); ++i) {
+    EXPECT_EQ(whole.best[i].step, parts.best[i].step);
+    EXPECT_EQ(whole.best[i].value, parts.best[i].value);
+  }
+  ASSERT_EQ(whole.rank_buffers.size(), 2U);
+  EXPECT_FALSE(at::equal(whole.rank_buffers[0], whole.rank_buffers[1]));
+  EXPECT_TRUE(at::equal(whole.rank_buffers[1], parts.rank_buffers[1]));
+  EXPECT_EQ(epoch_lines("parts").size(), 4U);
+  std::set<std::string> files[2];
+  for (const char* run : {"whole", "parts"}) {
+    for (const auto& file : std::filesystem::directory_iterator(folder_ / run)) {
+      files[run[0] == 'w'].insert(file.path().filename());
+    }
+  }
+  EXPECT_EQ(files[0], files[1]);
 }
 
 TEST_F(ResumeTest, KeepsTheLearningRateWithAnotherGlobalBatch) {

@@ -635,6 +635,8 @@ TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {
   expect({"--checkpoint.keep_best.metric=acuracy"},
          "there is no 'acuracy'; choose from accuracy, top5_accuracy, loss");
   expect({"--checkpoint.every=often"}, "checkpoint.every: expected a duration, such as");
+  expect({"--activation_checkpointing", "--ddp.find_unused_parameters"},
+         "activation_checkpointing and ddp.find_unused_parameters do not work together");
   expect({"--max_time=3ep"}, "max_time is a time, such as 50min");
   expect({"--clip.norm=1", "--clip.value=1"}, "clip: set only one of norm, value and adaptive");
   expect({"--val_fraction=0.0001"}, "leaves no sample to evaluate on");

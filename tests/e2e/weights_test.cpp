@@ -145,6 +145,17 @@ TEST_F(WeightsProgramTest, InitIsRankZerosAndItsAverageIsAKeyAway) {
   EXPECT_FALSE(at::equal(weights("averaged/last.pt")["conv1.weight"], average["conv1.weight"]));
 }
 
+TEST_F(WeightsProgramTest, AllRanksBeginWithItsStatistics) {
+  run_ranks_of_train(2, args("again", {"--init=" + path_of("first"), "--freeze=[conv*,bn*]",
+                                       "--freeze_statistics=true", "--distribute_bn=reduce",
+                                       "--ddp.broadcast_buffers=false", "--max_steps=1"}));
+  models::StateDict before = weights("first/best.pt");
+  models::StateDict after = weights("again/last.pt");
+  for (const char* name : {"bn1.running_mean", "bn1.running_var", "bn3.running_var"}) {
+    EXPECT_TRUE(at::equal(after[name], before[name])) << name;
+  }
+}
+
 TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
   const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
     const auto result = launch_train(2, args("refused", more));

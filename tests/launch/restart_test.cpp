@@ -48,6 +48,14 @@ TEST(LaunchRestartTest, DoesNotRepeatAUsageError) {
   EXPECT_EQ(result.out, "up\n");
 }
 
+// The end of the job's time was announced to a worker that was not ready for it.  ($$$$: the
+// launcher makes it $$.)
+TEST(LaunchRestartTest, DoesNotRestartAfterAUserSignal) {
+  const auto result = launch({"--max_restarts=3", "sh", "-c", "echo up; kill -USR1 $$$$"});
+  EXPECT_EQ(result.exit_code, 128 + SIGUSR1);
+  EXPECT_EQ(result.out, "up\n");
+}
+
 TEST(LaunchRestartTest, DoesNotRepeatAProgramThatCannotRun) {
   TempFolder folder;
   const std::string odd = folder.write("odd", "no interpreter line", true);

@@ -189,17 +189,40 @@ TEST_F(RunFolderTest, RewindsTheLogToAStep) {
   folder.append(epoch(20));
   folder.append(R"({"event":"end","step":25})");
   const std::string whole = log();
-  folder.rewind_log(20, epoch(20));
+  folder.rewind_log(20, 2, epoch(20));
   EXPECT_EQ(log(), whole) << "nothing is later";
   // What comes later happens again; that the run ended remains true.
-  folder.rewind_log(12, epoch(10));
+  folder.rewind_log(12, 1, epoch(10));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + R"({"event":"end","step":25})" + "\n");
   // The run ended before it had written the epoch's line, or in the middle of one.
   base::write_file_atomically(temp_ / "log.jsonl", start + "\n" + epoch(10).substr(0, 9));
-  folder.rewind_log(10, epoch(10));
+  folder.rewind_log(10, 1, epoch(10));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n");
   folder.append(epoch(20));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + epoch(20) + "\n") << "goes to the new file";
+  // An epoch that max_steps cut short, and lines of something else.
+  const std::string other = R"({"event":3})"
+                            "\n"
+                            R"({"event":"step","step":"x"})";
+  folder.append(other);
+  folder.append(R"({"event":"epoch","step":20,"epoch":3})");
+  folder.rewind_log(20, 2, epoch(20));
+  EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + epoch(20) + "\n" + other + "\n");
+  EXPECT_EQ(RunFolder::of_job("job", temp_, "x"), std::nullopt);
+}
+
+TEST_F(RunFolderTest, BeginsAnewWhereItWasRemoved) {
+  RunFolder folder(temp_ / "run", "a: 1\n", false);
+  folder.append("first");
+  fs::remove_all(temp_ / "run");
+  folder.append("second");
+  EXPECT_EQ(base::read_file(temp_ / "run/log.jsonl"), "second\n");
+  EXPECT_EQ(base::read_file(temp_ / "run/config.yaml"), "a: 1\n");
+}
+
+TEST_F(RunFolderTest, ALinkThatLeadsNowhereIsACheckpoint) {
+  fs::create_symlink(temp_ / "not mounted/last.pt", temp_ / "last.pt");
+  EXPECT_THAT(RunFolder::checkpoints(temp_), ::testing::ElementsAre(temp_ / "last.pt"));
 }
 
 TEST_F(RunFolderTest, KeepsTheLastCheckpoints) {

@@ -163,6 +163,11 @@ Checkpoint read_checkpoint(const Reader& reader) {
   for (const c10::IValue& state : reader.get("rng_states").toListRef()) {
     checkpoint.rng_states.push_back(state.toTensor());
   }
+  if (reader.has("rank_buffers")) {
+    for (const c10::IValue& buffers : reader.get("rank_buffers").toListRef()) {
+      checkpoint.rank_buffers.push_back(buffers.toTensor());
+    }
+  }
   if (reader.has("epoch_counts")) {
     for (const c10::IValue& count : reader.get("epoch_counts").toListRef()) {
       checkpoint.epoch_counts.push_back(count.toInt());
@@ -203,6 +208,9 @@ Dict to_dict(const Checkpoint& checkpoint) {
   put(dict, "epoch_counts", to_list(checkpoint.epoch_counts));
   put(dict, "world_size", checkpoint.world_size);
   put(dict, "rng_states", to_list(checkpoint.rng_states));
+  if (!checkpoint.rank_buffers.empty()) {
+    put(dict, "rank_buffers", to_list(checkpoint.rank_buffers));
+  }
   put(dict, "best_metric", checkpoint.best_metric);
   put(dict, "best", to_list(checkpoint.best));
   if (checkpoint.improved_to) put(dict, "improved_to", *checkpoint.improved_to);
@@ -232,7 +240,9 @@ Checkpoint copy_to_host(const Checkpoint& checkpoint) {
   for (auto& [parameter, tensors] : copy.optimizer) {
     for (auto& [name, tensor] : tensors) tensor = own_copy(tensor);
   }
-  for (at::Tensor& state : copy.rng_states) state = own_copy(state);
+  for (auto* tensors : {&copy.rng_states, &copy.rank_buffers}) {
+    for (at::Tensor& tensor : *tensors) tensor = own_copy(tensor);
+  }
   return copy;
 }
 

@@ -358,6 +358,11 @@ void Config::describe(config::Schema<Config>& schema) {
            "static_graph to false";
   });
   schema.check([](const Config& config) -> std::optional<std::string> {
+    if (!config.activation_checkpointing || !config.ddp.find_unused_parameters) return std::nullopt;
+    return "activation_checkpointing and ddp.find_unused_parameters do not work together: the "
+           "parameters of what is computed again count as unused; set one of them to false";
+  });
+  schema.check([](const Config& config) -> std::optional<std::string> {
     if (!config.max_time || config.max_time->unit == config::Duration::Unit::kSeconds) {
       return std::nullopt;
     }

@@ -1,12 +1,14 @@
 #include "model.h"
 
 #include <ATen/Context.h>
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/batch_transforms.h>
+#include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/memory_format.h>
 #include <syncbn/models/weights.h>
@@ -57,6 +59,25 @@ void init_model(const Config& config, models::Model& model) {
       throw base::UserError(fmt::format("init: {}", error.what()));
     }
   });
+  // DistributedDataParallel broadcasts parameters, and buffers only if ddp.broadcast_buffers says
+  // so.
+  for (at::Tensor& buffer : model.buffers()) dist::broadcast(buffer, 0);
+}
+
+at::Tensor packed_buffers(const models::Model& model) {
+  std::vector<at::Tensor> flat = {
+      at::empty({0}, at::TensorOptions(at::kDouble).device(dist::device()))};
+  for (const at::Tensor& buffer : model.buffers()) flat.push_back(buffer.flatten().to(at::kDouble));
+  return at::cat(flat);
+}
+
+void unpack_buffers(const at::Tensor& packed, models::Model& model) {
+  const at::NoGradGuard no_grad;
+  int64_t at = 0;
+  for (const at::Tensor& buffer : model.buffers()) {
+    buffer.copy_(packed.narrow(0, at, buffer.numel()).view_as(buffer));
+    at += buffer.numel();
+  }
 }
 
 void set_training(const Config& config, models::Model& model) {

@@ -22,10 +22,14 @@ at::MemoryFormat memory_format(const Config& config, const models::Model& model)
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
                                           int64_t seed);
 
-/// Gives the model the weights of `init`, on rank 0 only: DistributedDataParallel copies them to
-/// the others. Every rank calls it.
+/// Gives the model the weights of `init`: rank 0's parameters, which DistributedDataParallel copies
+/// to the others, and the buffers of all ranks. Every rank calls it.
 /// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit.
 void init_model(const Config& config, models::Model& model);
+
+/// The model's buffers, one after the other: float64, on their device.
+at::Tensor packed_buffers(const models::Model& model);
+void unpack_buffers(const at::Tensor& packed, models::Model& model);
 
 /// Model::train(), but for layers that freeze_statistics leaves in evaluation mode.
 void set_training(const Config& config, models::Model& model);

@@ -5,6 +5,8 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +21,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "folder_lock.h"
@@ -57,13 +60,26 @@ bool holds_run(const fs::path& folder) {
          (has(RunFolder::kConfig) && !has(kLog));
 }
 
+/// The value of a key of a line of the log, or `otherwise` for a line that something else wrote.
+template <class Value>
+Value value_of(const Json& line, const char* key, const Value& otherwise) {
+  if (!line.is_object()) return otherwise;
+  const auto found = line.find(key);
+  if (found == line.end()) return otherwise;
+  const bool is_of_type =
+      std::is_arithmetic_v<Value> ? found->is_number_integer() : found->is_string();
+  return is_of_type ? found->template get<Value>() : otherwise;
+}
+
 /// Whether the folder's log says that this job was the last to start.
 bool was_started_by(const fs::path& folder, const std::string& job) {
   std::ifstream log(folder / kLog);
   std::string last;
   for (std::string line; std::getline(log, line);) {
     const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.value("event", "") == "start") last = json.value("job", "");
+    if (value_of<std::string>(json, "event", "") == "start") {
+      last = value_of<std::string>(json, "job", "");
+    }
   }
   return !job.empty() && last == job;
 }
@@ -217,7 +233,7 @@ std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
 }
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
-    : path_(std::move(path)), lock_(lock_of_run(path_)) {
+    : path_(std::move(path)), config_(config), lock_(lock_of_run(path_)) {
   if (config_of(path_) && !has_log(path_)) {
     throw base::UserError(fmt::format(
         "run_dir: {} has a {} that no run wrote (there is no {}); choose another folder",
@@ -304,7 +320,10 @@ EpochRecord RunFolder::parse_line(const std::string& line) {
 std::vector<fs::path> RunFolder::checkpoints(const fs::path& folder) {
   std::vector<fs::path> found = numbered_files(folder, kStepPrefix);
   std::error_code ignored;
-  if (fs::exists(folder / kLast, ignored)) found.insert(found.begin(), folder / kLast);
+  // A symbolic link that leads nowhere, as to a disk that is not there, is not "no checkpoint".
+  if (fs::exists(fs::symlink_status(folder / kLast, ignored))) {
+    found.insert(found.begin(), folder / kLast);
+  }
   return found;
 }
 
@@ -326,7 +345,8 @@ void RunFolder::rotate(int64_t step, int64_t keep_last) const {
   }
 }
 
-void RunFolder::set_aside_after(int64_t step, const fs::path& resumed) const {
+void RunFolder::set_aside_after(int64_t step, const fs::path& resumed,
+                                const std::vector<std::string>& best) const {
   std::error_code ignored;
   for (const fs::path& file : checkpoints(path_)) {
     const auto number = number_of(file, kStepPrefix);
@@ -334,7 +354,8 @@ void RunFolder::set_aside_after(int64_t step, const fs::path& resumed) const {
     if (is_later) fs::rename(file, file.string() + ".abandoned", ignored);
   }
   for (const fs::path& file : numbered_files(path_, kBestPrefix)) {
-    if (*number_of(file, kBestPrefix) > step) fs::remove(file, ignored);
+    const bool is_kept = std::ranges::find(best, file.filename().string()) != best.end();
+    if (!is_kept) fs::remove(file, ignored);
   }
 }
 
@@ -389,6 +410,13 @@ void RunFolder::write_result(const ResultRecord& record) {
 }
 
 void RunFolder::append(const std::string& line) {
+  struct stat status {};
+  if (::fstat(log_.get(), &status) == 0 && status.st_nlink == 0) {
+    spdlog::warn("{} was removed while the run writes to it; a new one begins here",
+                 (path_ / kLog).string());
+    open_log();
+    base::write_file_atomically(path_ / kConfig, config_);
+  }
   lines_ += line + "\n";
   write_lines();
   // A file that cannot be synced, such as a pipe, is none of this run's concern.
@@ -406,14 +434,14 @@ void RunFolder::write_lines() {
                          written < 0 ? errno : ENOSPC);
 }
 
-void RunFolder::rewind_log(int64_t step, const std::string& epoch_line) {
+void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line) {
   write_lines();
   std::istringstream text(base::read_file(path_ / kLog));
   std::string kept;
   const Json last = epoch_line.empty() ? Json::object() : Json::parse(epoch_line);
   const auto is_last = [&](const Json& line) {
-    return line.value("epoch", int64_t{0}) == last.value("epoch", int64_t{0}) &&
-           line.value("step", int64_t{0}) == last.value("step", int64_t{0});
+    return value_of<int64_t>(line, "epoch", 0) == value_of<int64_t>(last, "epoch", 0) &&
+           value_of<int64_t>(line, "step", 0) == value_of<int64_t>(last, "step", 0);
   };
   bool has_epoch = epoch_line.empty();
   bool is_changed = false;
@@ -421,9 +449,11 @@ void RunFolder::rewind_log(int64_t step, const std::string& epoch_line) {
     const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     // A full disk may have cut off the last line.
     const bool is_whole = json.is_object();
-    const std::string event = is_whole ? json.value("event", "") : "";
+    const auto event = value_of<std::string>(json, "event", "");
+    const bool is_epoch = event == "epoch";
     const bool repeats =
-        (event == "step" || event == "epoch") && json.value("step", int64_t{0}) > step;
+        ((event == "step" || is_epoch) && value_of<int64_t>(json, "step", 0) > step) ||
+        (is_epoch && value_of<int64_t>(json, "epoch", 0) > epochs);
     if (!is_whole || repeats) {
       is_changed = true;
       continue;
@@ -440,6 +470,8 @@ void RunFolder::rewind_log(int64_t step, const std::string& epoch_line) {
 
 void RunFolder::open_log() {
   const fs::path log = path_ / kLog;
+  std::error_code ignored;
+  fs::create_directories(path_, ignored);
   log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
 }

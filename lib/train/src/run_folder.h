@@ -97,8 +97,10 @@ class RunFolder {
   void rotate(int64_t step, int64_t keep_last) const;
 
   /// For a run that goes on after `step`, from `resumed`: renames checkpoints of later steps to
-  /// X.abandoned, and last.pt too, unless it is that file. Removes best-STEP.pt of later steps.
-  void set_aside_after(int64_t step, const std::filesystem::path& resumed) const;
+  /// X.abandoned, and last.pt as well, unless it is that file. Removes each best-STEP.pt but
+  /// `best`.
+  void set_aside_after(int64_t step, const std::filesystem::path& resumed,
+                       const std::vector<std::string>& best) const;
 
   /// The name of a checkpoint that is kept for its result, besides best.pt.
   static std::string best_name(int64_t step);
@@ -132,9 +134,9 @@ class RunFolder {
   // These add lines to log.jsonl, which are on disk when the call returns.
   void log_start(int64_t world_size, int64_t step, bool resumed);
   void append(const std::string& line);
-  /// Makes the log that of a run after `step`: removes lines about later steps and epochs, which
-  /// the run writes again, and adds a checkpoint's epoch_line if it is missing.
-  void rewind_log(int64_t step, const std::string& epoch_line);
+  /// Makes the log that of a run after `step` and so many whole `epochs`: removes lines about later
+  /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
+  void rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line);
   void log_end(const std::string& reason, int64_t step);
 
   void write_result(const ResultRecord& record);
@@ -143,6 +145,7 @@ class RunFolder {
   void open_log();
 
   std::filesystem::path path_;
+  const std::string config_;
   base::UniqueFd lock_;
   base::UniqueFd log_;
   std::string lines_;  ///< of the log, not written yet

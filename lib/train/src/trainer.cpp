@@ -97,6 +97,10 @@ class Trainer {
     EpochRecord record = last_epoch();
     next_ = position_.sampler;
     if (owes_evaluation() && !judge_epoch(record)) return stop(next_);
+    if (owes_last_evaluation()) {
+      record = {.epoch = position_.sampler.epoch + 1, .step = position_.step, .lr = scheduled_lr()};
+      if (!finish_epoch(record)) return stop(next_);
+    }
     int64_t& epoch = position_.sampler.epoch;
     while (!is_over()) {
       if (!continues_epoch_) loader_.start_epoch(epoch);
@@ -188,9 +192,13 @@ class Trainer {
       at::Generator generator = at::globalContext().defaultGenerator(device_);
       generator.set_state(checkpoint.rng_states[rank]);
     }
+    if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rank_buffers.size()) {
+      unpack_buffers(checkpoint.rank_buffers[rank], *model_);
+    }
     for (auto* tensors : {&checkpoint.model, &checkpoint.ema, &checkpoint.scaler}) tensors->clear();
     checkpoint.optimizer.clear();
     checkpoint.rng_states.clear();
+    checkpoint.rank_buffers.clear();
     position_ = std::move(checkpoint);
     counted_from_ = continues_epoch_ || folder_ ? Clock::now() : begin_;
     continues_epoch_ = true;
@@ -237,8 +245,11 @@ class Trainer {
     config.set("overwrite", config::Value::of_scalar("false"));
     folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues);
     if (continues) {
-      folder_->set_aside_after(position_.step, resume_.checkpoint_path);
-      folder_->rewind_log(position_.step, owes_evaluation() ? "" : position_.epoch_line);
+      std::vector<std::string> best;
+      for (const Checkpoint::Best& one : position_.best) best.push_back(one.file);
+      folder_->set_aside_after(position_.step, resume_.checkpoint_path, best);
+      folder_->rewind_log(position_.step, position_.sampler.epoch,
+                          owes_evaluation() ? "" : position_.epoch_line);
     }
     folder_->log_start(dist::world_size(), position_.step, resumed);
     writer_ =
@@ -276,8 +287,14 @@ class Trainer {
     const EpochRecord last = last_epoch();
     return last.epoch > 0 && last.eval.empty() && evaluates(last.epoch);
   }
-  bool evaluates(int64_t epoch) const {
-    return epoch == config_.epochs || epoch % config_.eval_interval == 0 || reached_max_steps();
+  bool evaluates(int64_t epoch) const { return evaluates_whole(epoch) || reached_max_steps(); }
+  bool evaluates_whole(int64_t epoch) const {
+    return epoch == config_.epochs || epoch % config_.eval_interval == 0;
+  }
+  /// Whether the run that is resumed was to end in the middle of an epoch, and ended before its
+  /// evaluation.
+  bool owes_last_evaluation() const {
+    return reached_max_steps() && position_.sampler.consumed > 0;
   }
 
   /// Trains the rest of an epoch.
@@ -473,7 +490,9 @@ class Trainer {
     step_.take_counts();
     position_.restores = restores;
     position_.lr_scale = lr_scale;
-    keepers_.each([&] { folder_->rewind_log(position_.step, position_.epoch_line); });
+    keepers_.each([&] {
+      folder_->rewind_log(position_.step, position_.sampler.epoch, position_.epoch_line);
+    });
     if (!is_rank_0()) return;
     spdlog::warn("{}; the run continues from step {} with {:.3g} of the learning rate", what,
                  position_.step, lr_scale);
@@ -519,7 +538,8 @@ class Trainer {
   /// Evaluates after an epoch, keeps the checkpoint if it is one of the best, and logs the epoch.
   /// False: the run is to stop, and the epoch is not evaluated yet.
   bool judge_epoch(EpochRecord& record) {
-    position_.epoch_line = RunFolder::line_of(record);
+    const bool is_whole = next_.consumed == 0;
+    if (is_whole) position_.epoch_line = RunFolder::line_of(record);
     const bool is_due = next_.epoch >= config_.epochs || reached_max_steps() || is_due_by_steps();
     // An evaluation may be long: whatever ends it, the epoch's training is on disk.
     if (is_due) save(next_);
@@ -527,10 +547,15 @@ class Trainer {
     const BestChange change = rank_result(record);
     schedule_->observe(*find(record.eval, "loss"));
     record.seconds = seconds();
-    position_.epoch_line = RunFolder::line_of(record);
+    const std::string line = RunFolder::line_of(record);
+    // An evaluation that only max_steps asks for leaves no trace in last.pt: with a higher limit,
+    // the run goes on as if it had not stopped.
+    const bool is_regular = is_whole && evaluates_whole(record.epoch);
+    if (is_regular) position_.epoch_line = line;
     // last.pt is never older than the best checkpoint.
-    save(next_, change, /*last=*/is_due || stopped_early() || change.write.has_value());
-    keepers_.each([&] { folder_->append(position_.epoch_line); });
+    const bool is_last = is_due || stopped_early() || change.write.has_value();
+    save(next_, change, /*last=*/is_regular && is_last);
+    keepers_.each([&] { folder_->append(line); });
     show(record);
     if (stopped_early() && is_rank_0()) {
       spdlog::info("ends early: {} evaluations without a better {}", position_.stale_evaluations,
@@ -639,6 +664,8 @@ class Trainer {
     const auto rng_states = dist::all_gather(own.to(device_));
     Checkpoint checkpoint = position_;
     checkpoint.model = state_to_save();
+    if (ranks_have_own_buffers())
+      checkpoint.rank_buffers = dist::all_gather(packed_buffers(*model_));
     keepers_.each([&] {
       if (step_.ema() != nullptr) checkpoint.ema = step_.ema()->state();
       checkpoint.optimizer = step_.optimizer().state();
@@ -656,11 +683,16 @@ class Trainer {
     if (last) saved_ = Clock::now();
   }
 
+  /// Whether batch norm's running statistics may differ between the ranks.
+  bool ranks_have_own_buffers() const {
+    return !config_.sync_batchnorm || config_.sync_batchnorm_group;
+  }
+
   /// The network that all keepers save: rank 0's, where each rank has running statistics of its
   /// own.
   Checkpoint::Tensors state_to_save() const {
     Checkpoint::Tensors state = state_of(*model_);
-    if (keepers_.count() == 1 || config_.sync_batchnorm) return state;
+    if (keepers_.count() == 1 || !ranks_have_own_buffers()) return state;
     for (const auto& buffer : model_->named_buffers()) {
       at::Tensor& copy = state.at(buffer.key());
       copy = copy.clone();

@@ -148,7 +148,11 @@ int exit_code_of(int wait_status) {
 }
 
 bool restart_may_help(int exit_code) {
-  return exit_code != base::kExitUsage && exit_code != base::kExitPreempted;
+  // SIGUSR1 and SIGUSR2 announce the end of the job's time, here to a worker that has not been
+  // ready to save.
+  const bool was_announced =
+      exit_code == base::kExitSignalBase + SIGUSR1 || exit_code == base::kExitSignalBase + SIGUSR2;
+  return exit_code != base::kExitUsage && exit_code != base::kExitPreempted && !was_announced;
 }
 
 std::string describe_status(int wait_status) {

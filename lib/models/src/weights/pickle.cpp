@@ -313,9 +313,12 @@ Value Unpickler::call(const std::string& function, const Items& arguments) {
     return argument(0);
   }
   if (function.starts_with("torch._utils._rebuild_tensor")) {
-    return {.kind = Kind::kTensor,
-            .tensor = tensor_over(argument(0), argument(1).integer, integers(argument(2)),
-                                  integers(argument(3)))};
+    at::Tensor tensor =
+        tensor_over(argument(0), argument(1).integer, integers(argument(2)), integers(argument(3)));
+    // More elements than there is data: a copy takes more memory than the file.
+    const auto elements = static_cast<size_t>(tensor.numel());
+    if (elements * tensor.element_size() > tensor.storage().nbytes()) values_.charge(elements);
+    return {.kind = Kind::kTensor, .tensor = std::move(tensor)};
   }
   if (function == "torch.device") {
     if (!argument(0).is_text()) fail_damaged();
@@ -338,6 +341,7 @@ bool Unpickler::step(unsigned char code) {
     case kStop:
       return false;
     case kMark:
+      values_.charge(1);
       marks_.push_back(stack_.size());
       break;
     case kPop:

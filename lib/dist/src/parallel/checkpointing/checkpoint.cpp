@@ -74,7 +74,6 @@ class AutocastState {
       at::autocast::set_autocast_enabled(device.type, device.enabled);
       at::autocast::set_autocast_dtype(device.type, device.dtype);
     }
-    at::autocast::set_autocast_cache_enabled(cache_enabled_);
   }
 
  private:
@@ -84,7 +83,19 @@ class AutocastState {
     at::ScalarType dtype = at::kFloat;
   };
   std::array<Device, 2> devices_{Device{at::kCPU}, Device{at::kCUDA}};
-  bool cache_enabled_ = at::autocast::is_autocast_cache_enabled();
+};
+
+/// While one lives, autocast keeps no casts of parameters: those of the first run have no graph,
+/// and those of the recomputation would outlive the step, and the parameters' values.
+class WithoutCastCache {
+ public:
+  WithoutCastCache() { at::autocast::set_autocast_cache_enabled(false); }
+  ~WithoutCastCache() { at::autocast::set_autocast_cache_enabled(was_enabled_); }
+  WithoutCastCache(const WithoutCastCache&) = delete;
+  WithoutCastCache& operator=(const WithoutCastCache&) = delete;
+
+ private:
+  const bool was_enabled_ = at::autocast::is_autocast_cache_enabled();
 };
 
 /// What the recomputation needs besides the inputs.
@@ -116,6 +127,7 @@ Tensors recompute(Recorded& recorded, const Tensors& inputs) {
     std::optional<RandomState> random;
   } const restore(recorded);
   const at::AutoGradMode with_grad(true);
+  const WithoutCastCache without_cache;
   const detail::TapeScope scope(recorded.tape, detail::TapeScope::Mode::kReplay);
   return recorded.function(inputs);
 }
@@ -126,6 +138,7 @@ class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> 
                                const c10::intrusive_ptr<Recorded>& recorded) {
     context->save_for_backward(inputs.vec());
     context->saved_data["recorded"] = c10::IValue::make_capsule(recorded);
+    const WithoutCastCache without_cache;
     const detail::TapeScope scope(recorded->tape, detail::TapeScope::Mode::kRecord);
     return recorded->function(inputs.vec());
   }

@@ -73,11 +73,13 @@ struct Checkpoint {
   std::vector<int64_t> epoch_counts;  ///< Task::counts() of the same; empty: none
   int64_t world_size = 1;
   std::vector<at::Tensor> rng_states;  ///< one per rank, uint8
-  std::string best_metric;             ///< what `best` is about
-  std::vector<Best> best;              ///< the best one first; empty: not evaluated yet
-  std::optional<double> improved_to;   ///< the last result that early_stop counted
-  int64_t stale_evaluations = 0;       ///< since that one
-  double seconds = 0;                  ///< training time so far
+  /// The model's buffers of each rank, one after the other, float64; empty: all have `model`'s.
+  std::vector<at::Tensor> rank_buffers;
+  std::string best_metric;            ///< what `best` is about
+  std::vector<Best> best;             ///< the best one first; empty: not evaluated yet
+  std::optional<double> improved_to;  ///< the last result that early_stop counted
+  int64_t stale_evaluations = 0;      ///< since that one
+  double seconds = 0;                 ///< training time so far
   std::string epoch_line;  ///< log.jsonl's for the last complete epoch; empty in older checkpoints
   std::string config;      ///< resolved, in YAML
   std::vector<std::string> classes;  ///< their names in the order of the logits; empty: unknown
