@@ -3,14 +3,19 @@
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/layers.h>
 
+#include <syncbn/base/error.h>
 #include "example.h"
 
 namespace syncbn::config::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+using ::testing::ThrowsMessage;
 
 const std::vector<ProgramOption> kOptions = {{"config", "FILE", "the configuration"},
                                              {"print_config", "", "print it"},
@@ -221,9 +226,9 @@ TEST(CommandLineTest, HelpListsOptionsAndKeysByGroup) {
   EXPECT_THAT(help, HasSubstr("usage: car\n\nOptions:\n  --config FILE"));
   EXPECT_THAT(help, ::testing::Not(HasSubstr("--local_rank")));
   EXPECT_THAT(help, HasSubstr("\nKeys of the configuration:\n  --name text"));
-  EXPECT_THAT(help, HasSubstr("\nwheel:\n"));
-  EXPECT_THAT(help, HasSubstr("from hub to rim (above 0; in m; default 0.5)"));
-  EXPECT_THAT(help, HasSubstr("\nengine, type: electric:\n"));
+  EXPECT_THAT(help, HasSubstr("\n  --wheel                         .radius, .bolts, .pressures\n"));
+  EXPECT_THAT(help, HasSubstr("\n  --engine                        diesel, electric"));
+  EXPECT_THAT(help, ::testing::Not(HasSubstr("from hub to rim")));
   EXPECT_THAT(help, ::testing::Not(::testing::ContainsRegex(" \n")));
   size_t longest = 0;
   for (size_t begin = 0; begin < help.size();) {
@@ -232,6 +237,25 @@ TEST(CommandLineTest, HelpListsOptionsAndKeysByGroup) {
     begin = end + 1;
   }
   EXPECT_LE(longest, 100u);
+}
+
+TEST(CommandLineTest, HelpExplainsASectionATypeOrAKey) {
+  EXPECT_EQ(help_topic({"--doors=3"}), std::nullopt);
+  EXPECT_EQ(help_topic({"-h"}), "");
+  EXPECT_EQ(help_topic({"--help", "--doors=3"}), "");
+  EXPECT_EQ(help_topic({"--doors=3", "--help", "wheel"}), "wheel");
+  EXPECT_THAT(
+      help_text("wheel", car_fields()),
+      AllOf(StartsWith("wheel:\n  --wheel."),
+            HasSubstr("from hub to rim (above 0; in m; default 0.5)"), Not(HasSubstr("engine"))));
+  const std::string engine = help_text("engine", car_fields());
+  EXPECT_THAT(engine, AllOf(HasSubstr("\nengine, type: electric:\n"), HasSubstr("--engine.range")));
+  const std::string electric = help_text("engine.electric", car_fields());
+  EXPECT_THAT(electric, AllOf(HasSubstr("--engine.range"), Not(HasSubstr("litres"))));
+  EXPECT_THAT(help_text("doors", car_fields()), StartsWith("  --doors integer"));
+  EXPECT_THAT(
+      [] { help_text("weel", car_fields()); },
+      ThrowsMessage<base::UserError>(HasSubstr("--help weel: there is no such key or section")));
 }
 
 }  // namespace

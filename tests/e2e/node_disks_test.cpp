@@ -96,7 +96,7 @@ TEST_F(NodeDisksTest, ARunSurvivesTheLossOfEachNodesDisk) {
     EXPECT_THAT(resumed[0].err, HasSubstr("at epoch 2, step 150"));
     for (const std::string disk : {"a", "b"}) {
       EXPECT_EQ(files(disk + "/runs/digits"), files("a/runs/digits"));
-      EXPECT_EQ(epochs_in_log(disk_(disk) + "/runs/digits/log.jsonl"), 4) << "also of step 150";
+      EXPECT_EQ(epochs_in_log(disk_(disk) + "/runs/digits/log.jsonl"), 3);
       expect_same_network(load(disk + "/runs/digits/last.pt"), load("whole/runs/digits/last.pt"));
       expect_same_network(load(disk + "/runs/digits/best.pt"), load("a/runs/digits/best.pt"));
     }

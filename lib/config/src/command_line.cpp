@@ -239,10 +239,42 @@ std::string describe(const FieldInfo& field) {
   return notes.empty() ? field.help : field.help + " (" + base::join(notes, "; ") + ")";
 }
 
+/// "optimizer, type: adam, adamw"
 std::string heading(const FieldGroup& group) {
-  if (group.section.empty()) return "Keys of the configuration";
   return group.types.empty() ? group.section
                              : group.section + ", type: " + base::join(group.types, ", ");
+}
+
+std::string help_of(const FieldInfo& field) {
+  return help_line("--" + field.path + " " + field.type, describe(field));
+}
+
+/// A line for each section: the types to choose from, or its keys.
+std::string section_lines(const std::vector<FieldInfo>& fields) {
+  constexpr size_t kShown = 12;
+  std::vector<std::pair<std::string, std::vector<std::string>>> sections;
+  for (const FieldInfo& field : fields) {
+    const size_t dot = field.path.find('.');
+    if (dot == field.path.npos) continue;
+    const std::string section = field.path.substr(0, dot);
+    if (sections.empty() || sections.back().first != section) sections.push_back({section, {}});
+    auto& parts = sections.back().second;
+    if (field.path == section + kType) {
+      for (const auto& [name, help] : field.alternatives) parts.push_back(name);
+    } else if (field.only_for.empty()) {
+      parts.push_back("." + field.path.substr(dot + 1));
+    }
+  }
+  std::string out;
+  for (auto& [section, parts] : sections) {
+    const size_t more = parts.size() - std::min(parts.size(), kShown);
+    if (more > 0) {
+      parts.resize(kShown);
+      parts.push_back(fmt::format("and {} more", more));
+    }
+    out += help_line("--" + section, base::join(parts, ", "));
+  }
+  return out;
 }
 
 }  // namespace
@@ -275,13 +307,43 @@ std::string help_text(const std::string& usage, const std::vector<ProgramOption>
     const std::string value = option.value_name.empty() ? "" : " " + option.value_name;
     out += help_line("--" + option.name + value, option.help);
   }
-  for (const FieldGroup& group : group_fields(fields)) {
-    out += fmt::format("\n{}:\n", heading(group));
-    for (const FieldInfo& field : group.fields) {
-      out += help_line("--" + field.path + " " + field.type, describe(field));
-    }
+  out += "\nKeys of the configuration:\n";
+  for (const FieldInfo& field : fields) {
+    if (field.path.find('.') == field.path.npos) out += help_of(field);
   }
-  return out;
+  return out + "\nSections, with their types or keys; --help SECTION explains one:\n" +
+         section_lines(fields);
+}
+
+std::optional<std::string> help_topic(const std::vector<std::string>& args) {
+  const auto found = std::ranges::find_if(
+      args, [](const std::string& arg) { return arg == "--help" || arg == "-h"; });
+  if (found == args.end()) return std::nullopt;
+  const auto topic = found + 1;
+  return topic == args.end() || topic->starts_with("-") ? "" : *topic;
+}
+
+std::string help_text(const std::string& topic, const std::vector<FieldInfo>& fields) {
+  std::string out;
+  for (const FieldGroup& group : group_fields(fields)) {
+    const bool is_section = group.section == topic || group.section.starts_with(topic + ".");
+    const bool is_type = std::ranges::any_of(
+        group.types, [&](const std::string& type) { return group.section + "." + type == topic; });
+    std::string lines;
+    for (const FieldInfo& field : group.fields) {
+      if (!is_section && !is_type && field.path != topic) continue;
+      lines += help_of(field);
+      for (const auto& [name, help] : field.alternatives) lines += help_line("  " + name, help);
+    }
+    if (lines.empty()) continue;
+    if (!out.empty()) out += "\n";
+    if (!group.section.empty()) out += heading(group) + ":\n";
+    out += lines;
+  }
+  if (!out.empty()) return out;
+  const auto nearest = nearest_key(topic, fields);
+  throw base::UserError(fmt::format("--help {}: there is no such key or section{}", topic,
+                                    nearest ? fmt::format("; did you mean '{}'?", *nearest) : ""));
 }
 
 }  // namespace syncbn::config

@@ -68,7 +68,7 @@ const std::vector<config::ProgramOption> kOptions = {
      "also its --nnodes, --node_rank, --master_addr and --master_port"},
     {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
-    {"help", "", "print this text and exit"},
+    {"help", "[SECTION]", "print this text, or what a section's keys are for, and exit"},
     {"version", "", "print the version and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
     {"local_rank", "N", ""},
@@ -147,6 +147,12 @@ void check_threads_of_all(const LoaderConfig& loader) {
   base::check_threads(ranks * (threads + kGroupThreads + kLoaders * workers));
 }
 
+/// @param topic "": the whole
+std::string help_of(const std::string& topic) {
+  return topic.empty() ? config::help_text(kUsage, kOptions, config_fields())
+                       : config::help_text(topic, config_fields());
+}
+
 int run(const std::vector<std::string>& given, const RankEnv& env) {
   ResolvedConfig resolved;
   Inputs inputs;
@@ -157,17 +163,16 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     auto args = translate_imagenet_options(given);
     evaluates = !args.empty() && args.front() == kEval;
     if (evaluates) args.erase(args.begin());
-    const auto line = config::parse_command_line(args, kOptions, config_fields(), faults);
     const auto print = [&](const std::string& text) {
       if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
     };
+    const auto line = config::parse_command_line(args, kOptions, config_fields(), faults);
     if (line.has("nproc_per_node")) {
       faults.add({},
                  "--nproc_per_node: this process is a rank already (RANK is set); give the "
                  "option to the launcher alone");
     }
-    if (line.has("help")) return print(config::help_text(kUsage, kOptions, config_fields()));
     if (line.has("version")) {
       return print(fmt::format("train {}{}{}, libtorch {}\n", SYNCBN_VERSION, *kRevision ? " " : "",
                                kRevision, TORCH_VERSION));
@@ -216,10 +221,17 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
 
 int run_command(const std::vector<std::string>& given) {
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
+  if (const auto topic = config::help_topic(given)) {
+    base::init_logging(0);
+    return local_rank_0_first(local_rank, [&] {
+      if (local_rank == 0) base::write_stdout(help_of(*topic));
+      return base::kExitOk;
+    });
+  }
   if (!given.empty() && given.front() == kSweep) {
     base::init_logging(0);
     return local_rank_0_first(local_rank, [&] {
-      return sweep(translate_imagenet_options({given.begin() + 1, given.end()}), kOptions, kUsage);
+      return sweep(translate_imagenet_options({given.begin() + 1, given.end()}), kOptions);
     });
   }
   if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));

@@ -319,12 +319,7 @@ int make(const SweepPlan& plan, std::vector<Run>& runs) {
 
 }  // namespace
 
-int sweep(const std::vector<std::string>& args, const std::vector<config::ProgramOption>& options,
-          const std::string& usage) {
-  if (std::ranges::count(args, "--help") + std::ranges::count(args, "-h") > 0) {
-    base::write_stdout(config::help_text(usage, options, config_fields()));
-    return base::kExitOk;
-  }
+int sweep(const std::vector<std::string>& args, const std::vector<config::ProgramOption>& options) {
   const LaunchRequest request = split_launch_options(args);
   refuse_what_cannot_be(request);
   const SweepPlan plan = plan_sweep(request.program);

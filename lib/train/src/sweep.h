@@ -11,10 +11,9 @@ namespace syncbn::train {
 /// its own. Runs that have finished are skipped, others resumed. Ends with a table on stdout, and
 /// sweep.csv in the sweep's folder.
 /// @param args after the word `sweep`
-/// @param options of the program, and its usage for --help
+/// @param options of the program
 /// @return 0, the code of the first run that failed, or that of the run that a signal stopped
 /// @throws base::UserError before the first run, for a mistake in any run's configuration
-int sweep(const std::vector<std::string>& args, const std::vector<config::ProgramOption>& options,
-          const std::string& usage);
+int sweep(const std::vector<std::string>& args, const std::vector<config::ProgramOption>& options);
 
 }  // namespace syncbn::train

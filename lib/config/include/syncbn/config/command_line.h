@@ -40,8 +40,17 @@ CommandLine parse_command_line(const std::vector<std::string>& args,
                                const std::vector<ProgramOption>& options,
                                const std::vector<FieldInfo>& fields, Faults& faults);
 
-/// The text of `--help`: program options, then the keys by section.
+/// What `args` ask to explain: "optimizer" for `--help optimizer`, "" for `--help` or `-h` alone,
+/// nothing without these.
+std::optional<std::string> help_topic(const std::vector<std::string>& args);
+
+/// The text of `--help`: program options, the keys that are in no section, and the sections.
 std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options,
                       const std::vector<FieldInfo>& fields);
+
+/// The text of `--help topic`: a key or the keys of a section, "optimizer", or of one of its types,
+/// "optimizer.adamw".
+/// @throws base::UserError when there is no such key.
+std::string help_text(const std::string& topic, const std::vector<FieldInfo>& fields);
 
 }  // namespace syncbn::config
