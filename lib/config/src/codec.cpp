@@ -104,7 +104,13 @@ bool Codec<T>::read(const Value& value, T& out, const std::string& path, Faults&
 
 template <class T>
 Value Codec<T>::write(const T& in) {
-  return Value::of_scalar(fmt::format("{}", in), /*quoted=*/std::is_same_v<T, std::string>);
+  std::string text = fmt::format("{}", in);
+  if constexpr (std::is_floating_point_v<T>) {
+    // For readers of YAML 1.1, such as PyYAML, 1e-08 is text.
+    const size_t exponent = text.find('e');
+    if (exponent != text.npos && text.find('.') == text.npos) text.insert(exponent, ".0");
+  }
+  return Value::of_scalar(std::move(text), /*quoted=*/std::is_same_v<T, std::string>);
 }
 
 template <class T>

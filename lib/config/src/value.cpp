@@ -77,14 +77,20 @@ std::string Value::str() const {
 }
 
 void Faults::add(const Mark& mark, const std::string& message) {
+  const auto is_later = [&](const Mark& other) {
+    return mark.line > 0 && other.line > 0 && *other.source == *mark.source &&
+           std::pair(other.line, other.column) > std::pair(mark.line, mark.column);
+  };
+  size_t place = marks_.size();
+  while (place > 0 && is_later(marks_[place - 1])) --place;
+  const auto at = static_cast<ptrdiff_t>(place);
+  marks_.insert(marks_.begin() + at, mark);
   const std::string where = mark.str();
-  if (where.empty()) {
-    messages_.push_back(message);
-    return;
-  }
-  const std::string key = mark.line > 0 ? "" : key_of(where) + ": ";
+  const std::string key = mark.line > 0 || where.empty() ? "" : key_of(where) + ": ";
   const bool repeats = !key.empty() && message.starts_with(key);
-  messages_.push_back(where + ": " + (repeats ? message.substr(key.size()) : message));
+  messages_.insert(messages_.begin() + at,
+                   (where.empty() ? "" : where + ": ") +
+                       (repeats ? message.substr(key.size()) : message));
 }
 
 bool Faults::is_full() const {

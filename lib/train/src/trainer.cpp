@@ -633,11 +633,16 @@ class Trainer {
   void show(const EpochRecord& record) {
     if (!is_rank_0()) return;
     progress_.clear();
-    spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {:.0f} images/s  data wait {:.1f} %  {}",
-                 record.epoch, std::to_string(config_.epochs).size(), config_.epochs,
+    // A run that resumed after the epoch's last step has taken none.
+    const std::string speed =
+        record.images_per_second > 0
+            ? fmt::format("{:.0f} images/s  data wait {:.1f} %  ", record.images_per_second,
+                          100 * record.data_wait_share)
+            : "";
+    spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}", record.epoch,
+                 std::to_string(config_.epochs).size(), config_.epochs,
                  measures_.line_part("train", record.train),
-                 measures_.line_part(record.eval_split, record.eval), record.lr,
-                 record.images_per_second, 100 * record.data_wait_share,
+                 measures_.line_part(record.eval_split, record.eval), record.lr, speed,
                  base::format_seconds(record.seconds));
   }
 

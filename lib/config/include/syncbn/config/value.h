@@ -53,7 +53,8 @@ struct Value::Member {
 /// Collects all mistakes of a configuration, to report them in one message.
 class Faults {
  public:
-  /// If `message` begins with the key that the option at `mark` sets, the key is not repeated.
+  /// Messages about one file come in the order of its lines. If `message` begins with the key that
+  /// the option at `mark` sets, the key is not repeated.
   void add(const Mark& mark, const std::string& message);
   /// Whether further messages would only be counted.
   bool is_full() const;
@@ -65,6 +66,7 @@ class Faults {
 
  private:
   std::vector<std::string> messages_;
+  std::vector<Mark> marks_;  ///< of each message
 };
 
 }  // namespace syncbn::config
