@@ -35,7 +35,7 @@ at::Tensor weights_of_classes(const std::vector<double>& weights, int64_t num_cl
   if (weights.empty()) return {};
   if (std::ssize(weights) != num_classes) {
     throw base::UserError(fmt::format("task.class_weights has {}, the data has {} classes",
-                                      base::counted(weights.size(), "value"), num_classes));
+                                      base::counted(std::ssize(weights), "value"), num_classes));
   }
   if (std::ranges::all_of(weights, [](double weight) { return weight == 0; })) {
     throw base::UserError("task.class_weights: all are 0, so there is nothing to learn");
