@@ -62,7 +62,9 @@ class Job {
     ddp_ = std::make_unique<dist::DistributedDataParallel<Model>>(net_);
     at::manual_seed(static_cast<uint64_t>(1 + dist::rank()));
     input_ = at::randn({batch, channels, size, size}).contiguous(memory_format);
-    target_ = at::arange(batch) % kNumClasses;
+    target_ = net_->labels_pixels()
+                  ? (at::arange(batch * size * size) % kNumClasses).reshape({batch, size, size})
+                  : at::arange(batch) % kNumClasses;
   }
 
   std::string steps(int count) {

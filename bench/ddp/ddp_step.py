@@ -1,5 +1,6 @@
 """What ddp_step.cpp is, in Python: the same networks, options and commands with torch's DDP."""
 
+import math
 import os
 import resource
 import statistics
@@ -95,9 +96,21 @@ class ResNet(nn.Module):
         return self.fc(F.adaptive_avg_pool2d(self.blocks(x), 1).flatten(1))
 
 
+class DeepLab(nn.Module):
+    def __init__(self):
+        super().__init__()
+        from torchvision.models.segmentation import deeplabv3_resnet50
+        self.net = deeplabv3_resnet50(weights_backbone=None, num_classes=CLASSES)
+
+    def forward(self, x):
+        return self.net(x)["out"]
+
+
 def make_net(model, size):
     if model == "digits":
         return Digits()
+    if model == "deeplabv3_resnet50":
+        return DeepLab()
     small = size < 64
     if model == "resnet18":
         return ResNet((2, 2, 2, 2), basic, 1, small)
@@ -114,7 +127,8 @@ class Job:
         if memory_format == "channels_last":
             net = net.to(memory_format=torch.channels_last)
             self.input = self.input.contiguous(memory_format=torch.channels_last)
-        self.target = torch.arange(batch) % CLASSES
+        shape = (batch, size, size) if model == "deeplabv3_resnet50" else (batch,)
+        self.target = torch.arange(math.prod(shape)).reshape(shape) % CLASSES
         self.optimizer = torch.optim.SGD(net.parameters(), 1e-3, 0.9, fused=fused or None)
         self.ddp = DistributedDataParallel(net)
 

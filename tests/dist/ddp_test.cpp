@@ -91,6 +91,23 @@ TEST(DdpTest, AnOutputThatTheLossLeavesOutIsNotWaitedFor) {
   });
 }
 
+TEST(DdpTest, InvokesAnotherFunctionOfTheModule) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    struct Scorer : NetImpl {
+      at::Tensor scores(const at::Tensor& input, double scale) { return forward(input) * scale; }
+    };
+    auto net = std::make_shared<Scorer>();
+    DistributedDataParallel<Scorer> ddp(net);
+    ddp.invoke(&Scorer::scores, at::full({1, 2}, rank + 1.0), 3.0).select(1, 0).sum().backward();
+    const at::Tensor own = net->first->weight.grad();
+    EXPECT_GT(own.abs().max().item<double>(), 0);
+    at::Tensor first = own.clone();
+    dist::broadcast(first, 0);
+    EXPECT_TRUE(at::equal(own, first)) << "the mean over the ranks";
+  });
+}
+
 struct OpaqueOutputImpl : nn::Module {
   OpaqueOutputImpl() { linear = register_module("linear", nn::Linear(2, 2)); }
   std::shared_ptr<at::Tensor> forward(const at::Tensor& input) {

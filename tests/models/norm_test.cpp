@@ -2,12 +2,14 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 
 #include <memory>
 #include <string>
 
+#include <syncbn/base/error.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 namespace syncbn::models {
@@ -45,6 +47,18 @@ TEST_P(NormTest, AllLayersOfAModelAreOfItsKind) {
   const Layers sync = layers_of(*make(GetParam(), Norm::kSync));
   EXPECT_EQ(sync.local, 0);
   EXPECT_EQ(sync.sync, local.local);
+}
+
+TEST(NormFactoryTest, RefusesOneValuePerChannelInTraining) {
+  torch::nn::AnyModule layer = NormFactory({.norm = Norm::kLocal})(4);
+  EXPECT_THAT(
+      [&] {
+        layer.forward(at::ones({1, 4, 1, 1}));
+      },
+      ::testing::ThrowsMessage<base::UserError>(::testing::HasSubstr(
+          "one value per channel (input [1, 4, 1, 1]) has no variance to train with")));
+  layer.ptr()->eval();
+  EXPECT_EQ(layer.forward(at::ones({1, 4, 1, 1})).numel(), 4);
 }
 
 TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {

@@ -1,11 +1,12 @@
 """Prints what torchvision_test.cpp compares with, a line for each thing.
 
-    python torchvision_models.py --initial NAME ... --trained NAME ...
+    python torchvision_models.py --initial NAME[:OPTION=true] ... --trained NAME[:OPTION=true] ...
 
-    model NAME
-    meta PARAMETERS GIGA_MULTIPLY_ADDS IMAGE_SIZE        of the published weights
+    model NAME[:OPTION=true]
+    meta PARAMETERS GIGA_MULTIPLY_ADDS IMAGE_SIZE        of the published weights; 0 0 0: none
     param|buffer NAME SHAPE CRC32                        of state_dict() after torch.manual_seed(0)
-    logits VALUE ...                                     of one image in evaluation, float32
+    logits VALUE ...                                     of one image in evaluation, float32:
+                                                         all, or about 1000 evenly spaced ones
     loss VALUE, grad NAME SCALAR_PRODUCT SUM_OF_SQUARES  of two images in training, float64
 
 Logits, loss and gradients are those of the weights that fill() makes; SCALAR_PRODUCT is that of the
@@ -16,6 +17,7 @@ import argparse
 import zlib
 
 import torch
+import torch.nn.functional as F
 import torchvision
 
 MOST_EVALUATED = 200_000_000  # parameters
@@ -46,20 +48,60 @@ def fill(model):
         tensor.copy_(values)
 
 
-def meta_of(name):
+def split(spec):
+    name, _, option = spec.partition(":")
+    key, _, value = option.partition("=")
+    return name, {key: value == "true"} if option else {}
+
+
+def segments(name):
+    return hasattr(torchvision.models.segmentation, name)
+
+
+def make(spec):
+    name, options = split(spec)
+    if segments(name):
+        options["weights_backbone"] = None
+    torch.manual_seed(0)
+    return torchvision.models.get_model(name, num_classes=args.classes, **options)
+
+
+def options_of_weights(name):
+    if name == "googlenet":
+        return {"aux_logits": False}
+    return {"aux_loss": True} if segments(name) and name[:6] != "lraspp" else {}
+
+
+def meta_of(spec, model):
+    name, options = split(spec)
+    if options != options_of_weights(name):
+        return "0 0 0"
     try:
         weights = next(iter(torchvision.models.get_model_weights(name)))
     except ValueError:
         return "0 0 0"
-    meta = weights.meta
-    return f"{meta['num_params']} {meta['_ops']} {weights.transforms().crop_size[0]}"
+    meta, operations, transforms = weights.meta, weights.meta["_ops"], weights.transforms()
+    if not segments(name):
+        return f"{meta['num_params']} {operations} {transforms.crop_size[0]}"
+    size = transforms.resize_size[0]
+    if options:  # torchvision counts the auxiliary head, which is not used in evaluation
+        weights = sum(p.numel() for p in model.aux_classifier.parameters() if p.dim() == 4)
+        operations -= weights * (size // 8) ** 2 / 1e9
+    return f"{meta['num_params']} {operations} {size}"
+
+
+def outputs_of(model, images):
+    """The logits, and those of auxiliary heads."""
+    outputs = model(images)
+    if isinstance(outputs, dict):
+        return list(outputs.values())
+    return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 def print_initial(name):
     print("model", name)
-    print("meta", meta_of(name))
-    torch.manual_seed(0)
-    model = torchvision.models.get_model(name)
+    model = make(name)
+    print("meta", meta_of(name, model))
     parameters = dict(model.named_parameters())
     count = sum(parameter.numel() for parameter in parameters.values())
     for key, tensor in model.state_dict().items():
@@ -70,19 +112,25 @@ def print_initial(name):
         return
     with torch.no_grad():
         fill(model)
-        logits = model.eval()(wave([1, 3, 64, 64], torch.float32))
-    print("logits", *(f"{x:.9g}" for x in logits[0].tolist()))
+        side = args.evaluated_side
+        logits = outputs_of(model.eval(), wave([1, 3, side, side], torch.float32))[0].flatten()
+    logits = logits[:: max(1, len(logits) // 1000)]
+    print("logits", *(f"{x:.9g}" for x in logits.tolist()))
 
 
 def print_trained(name):
     print("model", name)
-    torch.manual_seed(0)
-    model = torchvision.models.get_model(name).double().train()
+    model = make(name).double().train()
     with torch.no_grad():
         fill(model)
     torch.manual_seed(1)  # for dropout and stochastic depth
-    logits = model(wave([2, 3, 96, 96], torch.float64))
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2]))
+    side = args.trained_side
+    outputs = outputs_of(model, wave([2, 3, side, side], torch.float64))
+    target = torch.tensor([1, 2])
+    if segments(split(name)[0]):
+        target = torch.arange(2 * side * side).reshape(2, side, side) % (args.classes + 1)
+    losses = [F.cross_entropy(x, target, ignore_index=args.classes) for x in outputs]
+    loss = losses[0] + args.aux_weight * sum(losses[1:])
     loss.backward()
     print("loss", f"{loss.item():.17g}")
     for key, parameter in model.named_parameters():
@@ -94,6 +142,10 @@ def print_trained(name):
 parser = argparse.ArgumentParser()
 parser.add_argument("--initial", nargs="*", default=[])
 parser.add_argument("--trained", nargs="*", default=[])
+parser.add_argument("--classes", type=int)
+parser.add_argument("--evaluated_side", type=int)
+parser.add_argument("--trained_side", type=int)
+parser.add_argument("--aux_weight", type=float)
 args = parser.parse_args()
 for name in args.initial:
     print_initial(name)

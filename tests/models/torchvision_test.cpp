@@ -31,16 +31,20 @@ constexpr double kTrainingTolerance = 1e-9;    // float64
 constexpr double kEvaluationTolerance = 1e-5;  // float32, of the largest logit
 
 // Larger networks than these take too long.
-constexpr double kMostCounted = 5;               // giga multiply-adds
 constexpr int64_t kMostEvaluated = 200'000'000;  // parameters, as torchvision_models.py
 
 /// Networks of one file.
 struct Family {
   std::string name;
-  std::vector<std::string> members;
+  std::vector<std::string> members;  ///< "NAME", or with an option "NAME:KEY=true"
   std::vector<std::string> trained;  ///< members whose gradients are compared
   bool recomputes = true;            ///< has activation_checkpointing
   bool synchronises = true;          ///< has batch norm (and trains quickly)
+  int64_t classes = 1000;
+  int64_t evaluated_side = 64;  ///< of images, in pixels
+  int64_t trained_side = 96;
+  double aux_weight = 0;    ///< of auxiliary heads in the loss
+  double most_counted = 5;  ///< giga multiply-adds; larger networks take too long
 };
 
 void PrintTo(const Family& family, std::ostream* out) {
@@ -87,6 +91,24 @@ const std::vector<Family>& families() {
        {"squeezenet1_1"},
        /*recomputes=*/true,
        /*synchronises=*/false},
+      {.name = "Inception",
+       .members = {"googlenet", "googlenet:aux_logits=false", "inception_v3",
+                   "inception_v3:aux_logits=false"},
+       .trained = {"googlenet", "inception_v3", "inception_v3:aux_logits=false"},
+       .evaluated_side = 96,
+       .trained_side = 299,
+       .aux_weight = 0.3,
+       .most_counted = 6},
+      {.name = "Segmentation",
+       .members = {"fcn_resnet50", "fcn_resnet50:aux_loss=true", "fcn_resnet101:aux_loss=true",
+                   "deeplabv3_resnet50", "deeplabv3_resnet50:aux_loss=true",
+                   "deeplabv3_resnet101:aux_loss=true",
+                   "deeplabv3_mobilenet_v3_large:aux_loss=true", "lraspp_mobilenet_v3_large"},
+       .trained = {"deeplabv3_mobilenet_v3_large:aux_loss=true", "lraspp_mobilenet_v3_large",
+                   "deeplabv3_resnet50:aux_loss=true", "fcn_resnet50"},
+       .classes = 21,
+       .aux_weight = 0.5,
+       .most_counted = 200},
   };
   return all;
 }
@@ -190,23 +212,51 @@ void fill(Model& model) {
   for (auto& item : model.named_buffers()) fill_one(item.key(), item.value());
 }
 
-std::shared_ptr<Model> make(const std::string& name, const ModelArgs& args = {}) {
-  at::manual_seed(0);
-  return config::Component<ModelKind>(name).make(args);
+config::Component<ModelKind> from_yaml(const std::string& yaml) {
+  config::Component<ModelKind> component;
+  config::Faults faults;
+  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(yaml, "test"), component,
+                                                    "model", faults);
+  faults.throw_if_any();
+  return component;
 }
 
-std::shared_ptr<Model> make_to_train(const std::string& name, const ModelArgs& args = {}) {
-  auto model = make(name, args);
+/// @param member of `family`
+std::shared_ptr<Model> make(const Family& family, std::string member, ModelArgs args = {}) {
+  if (const size_t colon = member.find(':'); colon != std::string::npos) {
+    const size_t equals = member.find('=');
+    member = fmt::format("{{type: {}, {}: {}}}", member.substr(0, colon),
+                         member.substr(colon + 1, equals - colon - 1), member.substr(equals + 1));
+  }
+  args.num_classes = family.classes;
+  args.sample_shape = {3, 299, 299};
+  at::manual_seed(0);
+  return from_yaml(member).make(args);
+}
+
+std::shared_ptr<Model> make_to_train(const Family& family, const std::string& member,
+                                     const ModelArgs& args = {}) {
+  auto model = make(family, member, args);
   model->to(at::kDouble);
   fill(*model);
   return model;
 }
 
 /// Forward and backward pass of two images. @return the loss
-double train(Model& model) {
+double train(const Family& family, Model& model) {
   at::manual_seed(1);  // for dropout and stochastic depth
-  const at::Tensor logits = model.forward(wave({2, 3, 96, 96}));
-  const at::Tensor loss = at::cross_entropy_loss(logits, at::tensor({1, 2}, at::kLong));
+  const int64_t side = family.trained_side;
+  const auto outputs = model.forward_all(wave({2, 3, side, side}));
+  const at::Tensor target =
+      model.labels_pixels()
+          ? at::arange(2 * side * side).reshape({2, side, side}).remainder(family.classes + 1)
+          : at::tensor({1, 2}, at::kLong);
+  at::Tensor loss;
+  for (const at::Tensor& logits : outputs) {
+    const at::Tensor one = at::cross_entropy_loss(logits, target, {}, at::Reduction::Mean,
+                                                  /*ignore_index=*/family.classes);
+    loss = loss.defined() ? loss + family.aux_weight * one : one;
+  }
   loss.backward();
   return loss.item<double>();
 }
@@ -225,20 +275,26 @@ struct Actual {
   int64_t parameters = 0;
 };
 
-Actual evaluate(const std::string& name) {
+Actual evaluate(const Family& family, const std::string& name) {
   const at::NoGradGuard no_grad;
-  const auto model = make(name);
+  const auto model = make(family, name);
   Actual actual;
   actual.entries = entries_of(*model);
   for (const at::Tensor& parameter : model->parameters()) actual.parameters += parameter.numel();
   if (actual.parameters > kMostEvaluated) return actual;
   fill(*model);
   model->eval();
-  actual.logits = model->forward(wave({1, 3, 64, 64}).to(at::kFloat)).flatten();
+  const int64_t side = family.evaluated_side;
+  const auto outputs = model->forward_all(wave({1, 3, side, side}).to(at::kFloat));
+  EXPECT_EQ(outputs.size(), 1U) << "auxiliary heads are for training";
+  const at::Tensor logits = outputs.front().flatten();
+  const int64_t step = std::max<int64_t>(1, logits.numel() / 1000);
+  actual.logits = logits.slice(0, 0, std::nullopt, step);
   return actual;
 }
 
-void expect_same(const std::string& name, const Actual& actual, const Reference& reference) {
+void expect_same(const Family& family, const std::string& name, const Actual& actual,
+                 const Reference& reference) {
   EXPECT_EQ(actual.entries, reference.entries);
   if (reference.parameters > 0) {
     EXPECT_EQ(actual.parameters, reference.parameters);
@@ -250,9 +306,9 @@ void expect_same(const std::string& name, const Actual& actual, const Reference&
             kEvaluationTolerance * expected.abs().max().item<double>());
   EXPECT_GT(expected.std().item<double>(), 1e-3) << "the check would not say much";
 
-  if (reference.parameters == 0 || reference.giga_multiply_adds > kMostCounted) return;
+  if (reference.parameters == 0 || reference.giga_multiply_adds > family.most_counted) return;
   const int64_t work =
-      train::multiply_adds(*make(name), {3, reference.image_size, reference.image_size});
+      train::multiply_adds(*make(family, name), {3, reference.image_size, reference.image_size});
   EXPECT_NEAR(static_cast<double>(work) / 1e9, reference.giga_multiply_adds, 0.0011);
 }
 
@@ -295,14 +351,20 @@ TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesLogitsAndGradients) {
   command.insert(command.end(), family.members.begin(), family.members.end());
   command.emplace_back("--trained");
   command.insert(command.end(), family.trained.begin(), family.trained.end());
+  for (const std::string& option : {fmt::format("--classes={}", family.classes),
+                                    fmt::format("--evaluated_side={}", family.evaluated_side),
+                                    fmt::format("--trained_side={}", family.trained_side),
+                                    fmt::format("--aux_weight={}", family.aux_weight)}) {
+    command.push_back(option);
+  }
   test::Program python(command, {.timeout_seconds = 240});  // works while the test does
 
   std::map<std::string, Actual> evaluated;
-  for (const std::string& name : family.members) evaluated[name] = evaluate(name);
+  for (const std::string& name : family.members) evaluated[name] = evaluate(family, name);
   std::map<std::string, Trained> trained;
   for (const std::string& name : family.trained) {
-    trained[name].model = make_to_train(name);
-    trained[name].loss = train(*trained[name].model);
+    trained[name].model = make_to_train(family, name);
+    trained[name].loss = train(family, *trained[name].model);
   }
 
   const test::ProgramResult ended = python.wait();
@@ -311,15 +373,16 @@ TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesLogitsAndGradients) {
   for (const std::string& name : family.members) {
     SCOPED_TRACE(name);
     ASSERT_TRUE(references.contains(name));
-    expect_same(name, evaluated.at(name), references.at(name));
+    expect_same(family, name, evaluated.at(name), references.at(name));
     if (trained.contains(name)) expect_same(trained.at(name), references.at(name));
   }
 }
 
 TEST_P(TorchvisionFamilyTest, GivesTheSameGradientsWhenItRecomputes) {
-  const std::string& name = GetParam().trained.front();
-  if (!GetParam().recomputes) {
-    EXPECT_THAT([&] { make(name, {.activation_checkpointing = true}); },
+  const Family& family = GetParam();
+  const std::string& name = family.trained.front();
+  if (!family.recomputes) {
+    EXPECT_THAT([&] { make(family, name, {.activation_checkpointing = true}); },
                 ::testing::ThrowsMessage<base::UserError>(
                     ::testing::HasSubstr(name + " has no blocks to compute again")));
     return;
@@ -327,7 +390,7 @@ TEST_P(TorchvisionFamilyTest, GivesTheSameGradientsWhenItRecomputes) {
   for (const bool is_frozen : {false, true}) {
     SCOPED_TRACE(is_frozen ? "the first half is frozen" : "");
     const auto make_one = [&](const ModelArgs& args) {
-      auto model = make_to_train(name, args);
+      auto model = make_to_train(family, name, args);
       auto parameters = model->parameters();
       if (is_frozen) parameters.resize(parameters.size() / 2);
       for (const at::Tensor& parameter : parameters) parameter.set_requires_grad(!is_frozen);
@@ -335,7 +398,7 @@ TEST_P(TorchvisionFamilyTest, GivesTheSameGradientsWhenItRecomputes) {
     };
     const auto plain = make_one({});
     const auto recomputing = make_one({.activation_checkpointing = true});
-    EXPECT_DOUBLE_EQ(train(*plain), train(*recomputing));
+    EXPECT_DOUBLE_EQ(train(family, *plain), train(family, *recomputing));
     const auto parameters = plain->named_parameters();
     for (const auto& item : recomputing->named_parameters()) {
       const at::Tensor& gradient = item.value().grad();
@@ -351,9 +414,9 @@ TEST_P(TorchvisionFamilyTest, SynchronisedNormHasTheSameEntriesAndResults) {
   std::vector<std::vector<std::string>> entries;
   std::vector<double> losses;
   for (const Norm norm : {Norm::kLocal, Norm::kSync}) {
-    const auto model = make_to_train(GetParam().trained.front(), {.norm = norm});
+    const auto model = make_to_train(GetParam(), GetParam().trained.front(), {.norm = norm});
     entries.push_back(entries_of(*model));
-    losses.push_back(train(*model));
+    losses.push_back(train(GetParam(), *model));
   }
   EXPECT_EQ(entries[1], entries[0]);
   EXPECT_NEAR(losses[1], losses[0], kTrainingTolerance * losses[0]);
@@ -361,14 +424,9 @@ TEST_P(TorchvisionFamilyTest, SynchronisedNormHasTheSameEntriesAndResults) {
 
 /// Logits of two images in training, after seeds 1 and 2 for what draws random numbers.
 std::pair<at::Tensor, at::Tensor> logits_of_two_seeds(const std::string& yaml) {
-  config::Component<ModelKind> component;
-  config::Faults faults;
-  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(yaml, "test"), component,
-                                                    "model", faults);
-  faults.throw_if_any();
   const at::NoGradGuard no_grad;
   const ModelArgs args{.num_classes = 3, .sample_shape = {3, 64, 64}};
-  const auto model = component.make(args);
+  const auto model = from_yaml(yaml).make(args);
   fill(*model);
   const auto forward = [&](uint64_t seed) {
     at::manual_seed(seed);
@@ -420,7 +478,10 @@ TEST(TorchvisionTest, EveryNetworkIsCompared) {
   std::vector<std::string> names = {"digits",   "resnet20", "resnet32",
                                     "resnet44", "resnet56", "resnet110"};
   for (const Family& family : families()) {
-    names.insert(names.end(), family.members.begin(), family.members.end());
+    for (const std::string& member : family.members) {
+      const std::string name = member.substr(0, member.find(':'));
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
   }
   EXPECT_THAT(ModelKind::registry().names(), ::testing::UnorderedElementsAreArray(names));
 }

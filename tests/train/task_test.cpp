@@ -30,6 +30,11 @@ std::string task_error(const std::string& yaml) {
   return "no error";
 }
 
+/// What loss_sum() returns.
+at::Tensor sum_and_number(const at::Tensor& losses) {
+  return at::stack({losses.sum(), at::full({}, losses.numel(), losses.options())});
+}
+
 class TaskTest : public ::testing::Test {
  protected:
   TaskTest() { at::manual_seed(1); }
@@ -43,15 +48,17 @@ class TaskTest : public ::testing::Test {
 TEST_F(TaskTest, CrossEntropyIsTheMeanOfTheTargetsLikelihood) {
   const auto plain = task("classification");
   const at::Tensor expected = -(likelihood_ * one_hot_).sum(1);
-  EXPECT_TRUE(at::allclose(plain->loss(output_, target_), expected.mean()));
-  EXPECT_TRUE(at::allclose(plain->loss_sum(output_, target_), expected.sum()));
+  EXPECT_TRUE(at::allclose(plain->loss({output_}, target_), expected.mean()));
+  EXPECT_TRUE(at::allclose(plain->loss_sum({output_}, target_), sum_and_number(expected)));
 }
 
 TEST_F(TaskTest, SmoothingSpreadsAShareOfTheTarget) {
   const auto smooth = task("{type: classification, label_smoothing: 0.2}");
   const at::Tensor shares = one_hot_ * 0.8 + 0.05;
-  EXPECT_TRUE(at::allclose(smooth->loss(output_, target_), -(likelihood_ * shares).sum(1).mean()));
-  EXPECT_TRUE(at::allclose(smooth->loss_sum(output_, target_), -(likelihood_ * one_hot_).sum()))
+  EXPECT_TRUE(
+      at::allclose(smooth->loss({output_}, target_), -(likelihood_ * shares).sum(1).mean()));
+  EXPECT_TRUE(at::allclose(smooth->loss_sum({output_}, target_),
+                           sum_and_number(-(likelihood_ * one_hot_).sum(1))))
       << "in evaluation there is none";
 }
 
@@ -59,20 +66,35 @@ TEST_F(TaskTest, ClassWeightsAreTheLosssWeights) {
   const auto weighted = task("{type: classification, class_weights: [1, 2, 3, 0]}");
   const at::Tensor weights = at::tensor({1.0, 2.0, 3.0, 0.0}, at::kDouble).index({target_});
   const at::Tensor each = -(likelihood_ * one_hot_).sum(1);
-  EXPECT_TRUE(at::allclose(weighted->loss(output_.to(at::kFloat), target_),
+  EXPECT_TRUE(at::allclose(weighted->loss({output_.to(at::kFloat)}, target_),
                            ((each * weights).sum() / weights.sum()).to(at::kFloat)));
   const at::Tensor ignored = output_.narrow(0, 3, 1).to(at::kFloat);
-  EXPECT_EQ(weighted->loss(ignored, target_.narrow(0, 3, 1)).item<float>(), 0)
+  EXPECT_EQ(weighted->loss({ignored}, target_.narrow(0, 3, 1)).item<float>(), 0)
       << "nothing in this batch counts";
   const auto smoothed =
       task("{type: classification, class_weights: [1, 2, 3, 0], label_smoothing: 0.1}");
   const at::Tensor leaf = ignored.clone().requires_grad_();
-  smoothed->loss(leaf, target_.narrow(0, 3, 1)).backward();
+  smoothed->loss({leaf}, target_.narrow(0, 3, 1)).backward();
   EXPECT_FALSE(leaf.grad().any().item<bool>()) << "a share of the target is of other classes";
   EXPECT_THAT(task_error("{type: classification, class_weights: [1, 2]}"),
               HasSubstr("task.class_weights has 2 values, the data has 4 classes"));
   EXPECT_THAT(task_error("{type: classification, class_weights: [0, 0, 0, 0]}"),
               HasSubstr("all are 0"));
+}
+
+TEST_F(TaskTest, AuxiliaryHeadsAddTheirShareToTheLossAndNothingToTheCounts) {
+  const at::Tensor aux = output_.roll(1, 0);
+  for (const auto& [yaml, weight] : std::vector<std::pair<std::string, double>>{
+           {"classification", 0.3}, {"{type: classification, loss: bce, aux_weight: 2}", 2}}) {
+    const auto task_of = task(yaml);
+    const at::Tensor expected =
+        task_of->loss({output_}, target_) + 2 * weight * task_of->loss({aux}, target_);
+    EXPECT_TRUE(at::allclose(task_of->loss({output_, aux, aux}, target_), expected)) << yaml;
+    EXPECT_TRUE(at::equal(task_of->loss_sum({output_, aux}, target_),
+                          task_of->loss_sum({output_}, target_)));
+    EXPECT_TRUE(
+        at::equal(task_of->counts({output_, aux}, target_), task_of->counts({output_}, target_)));
+  }
 }
 
 TEST_F(TaskTest, BinaryCrossEntropyAveragesOverClasses) {
@@ -81,13 +103,13 @@ TEST_F(TaskTest, BinaryCrossEntropyAveragesOverClasses) {
     const at::Tensor chance = output_.sigmoid();
     return -(shares * chance.log() + (1 - shares) * (1 - chance).log()).mean(1);
   };
-  EXPECT_TRUE(at::allclose(bce->loss(output_, target_), expected(one_hot_ * 0.9 + 0.025).mean()));
-  EXPECT_TRUE(at::allclose(bce->loss_sum(output_, target_), expected(one_hot_).sum()));
+  EXPECT_TRUE(at::allclose(bce->loss({output_}, target_), expected(one_hot_ * 0.9 + 0.025).mean()));
+  EXPECT_TRUE(at::allclose(bce->loss_sum({output_}, target_), sum_and_number(expected(one_hot_))));
 }
 
 TEST_F(TaskTest, CountsRightAnswersAmongOneAndFive) {
   const auto few = task("classification");
-  const at::Tensor counts = few->counts(one_hot_ * 2 + 1, target_.roll(1));
+  const at::Tensor counts = few->counts({one_hot_ * 2 + 1}, target_.roll(1));
   EXPECT_EQ(counts.dtype(), at::kLong);
   // Rolled by one, only the last two labels are equal to their neighbours.
   EXPECT_TRUE(at::equal(counts, at::tensor({6, 1}, at::kLong)));
@@ -100,7 +122,7 @@ TEST_F(TaskTest, CountsRightAnswersAmongOneAndFive) {
   // Class 9 is the likeliest, then 8, 7, ...
   const at::Tensor descending = at::arange(10, at::kFloat).repeat({10, 1});
   EXPECT_TRUE(
-      at::equal(many->counts(descending, at::arange(10)), at::tensor({10, 1, 5}, at::kLong)));
+      at::equal(many->counts({descending}, at::arange(10)), at::tensor({10, 1, 5}, at::kLong)));
   const auto metrics = many->metrics(std::vector<int64_t>{10, 1, 5});
   EXPECT_EQ(metrics[0].name, "accuracy");
   EXPECT_EQ(metrics[1].name, "top5_accuracy");
@@ -121,8 +143,8 @@ TEST_F(TaskTest, MixesImagesAndCountsTheLargerShare) {
     mixed_up.push_back(!same.all().item<bool>());
     data::SampleRandom again(0, 0, i);
     EXPECT_TRUE(at::equal(mixing->augment(batch, again).data, mixed.data)) << "repeatable";
-    EXPECT_EQ(mixing->counts(mixed.target, mixed.target)[1].item<int64_t>(), 6);
-    EXPECT_TRUE(mixing->loss(output_.to(at::kFloat), mixed.target).isfinite().item<bool>());
+    EXPECT_EQ(mixing->counts({mixed.target}, mixed.target)[1].item<int64_t>(), 6);
+    EXPECT_TRUE(mixing->loss({output_.to(at::kFloat)}, mixed.target).isfinite().item<bool>());
   }
   const auto blends = std::ranges::count(mixed_up, true);
   EXPECT_GT(blends, 8);

@@ -88,9 +88,8 @@ void Faults::add(const Mark& mark, const std::string& message) {
   const std::string where = mark.str();
   const std::string key = mark.line > 0 || where.empty() ? "" : key_of(where) + ": ";
   const bool repeats = !key.empty() && message.starts_with(key);
-  messages_.insert(messages_.begin() + at,
-                   (where.empty() ? "" : where + ": ") +
-                       (repeats ? message.substr(key.size()) : message));
+  messages_.insert(messages_.begin() + at, (where.empty() ? "" : where + ": ") +
+                                               (repeats ? message.substr(key.size()) : message));
 }
 
 bool Faults::is_full() const {

@@ -72,10 +72,12 @@ at::Tensor activate(at::Tensor x, Activation activation) {
   return x;
 }
 
-torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t groups) {
+torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t groups,
+                       int64_t dilation) {
   return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel)
                                .stride(stride)
-                               .padding((kernel - 1) / 2)
+                               .padding(dilation * (kernel - 1) / 2)
+                               .dilation(dilation)
                                .groups(groups)
                                .bias(false));
 }
@@ -127,18 +129,31 @@ void Chain::add_norm(const NormFactory& norm, int64_t channels, Activation activ
   add_step([activation](const at::Tensor& x) { return activate(x, activation); });
 }
 
+at::Tensor Chain::run(const Step& step, const at::Tensor& x) const {
+  return recompute_ ? dist::checkpoint(step, x) : step(x);
+}
+
 at::Tensor Chain::forward(const at::Tensor& x) const {
   at::Tensor y = x;
-  for (const Step& step : steps_) {
-    y = recompute_ ? dist::checkpoint(step, y) : step(y);
-  }
+  for (const Step& step : steps_) y = run(step, y);
   return y;
+}
+
+std::vector<at::Tensor> Chain::forward(const at::Tensor& x,
+                                       std::initializer_list<size_t> kept) const {
+  std::vector<at::Tensor> outputs;
+  at::Tensor y = x;
+  for (size_t i = 0; outputs.size() < kept.size(); ++i) {
+    y = run(steps_.at(i), y);
+    if (i == kept.begin()[outputs.size()]) outputs.push_back(y);
+  }
+  return outputs;
 }
 
 std::shared_ptr<Chain> conv_norm(int64_t in, int64_t out, const NormFactory& norm,
                                  const ConvNormOptions& options) {
   auto chain = std::make_shared<Chain>();
-  chain->add(conv(in, out, options.kernel, options.stride, options.groups));
+  chain->add(conv(in, out, options.kernel, options.stride, options.groups, options.dilation));
   chain->add_norm(norm, out, options.activation);
   return chain;
 }

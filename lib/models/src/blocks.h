@@ -3,6 +3,7 @@
 // What several families of networks are built from.
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,7 +36,7 @@ at::Tensor activate(at::Tensor x, Activation activation);
 
 /// A square convolution without bias that keeps the size at stride 1.
 torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride = 1,
-                       int64_t groups = 1);
+                       int64_t groups = 1, int64_t dilation = 1);
 
 /// Stochastic depth (Huang et al., arXiv:1603.09382): zeroes each sample with `probability`, and
 /// scales the others so that the expected value stays.
@@ -78,7 +79,12 @@ class Chain : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x) const;
 
+  /// The outputs of the steps with these numbers, in rising order; later steps do not run.
+  std::vector<at::Tensor> forward(const at::Tensor& x, std::initializer_list<size_t> kept) const;
+
  private:
+  at::Tensor run(const Step& step, const at::Tensor& x) const;
+
   bool recompute_;
   size_t layers_ = 0;
   std::vector<Step> steps_;
@@ -89,6 +95,7 @@ struct ConvNormOptions {
   int64_t stride = 1;
   int64_t groups = 1;
   Activation activation = Activation::kRelu;
+  int64_t dilation = 1;
 };
 
 /// A convolution that keeps the resolution (divided by the stride), batch norm and activation.
@@ -135,6 +142,8 @@ class FeatureNet : public Model {
   FeatureNet(std::shared_ptr<Chain> features, int64_t pooled, std::shared_ptr<Chain> classifier,
              const std::string& name = "features");
   at::Tensor forward(at::Tensor x) override;
+
+  const std::shared_ptr<Chain>& features() const { return features_; }
 
  private:
   std::shared_ptr<Chain> features_;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "backbones.h"
 #include "blocks.h"
 #include "families.h"
 
@@ -67,6 +68,7 @@ struct BlockV3 {
   bool squeezes;
   Activation activation;
   int64_t stride;
+  int64_t dilation = 1;
 };
 
 std::shared_ptr<Residual> block_v3(int64_t in, const BlockV3& block, const NormFactory& norm) {
@@ -78,7 +80,8 @@ std::shared_ptr<Residual> block_v3(int64_t in, const BlockV3& block, const NormF
                         {.kernel = block.kernel,
                          .stride = block.stride,
                          .groups = block.expanded,
-                         .activation = block.activation}));
+                         .activation = block.activation,
+                         .dilation = block.dilation}));
   if (block.squeezes) {
     const int64_t quarter = block.expanded / 4;
     const int64_t squeezed = make_divisible(static_cast<double>(quarter));
@@ -91,8 +94,9 @@ std::shared_ptr<Residual> block_v3(int64_t in, const BlockV3& block, const NormF
 }
 
 /// @param hidden units of the classifier
-std::shared_ptr<Model> mobilenet_v3(const std::string& name, const ModelArgs& args, double dropout,
-                                    const std::vector<BlockV3>& blocks, int64_t hidden) {
+std::shared_ptr<FeatureNet> mobilenet_v3(const std::string& name, const ModelArgs& args,
+                                         double dropout, const std::vector<BlockV3>& blocks,
+                                         int64_t hidden) {
   const int64_t channels = image_channels(name, args, 1);
   const NormFactory norm(args, /*eps=*/1e-3, /*momentum=*/0.01);
   auto features = std::make_shared<Chain>(args.activation_checkpointing);
@@ -113,7 +117,33 @@ std::shared_ptr<Model> mobilenet_v3(const std::string& name, const ModelArgs& ar
   return net;
 }
 
+constexpr int64_t kLargeHidden = 1280;
+
+std::vector<BlockV3> blocks_of_large() {
+  constexpr Activation kRelu = Activation::kRelu;
+  constexpr Activation kSwish = Activation::kHardswish;
+  return {{3, 16, 16, false, kRelu, 1},   {3, 64, 24, false, kRelu, 2},
+          {3, 72, 24, false, kRelu, 1},   {5, 72, 40, true, kRelu, 2},
+          {5, 120, 40, true, kRelu, 1},   {5, 120, 40, true, kRelu, 1},
+          {3, 240, 80, false, kSwish, 2}, {3, 200, 80, false, kSwish, 1},
+          {3, 184, 80, false, kSwish, 1}, {3, 184, 80, false, kSwish, 1},
+          {3, 480, 112, true, kSwish, 1}, {3, 672, 112, true, kSwish, 1},
+          {5, 672, 160, true, kSwish, 2}, {5, 960, 160, true, kSwish, 1},
+          {5, 960, 160, true, kSwish, 1}};
+}
+
 }  // namespace
+
+Backbone dilated_mobilenet_v3_large(const std::string& name, const ModelArgs& args) {
+  std::vector<BlockV3> blocks = blocks_of_large();
+  for (size_t i = 12; i < blocks.size(); ++i) blocks[i].stride = 1, blocks[i].dilation = 2;
+  ModelArgs pretrained = args;
+  pretrained.num_classes = 1000;  // of the classifier that torchvision draws, and drops
+  const auto net = mobilenet_v3(name, pretrained, 0.2, blocks, kLargeHidden);
+  return {.module = net->features(), .features = [features = net->features()](const at::Tensor& x) {
+            return features->forward(x, {4, 16});
+          }};
+}
 
 void add_mobilenets(ModelKind::Registry& registry) {
   registry.add<DropoutOptions>("mobilenet_v2", "MobileNetV2 (Sandler et al., arXiv:1801.04381)",
@@ -130,23 +160,7 @@ void add_mobilenets(ModelKind::Registry& registry) {
   };
   constexpr Activation kRelu = Activation::kRelu;
   constexpr Activation kSwish = Activation::kHardswish;
-  add("mobilenet_v3_large",
-      {{3, 16, 16, false, kRelu, 1},
-       {3, 64, 24, false, kRelu, 2},
-       {3, 72, 24, false, kRelu, 1},
-       {5, 72, 40, true, kRelu, 2},
-       {5, 120, 40, true, kRelu, 1},
-       {5, 120, 40, true, kRelu, 1},
-       {3, 240, 80, false, kSwish, 2},
-       {3, 200, 80, false, kSwish, 1},
-       {3, 184, 80, false, kSwish, 1},
-       {3, 184, 80, false, kSwish, 1},
-       {3, 480, 112, true, kSwish, 1},
-       {3, 672, 112, true, kSwish, 1},
-       {5, 672, 160, true, kSwish, 2},
-       {5, 960, 160, true, kSwish, 1},
-       {5, 960, 160, true, kSwish, 1}},
-      1280);
+  add("mobilenet_v3_large", blocks_of_large(), kLargeHidden);
   add("mobilenet_v3_small",
       {{3, 16, 16, true, kRelu, 2},
        {3, 72, 24, false, kRelu, 2},

@@ -1,9 +1,15 @@
 #include <syncbn/models/digits_net.h>
 #include <syncbn/models/model.h>
 
+#include <utility>
+
 #include "families.h"
 
 namespace syncbn::models {
+
+std::vector<at::Tensor> Model::forward_all(at::Tensor input) {
+  return {forward(std::move(input))};
+}
 
 ModelKind::Registry& ModelKind::registry() {
   static Registry registry = [] {
@@ -22,6 +28,8 @@ ModelKind::Registry& ModelKind::registry() {
     add_shufflenets(made);
     add_mnasnets(made);
     add_squeezenets(made);
+    add_inceptions(made);
+    add_segmentation_networks(made);
     return made;
   }();
   return registry;

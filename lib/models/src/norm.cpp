@@ -1,12 +1,36 @@
 #include <syncbn/models/norm.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <memory>
+
+#include <syncbn/base/error.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include "blocks.h"
 
 namespace syncbn::models {
+namespace {
+
+/// torch's layer, with advice where it has nothing to normalise by.
+class LocalNorm : public torch::nn::BatchNorm2dImpl {
+ public:
+  using BatchNorm2dImpl::BatchNorm2dImpl;
+
+  at::Tensor forward(const at::Tensor& x) {
+    if (is_training() && x.numel() == x.size(1)) {
+      throw base::UserError(fmt::format(
+          "batch norm: one value per channel (input [{}]) has no variance to train with; use a "
+          "larger batch, loader.drop_last if only the last batch is that small, or sync_batchnorm",
+          fmt::join(x.sizes(), ", ")));
+    }
+    return BatchNorm2dImpl::forward(x);
+  }
+};
+
+}  // namespace
 
 at::Tensor NormRelu::forward(const at::Tensor& x, const at::Tensor& residual, bool drops) {
   if (fused_) return norm_.forward(x, residual);
@@ -27,7 +51,7 @@ NormRelu NormFactory::with_relu(int64_t channels, double drop_path) const {
 
 torch::nn::AnyModule NormFactory::make(int64_t channels, bool fuse_relu) const {
   if (kind_ == Norm::kLocal) {
-    return torch::nn::AnyModule(torch::nn::BatchNorm2d(
+    return torch::nn::AnyModule(std::make_shared<LocalNorm>(
         torch::nn::BatchNorm2dOptions(channels).eps(eps_).momentum(momentum_)));
   }
   return torch::nn::AnyModule(dist::SyncBatchNorm(dist::SyncBatchNormOptions(channels)

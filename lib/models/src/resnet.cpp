@@ -9,6 +9,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <cstdint>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include <syncbn/dist/checkpoint.h>
 #include <syncbn/models/norm.h>
 
+#include "backbones.h"
 #include "blocks.h"
 #include "families.h"
 
@@ -37,6 +39,7 @@ class Block : public torch::nn::Module {
     int64_t groups = 1;  ///< of the 3x3 convolution of a bottleneck
     bool bottleneck = false;
     bool projects = true;  ///< the shortcut between different shapes is a 1x1 convolution
+    int64_t dilation = 1;  ///< as groups
   };
 
   Block(const Shape& shape, const NormFactory& norm, double drop_path)
@@ -46,7 +49,7 @@ class Block : public torch::nn::Module {
     }
     if (shape.bottleneck) {
       add(conv(shape.in, shape.width, 1), norm);
-      add(conv(shape.width, shape.width, 3, stride_, shape.groups), norm);
+      add(conv(shape.width, shape.width, 3, stride_, shape.groups, shape.dilation), norm);
       add(conv(shape.width, shape.out, 1), norm, drop_path);
     } else {
       add(conv(shape.in, shape.out, 3, stride_), norm);
@@ -99,6 +102,7 @@ struct ResNetShape {
   int64_t channels = 64;     ///< of the first convolution; each stage after the first doubles them
   bool small_input = false;  ///< whatever the options say
   bool projects = true;      ///< as in Block::Shape
+  size_t dilated_from = SIZE_MAX;  ///< the first stage with dilation instead of a stride
 };
 
 class ResNet : public Model {
@@ -116,6 +120,7 @@ class ResNet : public Model {
     register_module("bn1", bn1_.ptr());
     const int last_block = std::reduce(shape.depths.begin(), shape.depths.end()) - 1;
     int64_t in = shape.channels;
+    int64_t dilation = 1;
     for (size_t i = 0; i < shape.depths.size(); ++i) {
       const int64_t channels_of_stage = shape.channels << i;
       torch::nn::Sequential stage;
@@ -124,16 +129,20 @@ class ResNet : public Model {
             .in = in,
             .width = channels_of_stage * shape.group_width / 64 * shape.groups,
             .out = shape.bottleneck ? 4 * channels_of_stage : channels_of_stage,
-            .stride = i > 0 && k == 0 ? 2 : 1,
+            .stride = i > 0 && k == 0 && i < shape.dilated_from ? 2 : 1,
             .groups = shape.groups,
             .bottleneck = shape.bottleneck,
-            .projects = shape.projects};
+            .projects = shape.projects,
+            .dilation = dilation};
         const double drop_path =
             options.stochastic_depth * static_cast<double>(blocks_.size()) / last_block;
         blocks_.push_back(std::make_shared<Block>(block, norm, drop_path));
         stage->push_back(blocks_.back());
         in = block.out;
+        // The first block has the dilation of the stage before.
+        if (k == 0 && i >= shape.dilated_from) dilation *= 2;
       }
+      stage_ends_.push_back(blocks_.size());
       register_module("layer" + std::to_string(i + 1), stage);
     }
     fc_ = register_module("fc", torch::nn::Linear(in, args.num_classes));
@@ -143,11 +152,20 @@ class ResNet : public Model {
     }
   }
 
-  at::Tensor forward(at::Tensor x) override {
+  /// The outputs of the stages.
+  std::vector<at::Tensor> features(at::Tensor x) {
     x = bn1_.forward(conv1_->forward(x));
     if (!small_input_) x = at::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
-    for (const auto& block : blocks_) x = run(block, x);
-    x = at::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
+    std::vector<at::Tensor> outputs;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      x = run(blocks_[i], x);
+      if (i + 1 == stage_ends_[outputs.size()]) outputs.push_back(x);
+    }
+    return outputs;
+  }
+
+  at::Tensor forward(at::Tensor x) override {
+    x = at::adaptive_avg_pool2d(features(x).back(), {1, 1}).flatten(1);
     return fc_->forward(at::dropout(x, dropout_, is_training()));
   }
 
@@ -163,6 +181,7 @@ class ResNet : public Model {
   torch::nn::Conv2d conv1_{nullptr};
   NormRelu bn1_;
   std::vector<std::shared_ptr<Block>> blocks_;  ///< of all stages
+  std::vector<size_t> stage_ends_;
   torch::nn::Linear fc_{nullptr};
 };
 
@@ -207,6 +226,17 @@ std::shared_ptr<Model> resnet18(const ModelArgs& args, const ResNetOptions& opti
 std::shared_ptr<Model> resnet50(const ModelArgs& args, const ResNetOptions& options) {
   return std::make_shared<ResNet>("resnet50", args, options,
                                   ResNetShape{.depths = {3, 4, 6, 3}, .bottleneck = true});
+}
+
+Backbone dilated_resnet(const std::string& name, const ModelArgs& args,
+                        const std::vector<int>& depths) {
+  ModelArgs pretrained = args;
+  pretrained.num_classes = 1000;  // of the classifier that torchvision draws, and drops
+  auto net = std::make_shared<ResNet>(
+      name, pretrained, ResNetOptions{},
+      ResNetShape{.depths = depths, .bottleneck = true, .dilated_from = 2});
+  net->unregister_module("fc");
+  return {.module = net, .features = [net](const at::Tensor& x) { return net->features(x); }};
 }
 
 void add_resnets(ModelKind::Registry& registry) {

@@ -10,6 +10,7 @@
 #include <syncbn/models/weights.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -69,6 +70,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   const std::string split = to_string(inputs.eval_split);
   nlohmann::ordered_json json = {{"checkpoint", path}, {"split", split}};
   std::string text;
+  std::string remark;
   const auto evaluate = [&](const std::string& prefix) {
     const Evaluation result = evaluator.evaluate(*model, [] { return Wishes{}; });
     json["samples"] = result.samples;
@@ -76,8 +78,10 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
     text += fmt::format("  {}loss {:.4f}", prefix, result.loss);
     for (const Metric& metric : result.metrics) {
       json[prefix + metric.name] = metric.value;
+      if (std::isnan(metric.value)) continue;
       text += fmt::format("  {}{} {}", prefix, metric.name, shown(metric, metric.value));
     }
+    if (!result.remark.empty()) remark = result.remark;
   };
   if (bytes.empty()) {
     load_python_weights(path, *model);
@@ -103,6 +107,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   if (!is_rank_0()) return base::kExitOk;
   spdlog::info("{} on {}:{}", path,
                base::counted(json["samples"].get<int64_t>(), split + " sample"), text);
+  if (!remark.empty()) spdlog::info("{}", remark);
   base::write_stdout(json.dump() + "\n");
   return base::kExitOk;
 }

@@ -12,6 +12,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -67,8 +68,8 @@ Evaluation Evaluator::evaluate(models::Model& model, const GetWishes& wishes) co
   loader.start_epoch(0);
   const at::Device device = dist::device();
   at::Tensor counts = at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device));
-  // Loss, samples, samples left out.
-  at::Tensor sums = at::zeros({3}, at::TensorOptions(at::kDouble).device(device));
+  // Sum and number of losses, samples, samples left out.
+  at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
   const Wishes all_wishes = run_and_share_wishes([&] {
     // A rank that is to stop leaves its other batches out: the results do not count then.
     for (;;) {
@@ -78,24 +79,26 @@ Evaluation Evaluator::evaluate(models::Model& model, const GetWishes& wishes) co
       if (!batch) return Wishes{};
       if (batch->size() == 0) continue;  // all its samples are damaged
       const Autocast autocast(config_, device);
-      const at::Tensor output = full_precision(model.forward(to_device_.input(*batch)));
+      const auto outputs = full_precision(model.forward_all(to_device_.input(*batch)));
       const at::Tensor target = to_device_.target(*batch);
-      sums[0].add_(task_.loss_sum(output, target));
-      sums[1].add_(batch->size());
-      counts.add_(task_.counts(output, target));
+      sums.narrow(0, 0, 2).add_(task_.loss_sum(outputs, target));
+      sums[2].add_(batch->size());
+      counts.add_(task_.counts(outputs, target));
     }
   });
-  sums[2].fill_(loader.skipped());
+  sums[3].fill_(loader.skipped());
   dist::all_reduce(sums);
   dist::all_reduce(counts);
   const at::Tensor all = sums.cpu();
   const double* const values = all.const_data_ptr<double>();
   const at::Tensor host_counts = counts.cpu();
+  const std::span<const int64_t> all_counts(host_counts.const_data_ptr<int64_t>(),
+                                            static_cast<size_t>(host_counts.numel()));
   return {.loss = values[0] / std::max(values[1], 1.0),
-          .metrics = task_.metrics(
-              {host_counts.const_data_ptr<int64_t>(), static_cast<size_t>(host_counts.numel())}),
-          .samples = static_cast<int64_t>(values[1]),
-          .skipped = static_cast<int64_t>(values[2]),
+          .metrics = task_.metrics(all_counts),
+          .remark = task_.remark(all_counts),
+          .samples = static_cast<int64_t>(values[2]),
+          .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <syncbn/data/loader.h>
@@ -21,8 +22,9 @@ inline constexpr const char* kAverage = "ema_";
 
 /// The results on a set of samples, equal on all ranks.
 struct Evaluation {
-  double loss = 0;  ///< mean over samples
+  double loss = 0;  ///< mean over samples, or over pixels
   std::vector<Metric> metrics;
+  std::string remark;  ///< Task::remark()
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out
   Wishes wishes = {};   ///< of any rank; if they end the run, the results are incomplete

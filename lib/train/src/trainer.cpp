@@ -623,7 +623,12 @@ class Trainer {
     for (const Metric& metric : result.metrics) {
       record.eval.emplace_back(prefix + metric.name, metric.value);
     }
-    if (result.skipped > 0 && is_rank_0() && prefix.empty()) {
+    if (!is_rank_0() || !prefix.empty()) return true;
+    if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {
+      progress_.clear();
+      spdlog::info("{}", result.remark);
+    }
+    if (result.skipped > 0) {
       progress_.clear();
       spdlog::warn("evaluation left out {}", base::counted(result.skipped, "damaged sample"));
     }
@@ -782,6 +787,7 @@ class Trainer {
   bool is_finished_ = false;
   bool is_first_step_ = true;
   bool has_told_of_signal_ = false;
+  std::string remark_;  ///< of the last evaluation
   DataWait data_wait_;
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.
   Checkpoint position_;

@@ -42,6 +42,13 @@ std::unique_ptr<GradScaler> make_scaler(const Config& config, at::Device device)
       device);
 }
 
+/// 0, with a graph to every output: backward then reaches all parameters.
+at::Tensor zero_loss(const Task::Outputs& outputs) {
+  at::Tensor zero = outputs.front().sum() * 0;
+  for (size_t i = 1; i < outputs.size(); ++i) zero = zero + outputs[i].sum() * 0;
+  return zero;
+}
+
 }  // namespace
 
 Autocast::Autocast(const Config& config, at::Device device)
@@ -62,8 +69,11 @@ Autocast::~Autocast() {
   at::autocast::set_autocast_dtype(device_, former_type_);
 }
 
-at::Tensor full_precision(const at::Tensor& output) {
-  return at::isReducedFloatingType(output.scalar_type()) ? output.to(at::kFloat) : output;
+Task::Outputs full_precision(Task::Outputs outputs) {
+  for (at::Tensor& output : outputs) {
+    if (at::isReducedFloatingType(output.scalar_type())) output = output.to(at::kFloat);
+  }
+  return outputs;
 }
 
 TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
@@ -149,11 +159,11 @@ at::Tensor TrainingStep::backward_part(const at::Tensor& input, const at::Tensor
   at::Tensor loss;
   {
     const Autocast autocast(config_, device_);
-    const at::Tensor output = full_precision(ddp_.forward(input));
-    loss = target.size(0) > 0 ? task_.loss(output, target) : output.sum() * 0;
+    const Task::Outputs outputs = full_precision(ddp_.invoke(&models::Model::forward_all, input));
+    loss = target.size(0) > 0 ? task_.loss(outputs, target) : zero_loss(outputs);
     if (target.size(0) > 0) {
       const at::NoGradGuard no_grad;
-      counts_.add_(task_.counts(output, target));
+      counts_.add_(task_.counts(outputs, target));
     }
   }
   const at::Tensor weighted = share == 1 ? loss : loss * share;

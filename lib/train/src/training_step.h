@@ -33,8 +33,8 @@ class Autocast {
   const at::ScalarType former_type_;
 };
 
-/// A network's output, in float32 where mixed precision left it in 16 bits: losses need more.
-at::Tensor full_precision(const at::Tensor& output);
+/// A network's outputs, in float32 where mixed precision left them in 16 bits: losses need more.
+Task::Outputs full_precision(Task::Outputs outputs);
 
 /// One step of training: forward, backward and update. Not thread-safe.
 class TrainingStep {

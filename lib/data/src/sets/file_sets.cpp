@@ -102,12 +102,15 @@ class SegmentationFolder : public detail::ImageSet {
         masks_(of_split(split, options.train_masks, options.val_masks, options.test_masks)),
         decode_(detail::decode_options(options)),
         classes_(options.classes),
+        class_names_(options.class_names),
         ignored_(static_cast<uint8_t>(options.ignore_index)),
         pairs_(detail::index_pairs(images_, masks_, {.folder = options.cache_dir})) {}
 
   int64_t size() const override { return pairs_.size() / 2; }
   std::span<const int64_t> labels() const override { return {}; }
   int64_t num_classes() const override { return classes_; }
+  std::vector<std::string> class_names() const override { return class_names_; }
+  int64_t ignore_index() const override { return ignored_; }
   std::vector<int64_t> target_shape() const override {
     return {image_size().height, image_size().width};
   }
@@ -151,6 +154,7 @@ class SegmentationFolder : public detail::ImageSet {
   fs::path masks_;
   DecodeOptions decode_;
   int64_t classes_;
+  std::vector<std::string> class_names_;
   uint8_t ignored_;
   detail::FolderIndex pairs_;  ///< all images, then all masks
 };
@@ -256,9 +260,18 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
       .required()
       .at_least(1)
       .at_most(256);
+  schema.field("class_names", &Options::class_names,
+               "names of the classes, by label; empty: their numbers");
   schema.field("ignore_index", &Options::ignore_index, "label of pixels that are ignored")
       .at_least(0)
       .at_most(255);
+  schema.check([](const Options& options) -> std::optional<std::string> {
+    if (options.class_names.empty() || std::ssize(options.class_names) == options.classes) {
+      return std::nullopt;
+    }
+    return fmt::format("class_names has {}, classes is {}",
+                       base::counted(options.class_names.size(), "name"), options.classes);
+  });
   detail::describe_image_files(schema);
 }
 

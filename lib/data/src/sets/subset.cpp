@@ -76,6 +76,7 @@ class SampleSubset : public Subset<SampleDataset> {
     dataset().prefetch(of_dataset(indices));
   }
   std::vector<int64_t> target_shape() const override { return dataset().target_shape(); }
+  int64_t ignore_index() const override { return dataset().ignore_index(); }
   std::string name_of(int64_t index) const override { return dataset().name_of(of_dataset(index)); }
 };
 

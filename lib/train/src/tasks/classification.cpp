@@ -1,15 +1,15 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/batch_transforms.h>
 #include <syncbn/data/sample_dataset.h>
-#include <syncbn/train/task.h>
 
 #include <algorithm>
 #include <optional>
 #include <utility>
+
+#include "tasks/tasks.h"
 
 namespace syncbn::train {
 namespace {
@@ -23,6 +23,7 @@ struct ClassificationOptions {
   std::vector<double> class_weights;
   double mixup = 0;
   double cutmix = 0;
+  double aux_weight = 0.3;
 
   static void describe(config::Schema<ClassificationOptions>& schema) {
     using Options = ClassificationOptions;
@@ -48,24 +49,17 @@ struct ClassificationOptions {
                "alpha of CutMix, which pastes a part of another image; 0: off. With mixup, each "
                "batch gets one of them, evenly often")
         .between(0, kMaxAlpha);
+    schema.field("aux_weight", &Options::aux_weight, "weight of the loss of each auxiliary head")
+        .at_least(0);
   }
 };
 
 class Classification : public Task {
  public:
   Classification(ClassificationOptions options, int64_t num_classes)
-      : options_(std::move(options)), num_classes_(num_classes) {
-    const auto& weights = options_.class_weights;
-    if (weights.empty()) return;
-    if (std::ssize(weights) != num_classes) {
-      throw base::UserError(fmt::format("task.class_weights has {}, the data has {} classes",
-                                        base::counted(weights.size(), "value"), num_classes));
-    }
-    if (std::ranges::all_of(weights, [](double weight) { return weight == 0; })) {
-      throw base::UserError("task.class_weights: all are 0, so there is nothing to learn");
-    }
-    weights_ = at::tensor(weights, at::kFloat);
-  }
+      : options_(std::move(options)),
+        num_classes_(num_classes),
+        weights_(weights_of_classes(options_.class_weights, num_classes)) {}
 
   data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const override {
     const double mixup = options_.mixup;
@@ -77,37 +71,28 @@ class Classification : public Task {
     return data::cutmix(batch, num_classes_, cutmix, random);
   }
 
-  at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override {
-    const at::Tensor weights = weights_.defined() ? weights_.to(output.device()) : at::Tensor();
-    if (options_.loss == "bce") {
-      return at::binary_cross_entropy_with_logits(
-          output, smoothed(shares(target)).to(output.scalar_type()), weights);
-    }
-    const auto reduced = [&](at::Reduction::Reduction reduction) {
-      return at::cross_entropy_loss(output, target, weights, reduction, /*ignore_index=*/-100,
-                                    options_.label_smoothing);
-    };
-    const bool may_divide_by_0 = std::ranges::count(options_.class_weights, 0) > 0;
-    if (!may_divide_by_0 || target.dim() > 1) return reduced(at::Reduction::Mean);
-    // A batch in which no sample has a weight changes nothing: its smoothed targets do neither.
-    const at::Tensor weight = weights.index_select(0, target).sum();
-    const at::Tensor sum = reduced(at::Reduction::Sum);
-    return at::where(weight > 0, sum / at::where(weight > 0, weight, 1), sum * 0);
+  at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const override {
+    return with_auxiliary(outputs, options_.aux_weight,
+                          [&](const at::Tensor& output) { return loss_of(output, target); });
   }
 
-  at::Tensor loss_sum(const at::Tensor& output, const at::Tensor& target) const override {
-    if (options_.loss == "bce") {
-      return at::binary_cross_entropy_with_logits(output, shares(target).to(output.scalar_type()))
-          .mul(output.size(0));
-    }
-    return at::cross_entropy_loss(output, target, {}, at::Reduction::Sum);
+  at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
+    const at::Tensor& output = outputs.front();
+    const auto samples = static_cast<double>(output.size(0));
+    const at::Tensor sum = options_.loss == "bce"
+                               ? at::binary_cross_entropy_with_logits(
+                                     output, shares(target).to(output.scalar_type())) *
+                                     samples
+                               : at::cross_entropy_loss(output, target, {}, at::Reduction::Sum);
+    return at::stack({sum, at::full_like(sum, samples)});
   }
 
   int64_t num_counts() const override { return has_top() ? 3 : 2; }
 
   /// Samples, right answers, and samples whose class is among the kTop likeliest. A mixed
   /// sample counts for the class with the larger share.
-  at::Tensor counts(const at::Tensor& output, const at::Tensor& target) const override {
+  at::Tensor counts(const Outputs& outputs, const at::Tensor& target) const override {
+    const at::Tensor& output = outputs.front();
     const at::Tensor label = target.dim() > 1 ? target.argmax(1) : target;
     std::vector<at::Tensor> counts = {at::full({}, output.size(0), label.options()),
                                       output.argmax(1).eq(label).sum()};
@@ -128,6 +113,24 @@ class Classification : public Task {
   }
 
  private:
+  at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) const {
+    const at::Tensor weights = weights_.defined() ? weights_.to(output.device()) : at::Tensor();
+    if (options_.loss == "bce") {
+      return at::binary_cross_entropy_with_logits(
+          output, smoothed(shares(target)).to(output.scalar_type()), weights);
+    }
+    const auto reduced = [&](at::Reduction::Reduction reduction) {
+      return at::cross_entropy_loss(output, target, weights, reduction, /*ignore_index=*/-100,
+                                    options_.label_smoothing);
+    };
+    const bool may_divide_by_0 = std::ranges::count(options_.class_weights, 0) > 0;
+    if (!may_divide_by_0 || target.dim() > 1) return reduced(at::Reduction::Mean);
+    // A batch in which no sample has a weight changes nothing: its smoothed targets do neither.
+    const at::Tensor weight = weights.index_select(0, target).sum();
+    const at::Tensor sum = reduced(at::Reduction::Sum);
+    return at::where(weight > 0, sum / at::where(weight > 0, weight, 1), sum * 0);
+  }
+
   bool has_top() const { return num_classes_ > kTop; }
 
   /// [B, num_classes]: each class's share of the target.
@@ -151,8 +154,8 @@ std::unique_ptr<Task> make_classification(const ClassificationOptions& options,
   const auto* samples = dynamic_cast<const data::SampleDataset*>(&dataset);
   if (samples != nullptr && !samples->target_shape().empty()) {
     throw base::UserError(
-        "task: classification is of whole images, and this data has labels of pixels; use another "
-        "type of data");
+        "task: classification is of whole images, and this data has a label for each pixel; set "
+        "task to segmentation, or choose another type of data");
   }
   if ((options.mixup > 0 || options.cutmix > 0) && dataset.sample_shape().size() != 3) {
     throw base::UserError("task: mixup and cutmix need images of [channels, height, width]");
@@ -162,22 +165,9 @@ std::unique_ptr<Task> make_classification(const ClassificationOptions& options,
 
 }  // namespace
 
-std::string shown(const Metric& metric, double value) {
-  return metric.is_share ? fmt::format("{:.2f} %", 100 * value) : fmt::format("{:.4f}", value);
-}
-
-data::Batch Task::augment(const data::Batch& batch, data::SampleRandom& /*random*/) const {
-  return batch;
-}
-
-TaskKind::Registry& TaskKind::registry() {
-  static Registry registry = [] {
-    Registry made;
-    made.add<ClassificationOptions>("classification", "one class for each image",
-                                    make_classification);
-    return made;
-  }();
-  return registry;
+void add_classification(TaskKind::Registry& registry) {
+  registry.add<ClassificationOptions>("classification", "one class for each image",
+                                      make_classification);
 }
 
 }  // namespace syncbn::train

@@ -78,6 +78,7 @@ struct SegmentationFolderOptions : ImageFileOptions {
   std::string val_images, val_masks;    ///< empty: no such split
   std::string test_images, test_masks;  ///< empty: no such split
   int64_t classes = 0;
+  std::vector<std::string> class_names;  ///< by label; empty: none
   int64_t ignore_index = 255;
 
   static void describe(config::Schema<SegmentationFolderOptions>& schema);

@@ -40,6 +40,9 @@ class SampleDataset : public Dataset {
   /// {} for a class label, {height, width} for the labels of pixels.
   virtual std::vector<int64_t> target_shape() const { return {}; }
 
+  /// With labels of pixels: the label of those that count for nothing.
+  virtual int64_t ignore_index() const { return 255; }
+
   /// The sample's file or position, for messages.
   virtual std::string name_of(int64_t index) const;
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -215,8 +216,19 @@ class DistributedDataParallel : public detail::DdpBase {
 
   template <class... Args>
   auto forward(Args&&... args) {
+    return invoke(
+        [](Module& module, auto&&... inputs) {
+          return module.forward(std::forward<decltype(inputs)>(inputs)...);
+        },
+        std::forward<Args>(args)...);
+  }
+
+  /// forward() through another function of the module: `ddp.invoke(&NetImpl::logits, images)`.
+  template <class Function, class... Args>
+  auto invoke(Function&& function, Args&&... args) {
     before_forward();
-    auto output = module_->forward(detail::to_device(std::forward<Args>(args), input_device())...);
+    auto output = std::invoke(std::forward<Function>(function), *module_,
+                              detail::to_device(std::forward<Args>(args), input_device())...);
     std::vector<at::Tensor> tensors;
     detail::for_each_tensor(output, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
     tensors = after_forward(std::move(tensors));

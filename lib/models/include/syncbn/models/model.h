@@ -16,8 +16,16 @@ namespace syncbn::models {
 /// A network for DistributedDataParallel<Model>.
 class Model : public torch::nn::Module {
  public:
-  /// @param input [N, C, H, W], float32. @return logits [N, num_classes].
+  /// @param input [N, C, H, W], float32.
+  /// @return logits: [N, num_classes], or [N, num_classes, H, W] if labels_pixels().
   virtual at::Tensor forward(at::Tensor input) = 0;
+
+  /// What the trainer calls: the result of forward() and, in training mode, behind it the logits of
+  /// auxiliary heads, each of the same shape. By default forward() alone.
+  virtual std::vector<at::Tensor> forward_all(at::Tensor input);
+
+  /// Whether the logits are of the classes of each pixel, for segmentation.
+  virtual bool labels_pixels() const { return false; }
 };
 
 /// Where batch norm takes its statistics from in training.

@@ -17,7 +17,7 @@ namespace syncbn::train {
 /// A measure of how well a network does.
 struct Metric {
   std::string name;  ///< "accuracy"
-  double value = 0;
+  double value = 0;  ///< NaN: none
   bool higher_is_better = true;
   bool is_share = false;  ///< in [0, 1], shown in percent
 };
@@ -28,32 +28,40 @@ std::string shown(const Metric& metric, double value);
 /// What a network is trained for: its loss, the counts of right and wrong answers, and the metrics
 /// made from them. The training loop knows nothing else about outputs and targets.
 ///
-/// Tensors are on the training device; none of these calls may wait for it. Not thread-safe.
+/// `outputs` are those of models::Model::forward_all(): the network's logits and, in training,
+/// those of its auxiliary heads. Tensors are on the training device; none of these calls may wait
+/// for it. Not thread-safe.
 class Task {
  public:
+  using Outputs = std::vector<at::Tensor>;
+
   virtual ~Task() = default;
 
   /// Changes a training batch ahead of the forward pass, as MixUp does. All randomness must come
   /// from `random`, so that a resumed run repeats it.
   virtual data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const;
 
-  /// The loss to train on: the mean over the samples, a scalar with a graph.
-  virtual at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const = 0;
+  /// The loss to train on: the mean over the rank's samples (or pixels), a scalar with a graph.
+  virtual at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const = 0;
 
-  /// The loss to report in evaluation: the sum over the samples, without regularisation such as
-  /// label smoothing.
-  virtual at::Tensor loss_sum(const at::Tensor& output, const at::Tensor& target) const = 0;
+  /// The loss to report in evaluation, without regularisation such as label smoothing: {sum, number
+  /// of summands}, [2], of any float type.
+  virtual at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const = 0;
 
   /// Counts over the samples: [K], int64, the same K in every call. Integers add up to the same
   /// numbers for any number of ranks.
-  virtual at::Tensor counts(const at::Tensor& output, const at::Tensor& target) const = 0;
+  virtual at::Tensor counts(const Outputs& outputs, const at::Tensor& target) const = 0;
 
   /// K, the length of counts().
   virtual int64_t num_counts() const = 0;
 
-  /// The metrics of `counts`, summed over any samples; for zeros, values are 0. The first one
-  /// chooses the best checkpoint unless the configuration names another.
+  /// The metrics of `counts`, summed over any samples: always the same ones, with 0 or NaN for what
+  /// the samples do not tell. The first one chooses the best checkpoint unless the configuration
+  /// names another.
   virtual std::vector<Metric> metrics(std::span<const int64_t> counts) const = 0;
+
+  /// What a reader of the metrics of `counts` should know: "miou leaves out ...". Empty: nothing.
+  virtual std::string remark(std::span<const int64_t> counts) const;
 };
 
 /// The registry behind `task: {type: classification}`. A custom task is a class and a line of

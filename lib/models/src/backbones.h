@@ -1,0 +1,31 @@
+#pragma once
+
+// Classifiers as parts of other networks.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <syncbn/models/model.h>
+
+namespace syncbn::models {
+
+/// The layers of a classifier up to its last features.
+struct Backbone {
+  std::shared_ptr<torch::nn::Module> module;
+  /// Features at several depths, the last ones at the end.
+  std::function<std::vector<at::Tensor>(const at::Tensor& images)> features;
+};
+
+/// A ResNet of bottlenecks whose last two stages keep the resolution, an eighth of the images', by
+/// dilation. Features are the outputs of the four stages, of 256, 512, 1024 and 2048 channels.
+/// @param name of the whole network, for messages
+Backbone dilated_resnet(const std::string& name, const ModelArgs& args,
+                        const std::vector<int>& depths);
+
+/// MobileNetV3, with dilation in place of its last stride. Features are of 40 channels at an eighth
+/// of the resolution, and of 960 at a sixteenth.
+Backbone dilated_mobilenet_v3_large(const std::string& name, const ModelArgs& args);
+
+}  // namespace syncbn::models

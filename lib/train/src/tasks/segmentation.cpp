@@ -1,0 +1,166 @@
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/schema.h>
+#include <syncbn/data/sample_dataset.h>
+
+#include <limits>
+#include <utility>
+
+#include "tasks/tasks.h"
+
+namespace syncbn::train {
+namespace {
+
+struct SegmentationOptions {
+  std::vector<double> class_weights;
+  double aux_weight = 0.5;
+
+  static void describe(config::Schema<SegmentationOptions>& schema) {
+    using Options = SegmentationOptions;
+    schema
+        .field("class_weights", &Options::class_weights,
+               "the loss's weight of each class; empty: all 1")
+        .at_least(0);
+    schema.field("aux_weight", &Options::aux_weight, "weight of the loss of each auxiliary head")
+        .at_least(0);
+  }
+};
+
+class Segmentation : public Task {
+ public:
+  Segmentation(const SegmentationOptions& options, const data::SampleDataset& dataset)
+      : num_classes_(dataset.num_classes()),
+        ignore_index_(dataset.ignore_index()),
+        aux_weight_(options.aux_weight),
+        weights_(weights_of_classes(options.class_weights, num_classes_)),
+        names_(dataset.class_names()) {
+    for (int64_t i = std::ssize(names_); i < num_classes_; ++i) names_.push_back(std::to_string(i));
+  }
+
+  /// The mean over the pixels of this rank's batch that are not ignored, each with the weight of
+  /// its class: PyTorch's cross entropy, but 0 for a batch without such pixels.
+  at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const override {
+    at::Tensor weight = target.ne(ignore_index_);
+    at::Tensor weights;
+    if (weights_.defined()) {
+      weights = weights_.to(outputs.front().options());
+      const at::Tensor labels = target.masked_fill(target.eq(ignore_index_), 0).flatten();
+      weight = weights.index_select(0, labels) * weight.flatten();
+    }
+    const at::Tensor total = weight.sum();
+    const at::Tensor divisor = at::where(total > 0, total, 1);
+    return with_auxiliary(outputs, aux_weight_, [&](const at::Tensor& logits) {
+      return at::cross_entropy_loss(logits, target, weights, at::Reduction::Sum, ignore_index_) /
+             divisor;
+    });
+  }
+
+  at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
+    const at::Tensor sum =
+        at::cross_entropy_loss(outputs.front(), target, {}, at::Reduction::Sum, ignore_index_);
+    return at::stack({sum.to(at::kDouble), target.ne(ignore_index_).sum().to(at::kDouble)});
+  }
+
+  int64_t num_counts() const override { return num_classes_ * num_classes_; }
+
+  /// The confusion matrix: a row for each label, a column for each prediction.
+  at::Tensor counts(const Outputs& outputs, const at::Tensor& target) const override {
+    const at::Tensor predicted = outputs.front().argmax(1);
+    // Ignored pixels are counted behind the matrix: leaving them out would wait for the device.
+    const at::Tensor cell =
+        at::where(target.eq(ignore_index_), num_counts(), target * num_classes_ + predicted)
+            .flatten();
+    return at::zeros({num_counts() + 1}, target.options())
+        .scatter_add_(0, cell, at::ones_like(cell))
+        .narrow(0, 0, num_counts());
+  }
+
+  std::vector<Metric> metrics(std::span<const int64_t> counts) const override {
+    std::vector<Metric> classes;
+    double sum = 0;
+    int64_t present = 0;
+    int64_t right = 0;
+    int64_t pixels = 0;
+    for (int64_t i = 0; i < num_classes_; ++i) {
+      const Class one = class_of(counts, i);
+      const double iou = one.iou();
+      classes.push_back(
+          {.name = "iou_" + names_[static_cast<size_t>(i)], .value = iou, .is_share = true});
+      right += one.right;
+      pixels += one.labelled;
+      if (one.is_absent()) continue;
+      sum += iou;
+      ++present;
+    }
+    std::vector<Metric> all = {{.name = "miou",
+                                .value = present > 0 ? sum / static_cast<double>(present) : 0,
+                                .is_share = true},
+                               {.name = "pixel_accuracy",
+                                .value = pixels > 0 ? ratio(right, pixels) : 0,
+                                .is_share = true}};
+    all.insert(all.end(), classes.begin(), classes.end());
+    return all;
+  }
+
+  std::string remark(std::span<const int64_t> counts) const override {
+    std::vector<std::string> absent;
+    for (int64_t i = 0; i < num_classes_; ++i) {
+      if (class_of(counts, i).is_absent()) absent.push_back(names_[static_cast<size_t>(i)]);
+    }
+    if (absent.empty()) return {};
+    return fmt::format("miou leaves out {} that no pixel has: {}",
+                       absent.size() == 1 ? "a class" : "classes", base::join(absent, ", "));
+  }
+
+ private:
+  /// Pixels of a class.
+  struct Class {
+    int64_t labelled = 0, predicted = 0, right = 0;
+
+    bool is_absent() const { return labelled + predicted == 0; }
+    /// NaN if the class is absent.
+    double iou() const { return ratio(right, labelled + predicted - right); }
+  };
+
+  static double ratio(int64_t part, int64_t whole) {
+    return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole)
+                     : std::numeric_limits<double>::quiet_NaN();
+  }
+
+  Class class_of(std::span<const int64_t> counts, int64_t index) const {
+    Class sums;
+    for (int64_t i = 0; i < num_classes_; ++i) {
+      sums.labelled += counts[static_cast<size_t>(index * num_classes_ + i)];
+      sums.predicted += counts[static_cast<size_t>(i * num_classes_ + index)];
+    }
+    sums.right = counts[static_cast<size_t>(index * num_classes_ + index)];
+    return sums;
+  }
+
+  int64_t num_classes_;
+  int64_t ignore_index_;
+  double aux_weight_;
+  at::Tensor weights_;
+  std::vector<std::string> names_;
+};
+
+std::unique_ptr<Task> make_segmentation(const SegmentationOptions& options,
+                                        const data::Dataset& dataset) {
+  const auto* samples = dynamic_cast<const data::SampleDataset*>(&dataset);
+  if (samples == nullptr || samples->target_shape().empty()) {
+    throw base::UserError(
+        "task: segmentation needs a label for each pixel, and this data has one for each image; "
+        "choose data such as segmentation_folder, or set task to classification");
+  }
+  return std::make_unique<Segmentation>(options, *samples);
+}
+
+}  // namespace
+
+void add_segmentation(TaskKind::Registry& registry) {
+  registry.add<SegmentationOptions>("segmentation", "a class for each pixel", make_segmentation);
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,46 @@
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+
+#include "tasks/tasks.h"
+
+namespace syncbn::train {
+
+std::string shown(const Metric& metric, double value) {
+  return metric.is_share ? fmt::format("{:.2f} %", 100 * value) : fmt::format("{:.4f}", value);
+}
+
+data::Batch Task::augment(const data::Batch& batch, data::SampleRandom& /*random*/) const {
+  return batch;
+}
+
+std::string Task::remark(std::span<const int64_t> /*counts*/) const {
+  return {};
+}
+
+TaskKind::Registry& TaskKind::registry() {
+  static Registry registry = [] {
+    Registry made;
+    add_classification(made);
+    add_segmentation(made);
+    return made;
+  }();
+  return registry;
+}
+
+at::Tensor weights_of_classes(const std::vector<double>& weights, int64_t num_classes) {
+  if (weights.empty()) return {};
+  if (std::ssize(weights) != num_classes) {
+    throw base::UserError(fmt::format("task.class_weights has {}, the data has {} classes",
+                                      base::counted(std::ssize(weights), "value"), num_classes));
+  }
+  if (std::ranges::all_of(weights, [](double weight) { return weight == 0; })) {
+    throw base::UserError("task.class_weights: all are 0, so there is nothing to learn");
+  }
+  return at::tensor(weights, at::kFloat);
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,178 @@
+// Segmentation: images of shapes, and masks that tell which pixels belong to them.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <zlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "e2e/train_program.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+constexpr int kSide = 64;  // of images, in pixels
+constexpr int kIgnored = 255;
+
+std::string big_endian(uint32_t value) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift & 0xff);
+  return bytes;
+}
+
+std::string chunk(const std::string& type_and_data) {
+  const auto* bytes = reinterpret_cast<const Bytef*>(type_and_data.data());
+  return big_endian(static_cast<uint32_t>(type_and_data.size() - 4)) + type_and_data +
+         big_endian(static_cast<uint32_t>(::crc32_z(0, bytes, type_and_data.size())));
+}
+
+/// @param pixels row by row, of 1 (grey) or 3 (RGB) bytes each
+std::string png(uint32_t width, uint32_t height, const std::string& pixels) {
+  const size_t row = pixels.size() / height;
+  std::string rows;
+  for (size_t y = 0; y < height; ++y) rows += '\0' + pixels.substr(y * row, row);
+  uLongf size = ::compressBound(rows.size());
+  std::string packed(size, '\0');
+  ::compress(reinterpret_cast<Bytef*>(packed.data()), &size,
+             reinterpret_cast<const Bytef*>(rows.data()), rows.size());
+  packed.resize(size);
+  const char color = row == width ? 0 : 2;
+  return "\x89PNG\r\n\x1a\n" +
+         chunk("IHDR" + big_endian(width) + big_endian(height) + std::string{8, color, 0, 0, 0}) +
+         chunk("IDAT" + packed) + chunk("IEND");
+}
+
+class SegmentationTest : public ::testing::Test {
+ protected:
+  SegmentationTest() {
+    for (const auto& [split, images] : {std::pair{"train", 32}, {"test", 9}}) {
+      for (const char* kind : {"images", "masks"}) {
+        std::filesystem::create_directories(folder_ / fmt::format("{}/{}", split, kind));
+      }
+      for (int i = 0; i < images; ++i) add(split, i);
+    }
+    folder_.write("shapes.yaml", R"(
+epochs: 6
+batch_size: 4
+seed: 1
+sync_batchnorm: true
+task: segmentation
+model: lraspp_mobilenet_v3_large
+data:
+  type: segmentation_folder
+  train_images: train/images
+  train_masks: train/masks
+  test_images: test/images
+  test_masks: test/masks
+  classes: 4
+  class_names: [ground, disc, square, star]
+  cache_dir: cache
+  transforms: [random_horizontal_flip, {type: center_crop, size: 64}]
+  test_transforms: [{type: center_crop, size: 64}]
+optimizer: {type: adamw, lr: 0.003}
+update_bn_stats: 4
+)");
+  }
+
+  /// A red disc and a blue square on noise, with pixels of no label around them.
+  void add(const std::string& split, int index) const {
+    std::mt19937 random(static_cast<uint32_t>(index) + (split == "test" ? 1000U : 0U));
+    const auto below = [&](uint32_t bound) { return static_cast<int>(random() % bound); };
+    const int disc_x = 12 + below(40), disc_y = 12 + below(12);
+    const int square_x = 12 + below(40), square_y = 40 + below(12);
+    std::string image, mask;
+    for (int y = 0; y < kSide; ++y) {
+      for (int x = 0; x < kSide; ++x) {
+        const double disc = std::hypot(x - disc_x, y - disc_y) - 11;
+        const double square = std::max(std::abs(x - square_x), std::abs(y - square_y)) - 11;
+        const int label = disc < 0 ? 1 : square < 0 ? 2 : 0;
+        for (const int channel : {1, 0, 2}) {
+          image += static_cast<char>(60 + below(60) + (channel == label ? 110 : 0));
+        }
+        const bool is_border = std::min(std::abs(disc), std::abs(square)) < 1;
+        mask += static_cast<char>(is_border ? kIgnored : label);
+      }
+    }
+    folder_.write(fmt::format("{}/images/{}.png", split, index), png(kSide, kSide, image));
+    folder_.write(fmt::format("{}/masks/{}.png", split, index), png(kSide, kSide, mask));
+  }
+
+  ProgramResult train(int ranks, const std::vector<std::string>& more) const {
+    std::vector<std::string> args = {"--config=shapes.yaml", "--run_dir=run"};
+    args.insert(args.end(), more.begin(), more.end());
+    return launch_train(ranks, args, folder_.path());
+  }
+
+  void expect_refused(const std::vector<std::string>& more, const std::string& message) const {
+    const auto result = train(2, more);
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+    EXPECT_EQ(count(result.err, "train: error:"), 1) << result.err;
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
+  const auto trained = train(2, {});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const std::string remark = "miou leaves out a class that no pixel has: star\n";
+  EXPECT_EQ(count(trained.err, remark), 1) << trained.err;
+  const auto result = result_of(folder_ / "run");
+  // Of a network that knows the largest class only: 0.26.
+  EXPECT_GT(result["best_test_miou"], 0.6);
+  EXPECT_GT(result["test_pixel_accuracy"], 0.8);
+  EXPECT_GT(result["train_miou"], 0.6);
+
+  std::vector<nlohmann::json> evaluations;
+  std::vector<double> losses;
+  for (const int ranks : {1, 2, 3}) {
+    const auto evaluated = launch_train(
+        ranks, {"eval", "--config=run/config.yaml", "--resume=run/best.pt"}, folder_.path());
+    ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
+    EXPECT_THAT(evaluated.err, HasSubstr(remark));
+    // Behind the launcher's prefix.
+    evaluations.push_back(nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{'))));
+    EXPECT_TRUE(evaluations.back()["iou_star"].is_null());
+    losses.push_back(evaluations.back()["loss"]);
+    EXPECT_NEAR(losses.back(), losses.front(), 1e-5 * losses.front());
+    evaluations.back().erase("loss");
+    EXPECT_EQ(evaluations.back(), evaluations.front()) << ranks;
+  }
+  EXPECT_EQ(evaluations.front()["miou"], result["best_test_miou"]);
+  EXPECT_EQ(evaluations.front()["samples"], 9);
+}
+
+TEST_F(SegmentationTest, AMaskThatDoesNotFitIsNamed) {
+  folder_.write("train/masks/3.png", png(kSide, kSide, std::string(kSide * kSide, 4)));
+  expect_refused({}, "train/masks/3.png' has the label 4; labels are below 4, or 255 for ignored");
+  folder_.write("train/masks/3.png", png(8, 9, std::string(72, 1)));
+  expect_refused({}, "train/masks/3.png' has 8 x 9 pixels, its image 64 x 64");
+}
+
+TEST_F(SegmentationTest, ATaskOrNetworkForOtherDataIsRefused) {
+  expect_refused({"--task=classification"},
+                 "task: classification is of whole images, and this data has a label for each "
+                 "pixel; set task to segmentation");
+  expect_refused(
+      {"--model=resnet18"},
+      "model resnet18: classifies whole images, and the data has a label for each pixel");
+  expect_refused({"--data=digits"}, "task: segmentation needs a label for each pixel");
+  expect_refused({"--data=synthetic", "--task=classification"},
+                 "model lraspp_mobilenet_v3_large: labels pixels, and the data has one label for "
+                 "each image");
+  expect_refused({"--data.class_names=[a, b]"}, "class_names has 2 names, classes is 4");
+  expect_refused({"--checkpoint.keep_best.metric=iou"}, "choose from miou, pixel_accuracy, iou_g");
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,201 @@
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/data/sample_dataset.h>
+#include <syncbn/data/synthetic.h>
+#include <syncbn/train/task.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+#include "train/from_yaml.h"
+
+namespace syncbn::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kClasses = 5;
+constexpr int64_t kIgnored = 9;
+
+/// Images of 6 x 7 pixels with a label for each, of which no test reads one.
+class Masks : public data::SampleDataset {
+ public:
+  explicit Masks(std::vector<std::string> names) : names_(std::move(names)) {}
+
+  int64_t size() const override { return 4; }
+  std::span<const int64_t> labels() const override { return {}; }
+  int64_t num_classes() const override { return kClasses; }
+  std::vector<std::string> class_names() const override { return names_; }
+  std::vector<int64_t> sample_shape() const override { return {3, 6, 7}; }
+  std::vector<int64_t> target_shape() const override { return {6, 7}; }
+  int64_t ignore_index() const override { return kIgnored; }
+  uint64_t fingerprint() const override { return 1; }
+  void read_sample(int64_t, data::SampleRandom&, const data::SampleSlot&) const override {}
+
+ private:
+  std::vector<std::string> names_;
+};
+
+std::unique_ptr<Task> segmentation(const std::string& yaml = "segmentation",
+                                   const std::vector<std::string>& names = {}) {
+  return from_yaml<TaskKind>(yaml, "task").make(Masks(names));
+}
+
+/// The same values as in kReference.
+at::Tensor logits_of(int64_t images, double frequency) {
+  return at::sin(at::arange(images * kClasses * 42, at::kDouble) * frequency)
+      .reshape({images, kClasses, 6, 7});
+}
+
+/// Labels 0 to 3: class 4 is predicted, but no label.
+at::Tensor labels_of(int64_t images) {
+  const at::Tensor labels = at::arange(images * 42).remainder(5);
+  return labels.masked_fill(labels.eq(4), kIgnored).reshape({images, 6, 7});
+}
+
+/// Loss and gradient, of torch.nn.functional.cross_entropy, and what ConfusionMatrix of
+/// torchvision's references/segmentation/utils.py computes, with an auxiliary head as its train.py.
+constexpr const char* kReference = R"(
+import sys, torch
+import torch.nn.functional as F
+n, ignored = 5, 9
+weight = torch.tensor([1, 2, 0.5, 3, 1], dtype=torch.float64)
+def logits(frequency):
+    x = torch.sin(torch.arange(3 * n * 42, dtype=torch.float64) * frequency)
+    return x.reshape(3, n, 6, 7).requires_grad_()
+labels = torch.arange(3 * 42) % 5
+labels[labels == 4] = ignored
+labels = labels.reshape(3, 6, 7)
+for weights in None, weight:
+    out, aux = logits(0.7), logits(0.3)
+    criterion = lambda x: F.cross_entropy(x, labels, weight=weights, ignore_index=ignored)
+    loss = criterion(out) + 0.5 * criterion(aux)
+    loss.backward()
+    print(loss.item(), (out.grad * out).sum().item(), (aux.grad * aux).sum().item())
+a, b = labels.flatten(), logits(0.7).argmax(1).flatten()
+k = (a >= 0) & (a < n)
+mat = torch.bincount(n * a[k] + b[k], minlength=n**2).reshape(n, n)
+print(*mat.flatten().tolist())
+h = mat.double()
+print((torch.diag(h).sum() / h.sum()).item(), *(torch.diag(h) / (h.sum(1) + h.sum(0) - torch.diag(h))).tolist())
+)";
+
+TEST(SegmentationTest, LossGradientsAndMetricsAreThoseOfTorchvisionsReference) {
+  SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
+  const auto result = test::run_program({test::python(), "-c", kReference});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::istringstream numbers(result.out);
+  const auto next = [&] {
+    double value = std::nan("");
+    numbers >> value;
+    return value;
+  };
+  for (const char* yaml :
+       {"segmentation", "{type: segmentation, class_weights: [1, 2, 0.5, 3, 1]}"}) {
+    SCOPED_TRACE(yaml);
+    const at::Tensor out = logits_of(3, 0.7).requires_grad_();
+    const at::Tensor aux = logits_of(3, 0.3).requires_grad_();
+    const at::Tensor loss = segmentation(yaml)->loss({out, aux}, labels_of(3));
+    loss.backward();
+    EXPECT_NEAR(loss.item<double>(), next(), 1e-12);
+    EXPECT_NEAR((out.grad() * out).sum().item<double>(), next(), 1e-12);
+    EXPECT_NEAR((aux.grad() * aux).sum().item<double>(), next(), 1e-12);
+  }
+  const auto plain = segmentation();
+  const at::Tensor counts = plain->counts({logits_of(3, 0.7)}, labels_of(3));
+  ASSERT_EQ(counts.numel(), plain->num_counts());
+  std::vector<int64_t> cells(counts.const_data_ptr<int64_t>(),
+                             counts.const_data_ptr<int64_t>() + counts.numel());
+  for (const int64_t cell : cells) EXPECT_EQ(static_cast<double>(cell), next());
+  const auto metrics = plain->metrics(cells);
+  ASSERT_EQ(metrics.size(), 2U + kClasses);
+  EXPECT_EQ(metrics[1].name, "pixel_accuracy");
+  EXPECT_DOUBLE_EQ(metrics[1].value, next());
+  double sum = 0;
+  for (size_t i = 2; i < metrics.size(); ++i) {
+    EXPECT_DOUBLE_EQ(metrics[i].value, next()) << metrics[i].name;
+    sum += metrics[i].value;
+  }
+  EXPECT_EQ(metrics[0].name, "miou");
+  EXPECT_DOUBLE_EQ(metrics[0].value, sum / kClasses);
+  EXPECT_GT(metrics[0].value, 0);
+}
+
+TEST(SegmentationTest, CountsAddUpToThoseOfTheWholeBatch) {
+  const auto plain = segmentation();
+  const at::Tensor logits = logits_of(6, 0.7);
+  const at::Tensor labels = labels_of(6);
+  const at::Tensor whole = plain->counts({logits}, labels);
+  EXPECT_EQ(whole.sum().item<int64_t>(), labels.ne(kIgnored).sum().item<int64_t>());
+  at::Tensor losses = plain->loss_sum({logits}, labels);
+  EXPECT_EQ(losses[1].item<double>(), whole.sum().item<double>());
+  for (const int64_t parts : {2, 3}) {
+    at::Tensor counts = at::zeros_like(whole);
+    at::Tensor sums = at::zeros_like(losses);
+    for (int64_t i = 0; i < parts; ++i) {
+      const Task::Outputs part = {logits.tensor_split(parts)[static_cast<size_t>(i)]};
+      const at::Tensor own = labels.tensor_split(parts)[static_cast<size_t>(i)];
+      counts += plain->counts(part, own);
+      sums += plain->loss_sum(part, own);
+    }
+    EXPECT_TRUE(at::equal(counts, whole)) << parts;
+    EXPECT_TRUE(at::allclose(sums, losses)) << parts;
+  }
+}
+
+TEST(SegmentationTest, AbsentClassesAreLeftOutOfTheMeanAndNamed) {
+  const auto named = segmentation("segmentation", {"sky", "road", "car", "dog", "cat"});
+  std::vector<int64_t> counts(kClasses * kClasses);
+  EXPECT_EQ(named->metrics(counts)[0].value, 0) << "of no pixel";
+  counts[0] = 6;             // sky, right
+  counts[kClasses + 1] = 1;  // road, right
+  counts[kClasses + 2] = 3;  // road, taken for a car
+  const auto metrics = named->metrics(counts);
+  EXPECT_DOUBLE_EQ(metrics[0].value, (1 + 0.25 + 0) / 3) << "a class that is only predicted counts";
+  EXPECT_DOUBLE_EQ(metrics[1].value, 0.7);
+  EXPECT_EQ(metrics[3].name, "iou_road");
+  EXPECT_DOUBLE_EQ(metrics[3].value, 0.25);
+  EXPECT_TRUE(std::isnan(metrics[5].value));
+  EXPECT_EQ(named->remark(counts), "miou leaves out classes that no pixel has: dog, cat");
+  counts[24] = counts[18] = 1;
+  EXPECT_EQ(named->remark(counts), "");
+}
+
+TEST(SegmentationTest, ABatchOfIgnoredPixelsChangesNothing) {
+  for (const char* yaml :
+       {"segmentation", "{type: segmentation, class_weights: [0, 1, 1, 1, 1]}"}) {
+    const at::Tensor out = logits_of(2, 0.7).requires_grad_();
+    at::Tensor labels = at::full({2, 6, 7}, kIgnored, at::kLong);
+    if (yaml[0] == '{') labels[0].fill_(0);  // the class without weight
+    const at::Tensor loss = segmentation(yaml)->loss({out, out}, labels);
+    EXPECT_EQ(loss.item<double>(), 0) << yaml;
+    loss.backward();
+    EXPECT_EQ(out.grad().abs().max().item<double>(), 0) << yaml;
+  }
+}
+
+TEST(SegmentationTest, DataOfTheOtherTaskIsRefused) {
+  const auto error = [](const std::string& yaml, const data::Dataset& dataset) -> std::string {
+    try {
+      from_yaml<TaskKind>(yaml, "task").make(dataset);
+    } catch (const base::UserError& mistake) {
+      return mistake.what();
+    }
+    return "no error";
+  };
+  const auto images = data::make_synthetic({.size = 4}, data::Split::kTrain);
+  EXPECT_THAT(error("segmentation", *images),
+              HasSubstr("segmentation needs a label for each pixel"));
+  EXPECT_THAT(error("classification", Masks({})), HasSubstr("set task to segmentation"));
+  EXPECT_THAT(error("{type: segmentation, class_weights: [1, 2]}", Masks({})),
+              HasSubstr("task.class_weights has 2 values, the data has 5 classes"));
+}
+
+}  // namespace
+}  // namespace syncbn::train
