@@ -243,7 +243,9 @@ TEST(CommandLineTest, HelpExplainsASectionATypeOrAKey) {
   EXPECT_EQ(help_topic({"--doors=3"}), std::nullopt);
   EXPECT_EQ(help_topic({"-h"}), "");
   EXPECT_EQ(help_topic({"--help", "--doors=3"}), "");
+  EXPECT_EQ(help_topic({"--help", "doors=3"}), "");
   EXPECT_EQ(help_topic({"--doors=3", "--help", "wheel"}), "wheel");
+  EXPECT_EQ(help_topic({"--help=wheel"}), "wheel");
   EXPECT_THAT(
       help_text("wheel", car_fields()),
       AllOf(StartsWith("wheel:\n  --wheel."),

@@ -207,6 +207,35 @@ TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
     }
   }
   EXPECT_EQ(files[0], files[1]);
+  for (const std::string& file : files[0]) {
+    if (!file.starts_with("best")) continue;
+    const Checkpoint one = load(folder_ / ("whole/" + file));
+    const Checkpoint other = load(folder_ / ("parts/" + file));
+    EXPECT_EQ(one.step, other.step) << file;
+    for (const auto& [name, tensor] : one.model) {
+      EXPECT_TRUE(at::equal(tensor, other.model.at(name))) << file << " " << name;
+    }
+  }
+}
+
+// As a run leaves it that was killed in its last evaluation.
+TEST_F(ResumeTest, EvaluatesAfterMaxStepsWhereTheRunWasKilledBefore) {
+  const std::vector<std::string> options = {"--eval_interval=5", "--max_steps=200"};
+  ASSERT_EQ(run_train(args("run", options)).exit_code, 0);
+  const auto before = result_of(folder_ / "run");
+  std::filesystem::remove(folder_ / "run/result.json");
+  auto more = options;
+  more.emplace_back("--resume=auto");
+  const auto resumed = run_train(args("run", more));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  const auto lines = epoch_lines("run");
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_FALSE(lines[0].contains("test_accuracy"));
+  EXPECT_EQ(lines[1]["step"], 200);
+  const auto after = result_of(folder_ / "run");
+  for (const char* key : {"train_loss", "test_accuracy", "best_test_accuracy", "best_epoch"}) {
+    EXPECT_EQ(after[key], before[key]) << key;
+  }
 }
 
 TEST_F(ResumeTest, KeepsTheLearningRateWithAnotherGlobalBatch) {

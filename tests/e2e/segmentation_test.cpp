@@ -128,7 +128,7 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
   const std::string remark = "miou leaves out a class that no pixel has: star\n";
   EXPECT_EQ(count(trained.err, remark), 1) << trained.err;
   const auto result = result_of(folder_ / "run");
-  // Of a network that knows the largest class only: 0.26.
+  // A network that knows only the largest class has 0.26.
   EXPECT_GT(result["best_test_miou"], 0.6);
   EXPECT_GT(result["test_pixel_accuracy"], 0.8);
   EXPECT_GT(result["train_miou"], 0.6);

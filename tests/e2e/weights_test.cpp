@@ -61,7 +61,7 @@ TEST_F(WeightsProgramTest, ARunBeginsWithTheNetworkOfAnotherOnAllRanks) {
   const auto skipping = run_train(
       args("other", {"--init=" + path_of("first/best.pt"), "--init_skip=[fc]", "--seed=5"}));
   EXPECT_EQ(skipping.exit_code, 0) << skipping.err;
-  EXPECT_THAT(skipping.err, HasSubstr("first/best.pt; drawn: fc.weight, fc.bias\n"));
+  EXPECT_THAT(skipping.err, HasSubstr("first/best.pt; random: fc.weight, fc.bias\n"));
 }
 
 TEST_F(WeightsProgramTest, PythonsFilesAreEvaluatedAndTrainedFurther) {

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 import torchvision
 
+import other_networks
+
 MOST_EVALUATED = 200_000_000  # parameters
 torch.set_num_threads(1)  # as the test: sums depend on it
 
@@ -55,14 +57,16 @@ def split(spec):
 
 
 def segments(name):
-    return hasattr(torchvision.models.segmentation, name)
+    return hasattr(torchvision.models.segmentation, name) or name in other_networks.ALL
 
 
 def make(spec):
     name, options = split(spec)
+    torch.manual_seed(0)
+    if name in other_networks.ALL:
+        return other_networks.ALL[name](args.classes, **options)
     if segments(name):
         options["weights_backbone"] = None
-    torch.manual_seed(0)
     return torchvision.models.get_model(name, num_classes=args.classes, **options)
 
 

@@ -109,6 +109,15 @@ const std::vector<Family>& families() {
        .classes = 21,
        .aux_weight = 0.5,
        .most_counted = 200},
+      // other_networks.py has them in Python.
+      {.name = "OtherSegmentation",
+       .members = {"unet", "pspnet_resnet50", "pspnet_resnet50:aux_loss=true",
+                   "pspnet_resnet101:aux_loss=true", "deeplabv3plus_resnet50",
+                   "deeplabv3plus_resnet101"},
+       .trained = {"unet", "pspnet_resnet50:aux_loss=true", "deeplabv3plus_resnet50"},
+       .recomputes = false,
+       .classes = 21,
+       .aux_weight = 0.5},
   };
   return all;
 }

@@ -379,6 +379,7 @@ TEST(SafetensorsTest, AreReadWithAllTypes) {
   EXPECT_EQ(all["a"].item<float>(), 1);
   EXPECT_EQ(all["c"].sizes(), at::IntArrayRef({0, 3}));
   EXPECT_TRUE(at::equal(all["d"], at::ones({1, 1}, at::kDouble))) << "not aligned in the file";
+  EXPECT_THAT(reading_error(folder / "a.safetensors", "ema"), HasSubstr("no key 'ema'"));
 }
 
 TEST(SafetensorsTest, MistakesAreNamed) {

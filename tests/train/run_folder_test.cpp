@@ -69,10 +69,11 @@ TEST_F(RunFolderTest, DoesNotReplaceAConfigurationThatNoRunWrote) {
   base::write_file_atomically(path / "config.yaml", "a: 1\n");
   EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
   for (const bool resume : {false, true}) {
-    EXPECT_THAT([&] { RunFolder(path, "a: 2\n", resume); },
-                ThrowsMessage<base::UserError>(HasSubstr(
-                    "mine has a config.yaml that no run wrote (there is no log.jsonl); choose "
-                    "another folder")));
+    EXPECT_THAT(
+        [&] { RunFolder(path, "a: 2\n", resume); },
+        ThrowsMessage<base::UserError>(HasSubstr(
+            "mine has a config.yaml that no run wrote (there are no other files of one); choose "
+            "another folder")));
   }
   EXPECT_EQ(base::read_file(path / "config.yaml"), "a: 1\n");
 }
@@ -218,6 +219,13 @@ TEST_F(RunFolderTest, BeginsAnewWhereItWasRemoved) {
   folder.append("second");
   EXPECT_EQ(base::read_file(temp_ / "run/log.jsonl"), "second\n");
   EXPECT_EQ(base::read_file(temp_ / "run/config.yaml"), "a: 1\n");
+  EXPECT_THAT([&] { RunFolder(temp_ / "run", "a: 2\n", true); },
+              ThrowsMessage<base::UserError>(HasSubstr("another process is writing to")));
+  // A log that was lost is no reason to refuse.
+  fs::remove_all(temp_ / "run");
+  base::write_file_atomically(temp_ / "run/config.yaml", "a: 1\n");
+  base::write_file_atomically(temp_ / "run/last.pt", "a checkpoint");
+  const RunFolder resumed(temp_ / "run", "a: 3\n", true);
 }
 
 TEST_F(RunFolderTest, ALinkThatLeadsNowhereIsACheckpoint) {

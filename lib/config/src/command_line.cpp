@@ -316,11 +316,14 @@ std::string help_text(const std::string& usage, const std::vector<ProgramOption>
 }
 
 std::optional<std::string> help_topic(const std::vector<std::string>& args) {
-  const auto found = std::ranges::find_if(
-      args, [](const std::string& arg) { return arg == "--help" || arg == "-h"; });
-  if (found == args.end()) return std::nullopt;
-  const auto topic = found + 1;
-  return topic == args.end() || topic->starts_with("-") ? "" : *topic;
+  constexpr std::string_view kAttached = "--help=";
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].starts_with(kAttached)) return args[i].substr(kAttached.size());
+    if (args[i] != "--help" && args[i] != "-h") continue;
+    const std::string next = i + 1 < args.size() ? args[i + 1] : "";
+    return next.starts_with("-") || next.find('=') != next.npos ? "" : next;
+  }
+  return std::nullopt;
 }
 
 std::string help_text(const std::string& topic, const std::vector<FieldInfo>& fields) {

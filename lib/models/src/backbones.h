@@ -18,11 +18,13 @@ struct Backbone {
   std::function<std::vector<at::Tensor>(const at::Tensor& images)> features;
 };
 
-/// A ResNet of bottlenecks whose last two stages keep the resolution, an eighth of the images', by
-/// dilation. Features are the outputs of the four stages, of 256, 512, 1024 and 2048 channels.
+/// A ResNet of bottlenecks whose last stages keep the resolution by dilation: of two, it is an
+/// eighth of the images', of one a sixteenth. Features are the outputs of the four stages, of 256,
+/// 512, 1024 and 2048 channels.
 /// @param name of the whole network, for messages
+/// @param stages with dilation
 Backbone dilated_resnet(const std::string& name, const ModelArgs& args,
-                        const std::vector<int>& depths);
+                        const std::vector<int>& depths, size_t stages);
 
 /// MobileNetV3, with dilation in place of its last stride. Features are of 40 channels at an eighth
 /// of the resolution, and of 960 at a sixteenth.

@@ -229,12 +229,12 @@ std::shared_ptr<Model> resnet50(const ModelArgs& args, const ResNetOptions& opti
 }
 
 Backbone dilated_resnet(const std::string& name, const ModelArgs& args,
-                        const std::vector<int>& depths) {
+                        const std::vector<int>& depths, size_t stages) {
   ModelArgs pretrained = args;
   pretrained.num_classes = 1000;  // of the classifier that torchvision draws, and drops
   auto net = std::make_shared<ResNet>(
       name, pretrained, ResNetOptions{},
-      ResNetShape{.depths = depths, .bottleneck = true, .dilated_from = 2});
+      ResNetShape{.depths = depths, .bottleneck = true, .dilated_from = depths.size() - stages});
   net->unregister_module("fc");
   return {.module = net, .features = [net](const at::Tensor& x) { return net->features(x); }};
 }

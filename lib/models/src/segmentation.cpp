@@ -1,8 +1,10 @@
 // Networks that label pixels: a dilated backbone, and heads whose logits are scaled up to the size
-// of the image.
+// of the image; and U-Net, which has a resolution of its own at each step.
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 
 #include <memory>
@@ -19,6 +21,7 @@ namespace {
 
 constexpr int64_t kResNetChannels = 2048;
 constexpr int64_t kResNetAuxChannels = 1024;
+constexpr int64_t kResNetLowChannels = 256;
 constexpr int64_t kMobileNetChannels = 960;
 constexpr int64_t kMobileNetAuxChannels = 40;
 
@@ -46,9 +49,9 @@ class PyramidPooling : public torch::nn::Module {
  public:
   static constexpr int64_t kChannels = 256;
 
-  PyramidPooling(int64_t in, const NormFactory& norm) {
+  PyramidPooling(int64_t in, const NormFactory& norm, const std::vector<int64_t>& dilations) {
     add(conv_norm(in, kChannels, norm, {.kernel = 1}));
-    for (const int64_t dilation : {12, 24, 36}) {
+    for (const int64_t dilation : dilations) {
       add(conv_norm(in, kChannels, norm, {.dilation = dilation}));
     }
     auto mean = std::make_shared<Chain>();
@@ -84,10 +87,52 @@ class PyramidPooling : public torch::nn::Module {
 std::shared_ptr<Chain> deeplab_head(int64_t in, int64_t classes, const NormFactory& norm) {
   constexpr int64_t kChannels = PyramidPooling::kChannels;
   auto head = std::make_shared<Chain>();
-  head->add(std::make_shared<PyramidPooling>(in, norm));
+  head->add(std::make_shared<PyramidPooling>(in, norm, std::vector<int64_t>{12, 24, 36}));
   head->add(conv(kChannels, kChannels, 3));
   head->add_norm(norm, kChannels, Activation::kRelu);
   head->add(classifier(kChannels, classes));
+  return head;
+}
+
+/// Means over grids of several sizes, beside their input.
+class PyramidMeans : public torch::nn::Module {
+ public:
+  PyramidMeans(int64_t in, const NormFactory& norm) {
+    const std::vector<int64_t> grids = {1, 2, 3, 6};
+    const int64_t channels = in / std::ssize(grids);
+    auto names = std::make_shared<Chain>();
+    for (const int64_t grid : grids) {
+      auto branch = std::make_shared<Chain>();
+      branch->add_step([grid](const at::Tensor& x) {
+        return at::adaptive_avg_pool2d(x, {grid, grid});
+      });
+      branch->add(conv(in, channels, 1));
+      branch->add_norm(norm, channels, Activation::kRelu);
+      names->add_name(branch);
+      branches_.push_back(std::move(branch));
+    }
+    register_module("branches", names);
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    std::vector<at::Tensor> outputs = {x};
+    for (const auto& branch : branches_) {
+      outputs.push_back(scaled_to(branch->forward(x), x.sizes().slice(2)));
+    }
+    return at::cat(outputs, 1);
+  }
+
+ private:
+  std::vector<std::shared_ptr<Chain>> branches_;
+};
+
+std::shared_ptr<Chain> pspnet_head(int64_t in, int64_t classes, const NormFactory& norm) {
+  auto head = std::make_shared<Chain>();
+  head->add(std::make_shared<PyramidMeans>(in, norm));
+  head->add(conv(2 * in, in / 4, 3));
+  head->add_norm(norm, in / 4, Activation::kRelu);
+  head->add_dropout(0.1);
+  head->add(classifier(in / 4, classes));
   return head;
 }
 
@@ -165,19 +210,116 @@ class LrasppHead : public torch::nn::Module {
   torch::nn::Conv2d high_classifier_{nullptr};
 };
 
-class Lraspp : public SegmentationNet {
+/// The decoder of DeepLab V3+: pyramid pooling, and features of a higher resolution.
+class DeepLabPlusHead : public torch::nn::Module {
  public:
-  Lraspp(Backbone backbone, std::shared_ptr<LrasppHead> head)
+  DeepLabPlusHead(int64_t low, int64_t high, int64_t classes, const NormFactory& norm) {
+    constexpr int64_t kLow = 48;
+    constexpr int64_t kChannels = PyramidPooling::kChannels;
+    aspp_ = register_module(
+        "aspp", std::make_shared<PyramidPooling>(high, norm, std::vector<int64_t>{6, 12, 18}));
+    project_ = register_module("project", conv_norm(low, kLow, norm, {.kernel = 1}));
+    classifier_->add(conv_norm(kLow + kChannels, kChannels, norm));
+    classifier_->add(conv_norm(kChannels, kChannels, norm));
+    classifier_->add(classifier(kChannels, classes));
+    register_module("classifier", classifier_);
+  }
+
+  at::Tensor forward(const at::Tensor& low, const at::Tensor& high) {
+    const at::Tensor x = scaled_to(aspp_->forward(high), low.sizes().slice(2));
+    return classifier_->forward(at::cat({project_->forward(low), x}, 1));
+  }
+
+ private:
+  std::shared_ptr<PyramidPooling> aspp_;
+  std::shared_ptr<Chain> project_;
+  std::shared_ptr<Chain> classifier_ = std::make_shared<Chain>();
+};
+
+/// A head on the features of the highest and of the lowest resolution.
+template <class Head>
+class TwoDepths : public SegmentationNet {
+ public:
+  TwoDepths(Backbone backbone, std::shared_ptr<Head> head)
       : SegmentationNet(std::move(backbone)),
         head_(register_module("classifier", std::move(head))) {}
 
  protected:
   std::vector<at::Tensor> heads(const std::vector<at::Tensor>& features) override {
-    return {head_->forward(features.end()[-2], features.back())};
+    return {head_->forward(features.front(), features.back())};
   }
 
  private:
-  std::shared_ptr<LrasppHead> head_;
+  std::shared_ptr<Head> head_;
+};
+
+/// Two convolutions in each resolution, on the way down to a sixteenth and up again.
+class UNet : public Model {
+ public:
+  UNet(const ModelArgs& args, int64_t width) {
+    constexpr int kHalvings = 4;
+    refuse_recomputation("unet", args);
+    const NormFactory norm(args);
+    int64_t in = image_channels("unet", args, int64_t{1} << kHalvings);
+    const auto encoder = register_module("encoder", std::make_shared<Chain>());
+    const auto up = register_module("up", std::make_shared<Chain>());
+    const auto decoder = register_module("decoder", std::make_shared<Chain>());
+    for (int i = 0; i <= kHalvings; ++i) {
+      encoder_.push_back(encoder->add(two_convs(in, width << i, norm)));
+      in = width << i;
+    }
+    for (int i = kHalvings; i-- > 0; in = width << i) {
+      up_.push_back(up->add(torch::nn::ConvTranspose2d(
+          torch::nn::ConvTranspose2dOptions(in, width << i, 2).stride(2))));
+      decoder_.push_back(decoder->add(two_convs(in, width << i, norm)));
+    }
+    classifier_ = register_module("classifier", classifier(in, args.num_classes));
+  }
+
+  bool labels_pixels() const override { return true; }
+
+  at::Tensor forward(at::Tensor x) override {
+    std::vector<at::Tensor> skipped;
+    for (const auto& level : encoder_) {
+      if (!skipped.empty()) x = at::max_pool2d(x, 2);
+      x = level->forward(x);
+      skipped.push_back(x);
+    }
+    skipped.pop_back();
+    for (size_t i = 0; i < decoder_.size(); ++i) {
+      x = up_[i]->forward(x);
+      const at::Tensor& skip = skipped.back();
+      // Odd sizes were rounded down.
+      x = at::constant_pad_nd(x, {0, skip.size(3) - x.size(3), 0, skip.size(2) - x.size(2)});
+      x = decoder_[i]->forward(at::cat({skip, x}, 1));
+      skipped.pop_back();
+    }
+    return classifier_->forward(x);
+  }
+
+ private:
+  static std::shared_ptr<Chain> two_convs(int64_t in, int64_t out, const NormFactory& norm) {
+    auto chain = std::make_shared<Chain>();
+    chain->add(conv_norm(in, out, norm));
+    chain->add(conv_norm(out, out, norm));
+    return chain;
+  }
+
+  std::vector<std::shared_ptr<Chain>> encoder_;
+  std::vector<torch::nn::ConvTranspose2d> up_;
+  std::vector<std::shared_ptr<Chain>> decoder_;
+  torch::nn::Conv2d classifier_{nullptr};
+};
+
+struct UNetOptions {
+  int64_t width = 64;
+
+  static void describe(config::Schema<UNetOptions>& schema) {
+    schema
+        .field("width", &UNetOptions::width,
+               "channels at the images' resolution; each halving of it doubles them")
+        .between(1, 1024);
+  }
 };
 
 struct AuxOptions {
@@ -209,7 +351,7 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
           [name, depths = depths, make_head](const AuxOptions& options, const ModelArgs& args) {
             const NormFactory norm(args);
             const int64_t classes = args.num_classes;
-            const Backbone backbone = dilated_resnet(name, args, depths);
+            const Backbone backbone = dilated_resnet(name, args, depths, /*stages=*/2);
             const auto aux =
                 options.aux_loss ? fcn_head(kResNetAuxChannels, classes, norm) : nullptr;
             return std::make_shared<FcnLike>(backbone, make_head(kResNetChannels, classes, norm),
@@ -220,6 +362,22 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
   add_resnets("fcn_", "FCN (Long et al., arXiv:1411.4038)", fcn_head);
   const std::string deeplab = "DeepLab V3 (Chen et al., arXiv:1706.05587)";
   add_resnets("deeplabv3_", deeplab, deeplab_head);
+  add_resnets("pspnet_", "PSPNet (Zhao et al., arXiv:1612.01105)", pspnet_head);
+  for (const auto& [name, depths] : std::vector<std::pair<std::string, std::vector<int>>>{
+           {"deeplabv3plus_resnet50", {3, 4, 6, 3}}, {"deeplabv3plus_resnet101", {3, 4, 23, 3}}}) {
+    registry.add<NoOptions>(
+        name, "DeepLab V3+ (Chen et al., arXiv:1802.02611)",
+        [name = name, depths = depths](const NoOptions& /*options*/, const ModelArgs& args) {
+          const Backbone backbone = dilated_resnet(name, args, depths, /*stages=*/1);
+          return std::make_shared<TwoDepths<DeepLabPlusHead>>(
+              backbone, std::make_shared<DeepLabPlusHead>(kResNetLowChannels, kResNetChannels,
+                                                          args.num_classes, NormFactory(args)));
+        });
+  }
+  registry.add<UNetOptions>("unet", "U-Net (Ronneberger et al., arXiv:1505.04597), with batch norm",
+                            [](const UNetOptions& options, const ModelArgs& args) {
+                              return std::make_shared<UNet>(args, options.width);
+                            });
   registry.add<AuxOptions>(
       "deeplabv3_mobilenet_v3_large", deeplab,
       [](const AuxOptions& options, const ModelArgs& args) {
@@ -235,7 +393,7 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
       "lraspp_mobilenet_v3_large", "LR-ASPP (Howard et al., arXiv:1905.02244)",
       [](const NoOptions& /*options*/, const ModelArgs& args) {
         const Backbone backbone = dilated_mobilenet_v3_large("lraspp_mobilenet_v3_large", args);
-        return std::make_shared<Lraspp>(
+        return std::make_shared<TwoDepths<LrasppHead>>(
             backbone, std::make_shared<LrasppHead>(kMobileNetAuxChannels, kMobileNetChannels,
                                                    args.num_classes, NormFactory(args)));
       });

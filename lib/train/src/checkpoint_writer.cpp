@@ -41,10 +41,12 @@ void CheckpointWriter::write(Checkpoint checkpoint, const BestChange& change, bo
     if (change.aside && !fs::exists(folder / *change.aside, ignored)) {
       fs::rename(folder / RunFolder::kBest, folder / *change.aside, ignored);
     }
+    auto rank_buffers = std::exchange(checkpoint.rank_buffers, {});
     checkpoint.has_optimizer = false;
     write_checkpoint(checkpoint, folder / *change.write);
     if (change.remove) fs::remove(folder / *change.remove, ignored);
     checkpoint.has_optimizer = true;
+    checkpoint.rank_buffers = std::move(rank_buffers);
   }
   if (!last) return;
   if (former_step != checkpoint.step) folder_.rotate(former_step, keep_last_);

@@ -149,8 +149,9 @@ void check_threads_of_all(const LoaderConfig& loader) {
 
 /// @param topic "": the whole
 std::string help_of(const std::string& topic) {
-  return topic.empty() ? config::help_text(kUsage, kOptions, config_fields())
-                       : config::help_text(topic, config_fields());
+  const bool is_whole = topic.empty() || topic == kEval || topic == kSweep;
+  return is_whole ? config::help_text(kUsage, kOptions, config_fields())
+                  : config::help_text(topic, config_fields());
 }
 
 int run(const std::vector<std::string>& given, const RankEnv& env) {

@@ -233,10 +233,10 @@ void Config::describe(config::Schema<Config>& schema) {
       "init", &Config::init,
       "weights to begin with: a file of torch.save or safetensors, or the folder of a run; "
       "empty: random values");
-  schema.field("init_key", &Config::init_key,
-               "of a file with several networks, the key of the one to take: ema for the moving "
-               "average of a run, model_ema for that of torchvision's reference; empty: the "
-               "network itself");
+  schema.field(
+      "init_key", &Config::init_key,
+      "the key of the network to take from a file with several: ema for the moving average of a "
+      "run, model_ema for that of torchvision's reference; empty: the network itself");
   schema.field("init_skip", &Config::init_skip,
                "names that keep their random values, such as fc for another number of classes "
                "(wildcards)");

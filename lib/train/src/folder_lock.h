@@ -8,7 +8,7 @@
 namespace syncbn::train {
 
 /// Makes a folder, and locks it by its file `.lock` for as long as the descriptor is open. NFS
-/// knows such locks too. On file systems without locks the descriptor locks nothing.
+/// supports these locks. On file systems without locks the descriptor locks nothing.
 /// @param advice completes the message "another process is writing to FOLDER; ..."
 /// @throws base::UserError when another process has locked it.
 base::UniqueFd lock_folder(const std::filesystem::path& folder, const std::string& advice);

@@ -69,7 +69,7 @@ void init_model(const Config& config, models::Model& model) {
           model, models::read_state_dict(config.init, config.init_key), {.skip = config.init_skip});
       spdlog::info("begins with {} of {}{}", base::counted(report.loaded.size(), "tensor"),
                    config.init,
-                   report.skipped.empty() ? "" : "; drawn: " + base::join(report.skipped, ", "));
+                   report.skipped.empty() ? "" : "; random: " + base::join(report.skipped, ", "));
     } catch (const base::UserError& error) {
       throw base::UserError(fmt::format("init: {}", error.what()));
     }

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 /// The file without its extension, or the folder of a run whose config.yaml it is.
 std::string name_of(const fs::path& file) {
   const fs::path folder = fs::absolute(file).lexically_normal().parent_path();
-  const bool is_of_run = file.filename() == RunFolder::kConfig && RunFolder::has_log(folder);
+  const bool is_of_run = file.filename() == RunFolder::kConfig && RunFolder::is_run(folder);
   return is_of_run ? folder.filename().string() : file.stem().string();
 }
 

@@ -57,7 +57,7 @@ bool holds_run(const fs::path& folder) {
     return fs::exists(folder / file, ignored);
   };
   return has(kResult) || has(RunFolder::kLast) || has(RunFolder::kBest) || is_locked(folder) ||
-         (has(RunFolder::kConfig) && !has(kLog));
+         (has(RunFolder::kConfig) && !RunFolder::is_run(folder));
 }
 
 /// The value of a key of a line of the log, or `otherwise` for a line that something else wrote.
@@ -212,9 +212,11 @@ std::optional<fs::path> RunFolder::of_job(const std::string& id, const std::stri
   }
 }
 
-bool RunFolder::has_log(const fs::path& folder) {
+bool RunFolder::is_run(const fs::path& folder) {
   std::error_code ignored;
-  return fs::exists(folder / kLog, ignored);
+  return std::ranges::any_of(kFiles, [&](const char* file) {
+    return file != kConfig && fs::exists(folder / file, ignored);
+  });
 }
 
 bool RunFolder::has_result(const fs::path& folder) {
@@ -234,10 +236,11 @@ std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     : path_(std::move(path)), config_(config), lock_(lock_of_run(path_)) {
-  if (config_of(path_) && !has_log(path_)) {
+  if (config_of(path_) && !is_run(path_)) {
     throw base::UserError(fmt::format(
-        "run_dir: {} has a {} that no run wrote (there is no {}); choose another folder",
-        path_.string(), kConfig, kLog));
+        "run_dir: {} has a {} that no run wrote (there are no other files of one); choose another "
+        "folder",
+        path_.string(), kConfig));
   }
   for (const char* file : kFiles) {
     std::error_code ignored;
@@ -414,6 +417,7 @@ void RunFolder::append(const std::string& line) {
   if (::fstat(log_.get(), &status) == 0 && status.st_nlink == 0) {
     spdlog::warn("{} was removed while the run writes to it; a new one begins here",
                  (path_ / kLog).string());
+    lock_ = lock_of_run(path_);  // the former lock is gone with the folder
     open_log();
     base::write_file_atomically(path_ / kConfig, config_);
   }

@@ -114,9 +114,9 @@ class RunFolder {
   /// The file of a finished run's result.
   static std::filesystem::path result(const std::filesystem::path& folder);
 
+  /// Whether a run has written to the folder: it has files of a run besides a config.yaml.
+  static bool is_run(const std::filesystem::path& folder);
   /// Whether the folder holds a finished run.
-  /// Whether a run has written to the folder.
-  static bool has_log(const std::filesystem::path& folder);
   static bool has_result(const std::filesystem::path& folder);
 
   /// The line of log.jsonl about an epoch.

@@ -11,7 +11,7 @@
 
 namespace syncbn::train {
 
-/// Until a StopSignals lives, its signals, but for SIGINT, end the process with
+/// Before a StopSignals exists, its signals except SIGINT end the process with
 /// base::kExitPreempted: there is nothing to save yet.
 void leave_at_early_signals();
 

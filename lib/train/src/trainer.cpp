@@ -19,6 +19,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "best_results.h"
@@ -285,7 +286,9 @@ class Trainer {
   /// Whether the run that is resumed ended in the evaluation of its last epoch.
   bool owes_evaluation() const {
     const EpochRecord last = last_epoch();
-    return last.epoch > 0 && last.eval.empty() && evaluates(last.epoch);
+    const bool is_due =
+        evaluates_whole(last.epoch) || (reached_max_steps() && position_.sampler.consumed == 0);
+    return last.epoch > 0 && last.eval.empty() && is_due;
   }
   bool evaluates(int64_t epoch) const { return evaluates_whole(epoch) || reached_max_steps(); }
   bool evaluates_whole(int64_t epoch) const {
@@ -544,13 +547,14 @@ class Trainer {
     // An evaluation may be long: whatever ends it, the epoch's training is on disk.
     if (is_due) save(next_);
     if (!evaluate(record)) return false;
-    const BestChange change = rank_result(record);
-    schedule_->observe(*find(record.eval, "loss"));
+    // An evaluation that only max_steps asks for leaves no trace: with a higher limit, the run goes
+    // on as if it had not stopped. A run without a result gets a best.pt all the same.
+    const bool is_regular = is_whole && evaluates_whole(record.epoch);
+    BestChange change;
+    if (is_regular || position_.best.empty()) change = rank_result(record);
+    if (is_regular) schedule_->observe(*find(record.eval, "loss"));
     record.seconds = seconds();
     const std::string line = RunFolder::line_of(record);
-    // An evaluation that only max_steps asks for leaves no trace in last.pt: with a higher limit,
-    // the run goes on as if it had not stopped.
-    const bool is_regular = is_whole && evaluates_whole(record.epoch);
     if (is_regular) position_.epoch_line = line;
     // last.pt is never older than the best checkpoint.
     const bool is_last = is_due || stopped_early() || change.write.has_value();
@@ -674,8 +678,9 @@ class Trainer {
     const auto rng_states = dist::all_gather(own.to(device_));
     Checkpoint checkpoint = position_;
     checkpoint.model = state_to_save();
-    if (ranks_have_own_buffers())
+    if (ranks_have_own_buffers()) {
       checkpoint.rank_buffers = dist::all_gather(packed_buffers(*model_));
+    }
     keepers_.each([&] {
       if (step_.ema() != nullptr) checkpoint.ema = step_.ema()->state();
       checkpoint.optimizer = step_.optimizer().state();
@@ -736,7 +741,8 @@ class Trainer {
     if (record.epoch == 0) record.epoch = position_.sampler.epoch, record.step = position_.step;
     const Metric& metric = measures_.chosen();
     const Checkpoint::Best best =
-        position_.best.empty() ? Checkpoint::Best{} : position_.best.front();
+        position_.best.empty() ? Checkpoint::Best{.value = std::numeric_limits<double>::quiet_NaN()}
+                               : position_.best.front();
     keepers_.each([&] {
       writer_->wait();
       folder_->log_end("finished", position_.step);
@@ -752,6 +758,10 @@ class Trainer {
     if (!is_rank_0()) return;
     progress_.clear();
     const double value = find(record.eval, metric.name).value_or(0);
+    if (position_.best.empty()) {
+      spdlog::warn("{} has been no number in all evaluations: there is no best.pt", metric.name);
+      return;
+    }
     spdlog::info("{} {} {}, best {} (epoch {}), in {}", eval_split(), metric.name,
                  shown(metric, value), shown(metric, best.value), best.epoch,
                  base::format_seconds(record.seconds));

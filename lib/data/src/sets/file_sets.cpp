@@ -266,11 +266,15 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
       .at_least(0)
       .at_most(255);
   schema.check([](const Options& options) -> std::optional<std::string> {
-    if (options.class_names.empty() || std::ssize(options.class_names) == options.classes) {
+    const auto& names = options.class_names;
+    if (!names.empty() && std::ssize(names) != options.classes) {
+      return fmt::format("class_names has {}, classes is {}", base::counted(names.size(), "name"),
+                         options.classes);
+    }
+    if (std::set<std::string>(names.begin(), names.end()).size() == names.size()) {
       return std::nullopt;
     }
-    return fmt::format("class_names has {}, classes is {}",
-                       base::counted(options.class_names.size(), "name"), options.classes);
+    return "class_names has a name twice";
   });
   detail::describe_image_files(schema);
 }

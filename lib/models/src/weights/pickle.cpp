@@ -317,7 +317,7 @@ Value Unpickler::call(const std::string& function, const Items& arguments) {
         tensor_over(argument(0), argument(1).integer, integers(argument(2)), integers(argument(3)));
     // More elements than there is data: a copy takes more memory than the file.
     const auto elements = static_cast<size_t>(tensor.numel());
-    if (elements * tensor.element_size() > tensor.storage().nbytes()) values_.charge(elements);
+    if (elements > tensor.storage().nbytes() / tensor.element_size()) values_.charge(elements);
     return {.kind = Kind::kTensor, .tensor = std::move(tensor)};
   }
   if (function == "torch.device") {

@@ -161,6 +161,10 @@ StateDict read_state_dict(const std::string& path, const std::string& key) {
       if (!is_safetensors) {
         throw base::UserError("it is neither a file of torch.save nor safetensors");
       }
+      if (!key.empty()) {
+        throw base::UserError(
+            fmt::format("safetensors hold one network, and so no key '{}'; leave it out", key));
+      }
       return without_prefixes(detail::read_safetensors(*file));
     }
     detail::Values values;

@@ -59,7 +59,7 @@ class Classification : public Task {
   Classification(ClassificationOptions options, int64_t num_classes)
       : options_(std::move(options)),
         num_classes_(num_classes),
-        weights_(weights_of_classes(options_.class_weights, num_classes)) {}
+        weights_(options_.class_weights, num_classes) {}
 
   data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const override {
     const double mixup = options_.mixup;
@@ -114,7 +114,7 @@ class Classification : public Task {
 
  private:
   at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) const {
-    const at::Tensor weights = weights_.defined() ? weights_.to(output.device()) : at::Tensor();
+    const at::Tensor weights = weights_.like(output);
     if (options_.loss == "bce") {
       return at::binary_cross_entropy_with_logits(
           output, smoothed(shares(target)).to(output.scalar_type()), weights);
@@ -125,7 +125,7 @@ class Classification : public Task {
     };
     const bool may_divide_by_0 = std::ranges::count(options_.class_weights, 0) > 0;
     if (!may_divide_by_0 || target.dim() > 1) return reduced(at::Reduction::Mean);
-    // A batch in which no sample has a weight changes nothing: its smoothed targets do neither.
+    // A batch in which no sample has a weight changes nothing: nor do its smoothed targets.
     const at::Tensor weight = weights.index_select(0, target).sum();
     const at::Tensor sum = reduced(at::Reduction::Sum);
     return at::where(weight > 0, sum / at::where(weight > 0, weight, 1), sum * 0);
@@ -146,7 +146,7 @@ class Classification : public Task {
 
   ClassificationOptions options_;
   int64_t num_classes_;
-  at::Tensor weights_;
+  ClassWeights weights_;
 };
 
 std::unique_ptr<Task> make_classification(const ClassificationOptions& options,

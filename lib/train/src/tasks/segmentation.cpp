@@ -34,7 +34,7 @@ class Segmentation : public Task {
       : num_classes_(dataset.num_classes()),
         ignore_index_(dataset.ignore_index()),
         aux_weight_(options.aux_weight),
-        weights_(weights_of_classes(options.class_weights, num_classes_)),
+        weights_(options.class_weights, num_classes_),
         names_(dataset.class_names()) {
     for (int64_t i = std::ssize(names_); i < num_classes_; ++i) names_.push_back(std::to_string(i));
   }
@@ -43,9 +43,8 @@ class Segmentation : public Task {
   /// its class: PyTorch's cross entropy, but 0 for a batch without such pixels.
   at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const override {
     at::Tensor weight = target.ne(ignore_index_);
-    at::Tensor weights;
-    if (weights_.defined()) {
-      weights = weights_.to(outputs.front().options());
+    const at::Tensor weights = weights_.like(outputs.front());
+    if (weights.defined()) {
       const at::Tensor labels = target.masked_fill(target.eq(ignore_index_), 0).flatten();
       weight = weights.index_select(0, labels) * weight.flatten();
     }
@@ -142,7 +141,7 @@ class Segmentation : public Task {
   int64_t num_classes_;
   int64_t ignore_index_;
   double aux_weight_;
-  at::Tensor weights_;
+  ClassWeights weights_;
   std::vector<std::string> names_;
 };
 

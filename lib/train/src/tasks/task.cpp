@@ -31,8 +31,8 @@ TaskKind::Registry& TaskKind::registry() {
   return registry;
 }
 
-at::Tensor weights_of_classes(const std::vector<double>& weights, int64_t num_classes) {
-  if (weights.empty()) return {};
+ClassWeights::ClassWeights(const std::vector<double>& weights, int64_t num_classes) {
+  if (weights.empty()) return;
   if (std::ssize(weights) != num_classes) {
     throw base::UserError(fmt::format("task.class_weights has {}, the data has {} classes",
                                       base::counted(std::ssize(weights), "value"), num_classes));
@@ -40,7 +40,13 @@ at::Tensor weights_of_classes(const std::vector<double>& weights, int64_t num_cl
   if (std::ranges::all_of(weights, [](double weight) { return weight == 0; })) {
     throw base::UserError("task.class_weights: all are 0, so there is nothing to learn");
   }
-  return at::tensor(weights, at::kFloat);
+  weights_ = at::tensor(weights, at::kFloat);
+}
+
+at::Tensor ClassWeights::like(const at::Tensor& like) const {
+  if (!weights_.defined()) return {};
+  if (weights_.device() != like.device()) weights_ = weights_.to(like.device());
+  return weights_.to(like.scalar_type());
 }
 
 }  // namespace syncbn::train

@@ -13,9 +13,19 @@ namespace syncbn::train {
 void add_classification(TaskKind::Registry& registry);
 void add_segmentation(TaskKind::Registry& registry);
 
-/// `task.class_weights` as a tensor: [num_classes], float32; undefined if the list is empty.
-/// @throws base::UserError if its length is another, or all weights are 0.
-at::Tensor weights_of_classes(const std::vector<double>& weights, int64_t num_classes);
+/// `task.class_weights`. Not thread-safe.
+class ClassWeights {
+ public:
+  /// @throws base::UserError if there is another number of weights, or all are 0. None: all are 1.
+  ClassWeights(const std::vector<double>& weights, int64_t num_classes);
+
+  /// [num_classes], of the type and on the device of `like`; undefined if there are none. Only the
+  /// first call waits for the device.
+  at::Tensor like(const at::Tensor& like) const;
+
+ private:
+  mutable at::Tensor weights_;
+};
 
 /// The loss of the network's logits, and `aux_weight` times that of each auxiliary head.
 template <class LossOf>
