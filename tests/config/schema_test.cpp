@@ -75,7 +75,7 @@ TEST(SchemaTest, SaysAllFaultsAtOnceWithTheirPlaces) {
                           "car.yaml:4:8: seats: expected an integer, got 'many'",
                           "car.yaml:5:10: sunroof: expected true or false, got '1'",
                           "car.yaml:7:11: wheel.radius: must be above 0, got 0",
-                          "car.yaml:8:10: wheel.bolts: expected a list, got '4'",
+                          "car.yaml:8:10: wheel.bolts: expected a list, as [4], got '4'",
                           "car.yaml:10:9: engine: unknown type 'desel'; did you mean 'diesel'? "
                           "(known: diesel, electric)"));
 }

@@ -152,9 +152,10 @@ TEST(LoaderWorkersTest, NamesADamagedSampleAndContinuesAfterItsBatch) {
     Loader loader = make(with_bad(12, {5, 6}), {.batch_size = 4, .num_workers = workers});
     loader.start_epoch(0);
     EXPECT_THAT(labels_of(*loader.next()), ElementsAre(0, 1, 2, 3));
-    EXPECT_THAT([&] { loader.next(); },
-                ThrowsMessage<base::UserError>(
-                    "sample 5 (file-5): it is damaged (on_error: skip leaves such samples out)"));
+    EXPECT_THAT(
+        [&] { loader.next(); },
+        ThrowsMessage<base::UserError>(
+            "sample 5 (file-5): it is damaged (loader.on_error: skip leaves such samples out)"));
     EXPECT_THAT(labels_of(*loader.next()), ElementsAre(8, 9, 10, 11));
     EXPECT_FALSE(loader.next().has_value());
   }

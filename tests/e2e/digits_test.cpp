@@ -140,12 +140,23 @@ TEST(TrainProgramTest, TellsItsVersion) {
 }
 
 TEST(TrainProgramTest, HelpListsEveryKey) {
-  const auto result = run_train({"--help"});
-  EXPECT_EQ(result.exit_code, 0);
-  for (const char* key : {"--config FILE", "--epochs integer", "--optimizer.lr number",
-                          "--ddp.broadcast_buffers true|false", "optimizer, type: adamw"}) {
+  const std::string whole = run_train({"--help"}).out;
+  for (const char* key : {"--config FILE", "--epochs integer", "--ddp  ", "adam, adamw, "}) {
+    EXPECT_THAT(whole, HasSubstr(key));
+  }
+  EXPECT_EQ(run_train({"sweep", "-h"}).out, whole);
+  EXPECT_EQ(run_train({"--help", "eval"}).out, whole);
+  for (const auto& [section, key] : std::vector<std::pair<std::string, std::string>>{
+           {"optimizer", "--optimizer.lr number"},
+           {"optimizer", "optimizer, type: adamw"},
+           {"ddp", "--ddp.broadcast_buffers true|false"}}) {
+    const auto result = run_train({"eval", "--config=none.yaml", "--help", section});
+    EXPECT_EQ(result.exit_code, 0);
     EXPECT_THAT(result.out, HasSubstr(key));
   }
+  const auto unknown = run_train({"--help=optimzer"});
+  EXPECT_EQ(unknown.exit_code, base::kExitUsage);
+  EXPECT_THAT(unknown.err, HasSubstr("did you mean 'optimizer'?"));
 }
 
 }  // namespace

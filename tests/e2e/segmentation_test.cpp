@@ -17,8 +17,10 @@
 namespace syncbn::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int kSide = 64;  // of images, in pixels
 constexpr int kIgnored = 255;
@@ -139,7 +141,7 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
     const auto evaluated = launch_train(
         ranks, {"eval", "--config=run/config.yaml", "--resume=run/best.pt"}, folder_.path());
     ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
-    EXPECT_THAT(evaluated.err, HasSubstr(remark));
+    EXPECT_THAT(evaluated.err, AllOf(HasSubstr(remark), Not(HasSubstr("other data"))));
     // Behind the launcher's prefix.
     evaluations.push_back(nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{'))));
     EXPECT_TRUE(evaluations.back()["iou_star"].is_null());
@@ -150,6 +152,15 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
   }
   EXPECT_EQ(evaluations.front()["miou"], result["best_test_miou"]);
   EXPECT_EQ(evaluations.front()["samples"], 9);
+  const auto other = launch_train(1,
+                                  {"eval", "--config=run/config.yaml", "--data.classes=4",
+                                   "--data.test_transforms=[{type: center_crop, size: 48}]"},
+                                  folder_.path());
+  EXPECT_EQ(count(other.err,
+                  "best.pt was made with other data; this evaluation has "
+                  "data.test_transforms"),
+            1)
+      << other.err;
 }
 
 TEST_F(SegmentationTest, AMaskThatDoesNotFitIsNamed) {

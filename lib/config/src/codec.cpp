@@ -42,7 +42,11 @@ void wrong_type(const Value& value, const std::string& path, const std::string& 
 void not_a_list(const Value& value, const std::string& path, Faults& faults) {
   const bool names_items = value.kind == Value::Kind::kMap && !value.members.empty() &&
                            base::parse_number<size_t>(value.members.front().key);
-  if (!names_items) return wrong_type(value, path, "a list", faults);
+  if (!names_items) {
+    const bool is_word = value.kind == Value::Kind::kScalar && !value.scalar.empty();
+    return wrong_type(value, path,
+                      is_word ? fmt::format("a list, as [{}]", value.scalar) : "a list", faults);
+  }
   faults.add(value.mark, fmt::format("{}: no file sets this list, so there is no item {} to "
                                      "change; write the whole list",
                                      path, value.members.front().key));

@@ -207,7 +207,7 @@ void Supervisor::apply(const Assignment& start) {
 
 bool Supervisor::may_restart(const GroupResult& result) const {
   return result.failure && context_.restart_count < options_.max_restarts &&
-         restart_may_help(result.exit_code);
+         restart_may_help(result.failure->wait_status);
 }
 
 GroupResult Supervisor::ended_instead_of_restart(int signal) {

@@ -22,21 +22,6 @@ namespace {
 
 constexpr size_t kMaxShown = 10;
 
-/// What a rank was started with. Only rank 0 reads `run_dir`, `resume` and `overwrite`.
-bool may_differ(std::string_view key) {
-  for (const std::string_view local :
-       {"run_dir", "resume", "overwrite", "init", "init_key", "device", "threads", "log_interval",
-        "timeout", "connect_timeout", "loader.num_workers", "loader.prefetch", "loader.pin_memory",
-        "loader.timeout",
-        // The data's fingerprint is compared instead.
-        "data.path", "data.train", "data.val", "data.test", "data.train_images", "data.train_masks",
-        "data.val_images", "data.val_masks", "data.test_images", "data.test_masks",
-        "data.cache_dir"}) {
-    if (key == local) return true;
-  }
-  return false;
-}
-
 config::Value description(const std::string& config_text, const Inputs& inputs) {
   config::Value all = config::parse_yaml(config_text, "config");
   const auto set = [&](const char* key, std::string text) {
@@ -88,6 +73,20 @@ std::string differences(const std::vector<std::string>& of_ranks) {
 }
 
 }  // namespace
+
+bool may_differ(std::string_view key) {
+  for (const std::string_view local :
+       {"run_dir", "resume", "overwrite", "init", "init_key", "device", "threads", "log_interval",
+        "timeout", "connect_timeout", "loader.num_workers", "loader.prefetch", "loader.pin_memory",
+        "loader.timeout",
+        // The data's fingerprint is compared instead.
+        "data.path", "data.train", "data.val", "data.test", "data.train_images", "data.train_masks",
+        "data.val_images", "data.val_masks", "data.test_images", "data.test_masks",
+        "data.cache_dir"}) {
+    if (key == local) return true;
+  }
+  return false;
+}
 
 void check_agreement(const std::string& config_text, const Inputs& inputs) {
   const config::Value all = description(config_text, inputs);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include <syncbn/train/inputs.h>
 
@@ -12,5 +13,9 @@ namespace syncbn::train {
 /// @throws base::UserError on rank 0, QuietExit on the others, naming each difference and both
 /// hosts
 void check_agreement(const std::string& config_text, const Inputs& inputs);
+
+/// Whether the values of a key may differ between hosts: that of a path, of threads, or of what
+/// only rank 0 reads.
+bool may_differ(std::string_view key);
 
 }  // namespace syncbn::train

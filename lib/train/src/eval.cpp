@@ -5,6 +5,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/yaml.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/weights.h>
@@ -14,6 +15,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "agreement.h"
 #include "evaluation.h"
 #include "model.h"
 #include "rank_0.h"
@@ -53,6 +55,21 @@ void load_python_weights(const std::string& path, models::Model& model) {
   }
 }
 
+/// Images of another size, for one, give other results.
+void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
+                        const Config& config) {
+  std::vector<std::string> changed;
+  const config::Value former = config::parse_yaml(checkpoint.config, path);
+  for (const auto& [key, before, after] :
+       config::changes(former, config::Schema<Config>::get().write(config))) {
+    if (key.starts_with("data.") && !may_differ(key))
+      changed.push_back(fmt::format("{} {} (was {})", key, after, before));
+  }
+  if (changed.empty()) return;
+  spdlog::warn("{} was made with other data; this evaluation has {}", path,
+               base::join(changed, ", "));
+}
+
 }  // namespace
 
 int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs) {
@@ -88,6 +105,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
     evaluate("");
   } else {
     const Checkpoint checkpoint = report_on_rank_0([&] { return parse_checkpoint(bytes, path); });
+    if (is_rank_0()) warn_of_other_data(checkpoint, path, config);
     const auto load = [&](const Checkpoint::Tensors& network) {
       report_on_rank_0([&] {
         try {

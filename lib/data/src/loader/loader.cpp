@@ -306,7 +306,7 @@ Batch Loader::result_of(PendingBatch& pending) {
                          fault.what());
     }
     if (options_.on_error == LoaderOptions::OnError::kRaise) {
-      throw base::UserError(text + " (on_error: skip leaves such samples out)");
+      throw base::UserError(text + " (loader.on_error: skip leaves such samples out)");
     }
     ++skipped_;
     const double budget = options_.error_budget * static_cast<double>(order_.size());

@@ -147,12 +147,13 @@ int exit_code_of(int wait_status) {
                                 : base::kExitSignalBase + WTERMSIG(wait_status);
 }
 
-bool restart_may_help(int exit_code) {
-  // SIGUSR1 and SIGUSR2 announce the end of the job's time, here to a worker that has not been
-  // ready to save.
-  const bool was_announced =
-      exit_code == base::kExitSignalBase + SIGUSR1 || exit_code == base::kExitSignalBase + SIGUSR2;
-  return exit_code != base::kExitUsage && exit_code != base::kExitPreempted && !was_announced;
+bool restart_may_help(int wait_status) {
+  if (WIFEXITED(wait_status)) {
+    const int code = WEXITSTATUS(wait_status);
+    return code != base::kExitUsage && code != base::kExitPreempted;
+  }
+  // These announce the end of the job's time, here to a worker that was not ready to save.
+  return WTERMSIG(wait_status) != SIGUSR1 && WTERMSIG(wait_status) != SIGUSR2;
 }
 
 std::string describe_status(int wait_status) {

@@ -48,7 +48,7 @@ void restore_descriptor_limit();
 int exit_code_of(int wait_status);
 
 /// False for a worker that would make the same mistake again, or was asked to stop.
-bool restart_may_help(int exit_code);
+bool restart_may_help(int wait_status);
 
 /// "exit code 3" or "killed by signal 11 (SIGSEGV, Segmentation fault)".
 std::string describe_status(int wait_status);

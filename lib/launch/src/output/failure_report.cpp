@@ -50,7 +50,7 @@ std::string cut_message(const std::string& message, const std::string& file, siz
 
 std::string render_report(const FailureReport& report) {
   const int exit_code = exit_code_of(report.wait_status);
-  if (!restart_may_help(exit_code)) {
+  if (WIFEXITED(report.wait_status) && !restart_may_help(report.wait_status)) {
     return fmt::format("syncbn-launch: rank {} exited with {} ({}; see the message above)\n",
                        report.rank, exit_code,
                        exit_code == base::kExitUsage ? "usage or configuration error"

@@ -250,7 +250,7 @@ void WorkerGroup::worker_ended(size_t index) {
   if (run_.cluster == nullptr) return;
   const std::string what =
       worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
-  run_.cluster->report_failure(code, !worker.start_error && restart_may_help(code),
+  run_.cluster->report_failure(code, !worker.start_error && restart_may_help(*worker.wait_status),
                                fmt::format("rank {} failed: {}", worker.rank, what));
 }
 
