@@ -18,9 +18,9 @@ struct Backbone {
   std::function<std::vector<at::Tensor>(const at::Tensor& images)> features;
 };
 
-/// A ResNet of bottlenecks whose last stages keep the resolution by dilation: of two, it is an
-/// eighth of the images', of one a sixteenth. Features are the outputs of the four stages, of 256,
-/// 512, 1024 and 2048 channels.
+/// A ResNet of bottlenecks with dilation in place of the last strides. The output has an eighth of
+/// the images' resolution with two dilated stages, a sixteenth with one. Features are the outputs
+/// of the four stages: 256, 512, 1024 and 2048 channels.
 /// @param name of the whole network, for messages
 /// @param stages with dilation
 Backbone dilated_resnet(const std::string& name, const ModelArgs& args,

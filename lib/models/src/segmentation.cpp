@@ -1,5 +1,5 @@
-// Networks that label pixels: a dilated backbone, and heads whose logits are scaled up to the size
-// of the image; and U-Net, which has a resolution of its own at each step.
+// Networks for segmentation: heads on a dilated backbone, with logits that are interpolated to the
+// size of the image, and U-Net.
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/cat.h>
@@ -26,6 +26,7 @@ constexpr int64_t kMobileNetChannels = 960;
 constexpr int64_t kMobileNetAuxChannels = 40;
 
 at::Tensor scaled_to(const at::Tensor& x, at::IntArrayRef size) {
+  if (x.sizes().slice(2) == size) return x;
   return at::upsample_bilinear2d(x, size, /*align_corners=*/false);
 }
 
@@ -43,6 +44,37 @@ std::shared_ptr<Chain> fcn_head(int64_t in, int64_t classes, const NormFactory& 
   return head;
 }
 
+/// Layers side by side on the same input.
+class Branches : public torch::nn::Module {
+ public:
+  void add(std::shared_ptr<Chain> branch) {
+    branches_.push_back(register_module(std::to_string(branches_.size()), std::move(branch)));
+  }
+
+  int64_t size() const { return std::ssize(branches_); }
+
+  /// The outputs, with the height and width of `x`.
+  std::vector<at::Tensor> forward(const at::Tensor& x) const {
+    std::vector<at::Tensor> outputs;
+    for (const auto& branch : branches_) {
+      outputs.push_back(scaled_to(branch->forward(x), x.sizes().slice(2)));
+    }
+    return outputs;
+  }
+
+ private:
+  std::vector<std::shared_ptr<Chain>> branches_;
+};
+
+/// Means over a grid of cells, and a convolution of them.
+std::shared_ptr<Chain> grid_means(int64_t grid, int64_t in, int64_t out, const NormFactory& norm) {
+  auto chain = std::make_shared<Chain>();
+  chain->add_step([grid](const at::Tensor& x) { return at::adaptive_avg_pool2d(x, {grid, grid}); });
+  chain->add(conv(in, out, 1));
+  chain->add_norm(norm, out, Activation::kRelu);
+  return chain;
+}
+
 /// Atrous spatial pyramid pooling: convolutions with several dilations side by side, and the mean
 /// of the image.
 class PyramidPooling : public torch::nn::Module {
@@ -50,37 +82,23 @@ class PyramidPooling : public torch::nn::Module {
   static constexpr int64_t kChannels = 256;
 
   PyramidPooling(int64_t in, const NormFactory& norm, const std::vector<int64_t>& dilations) {
-    add(conv_norm(in, kChannels, norm, {.kernel = 1}));
+    convs_->add(conv_norm(in, kChannels, norm, {.kernel = 1}));
     for (const int64_t dilation : dilations) {
-      add(conv_norm(in, kChannels, norm, {.dilation = dilation}));
+      convs_->add(conv_norm(in, kChannels, norm, {.dilation = dilation}));
     }
-    auto mean = std::make_shared<Chain>();
-    mean->add_step([](const at::Tensor& x) { return at::adaptive_avg_pool2d(x, {1, 1}); });
-    mean->add(conv(in, kChannels, 1));
-    mean->add_norm(norm, kChannels, Activation::kRelu);
-    add(mean);
+    convs_->add(grid_means(1, in, kChannels, norm));
     register_module("convs", convs_);
-    const auto branches = static_cast<int64_t>(branches_.size());
-    project_ = conv_norm(branches * kChannels, kChannels, norm, {.kernel = 1});
+    project_ = conv_norm(convs_->size() * kChannels, kChannels, norm, {.kernel = 1});
     project_->add_dropout(0.5);
     register_module("project", project_);
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    std::vector<at::Tensor> outputs;
-    for (const auto& branch : branches_) outputs.push_back(branch->forward(x));
-    outputs.back() = scaled_to(outputs.back(), x.sizes().slice(2));
-    return project_->forward(at::cat(outputs, 1));
+    return project_->forward(at::cat(convs_->forward(x), 1));
   }
 
  private:
-  void add(std::shared_ptr<Chain> branch) {
-    convs_->add_name(branch);
-    branches_.push_back(std::move(branch));
-  }
-
-  std::vector<std::shared_ptr<Chain>> branches_;
-  std::shared_ptr<Chain> convs_ = std::make_shared<Chain>();  ///< for the names
+  std::shared_ptr<Branches> convs_ = std::make_shared<Branches>();
   std::shared_ptr<Chain> project_;
 };
 
@@ -99,31 +117,20 @@ class PyramidMeans : public torch::nn::Module {
  public:
   PyramidMeans(int64_t in, const NormFactory& norm) {
     const std::vector<int64_t> grids = {1, 2, 3, 6};
-    const int64_t channels = in / std::ssize(grids);
-    auto names = std::make_shared<Chain>();
     for (const int64_t grid : grids) {
-      auto branch = std::make_shared<Chain>();
-      branch->add_step([grid](const at::Tensor& x) {
-        return at::adaptive_avg_pool2d(x, {grid, grid});
-      });
-      branch->add(conv(in, channels, 1));
-      branch->add_norm(norm, channels, Activation::kRelu);
-      names->add_name(branch);
-      branches_.push_back(std::move(branch));
+      branches_->add(grid_means(grid, in, in / std::ssize(grids), norm));
     }
-    register_module("branches", names);
+    register_module("branches", branches_);
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    std::vector<at::Tensor> outputs = {x};
-    for (const auto& branch : branches_) {
-      outputs.push_back(scaled_to(branch->forward(x), x.sizes().slice(2)));
-    }
+    std::vector<at::Tensor> outputs = branches_->forward(x);
+    outputs.insert(outputs.begin(), x);
     return at::cat(outputs, 1);
   }
 
  private:
-  std::vector<std::shared_ptr<Chain>> branches_;
+  std::shared_ptr<Branches> branches_ = std::make_shared<Branches>();
 };
 
 std::shared_ptr<Chain> pspnet_head(int64_t in, int64_t classes, const NormFactory& norm) {
@@ -337,37 +344,51 @@ struct NoOptions {
 
 using MakeHead = std::shared_ptr<Chain> (*)(int64_t in, int64_t classes, const NormFactory& norm);
 
+/// A head on the last features, and an auxiliary one on those before.
+struct Heads {
+  MakeHead make_head;
+  int64_t aux_channels;
+  int64_t channels;
+
+  std::shared_ptr<Model> on(const Backbone& backbone, const AuxOptions& options,
+                            const ModelArgs& args) const {
+    const NormFactory norm(args);
+    // In torchvision's order, which is that of the random draws.
+    const auto aux = options.aux_loss ? fcn_head(aux_channels, args.num_classes, norm) : nullptr;
+    return std::make_shared<FcnLike>(backbone, make_head(channels, args.num_classes, norm), aux);
+  }
+};
+
+const std::vector<std::pair<std::string, std::vector<int>>>& resnet_depths() {
+  static const std::vector<std::pair<std::string, std::vector<int>>> all = {
+      {"resnet50", {3, 4, 6, 3}}, {"resnet101", {3, 4, 23, 3}}};
+  return all;
+}
+
 }  // namespace
 
 void add_segmentation_networks(ModelKind::Registry& registry) {
-  // Heads are made in torchvision's order, which is that of the random draws.
   const auto add_resnets = [&registry](const std::string& prefix, const std::string& help,
                                        MakeHead make_head) {
-    for (const auto& [suffix, depths] : std::vector<std::pair<std::string, std::vector<int>>>{
-             {"resnet50", {3, 4, 6, 3}}, {"resnet101", {3, 4, 23, 3}}}) {
-      const std::string name = prefix + suffix;
-      registry.add<AuxOptions>(
-          name, help,
-          [name, depths = depths, make_head](const AuxOptions& options, const ModelArgs& args) {
-            const NormFactory norm(args);
-            const int64_t classes = args.num_classes;
-            const Backbone backbone = dilated_resnet(name, args, depths, /*stages=*/2);
-            const auto aux =
-                options.aux_loss ? fcn_head(kResNetAuxChannels, classes, norm) : nullptr;
-            return std::make_shared<FcnLike>(backbone, make_head(kResNetChannels, classes, norm),
-                                             aux);
-          });
+    const Heads heads = {make_head, kResNetAuxChannels, kResNetChannels};
+    for (const auto& [suffix, depths] : resnet_depths()) {
+      registry.add<AuxOptions>(prefix + suffix, help,
+                               [name = prefix + suffix, depths = depths, heads](
+                                   const AuxOptions& options, const ModelArgs& args) {
+                                 return heads.on(dilated_resnet(name, args, depths, /*stages=*/2),
+                                                 options, args);
+                               });
     }
   };
   add_resnets("fcn_", "FCN (Long et al., arXiv:1411.4038)", fcn_head);
   const std::string deeplab = "DeepLab V3 (Chen et al., arXiv:1706.05587)";
   add_resnets("deeplabv3_", deeplab, deeplab_head);
   add_resnets("pspnet_", "PSPNet (Zhao et al., arXiv:1612.01105)", pspnet_head);
-  for (const auto& [name, depths] : std::vector<std::pair<std::string, std::vector<int>>>{
-           {"deeplabv3plus_resnet50", {3, 4, 6, 3}}, {"deeplabv3plus_resnet101", {3, 4, 23, 3}}}) {
+  for (const auto& [suffix, depths] : resnet_depths()) {
     registry.add<NoOptions>(
-        name, "DeepLab V3+ (Chen et al., arXiv:1802.02611)",
-        [name = name, depths = depths](const NoOptions& /*options*/, const ModelArgs& args) {
+        "deeplabv3plus_" + suffix, "DeepLab V3+ (Chen et al., arXiv:1802.02611)",
+        [name = "deeplabv3plus_" + suffix, depths = depths](const NoOptions& /*options*/,
+                                                            const ModelArgs& args) {
           const Backbone backbone = dilated_resnet(name, args, depths, /*stages=*/1);
           return std::make_shared<TwoDepths<DeepLabPlusHead>>(
               backbone, std::make_shared<DeepLabPlusHead>(kResNetLowChannels, kResNetChannels,
@@ -381,13 +402,9 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
   registry.add<AuxOptions>(
       "deeplabv3_mobilenet_v3_large", deeplab,
       [](const AuxOptions& options, const ModelArgs& args) {
-        const NormFactory norm(args);
-        const int64_t classes = args.num_classes;
-        const Backbone backbone = dilated_mobilenet_v3_large("deeplabv3_mobilenet_v3_large", args);
-        const auto aux =
-            options.aux_loss ? fcn_head(kMobileNetAuxChannels, classes, norm) : nullptr;
-        return std::make_shared<FcnLike>(backbone, deeplab_head(kMobileNetChannels, classes, norm),
-                                         aux);
+        const Heads heads = {deeplab_head, kMobileNetAuxChannels, kMobileNetChannels};
+        return heads.on(dilated_mobilenet_v3_large("deeplabv3_mobilenet_v3_large", args), options,
+                        args);
       });
   registry.add<NoOptions>(
       "lraspp_mobilenet_v3_large", "LR-ASPP (Howard et al., arXiv:1905.02244)",

@@ -20,8 +20,8 @@ class NormRelu {
       : norm_(std::move(norm)), fused_(fused), drop_path_(drop_path) {}
 
   /// @param residual undefined, or of the sizes of `x`: added before the ReLU
-  /// @param drops whether to leave samples out: in training, with `drop_path`. The layer does not
-  ///   say: one whose statistics are frozen is in evaluation mode.
+  /// @param drops whether to leave samples out: in training, with `drop_path`. The layer's own mode
+  ///   cannot tell: frozen statistics put it into evaluation mode.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {}, bool drops = false);
 
   /// The layer, for register_module().
