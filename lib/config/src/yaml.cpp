@@ -327,6 +327,10 @@ Value load_yaml(const std::filesystem::path& path) {
   return parse_yaml(base::read_file(path, kMaxFileBytes), path.string());
 }
 
+std::string Change::str() const {
+  return fmt::format("{} {} (was {})", path, after, before);
+}
+
 std::vector<Change> changes(const Value& before, const Value& after) {
   std::vector<Change> all;
   add_changes(before, after, "", all);

@@ -60,10 +60,10 @@ void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
                         const Config& config) {
   std::vector<std::string> changed;
   const config::Value former = config::parse_yaml(checkpoint.config, path);
-  for (const auto& [key, before, after] :
+  for (const config::Change& change :
        config::changes(former, config::Schema<Config>::get().write(config))) {
-    if (key.starts_with("data.") && !may_differ(key))
-      changed.push_back(fmt::format("{} {} (was {})", key, after, before));
+    const std::string& key = change.path;
+    if (key.starts_with("data.") && !may_differ(key)) changed.push_back(change.str());
   }
   if (changed.empty()) return;
   spdlog::warn("{} was made with other data; this evaluation has {}", path,

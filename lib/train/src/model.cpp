@@ -47,8 +47,7 @@ void freeze(const std::vector<std::string>& wildcards, models::Model& model) {
 
 /// @throws base::UserError if a network for segmentation is to classify images, or the reverse.
 void check_kind(const std::string& name, const models::Model& model, const data::Dataset& dataset) {
-  const auto* const samples = dynamic_cast<const data::SampleDataset*>(&dataset);
-  const bool has_masks = samples != nullptr && !samples->target_shape().empty();
+  const bool has_masks = data::labels_pixels(dataset);
   if (model.labels_pixels() == has_masks) return;
   throw base::UserError(
       has_masks ? fmt::format("model {}: classifies whole images, and the data has a label for "
@@ -74,9 +73,10 @@ void init_model(const Config& config, models::Model& model) {
       throw base::UserError(fmt::format("init: {}", error.what()));
     }
   });
-  // DistributedDataParallel broadcasts parameters, and buffers only if ddp.broadcast_buffers says
-  // so.
-  for (at::Tensor& buffer : model.buffers()) dist::broadcast(buffer, 0);
+  // DistributedDataParallel broadcasts parameters, and buffers only with ddp.broadcast_buffers.
+  at::Tensor buffers = packed_buffers(model);
+  dist::broadcast(buffers, 0);
+  load_buffers(buffers, model);
 }
 
 at::Tensor packed_buffers(const models::Model& model) {
@@ -86,13 +86,22 @@ at::Tensor packed_buffers(const models::Model& model) {
   return at::cat(flat);
 }
 
-void unpack_buffers(const at::Tensor& packed, models::Model& model) {
-  const at::NoGradGuard no_grad;
+std::map<std::string, at::Tensor> unpacked_buffers(const at::Tensor& packed,
+                                                   const models::Model& model) {
+  std::map<std::string, at::Tensor> all;
   int64_t at = 0;
-  for (const at::Tensor& buffer : model.buffers()) {
-    buffer.copy_(packed.narrow(0, at, buffer.numel()).view_as(buffer));
+  for (const auto& item : model.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    all[item.key()] = packed.narrow(0, at, buffer.numel()).view_as(buffer).to(buffer.options());
     at += buffer.numel();
   }
+  return all;
+}
+
+void load_buffers(const at::Tensor& packed, models::Model& model) {
+  const at::NoGradGuard no_grad;
+  auto present = model.named_buffers();
+  for (const auto& [name, buffer] : unpacked_buffers(packed, model)) present[name].copy_(buffer);
 }
 
 void set_training(const Config& config, models::Model& model) {

@@ -29,7 +29,10 @@ void init_model(const Config& config, models::Model& model);
 
 /// The model's buffers, one after the other: float64, on their device.
 at::Tensor packed_buffers(const models::Model& model);
-void unpack_buffers(const at::Tensor& packed, models::Model& model);
+/// The same by name, with the shapes and types of the model's buffers.
+std::map<std::string, at::Tensor> unpacked_buffers(const at::Tensor& packed,
+                                                   const models::Model& model);
+void load_buffers(const at::Tensor& packed, models::Model& model);
 
 /// Model::train(), but for layers that freeze_statistics leaves in evaluation mode.
 void set_training(const Config& config, models::Model& model);

@@ -177,15 +177,17 @@ ResumeState find_resume_state(const Config& config, const std::string& name,
 std::vector<std::string> changed_settings(const config::Value& checkpoint,
                                           const config::Value& now) {
   std::vector<std::string> changed;
-  for (const auto& [key, before, after] : config::changes(checkpoint, now)) {
-    if (key == "optimizer.type") {
+  for (const config::Change& change : config::changes(checkpoint, now)) {
+    if (change.path == "optimizer.type") {
       throw base::UserError(fmt::format(
           "it was made with optimizer.type {} and this configuration has {}, which cannot use its "
           "state; set it back, or start a new run without --resume",
-          before, after));
+          change.before, change.after));
     }
-    if (std::ranges::find(kKeysThatMayChange, key) != std::end(kKeysThatMayChange)) continue;
-    changed.push_back(fmt::format("{} {} (was {})", key, after, before));
+    if (std::ranges::find(kKeysThatMayChange, change.path) != std::end(kKeysThatMayChange)) {
+      continue;
+    }
+    changed.push_back(change.str());
   }
   return changed;
 }

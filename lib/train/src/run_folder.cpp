@@ -474,8 +474,6 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
 
 void RunFolder::open_log() {
   const fs::path log = path_ / kLog;
-  std::error_code ignored;
-  fs::create_directories(path_, ignored);
   log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
 }

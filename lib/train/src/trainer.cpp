@@ -194,7 +194,7 @@ class Trainer {
       generator.set_state(checkpoint.rng_states[rank]);
     }
     if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rank_buffers.size()) {
-      unpack_buffers(checkpoint.rank_buffers[rank], *model_);
+      load_buffers(checkpoint.rank_buffers[rank], *model_);
     }
     for (auto* tensors : {&checkpoint.model, &checkpoint.ema, &checkpoint.scaler}) tensors->clear();
     checkpoint.optimizer.clear();
@@ -677,9 +677,13 @@ class Trainer {
     const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
     const auto rng_states = dist::all_gather(own.to(device_));
     Checkpoint checkpoint = position_;
-    checkpoint.model = state_to_save();
+    checkpoint.model = state_of(*model_);
     if (ranks_have_own_buffers()) {
       checkpoint.rank_buffers = dist::all_gather(packed_buffers(*model_));
+      // All keepers save rank 0's network.
+      for (const auto& [name, buffer] : unpacked_buffers(checkpoint.rank_buffers[0], *model_)) {
+        checkpoint.model[name] = buffer;
+      }
     }
     keepers_.each([&] {
       if (step_.ema() != nullptr) checkpoint.ema = step_.ema()->state();
@@ -701,19 +705,6 @@ class Trainer {
   /// Whether batch norm's running statistics may differ between the ranks.
   bool ranks_have_own_buffers() const {
     return !config_.sync_batchnorm || config_.sync_batchnorm_group;
-  }
-
-  /// The network that all keepers save: rank 0's, where each rank has running statistics of its
-  /// own.
-  Checkpoint::Tensors state_to_save() const {
-    Checkpoint::Tensors state = state_of(*model_);
-    if (keepers_.count() == 1 || !ranks_have_own_buffers()) return state;
-    for (const auto& buffer : model_->named_buffers()) {
-      at::Tensor& copy = state.at(buffer.key());
-      copy = copy.clone();
-      dist::broadcast(copy, 0);
-    }
-    return state;
   }
 
   // ---- the end ---------------------------------------------------------------------------------

@@ -109,4 +109,9 @@ DatasetKind::Registry& DatasetKind::registry() {
   return registry;
 }
 
+bool labels_pixels(const Dataset& dataset) {
+  const auto* const samples = dynamic_cast<const SampleDataset*>(&dataset);
+  return samples != nullptr && !samples->target_shape().empty();
+}
+
 }  // namespace syncbn::data

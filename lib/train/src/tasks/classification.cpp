@@ -36,10 +36,7 @@ struct ClassificationOptions {
                "share of the target that is spread evenly over all classes")
         .at_least(0)
         .below(1);
-    schema
-        .field("class_weights", &Options::class_weights,
-               "the loss's weight of each class; empty: all 1")
-        .at_least(0);
+    describe_loss_weights(schema);
     schema
         .field("mixup", &Options::mixup,
                "alpha of MixUp, which blends each image with another; 0: off")
@@ -49,8 +46,6 @@ struct ClassificationOptions {
                "alpha of CutMix, which pastes a part of another image; 0: off. With mixup, each "
                "batch gets one of them, evenly often")
         .between(0, kMaxAlpha);
-    schema.field("aux_weight", &Options::aux_weight, "weight of the loss of each auxiliary head")
-        .at_least(0);
   }
 };
 
@@ -151,8 +146,7 @@ class Classification : public Task {
 
 std::unique_ptr<Task> make_classification(const ClassificationOptions& options,
                                           const data::Dataset& dataset) {
-  const auto* samples = dynamic_cast<const data::SampleDataset*>(&dataset);
-  if (samples != nullptr && !samples->target_shape().empty()) {
+  if (data::labels_pixels(dataset)) {
     throw base::UserError(
         "task: classification is of whole images, and this data has a label for each pixel; set "
         "task to segmentation, or choose another type of data");

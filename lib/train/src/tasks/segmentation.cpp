@@ -18,13 +18,7 @@ struct SegmentationOptions {
   double aux_weight = 0.5;
 
   static void describe(config::Schema<SegmentationOptions>& schema) {
-    using Options = SegmentationOptions;
-    schema
-        .field("class_weights", &Options::class_weights,
-               "the loss's weight of each class; empty: all 1")
-        .at_least(0);
-    schema.field("aux_weight", &Options::aux_weight, "weight of the loss of each auxiliary head")
-        .at_least(0);
+    describe_loss_weights(schema);
   }
 };
 
@@ -147,13 +141,12 @@ class Segmentation : public Task {
 
 std::unique_ptr<Task> make_segmentation(const SegmentationOptions& options,
                                         const data::Dataset& dataset) {
-  const auto* samples = dynamic_cast<const data::SampleDataset*>(&dataset);
-  if (samples == nullptr || samples->target_shape().empty()) {
+  if (!data::labels_pixels(dataset)) {
     throw base::UserError(
         "task: segmentation needs a label for each pixel, and this data has one for each image; "
         "choose data such as segmentation_folder, or set task to classification");
   }
-  return std::make_unique<Segmentation>(options, *samples);
+  return std::make_unique<Segmentation>(options, dynamic_cast<const data::SampleDataset&>(dataset));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <syncbn/config/schema.h>
 #include <syncbn/train/task.h>
 
 namespace syncbn::train {
@@ -12,6 +13,17 @@ namespace syncbn::train {
 // Each registers one task.
 void add_classification(TaskKind::Registry& registry);
 void add_segmentation(TaskKind::Registry& registry);
+
+/// The keys `class_weights` and `aux_weight`.
+template <class Options>
+void describe_loss_weights(config::Schema<Options>& schema) {
+  schema
+      .field("class_weights", &Options::class_weights,
+             "the loss's weight of each class; empty: all 1")
+      .at_least(0);
+  schema.field("aux_weight", &Options::aux_weight, "weight of the loss of each auxiliary head")
+      .at_least(0);
+}
 
 /// `task.class_weights`. Not thread-safe.
 class ClassWeights {

@@ -29,6 +29,8 @@ struct Change {
   std::string path;    ///< "optimizer.lr"
   std::string before;  ///< as YAML on one line
   std::string after;
+
+  std::string str() const;  ///< "optimizer.lr 0.2 (was 0.1)"
 };
 
 /// The keys that both sections have with different values.

@@ -57,4 +57,7 @@ class SampleDataset : public Dataset {
   static SampleSlot slot_of(const Batch& batch, int64_t place);
 };
 
+/// Whether a data set has a label for each pixel, not one for each sample.
+bool labels_pixels(const Dataset& dataset);
+
 }  // namespace syncbn::data
