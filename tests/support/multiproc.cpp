@@ -63,7 +63,9 @@ using Clock = std::chrono::steady_clock;
 }  // namespace
 
 int free_port() {
-  return BoundPort().port;
+  // Until the program ends, the kernel gives the port to nobody else.
+  static std::vector<BoundPort> held;
+  return held.emplace_back().port;
 }
 
 std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,

@@ -30,7 +30,8 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
 void run_ranks(int world_size, const std::function<void(int rank)>& body,
                double timeout_seconds = 50);
 
-/// A TCP port on 127.0.0.1 that was free a moment ago.
+/// A TCP port on 127.0.0.1 that no other program gets while this one lives, unless it asks for it
+/// by number and with SO_REUSEADDR, as a TCPStore does.
 int free_port();
 
 }  // namespace syncbn::test
