@@ -44,7 +44,16 @@ class BadInputTest : public ::testing::Test {
 
 TEST_F(BadInputTest, NamesAConfigurationThatIsNotThere) {
   expect_one_message(train_on("/nowhere/digits.yaml"), base::kExitUsage,
-                     "/nowhere/digits.yaml: No such file");
+                     "cannot read /nowhere/digits.yaml: No such file");
+}
+
+TEST_F(BadInputTest, NamesTheConfigurationThatWasMeant) {
+  base::write_file_atomically(inputs_ / "digits.yaml", "");
+  base::write_file_atomically(inputs_ / "best.pt", "PK");
+  expect_one_message(train_on(inputs_ / "digit.yaml"), base::kExitUsage,
+                     "No such file; did you mean 'digits.yaml'?");
+  expect_one_message(train_on(inputs_ / "best.pt"), base::kExitUsage,
+                     "best.pt holds weights; name a YAML file");
 }
 
 TEST_F(BadInputTest, AsksForAConfiguration) {

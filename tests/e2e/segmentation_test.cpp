@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
-#include <zlib.h>
+#include <syncbn/data/image.h>
 
 #include <cmath>
 #include <filesystem>
@@ -25,32 +25,11 @@ using ::testing::Not;
 constexpr int kSide = 64;  // of images, in pixels
 constexpr int kIgnored = 255;
 
-std::string big_endian(uint32_t value) {
-  std::string bytes;
-  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift & 0xff);
-  return bytes;
-}
-
-std::string chunk(const std::string& type_and_data) {
-  const auto* bytes = reinterpret_cast<const Bytef*>(type_and_data.data());
-  return big_endian(static_cast<uint32_t>(type_and_data.size() - 4)) + type_and_data +
-         big_endian(static_cast<uint32_t>(::crc32_z(0, bytes, type_and_data.size())));
-}
-
 /// @param pixels row by row, of 1 (grey) or 3 (RGB) bytes each
-std::string png(uint32_t width, uint32_t height, const std::string& pixels) {
-  const size_t row = pixels.size() / height;
-  std::string rows;
-  for (size_t y = 0; y < height; ++y) rows += '\0' + pixels.substr(y * row, row);
-  uLongf size = ::compressBound(rows.size());
-  std::string packed(size, '\0');
-  ::compress(reinterpret_cast<Bytef*>(packed.data()), &size,
-             reinterpret_cast<const Bytef*>(rows.data()), rows.size());
-  packed.resize(size);
-  const char color = row == width ? 0 : 2;
-  return "\x89PNG\r\n\x1a\n" +
-         chunk("IHDR" + big_endian(width) + big_endian(height) + std::string{8, color, 0, 0, 0}) +
-         chunk("IDAT" + packed) + chunk("IEND");
+std::string png(int64_t width, int64_t height, const std::string& pixels) {
+  data::Image image(width, height, std::ssize(pixels) / (width * height));
+  image.pixels.assign(pixels.begin(), pixels.end());
+  return data::encode_png(image);
 }
 
 class SegmentationTest : public ::testing::Test {
@@ -176,11 +155,12 @@ TEST_F(SegmentationTest, ATaskOrNetworkForOtherDataIsRefused) {
                  "pixel; set task to segmentation");
   expect_refused(
       {"--model=resnet18"},
-      "model resnet18: classifies whole images, and the data has a label for each pixel");
+      "model resnet18: it has no label for each pixel, which the data has; choose a network");
   expect_refused({"--data=digits"}, "task: segmentation needs a label for each pixel");
-  expect_refused({"--data=synthetic", "--task=classification"},
-                 "model lraspp_mobilenet_v3_large: labels pixels, and the data has one label for "
-                 "each image");
+  expect_refused(
+      {"--data=synthetic", "--task=classification"},
+      "model lraspp_mobilenet_v3_large: it labels pixels, and the data has one label for "
+      "each image");
   expect_refused({"--data.class_names=[a, b]"}, "class_names has 2 names, classes is 4");
   expect_refused({"--checkpoint.keep_best.metric=iou"}, "choose from miou, pixel_accuracy, iou_g");
 }

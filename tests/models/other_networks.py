@@ -104,6 +104,46 @@ class DeepLabPlus(nn.Module):
         return scaled_to(self.classifier(**self.backbone(x)), x)
 
 
+class Dcgan(nn.Module):
+    """PyTorch's example (examples/dcgan/main.py) as one module, for images of 64 x 64 pixels."""
+
+    def __init__(self, latent=100, width=64, channels=3):
+        super().__init__()
+        widths = [width << i for i in range(4)]
+        up, down = [], []
+        for inputs, outputs in zip([latent, *widths[:0:-1]], widths[::-1]):
+            stride, padding = (1, 0) if not up else (2, 1)
+            up += [
+                nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(True),
+            ]
+        up += [nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False), nn.Tanh()]
+        self.generator = nn.Module()
+        self.generator.main = nn.Sequential(*up)
+        self.generator.apply(self.init)
+        for inputs, outputs in zip([channels, *widths], widths):
+            down.append(nn.Conv2d(inputs, outputs, 4, 2, 1, bias=False))
+            if inputs != channels:
+                down.append(nn.BatchNorm2d(outputs))
+            down.append(nn.LeakyReLU(0.2, inplace=True))
+        down.append(nn.Conv2d(widths[-1], 1, 4, 1, 0, bias=False))
+        self.discriminator = nn.Module()
+        self.discriminator.main = nn.Sequential(*down)
+        self.discriminator.apply(self.init)
+
+    @staticmethod
+    def init(module):
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            nn.init.normal_(module.weight, 0.0, 0.02)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, 1.0, 0.02)
+
+    def forward(self, noise):
+        images = self.generator.main(noise[:, :, None, None])
+        return images, self.discriminator.main(images).flatten()
+
+
 ALL = {
     "unet": UNet,
     "pspnet_resnet50": partial(pspnet, depth=50),

@@ -14,6 +14,7 @@ void add_regnets(ModelKind::Registry& registry);
 void add_convnexts(ModelKind::Registry& registry);
 void add_shufflenets(ModelKind::Registry& registry);
 void add_mnasnets(ModelKind::Registry& registry);
+void add_gans(ModelKind::Registry& registry);
 void add_inceptions(ModelKind::Registry& registry);
 void add_segmentation_networks(ModelKind::Registry& registry);
 void add_squeezenets(ModelKind::Registry& registry);

@@ -30,6 +30,7 @@ ModelKind::Registry& ModelKind::registry() {
     add_squeezenets(made);
     add_inceptions(made);
     add_segmentation_networks(made);
+    add_gans(made);
     return made;
   }();
   return registry;

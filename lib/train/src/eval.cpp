@@ -80,7 +80,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
     return is_of_python(all) ? "" : all;
   });
   const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));
-  const auto task = config.task.make(*inputs.eval_set);
+  const auto task = make_task(config, *inputs.eval_set, *model);
   const BatchToDevice to_device = batch_to_device(config, *model, *inputs.eval_set);
   const Evaluator evaluator(config, inputs, *task, to_device,
                             config.loader.options(inputs.batch_size));

@@ -79,8 +79,9 @@ Evaluation Evaluator::evaluate(models::Model& model, const GetWishes& wishes) co
       if (!batch) return Wishes{};
       if (batch->size() == 0) continue;  // all its samples are damaged
       const Autocast autocast(config_, device);
-      const auto outputs = full_precision(model.forward_all(to_device_.input(*batch)));
-      const at::Tensor target = to_device_.target(*batch);
+      const data::Batch on_device = to_device_(*batch);
+      const auto outputs = full_precision(task_.forward(model, /*turn=*/0, on_device));
+      const at::Tensor& target = on_device.target;
       sums.narrow(0, 0, 2).add_(task_.loss_sum(outputs, target));
       sums[2].add_(batch->size());
       counts.add_(task_.counts(outputs, target));
@@ -102,9 +103,10 @@ Evaluation Evaluator::evaluate(models::Model& model, const GetWishes& wishes) co
           .wishes = all_wishes};
 }
 
-void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
-                        const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
-                        int64_t seed, const GetWishes& wishes) {
+void prepare_statistics(const Config& config, const Inputs& inputs, const Task& task,
+                        models::Model& model, const BatchToDevice& to_device,
+                        const data::LoaderOptions& loader_options, int64_t seed,
+                        const GetWishes& wishes) {
   if (config.update_bn_stats > 0) {
     set_training(config, model);
     data::Loader loader(inputs.train_set, inputs.make_sampler(seed), loader_options);
@@ -123,7 +125,7 @@ void prepare_statistics(const Config& config, const Inputs& inputs, models::Mode
           const Autocast autocast(config, dist::device());
           // An empty batch takes part in the other ranks' statistics.
           const bool counts = batch && (batch->size() > 0 || config.sync_batchnorm);
-          if (counts && !ends) model.forward(to_device.input(*batch));
+          if (counts && !ends) task.forward(model, /*turn=*/0, to_device(*batch));
         },
         batches);
   }

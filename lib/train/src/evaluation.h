@@ -57,8 +57,9 @@ class Evaluator {
 /// Makes batch norm's running statistics what the configuration asks for ahead of an evaluation.
 /// Every rank calls it; the model stays in training mode. Incomplete if a rank wishes to end the
 /// run.
-void prepare_statistics(const Config& config, const Inputs& inputs, models::Model& model,
-                        const BatchToDevice& to_device, const data::LoaderOptions& loader_options,
-                        int64_t seed, const GetWishes& wishes);
+void prepare_statistics(const Config& config, const Inputs& inputs, const Task& task,
+                        models::Model& model, const BatchToDevice& to_device,
+                        const data::LoaderOptions& loader_options, int64_t seed,
+                        const GetWishes& wishes);
 
 }  // namespace syncbn::train

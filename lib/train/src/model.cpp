@@ -45,29 +45,16 @@ void freeze(const std::vector<std::string>& wildcards, models::Model& model) {
   if (is_all) throw base::UserError("freeze: all parameters are frozen; nothing is left to train");
 }
 
-/// @throws base::UserError if a network for segmentation is to classify images, or the reverse.
-void check_kind(const std::string& name, const models::Model& model, const data::Dataset& dataset) {
-  const bool has_masks = data::labels_pixels(dataset);
-  if (model.labels_pixels() == has_masks) return;
-  throw base::UserError(
-      has_masks ? fmt::format("model {}: classifies whole images, and the data has a label for "
-                              "each pixel; choose a network such as deeplabv3_resnet50",
-                              name)
-                : fmt::format("model {}: labels pixels, and the data has one label for each image; "
-                              "choose a network such as resnet50",
-                              name));
-}
-
 }  // namespace
 
 void init_model(const Config& config, models::Model& model) {
   do_on_rank_0([&] {
     if (config.init.empty()) return;
     try {
+      const std::string file = models::weights_file(config.init);
       const auto report = models::load_state_dict(
-          model, models::read_state_dict(config.init, config.init_key), {.skip = config.init_skip});
-      spdlog::info("begins with {} of {}{}", base::counted(report.loaded.size(), "tensor"),
-                   config.init,
+          model, models::read_state_dict(file, config.init_key), {.skip = config.init_skip});
+      spdlog::info("begins with {} of {}{}", base::counted(report.loaded.size(), "tensor"), file,
                    report.skipped.empty() ? "" : "; random: " + base::join(report.skipped, ", "));
     } catch (const base::UserError& error) {
       throw base::UserError(fmt::format("init: {}", error.what()));
@@ -130,7 +117,6 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   at::manual_seed(static_cast<uint64_t>(seed));
   auto model = report_on_rank_0([&] {
     auto made = explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); });
-    check_kind(config.model.type(), *made, dataset);
     freeze(config.freeze, *made);
     return made;
   });
@@ -138,6 +124,19 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   models::to_memory_format(*model, memory_format(config, *model));
   at::manual_seed(static_cast<uint64_t>(seed + dist::rank()));
   return model;
+}
+
+std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
+                                models::Model& model) {
+  auto task = config.task.make(dataset);
+  report_on_rank_0([&] {
+    try {
+      task->use(model);
+    } catch (const base::UserError& error) {
+      throw base::UserError(fmt::format("model {}: {}", config.model.type(), error.what()));
+    }
+  });
+  return task;
 }
 
 NamedTensors trainable_parameters(const models::Model& model) {
@@ -180,10 +179,11 @@ BatchToDevice batch_to_device(const Config& config, const models::Model& model,
                         .normalization = dataset.normalization()});
 }
 
-at::Tensor BatchToDevice::input(const data::Batch& batch) const {
+data::Batch BatchToDevice::operator()(const data::Batch& batch) const {
   at::Tensor data = moved(batch.data);
   if (data.scalar_type() == at::kByte) data = data::normalize(data, options_.normalization);
-  return data.dim() == 4 ? data.contiguous(options_.memory_format) : data;
+  if (data.dim() == 4) data = data.contiguous(options_.memory_format);
+  return {std::move(data), moved(batch.target), batch.indices, batch.randoms};
 }
 
 }  // namespace syncbn::train

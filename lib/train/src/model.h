@@ -8,6 +8,7 @@
 #include <syncbn/models/model.h>
 #include <syncbn/train/config.h>
 #include <syncbn/train/optimizer.h>
+#include <syncbn/train/task.h>
 
 namespace syncbn::train {
 
@@ -21,6 +22,11 @@ at::MemoryFormat memory_format(const Config& config, const models::Model& model)
 ///   data set's samples or this machine has too little memory.
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
                                           int64_t seed);
+
+/// The configuration's task, which uses the model.
+/// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit.
+std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
+                                models::Model& model);
 
 /// Gives the model the weights of `init`: rank 0's parameters, which DistributedDataParallel copies
 /// to the others, and the buffers of all ranks. Every rank calls it.
@@ -59,8 +65,7 @@ class BatchToDevice {
 
   explicit BatchToDevice(Options options) : options_(std::move(options)) {}
 
-  at::Tensor input(const data::Batch& batch) const;
-  at::Tensor target(const data::Batch& batch) const { return moved(batch.target); }
+  data::Batch operator()(const data::Batch& batch) const;
 
  private:
   at::Tensor moved(const at::Tensor& tensor) const {

@@ -1,5 +1,8 @@
 #include "resolved_config.h"
 
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/config/layers.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/train/command.h>
@@ -35,6 +38,32 @@ std::vector<std::string> files_of(const config::CommandLine& line) {
   return files;
 }
 
+bool is_weights(const fs::path& file) {
+  const std::string extension = file.extension().string();
+  return extension == ".pt" || extension == ".pth" || extension == ".safetensors";
+}
+
+/// Says of a file that cannot be a configuration what it may be instead.
+void check_file(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) {
+    std::vector<std::string> others;
+    const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
+    for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+      const fs::path name = entry.path().filename();
+      if (name.extension() == ".yaml" || name.extension() == ".yml") others.push_back(name);
+    }
+    throw base::UserError(fmt::format("cannot read {}: No such file{}", file.string(),
+                                      base::did_you_mean(file.filename().string(), others)));
+  }
+  if (is_weights(file)) {
+    throw base::UserError(fmt::format(
+        "--config: {} holds weights; name a YAML file, such as the config.yaml of a run's folder, "
+        "and the weights by --resume (to go on with the run) or --init (to begin with them)",
+        file.string()));
+  }
+}
+
 }  // namespace
 
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults) {
@@ -46,6 +75,7 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
                        : "--config names no file; give it one: --config FILE (see --help)");
     faults.throw_if_any();
   }
+  for (const std::string& file : files) check_file(file);
   ResolvedConfig resolved;
   resolved.name = name_of(files.back());
   resolved.origins = config::load_files({files.begin(), files.end()}, faults);

@@ -37,6 +37,7 @@ constexpr const char* kLog = "log.jsonl";
 constexpr const char* kResult = "result.json";
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kBestPrefix = "best-";
+constexpr const char* kPictures = "pictures";
 constexpr const char* kSuffix = ".pt";
 constexpr const char* kFiles[] = {RunFolder::kConfig, kLog, kResult, RunFolder::kLast,
                                   RunFolder::kBest};
@@ -252,6 +253,8 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     std::error_code ignored;
     for (const fs::path& file : numbered_files(path_, prefix)) fs::remove(file, ignored);
   }
+  std::error_code ignored;
+  if (!resume) fs::remove_all(path_ / kPictures, ignored);
   remove_temporaries(path_);
   open_log();  // first: it tells that the folder is a run's
   base::write_file_atomically(path_ / RunFolder::kConfig, config);
@@ -263,6 +266,14 @@ RunFolder::~RunFolder() {
   } catch (const base::Error&) {
     // The disk is full, and the run ends for another reason, which it reports.
   }
+}
+
+void RunFolder::write_picture(const std::string& name, int64_t step, const data::Image& image) {
+  const fs::path folder = path_ / kPictures;
+  std::error_code ignored;  // writing the file then fails, with a message
+  fs::create_directories(folder, ignored);
+  base::write_file_atomically(folder / fmt::format("{}-{:012}.png", name, step),
+                              data::encode_png(image));
 }
 
 void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {

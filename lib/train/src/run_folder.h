@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <syncbn/base/unique_fd.h>
+#include <syncbn/data/image.h>
 
 namespace syncbn::train {
 
@@ -138,6 +139,9 @@ class RunFolder {
   /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
   void rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line);
   void log_end(const std::string& reason, int64_t step);
+
+  /// Writes pictures/NAME-STEP.png.
+  void write_picture(const std::string& name, int64_t step, const data::Image& image);
 
   void write_result(const ResultRecord& record);
 

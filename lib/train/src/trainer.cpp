@@ -73,9 +73,9 @@ class Trainer {
         resume_(find_resume_state(config, name, keepers_)),
         config_text_(with_seed(config_text, resume_.seed)),
         loader_(inputs.train_set, inputs.make_sampler(resume_.seed), loader_options()),
-        task_(config.task.make(*inputs.train_set)),
-        measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
         model_(first_model()),
+        task_(make_task(config, *inputs.train_set, *model_)),
+        measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
         to_device_(batch_to_device(config, *model_, *inputs.train_set,
                                    /*pinned=*/loader_options().pin_memory)),
         step_(config, *task_, to_device_, model_),
@@ -616,7 +616,8 @@ class Trainer {
   /// False: as evaluate().
   bool add_results(EpochRecord& record, const std::string& prefix) {
     const auto now = [&] { return wishes(); };
-    prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed, now);
+    prepare_statistics(config_, inputs_, *task_, *model_, to_device_, loader_options(),
+                       resume_.seed, now);
     const Evaluation result = evaluator_.evaluate(*model_, now);
     if (result.wishes.ends_run()) {
       stop_wishes_ = result.wishes;
@@ -627,6 +628,11 @@ class Trainer {
     for (const Metric& metric : result.metrics) {
       record.eval.emplace_back(prefix + metric.name, metric.value);
     }
+    keepers_.each([&] {
+      for (const Picture& picture : task_->pictures(inputs_.train_set->normalization())) {
+        folder_->write_picture(prefix + picture.name, record.step, picture.image);
+      }
+    });
     if (!is_rank_0() || !prefix.empty()) return true;
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {
       progress_.clear();
@@ -775,9 +781,9 @@ class Trainer {
   ResumeState resume_;
   const std::string config_text_;  ///< with the seed that is used
   data::Loader loader_;
+  const std::shared_ptr<models::Model> model_;
   const std::unique_ptr<Task> task_;
   const Measures measures_;
-  const std::shared_ptr<models::Model> model_;
   const BatchToDevice to_device_;
   TrainingStep step_;
   const Evaluator evaluator_;

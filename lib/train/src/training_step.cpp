@@ -18,12 +18,13 @@ at::ScalarType precision(const std::string& amp) {
   return amp == "fp16" ? at::kHalf : at::kFloat;
 }
 
-dist::DdpOptions ddp_options(const DdpConfig& config) {
+dist::DdpOptions ddp_options(const DdpConfig& config, std::vector<std::string> ignored) {
   return {.broadcast_buffers = config.broadcast_buffers,
           .find_unused_parameters = config.find_unused_parameters,
           .gradient_as_bucket_view = config.gradient_as_bucket_view,
           .static_graph = config.static_graph,
-          .bucket_cap_mb = config.bucket_cap_mb};
+          .bucket_cap_mb = config.bucket_cap_mb,
+          .parameters_to_ignore = std::move(ignored)};
 }
 
 dist::CommHook comm_hook(const std::string& name) {
@@ -40,6 +41,46 @@ std::unique_ptr<GradScaler> make_scaler(const Config& config, at::Device device)
                           .backoff_factor = config.scaler.backoff_factor,
                           .growth_interval = config.scaler.growth_interval},
       device);
+}
+
+/// The names of the trainable parameters that do not begin with `prefix`.
+std::vector<std::string> others_than(const std::string& prefix, const models::Model& model) {
+  std::vector<std::string> names;
+  for (const auto& [name, parameter] : trainable_parameters(model)) {
+    if (!name.starts_with(prefix)) names.push_back(name);
+  }
+  return names;
+}
+
+/// Parameters that get no gradients while it lives.
+class Untrained {
+ public:
+  explicit Untrained(const Tensors& parameters) : parameters_(parameters) { set(false); }
+  ~Untrained() { set(true); }
+  Untrained(const Untrained&) = delete;
+  Untrained& operator=(const Untrained&) = delete;
+
+ private:
+  void set(bool trains) {
+    for (const at::Tensor& parameter : parameters_) parameter.set_requires_grad(trains);
+  }
+
+  const Tensors& parameters_;
+};
+
+/// `parts` of a batch, of which the last ones may be empty.
+std::vector<data::Batch> split(const data::Batch& batch, int64_t parts) {
+  if (parts == 1) return {batch};
+  std::vector<data::Batch> all;
+  const std::vector<at::Tensor> inputs = batch.data.tensor_split(parts);
+  const std::vector<at::Tensor> targets = batch.target.tensor_split(parts);
+  auto random = batch.randoms.begin();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto end = random + std::min(inputs[i].size(0), batch.randoms.end() - random);
+    all.push_back({.data = inputs[i], .target = targets[i], .randoms = {random, end}});
+    random = end;
+  }
+  return all;
 }
 
 /// 0, with a graph to every output: backward then reaches all parameters.
@@ -85,67 +126,82 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
       device_(dist::device()),
       optimizer_(
           report_on_rank_0([&] { return config.optimizer.make(trainable_parameters(*model_)); })),
-      ddp_(model_, ddp_options(config.ddp)),
       scaler_(make_scaler(config, device_)),
       ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr),
       vote_(device_) {
-  if (config.ddp.comm_hook != "none") {
-    ddp_.register_comm_hook(comm_hook(config.ddp.comm_hook), config.ddp.comm_hook);
-  }
-  for (const auto& [name, parameter] : trainable_parameters(*model_)) {
-    parameters_.push_back(parameter);
+  for (const std::string& prefix : task.turns()) {
+    turns_.push_back(std::make_unique<Turn>(config, model_, prefix));
   }
   take_counts();
+}
+
+TrainingStep::Turn::Turn(const Config& config, const std::shared_ptr<models::Model>& model,
+                         const std::string& prefix)
+    : ddp(model, ddp_options(config.ddp, others_than(prefix, *model))) {
+  for (const auto& [name, parameter] : trainable_parameters(*model)) {
+    (name.starts_with(prefix) ? parameters : others).push_back(parameter);
+  }
+  if (config.ddp.comm_hook != "none") {
+    ddp.register_comm_hook(comm_hook(config.ddp.comm_hook), config.ddp.comm_hook);
+  }
 }
 
 std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, double lr,
                                                   data::SampleRandom& random,
                                                   const Wishes& wishes) {
   save_former();
-  ddp_.zero_grad();
-  data::Batch on_device{to_device_.input(batch), to_device_.target(batch)};
+  for (const auto& turn : turns_) turn->ddp.zero_grad();
+  data::Batch on_device = to_device_(batch);
   if (batch.size() > 0) on_device = task_.augment(on_device, random);
-  const at::Tensor loss = backward(on_device);
-
-  auto former = vote_.take();
-  if (former && !accepts(*former)) return former;
-
-  at::Tensor found_inf = at::zeros({}, loss.options().dtype(at::kFloat).requires_grad(false));
-  const Tensors gradients = gradients_of(parameters_);
-  if (scaler_) {
-    scaler_->unscale(gradients, found_inf);
-  } else {
-    check(gradients, found_inf);
+  std::optional<StepVote::Result> former;
+  at::Tensor loss;
+  at::Tensor found_inf = at::zeros({}, at::TensorOptions(at::kFloat).device(device_));
+  for (size_t i = 0; i < turns_.size(); ++i) {
+    Turn& turn = *turns_[i];
+    const at::Tensor turn_loss = backward(i, on_device);
+    loss = loss.defined() ? loss + turn_loss : turn_loss;
+    if (i == 0) {
+      former = vote_.take();
+      if (former && !accepts(*former)) return former;
+    }
+    const Tensors gradients = gradients_of(turn.parameters);
+    if (scaler_) {
+      scaler_->unscale(gradients, found_inf);
+    } else {
+      check(gradients, found_inf);
+    }
+    clip(turn.parameters, gradients);
+    const bool is_last = i + 1 == turns_.size();
+    at::Tensor is_bad_loss;
+    if (is_last) is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
+    // It leaves parameters alone that have no gradient: those of other turns.
+    optimizer_->step(lr, found_inf);
+    if (is_last) restore_former(scaler_ ? is_bad_loss : found_inf);
+    if (!is_last) turn.ddp.zero_grad();
   }
-  clip(gradients);
-  const at::Tensor is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
-  optimizer_->step(lr, found_inf);
-  restore_former(scaler_ ? is_bad_loss : found_inf);
   if (scaler_) scaler_->update(found_inf);
   return former;
 }
 
-at::Tensor TrainingStep::backward(const data::Batch& batch) {
-  const int64_t parts = config_.accumulate;
-  if (parts == 1) return backward_part(batch.data, batch.target, 1);
-  const std::vector<at::Tensor> inputs = batch.data.tensor_split(parts);
-  const std::vector<at::Tensor> targets = batch.target.tensor_split(parts);
+at::Tensor TrainingStep::backward(size_t turn, const data::Batch& batch) {
+  const Untrained untrained(turns_[turn]->others);
+  const std::vector<data::Batch> parts = split(batch, config_.accumulate);
+  if (parts.size() == 1) return backward_part(turn, batch, 1);
   const auto samples = static_cast<double>(batch.size());
   at::Tensor loss;
   // With fewer samples than parts, the last parts are empty (all of them where every sample was
   // damaged). They run first, since the exchange of gradients is part of the last backward.
-  for (int64_t part = parts - 1; part >= 0; --part) {
-    const auto i = static_cast<size_t>(part);
-    const int64_t size = targets[i].size(0);
+  for (size_t i = parts.size(); i-- > 0;) {
+    const int64_t size = parts[i].size();
     // An empty part still takes part in the other ranks' statistics.
-    if (size == 0 && part > 0 && !config_.sync_batchnorm) continue;
+    if (size == 0 && i > 0 && !config_.sync_batchnorm) continue;
     const double share = size > 0 ? static_cast<double>(size) / samples : 0;
     const auto add = [&] {
-      const at::Tensor part_loss = backward_part(inputs[i], targets[i], share) * share;
+      const at::Tensor part_loss = backward_part(turn, parts[i], share) * share;
       loss = loss.defined() ? loss + part_loss : part_loss;
     };
-    if (part > 0) {
-      const auto no_sync = ddp_.no_sync();
+    if (i > 0) {
+      const auto no_sync = turns_[turn]->ddp.no_sync();
       add();
     } else {
       add();
@@ -154,16 +210,16 @@ at::Tensor TrainingStep::backward(const data::Batch& batch) {
   return loss;
 }
 
-at::Tensor TrainingStep::backward_part(const at::Tensor& input, const at::Tensor& target,
-                                       double share) {
+at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, double share) {
   at::Tensor loss;
   {
     const Autocast autocast(config_, device_);
-    const Task::Outputs outputs = full_precision(ddp_.invoke(&models::Model::forward_all, input));
-    loss = target.size(0) > 0 ? task_.loss(outputs, target) : zero_loss(outputs);
-    if (target.size(0) > 0) {
+    const Task::Outputs outputs = full_precision(turns_[turn]->ddp.invoke(
+        [&](models::Model& model) { return task_.forward(model, turn, batch); }));
+    loss = batch.size() > 0 ? task_.loss(outputs, batch.target) : zero_loss(outputs);
+    if (batch.size() > 0 && turn == 0) {
       const at::NoGradGuard no_grad;
-      counts_.add_(task_.counts(outputs, target));
+      counts_.add_(task_.counts(outputs, batch.target));
     }
   }
   const at::Tensor weighted = share == 1 ? loss : loss * share;
@@ -182,11 +238,11 @@ void TrainingStep::check(const Tensors& gradients, at::Tensor& found_inf) const 
   found_inf.logical_or_(norms.isfinite().all().logical_not());
 }
 
-void TrainingStep::clip(const Tensors& gradients) {
+void TrainingStep::clip(const Tensors& parameters, const Tensors& gradients) const {
   if (gradients.empty()) return;
   if (config_.clip.norm) clip_norm(gradients, *config_.clip.norm);
   if (config_.clip.value) clip_value(gradients, *config_.clip.value);
-  if (config_.clip.adaptive) clip_adaptive(parameters_, *config_.clip.adaptive);
+  if (config_.clip.adaptive) clip_adaptive(parameters, *config_.clip.adaptive);
 }
 
 /// What a step changes besides parameters, if it may turn out that it must not.

@@ -78,10 +78,20 @@ class TrainingStep {
   GradScaler* scaler() { return scaler_.get(); }  ///< null: none
 
  private:
+  /// What the task trains in a turn.
+  struct Turn {
+    Turn(const Config& config, const std::shared_ptr<models::Model>& model,
+         const std::string& prefix);
+
+    Tensors parameters;
+    Tensors others;  ///< trainable parameters of other turns
+    dist::DistributedDataParallel<models::Model> ddp;
+  };
+
   /// Adds the gradients of a batch; returns its mean loss.
-  at::Tensor backward(const data::Batch& batch);
-  at::Tensor backward_part(const at::Tensor& input, const at::Tensor& target, double share);
-  void clip(const Tensors& gradients);
+  at::Tensor backward(size_t turn, const data::Batch& batch);
+  at::Tensor backward_part(size_t turn, const data::Batch& batch, double share);
+  void clip(const Tensors& parameters, const Tensors& gradients) const;
   /// Sets `found_inf` to 1 if a gradient is not finite.
   void check(const Tensors& gradients, at::Tensor& found_inf) const;
   Tensors undone_by_skip() const;
@@ -93,12 +103,11 @@ class TrainingStep {
   const BatchToDevice& to_device_;
   const std::shared_ptr<models::Model> model_;
   const at::Device device_;
-  const std::unique_ptr<Optimizer> optimizer_;
-  dist::DistributedDataParallel<models::Model> ddp_;
+  const std::unique_ptr<Optimizer> optimizer_;  ///< of all turns
+  std::vector<std::unique_ptr<Turn>> turns_;
   const std::unique_ptr<GradScaler> scaler_;
   const std::unique_ptr<Ema> ema_;
   StepVote vote_;
-  Tensors parameters_;
   Tensors former_;  ///< values ahead of the step, of undone_by_skip()
   at::Tensor counts_;
 };

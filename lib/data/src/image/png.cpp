@@ -6,7 +6,10 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <string>
 #include <vector>
+
+#include <syncbn/base/error.h>
 
 #include "orientation.h"
 #include "reader.h"
@@ -196,3 +199,23 @@ std::unique_ptr<ImageReader> open_png(std::span<const uint8_t> bytes, const std:
 }
 
 }  // namespace syncbn::data::detail
+
+namespace syncbn::data {
+
+std::string encode_png(const Image& image) {
+  png_image png{};
+  png.version = PNG_IMAGE_VERSION;
+  png.width = static_cast<png_uint_32>(image.width);
+  png.height = static_cast<png_uint_32>(image.height);
+  png.format = image.channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
+  std::string bytes(PNG_IMAGE_PNG_SIZE_MAX(png), '\0');
+  png_alloc_size_t size = bytes.size();
+  if (png_image_write_to_memory(&png, bytes.data(), &size, /*convert_to_8_bit=*/0,
+                                image.pixels.data(), /*row_stride=*/0, /*colormap=*/nullptr) == 0) {
+    throw base::InternalError(fmt::format("cannot write a PNG: {}", png.message));
+  }
+  bytes.resize(size);
+  return bytes;
+}
+
+}  // namespace syncbn::data

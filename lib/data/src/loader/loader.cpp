@@ -118,8 +118,8 @@ LoaderOptions without_shuffle(LoaderOptions options) {
   return options;
 }
 
-/// The samples that were made, copied to new memory. Faults are sorted by place.
-Batch without_faults(const PendingBatch& pending) {
+/// The places of the samples that were made. Faults are sorted by place.
+std::vector<int64_t> good_places(const PendingBatch& pending) {
   std::vector<int64_t> good;
   auto fault = pending.faults.begin();
   for (int64_t place = 0; place < std::ssize(pending.indices); ++place) {
@@ -129,8 +129,26 @@ Batch without_faults(const PendingBatch& pending) {
       good.push_back(place);
     }
   }
-  const at::Tensor places = at::tensor(good, at::kLong);
-  return {pending.slot.data.index_select(0, places), pending.slot.target.index_select(0, places)};
+  return good;
+}
+
+/// The samples that were made: the slot itself, or a copy without damaged ones.
+Batch good_samples(const PendingBatch& pending) {
+  constexpr int64_t kOtherThanTransforms = 0x6261746368;
+  Batch batch = {pending.slot.data, pending.slot.target};
+  const std::vector<int64_t> good = good_places(pending);
+  for (const int64_t place : good) {
+    const auto i = static_cast<size_t>(place);
+    batch.indices.push_back(pending.indices[i]);
+    batch.randoms.emplace_back(pending.seed ^ kOtherThanTransforms, pending.epoch,
+                               pending.random_keys[i]);
+  }
+  if (!pending.faults.empty()) {
+    const at::Tensor places = at::tensor(good, at::kLong);
+    batch.data = batch.data.index_select(0, places);
+    batch.target = batch.target.index_select(0, places);
+  }
+  return batch;
 }
 
 }  // namespace
@@ -272,7 +290,8 @@ std::optional<Batch> Loader::next() {
   if (pool_) schedule(options_.prefetch);
   Batch batch = result_of(*pending);
   if (pins_memory_ && !batch.data.is_pinned()) {
-    batch = {batch.data.pin_memory(), batch.target.pin_memory()};
+    batch.data = batch.data.pin_memory();
+    batch.target = batch.target.pin_memory();
   }
   wait_seconds_ = seconds(Clock::now() - begin);
   return batch;
@@ -322,7 +341,7 @@ Batch Loader::result_of(PendingBatch& pending) {
       throw base::UserError("no sample of a batch could be read; one is " + text);
     }
   }
-  return pending.faults.empty() ? pending.slot : without_faults(pending);
+  return good_samples(pending);
 }
 
 SamplerState Loader::state() const {

@@ -139,8 +139,11 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
   const Listing pictures = list_folder(images);
   const Listing labels = list_folder(masks);
   if (pictures.images.size() == 0) {
-    throw base::UserError(
-        fmt::format("segmentation_folder: there are no images in '{}'", images.string()));
+    const bool has_folders = !pictures.folders.empty();
+    throw base::UserError(fmt::format(
+        "segmentation_folder: there are no images in '{}'{}", images.string(),
+        has_folders ? "; its folders are not looked into: " + base::join(pictures.folders, ", ")
+                    : ""));
   }
   add_folder("", pictures, /*label=*/-1, writer);
   writer.begin_folder("", labels.stamp, /*label=*/-1);

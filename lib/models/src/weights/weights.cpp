@@ -26,15 +26,6 @@ using detail::Value;
 
 constexpr const char* kSafetensors = ".safetensors";
 
-fs::path file_of(const std::string& path) {
-  std::error_code ignored;
-  if (!fs::is_directory(path, ignored)) return path;
-  for (const char* name : {"best.pt", "last.pt"}) {
-    if (fs::exists(fs::path(path) / name, ignored)) return fs::path(path) / name;
-  }
-  throw base::UserError("this folder has no best.pt and no last.pt: it is not a run of train");
-}
-
 bool has_tensors(const Value& dict) {
   return dict.kind == Value::Kind::kDict && std::ranges::any_of(dict.items, [](const Value* item) {
            return item->kind == Value::Kind::kTensor;
@@ -149,10 +140,19 @@ std::string line(const char* what, const std::vector<std::string>& names) {
 
 }  // namespace
 
+std::string weights_file(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) return path;
+  for (const char* name : {"best.pt", "last.pt"}) {
+    if (fs::exists(fs::path(path) / name, ignored)) return (fs::path(path) / name).string();
+  }
+  throw base::UserError(fmt::format(
+      "weights {}: this folder has no best.pt and no last.pt: it is not a run of train", path));
+}
+
 StateDict read_state_dict(const std::string& path, const std::string& key) {
-  fs::path name = path;
+  const fs::path name = weights_file(path);
   try {
-    name = file_of(path);
     const auto file = detail::MappedFile::open(name);
     if (!detail::is_torch_file(file->bytes())) {
       // It has no magic number: eight bytes of a length, then JSON.

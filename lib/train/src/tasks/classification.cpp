@@ -4,6 +4,7 @@
 #include <syncbn/config/schema.h>
 #include <syncbn/data/batch_transforms.h>
 #include <syncbn/data/sample_dataset.h>
+#include <syncbn/models/gan.h>
 
 #include <algorithm>
 #include <optional>
@@ -55,6 +56,16 @@ class Classification : public Task {
       : options_(std::move(options)),
         num_classes_(num_classes),
         weights_(options_.class_weights, num_classes) {}
+
+  void use(models::Model& model) override {
+    if (dynamic_cast<models::Gan*>(&model) != nullptr) {
+      throw base::UserError("it generates images; set task to gan, or choose another network");
+    }
+    if (!model.labels_pixels()) return;
+    throw base::UserError(
+        "it labels pixels, and the data has one label for each image; choose a network such as "
+        "resnet50");
+  }
 
   data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const override {
     const double mixup = options_.mixup;

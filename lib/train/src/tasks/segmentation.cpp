@@ -4,6 +4,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/sample_dataset.h>
+#include <syncbn/models/model.h>
 
 #include <limits>
 #include <utility>
@@ -31,6 +32,13 @@ class Segmentation : public Task {
         weights_(options.class_weights, num_classes_),
         names_(dataset.class_names()) {
     for (int64_t i = std::ssize(names_); i < num_classes_; ++i) names_.push_back(std::to_string(i));
+  }
+
+  void use(models::Model& model) override {
+    if (model.labels_pixels()) return;
+    throw base::UserError(
+        "it has no label for each pixel, which the data has; choose a network such as "
+        "deeplabv3_resnet50");
   }
 
   /// The mean over the pixels of this rank's batch that are not ignored, each with the weight of

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/models/model.h>
 
 #include <algorithm>
 
@@ -17,7 +18,15 @@ data::Batch Task::augment(const data::Batch& batch, data::SampleRandom& /*random
   return batch;
 }
 
+Task::Outputs Task::forward(models::Model& model, size_t /*turn*/, const data::Batch& batch) const {
+  return model.forward_all(batch.data);
+}
+
 std::string Task::remark(std::span<const int64_t> /*counts*/) const {
+  return {};
+}
+
+std::vector<Picture> Task::pictures(const data::Normalization& /*normalization*/) const {
   return {};
 }
 
@@ -26,6 +35,7 @@ TaskKind::Registry& TaskKind::registry() {
     Registry made;
     add_classification(made);
     add_segmentation(made);
+    add_gan(made);
     return made;
   }();
   return registry;

@@ -13,6 +13,7 @@ namespace syncbn::train {
 // Each registers one task.
 void add_classification(TaskKind::Registry& registry);
 void add_segmentation(TaskKind::Registry& registry);
+void add_gan(TaskKind::Registry& registry);
 
 /// The keys `class_weights` and `aux_weight`.
 template <class Options>

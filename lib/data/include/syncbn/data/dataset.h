@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <syncbn/config/schema.h>
+#include <syncbn/data/random.h>
 
 namespace syncbn::data {
 
@@ -28,6 +29,10 @@ std::string to_string(Split split);
 struct Batch {
   at::Tensor data;    ///< [B, ...sample_shape] on the CPU: float32, or uint8 for normalize()
   at::Tensor target;  ///< int64: [B] class labels, or [B, H, W] labels of pixels
+  // Of each sample, if a Loader made the batch:
+  std::vector<int64_t> indices = {};  ///< in the data set
+  /// Random numbers besides those of the transforms, a function of (seed, epoch, sample) as these.
+  std::vector<SampleRandom> randoms = {};
 
   int64_t size() const { return data.defined() ? data.size(0) : 0; }
 };

@@ -98,4 +98,7 @@ class ImageDecoder {
 /// @throws base::UserError naming the file.
 Image load_image(const std::filesystem::path& path, const DecodeOptions& options = {});
 
+/// The bytes of a PNG file: RGB, or grey for one channel.
+std::string encode_png(const Image& image);
+
 }  // namespace syncbn::data

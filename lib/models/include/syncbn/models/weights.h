@@ -32,6 +32,10 @@ using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 ///   the disk fails. Thread-safe.
 StateDict read_state_dict(const std::string& path, const std::string& key = "");
 
+/// The file that read_state_dict() reads: of a run's folder its best.pt or last.pt, else `path`.
+/// @throws base::UserError for a folder without either
+std::string weights_file(const std::string& path);
+
 struct LoadOptions {
   /// Wildcards on the module's names (base::matches_name()), such as "fc": these keep their values.
   std::vector<std::string> skip = {};

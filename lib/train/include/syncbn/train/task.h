@@ -10,7 +10,12 @@
 
 #include <syncbn/config/component.h>
 #include <syncbn/data/dataset.h>
+#include <syncbn/data/image.h>
 #include <syncbn/data/random.h>
+
+namespace syncbn::models {
+class Model;
+}
 
 namespace syncbn::train {
 
@@ -25,21 +30,40 @@ struct Metric {
 /// A value of the metric, for people: "98.31 %" or "0.0429".
 std::string shown(const Metric& metric, double value);
 
+/// What a network made, to look at.
+struct Picture {
+  std::string name;  ///< "samples"
+  data::Image image;
+};
+
 /// What a network is trained for: its loss, the counts of right and wrong answers, and the metrics
 /// made from them. The training loop knows nothing else about outputs and targets.
 ///
-/// `outputs` are those of models::Model::forward_all(): the network's logits and, in training,
-/// those of its auxiliary heads. Tensors are on the training device; none of these calls may wait
-/// for it. Not thread-safe.
+/// `outputs` are those of forward(): the network's logits and, in training, those of its auxiliary
+/// heads. Tensors are on the training device; none of these calls may wait for it. Not thread-safe.
 class Task {
  public:
   using Outputs = std::vector<at::Tensor>;
 
   virtual ~Task() = default;
 
+  /// The network that all other calls are about. Called once, before them.
+  /// @throws base::UserError if the network does not suit the task
+  virtual void use(models::Model& model) = 0;
+
   /// Changes a training batch ahead of the forward pass, as MixUp does. All randomness must come
   /// from `random`, so that a resumed run repeats it.
   virtual data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const;
+
+  /// The parts of the network that a step trains one after the other, each with a forward and
+  /// backward pass, an exchange of gradients and an update of its own: what the names of their
+  /// parameters begin with. By default one turn, of the whole network.
+  virtual std::vector<std::string> turns() const { return {""}; }
+
+  /// The network's outputs for the loss in a turn; evaluation takes the first turn's. By default
+  /// models::Model::forward_all().
+  /// @param batch of augment(), or of the evaluation set, as input for the network
+  virtual Outputs forward(models::Model& model, size_t turn, const data::Batch& batch) const;
 
   /// The loss to train on: the mean over the rank's samples (or pixels), a scalar with a graph.
   virtual at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const = 0;
@@ -62,6 +86,11 @@ class Task {
 
   /// What a reader of the metrics of `counts` should know: "miou leaves out ...". Empty: nothing.
   virtual std::string remark(std::span<const int64_t> counts) const;
+
+  /// Pictures of what the network does, after an evaluation. Called on one rank only, in evaluation
+  /// mode, and may wait for the device.
+  /// @param normalization of the data set
+  virtual std::vector<Picture> pictures(const data::Normalization& normalization) const;
 };
 
 /// The registry behind `task: {type: classification}`. A custom task is a class and a line of

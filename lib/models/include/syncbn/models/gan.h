@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+#include <syncbn/models/model.h>
+
+namespace syncbn::models {
+
+/// A generative adversarial network (Goodfellow et al., arXiv:1406.2661): two networks in one
+/// module, whose parameters' names begin with "generator." and "discriminator.".
+class Gan : public Model {
+ public:
+  static constexpr const char* kGenerator = "generator";
+  static constexpr const char* kDiscriminator = "discriminator";
+
+  /// Values of noise that an image is made from.
+  virtual int64_t latent_size() const = 0;
+
+  /// @param noise [N, latent_size()], of a standard normal distribution
+  /// @return images [N, C, H, W], of values between -1 and 1
+  virtual at::Tensor generate(const at::Tensor& noise) = 0;
+
+  /// @param images [N, C, H, W]
+  /// @return [N] logits of being real
+  virtual at::Tensor discriminate(const at::Tensor& images) = 0;
+
+  /// discriminate()
+  at::Tensor forward(at::Tensor images) override { return discriminate(images); }
+};
+
+}  // namespace syncbn::models

@@ -1,0 +1,173 @@
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/config/schema.h>
+#include <syncbn/data/image.h>
+#include <syncbn/data/sample_dataset.h>
+#include <syncbn/models/gan.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tasks/tasks.h"
+
+namespace syncbn::train {
+namespace {
+
+struct GanOptions {
+  double label_smoothing = 0;
+  int64_t samples = 64;
+
+  static void describe(config::Schema<GanOptions>& schema) {
+    schema
+        .field("label_smoothing", &GanOptions::label_smoothing,
+               "the discriminator's target for real images is 1 less this (Salimans et al., "
+               "arXiv:1606.03498)")
+        .at_least(0)
+        .below(1);
+    schema
+        .field(
+            "samples", &GanOptions::samples,
+            "generated images in the picture that each evaluation leaves in the run's folder; 0: "
+            "no picture")
+        .between(0, 1024);
+  }
+};
+
+/// [N, size] of a standard normal distribution, of the type and on the device of `like`.
+at::Tensor draw_noise(std::vector<data::SampleRandom> randoms, int64_t size,
+                      const at::Tensor& like) {
+  at::Tensor noise = at::empty({std::ssize(randoms), size}, at::kFloat);
+  auto* next = noise.mutable_data_ptr<float>();
+  for (data::SampleRandom& random : randoms) {
+    for (int64_t i = 0; i < size; ++i) *next++ = static_cast<float>(random.normal());
+  }
+  return noise.to(like.options());
+}
+
+/// Logits against a target that is the same for all.
+at::Tensor mean_loss(const at::Tensor& logits, double target) {
+  return at::binary_cross_entropy_with_logits(logits, at::full_like(logits, target));
+}
+
+/// Images [N, C, H, W] side by side, as many rows as columns.
+data::Image tiled(const at::Tensor& images, const data::Normalization& normalization) {
+  const auto options = images.options();
+  const at::Tensor std = at::tensor(normalization.std, options).view({1, -1, 1, 1});
+  const at::Tensor mean = at::tensor(normalization.mean, options).view({1, -1, 1, 1});
+  const at::Tensor pixels =
+      (images * std + mean).clamp(0, 1).mul(255).round().to(at::kByte).permute({0, 2, 3, 1}).cpu();
+  const int64_t count = pixels.size(0);
+  int64_t columns = 1;
+  while (columns * columns < count) ++columns;
+  const int64_t rows = (count + columns - 1) / columns;
+  const int64_t height = pixels.size(1);
+  const int64_t width = pixels.size(2);
+  at::Tensor grid = at::zeros({rows * height, columns * width, pixels.size(3)}, at::kByte);
+  for (int64_t i = 0; i < count; ++i) {
+    grid.narrow(0, i / columns * height, height)
+        .narrow(1, i % columns * width, width)
+        .copy_(pixels[i]);
+  }
+  data::Image image(grid.size(1), grid.size(0), grid.size(2));
+  std::ranges::copy(std::span(grid.const_data_ptr<uint8_t>(), image.pixels.size()),
+                    image.pixels.begin());
+  return image;
+}
+
+/// Two turns a step: the discriminator learns to tell real images from generated ones, and the
+/// generator to make images that it takes for real (its loss does not saturate: section 3 of
+/// Goodfellow et al., arXiv:1406.2661). The noise depends on seed, epoch and sample, not on ranks.
+/// Each turn makes its images anew, from the same noise.
+class GanTask : public Task {
+ public:
+  explicit GanTask(const GanOptions& options) : options_(options) {}
+
+  void use(models::Model& model) override {
+    gan_ = dynamic_cast<models::Gan*>(&model);
+    if (gan_ != nullptr) return;
+    throw base::UserError("it generates no images, as task gan needs it; set model to dcgan");
+  }
+
+  std::vector<std::string> turns() const override {
+    return {models::Gan::kDiscriminator, models::Gan::kGenerator};
+  }
+
+  /// {logits of the real images, logits of generated ones} in the discriminator's turn, {logits of
+  /// generated ones} in the generator's, from the same noise.
+  Outputs forward(models::Model& /*model*/, size_t turn, const data::Batch& batch) const override {
+    const at::Tensor noise = draw_noise(batch.randoms, gan_->latent_size(), batch.data);
+    if (turn == kGenerator) return {gan_->discriminate(gan_->generate(noise))};
+    at::Tensor generated;
+    {
+      const at::NoGradGuard no_grad;
+      generated = gan_->generate(noise);
+    }
+    return {gan_->discriminate(batch.data), gan_->discriminate(generated)};
+  }
+
+  at::Tensor loss(const Outputs& outputs, const at::Tensor& /*target*/) const override {
+    if (outputs.size() == 1) return mean_loss(outputs.front(), 1);
+    return mean_loss(outputs[0], 1 - options_.label_smoothing) + mean_loss(outputs[1], 0);
+  }
+
+  /// The discriminator's loss.
+  at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& /*target*/) const override {
+    const auto samples = static_cast<double>(outputs.front().size(0));
+    const at::Tensor mean = mean_loss(outputs[0], 1) + mean_loss(outputs[1], 0);
+    return at::stack({mean * samples, at::full_like(mean, samples)});
+  }
+
+  int64_t num_counts() const override { return 3; }
+
+  /// Images, real ones taken for real, and generated ones not taken for real.
+  at::Tensor counts(const Outputs& outputs, const at::Tensor& /*target*/) const override {
+    const auto sum = [](const at::Tensor& is_right) { return is_right.sum(at::kLong); };
+    const at::Tensor real = sum(outputs[0] > 0);
+    return at::stack({at::full_like(real, outputs[0].size(0)), real, sum(outputs[1] <= 0)});
+  }
+
+  std::vector<Metric> metrics(std::span<const int64_t> counts) const override {
+    const auto share = [&](size_t part) {
+      return counts[0] > 0 ? static_cast<double>(counts[part]) / static_cast<double>(counts[0]) : 0;
+    };
+    return {{.name = "real_accuracy", .value = share(1), .is_share = true},
+            {.name = "fake_accuracy", .value = share(2), .is_share = true}};
+  }
+
+  /// "samples": images from the same noise each time.
+  std::vector<Picture> pictures(const data::Normalization& normalization) const override {
+    if (options_.samples == 0) return {};
+    std::vector<data::SampleRandom> randoms;
+    for (int64_t i = 0; i < options_.samples; ++i) randoms.emplace_back(0, 0, i);
+    const at::NoGradGuard no_grad;
+    const at::Tensor noise =
+        draw_noise(std::move(randoms), gan_->latent_size(), gan_->parameters().front());
+    return {{.name = "samples", .image = tiled(gan_->generate(noise), normalization)}};
+  }
+
+ private:
+  static constexpr size_t kGenerator = 1;  // its turn
+
+  GanOptions options_;
+  models::Gan* gan_ = nullptr;
+};
+
+std::unique_ptr<Task> make_gan(const GanOptions& options, const data::Dataset& dataset) {
+  if (data::labels_pixels(dataset)) {
+    throw base::UserError(
+        "task: gan takes whole images, and this data has a label for each pixel; choose another "
+        "type of data, such as image_folder");
+  }
+  return std::make_unique<GanTask>(options);
+}
+
+}  // namespace
+
+void add_gan(TaskKind::Registry& registry) {
+  registry.add<GanOptions>(
+      "gan", "images like those of the data, by a generator and a discriminator", make_gan);
+}
+
+}  // namespace syncbn::train
