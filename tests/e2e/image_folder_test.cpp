@@ -92,6 +92,43 @@ TEST_F(ImageFolderTrainingTest, LearnsFromFilesTheSameEveryTimeWithAnyNumberOfWo
   EXPECT_GT(last_epoch_of(folder_ / "first")["data_wait_seconds"], 0);
 }
 
+TEST_F(ImageFolderTrainingTest, PredictsWhatItEvaluatesOnAnyNumberOfRanks) {
+  ASSERT_EQ(train("run", {"--ema.decay=0.5"}).exit_code, 0);
+  std::filesystem::remove_all(folder_ / "train");  // what a network learnt from need not be there
+  std::filesystem::copy_file(folder_ / "test/grey/0.png", folder_ / "test/grey/a,b.png");
+  const auto predict = [&](int ranks, const std::string& output, const std::string& more) {
+    return launch_train(ranks,
+                        {"predict", "test", "--config=run/config.yaml", "--output=" + output, more},
+                        folder_.path());
+  };
+  for (const int ranks : {1, 3}) {
+    const auto result = predict(ranks, fmt::format("of{}", ranks), "--seed=0");
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  const std::string csv = base::read_file(folder_ / "of1/predictions.csv");
+  EXPECT_EQ(base::read_file(folder_ / "of3/predictions.csv"), csv);
+  EXPECT_THAT(csv, ::testing::StartsWith("file,class,probability\ncolour/0.jpg,"));
+  EXPECT_THAT(csv, ContainsRegex("\n\"grey/a,b.png\",(grey|colour),0\\.[0-9]{6}\n"));
+  EXPECT_EQ(count(csv, "\n"), 2 * kImages + 2);
+  EXPECT_EQ(predict(1, "average", "--ema").exit_code, 0);
+  EXPECT_NE(base::read_file(folder_ / "average/predictions.csv"), csv);
+
+  const auto refused = [&](const std::vector<std::string>& args, const std::string& message) {
+    const auto result = launch_train(2, args, folder_.path());
+    EXPECT_EQ(result.exit_code, base::kExitUsage);
+    EXPECT_EQ(count(result.err, "train: error:"), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  };
+  const std::string run = "--config=run/config.yaml";
+  refused({"predict", run}, "predict: name the folder of the images first");
+  refused({"predict", "test", run, "--output=of1"}, "of1 exists; choose another --output");
+  refused({"predict", "nowhere", run}, "cannot read the folder 'nowhere'");
+  refused({"predict", "of1", run}, "there are no JPEG or PNG files in 'of1'");
+  refused({run, "--ema"}, "--ema: only for train predict");
+  base::write_file_atomically(folder_ / "test/grey/none.png", "no image");
+  refused({"predict", "test", run}, "none.png': it is neither JPEG nor PNG");
+}
+
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
   base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
   const auto result = train("run");

@@ -142,6 +142,50 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
       << other.err;
 }
 
+TEST_F(SegmentationTest, PredictsTheMasksThatItEvaluates) {
+  ASSERT_EQ(
+      train(2, {"--epochs=2", "--data.test_transforms=[{type: resize, height: 64, width: 64}]"})
+          .exit_code,
+      0);
+  // The network sees them in half the resolution, and answers in their own.
+  const std::vector<std::string> halved = {
+      "--data.test_transforms=[{type: resize, height: 32, width: 32}]", "--batch_size=2"};
+  for (const auto& [ranks, more] : {std::pair{1, std::vector<std::string>{}}, {3, halved}}) {
+    const std::string output = fmt::format("of{}", ranks);
+    std::vector<std::string> args = {"predict", "test/images", "--config=run/config.yaml",
+                                     "--output=" + output};
+    args.insert(args.end(), more.begin(), more.end());
+    const auto predicted = launch_train(ranks, args, folder_.path());
+    ASSERT_EQ(predicted.exit_code, 0) << predicted.err;
+    EXPECT_THAT(predicted.err, HasSubstr("9 images"));
+  }
+  const auto right_in = [&](const std::string& output) {
+    int64_t right = 0;
+    int64_t all = 0;
+    for (int i = 0; i < 9; ++i) {
+      const auto mask_of = [&](const std::string& file) {
+        const std::string bytes = base::read_file(folder_ / file);
+        return data::ImageDecoder({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()},
+                                  file)
+            .decode_mask();
+      };
+      const auto mask = mask_of(fmt::format("test/masks/{}.png", i));
+      const auto predicted = mask_of(fmt::format("{}/{}.png", output, i));
+      EXPECT_EQ(predicted.pixels.size(), mask.pixels.size());
+      for (size_t at = 0; at < mask.pixels.size(); ++at) {
+        if (mask.pixels[at] == kIgnored) continue;
+        ++all;
+        right += mask.pixels[at] == predicted.pixels[at] ? 1 : 0;
+      }
+    }
+    return static_cast<double>(right) / static_cast<double>(all);
+  };
+  const auto evaluated = launch_train(1, {"eval", "--config=run/config.yaml"}, folder_.path());
+  const auto json = nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{')));
+  EXPECT_DOUBLE_EQ(right_in("of1"), json["pixel_accuracy"]);
+  EXPECT_GT(right_in("of3"), 0.3);
+}
+
 TEST_F(SegmentationTest, AMaskThatDoesNotFitIsNamed) {
   folder_.write("train/masks/3.png", png(kSide, kSide, std::string(kSide * kSide, 4)));
   expect_refused({}, "train/masks/3.png' has the label 4; labels are below 4, or 255 for ignored");

@@ -498,7 +498,7 @@ TEST_F(TrainingTest, EvaluatesACheckpoint) {
   expect({"--split=all"}, "--split: expected train, val or test, got 'all'");
   expect({"--split=val"}, "the data has no val split");
   expect({"--run_dir", folder_ / "none"}, "has no checkpoint; name a file with --resume");
-  expect({"--model.width=8"}, "cannot evaluate");
+  expect({"--model.width=8"}, "cannot load");
 }
 
 TEST_F(TrainingTest, SavesWhenItsTerminalIsGone) {

@@ -89,7 +89,7 @@ torch.save({"state_dict": state, "epoch": 3}, sys.argv[1] + "/python.pth")
                                          "--resume=" + file, "--model.width=8"});
   EXPECT_EQ(on_ranks.exit_code, base::kExitUsage);
   EXPECT_EQ(count(on_ranks.err, "error:"), 1) << on_ranks.err;
-  EXPECT_THAT(on_ranks.err, AllOf(HasSubstr("cannot evaluate " + file),
+  EXPECT_THAT(on_ranks.err, AllOf(HasSubstr("cannot load " + file),
                                   HasSubstr("of another shape: conv1.weight ([")));
   const auto further = run_train(args("further", {"--init=" + file}));
   EXPECT_EQ(further.exit_code, 0) << further.err;

@@ -34,6 +34,7 @@
 #include "eval.h"
 #include "launching.h"
 #include "out_of_memory.h"
+#include "predict.h"
 #include "resolved_config.h"
 #include "revision.h"
 #include "stopping.h"
@@ -46,6 +47,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
     "       train eval [--split test] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
+    "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
     "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
     "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
@@ -68,6 +70,8 @@ const std::vector<config::ProgramOption> kOptions = {
      "also its --nnodes, --node_rank, --master_addr and --master_port"},
     {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
+    {"output", "FOLDER", "of predict: where to write what the network says (default: predictions)"},
+    {"ema", "", "of predict: use the moving average of the weights"},
     {"help", "[SECTION]", "print this text, or what a section's keys are for, and exit"},
     {"version", "", "print the version and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
@@ -125,6 +129,7 @@ struct GroupGuard {
 };
 
 constexpr const char* kEval = "eval";
+constexpr const char* kPredict = "predict";
 constexpr const char* kSweep = "sweep";
 
 /// The samples that `train eval` is about.
@@ -135,6 +140,17 @@ data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
   }
   faults.add({}, fmt::format("--split: expected train, val or test, got '{}'", wanted));
   return data::Split::kTest;
+}
+
+/// Removes `predict FOLDER` from the front of the command line.
+std::string take_folder(std::vector<std::string>& args) {
+  if (args.size() < 2 || args[1].empty() || args[1].starts_with('-')) {
+    throw base::UserError(
+        "predict: name the folder of the images first: train predict FOLDER --config FILE");
+  }
+  const std::string folder = args[1];
+  args.erase(args.begin(), args.begin() + 2);
+  return folder;
 }
 
 /// Whether all ranks of this node can have their threads at the same time.
@@ -149,7 +165,7 @@ void check_threads_of_all(const LoaderConfig& loader) {
 
 /// @param topic "": the whole
 std::string help_of(const std::string& topic) {
-  const bool is_whole = topic.empty() || topic == kEval || topic == kSweep;
+  const bool is_whole = topic.empty() || topic == kEval || topic == kPredict || topic == kSweep;
   return is_whole ? config::help_text(kUsage, kOptions, config_fields())
                   : config::help_text(topic, config_fields());
 }
@@ -158,17 +174,20 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
   ResolvedConfig resolved;
   Inputs inputs;
   bool evaluates = false;
+  std::string images;  // to predict
+  config::CommandLine line;
   bool is_dry = false;
   try {
     config::Faults faults;
     auto args = translate_imagenet_options(given);
     evaluates = !args.empty() && args.front() == kEval;
     if (evaluates) args.erase(args.begin());
+    if (!args.empty() && args.front() == kPredict) images = take_folder(args);
     const auto print = [&](const std::string& text) {
       if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
     };
-    const auto line = config::parse_command_line(args, kOptions, config_fields(), faults);
+    line = config::parse_command_line(args, kOptions, config_fields(), faults);
     if (line.has("nproc_per_node")) {
       faults.add({},
                  "--nproc_per_node: this process is a rank already (RANK is set); give the "
@@ -183,6 +202,11 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     is_dry = line.has("dry_run");
     const data::Split split = split_of(line, faults);
     if (line.has("split") && !evaluates) faults.add({}, "--split: only for train eval");
+    for (const char* option : {"output", "ema"}) {
+      if (line.has(option) && images.empty()) {
+        faults.add({}, fmt::format("--{}: only for train predict", option));
+      }
+    }
     resolved = resolve_config(line, faults);
     if (line.has("print_config")) {
       const auto all = config::Schema<Config>::get().write(resolved.config);
@@ -191,10 +215,11 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     spare_waiting_threads(resolved.config, given);
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
     if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
-    inputs = explain_out_of_memory(MemoryUse::kSetup, [&] {
-      return evaluates ? load_split(resolved.config, split, env.world_size)
-                       : load_inputs(resolved.config, env.rank, env.world_size);
-    });
+    if (images.empty())
+      inputs = explain_out_of_memory(MemoryUse::kSetup, [&] {
+        return evaluates ? load_split(resolved.config, split, env.world_size)
+                         : load_inputs(resolved.config, env.rank, env.world_size);
+      });
   } catch (const base::UserError& error) {
     if (env.local_rank == 0) throw;
     // Without a launcher, nobody ends the ranks that would repeat local rank 0's message.
@@ -212,6 +237,10 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
                               .connect_timeout = milliseconds(config.connect_timeout)});
   });
   const GroupGuard guard;
+  if (!images.empty()) {
+    return predict(config, resolved.name, images, line.value("output").value_or("predictions"),
+                   line.has("ema"));
+  }
   check_agreement(resolved.text, inputs);
   if (evaluates) return evaluate_checkpoint(config, resolved.name, inputs);
   if (is_dry) return dry_run(config, resolved.name, inputs);

@@ -6,54 +6,19 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
-#include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
-#include <syncbn/models/weights.h>
-#include <syncbn/train/checkpoint.h>
 
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "agreement.h"
 #include "evaluation.h"
 #include "model.h"
 #include "rank_0.h"
-#include "run_folder.h"
-#include "sealed_archive.h"
+#include "saved_network.h"
 
 namespace syncbn::train {
 namespace {
-
-namespace fs = std::filesystem;
-
-fs::path checkpoint_file(const Config& config, const std::string& name) {
-  if (!config.resume.empty() && config.resume != "auto") return config.resume;
-  const fs::path folder = RunFolder::newest(config.run_dir, name);
-  std::error_code ignored;
-  for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
-    if (fs::exists(folder / file, ignored)) return folder / file;
-  }
-  throw base::UserError(fmt::format(
-      "eval: {} has no checkpoint; name a file with --resume, or a run's folder with --run_dir",
-      folder.string()));
-}
-
-/// Gives all ranks the weights in a file of Python's.
-void load_python_weights(const std::string& path, models::Model& model) {
-  do_on_rank_0([&] {
-    const models::StateDict weights = models::read_state_dict(path);
-    try {
-      models::load_state_dict(model, weights);
-    } catch (const base::UserError& error) {
-      throw base::UserError(fmt::format("cannot evaluate {}: {}", path, error.what()));
-    }
-  });
-  for (const auto& item : models::state_dict(model)) {
-    at::Tensor tensor = item.value().detach();
-    dist::broadcast(tensor, 0);
-  }
-}
 
 /// Images of another size, for one, give other results.
 void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
@@ -73,12 +38,8 @@ void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
 }  // namespace
 
 int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs) {
-  std::string path;
-  const std::string bytes = on_rank_0([&] {
-    path = checkpoint_file(config, name).string();
-    std::string all = base::read_file(path);
-    return is_of_python(all) ? "" : all;
-  });
+  const SavedNetwork network("eval", config, name);
+  const std::string& path = network.path();
   const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));
   const auto task = make_task(config, *inputs.eval_set, *model);
   const BatchToDevice to_device = batch_to_device(config, *model, *inputs.eval_set);
@@ -100,27 +61,14 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
     }
     if (!result.remark.empty()) remark = result.remark;
   };
-  if (bytes.empty()) {
-    load_python_weights(path, *model);
-    evaluate("");
-  } else {
-    const Checkpoint checkpoint = report_on_rank_0([&] { return parse_checkpoint(bytes, path); });
-    if (is_rank_0()) warn_of_other_data(checkpoint, path, config);
-    const auto load = [&](const Checkpoint::Tensors& network) {
-      report_on_rank_0([&] {
-        try {
-          load_model(network, *model);
-        } catch (const base::UserError& error) {
-          throw base::UserError(fmt::format("cannot evaluate {}: {}", path, error.what()));
-        }
-      });
-    };
-    load(checkpoint.model);
-    evaluate("");
-    if (!checkpoint.ema.empty()) {
-      load(checkpoint.ema);
-      evaluate(kAverage);
-    }
+  if (network.checkpoint() != nullptr && is_rank_0()) {
+    warn_of_other_data(*network.checkpoint(), path, config);
+  }
+  network.load_into(*model);
+  evaluate("");
+  if (network.has_average()) {
+    network.load_into(*model, /*average=*/true);
+    evaluate(kAverage);
   }
   if (!is_rank_0()) return base::kExitOk;
   spdlog::info("{} on {}:{}", path,

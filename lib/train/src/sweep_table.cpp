@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "csv_field.h"
 #include "run_folder.h"
 
 namespace syncbn::train {
@@ -95,16 +96,6 @@ std::string aligned(const std::vector<Row>& rows) {
     text += line + "\n";
   }
   return text;
-}
-
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\n") == text.npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"') quoted += c;
-    quoted += c;
-  }
-  return quoted + "\"";
 }
 
 std::string csv_line(const Row& row) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -184,6 +185,11 @@ OpenFiles::File OpenFiles::find(size_t number) const {
   if (found == opened_.end()) return nullptr;
   std::rotate(opened_.begin(), found, found + 1);
   return opened_.front().file;
+}
+
+bool is_decoded(std::string extension) {
+  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
 }
 
 }  // namespace detail

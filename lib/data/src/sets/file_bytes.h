@@ -75,4 +75,7 @@ class OpenFiles {
   mutable std::vector<Opened> opened_;  ///< the most recently used one first
 };
 
+/// Whether files with this extension are images that can be decoded.
+bool is_decoded(std::string extension);
+
 }  // namespace syncbn::data::detail

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <iterator>
 #include <set>
 
@@ -38,12 +37,6 @@ const std::string& of_split(Split split, const std::string& train, const std::st
   return split == Split::kTest ? test : train;
 }
 
-/// Whether files with this extension can be decoded.
-bool is_decoded(std::string extension) {
-  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
-}
-
 class ImageFolder : public detail::ImageSet {
  public:
   ImageFolder(const ImageFolderOptions& options, Split split, detail::FolderIndex index)
@@ -69,7 +62,7 @@ class ImageFolder : public detail::ImageSet {
     for (int64_t i = 0; i < size(); ++i) {
       const std::string name = index_.file(i);
       const std::string kind = name.substr(std::min(name.rfind('.'), name.size()));
-      if (is_decoded(kind)) continue;
+      if (detail::is_decoded(kind)) continue;
       if (files++ == 0) first = name_of(i);
       kinds.insert(kind);
     }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "csv_field.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
@@ -52,10 +53,11 @@ struct ClassificationOptions {
 
 class Classification : public Task {
  public:
-  Classification(ClassificationOptions options, int64_t num_classes)
+  Classification(ClassificationOptions options, const data::Dataset& dataset)
       : options_(std::move(options)),
-        num_classes_(num_classes),
-        weights_(options_.class_weights, num_classes) {}
+        num_classes_(dataset.num_classes()),
+        weights_(options_.class_weights, num_classes_),
+        names_(dataset.class_names()) {}
 
   void use(models::Model& model) override {
     if (dynamic_cast<models::Gan*>(&model) != nullptr) {
@@ -118,6 +120,29 @@ class Classification : public Task {
     return all;
   }
 
+  PredictionFile prediction_file() const override {
+    return {.name = "predictions.csv",
+            .opening = "file,class,probability\n",
+            .separator = "\n",
+            .closing = "\n"};
+  }
+
+  std::vector<Prediction> predict(const Outputs& outputs,
+                                  std::span<const UnlabelledImage> images) const override {
+    const at::Tensor probabilities =
+        options_.loss == "bce" ? outputs.front().sigmoid() : outputs.front().softmax(1);
+    const auto [highest, labels] = probabilities.to(at::kDouble).cpu().max(1);
+    std::vector<Prediction> all;
+    for (size_t i = 0; i < images.size(); ++i) {
+      const auto place = static_cast<int64_t>(i);
+      const auto label = static_cast<size_t>(labels[place].item<int64_t>());
+      const std::string name = label < names_.size() ? names_[label] : std::to_string(label);
+      all.push_back({.rows = {fmt::format("{},{},{:.6f}", csv_field(images[i].file),
+                                          csv_field(name), highest[place].item<double>())}});
+    }
+    return all;
+  }
+
  private:
   at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) const {
     const at::Tensor weights = weights_.like(output);
@@ -153,6 +178,7 @@ class Classification : public Task {
   ClassificationOptions options_;
   int64_t num_classes_;
   ClassWeights weights_;
+  std::vector<std::string> names_;  ///< empty: the classes have none
 };
 
 std::unique_ptr<Task> make_classification(const ClassificationOptions& options,
@@ -165,7 +191,7 @@ std::unique_ptr<Task> make_classification(const ClassificationOptions& options,
   if ((options.mixup > 0 || options.cutmix > 0) && dataset.sample_shape().size() != 3) {
     throw base::UserError("task: mixup and cutmix need images of [channels, height, width]");
   }
-  return std::make_unique<Classification>(options, dataset.num_classes());
+  return std::make_unique<Classification>(options, dataset);
 }
 
 }  // namespace

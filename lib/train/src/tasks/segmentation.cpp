@@ -6,6 +6,7 @@
 #include <syncbn/data/sample_dataset.h>
 #include <syncbn/models/model.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -113,6 +114,22 @@ class Segmentation : public Task {
     if (absent.empty()) return {};
     return fmt::format("miou leaves out {} that no pixel has: {}",
                        absent.size() == 1 ? "a class" : "classes", base::join(absent, ", "));
+  }
+
+  std::vector<Prediction> predict(const Outputs& outputs,
+                                  std::span<const UnlabelledImage> images) const override {
+    std::vector<Prediction> all;
+    for (size_t i = 0; i < images.size(); ++i) {
+      const auto& [file, height, width] = images[i];
+      const at::Tensor logits = at::upsample_bilinear2d(
+          outputs.front().narrow(0, static_cast<int64_t>(i), 1), {height, width},
+          /*align_corners=*/false);
+      const at::Tensor labels = logits.argmax(1).to(at::kByte).cpu();
+      data::Image mask(width, height, /*channels=*/1);
+      std::copy_n(labels.const_data_ptr<uint8_t>(), mask.pixels.size(), mask.pixels.begin());
+      all.push_back({.rows = {}, .mask = std::move(mask)});
+    }
+    return all;
   }
 
  private:

@@ -26,6 +26,11 @@ std::string Task::remark(std::span<const int64_t> /*counts*/) const {
   return {};
 }
 
+std::vector<Prediction> Task::predict(const Outputs& /*outputs*/,
+                                      std::span<const UnlabelledImage> /*images*/) const {
+  throw base::UserError("predict: a network of this task says nothing about images");
+}
+
 std::vector<Picture> Task::pictures(const data::Normalization& /*normalization*/) const {
   return {};
 }

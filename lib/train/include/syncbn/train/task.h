@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,6 +35,29 @@ std::string shown(const Metric& metric, double value);
 struct Picture {
   std::string name;  ///< "samples"
   data::Image image;
+};
+
+/// How the rows of a task's predictions become a file: those of all images, with `separator`
+/// between each two.
+struct PredictionFile {
+  std::string name;  ///< "predictions.csv"; empty: there are no rows
+  std::string opening;
+  std::string separator;
+  std::string closing;
+};
+
+/// What a network says of an image.
+struct Prediction {
+  std::vector<std::string> rows = {};
+  std::optional<data::Image> mask = {};  ///< the label of each pixel
+};
+
+/// An image of `train predict`.
+struct UnlabelledImage {
+  std::string file;
+  /// The size in which answers about its places are wanted.
+  int64_t height = 0;
+  int64_t width = 0;
 };
 
 /// What a network is trained for: its loss, the counts of right and wrong answers, and the metrics
@@ -86,6 +110,13 @@ class Task {
 
   /// What a reader of the metrics of `counts` should know: "miou leaves out ...". Empty: nothing.
   virtual std::string remark(std::span<const int64_t> counts) const;
+
+  virtual PredictionFile prediction_file() const { return {}; }
+
+  /// What the network says of each image of a batch; may wait for the device.
+  /// @throws base::UserError if the task predicts nothing
+  virtual std::vector<Prediction> predict(const Outputs& outputs,
+                                          std::span<const UnlabelledImage> images) const;
 
   /// Pictures of what the network does, after an evaluation. Called on one rank only, in evaluation
   /// mode, and may wait for the device.

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <syncbn/data/image_sets.h>
+
+namespace syncbn::data {
+
+/// The options of a set of image files, of which test_transforms, mean, std and the limits count.
+struct UnlabelledImagesOptions : ImageFileOptions {
+  std::string images;  ///< the folder
+  int64_t classes = 0;
+  std::vector<std::string> class_names;  ///< by label; empty: none
+  /// Whether targets are of the shape [H, W], as in segmentation_folder.
+  bool labels_pixels = false;
+
+  static void describe(config::Schema<UnlabelledImagesOptions>& schema);
+};
+
+/// Images to ask a network about. Targets have no meaning.
+struct UnlabelledImages {
+  std::shared_ptr<const SampleDataset> set;
+  std::vector<std::filesystem::path> files;  ///< by sample, below the folder, sorted
+  /// Whether samples show the whole of their images, in another resolution.
+  bool are_whole = false;
+};
+
+/// All JPEG and PNG files in the folder and the folders in it.
+/// @throws base::UserError naming the folder if it cannot be read or has no such file
+UnlabelledImages load_unlabelled_images(const UnlabelledImagesOptions& options);
+
+}  // namespace syncbn::data

@@ -1,0 +1,163 @@
+#include "predict.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/data/loader.h>
+#include <syncbn/data/unlabelled_images.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/process_group.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "model.h"
+#include "rank_0.h"
+#include "saved_network.h"
+#include "training_step.h"
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Reads images as the configuration's data set reads those to evaluate on, with the classes of the
+/// checkpoint.
+data::UnlabelledImages find_images(const Config& config, const SavedNetwork& network,
+                                   const std::string& folder) {
+  const config::Value all = config::Schema<Config>::get().write(config);
+  config::Value section = *all.find("data");
+  if (section.find("test_transforms") == nullptr) {
+    throw base::UserError(fmt::format(
+        "predict: data of type {} has no test_transforms, which say how image files become samples",
+        config.data.type()));
+  }
+  data::UnlabelledImagesOptions options;
+  options.labels_pixels = section.find("ignore_index") != nullptr;
+  if (network.checkpoint() != nullptr) options.class_names = network.checkpoint()->classes;
+  options.classes = std::ssize(options.class_names);
+  if (options.classes == 0) {
+    // The weights do not know them: the training data does.
+    const auto set = config.data.make(data::Split::kTrain);
+    options.class_names = set->class_names();
+    options.classes = set->num_classes();
+  }
+  config::Value known = config::Value::of_map();
+  for (const char* key :
+       {"test_transforms", "mean", "std", "exif_orientation", "max_pixels", "max_scans"}) {
+    if (const config::Value* value = section.find(key)) known.set(key, *value);
+  }
+  config::Faults faults;
+  config::Schema<data::UnlabelledImagesOptions>::get().read(known, options, "data", faults);
+  faults.throw_if_any();
+  options.images = folder;
+  return data::load_unlabelled_images(options);
+}
+
+/// What the images of this rank are called, and the size of their answers.
+std::vector<UnlabelledImage> describe(const data::UnlabelledImages& images,
+                                      const data::Batch& batch) {
+  std::vector<UnlabelledImage> all;
+  for (const int64_t index : batch.indices) {
+    const std::string name = images.set->name_of(index);
+    UnlabelledImage image{.file = images.files[static_cast<size_t>(index)].string(),
+                          .height = batch.data.size(2),
+                          .width = batch.data.size(3)};
+    if (images.are_whole) {
+      const std::string bytes = base::read_file(name);
+      const data::ImageDecoder decoder(
+          {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, name);
+      image.height = decoder.height();
+      image.width = decoder.width();
+    }
+    all.push_back(std::move(image));
+  }
+  return all;
+}
+
+void write_mask(const fs::path& output, const std::string& file, const data::Image& mask) {
+  const fs::path path = (output / file).replace_extension(".png");
+  std::error_code ignored;  // writing the file then fails, with a message
+  fs::create_directories(path.parent_path(), ignored);
+  base::write_file_atomically(path, data::encode_png(mask));
+}
+
+/// The rows of all ranks, in the order of the images; on rank 0.
+std::vector<std::string> gather_rows(const std::map<int64_t, std::vector<std::string>>& own) {
+  std::map<int64_t, std::vector<std::string>> all;
+  for (const std::string& bytes : dist::gather_bytes(nlohmann::json(own).dump(), /*root=*/0)) {
+    all.merge(nlohmann::json::parse(bytes).get<std::map<int64_t, std::vector<std::string>>>());
+  }
+  std::vector<std::string> rows;
+  for (const auto& [index, of_image] : all)
+    rows.insert(rows.end(), of_image.begin(), of_image.end());
+  return rows;
+}
+
+void check_output(const fs::path& output, bool overwrite) {
+  std::error_code ignored;
+  if (overwrite || !fs::exists(output, ignored)) return;
+  throw base::UserError(fmt::format(
+      "predict: {} exists; choose another --output, or replace files in it with --overwrite",
+      output.string()));
+}
+
+}  // namespace
+
+int predict(const Config& config, const std::string& name, const std::string& folder,
+            const std::string& output, bool average) {
+  do_on_rank_0([&] { check_output(output, config.overwrite); });
+  const SavedNetwork network("predict", config, name);
+  const auto images = report_on_rank_0([&] { return find_images(config, network, folder); });
+  const auto model = make_model(config, *images.set, config.seed.value_or(0));
+  const auto task = make_task(config, *images.set, *model);
+  report_on_rank_0([&] {
+    if (average && !network.has_average()) {
+      throw base::UserError(
+          fmt::format("predict: {} has no moving average; leave --ema out", network.path()));
+    }
+  });
+  network.load_into(*model, average);
+  model->eval();
+  const BatchToDevice to_device = batch_to_device(config, *model, *images.set);
+  data::Loader loader(images.set,
+                      std::make_shared<data::SequentialShardSampler>(
+                          images.set->size(), dist::world_size(), dist::rank()),
+                      config.loader.options(config.local_batch_size(dist::world_size())));
+  loader.start_epoch(0);
+  const at::NoGradGuard no_grad;
+  std::map<int64_t, std::vector<std::string>> rows;
+  while (const auto batch = loader.next()) {
+    if (batch->size() == 0) continue;
+    const Autocast autocast(config, dist::device());
+    const auto outputs = full_precision(task->forward(*model, /*turn=*/0, to_device(*batch)));
+    const auto asked = describe(images, *batch);
+    auto predictions = task->predict(outputs, asked);
+    for (size_t i = 0; i < predictions.size(); ++i) {
+      if (predictions[i].mask) write_mask(output, asked[i].file, *predictions[i].mask);
+      rows[batch->indices[i]] = std::move(predictions[i].rows);
+    }
+  }
+  const std::vector<std::string> all = gather_rows(rows);
+  const PredictionFile file = task->prediction_file();
+  do_on_rank_0([&] {
+    if (file.name.empty()) return;
+    std::error_code ignored;
+    fs::create_directories(output, ignored);
+    base::write_file_atomically(
+        fs::path(output) / file.name,
+        file.opening + base::join(all, file.separator) + (all.empty() ? "" : file.closing));
+  });
+  if (is_rank_0()) {
+    spdlog::info("{}: {}, by {}", (fs::path(output) / file.name).string(),
+                 base::counted(images.set->size(), "image"), network.path());
+  }
+  return base::kExitOk;
+}
+
+}  // namespace syncbn::train

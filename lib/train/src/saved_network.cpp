@@ -1,0 +1,64 @@
+#include "saved_network.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/models/weights.h>
+
+#include <filesystem>
+
+#include "model.h"
+#include "rank_0.h"
+#include "run_folder.h"
+#include "sealed_archive.h"
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path file_of(const std::string& command, const Config& config, const std::string& name) {
+  if (!config.resume.empty() && config.resume != "auto") return config.resume;
+  const fs::path folder = RunFolder::newest(config.run_dir, name);
+  std::error_code ignored;
+  for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
+    if (fs::exists(folder / file, ignored)) return folder / file;
+  }
+  throw base::UserError(fmt::format(
+      "{}: {} has no checkpoint; name a file with --resume, or a run's folder with --run_dir",
+      command, folder.string()));
+}
+
+/// Gives all ranks the weights in a file of Python's.
+void load_python_weights(const std::string& path, models::Model& model) {
+  do_on_rank_0([&] { models::load_state_dict(model, models::read_state_dict(path)); });
+  for (const auto& item : models::state_dict(model)) {
+    at::Tensor tensor = item.value().detach();
+    dist::broadcast(tensor, 0);
+  }
+}
+
+}  // namespace
+
+SavedNetwork::SavedNetwork(const std::string& command, const Config& config,
+                           const std::string& name) {
+  path_ = on_rank_0([&] { return file_of(command, config, name).string(); });
+  const std::string bytes = on_rank_0([&] {
+    std::string all = base::read_file(path_);
+    return is_of_python(all) ? "" : all;
+  });
+  if (bytes.empty()) return;
+  checkpoint_ = report_on_rank_0([&] { return parse_checkpoint(bytes, path_); });
+}
+
+void SavedNetwork::load_into(models::Model& model, bool average) const {
+  try {
+    if (!checkpoint_) return load_python_weights(path_, model);
+    report_on_rank_0([&] { load_model(average ? checkpoint_->ema : checkpoint_->model, model); });
+  } catch (const base::UserError& error) {
+    throw base::UserError(fmt::format("cannot load {}: {}", path_, error.what()));
+  }
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <syncbn/models/model.h>
+#include <syncbn/train/checkpoint.h>
+#include <syncbn/train/config.h>
+
+namespace syncbn::train {
+
+/// The weights that `train eval` and `train predict` are about. Not thread-safe.
+class SavedNetwork {
+ public:
+  /// The file of --resume, or else best.pt or last.pt of the configuration's newest run. Every rank
+  /// calls it.
+  /// @param command for messages: "eval"
+  /// @throws base::UserError on rank 0, QuietExit on the others
+  SavedNetwork(const std::string& command, const Config& config, const std::string& name);
+
+  const std::string& path() const { return path_; }
+  /// Null: the file is Python's.
+  const Checkpoint* checkpoint() const { return checkpoint_ ? &*checkpoint_ : nullptr; }
+  bool has_average() const { return checkpoint_ && !checkpoint_->ema.empty(); }
+
+  /// Copies the weights, or their moving average, into the model of each rank. Every rank calls it.
+  /// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit.
+  void load_into(models::Model& model, bool average = false) const;
+
+ private:
+  std::string path_;
+  std::optional<Checkpoint> checkpoint_;
+};
+
+}  // namespace syncbn::train
