@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "detection/box_ops.h"
@@ -224,6 +225,47 @@ TEST(DetectionTest, HeadsHaveTheirNormalization) {
     detector->to(at::kDouble);
     const auto outputs = detector->forward_all(random_images(2, 96, 96));
     EXPECT_TRUE(detector->loss(outputs, small_target()).isfinite().item<bool>()) << each.yaml;
+  }
+}
+
+/// By the names of the torchvision that published weights.
+StateDict with_old_names(const StateDict& weights) {
+  StateDict old;
+  for (const auto& item : weights) {
+    std::string name = item.key();
+    for (const int i : {0, 1, 2, 3}) {
+      for (const auto& [part, number] :
+           {std::pair("_blocks.", i), std::pair("_head.conv.", 2 * i)}) {
+        const std::string present = fmt::format("{}{}.0.", part, i);
+        const size_t begin = name.find(present);
+        if (begin == std::string::npos) continue;
+        name.replace(begin, present.size(), fmt::format("{}{}.", part, number));
+        break;
+      }
+    }
+    // They have FrozenBatchNorm2d.
+    if (!name.ends_with("num_batches_tracked")) old.insert(name, item.value());
+  }
+  return old;
+}
+
+TEST(DetectionTest, WeightsWithTorchvisionsOldNamesAreLoaded) {
+  const auto saved = make_detector("retinanet_resnet50_fpn");
+  const StateDict old = with_old_names(state_dict(*saved));
+  for (const char* name :
+       {"backbone.fpn.inner_blocks.2.bias", "backbone.fpn.layer_blocks.0.weight",
+        "head.classification_head.conv.6.weight", "head.regression_head.conv.2.bias"}) {
+    ASSERT_TRUE(old.contains(name)) << name;
+  }
+  const auto loaded = make_detector("retinanet_resnet50_fpn");
+  {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : loaded->parameters()) parameter.zero_();
+  }
+  load_state_dict(*loaded, old);
+  const auto parameters = saved->named_parameters();
+  for (const auto& item : loaded->named_parameters()) {
+    EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
   }
 }
 

@@ -10,6 +10,7 @@
 #include <syncbn/config/yaml.h>
 #include <syncbn/models/detector.h>
 #include <syncbn/models/model.h>
+#include <syncbn/models/weights.h>
 #include <torch/utils.h>
 #include <zlib.h>
 
@@ -523,6 +524,28 @@ TEST(TorchvisionTest, DropoutAndStochasticDepthAreOptions) {
   for (const std::string& yaml : plain) {
     const auto [first, second] = logits_of_two_seeds(yaml);
     EXPECT_TRUE(first.equal(second)) << yaml;
+  }
+}
+
+TEST(TorchvisionTest, DenseNetLoadsWeightsWithTheNamesOfThePublishedOnes) {
+  const auto saved = from_yaml("densenet121").make(ModelArgs{});
+  StateDict old;
+  for (const auto& item : state_dict(*saved)) {
+    std::string name = item.key();
+    const size_t layer = name.find("denselayer");
+    for (const char* const kind : {".norm", ".conv"}) {
+      const size_t begin = layer == std::string::npos ? layer : name.find(kind, layer);
+      if (begin != std::string::npos) name.insert(begin + 5, ".");
+    }
+    old.insert(name, item.value());
+  }
+  ASSERT_TRUE(old.contains("features.denseblock4.denselayer16.norm.2.running_var"));
+  ASSERT_TRUE(old.contains("features.conv0.weight"));
+  const auto loaded = from_yaml("densenet121").make(ModelArgs{});
+  load_state_dict(*loaded, old);
+  const auto parameters = saved->named_parameters();
+  for (const auto& item : loaded->named_parameters()) {
+    EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
   }
 }
 

@@ -5,8 +5,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/stack.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "box_ops.h"
@@ -29,6 +31,19 @@ std::vector<at::Tensor> DenseDetector::forward_all(at::Tensor images) {
   std::vector<at::Tensor> outputs = head_->forward(levels);
   for (at::Tensor& anchors : make_anchors_(images, levels)) outputs.push_back(std::move(anchors));
   return outputs;
+}
+
+std::string DenseDetector::present_name(const std::string& name) const {
+  for (int i = 0; i < 4; ++i) {
+    // In the heads, the ReLU behind each convolution had a number as well.
+    for (const auto& [part, number] : {std::pair("_blocks.", i), std::pair("_head.conv.", 2 * i)}) {
+      const std::string old = fmt::format("{}{}.", part, number);
+      const size_t begin = name.find(old);
+      if (begin == std::string::npos) continue;
+      return std::string(name).replace(begin, old.size(), fmt::format("{}{}.0.", part, i));
+    }
+  }
+  return name;
 }
 
 std::vector<at::Tensor> DenseDetector::anchors_of(const std::vector<at::Tensor>& outputs) const {

@@ -66,6 +66,8 @@ class DenseDetector : public Detector {
   at::Tensor loss(const std::vector<at::Tensor>& outputs, const at::Tensor& target) const override;
   std::vector<Detections> detect(const std::vector<at::Tensor>& outputs,
                                  const at::Tensor& sizes) const override;
+  /// Published weights come from a torchvision whose convolutions had no layer of their own.
+  std::string present_name(const std::string& name) const override;
 
  protected:
   static constexpr int64_t kBackground = -1;
