@@ -16,6 +16,8 @@ void add_shufflenets(ModelKind::Registry& registry);
 void add_mnasnets(ModelKind::Registry& registry);
 void add_inceptions(ModelKind::Registry& registry);
 void add_segmentation_networks(ModelKind::Registry& registry);
+void add_retinanets(ModelKind::Registry& registry);
+void add_fcos(ModelKind::Registry& registry);
 void add_squeezenets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

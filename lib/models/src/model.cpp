@@ -30,6 +30,8 @@ ModelKind::Registry& ModelKind::registry() {
     add_squeezenets(made);
     add_inceptions(made);
     add_segmentation_networks(made);
+    add_retinanets(made);
+    add_fcos(made);
     return made;
   }();
   return registry;
