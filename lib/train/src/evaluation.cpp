@@ -56,6 +56,7 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, const Task& tas
       to_device_(to_device),
       loader_options_(loader_options) {
   loader_options_.drop_last = false;
+  if (inputs.eval_set->sizes_vary()) loader_options_.batch_size = 1;
 }
 
 Evaluation Evaluator::evaluate(models::Model& model, const GetWishes& wishes) const {

@@ -182,7 +182,10 @@ BatchToDevice batch_to_device(const Config& config, const models::Model& model,
 
 at::Tensor BatchToDevice::input(const data::Batch& batch) const {
   at::Tensor data = moved(batch.data);
-  if (data.scalar_type() == at::kByte) data = data::normalize(data, options_.normalization);
+  if (data.scalar_type() == at::kByte) {
+    const at::Tensor sizes = batch.sizes.defined() ? moved(batch.sizes) : at::Tensor();
+    data = data::normalize(data, options_.normalization, sizes);
+  }
   return data.dim() == 4 ? data.contiguous(options_.memory_format) : data;
 }
 

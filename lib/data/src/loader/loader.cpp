@@ -118,6 +118,13 @@ LoaderOptions without_shuffle(LoaderOptions options) {
   return options;
 }
 
+/// A batch of change(tensor) for each tensor.
+template <class Change>
+Batch with_each(const Batch& batch, const Change& change) {
+  return {change(batch.data), change(batch.target),
+          batch.sizes.defined() ? change(batch.sizes) : at::Tensor()};
+}
+
 /// The samples that were made, copied to new memory. Faults are sorted by place.
 Batch without_faults(const PendingBatch& pending) {
   std::vector<int64_t> good;
@@ -130,7 +137,8 @@ Batch without_faults(const PendingBatch& pending) {
     }
   }
   const at::Tensor places = at::tensor(good, at::kLong);
-  return {pending.slot.data.index_select(0, places), pending.slot.target.index_select(0, places)};
+  return with_each(pending.slot,
+                   [&](const at::Tensor& all) { return all.index_select(0, places); });
 }
 
 }  // namespace
@@ -227,8 +235,9 @@ void Loader::schedule(int64_t batches) {
       pending->read_ahead = next_read_ahead();
       pending->slot = free_slot();
       if (end - scheduled_ < batch_size_) {
-        pending->slot = {pending->slot.data.narrow(0, 0, end - scheduled_),
-                         pending->slot.target.narrow(0, 0, end - scheduled_)};
+        pending->slot = with_each(pending->slot, [&](const at::Tensor& all) {
+          return all.narrow(0, 0, end - scheduled_);
+        });
       }
     }
     scheduled_ = end;
@@ -272,7 +281,7 @@ std::optional<Batch> Loader::next() {
   if (pool_) schedule(options_.prefetch);
   Batch batch = result_of(*pending);
   if (pins_memory_ && !batch.data.is_pinned()) {
-    batch = {batch.data.pin_memory(), batch.target.pin_memory()};
+    batch = with_each(batch, [](const at::Tensor& tensor) { return tensor.pin_memory(); });
   }
   wait_seconds_ = seconds(Clock::now() - begin);
   return batch;
@@ -322,7 +331,8 @@ Batch Loader::result_of(PendingBatch& pending) {
       throw base::UserError("no sample of a batch could be read; one is " + text);
     }
   }
-  return pending.faults.empty() ? pending.slot : without_faults(pending);
+  const Batch made = pending.faults.empty() ? pending.slot : without_faults(pending);
+  return maker_->samples() != nullptr ? maker_->samples()->trimmed(made) : made;
 }
 
 SamplerState Loader::state() const {
