@@ -73,7 +73,7 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
   const int64_t seed = config.seed.value_or(0);
   const auto model = make_model(config, *inputs.train_set, seed);
   choose_threads(config, *model, *inputs.train_set, inputs.batch_size);
-  const auto task = config.task.make(*inputs.train_set);
+  const auto task = make_task(config, *inputs.train_set, *model);
   const BatchToDevice to_device = batch_to_device(config, *model, *inputs.train_set);
   const int64_t work = multiply_adds(*model, inputs.train_set->sample_shape());
   int64_t parameters = 0;

@@ -8,7 +8,6 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/batch_transforms.h>
-#include <syncbn/data/sample_dataset.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/memory_format.h>
@@ -43,19 +42,6 @@ void freeze(const std::vector<std::string>& wildcards, models::Model& model) {
   const bool is_all = std::ranges::none_of(
       parameters, [](const auto& item) { return item.value().requires_grad(); });
   if (is_all) throw base::UserError("freeze: all parameters are frozen; nothing is left to train");
-}
-
-/// @throws base::UserError if a network for segmentation is to classify images, or the reverse.
-void check_kind(const std::string& name, const models::Model& model, const data::Dataset& dataset) {
-  const bool has_masks = data::labels_pixels(dataset);
-  if (model.labels_pixels() == has_masks) return;
-  throw base::UserError(
-      has_masks ? fmt::format("model {}: classifies whole images, and the data has a label for "
-                              "each pixel; choose a network such as deeplabv3_resnet50",
-                              name)
-                : fmt::format("model {}: labels pixels, and the data has one label for each image; "
-                              "choose a network such as resnet50",
-                              name));
 }
 
 }  // namespace
@@ -130,7 +116,6 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   at::manual_seed(static_cast<uint64_t>(seed));
   auto model = report_on_rank_0([&] {
     auto made = explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); });
-    check_kind(config.model.type(), *made, dataset);
     freeze(config.freeze, *made);
     return made;
   });
@@ -138,6 +123,19 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   models::to_memory_format(*model, memory_format(config, *model));
   at::manual_seed(static_cast<uint64_t>(seed + dist::rank()));
   return model;
+}
+
+std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
+                                const models::Model& model) {
+  return report_on_rank_0([&] {
+    auto task = config.task.make(dataset);
+    try {
+      task->attach(model);
+    } catch (const base::UserError& error) {
+      throw base::UserError(fmt::format("model {}: {}", config.model.type(), error.what()));
+    }
+    return task;
+  });
 }
 
 NamedTensors trainable_parameters(const models::Model& model) {

@@ -8,6 +8,7 @@
 #include <syncbn/models/model.h>
 #include <syncbn/train/config.h>
 #include <syncbn/train/optimizer.h>
+#include <syncbn/train/task.h>
 
 namespace syncbn::train {
 
@@ -21,6 +22,11 @@ at::MemoryFormat memory_format(const Config& config, const models::Model& model)
 ///   data set's samples or this machine has too little memory.
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
                                           int64_t seed);
+
+/// The configuration's task, for this data and network.
+/// @throws base::UserError on rank 0, QuietExit on the others, when they do not suit each other.
+std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
+                                const models::Model& model);
 
 /// Gives the model the weights of `init`: rank 0's parameters, which DistributedDataParallel copies
 /// to the others, and the buffers of all ranks. Every rank calls it.

@@ -73,13 +73,13 @@ class Trainer {
         resume_(find_resume_state(config, name, keepers_)),
         config_text_(with_seed(config_text, resume_.seed)),
         loader_(inputs.train_set, inputs.make_sampler(resume_.seed), loader_options()),
-        task_(config.task.make(*inputs.train_set)),
-        measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
         model_(first_model()),
+        task_(make_task(config, *inputs.train_set, *model_)),
+        measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
         to_device_(batch_to_device(config, *model_, *inputs.train_set,
                                    /*pinned=*/loader_options().pin_memory)),
         step_(config, *task_, to_device_, model_),
-        evaluator_(config, inputs, *task_, to_device_, loader_options()),
+        evaluator_(config, inputs, *model_, to_device_, loader_options()),
         schedule_(make_schedule(config)) {
     choose_threads(config, *model_, *inputs.train_set, inputs.batch_size);
     // The checkpoint is as large as the model: this releases it after the constructor.
@@ -508,8 +508,10 @@ class Trainer {
     collect_counts();
     // Without a good step the loss is NaN.
     record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
-    for (const Metric& metric : task_->metrics(position_.epoch_counts)) {
-      record.train.emplace_back(metric.name, metric.value);
+    if (!task_->needs_records()) {
+      for (const Metric& metric : task_->metrics(position_.epoch_counts, {})) {
+        record.train.emplace_back(metric.name, metric.value);
+      }
     }
     const bool is_whole = loader_.batches_left() == 0;
     if (is_whole) {
@@ -617,7 +619,7 @@ class Trainer {
   bool add_results(EpochRecord& record, const std::string& prefix) {
     const auto now = [&] { return wishes(); };
     prepare_statistics(config_, inputs_, *model_, to_device_, loader_options(), resume_.seed, now);
-    const Evaluation result = evaluator_.evaluate(*model_, now);
+    const Evaluation result = evaluator_.evaluate(now);
     if (result.wishes.ends_run()) {
       stop_wishes_ = result.wishes;
       record.eval.clear();
@@ -775,9 +777,9 @@ class Trainer {
   ResumeState resume_;
   const std::string config_text_;  ///< with the seed that is used
   data::Loader loader_;
+  const std::shared_ptr<models::Model> model_;
   const std::unique_ptr<Task> task_;
   const Measures measures_;
-  const std::shared_ptr<models::Model> model_;
   const BatchToDevice to_device_;
   TrainingStep step_;
   const Evaluator evaluator_;

@@ -161,7 +161,7 @@ at::Tensor TrainingStep::backward_part(const at::Tensor& input, const at::Tensor
     const Autocast autocast(config_, device_);
     const Task::Outputs outputs = full_precision(ddp_.invoke(&models::Model::forward_all, input));
     loss = target.size(0) > 0 ? task_.loss(outputs, target) : zero_loss(outputs);
-    if (target.size(0) > 0) {
+    if (target.size(0) > 0 && !task_.needs_records()) {
       const at::NoGradGuard no_grad;
       counts_.add_(task_.counts(outputs, target));
     }

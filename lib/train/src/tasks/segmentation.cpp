@@ -29,8 +29,10 @@ class Segmentation : public Task {
         ignore_index_(dataset.ignore_index()),
         aux_weight_(options.aux_weight),
         weights_(options.class_weights, num_classes_),
-        names_(dataset.class_names()) {
-    for (int64_t i = std::ssize(names_); i < num_classes_; ++i) names_.push_back(std::to_string(i));
+        names_(class_names(dataset)) {}
+
+  void attach(const models::Model& model) override {
+    expect_predictions(LabelKind::kPixels, model);
   }
 
   /// The mean over the pixels of this rank's batch that are not ignored, each with the weight of
@@ -70,7 +72,8 @@ class Segmentation : public Task {
         .narrow(0, 0, num_counts());
   }
 
-  std::vector<Metric> metrics(std::span<const int64_t> counts) const override {
+  std::vector<Metric> metrics(std::span<const int64_t> counts,
+                              std::span<const int64_t> /*records*/) const override {
     std::vector<Metric> classes;
     double sum = 0;
     int64_t present = 0;
@@ -141,11 +144,7 @@ class Segmentation : public Task {
 
 std::unique_ptr<Task> make_segmentation(const SegmentationOptions& options,
                                         const data::Dataset& dataset) {
-  if (!data::labels_pixels(dataset)) {
-    throw base::UserError(
-        "task: segmentation needs a label for each pixel, and this data has one for each image; "
-        "choose data such as segmentation_folder, or set task to classification");
-  }
+  expect_labels(LabelKind::kPixels, dataset);
   return std::make_unique<Segmentation>(options, dynamic_cast<const data::SampleDataset&>(dataset));
 }
 

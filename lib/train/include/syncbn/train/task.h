@@ -11,6 +11,7 @@
 #include <syncbn/config/component.h>
 #include <syncbn/data/dataset.h>
 #include <syncbn/data/random.h>
+#include <syncbn/models/model.h>
 
 namespace syncbn::train {
 
@@ -29,13 +30,18 @@ std::string shown(const Metric& metric, double value);
 /// made from them. The training loop knows nothing else about outputs and targets.
 ///
 /// `outputs` are those of models::Model::forward_all(): the network's logits and, in training,
-/// those of its auxiliary heads. Tensors are on the training device; none of these calls may wait
+/// those of its auxiliary heads. Tensors are on the training device; calls in training may not wait
 /// for it. Not thread-safe.
 class Task {
  public:
   using Outputs = std::vector<at::Tensor>;
 
   virtual ~Task() = default;
+
+  /// Called once, ahead of all calls below: the network that makes the outputs. It outlives the
+  /// task.
+  /// @throws base::UserError if it does not suit the task; its message calls the network "it".
+  virtual void attach(const models::Model& model);
 
   /// Changes a training batch ahead of the forward pass, as MixUp does. All randomness must come
   /// from `random`, so that a resumed run repeats it.
@@ -55,10 +61,21 @@ class Task {
   /// K, the length of counts().
   virtual int64_t num_counts() const = 0;
 
-  /// The metrics of `counts`, summed over any samples: always the same ones, with 0 or NaN for what
-  /// the samples do not tell. The first one chooses the best checkpoint unless the configuration
-  /// names another.
-  virtual std::vector<Metric> metrics(std::span<const int64_t> counts) const = 0;
+  /// Whether metrics need records() of the samples, because sums do not tell enough. Then training
+  /// reports the loss alone, and counts() and records() are for evaluation, with one sample at a
+  /// time.
+  virtual bool needs_records() const { return false; }
+
+  /// What metrics() must know about the samples beyond their counts, in any number of values.
+  virtual std::vector<int64_t> records(const Outputs& outputs, const at::Tensor& target) const;
+
+  /// The metrics of any samples: always the same ones, with 0 or NaN for what the samples do not
+  /// tell. The first one chooses the best checkpoint unless the configuration names another.
+  /// @param counts summed over the samples
+  /// @param records of all samples, in an order that depends on the number of ranks; the metrics
+  ///   must not
+  virtual std::vector<Metric> metrics(std::span<const int64_t> counts,
+                                      std::span<const int64_t> records) const = 0;
 
   /// What a reader of the metrics of `counts` should know: "miou leaves out ...". Empty: nothing.
   virtual std::string remark(std::span<const int64_t> counts) const;
@@ -66,7 +83,8 @@ class Task {
 
 /// The registry behind `task: {type: classification}`. A custom task is a class and a line of
 /// registration, as for data::DatasetKind.
-/// make() throws base::UserError if the data set does not suit the task.
+/// make() throws base::UserError if the data set does not suit the task. The data set outlives the
+/// task.
 struct TaskKind {
   using Registry = config::Registry<std::unique_ptr<Task>, const data::Dataset&>;
   static Registry& registry();
