@@ -69,8 +69,9 @@ TEST(ResizeLoopsTest, AgreeOnEveryInstructionSet) {
         loops.column(in.data(), out, 301, axis.weights.data() + 6 * axis.taps, 7);
       },
       plain, fast);
-  expect_same([&](const PixelLoops& loops, uint8_t* out) { loops.rgb_planes(in.data(), 101, out); },
-              plain, fast);
+  expect_same(
+      [&](const PixelLoops& loops, uint8_t* out) { loops.rgb_planes(in.data(), 101, out, 101); },
+      plain, fast);
 }
 
 #endif
@@ -78,7 +79,7 @@ TEST(ResizeLoopsTest, AgreeOnEveryInstructionSet) {
 TEST(ResizeLoopsTest, SplitsChannelsIntoPlanes) {
   const std::vector<uint8_t> in = {1, 2, 3, 4, 5, 6};
   std::vector<uint8_t> out(6);
-  pixel_loops().rgb_planes(in.data(), 2, out.data());
+  pixel_loops().rgb_planes(in.data(), 2, out.data(), 2);
   EXPECT_EQ(out, (std::vector<uint8_t>{1, 4, 2, 5, 3, 6}));
 }
 

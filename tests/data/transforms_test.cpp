@@ -136,6 +136,22 @@ TEST(PipelineTest, KnowsTheSizeOfItsResults) {
   EXPECT_EQ(Pipeline(std::vector{middle, scale}).size(), std::nullopt);
 }
 
+TEST(PipelineTest, KnowsTheLargestSizeOfItsResults) {
+  const auto largest = [](const std::vector<Component>& steps,
+                          std::optional<ImageSize> before = {}) {
+    return Pipeline(steps).max_size(before);
+  };
+  const Component bounded = component("resize", {{"size", "8"}, {"max_size", "13"}});
+  const Component scale = component("random_scale", {{"max", "1.5"}});
+  EXPECT_EQ(largest({}), std::nullopt);
+  EXPECT_EQ(largest({}, ImageSize{5, 6}), (ImageSize{5, 6}));
+  EXPECT_EQ(largest({component("resize", {{"size", "8"}})}, ImageSize{5, 6}), std::nullopt);
+  EXPECT_EQ(largest({bounded, component("random_horizontal_flip")}), (ImageSize{13, 13}));
+  EXPECT_EQ(largest({bounded, scale}), (ImageSize{20, 20}));
+  EXPECT_EQ(largest({scale}), std::nullopt);
+  EXPECT_EQ(largest({scale, component("center_crop", {{"size", "4"}})}), (ImageSize{4, 4}));
+}
+
 TEST(PipelineTest, RefusesAMaskOfAnotherSize) {
   EXPECT_THAT(
       [] {
@@ -153,6 +169,8 @@ TEST(TransformTest, OptionsAreChecked) {
   refusal("center_crop", {{"size", "3"}, {"height", "3"}, {"width", "3"}}, "either size");
   refusal("center_crop", {{"height", "3"}}, "either size");
   refusal("random_crop", {{"size", "0"}}, "at least 1");
+  refusal("resize", {{"size", "8"}, {"max_size", "8"}}, "must be above it");
+  refusal("resize", {{"height", "8"}, {"width", "8"}, {"max_size", "9"}}, "goes with size");
   refusal("random_resized_crop", {{"size", "8"}, {"scale", "[0.9,0.1]"}}, "in this order");
   refusal("color_jitter", {{"hue", "0.6"}}, "at most 0.5");
   refusal("rand_augment", {{"magnitude", "31"}}, "below num_magnitude_bins");
@@ -167,6 +185,17 @@ TEST(TransformTest, ResizeScalesTheShorterSideAsTorchvisionDoes) {
   EXPECT_EQ(size(500, 375), std::pair(int64_t{341}, int64_t{256}));
   EXPECT_EQ(size(375, 500), std::pair(int64_t{256}, int64_t{341}));
   EXPECT_EQ(size(20, 20), std::pair(int64_t{256}, int64_t{256}));
+}
+
+TEST(TransformTest, ResizeLimitsTheLongerSideAsTorchvisionDoes) {
+  const auto size = [](int64_t width, int64_t height) {
+    const Image out =
+        run(pipeline("resize", {{"size", "80"}, {"max_size", "133"}}), picture(width, height), 0);
+    return std::pair(out.width, out.height);
+  };
+  EXPECT_EQ(size(64, 48), std::pair(int64_t{106}, int64_t{80}));
+  EXPECT_EQ(size(100, 50), std::pair(int64_t{133}, int64_t{66}));  // 133 * 80 / 160
+  EXPECT_EQ(size(30, 91), std::pair(int64_t{43}, int64_t{133}));   // 133 * 80 / 242 = 43.97
 }
 
 TEST(TransformTest, CenterCropRoundsAsPythonDoes) {

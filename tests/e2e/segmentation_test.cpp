@@ -194,17 +194,18 @@ TEST_F(SegmentationTest, AMaskThatDoesNotFitIsNamed) {
 }
 
 TEST_F(SegmentationTest, ATaskOrNetworkForOtherDataIsRefused) {
-  expect_refused({"--task=classification"},
-                 "task: classification is of whole images, and this data has a label for each "
-                 "pixel; set task to segmentation");
   expect_refused(
-      {"--model=resnet18"},
-      "model resnet18: it has no label for each pixel, which the data has; choose a network");
+      {"--task=classification"},
+      "task: classification needs one label for each image, and this data has a label for "
+      "each pixel; set task to segmentation");
+  expect_refused({"--model=resnet18"},
+                 "model resnet18: it predicts one label for each image, and task segmentation "
+                 "needs a label for "
+                 "each pixel; choose a network such as deeplabv3_resnet50");
   expect_refused({"--data=digits"}, "task: segmentation needs a label for each pixel");
-  expect_refused(
-      {"--data=synthetic", "--task=classification"},
-      "model lraspp_mobilenet_v3_large: it labels pixels, and the data has one label for "
-      "each image");
+  expect_refused({"--data=synthetic", "--task=classification"},
+                 "model lraspp_mobilenet_v3_large: it predicts a label for each pixel, and task "
+                 "classification needs one label for each image");
   expect_refused({"--data.class_names=[a, b]"}, "class_names has 2 names, classes is 4");
   expect_refused({"--checkpoint.keep_best.metric=iou"}, "choose from miou, pixel_accuracy, iou_g");
 }

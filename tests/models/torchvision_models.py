@@ -5,8 +5,9 @@
     model NAME[:OPTION=true]
     meta PARAMETERS GIGA_MULTIPLY_ADDS IMAGE_SIZE        of the published weights; 0 0 0: none
     param|buffer NAME SHAPE CRC32                        of state_dict() after torch.manual_seed(0)
-    logits VALUE ...                                     of one image in evaluation, float32:
-                                                         all, or about 1000 evenly spaced ones
+    logits VALUE ...                                     of one image in evaluation, float32 (of
+                                                         detectors all predictions): all, or about
+                                                         1000 evenly spaced ones
     loss VALUE, grad NAME SCALAR_PRODUCT SUM_OF_SQUARES  of two images in training, float64
 
 Logits, loss and gradients are those of the weights that fill() makes; SCALAR_PRODUCT is that of the
@@ -19,6 +20,7 @@ import zlib
 import torch
 import torch.nn.functional as F
 import torchvision
+from torchvision.models.detection.image_list import ImageList
 
 import other_networks
 
@@ -60,12 +62,16 @@ def segments(name):
     return hasattr(torchvision.models.segmentation, name) or name in other_networks.ALL
 
 
+def detects(name):
+    return hasattr(torchvision.models.detection, name)
+
+
 def make(spec):
     name, options = split(spec)
     torch.manual_seed(0)
     if name in other_networks.ALL:
         return other_networks.ALL[name](args.classes, **options)
-    if segments(name):
+    if segments(name) or detects(name):
         options["weights_backbone"] = None
     return torchvision.models.get_model(name, num_classes=args.classes, **options)
 
@@ -85,6 +91,11 @@ def meta_of(spec, model):
     except ValueError:
         return "0 0 0"
     meta, operations, transforms = weights.meta, weights.meta["_ops"], weights.transforms()
+    if detects(name):
+        # FrozenBatchNorm2d, which all but v2 have, counts as nothing.
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        frozen = 0 if name[-2:] == "v2" else sum(2 * norm.num_features for norm in norms)
+        return f"{meta['num_params'] + frozen} 0 0"
     if not segments(name):
         return f"{meta['num_params']} {operations} {transforms.crop_size[0]}"
     size = transforms.resize_size[0]
@@ -95,7 +106,9 @@ def meta_of(spec, model):
 
 
 def outputs_of(model, images):
-    """The logits, and those of auxiliary heads."""
+    """The logits, and those of auxiliary heads or the other predictions of a detector."""
+    if hasattr(model, "anchor_generator"):
+        return list(model.head(list(model.backbone(images).values())).values())
     outputs = model(images)
     if isinstance(outputs, dict):
         return list(outputs.values())
@@ -117,24 +130,48 @@ def print_initial(name):
     with torch.no_grad():
         fill(model)
         side = args.evaluated_side
-        logits = outputs_of(model.eval(), wave([1, 3, side, side], torch.float32))[0].flatten()
+        outputs = outputs_of(model.eval(), wave([1, 3, side, side], torch.float32))
+    predictions = outputs if detects(split(name)[0]) else outputs[:1]
+    logits = torch.cat([output.flatten() for output in predictions])
     logits = logits[:: max(1, len(logits) // 1000)]
     print("logits", *(f"{x:.9g}" for x in logits.tolist()))
 
 
-def print_trained(name):
-    print("model", name)
-    model = make(name).double().train()
+def class_loss(model, name, images):
+    side = args.trained_side
+    outputs = outputs_of(model, images)
+    target = torch.tensor([1, 2])
+    if segments(name):
+        target = torch.arange(2 * side * side).reshape(2, side, side) % (args.classes + 1)
+    losses = [F.cross_entropy(x, target, ignore_index=args.classes) for x in outputs]
+    return losses[0] + args.aux_weight * sum(losses[1:])
+
+
+def detection_loss(model, images):
+    """Of an image with the boxes of detection_target() in torchvision_test.cpp, and one without."""
+    features = list(model.backbone(images).values())
+    anchors = model.anchor_generator(ImageList(images, [images.shape[2:]] * 2), features)
+    boxes = [[5.3, 10.1, 60.2, 71.7], [30.4, 20.9, 94.5, 50.6], [8.8, 7.7, 24.1, 31.2]]
+    targets = [
+        {"boxes": images.new_tensor(boxes), "labels": torch.tensor([1, 2, 90])},
+        {"boxes": images.new_empty(0, 4), "labels": torch.empty(0, dtype=torch.long)},
+    ]
+    arguments = [targets, model.head(features), anchors]
+    if isinstance(model, torchvision.models.detection.FCOS):
+        arguments.append([x.shape[2] * x.shape[3] for x in features])
+    return sum(model.compute_loss(*arguments).values())
+
+
+def print_trained(spec):
+    name = split(spec)[0]
+    print("model", spec)
+    model = make(spec).double().train()
     with torch.no_grad():
         fill(model)
     torch.manual_seed(1)  # for dropout and stochastic depth
     side = args.trained_side
-    outputs = outputs_of(model, wave([2, 3, side, side], torch.float64))
-    target = torch.tensor([1, 2])
-    if segments(split(name)[0]):
-        target = torch.arange(2 * side * side).reshape(2, side, side) % (args.classes + 1)
-    losses = [F.cross_entropy(x, target, ignore_index=args.classes) for x in outputs]
-    loss = losses[0] + args.aux_weight * sum(losses[1:])
+    images = wave([2, 3, side, side], torch.float64)
+    loss = detection_loss(model, images) if detects(name) else class_loss(model, name, images)
     loss.backward()
     print("loss", f"{loss.item():.17g}")
     for key, parameter in model.named_parameters():

@@ -97,7 +97,7 @@ TEST(GanTest, RanksTakeTheStepsOfOneProcessOnTheWholeBatch) {
       const auto task =
           from_yaml<TaskKind>(fmt::format("{{type: gan, label_smoothing: {}}}", kSmoothing), "task")
               .make(*data::make_synthetic({}, data::Split::kTrain));
-      task->use(*model);
+      task->attach(*model);
       Config config;
       config.optimizer =
           from_yaml<OptimizerKind>(fmt::format("{{type: sgd, lr: {}}}", kRate), "optimizer");

@@ -113,7 +113,7 @@ TEST(SegmentationTest, LossGradientsAndMetricsAreThoseOfTorchvisionsReference) {
   std::vector<int64_t> cells(counts.const_data_ptr<int64_t>(),
                              counts.const_data_ptr<int64_t>() + counts.numel());
   for (const int64_t cell : cells) EXPECT_EQ(static_cast<double>(cell), next());
-  const auto metrics = plain->metrics(cells);
+  const auto metrics = plain->metrics(cells, {});
   ASSERT_EQ(metrics.size(), 2U + kClasses);
   EXPECT_EQ(metrics[1].name, "pixel_accuracy");
   EXPECT_DOUBLE_EQ(metrics[1].value, next());
@@ -152,11 +152,11 @@ TEST(SegmentationTest, CountsAddUpToThoseOfTheWholeBatch) {
 TEST(SegmentationTest, AbsentClassesAreLeftOutOfTheMeanAndNamed) {
   const auto named = segmentation("segmentation", {"sky", "road", "car", "dog", "cat"});
   std::vector<int64_t> counts(kClasses * kClasses);
-  EXPECT_EQ(named->metrics(counts)[0].value, 0) << "of no pixel";
+  EXPECT_EQ(named->metrics(counts, {})[0].value, 0) << "of no pixel";
   counts[0] = 6;             // sky, right
   counts[kClasses + 1] = 1;  // road, right
   counts[kClasses + 2] = 3;  // road, taken for a car
-  const auto metrics = named->metrics(counts);
+  const auto metrics = named->metrics(counts, {});
   EXPECT_DOUBLE_EQ(metrics[0].value, (1 + 0.25 + 0) / 3) << "a class that is only predicted counts";
   EXPECT_DOUBLE_EQ(metrics[1].value, 0.7);
   EXPECT_EQ(metrics[3].name, "iou_road");

@@ -114,16 +114,16 @@ TEST_F(TaskTest, CountsRightAnswersAmongOneAndFive) {
   // Rolled by one, only the last two labels are equal to their neighbours.
   EXPECT_TRUE(at::equal(counts, at::tensor({6, 1}, at::kLong)));
   EXPECT_EQ(few->num_counts(), 2);
-  ASSERT_EQ(few->metrics(std::vector<int64_t>{4, 3}).size(), 1U);
-  EXPECT_EQ(few->metrics(std::vector<int64_t>{4, 3})[0].value, 0.75);
-  EXPECT_EQ(few->metrics(std::vector<int64_t>{0, 0})[0].value, 0) << "of no samples";
+  ASSERT_EQ(few->metrics(std::vector<int64_t>{4, 3}, {}).size(), 1U);
+  EXPECT_EQ(few->metrics(std::vector<int64_t>{4, 3}, {})[0].value, 0.75);
+  EXPECT_EQ(few->metrics(std::vector<int64_t>{0, 0}, {})[0].value, 0) << "of no samples";
 
   const auto many = task("classification", 10);
   // Class 9 is the likeliest, then 8, 7, ...
   const at::Tensor descending = at::arange(10, at::kFloat).repeat({10, 1});
   EXPECT_TRUE(
       at::equal(many->counts({descending}, at::arange(10)), at::tensor({10, 1, 5}, at::kLong)));
-  const auto metrics = many->metrics(std::vector<int64_t>{10, 1, 5});
+  const auto metrics = many->metrics(std::vector<int64_t>{10, 1, 5}, {});
   EXPECT_EQ(metrics[0].name, "accuracy");
   EXPECT_EQ(metrics[1].name, "top5_accuracy");
   EXPECT_EQ(metrics[1].value, 0.5);

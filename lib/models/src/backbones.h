@@ -18,13 +18,13 @@ struct Backbone {
   std::function<std::vector<at::Tensor>(const at::Tensor& images)> features;
 };
 
-/// A ResNet of bottlenecks with dilation in place of the last strides. The output has an eighth of
-/// the images' resolution with two dilated stages, a sixteenth with one. Features are the outputs
-/// of the four stages: 256, 512, 1024 and 2048 channels.
+/// A ResNet of bottlenecks. Features are the outputs of the four stages: 256, 512, 1024 and 2048
+/// channels, at 1/4 to 1/32 of the images' resolution.
 /// @param name of the whole network, for messages
-/// @param stages with dilation
-Backbone dilated_resnet(const std::string& name, const ModelArgs& args,
-                        const std::vector<int>& depths, size_t stages);
+/// @param depths blocks of each stage
+/// @param dilated_stages at the end that keep the resolution and have dilation in place of a stride
+Backbone resnet_backbone(const std::string& name, const ModelArgs& args,
+                         const std::vector<int>& depths, size_t dilated_stages = 0);
 
 /// MobileNetV3, with dilation in place of its last stride. Features are of 40 channels at an eighth
 /// of the resolution, and of 960 at a sixteenth.

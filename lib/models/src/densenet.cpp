@@ -136,6 +136,16 @@ class DenseNet : public Model {
     return classifier_->forward(x.flatten(1));
   }
 
+  /// torchvision's published weights have norm.1 for norm1, and so on.
+  std::string present_name(const std::string& name) const override {
+    std::string present = name;
+    for (const char* const layer : {".norm.", ".conv."}) {
+      const size_t begin = name.find(layer);
+      if (begin != std::string::npos) present.erase(begin + 5, 1);
+    }
+    return present;
+  }
+
  private:
   std::shared_ptr<Chain> features_;
   torch::nn::Linear classifier_{nullptr};

@@ -17,6 +17,8 @@ void add_mnasnets(ModelKind::Registry& registry);
 void add_gans(ModelKind::Registry& registry);
 void add_inceptions(ModelKind::Registry& registry);
 void add_segmentation_networks(ModelKind::Registry& registry);
+void add_retinanets(ModelKind::Registry& registry);
+void add_fcos(ModelKind::Registry& registry);
 void add_squeezenets(ModelKind::Registry& registry);
 
 }  // namespace syncbn::models

@@ -31,6 +31,8 @@ ModelKind::Registry& ModelKind::registry() {
     add_inceptions(made);
     add_segmentation_networks(made);
     add_gans(made);
+    add_retinanets(made);
+    add_fcos(made);
     return made;
   }();
   return registry;

@@ -228,13 +228,14 @@ std::shared_ptr<Model> resnet50(const ModelArgs& args, const ResNetOptions& opti
                                   ResNetShape{.depths = {3, 4, 6, 3}, .bottleneck = true});
 }
 
-Backbone dilated_resnet(const std::string& name, const ModelArgs& args,
-                        const std::vector<int>& depths, size_t stages) {
+Backbone resnet_backbone(const std::string& name, const ModelArgs& args,
+                         const std::vector<int>& depths, size_t dilated_stages) {
   ModelArgs pretrained = args;
   pretrained.num_classes = 1000;  // of the classifier that torchvision draws, and drops
   auto net = std::make_shared<ResNet>(
       name, pretrained, ResNetOptions{},
-      ResNetShape{.depths = depths, .bottleneck = true, .dilated_from = depths.size() - stages});
+      ResNetShape{
+          .depths = depths, .bottleneck = true, .dilated_from = depths.size() - dilated_stages});
   net->unregister_module("fc");
   return {.module = net, .features = [net](const at::Tensor& x) { return net->features(x); }};
 }

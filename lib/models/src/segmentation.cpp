@@ -375,8 +375,9 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
       registry.add<AuxOptions>(prefix + suffix, help,
                                [name = prefix + suffix, depths = depths, heads](
                                    const AuxOptions& options, const ModelArgs& args) {
-                                 return heads.on(dilated_resnet(name, args, depths, /*stages=*/2),
-                                                 options, args);
+                                 return heads.on(
+                                     resnet_backbone(name, args, depths, /*dilated_stages=*/2),
+                                     options, args);
                                });
     }
   };
@@ -389,7 +390,7 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
         "deeplabv3plus_" + suffix, "DeepLab V3+ (Chen et al., arXiv:1802.02611)",
         [name = "deeplabv3plus_" + suffix, depths = depths](const NoOptions& /*options*/,
                                                             const ModelArgs& args) {
-          const Backbone backbone = dilated_resnet(name, args, depths, /*stages=*/1);
+          const Backbone backbone = resnet_backbone(name, args, depths, /*dilated_stages=*/1);
           return std::make_shared<TwoDepths<DeepLabPlusHead>>(
               backbone, std::make_shared<DeepLabPlusHead>(kResNetLowChannels, kResNetChannels,
                                                           args.num_classes, NormFactory(args)));

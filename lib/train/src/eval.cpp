@@ -41,16 +41,15 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   const SavedNetwork network("eval", config, name);
   const std::string& path = network.path();
   const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));
-  const auto task = make_task(config, *inputs.eval_set, *model);
   const BatchToDevice to_device = batch_to_device(config, *model, *inputs.eval_set);
-  const Evaluator evaluator(config, inputs, *task, to_device,
+  const Evaluator evaluator(config, inputs, *model, to_device,
                             config.loader.options(inputs.batch_size));
   const std::string split = to_string(inputs.eval_split);
   nlohmann::ordered_json json = {{"checkpoint", path}, {"split", split}};
   std::string text;
   std::string remark;
   const auto evaluate = [&](const std::string& prefix) {
-    const Evaluation result = evaluator.evaluate(*model, [] { return Wishes{}; });
+    const Evaluation result = evaluator.evaluate([] { return Wishes{}; });
     json["samples"] = result.samples;
     json[prefix + "loss"] = result.loss;
     text += fmt::format("  {}loss {:.4f}", prefix, result.loss);

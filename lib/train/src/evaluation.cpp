@@ -9,6 +9,7 @@
 #include <syncbn/train/trainer.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -46,28 +47,41 @@ Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   return {.stop_signal = static_cast<int>(values[1]), .wants_stop = values[2] > 0};
 }
 
+/// The values of all ranks.
+std::vector<int64_t> gathered(const std::vector<int64_t>& own) {
+  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(int64_t));
+  std::string all;
+  for (const std::string& part : dist::all_gather_bytes(bytes)) all += part;
+  std::vector<int64_t> values(all.size() / sizeof(int64_t));
+  std::memcpy(values.data(), all.data(), all.size());
+  return values;
+}
+
 }  // namespace
 
-Evaluator::Evaluator(const Config& config, const Inputs& inputs, const Task& task,
+Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& model,
                      const BatchToDevice& to_device, const data::LoaderOptions& loader_options)
     : config_(config),
       inputs_(inputs),
-      task_(task),
+      model_(model),
+      task_(make_task(config, *inputs.eval_set, model)),
       to_device_(to_device),
       loader_options_(loader_options) {
   loader_options_.drop_last = false;
+  if (inputs.eval_set->sizes_vary() || task_->needs_records()) loader_options_.batch_size = 1;
 }
 
-Evaluation Evaluator::evaluate(models::Model& model, const GetWishes& wishes) const {
+Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
   const at::NoGradGuard no_grad;
-  model.eval();
+  model_.eval();
   data::Loader loader(inputs_.eval_set,
                       std::make_shared<data::SequentialShardSampler>(
                           inputs_.eval_set->size(), dist::world_size(), dist::rank()),
                       loader_options_);
   loader.start_epoch(0);
   const at::Device device = dist::device();
-  at::Tensor counts = at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device));
+  at::Tensor counts = at::zeros({task_->num_counts()}, at::TensorOptions(at::kLong).device(device));
+  std::vector<int64_t> records;
   // Sum and number of losses, samples, samples left out.
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
   const Wishes all_wishes = run_and_share_wishes([&] {
@@ -80,24 +94,27 @@ Evaluation Evaluator::evaluate(models::Model& model, const GetWishes& wishes) co
       if (batch->size() == 0) continue;  // all its samples are damaged
       const Autocast autocast(config_, device);
       const data::Batch on_device = to_device_(*batch);
-      const auto outputs = full_precision(task_.forward(model, /*turn=*/0, on_device));
+      const auto outputs = full_precision(task_->forward(model_, /*turn=*/0, on_device));
       const at::Tensor& target = on_device.target;
-      sums.narrow(0, 0, 2).add_(task_.loss_sum(outputs, target));
+      sums.narrow(0, 0, 2).add_(task_->loss_sum(outputs, target));
       sums[2].add_(batch->size());
-      counts.add_(task_.counts(outputs, target));
+      counts.add_(task_->counts(outputs, target));
+      const std::vector<int64_t> own_records = task_->records(outputs, target);
+      records.insert(records.end(), own_records.begin(), own_records.end());
     }
   });
   sums[3].fill_(loader.skipped());
   dist::all_reduce(sums);
   dist::all_reduce(counts);
+  if (task_->needs_records()) records = gathered(records);
   const at::Tensor all = sums.cpu();
   const double* const values = all.const_data_ptr<double>();
   const at::Tensor host_counts = counts.cpu();
   const std::span<const int64_t> all_counts(host_counts.const_data_ptr<int64_t>(),
                                             static_cast<size_t>(host_counts.numel()));
   return {.loss = values[0] / std::max(values[1], 1.0),
-          .metrics = task_.metrics(all_counts),
-          .remark = task_.remark(all_counts),
+          .metrics = task_->metrics(all_counts, records),
+          .remark = task_->remark(all_counts),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};

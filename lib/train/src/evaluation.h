@@ -33,23 +33,26 @@ struct Evaluation {
 /// What a rank wishes at the moment.
 using GetWishes = std::function<Wishes()>;
 
-/// Evaluates networks on the run's evaluation split, divided between the ranks: each sample once.
+/// Evaluates a network on the run's evaluation split, divided between the ranks: each sample once.
 /// Not thread-safe.
 class Evaluator {
  public:
   /// @param loader_options of training
-  Evaluator(const Config& config, const Inputs& inputs, const Task& task,
+  /// @throws base::UserError on rank 0, QuietExit on the others, when data, task and network do not
+  ///   suit each other.
+  Evaluator(const Config& config, const Inputs& inputs, models::Model& model,
             const BatchToDevice& to_device, const data::LoaderOptions& loader_options);
 
   /// Every rank calls it.
   /// @param wishes asked before each batch
   /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others.
-  Evaluation evaluate(models::Model& model, const GetWishes& wishes) const;
+  Evaluation evaluate(const GetWishes& wishes) const;
 
  private:
   const Config& config_;
   const Inputs& inputs_;
-  const Task& task_;
+  models::Model& model_;
+  const std::unique_ptr<Task> task_;  ///< of the evaluation split
   const BatchToDevice& to_device_;
   data::LoaderOptions loader_options_;
 };

@@ -13,7 +13,7 @@ namespace syncbn::train {
 
 Measures::Measures(const Config& config, const Task& task) {
   const std::vector<int64_t> none(static_cast<size_t>(task.num_counts()));
-  all_ = task.metrics(none);
+  all_ = task.metrics(none, {});
   all_.push_back({.name = "loss", .higher_is_better = false});
   if (config.ema.decay > 0) {
     const std::vector<Metric> own = all_;

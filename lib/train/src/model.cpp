@@ -8,7 +8,6 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/batch_transforms.h>
-#include <syncbn/data/sample_dataset.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/memory_format.h>
@@ -128,15 +127,15 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
 
 std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
                                 models::Model& model) {
-  auto task = config.task.make(dataset);
-  report_on_rank_0([&] {
+  return report_on_rank_0([&] {
+    auto task = config.task.make(dataset);
     try {
-      task->use(model);
+      task->attach(model);
     } catch (const base::UserError& error) {
       throw base::UserError(fmt::format("model {}: {}", config.model.type(), error.what()));
     }
+    return task;
   });
-  return task;
 }
 
 NamedTensors trainable_parameters(const models::Model& model) {
@@ -181,9 +180,12 @@ BatchToDevice batch_to_device(const Config& config, const models::Model& model,
 
 data::Batch BatchToDevice::operator()(const data::Batch& batch) const {
   at::Tensor data = moved(batch.data);
-  if (data.scalar_type() == at::kByte) data = data::normalize(data, options_.normalization);
+  if (data.scalar_type() == at::kByte) {
+    const at::Tensor sizes = batch.sizes.defined() ? moved(batch.sizes) : at::Tensor();
+    data = data::normalize(data, options_.normalization, sizes);
+  }
   if (data.dim() == 4) data = data.contiguous(options_.memory_format);
-  return {std::move(data), moved(batch.target), batch.indices, batch.randoms};
+  return {std::move(data), moved(batch.target), batch.sizes, batch.indices, batch.randoms};
 }
 
 }  // namespace syncbn::train

@@ -23,8 +23,8 @@ at::MemoryFormat memory_format(const Config& config, const models::Model& model)
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
                                           int64_t seed);
 
-/// The configuration's task, which uses the model.
-/// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit.
+/// The configuration's task, for this data and network.
+/// @throws base::UserError on rank 0, QuietExit on the others, when they do not suit each other.
 std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
                                 models::Model& model);
 

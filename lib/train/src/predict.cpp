@@ -63,17 +63,21 @@ data::UnlabelledImages find_images(const Config& config, const SavedNetwork& net
 std::vector<UnlabelledImage> describe(const data::UnlabelledImages& images,
                                       const data::Batch& batch) {
   std::vector<UnlabelledImage> all;
-  for (const int64_t index : batch.indices) {
+  for (size_t i = 0; i < batch.indices.size(); ++i) {
+    const int64_t index = batch.indices[i];
     const std::string name = images.set->name_of(index);
     UnlabelledImage image{.file = images.files[static_cast<size_t>(index)].string(),
-                          .height = batch.data.size(2),
-                          .width = batch.data.size(3)};
+                          .input = {.width = batch.data.size(3), .height = batch.data.size(2)}};
+    if (batch.sizes.defined()) {
+      const at::Tensor size = batch.sizes[static_cast<int64_t>(i)];
+      image.input = {.width = size[1].item<int64_t>(), .height = size[0].item<int64_t>()};
+    }
+    image.size = image.input;
     if (images.are_whole) {
       const std::string bytes = base::read_file(name);
       const data::ImageDecoder decoder(
           {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, name);
-      image.height = decoder.height();
-      image.width = decoder.width();
+      image.size = {.width = decoder.width(), .height = decoder.height()};
     }
     all.push_back(std::move(image));
   }
@@ -125,10 +129,12 @@ int predict(const Config& config, const std::string& name, const std::string& fo
   network.load_into(*model, average);
   model->eval();
   const BatchToDevice to_device = batch_to_device(config, *model, *images.set);
+  auto loader_options = config.loader.options(config.local_batch_size(dist::world_size()));
+  if (images.set->sizes_vary()) loader_options.batch_size = 1;
   data::Loader loader(images.set,
                       std::make_shared<data::SequentialShardSampler>(
                           images.set->size(), dist::world_size(), dist::rank()),
-                      config.loader.options(config.local_batch_size(dist::world_size())));
+                      loader_options);
   loader.start_epoch(0);
   const at::NoGradGuard no_grad;
   std::map<int64_t, std::vector<std::string>> rows;

@@ -79,7 +79,7 @@ class Trainer {
         to_device_(batch_to_device(config, *model_, *inputs.train_set,
                                    /*pinned=*/loader_options().pin_memory)),
         step_(config, *task_, to_device_, model_),
-        evaluator_(config, inputs, *task_, to_device_, loader_options()),
+        evaluator_(config, inputs, *model_, to_device_, loader_options()),
         schedule_(make_schedule(config)) {
     choose_threads(config, *model_, *inputs.train_set, inputs.batch_size);
     // The checkpoint is as large as the model: this releases it after the constructor.
@@ -508,8 +508,10 @@ class Trainer {
     collect_counts();
     // Without a good step the loss is NaN.
     record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
-    for (const Metric& metric : task_->metrics(position_.epoch_counts)) {
-      record.train.emplace_back(metric.name, metric.value);
+    if (!task_->needs_records()) {
+      for (const Metric& metric : task_->metrics(position_.epoch_counts, {})) {
+        record.train.emplace_back(metric.name, metric.value);
+      }
     }
     const bool is_whole = loader_.batches_left() == 0;
     if (is_whole) {
@@ -618,7 +620,7 @@ class Trainer {
     const auto now = [&] { return wishes(); };
     prepare_statistics(config_, inputs_, *task_, *model_, to_device_, loader_options(),
                        resume_.seed, now);
-    const Evaluation result = evaluator_.evaluate(*model_, now);
+    const Evaluation result = evaluator_.evaluate(now);
     if (result.wishes.ends_run()) {
       stop_wishes_ = result.wishes;
       record.eval.clear();

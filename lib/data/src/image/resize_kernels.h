@@ -26,8 +26,8 @@ struct PixelLoops {
   /// The weighted sum of `count` successive rows of `bytes` bytes.
   void (*column)(const uint8_t* in, uint8_t* out, int64_t bytes, const int32_t* weights,
                  int64_t count);
-  /// Splits `count` RGB pixels into three successive planes.
-  void (*rgb_planes)(const uint8_t* in, int64_t count, uint8_t* out);
+  /// Splits `count` RGB pixels into three planes that begin `distance` bytes after one another.
+  void (*rgb_planes)(const uint8_t* in, int64_t count, uint8_t* out, int64_t distance);
 };
 
 /// A pixel is read as 4 bytes, a pair of pixels as 8.

@@ -118,6 +118,14 @@ LoaderOptions without_shuffle(LoaderOptions options) {
   return options;
 }
 
+/// Replaces each tensor of a batch by change(tensor).
+template <class Change>
+void change_each(Batch& batch, const Change& change) {
+  batch.data = change(batch.data);
+  batch.target = change(batch.target);
+  if (batch.sizes.defined()) batch.sizes = change(batch.sizes);
+}
+
 /// The places of the samples that were made. Faults are sorted by place.
 std::vector<int64_t> good_places(const PendingBatch& pending) {
   std::vector<int64_t> good;
@@ -135,7 +143,7 @@ std::vector<int64_t> good_places(const PendingBatch& pending) {
 /// The samples that were made: the slot itself, or a copy without damaged ones.
 Batch good_samples(const PendingBatch& pending) {
   constexpr int64_t kOtherThanTransforms = 0x6261746368;
-  Batch batch = {pending.slot.data, pending.slot.target};
+  Batch batch = pending.slot;
   const std::vector<int64_t> good = good_places(pending);
   for (const int64_t place : good) {
     const auto i = static_cast<size_t>(place);
@@ -145,8 +153,7 @@ Batch good_samples(const PendingBatch& pending) {
   }
   if (!pending.faults.empty()) {
     const at::Tensor places = at::tensor(good, at::kLong);
-    batch.data = batch.data.index_select(0, places);
-    batch.target = batch.target.index_select(0, places);
+    change_each(batch, [&](const at::Tensor& all) { return all.index_select(0, places); });
   }
   return batch;
 }
@@ -245,8 +252,8 @@ void Loader::schedule(int64_t batches) {
       pending->read_ahead = next_read_ahead();
       pending->slot = free_slot();
       if (end - scheduled_ < batch_size_) {
-        pending->slot = {pending->slot.data.narrow(0, 0, end - scheduled_),
-                         pending->slot.target.narrow(0, 0, end - scheduled_)};
+        change_each(pending->slot,
+                    [&](const at::Tensor& all) { return all.narrow(0, 0, end - scheduled_); });
       }
     }
     scheduled_ = end;
@@ -290,8 +297,7 @@ std::optional<Batch> Loader::next() {
   if (pool_) schedule(options_.prefetch);
   Batch batch = result_of(*pending);
   if (pins_memory_ && !batch.data.is_pinned()) {
-    batch.data = batch.data.pin_memory();
-    batch.target = batch.target.pin_memory();
+    change_each(batch, [](const at::Tensor& tensor) { return tensor.pin_memory(); });
   }
   wait_seconds_ = seconds(Clock::now() - begin);
   return batch;
@@ -341,7 +347,8 @@ Batch Loader::result_of(PendingBatch& pending) {
       throw base::UserError("no sample of a batch could be read; one is " + text);
     }
   }
-  return good_samples(pending);
+  const Batch made = good_samples(pending);
+  return maker_->samples() != nullptr ? maker_->samples()->trimmed(made) : made;
 }
 
 SamplerState Loader::state() const {

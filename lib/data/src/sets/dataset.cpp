@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/digits.h>
@@ -18,6 +20,30 @@ namespace {
 std::vector<int64_t> with_batch(int64_t size, std::vector<int64_t> shape) {
   shape.insert(shape.begin(), size);
   return shape;
+}
+
+/// The side of a batch whose largest image has this one.
+int64_t padded_side(int64_t side, int64_t limit) {
+  constexpr int64_t kDivisor = 32;  // torchvision's size_divisible
+  return std::min((side + kDivisor - 1) / kDivisor * kDivisor, limit);
+}
+
+/// Copies of [H, W] (or [C, H, W]) images of these sizes, in a batch of this height and width with
+/// `fill` outside of them.
+at::Tensor cut_out(const at::Tensor& slots, const at::Tensor& sizes, int64_t height, int64_t width,
+                   int64_t fill) {
+  std::vector<int64_t> shape = slots.sizes().vec();
+  shape[shape.size() - 2] = height;
+  shape.back() = width;
+  at::Tensor made = at::empty(shape, slots.options().pinned_memory(slots.is_pinned())).fill_(fill);
+  const auto* size = sizes.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < slots.size(0); ++i, size += 2) {
+    const auto image = [&](const at::Tensor& of) {
+      return of[i].narrow(-2, 0, size[0]).narrow(-1, 0, size[1]);
+    };
+    image(made).copy_(image(slots));
+  }
+  return made;
 }
 
 }  // namespace
@@ -54,13 +80,14 @@ Batch SampleDataset::get_batch(std::span<const int64_t> indices) const {
     SampleRandom random(0, 0, index);
     read_sample(index, random, slot_of(batch, place));
   }
-  return batch;
+  return trimmed(batch);
 }
 
 Batch SampleDataset::allocate(int64_t size, bool pin_memory) const {
   const auto options = at::TensorOptions().pinned_memory(pin_memory);
   return {at::empty(with_batch(size, sample_shape()), options.dtype(at::kByte)),
-          at::empty(with_batch(size, target_shape()), options.dtype(at::kLong))};
+          at::empty(with_batch(size, target_shape()), options.dtype(at::kLong)),
+          sizes_vary() ? at::empty({size, 2}, at::kLong) : at::Tensor()};
 }
 
 SampleSlot SampleDataset::slot_of(const Batch& batch, int64_t place) {
@@ -68,7 +95,27 @@ SampleSlot SampleDataset::slot_of(const Batch& batch, int64_t place) {
   const int64_t values = batch.data.numel() / count;
   const int64_t labels = batch.target.numel() / count;
   return {{batch.data.mutable_data_ptr<uint8_t>() + place * values, static_cast<size_t>(values)},
-          {batch.target.mutable_data_ptr<int64_t>() + place * labels, static_cast<size_t>(labels)}};
+          {batch.target.mutable_data_ptr<int64_t>() + place * labels, static_cast<size_t>(labels)},
+          batch.sizes.defined() ? std::span(batch.sizes.mutable_data_ptr<int64_t>() + 2 * place, 2)
+                                : std::span<int64_t>()};
+}
+
+Batch SampleDataset::trimmed(const Batch& batch) const {
+  if (!batch.sizes.defined()) return batch;
+  int64_t height = batch.data.size(-2);
+  int64_t width = batch.data.size(-1);
+  if (batch.size() > 0) {
+    const at::Tensor largest = batch.sizes.amax(0);
+    height = padded_side(largest[0].item<int64_t>(), height);
+    width = padded_side(largest[1].item<int64_t>(), width);
+  }
+  Batch trimmed = batch;
+  trimmed.data = cut_out(batch.data, batch.sizes, height, width, 0);
+  if (labels_pixels(*this)) {
+    trimmed.target = cut_out(batch.target, batch.sizes, height, width, ignore_index());
+  }
+  trimmed.sizes = batch.sizes.clone();
+  return trimmed;
 }
 
 void check_indices(std::span<const int64_t> indices, int64_t size) {

@@ -40,7 +40,7 @@ const std::string& of_split(Split split, const std::string& train, const std::st
 class ImageFolder : public detail::ImageSet {
  public:
   ImageFolder(const ImageFolderOptions& options, Split split, detail::FolderIndex index)
-      : ImageSet("image_folder", options, split, /*channels=*/3, std::nullopt),
+      : ImageSetOf({"image_folder", options, split, {}}),
         root_(of_split(split, options.train, options.val, options.test)),
         decode_(detail::decode_options(options)),
         index_(std::move(index)),
@@ -74,7 +74,7 @@ class ImageFolder : public detail::ImageSet {
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     const fs::path path = path_of(index);
     ImageDecoder decoder(detail::read_whole_file(path), path.string(), decode_);
-    put(pipeline().run(decoder, random), slot.data);
+    format().write(pipeline().run(decoder, random), slot);
     slot.target[0] = index_.labels()[static_cast<size_t>(index)];
   }
 
@@ -90,7 +90,7 @@ class ImageFolder : public detail::ImageSet {
 class SegmentationFolder : public detail::ImageSet {
  public:
   SegmentationFolder(const SegmentationFolderOptions& options, Split split)
-      : ImageSet("segmentation_folder", options, split, /*channels=*/3, std::nullopt),
+      : ImageSetOf({"segmentation_folder", options, split, {.may_vary = true}}),
         images_(of_split(split, options.train_images, options.val_images, options.test_images)),
         masks_(of_split(split, options.train_masks, options.val_masks, options.test_masks)),
         decode_(detail::decode_options(options)),
@@ -105,7 +105,7 @@ class SegmentationFolder : public detail::ImageSet {
   std::vector<std::string> class_names() const override { return class_names_; }
   int64_t ignore_index() const override { return ignored_; }
   std::vector<int64_t> target_shape() const override {
-    return {image_size().height, image_size().width};
+    return {format().size().height, format().size().width};
   }
   std::string name_of(int64_t index) const override {
     return (images_ / pairs_.file(index)).string();
@@ -123,8 +123,8 @@ class SegmentationFolder : public detail::ImageSet {
         ImageDecoder(detail::read_whole_file(mask_file), mask_file.string(), decode_).decode_mask();
     check(sample, mask_file);
     sample = pipeline().run(std::move(sample), random);
-    put(sample.image, slot.data);
-    std::ranges::copy(sample.mask->pixels, slot.target.begin());
+    format().write(sample.image, slot);
+    format().write_mask(*sample.mask, slot);
   }
 
  private:
@@ -164,7 +164,7 @@ class TarShards : public detail::ImageSet {
  public:
   TarShards(const TarShardsOptions& options, Split split, const std::vector<fs::path>& paths,
             detail::ShardIndex index)
-      : ImageSet("tar_shards", options, split, /*channels=*/3, std::nullopt),
+      : ImageSetOf({"tar_shards", options, split, {}}),
         decode_(detail::decode_options(options)),
         classes_(options.classes),
         index_(std::move(index)),
@@ -189,7 +189,7 @@ class TarShards : public detail::ImageSet {
     detail::read_at(*shard, shards_.path(place.shard), static_cast<int64_t>(place.offset),
                     place.size, bytes);
     ImageDecoder decoder(bytes, name_of(index), decode_);
-    put(pipeline().run(decoder, random), slot.data);
+    format().write(pipeline().run(decoder, random), slot);
     slot.target[0] = index_.labels()[static_cast<size_t>(index)];
   }
 

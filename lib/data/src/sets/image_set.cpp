@@ -21,38 +21,66 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
                                     base::counted(channels, "channel")));
 }
 
+/// @throws base::UserError for transforms without a result size, or without a bound.
+[[noreturn]] void refuse_sizes(const std::string& kind, bool is_train, bool may_vary) {
+  const char* const list = is_train ? "transforms" : "test_transforms";
+  if (may_vary) {
+    throw base::UserError(fmt::format(
+        "{}: the {} leave images of any size; add resize with max_size, or a crop", kind, list));
+  }
+  throw base::UserError(
+      fmt::format("{}: the {} do not make all images the same size; add {}", kind, list,
+                  is_train ? "random_resized_crop or random_crop" : "resize and center_crop"));
+}
+
 }  // namespace
 
-ImageSet::ImageSet(const std::string& kind, const ImageSetOptions& options, Split split,
-                   int64_t channels, std::optional<ImageSize> stored)
+ImageFormat::ImageFormat(const std::string& kind, const ImageSetOptions& options, Split split,
+                         const Source& source)
     : pipeline_(split == Split::kTrain ? options.transforms : options.test_transforms),
-      channels_(channels),
-      normalization_{per_channel(kind, "mean", options.mean, channels),
-                     per_channel(kind, "std", options.std, channels)} {
-  const auto size = pipeline_.size(stored);
-  if (!size) {
-    throw base::UserError(fmt::format(
-        "{}: the {} do not make all images the same size; add {}", kind,
-        split == Split::kTrain ? "transforms" : "test_transforms",
-        split == Split::kTrain ? "random_resized_crop or random_crop" : "resize and center_crop"));
+      channels_(source.channels),
+      normalization_{per_channel(kind, "mean", options.mean, channels_),
+                     per_channel(kind, "std", options.std, channels_)} {
+  auto size = pipeline_.size(source.size);
+  if (!size && source.may_vary) {
+    sizes_vary_ = true;
+    size = pipeline_.max_size(source.size);
   }
+  if (!size) refuse_sizes(kind, split == Split::kTrain, source.may_vary);
   size_ = *size;
 }
 
-std::vector<int64_t> ImageSet::sample_shape() const {
+std::vector<int64_t> ImageFormat::sample_shape() const {
   return {channels_, size_.height, size_.width};
 }
 
-void ImageSet::put(const Image& image, std::span<uint8_t> out) const {
-  if (ImageSize{image.width, image.height} != size_ || image.channels != channels_) {
-    throw base::InternalError(fmt::format(
-        "transforms made an image of {} x {} x {} instead of {} x {} x {}", image.channels,
-        image.height, image.width, channels_, size_.height, size_.width));
+void ImageFormat::write(const Image& image, const SampleSlot& slot) const {
+  const bool fits = sizes_vary_ ? image.width <= size_.width && image.height <= size_.height
+                                : ImageSize{image.width, image.height} == size_;
+  if (!fits || image.channels != channels_) {
+    throw base::InternalError(
+        fmt::format("transforms made an image of {} x {} x {} instead of {}{} x {} x {}",
+                    image.channels, image.height, image.width, sizes_vary_ ? "at most " : "",
+                    channels_, size_.height, size_.width));
   }
-  if (channels_ == 3) {
-    pixel_loops().rgb_planes(image.pixels.data(), image.width * image.height, out.data());
-  } else {
-    std::ranges::copy(image.pixels, out.begin());
+  if (sizes_vary_) {
+    slot.size[0] = image.height;
+    slot.size[1] = image.width;
+  }
+  const int64_t plane = size_.height * size_.width;
+  for (int64_t y = 0; y < image.height; ++y) {
+    uint8_t* const out = slot.data.data() + y * size_.width;
+    if (channels_ == 3) {
+      pixel_loops().rgb_planes(image.row(y), image.width, out, plane);
+    } else {
+      std::copy_n(image.row(y), image.width, out);
+    }
+  }
+}
+
+void ImageFormat::write_mask(const Image& mask, const SampleSlot& slot) const {
+  for (int64_t y = 0; y < mask.height; ++y) {
+    std::copy_n(mask.row(y), mask.width, slot.target.data() + y * size_.width);
   }
 }
 

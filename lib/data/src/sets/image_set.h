@@ -3,39 +3,69 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <syncbn/data/image_sets.h>
 
 namespace syncbn::data::detail {
 
-/// The base of all sets of images: transforms an image and writes it into a batch.
-class ImageSet : public SampleDataset {
+/// How the images of a set get into batches: transforms, size and normalisation. Thread-safe.
+class ImageFormat {
  public:
-  std::vector<int64_t> sample_shape() const override;
-  Normalization normalization() const override { return normalization_; }
+  struct Source {
+    int64_t channels = 3;  ///< 1 or 3
+    /// Of all images before they are transformed, if they have the same.
+    std::optional<ImageSize> size = {};
+    /// Whether batches may have images of different sizes.
+    bool may_vary = false;
+  };
 
- protected:
   /// @param kind the set's type, for messages.
-  /// @param channels 1 or 3.
-  /// @param stored the size of all images before they are transformed, if they have the same.
-  /// @throws base::UserError if the transforms leave images of different sizes, or mean and std do
-  ///   not match the channels.
-  ImageSet(const std::string& kind, const ImageSetOptions& options, Split split, int64_t channels,
-           std::optional<ImageSize> stored);
+  /// @throws base::UserError if the transforms leave images of different sizes (unbounded sizes, if
+  ///   they may vary), or mean and std do not match the channels.
+  ImageFormat(const std::string& kind, const ImageSetOptions& options, Split split,
+              const Source& source);
 
   const Pipeline& pipeline() const { return pipeline_; }
-  ImageSize image_size() const { return size_; }
+  /// The largest, if sizes_vary().
+  ImageSize size() const { return size_; }
+  bool sizes_vary() const { return sizes_vary_; }
+  std::vector<int64_t> sample_shape() const;
+  const Normalization& normalization() const { return normalization_; }
 
-  /// Writes a transformed image as [channels, height, width].
-  void put(const Image& image, std::span<uint8_t> out) const;
+  /// Writes a transformed image as [channels, height, width], and its size.
+  void write(const Image& image, const SampleSlot& slot) const;
+  /// Writes the labels of its pixels as [height, width].
+  void write_mask(const Image& mask, const SampleSlot& slot) const;
 
  private:
   Pipeline pipeline_;
   int64_t channels_;
   ImageSize size_;
+  bool sizes_vary_ = false;
   Normalization normalization_;
 };
+
+/// A set of images: `Base` is SampleDataset or an interface derived from it.
+template <class Base>
+class ImageSetOf : public Base {
+ public:
+  std::vector<int64_t> sample_shape() const override { return format_.sample_shape(); }
+  bool sizes_vary() const override { return format_.sizes_vary(); }
+  Normalization normalization() const override { return format_.normalization(); }
+
+ protected:
+  explicit ImageSetOf(ImageFormat format) : format_(std::move(format)) {}
+
+  const ImageFormat& format() const { return format_; }
+  const Pipeline& pipeline() const { return format_.pipeline(); }
+
+ private:
+  ImageFormat format_;
+};
+
+using ImageSet = ImageSetOf<SampleDataset>;
 
 DecodeOptions decode_options(const ImageFileOptions& options);
 

@@ -172,7 +172,8 @@ class MemorySet : public detail::ImageSet {
  public:
   MemorySet(const std::string& kind, const ImageSetOptions& options, Split split,
             StoredImages images)
-      : ImageSet(kind, options, split, images.channels, images.size), images_(std::move(images)) {
+      : ImageSetOf({kind, options, split, {.channels = images.channels, .size = images.size}}),
+        images_(std::move(images)) {
     base::Fnv1a hash;
     for (const uint8_t value : images_.pixels) hash.add_byte(value);
     for (const int64_t label : images_.labels) hash.add(static_cast<uint64_t>(label));
@@ -188,7 +189,7 @@ class MemorySet : public detail::ImageSet {
     Image image(images_.size.width, images_.size.height, images_.channels);
     std::copy_n(images_.pixels.data() + index * std::ssize(image.pixels), image.pixels.size(),
                 image.pixels.data());
-    put(pipeline().run({std::move(image), std::nullopt}, random).image, slot.data);
+    format().write(pipeline().run({std::move(image), std::nullopt}, random).image, slot);
     slot.target[0] = images_.labels[static_cast<size_t>(index)];
   }
 

@@ -43,6 +43,7 @@ class Subset : public Base {
   std::vector<std::string> class_names() const override { return dataset_->class_names(); }
   std::span<const int64_t> shard_ends() const override { return shard_ends_; }
   std::vector<int64_t> sample_shape() const override { return dataset_->sample_shape(); }
+  bool sizes_vary() const override { return dataset_->sizes_vary(); }
   Normalization normalization() const override { return dataset_->normalization(); }
   uint64_t fingerprint() const override { return fingerprint_; }
   std::string unreadable() const override { return dataset_->unreadable(); }

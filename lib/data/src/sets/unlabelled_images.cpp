@@ -39,7 +39,7 @@ std::vector<fs::path> images_below(const fs::path& folder) {
 class UnlabelledSet : public detail::ImageSet {
  public:
   UnlabelledSet(const UnlabelledImagesOptions& options, std::vector<fs::path> files)
-      : ImageSet("images", options, Split::kTest, /*channels=*/3, std::nullopt),
+      : ImageSetOf({"images", options, Split::kTest, {.may_vary = true}}),
         options_(options),
         files_(std::move(files)) {}
 
@@ -49,7 +49,7 @@ class UnlabelledSet : public detail::ImageSet {
   std::vector<std::string> class_names() const override { return options_.class_names; }
   std::vector<int64_t> target_shape() const override {
     if (!options_.labels_pixels) return {};
-    return {image_size().height, image_size().width};
+    return {format().size().height, format().size().width};
   }
   std::string name_of(int64_t index) const override {
     return (fs::path(options_.images) / files_[static_cast<size_t>(index)]).string();
@@ -63,7 +63,7 @@ class UnlabelledSet : public detail::ImageSet {
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     const std::string file = name_of(index);
     ImageDecoder decoder(detail::read_whole_file(file), file, detail::decode_options(options_));
-    put(pipeline().run(decoder, random), slot.data);
+    format().write(pipeline().run(decoder, random), slot);
     std::ranges::fill(slot.target, options_.labels_pixels ? ignore_index() : 0);
   }
 

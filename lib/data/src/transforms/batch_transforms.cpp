@@ -1,6 +1,7 @@
 #include <syncbn/data/batch_transforms.h>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/one_hot.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
@@ -28,12 +29,22 @@ at::Tensor mixed_targets(const at::Tensor& target, int64_t num_classes, double l
   return shares * lambda + shares.roll(1, 0) * (1 - lambda);
 }
 
+/// [B, 1, H, W]: which pixels are outside of their image.
+at::Tensor outside(const at::Tensor& images, const at::Tensor& sizes) {
+  const at::Tensor rows = at::arange(images.size(2), sizes.options()).view({1, 1, -1, 1});
+  const at::Tensor columns = at::arange(images.size(3), sizes.options()).view({1, 1, 1, -1});
+  const at::Tensor limits = sizes.view({-1, 2, 1, 1});
+  return rows.ge(limits.narrow(1, 0, 1)).logical_or(columns.ge(limits.narrow(1, 1, 1)));
+}
+
 }  // namespace
 
-at::Tensor normalize(const at::Tensor& images, const Normalization& normalization) {
+at::Tensor normalize(const at::Tensor& images, const Normalization& normalization,
+                     const at::Tensor& sizes) {
   const at::Tensor mean = per_channel(normalization.mean, images);
   const at::Tensor std = per_channel(normalization.std, images);
-  return (images.to(at::kFloat) - mean * 255).div_(std * 255);
+  at::Tensor normalized = (images.to(at::kFloat) - mean * 255).div_(std * 255);
+  return sizes.defined() ? normalized.masked_fill_(outside(images, sizes), 0) : normalized;
 }
 
 Batch mixup(const Batch& batch, int64_t num_classes, double alpha, SampleRandom& random) {

@@ -11,10 +11,22 @@ namespace {
 class Resize : public Transform {
  public:
   struct Options {
-    std::optional<int64_t> size, height, width;
+    std::optional<int64_t> size, height, width, max_size;
 
     static void describe(config::Schema<Options>& schema) {
       describe_size(schema, "the shorter side's new length; the other keeps the proportion");
+      schema
+          .field("max_size", &Options::max_size,
+                 "with size: largest length of the longer side; if it would be longer, both sides "
+                 "are made smaller")
+          .at_most(kMaxSide)
+          .unit("px");
+      schema.check([](const Options& options) -> std::optional<std::string> {
+        if (!options.max_size || (options.size && *options.max_size > *options.size)) {
+          return std::nullopt;
+        }
+        return "max_size goes with size, and must be above it";
+      });
     }
   };
 
@@ -29,13 +41,25 @@ class Resize : public Transform {
     return options_.size ? std::nullopt : std::optional(target_size(options_));
   }
 
+  std::optional<ImageSize> max_size_after(std::optional<ImageSize>) const override {
+    if (!options_.size) return target_size(options_);
+    if (!options_.max_size) return std::nullopt;
+    return ImageSize{*options_.max_size, *options_.max_size};
+  }
+
  private:
   ImageSize target(ImageSize size) const {
     if (!options_.size) return target_size(options_);
-    const int64_t side = *options_.size;
+    const auto [smaller, larger] = std::minmax(size.width, size.height);
     // torchvision: int(side * long / short).
-    if (size.width <= size.height) return {side, side * size.height / size.width};
-    return {side * size.width / size.height, side};
+    int64_t shorter = *options_.size;
+    int64_t longer = shorter * larger / smaller;
+    if (options_.max_size && longer > *options_.max_size) {
+      shorter = std::max<int64_t>(*options_.max_size * shorter / longer, 1);
+      longer = *options_.max_size;
+    }
+    if (size.width <= size.height) return {shorter, longer};
+    return {longer, shorter};
   }
 
   const Options options_;
@@ -83,16 +107,23 @@ class RandomScale : public Transform {
   explicit RandomScale(const Options& options) : options_(options) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
-    const double factor = random.uniform(options_.min, options_.max);
-    const auto scaled = [factor](int64_t side) {
-      return std::max<int64_t>(std::llround(static_cast<double>(side) * factor), 1);
-    };
-    resize_sample(sample, {scaled(sample.image.width), scaled(sample.image.height)});
+    resize_sample(sample,
+                  scaled(size_of(sample.image), random.uniform(options_.min, options_.max)));
   }
 
   std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
+  std::optional<ImageSize> max_size_after(std::optional<ImageSize> before) const override {
+    return before ? std::optional(scaled(*before, options_.max)) : std::nullopt;
+  }
 
  private:
+  static ImageSize scaled(ImageSize size, double factor) {
+    const auto side = [factor](int64_t old) {
+      return std::max<int64_t>(std::llround(static_cast<double>(old) * factor), 1);
+    };
+    return {side(size.width), side(size.height)};
+  }
+
   const Options options_;
 };
 

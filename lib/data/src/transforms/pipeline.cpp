@@ -87,6 +87,11 @@ std::optional<ImageSize> Pipeline::size(std::optional<ImageSize> before) const {
   return before;
 }
 
+std::optional<ImageSize> Pipeline::max_size(std::optional<ImageSize> before) const {
+  for (const auto& step : steps_) before = step->max_size_after(before);
+  return before;
+}
+
 void Pipeline::run_from(size_t first, ImageSample& sample, SampleRandom& random) const {
   for (size_t i = first; i < steps_.size(); ++i) {
     detail::crop_sample(sample, steps_[i]->region(detail::size_of(sample.image), random));

@@ -11,6 +11,7 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/models/model.h>
 #include <syncbn/models/torch_archive.h>
 
 #include "weights/mapped_file.h"
@@ -112,6 +113,21 @@ void add_state(const torch::nn::Module& module, const std::string& prefix, State
   }
 }
 
+/// Under the names that the network has now.
+StateDict with_present_names(const StateDict& weights, const torch::nn::Module& module,
+                             const StateDict& present) {
+  const auto* const model = dynamic_cast<const Model*>(&module);
+  if (model == nullptr) return weights;
+  StateDict all;
+  for (const auto& item : weights) {
+    std::string name = item.key();
+    if (!present.contains(name)) name = model->present_name(name);
+    const bool is_taken = all.contains(name) || weights.contains(name);
+    all.insert(is_taken ? item.key() : name, item.value());
+  }
+  return all;
+}
+
 bool is_matched(const std::vector<std::string>& wildcards, const std::string& name) {
   return std::ranges::any_of(
       wildcards, [&](const std::string& wildcard) { return base::matches_name(wildcard, name); });
@@ -174,9 +190,10 @@ StateDict read_state_dict(const std::string& path, const std::string& key) {
   }
 }
 
-LoadReport load_state_dict(torch::nn::Module& module, const StateDict& weights,
+LoadReport load_state_dict(torch::nn::Module& module, const StateDict& saved,
                            const LoadOptions& options) {
   StateDict present = state_dict(module);
+  const StateDict weights = with_present_names(saved, module, present);
   check_wildcards(options.skip, present);
   LoadReport report;
   std::vector<std::string> misshapen;

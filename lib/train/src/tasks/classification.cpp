@@ -3,8 +3,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/batch_transforms.h>
-#include <syncbn/data/sample_dataset.h>
-#include <syncbn/models/gan.h>
 
 #include <algorithm>
 #include <optional>
@@ -59,15 +57,7 @@ class Classification : public Task {
         weights_(options_.class_weights, num_classes_),
         names_(dataset.class_names()) {}
 
-  void use(models::Model& model) override {
-    if (dynamic_cast<models::Gan*>(&model) != nullptr) {
-      throw base::UserError("it generates images; set task to gan, or choose another network");
-    }
-    if (!model.labels_pixels()) return;
-    throw base::UserError(
-        "it labels pixels, and the data has one label for each image; choose a network such as "
-        "resnet50");
-  }
+  void attach(models::Model& model) override { expect_predictions(LabelKind::kImages, model); }
 
   data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const override {
     const double mixup = options_.mixup;
@@ -111,7 +101,8 @@ class Classification : public Task {
     return at::stack(counts);
   }
 
-  std::vector<Metric> metrics(std::span<const int64_t> counts) const override {
+  std::vector<Metric> metrics(std::span<const int64_t> counts,
+                              std::span<const int64_t> /*records*/) const override {
     const auto share = [&](size_t part) {
       return counts[0] > 0 ? static_cast<double>(counts[part]) / static_cast<double>(counts[0]) : 0;
     };
@@ -183,11 +174,7 @@ class Classification : public Task {
 
 std::unique_ptr<Task> make_classification(const ClassificationOptions& options,
                                           const data::Dataset& dataset) {
-  if (data::labels_pixels(dataset)) {
-    throw base::UserError(
-        "task: classification is of whole images, and this data has a label for each pixel; set "
-        "task to segmentation, or choose another type of data");
-  }
+  expect_labels(LabelKind::kImages, dataset);
   if ((options.mixup > 0 || options.cutmix > 0) && dataset.sample_shape().size() != 3) {
     throw base::UserError("task: mixup and cutmix need images of [channels, height, width]");
   }

@@ -4,7 +4,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/image.h>
-#include <syncbn/data/sample_dataset.h>
 #include <syncbn/models/gan.h>
 
 #include <algorithm>
@@ -84,7 +83,7 @@ class GanTask : public Task {
  public:
   explicit GanTask(const GanOptions& options) : options_(options) {}
 
-  void use(models::Model& model) override {
+  void attach(models::Model& model) override {
     gan_ = dynamic_cast<models::Gan*>(&model);
     if (gan_ != nullptr) return;
     throw base::UserError("it generates no images, as task gan needs it; set model to dcgan");
@@ -128,7 +127,8 @@ class GanTask : public Task {
     return at::stack({at::full_like(real, outputs[0].size(0)), real, sum(outputs[1] <= 0)});
   }
 
-  std::vector<Metric> metrics(std::span<const int64_t> counts) const override {
+  std::vector<Metric> metrics(std::span<const int64_t> counts,
+                              std::span<const int64_t> /*records*/) const override {
     const auto share = [&](size_t part) {
       return counts[0] > 0 ? static_cast<double>(counts[part]) / static_cast<double>(counts[0]) : 0;
     };
@@ -154,12 +154,7 @@ class GanTask : public Task {
   models::Gan* gan_ = nullptr;
 };
 
-std::unique_ptr<Task> make_gan(const GanOptions& options, const data::Dataset& dataset) {
-  if (data::labels_pixels(dataset)) {
-    throw base::UserError(
-        "task: gan takes whole images, and this data has a label for each pixel; choose another "
-        "type of data, such as image_folder");
-  }
+std::unique_ptr<Task> make_gan(const GanOptions& options, const data::Dataset& /*dataset*/) {
   return std::make_unique<GanTask>(options);
 }
 

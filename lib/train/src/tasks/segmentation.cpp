@@ -31,16 +31,9 @@ class Segmentation : public Task {
         ignore_index_(dataset.ignore_index()),
         aux_weight_(options.aux_weight),
         weights_(options.class_weights, num_classes_),
-        names_(dataset.class_names()) {
-    for (int64_t i = std::ssize(names_); i < num_classes_; ++i) names_.push_back(std::to_string(i));
-  }
+        names_(class_names(dataset)) {}
 
-  void use(models::Model& model) override {
-    if (model.labels_pixels()) return;
-    throw base::UserError(
-        "it has no label for each pixel, which the data has; choose a network such as "
-        "deeplabv3_resnet50");
-  }
+  void attach(models::Model& model) override { expect_predictions(LabelKind::kPixels, model); }
 
   /// The mean over the pixels of this rank's batch that are not ignored, each with the weight of
   /// its class: PyTorch's cross entropy, but 0 for a batch without such pixels.
@@ -79,7 +72,8 @@ class Segmentation : public Task {
         .narrow(0, 0, num_counts());
   }
 
-  std::vector<Metric> metrics(std::span<const int64_t> counts) const override {
+  std::vector<Metric> metrics(std::span<const int64_t> counts,
+                              std::span<const int64_t> /*records*/) const override {
     std::vector<Metric> classes;
     double sum = 0;
     int64_t present = 0;
@@ -120,12 +114,15 @@ class Segmentation : public Task {
                                   std::span<const UnlabelledImage> images) const override {
     std::vector<Prediction> all;
     for (size_t i = 0; i < images.size(); ++i) {
-      const auto& [file, height, width] = images[i];
-      const at::Tensor logits = at::upsample_bilinear2d(
-          outputs.front().narrow(0, static_cast<int64_t>(i), 1), {height, width},
-          /*align_corners=*/false);
+      const auto& [file, input, size] = images[i];
+      const at::Tensor logits =
+          at::upsample_bilinear2d(outputs.front()
+                                      .narrow(0, static_cast<int64_t>(i), 1)
+                                      .narrow(2, 0, input.height)
+                                      .narrow(3, 0, input.width),
+                                  {size.height, size.width}, /*align_corners=*/false);
       const at::Tensor labels = logits.argmax(1).to(at::kByte).cpu();
-      data::Image mask(width, height, /*channels=*/1);
+      data::Image mask(size.width, size.height, /*channels=*/1);
       std::copy_n(labels.const_data_ptr<uint8_t>(), mask.pixels.size(), mask.pixels.begin());
       all.push_back({.rows = {}, .mask = std::move(mask)});
     }
@@ -166,11 +163,7 @@ class Segmentation : public Task {
 
 std::unique_ptr<Task> make_segmentation(const SegmentationOptions& options,
                                         const data::Dataset& dataset) {
-  if (!data::labels_pixels(dataset)) {
-    throw base::UserError(
-        "task: segmentation needs a label for each pixel, and this data has one for each image; "
-        "choose data such as segmentation_folder, or set task to classification");
-  }
+  expect_labels(LabelKind::kPixels, dataset);
   return std::make_unique<Segmentation>(options, dynamic_cast<const data::SampleDataset&>(dataset));
 }
 

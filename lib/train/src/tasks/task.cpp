@@ -2,13 +2,36 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
-#include <syncbn/models/model.h>
+#include <syncbn/models/gan.h>
 
 #include <algorithm>
 
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
+namespace {
+
+struct LabelText {
+  const char* task;
+  const char* labels;
+  const char* data;
+  const char* model;
+};
+
+LabelText text_of(LabelKind kind) {
+  switch (kind) {
+    case LabelKind::kImages:
+      return {"classification", "one label for each image", "image_folder", "resnet50"};
+    case LabelKind::kPixels:
+      return {"segmentation", "a label for each pixel", "segmentation_folder",
+              "deeplabv3_resnet50"};
+    case LabelKind::kBoxes:
+      return {"detection", "boxes with labels", "coco", "retinanet_resnet50_fpn"};
+  }
+  throw base::InternalError("task: unknown kind of labels");
+}
+
+}  // namespace
 
 std::string shown(const Metric& metric, double value) {
   return metric.is_share ? fmt::format("{:.2f} %", 100 * value) : fmt::format("{:.4f}", value);
@@ -20,6 +43,12 @@ data::Batch Task::augment(const data::Batch& batch, data::SampleRandom& /*random
 
 Task::Outputs Task::forward(models::Model& model, size_t /*turn*/, const data::Batch& batch) const {
   return model.forward_all(batch.data);
+}
+
+void Task::attach(models::Model& /*model*/) {}
+
+std::vector<int64_t> Task::records(const Outputs& /*outputs*/, const at::Tensor& /*target*/) const {
+  return {};
 }
 
 std::string Task::remark(std::span<const int64_t> /*counts*/) const {
@@ -44,6 +73,35 @@ TaskKind::Registry& TaskKind::registry() {
     return made;
   }();
   return registry;
+}
+
+void expect_labels(LabelKind kind, const data::Dataset& dataset) {
+  const LabelKind own = data::labels_pixels(dataset) ? LabelKind::kPixels : LabelKind::kImages;
+  if (own == kind) return;
+  throw base::UserError(
+      fmt::format("task: {} needs {}, and this data has {}; set task to {}, or choose data such as "
+                  "{}",
+                  text_of(kind).task, text_of(kind).labels, text_of(own).labels, text_of(own).task,
+                  text_of(kind).data));
+}
+
+void expect_predictions(LabelKind kind, const models::Model& model) {
+  if (dynamic_cast<const models::Gan*>(&model) != nullptr) {
+    throw base::UserError("it generates images; set task to gan, or choose another network");
+  }
+  const LabelKind own = model.labels_pixels() ? LabelKind::kPixels : LabelKind::kImages;
+  if (own == kind) return;
+  throw base::UserError(fmt::format(
+      "it predicts {}, and task {} needs {}; choose a network such as {}", text_of(own).labels,
+      text_of(kind).task, text_of(kind).labels, text_of(kind).model));
+}
+
+std::vector<std::string> class_names(const data::Dataset& dataset) {
+  std::vector<std::string> names = dataset.class_names();
+  for (int64_t i = std::ssize(names); i < dataset.num_classes(); ++i) {
+    names.push_back(std::to_string(i));
+  }
+  return names;
 }
 
 ClassWeights::ClassWeights(const std::vector<double>& weights, int64_t num_classes) {

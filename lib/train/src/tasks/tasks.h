@@ -3,6 +3,7 @@
 // What the tasks of this folder share.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <syncbn/config/schema.h>
@@ -14,6 +15,17 @@ namespace syncbn::train {
 void add_classification(TaskKind::Registry& registry);
 void add_segmentation(TaskKind::Registry& registry);
 void add_gan(TaskKind::Registry& registry);
+
+/// What has a label.
+enum class LabelKind { kImages, kPixels, kBoxes };
+
+/// @throws base::UserError if the data has labels of another kind.
+void expect_labels(LabelKind kind, const data::Dataset& dataset);
+/// The same for what a network predicts; the message calls it "it".
+void expect_predictions(LabelKind kind, const models::Model& model);
+
+/// A name for each class: its number if the data has none.
+std::vector<std::string> class_names(const data::Dataset& dataset);
 
 /// The keys `class_weights` and `aux_weight`.
 template <class Options>

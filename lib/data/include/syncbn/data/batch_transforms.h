@@ -11,8 +11,11 @@ namespace syncbn::data {
 
 /// (images / 255 - mean) / std as float32, on the images' device and in their memory format.
 /// @param images [B, C, H, W], uint8.
+/// @param sizes Batch::sizes on the same device, or undefined. Pixels outside of an image become 0
+///   after the division, as torchvision's GeneralizedRCNNTransform pads.
 /// @throws base::InternalError if mean and std do not have C values each.
-at::Tensor normalize(const at::Tensor& images, const Normalization& normalization);
+at::Tensor normalize(const at::Tensor& images, const Normalization& normalization,
+                     const at::Tensor& sizes = {});
 
 /// torchvision's MixUp: lambda * image + (1 - lambda) * previous image of the batch (the last one
 /// for the first), lambda drawn from Beta(alpha, alpha).

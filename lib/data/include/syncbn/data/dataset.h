@@ -28,7 +28,10 @@ std::string to_string(Split split);
 /// Samples and their targets, in the same order along the first dimension.
 struct Batch {
   at::Tensor data;    ///< [B, ...sample_shape] on the CPU: float32, or uint8 for normalize()
-  at::Tensor target;  ///< int64: [B] class labels, or [B, H, W] labels of pixels
+  at::Tensor target;  ///< int64: [B] class labels, [B, H, W] labels of pixels, or BoxDataset's
+  /// int64 [B, 2]: height and width of each image, which is in the upper left corner of its part of
+  /// `data`; undefined if all images fill the batch.
+  at::Tensor sizes = {};
   // Of each sample, if a Loader made the batch:
   std::vector<int64_t> indices = {};  ///< in the data set
   /// Random numbers besides those of the transforms, a function of (seed, epoch, sample) as these.
@@ -76,8 +79,12 @@ class Dataset {
   /// 'a/b.webp'". Empty: none.
   virtual std::string unreadable() const { return {}; }
 
-  /// {channels, height, width} for images.
+  /// {channels, height, width} for images, the largest possible if sizes_vary().
   virtual std::vector<int64_t> sample_shape() const = 0;
+
+  /// Whether images have different sizes, so that batches have Batch::sizes. Evaluation then uses
+  /// batches of one image: results do not depend on the images that share a batch.
+  virtual bool sizes_vary() const { return false; }
 
   /// The argument of normalize() for batches of uint8; by default mean 0 and std 1.
   virtual Normalization normalization() const;

@@ -28,6 +28,13 @@ struct Image {
   bool operator==(const Image&) const = default;
 };
 
+struct ImageSize {
+  int64_t width = 0;
+  int64_t height = 0;
+
+  bool operator==(const ImageSize&) const = default;
+};
+
 struct Box {
   int64_t left = 0;
   int64_t top = 0;

@@ -14,7 +14,8 @@ namespace syncbn::data {
 
 /// Options of all sets of images. Samples are uint8, [channels, height, width].
 struct ImageSetOptions {
-  /// For training, and for evaluation. The results must have one size.
+  /// For training, and for evaluation. The results must have one size; segmentation_folder and coco
+  /// take images of different, bounded sizes as well.
   std::vector<config::Component<TransformKind>> transforms;
   std::vector<config::Component<TransformKind>> test_transforms;
   /// Dataset::normalization(): one value per channel, or one for all.

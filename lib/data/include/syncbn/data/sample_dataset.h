@@ -14,6 +14,9 @@ namespace syncbn::data {
 struct SampleSlot {
   std::span<uint8_t> data;    ///< of shape sample_shape()
   std::span<int64_t> target;  ///< of shape target_shape(): one value for a class label
+  /// If sizes_vary(), height and width of the image, which read_sample() sets. It writes the image
+  /// into the upper left corner of `data`, and labels of pixels into that of `target`.
+  std::span<int64_t> size = {};
 };
 
 /// A data set whose samples are made one at a time, for example by decoding image files. Batches
@@ -37,7 +40,7 @@ class SampleDataset : public Dataset {
   /// threads at once if the sampler has a storage_order().
   virtual void prefetch(std::span<const int64_t> /*indices*/) const {}
 
-  /// {} for a class label, {height, width} for the labels of pixels.
+  /// {} for a class label, {height, width} for the labels of pixels, another shape for boxes.
   virtual std::vector<int64_t> target_shape() const { return {}; }
 
   /// With labels of pixels: the label of those that count for nothing.
@@ -55,9 +58,15 @@ class SampleDataset : public Dataset {
 
   /// The memory of sample `place` of a batch from allocate().
   static SampleSlot slot_of(const Batch& batch, int64_t place);
+
+  /// A batch from allocate() whose samples have been made, as the loader returns it. If
+  /// sizes_vary(), it is as large as its largest image, with sides rounded up to a multiple of 32
+  /// (torchvision's GeneralizedRCNNTransform), if sample_shape() is not smaller. Pixels outside of
+  /// an image are 0, their labels ignore_index().
+  Batch trimmed(const Batch& batch) const;
 };
 
-/// Whether a data set has a label for each pixel, not one for each sample.
+/// Whether a data set has a label for each pixel.
 bool labels_pixels(const Dataset& dataset);
 
 }  // namespace syncbn::data

@@ -20,13 +20,6 @@ struct ImageSample {
   uint8_t ignored_label = 255;
 };
 
-struct ImageSize {
-  int64_t width = 0;
-  int64_t height = 0;
-
-  bool operator==(const ImageSize&) const = default;
-};
-
 /// A step from a decoded image to a training sample. Thread-safe.
 class Transform {
  public:
@@ -42,6 +35,12 @@ class Transform {
   /// The size of the result, if it follows from the options and `before`.
   virtual std::optional<ImageSize> size_after(std::optional<ImageSize> before) const {
     return before;
+  }
+
+  /// The largest width and height of a result, if the options bound them for images that are not
+  /// larger than `before`. Transforms that can enlarge an image define it.
+  virtual std::optional<ImageSize> max_size_after(std::optional<ImageSize> before) const {
+    return size_after(before);
   }
 };
 
@@ -71,6 +70,10 @@ class Pipeline {
 
   /// The size of the results, if it is the same for all images (of size `before`, if given).
   std::optional<ImageSize> size(std::optional<ImageSize> before = {}) const;
+
+  /// The largest width and height of the results, if they are bounded (for images that are not
+  /// larger than `before`, if given).
+  std::optional<ImageSize> max_size(std::optional<ImageSize> before = {}) const;
 
  private:
   void run_from(size_t first, ImageSample& sample, SampleRandom& random) const;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -17,7 +18,8 @@ namespace syncbn::models {
 class Model : public torch::nn::Module {
  public:
   /// @param input [N, C, H, W], float32.
-  /// @return logits: [N, num_classes], or [N, num_classes, H, W] if labels_pixels().
+  /// @return logits: [N, num_classes], or [N, num_classes, H, W] if labels_pixels(), or as Detector
+  ///   has it.
   virtual at::Tensor forward(at::Tensor input) = 0;
 
   /// What the trainer calls: the result of forward() and, in training mode, behind it the logits of
@@ -26,6 +28,10 @@ class Model : public torch::nn::Module {
 
   /// Whether the logits are of the classes of each pixel, for segmentation.
   virtual bool labels_pixels() const { return false; }
+
+  /// For load_state_dict(): what the tensor is called that had another name in an older version,
+  /// such as the one that published the weights. Asked only for names that the network lacks.
+  virtual std::string present_name(const std::string& name) const { return name; }
 };
 
 /// Where batch norm takes its statistics from in training.

@@ -51,8 +51,9 @@ struct LoadReport {
   std::vector<std::string> unexpected;  ///< of the weights, and not of the module
 };
 
-/// Copies weights into a module's parameters and buffers of the same names, converting types. As in
-/// Python, a batch norm's num_batches_tracked may be missing.
+/// Copies weights into a module's parameters and buffers of the same names (a Model's also by
+/// present_name()), converting types. As in Python, a batch norm's num_batches_tracked may be
+/// missing.
 /// @throws base::UserError with all names that are missing, unexpected (`strict`) or of another
 ///   shape, and for a wildcard that no name matches; the module is unchanged then.
 LoadReport load_state_dict(torch::nn::Module& module, const StateDict& weights,

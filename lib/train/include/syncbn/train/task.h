@@ -13,10 +13,8 @@
 #include <syncbn/data/dataset.h>
 #include <syncbn/data/image.h>
 #include <syncbn/data/random.h>
-
-namespace syncbn::models {
-class Model;
-}
+#include <syncbn/data/transforms.h>
+#include <syncbn/models/model.h>
 
 namespace syncbn::train {
 
@@ -55,25 +53,27 @@ struct Prediction {
 /// An image of `train predict`.
 struct UnlabelledImage {
   std::string file;
+  /// The part of the network's input that shows it, in the upper left corner.
+  data::ImageSize input = {};
   /// The size in which answers about its places are wanted.
-  int64_t height = 0;
-  int64_t width = 0;
+  data::ImageSize size = {};
 };
 
 /// What a network is trained for: its loss, the counts of right and wrong answers, and the metrics
 /// made from them. The training loop knows nothing else about outputs and targets.
 ///
 /// `outputs` are those of forward(): the network's logits and, in training, those of its auxiliary
-/// heads. Tensors are on the training device; none of these calls may wait for it. Not thread-safe.
+/// heads. Tensors are on the training device; calls in training may not wait for it. Not
+/// thread-safe.
 class Task {
  public:
   using Outputs = std::vector<at::Tensor>;
 
   virtual ~Task() = default;
 
-  /// The network that all other calls are about. Called once, before them.
-  /// @throws base::UserError if the network does not suit the task
-  virtual void use(models::Model& model) = 0;
+  /// Called once, ahead of all calls below: the network that they are about. It outlives the task.
+  /// @throws base::UserError if it does not suit the task; its message calls the network "it".
+  virtual void attach(models::Model& model);
 
   /// Changes a training batch ahead of the forward pass, as MixUp does. All randomness must come
   /// from `random`, so that a resumed run repeats it.
@@ -103,10 +103,21 @@ class Task {
   /// K, the length of counts().
   virtual int64_t num_counts() const = 0;
 
-  /// The metrics of `counts`, summed over any samples: always the same ones, with 0 or NaN for what
-  /// the samples do not tell. The first one chooses the best checkpoint unless the configuration
-  /// names another.
-  virtual std::vector<Metric> metrics(std::span<const int64_t> counts) const = 0;
+  /// Whether metrics need records() of the samples, because sums do not tell enough. Then training
+  /// reports the loss alone, and counts() and records() are for evaluation, with one sample at a
+  /// time.
+  virtual bool needs_records() const { return false; }
+
+  /// What metrics() must know about the samples beyond their counts, in any number of values.
+  virtual std::vector<int64_t> records(const Outputs& outputs, const at::Tensor& target) const;
+
+  /// The metrics of any samples: always the same ones, with 0 or NaN for what the samples do not
+  /// tell. The first one chooses the best checkpoint unless the configuration names another.
+  /// @param counts summed over the samples
+  /// @param records of all samples, in an order that depends on the number of ranks; the metrics
+  ///   must not
+  virtual std::vector<Metric> metrics(std::span<const int64_t> counts,
+                                      std::span<const int64_t> records) const = 0;
 
   /// What a reader of the metrics of `counts` should know: "miou leaves out ...". Empty: nothing.
   virtual std::string remark(std::span<const int64_t> counts) const;
@@ -126,7 +137,8 @@ class Task {
 
 /// The registry behind `task: {type: classification}`. A custom task is a class and a line of
 /// registration, as for data::DatasetKind.
-/// make() throws base::UserError if the data set does not suit the task.
+/// make() throws base::UserError if the data set does not suit the task. The data set outlives the
+/// task.
 struct TaskKind {
   using Registry = config::Registry<std::unique_ptr<Task>, const data::Dataset&>;
   static Registry& registry();

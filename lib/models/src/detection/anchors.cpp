@@ -1,0 +1,46 @@
+#include "anchors.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/meshgrid.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+
+namespace syncbn::models {
+namespace {
+
+/// Rounded to whole pixels, as torchvision's: [ratios * scales, 4].
+at::Tensor cell_anchors(const std::vector<float>& scales, const std::vector<float>& ratios) {
+  const at::Tensor heights = at::tensor(ratios).sqrt().unsqueeze(1);
+  const at::Tensor scale = at::tensor(scales).unsqueeze(0);
+  const at::Tensor width = (heights.reciprocal() * scale).flatten();
+  const at::Tensor height = (heights * scale).flatten();
+  return (at::stack({-width, -height, width, height}, 1) / 2).round();
+}
+
+}  // namespace
+
+AnchorGenerator::AnchorGenerator(const std::vector<std::vector<float>>& scales,
+                                 const std::vector<float>& ratios) {
+  for (const auto& scales_of_level : scales)
+    cells_.push_back(cell_anchors(scales_of_level, ratios));
+}
+
+std::vector<at::Tensor> AnchorGenerator::operator()(const at::Tensor& images,
+                                                    const std::vector<at::Tensor>& features) const {
+  const at::TensorOptions options = images.options().requires_grad(false);
+  // The distance between two places, rounded down where the sizes do not divide.
+  const auto places = [&](const at::Tensor& level, int64_t dim) {
+    return at::arange(level.size(dim), options) * (images.size(dim) / level.size(dim));
+  };
+  std::vector<at::Tensor> anchors;
+  for (size_t i = 0; i < cells_.size(); ++i) {
+    const auto grid = at::meshgrid({places(features[i], 2), places(features[i], 3)}, "ij");
+    const at::Tensor y = grid[0].flatten();
+    const at::Tensor x = grid[1].flatten();
+    const at::Tensor origins = at::stack({x, y, x, y}, 1).unsqueeze(1);
+    anchors.push_back((origins + cells_[i].to(options)).reshape({-1, 4}));
+  }
+  return anchors;
+}
+
+}  // namespace syncbn::models

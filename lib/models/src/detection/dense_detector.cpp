@@ -1,0 +1,147 @@
+#include "dense_detector.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/stack.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "box_ops.h"
+
+namespace syncbn::models {
+
+DenseDetector::DenseDetector(const std::string& name, const ModelArgs& args,
+                             const DetectionOptions& options, const Shape& shape)
+    : options_(options),
+      make_anchors_(shape.anchor_scales, shape.anchor_ratios),
+      backbone_(
+          register_module("backbone", std::make_shared<ResNet50Fpn>(name, args, shape.p6_from_c5))),
+      head_(register_module("head", std::make_shared<DenseHead>(
+                                        args, DenseHeadOptions{.anchors = make_anchors_.per_place(),
+                                                               .norm = options.head_norm,
+                                                               .centerness = shape.centerness}))) {}
+
+std::vector<at::Tensor> DenseDetector::forward_all(at::Tensor images) {
+  const std::vector<at::Tensor> levels = backbone_->forward(images);
+  std::vector<at::Tensor> outputs = head_->forward(levels);
+  for (at::Tensor& anchors : make_anchors_(images, levels)) outputs.push_back(std::move(anchors));
+  return outputs;
+}
+
+std::string DenseDetector::present_name(const std::string& name) const {
+  for (int i = 0; i < 4; ++i) {
+    // In the heads, the ReLU behind each convolution had a number as well.
+    for (const auto& [part, number] : {std::pair("_blocks.", i), std::pair("_head.conv.", 2 * i)}) {
+      const std::string old = fmt::format("{}{}.", part, number);
+      const size_t begin = name.find(old);
+      if (begin == std::string::npos) continue;
+      return std::string(name).replace(begin, old.size(), fmt::format("{}{}.0.", part, i));
+    }
+  }
+  return name;
+}
+
+std::vector<at::Tensor> DenseDetector::anchors_of(const std::vector<at::Tensor>& outputs) const {
+  return {outputs.end() - static_cast<ptrdiff_t>(make_anchors_.levels()), outputs.end()};
+}
+
+DenseDetector::Predictions DenseDetector::predictions_of(
+    const std::vector<at::Tensor>& outputs) const {
+  const at::ScalarType type = outputs.back().scalar_type();
+  const bool has_centerness = outputs.size() == make_anchors_.levels() + 3;
+  return {.logits = outputs[0].to(type),
+          .regression = outputs[1].to(type),
+          .centerness = has_centerness ? outputs[2].to(type) : at::Tensor()};
+}
+
+DenseDetector::Predictions DenseDetector::Predictions::of_image(int64_t image) const {
+  return {.logits = logits[image],
+          .regression = regression[image],
+          .centerness = centerness.defined() ? centerness[image] : centerness};
+}
+
+DenseDetector::Predictions DenseDetector::Predictions::of_anchors(int64_t begin,
+                                                                  int64_t count) const {
+  return {.logits = logits.narrow(-2, begin, count),
+          .regression = regression.narrow(-2, begin, count),
+          .centerness = centerness.defined() ? centerness.narrow(-2, begin, count) : centerness};
+}
+
+at::Tensor DenseDetector::one_hot(const at::Tensor& labels, const at::Tensor& logits) {
+  const at::Tensor classes = at::arange(logits.size(-1), labels.options());
+  return (labels.unsqueeze(-1) == classes).to(logits.scalar_type());
+}
+
+at::Tensor DenseDetector::loss(const std::vector<at::Tensor>& outputs,
+                               const at::Tensor& target) const {
+  const std::vector<at::Tensor> levels = anchors_of(outputs);
+  at::Tensor rows = target.slice(1, 1);
+  // Each image has a row, if only one for no box.
+  if (rows.size(1) == 0) rows = at::constant_pad_nd(rows, {0, 0, 0, 1}, kBackground);
+  std::vector<at::Tensor> labels;
+  std::vector<at::Tensor> boxes;
+  for (const at::Tensor& image : rows.unbind()) {
+    Assignment assignment = assign(image.select(1, 0).to(at::kLong),
+                                   image.slice(1, 1).to(levels.front().scalar_type()), levels);
+    labels.push_back(std::move(assignment.labels));
+    boxes.push_back(std::move(assignment.boxes));
+  }
+  return loss_of(predictions_of(outputs), at::cat(levels),
+                 {.labels = at::stack(labels), .boxes = at::stack(boxes)});
+}
+
+std::vector<Detections> DenseDetector::detect(const std::vector<at::Tensor>& outputs,
+                                              const at::Tensor& sizes) const {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> levels = anchors_of(outputs);
+  const Predictions predictions = predictions_of(outputs);
+  const at::Tensor pixels = sizes.to(at::kDouble).cpu();
+  std::vector<Detections> all;
+  for (int64_t i = 0; i < sizes.size(0); ++i) {
+    const Predictions image = predictions.of_image(i);
+    const auto height = pixels[i][0].item<double>();
+    const auto width = pixels[i][1].item<double>();
+    std::vector<at::Tensor> boxes;
+    std::vector<at::Tensor> scores;
+    std::vector<at::Tensor> labels;
+    int64_t begin = 0;
+    for (const at::Tensor& anchors : levels) {
+      const Predictions level = image.of_anchors(begin, anchors.size(0));
+      Detections found = candidates(level, anchors, height, width);
+      boxes.push_back(std::move(found.boxes));
+      scores.push_back(std::move(found.scores));
+      labels.push_back(std::move(found.labels));
+      begin += anchors.size(0);
+    }
+    const Detections found = {at::cat(boxes), at::cat(scores), at::cat(labels)};
+    const at::Tensor kept = nms(found.boxes, found.scores, found.labels, options_.nms_thresh,
+                                options_.detections_per_img);
+    all.push_back({.boxes = found.boxes.index_select(0, kept),
+                   .scores = found.scores.index_select(0, kept),
+                   .labels = found.labels.index_select(0, kept)});
+  }
+  return all;
+}
+
+Detections DenseDetector::candidates(const Predictions& level, const at::Tensor& anchors,
+                                     double height, double width) const {
+  const int64_t classes = level.logits.size(1);
+  const at::Tensor all = scores(level).flatten();
+  at::Tensor places = (all > options_.score_thresh).nonzero().squeeze(1);
+  const auto [best, order] =
+      all.index_select(0, places).topk(std::min(options_.topk_candidates, places.size(0)));
+  places = places.index_select(0, order);
+  const at::Tensor anchor = places.div(classes, "floor");
+  const at::Tensor boxes =
+      decode(level.regression.index_select(0, anchor), anchors.index_select(0, anchor));
+  return {.boxes = clip_boxes(boxes, height, width),
+          .scores = best,
+          .labels = places.remainder(classes)};
+}
+
+}  // namespace syncbn::models

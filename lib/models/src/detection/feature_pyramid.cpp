@@ -1,0 +1,76 @@
+#include "feature_pyramid.h"
+
+#include <ATen/ops/relu.h>
+#include <ATen/ops/upsample_nearest2d.h>
+#include <torch/nn/init.h>
+
+#include "../blocks.h"
+
+namespace syncbn::models {
+namespace {
+
+torch::nn::Conv2d pyramid_conv(int64_t in, int64_t kernel, int64_t stride = 1) {
+  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, ResNet50Fpn::kChannels, kernel)
+                               .stride(stride)
+                               .padding(kernel / 2));
+}
+
+std::shared_ptr<Chain> chain_of(const torch::nn::Conv2d& conv) {
+  auto chain = std::make_shared<Chain>();
+  chain->add(conv);
+  return chain;
+}
+
+void init_pyramid(torch::nn::Module& layers) {
+  const Init init = [](const at::Tensor& weight) {
+    torch::nn::init::kaiming_uniform_(weight, /*a=*/1);
+  };
+  init_layers(layers, init, {});
+}
+
+}  // namespace
+
+ResNet50Fpn::ResNet50Fpn(const std::string& name, const ModelArgs& args, bool p6_from_c5)
+    : body_(resnet_backbone(name, args, {3, 4, 6, 3})), p6_from_c5_(p6_from_c5) {
+  const std::vector<int64_t> stages = {512, 1024, 2048};  // channels of C3 to C5
+  // Drawn before the other layers, as torchvision does.
+  const auto extra = std::make_shared<Chain>();
+  p6_ = extra->add(pyramid_conv(p6_from_c5 ? stages.back() : kChannels, 3, 2), "p6");
+  p7_ = extra->add(pyramid_conv(kChannels, 3, 2), "p7");
+  init_pyramid(*extra);
+
+  const auto inner = std::make_shared<Chain>();
+  const auto outer = std::make_shared<Chain>();
+  for (const int64_t channels : stages) {
+    lateral_.push_back(pyramid_conv(channels, 1));
+    smooth_.push_back(pyramid_conv(kChannels, 3));
+    inner->add(chain_of(lateral_.back()));
+    outer->add(chain_of(smooth_.back()));
+  }
+  const auto fpn = std::make_shared<Chain>();
+  fpn->add_name(inner, "inner_blocks");
+  fpn->add_name(outer, "layer_blocks");
+  init_pyramid(*fpn);
+  fpn->add_name(extra, "extra_blocks");
+  register_module("body", body_.module);
+  register_module("fpn", fpn);
+}
+
+std::vector<at::Tensor> ResNet50Fpn::forward(const at::Tensor& images) {
+  const std::vector<at::Tensor> stages = body_.features(images);  // C2 to C5
+  std::vector<at::Tensor> levels(lateral_.size());
+  at::Tensor coarser;
+  for (size_t i = levels.size(); i-- > 0;) {
+    at::Tensor merged = lateral_[i]->forward(stages[i + 1]);
+    if (coarser.defined()) {
+      merged = merged + at::upsample_nearest2d(coarser, merged.sizes().slice(2));
+    }
+    coarser = merged;
+    levels[i] = smooth_[i]->forward(merged);
+  }
+  levels.push_back(p6_->forward(p6_from_c5_ ? stages.back() : levels.back()));
+  levels.push_back(p7_->forward(at::relu(levels.back())));
+  return levels;
+}
+
+}  // namespace syncbn::models

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn/modules/conv.h>
+
+#include "../blocks.h"
+
+namespace syncbn::models {
+
+struct DenseHeadOptions {
+  int64_t anchors = 1;  ///< of each place
+  /// Of the four convolutions before the last: none, group (32 groups), or batch: the batch norm of
+  /// ModelArgs. Levels share the layers; each level has batch statistics of its own.
+  std::string norm = "none";
+  /// Has also FCOS's centerness, and positive box regressions. The layers have FCOS's names in
+  /// place of RetinaNet's.
+  bool centerness = false;
+};
+
+/// Predicts classes and boxes of all anchors: two stacks of convolutions that all levels share.
+class DenseHead : public torch::nn::Module {
+ public:
+  DenseHead(const ModelArgs& args, const DenseHeadOptions& options);
+
+  /// @param levels of the feature pyramid, [N, 256, h, w]
+  /// @return of the anchors of all levels: logits [N, A, classes], box regression [N, A, 4] and, if
+  ///   there is one, centerness [N, A, 1]
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& levels);
+
+ private:
+  int64_t classes_;
+  std::shared_ptr<Chain> class_tower_;
+  torch::nn::Conv2d class_logits_{nullptr};
+  std::shared_ptr<Chain> box_tower_;
+  torch::nn::Conv2d box_regression_{nullptr};
+  torch::nn::Conv2d centerness_{nullptr};
+};
+
+}  // namespace syncbn::models

@@ -1,0 +1,326 @@
+// What detectors do with their predictions, against torchvision; torchvision_test.cpp compares the
+// networks themselves.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/config/schema.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/models/detector.h>
+#include <syncbn/models/weights.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "detection/box_ops.h"
+#include "support/multiproc.h"
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::models {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr int64_t kClasses = 5;
+constexpr size_t kLevels = 5;
+
+std::shared_ptr<Detector> make_detector(const std::string& yaml, ModelArgs args = {}) {
+  config::Component<ModelKind> component;
+  config::Faults faults;
+  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(yaml, "test"), component,
+                                                    "model", faults);
+  faults.throw_if_any();
+  args.num_classes = kClasses;
+  args.sample_shape = {3, 64, 64};
+  at::manual_seed(0);
+  auto detector = std::dynamic_pointer_cast<Detector>(component.make(args));
+  EXPECT_NE(detector, nullptr) << yaml << " finds no boxes";
+  return detector;
+}
+
+at::Tensor random_images(int64_t count, int64_t height, int64_t width) {
+  at::manual_seed(1);
+  return at::randn({count, 3, height, width}, at::kDouble);
+}
+
+/// Of two images, the first with two boxes.
+at::Tensor small_target() {
+  const at::Tensor target = at::full({2, 3, 5}, -1., at::kDouble);
+  target[0] = at::tensor({0., 96., 96., 96., 96., 1., 5., 10., 60., 70., 4., 30., 20., 90., 50.},
+                         at::kDouble)
+                  .reshape({3, 5});
+  return target;
+}
+
+struct Network {
+  std::string name;
+  std::string options;  ///< other than the defaults, as in detection_reference.py
+};
+
+const std::vector<Network>& networks() {
+  const std::string limits =
+      "score_thresh: 0.3, nms_thresh: 0.4, detections_per_img: 7, topk_candidates: 20";
+  static const std::vector<Network> all = {
+      {"retinanet_resnet50_fpn", limits + ", fg_iou_thresh: 0.6, bg_iou_thresh: 0.3"},
+      {"retinanet_resnet50_fpn_v2", limits + ", fg_iou_thresh: 0.6, bg_iou_thresh: 0.3"},
+      {"fcos_resnet50_fpn", limits + ", center_sampling_radius: 0.9"}};
+  return all;
+}
+
+class DetectionReferenceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SYNCBN_SKIP_UNLESS(test::python_has("torchvision"), "torchvision");
+    const std::string file = folder_ / "reference.pt";
+    const auto ended = test::run_program(
+        {test::python(), SYNCBN_SOURCE_DIR "/tests/models/detection_reference.py", file},
+        {.timeout_seconds = 200});
+    ASSERT_EQ(ended.exit_code, 0) << ended.err;
+    saved_ = read_state_dict(file);
+  }
+
+  /// The random predictions, and anchors as the network makes them.
+  std::vector<at::Tensor> outputs_of(Detector& detector, const std::string& prefix) {
+    const at::NoGradGuard no_grad;
+    detector.eval();
+    std::vector<at::Tensor> outputs = detector.forward_all(at::zeros({2, 3, 128, 224}));
+    const std::vector<std::string> names = {"cls_logits", "bbox_regression", "bbox_ctrness"};
+    for (size_t i = 0; i + kLevels < outputs.size(); ++i) {
+      EXPECT_EQ(outputs[i].sizes(), saved_[prefix + names[i]].sizes());
+      outputs[i] = saved_[prefix + names[i]];
+    }
+    return outputs;
+  }
+
+  test::TempFolder folder_;
+  StateDict saved_;
+};
+
+TEST_F(DetectionReferenceTest, AnchorsDetectionsLossAndGradientsAreThoseOfTorchvision) {
+  for (const Network& network : networks()) {
+    for (const bool is_default : {true, false}) {
+      const std::string prefix = network.name + (is_default ? ".defaults." : ".options.");
+      SCOPED_TRACE(prefix);
+      const auto detector = make_detector(
+          is_default ? network.name
+                     : fmt::format("{{type: {}, {}}}", network.name, network.options));
+      std::vector<at::Tensor> outputs = outputs_of(*detector, prefix);
+      const auto anchors = outputs.end() - kLevels;
+      EXPECT_TRUE(at::cat(std::vector<at::Tensor>(anchors, outputs.end()))
+                      .equal(saved_[prefix + "anchors"]));
+
+      const std::vector<Detections> found = detector->detect(outputs, saved_["sizes"]);
+      ASSERT_EQ(found.size(), 2U);
+      for (size_t i = 0; i < found.size(); ++i) {
+        SCOPED_TRACE(i);
+        EXPECT_GT(found[i].scores.size(0), 3);
+        EXPECT_TRUE(found[i].scores.equal(saved_[fmt::format("{}scores.{}", prefix, i)]));
+        EXPECT_TRUE(found[i].labels.equal(saved_[fmt::format("{}labels.{}", prefix, i)]));
+        EXPECT_TRUE(found[i].boxes.equal(saved_[fmt::format("{}boxes.{}", prefix, i)]));
+      }
+
+      for (at::Tensor& output : outputs) output = output.to(at::kDouble);
+      const std::vector<at::Tensor> predictions(outputs.begin(), anchors);
+      for (const at::Tensor& prediction : predictions) prediction.set_requires_grad(true);
+      const at::Tensor loss = detector->loss(outputs, saved_["target"]);
+      loss.backward();
+      const auto expected = saved_[prefix + "loss"].item<double>();
+      EXPECT_NEAR(loss.item<double>(), expected, 1e-12 * expected);
+      const std::vector<std::string> names = {"cls_logits", "bbox_regression", "bbox_ctrness"};
+      for (size_t i = 0; i < predictions.size(); ++i) {
+        EXPECT_TRUE(
+            at::allclose(predictions[i].grad(), saved_[prefix + names[i] + ".grad"], 1e-9, 1e-15))
+            << names[i];
+      }
+    }
+  }
+}
+
+TEST_F(DetectionReferenceTest, NmsKeepsWhatTorchvisionKeeps) {
+  for (const char* number : {"0", "1", "2"}) {
+    const std::string prefix = fmt::format("nms.{}.", number);
+    const auto kept = [&](int64_t limit) {
+      return nms(saved_[prefix + "boxes"], saved_[prefix + "scores"], saved_[prefix + "labels"],
+                 saved_[prefix + "threshold"].item<double>(), limit);
+    };
+    const at::Tensor& expected = saved_[prefix + "kept"];
+    EXPECT_TRUE(kept(10'000).equal(expected)) << number;
+    EXPECT_TRUE(kept(5).equal(expected.slice(0, 0, 5))) << number;
+  }
+}
+
+TEST(DetectionTest, NmsOfNoBoxesKeepsNone) {
+  const at::Tensor none = at::empty({0}, at::kLong);
+  EXPECT_EQ(nms(at::empty({0, 4}), at::empty({0}), none, 0.5, 10).sizes(), none.sizes());
+}
+
+TEST(DetectionTest, ImagesWithoutAnythingAboveTheThresholdHaveNoDetections) {
+  const at::NoGradGuard no_grad;
+  for (const Network& network : networks()) {
+    const auto detector = make_detector(network.name);  // begins with scores of about 0.01
+    detector->eval();
+    const auto outputs = detector->forward_all(at::zeros({1, 3, 64, 64}));
+    const auto found = detector->detect(outputs, at::tensor({64, 64}).reshape({1, 2}));
+    EXPECT_EQ(found.at(0).boxes.sizes(), (std::vector<int64_t>{0, 4}));
+    EXPECT_EQ(found.at(0).labels.scalar_type(), at::kLong);
+  }
+}
+
+TEST(DetectionTest, BatchesWithoutBoxesHaveFiniteGradientsForAllParameters) {
+  for (const Network& network : networks()) {
+    const auto detector = make_detector(network.name);
+    detector->to(at::kDouble);
+    const auto outputs = detector->forward_all(random_images(2, 96, 96));
+    std::vector<at::Tensor> losses;
+    // No rows at all, or only such that pad them; whatever their numbers are.
+    losses.push_back(detector->loss(outputs, at::zeros({2, 1, 5}, at::kDouble)));
+    losses.push_back(detector->loss(outputs, at::full({2, 3, 5}, -1., at::kDouble)));
+    EXPECT_EQ(losses[0].item<double>(), losses[1].item<double>());
+    losses[1].backward();
+    for (const auto& item : detector->named_parameters()) {
+      const at::Tensor& gradient = item.value().grad();
+      ASSERT_TRUE(gradient.defined()) << item.key();
+      EXPECT_TRUE(gradient.isfinite().all().item<bool>()) << item.key();
+    }
+  }
+}
+
+TEST(DetectionTest, HeadsHaveTheirNormalization) {
+  struct Case {
+    std::string yaml;
+    std::vector<std::string> names;  ///< of the first layer of a head
+  };
+  const std::string retinanet = "{type: retinanet_resnet50_fpn, head_norm: ";
+  const std::string fcos = "{type: fcos_resnet50_fpn, head_norm: ";
+  const std::vector<Case> cases = {
+      {retinanet + "none}", {"0.0.weight", "0.0.bias"}},
+      {retinanet + "group}", {"0.0.weight", "0.1.weight", "0.1.bias"}},
+      {retinanet + "batch}",
+       {"0.0.weight", "0.1.weight", "0.1.bias", "0.1.running_mean", "0.1.running_var",
+        "0.1.num_batches_tracked"}},
+      {fcos + "none}", {"0.weight", "0.bias"}},
+      {fcos + "batch}",
+       {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var",
+        "1.num_batches_tracked"}},
+  };
+  for (const Case& each : cases) {
+    const auto detector = make_detector(each.yaml);
+    const std::string prefix = "head.classification_head.conv.";
+    std::vector<std::string> names;
+    for (const auto& item : state_dict(*detector)) {
+      if (!item.key().starts_with(prefix)) continue;
+      if (names.size() < each.names.size()) names.push_back(item.key().substr(prefix.size()));
+    }
+    EXPECT_EQ(names, each.names) << each.yaml;
+    detector->to(at::kDouble);
+    const auto outputs = detector->forward_all(random_images(2, 96, 96));
+    EXPECT_TRUE(detector->loss(outputs, small_target()).isfinite().item<bool>()) << each.yaml;
+  }
+}
+
+/// By the names of the torchvision that published weights.
+StateDict with_old_names(const StateDict& weights) {
+  StateDict old;
+  for (const auto& item : weights) {
+    std::string name = item.key();
+    for (const int i : {0, 1, 2, 3}) {
+      for (const auto& [part, number] :
+           {std::pair("_blocks.", i), std::pair("_head.conv.", 2 * i)}) {
+        const std::string present = fmt::format("{}{}.0.", part, i);
+        const size_t begin = name.find(present);
+        if (begin == std::string::npos) continue;
+        name.replace(begin, present.size(), fmt::format("{}{}.", part, number));
+        break;
+      }
+    }
+    // They have FrozenBatchNorm2d.
+    if (!name.ends_with("num_batches_tracked")) old.insert(name, item.value());
+  }
+  return old;
+}
+
+TEST(DetectionTest, WeightsWithTorchvisionsOldNamesAreLoaded) {
+  const auto saved = make_detector("retinanet_resnet50_fpn");
+  const StateDict old = with_old_names(state_dict(*saved));
+  for (const char* name :
+       {"backbone.fpn.inner_blocks.2.bias", "backbone.fpn.layer_blocks.0.weight",
+        "head.classification_head.conv.6.weight", "head.regression_head.conv.2.bias"}) {
+    ASSERT_TRUE(old.contains(name)) << name;
+  }
+  const auto loaded = make_detector("retinanet_resnet50_fpn");
+  {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : loaded->parameters()) parameter.zero_();
+  }
+  load_state_dict(*loaded, old);
+  const auto parameters = saved->named_parameters();
+  for (const auto& item : loaded->named_parameters()) {
+    EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
+  }
+}
+
+TEST(DetectionTest, ThresholdsInTheWrongOrderAreRefused) {
+  EXPECT_THAT([] { make_detector("{type: retinanet_resnet50_fpn, bg_iou_thresh: 0.6}"); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("bg_iou_thresh (0.6) is above fg_iou_thresh (0.5)")));
+}
+
+/// One image a rank with SyncBatchNorm, against both images in one network. The mean of the ranks'
+/// losses is the loss of the whole batch, since it is a mean over images.
+void expect_whole_batch(int rank, const std::string& yaml) {
+  const auto make = [&](Norm norm) {
+    auto detector = make_detector(yaml, {.norm = norm});
+    detector->to(at::kDouble);
+    return detector;
+  };
+  const at::Tensor images = random_images(2, 96, 96);
+  const at::Tensor target = small_target();
+  const auto whole = make(Norm::kLocal);
+  const auto expected = whole->forward_all(images);
+  whole->loss(expected, target).backward();
+
+  const auto mine = [rank](const at::Tensor& all) { return all.slice(0, rank, rank + 1); };
+  const auto shared = make(Norm::kSync);
+  dist::DistributedDataParallel<Model> ddp(shared);
+  const auto outputs = ddp.invoke(&Model::forward_all, mine(images));
+  shared->loss(outputs, mine(target)).backward();
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(at::allclose(outputs[i], mine(expected[i]), 1e-9, 1e-9)) << i;
+  }
+  // Some gradients are zero but for rounding: those of a bias before batch norm.
+  double largest = 0;
+  for (const at::Tensor& parameter : whole->parameters()) {
+    largest = std::max(largest, parameter.grad().abs().max().item<double>());
+  }
+  const auto parameters = whole->named_parameters();
+  for (const auto& item : shared->named_parameters()) {
+    EXPECT_TRUE(at::allclose(item.value().grad(), parameters[item.key()].grad(), /*rtol=*/0,
+                             1e-9 * largest))
+        << item.key();
+  }
+}
+
+TEST(DetectionTest, TwoRanksWithSyncBatchNormComputeTheWholeBatch) {
+  for (const std::string head_norm : {"none", "batch"}) {
+    const std::string yaml =
+        fmt::format("{{type: retinanet_resnet50_fpn, head_norm: {}}}", head_norm);
+    test::run_ranks(2, [&](int rank) {
+      at::set_num_threads(1);
+      dist::init_process_group();
+      expect_whole_batch(rank, yaml);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace syncbn::models
