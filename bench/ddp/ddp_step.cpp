@@ -13,6 +13,7 @@
 #include <syncbn/base/heap.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/models/detector.h>
 #include <syncbn/models/memory_format.h>
 #include <syncbn/models/model.h>
 #include <syncbn/train/optimizer.h>
@@ -62,9 +63,14 @@ class Job {
     ddp_ = std::make_unique<dist::DistributedDataParallel<Model>>(net_);
     at::manual_seed(static_cast<uint64_t>(1 + dist::rank()));
     input_ = at::randn({batch, channels, size, size}).contiguous(memory_format);
-    target_ = net_->labels_pixels()
-                  ? (at::arange(batch * size * size) % kNumClasses).reshape({batch, size, size})
-                  : at::arange(batch) % kNumClasses;
+    detector_ = dynamic_cast<const models::Detector*>(net_.get());
+    if (detector_ != nullptr) {
+      target_ = boxes(batch, static_cast<double>(size));
+    } else if (net_->labels_pixels()) {
+      target_ = (at::arange(batch * size * size) % kNumClasses).reshape({batch, size, size});
+    } else {
+      target_ = at::arange(batch) % kNumClasses;
+    }
   }
 
   std::string steps(int count) {
@@ -93,8 +99,22 @@ class Job {
   }
 
  private:
+  /// Three boxes in each image, as Detector::loss() takes them.
+  static at::Tensor boxes(int64_t batch, double size) {
+    const at::Tensor rows = at::tensor({0., 1.,   1.,  1.,   1.,   //
+                                        1., 0.1,  0.1, 0.4,  0.5,  //
+                                        2., 0.3,  0.2, 0.9,  0.8,  //
+                                        3., 0.55, 0.6, 0.65, 0.7},
+                                       at::kDouble)
+                                .reshape({4, 5});
+    return (rows * at::tensor({1., size, size, size, size}, at::kDouble)).repeat({batch, 1, 1});
+  }
+
   at::Tensor forward() {
     ddp_->zero_grad();
+    if (detector_ != nullptr) {
+      return detector_->loss(ddp_->invoke(&Model::forward_all, input_), target_);
+    }
     return at::cross_entropy_loss(ddp_->forward(input_), target_);
   }
 
@@ -107,6 +127,7 @@ class Job {
   }
 
   std::shared_ptr<Model> net_;
+  const models::Detector* detector_ = nullptr;  ///< net_, if it is one
   std::unique_ptr<train::Optimizer> optimizer_;
   std::unique_ptr<dist::DistributedDataParallel<Model>> ddp_;
   at::Tensor input_;

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 CLASSES = 10
+BOXES = [[0.1, 0.1, 0.4, 0.5], [0.3, 0.2, 0.9, 0.8], [0.55, 0.6, 0.65, 0.7]]  # of the image's size
 
 
 def conv(inputs, outputs, kernel, stride=1):
@@ -106,11 +107,28 @@ class DeepLab(nn.Module):
         return self.net(x)["out"]
 
 
+class RetinaNet(nn.Module):
+    """Without the transform, which would resize the images."""
+
+    def __init__(self):
+        super().__init__()
+        from torchvision.models.detection import image_list, retinanet_resnet50_fpn
+        self.net = retinanet_resnet50_fpn(weights_backbone=None, num_classes=CLASSES)
+        self.images = image_list.ImageList
+
+    def forward(self, x):
+        features = list(self.net.backbone(x).values())
+        images = self.images(x, [x.shape[2:]] * len(x))
+        return self.net.head(features), self.net.anchor_generator(images, features)
+
+
 def make_net(model, size):
     if model == "digits":
         return Digits()
     if model == "deeplabv3_resnet50":
         return DeepLab()
+    if model == "retinanet_resnet50_fpn":
+        return RetinaNet()
     small = size < 64
     if model == "resnet18":
         return ResNet((2, 2, 2, 2), basic, 1, small)
@@ -127,6 +145,8 @@ class Job:
         if memory_format == "channels_last":
             net = net.to(memory_format=torch.channels_last)
             self.input = self.input.contiguous(memory_format=torch.channels_last)
+        boxes = size * torch.tensor(BOXES)
+        self.boxes = [{"labels": torch.tensor([1, 2, 3]), "boxes": boxes}] * batch
         shape = (batch, size, size) if model == "deeplabv3_resnet50" else (batch,)
         self.target = torch.arange(math.prod(shape)).reshape(shape) % CLASSES
         self.optimizer = torch.optim.SGD(net.parameters(), 1e-3, 0.9, fused=fused or None)
@@ -134,7 +154,10 @@ class Job:
 
     def forward(self):
         self.optimizer.zero_grad()
-        return F.cross_entropy(self.ddp(self.input), self.target)
+        output = self.ddp(self.input)
+        if isinstance(self.ddp.module, RetinaNet):
+            return sum(self.ddp.module.net.compute_loss(self.boxes, *output).values())
+        return F.cross_entropy(output, self.target)
 
     def steps(self, count):
         dist.barrier()

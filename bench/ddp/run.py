@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times DistributedDataParallel beside Python's: two ranks of each on this host, by turns.
 
-  bench/ddp/run.py [--model digits|resnet18|resnet50|deeplabv3_resnet50 ...]
+  bench/ddp/run.py [--model digits|resnet18|resnet50|deeplabv3_resnet50|retinanet_resnet50_fpn ...]
                    [--case same|defaults|sync ...] [--pairs 7]
                    [--worker build/bench/ddp_step] [--python python3] [--json FILE]
 
@@ -27,7 +27,7 @@ from ranks import RANKS, Job  # noqa: E402
 
 # model: batch a rank, size of an image, steps of a slice, warm-up steps
 MODELS = {"digits": (8, 8, 300, 50), "resnet18": (32, 32, 2, 1), "resnet50": (4, 224, 1, 1),
-          "deeplabv3_resnet50": (2, 256, 1, 1)}
+          "deeplabv3_resnet50": (2, 256, 1, 1), "retinanet_resnet50_fpn": (2, 256, 1, 1)}
 # case: memory format and fused optimizer (and batch norm) of ours, of Python's
 CASES = {"same": (("contiguous", "1"), ("contiguous", "1")),
          "defaults": (("default", "1"), ("contiguous", "0")),
@@ -65,7 +65,7 @@ def show(result):
     step, backward, alone = result["step_ms"], result["backward_ms"], result["no_sync_ms"]
     overlap = [with_ / without for with_, without in zip(backward, alone)]
     memory = result["peak_mib"]
-    print(f"{result['model']:20}{result['case']:10}{step[0]:10.2f}{step[1]:10.2f} ms"
+    print(f"{result['model']:24}{result['case']:10}{step[0]:10.2f}{step[1]:10.2f} ms"
           f"{result['ratio']:8.3f}  {result['interval'][0]:.3f} to {result['interval'][1]:.3f}"
           f"{overlap[0]:8.2f}{overlap[1]:8.2f}{memory[0]:8.0f}{memory[1]:8.0f} MiB", flush=True)
 
@@ -83,7 +83,7 @@ def all_reduce(arguments):
         bus = [moved / statistics.median(pair[side]["seconds"] for pair in pairs) / 1e9
                for side in (0, 1)]
         rows.append({"all_reduce": name, "gb_per_s": bus, "ratio": middle, "interval": [low, high]})
-        print(f"{'bus':20}{name:10}{bus[0]:10.3f}{bus[1]:10.3f} GB/s{middle:6.3f}  "
+        print(f"{'bus':24}{name:10}{bus[0]:10.3f}{bus[1]:10.3f} GB/s{middle:6.3f}  "
               f"{low:.3f} to {high:.3f}", flush=True)
     for job in jobs:
         job.end()
@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--python", default=os.environ.get("SYNCBN_TEST_PYTHON", "python3"))
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    print(f"{'':30}{'ours':>10}{'Python':>10}{'ratio':>11}  interval      overlap of both  memory")
+    print(f"{'':34}{'ours':>10}{'Python':>10}{'ratio':>11}  interval      overlap of both  memory")
     results = []
     for model in arguments.model:
         if model == "all_reduce":

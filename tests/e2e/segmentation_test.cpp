@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "e2e/png.h"
 #include "e2e/train_program.h"
 
 namespace syncbn::test {
@@ -24,13 +25,6 @@ using ::testing::Not;
 
 constexpr int kSide = 64;  // of images, in pixels
 constexpr int kIgnored = 255;
-
-/// @param pixels row by row, of 1 (grey) or 3 (RGB) bytes each
-std::string png(int64_t width, int64_t height, const std::string& pixels) {
-  data::Image image(width, height, std::ssize(pixels) / (width * height));
-  image.pixels.assign(pixels.begin(), pixels.end());
-  return data::encode_png(image);
-}
 
 class SegmentationTest : public ::testing::Test {
  protected:

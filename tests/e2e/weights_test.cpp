@@ -167,6 +167,9 @@ TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
   const std::string first = "--init=" + path_of("first");
   expect({first, "--model.width=8"}, "init: the weights do not fit the network:");
   expect({first, "--init_skip=[head]"}, "init: no parameter or buffer matches 'head'");
+  expect({first, "--init_into=conf1"},
+         "init: the network has no part 'conf1'; did you mean 'conv1'");
+  expect({first, "--init_into=fc"}, "missing: weight, bias");
   expect({"--init=missing.pth"}, "init: weights missing.pth: cannot read missing.pth");
   expect({"--freeze=[layer1]"}, "freeze: 'layer1' matches no parameter");
   expect({"--freeze=['*']"}, "freeze: all parameters are frozen; nothing is left to train");

@@ -11,6 +11,7 @@
 #include <syncbn/config/yaml.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/models/detector.h>
+#include <syncbn/models/resnet.h>
 #include <syncbn/models/weights.h>
 
 #include <algorithm>
@@ -28,6 +29,7 @@
 namespace syncbn::models {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -267,6 +269,25 @@ TEST(DetectionTest, WeightsWithTorchvisionsOldNamesAreLoaded) {
   for (const auto& item : loaded->named_parameters()) {
     EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
   }
+}
+
+TEST(DetectionTest, TheBackboneTakesTheWeightsOfAClassifier) {
+  const auto detector = make_detector("fcos_resnet50_fpn");
+  at::manual_seed(2);
+  const auto classifier = resnet50();
+  const auto report =
+      load_state_dict(*detector, state_dict(*classifier), {.into = "backbone.body"});
+  EXPECT_THAT(report.unexpected, ElementsAre("fc.weight", "fc.bias"));
+  EXPECT_TRUE(report.missing.empty());
+  const StateDict loaded = state_dict(*detector);
+  for (const auto& item : state_dict(*classifier)) {
+    if (item.key().starts_with("fc.")) continue;
+    EXPECT_TRUE(item.value().equal(loaded["backbone.body." + item.key()])) << item.key();
+  }
+  EXPECT_THAT([&] { load_state_dict(*detector, StateDict(), {.into = "backbone.bdy"}); },
+              ThrowsMessage<base::UserError>(HasSubstr("the network has no part 'backbone.bdy'")));
+  EXPECT_THAT([&] { load_state_dict(*detector, StateDict(), {.into = "backbone.body"}); },
+              ThrowsMessage<base::UserError>(HasSubstr("missing: conv1.weight")));
 }
 
 TEST(DetectionTest, ThresholdsInTheWrongOrderAreRefused) {

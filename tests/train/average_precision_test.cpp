@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 
 #include "detection/average_precision.h"
-#include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
-#include "support/temp_folder.h"
-#include "train/box_images.h"
+#include "train/pycocotools.h"
 
 namespace syncbn::train {
 namespace {
@@ -133,42 +130,17 @@ std::vector<BoxImage> random_images(uint32_t seed, int count) {
   return images;
 }
 
-/// Prints the 12 figures, and the average precision of each class.
-constexpr const char* kCocoReference = R"(
-import contextlib, io, json, sys
-import numpy as np
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
-data = json.load(open(sys.argv[1]))
-with contextlib.redirect_stdout(io.StringIO()):
-    truth = COCO()
-    truth.dataset = {"info": {}, "images": [{"id": i} for i in data["images"]], "annotations": data["truths"],
-                     "categories": [{"id": i} for i in range(int(sys.argv[2]))]}
-    truth.createIndex()
-    done = COCOeval(truth, truth.loadRes(data["detections"]), "bbox")
-    done.evaluate()
-    done.accumulate()
-    done.summarize()
-classes = [p[p > -1] for p in np.moveaxis(done.eval["precision"][:, :, :, 0, -1], 2, 0)]
-print(json.dumps([*done.stats, *(p.mean() if p.size else -1 for p in classes)]))
-)";
-
+/// @param images in order of their ids
 void expect_figures_of_pycocotools(std::vector<BoxImage> images) {
-  const test::TempFolder folder;
-  const std::string file = folder.write("images.json", to_json(images).dump());
-  const auto answer =
-      test::run_program({test::python(), "-c", kCocoReference, file, std::to_string(kBoxClasses)});
-  ASSERT_EQ(answer.exit_code, 0) << answer.err;
+  const std::vector<double> expected = figures_of_pycocotools(images, kBoxClasses);
   // As ranks would find them: in another order.
   std::ranges::reverse(images);
   const AveragePrecision result = evaluate(images, kBoxClasses);
   std::vector<double> figures(result.summary.begin(), result.summary.end());
   figures.insert(figures.end(), result.classes.begin(), result.classes.end());
-  const auto expected = nlohmann::json::parse(answer.out).get<std::vector<double>>();
   ASSERT_EQ(figures.size(), expected.size());
   for (size_t i = 0; i < figures.size(); ++i) {
-    const double figure = std::isnan(figures[i]) ? -1 : figures[i];
-    EXPECT_NEAR(figure, expected[i], 1e-14) << i;
+    EXPECT_NEAR(std::isnan(figures[i]) ? -1 : figures[i], expected[i], 1e-14) << i;
   }
 }
 

@@ -237,6 +237,10 @@ void Config::describe(config::Schema<Config>& schema) {
       "init_key", &Config::init_key,
       "the key of the network to take from a file with several: ema for the moving average of a "
       "run, model_ema for that of torchvision's reference; empty: the network itself");
+  schema.field(
+      "init_into", &Config::init_into,
+      "the part of the network that takes the weights, such as backbone.body for those of a "
+      "classifier; weights that the part lacks are left out; empty: the whole network");
   schema.field("init_skip", &Config::init_skip,
                "names that keep their random values, such as fc for another number of classes "
                "(wildcards)");

@@ -51,6 +51,22 @@ std::shared_ptr<const data::Dataset> make_val_set(const Config& config,
   return data::subset(std::move(plain), parts.held_out);
 }
 
+/// A label means the same in both splits only if the lists of classes are the same.
+void check_same_classes(const Inputs& inputs) {
+  const std::vector<std::string> trained = inputs.train_set->class_names();
+  const std::vector<std::string> evaluated = inputs.eval_set->class_names();
+  const auto name = [](const std::vector<std::string>& names, size_t label) {
+    return label < names.size() ? fmt::format("'{}'", names[label]) : "missing";
+  };
+  for (size_t label = 0; label < std::max(trained.size(), evaluated.size()); ++label) {
+    if (name(trained, label) == name(evaluated, label)) continue;
+    throw base::UserError(fmt::format(
+        "data: class {} is {} in the training split and {} in the {} split; give both the same "
+        "classes",
+        label, name(trained, label), name(evaluated, label), to_string(inputs.eval_split)));
+  }
+}
+
 /// Chooses the data to evaluate on.
 void choose_eval_set(const Config& config, Inputs& inputs) {
   auto val_set = make_val_set(config, inputs.train_set);
@@ -70,6 +86,7 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
         fmt::format("data: the {} split is empty; there is nothing to evaluate on",
                     to_string(inputs.eval_split)));
   }
+  check_same_classes(inputs);
 }
 
 /// Finds now what `train eval` would find when the training is over. Once is enough: not in the

@@ -51,10 +51,15 @@ void init_model(const Config& config, models::Model& model) {
     if (config.init.empty()) return;
     try {
       const std::string file = models::weights_file(config.init);
-      const auto report = models::load_state_dict(
-          model, models::read_state_dict(file, config.init_key), {.skip = config.init_skip});
-      spdlog::info("begins with {} of {}{}", base::counted(report.loaded.size(), "tensor"), file,
-                   report.skipped.empty() ? "" : "; random: " + base::join(report.skipped, ", "));
+      const auto report =
+          models::load_state_dict(model, models::read_state_dict(file, config.init_key),
+                                  {.skip = config.init_skip, .into = config.init_into});
+      const auto part = [](const char* what, const std::vector<std::string>& names) {
+        return names.empty() ? "" : fmt::format("; {}: {}", what, base::join(names, ", "));
+      };
+      spdlog::info("begins with {} of {}{}{}{}", base::counted(report.loaded.size(), "tensor"),
+                   file, config.init_into.empty() ? "" : " in " + config.init_into,
+                   part("random", report.skipped), part("left out", report.unexpected));
     } catch (const base::UserError& error) {
       throw base::UserError(fmt::format("init: {}", error.what()));
     }

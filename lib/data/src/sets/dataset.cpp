@@ -7,6 +7,7 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/data/boxes.h>
 #include <syncbn/data/digits.h>
 #include <syncbn/data/image_sets.h>
 #include <syncbn/data/sample_dataset.h>
@@ -149,6 +150,7 @@ DatasetKind::Registry& DatasetKind::registry() {
                                  load_image_folder);
     made.add<SegmentationFolderOptions>("segmentation_folder", "images and masks of the same name",
                                         load_segmentation_folder);
+    made.add<CocoOptions>("coco", "images with boxes around objects, in COCO's format", load_coco);
     made.add<TarShardsOptions>("tar_shards", "tar files as webdataset writes them",
                                load_tar_shards);
     return made;
@@ -158,7 +160,8 @@ DatasetKind::Registry& DatasetKind::registry() {
 
 bool labels_pixels(const Dataset& dataset) {
   const auto* const samples = dynamic_cast<const SampleDataset*>(&dataset);
-  return samples != nullptr && !samples->target_shape().empty();
+  const bool has_boxes = dynamic_cast<const BoxDataset*>(&dataset) != nullptr;
+  return samples != nullptr && !has_boxes && !samples->target_shape().empty();
 }
 
 }  // namespace syncbn::data

@@ -30,18 +30,11 @@ std::string only_in(const std::string& folder, const std::vector<std::string>& c
   return fmt::format("; only in '{}': {}{}", folder, base::join(own, ", "), is_long ? " …" : "");
 }
 
-/// The option of a split.
-const std::string& of_split(Split split, const std::string& train, const std::string& val,
-                            const std::string& test) {
-  if (split == Split::kVal) return val;
-  return split == Split::kTest ? test : train;
-}
-
 class ImageFolder : public detail::ImageSet {
  public:
   ImageFolder(const ImageFolderOptions& options, Split split, detail::FolderIndex index)
       : ImageSetOf({"image_folder", options, split, {}}),
-        root_(of_split(split, options.train, options.val, options.test)),
+        root_(detail::of_split(split, options.train, options.val, options.test)),
         decode_(detail::decode_options(options)),
         index_(std::move(index)),
         classes_(std::ssize(index_.classes())) {}
@@ -91,8 +84,9 @@ class SegmentationFolder : public detail::ImageSet {
  public:
   SegmentationFolder(const SegmentationFolderOptions& options, Split split)
       : ImageSetOf({"segmentation_folder", options, split, {.may_vary = true}}),
-        images_(of_split(split, options.train_images, options.val_images, options.test_images)),
-        masks_(of_split(split, options.train_masks, options.val_masks, options.test_masks)),
+        images_(
+            detail::of_split(split, options.train_images, options.val_images, options.test_images)),
+        masks_(detail::of_split(split, options.train_masks, options.val_masks, options.test_masks)),
         decode_(detail::decode_options(options)),
         classes_(options.classes),
         class_names_(options.class_names),
@@ -221,7 +215,7 @@ void ImageFolderOptions::describe(config::Schema<ImageFolderOptions>& schema) {
 }
 
 std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& options, Split split) {
-  const std::string& root = of_split(split, options.train, options.val, options.test);
+  const std::string& root = detail::of_split(split, options.train, options.val, options.test);
   if (root.empty()) return nullptr;
   auto index = detail::index_class_folders(root, {.folder = options.cache_dir});
   if (root != options.train) {
@@ -274,7 +268,8 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
 
 std::shared_ptr<const Dataset> load_segmentation_folder(const SegmentationFolderOptions& options,
                                                         Split split) {
-  if (of_split(split, options.train_images, options.val_images, options.test_images).empty()) {
+  if (detail::of_split(split, options.train_images, options.val_images, options.test_images)
+          .empty()) {
     return nullptr;
   }
   return std::make_shared<const SegmentationFolder>(options, split);
@@ -293,7 +288,7 @@ void TarShardsOptions::describe(config::Schema<TarShardsOptions>& schema) {
 }
 
 std::shared_ptr<const Dataset> load_tar_shards(const TarShardsOptions& options, Split split) {
-  const std::string& pattern = of_split(split, options.train, options.val, options.test);
+  const std::string& pattern = detail::of_split(split, options.train, options.val, options.test);
   if (pattern.empty()) return nullptr;
   std::vector<fs::path> paths;
   for (const std::string& name : detail::expand_braces(pattern)) paths.emplace_back(name);

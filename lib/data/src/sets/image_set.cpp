@@ -37,14 +37,15 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
 
 ImageFormat::ImageFormat(const std::string& kind, const ImageSetOptions& options, Split split,
                          const Source& source)
-    : pipeline_(split == Split::kTrain ? options.transforms : options.test_transforms),
+    : pipeline_(split == Split::kTrain ? options.transforms : options.test_transforms,
+                source.has_boxes),
       channels_(source.channels),
       normalization_{per_channel(kind, "mean", options.mean, channels_),
                      per_channel(kind, "std", options.std, channels_)} {
   auto size = pipeline_.size(source.size);
   if (!size && source.may_vary) {
     sizes_vary_ = true;
-    size = pipeline_.max_size(source.size);
+    size = pipeline_.max_size(source.max_size);
   }
   if (!size) refuse_sizes(kind, split == Split::kTrain, source.may_vary);
   size_ = *size;
@@ -82,6 +83,12 @@ void ImageFormat::write_mask(const Image& mask, const SampleSlot& slot) const {
   for (int64_t y = 0; y < mask.height; ++y) {
     std::copy_n(mask.row(y), mask.width, slot.target.data() + y * size_.width);
   }
+}
+
+const std::string& of_split(Split split, const std::string& train, const std::string& val,
+                            const std::string& test) {
+  if (split == Split::kVal) return val;
+  return split == Split::kTest ? test : train;
 }
 
 DecodeOptions decode_options(const ImageFileOptions& options) {

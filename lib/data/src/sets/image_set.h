@@ -19,11 +19,14 @@ class ImageFormat {
     std::optional<ImageSize> size = {};
     /// Whether batches may have images of different sizes.
     bool may_vary = false;
+    /// If they may, the largest width and height before the images are transformed, if known.
+    std::optional<ImageSize> max_size = {};
+    bool has_boxes = false;  ///< the transforms have to move boxes with the images
   };
 
   /// @param kind the set's type, for messages.
   /// @throws base::UserError if the transforms leave images of different sizes (unbounded sizes, if
-  ///   they may vary), or mean and std do not match the channels.
+  ///   they may vary) or do not move boxes, or mean and std do not match the channels.
   ImageFormat(const std::string& kind, const ImageSetOptions& options, Split split,
               const Source& source);
 
@@ -66,6 +69,10 @@ class ImageSetOf : public Base {
 };
 
 using ImageSet = ImageSetOf<SampleDataset>;
+
+/// The option of a split.
+const std::string& of_split(Split split, const std::string& train, const std::string& val,
+                            const std::string& test);
 
 DecodeOptions decode_options(const ImageFileOptions& options);
 

@@ -7,14 +7,14 @@
 #include <utility>
 
 #include <syncbn/base/hash.h>
-#include <syncbn/data/sample_dataset.h>
+#include <syncbn/data/boxes.h>
 
 #include "sets/gather.h"
 
 namespace syncbn::data {
 namespace {
 
-/// `Base` is Dataset or SampleDataset.
+/// `Base` is Dataset, SampleDataset or BoxDataset.
 template <class Base>
 class Subset : public Base {
  public:
@@ -66,9 +66,10 @@ class Subset : public Base {
   uint64_t fingerprint_ = 0;
 };
 
-class SampleSubset : public Subset<SampleDataset> {
+template <class Base>
+class SampleSubset : public Subset<Base> {
  public:
-  using Subset::Subset;
+  using Subset<Base>::Subset;
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     dataset().read_sample(of_dataset(index), random, slot);
@@ -79,14 +80,36 @@ class SampleSubset : public Subset<SampleDataset> {
   std::vector<int64_t> target_shape() const override { return dataset().target_shape(); }
   int64_t ignore_index() const override { return dataset().ignore_index(); }
   std::string name_of(int64_t index) const override { return dataset().name_of(of_dataset(index)); }
+
+ protected:
+  using Subset<Base>::dataset;
+  using Subset<Base>::of_dataset;
+};
+
+class BoxSubset : public SampleSubset<BoxDataset> {
+ public:
+  using SampleSubset::SampleSubset;
+
+  std::span<const Annotation> annotations(int64_t index) const override {
+    return dataset().annotations(of_dataset(index));
+  }
+  int64_t image_id(int64_t index) const override { return dataset().image_id(of_dataset(index)); }
+  ImageSize original_size(int64_t index) const override {
+    return dataset().original_size(of_dataset(index));
+  }
+  const BoxDataset& whole() const override { return dataset().whole(); }
 };
 
 }  // namespace
 
 std::shared_ptr<const Dataset> subset(std::shared_ptr<const Dataset> dataset,
                                       std::vector<int64_t> indices) {
+  if (auto boxes = std::dynamic_pointer_cast<const BoxDataset>(dataset)) {
+    return std::make_shared<const BoxSubset>(std::move(boxes), std::move(indices));
+  }
   if (auto samples = std::dynamic_pointer_cast<const SampleDataset>(dataset)) {
-    return std::make_shared<const SampleSubset>(std::move(samples), std::move(indices));
+    return std::make_shared<const SampleSubset<SampleDataset>>(std::move(samples),
+                                                               std::move(indices));
   }
   return std::make_shared<const Subset<Dataset>>(std::move(dataset), std::move(indices));
 }

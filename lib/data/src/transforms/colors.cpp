@@ -52,6 +52,8 @@ class ColorJitter : public Transform {
     }
   }
 
+  bool moves_boxes() const override { return true; }
+
  private:
   static double factor(double spread, SampleRandom& random) {
     return random.uniform(std::max(0.0, 1 - spread), 1 + spread);

@@ -13,6 +13,7 @@ namespace syncbn::data::detail {
 
 void add_crops(TransformKind::Registry& registry);
 void add_geometry(TransformKind::Registry& registry);
+void add_detection(TransformKind::Registry& registry);
 void add_colors(TransformKind::Registry& registry);
 void add_auto_augment(TransformKind::Registry& registry);
 
@@ -26,8 +27,12 @@ void add_transform(TransformKind::Registry& registry, const char* name, const ch
 
 ImageSize size_of(const Image& image);
 
-/// Crops image and mask.
+/// Crops image and mask, and clips boxes.
 void crop_sample(ImageSample& sample, const Box& box);
+
+/// Adds a border of `fill` to the image and of ignored pixels to the mask. The four sides of
+/// `border` are the widths of its left, upper, right and lower part, in pixels.
+void pad_sample(ImageSample& sample, const Box& border, uint8_t fill);
 
 /// Resizes the image (bilinear) and the mask (nearest neighbour).
 void resize_sample(ImageSample& sample, ImageSize size);

@@ -15,17 +15,11 @@ class Crop : public Transform {
  public:
   explicit Crop(ImageSize target) : target_(target) {}
   std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return target_; }
+  bool moves_boxes() const override { return true; }
 
  protected:
   const ImageSize target_;
 };
-
-void pad_sample(ImageSample& sample, const Box& border, uint8_t fill) {
-  const auto& [left, top, right, bottom] = border;
-  if (border == Box{}) return;
-  sample.image = pad(sample.image, left, top, right, bottom, fill);
-  if (sample.mask) sample.mask = pad(*sample.mask, left, top, right, bottom, sample.ignored_label);
-}
 
 /// Smaller images get a black border.
 class CenterCrop : public Crop {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "transforms/common.h"
 
@@ -35,6 +36,7 @@ class Resize : public Transform {
   void apply(ImageSample& sample, SampleRandom&) const override {
     resize_sample(sample, target(size_of(sample.image)));
   }
+  bool moves_boxes() const override { return true; }
 
   std::optional<ImageSize> size_after(std::optional<ImageSize> before) const override {
     if (before) return target(*before);
@@ -65,7 +67,22 @@ class Resize : public Transform {
   const Options options_;
 };
 
-template <void (*flip)(Image&)>
+/// Mirrors two sides of a box in an image of this length.
+void mirror(double& low, double& high, int64_t length) {
+  std::swap(low, high);
+  low = static_cast<double>(length) - low;
+  high = static_cast<double>(length) - high;
+}
+
+void mirror_x(LabelledBox& box, const Image& image) {
+  mirror(box.x1, box.x2, image.width);
+}
+
+void mirror_y(LabelledBox& box, const Image& image) {
+  mirror(box.y1, box.y2, image.height);
+}
+
+template <void (*flip)(Image&), void (*mirror_box)(LabelledBox&, const Image&)>
 class Flip : public Transform {
  public:
   struct Options {
@@ -82,7 +99,9 @@ class Flip : public Transform {
     if (!random.chance(p_)) return;
     flip(sample.image);
     if (sample.mask) flip(*sample.mask);
+    for (LabelledBox& box : sample.boxes) mirror_box(box, sample.image);
   }
+  bool moves_boxes() const override { return true; }
 
  private:
   const double p_;
@@ -115,6 +134,7 @@ class RandomScale : public Transform {
   std::optional<ImageSize> max_size_after(std::optional<ImageSize> before) const override {
     return before ? std::optional(scaled(*before, options_.max)) : std::nullopt;
   }
+  bool moves_boxes() const override { return true; }
 
  private:
   static ImageSize scaled(ImageSize size, double factor) {
@@ -127,7 +147,7 @@ class RandomScale : public Transform {
   const Options options_;
 };
 
-/// Changes only the image; the mask stays, as in torchvision.
+/// Changes only the image; mask and boxes stay, as in torchvision.
 class RandomErasing : public Transform {
  public:
   struct Options {
@@ -170,6 +190,7 @@ class RandomErasing : public Transform {
       return;
     }
   }
+  bool moves_boxes() const override { return true; }
 
  private:
   const Options options_;
@@ -179,9 +200,10 @@ class RandomErasing : public Transform {
 
 void add_geometry(TransformKind::Registry& registry) {
   add_transform<Resize>(registry, "resize", "resize, bilinear and anti-aliased");
-  add_transform<Flip<flip_horizontally>>(registry, "random_horizontal_flip",
-                                         "mirror left and right");
-  add_transform<Flip<flip_vertically>>(registry, "random_vertical_flip", "mirror top and bottom");
+  add_transform<Flip<flip_horizontally, mirror_x>>(registry, "random_horizontal_flip",
+                                                   "mirror left and right");
+  add_transform<Flip<flip_vertically, mirror_y>>(registry, "random_vertical_flip",
+                                                 "mirror top and bottom");
   add_transform<RandomScale>(registry, "random_scale", "resize by a random factor");
   add_transform<RandomErasing>(registry, "random_erasing", "erase a random rectangle");
 }

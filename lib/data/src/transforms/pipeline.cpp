@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -20,9 +21,40 @@ void crop_sample(ImageSample& sample, const Box& box) {
   if (box == Box{0, 0, sample.image.width, sample.image.height}) return;
   sample.image = crop(sample.image, box);
   if (sample.mask) sample.mask = crop(*sample.mask, box);
+  const auto clipped = [](double value, int64_t start, int64_t size) {
+    return std::clamp(value - static_cast<double>(start), 0.0, static_cast<double>(size));
+  };
+  for (LabelledBox& object : sample.boxes) {
+    object.x1 = clipped(object.x1, box.left, box.width);
+    object.x2 = clipped(object.x2, box.left, box.width);
+    object.y1 = clipped(object.y1, box.top, box.height);
+    object.y2 = clipped(object.y2, box.top, box.height);
+  }
+}
+
+void pad_sample(ImageSample& sample, const Box& border, uint8_t fill) {
+  const auto& [left, top, right, bottom] = border;
+  if (border == Box{}) return;
+  sample.image = pad(sample.image, left, top, right, bottom, fill);
+  if (sample.mask) sample.mask = pad(*sample.mask, left, top, right, bottom, sample.ignored_label);
+  for (LabelledBox& object : sample.boxes) {
+    object.x1 += static_cast<double>(left);
+    object.x2 += static_cast<double>(left);
+    object.y1 += static_cast<double>(top);
+    object.y2 += static_cast<double>(top);
+  }
 }
 
 void resize_sample(ImageSample& sample, ImageSize size) {
+  const double x_ratio = static_cast<double>(size.width) / static_cast<double>(sample.image.width);
+  const double y_ratio =
+      static_cast<double>(size.height) / static_cast<double>(sample.image.height);
+  for (LabelledBox& object : sample.boxes) {
+    object.x1 *= x_ratio;
+    object.x2 *= x_ratio;
+    object.y1 *= y_ratio;
+    object.y2 *= y_ratio;
+  }
   sample.image = resize(sample.image, size.width, size.height);
   if (sample.mask) sample.mask = resize_nearest(*sample.mask, size.width, size.height);
 }
@@ -49,6 +81,7 @@ TransformKind::Registry& TransformKind::registry() {
     Registry made;
     detail::add_crops(made);
     detail::add_geometry(made);
+    detail::add_detection(made);
     detail::add_colors(made);
     detail::add_auto_augment(made);
     return made;
@@ -59,8 +92,13 @@ TransformKind::Registry& TransformKind::registry() {
 Pipeline::Pipeline(std::vector<std::shared_ptr<const Transform>> steps)
     : steps_(std::move(steps)) {}
 
-Pipeline::Pipeline(const std::vector<config::Component<TransformKind>>& steps) {
-  for (const auto& step : steps) steps_.push_back(step.make());
+Pipeline::Pipeline(const std::vector<config::Component<TransformKind>>& steps, bool has_boxes) {
+  for (const auto& step : steps) {
+    steps_.push_back(step.make());
+    if (!has_boxes || steps_.back()->moves_boxes()) continue;
+    throw base::UserError(
+        fmt::format("the transform {} does not move boxes with the image; remove it", step.type()));
+  }
 }
 
 Image Pipeline::run(ImageDecoder& decoder, SampleRandom& random) const {

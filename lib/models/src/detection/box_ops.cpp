@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 #include <vector>
 
 namespace syncbn::models {
@@ -31,34 +32,30 @@ at::Tensor area(const at::Tensor& boxes) {
   return (boxes.select(-1, 2) - boxes.select(-1, 0)) * (boxes.select(-1, 3) - boxes.select(-1, 1));
 }
 
-/// The indices that nms() keeps among boxes in the order of their scores.
-/// @param sides [4, count]: all x1, all y1, ...
+/// @param a, b the four sides of a box
 template <class Real>
-std::vector<int64_t> kept_boxes(const Real* sides, const int64_t* labels, int64_t count,
+Real iou_of(const Real* a, const Real* b) {
+  const auto area = [](const Real* box) { return (box[2] - box[0]) * (box[3] - box[1]); };
+  const Real width = std::max(Real{0}, std::min(a[2], b[2]) - std::max(a[0], b[0]));
+  const Real height = std::max(Real{0}, std::min(a[3], b[3]) - std::max(a[1], b[1]));
+  const Real both = width * height;
+  return both / (area(a) + area(b) - both);
+}
+
+/// The indices that nms() keeps of boxes in the order of their scores.
+template <class Real>
+std::vector<int64_t> kept_boxes(const Real* boxes, const int64_t* labels, int64_t count,
                                 double threshold, int64_t limit) {
-  const Real* const x1 = sides;
-  const Real* const y1 = x1 + count;
-  const Real* const x2 = y1 + count;
-  const Real* const y2 = x2 + count;
-  std::vector<Real> areas(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    areas[static_cast<size_t>(i)] = (x2[i] - x1[i]) * (y2[i] - y1[i]);
-  }
-  const Real* const area = areas.data();
-  std::vector<int64_t> is_dropped(static_cast<size_t>(count));
-  int64_t* const dropped = is_dropped.data();
   std::vector<int64_t> kept;
+  std::unordered_map<int64_t, std::vector<int64_t>> kept_of_label;
   for (int64_t i = 0; i < count && std::ssize(kept) < limit; ++i) {
-    if (dropped[i] != 0) continue;
+    std::vector<int64_t>& better = kept_of_label[labels[i]];
+    const bool is_dropped = std::ranges::any_of(better, [&](int64_t other) {
+      return iou_of(boxes + 4 * other, boxes + 4 * i) > threshold;
+    });
+    if (is_dropped) continue;
+    better.push_back(i);
     kept.push_back(i);
-    for (int64_t j = i + 1; j < count; ++j) {  // without branches: vectorised
-      const Real width = std::max(Real{0}, std::min(x2[i], x2[j]) - std::max(x1[i], x1[j]));
-      const Real height = std::max(Real{0}, std::min(y2[i], y2[j]) - std::max(y1[i], y1[j]));
-      const Real both = width * height;
-      const double iou = both / (area[i] + area[j] - both);
-      dropped[j] |=
-          static_cast<int64_t>(iou > threshold) & static_cast<int64_t>(labels[i] == labels[j]);
-    }
   }
   return kept;
 }
@@ -122,12 +119,12 @@ at::Tensor nms(const at::Tensor& boxes, const at::Tensor& scores, const at::Tens
                double threshold, int64_t limit) {
   const at::Tensor order = scores.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
   // One box decides after the other: on the CPU, wherever the boxes are.
-  const at::Tensor sides = boxes.index_select(0, order).t().cpu().contiguous();
+  const at::Tensor sorted = boxes.index_select(0, order).cpu();
   const at::Tensor sorted_labels = labels.index_select(0, order).cpu();
   std::vector<int64_t> kept;
-  AT_DISPATCH_FLOATING_TYPES(sides.scalar_type(), "nms", [&] {
-    kept = kept_boxes(sides.const_data_ptr<scalar_t>(), sorted_labels.const_data_ptr<int64_t>(),
-                      sides.size(1), threshold, limit);
+  AT_DISPATCH_FLOATING_TYPES(sorted.scalar_type(), "nms", [&] {
+    kept = kept_boxes(sorted.const_data_ptr<scalar_t>(), sorted_labels.const_data_ptr<int64_t>(),
+                      sorted.size(0), threshold, limit);
   });
   return order.index_select(0, at::tensor(kept, at::kLong).to(order.device()));
 }

@@ -27,8 +27,8 @@ at::Tensor decode_distances(const at::Tensor& distances, const at::Tensor& ancho
 
 // ---- non-maximum suppression ------------------------------------------------------------------
 
-/// Keeps the box with the highest score, drops those of the same label whose IoU with it is above
-/// `threshold`, and so on with the rest.
+/// Drops each box whose IoU with a kept one of the same label and a higher score is above
+/// `threshold`.
 /// @param boxes [n, 4], float32 or float64
 /// @param scores [n]; of equal ones, the first box counts as the highest
 /// @param labels [n]

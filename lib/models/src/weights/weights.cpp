@@ -113,6 +113,13 @@ void add_state(const torch::nn::Module& module, const std::string& prefix, State
   }
 }
 
+torch::nn::Module& child_of(torch::nn::Module& module, const std::string& name) {
+  auto children = module.named_modules(/*name_prefix=*/"", /*include_self=*/false);
+  if (const auto* const found = children.find(name)) return **found;
+  throw base::UserError(fmt::format("the network has no part '{}'{}", name,
+                                    base::did_you_mean(name, children.keys())));
+}
+
 /// Under the names that the network has now.
 StateDict with_present_names(const StateDict& weights, const torch::nn::Module& module,
                              const StateDict& present) {
@@ -190,8 +197,9 @@ StateDict read_state_dict(const std::string& path, const std::string& key) {
   }
 }
 
-LoadReport load_state_dict(torch::nn::Module& module, const StateDict& saved,
+LoadReport load_state_dict(torch::nn::Module& whole, const StateDict& saved,
                            const LoadOptions& options) {
+  torch::nn::Module& module = options.into.empty() ? whole : child_of(whole, options.into);
   StateDict present = state_dict(module);
   const StateDict weights = with_present_names(saved, module, present);
   check_wildcards(options.skip, present);
@@ -215,14 +223,12 @@ LoadReport load_state_dict(torch::nn::Module& module, const StateDict& saved,
   for (const auto& item : weights) {
     if (!present.contains(item.key())) report.unexpected.push_back(base::printable(item.key()));
   }
-  const bool differs = options.strict && !(report.missing.empty() && report.unexpected.empty());
-  if (differs || !misshapen.empty()) {
-    throw base::UserError(
-        "the weights do not fit the network:" +
-        line("missing", options.strict ? report.missing : std::vector<std::string>{}) +
-        line("unexpected", options.strict ? report.unexpected : std::vector<std::string>{}) +
-        line("of another shape", misshapen));
+  std::string faults = line("of another shape", misshapen);
+  if (options.strict) {
+    if (options.into.empty()) faults = line("unexpected", report.unexpected) + faults;
+    faults = line("missing", report.missing) + faults;
   }
+  if (!faults.empty()) throw base::UserError("the weights do not fit the network:" + faults);
   const at::NoGradGuard no_grad;
   for (const std::string& name : report.loaded) present[name].copy_(weights[name]);
   return report;

@@ -1,6 +1,7 @@
 #include "detection/average_precision.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 namespace syncbn::train {
@@ -197,7 +198,7 @@ double mean_of_numbers(std::span<const double> values) {
   double sum = 0;
   int64_t count = 0;
   for (const double value : values) {
-    if (value != value) continue;
+    if (std::isnan(value)) continue;
     sum += value;
     ++count;
   }

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/data/boxes.h>
+#include <syncbn/models/detector.h>
 #include <syncbn/models/gan.h>
 
 #include <algorithm>
@@ -29,6 +31,16 @@ LabelText text_of(LabelKind kind) {
       return {"detection", "boxes with labels", "coco", "retinanet_resnet50_fpn"};
   }
   throw base::InternalError("task: unknown kind of labels");
+}
+
+LabelKind kind_of(const data::Dataset& dataset) {
+  if (dynamic_cast<const data::BoxDataset*>(&dataset) != nullptr) return LabelKind::kBoxes;
+  return data::labels_pixels(dataset) ? LabelKind::kPixels : LabelKind::kImages;
+}
+
+LabelKind kind_of(const models::Model& model) {
+  if (dynamic_cast<const models::Detector*>(&model) != nullptr) return LabelKind::kBoxes;
+  return model.labels_pixels() ? LabelKind::kPixels : LabelKind::kImages;
 }
 
 }  // namespace
@@ -68,6 +80,7 @@ TaskKind::Registry& TaskKind::registry() {
   static Registry registry = [] {
     Registry made;
     add_classification(made);
+    add_detection(made);
     add_segmentation(made);
     add_gan(made);
     return made;
@@ -76,7 +89,7 @@ TaskKind::Registry& TaskKind::registry() {
 }
 
 void expect_labels(LabelKind kind, const data::Dataset& dataset) {
-  const LabelKind own = data::labels_pixels(dataset) ? LabelKind::kPixels : LabelKind::kImages;
+  const LabelKind own = kind_of(dataset);
   if (own == kind) return;
   throw base::UserError(
       fmt::format("task: {} needs {}, and this data has {}; set task to {}, or choose data such as "
@@ -89,7 +102,7 @@ void expect_predictions(LabelKind kind, const models::Model& model) {
   if (dynamic_cast<const models::Gan*>(&model) != nullptr) {
     throw base::UserError("it generates images; set task to gan, or choose another network");
   }
-  const LabelKind own = model.labels_pixels() ? LabelKind::kPixels : LabelKind::kImages;
+  const LabelKind own = kind_of(model);
   if (own == kind) return;
   throw base::UserError(fmt::format(
       "it predicts {}, and task {} needs {}; choose a network such as {}", text_of(own).labels,

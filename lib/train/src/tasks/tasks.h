@@ -13,6 +13,7 @@ namespace syncbn::train {
 
 // Each registers one task.
 void add_classification(TaskKind::Registry& registry);
+void add_detection(TaskKind::Registry& registry);
 void add_segmentation(TaskKind::Registry& registry);
 void add_gan(TaskKind::Registry& registry);
 

@@ -85,6 +85,18 @@ struct SegmentationFolderOptions : ImageFileOptions {
   static void describe(config::Schema<SegmentationFolderOptions>& schema);
 };
 
+/// `type: coco`: images with boxes around objects, in COCO's format for instances: a JSON file and
+/// a folder of images for each split. Labels are the positions of the categories, sorted by id.
+/// Samples are sorted by the images' ids. Segmentation masks and key points are not read. The set
+/// is a BoxDataset.
+struct CocoOptions : ImageFileOptions {
+  std::string train_annotations, train_images;
+  std::string val_annotations, val_images;    ///< empty: no such split
+  std::string test_annotations, test_images;  ///< empty: no such split
+
+  static void describe(config::Schema<CocoOptions>& schema);
+};
+
 /// `type: tar_shards`: tar files as webdataset writes them. Successive files with the same name up
 /// to the first dot are a sample: an image (.jpg, .jpeg, .png) and its label (.cls, a number).
 struct TarShardsOptions : ImageFileOptions {
@@ -106,6 +118,7 @@ std::shared_ptr<const Dataset> load_csv_images(const CsvImagesOptions& options, 
 std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& options, Split split);
 std::shared_ptr<const Dataset> load_segmentation_folder(const SegmentationFolderOptions& options,
                                                         Split split);
+std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split);
 std::shared_ptr<const Dataset> load_tar_shards(const TarShardsOptions& options, Split split);
 
 }  // namespace syncbn::data

@@ -11,13 +11,27 @@
 
 namespace syncbn::data {
 
-/// An image and, for segmentation, the labels of its pixels. Geometric transforms change both
-/// (masks by nearest neighbour), colour transforms only the image.
+/// A box around an object; corners in pixels from the upper left corner of the image.
+struct LabelledBox {
+  double x1 = 0;
+  double y1 = 0;
+  double x2 = 0;
+  double y2 = 0;
+  int64_t label = 0;
+
+  bool operator==(const LabelledBox&) const = default;
+};
+
+/// An image and, for segmentation, the labels of its pixels, or, for detection, its boxes.
+/// Geometric transforms change all of them (masks by nearest neighbour), colour transforms only the
+/// image.
 struct ImageSample {
   Image image;
-  std::optional<Image> mask;
+  std::optional<Image> mask = {};
   /// The mask's label for pixels outside of the image.
   uint8_t ignored_label = 255;
+  /// Crops clip them to the image, so that some may have no area.
+  std::vector<LabelledBox> boxes = {};
 };
 
 /// A step from a decoded image to a training sample. Thread-safe.
@@ -42,14 +56,18 @@ class Transform {
   virtual std::optional<ImageSize> max_size_after(std::optional<ImageSize> before) const {
     return size_after(before);
   }
+
+  /// Whether apply() moves boxes with the image. If not, samples with boxes are refused.
+  virtual bool moves_boxes() const { return false; }
 };
 
 /// The registry behind lists of transforms such as `- {type: random_resized_crop, size: 224}`.
 /// Names, options, defaults and the distribution of random choices are those of
 /// torchvision.transforms. Image operations give the bytes of Pillow.
 ///   resize, center_crop, random_crop, random_resized_crop, random_horizontal_flip,
-///   random_vertical_flip, random_scale, color_jitter, rand_augment, trivial_augment_wide,
-///   random_erasing
+///   random_vertical_flip, random_scale, random_shortest_size, scale_jitter, random_zoom_out,
+///   random_iou_crop, color_jitter, random_photometric_distort, rand_augment,
+///   trivial_augment_wide, random_erasing
 struct TransformKind {
   using Registry = config::Registry<std::shared_ptr<const Transform>>;
   static Registry& registry();
@@ -60,7 +78,10 @@ class Pipeline {
  public:
   Pipeline() = default;
   explicit Pipeline(std::vector<std::shared_ptr<const Transform>> steps);
-  explicit Pipeline(const std::vector<config::Component<TransformKind>>& steps);
+  /// @param has_boxes samples will have boxes
+  /// @throws base::UserError for a transform that is not for samples with boxes.
+  explicit Pipeline(const std::vector<config::Component<TransformKind>>& steps,
+                    bool has_boxes = false);
 
   /// Decodes the part of the image that the first step needs, and runs all steps.
   Image run(ImageDecoder& decoder, SampleRandom& random) const;

@@ -41,6 +41,10 @@ struct LoadOptions {
   std::vector<std::string> skip = {};
   /// Every name must be in both; else those that are in one only are left out.
   bool strict = true;
+  /// Name of the child that takes the weights, as "backbone.body"; names are then relative to it,
+  /// and weights that it lacks, such as those of a classifier, are left out. Empty: the module
+  /// itself.
+  std::string into = {};
 };
 
 /// Names, in their order.
@@ -55,7 +59,8 @@ struct LoadReport {
 /// present_name()), converting types. As in Python, a batch norm's num_batches_tracked may be
 /// missing.
 /// @throws base::UserError with all names that are missing, unexpected (`strict`) or of another
-///   shape, and for a wildcard that no name matches; the module is unchanged then.
+///   shape, for a wildcard that no name matches, and for a child that is not there; the module is
+///   unchanged then.
 LoadReport load_state_dict(torch::nn::Module& module, const StateDict& weights,
                            const LoadOptions& options = {});
 

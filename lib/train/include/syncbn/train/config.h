@@ -124,6 +124,7 @@ struct Config {
   bool activation_checkpointing = false;
   std::string init;
   std::string init_key;
+  std::string init_into;
   std::vector<std::string> init_skip;
   std::vector<std::string> freeze;
   bool freeze_statistics = false;

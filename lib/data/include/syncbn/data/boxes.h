@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <syncbn/data/image.h>
+#include <syncbn/data/sample_dataset.h>
+#include <syncbn/data/transforms.h>
+
+namespace syncbn::data {
+
+/// An object in an image, as COCO's instances files have it. Lengths are in pixels of the image
+/// before it is transformed.
+struct Annotation {
+  int64_t label = 0;  ///< below num_classes()
+  double x = 0;       ///< of the left side
+  double y = 0;       ///< of the upper side
+  double width = 0;   ///< may be 0, as height
+  double height = 0;
+  double area = 0;        ///< of the object's mask if the file has it, otherwise of the box
+  bool is_crowd = false;  ///< the box is around many objects
+  int64_t id = 0;
+};
+
+/// Images with boxes around objects. The target of a sample has the layout of BoxTarget.
+class BoxDataset : public SampleDataset {
+ public:
+  /// All of an image, crowds and boxes without area included.
+  virtual std::span<const Annotation> annotations(int64_t index) const = 0;
+  virtual int64_t image_id(int64_t index) const = 0;
+  /// Before the image is transformed.
+  virtual ImageSize original_size(int64_t index) const = 0;
+
+  /// The set of which this one is a part (see subset()), or itself. BoxTarget::kIndex counts there.
+  virtual const BoxDataset& whole() const { return *this; }
+};
+
+/// The layout of a target, [1 + M, kColumns], where no image of the set has more than M boxes.
+/// Values are float64 in the memory of an int64 tensor, so that batches have one type for all kinds
+/// of targets: BoxTarget::decode() gives the values. Row 0 describes the sample. The other rows are
+/// boxes, first those that are used.
+///
+/// Left out are crowds, and boxes that are less than a pixel wide or high after the transforms
+/// (torchvision's SanitizeBoundingBoxes).
+struct BoxTarget {
+  static constexpr int64_t kColumns = 5;
+
+  // Columns of row 0.
+  static constexpr int64_t kIndex = 0;           ///< of the sample in BoxDataset::whole()
+  static constexpr int64_t kOriginalHeight = 1;  ///< in pixels, before the transforms
+  static constexpr int64_t kOriginalWidth = 2;
+  static constexpr int64_t kHeight = 3;  ///< in pixels, after the transforms
+  static constexpr int64_t kWidth = 4;
+
+  // Columns of the other rows. Corners are in pixels of the transformed image.
+  static constexpr int64_t kLabel = 0;  ///< kUnused: the row has no box
+  static constexpr int64_t kX1 = 1;
+  static constexpr int64_t kY1 = 2;
+  static constexpr int64_t kX2 = 3;
+  static constexpr int64_t kY2 = 4;
+
+  static constexpr double kUnused = -1;
+
+  /// Writes a target.
+  /// @param target of shape [1 + M, kColumns]
+  /// @param sample after the transforms
+  static void encode(std::span<int64_t> target, int64_t index, ImageSize original,
+                     const ImageSample& sample);
+
+  /// float64 [..., kColumns], the same memory.
+  static at::Tensor decode(const at::Tensor& target) { return target.view(at::kDouble); }
+};
+
+}  // namespace syncbn::data

@@ -1,0 +1,184 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include <syncbn/base/error.h>
+#include <syncbn/base/hash.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/data/boxes.h>
+
+#include "sets/coco_instances.h"
+#include "sets/file_bytes.h"
+#include "sets/image_set.h"
+
+namespace syncbn::data {
+namespace {
+
+using detail::CocoInstances;
+
+/// Whether a box is in the target, as in torchvision's references.
+bool is_target(const Annotation& box) {
+  return !box.is_crowd && box.width > 0 && box.height > 0;
+}
+
+LabelledBox clipped(const Annotation& box, ImageSize size) {
+  const auto width = static_cast<double>(size.width);
+  const auto height = static_cast<double>(size.height);
+  return {.x1 = std::clamp(box.x, 0.0, width),
+          .y1 = std::clamp(box.y, 0.0, height),
+          .x2 = std::clamp(box.x + box.width, 0.0, width),
+          .y2 = std::clamp(box.y + box.height, 0.0, height),
+          .label = box.label};
+}
+
+detail::ImageFormat::Source source_of(const CocoInstances& instances) {
+  detail::ImageFormat::Source source{.may_vary = true, .has_boxes = true};
+  ImageSize largest, smallest = instances.photos.front().size;
+  for (const auto& photo : instances.photos) {
+    largest = {std::max(largest.width, photo.size.width),
+               std::max(largest.height, photo.size.height)};
+    smallest = {std::min(smallest.width, photo.size.width),
+                std::min(smallest.height, photo.size.height)};
+  }
+  source.max_size = largest;
+  if (smallest == largest) source.size = largest;
+  return source;
+}
+
+class Coco : public detail::ImageSetOf<BoxDataset> {
+ public:
+  Coco(const CocoOptions& options, Split split, std::filesystem::path images,
+       CocoInstances instances)
+      : ImageSetOf({"coco", options, split, source_of(instances)}),
+        images_(std::move(images)),
+        decode_(detail::decode_options(options)),
+        instances_(std::move(instances)) {
+    for (const auto& photo : instances_.photos) {
+      max_boxes_ = std::max(max_boxes_, std::ranges::count_if(instances_.of(photo), is_target));
+    }
+    fingerprint_ = hash();
+  }
+
+  int64_t size() const override { return std::ssize(instances_.photos); }
+  std::span<const int64_t> labels() const override { return {}; }
+  int64_t num_classes() const override { return std::ssize(instances_.classes); }
+  std::vector<std::string> class_names() const override { return instances_.classes; }
+  /// Of the annotations and the files' names.
+  uint64_t fingerprint() const override { return fingerprint_; }
+  std::vector<int64_t> target_shape() const override {
+    return {1 + max_boxes_, BoxTarget::kColumns};
+  }
+  std::string name_of(int64_t index) const override { return path_of(index).string(); }
+
+  std::span<const Annotation> annotations(int64_t index) const override {
+    return instances_.of(photo(index));
+  }
+  int64_t image_id(int64_t index) const override { return photo(index).id; }
+  ImageSize original_size(int64_t index) const override { return photo(index).size; }
+
+  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
+    const std::string name = name_of(index);
+    const ImageSize size = original_size(index);
+    ImageDecoder decoder(detail::read_whole_file(name), name, decode_);
+    if (ImageSize{decoder.width(), decoder.height()} != size) {
+      throw base::UserError(fmt::format("'{}' has {} x {} pixels, its annotations are for {} x {}",
+                                        name, decoder.width(), decoder.height(), size.width,
+                                        size.height));
+    }
+    ImageSample sample{.image = decoder.decode()};
+    for (const Annotation& annotation : annotations(index)) {
+      if (is_target(annotation)) sample.boxes.push_back(clipped(annotation, size));
+    }
+    sample = pipeline().run(std::move(sample), random);
+    format().write(sample.image, slot);
+    BoxTarget::encode(slot.target, index, size, sample);
+  }
+
+ private:
+  const CocoInstances::Photo& photo(int64_t index) const {
+    return instances_.photos[static_cast<size_t>(index)];
+  }
+  std::filesystem::path path_of(int64_t index) const { return images_ / photo(index).file; }
+
+  uint64_t hash() const {
+    base::Fnv1a hash;
+    for (const std::string& name : instances_.classes) hash.add_bytes(name);
+    for (const auto& photo : instances_.photos) {
+      hash.add_bytes(photo.file);
+      hash.add(static_cast<uint64_t>(photo.id));
+      hash.add(photo.count);
+    }
+    for (const Annotation& box : instances_.annotations) {
+      hash.add(static_cast<uint64_t>(box.label));
+      hash.add_byte(box.is_crowd ? 1 : 0);
+      for (const double value : {box.x, box.y, box.width, box.height}) {
+        hash.add(std::bit_cast<uint64_t>(value));
+      }
+    }
+    return hash.value();
+  }
+
+  std::filesystem::path images_;
+  DecodeOptions decode_;
+  CocoInstances instances_;
+  int64_t max_boxes_ = 0;
+  uint64_t fingerprint_ = 0;
+};
+
+/// Finds a wrong folder at the start; other files that are missing are reported when they are read.
+void check_first_image(const CocoInstances& instances, const std::filesystem::path& images,
+                       const std::string& annotations) {
+  const auto first = images / instances.photos.front().file;
+  if (std::filesystem::exists(first)) return;
+  throw base::UserError(
+      fmt::format("coco: '{}', the first image of '{}', does not exist; is '{}' "
+                  "the folder of its images?",
+                  first.string(), annotations, images.string()));
+}
+
+/// Says what is trained on as background.
+void report_empty_images(const CocoInstances& instances, const std::string& annotations) {
+  const auto empty = std::ranges::count(instances.photos, size_t{0}, &CocoInstances::Photo::count);
+  if (empty == 0) return;
+  spdlog::info("coco: {} of {} in '{}' have no annotations; they are background", empty,
+               base::counted(instances.photos.size(), "image"), annotations);
+}
+
+}  // namespace
+
+void CocoOptions::describe(config::Schema<CocoOptions>& schema) {
+  using Options = CocoOptions;
+  schema
+      .field("train_annotations", &Options::train_annotations,
+             "JSON file of the instances, such as instances_train2017.json")
+      .required();
+  schema.field("train_images", &Options::train_images, "the folder of its images").required();
+  schema.field("val_annotations", &Options::val_annotations,
+               "the same for the validation split, with the same categories; empty: none");
+  schema.field("val_images", &Options::val_images,
+               "the same for the validation split; empty: none");
+  schema.field("test_annotations", &Options::test_annotations,
+               "the same for the test split, with the same categories; empty: none");
+  schema.field("test_images", &Options::test_images, "the same for the test split; empty: none");
+  detail::describe_image_files(schema);
+}
+
+std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split) {
+  const std::string& annotations = detail::of_split(
+      split, options.train_annotations, options.val_annotations, options.test_annotations);
+  if (annotations.empty()) return nullptr;
+  const std::string& images =
+      detail::of_split(split, options.train_images, options.val_images, options.test_images);
+  CocoInstances instances = detail::read_coco_instances(annotations);
+  if (instances.photos.empty() || instances.classes.empty()) {
+    throw base::UserError(fmt::format("coco: '{}' has no {}", annotations,
+                                      instances.photos.empty() ? "images" : "categories"));
+  }
+  check_first_image(instances, images, annotations);
+  report_empty_images(instances, annotations);
+  return std::make_shared<const Coco>(options, split, images, std::move(instances));
+}
+
+}  // namespace syncbn::data

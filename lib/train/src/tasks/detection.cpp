@@ -1,0 +1,174 @@
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/schema.h>
+#include <syncbn/data/boxes.h>
+#include <syncbn/models/detector.h>
+
+#include <array>
+#include <bit>
+#include <utility>
+
+#include "detection/average_precision.h"
+#include "tasks/tasks.h"
+
+namespace syncbn::train {
+namespace {
+
+struct DetectionOptions {
+  static void describe(config::Schema<DetectionOptions>& /*schema*/) {}
+};
+
+/// A record of a MatchedDetection.
+using Record = std::array<int64_t, 6>;
+
+class ObjectDetection : public Task {
+ public:
+  explicit ObjectDetection(const data::BoxDataset& dataset)
+      : dataset_(dataset.whole()), names_(class_names(dataset)) {}
+
+  void attach(models::Model& model) override {
+    expect_predictions(LabelKind::kBoxes, model);
+    detector_ = &dynamic_cast<const models::Detector&>(model);
+  }
+
+  at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const override {
+    return detector_->loss(outputs, data::BoxTarget::decode(target));
+  }
+
+  /// Over images. The loss of a batch is its own only if the batch is one image, since networks
+  /// divide by the number of boxes in the batch.
+  at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
+    const auto images = static_cast<double>(target.size(0));
+    const at::Tensor mean = loss(outputs, target);
+    return at::stack({mean * images, at::full_like(mean, images)});
+  }
+
+  int64_t num_counts() const override { return std::ssize(names_) * int64_t{kNumAreas}; }
+
+  /// Truths of each class in each range of area.
+  at::Tensor counts(const Outputs& /*outputs*/, const at::Tensor& target) const override {
+    std::vector<int64_t> counts(static_cast<size_t>(num_counts()));
+    const at::Tensor samples = samples_of(target);
+    for (int64_t i = 0; i < samples.size(0); ++i) {
+      count_truths(truths_of(index_of(samples[i])), counts);
+    }
+    return at::tensor(counts, at::kLong).to(target.device());
+  }
+
+  bool needs_records() const override { return true; }
+
+  /// The matched detections.
+  std::vector<int64_t> records(const Outputs& outputs, const at::Tensor& target) const override {
+    std::vector<int64_t> all;
+    const at::Tensor samples = samples_of(target);
+    const auto found = detector_->detect(outputs, samples.narrow(1, data::BoxTarget::kHeight, 2));
+    for (size_t i = 0; i < found.size(); ++i) {
+      const at::Tensor sample = samples[static_cast<int64_t>(i)];
+      const int64_t index = index_of(sample);
+      for (const MatchedDetection& one :
+           match(dataset_.image_id(index), truths_of(index), in_original(found[i], sample))) {
+        const auto record = std::bit_cast<Record>(one);
+        all.insert(all.end(), record.begin(), record.end());
+      }
+    }
+    return all;
+  }
+
+  std::vector<Metric> metrics(std::span<const int64_t> counts,
+                              std::span<const int64_t> records) const override {
+    const AveragePrecision result = average_precision(matched_of(records), counts);
+    std::vector<Metric> all;
+    for (size_t i = 0; i < result.summary.size(); ++i) {
+      all.push_back({.name = kSummaryNames[i], .value = result.summary[i], .is_share = true});
+    }
+    for (size_t i = 0; i < result.classes.size(); ++i) {
+      all.push_back({.name = "ap_" + names_[i], .value = result.classes[i], .is_share = true});
+    }
+    return all;
+  }
+
+  std::string remark(std::span<const int64_t> counts) const override {
+    std::vector<std::string> absent;
+    for (size_t i = 0; i < names_.size(); ++i) {
+      if (counts[i * kNumAreas] == 0) absent.push_back(names_[i]);
+    }
+    if (absent.empty()) return {};
+    return fmt::format("map leaves out {} that no image has: {}",
+                       absent.size() == 1 ? "a class" : "classes", base::join(absent, ", "));
+  }
+
+ private:
+  /// Row 0 of each target: float64 [N, BoxTarget::kColumns] on the CPU. Waits for the device.
+  static at::Tensor samples_of(const at::Tensor& target) {
+    return data::BoxTarget::decode(target).select(1, 0).cpu();
+  }
+
+  /// In data::BoxDataset::whole().
+  static int64_t index_of(const at::Tensor& sample) {
+    return static_cast<int64_t>(sample[data::BoxTarget::kIndex].item<double>());
+  }
+
+  std::vector<Truth> truths_of(int64_t index) const {
+    std::vector<Truth> truths;
+    for (const data::Annotation& one : dataset_.annotations(index)) {
+      truths.push_back({.label = one.label,
+                        .box = {one.x, one.y, one.width, one.height},
+                        .area = one.area,
+                        .is_crowd = one.is_crowd});
+    }
+    return truths;
+  }
+
+  /// Detections in pixels of the image before it was resized.
+  static std::vector<Detection> in_original(const models::Detections& found,
+                                            const at::Tensor& sample) {
+    using Target = data::BoxTarget;
+    const auto row = sample.accessor<double, 1>();
+    const double across = row[Target::kOriginalWidth] / row[Target::kWidth];
+    const double down = row[Target::kOriginalHeight] / row[Target::kHeight];
+    const at::Tensor boxes = found.boxes.to(at::kCPU, at::kDouble);
+    const at::Tensor scores = found.scores.to(at::kCPU, at::kDouble);
+    const at::Tensor labels = found.labels.cpu();
+    const auto corners = boxes.accessor<double, 2>();
+    std::vector<Detection> detections;
+    for (int64_t i = 0; i < boxes.size(0); ++i) {
+      const PixelBox box{.x = corners[i][0] * across,
+                         .y = corners[i][1] * down,
+                         .width = (corners[i][2] - corners[i][0]) * across,
+                         .height = (corners[i][3] - corners[i][1]) * down};
+      detections.push_back({.label = labels.const_data_ptr<int64_t>()[i],
+                            .score = scores.const_data_ptr<double>()[i],
+                            .box = box});
+    }
+    return detections;
+  }
+
+  static std::vector<MatchedDetection> matched_of(std::span<const int64_t> records) {
+    std::vector<MatchedDetection> matched;
+    for (size_t i = 0; i < records.size(); i += Record{}.size()) {
+      Record record{};
+      std::ranges::copy(records.subspan(i, record.size()), record.begin());
+      matched.push_back(std::bit_cast<MatchedDetection>(record));
+    }
+    return matched;
+  }
+
+  const data::BoxDataset& dataset_;
+  std::vector<std::string> names_;
+  const models::Detector* detector_ = nullptr;
+};
+
+std::unique_ptr<Task> make_detection(const DetectionOptions& /*options*/,
+                                     const data::Dataset& dataset) {
+  expect_labels(LabelKind::kBoxes, dataset);
+  return std::make_unique<ObjectDetection>(dynamic_cast<const data::BoxDataset&>(dataset));
+}
+
+}  // namespace
+
+void add_detection(TaskKind::Registry& registry) {
+  registry.add<DetectionOptions>("detection", "boxes around objects", make_detection);
+}
+
+}  // namespace syncbn::train

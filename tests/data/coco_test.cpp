@@ -1,0 +1,271 @@
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <syncbn/base/error.h>
+#include <syncbn/data/boxes.h>
+#include <syncbn/data/image_ops.h>
+#include <syncbn/data/image_sets.h>
+#include <syncbn/data/loader.h>
+#include <syncbn/data/subset.h>
+
+#include "data/components.h"
+#include "data/images.h"
+#include "data/jpeg_writer.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::data {
+namespace {
+
+namespace fs = std::filesystem;
+using test::component;
+using test::picture;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+using ::testing::ThrowsMessage;
+
+constexpr const char* kImages = R"("images": [
+  {"id": 9, "file_name": "nine.jpg", "width": 40, "height": 30, "license": 3},
+  {"id": 4, "file_name": "four.jpg", "width": 20, "height": 50},
+  {"id": 7, "file_name": "seven.jpg", "width": 40, "height": 30}])";
+constexpr const char* kCategories = R"("categories": [
+  {"id": 17, "name": "cat", "supercategory": "animal"}, {"id": 3, "name": "car"}])";
+constexpr const char* kAnnotations = R"("annotations": [
+  {"id": 100, "image_id": 9, "category_id": 17, "bbox": [30.5, 10, 10.25, 20], "area": 150.5,
+   "iscrowd": 0, "segmentation": [[30.5, 10, 40, 10, 40, 30]]},
+  {"id": 101, "image_id": 4, "category_id": 3, "bbox": [1, 2, 3, 4], "iscrowd": 1, "area": 7,
+   "segmentation": {"counts": [5, 6], "size": [50, 20], "id": 1}},
+  {"id": 103, "image_id": 9, "category_id": 3, "bbox": [0, 0, 0, 5], "area": 0, "iscrowd": 0},
+  {"id": 102, "image_id": 9, "category_id": 3, "bbox": [2, 4, 8, 6]}])";
+
+std::string file_of(const std::string& images = kImages,
+                    const std::string& categories = kCategories,
+                    const std::string& annotations = kAnnotations) {
+  return fmt::format(R"({{"info": {{"id": 5, "images": []}}, {}, {}, {}}})", annotations, images,
+                     categories);
+}
+
+class CocoTest : public ::testing::Test {
+ protected:
+  CocoTest() {
+    fs::create_directory(folder_ / "photos");
+    for (const auto& [name, width, height] : {std::tuple{"nine", 40, 30}, {"four", 20, 50}}) {
+      folder_.write(fmt::format("photos/{}.jpg", name), test::write_jpeg(picture(width, height)));
+    }
+    write(file_of());
+  }
+
+  void write(const std::string& json) const { folder_.write("instances.json", json); }
+
+  CocoOptions options() const {
+    CocoOptions made;
+    made.train_annotations = folder_ / "instances.json";
+    made.train_images = folder_ / "photos";
+    return made;
+  }
+
+  std::shared_ptr<const BoxDataset> load(const CocoOptions& options,
+                                         Split split = Split::kTrain) const {
+    return std::dynamic_pointer_cast<const BoxDataset>(load_coco(options, split));
+  }
+  std::shared_ptr<const BoxDataset> load() const { return load(options()); }
+
+  const test::TempFolder folder_;
+};
+
+/// Rows of a target as lists.
+std::vector<std::vector<double>> rows_of(const at::Tensor& target) {
+  const at::Tensor values = BoxTarget::decode(target);
+  std::vector<std::vector<double>> rows;
+  for (int64_t i = 0; i < values.size(0); ++i) {
+    const auto* row = values[i].const_data_ptr<double>();
+    rows.emplace_back(row, row + BoxTarget::kColumns);
+  }
+  return rows;
+}
+
+TEST_F(CocoTest, ReadsImagesSortedByIdWithTheirAnnotations) {
+  const auto set = load();
+  EXPECT_EQ(set->size(), 3);
+  EXPECT_THAT(set->class_names(), ElementsAre("car", "cat"));
+  EXPECT_TRUE(set->labels().empty());
+  EXPECT_FALSE(labels_pixels(*set));
+  EXPECT_THAT((std::vector{set->image_id(0), set->image_id(1), set->image_id(2)}),
+              ElementsAre(4, 7, 9));
+  EXPECT_EQ(set->original_size(0), (ImageSize{20, 50}));
+  EXPECT_THAT(set->name_of(2), HasSubstr("photos/nine.jpg"));
+
+  EXPECT_THAT(set->annotations(1), SizeIs(0));
+  const auto crowd = set->annotations(0);
+  ASSERT_THAT(crowd, SizeIs(1));
+  EXPECT_TRUE(crowd[0].is_crowd);
+  EXPECT_EQ(crowd[0].area, 7);
+  const auto nine = set->annotations(2);
+  ASSERT_THAT(nine, SizeIs(3));
+  EXPECT_EQ(nine[0].id, 100);
+  EXPECT_EQ(nine[0].label, 1);
+  EXPECT_EQ(nine[0].x, 30.5);
+  EXPECT_EQ(nine[0].width, 10.25);
+  EXPECT_EQ(nine[0].area, 150.5);
+  EXPECT_FALSE(nine[0].is_crowd);
+  EXPECT_EQ(nine[2].area, 48) << "of the box";
+}
+
+TEST_F(CocoTest, TargetsHaveTheBoxesOfTheTransformedImage) {
+  CocoOptions flipped = options();
+  flipped.transforms = {component("resize", {{"size", "60"}, {"max_size", "100"}}),
+                        component("random_horizontal_flip", {{"p", "1"}})};
+  const auto set = load(flipped);
+  EXPECT_TRUE(set->sizes_vary());
+  EXPECT_EQ(set->sample_shape(), (std::vector<int64_t>{3, 100, 100}));
+  EXPECT_EQ(set->target_shape(), (std::vector<int64_t>{3, 5}));
+  const Batch batch = set->get_batch(std::vector<int64_t>{2, 0});
+  EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{2, 3, 100, 96}));
+  EXPECT_TRUE(at::equal(batch.sizes, at::tensor({60, 80, 100, 40}, at::kLong).view({2, 2})));
+  // Image 9 is twice as large and mirrored. The box of width 0 is left out, and the first one is
+  // clipped to the image, of which it has 0.75 pixels too many.
+  EXPECT_THAT(rows_of(batch.target[0]),
+              ElementsAre(ElementsAre(2, 30, 40, 60, 80), ElementsAre(1, 0, 20, 80 - 61, 60),
+                          ElementsAre(0, 80 - 20, 8, 80 - 4, 20)));
+  EXPECT_THAT(rows_of(batch.target[1]),
+              ElementsAre(ElementsAre(0, 50, 20, 100, 40), ElementsAre(-1, 0, 0, 0, 0),
+                          ElementsAre(-1, 0, 0, 0, 0)));
+
+  Image image = resize(load_image(folder_ / "photos/nine.jpg"), 80, 60);
+  flip_horizontally(image);
+  const at::Tensor expected = at::tensor(at::ArrayRef<uint8_t>(image.pixels), at::kByte)
+                                  .view({60, 80, 3})
+                                  .permute({2, 0, 1});
+  EXPECT_TRUE(at::equal(batch.data[0].slice(1, 0, 60).slice(2, 0, 80), expected));
+}
+
+TEST_F(CocoTest, NeedsNoTransforms) {
+  EXPECT_EQ(load()->sample_shape(), (std::vector<int64_t>{3, 50, 40}));
+  write(file_of(R"("images": [{"id": 9, "file_name": "nine.jpg", "width": 40, "height": 30}])",
+                kCategories, R"("annotations": [])"));
+  const auto set = load();
+  EXPECT_FALSE(set->sizes_vary()) << "all images have the same size";
+  const Batch batch = set->get_batch(std::vector<int64_t>{0});
+  EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{1, 3, 30, 40}));
+  EXPECT_THAT(rows_of(batch.target[0]), ElementsAre(ElementsAre(0, 30, 40, 30, 40)));
+}
+
+TEST_F(CocoTest, BoxesLessThanAPixelWideAreLeftOut) {
+  CocoOptions smaller = options();
+  smaller.transforms = {component("resize", {{"height", "5"}, {"width", "4"}})};
+  // The boxes of image 9 are 0.95 and 0.8 pixels wide after it.
+  const Batch batch = load(smaller)->get_batch(std::vector<int64_t>{2});
+  EXPECT_THAT(rows_of(batch.target[0]),
+              ElementsAre(ElementsAre(2, 30, 40, 5, 4), ElementsAre(-1, 0, 0, 0, 0),
+                          ElementsAre(-1, 0, 0, 0, 0)));
+}
+
+TEST_F(CocoTest, ASubsetKeepsTheIndicesOfTheWhole) {
+  const auto set = load();
+  const auto some = std::dynamic_pointer_cast<const BoxDataset>(subset(set, {2, 1}));
+  ASSERT_NE(some, nullptr);
+  EXPECT_EQ(&some->whole(), set.get());
+  EXPECT_EQ(some->image_id(0), 9);
+  EXPECT_EQ(some->original_size(0), (ImageSize{40, 30}));
+  EXPECT_EQ(some->annotations(0).data(), set->annotations(2).data());
+  Loader loader(some, {.batch_size = 1, .num_workers = 2});
+  loader.start_epoch(0);
+  const Batch batch = *loader.next();
+  EXPECT_EQ(rows_of(batch.target[0])[0][BoxTarget::kIndex], 2);
+}
+
+TEST_F(CocoTest, RefusesFilesWithMistakes) {
+  const auto refusal = [this](const std::string& json, const std::string& why) {
+    write(json);
+    EXPECT_THAT([this] { load(); },
+                ThrowsMessage<base::UserError>(AllOf(HasSubstr("instances.json'"), HasSubstr(why))))
+        << why;
+  };
+  const auto with = [](const std::string& annotation) {
+    return file_of(kImages, kCategories, R"("annotations": [)" + annotation + "]");
+  };
+  refusal("", "is not JSON");
+  refusal(file_of().substr(0, 200), "damaged at byte 201");
+  refusal("[]", "no list 'images'");
+  refusal(fmt::format("{{{}, {}}}", kImages, kCategories), "no list 'annotations'");
+  refusal(fmt::format("{{{}, {}}}", kImages, kAnnotations), "no list 'categories'");
+  refusal(file_of(R"("images": [])"), "image_id 9, which the file does not list");
+  refusal(file_of(R"("images": [])", kCategories, R"("annotations": [])"), "has no images");
+  refusal(file_of(R"("images": [{"id": 1, "file_name": "a.jpg", "width": 4.5, "height": 3}])"),
+          "image 1 has no whole number 'width'");
+  refusal(file_of(R"("images": [{"file_name": "a.jpg", "width": 4, "height": 3}])"),
+          "image number 0 (from 0) has no whole number 'id'");
+  refusal(with(R"({"id": 5, "image_id": 9, "category_id": 17})"),
+          "annotation 5 has no 'bbox' of 4 numbers");
+  refusal(with(R"({"id": 5, "image_id": 9, "bbox": [1, 1, 2, 2]})"),
+          "annotation 5 has no whole number 'category_id'");
+  refusal(with(R"({"id": 5, "image_id": 9, "category_id": 2, "bbox": [1, 1, 2, 2]})"),
+          "annotation 5 has the category_id 2, which the file does not list");
+  refusal(with(R"({"id": 5, "image_id": 8, "category_id": 3, "bbox": [1, 1, 2, 2]})"),
+          "annotation 5 has the image_id 8, which");
+  for (const char* box : {"[1, 1, -2, 2]", "[1, 1, 2, -2]", "[-2, 1, 8, 2]", "[1, 1, 41, 2]",
+                          "[1, 1, 2, 31]", "[1, -1.5, 2, 2]"}) {
+    refusal(
+        with(fmt::format(R"({{"id": 5, "image_id": 9, "category_id": 3, "bbox": {}}})", box)),
+        fmt::format("the box of annotation 5 ({}) is not within image 9 (40 x 30 pixels)", box));
+  }
+  const std::string twice = R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]})";
+  refusal(with(twice + ", " + twice), "two annotations with the id 5");
+  refusal(file_of(R"("images": [{"id": 9, "file_name": "a", "width": 4, "height": 3},
+                                {"id": 9, "file_name": "b", "width": 4, "height": 3}])"),
+          "two images with the id 9");
+  refusal(file_of(kImages, R"("categories": [{"id": 3, "name": "a"}, {"id": 3, "name": "b"}])"),
+          "two categories with the id 3");
+}
+
+TEST_F(CocoTest, NamesImagesThatDoNotMatch) {
+  EXPECT_THAT([this] { load()->get_batch(std::vector<int64_t>{1}); },
+              ThrowsMessage<base::UserError>(
+                  AllOf(HasSubstr("photos/seven.jpg"), HasSubstr("No such file"))));
+  folder_.write("photos/seven.jpg", test::write_jpeg(picture(30, 40)));
+  EXPECT_THAT([this] { load()->get_batch(std::vector<int64_t>{1}); },
+              ThrowsMessage<base::UserError>(
+                  AllOf(HasSubstr("seven.jpg' has 30 x 40 pixels"), HasSubstr("for 40 x 30"))));
+  CocoOptions elsewhere = options();
+  elsewhere.train_images = folder_ / "other";
+  EXPECT_THAT([&] { load(elsewhere); },
+              ThrowsMessage<base::UserError>(
+                  AllOf(HasSubstr("other/four.jpg'"), HasSubstr("the folder of its images?"))));
+}
+
+TEST_F(CocoTest, RefusesTransformsThatDoNotMoveBoxes) {
+  CocoOptions augmented = options();
+  augmented.transforms = {component("random_horizontal_flip"), component("rand_augment")};
+  EXPECT_THAT([&] { load(augmented); },
+              ThrowsMessage<base::UserError>(HasSubstr("rand_augment does not move boxes")));
+  augmented.transforms = {component("resize", {{"size", "60"}})};
+  EXPECT_THAT(
+      [&] { load(augmented); },
+      ThrowsMessage<base::UserError>(HasSubstr("coco: the transforms leave images of any size")));
+}
+
+TEST_F(CocoTest, FingerprintDependsOnTheAnnotations) {
+  const uint64_t before = load()->fingerprint();
+  EXPECT_EQ(load()->fingerprint(), before);
+  std::string changed = file_of();
+  changed.replace(changed.find("30.5, 10, 10.25"), 4, "30.6");
+  write(changed);
+  EXPECT_NE(load()->fingerprint(), before);
+}
+
+TEST_F(CocoTest, SplitsAreOptional) {
+  EXPECT_EQ(load(options(), Split::kVal), nullptr);
+  EXPECT_EQ(load(options(), Split::kTest), nullptr);
+  EXPECT_EQ(load(options(), Split::kHeldOut)->size(), 3);
+}
+
+}  // namespace
+}  // namespace syncbn::data
