@@ -1,7 +1,6 @@
 #include "dense_detector.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/stack.h>
@@ -70,11 +69,6 @@ DenseDetector::Predictions DenseDetector::Predictions::of_anchors(int64_t begin,
   return {.logits = logits.narrow(-2, begin, count),
           .regression = regression.narrow(-2, begin, count),
           .centerness = centerness.defined() ? centerness.narrow(-2, begin, count) : centerness};
-}
-
-at::Tensor DenseDetector::one_hot(const at::Tensor& labels, const at::Tensor& logits) {
-  const at::Tensor classes = at::arange(logits.size(-1), labels.options());
-  return (labels.unsqueeze(-1) == classes).to(logits.scalar_type());
 }
 
 at::Tensor DenseDetector::loss(const std::vector<at::Tensor>& outputs,

@@ -103,9 +103,6 @@ class DenseDetector : public Detector {
   /// [..., A, K]
   virtual at::Tensor scores(const Predictions& predictions) const = 0;
 
-  /// The targets of the classes for binary losses: [..., A, K], 1 or 0.
-  static at::Tensor one_hot(const at::Tensor& labels, const at::Tensor& logits);
-
  private:
   std::vector<at::Tensor> anchors_of(const std::vector<at::Tensor>& outputs) const;
   Predictions predictions_of(const std::vector<at::Tensor>& outputs) const;

@@ -92,8 +92,7 @@ class Fcos : public DenseDetector {
   at::Tensor loss_of(const Predictions& predictions, const at::Tensor& anchors,
                      const Assignment& assignment) const override {
     const at::Tensor is_background = assignment.labels < 0;
-    const at::Tensor classification =
-        sigmoid_focal_loss(predictions.logits, one_hot(assignment.labels, predictions.logits));
+    const at::Tensor classification = focal_loss(predictions.logits, assignment.labels);
     const at::Tensor regression =
         giou_loss(decode_distances(predictions.regression, anchors), assignment.boxes);
     const at::Tensor centerness = at::binary_cross_entropy_with_logits(

@@ -102,10 +102,8 @@ class RetinaNet : public DenseDetector {
   at::Tensor loss_of(const Predictions& predictions, const at::Tensor& anchors,
                      const Assignment& assignment) const override {
     const at::Tensor is_background = assignment.labels < 0;
-    const at::Tensor classification =
-        sigmoid_focal_loss(predictions.logits, one_hot(assignment.labels, predictions.logits))
-            .sum(-1)
-            .masked_fill(assignment.labels == kIgnored, 0);
+    const at::Tensor classification = focal_loss(predictions.logits, assignment.labels)
+                                          .masked_fill(assignment.labels == kIgnored, 0);
     const at::Tensor regression = box_loss_of(predictions.regression, anchors, assignment.boxes)
                                       .masked_fill(is_background, 0);
     const at::Tensor boxes = is_background.logical_not().sum(1).clamp_min(1);
