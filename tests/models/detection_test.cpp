@@ -57,7 +57,7 @@ at::Tensor random_images(int64_t count, int64_t height, int64_t width) {
 
 /// Of two images, the first with two boxes.
 at::Tensor small_target() {
-  const at::Tensor target = at::full({2, 3, 5}, -1., at::kDouble);
+  at::Tensor target = at::full({2, 3, 5}, -1., at::kDouble);
   target[0] = at::tensor({0., 96., 96., 96., 96., 1., 5., 10., 60., 70., 4., 30., 20., 90., 50.},
                          at::kDouble)
                   .reshape({3, 5});
