@@ -335,11 +335,14 @@ TEST(DetectionTest, TwoRanksWithSyncBatchNormComputeTheWholeBatch) {
   for (const std::string head_norm : {"none", "batch"}) {
     const std::string yaml =
         fmt::format("{{type: retinanet_resnet50_fpn, head_norm: {}}}", head_norm);
-    test::run_ranks(2, [&](int rank) {
-      at::set_num_threads(1);
-      dist::init_process_group();
-      expect_whole_batch(rank, yaml);
-    });
+    test::run_ranks(
+        2,
+        [&](int rank) {
+          at::set_num_threads(1);
+          dist::init_process_group();
+          expect_whole_batch(rank, yaml);
+        },
+        /*timeout_seconds=*/100);
   }
 }
 
