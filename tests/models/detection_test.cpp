@@ -57,7 +57,7 @@ at::Tensor random_images(int64_t count, int64_t height, int64_t width) {
 
 /// Of two images, the first with two boxes.
 at::Tensor small_target() {
-  const at::Tensor target = at::full({2, 3, 5}, -1., at::kDouble);
+  at::Tensor target = at::full({2, 3, 5}, -1., at::kDouble);
   target[0] = at::tensor({0., 96., 96., 96., 96., 1., 5., 10., 60., 70., 4., 30., 20., 90., 50.},
                          at::kDouble)
                   .reshape({3, 5});
@@ -335,11 +335,14 @@ TEST(DetectionTest, TwoRanksWithSyncBatchNormComputeTheWholeBatch) {
   for (const std::string head_norm : {"none", "batch"}) {
     const std::string yaml =
         fmt::format("{{type: retinanet_resnet50_fpn, head_norm: {}}}", head_norm);
-    test::run_ranks(2, [&](int rank) {
-      at::set_num_threads(1);
-      dist::init_process_group();
-      expect_whole_batch(rank, yaml);
-    });
+    test::run_ranks(
+        2,
+        [&](int rank) {
+          at::set_num_threads(1);
+          dist::init_process_group();
+          expect_whole_batch(rank, yaml);
+        },
+        /*timeout_seconds=*/100);
   }
 }
 

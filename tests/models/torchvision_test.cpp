@@ -276,7 +276,7 @@ at::Tensor class_loss(const Family& family, const Model& model,
 
 /// The boxes of detection_loss() in torchvision_models.py.
 at::Tensor detection_target(double side) {
-  const at::Tensor target = at::full({2, 4, 5}, -1., at::kDouble);
+  at::Tensor target = at::full({2, 4, 5}, -1., at::kDouble);
   target[0] = at::tensor({0.,  side, side, side, side,  //
                           1.,  5.3,  10.1, 60.2, 71.7,  //
                           2.,  30.4, 20.9, 94.5, 50.6,  //

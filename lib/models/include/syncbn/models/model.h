@@ -23,7 +23,7 @@ class Model : public torch::nn::Module {
   virtual at::Tensor forward(at::Tensor input) = 0;
 
   /// What the trainer calls: the result of forward() and, in training mode, behind it the logits of
-  /// auxiliary heads, each of the same shape. By default forward() alone.
+  /// auxiliary heads, each of the same shape; a Detector's outputs. By default forward() alone.
   virtual std::vector<at::Tensor> forward_all(at::Tensor input);
 
   /// Whether the logits are of the classes of each pixel, for segmentation.
