@@ -42,7 +42,7 @@ constexpr const char* kAnnotations = R"("annotations": [
   {"id": 100, "image_id": 9, "category_id": 17, "bbox": [30.5, 10, 10.25, 20], "area": 150.5,
    "iscrowd": 0, "segmentation": [[30.5, 10, 40, 10, 40, 30]]},
   {"id": 101, "image_id": 4, "category_id": 3, "bbox": [1, 2, 3, 4], "iscrowd": 1, "area": 7,
-   "segmentation": {"counts": [5, 6], "size": [50, 20], "id": 1}},
+   "segmentation": {"counts": [5, 6], "size": [50, 20], "id": 1}, "text": ["]\"[", [[], ["]"]]]},
   {"id": 103, "image_id": 9, "category_id": 3, "bbox": [0, 0, 0, 5], "area": 0, "iscrowd": 0},
   {"id": 102, "image_id": 9, "category_id": 3, "bbox": [2, 4, 8, 6]}])";
 
@@ -193,7 +193,11 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
     return file_of(kImages, kCategories, R"("annotations": [)" + annotation + "]");
   };
   refusal("", "is not JSON");
-  refusal(file_of().substr(0, 200), "damaged at byte 201");
+  refusal(file_of().substr(0, 200), "damaged at byte 200");
+  std::string damaged = file_of();
+  const size_t colon = damaged.find(": 103");
+  damaged[colon] = ';';  // behind polygons
+  refusal(damaged, fmt::format("damaged at byte {}", colon + 1));
   refusal("[]", "no list 'images'");
   refusal(fmt::format("{{{}, {}}}", kImages, kCategories), "no list 'annotations'");
   refusal(fmt::format("{{{}, {}}}", kImages, kAnnotations), "no list 'categories'");

@@ -58,14 +58,16 @@ update_bn_stats: 4
 )");
   }
 
-  /// A red disc and a blue square on noise, with pixels of no label around them.
-  void add(const std::string& split, int index) const {
+  /// A red disc and a blue square on noise, with pixels of no label around them; the upper `rows`
+  /// of the image.
+  void add(const std::string& split, int index, int rows = kSide) const {
     std::mt19937 random(static_cast<uint32_t>(index) + (split == "test" ? 1000U : 0U));
     const auto below = [&](uint32_t bound) { return static_cast<int>(random() % bound); };
     const int disc_x = 12 + below(40), disc_y = 12 + below(12);
     const int square_x = 12 + below(40), square_y = 40 + below(12);
+    const auto height = static_cast<uint32_t>(rows);
     std::string image, mask;
-    for (int y = 0; y < kSide; ++y) {
+    for (int y = 0; y < rows; ++y) {
       for (int x = 0; x < kSide; ++x) {
         const double disc = std::hypot(x - disc_x, y - disc_y) - 11;
         const double square = std::max(std::abs(x - square_x), std::abs(y - square_y)) - 11;
@@ -77,8 +79,8 @@ update_bn_stats: 4
         mask += static_cast<char>(is_border ? kIgnored : label);
       }
     }
-    folder_.write(fmt::format("{}/images/{}.png", split, index), png(kSide, kSide, image));
-    folder_.write(fmt::format("{}/masks/{}.png", split, index), png(kSide, kSide, mask));
+    folder_.write(fmt::format("{}/images/{}.png", split, index), png(kSide, height, image));
+    folder_.write(fmt::format("{}/masks/{}.png", split, index), png(kSide, height, mask));
   }
 
   ProgramResult train(int ranks, const std::vector<std::string>& more) const {
@@ -144,7 +146,10 @@ TEST_F(SegmentationTest, PredictsTheMasksThatItEvaluates) {
   // The network sees them in half the resolution, and answers in their own.
   const std::vector<std::string> halved = {
       "--data.test_transforms=[{type: resize, height: 32, width: 32}]", "--batch_size=2"};
-  for (const auto& [ranks, more] : {std::pair{1, std::vector<std::string>{}}, {3, halved}}) {
+  const std::vector<std::string> of_any_size = {
+      "--data.test_transforms=[{type: resize, size: 48, max_size: 100}]"};
+  for (const auto& [ranks, more] :
+       {std::pair{1, std::vector<std::string>{}}, {2, of_any_size}, {3, halved}}) {
     const std::string output = fmt::format("of{}", ranks);
     std::vector<std::string> args = {"predict", "test/images", "--config=run/config.yaml",
                                      "--output=" + output};
@@ -177,7 +182,32 @@ TEST_F(SegmentationTest, PredictsTheMasksThatItEvaluates) {
   const auto evaluated = launch_train(1, {"eval", "--config=run/config.yaml"}, folder_.path());
   const auto json = nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{')));
   EXPECT_DOUBLE_EQ(right_in("of1"), json["pixel_accuracy"]);
+  EXPECT_GT(right_in("of2"), 0.3);
   EXPECT_GT(right_in("of3"), 0.3);
+}
+
+TEST_F(SegmentationTest, ImagesOfAnySizeAreEvaluatedTheSameForAnyBatchAndNumberOfRanks) {
+  for (int i = 0; i < 9; ++i) {
+    add("train", i, 20 + 4 * i);
+    add("test", i, 20 + 5 * i);
+  }
+  const auto trained =
+      train(2, {"--epochs=1", "--data.transforms=[{type: resize, size: 40, max_size: 80}]",
+                "--data.test_transforms=[{type: resize, size: 48, max_size: 100}]"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  std::vector<nlohmann::json> evaluations;
+  for (const auto& [ranks, batch_size] : {std::pair{1, 1}, {1, 5}, {2, 3}}) {
+    const auto evaluated = launch_train(
+        ranks, {"eval", "--config=run/config.yaml", fmt::format("--batch_size={}", batch_size)},
+        folder_.path());
+    ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
+    evaluations.push_back(nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{'))));
+    const double loss = evaluations.back()["loss"];
+    // Ranks have other numbers of threads, by which float32 sums differ.
+    EXPECT_NEAR(loss, evaluations.front()["loss"], 1e-6 * loss);
+    evaluations.back()["loss"] = evaluations.front()["loss"];
+    EXPECT_EQ(evaluations.back(), evaluations.front()) << ranks << " ranks, batch " << batch_size;
+  }
 }
 
 TEST_F(SegmentationTest, AMaskThatDoesNotFitIsNamed) {

@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -44,6 +46,57 @@ class MappedText {
   std::unique_ptr<char, Unmapper> bytes_;
 };
 
+/// An input iterator over a JSON text that leaves out the numbers of lists nested deeper than an
+/// annotation's box. They are the polygons, which are most of a file and of the time to parse it.
+class WithoutPolygons {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = char;
+
+  WithoutPolygons(const char* begin, const char* end) : at_(begin), end_(end) {}
+
+  char operator*() const { return *at_; }
+  bool operator==(const WithoutPolygons& other) const { return at_ == other.at_; }
+  WithoutPolygons& operator++() {
+    const char byte = *at_++;
+    if (is_escaped_) {
+      is_escaped_ = false;
+    } else if (is_string_) {
+      is_escaped_ = byte == '\\';
+      is_string_ = byte != '"';
+    } else if (byte == '"') {
+      is_string_ = true;
+    } else if (byte == ']' || byte == '}') {
+      --depth_;
+    } else if (byte == '[' || byte == '{') {
+      if (++depth_ > kBoxDepth && byte == '[') skip_numbers();
+    }
+    return *this;
+  }
+
+  const char* position() const { return at_; }
+
+ private:
+  static constexpr int kBoxDepth = 4;  ///< root, list, annotation, box
+
+  void skip_numbers() {
+    const auto is_structure = [](char byte) {
+      return byte == ']' || byte == '[' || byte == '"' || byte == '{' || byte == '}';
+    };
+    const char* const next = std::find_if(at_, end_, is_structure);
+    if (next != end_ && *next == ']') at_ = next;
+  }
+
+  const char* at_;
+  const char* end_;
+  int depth_ = 0;
+  bool is_string_ = false;
+  bool is_escaped_ = false;
+};
+
 struct Category {
   int64_t id = 0;
   std::string name;
@@ -65,7 +118,14 @@ struct Lists {
 /// Receives the parser's events and builds the lists. Nothing is kept of other keys.
 class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  InstancesReader(std::string file, Lists& out) : file_(std::move(file)), out_(out) {}
+  InstancesReader(std::string file, std::string_view text, Lists& out)
+      : file_(std::move(file)), text_(text), out_(out) {}
+
+  WithoutPolygons begin() const { return {text_.data(), text_.data() + text_.size()}; }
+  WithoutPolygons end() const {
+    const char* const end = text_.data() + text_.size();
+    return {end, end};
+  }
 
   /// @throws base::UserError if the file had no such list.
   void check_complete() const {
@@ -131,8 +191,10 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
-    throw base::UserError(
-        fmt::format("coco: '{}' is not JSON: it is damaged at byte {}", file_, position));
+    WithoutPolygons at = begin();
+    while (position-- > 0 && at != end()) ++at;
+    throw base::UserError(fmt::format("coco: '{}' is not JSON: it is damaged at byte {}", file_,
+                                      at.position() - text_.data()));
   }
 
  private:
@@ -220,6 +282,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::string file_;
+  std::string_view text_;
   Lists& out_;
   int depth_ = 0;
   unsigned section_ = kOther;
@@ -304,8 +367,8 @@ CocoInstances resolve(Lists lists, const std::string& file) {
 CocoInstances read_coco_instances(const fs::path& path) {
   const MappedText text(path);
   Lists lists;
-  InstancesReader reader(path.string(), lists);
-  nlohmann::json::sax_parse(text.get(), &reader);
+  InstancesReader reader(path.string(), text.get(), lists);
+  nlohmann::json::sax_parse(reader.begin(), reader.end(), &reader);
   reader.check_complete();
   return resolve(std::move(lists), path.string());
 }

@@ -29,7 +29,7 @@ struct CocoInstances {
   }
 };
 
-/// Takes memory for the result only, about twice as much while it reads.
+/// Takes memory for the result only, about twice as much while it reads. Polygons are not checked.
 /// @throws base::UserError naming the file and the annotation, image or category if the file is not
 ///   JSON, misses a key, has an id twice or one that is unknown, or a box that is not within its
 ///   image (up to a pixel).
