@@ -75,7 +75,7 @@ for i in range(1, len(sys.argv), 3):
 )";
 
 TEST(DetectionTransformsTest, MoveBoxesAsTorchvisionDoes) {
-  SYNCBN_SKIP_UNLESS(test::python_has("torchvision"), "python-torchvision");
+  SYNCBN_SKIP_UNLESS(test::python_has("torchvision"), "torchvision");
   const std::vector<Pipeline> all = {
       box_pipeline("random_horizontal_flip", {{"p", "1"}}),
       box_pipeline("random_vertical_flip", {{"p", "1"}}),
