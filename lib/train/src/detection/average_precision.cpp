@@ -59,7 +59,8 @@ class ClassMatcher {
   void match(size_t area, std::span<MatchedDetection> out) {
     order_.clear();
     for (size_t i = 0; i < truths_.size(); ++i) {
-      ignored_[i] = truths_[i]->is_crowd || !kAreas[area].contains(truths_[i]->area);
+      const bool counts = !truths_[i]->is_crowd && kAreas[area].contains(truths_[i]->area);
+      ignored_[i] = counts ? 0 : 1;
       order_.push_back(i);
     }
     std::ranges::stable_sort(order_, {}, [&](size_t i) { return ignored_[i]; });
