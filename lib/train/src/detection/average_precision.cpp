@@ -59,10 +59,11 @@ class ClassMatcher {
   void match(size_t area, std::span<MatchedDetection> out) {
     order_.clear();
     for (size_t i = 0; i < truths_.size(); ++i) {
-      ignored_[i] = truths_[i]->is_crowd || !kAreas[area].contains(truths_[i]->area);
+      const bool counts = !truths_[i]->is_crowd && kAreas[area].contains(truths_[i]->area);
+      ignored_[i] = counts ? 0 : 1;
       order_.push_back(i);
     }
-    std::ranges::stable_partition(order_, [&](size_t i) { return ignored_[i] == 0; });
+    std::ranges::stable_sort(order_, {}, [&](size_t i) { return ignored_[i]; });
     for (size_t t = 0; t < kNumThresholds; ++t) {
       taken_.assign(truths_.size(), 0);
       const uint64_t bit = bit_of(area, t);
@@ -114,10 +115,11 @@ std::vector<const T*> pointers_to(std::span<const T> items) {
   return all;
 }
 
-template <class T>
-std::span<const T* const> of_label(const std::vector<const T*>& sorted, int64_t label) {
-  const auto range = std::ranges::equal_range(sorted, label, {}, &T::label);
-  return {range.begin(), range.end()};
+/// The items with a label, where `label_of` says by what the items are sorted.
+template <class T, class LabelOf>
+std::span<const T> of_label(const std::vector<T>& sorted, int64_t label, LabelOf label_of) {
+  return {std::ranges::lower_bound(sorted, label, {}, label_of),
+          std::ranges::upper_bound(sorted, label, {}, label_of)};
 }
 
 /// One of the 12 figures: a mean over classes and thresholds.
@@ -217,7 +219,7 @@ std::vector<MatchedDetection> match(int64_t image_id, std::span<const Truth> tru
   std::vector<MatchedDetection> all;
   for (auto begin = sorted.begin(); begin != sorted.end();) {
     const int64_t label = (*begin)->label;
-    const auto of_class = of_label(sorted, label);
+    const auto of_class = of_label(sorted, label, &Detection::label);
     begin += std::ssize(of_class);
     const auto best = of_class.first(std::min<size_t>(of_class.size(), kMaxDetections));
     const size_t first = all.size();
@@ -227,7 +229,7 @@ std::vector<MatchedDetection> match(int64_t image_id, std::span<const Truth> tru
                      .place = std::ssize(all) - static_cast<int64_t>(first),
                      .score = one->score});
     }
-    ClassMatcher matcher(of_label(sorted_truths, label), best);
+    ClassMatcher matcher(of_label(sorted_truths, label, &Truth::label), best);
     for (size_t area = 0; area < kNumAreas; ++area) {
       matcher.match(area, std::span(all).subspan(first));
     }
@@ -255,8 +257,7 @@ AveragePrecision average_precision(std::vector<MatchedDetection> matched,
   std::vector<double> values(classes);
   for (size_t s = 0; s < kSummaries.size(); ++s) {
     for (size_t label = 0; label < classes; ++label) {
-      const auto found = std::ranges::equal_range(matched, static_cast<int64_t>(label), {},
-                                                  &MatchedDetection::label);
+      const auto found = of_label(matched, static_cast<int64_t>(label), &MatchedDetection::label);
       values[label] =
           value_of(kSummaries[s], found, counts[label * kNumAreas + kSummaries[s].area]);
     }
