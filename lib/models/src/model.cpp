@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "families.h"
+#include "script_model.h"
 
 namespace syncbn::models {
 
@@ -30,6 +31,8 @@ ModelKind::Registry& ModelKind::registry() {
     add_squeezenets(made);
     add_inceptions(made);
     add_segmentation_networks(made);
+    made.add<ScriptOptions>("torchscript", "a network that Python has scripted, from a file",
+                            script_model);
     return made;
   }();
   return registry;
