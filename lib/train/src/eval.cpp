@@ -27,18 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path checkpoint_file(const Config& config, const std::string& name) {
-  if (!config.resume.empty() && config.resume != "auto") return config.resume;
-  const fs::path folder = RunFolder::newest(config.run_dir, name);
-  std::error_code ignored;
-  for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
-    if (fs::exists(folder / file, ignored)) return folder / file;
-  }
-  throw base::UserError(fmt::format(
-      "eval: {} has no checkpoint; name a file with --resume, or a run's folder with --run_dir",
-      folder.string()));
-}
-
 /// Gives all ranks the weights in a file of Python's.
 void load_python_weights(const std::string& path, models::Model& model) {
   do_on_rank_0([&] {
@@ -72,10 +60,23 @@ void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
 
 }  // namespace
 
+fs::path checkpoint_file(const std::string& command, const Config& config,
+                         const std::string& name) {
+  if (!config.resume.empty() && config.resume != "auto") return config.resume;
+  const fs::path folder = RunFolder::newest(config.run_dir, name);
+  std::error_code ignored;
+  for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
+    if (fs::exists(folder / file, ignored)) return folder / file;
+  }
+  throw base::UserError(fmt::format(
+      "{}: {} has no checkpoint; name a file with --resume, or a run's folder with --run_dir",
+      command, folder.string()));
+}
+
 int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs) {
   std::string path;
   const std::string bytes = on_rank_0([&] {
-    path = checkpoint_file(config, name).string();
+    path = checkpoint_file("eval", config, name).string();
     std::string all = base::read_file(path);
     return is_of_python(all) ? "" : all;
   });

@@ -1,11 +1,19 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 #include <syncbn/train/config.h>
 #include <syncbn/train/inputs.h>
 
 namespace syncbn::train {
+
+/// The file that a command without training is about: `resume`, or best.pt or last.pt of the newest
+/// run of this name.
+/// @param command for messages
+/// @throws base::UserError if there is none
+std::filesystem::path checkpoint_file(const std::string& command, const Config& config,
+                                      const std::string& name);
 
 /// `train eval`: evaluates a checkpoint on `inputs.eval_set`, on all ranks of the default process
 /// group. Rank 0 logs the results, and prints them as a line of JSON. The checkpoint is the one
