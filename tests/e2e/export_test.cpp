@@ -79,7 +79,7 @@ TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
   };
   expect({"--format=tflite"},
          "--format: expected torch, safetensors, torchscript, onnx, got 'tflite'");
-  expect({"--output=run/config.yaml/x.pt"}, "cannot write run/config.yaml/x.pt");
+  expect({"--output=run/config.yaml/x.pt"}, "cannot create the folder run/config.yaml");
   expect({"--ema"}, "--ema: it has no moving average");
   expect({"--split=test"}, "--split: not for train export");
   expect({"--model.width=8"}, "cannot export " + path_of("run"));
