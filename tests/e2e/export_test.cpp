@@ -118,7 +118,9 @@ net = Digits()
 )";
 
 void run_python(const std::string& code, const TempFolder& folder) {
-  const auto ran = run_program({python(), "-c", kDigitsInPython + code, folder.path().string()});
+  // torch.jit.script() reads the source file.
+  const std::string script = folder.write("script.py", kDigitsInPython + code);
+  const auto ran = run_program({python(), script, folder.path().string()});
   ASSERT_EQ(ran.exit_code, 0) << ran.err;
 }
 
