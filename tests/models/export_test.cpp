@@ -97,7 +97,8 @@ TEST_P(ExportedNetworksTest, ComputeTheSameInPython) {
     if (!write_files(folder, names[i])) continue;
     const auto compared =
         test::run_program({test::python(), SYNCBN_SOURCE_DIR "/tests/models/compare_exports.py",
-                           folder.path().string(), names[i]});
+                           folder.path().string(), names[i]},
+                          {.timeout_seconds = 240});
     EXPECT_EQ(compared.exit_code, 0) << compared.err;
     EXPECT_THAT(compared.out, HasSubstr(names[i] + " torchscript"));
   }
