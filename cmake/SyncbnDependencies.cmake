@@ -27,6 +27,15 @@ FetchContent_Declare(
   ZLIB
   GIT_REPOSITORY https://github.com/madler/zlib.git GIT_TAG v1.2.13 GIT_SHALLOW ON SYSTEM
   FIND_PACKAGE_ARGS)
+# Neither Debian's package nor its own build makes a target. Headers only, for ONNX files: the
+# protobuf headers in libtorch's include folder would shadow those of another version.
+find_path(PROTOZERO_INCLUDE_DIR protozero/pbf_writer.hpp)
+if(SYNCBN_WITH_TORCH AND NOT PROTOZERO_INCLUDE_DIR)
+  FetchContent_Declare(
+    protozero
+    GIT_REPOSITORY https://github.com/mapbox/protozero.git GIT_TAG v1.7.1 GIT_SHALLOW ON
+    SOURCE_SUBDIR include) # no CMakeLists.txt there: nothing is built
+endif()
 FetchContent_Declare(
   GTest
   GIT_REPOSITORY https://github.com/google/googletest.git GIT_TAG release-1.12.1 GIT_SHALLOW ON
@@ -65,6 +74,12 @@ block()
   FetchContent_MakeAvailable(fmt spdlog CLI11 yaml-cpp nlohmann_json)
   if(SYNCBN_WITH_TORCH)
     FetchContent_MakeAvailable(ZLIB)
+    if(NOT PROTOZERO_INCLUDE_DIR)
+      FetchContent_MakeAvailable(protozero)
+      set(PROTOZERO_INCLUDE_DIR ${protozero_SOURCE_DIR}/include)
+    endif()
+    add_library(protozero::protozero INTERFACE IMPORTED GLOBAL)
+    target_include_directories(protozero::protozero SYSTEM INTERFACE ${PROTOZERO_INCLUDE_DIR})
   endif()
   if(SYNCBN_BUILD_TESTS)
     FetchContent_MakeAvailable(GTest)

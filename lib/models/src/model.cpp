@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "families.h"
+#include "script_model.h"
 
 namespace syncbn::models {
 
@@ -33,6 +34,8 @@ ModelKind::Registry& ModelKind::registry() {
     add_gans(made);
     add_retinanets(made);
     add_fcos(made);
+    made.add<ScriptOptions>("torchscript", "a network that Python has scripted, from a file",
+                            script_model);
     return made;
   }();
   return registry;

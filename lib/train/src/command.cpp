@@ -32,6 +32,7 @@
 #include "compute_threads.h"
 #include "dry_run.h"
 #include "eval.h"
+#include "export.h"
 #include "launching.h"
 #include "out_of_memory.h"
 #include "predict.h"
@@ -48,6 +49,7 @@ constexpr const char* kUsage =
     "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
     "       train eval [--split test] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
     "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
+    "       train export [--format onnx] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
     "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
     "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
@@ -70,8 +72,12 @@ const std::vector<config::ProgramOption> kOptions = {
      "also its --nnodes, --node_rank, --master_addr and --master_port"},
     {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
-    {"output", "FOLDER", "of predict: where to write what the network says (default: predictions)"},
-    {"ema", "", "of predict: use the moving average of the weights"},
+    {"format", "FORMAT", "of export: torch, safetensors, torchscript (the default) or onnx"},
+    {"output", "PATH",
+     "of export: the file to write (NAME.pth, .safetensors, .pt or .onnx if not given); of "
+     "predict: "
+     "the folder (predictions)"},
+    {"ema", "", "of export and predict: the moving average of the weights"},
     {"help", "[SECTION]", "print this text, or what a section's keys are for, and exit"},
     {"version", "", "print the version and exit"},
     // torch.distributed.launch passes it. LOCAL_RANK has the same value.
@@ -129,6 +135,7 @@ struct GroupGuard {
 };
 
 constexpr const char* kEval = "eval";
+constexpr const char* kExport = "export";
 constexpr const char* kPredict = "predict";
 constexpr const char* kSweep = "sweep";
 
@@ -165,7 +172,8 @@ void check_threads_of_all(const LoaderConfig& loader) {
 
 /// @param topic "": the whole
 std::string help_of(const std::string& topic) {
-  const bool is_whole = topic.empty() || topic == kEval || topic == kPredict || topic == kSweep;
+  const bool is_whole =
+      topic.empty() || topic == kEval || topic == kExport || topic == kPredict || topic == kSweep;
   return is_whole ? config::help_text(kUsage, kOptions, config_fields())
                   : config::help_text(topic, config_fields());
 }
@@ -202,9 +210,10 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     is_dry = line.has("dry_run");
     const data::Split split = split_of(line, faults);
     if (line.has("split") && !evaluates) faults.add({}, "--split: only for train eval");
+    if (line.has("format")) faults.add({}, "--format: only for train export");
     for (const char* option : {"output", "ema"}) {
       if (line.has(option) && images.empty()) {
-        faults.add({}, fmt::format("--{}: only for train predict", option));
+        faults.add({}, fmt::format("--{}: only for train export and predict", option));
       }
     }
     resolved = resolve_config(line, faults);
@@ -263,6 +272,10 @@ int run_command(const std::vector<std::string>& given) {
     return local_rank_0_first(local_rank, [&] {
       return sweep(translate_imagenet_options({given.begin() + 1, given.end()}), kOptions);
     });
+  }
+  if (!given.empty() && given.front() == kExport) {
+    base::init_logging(0);
+    return local_rank_0_first(local_rank, [&] { return export_checkpoint(given, kOptions); });
   }
   if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
   leave_at_early_signals();

@@ -18,18 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path file_of(const std::string& command, const Config& config, const std::string& name) {
-  if (!config.resume.empty() && config.resume != "auto") return config.resume;
-  const fs::path folder = RunFolder::newest(config.run_dir, name);
-  std::error_code ignored;
-  for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
-    if (fs::exists(folder / file, ignored)) return folder / file;
-  }
-  throw base::UserError(fmt::format(
-      "{}: {} has no checkpoint; name a file with --resume, or a run's folder with --run_dir",
-      command, folder.string()));
-}
-
 /// Gives all ranks the weights in a file of Python's.
 void load_python_weights(const std::string& path, models::Model& model) {
   do_on_rank_0([&] { models::load_state_dict(model, models::read_state_dict(path)); });
@@ -41,9 +29,22 @@ void load_python_weights(const std::string& path, models::Model& model) {
 
 }  // namespace
 
+fs::path checkpoint_file(const std::string& command, const Config& config,
+                         const std::string& name) {
+  if (!config.resume.empty() && config.resume != "auto") return config.resume;
+  const fs::path folder = RunFolder::newest(config.run_dir, name);
+  std::error_code ignored;
+  for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
+    if (fs::exists(folder / file, ignored)) return folder / file;
+  }
+  throw base::UserError(fmt::format(
+      "{}: {} has no checkpoint; name a file with --resume, or a run's folder with --run_dir",
+      command, folder.string()));
+}
+
 SavedNetwork::SavedNetwork(const std::string& command, const Config& config,
                            const std::string& name) {
-  path_ = on_rank_0([&] { return file_of(command, config, name).string(); });
+  path_ = on_rank_0([&] { return checkpoint_file(command, config, name).string(); });
   const std::string bytes = on_rank_0([&] {
     std::string all = base::read_file(path_);
     return is_of_python(all) ? "" : all;

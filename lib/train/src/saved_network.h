@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -9,12 +10,17 @@
 
 namespace syncbn::train {
 
+/// The file that a command without training is about: `resume`, or best.pt or last.pt of the newest
+/// run of this name.
+/// @param command for messages: "eval"
+/// @throws base::UserError if there is none
+std::filesystem::path checkpoint_file(const std::string& command, const Config& config,
+                                      const std::string& name);
+
 /// The weights that `train eval` and `train predict` are about. Not thread-safe.
 class SavedNetwork {
  public:
-  /// The file of --resume, or else best.pt or last.pt of the configuration's newest run. Every rank
-  /// calls it.
-  /// @param command for messages: "eval"
+  /// Reads checkpoint_file(). Every rank calls it.
   /// @throws base::UserError on rank 0, QuietExit on the others
   SavedNetwork(const std::string& command, const Config& config, const std::string& name);
 

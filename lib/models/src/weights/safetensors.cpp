@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -138,10 +137,11 @@ StateDict read_safetensors(const MappedFile& file) {
   return all;
 }
 
-void write_safetensors(const StateDict& tensors,
-                       const std::function<void(std::string_view)>& sink) {
+void write_safetensors(const StateDict& tensors, const std::function<void(std::string_view)>& sink,
+                       const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   header[kMetadata] = {{"format", "pt"}};
+  header[kMetadata].update(nlohmann::ordered_json(metadata));
   uint64_t at = 0;
   for (const auto& item : tensors) {
     const at::Tensor& tensor = item.value();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,8 @@ namespace syncbn::models::detail {
 StateDict read_safetensors(const MappedFile& file);
 
 /// Writes tensors in this format.
-void write_safetensors(const StateDict& tensors, const std::function<void(std::string_view)>& sink);
+/// @param metadata strings for the header, besides the format's own
+void write_safetensors(const StateDict& tensors, const std::function<void(std::string_view)>& sink,
+                       const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace syncbn::models::detail

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/ivalue.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any.h>
@@ -145,10 +146,13 @@ ConvertReport convert_sync_batchnorm(
 /// operators. The next conversion frees the memory of destroyed modules.
 ///
 /// TorchScript's interpreter turns a layer's exceptions into std::runtime_error with many lines of
-/// text; DistributedDataParallel restores the original exception.
+/// text; DistributedDataParallel and forward_converted() restore the original exception.
 ConvertReport convert_sync_batchnorm(
     torch::jit::Module& module, const ProcessGroupPtr& group = {},
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
+
+/// Calls the forward() of a module, converted or not, and throws what its layers throw.
+c10::IValue forward_converted(torch::jit::Module& module, std::vector<c10::IValue> inputs);
 
 /// Undoes convert_sync_batchnorm. For a TorchScript module, all handles to its tensors are
 /// reverted: those that still run converted code, such as a DistributedDataParallel, throw in

@@ -63,9 +63,14 @@ class RecordedLayers {
     detail::install_operators();
     detail::for_each_named_module(module, [this](const auto& name, const auto& one) {
       if (!one.is_training()) return;
-      if (const auto* layer = one.template as<SyncBatchNormImpl>()) add(name, *layer);
+      const detail::NormTensors tensors = detail::norm_tensors(one);
+      if (one.template as<SyncBatchNormImpl>() != nullptr ||
+          detail::converted_group(tensors.running_mean, tensors.weight)) {
+        add(name, tensors);
+        return;
+      }
       detail::visit_batch_norm(one, [&](const auto& layer) {
-        add(name, layer);
+        add(name, tensors);
         convert(name, layer);
       });
     });
@@ -79,8 +84,7 @@ class RecordedLayers {
   const std::vector<Layer>& all() const { return layers_; }
 
  private:
-  template <class Module>
-  void add(const std::string& name, const Module& layer) {
+  void add(const std::string& name, const detail::NormTensors& layer) {
     if (layer.running_mean.defined()) {
       layers_.push_back({name, layer.running_mean, layer.running_var});
     }
@@ -88,8 +92,7 @@ class RecordedLayers {
 
   template <class Module>
   void convert(const std::string& name, const Module& layer) {
-    if (!layer.running_mean.defined() || detail::converted_group(layer.running_mean, layer.weight))
-      return;
+    if (!layer.running_mean.defined()) return;
     detail::register_layer(
         layer.running_mean, layer.weight,
         {.name = std::make_shared<detail::LayerName>(detail::LayerName{.given = name}),

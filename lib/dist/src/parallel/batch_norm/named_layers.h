@@ -51,6 +51,13 @@ void visit_batch_norm(const torch::nn::Module& module, const Visit& visit) {
   if (const auto* three = module.as<torch::nn::BatchNorm3dImpl>()) visit(*three);
 }
 
+/// The tensors of a layer by their usual names, those of TorchScript included. Undefined: it has
+/// none.
+struct NormTensors {
+  at::Tensor running_mean, running_var, num_batches_tracked, weight;
+};
+NormTensors norm_tensors(const torch::nn::Module& module);
+
 /// Names SyncBatchNorm layers by their place in `module`, unless their options have a name.
 void name_layers(const torch::nn::Module& module);
 

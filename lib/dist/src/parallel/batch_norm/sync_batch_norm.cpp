@@ -112,6 +112,17 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor&
 
 namespace detail {
 
+NormTensors norm_tensors(const torch::nn::Module& module) {
+  const auto parameters = module.named_parameters(/*recurse=*/false);
+  const auto buffers = module.named_buffers(/*recurse=*/false);
+  const auto tensor = [](const auto& all, const char* name) {
+    const at::Tensor* const found = all.find(name);
+    return found == nullptr ? at::Tensor() : *found;
+  };
+  return {tensor(buffers, "running_mean"), tensor(buffers, "running_var"),
+          tensor(buffers, "num_batches_tracked"), tensor(parameters, "weight")};
+}
+
 void name_layers(const torch::nn::Module& module) {
   for_each_named_module(module, [](const std::string& name, const torch::nn::Module& one) {
     const auto* layer = one.as<SyncBatchNormImpl>();

@@ -48,11 +48,10 @@ class EagerModule : public WrappedModule {
         found.add(options.group_size() > 0 ? statistics_group_of(options) : options.process_group(),
                   {own->running_mean, own->running_var, own->num_batches_tracked});
       }
-      visit_batch_norm(*layer, [&found](const auto& one) {
-        if (const auto group = converted_group(one.running_mean, one.weight)) {
-          found.add(*group, {one.running_mean, one.running_var, one.num_batches_tracked});
-        }
-      });
+      const NormTensors one = norm_tensors(*layer);
+      if (const auto group = converted_group(one.running_mean, one.weight)) {
+        found.add(*group, {one.running_mean, one.running_var, one.num_batches_tracked});
+      }
     }
     return found;
   }

@@ -293,6 +293,10 @@ ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGr
   return report;
 }
 
+c10::IValue forward_converted(torch::jit::Module& module, std::vector<c10::IValue> inputs) {
+  return detail::run_script([&] { return module.forward(std::move(inputs)); });
+}
+
 void revert_sync_batchnorm(torch::jit::Module& module) {
   rewrite(module, Direction::kRevert);
   for (const ScriptLayer& layer : find_layers(module, calls_in(module))) {

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/jit/api/module.h>
+
+#include <syncbn/models/model.h>
+
+namespace syncbn::models {
+
+/// Where `model: {type: torchscript}` comes from.
+struct ScriptOptions {
+  std::string file;
+
+  static void describe(config::Schema<ScriptOptions>& schema);
+};
+
+/// A network that Python has scripted and saved (torch.jit.script(), torch.jit.save()). Its
+/// parameters, buffers and submodules are registered under their names, so that optimizers,
+/// DistributedDataParallel and checkpoints find them.
+class ScriptModel : public Model {
+ public:
+  ScriptModel(torch::jit::Module script, bool labels_pixels);
+
+  at::Tensor forward(at::Tensor input) override { return forward_all(std::move(input)).front(); }
+  /// The tensors that the script returns, in their order: in evaluation mode, the first alone.
+  std::vector<at::Tensor> forward_all(at::Tensor input) override;
+  bool labels_pixels() const override { return labels_pixels_; }
+  void train(bool on = true) override;
+
+  const torch::jit::Module& script() const { return script_; }
+
+ private:
+  torch::jit::Module script_;
+  bool labels_pixels_;
+};
+
+/// Reads the file, checks that the network takes the samples and has an output for each class, and
+/// converts its batch norm for Norm::kSync.
+/// @throws base::UserError naming the file and what is wrong with it
+std::shared_ptr<Model> script_model(const ScriptOptions& options, const ModelArgs& args);
+
+/// The tensors of a value: itself, or the items of a tuple, list or dictionary, in their order.
+std::vector<at::Tensor> tensors_in(const c10::IValue& value);
+
+}  // namespace syncbn::models

@@ -1,0 +1,144 @@
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/config/schema.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/models/export.h>
+#include <syncbn/models/torch_archive.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "support/program.h"
+#include "support/python.h"
+#include "support/skip.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::models {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr int64_t kSide = 64;  // of images, in pixels
+/// Larger networks take too long. They consist of the layers of their smaller siblings.
+constexpr int64_t kMaxParameters = 60'000'000;
+constexpr size_t kParts = 8;  // which ctest runs side by side
+
+const ExportInfo kInfo = {.classes = {"ant", "bee", "cat", "dog"},
+                          .mean = {0.5, 0.25, 0.125},
+                          .std = {0.5, 1, 2},
+                          .size = {3, kSide, kSide}};
+
+std::shared_ptr<Model> make(const std::string& name, int64_t side = kSide) {
+  config::Component<ModelKind> component;
+  config::Faults faults;
+  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(name, "test"), component,
+                                                    "model", faults);
+  faults.throw_if_any();
+  return component.make(ModelArgs{.num_classes = 4, .sample_shape = {3, side, side}});
+}
+
+/// Vectors that are not all 0 or 1: biases, and what batch norm scales, shifts and divides by.
+void vary_vectors(Model& model) {
+  const at::NoGradGuard no_grad;
+  for (const auto& tensors : {model.parameters(), model.buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.dim() == 1)
+        tensor.mul_(at::rand_like(tensor) + 0.5).add_(at::rand_like(tensor), 0.1);
+    }
+  }
+}
+
+/// @return whether the network is small enough
+bool write_files(const test::TempFolder& folder, const std::string& name) {
+  const at::NoGradGuard no_grad;
+  at::manual_seed(0);
+  const int64_t side = name == "inception_v3" ? 96 : kSide;
+  const auto model = make(name, side);
+  int64_t parameters = 0;
+  for (const at::Tensor& parameter : model->parameters()) parameters += parameter.numel();
+  if (parameters > kMaxParameters) return false;
+  vary_vectors(*model);
+  ExportInfo info = kInfo;
+  info.size = {3, side, side};
+  for (const ExportFormat format : {ExportFormat::kTorch, ExportFormat::kSafetensors,
+                                    ExportFormat::kTorchScript, ExportFormat::kOnnx}) {
+    export_model(folder / (name + extension(format)), format, *model, info);
+  }
+  Dict expected = make_dict();
+  const at::Tensor images = at::randn({3, 3, side, side});  // more than in the traced example
+  put(expected, "images", images);
+  put(expected, "logits", on_host(model->forward(images)));
+  write_parts(folder / (name + ".expected"),
+              [&](const Sink& sink) { write_torch_archive(expected, sink); });
+  return true;
+}
+
+class ExportedNetworksTest : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(ExportedNetworksTest, ComputeTheSameInPython) {
+  SYNCBN_SKIP_UNLESS(test::python_has("onnx, onnxruntime, safetensors, torchvision"),
+                     "python-onnx");
+  at::set_num_threads(1);
+  const std::vector<std::string> names = ModelKind::registry().names();
+  for (size_t i = GetParam(); i < names.size(); i += kParts) {
+    SCOPED_TRACE(names[i]);
+    if (names[i] == "torchscript") continue;
+    const test::TempFolder folder;
+    if (!write_files(folder, names[i])) continue;
+    const auto compared =
+        test::run_program({test::python(), SYNCBN_SOURCE_DIR "/tests/models/compare_exports.py",
+                           folder.path().string(), names[i]},
+                          {.timeout_seconds = 240});
+    EXPECT_EQ(compared.exit_code, 0) << compared.err;
+    EXPECT_THAT(compared.out, HasSubstr(names[i] + " torchscript"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Parts, ExportedNetworksTest, ::testing::Range(size_t{0}, kParts));
+
+/// A convolution and then, as `step` has it.
+class StepNet : public Model {
+ public:
+  using Step = at::Tensor (*)(const at::Tensor& x);
+
+  explicit StepNet(Step step) : step_(step) {
+    conv_ = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3)));
+  }
+  at::Tensor forward(at::Tensor x) override { return step_(conv_->forward(x)).mean({2, 3}); }
+
+ private:
+  Step step_;
+  torch::nn::Conv2d conv_{nullptr};
+};
+
+TEST(ExportTest, AnOperatorThatOnnxLacksIsNamed) {
+  const test::TempFolder folder;
+  StepNet net([](const at::Tensor& x) { return at::celu(x); });
+  EXPECT_THAT([&] { export_model(folder / "x.onnx", ExportFormat::kOnnx, net, kInfo); },
+              ThrowsMessage<base::UserError>(
+                  "cannot export to ONNX: aten::celu has no counterpart here (behind layer conv); "
+                  "choose --format torchscript"));
+  EXPECT_TRUE(folder.empty());
+  export_model(folder / "x.pt", ExportFormat::kTorchScript, net, kInfo);
+}
+
+TEST(ExportTest, ABranchOnTheNumberOfImagesIsNoticed) {
+  const test::TempFolder folder;
+  StepNet net([](const at::Tensor& x) { return x.size(0) > 1 ? x : x * 2; });
+  EXPECT_THAT([&] { export_model(folder / "x.pt", ExportFormat::kTorchScript, net, kInfo); },
+              ThrowsMessage<base::UserError>(HasSubstr("the network cannot be traced")));
+  EXPECT_TRUE(folder.empty());
+}
+
+}  // namespace
+}  // namespace syncbn::models
