@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/data/batch_transforms.h>
 #include <syncbn/data/boxes.h>
@@ -172,6 +173,24 @@ TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
     EXPECT_NEAR(other["loss"], first["loss"], 1e-5 * first["loss"].get<double>());
     other["loss"] = first["loss"];
     EXPECT_EQ(other, first) << ranks;
+  }
+  for (const int ranks : {1, 2}) {
+    const std::string output = fmt::format("of{}", ranks);
+    const auto predicted = launch_train(
+        ranks,
+        {"predict", "test", "--config=run1/config.yaml", "--output=" + output, "--threads=1"},
+        folder_.path());
+    ASSERT_EQ(predicted.exit_code, 0) << predicted.err;
+  }
+  const std::string boxes = base::read_file(folder_ / "of1/detections.json");
+  EXPECT_EQ(base::read_file(folder_ / "of2/detections.json"), boxes);
+  const auto rows = nlohmann::json::parse(boxes);
+  EXPECT_GT(rows.size(), 0);
+  for (const auto& row : rows) {
+    EXPECT_TRUE(std::filesystem::exists(folder_ / ("test/" + row["file_name"].get<std::string>())));
+    EXPECT_TRUE(row["category_id"] == 3 || row["category_id"] == 7 || row["category_id"] == 9);
+    EXPECT_LE(row["bbox"][0].get<double>() + row["bbox"][2].get<double>(), 121);
+    EXPECT_GT(row["score"], 0);
   }
   SYNCBN_SKIP_UNLESS(python_has("pycocotools"), "pycocotools");
   const std::vector<double> expected = train::figures_of_pycocotools(detections(), 3);

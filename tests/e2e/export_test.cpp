@@ -39,7 +39,7 @@ class ExportProgramTest : public ::testing::Test {
 
 TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   ASSERT_EQ(run_train(args("run", {"--ema.decay=0.9"})).exit_code, 0);
-  for (const std::string& format : {"torch", "safetensors", "torchscript"}) {
+  for (const std::string format : {"torch", "safetensors", "torchscript"}) {
     const auto exported = export_run({"--format=" + format, "--output=x/" + format});
     EXPECT_EQ(exported.exit_code, 0) << exported.err;
     EXPECT_EQ(exported.out, "x/" + format + "\n");
@@ -160,7 +160,7 @@ torch.save(net.state_dict(), folder + "/digits.pth")
   }
 
   const std::string config = "--config=" + path_of("script/config.yaml");
-  for (const std::string& format : {"torchscript", "onnx"}) {
+  for (const std::string format : {"torchscript", "onnx"}) {
     const auto exported = run_train({"export", config, "--run_dir=" + path_of("script"),
                                      "--format=" + format, "--output=" + path_of("out." + format)});
     EXPECT_EQ(exported.exit_code, 0) << exported.err;

@@ -59,6 +59,7 @@ class Photos : public data::BoxDataset {
     return annotations_[static_cast<size_t>(index)];
   }
   int64_t image_id(int64_t index) const override { return 100 - index; }
+  int64_t category_id(int64_t label) const override { return 10 * label; }
   data::ImageSize original_size(int64_t) const override { return kOriginal; }
 
  private:
@@ -142,7 +143,7 @@ class DetectionTest : public ::testing::Test {
   }
 
   const Photos photos_;
-  const Echo detector_;
+  Echo detector_;
   const std::unique_ptr<Task> task_ = from_yaml<TaskKind>("detection", "task").make(photos_);
 };
 

@@ -8,6 +8,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/models/export.h>
+#include <syncbn/models/gan.h>
 #include <syncbn/models/weights.h>
 #include <syncbn/train/checkpoint.h>
 
@@ -136,6 +137,12 @@ int export_checkpoint(const std::vector<std::string>& args,
     throw base::UserError(fmt::format("cannot export {}: {}", checkpoint, error.what()));
   }
   if (info.classes.empty()) info.classes = dataset->class_names();
+  const bool is_whole = request.format == models::ExportFormat::kTorchScript ||
+                        request.format == models::ExportFormat::kOnnx;
+  if (is_whole && dynamic_cast<const models::Gan*>(model.get()) != nullptr) {
+    throw base::UserError(
+        "export: two networks in one have no single input; choose --format torch or safetensors");
+  }
   models::export_model(output, request.format, *model, info);
   spdlog::info("exported {} as {}", checkpoint,
                models::export_formats()[static_cast<size_t>(request.format)]);

@@ -11,6 +11,7 @@
 #include <syncbn/data/unlabelled_images.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/models/detector.h>
 
 #include <filesystem>
 #include <map>
@@ -67,6 +68,7 @@ std::vector<UnlabelledImage> describe(const data::UnlabelledImages& images,
     const int64_t index = batch.indices[i];
     const std::string name = images.set->name_of(index);
     UnlabelledImage image{.file = images.files[static_cast<size_t>(index)].string(),
+                          .index = index,
                           .input = {.width = batch.data.size(3), .height = batch.data.size(2)}};
     if (batch.sizes.defined()) {
       const at::Tensor size = batch.sizes[static_cast<int64_t>(i)];
@@ -119,7 +121,13 @@ int predict(const Config& config, const std::string& name, const std::string& fo
   const SavedNetwork network("predict", config, name);
   const auto images = report_on_rank_0([&] { return find_images(config, network, folder); });
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
-  const auto task = make_task(config, *images.set, *model);
+  // Boxes of a class have an id, which the annotations know.
+  const bool has_boxes = dynamic_cast<models::Detector*>(model.get()) != nullptr;
+  const auto known_set = report_on_rank_0([&]() -> std::shared_ptr<const data::Dataset> {
+    if (!has_boxes) return images.set;
+    return config.data.make(data::Split::kTrain);
+  });
+  const auto task = make_task(config, *known_set, *model);
   report_on_rank_0([&] {
     if (average && !network.has_average()) {
       throw base::UserError(

@@ -76,6 +76,9 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
     return instances_.of(photo(index));
   }
   int64_t image_id(int64_t index) const override { return photo(index).id; }
+  int64_t category_id(int64_t label) const override {
+    return instances_.class_ids[static_cast<size_t>(label)];
+  }
   ImageSize original_size(int64_t index) const override { return photo(index).size; }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {

@@ -358,7 +358,10 @@ CocoInstances resolve(Lists lists, const std::string& file) {
   for (Photo& photo : made.photos) photo.first = std::exchange(first, first + photo.count);
   made.annotations.reserve(lists.annotations.size());
   for (const Placed& placed : lists.annotations) made.annotations.push_back(placed.annotation);
-  for (Category& category : lists.categories) made.classes.push_back(std::move(category.name));
+  for (Category& category : lists.categories) {
+    made.class_ids.push_back(category.id);
+    made.classes.push_back(std::move(category.name));
+  }
   return made;
 }
 

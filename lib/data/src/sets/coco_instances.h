@@ -23,6 +23,7 @@ struct CocoInstances {
   std::vector<Photo> photos;            ///< by id
   std::vector<Annotation> annotations;  ///< by image, then in the file's order
   std::vector<std::string> classes;     ///< the categories' names by id; label 0 is the lowest id
+  std::vector<int64_t> class_ids;       ///< of the categories
 
   std::span<const Annotation> of(const Photo& photo) const {
     return std::span(annotations).subspan(photo.first, photo.count);

@@ -94,6 +94,7 @@ class BoxSubset : public SampleSubset<BoxDataset> {
     return dataset().annotations(of_dataset(index));
   }
   int64_t image_id(int64_t index) const override { return dataset().image_id(of_dataset(index)); }
+  int64_t category_id(int64_t label) const override { return dataset().category_id(label); }
   ImageSize original_size(int64_t index) const override {
     return dataset().original_size(of_dataset(index));
   }

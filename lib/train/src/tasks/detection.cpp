@@ -7,6 +7,7 @@
 
 #include <array>
 #include <bit>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "detection/average_precision.h"
@@ -66,8 +67,12 @@ class ObjectDetection : public Task {
     for (size_t i = 0; i < found.size(); ++i) {
       const at::Tensor sample = samples[static_cast<int64_t>(i)];
       const int64_t index = index_of(sample);
+      using Target = data::BoxTarget;
+      const auto row = sample.accessor<double, 1>();
+      const auto detections = scaled(found[i], row[Target::kOriginalWidth] / row[Target::kWidth],
+                                     row[Target::kOriginalHeight] / row[Target::kHeight]);
       for (const MatchedDetection& one :
-           match(dataset_.image_id(index), truths_of(index), in_original(found[i], sample))) {
+           match(dataset_.image_id(index), truths_of(index), detections)) {
         const auto record = std::bit_cast<Record>(one);
         all.insert(all.end(), record.begin(), record.end());
       }
@@ -98,6 +103,42 @@ class ObjectDetection : public Task {
                        absent.size() == 1 ? "a class" : "classes", base::join(absent, ", "));
   }
 
+  /// COCO's format for results, with the image's file.
+  PredictionFile prediction_file() const override {
+    return {.name = "detections.json", .opening = "[\n", .separator = ",\n", .closing = "\n]\n"};
+  }
+
+  std::vector<Prediction> predict(const Outputs& outputs,
+                                  std::span<const UnlabelledImage> images) const override {
+    std::vector<double> sizes;
+    for (const UnlabelledImage& image : images) {
+      sizes.push_back(static_cast<double>(image.input.height));
+      sizes.push_back(static_cast<double>(image.input.width));
+    }
+    const auto found = detector_->detect(
+        outputs, at::tensor(sizes, at::kDouble).view({-1, 2}).to(outputs.front().device()));
+    std::vector<Prediction> all;
+    for (size_t i = 0; i < images.size(); ++i) {
+      const auto& [file, index, input, size] = images[i];
+      const auto ratio = [](int64_t a, int64_t b) {
+        return static_cast<double>(a) / static_cast<double>(b);
+      };
+      Prediction prediction;
+      for (const Detection& one :
+           scaled(found[i], ratio(size.width, input.width), ratio(size.height, input.height))) {
+        const nlohmann::ordered_json row = {
+            {"file_name", file},
+            {"image_id", index},
+            {"category_id", dataset_.category_id(one.label)},
+            {"bbox", {one.box.x, one.box.y, one.box.width, one.box.height}},
+            {"score", one.score}};
+        prediction.rows.push_back(row.dump());
+      }
+      all.push_back(std::move(prediction));
+    }
+    return all;
+  }
+
  private:
   /// Row 0 of each target: float64 [N, BoxTarget::kColumns] on the CPU. Waits for the device.
   static at::Tensor samples_of(const at::Tensor& target) {
@@ -121,12 +162,8 @@ class ObjectDetection : public Task {
   }
 
   /// Detections in pixels of the image before it was resized.
-  static std::vector<Detection> in_original(const models::Detections& found,
-                                            const at::Tensor& sample) {
-    using Target = data::BoxTarget;
-    const auto row = sample.accessor<double, 1>();
-    const double across = row[Target::kOriginalWidth] / row[Target::kWidth];
-    const double down = row[Target::kOriginalHeight] / row[Target::kHeight];
+  static std::vector<Detection> scaled(const models::Detections& found, double across,
+                                       double down) {
     const at::Tensor boxes = found.boxes.to(at::kCPU, at::kDouble);
     const at::Tensor scores = found.scores.to(at::kCPU, at::kDouble);
     const at::Tensor labels = found.labels.cpu();

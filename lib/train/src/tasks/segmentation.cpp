@@ -114,7 +114,7 @@ class Segmentation : public Task {
                                   std::span<const UnlabelledImage> images) const override {
     std::vector<Prediction> all;
     for (size_t i = 0; i < images.size(); ++i) {
-      const auto& [file, input, size] = images[i];
+      const auto& [file, index, input, size] = images[i];
       const at::Tensor logits =
           at::upsample_bilinear2d(outputs.front()
                                       .narrow(0, static_cast<int64_t>(i), 1)

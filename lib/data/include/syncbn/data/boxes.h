@@ -29,6 +29,8 @@ class BoxDataset : public SampleDataset {
   /// All of an image, crowds and boxes without area included.
   virtual std::span<const Annotation> annotations(int64_t index) const = 0;
   virtual int64_t image_id(int64_t index) const = 0;
+  /// The id of a class in the annotation file, by label.
+  virtual int64_t category_id(int64_t label) const = 0;
   /// Before the image is transformed.
   virtual ImageSize original_size(int64_t index) const = 0;
 

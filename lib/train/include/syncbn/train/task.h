@@ -53,6 +53,7 @@ struct Prediction {
 /// An image of `train predict`.
 struct UnlabelledImage {
   std::string file;
+  int64_t index = 0;  ///< among all, sorted
   /// The part of the network's input that shows it, in the upper left corner.
   data::ImageSize input = {};
   /// The size in which answers about its places are wanted.
