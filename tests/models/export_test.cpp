@@ -62,7 +62,7 @@ void vary_vectors(Model& model) {
 bool write_files(const test::TempFolder& folder, const std::string& name) {
   const at::NoGradGuard no_grad;
   at::manual_seed(0);
-  const int64_t side = name == "inception_v3" ? 96 : kSide;
+  const int64_t side = name == "inception_v3" ? 299 : kSide;
   const auto model = make(name, side);
   int64_t parameters = 0;
   for (const at::Tensor& parameter : model->parameters()) parameters += parameter.numel();
