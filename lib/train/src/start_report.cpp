@@ -46,9 +46,6 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
   if (config.amp == "fp16" && !has_gpu) {
     spdlog::warn("amp: fp16 is many times slower than float32 on CPUs; bf16 is quicker");
   }
-  if (set.num_classes() == 1) {
-    spdlog::warn("the data has one class only: every network is right without training");
-  }
   const int64_t samples = inputs.make_sampler(seed)->size();
   if (inputs.batch_size > samples) {
     spdlog::warn("a batch of {} is more than the {} of a rank: an epoch is one step",

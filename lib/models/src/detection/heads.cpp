@@ -51,9 +51,10 @@ std::shared_ptr<Chain> tower(const DenseHeadOptions& options, const NormFactory&
   return all;
 }
 
-/// [N, anchors * values, h, w] as [N, h * w * anchors, values].
+/// [N, anchors * values, h, w] as [N, h * w * anchors, values]. Does not ask for N, which an
+/// exported network would keep.
 at::Tensor by_anchor(const at::Tensor& x, int64_t values) {
-  return x.permute({0, 2, 3, 1}).reshape({x.size(0), -1, values});
+  return x.unflatten(1, {-1, values}).permute({0, 3, 4, 1, 2}).flatten(1, 3);
 }
 
 }  // namespace

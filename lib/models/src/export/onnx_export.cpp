@@ -52,19 +52,24 @@ class OnnxRecorder : public OnnxNames {
     values_[graph->inputs()[0]] = module_._ivalue();
     values_[graph->inputs()[1]] = example;
     dynamic_[keep(example)] = "images";
-    model_.inputs = {{"images", example.sizes().vec()}};
+    std::vector<int64_t> shape = example.sizes().vec();
+    shape.front() = OnnxPort::kImages;
+    model_.inputs = {{"images", std::move(shape)}};
     run(graph->block());
     std::vector<at::Tensor> outputs;
     for (const Value* output : graph->outputs()) {
       for (const at::Tensor& tensor : tensors_in(values_.at(output))) outputs.push_back(tensor);
     }
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (outputs[i].dim() == 0 || outputs[i].size(0) != example.size(0)) {
+      const bool is_constant = !dynamic_.contains(outputs[i].unsafeGetTensorImpl());
+      if (!is_constant && (outputs[i].dim() == 0 || outputs[i].size(0) != example.size(0))) {
         refuse("an output has not one entry for each image");
       }
       const std::string name = outputs.size() == 1 ? "logits" : fmt::format("output_{}", i);
       model_.nodes.push_back({"Identity", {name_of(outputs[i])}, {name}, {}});
-      model_.outputs.push_back({name, outputs[i].sizes().vec()});
+      std::vector<int64_t> sizes = outputs[i].sizes().vec();
+      if (!is_constant) sizes.front() = OnnxPort::kImages;
+      model_.outputs.push_back({name, std::move(sizes)});
     }
     return std::move(model_);
   }

@@ -76,7 +76,7 @@ void write_port(pbf_writer& to, const OnnxPort& port) {
   pbf_writer shape(tensor, 2);
   for (size_t i = 0; i < port.shape.size(); ++i) {
     pbf_writer dimension(shape, 1);
-    if (i == 0) {
+    if (port.shape[i] == OnnxPort::kImages) {
       dimension.add_string(2, "N");
     } else {
       dimension.add_int64(1, port.shape[i]);

@@ -24,8 +24,10 @@ struct OnnxNode {
   std::vector<OnnxAttribute> attributes;
 };
 
-/// An input or output of the model. Its first dimension, the number of images, is free.
+/// An input or output of the model.
 struct OnnxPort {
+  static constexpr int64_t kImages = -1;  ///< a dimension that is the number of images
+
   std::string name;
   std::vector<int64_t> shape;
 };

@@ -155,6 +155,28 @@ Names layer_norm(const OnnxCall& call) {
                    {{"axis", axis}, {"epsilon", call.number(4)}})};
 }
 
+/// By ONNX's instance norm of each group, since its own group norm changed with opset 21.
+Names group_norm(const OnnxCall& call) {
+  require(!call.is_none(2) && !call.is_none(3), "it has no weight or no bias");
+  const at::Tensor x = call.tensor(0);
+  const int64_t groups = call.integer(1);
+  const auto zeros = at::zeros({groups}, at::kFloat);
+  const std::string grouped =
+      call.add("Reshape", {call.name(0), call.constant(Ints{0, groups, -1})});
+  const std::string normed =
+      call.add("InstanceNormalization", {grouped, call.constant(zeros + 1), call.constant(zeros)},
+               {{"epsilon", call.number(4)}});
+  Ints shape = x.sizes().vec();
+  shape.front() = 0;
+  Ints per_channel(shape.size() - 1, 1);
+  per_channel.front() = shape[1];
+  const auto of_channels = [&](size_t i) {
+    return call.constant(call.tensor(i).view(per_channel));
+  };
+  const std::string back = call.add("Reshape", {normed, call.constant(shape)});
+  return {call.add("Add", {call.add("Mul", {back, of_channels(2)}), of_channels(3)})};
+}
+
 Names hardtanh(const OnnxCall& call) {
   return {call.add("Clip", {call.name(0), call.name(1), call.name(2)})};
 }
@@ -303,6 +325,16 @@ Names upsample_bilinear2d(const OnnxCall& call) {
                     {"axes", Ints{2, 3}}})};
 }
 
+Names upsample_nearest2d(const OnnxCall& call) {
+  require(!call.is_none(1), "it has factors instead of a size");
+  const auto height_and_width = call.result().sizes().slice(2).vec();
+  return {call.add("Resize", {call.name(0), "", "", call.constant(height_and_width)},
+                   {{"mode", std::string("nearest")},
+                    {"coordinate_transformation_mode", std::string("asymmetric")},
+                    {"nearest_mode", std::string("floor")},
+                    {"axes", Ints{2, 3}}})};
+}
+
 /// ATen's padding begins with the last dimension.
 Names constant_pad_nd(const OnnxCall& call) {
   const Ints padding = call.integers(1);
@@ -338,6 +370,7 @@ EmitOnnx onnx_counterpart(const std::string& aten_operator) {
       {"dropout", dropout},
       {"flatten", reshape},
       {"gelu", gelu},
+      {"group_norm", group_norm},
       {"hardsigmoid", hardsigmoid},
       {"hardswish", unary<kHardSwish>},
       {"hardtanh", hardtanh},
@@ -360,6 +393,7 @@ EmitOnnx onnx_counterpart(const std::string& aten_operator) {
       {"unflatten", reshape},
       {"unsqueeze", reshape},
       {"upsample_bilinear2d", upsample_bilinear2d},
+      {"upsample_nearest2d", upsample_nearest2d},
       {"view", reshape},
   };
   const auto found = all.find(aten_operator);

@@ -111,6 +111,11 @@ class Classification : public Task {
     return all;
   }
 
+  std::string remark(std::span<const int64_t> /*counts*/) const override {
+    if (num_classes_ > 1) return {};
+    return "the data has one class only: every network is right without training";
+  }
+
   PredictionFile prediction_file() const override {
     return {.name = "predictions.csv",
             .opening = "file,class,probability\n",
