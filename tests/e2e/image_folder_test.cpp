@@ -124,7 +124,7 @@ TEST_F(ImageFolderTrainingTest, PredictsWhatItEvaluatesOnAnyNumberOfRanks) {
   refused({"predict", "test", run, "--output=of1"}, "of1 exists; choose another --output");
   refused({"predict", "nowhere", run}, "cannot read the folder 'nowhere'");
   refused({"predict", "of1", run}, "there are no JPEG or PNG files in 'of1'");
-  refused({run, "--ema"}, "--ema: only for train predict");
+  refused({run, "--ema"}, "--ema: only for train export and predict");
   base::write_file_atomically(folder_ / "test/grey/none.png", "no image");
   refused({"predict", "test", run}, "none.png': it is neither JPEG nor PNG");
 }
