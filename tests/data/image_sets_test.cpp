@@ -13,6 +13,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/data/image_ops.h>
+#include <syncbn/data/unlabelled_images.h>
 
 #include "data/components.h"
 #include "data/images.h"
@@ -379,6 +380,28 @@ TEST_F(SegmentationFolderTest, RefusesPairsThatDoNotMatch) {
   fs::remove(folder_ / "masks/a.png");
   EXPECT_THAT([&] { load_segmentation_folder(options(4), Split::kTrain); },
               refuses("images/a.jpg", "no mask"));
+}
+
+TEST(UnlabelledImagesTest, AreAllFilesOfAFolderThatCanBeDecoded) {
+  const test::TempFolder folder;
+  fs::create_directories(folder / "b/c");
+  fs::copy_file(test::kImages / "exif_6.jpg", folder / "b/c/turned.JPG");
+  folder.write("b/0.png", base::read_file(test::kImages / "png_grey8.png"));
+  folder.write("a.jpg", test::write_jpeg(picture(13, 11)));
+  folder.write("a.txt", "no image");
+  UnlabelledImagesOptions options;
+  options.images = folder.path();
+  options.test_transforms = kEightByEight;
+  options.exif_orientation = true;
+  const UnlabelledImages images = load_unlabelled_images(options);
+  EXPECT_THAT(images.files, ElementsAre("a.jpg", "b/0.png", "b/c/turned.JPG"));
+  EXPECT_TRUE(images.are_whole);
+  EXPECT_EQ(all_of(*images.set).data.sizes(), (std::vector<int64_t>{3, 3, 8, 8}));
+  EXPECT_EQ(images.original_size(0), (ImageSize{.width = 13, .height = 11}));
+  options.exif_orientation = false;
+  const ImageSize stored = load_unlabelled_images(options).original_size(2);
+  EXPECT_NE(stored.width, stored.height);
+  EXPECT_EQ(images.original_size(2), (ImageSize{.width = stored.height, .height = stored.width}));
 }
 
 }  // namespace

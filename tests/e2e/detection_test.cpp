@@ -194,6 +194,12 @@ TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
     EXPECT_LE(row["bbox"][0].get<double>() + row["bbox"][2].get<double>(), 121);
     EXPECT_GT(row["score"], 0);
   }
+  const auto nothing = launch_train(1,
+                                    {"predict", "test", "--config=run1/config.yaml",
+                                     "--output=none", "--model.score_thresh=0.999"},
+                                    folder_.path());
+  ASSERT_EQ(nothing.exit_code, 0) << nothing.err;
+  EXPECT_TRUE(nlohmann::json::parse(base::read_file(folder_ / "none/detections.json")).empty());
   SYNCBN_SKIP_UNLESS(python_has("pycocotools"), "pycocotools");
   const std::vector<double> expected = train::figures_of_pycocotools(detections(), 3);
   std::vector<std::string> names(train::kSummaryNames.begin(), train::kSummaryNames.end());

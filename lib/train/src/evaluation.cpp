@@ -59,6 +59,18 @@ std::vector<int64_t> gathered(const std::vector<int64_t>& own) {
 
 }  // namespace
 
+data::Loader each_once(const std::shared_ptr<const data::Dataset>& set,
+                       data::LoaderOptions options) {
+  options.drop_last = false;
+  if (set->sizes_vary()) options.batch_size = 1;
+  data::Loader loader(
+      set,
+      std::make_shared<data::SequentialShardSampler>(set->size(), dist::world_size(), dist::rank()),
+      options);
+  loader.start_epoch(0);
+  return loader;
+}
+
 Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& model,
                      const BatchToDevice& to_device, const data::LoaderOptions& loader_options)
     : config_(config),
@@ -67,18 +79,13 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& 
       task_(make_task(config, *inputs.eval_set, model)),
       to_device_(to_device),
       loader_options_(loader_options) {
-  loader_options_.drop_last = false;
-  if (inputs.eval_set->sizes_vary() || task_->needs_records()) loader_options_.batch_size = 1;
+  if (task_->needs_records()) loader_options_.batch_size = 1;
 }
 
 Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
   const at::NoGradGuard no_grad;
   model_.eval();
-  data::Loader loader(inputs_.eval_set,
-                      std::make_shared<data::SequentialShardSampler>(
-                          inputs_.eval_set->size(), dist::world_size(), dist::rank()),
-                      loader_options_);
-  loader.start_epoch(0);
+  data::Loader loader = each_once(inputs_.eval_set, loader_options_);
   const at::Device device = dist::device();
   at::Tensor counts = at::zeros({task_->num_counts()}, at::TensorOptions(at::kLong).device(device));
   std::vector<int64_t> records;

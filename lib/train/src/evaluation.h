@@ -33,6 +33,12 @@ struct Evaluation {
 /// What a rank wishes at the moment.
 using GetWishes = std::function<Wishes()>;
 
+/// Reads each sample of a set once, divided between the ranks: by batches, or one at a time if
+/// sizes vary.
+/// @param options of training; drop_last does not count
+data::Loader each_once(const std::shared_ptr<const data::Dataset>& set,
+                       data::LoaderOptions options);
+
 /// Evaluates a network on the run's evaluation split, divided between the ranks: each sample once.
 /// Not thread-safe.
 class Evaluator {

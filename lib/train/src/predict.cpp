@@ -17,6 +17,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "evaluation.h"
 #include "model.h"
 #include "rank_0.h"
 #include "saved_network.h"
@@ -66,7 +67,6 @@ std::vector<UnlabelledImage> describe(const data::UnlabelledImages& images,
   std::vector<UnlabelledImage> all;
   for (size_t i = 0; i < batch.indices.size(); ++i) {
     const int64_t index = batch.indices[i];
-    const std::string name = images.set->name_of(index);
     UnlabelledImage image{.file = images.files[static_cast<size_t>(index)].string(),
                           .index = index,
                           .input = {.width = batch.data.size(3), .height = batch.data.size(2)}};
@@ -74,13 +74,7 @@ std::vector<UnlabelledImage> describe(const data::UnlabelledImages& images,
       const at::Tensor size = batch.sizes[static_cast<int64_t>(i)];
       image.input = {.width = size[1].item<int64_t>(), .height = size[0].item<int64_t>()};
     }
-    image.size = image.input;
-    if (images.are_whole) {
-      const std::string bytes = base::read_file(name);
-      const data::ImageDecoder decoder(
-          {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, name);
-      image.size = {.width = decoder.width(), .height = decoder.height()};
-    }
+    image.size = images.are_whole ? images.original_size(index) : image.input;
     all.push_back(std::move(image));
   }
   return all;
@@ -100,8 +94,9 @@ std::vector<std::string> gather_rows(const std::map<int64_t, std::vector<std::st
     all.merge(nlohmann::json::parse(bytes).get<std::map<int64_t, std::vector<std::string>>>());
   }
   std::vector<std::string> rows;
-  for (const auto& [index, of_image] : all)
+  for (const auto& [index, of_image] : all) {
     rows.insert(rows.end(), of_image.begin(), of_image.end());
+  }
   return rows;
 }
 
@@ -128,22 +123,11 @@ int predict(const Config& config, const std::string& name, const std::string& fo
     return config.data.make(data::Split::kTrain);
   });
   const auto task = make_task(config, *known_set, *model);
-  report_on_rank_0([&] {
-    if (average && !network.has_average()) {
-      throw base::UserError(
-          fmt::format("predict: {} has no moving average; leave --ema out", network.path()));
-    }
-  });
   network.load_into(*model, average);
   model->eval();
   const BatchToDevice to_device = batch_to_device(config, *model, *images.set);
-  auto loader_options = config.loader.options(config.local_batch_size(dist::world_size()));
-  if (images.set->sizes_vary()) loader_options.batch_size = 1;
-  data::Loader loader(images.set,
-                      std::make_shared<data::SequentialShardSampler>(
-                          images.set->size(), dist::world_size(), dist::rank()),
-                      loader_options);
-  loader.start_epoch(0);
+  data::Loader loader =
+      each_once(images.set, config.loader.options(config.local_batch_size(dist::world_size())));
   const at::NoGradGuard no_grad;
   std::map<int64_t, std::vector<std::string>> rows;
   while (const auto batch = loader.next()) {
@@ -163,9 +147,8 @@ int predict(const Config& config, const std::string& name, const std::string& fo
     if (file.name.empty()) return;
     std::error_code ignored;
     fs::create_directories(output, ignored);
-    base::write_file_atomically(
-        fs::path(output) / file.name,
-        file.opening + base::join(all, file.separator) + (all.empty() ? "" : file.closing));
+    base::write_file_atomically(fs::path(output) / file.name,
+                                file.opening + base::join(all, file.separator) + file.closing);
   });
   if (is_rank_0()) {
     spdlog::info("{}: {}, by {}", (fs::path(output) / file.name).string(),

@@ -18,9 +18,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Says of mistakes that they concern the file.
+template <class Work>
+void naming(const std::string& path, const Work& work) {
+  try {
+    work();
+  } catch (const base::UserError& error) {
+    throw base::UserError(fmt::format("cannot load {}: {}", path, error.what()));
+  }
+}
+
 /// Gives all ranks the weights in a file of Python's.
 void load_python_weights(const std::string& path, models::Model& model) {
-  do_on_rank_0([&] { models::load_state_dict(model, models::read_state_dict(path)); });
+  do_on_rank_0([&] {
+    const models::StateDict weights = models::read_state_dict(path);
+    naming(path, [&] { models::load_state_dict(model, weights); });
+  });
   for (const auto& item : models::state_dict(model)) {
     at::Tensor tensor = item.value().detach();
     dist::broadcast(tensor, 0);
@@ -54,12 +67,15 @@ SavedNetwork::SavedNetwork(const std::string& command, const Config& config,
 }
 
 void SavedNetwork::load_into(models::Model& model, bool average) const {
-  try {
-    if (!checkpoint_) return load_python_weights(path_, model);
-    report_on_rank_0([&] { load_model(average ? checkpoint_->ema : checkpoint_->model, model); });
-  } catch (const base::UserError& error) {
-    throw base::UserError(fmt::format("cannot load {}: {}", path_, error.what()));
+  if (average && !has_average()) {
+    report_on_rank_0([&] {
+      throw base::UserError(fmt::format("{} has no moving average; leave --ema out", path_));
+    });
   }
+  if (!checkpoint_) return load_python_weights(path_, model);
+  report_on_rank_0([&] {
+    naming(path_, [&] { load_model(average ? checkpoint_->ema : checkpoint_->model, model); });
+  });
 }
 
 }  // namespace syncbn::train

@@ -30,7 +30,8 @@ class SavedNetwork {
   bool has_average() const { return checkpoint_ && !checkpoint_->ema.empty(); }
 
   /// Copies the weights, or their moving average, into the model of each rank. Every rank calls it.
-  /// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit.
+  /// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit, or there
+  ///   is no average.
   void load_into(models::Model& model, bool average = false) const;
 
  private:

@@ -61,13 +61,23 @@ class UnlabelledSet : public detail::ImageSet {
   }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    const std::string file = name_of(index);
-    ImageDecoder decoder(detail::read_whole_file(file), file, detail::decode_options(options_));
+    ImageDecoder decoder = open(index);
     format().write(pipeline().run(decoder, random), slot);
     std::ranges::fill(slot.target, options_.labels_pixels ? ignore_index() : 0);
   }
 
+  ImageSize original_size(int64_t index) const {
+    const ImageDecoder decoder = open(index);
+    return {decoder.width(), decoder.height()};
+  }
+
  private:
+  /// Valid until this thread reads the next file.
+  ImageDecoder open(int64_t index) const {
+    const std::string file = name_of(index);
+    return {detail::read_whole_file(file), file, detail::decode_options(options_)};
+  }
+
   const UnlabelledImagesOptions options_;
   const std::vector<fs::path> files_;
 };
@@ -86,7 +96,9 @@ UnlabelledImages load_unlabelled_images(const UnlabelledImagesOptions& options) 
   }
   made.are_whole = std::ranges::all_of(options.test_transforms,
                                        [](const auto& step) { return step.type() == "resize"; });
-  made.set = std::make_shared<const UnlabelledSet>(options, made.files);
+  auto set = std::make_shared<const UnlabelledSet>(options, made.files);
+  made.original_size = [set](int64_t index) { return set->original_size(index); };
+  made.set = std::move(set);
   return made;
 }
 

@@ -119,8 +119,8 @@ class Classification : public Task {
   PredictionFile prediction_file() const override {
     return {.name = "predictions.csv",
             .opening = "file,class,probability\n",
-            .separator = "\n",
-            .closing = "\n"};
+            .separator = "",
+            .closing = ""};
   }
 
   std::vector<Prediction> predict(const Outputs& outputs,
@@ -133,7 +133,7 @@ class Classification : public Task {
       const auto place = static_cast<int64_t>(i);
       const auto label = static_cast<size_t>(labels[place].item<int64_t>());
       const std::string name = label < names_.size() ? names_[label] : std::to_string(label);
-      all.push_back({.rows = {fmt::format("{},{},{:.6f}", csv_field(images[i].file),
+      all.push_back({.rows = {fmt::format("{},{},{:.6f}\n", csv_field(images[i].file),
                                           csv_field(name), highest[place].item<double>())}});
     }
     return all;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ struct UnlabelledImages {
   std::vector<std::filesystem::path> files;  ///< by sample, below the folder, sorted
   /// Whether samples show the whole of their images, in another resolution.
   bool are_whole = false;
+  /// Of an image file, as it is decoded. @throws base::UserError if the file cannot be read.
+  std::function<ImageSize(int64_t index)> original_size;
 };
 
 /// All JPEG and PNG files in the folder and the folders in it.
