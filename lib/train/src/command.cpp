@@ -75,8 +75,7 @@ const std::vector<config::ProgramOption> kOptions = {
     {"format", "FORMAT", "of export: torch, safetensors, torchscript (the default) or onnx"},
     {"output", "PATH",
      "of export: the file to write (NAME.pth, .safetensors, .pt or .onnx if not given); of "
-     "predict: "
-     "the folder (predictions)"},
+     "predict: the folder (predictions)"},
     {"ema", "", "of export and predict: the moving average of the weights"},
     {"help", "[SECTION]", "print this text, or what a section's keys are for, and exit"},
     {"version", "", "print the version and exit"},

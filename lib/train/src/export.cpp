@@ -11,6 +11,7 @@
 #include <syncbn/models/gan.h>
 #include <syncbn/models/weights.h>
 #include <syncbn/train/checkpoint.h>
+#include <syncbn/train/command.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -57,11 +58,9 @@ models::ExportFormat format_of(const std::string& name, config::Faults& faults) 
 
 Request parse(const std::vector<std::string>& args,
               const std::vector<config::ProgramOption>& options) {
-  std::vector<config::FieldInfo> fields;
-  config::Schema<Config>::get().info("", fields);
   config::Faults faults;
   const auto line =
-      config::parse_command_line({args.begin() + 1, args.end()}, options, fields, faults);
+      config::parse_command_line({args.begin() + 1, args.end()}, options, config_fields(), faults);
   constexpr std::string_view kKnown[] = {"config", "format", "output", "ema"};
   for (const auto& setting : line.program) {
     if (std::ranges::count(kKnown, setting.name) > 0) continue;

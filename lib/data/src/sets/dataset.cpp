@@ -23,7 +23,7 @@ std::vector<int64_t> with_batch(int64_t size, std::vector<int64_t> shape) {
   return shape;
 }
 
-/// The side of a batch whose largest image has this one.
+/// The side of a batch for images of at most this side.
 int64_t padded_side(int64_t side, int64_t limit) {
   constexpr int64_t kDivisor = 32;  // torchvision's size_divisible
   return std::min((side + kDivisor - 1) / kDivisor * kDivisor, limit);

@@ -254,7 +254,7 @@ class RandomZoomOut : public Transform {
 };
 
 /// Crops so that a box overlaps the crop by at least a share that is drawn (Liu et al., 2016).
-/// Boxes whose middle is outside of the crop are removed.
+/// Boxes with their middle outside the crop are removed.
 class RandomIouCrop : public Transform {
  public:
   struct Options {

@@ -27,7 +27,7 @@ at::Tensor decode_distances(const at::Tensor& distances, const at::Tensor& ancho
 
 // ---- non-maximum suppression ------------------------------------------------------------------
 
-/// Drops each box whose IoU with a kept one of the same label and a higher score is above
+/// Drops a box if its IoU with a kept one of the same label and a higher score is above
 /// `threshold`.
 /// @param boxes [n, 4], float32 or float64
 /// @param scores [n]; of equal ones, the first box counts as the highest

@@ -66,7 +66,7 @@ class DenseDetector : public Detector {
   at::Tensor loss(const std::vector<at::Tensor>& outputs, const at::Tensor& target) const override;
   std::vector<Detections> detect(const std::vector<at::Tensor>& outputs,
                                  const at::Tensor& sizes) const override;
-  /// Published weights come from a torchvision whose convolutions had no layer of their own.
+  /// In the torchvision that published the weights, a convolution had no layer of its own.
   std::string present_name(const std::string& name) const override;
 
  protected:

@@ -50,7 +50,7 @@ at::Tensor centerness_of(const at::Tensor& distances) {
 }
 
 /// FCOS (Tian et al., arXiv:1904.01355), with center sampling (arXiv:2006.09214). A place is a
-/// square anchor whose side is the stride of its level.
+/// square anchor, as long as the stride of its level.
 class Fcos : public DenseDetector {
  public:
   Fcos(const std::string& name, const ModelArgs& args, const FcosOptions& options)

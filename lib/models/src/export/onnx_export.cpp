@@ -100,7 +100,7 @@ class OnnxRecorder : public OnnxNames {
   }
 
  private:
-  /// Tensors are told apart by their address, so each must live to the end.
+  /// A tensor is known by its address, which must not be used again: keeps each alive.
   const at::TensorImpl* keep(const at::Tensor& tensor) {
     kept_.push_back(tensor);
     return tensor.unsafeGetTensorImpl();

@@ -71,8 +71,7 @@ torch::jit::Module traced_module(Model& model, const at::Tensor& example) {
   if (computes_the_same(model, traced, example.narrow(0, 0, 1).flip(3))) return traced;
   throw base::UserError(
       "the network cannot be traced: what its forward() computes depends on the number of images "
-      "or "
-      "on their values; choose --format torch or safetensors");
+      "or on their values; choose --format torch or safetensors");
 }
 
 }  // namespace syncbn::models::detail

@@ -98,9 +98,7 @@ class ObjectDetection : public Task {
     for (size_t i = 0; i < names_.size(); ++i) {
       if (counts[i * kNumAreas] == 0) absent.push_back(names_[i]);
     }
-    if (absent.empty()) return {};
-    return fmt::format("map leaves out {} that no image has: {}",
-                       absent.size() == 1 ? "a class" : "classes", base::join(absent, ", "));
+    return leaves_out("map", "image", absent);
   }
 
   /// COCO's format for results, with the image's file.

@@ -105,9 +105,7 @@ class Segmentation : public Task {
     for (int64_t i = 0; i < num_classes_; ++i) {
       if (class_of(counts, i).is_absent()) absent.push_back(names_[static_cast<size_t>(i)]);
     }
-    if (absent.empty()) return {};
-    return fmt::format("miou leaves out {} that no pixel has: {}",
-                       absent.size() == 1 ? "a class" : "classes", base::join(absent, ", "));
+    return leaves_out("miou", "pixel", absent);
   }
 
   std::vector<Prediction> predict(const Outputs& outputs,

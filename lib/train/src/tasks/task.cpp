@@ -117,6 +117,13 @@ std::vector<std::string> class_names(const data::Dataset& dataset) {
   return names;
 }
 
+std::string leaves_out(const std::string& metric, const std::string& thing,
+                       const std::vector<std::string>& absent) {
+  if (absent.empty()) return {};
+  return fmt::format("{} leaves out {} that no {} has: {}", metric,
+                     absent.size() == 1 ? "a class" : "classes", thing, base::join(absent, ", "));
+}
+
 ClassWeights::ClassWeights(const std::vector<double>& weights, int64_t num_classes) {
   if (weights.empty()) return;
   if (std::ssize(weights) != num_classes) {

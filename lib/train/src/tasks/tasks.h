@@ -28,6 +28,11 @@ void expect_predictions(LabelKind kind, const models::Model& model);
 /// A name for each class: its number if the data has none.
 std::vector<std::string> class_names(const data::Dataset& dataset);
 
+/// "miou leaves out a class that no pixel has: star"; empty if no class is absent.
+/// @param thing what has a class
+std::string leaves_out(const std::string& metric, const std::string& thing,
+                       const std::vector<std::string>& absent);
+
 /// The keys `class_weights` and `aux_weight`.
 template <class Options>
 void describe_loss_weights(config::Schema<Options>& schema) {

@@ -59,7 +59,7 @@ class SampleDataset : public Dataset {
   /// The memory of sample `place` of a batch from allocate().
   static SampleSlot slot_of(const Batch& batch, int64_t place);
 
-  /// A batch from allocate() whose samples have been made, as the loader returns it. If
+  /// Turns a batch from allocate(), with its samples made, into what the loader returns. If
   /// sizes_vary(), it is as large as its largest image, with sides rounded up to a multiple of 32
   /// (torchvision's GeneralizedRCNNTransform), if sample_shape() is not smaller. Pixels outside of
   /// an image are 0, their labels ignore_index().

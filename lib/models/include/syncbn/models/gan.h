@@ -7,7 +7,7 @@
 namespace syncbn::models {
 
 /// A generative adversarial network (Goodfellow et al., arXiv:1406.2661): two networks in one
-/// module, whose parameters' names begin with "generator." and "discriminator.".
+/// module. The names of their parameters begin with "generator." and "discriminator.".
 class Gan : public Model {
  public:
   static constexpr const char* kGenerator = "generator";

@@ -14,7 +14,10 @@
 #include <syncbn/data/image.h>
 #include <syncbn/data/random.h>
 #include <syncbn/data/transforms.h>
-#include <syncbn/models/model.h>
+
+namespace syncbn::models {
+class Model;
+}
 
 namespace syncbn::train {
 
@@ -130,8 +133,8 @@ class Task {
   virtual std::vector<Prediction> predict(const Outputs& outputs,
                                           std::span<const UnlabelledImage> images) const;
 
-  /// Pictures of what the network does, after an evaluation. Called on one rank only, in evaluation
-  /// mode, and may wait for the device.
+  /// Pictures of what the network does, after an evaluation. Called in evaluation mode, on the
+  /// ranks that write to a run's folder: it must not wait for other ranks, but may for the device.
   /// @param normalization of the data set
   virtual std::vector<Picture> pictures(const data::Normalization& normalization) const;
 };
