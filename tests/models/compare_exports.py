@@ -21,6 +21,12 @@ INFO = {"classes": ["ant", "bee", "cat", "dog"], "mean": [0.5, 0.25, 0.125], "st
 torch.set_num_threads(1)
 
 
+def check_all_close(kind, found, expected):
+    found = [found] if isinstance(found, torch.Tensor) else found
+    assert len(found) == len(expected), (kind, len(found), len(expected))
+    return max(check_close(kind, *pair) for pair in zip(found, expected))
+
+
 def check_close(kind, found, expected):
     assert found.shape == expected.shape, (kind, found.shape, expected.shape)
     error = (found - expected).abs().max().item() / expected.abs().max().item()
@@ -43,7 +49,7 @@ def torchvisions(name):
         return torchvision.models.get_model(name, num_classes=4, weights=None, **aux)
 
 
-def run_onnx(path, images):
+def run_onnx(path, images, outputs):
     model = onnx.load(path)
     onnx.checker.check_model(model)
     check_info("onnx", {entry.key: json.loads(entry.value) for entry in model.metadata_props})
@@ -52,14 +58,16 @@ def run_onnx(path, images):
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     assert [port.name for port in session.get_inputs()] == ["images"]
     assert session.get_inputs()[0].shape == ["N", 3, SIDE, SIDE]
-    assert [port.name for port in session.get_outputs()] == ["logits"]
-    return torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    names = ["logits"] if outputs == 1 else [f"output_{number}" for number in range(outputs)]
+    assert [port.name for port in session.get_outputs()] == names
+    return [torch.from_numpy(found) for found in session.run(None, {"images": images.numpy()})]
 
 
 @torch.no_grad()
 def compare(path, name):
     expected = torch.load(path + ".expected", weights_only=True)
-    images, logits = expected["images"], expected["logits"]
+    images = expected.pop("images")
+    outputs = list(expected.values())
 
     saved = torch.load(path + ".pth", weights_only=True)
     state = saved.pop("model")
@@ -71,7 +79,7 @@ def compare(path, name):
             state._metadata = {"": {"version": 2}}
         model.load_state_dict(state, strict=True, assign=True)
         found = model.eval()(images)
-        check_close("torch", found["out"] if isinstance(found, dict) else found, logits)
+        check_close("torch", found["out"] if isinstance(found, dict) else found, outputs[0])
 
     tensors = safetensors.torch.load_file(path + ".safetensors")
     assert tensors.keys() == state.keys()
@@ -86,10 +94,12 @@ def compare(path, name):
     check_info("torchscript", json.loads(extra["info.json"]))
     assert list(script.state_dict()) == list(state)
     assert all(torch.equal(tensor, state[key]) for key, tensor in script.state_dict().items())
-    script_error = max(check_close("torchscript", script(images), logits) for _ in range(3))
-    check_close("torchscript, one image", script(images[:1]), logits[:1])
+    script_error = max(check_all_close("torchscript", script(images), outputs) for _ in range(3))
+    of_one = [output[:1] if len(output) == len(images) else output for output in outputs]
+    check_all_close("torchscript, one image", script(images[:1]), of_one)
 
-    onnx_error = check_close("onnx", run_onnx(path + ".onnx", images), logits)
+    found = run_onnx(path + ".onnx", images, len(outputs))
+    onnx_error = check_all_close("onnx", found, outputs)
     print(name, f"torchscript {script_error:.1e} onnx {onnx_error:.1e}")
 
 

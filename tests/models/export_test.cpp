@@ -77,7 +77,9 @@ bool write_files(const test::TempFolder& folder, const std::string& name) {
   Dict expected = make_dict();
   const at::Tensor images = at::randn({3, 3, side, side});  // more than in the traced example
   put(expected, "images", images);
-  put(expected, "logits", on_host(model->forward(images)));
+  for (const at::Tensor& output : model->forward_all(images)) {
+    put(expected, fmt::format("output_{}", expected.size()), on_host(output));
+  }
   write_parts(folder / (name + ".expected"),
               [&](const Sink& sink) { write_torch_archive(expected, sink); });
   return true;

@@ -7,9 +7,12 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 from torchvision.models._utils import IntermediateLayerGetter
+from torchvision.models.detection import RetinaNet
+from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.models.segmentation._utils import _SimpleSegmentationModel
 from torchvision.models.segmentation.deeplabv3 import ASPP
 from torchvision.models.segmentation.fcn import FCNHead
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 
 def conv_norm(inputs, outputs, kernel):
@@ -144,7 +147,15 @@ class Dcgan(nn.Module):
         return images, self.discriminator.main(images).flatten()
 
 
+def retinanet_resnet18_fpn(classes):
+    """As torchvision builds the one with ResNet-50."""
+    backbone = _resnet_fpn_extractor(resnet(18, dilated=None), 5, returned_layers=[2, 3, 4],
+                                     extra_blocks=LastLevelP6P7(256, 256))
+    return RetinaNet(backbone, classes)
+
+
 ALL = {
+    "retinanet_resnet18_fpn": retinanet_resnet18_fpn,
     "unet": UNet,
     "pspnet_resnet50": partial(pspnet, depth=50),
     "pspnet_resnet101": partial(pspnet, depth=101),

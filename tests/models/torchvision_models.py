@@ -59,11 +59,13 @@ def split(spec):
 
 
 def segments(name):
-    return hasattr(torchvision.models.segmentation, name) or name in other_networks.ALL
+    if name in other_networks.ALL:
+        return not detects(name)
+    return hasattr(torchvision.models.segmentation, name)
 
 
 def detects(name):
-    return hasattr(torchvision.models.detection, name)
+    return name == "retinanet_resnet18_fpn" or hasattr(torchvision.models.detection, name)
 
 
 def make(spec):

@@ -112,8 +112,10 @@ const std::vector<Family>& families() {
        .aux_weight = 0.5,
        .most_counted = 200},
       {.name = "Detection",
-       .members = {"retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "fcos_resnet50_fpn"},
-       .trained = {"retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "fcos_resnet50_fpn"},
+       .members = {"retinanet_resnet18_fpn", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2",
+                   "fcos_resnet50_fpn"},
+       .trained = {"retinanet_resnet18_fpn", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2",
+                   "fcos_resnet50_fpn"},
        .classes = 91,
        .most_counted = -1},
       // other_networks.py has them in Python.

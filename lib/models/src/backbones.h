@@ -2,6 +2,7 @@
 
 // Classifiers as parts of other networks.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,13 +19,26 @@ struct Backbone {
   std::function<std::vector<at::Tensor>(const at::Tensor& images)> features;
 };
 
-/// A ResNet of bottlenecks. Features are the outputs of the four stages: 256, 512, 1024 and 2048
-/// channels, at 1/4 to 1/32 of the images' resolution.
+/// The blocks of a ResNet's four stages.
+struct ResNetStages {
+  std::vector<int> depths;
+  bool bottleneck = true;
+
+  /// Channels of each stage's output.
+  std::vector<int64_t> channels() const {
+    if (bottleneck) return {256, 512, 1024, 2048};
+    return {64, 128, 256, 512};
+  }
+};
+
+inline const ResNetStages kResNet18{.depths = {2, 2, 2, 2}, .bottleneck = false};
+inline const ResNetStages kResNet50{.depths = {3, 4, 6, 3}};
+
+/// A ResNet. Features are the outputs of the four stages, at 1/4 to 1/32 of the images' resolution.
 /// @param name of the whole network, for messages
-/// @param depths blocks of each stage
 /// @param dilated_stages at the end that keep the resolution and have dilation in place of a stride
-Backbone resnet_backbone(const std::string& name, const ModelArgs& args,
-                         const std::vector<int>& depths, size_t dilated_stages = 0);
+Backbone resnet_backbone(const std::string& name, const ModelArgs& args, const ResNetStages& stages,
+                         size_t dilated_stages = 0);
 
 /// MobileNetV3, with dilation in place of its last stride. Features are of 40 channels at an eighth
 /// of the resolution, and of 960 at a sixteenth.

@@ -228,14 +228,15 @@ std::shared_ptr<Model> resnet50(const ModelArgs& args, const ResNetOptions& opti
                                   ResNetShape{.depths = {3, 4, 6, 3}, .bottleneck = true});
 }
 
-Backbone resnet_backbone(const std::string& name, const ModelArgs& args,
-                         const std::vector<int>& depths, size_t dilated_stages) {
+Backbone resnet_backbone(const std::string& name, const ModelArgs& args, const ResNetStages& stages,
+                         size_t dilated_stages) {
   ModelArgs pretrained = args;
   pretrained.num_classes = 1000;  // of the classifier that torchvision draws, and drops
-  auto net = std::make_shared<ResNet>(
-      name, pretrained, ResNetOptions{},
-      ResNetShape{
-          .depths = depths, .bottleneck = true, .dilated_from = depths.size() - dilated_stages});
+  auto net =
+      std::make_shared<ResNet>(name, pretrained, ResNetOptions{},
+                               ResNetShape{.depths = stages.depths,
+                                           .bottleneck = stages.bottleneck,
+                                           .dilated_from = stages.depths.size() - dilated_stages});
   net->unregister_module("fc");
   return {.module = net, .features = [net](const at::Tensor& x) { return net->features(x); }};
 }

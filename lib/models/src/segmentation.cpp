@@ -376,7 +376,7 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
                                [name = prefix + suffix, depths = depths, heads](
                                    const AuxOptions& options, const ModelArgs& args) {
                                  return heads.on(
-                                     resnet_backbone(name, args, depths, /*dilated_stages=*/2),
+                                     resnet_backbone(name, args, {depths}, /*dilated_stages=*/2),
                                      options, args);
                                });
     }
@@ -390,7 +390,7 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
         "deeplabv3plus_" + suffix, "DeepLab V3+ (Chen et al., arXiv:1802.02611)",
         [name = "deeplabv3plus_" + suffix, depths = depths](const NoOptions& /*options*/,
                                                             const ModelArgs& args) {
-          const Backbone backbone = resnet_backbone(name, args, depths, /*dilated_stages=*/1);
+          const Backbone backbone = resnet_backbone(name, args, {depths}, /*dilated_stages=*/1);
           return std::make_shared<TwoDepths<DeepLabPlusHead>>(
               backbone, std::make_shared<DeepLabPlusHead>(kResNetLowChannels, kResNetChannels,
                                                           args.num_classes, NormFactory(args)));

@@ -18,8 +18,8 @@ DenseDetector::DenseDetector(const std::string& name, const ModelArgs& args,
                              const DetectionOptions& options, const Shape& shape)
     : options_(options),
       make_anchors_(shape.anchor_scales, shape.anchor_ratios),
-      backbone_(
-          register_module("backbone", std::make_shared<ResNet50Fpn>(name, args, shape.p6_from_c5))),
+      backbone_(register_module(
+          "backbone", std::make_shared<ResNetFpn>(name, args, shape.backbone, shape.p6_from_c5))),
       head_(register_module("head", std::make_shared<DenseHead>(
                                         args, DenseHeadOptions{.anchors = make_anchors_.per_place(),
                                                                .norm = options.head_norm,

@@ -53,6 +53,7 @@ class DenseDetector : public Detector {
   struct Shape {
     std::vector<std::vector<float>> anchor_scales;  ///< as AnchorGenerator's
     std::vector<float> anchor_ratios;
+    ResNetStages backbone = kResNet50;
     bool p6_from_c5 = false;
     bool centerness = false;
   };
@@ -112,7 +113,7 @@ class DenseDetector : public Detector {
 
   DetectionOptions options_;
   AnchorGenerator make_anchors_;
-  std::shared_ptr<ResNet50Fpn> backbone_;
+  std::shared_ptr<ResNetFpn> backbone_;
   std::shared_ptr<DenseHead> head_;
 };
 

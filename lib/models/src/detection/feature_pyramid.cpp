@@ -10,7 +10,7 @@ namespace syncbn::models {
 namespace {
 
 torch::nn::Conv2d pyramid_conv(int64_t in, int64_t kernel, int64_t stride = 1) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, ResNet50Fpn::kChannels, kernel)
+  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, ResNetFpn::kChannels, kernel)
                                .stride(stride)
                                .padding(kernel / 2));
 }
@@ -30,19 +30,20 @@ void init_pyramid(torch::nn::Module& layers) {
 
 }  // namespace
 
-ResNet50Fpn::ResNet50Fpn(const std::string& name, const ModelArgs& args, bool p6_from_c5)
-    : body_(resnet_backbone(name, args, {3, 4, 6, 3})), p6_from_c5_(p6_from_c5) {
-  const std::vector<int64_t> stages = {512, 1024, 2048};  // channels of C3 to C5
+ResNetFpn::ResNetFpn(const std::string& name, const ModelArgs& args, const ResNetStages& stages,
+                     bool p6_from_c5)
+    : body_(resnet_backbone(name, args, stages)), p6_from_c5_(p6_from_c5) {
+  const std::vector<int64_t> channels = stages.channels();
   // Drawn before the other layers, as torchvision does.
   const auto extra = std::make_shared<Chain>();
-  p6_ = extra->add(pyramid_conv(p6_from_c5 ? stages.back() : kChannels, 3, 2), "p6");
+  p6_ = extra->add(pyramid_conv(p6_from_c5 ? channels.back() : kChannels, 3, 2), "p6");
   p7_ = extra->add(pyramid_conv(kChannels, 3, 2), "p7");
   init_pyramid(*extra);
 
   const auto inner = std::make_shared<Chain>();
   const auto outer = std::make_shared<Chain>();
-  for (const int64_t channels : stages) {
-    lateral_.push_back(pyramid_conv(channels, 1));
+  for (size_t stage = 1; stage < channels.size(); ++stage) {  // C3 to C5
+    lateral_.push_back(pyramid_conv(channels[stage], 1));
     smooth_.push_back(pyramid_conv(kChannels, 3));
     inner->add(chain_of(lateral_.back()));
     outer->add(chain_of(smooth_.back()));
@@ -56,7 +57,7 @@ ResNet50Fpn::ResNet50Fpn(const std::string& name, const ModelArgs& args, bool p6
   register_module("fpn", fpn);
 }
 
-std::vector<at::Tensor> ResNet50Fpn::forward(const at::Tensor& images) {
+std::vector<at::Tensor> ResNetFpn::forward(const at::Tensor& images) {
   const std::vector<at::Tensor> stages = body_.features(images);  // C2 to C5
   std::vector<at::Tensor> levels(lateral_.size());
   at::Tensor coarser;

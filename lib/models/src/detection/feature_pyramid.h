@@ -11,16 +11,17 @@
 
 namespace syncbn::models {
 
-/// A feature pyramid (Lin et al., arXiv:1612.03144) on the last three stages of a ResNet-50, with
+/// A feature pyramid (Lin et al., arXiv:1612.03144) on the last three stages of a ResNet, with
 /// two coarser levels (Lin et al., arXiv:1708.02002): P3 to P7, at 1/8 to 1/128 of the images'
 /// resolution.
-class ResNet50Fpn : public torch::nn::Module {
+class ResNetFpn : public torch::nn::Module {
  public:
   static constexpr int64_t kChannels = 256;  ///< of each level
 
   /// @param name of the whole network, for messages
   /// @param p6_from_c5 compute P6 from the last stage instead of P5
-  ResNet50Fpn(const std::string& name, const ModelArgs& args, bool p6_from_c5);
+  ResNetFpn(const std::string& name, const ModelArgs& args, const ResNetStages& stages,
+            bool p6_from_c5);
 
   /// @param images [N, C, H, W]
   /// @return P3 to P7

@@ -11,7 +11,7 @@
 namespace syncbn::models {
 namespace {
 
-constexpr int64_t kHeadChannels = ResNet50Fpn::kChannels;
+constexpr int64_t kHeadChannels = ResNetFpn::kChannels;
 constexpr double kInitStd = 0.01;
 
 torch::nn::Conv2d head_conv(int64_t out, bool bias = true) {

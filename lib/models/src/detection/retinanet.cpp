@@ -8,6 +8,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../families.h"
@@ -56,9 +57,11 @@ void RetinaNetV2Options::describe(config::Schema<RetinaNetV2Options>& schema) {
 
 enum class BoxLoss { kL1, kGiou };
 
-DenseDetector::Shape retinanet_shape(bool p6_from_c5) {
-  DenseDetector::Shape shape = {
-      .anchor_scales = {}, .anchor_ratios = {0.5, 1, 2}, .p6_from_c5 = p6_from_c5};
+DenseDetector::Shape retinanet_shape(const ResNetStages& backbone, bool p6_from_c5) {
+  DenseDetector::Shape shape = {.anchor_scales = {},
+                                .anchor_ratios = {0.5, 1, 2},
+                                .backbone = backbone,
+                                .p6_from_c5 = p6_from_c5};
   for (const float side : {32.F, 64.F, 128.F, 256.F, 512.F}) {
     // Thirds of an octave, in whole pixels.
     shape.anchor_scales.push_back(
@@ -71,8 +74,8 @@ DenseDetector::Shape retinanet_shape(bool p6_from_c5) {
 class RetinaNet : public DenseDetector {
  public:
   RetinaNet(const std::string& name, const ModelArgs& args, const RetinaNetOptions& options,
-            BoxLoss box_loss, bool p6_from_c5)
-      : DenseDetector(name, args, options, retinanet_shape(p6_from_c5)),
+            const ResNetStages& backbone, BoxLoss box_loss, bool p6_from_c5)
+      : DenseDetector(name, args, options, retinanet_shape(backbone, p6_from_c5)),
         foreground_iou_(options.fg_iou_thresh),
         background_iou_(options.bg_iou_thresh),
         box_loss_(box_loss) {
@@ -135,16 +138,20 @@ class RetinaNet : public DenseDetector {
 
 void add_retinanets(ModelKind::Registry& registry) {
   const std::string help = "RetinaNet (Lin et al., arXiv:1708.02002) for detection";
-  const std::string v1 = "retinanet_resnet50_fpn";
-  registry.add<RetinaNetOptions>(
-      v1, help, [v1](const RetinaNetOptions& options, const ModelArgs& args) {
-        return std::make_shared<RetinaNet>(v1, args, options, BoxLoss::kL1, /*p6_from_c5=*/false);
-      });
+  for (const auto& [name, backbone] : {std::pair("retinanet_resnet18_fpn", kResNet18),
+                                       std::pair("retinanet_resnet50_fpn", kResNet50)}) {
+    registry.add<RetinaNetOptions>(
+        name, help, [name, backbone](const RetinaNetOptions& options, const ModelArgs& args) {
+          return std::make_shared<RetinaNet>(name, args, options, backbone, BoxLoss::kL1,
+                                             /*p6_from_c5=*/false);
+        });
+  }
   const std::string v2 = "retinanet_resnet50_fpn_v2";
   registry.add<RetinaNetV2Options>(v2, help + ", with GIoU loss and group norm in the head",
                                    [v2](const RetinaNetV2Options& options, const ModelArgs& args) {
-                                     return std::make_shared<RetinaNet>(
-                                         v2, args, options, BoxLoss::kGiou, /*p6_from_c5=*/true);
+                                     return std::make_shared<RetinaNet>(v2, args, options,
+                                                                        kResNet50, BoxLoss::kGiou,
+                                                                        /*p6_from_c5=*/true);
                                    });
 }
 
