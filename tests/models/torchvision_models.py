@@ -59,9 +59,8 @@ def split(spec):
 
 
 def segments(name):
-    if name in other_networks.ALL:
-        return not detects(name)
-    return hasattr(torchvision.models.segmentation, name)
+    known = name in other_networks.ALL or hasattr(torchvision.models.segmentation, name)
+    return known and not detects(name)
 
 
 def detects(name):

@@ -2,6 +2,7 @@
 
 // Classifiers as parts of other networks.
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,18 +22,19 @@ struct Backbone {
 
 /// The blocks of a ResNet's four stages.
 struct ResNetStages {
-  std::vector<int> depths;
+  std::array<int, 4> depths;
   bool bottleneck = true;
 
   /// Channels of each stage's output.
-  std::vector<int64_t> channels() const {
+  constexpr std::array<int64_t, 4> channels() const {
     if (bottleneck) return {256, 512, 1024, 2048};
     return {64, 128, 256, 512};
   }
 };
 
-inline const ResNetStages kResNet18{.depths = {2, 2, 2, 2}, .bottleneck = false};
-inline const ResNetStages kResNet50{.depths = {3, 4, 6, 3}};
+inline constexpr ResNetStages kResNet18{.depths = {2, 2, 2, 2}, .bottleneck = false};
+inline constexpr ResNetStages kResNet50{.depths = {3, 4, 6, 3}};
+inline constexpr ResNetStages kResNet101{.depths = {3, 4, 23, 3}};
 
 /// A ResNet. Features are the outputs of the four stages, at 1/4 to 1/32 of the images' resolution.
 /// @param name of the whole network, for messages

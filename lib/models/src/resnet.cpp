@@ -234,7 +234,7 @@ Backbone resnet_backbone(const std::string& name, const ModelArgs& args, const R
   pretrained.num_classes = 1000;  // of the classifier that torchvision draws, and drops
   auto net =
       std::make_shared<ResNet>(name, pretrained, ResNetOptions{},
-                               ResNetShape{.depths = stages.depths,
+                               ResNetShape{.depths = {stages.depths.begin(), stages.depths.end()},
                                            .bottleneck = stages.bottleneck,
                                            .dilated_from = stages.depths.size() - dilated_stages});
   net->unregister_module("fc");

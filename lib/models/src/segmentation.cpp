@@ -7,6 +7,7 @@
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -359,11 +360,8 @@ struct Heads {
   }
 };
 
-const std::vector<std::pair<std::string, std::vector<int>>>& resnet_depths() {
-  static const std::vector<std::pair<std::string, std::vector<int>>> all = {
-      {"resnet50", {3, 4, 6, 3}}, {"resnet101", {3, 4, 23, 3}}};
-  return all;
-}
+constexpr std::array<std::pair<const char*, ResNetStages>, 2> kResNets = {
+    {{"resnet50", kResNet50}, {"resnet101", kResNet101}}};
 
 }  // namespace
 
@@ -371,12 +369,12 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
   const auto add_resnets = [&registry](const std::string& prefix, const std::string& help,
                                        MakeHead make_head) {
     const Heads heads = {make_head, kResNetAuxChannels, kResNetChannels};
-    for (const auto& [suffix, depths] : resnet_depths()) {
+    for (const auto& [suffix, stages] : kResNets) {
       registry.add<AuxOptions>(prefix + suffix, help,
-                               [name = prefix + suffix, depths = depths, heads](
+                               [name = prefix + suffix, stages = stages, heads](
                                    const AuxOptions& options, const ModelArgs& args) {
                                  return heads.on(
-                                     resnet_backbone(name, args, {depths}, /*dilated_stages=*/2),
+                                     resnet_backbone(name, args, stages, /*dilated_stages=*/2),
                                      options, args);
                                });
     }
@@ -385,12 +383,12 @@ void add_segmentation_networks(ModelKind::Registry& registry) {
   const std::string deeplab = "DeepLab V3 (Chen et al., arXiv:1706.05587)";
   add_resnets("deeplabv3_", deeplab, deeplab_head);
   add_resnets("pspnet_", "PSPNet (Zhao et al., arXiv:1612.01105)", pspnet_head);
-  for (const auto& [suffix, depths] : resnet_depths()) {
+  for (const auto& [suffix, stages] : kResNets) {
     registry.add<NoOptions>(
-        "deeplabv3plus_" + suffix, "DeepLab V3+ (Chen et al., arXiv:1802.02611)",
-        [name = "deeplabv3plus_" + suffix, depths = depths](const NoOptions& /*options*/,
-                                                            const ModelArgs& args) {
-          const Backbone backbone = resnet_backbone(name, args, {depths}, /*dilated_stages=*/1);
+        std::string("deeplabv3plus_") + suffix, "DeepLab V3+ (Chen et al., arXiv:1802.02611)",
+        [name = std::string("deeplabv3plus_") + suffix, stages = stages](
+            const NoOptions& /*options*/, const ModelArgs& args) {
+          const Backbone backbone = resnet_backbone(name, args, stages, /*dilated_stages=*/1);
           return std::make_shared<TwoDepths<DeepLabPlusHead>>(
               backbone, std::make_shared<DeepLabPlusHead>(kResNetLowChannels, kResNetChannels,
                                                           args.num_classes, NormFactory(args)));

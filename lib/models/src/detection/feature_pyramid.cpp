@@ -33,7 +33,7 @@ void init_pyramid(torch::nn::Module& layers) {
 ResNetFpn::ResNetFpn(const std::string& name, const ModelArgs& args, const ResNetStages& stages,
                      bool p6_from_c5)
     : body_(resnet_backbone(name, args, stages)), p6_from_c5_(p6_from_c5) {
-  const std::vector<int64_t> channels = stages.channels();
+  const auto channels = stages.channels();
   // Drawn before the other layers, as torchvision does.
   const auto extra = std::make_shared<Chain>();
   p6_ = extra->add(pyramid_conv(p6_from_c5 ? channels.back() : kChannels, 3, 2), "p6");
