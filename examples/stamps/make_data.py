@@ -5,8 +5,7 @@ The stamps (Debian's package tuxpaint-stamps-default, GPL-2, 161 MB) are drawing
 transparent backgrounds. They are pasted on backgrounds of random colours, image by image other
 stamps in other sizes, places and light, so the masks and boxes are exact. There is one class.
 
-    OUT/segmentation/{train,val}/{images,masks}/NNNN.png
-    OUT/detection/{train,val}/NNNN.png, OUT/detection/{train,val}.json
+    OUT/scenes/{train,val}/{images,masks}/NNNN.png, OUT/scenes/{train,val}.json
     OUT/gan/all/NNNN.png
 """
 
@@ -14,6 +13,7 @@ import argparse
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 
 import numpy
@@ -31,7 +31,8 @@ def stamps_folder(work):
     """The installed stamps, or those of the package, unpacked in a folder `work`."""
     if INSTALLED.is_dir():
         return INSTALLED
-    subprocess.run(["apt-get", "download", PACKAGE], cwd=work, check=True)
+    if subprocess.run(["apt-get", "download", PACKAGE], cwd=work).returncode != 0:
+        sys.exit(f"cannot download {PACKAGE}; give the folder of stamps with --stamps")
     package = next(work.glob(f"{PACKAGE}_*.deb"))
     subprocess.run(["dpkg", "-x", package, work], check=True)
     return work / INSTALLED.relative_to("/")
@@ -46,6 +47,9 @@ def read_stamps(folder):
             stamp = stamp.crop(stamp.getchannel("A").getbbox())
             stamp.thumbnail((128, 128), Image.Resampling.LANCZOS)
             stamps.append(stamp)
+    if not stamps:
+        sys.exit(f"no PNG files in {', '.join(FOLDERS)} of {folder}; --stamps is the folder of "
+                 f"{PACKAGE}'s stamps")
     return stamps
 
 
@@ -96,27 +100,24 @@ def annotation(number, image, mask):
 
 
 def make_scenes(stamps, out):
-    """The same images for segmentation and for detection."""
+    """The images of segmentation and detection, with masks and boxes."""
     random = numpy.random.default_rng(SEED)
     for split, count in SPLITS.items():
-        folder = out / "segmentation" / split
+        folder = out / "scenes" / split
         for kind in ["images", "masks"]:
             (folder / kind).mkdir(parents=True, exist_ok=True)
-        boxes = out / "detection" / split
-        boxes.mkdir(parents=True, exist_ok=True)
         images, annotations = [], []
         for number in range(count):
             image, masks = scene(stamps, random)
             name = f"{number:04}.png"
             image.save(folder / "images" / name)
             covered(masks).save(folder / "masks" / name)
-            image.save(boxes / name)
             images.append({"id": number, "file_name": name, "width": SIZE, "height": SIZE})
             annotations += [annotation(len(annotations) + index, number, mask)
                             for index, mask in enumerate(masks)]
         text = json.dumps({"images": images, "annotations": annotations,
                            "categories": [{"id": 1, "name": "stamp"}]})
-        (out / "detection" / f"{split}.json").write_text(text)
+        (out / "scenes" / f"{split}.json").write_text(text)
 
 
 def make_single(stamps, out):
@@ -142,8 +143,7 @@ def main():
         stamps = read_stamps(arguments.stamps or stamps_folder(pathlib.Path(work)))
     make_scenes(stamps, arguments.out)
     make_single(stamps, arguments.out)
-    print(f"{arguments.out}: {sum(SPLITS.values())} scenes, "
-          f"{len(stamps)} stamps")
+    print(f"{arguments.out}: {sum(SPLITS.values())} scenes, {len(stamps)} stamps")
 
 
 if __name__ == "__main__":
