@@ -141,8 +141,11 @@ def main():
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         stamps = read_stamps(arguments.stamps or stamps_folder(pathlib.Path(work)))
-    make_scenes(stamps, arguments.out)
-    make_single(stamps, arguments.out)
+    try:
+        make_scenes(stamps, arguments.out)
+        make_single(stamps, arguments.out)
+    except OSError as error:
+        sys.exit(f"cannot write the images: {error}; choose another OUT")
     print(f"{arguments.out}: {sum(SPLITS.values())} scenes, {len(stamps)} stamps")
 
 
