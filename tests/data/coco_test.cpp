@@ -256,6 +256,23 @@ TEST_F(CocoTest, RefusesTransformsThatDoNotMoveBoxes) {
       ThrowsMessage<base::UserError>(HasSubstr("coco: the transforms leave images of any size")));
 }
 
+TEST_F(CocoTest, RefusesTestTransformsThatDoMoreThanResize) {
+  for (const char* type : {"center_crop", "random_horizontal_flip"}) {
+    CocoOptions cropped = options();
+    const auto size = component("resize", {{"height", "60"}, {"width", "60"}});
+    cropped.test_transforms = {size};
+    EXPECT_EQ(load(cropped, Split::kHeldOut)->size(), 3);
+    cropped.test_transforms.push_back(
+        type == std::string("center_crop") ? component(type, {{"size", "50"}}) : component(type));
+    for (const auto split : {Split::kTrain, Split::kHeldOut}) {
+      EXPECT_THAT(
+          [&] { load(cropped, split); },
+          ThrowsMessage<base::UserError>(AllOf(HasSubstr("coco: test_transforms has "),
+                                               HasSubstr(type), HasSubstr("leave only resize"))));
+    }
+  }
+}
+
 TEST_F(CocoTest, FingerprintDependsOnTheAnnotations) {
   const uint64_t before = load()->fingerprint();
   EXPECT_EQ(load()->fingerprint(), before);

@@ -221,6 +221,10 @@ TEST_F(DetectionTest, ATaskOrNetworkForOtherDataIsRefused) {
   expect_refused("--task=segmentation", "this data has boxes with labels; set task to detection");
   expect_refused("--model=resnet18",
                  "model resnet18: it predicts one label for each image, and task detection needs");
+  expect_refused(
+      "--data.test_transforms=[{type: resize, height: 64, width: 64}, "
+      "random_horizontal_flip]",
+      "coco: test_transforms has random_horizontal_flip, and detections are compared");
   expect_refused("--data=digits", "task: detection needs boxes with labels");
   expect_refused("--checkpoint.keep_best.metric=ap", "choose from map, map_50, map_75");
 }

@@ -159,6 +159,13 @@ TEST_F(SegmentationTest, PredictsTheMasksThatItEvaluates) {
     ASSERT_EQ(predicted.exit_code, 0) << predicted.err;
     EXPECT_THAT(predicted.err, HasSubstr("9 images"));
   }
+  const auto cropped = launch_train(2,
+                                    {"predict", "test/images", "--config=run/config.yaml",
+                                     "--data.test_transforms=[{type: center_crop, size: 32}]"},
+                                    folder_.path());
+  EXPECT_EQ(cropped.exit_code, base::kExitUsage) << cropped.err;
+  EXPECT_EQ(count(cropped.err, "train: error:"), 1) << cropped.err;
+  EXPECT_THAT(cropped.err, HasSubstr("a mask shows its whole image; remove crops from it"));
   const auto right_in = [&](const std::string& output) {
     int64_t right = 0;
     int64_t all = 0;

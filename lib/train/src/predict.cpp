@@ -58,7 +58,13 @@ data::UnlabelledImages find_images(const Config& config, const SavedNetwork& net
   config::Schema<data::UnlabelledImagesOptions>::get().read(known, options, "data", faults);
   faults.throw_if_any();
   options.images = folder;
-  return data::load_unlabelled_images(options);
+  auto images = data::load_unlabelled_images(options);
+  if (options.labels_pixels && !images.are_whole) {
+    throw base::UserError(
+        "predict: data.test_transforms does more than resize, and a mask shows its whole image; "
+        "remove crops from it");
+  }
+  return images;
 }
 
 /// What the images of this rank are called, and the size of their answers.

@@ -141,6 +141,16 @@ void check_first_image(const CocoInstances& instances, const std::filesystem::pa
                   first.string(), annotations, images.string()));
 }
 
+/// Detections are compared with the boxes of the whole image.
+void check_test_transforms(const CocoOptions& options) {
+  const auto* const other = detail::first_but_resize(options.test_transforms);
+  if (other == nullptr) return;
+  throw base::UserError(
+      fmt::format("coco: test_transforms has {}, and detections are compared with the boxes of the "
+                  "whole image; leave only resize",
+                  other->type()));
+}
+
 /// Says what is trained on as background.
 void report_empty_images(const CocoInstances& instances, const std::string& annotations) {
   const auto empty = std::ranges::count(instances.photos, size_t{0}, &CocoInstances::Photo::count);
@@ -181,6 +191,7 @@ std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split
   const std::string& annotations = detail::of_split(
       split, options.train_annotations, options.val_annotations, options.test_annotations);
   if (annotations.empty()) return nullptr;
+  check_test_transforms(options);
   const std::string& images =
       detail::of_split(split, options.train_images, options.val_images, options.test_images);
   CocoInstances instances = detail::read_coco_instances(annotations);

@@ -91,6 +91,13 @@ const std::string& of_split(Split split, const std::string& train, const std::st
   return split == Split::kTest ? test : train;
 }
 
+const config::Component<TransformKind>* first_but_resize(
+    const std::vector<config::Component<TransformKind>>& steps) {
+  const auto found =
+      std::ranges::find_if(steps, [](const auto& step) { return step.type() != "resize"; });
+  return found == steps.end() ? nullptr : &*found;
+}
+
 DecodeOptions decode_options(const ImageFileOptions& options) {
   return {.exif_orientation = options.exif_orientation,
           .max_pixels = options.max_pixels,

@@ -74,6 +74,11 @@ using ImageSet = ImageSetOf<SampleDataset>;
 const std::string& of_split(Split split, const std::string& train, const std::string& val,
                             const std::string& test);
 
+/// The first of the transforms after which an image may lack a part, or be turned; null if there is
+/// none.
+const config::Component<TransformKind>* first_but_resize(
+    const std::vector<config::Component<TransformKind>>& steps);
+
 DecodeOptions decode_options(const ImageFileOptions& options);
 
 /// A member of a base class as a member of `Options`, which Schema::field requires.

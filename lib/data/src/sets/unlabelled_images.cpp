@@ -94,8 +94,7 @@ UnlabelledImages load_unlabelled_images(const UnlabelledImagesOptions& options) 
   if (made.files.empty()) {
     throw base::UserError(fmt::format("there are no JPEG or PNG files in '{}'", options.images));
   }
-  made.are_whole = std::ranges::all_of(options.test_transforms,
-                                       [](const auto& step) { return step.type() == "resize"; });
+  made.are_whole = detail::first_but_resize(options.test_transforms) == nullptr;
   auto set = std::make_shared<const UnlabelledSet>(options, made.files);
   made.original_size = [set](int64_t index) { return set->original_size(index); };
   made.set = std::move(set);
