@@ -130,7 +130,7 @@ class DetectionTest : public ::testing::Test {
     at::Tensor counts = at::zeros({task_->num_counts()}, at::kLong);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       for (int64_t i = rank; i < kPhotos; i += ranks) {
-        const auto own = task_->records({detections_of(i)}, target_of({i}));
+        const auto own = values_of(task_->records({detections_of(i)}, target_of({i})));
         records.insert(records.end(), own.begin(), own.end());
         counts += task_->counts({detections_of(i)}, target_of({i}));
       }
@@ -193,10 +193,10 @@ TEST_F(DetectionTest, MetricsAreThoseOfPycocotoolsInPixelsOfTheOriginalImages) {
 
 TEST_F(DetectionTest, ClassesWithoutTruthsAreNamed) {
   at::Tensor counts = at::zeros({task_->num_counts()}, at::kLong);
-  EXPECT_EQ(task_->remark(values_of(counts)),
+  EXPECT_EQ(task_->remark(values_of(counts), {}),
             "map leaves out classes that no image has: cat, dog, bird");
   for (int64_t i = 0; i < kPhotos; ++i) counts += task_->counts({}, target_of({i}));
-  EXPECT_EQ(task_->remark(values_of(counts)), "map leaves out a class that no image has: bird");
+  EXPECT_EQ(task_->remark(values_of(counts), {}), "map leaves out a class that no image has: bird");
 }
 
 TEST_F(DetectionTest, TheLossIsTheNetworksForEachImage) {

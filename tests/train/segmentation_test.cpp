@@ -162,9 +162,9 @@ TEST(SegmentationTest, AbsentClassesAreLeftOutOfTheMeanAndNamed) {
   EXPECT_EQ(metrics[3].name, "iou_road");
   EXPECT_DOUBLE_EQ(metrics[3].value, 0.25);
   EXPECT_TRUE(std::isnan(metrics[5].value));
-  EXPECT_EQ(named->remark(counts), "miou leaves out classes that no pixel has: dog, cat");
+  EXPECT_EQ(named->remark(counts, {}), "miou leaves out classes that no pixel has: dog, cat");
   counts[24] = counts[18] = 1;
-  EXPECT_EQ(named->remark(counts), "");
+  EXPECT_EQ(named->remark(counts, {}), "");
 }
 
 TEST(SegmentationTest, ABatchOfIgnoredPixelsChangesNothing) {

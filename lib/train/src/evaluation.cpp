@@ -48,8 +48,12 @@ Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
 }
 
 /// The values of all ranks.
-std::vector<int64_t> gathered(const std::vector<int64_t>& own) {
-  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(int64_t));
+std::vector<int64_t> gathered(const std::vector<at::Tensor>& own) {
+  std::string bytes;
+  for (const at::Tensor& part : own) {
+    const at::Tensor host = part.cpu().contiguous();
+    bytes.append(reinterpret_cast<const char*>(host.const_data_ptr<int64_t>()), host.nbytes());
+  }
   std::string all;
   for (const std::string& part : dist::all_gather_bytes(bytes)) all += part;
   std::vector<int64_t> values(all.size() / sizeof(int64_t));
@@ -79,7 +83,7 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& 
       task_(make_task(config, *inputs.eval_set, model)),
       to_device_(to_device),
       loader_options_(loader_options) {
-  if (task_->needs_records()) loader_options_.batch_size = 1;
+  if (task_->evaluates_one_by_one()) loader_options_.batch_size = 1;
 }
 
 Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
@@ -88,7 +92,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
   data::Loader loader = each_once(inputs_.eval_set, loader_options_);
   const at::Device device = dist::device();
   at::Tensor counts = at::zeros({task_->num_counts()}, at::TensorOptions(at::kLong).device(device));
-  std::vector<int64_t> records;
+  std::vector<at::Tensor> records;
   // Sum and number of losses, samples, samples left out.
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
   const Wishes all_wishes = run_and_share_wishes([&] {
@@ -106,22 +110,21 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
       sums.narrow(0, 0, 2).add_(task_->loss_sum(outputs, target));
       sums[2].add_(batch->size());
       counts.add_(task_->counts(outputs, target));
-      const std::vector<int64_t> own_records = task_->records(outputs, target);
-      records.insert(records.end(), own_records.begin(), own_records.end());
+      records.push_back(task_->records(outputs, target));
     }
   });
   sums[3].fill_(loader.skipped());
   dist::all_reduce(sums);
   dist::all_reduce(counts);
-  if (task_->needs_records()) records = gathered(records);
+  const std::vector<int64_t> all_records = gathered(records);
   const at::Tensor all = sums.cpu();
   const double* const values = all.const_data_ptr<double>();
   const at::Tensor host_counts = counts.cpu();
   const std::span<const int64_t> all_counts(host_counts.const_data_ptr<int64_t>(),
                                             static_cast<size_t>(host_counts.numel()));
   return {.loss = values[0] / std::max(values[1], 1.0),
-          .metrics = task_->metrics(all_counts, records),
-          .remark = task_->remark(all_counts),
+          .metrics = task_->metrics(all_counts, all_records),
+          .remark = task_->remark(all_counts, all_records),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};

@@ -508,8 +508,8 @@ class Trainer {
     collect_counts();
     // Without a good step the loss is NaN.
     record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
-    if (!task_->needs_records()) {
-      for (const Metric& metric : task_->metrics(position_.epoch_counts, {})) {
+    if (task_->counts_training()) {
+      for (const Metric& metric : task_->training_metrics(position_.epoch_counts)) {
         record.train.emplace_back(metric.name, metric.value);
       }
     }

@@ -217,7 +217,7 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
     const Task::Outputs outputs = full_precision(turns_[turn]->ddp.invoke(
         [&](models::Model& model) { return task_.forward(model, turn, batch); }));
     loss = batch.size() > 0 ? task_.loss(outputs, batch.target) : zero_loss(outputs);
-    if (batch.size() > 0 && turn == 0 && !task_.needs_records()) {
+    if (batch.size() > 0 && turn == 0 && task_.counts_training()) {
       const at::NoGradGuard no_grad;
       counts_.add_(task_.counts(outputs, batch.target));
     }

@@ -111,7 +111,8 @@ class Classification : public Task {
     return all;
   }
 
-  std::string remark(std::span<const int64_t> /*counts*/) const override {
+  std::string remark(std::span<const int64_t> /*counts*/,
+                     std::span<const int64_t> /*records*/) const override {
     if (num_classes_ > 1) return {};
     return "the data has one class only: every network is right without training";
   }

@@ -57,10 +57,11 @@ class ObjectDetection : public Task {
     return at::tensor(counts, at::kLong).to(target.device());
   }
 
-  bool needs_records() const override { return true; }
+  bool counts_training() const override { return false; }
+  bool evaluates_one_by_one() const override { return true; }
 
   /// The matched detections.
-  std::vector<int64_t> records(const Outputs& outputs, const at::Tensor& target) const override {
+  at::Tensor records(const Outputs& outputs, const at::Tensor& target) const override {
     std::vector<int64_t> all;
     const at::Tensor samples = samples_of(target);
     const auto found = detector_->detect(outputs, samples.narrow(1, data::BoxTarget::kHeight, 2));
@@ -77,7 +78,7 @@ class ObjectDetection : public Task {
         all.insert(all.end(), record.begin(), record.end());
       }
     }
-    return all;
+    return at::tensor(all, at::kLong);
   }
 
   std::vector<Metric> metrics(std::span<const int64_t> counts,
@@ -93,7 +94,8 @@ class ObjectDetection : public Task {
     return all;
   }
 
-  std::string remark(std::span<const int64_t> counts) const override {
+  std::string remark(std::span<const int64_t> counts,
+                     std::span<const int64_t> /*records*/) const override {
     std::vector<std::string> absent;
     for (size_t i = 0; i < names_.size(); ++i) {
       if (counts[i * kNumAreas] == 0) absent.push_back(names_[i]);

@@ -100,7 +100,8 @@ class Segmentation : public Task {
     return all;
   }
 
-  std::string remark(std::span<const int64_t> counts) const override {
+  std::string remark(std::span<const int64_t> counts,
+                     std::span<const int64_t> /*records*/) const override {
     std::vector<std::string> absent;
     for (int64_t i = 0; i < num_classes_; ++i) {
       if (class_of(counts, i).is_absent()) absent.push_back(names_[static_cast<size_t>(i)]);

@@ -59,11 +59,12 @@ Task::Outputs Task::forward(models::Model& model, size_t /*turn*/, const data::B
 
 void Task::attach(models::Model& /*model*/) {}
 
-std::vector<int64_t> Task::records(const Outputs& /*outputs*/, const at::Tensor& /*target*/) const {
-  return {};
+at::Tensor Task::records(const Outputs& /*outputs*/, const at::Tensor& /*target*/) const {
+  return at::empty({0}, at::kLong);
 }
 
-std::string Task::remark(std::span<const int64_t> /*counts*/) const {
+std::string Task::remark(std::span<const int64_t> /*counts*/,
+                         std::span<const int64_t> /*records*/) const {
   return {};
 }
 

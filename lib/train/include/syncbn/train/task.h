@@ -107,24 +107,35 @@ class Task {
   /// K, the length of counts().
   virtual int64_t num_counts() const = 0;
 
-  /// Whether metrics need records() of the samples, because sums do not tell enough. Then training
-  /// reports the loss alone, and counts() and records() are for evaluation, with one sample at a
-  /// time.
-  virtual bool needs_records() const { return false; }
+  /// Whether training calls counts() for each batch and reports training_metrics(). If not, it
+  /// reports the loss alone, and counts() may wait for the device.
+  virtual bool counts_training() const { return true; }
 
-  /// What metrics() must know about the samples beyond their counts, in any number of values.
-  virtual std::vector<int64_t> records(const Outputs& outputs, const at::Tensor& target) const;
+  /// Whether evaluation takes one sample at a time, whatever the batch size: for a task whose
+  /// results depend on the samples that share a batch.
+  virtual bool evaluates_one_by_one() const { return false; }
 
-  /// The metrics of any samples: always the same ones, with 0 or NaN for what the samples do not
-  /// tell. The first one chooses the best checkpoint unless the configuration names another.
-  /// @param counts summed over the samples
-  /// @param records of all samples, in an order that depends on the number of ranks; the metrics
-  ///   must not
+  /// What an evaluation must know about the samples beyond the sums of counts(): int64, [any
+  /// number]. Training does not call it, so it may cost more than counts(), and may wait for the
+  /// device. By default nothing.
+  virtual at::Tensor records(const Outputs& outputs, const at::Tensor& target) const;
+
+  // Of an evaluation. `counts` are summed over the samples, `records` are those of all samples, in
+  // an order that depends on the number of ranks: the results must not.
+
+  /// Always the same metrics, with 0 or NaN for what the samples do not tell. The first one chooses
+  /// the best checkpoint unless the configuration names another.
   virtual std::vector<Metric> metrics(std::span<const int64_t> counts,
                                       std::span<const int64_t> records) const = 0;
 
-  /// What a reader of the metrics of `counts` should know: "miou leaves out ...". Empty: nothing.
-  virtual std::string remark(std::span<const int64_t> counts) const;
+  /// What a reader of the metrics should know: "miou leaves out ...". Empty: nothing.
+  virtual std::string remark(std::span<const int64_t> counts,
+                             std::span<const int64_t> records) const;
+
+  /// The metrics of the samples that an epoch trained on. By default metrics() without records.
+  virtual std::vector<Metric> training_metrics(std::span<const int64_t> counts) const {
+    return metrics(counts, {});
+  }
 
   virtual PredictionFile prediction_file() const { return {}; }
 
