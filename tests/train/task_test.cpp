@@ -107,6 +107,23 @@ TEST_F(TaskTest, BinaryCrossEntropyAveragesOverClasses) {
   EXPECT_TRUE(at::allclose(bce->loss_sum({output_}, target_), sum_and_number(expected(one_hot_))));
 }
 
+TEST_F(TaskTest, LossesOfAnyBatchesHaveTheSameSum) {
+  const at::Tensor output = at::randn({50, 4});
+  const at::Tensor target = at::randint(4, {50}, at::kLong);
+  for (const char* yaml : {"classification", "{type: classification, loss: bce}"}) {
+    const auto plain = task(yaml);
+    const at::Tensor whole = plain->loss_sum({output}, target);
+    EXPECT_NEAR(whole[0].item<double>(), 50 * plain->loss({output}, target).item<double>(), 1e-4);
+    for (const int64_t size : {1, 7, 32}) {
+      at::Tensor sum = at::zeros({2}, at::kDouble);
+      for (int64_t i = 0; i < 50; i += size) {
+        sum += plain->loss_sum({output.slice(0, i, i + size)}, target.slice(0, i, i + size));
+      }
+      EXPECT_TRUE(at::equal(sum, whole)) << yaml << " in batches of " << size;
+    }
+  }
+}
+
 TEST_F(TaskTest, CountsRightAnswersAmongOneAndFive) {
   const auto few = task("classification");
   const at::Tensor counts = few->counts({one_hot_ * 2 + 1}, target_.roll(1));

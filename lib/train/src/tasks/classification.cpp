@@ -74,15 +74,19 @@ class Classification : public Task {
                           [&](const at::Tensor& output) { return loss_of(output, target); });
   }
 
+  /// Each sample's loss counts in whole units, of which float64 holds exact sums: they do not
+  /// depend on batches and ranks.
   at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
+    constexpr double kUnits = 1 << 24;
     const at::Tensor& output = outputs.front();
-    const auto samples = static_cast<double>(output.size(0));
-    const at::Tensor sum = options_.loss == "bce"
-                               ? at::binary_cross_entropy_with_logits(
-                                     output, shares(target).to(output.scalar_type())) *
-                                     samples
-                               : at::cross_entropy_loss(output, target, {}, at::Reduction::Sum);
-    return at::stack({sum, at::full_like(sum, samples)});
+    const at::Tensor losses =
+        options_.loss == "bce"
+            ? at::binary_cross_entropy_with_logits(output, shares(target).to(output.scalar_type()),
+                                                   {}, {}, at::Reduction::None)
+                  .mean(1)
+            : at::cross_entropy_loss(output, target, {}, at::Reduction::None);
+    const at::Tensor sum = (losses.to(at::kDouble) * kUnits).round().sum() / kUnits;
+    return at::stack({sum, at::full_like(sum, output.size(0))});
   }
 
   int64_t num_counts() const override { return has_top() ? 3 : 2; }
