@@ -104,6 +104,10 @@ TEST_F(GanTest, ShowsWhatItGenerates) {
                                      "samples-000000000023.png", "samples-000000000046.png"));
   EXPECT_EQ(run_train(args("run", {"--batch_size=64", "--epochs=1", "--overwrite"})).exit_code, 0);
   EXPECT_THAT(pictures(), ::testing::ElementsAre("samples-000000000023.png"));
+  const auto tables =
+      run_train({"eval", "--config", folder_ / "run/config.yaml", "--tables", folder_ / "new"});
+  EXPECT_EQ(tables.exit_code, base::kExitUsage);
+  EXPECT_THAT(tables.err, HasSubstr("--tables: this task has none; leave the option out"));
 }
 
 TEST_F(GanTest, WhatDoesNotFitIsRefused) {

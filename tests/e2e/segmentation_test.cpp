@@ -113,10 +113,14 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
   std::vector<nlohmann::json> evaluations;
   std::vector<double> losses;
   for (const int ranks : {1, 2, 3}) {
-    const auto evaluated = launch_train(
-        ranks, {"eval", "--config=run/config.yaml", "--resume=run/best.pt"}, folder_.path());
+    const auto evaluated = launch_train(ranks,
+                                        {"eval", "--config=run/config.yaml", "--resume=run/best.pt",
+                                         fmt::format("--tables=of{}", ranks)},
+                                        folder_.path());
     ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
     EXPECT_THAT(evaluated.err, AllOf(HasSubstr(remark), Not(HasSubstr("other data"))));
+    EXPECT_EQ(base::read_file(folder_ / fmt::format("of{}/confusion.csv", ranks)),
+              base::read_file(folder_ / "of1/confusion.csv"));
     // Behind the launcher's prefix.
     evaluations.push_back(nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{'))));
     EXPECT_TRUE(evaluations.back()["iou_star"].is_null());

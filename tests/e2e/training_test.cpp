@@ -501,6 +501,72 @@ TEST_F(TrainingTest, EvaluatesACheckpoint) {
   expect({"--model.width=8"}, "cannot load");
 }
 
+TEST_F(TrainingTest, ReportsEachClassTheSameOnAnyNumberOfRanks) {
+  const auto trained = launch_train(2, args("run", {"--epochs=2", "--ema.decay=0.9",
+                                                    "--checkpoint.keep_best.metric=accuracy_8"}));
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_FALSE(result_of(folder_ / "run").contains("train_accuracy_8"));
+  const auto eval = [&](int ranks, const std::vector<std::string>& more) {
+    std::vector<std::string> all = {
+        "eval",       "--config", folder_ / "run/config.yaml", "--resume", folder_ / "run/last.pt",
+        "--threads=1"};
+    all.insert(all.end(), more.begin(), more.end());
+    return launch_train(ranks, all, folder_.path());
+  };
+  std::string line_of_one;
+  for (const int ranks : {1, 2, 3}) {
+    const std::string tables = fmt::format("new/of{}", ranks);
+    const auto evaluated = eval(ranks, {"--tables", tables});
+    ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
+    for (const std::string file : {"/confusion.csv", "/ema_confusion.csv"}) {
+      EXPECT_EQ(base::read_file(folder_ / (tables + file)),
+                base::read_file(folder_ / ("run" + file)))
+          << ranks;
+    }
+    // Behind the launcher's prefix.
+    const std::string json = evaluated.out.substr(evaluated.out.find('{'));
+    if (ranks == 1) line_of_one = json;
+    EXPECT_EQ(json, line_of_one) << ranks;
+  }
+  const auto expected = nlohmann::json::parse(line_of_one);
+  std::istringstream table(base::read_file(folder_ / "run/confusion.csv"));
+  std::string line;
+  std::getline(table, line);
+  EXPECT_EQ(line, "label/answer,0,1,2,3,4,5,6,7,8,9");
+  int64_t all = 0;
+  int64_t right = 0;
+  double recalls = 0;
+  for (int64_t label = 0; std::getline(table, line); ++label) {
+    int64_t answer = -1;
+    int64_t samples = 0;
+    int64_t own = 0;
+    std::istringstream cells(line);
+    for (std::string cell; std::getline(cells, cell, ','); ++answer) {
+      if (answer < 0) continue;  // the label
+      samples += std::stoll(cell);
+      if (answer == label) own = std::stoll(cell);
+    }
+    EXPECT_EQ(answer, 10);
+    const double recall = static_cast<double>(own) / static_cast<double>(samples);
+    EXPECT_EQ(expected[fmt::format("accuracy_{}", label)], recall);
+    recalls += recall;
+    right += own;
+    all += samples;
+  }
+  EXPECT_EQ(all, 355);
+  EXPECT_EQ(expected["samples"], all);
+  EXPECT_EQ(expected["accuracy"], static_cast<double>(right) / static_cast<double>(all));
+  EXPECT_EQ(expected["mean_class_accuracy"], recalls / 10);
+
+  const auto refused = [&](const ProgramResult& result, const std::string& message) {
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
+    EXPECT_THAT(result.out + result.err, HasSubstr(message));
+  };
+  refused(eval(2, {"--tables=run/last.pt"}), "cannot create the folder run/last.pt: Not a dir");
+  refused(launch_train(2, args("other", {"--tables=tables"})), "--tables: only for train eval");
+}
+
 TEST_F(TrainingTest, SavesWhenItsTerminalIsGone) {
   auto words = args("run", {"--epochs=10000", "--log_interval=1"});
   words.insert(words.begin(), program("train"));
@@ -633,7 +699,8 @@ TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {
   expect({"--accumulate=3"}, "accumulate: a rank's batch of 8 samples cannot be divided into 3");
   expect({"--sync_batchnorm_group=3"}, "2 ranks cannot be divided into groups of 3");
   expect({"--checkpoint.keep_best.metric=acuracy"},
-         "there is no 'acuracy'; choose from accuracy, top5_accuracy, loss");
+         "there is no 'acuracy'; choose from accuracy, top5_accuracy, mean_class_accuracy, "
+         "accuracy_0, accuracy_1");
   expect({"--checkpoint.every=often"}, "checkpoint.every: expected a duration, such as");
   expect({"--activation_checkpointing", "--ddp.find_unused_parameters"},
          "activation_checkpointing and ddp.find_unused_parameters do not work together");

@@ -124,6 +124,24 @@ TEST_F(RunFolderTest, RemovesWhatAKilledRunWasWriting) {
   EXPECT_TRUE(fs::exists(temp_ / "last.pt"));
 }
 
+TEST_F(RunFolderTest, HasTheTablesOfTheLastEvaluation) {
+  {
+    RunFolder folder(temp_, "", /*resume=*/false);
+    folder.write_table("confusion.csv", "first");
+    folder.write_table("confusion.csv", "second");
+    folder.write_table("ema_confusion.csv", "average");
+  }
+  folder_.write("mine.csv", "");
+  folder_.write(".ema_confusion.csv.7.tmp", "");
+  { const RunFolder resumed(temp_, "", /*resume=*/true); }
+  EXPECT_EQ(base::read_file(temp_ / "confusion.csv"), "second");
+  EXPECT_FALSE(fs::exists(temp_ / ".ema_confusion.csv.7.tmp"));
+  const RunFolder other(temp_, "", /*resume=*/false);
+  EXPECT_FALSE(fs::exists(temp_ / "confusion.csv"));
+  EXPECT_FALSE(fs::exists(temp_ / "ema_confusion.csv"));
+  EXPECT_TRUE(fs::exists(temp_ / "mine.csv"));
+}
+
 TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   RunFolder folder(temp_, "", false);
   EpochRecord record;

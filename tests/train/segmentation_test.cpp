@@ -167,6 +167,24 @@ TEST(SegmentationTest, AbsentClassesAreLeftOutOfTheMeanAndNamed) {
   EXPECT_EQ(named->remark(counts, {}), "");
 }
 
+TEST(SegmentationTest, TheConfusionMatrixIsATable) {
+  const auto named = segmentation("segmentation", {"sky", "road", "car, van", "dog", "cat"});
+  std::vector<int64_t> counts(kClasses * kClasses);
+  counts[0] = 6;
+  counts[kClasses + 2] = 300;  // road, taken for a car
+  counts[24] = 1;
+  const auto tables = named->tables(counts, {});
+  ASSERT_EQ(tables.size(), 1U);
+  EXPECT_EQ(tables[0].name, "confusion.csv");
+  EXPECT_EQ(tables[0].text,
+            "label/answer,sky,road,\"car, van\",dog,cat\n"
+            "sky,6,0,0,0,0\n"
+            "road,0,0,300,0,0\n"
+            "\"car, van\",0,0,0,0,0\n"
+            "dog,0,0,0,0,0\n"
+            "cat,0,0,0,0,1\n");
+}
+
 TEST(SegmentationTest, ABatchOfIgnoredPixelsChangesNothing) {
   for (const char* yaml :
        {"segmentation", "{type: segmentation, class_weights: [0, 1, 1, 1, 1]}"}) {

@@ -47,7 +47,7 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
-    "       train eval [--split test] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
+    "       train eval [--split test] [--tables FOLDER] --config runs/NAME/config.yaml\n"
     "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
     "       train export [--format onnx] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
     "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
@@ -72,6 +72,8 @@ const std::vector<config::ProgramOption> kOptions = {
      "also its --nnodes, --node_rank, --master_addr and --master_port"},
     {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
+    {"tables", "FOLDER",
+     "of eval: the folder to write tables of the results to, such as confusion.csv"},
     {"format", "FORMAT", "of export: torch, safetensors, torchscript (the default) or onnx"},
     {"output", "PATH",
      "of export: the file to write (NAME.pth, .safetensors, .pt or .onnx if not given); of "
@@ -208,7 +210,11 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     if (line.has("print_schema")) return print(config_json_schema());
     is_dry = line.has("dry_run");
     const data::Split split = split_of(line, faults);
-    if (line.has("split") && !evaluates) faults.add({}, "--split: only for train eval");
+    for (const char* option : {"split", "tables"}) {
+      if (line.has(option) && !evaluates) {
+        faults.add({}, fmt::format("--{}: only for train eval", option));
+      }
+    }
     if (line.has("format")) faults.add({}, "--format: only for train export");
     for (const char* option : {"output", "ema"}) {
       if (line.has(option) && images.empty()) {
@@ -251,7 +257,9 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
                    line.has("ema"));
   }
   check_agreement(resolved.text, inputs);
-  if (evaluates) return evaluate_checkpoint(config, resolved.name, inputs);
+  if (evaluates) {
+    return evaluate_checkpoint(config, resolved.name, inputs, line.value("tables").value_or(""));
+  }
   if (is_dry) return dry_run(config, resolved.name, inputs);
   return train(config, resolved.text, resolved.name, inputs);
 }

@@ -13,12 +13,17 @@
 
 #include "agreement.h"
 #include "evaluation.h"
+#include "join_some.h"
 #include "model.h"
 #include "rank_0.h"
 #include "saved_network.h"
 
 namespace syncbn::train {
 namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kShownResults = 40;  // of an evaluation, in the log; the line of JSON has all
 
 /// Images of another size, for one, give other results.
 void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
@@ -35,15 +40,25 @@ void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
                base::join(changed, ", "));
 }
 
+/// Finds ahead of the evaluation what would keep its tables from being written.
+void check_tables(const Task& task, const fs::path& folder) {
+  const std::vector<int64_t> none(static_cast<size_t>(task.num_counts()));
+  const std::vector<Table> tables = task.tables(none, {});
+  if (tables.empty()) throw base::UserError("--tables: this task has none; leave the option out");
+  for (const Table& table : tables) base::check_can_write(folder / table.name);
+}
+
 }  // namespace
 
-int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs) {
+int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs,
+                        const fs::path& tables) {
   const SavedNetwork network("eval", config, name);
   const std::string& path = network.path();
   const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));
   const BatchToDevice to_device = batch_to_device(config, *model, *inputs.eval_set);
   const Evaluator evaluator(config, inputs, *model, to_device,
                             config.loader.options(inputs.batch_size));
+  if (!tables.empty()) do_on_rank_0([&] { check_tables(evaluator.task(), tables); });
   const std::string split = to_string(inputs.eval_split);
   nlohmann::ordered_json json = {{"checkpoint", path}, {"split", split}};
   std::string text;
@@ -52,13 +67,20 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
     const Evaluation result = evaluator.evaluate([] { return Wishes{}; });
     json["samples"] = result.samples;
     json[prefix + "loss"] = result.loss;
-    text += fmt::format("  {}loss {:.4f}", prefix, result.loss);
+    std::vector<std::string> parts = {fmt::format("{}loss {:.4f}", prefix, result.loss)};
     for (const Metric& metric : result.metrics) {
       json[prefix + metric.name] = metric.value;
       if (std::isnan(metric.value)) continue;
-      text += fmt::format("  {}{} {}", prefix, metric.name, shown(metric, metric.value));
+      parts.push_back(fmt::format("{}{} {}", prefix, metric.name, shown(metric, metric.value)));
     }
+    text += "  " + join_some(parts, "  ", kShownResults);
     if (!result.remark.empty()) remark = result.remark;
+    if (tables.empty()) return;
+    do_on_rank_0([&] {
+      for (const Table& table : result.tables) {
+        base::write_file_atomically(tables / (prefix + table.name), table.text);
+      }
+    });
   };
   if (network.checkpoint() != nullptr && is_rank_0()) {
     warn_of_other_data(*network.checkpoint(), path, config);

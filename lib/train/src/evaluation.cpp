@@ -125,6 +125,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
   return {.loss = values[0] / std::max(values[1], 1.0),
           .metrics = task_->metrics(all_counts, all_records),
           .remark = task_->remark(all_counts, all_records),
+          .tables = task_->tables(all_counts, all_records),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};

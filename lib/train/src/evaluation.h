@@ -24,7 +24,8 @@ inline constexpr const char* kAverage = "ema_";
 struct Evaluation {
   double loss = 0;  ///< mean over samples, or over pixels
   std::vector<Metric> metrics;
-  std::string remark;  ///< Task::remark()
+  std::string remark;         ///< Task::remark()
+  std::vector<Table> tables;  ///< Task::tables()
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out
   Wishes wishes = {};   ///< of any rank; if they end the run, the results are incomplete
@@ -48,6 +49,8 @@ class Evaluator {
   ///   suit each other.
   Evaluator(const Config& config, const Inputs& inputs, models::Model& model,
             const BatchToDevice& to_device, const data::LoaderOptions& loader_options);
+
+  const Task& task() const { return *task_; }
 
   /// Every rank calls it.
   /// @param wishes asked before each batch

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "evaluation.h"
+#include "join_some.h"
 
 namespace syncbn::train {
 
@@ -26,11 +26,12 @@ Measures::Measures(const Config& config, const Task& task) {
   const auto found =
       keep.metric.empty() ? all_.begin() : std::ranges::find(all_, keep.metric, &Metric::name);
   if (found == all_.end()) {
+    constexpr size_t kShown = 30;
     std::vector<std::string> names;
     for (const Metric& metric : all_) names.push_back(metric.name);
     throw base::UserError(
         fmt::format("checkpoint.keep_best.metric: there is no '{}'; choose from {}", keep.metric,
-                    base::join(names, ", ")));
+                    join_some(names, ", ", kShown)));
   }
   chosen_ = *found;
   if (keep.mode != "auto") chosen_.higher_is_better = keep.mode == "max";

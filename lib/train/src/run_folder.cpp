@@ -41,9 +41,12 @@ constexpr const char* kPictures = "pictures";
 constexpr const char* kSuffix = ".pt";
 constexpr const char* kFiles[] = {RunFolder::kConfig, kLog, kResult, RunFolder::kLast,
                                   RunFolder::kBest};
+// Tables of the built-in tasks.
+constexpr const char* kTables[] = {"confusion.csv", "ema_confusion.csv"};
 // What the names of files that a run writes begin with.
-constexpr const char* kTemporaries[] = {RunFolder::kConfig, kLog,       kResult, RunFolder::kLast,
-                                        RunFolder::kBest,   kBestPrefix};
+constexpr const char* kTemporaries[] = {
+    RunFolder::kConfig, kLog,        kResult,    RunFolder::kLast,
+    RunFolder::kBest,   kBestPrefix, kTables[0], kTables[1]};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
@@ -254,7 +257,10 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
     for (const fs::path& file : numbered_files(path_, prefix)) fs::remove(file, ignored);
   }
   std::error_code ignored;
-  if (!resume) fs::remove_all(path_ / kPictures, ignored);
+  if (!resume) {
+    fs::remove_all(path_ / kPictures, ignored);
+    for (const char* table : kTables) fs::remove(path_ / table, ignored);
+  }
   remove_temporaries(path_);
   open_log();  // first: it tells that the folder is a run's
   base::write_file_atomically(path_ / RunFolder::kConfig, config);
@@ -274,6 +280,10 @@ void RunFolder::write_picture(const std::string& name, int64_t step, const data:
   fs::create_directories(folder, ignored);
   base::write_file_atomically(folder / fmt::format("{}-{:012}.png", name, step),
                               data::encode_png(image));
+}
+
+void RunFolder::write_table(const std::string& name, const std::string& text) {
+  base::write_file_atomically(path_ / name, text);
 }
 
 void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {

@@ -143,6 +143,9 @@ class RunFolder {
   /// Writes pictures/NAME-STEP.png.
   void write_picture(const std::string& name, int64_t step, const data::Image& image);
 
+  /// Replaces a table of the last evaluation.
+  void write_table(const std::string& name, const std::string& text);
+
   void write_result(const ResultRecord& record);
 
  private:

@@ -631,6 +631,9 @@ class Trainer {
       record.eval.emplace_back(prefix + metric.name, metric.value);
     }
     keepers_.each([&] {
+      for (const Table& table : result.tables) {
+        folder_->write_table(prefix + table.name, table.text);
+      }
       for (const Picture& picture : task_->pictures(inputs_.train_set->normalization())) {
         folder_->write_picture(prefix + picture.name, record.step, picture.image);
       }

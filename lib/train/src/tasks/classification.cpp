@@ -5,6 +5,8 @@
 #include <syncbn/data/batch_transforms.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -55,7 +57,7 @@ class Classification : public Task {
       : options_(std::move(options)),
         num_classes_(dataset.num_classes()),
         weights_(options_.class_weights, num_classes_),
-        names_(dataset.class_names()) {}
+        names_(class_names(dataset)) {}
 
   void attach(models::Model& model) override { expect_predictions(LabelKind::kImages, model); }
 
@@ -105,8 +107,13 @@ class Classification : public Task {
     return at::stack(counts);
   }
 
-  std::vector<Metric> metrics(std::span<const int64_t> counts,
-                              std::span<const int64_t> /*records*/) const override {
+  /// The cell of each sample in the confusion matrix. The matrix itself as counts() would add
+  /// num_classes² values to each step of training.
+  at::Tensor records(const Outputs& outputs, const at::Tensor& target) const override {
+    return target * num_classes_ + outputs.front().argmax(1);
+  }
+
+  std::vector<Metric> training_metrics(std::span<const int64_t> counts) const override {
     const auto share = [&](size_t part) {
       return counts[0] > 0 ? static_cast<double>(counts[part]) / static_cast<double>(counts[0]) : 0;
     };
@@ -115,10 +122,32 @@ class Classification : public Task {
     return all;
   }
 
+  std::vector<Metric> metrics(std::span<const int64_t> counts,
+                              std::span<const int64_t> records) const override {
+    const std::vector<double> recalls = recalls_of(records);
+    std::vector<Metric> all = training_metrics(counts);
+    all.push_back(
+        {.name = "mean_class_accuracy", .value = mean_of_present(recalls), .is_share = true});
+    add_by_class(all, "accuracy", names_, recalls);
+    return all;
+  }
+
   std::string remark(std::span<const int64_t> /*counts*/,
-                     std::span<const int64_t> /*records*/) const override {
-    if (num_classes_ > 1) return {};
-    return "the data has one class only: every network is right without training";
+                     std::span<const int64_t> records) const override {
+    if (num_classes_ == 1) {
+      return "the data has one class only: every network is right without training";
+    }
+    const std::vector<double> recalls = recalls_of(records);
+    std::vector<std::string> absent;
+    for (size_t i = 0; i < recalls.size(); ++i) {
+      if (std::isnan(recalls[i])) absent.push_back(names_[i]);
+    }
+    return leaves_out("mean_class_accuracy", "sample", absent);
+  }
+
+  std::vector<Table> tables(std::span<const int64_t> /*counts*/,
+                            std::span<const int64_t> records) const override {
+    return {confusion_table(names_, cells_of(records))};
   }
 
   PredictionFile prediction_file() const override {
@@ -145,6 +174,31 @@ class Classification : public Task {
   }
 
  private:
+  /// Samples of each cell of the confusion matrix that has any.
+  std::map<int64_t, int64_t> cells_of(std::span<const int64_t> records) const {
+    std::map<int64_t, int64_t> cells;
+    for (const int64_t cell : records) {
+      // A custom data set may have PyTorch's ignored label, -100.
+      if (cell >= 0 && cell < num_classes_ * num_classes_) ++cells[cell];
+    }
+    return cells;
+  }
+
+  /// The share of each class's samples that are right; NaN for a class without samples.
+  std::vector<double> recalls_of(std::span<const int64_t> records) const {
+    const auto classes = static_cast<size_t>(num_classes_);
+    std::vector<int64_t> samples(classes);
+    std::vector<int64_t> right(classes);
+    for (const auto& [cell, count] : cells_of(records)) {
+      const int64_t label = cell / num_classes_;
+      samples[static_cast<size_t>(label)] += count;
+      if (cell % num_classes_ == label) right[static_cast<size_t>(label)] += count;
+    }
+    std::vector<double> recalls;
+    for (size_t i = 0; i < classes; ++i) recalls.push_back(share_of(right[i], samples[i]));
+    return recalls;
+  }
+
   at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) const {
     const at::Tensor weights = weights_.like(output);
     if (options_.loss == "bce") {
@@ -179,7 +233,7 @@ class Classification : public Task {
   ClassificationOptions options_;
   int64_t num_classes_;
   ClassWeights weights_;
-  std::vector<std::string> names_;  ///< empty: the classes have none
+  std::vector<std::string> names_;
 };
 
 std::unique_ptr<Task> make_classification(const ClassificationOptions& options,

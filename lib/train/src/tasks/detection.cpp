@@ -88,9 +88,7 @@ class ObjectDetection : public Task {
     for (size_t i = 0; i < result.summary.size(); ++i) {
       all.push_back({.name = kSummaryNames[i], .value = result.summary[i], .is_share = true});
     }
-    for (size_t i = 0; i < result.classes.size(); ++i) {
-      all.push_back({.name = "ap_" + names_[i], .value = result.classes[i], .is_share = true});
-    }
+    add_by_class(all, "ap", names_, result.classes);
     return all;
   }
 

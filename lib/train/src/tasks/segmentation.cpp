@@ -7,7 +7,7 @@
 #include <syncbn/models/model.h>
 
 #include <algorithm>
-#include <limits>
+#include <map>
 #include <utility>
 
 #include "tasks/tasks.h"
@@ -74,29 +74,20 @@ class Segmentation : public Task {
 
   std::vector<Metric> metrics(std::span<const int64_t> counts,
                               std::span<const int64_t> /*records*/) const override {
-    std::vector<Metric> classes;
-    double sum = 0;
-    int64_t present = 0;
+    std::vector<double> ious;
     int64_t right = 0;
     int64_t pixels = 0;
     for (int64_t i = 0; i < num_classes_; ++i) {
       const Class one = class_of(counts, i);
-      const double iou = one.iou();
-      classes.push_back(
-          {.name = "iou_" + names_[static_cast<size_t>(i)], .value = iou, .is_share = true});
+      ious.push_back(one.iou());
       right += one.right;
       pixels += one.labelled;
-      if (one.is_absent()) continue;
-      sum += iou;
-      ++present;
     }
-    std::vector<Metric> all = {{.name = "miou",
-                                .value = present > 0 ? sum / static_cast<double>(present) : 0,
-                                .is_share = true},
+    std::vector<Metric> all = {{.name = "miou", .value = mean_of_present(ious), .is_share = true},
                                {.name = "pixel_accuracy",
-                                .value = pixels > 0 ? ratio(right, pixels) : 0,
+                                .value = pixels > 0 ? share_of(right, pixels) : 0,
                                 .is_share = true}};
-    all.insert(all.end(), classes.begin(), classes.end());
+    add_by_class(all, "iou", names_, ious);
     return all;
   }
 
@@ -107,6 +98,15 @@ class Segmentation : public Task {
       if (class_of(counts, i).is_absent()) absent.push_back(names_[static_cast<size_t>(i)]);
     }
     return leaves_out("miou", "pixel", absent);
+  }
+
+  std::vector<Table> tables(std::span<const int64_t> counts,
+                            std::span<const int64_t> /*records*/) const override {
+    std::map<int64_t, int64_t> cells;
+    for (size_t cell = 0; cell < counts.size(); ++cell) {
+      if (counts[cell] > 0) cells[static_cast<int64_t>(cell)] = counts[cell];
+    }
+    return {confusion_table(names_, cells)};
   }
 
   std::vector<Prediction> predict(const Outputs& outputs,
@@ -135,13 +135,8 @@ class Segmentation : public Task {
 
     bool is_absent() const { return labelled + predicted == 0; }
     /// NaN if the class is absent.
-    double iou() const { return ratio(right, labelled + predicted - right); }
+    double iou() const { return share_of(right, labelled + predicted - right); }
   };
-
-  static double ratio(int64_t part, int64_t whole) {
-    return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole)
-                     : std::numeric_limits<double>::quiet_NaN();
-  }
 
   Class class_of(std::span<const int64_t> counts, int64_t index) const {
     Class sums;

@@ -7,7 +7,12 @@
 #include <syncbn/models/gan.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
 
+#include "csv_field.h"
+#include "join_some.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
@@ -68,6 +73,11 @@ std::string Task::remark(std::span<const int64_t> /*counts*/,
   return {};
 }
 
+std::vector<Table> Task::tables(std::span<const int64_t> /*counts*/,
+                                std::span<const int64_t> /*records*/) const {
+  return {};
+}
+
 std::vector<Prediction> Task::predict(const Outputs& /*outputs*/,
                                       std::span<const UnlabelledImage> /*images*/) const {
   throw base::UserError("predict: a network of this task says nothing about images");
@@ -120,9 +130,60 @@ std::vector<std::string> class_names(const data::Dataset& dataset) {
 
 std::string leaves_out(const std::string& metric, const std::string& thing,
                        const std::vector<std::string>& absent) {
+  constexpr size_t kShown = 10;
   if (absent.empty()) return {};
   return fmt::format("{} leaves out {} that no {} has: {}", metric,
-                     absent.size() == 1 ? "a class" : "classes", thing, base::join(absent, ", "));
+                     absent.size() == 1 ? "a class" : "classes", thing,
+                     join_some(absent, ", ", kShown));
+}
+
+double share_of(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole)
+                   : std::numeric_limits<double>::quiet_NaN();
+}
+
+double mean_of_present(std::span<const double> values) {
+  double sum = 0;
+  int64_t present = 0;
+  for (const double value : values) {
+    if (std::isnan(value)) continue;
+    sum += value;
+    ++present;
+  }
+  return present > 0 ? sum / static_cast<double>(present) : 0;
+}
+
+void add_by_class(std::vector<Metric>& metrics, const std::string& measure,
+                  const std::vector<std::string>& names, std::span<const double> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    // JSON is UTF-8; the name of a folder may be anything.
+    metrics.push_back(
+        {.name = measure + "_" + base::printable(names[i]), .value = values[i], .is_share = true});
+  }
+}
+
+Table confusion_table(const std::vector<std::string>& names,
+                      const std::map<int64_t, int64_t>& cells) {
+  constexpr int64_t kMaxColumns = 2000;
+  const int64_t classes = std::ssize(names);
+  std::vector<std::string> fields;
+  for (const std::string& name : names) fields.push_back(csv_field(name));
+  if (classes > kMaxColumns) {
+    std::string text = "label,answer,count\n";
+    for (const auto& [cell, count] : cells) {
+      text += fmt::format("{},{},{}\n", fields[static_cast<size_t>(cell / classes)],
+                          fields[static_cast<size_t>(cell % classes)], count);
+    }
+    return {.name = "confusion.csv", .text = std::move(text)};
+  }
+  std::string text = "label/answer," + base::join(fields, ",");
+  auto next = cells.begin();
+  for (int64_t cell = 0; cell < classes * classes; ++cell) {
+    if (cell % classes == 0) text += "\n" + fields[static_cast<size_t>(cell / classes)];
+    const bool is_next = next != cells.end() && next->first == cell;
+    text += is_next ? fmt::format(",{}", (next++)->second) : ",0";
+  }
+  return {.name = "confusion.csv", .text = text + "\n"};
 }
 
 ClassWeights::ClassWeights(const std::vector<double>& weights, int64_t num_classes) {

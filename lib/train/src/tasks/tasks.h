@@ -3,6 +3,8 @@
 // What the tasks of this folder share.
 
 #include <cstdint>
+#include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,23 @@ std::vector<std::string> class_names(const data::Dataset& dataset);
 /// @param thing what has a class
 std::string leaves_out(const std::string& metric, const std::string& thing,
                        const std::vector<std::string>& absent);
+
+/// NaN if `whole` is 0.
+double share_of(int64_t part, int64_t whole);
+
+/// The mean of the values that are not NaN; 0 if all are.
+double mean_of_present(std::span<const double> values);
+
+/// Adds the share MEASURE_NAME of each class.
+void add_by_class(std::vector<Metric>& metrics, const std::string& measure,
+                  const std::vector<std::string>& names, std::span<const double> values);
+
+/// confusion.csv: a row for each label and a column for each answer or, with thousands of classes,
+/// a row for each cell that is not 0.
+/// @param names of the classes
+/// @param cells the counts that are not 0, by label * number of classes + answer
+Table confusion_table(const std::vector<std::string>& names,
+                      const std::map<int64_t, int64_t>& cells);
 
 /// The keys `class_weights` and `aux_weight`.
 template <class Options>

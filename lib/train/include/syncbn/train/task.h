@@ -38,6 +38,12 @@ struct Picture {
   data::Image image;
 };
 
+/// A file about the results of an evaluation.
+struct Table {
+  std::string name;  ///< "confusion.csv"
+  std::string text;
+};
+
 /// How the rows of a task's predictions become a file: those of all images, with `separator`
 /// between each two.
 struct PredictionFile {
@@ -131,6 +137,10 @@ class Task {
   /// What a reader of the metrics should know: "miou leaves out ...". Empty: nothing.
   virtual std::string remark(std::span<const int64_t> counts,
                              std::span<const int64_t> records) const;
+
+  /// Always tables of the same names. The run's folder has those of the last evaluation.
+  virtual std::vector<Table> tables(std::span<const int64_t> counts,
+                                    std::span<const int64_t> records) const;
 
   /// The metrics of the samples that an epoch trained on. By default metrics() without records.
   virtual std::vector<Metric> training_metrics(std::span<const int64_t> counts) const {
