@@ -382,6 +382,94 @@ TEST_F(SegmentationFolderTest, RefusesPairsThatDoNotMatch) {
               refuses("images/a.jpg", "no mask"));
 }
 
+// A small PASCAL VOC: the folders of VOCtrainval_11-May-2012.tar.
+class VocSegmentationTest : public ::testing::Test {
+ protected:
+  VocSegmentationTest() {
+    for (const char* below : {"JPEGImages", "SegmentationClass", "ImageSets/Segmentation"}) {
+      fs::create_directories(folder_ / kVoc / below);
+    }
+    // Not sorted: the list's order counts.
+    write("ImageSets/Segmentation/train.txt", "2008_000002\n2007_000032\n");
+    write("ImageSets/Segmentation/val.txt", "2007_000033");
+    add("2007_000032", "png_palette2.png");
+    add("2007_000033", "png_grey2.png");
+    add("2008_000002", "png_palette4.png");
+    add("2009_000001", "png_palette2.png");  // on neither list
+    options_.root = folder_.path();
+    options_.test_transforms = options_.transforms = {component("center_crop", {{"size", "7"}})};
+  }
+
+  void write(const std::string& file, const std::string& bytes) const {
+    folder_.write(fmt::format("{}/{}", kVoc, file), bytes);
+  }
+  void add(const std::string& name, const char* mask) const {
+    write(fmt::format("JPEGImages/{}.jpg", name), test::write_jpeg(picture(13, 11)));
+    write(fmt::format("SegmentationClass/{}.png", name), base::read_file(test::kImages / mask));
+  }
+
+  static constexpr const char* kVoc = "VOCdevkit/VOC2012";
+  const test::TempFolder folder_;
+  VocSegmentationOptions options_;
+};
+
+TEST_F(VocSegmentationTest, EqualsTorchvision) {
+  SYNCBN_SKIP_UNLESS(test::python_has("torchvision"), "python-torchvision");
+  const auto set = load_voc_segmentation(options_, Split::kTrain);
+  EXPECT_EQ(set->num_classes(), 21);
+  EXPECT_EQ(set->class_names()[15], "person");
+  const Batch batch = all_of(*set);
+  ASSERT_EQ(batch.data.sizes(), (std::vector<int64_t>{2, 3, 7, 7}));
+  std::string ours;
+  for (const at::Tensor& values : {batch.data, batch.target}) {
+    const at::Tensor flat = values.to(at::kLong).flatten();
+    for (int64_t i = 0; i < flat.numel(); ++i) ours += fmt::format("{} ", flat[i].item<int64_t>());
+  }
+  const auto torchvision = test::run_program({test::python(), "-c", R"(
+import sys
+import numpy
+from torchvision.datasets import VOCSegmentation
+from torchvision.transforms.functional import center_crop
+pairs = [[center_crop(picture, 7) for picture in pair]
+         for pair in VOCSegmentation(sys.argv[1], "2012", "train")]
+images = [numpy.asarray(image.convert("RGB")).transpose(2, 0, 1) for image, _ in pairs]
+masks = [numpy.asarray(mask) for _, mask in pairs]
+for values in images + masks:
+    for value in values.flatten():
+        print(value, end=" ")
+)",
+                                              folder_.path()});
+  ASSERT_EQ(torchvision.exit_code, 0) << torchvision.err;
+  EXPECT_EQ(ours, torchvision.out);
+}
+
+TEST_F(VocSegmentationTest, ReadsTheListsThatTheOptionsName) {
+  EXPECT_EQ(load_voc_segmentation(options_, Split::kVal)->size(), 1);
+  EXPECT_EQ(load_voc_segmentation(options_, Split::kTest), nullptr);
+  options_.train = "trainval";
+  EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
+              refuses("Segmentation/trainval.txt", "root is the folder that contains VOCdevkit"));
+  write("ImageSets/Segmentation/trainval.txt", "2008_000002\r\n2007_000032\n2007_000033\n");
+  const auto both = load_voc_segmentation(options_, Split::kTrain);
+  EXPECT_EQ(both->size(), 3);
+  EXPECT_NE(both->fingerprint(), load_voc_segmentation(options_, Split::kVal)->fingerprint());
+  write("ImageSets/Segmentation/trainval.txt", " \n");
+  EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
+              refuses("trainval.txt", "no names"));
+  options_.year = 2011;
+  EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kVal); },
+              refuses("TrainVal/VOCdevkit/VOC2011/", "No such file"));
+}
+
+TEST_F(VocSegmentationTest, NamesWhatIsMissing) {
+  fs::remove(folder_ / kVoc / "SegmentationClass/2007_000032.png");
+  EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
+              refuses("SegmentationClass/2007_000032.png", "on the list 'train', does not exist"));
+  add("2007_000032", "png_palette8.png");  // has labels that VOC does not
+  EXPECT_THAT([&] { all_of(*load_voc_segmentation(options_, Split::kTrain)); },
+              refuses("SegmentationClass/2007_000032.png", "labels are below 21"));
+}
+
 TEST(UnlabelledImagesTest, AreAllFilesOfAFolderThatCanBeDecoded) {
   const test::TempFolder folder;
   fs::create_directories(folder / "b/c");

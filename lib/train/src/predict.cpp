@@ -40,7 +40,7 @@ data::UnlabelledImages find_images(const Config& config, const SavedNetwork& net
         config.data.type()));
   }
   data::UnlabelledImagesOptions options;
-  options.labels_pixels = section.find("ignore_index") != nullptr;
+  options.labels_pixels = config.task.type() == "segmentation";
   if (network.checkpoint() != nullptr) options.class_names = network.checkpoint()->classes;
   options.classes = std::ssize(options.class_names);
   if (options.classes == 0) {

@@ -150,6 +150,8 @@ DatasetKind::Registry& DatasetKind::registry() {
                                  load_image_folder);
     made.add<SegmentationFolderOptions>("segmentation_folder", "images and masks of the same name",
                                         load_segmentation_folder);
+    made.add<VocSegmentationOptions>("voc_segmentation", "PASCAL VOC's images and masks",
+                                     load_voc_segmentation);
     made.add<CocoOptions>("coco", "images with boxes around objects, in COCO's format", load_coco);
     made.add<TarShardsOptions>("tar_shards", "tar files as webdataset writes them",
                                load_tar_shards);

@@ -1,4 +1,4 @@
-// Data sets of files that are decoded: image folders, segmentation folders, tar shards.
+// Data sets of image files with a label each: image folders, tar shards.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -78,72 +78,6 @@ class ImageFolder : public detail::ImageSet {
   DecodeOptions decode_;
   detail::FolderIndex index_;
   int64_t classes_;
-};
-
-class SegmentationFolder : public detail::ImageSet {
- public:
-  SegmentationFolder(const SegmentationFolderOptions& options, Split split)
-      : ImageSetOf({"segmentation_folder", options, split, {.may_vary = true}}),
-        images_(
-            detail::of_split(split, options.train_images, options.val_images, options.test_images)),
-        masks_(detail::of_split(split, options.train_masks, options.val_masks, options.test_masks)),
-        decode_(detail::decode_options(options)),
-        classes_(options.classes),
-        class_names_(options.class_names),
-        ignored_(static_cast<uint8_t>(options.ignore_index)),
-        pairs_(detail::index_pairs(images_, masks_, {.folder = options.cache_dir})) {}
-
-  int64_t size() const override { return pairs_.size() / 2; }
-  std::span<const int64_t> labels() const override { return {}; }
-  int64_t num_classes() const override { return classes_; }
-  std::vector<std::string> class_names() const override { return class_names_; }
-  int64_t ignore_index() const override { return ignored_; }
-  std::vector<int64_t> target_shape() const override {
-    return {format().size().height, format().size().width};
-  }
-  std::string name_of(int64_t index) const override {
-    return (images_ / pairs_.file(index)).string();
-  }
-
-  uint64_t fingerprint() const override { return pairs_.fingerprint(); }
-
-  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    ImageSample sample;
-    sample.ignored_label = ignored_;
-    const std::string image_file = name_of(index);
-    sample.image = ImageDecoder(detail::read_whole_file(image_file), image_file, decode_).decode();
-    const fs::path mask_file = masks_ / pairs_.file(size() + index);
-    sample.mask =
-        ImageDecoder(detail::read_whole_file(mask_file), mask_file.string(), decode_).decode_mask();
-    check(sample, mask_file);
-    sample = pipeline().run(std::move(sample), random);
-    format().write(sample.image, slot);
-    format().write_mask(*sample.mask, slot);
-  }
-
- private:
-  void check(const ImageSample& sample, const fs::path& mask_file) const {
-    const Image& mask = *sample.mask;
-    if (mask.width != sample.image.width || mask.height != sample.image.height) {
-      throw base::UserError(fmt::format("the mask '{}' has {} x {} pixels, its image {} x {}",
-                                        mask_file.string(), mask.width, mask.height,
-                                        sample.image.width, sample.image.height));
-    }
-    for (const uint8_t label : mask.pixels) {
-      if (label < classes_ || label == ignored_) continue;
-      throw base::UserError(fmt::format(
-          "the mask '{}' has the label {}; labels are below {}, or {} for ignored pixels",
-          mask_file.string(), label, classes_, ignored_));
-    }
-  }
-
-  fs::path images_;
-  fs::path masks_;
-  DecodeOptions decode_;
-  int64_t classes_;
-  std::vector<std::string> class_names_;
-  uint8_t ignored_;
-  detail::FolderIndex pairs_;  ///< all images, then all masks
 };
 
 std::vector<detail::OpenFiles::Named> with_stamps(const std::vector<fs::path>& paths,
@@ -229,50 +163,6 @@ std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& optio
     }
   }
   return std::make_shared<const ImageFolder>(options, split, std::move(index));
-}
-
-void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOptions>& schema) {
-  using Options = SegmentationFolderOptions;
-  schema.field("train_images", &Options::train_images, "the folder of the images").required();
-  schema
-      .field("train_masks", &Options::train_masks,
-             "the folder of their masks, PNGs of the same name")
-      .required();
-  schema.field("val_images", &Options::val_images,
-               "the same for the validation split; empty: none");
-  schema.field("val_masks", &Options::val_masks, "the same for the validation split; empty: none");
-  schema.field("test_images", &Options::test_images, "the same for the test split; empty: none");
-  schema.field("test_masks", &Options::test_masks, "the same for the test split; empty: none");
-  schema.field("classes", &Options::classes, "labels are below this")
-      .required()
-      .at_least(1)
-      .at_most(256);
-  schema.field("class_names", &Options::class_names,
-               "names of the classes, by label; empty: their numbers");
-  schema.field("ignore_index", &Options::ignore_index, "label of pixels that are ignored")
-      .at_least(0)
-      .at_most(255);
-  schema.check([](const Options& options) -> std::optional<std::string> {
-    const auto& names = options.class_names;
-    if (!names.empty() && std::ssize(names) != options.classes) {
-      return fmt::format("class_names has {}, classes is {}", base::counted(names.size(), "name"),
-                         options.classes);
-    }
-    if (std::set<std::string>(names.begin(), names.end()).size() == names.size()) {
-      return std::nullopt;
-    }
-    return "class_names has a name twice";
-  });
-  detail::describe_image_files(schema);
-}
-
-std::shared_ptr<const Dataset> load_segmentation_folder(const SegmentationFolderOptions& options,
-                                                        Split split) {
-  if (detail::of_split(split, options.train_images, options.val_images, options.test_images)
-          .empty()) {
-    return nullptr;
-  }
-  return std::make_shared<const SegmentationFolder>(options, split);
 }
 
 void TarShardsOptions::describe(config::Schema<TarShardsOptions>& schema) {

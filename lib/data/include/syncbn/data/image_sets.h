@@ -14,7 +14,7 @@ namespace syncbn::data {
 
 /// Options of all sets of images. Samples are uint8, [channels, height, width].
 struct ImageSetOptions {
-  /// For training, and for evaluation. The results must have one size; segmentation_folder and coco
+  /// For training, and for evaluation. The results must have one size; sets with masks or boxes
   /// take images of different, bounded sizes as well.
   std::vector<config::Component<TransformKind>> transforms;
   std::vector<config::Component<TransformKind>> test_transforms;
@@ -85,6 +85,18 @@ struct SegmentationFolderOptions : ImageFileOptions {
   static void describe(config::Schema<SegmentationFolderOptions>& schema);
 };
 
+/// `type: voc_segmentation`: PASCAL VOC, in the folders of its archives and the order of
+/// torchvision.datasets.VOCSegmentation. Targets are [H, W]; 255 marks pixels that are ignored.
+struct VocSegmentationOptions : ImageFileOptions {
+  std::string root;
+  int64_t year = 2012;
+  std::string train = "train";
+  std::string val = "val";  ///< empty: no such split
+  std::string test;         ///< empty: no such split
+
+  static void describe(config::Schema<VocSegmentationOptions>& schema);
+};
+
 /// `type: coco`: images with boxes around objects, in COCO's format for instances: a JSON file and
 /// a folder of images for each split. Labels are the positions of the categories, sorted by id.
 /// Samples are sorted by the images' ids. Segmentation masks and key points are not read. The set
@@ -118,6 +130,8 @@ std::shared_ptr<const Dataset> load_csv_images(const CsvImagesOptions& options, 
 std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& options, Split split);
 std::shared_ptr<const Dataset> load_segmentation_folder(const SegmentationFolderOptions& options,
                                                         Split split);
+std::shared_ptr<const Dataset> load_voc_segmentation(const VocSegmentationOptions& options,
+                                                     Split split);
 std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split);
 std::shared_ptr<const Dataset> load_tar_shards(const TarShardsOptions& options, Split split);
 

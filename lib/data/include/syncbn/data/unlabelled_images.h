@@ -16,7 +16,7 @@ struct UnlabelledImagesOptions : ImageFileOptions {
   std::string images;  ///< the folder
   int64_t classes = 0;
   std::vector<std::string> class_names;  ///< by label; empty: none
-  /// Whether targets are of the shape [H, W], as in segmentation_folder.
+  /// Whether targets are of the shape [H, W], as in sets with masks.
   bool labels_pixels = false;
 
   static void describe(config::Schema<UnlabelledImagesOptions>& schema);
