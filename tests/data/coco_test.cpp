@@ -151,7 +151,10 @@ TEST_F(CocoTest, NeedsNoTransforms) {
   EXPECT_EQ(load()->sample_shape(), (std::vector<int64_t>{3, 50, 40}));
   write(file_of(R"("images": [{"id": 9, "file_name": "nine.jpg", "width": 40, "height": 30}])",
                 kCategories, R"("annotations": [])"));
-  const auto set = load();
+  CocoOptions test = options();
+  std::swap(test.train_annotations, test.test_annotations);
+  std::swap(test.train_images, test.test_images);
+  const auto set = load(test, Split::kTest);
   EXPECT_FALSE(set->sizes_vary()) << "all images have the same size";
   const Batch batch = set->get_batch(std::vector<int64_t>{0});
   EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{1, 3, 30, 40}));
@@ -203,6 +206,8 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   refusal(fmt::format("{{{}, {}}}", kImages, kAnnotations), "no list 'categories'");
   refusal(file_of(R"("images": [])"), "image_id 9, which the file does not list");
   refusal(file_of(R"("images": [])", kCategories, R"("annotations": [])"), "has no images");
+  refusal(with(R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 0, 2]})"),
+          "has no box to learn from");
   refusal(file_of(R"("images": [{"id": 1, "file_name": "a.jpg", "width": 4.5, "height": 3}])"),
           "image 1 has no whole number 'width'");
   refusal(file_of(R"("images": [{"file_name": "a.jpg", "width": 4, "height": 3}])"),

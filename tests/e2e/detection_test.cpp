@@ -11,6 +11,7 @@
 #include <syncbn/models/detector.h>
 #include <syncbn/models/weights.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -209,6 +210,27 @@ TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
     const auto& value = first[names[i]];
     EXPECT_NEAR(value.is_null() ? -1 : value.get<double>(), expected[i], 1e-12) << names[i];
   }
+}
+
+TEST_F(DetectionTest, ImagesAndBoxesWithoutContentAreSaidOnce) {
+  auto file = nlohmann::json::parse(base::read_file(folder_ / "train.json"));
+  auto& annotations = file["annotations"];
+  for (auto& box : annotations) {
+    if (box["image_id"] == 1) box["bbox"] = {5, 5, 0, 8};
+  }
+  annotations.erase(std::remove_if(annotations.begin(), annotations.end(),
+                                   [](const auto& box) { return box["image_id"] == 2; }),
+                    annotations.end());
+  folder_.write("train.json", file.dump());
+  const auto result = train(2, {"--max_steps=2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "images without annotations in"), 1) << result.err;
+  EXPECT_EQ(count(result.err, "boxes without area in"), 1) << result.err;
+  annotations.clear();
+  folder_.write("train.json", file.dump());
+  const auto refused = train(2, {"--run_dir=none"});
+  EXPECT_EQ(refused.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(refused.err, "has no box to learn from"), 1) << refused.err;
 }
 
 TEST_F(DetectionTest, ATaskOrNetworkForOtherDataIsRefused) {

@@ -171,6 +171,19 @@ TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
          "init: the network has no part 'conf1'; did you mean 'conv1'");
   expect({first, "--init_into=fc"}, "missing: weight, bias");
   expect({"--init=missing.pth"}, "init: weights missing.pth: cannot read missing.pth");
+  const std::string whole = base::read_file(path_of("first/best.pt"));
+  folder_.write("cut.pt", whole.substr(0, whole.size() / 2));
+  expect({"--init=" + path_of("cut.pt")}, "cut.pt");
+  // A text protocol's pickle that calls posix.system.
+  folder_.write("evil.pth", "cposix\nsystem\n(S'touch executed'\ntR.");
+  expect({"--init=" + path_of("evil.pth")}, "evil.pth");
+  EXPECT_FALSE(std::filesystem::exists("executed"));
+  const std::string header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                             R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})";
+  std::string size(8, '\0');
+  size[0] = static_cast<char>(header.size());
+  folder_.write("overlap.safetensors", size + header + std::string(8, '\0'));
+  expect({"--init=" + path_of("overlap.safetensors")}, "its tensors overlap, or leave holes");
   expect({"--freeze=[layer1]"}, "freeze: 'layer1' matches no parameter");
   expect({"--freeze=['*']"}, "freeze: all parameters are frozen; nothing is left to train");
 }

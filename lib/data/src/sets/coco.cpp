@@ -151,12 +151,26 @@ void check_test_transforms(const CocoOptions& options) {
                   other->type()));
 }
 
-/// Says what is trained on as background.
-void report_empty_images(const CocoInstances& instances, const std::string& annotations) {
+/// Says what an image or box without content comes to. @throws base::UserError if all are.
+void check_content(const CocoInstances& instances, const std::string& annotations, Split split) {
   const auto empty = std::ranges::count(instances.photos, size_t{0}, &CocoInstances::Photo::count);
-  if (empty == 0) return;
-  spdlog::info("coco: {} of {} in '{}' have no annotations; they are background", empty,
-               base::counted(instances.photos.size(), "image"), annotations);
+  const auto flat = std::ranges::count_if(instances.annotations, [](const Annotation& box) {
+    return box.width == 0 || box.height == 0;
+  });
+  if (empty > 0) {
+    spdlog::info("coco: images without annotations in '{}': {} of {}; they are background",
+                 annotations, empty, instances.photos.size());
+  }
+  if (flat > 0) {
+    spdlog::info("coco: boxes without area in '{}': {} of {}; they are left out", annotations, flat,
+                 instances.annotations.size());
+  }
+  if (split == Split::kTrain && std::ranges::none_of(instances.annotations, is_target)) {
+    throw base::UserError(
+        fmt::format("coco: '{}' has no box to learn from; annotate its images, or name the right "
+                    "file in data.train_annotations",
+                    annotations));
+  }
 }
 
 }  // namespace
@@ -200,7 +214,7 @@ std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split
                                       instances.photos.empty() ? "images" : "categories"));
   }
   check_first_image(instances, images, annotations);
-  report_empty_images(instances, annotations);
+  check_content(instances, annotations, split);
   return std::make_shared<const Coco>(options, split, images, std::move(instances));
 }
 
