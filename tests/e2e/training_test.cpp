@@ -496,7 +496,7 @@ TEST_F(TrainingTest, EvaluatesACheckpoint) {
     EXPECT_EQ(count(wrong.err, "error:"), 1) << wrong.err;
   };
   expect({"--split=all"}, "--split: expected train, val or test, got 'all'");
-  expect({"--split=val"}, "the data has no val split");
+  expect({"--split=val"}, "the data has no val split; choose --split train or test");
   expect({"--run_dir", folder_ / "none"}, "has no checkpoint; name a file with --resume");
   expect({"--model.width=8"}, "cannot load");
 }

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/subset.h>
@@ -89,13 +88,9 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
   check_same_classes(inputs);
 }
 
-/// Finds now what `train eval` would find when the training is over. Once is enough: not in the
-/// attempts after a failure.
-void check_test_set(const Config& config, const Inputs& inputs) {
-  const bool is_first_attempt = base::env("SYNCBN_ATTEMPT").value_or("0") == "0";
-  if (inputs.eval_split != data::Split::kTest && is_first_attempt) {
-    config.data.make(data::Split::kTest);
-  }
+/// Finds now what `train eval` would find when the training is over.
+bool has_test_set(const Config& config, const Inputs& inputs) {
+  return inputs.eval_split == data::Split::kTest || config.data.make(data::Split::kTest) != nullptr;
 }
 
 void check_classes(const data::Dataset& set) {
@@ -122,29 +117,40 @@ void check_readable(const Config& config, const Inputs& inputs) {
   }
 }
 
+/// The samples of a split as `train eval` takes them, without augmentation; null if there are none.
+std::shared_ptr<const data::Dataset> make_split(const Config& config, data::Split split) {
+  std::shared_ptr<const data::Dataset> set;
+  if (split == data::Split::kVal) {
+    auto train_set = config.data.make(data::Split::kTrain);
+    set = make_val_set(config, train_set);
+  } else {
+    const bool is_train = split == data::Split::kTrain;
+    set = config.data.make(is_train ? data::Split::kHeldOut : split);
+    if (is_train && set && config.val_fraction > 0) {
+      set =
+          data::subset(set, data::hold_out(set->size(), set->labels(), config.val_fraction).train);
+    }
+  }
+  return set && set->size() > 0 ? set : nullptr;
+}
+
+[[noreturn]] void throw_no_split(const Config& config, data::Split split) {
+  std::vector<std::string> present;
+  for (const auto other : {data::Split::kTrain, data::Split::kVal, data::Split::kTest}) {
+    if (make_split(config, other)) present.push_back(to_string(other));
+  }
+  throw base::UserError(fmt::format("eval: the data has no {} split; choose --split {}",
+                                    to_string(split), base::join(present, " or ")));
+}
+
 }  // namespace
 
 Inputs load_split(const Config& config, data::Split split, int world_size) {
   Inputs inputs;
   inputs.batch_size = config.local_batch_size(world_size);
   inputs.eval_split = split;
-  if (split == data::Split::kVal) {
-    auto train_set = config.data.make(data::Split::kTrain);
-    inputs.eval_set = make_val_set(config, train_set);
-  } else {
-    // Training samples are evaluated as all others, without augmentation.
-    const bool is_train = split == data::Split::kTrain;
-    inputs.eval_set = config.data.make(is_train ? data::Split::kHeldOut : split);
-    if (is_train && inputs.eval_set && config.val_fraction > 0) {
-      const auto parts =
-          data::hold_out(inputs.eval_set->size(), inputs.eval_set->labels(), config.val_fraction);
-      inputs.eval_set = data::subset(inputs.eval_set, parts.train);
-    }
-  }
-  if (!inputs.eval_set || inputs.eval_set->size() == 0) {
-    throw base::UserError(
-        fmt::format("eval: the data has no {} split; choose another --split", to_string(split)));
-  }
+  inputs.eval_set = make_split(config, split);
+  if (!inputs.eval_set) throw_no_split(config, split);
   inputs.train_set = inputs.eval_set;
   config.task.make(*inputs.eval_set);
   check_readable(config, inputs);
@@ -159,7 +165,7 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
   check_classes(*inputs.train_set);
   config.task.make(*inputs.train_set);  // reports what does not suit the task
   choose_eval_set(config, inputs);
-  check_test_set(config, inputs);
+  inputs.has_test_set = has_test_set(config, inputs);
   check_readable(config, inputs);
   inputs.make_sampler = [sampler = config.sampler, train_set = inputs.train_set, rank,
                          world_size](int64_t seed) {

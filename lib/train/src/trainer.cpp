@@ -767,7 +767,7 @@ class Trainer {
     spdlog::info("{} {} {}, best {} (epoch {}), in {}", eval_split(), metric.name,
                  shown(metric, value), shown(metric, best.value), best.epoch,
                  base::format_seconds(record.seconds));
-    if (inputs_.eval_split == data::Split::kVal) {
+    if (inputs_.eval_split == data::Split::kVal && inputs_.has_test_set) {
       spdlog::info("to evaluate best.pt on the test split: train eval --config {}",
                    (folder_->path() / RunFolder::kConfig).string());
     }

@@ -17,6 +17,7 @@ struct Inputs {
   /// The validation split, or the test split if there is none.
   std::shared_ptr<const data::Dataset> eval_set;
   data::Split eval_split = data::Split::kTest;  ///< kVal or kTest
+  bool has_test_set = true;
   /// Makes a sampler of the training set for this rank.
   std::function<std::shared_ptr<data::Sampler>(int64_t seed)> make_sampler;
   int64_t batch_size = 1;  ///< of each rank
