@@ -7,8 +7,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
-#include <syncbn/config/schema.h>
-#include <syncbn/config/yaml.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/models/detector.h>
 #include <syncbn/models/resnet.h>
@@ -20,6 +18,7 @@
 #include <vector>
 
 #include "detection/box_ops.h"
+#include "support/from_yaml.h"
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "support/python.h"
@@ -37,15 +36,11 @@ constexpr int64_t kClasses = 5;
 constexpr size_t kLevels = 5;
 
 std::shared_ptr<Detector> make_detector(const std::string& yaml, ModelArgs args = {}) {
-  config::Component<ModelKind> component;
-  config::Faults faults;
-  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(yaml, "test"), component,
-                                                    "model", faults);
-  faults.throw_if_any();
   args.num_classes = kClasses;
   args.sample_shape = {3, 64, 64};
   at::manual_seed(0);
-  auto detector = std::dynamic_pointer_cast<Detector>(component.make(args));
+  auto detector =
+      std::dynamic_pointer_cast<Detector>(test::from_yaml<ModelKind>(yaml, "model").make(args));
   EXPECT_NE(detector, nullptr) << yaml << " finds no boxes";
   return detector;
 }

@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
-#include <syncbn/config/schema.h>
-#include <syncbn/config/yaml.h>
 #include <syncbn/models/export.h>
 #include <syncbn/models/torch_archive.h>
 #include <torch/nn/modules/conv.h>
@@ -17,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "support/from_yaml.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -39,12 +38,8 @@ const ExportInfo kInfo = {.classes = {"ant", "bee", "cat", "dog"},
                           .size = {3, kSide, kSide}};
 
 std::shared_ptr<Model> make(const std::string& name, int64_t side = kSide) {
-  config::Component<ModelKind> component;
-  config::Faults faults;
-  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(name, "test"), component,
-                                                    "model", faults);
-  faults.throw_if_any();
-  return component.make(ModelArgs{.num_classes = 4, .sample_shape = {3, side, side}});
+  return test::from_yaml<ModelKind>(name, "model")
+      .make(ModelArgs{.num_classes = 4, .sample_shape = {3, side, side}});
 }
 
 /// Vectors that are not all 0 or 1: biases, and what batch norm scales, shifts and divides by.

@@ -6,8 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
-#include <syncbn/config/schema.h>
-#include <syncbn/config/yaml.h>
 #include <syncbn/models/detector.h>
 #include <syncbn/models/model.h>
 #include <syncbn/models/weights.h>
@@ -22,6 +20,7 @@
 #include <vector>
 
 #include "compute_threads.h"
+#include "support/from_yaml.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -231,12 +230,7 @@ void fill(Model& model) {
 }
 
 config::Component<ModelKind> from_yaml(const std::string& yaml) {
-  config::Component<ModelKind> component;
-  config::Faults faults;
-  config::Codec<config::Component<ModelKind>>::read(config::parse_yaml(yaml, "test"), component,
-                                                    "model", faults);
-  faults.throw_if_any();
-  return component;
+  return test::from_yaml<ModelKind>(yaml, "model");
 }
 
 /// @param member of `family`

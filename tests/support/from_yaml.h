@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace syncbn::train {
+namespace syncbn::test {
 
 /// Reads a section of a configuration that has a type.
 template <class Kind>
@@ -18,4 +18,4 @@ config::Component<Kind> from_yaml(const std::string& yaml, const std::string& se
   return component;
 }
 
-}  // namespace syncbn::train
+}  // namespace syncbn::test
