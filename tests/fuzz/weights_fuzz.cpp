@@ -1,8 +1,8 @@
 // Bytes to the readers of weights: whatever they are, tensors within the file or a base::UserError
 // come out.
 #include <ATen/core/Tensor.h>
-#include <sys/mman.h>
 #include <syncbn/base/error.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdint>

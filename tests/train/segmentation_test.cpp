@@ -84,6 +84,7 @@ mat = torch.bincount(n * a[k] + b[k], minlength=n**2).reshape(n, n)
 print(*mat.flatten().tolist())
 h = mat.double()
 print((torch.diag(h).sum() / h.sum()).item(), *(torch.diag(h) / (h.sum(1) + h.sum(0) - torch.diag(h))).tolist())
+print(*(torch.diag(h) / h.sum(1)).tolist())
 )";
 
 TEST(SegmentationTest, LossGradientsAndMetricsAreThoseOfTorchvisionsReference) {
@@ -114,14 +115,19 @@ TEST(SegmentationTest, LossGradientsAndMetricsAreThoseOfTorchvisionsReference) {
                              counts.const_data_ptr<int64_t>() + counts.numel());
   for (const int64_t cell : cells) EXPECT_EQ(static_cast<double>(cell), next());
   const auto metrics = plain->metrics(cells, {});
-  ASSERT_EQ(metrics.size(), 2U + kClasses);
+  ASSERT_EQ(metrics.size(), 2U + 2U * kClasses);
   EXPECT_EQ(metrics[1].name, "pixel_accuracy");
   EXPECT_DOUBLE_EQ(metrics[1].value, next());
   double sum = 0;
-  for (size_t i = 2; i < metrics.size(); ++i) {
+  for (size_t i = 2; i < 2 + kClasses; ++i) {
     EXPECT_DOUBLE_EQ(metrics[i].value, next()) << metrics[i].name;
     sum += metrics[i].value;
   }
+  // Class 4 has no label: NaN, as 0 / 0 of Python's.
+  for (size_t i = 2 + kClasses; i + 1 < metrics.size(); ++i) {
+    EXPECT_DOUBLE_EQ(metrics[i].value, next()) << metrics[i].name;
+  }
+  EXPECT_TRUE(std::isnan(metrics.back().value));
   EXPECT_EQ(metrics[0].name, "miou");
   EXPECT_DOUBLE_EQ(metrics[0].value, sum / kClasses);
   EXPECT_GT(metrics[0].value, 0);
@@ -162,6 +168,9 @@ TEST(SegmentationTest, AbsentClassesAreLeftOutOfTheMeanAndNamed) {
   EXPECT_EQ(metrics[3].name, "iou_road");
   EXPECT_DOUBLE_EQ(metrics[3].value, 0.25);
   EXPECT_TRUE(std::isnan(metrics[5].value));
+  EXPECT_EQ(metrics[8].name, "accuracy_road");
+  EXPECT_DOUBLE_EQ(metrics[8].value, 0.25);
+  EXPECT_TRUE(std::isnan(metrics[9].value)) << "no pixel of a car";
   EXPECT_EQ(named->remark(counts, {}), "miou leaves out classes that no pixel has: dog, cat");
   counts[24] = counts[18] = 1;
   EXPECT_EQ(named->remark(counts, {}), "");

@@ -75,11 +75,13 @@ class Segmentation : public Task {
   std::vector<Metric> metrics(std::span<const int64_t> counts,
                               std::span<const int64_t> /*records*/) const override {
     std::vector<double> ious;
+    std::vector<double> accuracies;
     int64_t right = 0;
     int64_t pixels = 0;
     for (int64_t i = 0; i < num_classes_; ++i) {
       const Class one = class_of(counts, i);
       ious.push_back(one.iou());
+      accuracies.push_back(share_of(one.right, one.labelled));
       right += one.right;
       pixels += one.labelled;
     }
@@ -88,6 +90,7 @@ class Segmentation : public Task {
                                 .value = pixels > 0 ? share_of(right, pixels) : 0,
                                 .is_share = true}};
     add_by_class(all, "iou", names_, ious);
+    add_by_class(all, "accuracy", names_, accuracies);
     return all;
   }
 
