@@ -233,6 +233,8 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
           "two images with the id 9");
   refusal(file_of(kImages, R"("categories": [{"id": 3, "name": "a"}, {"id": 3, "name": "b"}])"),
           "two categories with the id 3");
+  refusal(file_of(kImages, R"("categories": [{"id": 17, "name": "a"}, {"id": 3, "name": "a"}])"),
+          "the categories 3 and 17 have the same name 'a'");
 }
 
 TEST_F(CocoTest, NamesImagesThatDoNotMatch) {

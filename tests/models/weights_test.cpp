@@ -254,6 +254,18 @@ archive("copies", b"\x80\x02" + pairs + b"ccollections\nOrderedDict\nq\x010" + b
 archive("texts", b"\x80\x02" + text(b"x" * 100000) + b"q\x000ctorch\ndevice\nq\x010" + b"h\x01h\x00\x85R0" * 200000 + b"}.")
 archive("attributes", b"\x80\x02" + pairs + b"cargparse\nNamespace\nq\x010" + b"h\x01)\x81h\x00b0" * 200000 + b"}.")
 archive("marks", b"\x80\x02" + b"(" * 20000000 + b".")
+archive("memo", b"\x80\x04N" + b"\x94" * 3000000 + b".")
+archive("gets", b"\x80\x02Nq\x00" + b"h\x00" * 20000000 + b".")
+# Forty entries over the same bytes.
+with zipfile.ZipFile(f"{folder}/overlap", "w") as file:
+    file.writestr("archive/data.pkl", b"\x80\x02}.")
+    file.writestr("archive/data/0", b"\0" * 1000)
+    shared = file.getinfo("archive/data/0")
+    for i in range(1, 40):
+        info = zipfile.ZipInfo(f"archive/data/{i}")
+        for field in ["header_offset", "CRC", "compress_size", "file_size"]:
+            setattr(info, field, getattr(shared, field))
+        file.filelist.append(info)
 archive("deep", b"\x80\x02" + b"]q\x00" + b"]" * 100000 + b"a" * 100000 + b".")
 # A storage of four bytes, as float and as int.
 def tensor(kind):
@@ -274,9 +286,10 @@ TEST(WeightsTest, SmallFilesDoNotTakeMuchMemory) {
   const test::TempFolder folder;
   const auto made = test::run_program({test::python(), "-c", kHostileFiles, folder.path()});
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  for (const char* name : {"copies", "texts", "attributes", "marks", "huge"}) {
+  for (const char* name : {"copies", "texts", "attributes", "marks", "memo", "gets", "huge"}) {
     EXPECT_THAT(reading_error(folder / name), HasSubstr("would take too much memory")) << name;
   }
+  EXPECT_THAT(reading_error(folder / "overlap"), HasSubstr("its table of contents is damaged"));
   EXPECT_THAT(reading_error(folder / "deep"), HasSubstr("it holds no dictionary"));
   EXPECT_THAT(reading_error(folder / "types"), HasSubstr("storage 0 has two types"));
 }

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -139,6 +140,7 @@ bool check_logits(const at::Tensor& logits, const ModelArgs& args) {
 
 void synchronise(torch::jit::Module& script, const ModelArgs& args) {
   const auto report = dist::convert_sync_batchnorm(script, args.norm_group, args.norm_timeout);
+  if (dist::is_initialized() && dist::rank() != 0) return;  // said once
   for (const auto& [name, why] : report.not_converted) {
     spdlog::warn("model torchscript: {}: {}", name.empty() ? "batch norm" : name, why);
   }

@@ -65,7 +65,7 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
   std::span<const int64_t> labels() const override { return {}; }
   int64_t num_classes() const override { return std::ssize(instances_.classes); }
   std::vector<std::string> class_names() const override { return instances_.classes; }
-  /// Of the annotations and the files' names.
+  /// A hash of the annotations and the files' names.
   uint64_t fingerprint() const override { return fingerprint_; }
   std::vector<int64_t> target_shape() const override {
     return {1 + max_boxes_, BoxTarget::kColumns};
@@ -107,7 +107,7 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
 
   uint64_t hash() const {
     base::Fnv1a hash;
-    for (const std::string& name : instances_.classes) hash.add_bytes(name);
+    for (const std::string& name : instances_.classes) hash.add_bytes(name + '\0');
     for (const auto& photo : instances_.photos) {
       hash.add_bytes(photo.file);
       hash.add(static_cast<uint64_t>(photo.id));
@@ -116,7 +116,7 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
     for (const Annotation& box : instances_.annotations) {
       hash.add(static_cast<uint64_t>(box.label));
       hash.add_byte(box.is_crowd ? 1 : 0);
-      for (const double value : {box.x, box.y, box.width, box.height}) {
+      for (const double value : {box.x, box.y, box.width, box.height, box.area}) {
         hash.add(std::bit_cast<uint64_t>(value));
       }
     }
@@ -134,7 +134,8 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
 void check_first_image(const CocoInstances& instances, const std::filesystem::path& images,
                        const std::string& annotations) {
   const auto first = images / instances.photos.front().file;
-  if (std::filesystem::exists(first)) return;
+  std::error_code unreadable;
+  if (std::filesystem::exists(first, unreadable)) return;
   throw base::UserError(
       fmt::format("coco: '{}', the first image of '{}', does not exist; is '{}' "
                   "the folder of its images?",

@@ -324,6 +324,16 @@ void check_box(const Annotation& box, const CocoInstances::Photo& photo, const s
       file, box.id, box.x, box.y, box.width, box.height, photo.id, width, height));
 }
 
+/// Results are named after classes.
+void check_names(std::vector<Category> categories, const std::string& file) {
+  std::ranges::sort(categories, {}, &Category::name);
+  const auto twice = std::ranges::adjacent_find(categories, {}, &Category::name);
+  if (twice == categories.end()) return;
+  throw base::UserError(fmt::format("coco: '{}': the categories {} and {} have the same name '{}'",
+                                    file, twice->id, std::next(twice)->id,
+                                    base::printable(twice->name)));
+}
+
 /// Replaces ids of images and categories by positions, and sorts annotations by image.
 CocoInstances resolve(Lists lists, const std::string& file) {
   using Photo = CocoInstances::Photo;
@@ -332,6 +342,7 @@ CocoInstances resolve(Lists lists, const std::string& file) {
   check_unique(lists.photos, &Photo::id, "images", file);
   std::ranges::sort(lists.categories, {}, &Category::id);
   check_unique(lists.categories, &Category::id, "categories", file);
+  check_names(lists.categories, file);
   std::vector<int64_t> ids;
   ids.reserve(lists.annotations.size());
   for (const Placed& placed : lists.annotations) ids.push_back(id_of(placed));

@@ -116,9 +116,10 @@ class VocSegmentation : public MaskedImages {
                      {.classes = std::ssize(kVocClasses), .names = kVocClasses}),
         folder_(folder_of(options)),
         names_(read_names(folder_ / "ImageSets/Segmentation" / (list + ".txt"))) {
+    std::error_code unreadable;
     for (int64_t i = 0; i < size(); ++i) {
       for (const fs::path& file : {image_file(i), mask_file(i)}) {
-        if (fs::exists(file)) continue;
+        if (fs::exists(file, unreadable)) continue;
         throw base::UserError(
             fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist",
                         file.string(), list));
@@ -192,6 +193,12 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
       .at_least(0)
       .at_most(255);
   schema.check([](const Options& options) -> std::optional<std::string> {
+    if (options.val_images.empty() != options.val_masks.empty()) {
+      return "val_images and val_masks go together";
+    }
+    if (options.test_images.empty() != options.test_masks.empty()) {
+      return "test_images and test_masks go together";
+    }
     const auto& names = options.class_names;
     if (!names.empty() && std::ssize(names) != options.classes) {
       return fmt::format("class_names has {}, classes is {}", base::counted(names.size(), "name"),

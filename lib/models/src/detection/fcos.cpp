@@ -70,7 +70,7 @@ class Fcos : public DenseDetector {
       return (all.slice(1, 0, 2) + all.slice(1, 2)) / 2;
     };
     const at::Tensor places = middle(anchors);
-    // Of each box, in a row, and each place, in a column: [M, A].
+    // [M, A]: a row for each box, a column for each place.
     const at::Tensor from_centre = (middle(boxes).unsqueeze(1) - places).abs_().amax(-1);
     const at::Tensor distances = at::cat(
         {places - boxes.slice(1, 0, 2).unsqueeze(1), boxes.slice(1, 2).unsqueeze(1) - places}, -1);
@@ -78,7 +78,7 @@ class Fcos : public DenseDetector {
     const at::Tensor is_inside = distances.amin(-1) > 0;
     const at::Tensor fits = is_inside & (from_centre < radius_ * strides) & (farthest > lower) &
                             (farthest < upper) & (labels >= 0).unsqueeze(1);
-    // Of several boxes, the smallest.
+    // A place within several boxes takes the smallest.
     const at::Tensor sides = boxes.slice(1, 2) - boxes.slice(1, 0, 2);
     const at::Tensor area = sides.prod(1).unsqueeze(1);
     const auto [smallest, index] =

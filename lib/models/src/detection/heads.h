@@ -12,8 +12,8 @@ namespace syncbn::models {
 
 struct DenseHeadOptions {
   int64_t anchors = 1;  ///< of each place
-  /// Of the four convolutions before the last: none, group (32 groups), or batch: the batch norm of
-  /// ModelArgs. Levels share the layers; each level has batch statistics of its own.
+  /// Normalisation of the four convolutions before the last: none, group (32 groups), or batch: the
+  /// batch norm of ModelArgs. Levels share the layers; each level has batch statistics of its own.
   std::string norm = "none";
   /// Has also FCOS's centerness, and positive box regressions. The layers have FCOS's names in
   /// place of RetinaNet's.

@@ -1,3 +1,4 @@
+#include <syncbn/base/text.h>
 #include <syncbn/models/export.h>
 
 #include <ATen/core/grad_mode.h>
@@ -23,7 +24,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const ExportInfo& info) {
-  return {{"classes", info.classes}, {"mean", info.mean}, {"std", info.std}, {"size", info.size}};
+  std::vector<std::string> classes;
+  for (const std::string& name : info.classes) classes.push_back(base::printable(name));
+  return {{"classes", classes}, {"mean", info.mean}, {"std", info.std}, {"size", info.size}};
 }
 
 /// The members, each as JSON.

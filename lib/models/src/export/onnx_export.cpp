@@ -133,7 +133,9 @@ class OnnxRecorder : public OnnxNames {
     for (size_t i = 0; i < results.size(); ++i) values_[node->output(i)] = results[i];
     const std::string name = node->kind().toQualString();
     const auto depends = [this](const c10::IValue& value) { return is_dynamic(value); };
-    if (node->kind().is_aten() && !asks_for_shape(name) && std::ranges::any_of(inputs, depends)) {
+    // A call without results has changed a list or dictionary in values_.
+    if (node->kind().is_aten() && !results.empty() && !asks_for_shape(name) &&
+        std::ranges::any_of(inputs, depends)) {
       record_call(name, inputs, results.front());
     }
   }
@@ -183,10 +185,23 @@ class OnnxRecorder : public OnnxNames {
     }
   }
 
+  /// A graph of ONNX has values, not memory: what changes one tensor changes no other.
+  void check_in_place(const std::string& name, const at::Tensor& changed) const {
+    const auto is_changed_too = [&](const at::Tensor& other) {
+      return !other.is_same(changed) && dynamic_.contains(other.unsafeGetTensorImpl()) &&
+             other.is_alias_of(changed);
+    };
+    if (std::ranges::none_of(kept_, is_changed_too)) return;
+    refuse(fmt::format("{} changes a view of another tensor{}", name, place()));
+  }
+
   void record_call(const std::string& name, const std::vector<c10::IValue>& inputs,
                    const c10::IValue& output) {
     std::string plain = name.substr(std::string_view("aten::").size());
-    if (plain.ends_with('_')) plain.pop_back();
+    if (plain.ends_with('_')) {
+      plain.pop_back();
+      check_in_place(name, output.toTensor());
+    }
     const EmitOnnx emit = onnx_counterpart(plain);
     if (emit == nullptr) refuse(fmt::format("{} has no counterpart here{}", name, place()));
     std::vector<std::string> names;

@@ -15,7 +15,7 @@ class OnnxNames {
  public:
   virtual ~OnnxNames() = default;
 
-  /// Of a tensor that depends on the images, or of a constant.
+  /// The name of a tensor that depends on the images, or of a constant.
   virtual std::string name_of(const at::Tensor& tensor) = 0;
 
   /// Adds a node, and names its outputs. @return their names

@@ -260,7 +260,9 @@ void Unpickler::extend(Kind kind, const Items& items) {
 }
 
 void Unpickler::put(uint64_t place) {
+  constexpr size_t kEntry = 8;  // of memo_, in items
   Value* const top = pop();
+  values_.charge(kEntry);
   memo_[place] = top;
   stack_.push_back(top);
 }
@@ -268,6 +270,7 @@ void Unpickler::put(uint64_t place) {
 void Unpickler::get(uint64_t place) {
   const auto found = memo_.find(place);
   if (found == memo_.end()) fail_damaged();
+  values_.charge(1);
   stack_.push_back(found->second);
 }
 

@@ -58,16 +58,18 @@ class Storages {
  public:
   explicit Storages(const MappedFile& file) : file_(file) {}
 
-  /// @param content of the whole storage
-  Value make(const StorageId& id, std::string_view content) {
-    if (content.size() < id.bytes) fail_truncated();
+  /// @param find returns the content of the whole storage; called once for each
+  template <class Find>
+  Value make(const StorageId& id, const Find& find) {
     auto found = all_.find(id.key);
     if (found == all_.end()) {
+      const std::string_view content = find(id.key);
       const Value value = {.kind = Kind::kStorage,
                            .dtype = id.dtype,
                            .storage = file_.storage(content, c10::elementSize(id.dtype))};
       found = all_.emplace(id.key, value).first;
     }
+    if (found->second.storage.nbytes() < id.bytes) fail_truncated();
     if (found->second.dtype != id.dtype) {
       throw base::UserError(
           fmt::format("it is damaged: storage {} has two types", base::printable(id.key)));
@@ -91,8 +93,8 @@ const Value& read_zip(const MappedFile& file, Values& values) {
   }
   Storages storages(file);
   Unpickler unpickler(archive.read("data.pkl"), values, [&](const Value& value) {
-    const StorageId id = parse_id(value);
-    return storages.make(id, archive.read("data/" + id.key));
+    return storages.make(parse_id(value),
+                         [&](const std::string& key) { return archive.read("data/" + key); });
   });
   return unpickler.read();
 }
@@ -142,10 +144,11 @@ const Value& read_legacy(const MappedFile& file, Values& values) {
   }
   Storages storages(file);
   Unpickler second(saved, values, [&](const Value& value) {
-    const StorageId id = parse_id(value);
-    const auto content = contents.find(id.key);
-    if (content == contents.end()) fail_truncated();
-    return storages.make(id, content->second);
+    return storages.make(parse_id(value), [&](const std::string& key) {
+      const auto content = contents.find(key);
+      if (content == contents.end()) fail_truncated();
+      return content->second;
+    });
   });
   return second.read();
 }

@@ -9,6 +9,7 @@
 #include <zlib.h>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include "weights/little_endian.h"
 
@@ -114,23 +115,27 @@ void ZipArchive::add(std::string_view header) {
   const Entry entry{.content = part(bytes_, begin, stored),
                     .crc = read_le<uint32_t>(header, 16),
                     .is_stored = method == 0 && stored == size};
+  // Entries that share bytes would be copies of them in memory.
+  if (stored > bytes_.size() - content_bytes_) fail_table();
+  content_bytes_ += stored;
   if (!entries_.emplace(below, entry).second) fail_table();
 }
 
 std::string_view ZipArchive::read(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
-    throw base::UserError(fmt::format("it has no entry '{}'", name));
+    throw base::UserError(fmt::format("it has no entry '{}'", base::printable(name)));
   }
   const auto& [content, expected, is_stored] = found->second;
   if (!is_stored) {
-    throw base::UserError(
-        fmt::format("its entry '{}' is compressed, which torch.save never does", name));
+    throw base::UserError(fmt::format("its entry '{}' is compressed, which torch.save never does",
+                                      base::printable(name)));
   }
   const uLong crc = crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size());
   // torch.serialization.set_crc32_options(False) leaves them out.
   if (expected != 0 && crc != expected) {
-    throw base::UserError(fmt::format("its entry '{}' is damaged: the checksum is wrong", name));
+    throw base::UserError(
+        fmt::format("its entry '{}' is damaged: the checksum is wrong", base::printable(name)));
   }
   return content;
 }

@@ -33,6 +33,7 @@ class ZipArchive {
 
   std::string_view bytes_;
   std::map<std::string, Entry> entries_;
+  size_t content_bytes_ = 0;  ///< of all entries
 };
 
 }  // namespace syncbn::models::detail
