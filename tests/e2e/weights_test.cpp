@@ -174,9 +174,15 @@ TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
   const std::string whole = base::read_file(path_of("first/best.pt"));
   folder_.write("cut.pt", whole.substr(0, whole.size() / 2));
   expect({"--init=" + path_of("cut.pt")}, "cut.pt");
-  // A text protocol's pickle that calls posix.system.
-  folder_.write("evil.pth", "cposix\nsystem\n(S'touch executed'\ntR.");
-  expect({"--init=" + path_of("evil.pth")}, "evil.pth");
+  // The format before torch 1.6: a magic number, a version, the machine, and what calls os.system.
+  const std::string magic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
+  const std::string call(
+      "\x80\x02"
+      "cposix\nsystem\nX\x0e\0\0\0touch executed\x85R.",
+      38);
+  folder_.write("evil.pth", magic + "\x80\x02M\xe9\x03.\x80\x02}." + call);
+  expect({"--init=" + path_of("evil.pth")},
+         "posix.system, which weights do not consist of (nothing");
   EXPECT_FALSE(std::filesystem::exists("executed"));
   const std::string header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                              R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})";

@@ -191,6 +191,17 @@ TEST_F(DetectionTest, MetricsAreThoseOfPycocotoolsInPixelsOfTheOriginalImages) {
   EXPECT_EQ(found.back().name, "ap_bird");
 }
 
+TEST_F(DetectionTest, PredictionsAreInPixelsOfTheOriginalImages) {
+  const std::vector<UnlabelledImage> images = {
+      {.file = "caf\xe9.jpg", .index = 4, .input = kResized, .size = kOriginal}};
+  const at::Tensor found = at::tensor({10.F, 20.F, 40.F, 60.F, 0.5F, 1.F}).view({1, 1, 6});
+  const auto predictions = task_->predict({found}, images);
+  ASSERT_EQ(predictions.size(), 1);
+  ASSERT_EQ(predictions[0].rows.size(), 1);
+  EXPECT_EQ(predictions[0].rows[0], R"({"file_name":"caf\\xe9.jpg","image_id":4,"category_id":10,)"
+                                    R"("bbox":[30.0,30.0,90.0,60.0],"score":0.5})");
+}
+
 TEST_F(DetectionTest, ClassesWithoutTruthsAreNamed) {
   at::Tensor counts = at::zeros({task_->num_counts()}, at::kLong);
   EXPECT_EQ(task_->remark(values_of(counts), {}),

@@ -82,6 +82,7 @@ bool may_differ(std::string_view key) {
         // The data's fingerprint is compared instead.
         "data.path", "data.train", "data.val", "data.test", "data.train_images", "data.train_masks",
         "data.val_images", "data.val_masks", "data.test_images", "data.test_masks",
+        "data.train_annotations", "data.val_annotations", "data.test_annotations", "data.root",
         "data.cache_dir"}) {
     if (key == local) return true;
   }

@@ -253,8 +253,8 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
   });
   const GroupGuard guard;
   if (!images.empty()) {
-    return predict(config, resolved.name, images, line.value("output").value_or("predictions"),
-                   line.has("ema"));
+    return predict(config, resolved.text, resolved.name, images,
+                   line.value("output").value_or("predictions"), line.has("ema"));
   }
   check_agreement(resolved.text, inputs);
   if (evaluates) {

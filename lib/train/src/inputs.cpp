@@ -71,8 +71,8 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
   auto val_set = make_val_set(config, inputs.train_set);
   if (val_set && val_set->fingerprint() == inputs.train_set->fingerprint()) {
     throw base::UserError(
-        "data: the validation split is the training split; choose another folder, or, in a data "
-        "set of your own, return null for Split::kVal");
+        "data: the validation split is the training split; choose another folder; a "
+        "custom data set returns null for Split::kVal");
   }
   inputs.eval_split = val_set ? data::Split::kVal : data::Split::kTest;
   inputs.eval_set = val_set ? std::move(val_set) : config.data.make(data::Split::kTest);
@@ -120,7 +120,7 @@ void check_readable(const Config& config, const Inputs& inputs) {
 /// The samples of a split as `train eval` takes them, without augmentation; null if there are none.
 std::shared_ptr<const data::Dataset> make_split(const Config& config, data::Split split) {
   std::shared_ptr<const data::Dataset> set;
-  if (split == data::Split::kVal) {
+  if (split == data::Split::kVal && config.val_fraction > 0) {
     auto train_set = config.data.make(data::Split::kTrain);
     set = make_val_set(config, train_set);
   } else {

@@ -7,12 +7,10 @@
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
-#include <exception>
 #include <random>
 #include <sstream>
 #include <system_error>
 
-#include "out_of_memory.h"
 #include "rank_0.h"
 
 namespace syncbn::train {
@@ -35,29 +33,9 @@ Keepers::Keepers(bool of_each_node, const fs::path& folder)
 }
 
 void Keepers::each(const std::function<void()>& work) const {
-  std::exception_ptr failure;
-  int code = base::kExitOk;
-  if (is_one_) {
-    try {
-      explain_out_of_memory(MemoryUse::kLater, work);
-    } catch (const std::exception& error) {
-      failure = std::current_exception();
-      code = base::exit_code_of(error);
-    }
-  }
-  std::vector<std::string> codes;
-  try {
-    codes = dist::all_gather_bytes(std::to_string(code));
-  } catch (const base::UnavailableError&) {
-    // Another rank has failed as well. Report the first error.
-    if (failure) std::rethrow_exception(failure);
-    throw;
-  }
-  const auto first =
-      std::ranges::find_if(codes, [](const std::string& other) { return other != "0"; });
-  if (first == codes.end()) return;
-  if (first - codes.begin() == dist::rank()) std::rethrow_exception(failure);
-  throw QuietExit{std::stoi(*first)};
+  on_each_rank([&] {
+    if (is_one_) work();
+  });
 }
 
 void Keepers::copy_missing(const fs::path& folder, const std::vector<std::string>& files,

@@ -18,10 +18,7 @@ class Keepers {
   bool is_one() const { return is_one_; }
   int count() const { return count_; }
 
-  /// Each keeper calls `work`.
-  /// @throws what `work` throws, on the first keeper where it fails; QuietExit with its exit code
-  /// on
-  ///   the other ranks; base::UnavailableError when a peer fails.
+  /// Each keeper calls `work`. @throws as on_each_rank()
   void each(const std::function<void()>& work) const;
 
   /// Copies files that rank `source` names, relative to `folder`, to the keepers that lack them.

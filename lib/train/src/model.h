@@ -35,7 +35,7 @@ void init_model(const Config& config, models::Model& model);
 
 /// The model's buffers, one after the other: float64, on their device.
 at::Tensor packed_buffers(const models::Model& model);
-/// The same by name, with the shapes and types of the model's buffers.
+/// packed_buffers() by name, with the shapes and types of the model's buffers.
 std::map<std::string, at::Tensor> unpacked_buffers(const at::Tensor& packed,
                                                    const models::Model& model);
 void load_buffers(const at::Tensor& packed, models::Model& model);

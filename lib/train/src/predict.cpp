@@ -17,6 +17,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "agreement.h"
 #include "evaluation.h"
 #include "model.h"
 #include "rank_0.h"
@@ -27,6 +28,20 @@ namespace syncbn::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+using RowsByImage = std::map<int64_t, std::vector<std::string>>;
+
+/// Masks are called as their images, but for the extension.
+void check_masks(const std::vector<fs::path>& files) {
+  std::map<fs::path, fs::path> images;
+  for (const fs::path& file : files) {
+    const auto [other, is_new] = images.emplace(fs::path(file).replace_extension(), file);
+    if (is_new) continue;
+    throw base::UserError(
+        fmt::format("predict: the masks of '{}' and '{}' have the same name; rename one of them",
+                    other->second.string(), file.string()));
+  }
+}
 
 /// Reads images as the configuration's data set reads those to evaluate on, with the classes of the
 /// checkpoint.
@@ -64,6 +79,7 @@ data::UnlabelledImages find_images(const Config& config, const SavedNetwork& net
         "predict: data.test_transforms does more than resize, and a mask shows its whole image; "
         "remove crops from it");
   }
+  if (options.labels_pixels) check_masks(images.files);
   return images;
 }
 
@@ -93,17 +109,16 @@ void write_mask(const fs::path& output, const std::string& file, const data::Ima
   base::write_file_atomically(path, data::encode_png(mask));
 }
 
-/// The rows of all ranks, in the order of the images; on rank 0.
-std::vector<std::string> gather_rows(const std::map<int64_t, std::vector<std::string>>& own) {
-  std::map<int64_t, std::vector<std::string>> all;
-  for (const std::string& bytes : dist::gather_bytes(nlohmann::json(own).dump(), /*root=*/0)) {
-    all.merge(nlohmann::json::parse(bytes).get<std::map<int64_t, std::vector<std::string>>>());
+/// The rows of all ranks, by image; on rank 0.
+RowsByImage gather_rows(const RowsByImage& own) {
+  // Not as text: JSON is UTF-8, and a file's name may be anything.
+  const std::vector<uint8_t> packed = nlohmann::json::to_msgpack(own);
+  RowsByImage all;
+  for (const std::string& bytes :
+       dist::gather_bytes(std::string(packed.begin(), packed.end()), /*root=*/0)) {
+    all.merge(nlohmann::json::from_msgpack(bytes).get<RowsByImage>());
   }
-  std::vector<std::string> rows;
-  for (const auto& [index, of_image] : all) {
-    rows.insert(rows.end(), of_image.begin(), of_image.end());
-  }
-  return rows;
+  return all;
 }
 
 void check_output(const fs::path& output, bool overwrite) {
@@ -116,26 +131,35 @@ void check_output(const fs::path& output, bool overwrite) {
 
 }  // namespace
 
-int predict(const Config& config, const std::string& name, const std::string& folder,
-            const std::string& output, bool average) {
+int predict(const Config& config, const std::string& text, const std::string& name,
+            const std::string& folder, const std::string& output, bool average) {
   do_on_rank_0([&] { check_output(output, config.overwrite); });
   const SavedNetwork network("predict", config, name);
-  const auto images = report_on_rank_0([&] { return find_images(config, network, folder); });
+  data::UnlabelledImages images;
+  on_each_rank([&] { images = find_images(config, network, folder); });
+  Inputs inputs;
+  inputs.train_set = inputs.eval_set = images.set;
+  check_agreement(text, inputs);
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
   // Boxes of a class have an id, which the annotations know.
   const bool has_boxes = dynamic_cast<models::Detector*>(model.get()) != nullptr;
-  const auto known_set = report_on_rank_0([&]() -> std::shared_ptr<const data::Dataset> {
-    if (!has_boxes) return images.set;
-    return config.data.make(data::Split::kTrain);
+  std::shared_ptr<const data::Dataset> known_set = images.set;
+  on_each_rank([&] {
+    if (has_boxes) known_set = config.data.make(data::Split::kTrain);
   });
   const auto task = make_task(config, *known_set, *model);
+  report_on_rank_0([&] {
+    if (task->predicts()) return;
+    throw base::UserError(
+        fmt::format("predict: a network of task {} says nothing about images", config.task.type()));
+  });
   network.load_into(*model, average);
   model->eval();
   const BatchToDevice to_device = batch_to_device(config, *model, *images.set);
   data::Loader loader =
       each_once(images.set, config.loader.options(config.local_batch_size(dist::world_size())));
   const at::NoGradGuard no_grad;
-  std::map<int64_t, std::vector<std::string>> rows;
+  RowsByImage rows;
   while (const auto batch = loader.next()) {
     if (batch->size() == 0) continue;
     const Autocast autocast(config, dist::device());
@@ -147,18 +171,22 @@ int predict(const Config& config, const std::string& name, const std::string& fo
       rows[batch->indices[i]] = std::move(predictions[i].rows);
     }
   }
-  const std::vector<std::string> all = gather_rows(rows);
+  const RowsByImage all = gather_rows(rows);
   const PredictionFile file = task->prediction_file();
   do_on_rank_0([&] {
     if (file.name.empty()) return;
+    std::vector<std::string> lines;
+    for (const auto& [index, of_image] : all) {
+      lines.insert(lines.end(), of_image.begin(), of_image.end());
+    }
     std::error_code ignored;
     fs::create_directories(output, ignored);
     base::write_file_atomically(fs::path(output) / file.name,
-                                file.opening + base::join(all, file.separator) + file.closing);
+                                file.opening + base::join(lines, file.separator) + file.closing);
   });
   if (is_rank_0()) {
     spdlog::info("{}: {}, by {}", (fs::path(output) / file.name).string(),
-                 base::counted(images.set->size(), "image"), network.path());
+                 base::counted(std::ssize(all), "image"), network.path());
   }
   return base::kExitOk;
 }

@@ -1,8 +1,11 @@
 #include "rank_0.h"
 
+#include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 
+#include <algorithm>
 #include <exception>
+#include <vector>
 
 #include "out_of_memory.h"
 
@@ -43,6 +46,30 @@ void do_on_rank_0(const std::function<void()>& work) {
     work();
     return std::string();
   });
+}
+
+void on_each_rank(const std::function<void()>& work) {
+  std::exception_ptr failure;
+  int code = base::kExitOk;
+  try {
+    explain_out_of_memory(MemoryUse::kLater, work);
+  } catch (const std::exception& error) {
+    failure = std::current_exception();
+    code = base::exit_code_of(error);
+  }
+  std::vector<std::string> codes;
+  try {
+    codes = dist::all_gather_bytes(std::to_string(code));
+  } catch (const base::UnavailableError&) {
+    // Another rank has failed as well. Report the first error.
+    if (failure) std::rethrow_exception(failure);
+    throw;
+  }
+  const auto first =
+      std::ranges::find_if(codes, [](const std::string& other) { return other != "0"; });
+  if (first == codes.end()) return;
+  if (first - codes.begin() == dist::rank()) std::rethrow_exception(failure);
+  throw QuietExit{std::stoi(*first)};
 }
 
 }  // namespace syncbn::train

@@ -18,6 +18,12 @@ std::string on_rank_0(const std::function<std::string()>& work);
 /// The same for work without a result.
 void do_on_rank_0(const std::function<void()>& work);
 
+/// For work that may fail on some ranks only. Every rank calls it.
+/// @throws what `work` throws, on the first rank where it fails; QuietExit with its exit code on
+/// the
+///   others; base::UnavailableError when a peer fails.
+void on_each_rank(const std::function<void()>& work);
+
 /// For work that every rank does and that fails on every rank alike: only rank 0 reports a
 /// base::UserError, the others throw QuietExit.
 template <class Work>

@@ -150,6 +150,8 @@ class Classification : public Task {
     return {confusion_table(names_, cells_of(records))};
   }
 
+  bool predicts() const override { return true; }
+
   PredictionFile prediction_file() const override {
     return {.name = "predictions.csv",
             .opening = "file,class,probability\n",

@@ -101,6 +101,8 @@ class ObjectDetection : public Task {
     return leaves_out("map", "image", absent);
   }
 
+  bool predicts() const override { return true; }
+
   /// COCO's format for results, with the image's file.
   PredictionFile prediction_file() const override {
     return {.name = "detections.json", .opening = "[\n", .separator = ",\n", .closing = "\n]\n"};
@@ -125,7 +127,7 @@ class ObjectDetection : public Task {
       for (const Detection& one :
            scaled(found[i], ratio(size.width, input.width), ratio(size.height, input.height))) {
         const nlohmann::ordered_json row = {
-            {"file_name", file},
+            {"file_name", base::printable(file)},  // JSON is UTF-8
             {"image_id", index},
             {"category_id", dataset_.category_id(one.label)},
             {"bbox", {one.box.x, one.box.y, one.box.width, one.box.height}},

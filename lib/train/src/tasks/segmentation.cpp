@@ -112,6 +112,8 @@ class Segmentation : public Task {
     return {confusion_table(names_, cells)};
   }
 
+  bool predicts() const override { return true; }
+
   std::vector<Prediction> predict(const Outputs& outputs,
                                   std::span<const UnlabelledImage> images) const override {
     std::vector<Prediction> all;

@@ -24,7 +24,7 @@ enum class LabelKind { kImages, kPixels, kBoxes };
 
 /// @throws base::UserError if the data has labels of another kind.
 void expect_labels(LabelKind kind, const data::Dataset& dataset);
-/// The same for what a network predicts; the message calls it "it".
+/// @throws base::UserError if the network predicts another kind; the message calls it "it".
 void expect_predictions(LabelKind kind, const models::Model& model);
 
 /// A name for each class: its number if the data has none.

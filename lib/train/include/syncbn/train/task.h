@@ -147,10 +147,12 @@ class Task {
     return metrics(counts, {});
   }
 
+  /// Whether a network says something about an image: predict().
+  virtual bool predicts() const { return false; }
+
   virtual PredictionFile prediction_file() const { return {}; }
 
   /// What the network says of each image of a batch; may wait for the device.
-  /// @throws base::UserError if the task predicts nothing
   virtual std::vector<Prediction> predict(const Outputs& outputs,
                                           std::span<const UnlabelledImage> images) const;
 

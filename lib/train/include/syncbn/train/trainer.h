@@ -11,7 +11,6 @@ namespace syncbn::train {
 struct QuietExit {
   int exit_code;
 };
-using LeaveSilently = QuietExit;  ///< the former name
 
 /// Trains on all ranks of the default process group. SIGINT and SIGTERM stop it after a step.
 ///
