@@ -16,6 +16,13 @@ struct ConstantOptions : WarmupOptions {
   double rate(double lr, const Position&) const { return lr; }
 };
 
+/// `lr` after `changes` factors of `gamma`, with the bits of torch's schedulers: they multiply at
+/// each change.
+double multiplied(double lr, double gamma, double changes) {
+  for (double i = 0; i < changes; ++i) lr *= gamma;
+  return lr;
+}
+
 template <class Options>
 void describe_gamma(config::Schema<Options>& schema, const std::string& help) {
   schema.field("gamma", &Options::gamma, help).above(0).at_most(kMaxFactor);
@@ -35,7 +42,7 @@ struct StepOptions : WarmupOptions {
 
   double rate(double lr, const Position& position) const {
     const double changes = position.at / (static_cast<double>(step_size) * position.epoch);
-    return lr * std::pow(gamma, std::floor(changes));
+    return multiplied(lr, gamma, std::floor(changes));
   }
 };
 
@@ -56,7 +63,7 @@ struct MultistepOptions : WarmupOptions {
     const auto changes = std::ranges::count_if(milestones, [&](int64_t milestone) {
       return static_cast<double>(milestone) * position.epoch <= position.at;
     });
-    return lr * std::pow(gamma, static_cast<double>(changes));
+    return multiplied(lr, gamma, static_cast<double>(changes));
   }
 };
 
@@ -69,7 +76,8 @@ struct ExponentialOptions : WarmupOptions {
   }
 
   double rate(double lr, const Position& position) const {
-    return lr * std::pow(gamma, position.epochs());
+    const double whole = std::floor(position.epochs());
+    return multiplied(lr, gamma, whole) * std::pow(gamma, position.epochs() - whole);
   }
 };
 
@@ -82,7 +90,21 @@ struct CosineOptions : WarmupOptions {
   }
 
   double rate(double lr, const Position& position) const {
+    if (position.by_epoch) return by_recursion(lr, position);
     return min_lr + (lr - min_lr) * (1 + std::cos(std::numbers::pi * position.share())) / 2;
+  }
+
+ private:
+  /// The same, with the bits of torch's CosineAnnealingLR, which makes each epoch's rate from that
+  /// of the epoch before it.
+  double by_recursion(double lr, const Position& position) const {
+    double before = 2;
+    for (double epoch = 1; epoch <= position.at; ++epoch) {
+      const double now = 1 + std::cos(std::numbers::pi * epoch / position.length);
+      lr = now / before * (lr - min_lr) + min_lr;
+      before = now;
+    }
+    return lr;
   }
 };
 

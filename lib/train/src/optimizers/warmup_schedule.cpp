@@ -17,13 +17,26 @@ WarmupSchedule::WarmupSchedule(const WarmupOptions& options, const ScheduleArgs&
 
 double WarmupSchedule::lr(int64_t step) const {
   const auto at = static_cast<double>(options_.by_epoch ? step / steps_per_epoch_ : step);
-  const double length = total_ - warmup_;
-  if (at >= warmup_) return rate_({.at = at - warmup_, .length = length, .epoch = epoch_});
-  const double full = rate_({.at = 0, .length = length, .epoch = epoch_});
-  if (const auto start = options_.warmup_start)
-    return full * (*start + (1 - *start) * at / warmup_);
+  if (at >= warmup_) return rate_(position(at - warmup_));
+  const double full = rate_(position(0));
+  if (const auto start = options_.warmup_start) return rising(full, *start, at);
   // + 1, so that the first step has a rate above 0.
   return full * std::min((at + 1) / std::max(warmup_, 1.0), 1.0);
+}
+
+Position WarmupSchedule::position(double at) const {
+  return {.at = at, .length = total_ - warmup_, .epoch = epoch_, .by_epoch = options_.by_epoch};
+}
+
+double WarmupSchedule::rising(double full, double start, double at) const {
+  const double rise = 1 - start;
+  if (!options_.by_epoch) return full * (start + rise * at / warmup_);
+  // As torch's LinearLR, with the same bits.
+  double lr = full * start;
+  for (double epoch = 1; epoch <= at; ++epoch) {
+    lr *= 1 + rise / (warmup_ * start + (epoch - 1) * rise);
+  }
+  return lr;
 }
 
 }  // namespace syncbn::train

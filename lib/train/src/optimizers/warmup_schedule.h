@@ -41,6 +41,7 @@ struct Position {
   double at = 0;      ///< from 0
   double length = 0;  ///< of this part; may be 0
   double epoch = 1;   ///< length of an epoch
+  bool by_epoch = false;
 
   /// From 0 at the start to 1 at the end.
   double share() const {
@@ -50,7 +51,9 @@ struct Position {
   double epochs() const { return at / epoch; }
 };
 
-/// A warm-up, then a rate that depends on the position. Not thread-safe.
+/// A warm-up, then a rate that depends on the position. With by_epoch, the rates have the bits of
+/// torch's schedulers, and after a warm-up those of SequentialLR(LinearLR, ...); a cosine with both
+/// min_lr and a warm-up differs in the last bit. Not thread-safe.
 class WarmupSchedule : public Schedule {
  public:
   using Rate = std::function<double(const Position&)>;
@@ -61,6 +64,11 @@ class WarmupSchedule : public Schedule {
   double lr(int64_t step) const override;
 
  private:
+  /// Where the part after the warm-up is `at`.
+  Position position(double at) const;
+  /// `full` at `at` steps, or epochs, of a warm-up from `start` * full.
+  double rising(double full, double start, double at) const;
+
   WarmupOptions options_;
   int64_t steps_per_epoch_;
   double epoch_;   ///< length of an epoch
