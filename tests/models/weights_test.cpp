@@ -20,6 +20,7 @@
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/models/torch_archive.h>
 
 #include "support/program.h"
 #include "support/python.h"
@@ -92,6 +93,9 @@ torch.save({"state_dict": state, "evil": Evil()}, f"{folder}/evil.pth")
 torch.save(net, f"{folder}/whole.pth")
 torch.save([1, 2], f"{folder}/list.pth")
 torch.save({"epoch": 3, "lr": 0.1}, f"{folder}/none.pth")
+endless = [1]
+endless.append(endless)
+torch.save(endless, f"{folder}/endless.pth")
 torch.jit.script(net).save(f"{folder}/script.pth")
 )";
 
@@ -167,6 +171,29 @@ TEST_F(PythonWeightsTest, MayBeViewsOfAnyTypeAndShareMemory) {
     odd["whole"].fill_(1);
     EXPECT_EQ(base::read_file(file(name)), before) << "tensors may change, not the file";
   }
+}
+
+TEST_F(PythonWeightsTest, AllValuesOfAFileAreRead) {
+  for (const char* format : {".pth", ".legacy.pth", ".protocol4.pth"}) {
+    const Dict run = read_torch_values(file(std::string("reference") + format)).toGenericDict();
+    EXPECT_EQ(run.at("epoch").toInt(), 1);
+    EXPECT_EQ(run.at("neg").toInt(), -3);
+    EXPECT_EQ(run.at("flags").toListRef().size(), 2);
+    EXPECT_TRUE(at::equal(run.at("model").toGenericDict().at("0.bias").toTensor(), ramp({4})));
+    const Dict args = run.at("args").toGenericDict();
+    EXPECT_EQ(args.at("lr").toDouble(), 0.1);
+    EXPECT_TRUE(args.at("data").isNone());
+    EXPECT_EQ(args.at("sizes").toListRef()[1].toInt(), 2);
+    const Dict milestones = run.at("lr_scheduler").toGenericDict().at("milestones").toGenericDict();
+    EXPECT_EQ(milestones.at(2).toInt(), 1);
+    const Dict group =
+        run.at("optimizer").toGenericDict().at("param_groups").toListRef()[0].toGenericDict();
+    EXPECT_EQ(group.at("params").toListRef().size(), 6);
+    EXPECT_FALSE(group.at("nesterov").toBool());
+  }
+  EXPECT_THAT(error_of([&] { read_torch_values(file("endless.pth")); }),
+              HasSubstr("endless.pth: its values are nested too deeply"));
+  EXPECT_THAT(error_of([&] { read_torch_values(file("evil.pth")); }), HasSubstr("posix.system"));
 }
 
 TEST_F(PythonWeightsTest, NothingInThemIsExecuted) {

@@ -29,4 +29,12 @@ void write_torch_archive(const Dict& dict, const Sink& sink);
 /// @throws base::UserError or base::UnavailableError naming the file
 void write_parts(const std::filesystem::path& path, const std::function<void(const Sink&)>& write);
 
+/// What torch.save has written: None, bool, int, float, text and tensors as they are; lists, tuples
+/// and sets as lists; dictionaries and the attributes of objects, such as an argparse.Namespace, as
+/// dictionaries with keys of text or int. Nothing in a file is executed, see read_state_dict().
+/// Tensors share the file's pages.
+/// @throws base::UserError naming the file and what is wrong with it; base::UnavailableError when
+///   the disk fails. Thread-safe.
+c10::IValue read_torch_values(const std::filesystem::path& path);
+
 }  // namespace syncbn::models
