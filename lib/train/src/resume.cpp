@@ -17,8 +17,10 @@
 #include <system_error>
 #include <utility>
 
+#include "python_run.h"
 #include "rank_0.h"
 #include "run_folder.h"
+#include "sealed_archive.h"
 
 namespace syncbn::train {
 namespace {
@@ -74,6 +76,10 @@ struct Found {
 /// Reports a damaged checkpoint before a model is made.
 Found read_whole(const fs::path& file) {
   Found found{.bytes = base::read_file(file), .path = file.string()};
+  if (is_of_python(found.bytes) && is_python_run(file)) {
+    found.step = 0;
+    return found;
+  }
   const Checkpoint checkpoint = parse_checkpoint(found.bytes, found.path);
   found.step = checkpoint.step;
   found.seed = checkpoint.sampler.seed;
@@ -126,7 +132,10 @@ OwnState own_state(const Config& config, const std::string& name) {
     own.folder = wanted;
     if (!is_rank_0()) return own;  // the file needs to be on rank 0's node only
     own.checkpoint = read_whole(config.resume);
-    folder = RunFolder::of_checkpoint(config.resume, config.run_dir, name);
+    // A run of Python's goes on in a new folder.
+    folder = is_of_python(own.checkpoint.bytes)
+                 ? std::nullopt
+                 : RunFolder::of_checkpoint(config.resume, config.run_dir, name);
   }
   own.continues_folder = folder && (!own.checkpoint.bytes.empty() || config.resume == "auto");
   own.folder = previous || own.continues_folder

@@ -12,7 +12,7 @@ namespace syncbn::train {
 
 /// What a run resumes from, and the folder that it writes to.
 struct ResumeState {
-  std::string checkpoint;  ///< its bytes; empty for a new run
+  std::string checkpoint;  ///< its bytes, which may be Python's; empty for a new run
   std::string checkpoint_path;
   std::filesystem::path folder;
   bool continues_folder = false;  ///< the run in `folder` is the one that is resumed

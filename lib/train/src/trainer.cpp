@@ -32,9 +32,11 @@
 #include "model.h"
 #include "out_of_memory.h"
 #include "progress.h"
+#include "python_run.h"
 #include "rank_0.h"
 #include "resume.h"
 #include "run_folder.h"
+#include "sealed_archive.h"
 #include "start_report.h"
 #include "stopping.h"
 #include "training_step.h"
@@ -83,7 +85,8 @@ class Trainer {
         schedule_(make_schedule(config)) {
     choose_threads(config, *model_, *inputs.train_set, inputs.batch_size);
     // The checkpoint is as large as the model: this releases it after the constructor.
-    const std::string resumed = std::exchange(resume_.checkpoint, {});
+    std::string resumed = std::exchange(resume_.checkpoint, {});
+    if (is_of_python(resumed)) resumed = on_rank_0([&] { return converted_python_run(); });
     position_.sampler.epoch = config.start_epoch;
     if (!resumed.empty()) {
       report_on_rank_0([&] { resume_from(parse_checkpoint(resumed, resume_.checkpoint_path)); });
@@ -144,17 +147,38 @@ class Trainer {
 
   // ---- resuming --------------------------------------------------------------------------------
 
-  void resume_from(Checkpoint checkpoint) {
-    std::vector<std::string> changed;
-    const config::Value former = config::parse_yaml(checkpoint.config, resume_.checkpoint_path);
-    const int64_t ranks = checkpoint.world_size;
+  /// Says of mistakes that they concern the checkpoint.
+  template <class Work>
+  auto naming_checkpoint(const Work& work) const {
     try {
-      changed = changed_settings(former, config::parse_yaml(config_text_, name_));
-      restore(std::move(checkpoint));
+      return work();
     } catch (const base::UserError& error) {
       throw base::UserError(
           fmt::format("cannot resume from {}: {}", resume_.checkpoint_path, error.what()));
     }
+  }
+
+  /// Python's checkpoint as one of ours. Only rank 0 needs the file.
+  std::string converted_python_run() const {
+    return naming_checkpoint([&] {
+      return serialize(
+          read_python_run(resume_.checkpoint_path, {.model = *model_,
+                                                    .optimizer = step_.optimizer(),
+                                                    .config = config_text_,
+                                                    .start = loader_.state(),
+                                                    .steps_per_epoch = loader_.num_batches(),
+                                                    .world_size = dist::world_size()}));
+    });
+  }
+
+  void resume_from(Checkpoint checkpoint) {
+    std::vector<std::string> changed;
+    const config::Value former = config::parse_yaml(checkpoint.config, resume_.checkpoint_path);
+    const int64_t ranks = checkpoint.world_size;
+    naming_checkpoint([&] {
+      changed = changed_settings(former, config::parse_yaml(config_text_, name_));
+      restore(std::move(checkpoint));
+    });
     if (!is_rank_0()) return;
     if (!changed.empty()) {
       spdlog::warn("{} was made with another configuration; the run continues with {}",

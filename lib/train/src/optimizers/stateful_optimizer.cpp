@@ -51,6 +51,22 @@ StatefulOptimizer::StatefulOptimizer(const CommonOptions& options, const NamedTe
   }
 }
 
+std::vector<Optimizer::Group> StatefulOptimizer::groups() const {
+  std::vector<Group> groups;
+  for (const Slot& slot : slots_) {
+    auto found = std::ranges::find_if(groups, [&](const Group& group) {
+      return ParameterRates{group.lr, group.weight_decay} == slot.rates;
+    });
+    if (found == groups.end()) {
+      found = groups.insert(
+          groups.end(),
+          {.parameters = {}, .lr = slot.rates.lr, .weight_decay = slot.rates.weight_decay});
+    }
+    found->parameters.emplace_back(slot.name, slot.parameter);
+  }
+  return groups;
+}
+
 void StatefulOptimizer::step(double lr, const at::Tensor& found_inf) {
   const at::NoGradGuard no_grad;
   const std::vector<SlotGroup> groups = slots_to_update();

@@ -53,6 +53,7 @@ class StatefulOptimizer : public Optimizer {
 
   double base_lr() const final { return base_lr_; }
   std::optional<int64_t> lr_batch() const final { return lr_batch_; }
+  std::vector<Group> groups() const final;
   void step(double lr, const at::Tensor& found_inf = {}) final;
   OptimizerState state() const final;
   void load(const OptimizerState& state) final;

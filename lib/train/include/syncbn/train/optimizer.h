@@ -24,12 +24,22 @@ using OptimizerState = std::map<std::string, std::map<std::string, at::Tensor>>;
 /// thread-safe.
 class Optimizer {
  public:
+  /// Parameters with the same rates.
+  struct Group {
+    NamedTensors parameters;
+    double lr = 0;  ///< where the optimizer's is base_lr()
+    double weight_decay = 0;
+  };
+
   virtual ~Optimizer() = default;
 
   virtual double base_lr() const = 0;
 
   /// The global batch size that base_lr() is for, if a configuration names one.
   virtual std::optional<int64_t> lr_batch() const { return std::nullopt; }
+
+  /// All parameters, in the order of the first of each group.
+  virtual std::vector<Group> groups() const = 0;
 
   /// @param found_inf a float32 scalar on the device: unless it is 0, nothing changes. Not given:
   /// 0.

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <syncbn/data/sampler.h>
+#include <syncbn/models/model.h>
+#include <syncbn/train/checkpoint.h>
+#include <syncbn/train/config.h>
+#include <syncbn/train/optimizer.h>
+
+namespace syncbn::train {
+
+/// Options of torch.optim's optimizers that have the same names and meanings here, besides lr and
+/// weight_decay; empty for an optimizer that torch.optim lacks.
+std::vector<std::string> python_options(const std::string& optimizer_type);
+
+/// Whether a file is a checkpoint of torchvision's references/classification/train.py or of
+/// imagenet/main.py of pytorch/examples. @throws what read_torch_values() throws
+bool is_python_run(const std::filesystem::path& path);
+
+/// The run that goes on from a checkpoint of Python's.
+struct PythonRunTarget {
+  models::Model& model;
+  const Optimizer& optimizer;
+  const std::string& config;  ///< in YAML, resolved
+  data::SamplerState start;   ///< its first position
+  int64_t steps_per_epoch = 1;
+  int64_t world_size = 1;
+};
+
+/// Converts such a file. The model gets its weights. `config` of the result is the target's, with
+/// the file's hyperparameters where they differ.
+/// @throws base::UserError if the file does not fit the model or the optimizer's groups, or is
+///   damaged; its message calls the file "it".
+Checkpoint read_python_run(const std::filesystem::path& path, const PythonRunTarget& target);
+
+}  // namespace syncbn::train
