@@ -78,7 +78,8 @@ TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
     EXPECT_THAT(result.err, HasSubstr(message));
   };
   expect({"--format=tflite"},
-         "--format: expected torch, safetensors, torchscript, onnx, got 'tflite'");
+         "--format: expected torch, safetensors, torchscript, onnx, torchvision-run, "
+         "imagenet-run, got 'tflite'");
   expect({"--output=run/config.yaml/x.pt"}, "cannot create the folder run/config.yaml");
   expect({"--ema"}, "--ema: it has no moving average");
   expect({"--split=test"}, "--split: not for train export");

@@ -39,12 +39,13 @@ struct PythonCase {
   std::string name;
   std::string optimizer;
   std::string schedule;
+  PythonScript script = PythonScript::kTorchvision;
   std::string model = "shufflenet_v2_x0_5";
 };
 
 const PythonCase kImagenet = {
     "imagenet", "{type: sgd, lr: 0.1, momentum: 0.9, weight_decay: 1e-4, fused: false}",
-    "{type: step, step_size: 1, gamma: 0.1}", "resnet18"};
+    "{type: step, step_size: 1, gamma: 0.1}", PythonScript::kImagenet, "resnet18"};
 const std::vector<PythonCase> kPythonCases = {
     kImagenet,
     {"step",
@@ -192,9 +193,34 @@ TEST_F(PythonRunTest, GoesOnHereWithTheSameBits) {
     EXPECT_EQ(checkpoint.step, kStepsDone);
     EXPECT_EQ(checkpoint.sampler.epoch, kEpochsDone);
     EXPECT_EQ(checkpoint.sampler.seed, 7);
-    EXPECT_EQ(checkpoint.ema.empty(), one.name == "imagenet");
+    EXPECT_EQ(checkpoint.ema.empty(), one.script == PythonScript::kImagenet);
     run.resume(checkpoint);
     expect_result(one, run.train(checkpoint.step, 5), run.model());
+  }
+}
+
+TEST_F(PythonRunTest, GoesOnInPythonWithTheSameBits) {
+  std::vector<std::unique_ptr<Training>> runs;
+  for (const PythonCase& one : kPythonCases) {
+    const Config config = config_of(one);
+    Training& run = *runs.emplace_back(std::make_unique<Training>(config));
+    run.train(0, kStepsDone);
+    Checkpoint checkpoint;
+    checkpoint.model = state_of(run.model());
+    if (one.script == PythonScript::kTorchvision) checkpoint.ema = checkpoint.model;
+    checkpoint.optimizer = run.optimizer().state();
+    checkpoint.step = kStepsDone;
+    checkpoint.sampler.epoch = kEpochsDone;
+    checkpoint.best_metric = "accuracy";
+    checkpoint.best = {{.value = 0.5, .epoch = 1}};
+    const auto exported = to_python_run(checkpoint, one.script, config, Training(config).model());
+    models::write_parts(file_of(one), [&](const models::Sink& sink) {
+      models::write_torch_archive(exported, sink);
+    });
+  }
+  ASSERT_NO_FATAL_FAILURE(run_python("resume", kPythonCases));
+  for (size_t i = 0; i < runs.size(); ++i) {
+    expect_result(kPythonCases[i], runs[i]->train(kStepsDone, 5), runs[i]->model());
   }
 }
 
@@ -252,6 +278,43 @@ torch.save(run, sys.argv[2])
   EXPECT_TRUE(is_python_run(folder_.path() / "strange.pth"));
   EXPECT_THAT(error_of(grouped, folder_ / "strange.pth"),
               HasSubstr("it is not laid out as a checkpoint of"));
+}
+
+TEST_F(PythonRunTest, ExportRefusesWhatTheScriptsLack) {
+  const auto error_of_export = [](const PythonCase& one, int64_t consumed) -> std::string {
+    const Config config = config_of(one);
+    Training run(config);
+    Checkpoint checkpoint;
+    checkpoint.model = state_of(run.model());
+    checkpoint.step = 3;
+    checkpoint.sampler.epoch = 1;
+    checkpoint.sampler.consumed = consumed;
+    try {
+      to_python_run(checkpoint, one.script, config, run.model());
+    } catch (const base::UserError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error_of_export(kImagenet, 0), "");
+  EXPECT_THAT(error_of_export(kImagenet, 4), HasSubstr("it is of step 3, within epoch 2, and "
+                                                       "imagenet/main.py resumes only at"));
+  PythonCase other = kPythonCases[1];
+  other.schedule = "{type: cosine}";
+  EXPECT_THAT(error_of_export(other, 0), HasSubstr("needs by_epoch: true"));
+  other.schedule = "{type: step, warmup: 1, by_epoch: true}";
+  EXPECT_THAT(error_of_export(other, 0), HasSubstr("whole epochs and a warmup_start"));
+  other.schedule = "{type: onecycle}";
+  EXPECT_THAT(error_of_export(other, 0), HasSubstr("train.py has no schedule onecycle"));
+  other.schedule = kImagenet.schedule;
+  other.optimizer = "lamb";
+  EXPECT_THAT(error_of_export(other, 0), HasSubstr("train.py has no optimizer lamb"));
+  other = kImagenet;
+  other.optimizer = "{type: sgd, no_decay: [bias]}";
+  EXPECT_EQ(error_of_export(other, 0), "");
+  other.optimizer = "{type: sgd, weight_decay: 0.1, no_decay: [bias]}";
+  EXPECT_THAT(error_of_export(other, 0),
+              HasSubstr("imagenet/main.py has one group of parameters and this run 2"));
 }
 
 }  // namespace

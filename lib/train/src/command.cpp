@@ -74,7 +74,9 @@ const std::vector<config::ProgramOption> kOptions = {
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
     {"tables", "FOLDER",
      "of eval: the folder to write tables of the results to, such as confusion.csv"},
-    {"format", "FORMAT", "of export: torch, safetensors, torchscript (the default) or onnx"},
+    {"format", "FORMAT",
+     "of export: torch, safetensors, torchscript (the default) or onnx; torchvision-run or "
+     "imagenet-run, a checkpoint for the --resume of PyTorch's scripts"},
     {"output", "PATH",
      "of export: the file to write (NAME.pth, .safetensors, .pt or .onnx if not given); of "
      "predict: the folder (predictions)"},

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -14,14 +15,18 @@
 #include <syncbn/train/command.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "compute_threads.h"
 #include "model.h"
+#include "python_run.h"
 #include "resolved_config.h"
+#include "run_folder.h"
 #include "saved_network.h"
 #include "sealed_archive.h"
 
@@ -30,10 +35,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Formats of whole runs, in the order of PythonScript.
+constexpr std::array<std::string_view, 2> kRunFormats = {"torchvision-run", "imagenet-run"};
+
 /// What the command line asks for.
 struct Request {
   ResolvedConfig resolved;
   models::ExportFormat format = models::ExportFormat::kTorchScript;
+  std::optional<PythonScript> script;  ///< for a run; `format` does not count then
   std::optional<std::string> output;
   bool takes_average = false;
 };
@@ -46,14 +55,18 @@ void refuse_ranks() {
       *world_size));
 }
 
-models::ExportFormat format_of(const std::string& name, config::Faults& faults) {
+void set_format(const std::string& name, Request& request, config::Faults& faults) {
   const auto& names = models::export_formats();
   const auto found = std::ranges::find(names, name);
-  if (found == names.end()) {
-    faults.add({}, fmt::format("--format: expected {}, got '{}'", base::join(names, ", "), name));
-    return models::ExportFormat::kTorchScript;
+  const auto run = std::ranges::find(kRunFormats, name);
+  if (found != names.end()) {
+    request.format = static_cast<models::ExportFormat>(found - names.begin());
+  } else if (run != kRunFormats.end()) {
+    request.script = static_cast<PythonScript>(run - kRunFormats.begin());
+  } else {
+    faults.add({}, fmt::format("--format: expected {}, {}, got '{}'", base::join(names, ", "),
+                               fmt::join(kRunFormats, ", "), name));
   }
-  return static_cast<models::ExportFormat>(found - names.begin());
 }
 
 Request parse(const std::vector<std::string>& args,
@@ -67,9 +80,12 @@ Request parse(const std::vector<std::string>& args,
     faults.add({}, fmt::format("--{}: not for train export", setting.name));
   }
   Request request;
-  request.format = format_of(line.value("format").value_or("torchscript"), faults);
+  set_format(line.value("format").value_or("torchscript"), request, faults);
   request.output = line.value("output");
   request.takes_average = line.has("ema");
+  if (request.script && request.takes_average) {
+    faults.add({}, "--ema: a run is exported with its network and its average");
+  }
   request.resolved = resolve_config(line, faults);
   return request;
 }
@@ -104,11 +120,60 @@ std::vector<std::string> load_weights(const std::string& path, bool takes_averag
   return checkpoint.classes;
 }
 
+/// Says of mistakes that they concern the checkpoint.
+template <class Work>
+void naming_source(const std::string& path, const Work& work) {
+  try {
+    work();
+  } catch (const base::UserError& error) {
+    throw base::UserError(fmt::format("cannot export {}: {}", path, error.what()));
+  }
+}
+
 void refuse_existing(const fs::path& path, bool overwrite) {
   std::error_code ignored;
   if (overwrite || !fs::is_regular_file(path, ignored)) return;
   throw base::UserError(fmt::format(
       "export: {} exists; choose another --output, or replace it with --overwrite", path.string()));
+}
+
+/// Writes a run for --resume of a script of Python's. @return the checkpoint that it was written of
+std::string export_run(const std::string& output, PythonScript script,
+                       const ResolvedConfig& resolved, models::Model& model) {
+  const Config& config = resolved.config;
+  const bool is_named = !config.resume.empty() && config.resume != "auto";
+  const std::string path =
+      is_named ? config.resume
+               : (RunFolder::newest(config.run_dir, resolved.name) / RunFolder::kLast).string();
+  naming_source(path, [&] {
+    const Checkpoint checkpoint = parse_checkpoint(base::read_file(path), path);
+    const models::Dict run = to_python_run(checkpoint, script, config, model);
+    models::write_parts(output,
+                        [&](const models::Sink& sink) { models::write_torch_archive(run, sink); });
+  });
+  return path;
+}
+
+/// Writes a network. @return the checkpoint that it was read from
+std::string export_network(const std::string& output, const Request& request,
+                           const data::Dataset& dataset, models::Model& model) {
+  const std::string checkpoint =
+      checkpoint_file("export", request.resolved.config, request.resolved.name).string();
+  models::ExportInfo info{.classes = {},
+                          .mean = dataset.normalization().mean,
+                          .std = dataset.normalization().std,
+                          .size = dataset.sample_shape()};
+  naming_source(checkpoint,
+                [&] { info.classes = load_weights(checkpoint, request.takes_average, model); });
+  if (info.classes.empty()) info.classes = dataset.class_names();
+  const bool is_whole = request.format == models::ExportFormat::kTorchScript ||
+                        request.format == models::ExportFormat::kOnnx;
+  if (is_whole && dynamic_cast<const models::Gan*>(&model) != nullptr) {
+    throw base::UserError(
+        "export: two networks in one have no single input; choose --format torch or safetensors");
+  }
+  models::export_model(output, request.format, model, info);
+  return checkpoint;
 }
 
 }  // namespace
@@ -120,31 +185,18 @@ int export_checkpoint(const std::vector<std::string>& args,
   const Config& config = request.resolved.config;
   spare_waiting_threads(config, args);
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
-  const std::string output =
-      request.output.value_or(request.resolved.name + models::extension(request.format));
+  const std::string format = request.script
+                                 ? std::string(kRunFormats[static_cast<size_t>(*request.script)])
+                                 : models::export_formats()[static_cast<size_t>(request.format)];
+  const std::string extension = request.script ? ".pth" : models::extension(request.format);
+  const std::string output = request.output.value_or(request.resolved.name + extension);
   refuse_existing(output, config.overwrite);
-  const std::string checkpoint = checkpoint_file("export", config, request.resolved.name).string();
   const auto dataset = any_split(config);
   const auto model = make_network(config, *dataset);
-  models::ExportInfo info{.classes = {},
-                          .mean = dataset->normalization().mean,
-                          .std = dataset->normalization().std,
-                          .size = dataset->sample_shape()};
-  try {
-    info.classes = load_weights(checkpoint, request.takes_average, *model);
-  } catch (const base::UserError& error) {
-    throw base::UserError(fmt::format("cannot export {}: {}", checkpoint, error.what()));
-  }
-  if (info.classes.empty()) info.classes = dataset->class_names();
-  const bool is_whole = request.format == models::ExportFormat::kTorchScript ||
-                        request.format == models::ExportFormat::kOnnx;
-  if (is_whole && dynamic_cast<const models::Gan*>(model.get()) != nullptr) {
-    throw base::UserError(
-        "export: two networks in one have no single input; choose --format torch or safetensors");
-  }
-  models::export_model(output, request.format, *model, info);
-  spdlog::info("exported {} as {}", checkpoint,
-               models::export_formats()[static_cast<size_t>(request.format)]);
+  const std::string checkpoint = request.script
+                                     ? export_run(output, *request.script, request.resolved, *model)
+                                     : export_network(output, request, *dataset, *model);
+  spdlog::info("exported {} as {}", checkpoint, format);
   base::write_stdout(output + "\n");
   return base::kExitOk;
 }
