@@ -21,8 +21,8 @@
 
 #include "e2e/png.h"
 #include "e2e/train_program.h"
+#include "support/from_yaml.h"
 #include "support/skip.h"
-#include "train/from_yaml.h"
 #include "train/pycocotools.h"
 
 namespace syncbn::test {
@@ -122,9 +122,9 @@ threads: 1
     const at::NoGradGuard no_grad;
     at::set_num_threads(1);  // as the program: sums in another order give other bits
     const auto set =
-        train::from_yaml<data::DatasetKind>(data_yaml(), "data").make(data::Split::kTest);
+        test::from_yaml<data::DatasetKind>(data_yaml(), "data").make(data::Split::kTest);
     const auto& boxes = dynamic_cast<const data::BoxDataset&>(*set);
-    const auto model = train::from_yaml<models::ModelKind>(kDetector, "model")
+    const auto model = test::from_yaml<models::ModelKind>(kDetector, "model")
                            .make(models::ModelArgs{.num_classes = set->num_classes()});
     models::load_state_dict(*model, models::read_state_dict(folder_ / "run1/best.pt"));
     model->eval();

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "support/from_yaml.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"
-#include "train/from_yaml.h"
 
 namespace syncbn::models {
 namespace {
@@ -46,7 +46,7 @@ TEST(DcganTest, IsPyTorchsExample) {
   for (const Norm norm : {Norm::kLocal, Norm::kSync}) {
     args.norm = norm;
     at::manual_seed(5);
-    const auto model = train::from_yaml<ModelKind>("dcgan", "model").make(args);
+    const auto model = test::from_yaml<ModelKind>("dcgan", "model").make(args);
     const StateDict first = read_state_dict(file, "state");
     const StateDict own = state_dict(*model);
     EXPECT_EQ(own.keys(), first.keys());

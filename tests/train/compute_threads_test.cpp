@@ -5,7 +5,7 @@
 #include <syncbn/models/digits_net.h>
 #include <syncbn/models/resnet.h>
 
-#include "train/from_yaml.h"
+#include "support/from_yaml.h"
 
 namespace syncbn::train {
 namespace {
@@ -19,7 +19,7 @@ TEST(MultiplyAddsTest, OfResNetsAreThoseOfTorchvision) {
 
 /// The threads that a run takes where there are two.
 int threads_of(models::Model& model, int64_t batch_size, const Config& config = {}) {
-  const auto data = from_yaml<data::DatasetKind>(
+  const auto data = test::from_yaml<data::DatasetKind>(
                         "{type: synthetic, size: 1, channels: 1, height: 8, width: 8}", "data")
                         .make(data::Split::kTrain);
   const int former = at::get_num_threads();

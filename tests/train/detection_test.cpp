@@ -13,8 +13,8 @@
 #include <map>
 #include <random>
 
+#include "support/from_yaml.h"
 #include "support/skip.h"
-#include "train/from_yaml.h"
 #include "train/pycocotools.h"
 
 namespace syncbn::train {
@@ -144,7 +144,7 @@ class DetectionTest : public ::testing::Test {
 
   const Photos photos_;
   Echo detector_;
-  const std::unique_ptr<Task> task_ = from_yaml<TaskKind>("detection", "task").make(photos_);
+  const std::unique_ptr<Task> task_ = test::from_yaml<TaskKind>("detection", "task").make(photos_);
 };
 
 TEST_F(DetectionTest, MetricsAreTheSameForAnyNumberOfRanks) {
@@ -226,21 +226,24 @@ TEST_F(DetectionTest, DataOrANetworkOfAnotherTaskIsRefused) {
     }
     return "";
   };
-  EXPECT_THAT(error([&] { from_yaml<TaskKind>("classification", "task").make(photos_); }),
+  EXPECT_THAT(error([&] { test::from_yaml<TaskKind>("classification", "task").make(photos_); }),
               HasSubstr("needs one label for each image, and this data has boxes with labels; set "
                         "task to detection"));
-  const auto synthetic = from_yaml<data::DatasetKind>("synthetic", "data").make(data::Split::kTest);
-  EXPECT_THAT(error([&] { from_yaml<TaskKind>("detection", "task").make(*synthetic); }),
+  const auto synthetic =
+      test::from_yaml<data::DatasetKind>("synthetic", "data").make(data::Split::kTest);
+  EXPECT_THAT(error([&] { test::from_yaml<TaskKind>("detection", "task").make(*synthetic); }),
               HasSubstr("task: detection needs boxes with labels, and this data has one label for "
                         "each image; set task to classification, or choose data such as coco"));
-  const auto resnet = from_yaml<models::ModelKind>("resnet18", "model").make(models::ModelArgs{});
+  const auto resnet =
+      test::from_yaml<models::ModelKind>("resnet18", "model").make(models::ModelArgs{});
   EXPECT_EQ(error([&] { task_->attach(*resnet); }),
             "it predicts one label for each image, and task detection needs boxes with labels; "
             "choose a network such as retinanet_resnet50_fpn");
-  EXPECT_THAT(error([&] {
-                from_yaml<TaskKind>("classification", "task").make(*synthetic)->attach(detector_);
-              }),
-              HasSubstr("it predicts boxes with labels, and task classification needs one label"));
+  EXPECT_THAT(
+      error([&] {
+        test::from_yaml<TaskKind>("classification", "task").make(*synthetic)->attach(detector_);
+      }),
+      HasSubstr("it predicts boxes with labels, and task classification needs one label"));
 }
 
 }  // namespace

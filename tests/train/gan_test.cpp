@@ -9,8 +9,8 @@
 
 #include <vector>
 
+#include "support/from_yaml.h"
 #include "support/multiproc.h"
-#include "train/from_yaml.h"
 #include "training_step.h"
 
 namespace syncbn::train {
@@ -28,7 +28,7 @@ std::shared_ptr<models::Model> network(models::Norm norm) {
   args.sample_shape = {3, kSide, kSide};
   args.norm = norm;
   auto model =
-      from_yaml<models::ModelKind>(
+      test::from_yaml<models::ModelKind>(
           "{type: dcgan, latent_size: 6, generator_width: 4, discriminator_width: 3}", "model")
           .make(args);
   model->to(at::kDouble);
@@ -94,13 +94,13 @@ TEST(GanTest, RanksTakeTheStepsOfOneProcessOnTheWholeBatch) {
       const models::StateDict expected = by_hand();
       dist::init_process_group();
       const auto model = network(models::Norm::kSync);
-      const auto task =
-          from_yaml<TaskKind>(fmt::format("{{type: gan, label_smoothing: {}}}", kSmoothing), "task")
-              .make(*data::make_synthetic({}, data::Split::kTrain));
+      const auto task = test::from_yaml<TaskKind>(
+                            fmt::format("{{type: gan, label_smoothing: {}}}", kSmoothing), "task")
+                            .make(*data::make_synthetic({}, data::Split::kTrain));
       task->attach(*model);
       Config config;
       config.optimizer =
-          from_yaml<OptimizerKind>(fmt::format("{{type: sgd, lr: {}}}", kRate), "optimizer");
+          test::from_yaml<OptimizerKind>(fmt::format("{{type: sgd, lr: {}}}", kRate), "optimizer");
       const BatchToDevice to_device({.device = at::kCPU, .normalization = {}});
       TrainingStep step(config, *task, to_device, model);
       step.train();

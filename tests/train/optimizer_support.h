@@ -8,13 +8,13 @@
 
 #include <string>
 
-#include "train/from_yaml.h"
+#include "support/from_yaml.h"
 
 namespace syncbn::train {
 
 inline std::unique_ptr<Optimizer> optimizer(const std::string& yaml,
                                             const NamedTensors& parameters) {
-  return from_yaml<OptimizerKind>(yaml, "optimizer").make(parameters);
+  return test::from_yaml<OptimizerKind>(yaml, "optimizer").make(parameters);
 }
 
 inline NamedTensors make_parameters(at::ScalarType type = at::kFloat) {

@@ -136,10 +136,10 @@ TEST(ParameterGroupsTest, GroupsAreWrittenAsTheyWereRead) {
   const std::string yaml =
       "{type: sgd, no_decay: [norm, b*], layer_decay: 0.75, lr_batch: 256, "
       "groups: [{match: fc.*, lr: 0.1x, weight_decay: 0}, {match: '*', lr: 0.01}]}";
-  const auto first = from_yaml<OptimizerKind>(yaml, "optimizer");
+  const auto first = test::from_yaml<OptimizerKind>(yaml, "optimizer");
   const std::string written = config::to_yaml(first.write());
   EXPECT_THAT(written, HasSubstr("0.1x"));
-  const auto second = from_yaml<OptimizerKind>(written, "optimizer");
+  const auto second = test::from_yaml<OptimizerKind>(written, "optimizer");
   EXPECT_EQ(config::to_yaml(second.write()), written);
 }
 

@@ -5,10 +5,10 @@
 
 #include <sstream>
 
+#include "support/from_yaml.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
-#include "train/from_yaml.h"
 
 namespace syncbn::train {
 namespace {
@@ -57,7 +57,7 @@ void expect_rates_of_python(const std::vector<Case>& cases) {
     std::getline(lines, line);
     std::istringstream rates(line);
     const auto mine =
-        from_yaml<ScheduleKind>(one.yaml, "schedule")
+        test::from_yaml<ScheduleKind>(one.yaml, "schedule")
             .make(ScheduleArgs{.lr = kLr, .epochs = kEpochs, .steps_per_epoch = kStepsPerEpoch});
     double expected = 0;
     for (int64_t step = 0; step < kEpochs * kStepsPerEpoch; ++step) {
@@ -164,7 +164,7 @@ TEST(SchedulePythonTest, PlateauIsThatOfPython) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   std::istringstream rates(result.out);
   for (const auto& [yaml, python] : cases) {
-    const auto component = from_yaml<ScheduleKind>(yaml, "schedule");
+    const auto component = test::from_yaml<ScheduleKind>(yaml, "schedule");
     auto mine = component.make(ScheduleArgs{.lr = kLr, .epochs = 100, .steps_per_epoch = 2});
     for (size_t i = 0; i < losses.size(); ++i) {
       mine->observe(std::stod(losses[i]));

@@ -1,13 +1,13 @@
 #include <gtest/gtest.h>
 #include <syncbn/train/schedule.h>
 
-#include "train/from_yaml.h"
+#include "support/from_yaml.h"
 
 namespace syncbn::train {
 namespace {
 
 std::unique_ptr<Schedule> schedule(const std::string& yaml, const ScheduleArgs& args) {
-  return from_yaml<ScheduleKind>(yaml, "schedule").make(args);
+  return test::from_yaml<ScheduleKind>(yaml, "schedule").make(args);
 }
 
 TEST(ScheduleTest, ConstantStaysAtTheOptimizersRate) {

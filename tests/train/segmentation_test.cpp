@@ -10,10 +10,10 @@
 #include <cmath>
 #include <sstream>
 
+#include "support/from_yaml.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
-#include "train/from_yaml.h"
 
 namespace syncbn::train {
 namespace {
@@ -44,7 +44,7 @@ class Masks : public data::SampleDataset {
 
 std::unique_ptr<Task> segmentation(const std::string& yaml = "segmentation",
                                    const std::vector<std::string>& names = {}) {
-  return from_yaml<TaskKind>(yaml, "task").make(Masks(names));
+  return test::from_yaml<TaskKind>(yaml, "task").make(Masks(names));
 }
 
 /// The same values as in kReference.
@@ -210,7 +210,7 @@ TEST(SegmentationTest, ABatchOfIgnoredPixelsChangesNothing) {
 TEST(SegmentationTest, DataOfTheOtherTaskIsRefused) {
   const auto error = [](const std::string& yaml, const data::Dataset& dataset) -> std::string {
     try {
-      from_yaml<TaskKind>(yaml, "task").make(dataset);
+      test::from_yaml<TaskKind>(yaml, "task").make(dataset);
     } catch (const base::UserError& mistake) {
       return mistake.what();
     }

@@ -11,11 +11,11 @@
 #include <sstream>
 #include <utility>
 
+#include "support/from_yaml.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
 #include "support/text.h"
-#include "train/from_yaml.h"
 
 namespace syncbn::train {
 namespace {
@@ -28,7 +28,7 @@ std::shared_ptr<const data::Dataset> images(int64_t classes) {
 }
 
 std::unique_ptr<Task> task(const std::string& yaml, int64_t classes = 4) {
-  return from_yaml<TaskKind>(yaml, "task").make(*images(classes));
+  return test::from_yaml<TaskKind>(yaml, "task").make(*images(classes));
 }
 
 std::string task_error(const std::string& yaml) {
@@ -201,7 +201,7 @@ class Named : public data::Dataset {
 const std::vector<std::string> kAnimals = {"cat", "dog", "bird", "fox", "owl", "elk", "bee"};
 
 std::unique_ptr<Task> classification(const std::vector<std::string>& names = kAnimals) {
-  return from_yaml<TaskKind>("classification", "task").make(Named(names));
+  return test::from_yaml<TaskKind>("classification", "task").make(Named(names));
 }
 
 /// The results of an evaluation.
