@@ -143,7 +143,7 @@ torch.jit.script(net).save(folder + "/digits.pt")
 torch.save(net.state_dict(), folder + "/digits.pth")
 )",
              folder_);
-  const std::vector<std::string> steps = {"--max_steps=12", "--log_interval=1"};
+  const std::vector<std::string> steps = {"--max_steps=12", "--log_interval=1", "--threads=1"};
   auto twin = args("twin", steps);
   twin.push_back("--init=" + path_of("digits.pth"));
   auto script = args("script", steps);
@@ -171,7 +171,15 @@ script = torch.jit.load(folder + "/out.torchscript").eval()
 saved = torch.load(folder + "/script/last.pt", weights_only=True)["model"]
 net.load_state_dict(saved, strict=True)
 images = torch.rand(5, 1, 8, 8)
-assert torch.allclose(script(images), net.eval()(images), rtol=1e-5, atol=1e-5)
+expected = net.eval()(images)
+assert torch.allclose(script(images), expected, rtol=1e-5, atol=1e-5)
+try:
+    import onnxruntime
+except ImportError:
+    sys.exit()
+session = onnxruntime.InferenceSession(folder + "/out.onnx")
+found = session.run(None, {session.get_inputs()[0].name: images.numpy()})[0]
+assert torch.allclose(torch.tensor(found), expected, rtol=1e-5, atol=1e-5)
 )",
              folder_);
 }

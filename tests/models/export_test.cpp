@@ -1,5 +1,6 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -131,6 +132,20 @@ TEST(ExportTest, AnOperatorThatOnnxLacksIsNamed) {
                   "choose --format torchscript"));
   EXPECT_TRUE(folder.empty());
   export_model(folder / "x.pt", ExportFormat::kTorchScript, net, kInfo);
+}
+
+TEST(ExportTest, AChangedViewIsNotExportedToOnnx) {
+  const test::TempFolder folder;
+  StepNet net([](const at::Tensor& x) {
+    const at::Tensor twice = x * 2;
+    twice.slice(1, 0, 1).mul_(3);
+    return twice;
+  });
+  EXPECT_THAT([&] { export_model(folder / "x.onnx", ExportFormat::kOnnx, net, kInfo); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("aten::mul_ changes a view of another tensor (behind layer conv)")));
+  StepNet whole([](const at::Tensor& x) { return (x * 2).mul_(3); });
+  export_model(folder / "x.onnx", ExportFormat::kOnnx, whole, kInfo);
 }
 
 TEST(ExportTest, ABranchOnTheNumberOfImagesIsNoticed) {
