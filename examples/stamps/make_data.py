@@ -16,8 +16,12 @@ import subprocess
 import sys
 import tempfile
 
-import numpy
-from PIL import Image
+try:
+    import numpy
+    from PIL import Image
+except ImportError as missing:
+    sys.exit(f"make_data.py: {missing}; scripts/setup --python installs it for "
+             ".venv/bin/python3")
 
 PACKAGE = "tuxpaint-stamps-default"
 INSTALLED = pathlib.Path("/usr/share/tuxpaint/stamps")
@@ -31,8 +35,10 @@ def stamps_folder(work):
     """The installed stamps, or those of the package, unpacked in a folder `work`."""
     if INSTALLED.is_dir():
         return INSTALLED
-    if subprocess.run(["apt-get", "download", PACKAGE], cwd=work).returncode != 0:
-        sys.exit(f"cannot download {PACKAGE}; give the folder of stamps with --stamps")
+    try:
+        subprocess.run(["apt-get", "download", PACKAGE], cwd=work, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"cannot download {PACKAGE} ({error}); give the folder of stamps with --stamps")
     package = next(work.glob(f"{PACKAGE}_*.deb"))
     subprocess.run(["dpkg", "-x", package, work], check=True)
     return work / INSTALLED.relative_to("/")
@@ -43,7 +49,10 @@ def read_stamps(folder):
     stamps = []
     for name in FOLDERS:
         for path in sorted((folder / name).rglob("*.png")):
-            stamp = Image.open(path).convert("RGBA")
+            try:
+                stamp = Image.open(path).convert("RGBA")
+            except OSError as error:
+                sys.exit(f"cannot read the stamp {path}: {error}")
             stamp = stamp.crop(stamp.getchannel("A").getbbox())
             stamp.thumbnail((128, 128), Image.Resampling.LANCZOS)
             stamps.append(stamp)

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <tuple>
 
+#include "mean_of_present.h"
+
 namespace syncbn::train {
 namespace {
 
@@ -196,17 +198,6 @@ double value_of(const Summary& summary, std::span<const MatchedDetection> found,
   return sum / static_cast<double>(summary.num_thresholds);
 }
 
-double mean_of_numbers(std::span<const double> values) {
-  double sum = 0;
-  int64_t count = 0;
-  for (const double value : values) {
-    if (std::isnan(value)) continue;
-    sum += value;
-    ++count;
-  }
-  return count > 0 ? sum / static_cast<double>(count) : kNone;
-}
-
 }  // namespace
 
 std::vector<MatchedDetection> match(int64_t image_id, std::span<const Truth> truths,
@@ -261,7 +252,7 @@ AveragePrecision average_precision(std::vector<MatchedDetection> matched,
       values[label] =
           value_of(kSummaries[s], found, counts[label * kNumAreas + kSummaries[s].area]);
     }
-    result.summary[s] = mean_of_numbers(values);
+    result.summary[s] = mean_of_present(values, kNone);
     if (s == 0) result.classes = values;
   }
   return result;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "csv_field.h"
+#include "mean_of_present.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
@@ -127,7 +128,7 @@ class Classification : public Task {
     const std::vector<double> recalls = recalls_of(records);
     std::vector<Metric> all = training_metrics(counts);
     all.push_back(
-        {.name = "mean_class_accuracy", .value = mean_of_present(recalls), .is_share = true});
+        {.name = "mean_class_accuracy", .value = mean_of_present(recalls, 0), .is_share = true});
     add_by_class(all, "accuracy", names_, recalls);
     return all;
   }

@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "mean_of_present.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
@@ -85,10 +86,11 @@ class Segmentation : public Task {
       right += one.right;
       pixels += one.labelled;
     }
-    std::vector<Metric> all = {{.name = "miou", .value = mean_of_present(ious), .is_share = true},
-                               {.name = "pixel_accuracy",
-                                .value = pixels > 0 ? share_of(right, pixels) : 0,
-                                .is_share = true}};
+    std::vector<Metric> all = {
+        {.name = "miou", .value = mean_of_present(ious, 0), .is_share = true},
+        {.name = "pixel_accuracy",
+         .value = pixels > 0 ? share_of(right, pixels) : 0,
+         .is_share = true}};
     add_by_class(all, "iou", names_, ious);
     add_by_class(all, "accuracy", names_, accuracies);
     return all;

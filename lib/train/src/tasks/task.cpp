@@ -7,7 +7,6 @@
 #include <syncbn/models/gan.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -140,17 +139,6 @@ std::string leaves_out(const std::string& metric, const std::string& thing,
 double share_of(int64_t part, int64_t whole) {
   return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole)
                    : std::numeric_limits<double>::quiet_NaN();
-}
-
-double mean_of_present(std::span<const double> values) {
-  double sum = 0;
-  int64_t present = 0;
-  for (const double value : values) {
-    if (std::isnan(value)) continue;
-    sum += value;
-    ++present;
-  }
-  return present > 0 ? sum / static_cast<double>(present) : 0;
 }
 
 void add_by_class(std::vector<Metric>& metrics, const std::string& measure,

@@ -38,9 +38,6 @@ std::string leaves_out(const std::string& metric, const std::string& thing,
 /// NaN if `whole` is 0.
 double share_of(int64_t part, int64_t whole);
 
-/// The mean of the values that are not NaN; 0 if all are.
-double mean_of_present(std::span<const double> values);
-
 /// Adds the share MEASURE_NAME of each class.
 void add_by_class(std::vector<Metric>& metrics, const std::string& measure,
                   const std::vector<std::string>& names, std::span<const double> values);
