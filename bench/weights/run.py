@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Times reading a ResNet-50's weights (a .pth of 102 MB) beside torch.load(mmap=True).
+
+  bench/weights/run.py [--pairs 15] [--build build] [--python python3]
+
+One thread each, by turns, the file in the cache. "read" ends when there are tensors: Python has not looked at their
+values then, and ours has verified the checksums. "load" ends when a network has the values. The ratio is our time
+over Python's, pair by pair, with an interval that holds its median with 95 % or more. The Python needs torchvision.
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from pairs import ROOT, by_turns, median_and_interval  # noqa: E402
+from ranks import Job  # noqa: E402
+
+TARGET = 1.2
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--python", default="python3")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(pathlib.Path(folder, "resnet50.pth"))
+        theirs = Job([arguments.python, str(HERE / "weights_read.py"), file], ranks=1)
+        theirs.ask("load")  # after this the file is there
+        ours = Job([str(arguments.build / "bench/weights_read"), file], ranks=1)
+        for work in ("read", "load"):
+            by_turns([ours, theirs], 2, work)
+            pairs = by_turns([ours, theirs], arguments.pairs, work)
+            ratio, low, high = median_and_interval([own["seconds"] / other["seconds"] for own, other in pairs])
+            times = [1000 * sorted(pair[side]["seconds"] for pair in pairs)[len(pairs) // 2] for side in (0, 1)]
+            print(f"{work}: {ratio:.2f} of Python's time ({low:.2f} to {high:.2f}), at most {TARGET}: "
+                  f"{'met' if ratio <= TARGET else 'MISSED'}; {times[0]:.1f} and {times[1]:.1f} ms")
+        for job in (ours, theirs):
+            job.end()
+
+
+if __name__ == "__main__":
+    main()
