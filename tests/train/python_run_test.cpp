@@ -259,25 +259,49 @@ TEST_F(PythonRunTest, RefusesWhatDoesNotFit) {
   PythonCase other = grouped;
   other.optimizer = "sgd";
   EXPECT_THAT(error_of(other, file_of(grouped)),
-              AllOf(HasSubstr("group 1 of its optimizer has 58 parameters, and no group of this "
-                              "configuration (of 170 parameters)"),
-                    HasSubstr("optimizer.no_decay")));
+              AllOf(HasSubstr("group 1 of its optimizer does not fit: it has 58 parameters, the "
+                              "configuration 170; set model, optimizer.no_decay")));
   // As many parameters, of other shapes.
   other.optimizer = "{type: sgd, groups: [{match: bias, lr: 2x}, {match: conv1.0.weight, lr: 2x}]}";
   EXPECT_THAT(error_of(other, file_of(grouped)),
-              HasSubstr("has 58 parameters, and no group of this configuration (of 58, 112 "));
+              HasSubstr("group 1 of its optimizer does not fit: momentum_buffer of parameter "));
+}
+
+TEST_F(PythonRunTest, NamesWhatIsWrongInTheFile) {
+  const PythonCase& adam = kPythonCases[3];
+  ASSERT_NO_FATAL_FAILURE(run_python("save", {adam}));
   constexpr const char* kChange = R"(
 import sys, torch
-run = torch.load(sys.argv[1], weights_only=False)
-run["optimizer"]["param_groups"] = {"lr": 1}
-torch.save(run, sys.argv[2])
+def save(name, change):
+    run = torch.load(sys.argv[1], weights_only=False)
+    change(run, run["optimizer"]["state"][0], run["optimizer"]["param_groups"])
+    torch.save(run, f"{sys.argv[2]}/{name}.pth")
+save("strange", lambda run, state, groups: run["optimizer"].update(param_groups={"lr": 1}))
+save("empty", lambda run, state, groups: groups.clear())
+save("negative", lambda run, state, groups: run.update(epoch=-5))
+save("huge", lambda run, state, groups: run.update(epoch=10**15))
+save("text", lambda run, state, groups: run.update(epoch="3"))
+save("incomplete", lambda run, state, groups: state.pop("exp_avg_sq"))
+save("nan", lambda run, state, groups: state["exp_avg"].fill_(float("nan")))
+save("inf", lambda run, state, groups: run["model"]["fc.bias"].fill_(float("inf")))
+save("maximize", lambda run, state, groups: groups[0].update(maximize=True))
 )";
   const auto changed =
-      test::run_program({test::python(), "-c", kChange, file_of(grouped), folder_ / "strange.pth"});
+      test::run_program({test::python(), "-c", kChange, file_of(adam), folder_.path()});
   ASSERT_EQ(changed.exit_code, 0) << changed.err;
-  EXPECT_TRUE(is_python_run(folder_.path() / "strange.pth"));
-  EXPECT_THAT(error_of(grouped, folder_ / "strange.pth"),
-              HasSubstr("it is not laid out as a checkpoint of"));
+  const auto error = [&](const std::string& name) {
+    EXPECT_TRUE(is_python_run(folder_.path() / (name + ".pth")));
+    return error_of(adam, folder_ / (name + ".pth"));
+  };
+  EXPECT_THAT(error("strange"), HasSubstr("it is not laid out as a checkpoint of"));
+  EXPECT_THAT(error("empty"), HasSubstr("its optimizer has no param_groups"));
+  EXPECT_THAT(error("negative"), HasSubstr("its epoch is -5; expected a whole number from 0"));
+  EXPECT_THAT(error("huge"), HasSubstr("its epoch is 1000000000000000; expected"));
+  EXPECT_THAT(error("text"), HasSubstr("its epoch is no number; expected"));
+  EXPECT_THAT(error("incomplete"), HasSubstr("its optimizer has no exp_avg_sq of conv1.0.weight"));
+  EXPECT_THAT(error("nan"), HasSubstr("its 'exp_avg' has values that are infinite or NaN"));
+  EXPECT_THAT(error("inf"), HasSubstr("its 'fc.bias' has values that are infinite or NaN"));
+  EXPECT_THAT(error("maximize"), HasSubstr("its optimizer maximizes the loss"));
 }
 
 TEST_F(PythonRunTest, ExportRefusesWhatTheScriptsLack) {

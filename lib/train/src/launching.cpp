@@ -109,7 +109,9 @@ const std::map<std::string, Translation>& imagenet_switches() {
 bool is_data_folder(const Words& args, size_t place) {
   const std::string& word = args[place];
   if (word.starts_with('-') || word.find('=') != std::string::npos) return false;
-  if (place == 0 && word == "eval") return false;  // a command of train, whatever is in this folder
+  // Commands of train, and predict's argument, whatever is in folders of these names.
+  if (place == 0 && (word == "eval" || word == "predict")) return false;
+  if (place == 1 && args.front() == "predict") return false;
   const bool may_be_value = place > 0 && args[place - 1].starts_with("--") &&
                             args[place - 1].find('=') == std::string::npos &&
                             !imagenet_switches().contains(option_at(args, place - 1, false).name);

@@ -8,8 +8,10 @@
 #include <syncbn/config/yaml.h>
 #include <syncbn/models/torch_archive.h>
 #include <syncbn/models/weights.h>
+#include <syncbn/train/schedule.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "model.h"
@@ -44,34 +46,71 @@ std::vector<Dict> dicts(const c10::IValue& list) {
   return all;
 }
 
+/// @throws base::UserError if there is no such key
+c10::IValue need(const Dict& dict, const std::string& key) {
+  if (dict.contains(key)) return dict.at(key);
+  throw base::UserError(fmt::format("it has no '{}'", key));
+}
+
+/// The epochs that the run has ended.
+int64_t ended_epochs(const Dict& run, bool is_imagenet) {
+  const c10::IValue epoch = need(run, "epoch");
+  // torchvision saves the number of the epoch that has ended, from 0; the example the next one's.
+  const int64_t first = is_imagenet ? 1 : 0;
+  constexpr auto kLast = static_cast<int64_t>(kMaxEpochs);
+  if (epoch.isInt() && epoch.toInt() >= first && epoch.toInt() <= kLast) {
+    return epoch.toInt() + 1 - first;
+  }
+  throw base::UserError(fmt::format("its epoch is {}; expected a whole number from {} to {}",
+                                    epoch.isInt() ? std::to_string(epoch.toInt()) : "no number",
+                                    first, kLast));
+}
+
+/// @throws base::UserError for a value that is infinite or not a number
+void check_finite(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.is_floating_point() || tensor.isfinite().all().item<bool>()) return;
+  throw base::UserError(fmt::format(
+      "its '{}' has values that are infinite or NaN, with which no run can continue; take an older "
+      "checkpoint",
+      name));
+}
+
 /// The tensors of the dictionary `key` of a file, under the model's names.
 Checkpoint::Tensors weights_of(const std::filesystem::path& path, const std::string& key,
                                models::Model& model) {
   models::load_state_dict(model, models::read_state_dict(path, key));
   Checkpoint::Tensors all = state_of(model);
-  for (auto& [name, tensor] : all) tensor = tensor.detach().clone();
+  for (auto& [name, tensor] : all) {
+    check_finite(name, tensor);
+    tensor = tensor.detach().clone();
+  }
   return all;
 }
 
 // ---- the optimizer's state
 // -----------------------------------------------------------------------
 
-/// Whether parameters are as many as the numbers of a group of Python's, with states of the same
-/// shapes.
-bool fits(const NamedTensors& parameters, const Dict& group, const Dict& states) {
+/// Why parameters are not those of a group of Python's, by their number and their states' shapes;
+/// empty: they are.
+std::string misfit(const NamedTensors& parameters, const Dict& group, const Dict& states) {
   const auto numbers = group.at("params").toListRef();
-  if (numbers.size() != parameters.size()) return false;
+  if (numbers.size() != parameters.size()) {
+    return fmt::format("it has {}, the configuration {}",
+                       base::counted(std::ssize(numbers), "parameter"), parameters.size());
+  }
   for (size_t i = 0; i < numbers.size(); ++i) {
     const auto state = states.find(numbers[i]);
     if (state == states.end()) continue;
+    const auto& [name, parameter] = parameters[i];
     for (const auto& entry : state->value().toGenericDict()) {
-      const bool has_shape = entry.value().isTensor() && entry.key().toStringRef() != "step";
-      if (has_shape && entry.value().toTensor().sizes() != parameters[i].second.sizes()) {
-        return false;
-      }
+      if (!entry.value().isTensor() || entry.key().toStringRef() == "step") continue;
+      const at::Tensor tensor = entry.value().toTensor();
+      if (tensor.sizes() == parameter.sizes()) continue;
+      return fmt::format("{} of parameter {} is [{}], {} is [{}]", entry.key().toStringRef(), i,
+                         fmt::join(tensor.sizes(), ", "), name, fmt::join(parameter.sizes(), ", "));
     }
   }
-  return true;
+  return {};
 }
 
 /// The parameters of each of Python's groups. Python numbers parameters group by group.
@@ -83,24 +122,40 @@ Groups groups_of(const std::vector<Dict>& python, const Dict& states,
     own.front().parameters = trainable_parameters(target.model);
     own.resize(1);
   }
-  std::vector<size_t> sizes;
-  for (const auto& group : own) sizes.push_back(group.parameters.size());
   Groups matched;
   for (const Dict& group : python) {
-    const auto found = std::ranges::find_if(
-        own, [&](const auto& candidate) { return fits(candidate.parameters, group, states); });
+    const size_t size = group.at("params").toListRef().size();
+    std::string why = "the configuration has fewer groups";
+    const auto found = std::ranges::find_if(own, [&](const auto& candidate) {
+      const std::string reason = misfit(candidate.parameters, group, states);
+      const bool is_nearest = candidate.parameters.size() == size || &candidate == &own.front();
+      if (is_nearest) why = reason;
+      return reason.empty();
+    });
     if (found == own.end()) {
       throw base::UserError(fmt::format(
-          "group {} of its optimizer has {}, and no group of this configuration (of {} parameters) "
-          "has the same number and shapes; set model, optimizer.no_decay and optimizer.groups as "
-          "in Python",
-          matched.size() + 1, base::counted(group.at("params").toListRef().size(), "parameter"),
-          fmt::join(sizes, ", ")));
+          "group {} of its optimizer does not fit: {}; set model, optimizer.no_decay and "
+          "optimizer.groups as in Python",
+          matched.size() + 1, why));
     }
     matched.push_back(std::move(*found));
     own.erase(found);
   }
   return matched;
+}
+
+/// A parameter has no state, or what the others have.
+void check_complete(const OptimizerState& state) {
+  std::set<std::string> keys;
+  for (const auto& [name, tensors] : state) {
+    for (const auto& [key, tensor] : tensors) keys.insert(key);
+  }
+  for (const auto& [name, tensors] : state) {
+    for (const std::string& key : keys) {
+      if (tensors.empty() || tensors.contains(key)) continue;
+      throw base::UserError(fmt::format("its optimizer has no {} of {}", key, name));
+    }
+  }
 }
 
 OptimizerState named_state(const std::vector<Dict>& python, const Dict& states,
@@ -117,9 +172,11 @@ OptimizerState named_state(const std::vector<Dict>& python, const Dict& states,
         if (value.isNone()) continue;  // momentum before the first step
         tensors[entry.key().toStringRef()] =
             value.isTensor() ? value.toTensor() : at::scalar_tensor(value.toScalar());
+        check_finite(entry.key().toStringRef(), tensors[entry.key().toStringRef()]);
       }
     }
   }
+  check_complete(named);
   return named;
 }
 
@@ -231,14 +288,20 @@ void set_schedule(config::Value& config, const Dict& state) {
 Checkpoint convert(const std::filesystem::path& path, const PythonRunTarget& target) {
   const Dict run = models::read_torch_values(path).toGenericDict();
   const bool is_imagenet = run.contains("state_dict");
+  const int64_t epochs = ended_epochs(run, is_imagenet);
   Checkpoint checkpoint;
   if (run.contains("model_ema")) {
     checkpoint.ema = weights_of(path, "model_ema", target.model);
   }
   checkpoint.model = weights_of(path, is_imagenet ? "state_dict" : "model", target.model);
-  const Dict optimizer = run.at("optimizer").toGenericDict();
-  const Dict states = optimizer.at("state").toGenericDict();
-  const std::vector<Dict> python = dicts(optimizer.at("param_groups"));
+  const Dict optimizer = need(run, "optimizer").toGenericDict();
+  const Dict states = need(optimizer, "state").toGenericDict();
+  const std::vector<Dict> python = dicts(need(optimizer, "param_groups"));
+  if (python.empty()) throw base::UserError("its optimizer has no param_groups");
+  for (const Dict& group : python) {
+    if (!group.contains("maximize") || !group.at("maximize").toBool()) continue;
+    throw base::UserError("its optimizer maximizes the loss, which train does not");
+  }
   const Groups groups = groups_of(python, states, target);
   checkpoint.optimizer = named_state(python, states, groups);
   if (run.contains("scaler") && !run.at("scaler").toGenericDict().empty()) {
@@ -253,8 +316,7 @@ Checkpoint convert(const std::filesystem::path& path, const PythonRunTarget& tar
   if (run.contains(scheduler)) set_schedule(config, run.at(scheduler).toGenericDict());
   checkpoint.config = config::to_yaml(config);
   checkpoint.sampler = target.start;
-  // torchvision saves the number of the epoch that has ended, from 0; the example the next one's.
-  checkpoint.sampler.epoch = run.at("epoch").toInt() + (is_imagenet ? 0 : 1);
+  checkpoint.sampler.epoch = epochs;
   checkpoint.sampler.consumed = 0;
   checkpoint.step = checkpoint.sampler.epoch * target.steps_per_epoch;
   checkpoint.world_size = target.world_size;

@@ -19,6 +19,7 @@ void describe_classes(const data::Dataset& set) {
   const std::string count = names.size() == 1 ? "1 class" : fmt::format("{} classes", names.size());
   const bool is_long = names.size() > kShownClasses;
   names.resize(std::min(names.size(), kShownClasses));
+  for (std::string& name : names) name = base::printable(name);
   spdlog::info("{}: {}{}", count, base::join(names, ", "), is_long ? ", …" : "");
 }
 
