@@ -29,9 +29,9 @@ void naming(const std::string& path, const Work& work) {
 }
 
 /// Gives all ranks the weights in a file of Python's.
-void load_python_weights(const std::string& path, models::Model& model) {
+void load_python_weights(const std::string& path, bool average, models::Model& model) {
   do_on_rank_0([&] {
-    const models::StateDict weights = models::read_state_dict(path);
+    const models::StateDict weights = models::read_state_dict(path, average ? "model_ema" : "");
     naming(path, [&] { models::load_state_dict(model, weights); });
   });
   for (const auto& item : models::state_dict(model)) {
@@ -67,12 +67,12 @@ SavedNetwork::SavedNetwork(const std::string& command, const Config& config,
 }
 
 void SavedNetwork::load_into(models::Model& model, bool average) const {
+  if (!checkpoint_) return load_python_weights(path_, average, model);
   if (average && !has_average()) {
     report_on_rank_0([&] {
       throw base::UserError(fmt::format("{} has no moving average; leave --ema out", path_));
     });
   }
-  if (!checkpoint_) return load_python_weights(path_, model);
   report_on_rank_0([&] {
     naming(path_, [&] { load_model(average ? checkpoint_->ema : checkpoint_->model, model); });
   });
