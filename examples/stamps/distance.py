@@ -5,8 +5,8 @@
 
 REAL is a folder of PNG files. Writes distances.csv beside each SWEEP.CSV of a sweep: its rows with
 a column `distance`, which compares the last picture of each run with REAL: the sliced Wasserstein
-distance (Rabin et al., 2011) of patches of 7 x 7 pixels with values from 0 to 1, the mean over images
-in full, half and quarter size (as Karras et al., arXiv:1710.10196, do it). 0: no difference.
+distance (Rabin et al., 2011) of patches of 7 x 7 pixels with values from 0 to 1, the mean over
+images in full, half and quarter size (as Karras et al., arXiv:1710.10196, do it). 0: no difference.
 """
 
 import csv
@@ -37,7 +37,8 @@ def pixels_of(path):
 def read_real(folder):
     images = [pixels_of(path) for path in sorted(pathlib.Path(folder).rglob("*.png"))]
     if not images or any(image.shape != (SIDE, SIDE, 3) for image in images):
-        refuse(f"{folder} must have PNG files of {SIDE} x {SIDE} pixels, such as make_data.py's gan/all")
+        refuse(f"{folder} must have PNG files of {SIDE} x {SIDE} pixels, such as make_data.py's "
+               "gan/all")
     return numpy.stack(images)
 
 
