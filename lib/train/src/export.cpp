@@ -24,6 +24,7 @@
 
 #include "compute_threads.h"
 #include "model.h"
+#include "naming.h"
 #include "python_run.h"
 #include "resolved_config.h"
 #include "run_folder.h"
@@ -120,16 +121,6 @@ std::vector<std::string> load_weights(const std::string& path, bool takes_averag
   return checkpoint.classes;
 }
 
-/// Says of mistakes that they concern the checkpoint.
-template <class Work>
-void naming_source(const std::string& path, const Work& work) {
-  try {
-    work();
-  } catch (const base::UserError& error) {
-    throw base::UserError(fmt::format("cannot export {}: {}", path, error.what()));
-  }
-}
-
 void refuse_existing(const fs::path& path, bool overwrite) {
   std::error_code ignored;
   if (overwrite || !fs::is_regular_file(path, ignored)) return;
@@ -145,7 +136,7 @@ std::string export_run(const std::string& output, PythonScript script,
   const std::string path =
       is_named ? config.resume
                : (RunFolder::newest(config.run_dir, resolved.name) / RunFolder::kLast).string();
-  naming_source(path, [&] {
+  naming("cannot export " + path, [&] {
     const Checkpoint checkpoint = parse_checkpoint(base::read_file(path), path);
     const models::Dict run = to_python_run(checkpoint, script, config, model);
     models::write_parts(output,
@@ -163,8 +154,8 @@ std::string export_network(const std::string& output, const Request& request,
                           .mean = dataset.normalization().mean,
                           .std = dataset.normalization().std,
                           .size = dataset.sample_shape()};
-  naming_source(checkpoint,
-                [&] { info.classes = load_weights(checkpoint, request.takes_average, model); });
+  naming("cannot export " + checkpoint,
+         [&] { info.classes = load_weights(checkpoint, request.takes_average, model); });
   if (info.classes.empty()) info.classes = dataset.class_names();
   const bool is_whole = request.format == models::ExportFormat::kTorchScript ||
                         request.format == models::ExportFormat::kOnnx;

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 
+#include "naming.h"
 #include "out_of_memory.h"
 #include "rank_0.h"
 
@@ -49,7 +50,7 @@ void freeze(const std::vector<std::string>& wildcards, models::Model& model) {
 void init_model(const Config& config, models::Model& model) {
   do_on_rank_0([&] {
     if (config.init.empty()) return;
-    try {
+    naming("init", [&] {
       const std::string file = models::weights_file(config.init);
       const auto report =
           models::load_state_dict(model, models::read_state_dict(file, config.init_key),
@@ -60,9 +61,7 @@ void init_model(const Config& config, models::Model& model) {
       spdlog::info("begins with {} of {}{}{}{}", base::counted(report.loaded.size(), "tensor"),
                    file, config.init_into.empty() ? "" : " in " + config.init_into,
                    part("random", report.skipped), part("left out", report.unexpected));
-    } catch (const base::UserError& error) {
-      throw base::UserError(fmt::format("init: {}", error.what()));
-    }
+    });
   });
   // DistributedDataParallel broadcasts parameters, and buffers only with ddp.broadcast_buffers.
   at::Tensor buffers = packed_buffers(model);
@@ -134,11 +133,7 @@ std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& datas
                                 models::Model& model) {
   return report_on_rank_0([&] {
     auto task = config.task.make(dataset);
-    try {
-      task->attach(model);
-    } catch (const base::UserError& error) {
-      throw base::UserError(fmt::format("model {}: {}", config.model.type(), error.what()));
-    }
+    naming("model " + config.model.type(), [&] { task->attach(model); });
     return task;
   });
 }

@@ -14,7 +14,8 @@
 
 namespace syncbn::train {
 
-/// The scripts of Python whose runs can go on here, and back. Both save at the ends of epochs.
+/// Python scripts: `train` resumes from their checkpoints and writes such. They save at the end of
+/// an epoch.
 enum class PythonScript {
   kTorchvision,  ///< references/classification/train.py
   kImagenet,     ///< imagenet/main.py of pytorch/examples

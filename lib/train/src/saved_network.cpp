@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "model.h"
+#include "naming.h"
 #include "rank_0.h"
 #include "run_folder.h"
 #include "sealed_archive.h"
@@ -18,21 +19,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Says of mistakes that they concern the file.
-template <class Work>
-void naming(const std::string& path, const Work& work) {
-  try {
-    work();
-  } catch (const base::UserError& error) {
-    throw base::UserError(fmt::format("cannot load {}: {}", path, error.what()));
-  }
-}
-
 /// Gives all ranks the weights in a file of Python's.
 void load_python_weights(const std::string& path, bool average, models::Model& model) {
   do_on_rank_0([&] {
     const models::StateDict weights = models::read_state_dict(path, average ? "model_ema" : "");
-    naming(path, [&] { models::load_state_dict(model, weights); });
+    naming("cannot load " + path, [&] { models::load_state_dict(model, weights); });
   });
   for (const auto& item : models::state_dict(model)) {
     at::Tensor tensor = item.value().detach();
@@ -74,7 +65,8 @@ void SavedNetwork::load_into(models::Model& model, bool average) const {
     });
   }
   report_on_rank_0([&] {
-    naming(path_, [&] { load_model(average ? checkpoint_->ema : checkpoint_->model, model); });
+    naming("cannot load " + path_,
+           [&] { load_model(average ? checkpoint_->ema : checkpoint_->model, model); });
   });
 }
 

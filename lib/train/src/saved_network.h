@@ -27,7 +27,7 @@ class SavedNetwork {
   const std::string& path() const { return path_; }
   /// Null: the file is Python's.
   const Checkpoint* checkpoint() const { return checkpoint_ ? &*checkpoint_ : nullptr; }
-  /// Whether a checkpoint of ours has one.
+  /// Whether checkpoint() has a moving average.
   bool has_average() const { return checkpoint_ && !checkpoint_->ema.empty(); }
 
   /// Copies the weights, or their moving average, into the model of each rank. Every rank calls it.

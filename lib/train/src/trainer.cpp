@@ -30,6 +30,7 @@
 #include "keepers.h"
 #include "measures.h"
 #include "model.h"
+#include "naming.h"
 #include "out_of_memory.h"
 #include "progress.h"
 #include "python_run.h"
@@ -147,20 +148,12 @@ class Trainer {
 
   // ---- resuming --------------------------------------------------------------------------------
 
-  /// Says of mistakes that they concern the checkpoint.
-  template <class Work>
-  auto naming_checkpoint(const Work& work) const {
-    try {
-      return work();
-    } catch (const base::UserError& error) {
-      throw base::UserError(
-          fmt::format("cannot resume from {}: {}", resume_.checkpoint_path, error.what()));
-    }
-  }
+  /// What messages about the checkpoint begin with.
+  std::string resuming() const { return "cannot resume from " + resume_.checkpoint_path; }
 
-  /// Python's checkpoint as one of ours. Only rank 0 needs the file.
+  /// Converts a checkpoint of a Python script. Only rank 0 reads the file.
   std::string converted_python_run() const {
-    return naming_checkpoint([&] {
+    return naming(resuming(), [&] {
       return serialize(
           read_python_run(resume_.checkpoint_path, {.model = *model_,
                                                     .optimizer = step_.optimizer(),
@@ -175,7 +168,7 @@ class Trainer {
     std::vector<std::string> changed;
     const config::Value former = config::parse_yaml(checkpoint.config, resume_.checkpoint_path);
     const int64_t ranks = checkpoint.world_size;
-    naming_checkpoint([&] {
+    naming(resuming(), [&] {
       changed = changed_settings(former, config::parse_yaml(config_text_, name_));
       restore(std::move(checkpoint));
     });

@@ -1,7 +1,7 @@
 // Data sets of images with masks, which have the label of each pixel.
 #include <fmt/format.h>
 
-#include <array>
+#include <iterator>
 #include <set>
 #include <sstream>
 

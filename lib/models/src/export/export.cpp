@@ -1,4 +1,3 @@
-#include <syncbn/base/text.h>
 #include <syncbn/models/export.h>
 
 #include <ATen/core/grad_mode.h>
@@ -11,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include <syncbn/base/text.h>
 #include <syncbn/models/torch_archive.h>
 #include <syncbn/models/weights.h>
 

@@ -117,8 +117,8 @@ class Task {
   /// reports the loss alone, and counts() may wait for the device.
   virtual bool counts_training() const { return true; }
 
-  /// Whether evaluation takes one sample at a time, whatever the batch size: for a task whose
-  /// results depend on the samples that share a batch.
+  /// Whether evaluation takes one sample at a time, whatever the batch size: necessary where the
+  /// result of a sample depends on the samples that share its batch.
   virtual bool evaluates_one_by_one() const { return false; }
 
   /// What an evaluation must know about the samples beyond the sums of counts(): int64, [any
@@ -126,7 +126,7 @@ class Task {
   /// device. By default nothing.
   virtual at::Tensor records(const Outputs& outputs, const at::Tensor& target) const;
 
-  // Of an evaluation. `counts` are summed over the samples, `records` are those of all samples, in
+  // For an evaluation: `counts` are summed over the samples, `records` are those of all samples, in
   // an order that depends on the number of ranks: the results must not.
 
   /// Always the same metrics, with 0 or NaN for what the samples do not tell. The first one chooses
