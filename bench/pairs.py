@@ -1,10 +1,20 @@
 """Two things timed by turns, which a machine that gets slower and faster hits alike."""
 
+import argparse
 import math
 import pathlib
 import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def parse_arguments(description, pairs):
+    """--pairs, --build and --python."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=pairs)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--python", default="python3")
+    return parser.parse_args()
 
 
 def processor_times():

@@ -8,25 +8,20 @@ values then, and ours has verified the checksums. "load" ends when a network has
 over Python's, pair by pair, with an interval that holds its median with 95 % or more. The Python needs torchvision.
 """
 
-import argparse
 import pathlib
 import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from pairs import ROOT, by_turns, median_and_interval  # noqa: E402
+from pairs import by_turns, median_and_interval, parse_arguments  # noqa: E402
 from ranks import Job  # noqa: E402
 
 TARGET = 1.2
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--python", default="python3")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__, pairs=15)
     with tempfile.TemporaryDirectory() as folder:
         file = str(pathlib.Path(folder, "resnet50.pth"))
         theirs = Job([arguments.python, str(HERE / "weights_read.py"), file], ranks=1)
