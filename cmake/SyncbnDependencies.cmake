@@ -27,6 +27,10 @@ FetchContent_Declare(
   ZLIB
   GIT_REPOSITORY https://github.com/madler/zlib.git GIT_TAG v1.2.13 GIT_SHALLOW ON SYSTEM
   FIND_PACKAGE_ARGS)
+FetchContent_Declare(
+  libdeflate
+  GIT_REPOSITORY https://github.com/ebiggers/libdeflate.git GIT_TAG v1.20 GIT_SHALLOW ON SYSTEM
+  FIND_PACKAGE_ARGS)
 # Neither Debian's package nor its own build makes a target. Headers only, for ONNX files: the
 # protobuf headers in libtorch's include folder would shadow those of another version.
 find_path(PROTOZERO_INCLUDE_DIR protozero/pbf_writer.hpp)
@@ -63,6 +67,8 @@ block()
   set(YAML_CPP_BUILD_TESTS OFF)
   set(YAML_CPP_BUILD_CONTRIB OFF)
   set(JSON_Install OFF)
+  set(LIBDEFLATE_BUILD_SHARED_LIB OFF)
+  set(LIBDEFLATE_BUILD_GZIP OFF)
   set(CLI11_SINGLE_FILE OFF)
   set(CLI11_BUILD_DOCS OFF)
   set(CLI11_BUILD_EXAMPLES OFF)
@@ -73,7 +79,7 @@ block()
   set(BENCHMARK_ENABLE_WERROR OFF)
   FetchContent_MakeAvailable(fmt spdlog CLI11 yaml-cpp nlohmann_json)
   if(SYNCBN_WITH_TORCH)
-    FetchContent_MakeAvailable(ZLIB)
+    FetchContent_MakeAvailable(ZLIB libdeflate)
     if(NOT PROTOZERO_INCLUDE_DIR)
       FetchContent_MakeAvailable(protozero)
       set(PROTOZERO_INCLUDE_DIR ${protozero_SOURCE_DIR}/include)
@@ -98,6 +104,9 @@ if(TARGET zlibstatic AND NOT TARGET ZLIB::ZLIB)
   target_include_directories(zlibstatic SYSTEM INTERFACE $<BUILD_INTERFACE:${zlib_SOURCE_DIR}>
                                                          $<BUILD_INTERFACE:${zlib_BINARY_DIR}>)
   add_library(ZLIB::ZLIB ALIAS zlibstatic)
+endif()
+if(TARGET libdeflate_static AND NOT TARGET libdeflate::libdeflate)
+  add_library(libdeflate::libdeflate ALIAS libdeflate_static)
 endif()
 
 find_package(Threads REQUIRED)

@@ -63,7 +63,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # there are only programs to install.
 set(SYNCBN_INSTALL_PACKAGE TRUE)
 foreach(_dependency fmt::fmt spdlog::spdlog CLI11::CLI11 yaml-cpp::yaml-cpp
-                    nlohmann_json::nlohmann_json ZLIB::ZLIB)
+                    nlohmann_json::nlohmann_json ZLIB::ZLIB libdeflate::libdeflate)
   if(TARGET ${_dependency})
     get_target_property(_imported ${_dependency} IMPORTED)
     if(NOT _imported)
@@ -73,7 +73,7 @@ foreach(_dependency fmt::fmt spdlog::spdlog CLI11::CLI11 yaml-cpp::yaml-cpp
 endforeach()
 if(NOT SYNCBN_INSTALL_PACKAGE)
   message(STATUS "Installs programs only: the CMake package needs fmt, spdlog, CLI11, yaml-cpp, "
-                 "nlohmann-json and zlib to be installed, not fetched")
+                 "nlohmann-json, zlib and libdeflate to be installed, not fetched")
   install(
     TARGETS ${_libraries}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} EXCLUDE_FROM_ALL
@@ -98,4 +98,5 @@ write_basic_package_version_file(
 install(
   FILES ${PROJECT_BINARY_DIR}/syncbnConfig.cmake ${PROJECT_BINARY_DIR}/syncbnConfigVersion.cmake
         ${PROJECT_SOURCE_DIR}/cmake/FindSyncbnLibtorch.cmake
+        ${PROJECT_SOURCE_DIR}/cmake/Findlibdeflate.cmake
   DESTINATION ${_package_dir})

@@ -1,13 +1,11 @@
 #include "sealed_archive.h"
 
 #include <fmt/format.h>
+#include <libdeflate.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <algorithm>
 #include <utility>
-
-// crc32_z: the checksum at an archive's end.
-#include <zlib.h>
 
 namespace syncbn::train {
 namespace {
@@ -20,11 +18,11 @@ constexpr size_t kDigits = 8;
 
 using models::Sink;
 
-uLong crc_of(std::string_view bytes, uLong before = 0) {
-  return crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
+uint32_t crc_of(std::string_view bytes, uint32_t before = 0) {
+  return libdeflate_crc32(before, bytes.data(), bytes.size());
 }
 
-std::string checksum(uLong crc) {
+std::string checksum(uint32_t crc) {
   return fmt::format("{:08x}", crc);
 }
 
@@ -62,7 +60,7 @@ class Sealer {
 
   Sink sink_;
   std::string held_back_;
-  uLong crc_ = 0;
+  uint32_t crc_ = 0;
 };
 
 void write_to(const Dict& dict, const Sink& sink) {

@@ -1,9 +1,9 @@
 #include "index/index_file.h"
 
 #include <fmt/format.h>
+#include <libdeflate.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -41,12 +41,8 @@ static_assert(sizeof(IndexHeader) % kAlignment == 0);
   throw IndexFileError(fmt::format("{}: {}", what, std::strerror(errno)));
 }
 
-uint32_t checksum(uint32_t before, const void* bytes, size_t size) {
-  return static_cast<uint32_t>(::crc32_z(before, static_cast<const Bytef*>(bytes), size));
-}
-
 uint32_t checksum_of(const IndexHeader& header) {
-  return checksum(0, &header, offsetof(IndexHeader, header_checksum));
+  return libdeflate_crc32(0, &header, offsetof(IndexHeader, header_checksum));
 }
 
 void write_all(const base::UniqueFd& file, const void* bytes, size_t size, uint64_t offset) {
@@ -140,7 +136,7 @@ void IndexWriter::end_section() {
 
 void IndexWriter::flush() {
   write_all(file_, buffer_.data(), buffer_.size(), at_ - buffer_.size());
-  header_.body_checksum = checksum(header_.body_checksum, buffer_.data(), buffer_.size());
+  header_.body_checksum = libdeflate_crc32(header_.body_checksum, buffer_.data(), buffer_.size());
   buffer_.clear();
 }
 
@@ -153,7 +149,7 @@ std::optional<MappedIndex> MappedIndex::open(const base::UniqueFd& file) {
   if (bytes == MAP_FAILED) fail("cannot map an index");
   MappedIndex index(static_cast<std::byte*>(bytes), size);
   if (!is_sound(index.header(), size)) return std::nullopt;
-  const uint32_t body = checksum(0, &index.header() + 1, size - sizeof(IndexHeader));
+  const uint32_t body = libdeflate_crc32(0, &index.header() + 1, size - sizeof(IndexHeader));
   if (body != index.header().body_checksum) return std::nullopt;
   return index;
 }

@@ -1,12 +1,10 @@
 #include "weights/zip_archive.h"
 
 #include <fmt/format.h>
+#include <libdeflate.h>
 
 #include <algorithm>
 #include <cstdint>
-
-// crc32_z: the checksums of entries.
-#include <zlib.h>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -131,7 +129,7 @@ std::string_view ZipArchive::read(const std::string& name) const {
     throw base::UserError(fmt::format("its entry '{}' is compressed, which torch.save never does",
                                       base::printable(name)));
   }
-  const uLong crc = crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size());
+  const uint32_t crc = libdeflate_crc32(0, content.data(), content.size());
   // torch.serialization.set_crc32_options(False) leaves them out.
   if (expected != 0 && crc != expected) {
     throw base::UserError(
