@@ -109,6 +109,10 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
   EXPECT_GT(result["best_test_miou"], 0.6);
   EXPECT_GT(result["test_pixel_accuracy"], 0.8);
   EXPECT_GT(result["train_miou"], 0.6);
+  // 8 steps an epoch; rows of an image, its labels and the network's.
+  const auto picture = data::load_image(folder_ / "run/pictures/samples-000000000024.png");
+  EXPECT_EQ(picture.width, 3 * kSide);
+  EXPECT_EQ(picture.height, 4 * kSide);
 
   std::vector<nlohmann::json> evaluations;
   std::vector<double> losses;

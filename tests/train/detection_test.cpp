@@ -217,6 +217,38 @@ TEST_F(DetectionTest, TheLossIsTheNetworksForEachImage) {
   EXPECT_FLOAT_EQ(sum[0].item<float>(), detections_of(3).mean().item<float>() + 2);
 }
 
+TEST_F(DetectionTest, PicturesShowAsManyOfTheBestBoxesAsThereAre) {
+  at::Tensor target = target_of({3});
+  const at::Tensor box = data::BoxTarget::decode(target)[0][1];
+  box.copy_(at::tensor({0., 10., 20., 40., 60.}, at::kDouble));
+  const at::Tensor found = at::tensor({5.F, 5.F, 30.F, 30.F, 0.2F, 2.F,  //
+                                       50.F, 70.F, 90.F, 200.F, 0.9F, 1.F})
+                               .view({1, 2, 6});
+  const Task::Seen seen{
+      .batch = {.data = at::zeros({1, 3, kResized.height, kResized.width}), .target = target},
+      .outputs = {found}};
+  const auto pictures = task_->pictures(std::array{seen}, {{0, 0, 0}, {1, 1, 1}});
+  ASSERT_EQ(pictures.size(), 1);
+  const data::Image& image = pictures.front().image;
+  EXPECT_EQ(image.width, 2 * kResized.width);
+  EXPECT_EQ(image.height, kResized.height);
+  const auto pixel = [&](int64_t x, int64_t y) {
+    const uint8_t* const at = image.row(y) + 3 * x;
+    return std::array<int, 3>{at[0], at[1], at[2]};
+  };
+  using Color = std::array<int, 3>;
+  const Color none{0, 0, 0}, cat{128, 0, 0}, dog{0, 128, 0};
+  EXPECT_EQ(pixel(10, 20), cat);
+  EXPECT_EQ(pixel(39, 59), cat);
+  EXPECT_EQ(pixel(20, 40), none);
+  EXPECT_EQ(pixel(9, 20), none);
+  const int64_t right = kResized.width;
+  EXPECT_EQ(pixel(right + 50, 70), dog);
+  EXPECT_EQ(pixel(right + 89, kResized.height - 1), dog);  // it goes on below the image
+  EXPECT_EQ(pixel(right + 70, kResized.height - 1), none);
+  EXPECT_EQ(pixel(right + 5, 5), none);  // of a lower score
+}
+
 TEST_F(DetectionTest, DataOrANetworkOfAnotherTaskIsRefused) {
   const auto error = [](const auto& work) -> std::string {
     try {

@@ -7,6 +7,8 @@
 #include <syncbn/data/synthetic.h>
 #include <syncbn/train/task.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <sstream>
 
@@ -205,6 +207,37 @@ TEST(SegmentationTest, ABatchOfIgnoredPixelsChangesNothing) {
     loss.backward();
     EXPECT_EQ(out.grad().abs().max().item<double>(), 0) << yaml;
   }
+}
+
+TEST(SegmentationTest, PicturesShowAnImageItsLabelsAndTheNetworksAnswers) {
+  const data::Normalization half{{0.5, 0.5, 0.5}, {0.5, 0.5, 0.5}};
+  at::Tensor labels = at::ones({2, 6, 7}, at::kLong);
+  labels.select(1, 0).fill_(0);
+  labels.select(1, 5).fill_(kIgnored);
+  at::Tensor logits = at::zeros({2, kClasses, 6, 7});
+  logits.select(1, 2).fill_(1);
+  const Task::Seen seen{.batch = {.data = at::full({2, 3, 6, 7}, -1), .target = labels},
+                        .outputs = {logits}};
+  for (const int64_t samples : {1, 4}) {
+    const auto task = segmentation(fmt::format("{{type: segmentation, samples: {}}}", samples));
+    EXPECT_EQ(task->pictured_samples(), samples);
+    const auto pictures = task->pictures(std::array{seen}, half);
+    ASSERT_EQ(pictures.size(), 1);
+    const data::Image& image = pictures.front().image;
+    EXPECT_EQ(image.width, 3 * 7);
+    EXPECT_EQ(image.height, std::min<int64_t>(samples, 2) * 6);
+    const auto pixel = [&](int64_t x, int64_t y) {
+      const uint8_t* const at = image.row(y) + 3 * x;
+      return std::array<int, 3>{at[0], at[1], at[2]};
+    };
+    using Color = std::array<int, 3>;
+    EXPECT_EQ(pixel(0, 3), (Color{0, 0, 0}));
+    EXPECT_EQ(pixel(7, 0), (Color{0, 0, 0}));        // the background
+    EXPECT_EQ(pixel(7, 3), (Color{64, 0, 0}));       // VOC's color of class 1 is {128, 0, 0}
+    EXPECT_EQ(pixel(7, 5), (Color{255, 255, 255}));  // ignored
+    EXPECT_EQ(pixel(14, 0), (Color{0, 64, 0}));      // of class 2, {0, 128, 0}
+  }
+  EXPECT_TRUE(segmentation()->pictures({}, half).empty());
 }
 
 TEST(SegmentationTest, DataOfTheOtherTaskIsRefused) {

@@ -93,6 +93,8 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
   const at::Device device = dist::device();
   at::Tensor counts = at::zeros({task_->num_counts()}, at::TensorOptions(at::kLong).device(device));
   std::vector<at::Tensor> records;
+  std::vector<Task::Seen> seen;
+  int64_t to_see = task_->pictured_samples();
   // Sum and number of losses, samples, samples left out.
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
   const Wishes all_wishes = run_and_share_wishes([&] {
@@ -111,6 +113,8 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
       sums[2].add_(batch->size());
       counts.add_(task_->counts(outputs, target));
       records.push_back(task_->records(outputs, target));
+      if (to_see > 0) seen.push_back({.batch = on_device, .outputs = outputs});
+      to_see -= batch->size();
     }
   });
   sums[3].fill_(loader.skipped());
@@ -126,6 +130,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
           .metrics = task_->metrics(all_counts, all_records),
           .remark = task_->remark(all_counts, all_records),
           .tables = task_->tables(all_counts, all_records),
+          .seen = std::move(seen),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};

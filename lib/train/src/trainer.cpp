@@ -651,7 +651,8 @@ class Trainer {
       for (const Table& table : result.tables) {
         folder_->write_table(prefix + table.name, table.text);
       }
-      for (const Picture& picture : task_->pictures(inputs_.train_set->normalization())) {
+      const data::Normalization normalization = inputs_.eval_set->normalization();
+      for (const Picture& picture : evaluator_.task().pictures(result.seen, normalization)) {
         folder_->write_picture(prefix + picture.name, record.step, picture.image);
       }
     });

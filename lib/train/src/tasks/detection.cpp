@@ -11,13 +11,18 @@
 #include <utility>
 
 #include "detection/average_precision.h"
+#include "tasks/pictures.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
 namespace {
 
 struct DetectionOptions {
-  static void describe(config::Schema<DetectionOptions>& /*schema*/) {}
+  int64_t samples = 4;
+
+  static void describe(config::Schema<DetectionOptions>& schema) {
+    describe_samples(schema, "images of the evaluation split");
+  }
 };
 
 /// A record of a MatchedDetection.
@@ -25,8 +30,8 @@ using Record = std::array<int64_t, 6>;
 
 class ObjectDetection : public Task {
  public:
-  explicit ObjectDetection(const data::BoxDataset& dataset)
-      : dataset_(dataset.whole()), names_(class_names(dataset)) {}
+  ObjectDetection(const DetectionOptions& options, const data::BoxDataset& dataset)
+      : samples_(options.samples), dataset_(dataset.whole()), names_(class_names(dataset)) {}
 
   void attach(models::Model& model) override {
     expect_predictions(LabelKind::kBoxes, model);
@@ -101,6 +106,36 @@ class ObjectDetection : public Task {
     return leaves_out("map", "image", absent);
   }
 
+  int64_t pictured_samples() const override { return samples_; }
+
+  /// "samples": a row for each image, with its boxes, and with as many of the network's, those with
+  /// the highest scores.
+  std::vector<Picture> pictures(std::span<const Seen> seen,
+                                const data::Normalization& normalization) const override {
+    std::vector<at::Tensor> tiles;
+    for (const auto& [batch, outputs] : seen) {  // of one image each
+      const at::Tensor samples = samples_of(batch.target);
+      const auto found = detector_->detect(outputs, samples.narrow(1, data::BoxTarget::kHeight, 2));
+      const auto [pixels, step] = thumbnail(batch, 0, normalization);
+      const at::Tensor rows = data::BoxTarget::decode(batch.target)[0].cpu();
+      const at::Tensor boxes = rows.slice(0, 1);
+      const at::Tensor used = boxes.index({boxes.select(1, data::BoxTarget::kLabel).ge(0)});
+      at::Tensor truth = pixels.clone();
+      draw_boxes(truth, used.narrow(1, data::BoxTarget::kX1, 4),
+                 used.select(1, data::BoxTarget::kLabel).to(at::kLong), step);
+      const int64_t shown = std::min(used.size(0), found.front().scores.size(0));
+      const at::Tensor best = std::get<1>(found.front().scores.sort(0, /*descending=*/true));
+      const at::Tensor chosen = best.narrow(0, 0, shown);
+      at::Tensor answers = pixels.clone();
+      draw_boxes(answers, found.front().boxes.index_select(0, chosen),
+                 found.front().labels.index_select(0, chosen), step);
+      tiles.push_back(truth);
+      tiles.push_back(answers);
+    }
+    if (tiles.empty()) return {};
+    return {{.name = "samples", .image = tiled(tiles, /*columns=*/2)}};
+  }
+
   bool predicts() const override { return true; }
 
   /// COCO's format for results, with the image's file.
@@ -161,6 +196,20 @@ class ObjectDetection : public Task {
     return truths;
   }
 
+  /// @param corners [N, 4]: x1, y1, x2, y2, `step` times as far from the corner as in `pixels`
+  static void draw_boxes(at::Tensor& pixels, const at::Tensor& corners, const at::Tensor& labels,
+                         int64_t step) {
+    const at::Tensor scaled = corners.to(at::kCPU, at::kDouble).div(step).round().to(at::kLong);
+    const at::Tensor host_labels = labels.cpu();
+    const auto rows = scaled.accessor<int64_t, 2>();
+    for (int64_t i = 0; i < scaled.size(0); ++i) {
+      const auto row = rows[i];
+      draw_box(pixels,
+               {.left = row[0], .top = row[1], .width = row[2] - row[0], .height = row[3] - row[1]},
+               host_labels.const_data_ptr<int64_t>()[i]);
+    }
+  }
+
   /// Detections in pixels of the image before it was resized.
   static std::vector<Detection> scaled(const models::Detections& found, double across,
                                        double down) {
@@ -191,15 +240,16 @@ class ObjectDetection : public Task {
     return matched;
   }
 
+  int64_t samples_;
   const data::BoxDataset& dataset_;
   std::vector<std::string> names_;
   const models::Detector* detector_ = nullptr;
 };
 
-std::unique_ptr<Task> make_detection(const DetectionOptions& /*options*/,
+std::unique_ptr<Task> make_detection(const DetectionOptions& options,
                                      const data::Dataset& dataset) {
   expect_labels(LabelKind::kBoxes, dataset);
-  return std::make_unique<ObjectDetection>(dynamic_cast<const data::BoxDataset&>(dataset));
+  return std::make_unique<ObjectDetection>(options, dynamic_cast<const data::BoxDataset&>(dataset));
 }
 
 }  // namespace

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/config/schema.h>
-#include <syncbn/data/image.h>
 #include <syncbn/models/gan.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "tasks/pictures.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
@@ -25,12 +25,7 @@ struct GanOptions {
                "arXiv:1606.03498)")
         .at_least(0)
         .below(1);
-    schema
-        .field(
-            "samples", &GanOptions::samples,
-            "generated images in the picture that each evaluation leaves in the run's folder; 0: "
-            "no picture")
-        .between(0, 1024);
+    describe_samples(schema, "generated images");
   }
 };
 
@@ -48,31 +43,6 @@ at::Tensor draw_noise(std::vector<data::SampleRandom> randoms, int64_t size,
 /// Logits against a target that is the same for all.
 at::Tensor mean_loss(const at::Tensor& logits, double target) {
   return at::binary_cross_entropy_with_logits(logits, at::full_like(logits, target));
-}
-
-/// Images [N, C, H, W] side by side, as many rows as columns.
-data::Image tiled(const at::Tensor& images, const data::Normalization& normalization) {
-  const auto options = images.options();
-  const at::Tensor std = at::tensor(normalization.std, options).view({1, -1, 1, 1});
-  const at::Tensor mean = at::tensor(normalization.mean, options).view({1, -1, 1, 1});
-  const at::Tensor pixels =
-      (images * std + mean).clamp(0, 1).mul(255).round().to(at::kByte).permute({0, 2, 3, 1}).cpu();
-  const int64_t count = pixels.size(0);
-  int64_t columns = 1;
-  while (columns * columns < count) ++columns;
-  const int64_t rows = (count + columns - 1) / columns;
-  const int64_t height = pixels.size(1);
-  const int64_t width = pixels.size(2);
-  at::Tensor grid = at::zeros({rows * height, columns * width, pixels.size(3)}, at::kByte);
-  for (int64_t i = 0; i < count; ++i) {
-    grid.narrow(0, i / columns * height, height)
-        .narrow(1, i % columns * width, width)
-        .copy_(pixels[i]);
-  }
-  data::Image image(grid.size(1), grid.size(0), grid.size(2));
-  std::ranges::copy(std::span(grid.const_data_ptr<uint8_t>(), image.pixels.size()),
-                    image.pixels.begin());
-  return image;
 }
 
 /// Two turns a step: the discriminator learns to tell real images from generated ones, and the
@@ -137,14 +107,18 @@ class GanTask : public Task {
   }
 
   /// "samples": images from the same noise each time.
-  std::vector<Picture> pictures(const data::Normalization& normalization) const override {
+  std::vector<Picture> pictures(std::span<const Seen> /*seen*/,
+                                const data::Normalization& normalization) const override {
     if (options_.samples == 0) return {};
     std::vector<data::SampleRandom> randoms;
     for (int64_t i = 0; i < options_.samples; ++i) randoms.emplace_back(0, 0, i);
     const at::NoGradGuard no_grad;
     const at::Tensor noise =
         draw_noise(std::move(randoms), gan_->latent_size(), gan_->parameters().front());
-    return {{.name = "samples", .image = tiled(gan_->generate(noise), normalization)}};
+    const at::Tensor images = pixels_of(gan_->generate(noise), normalization);
+    int64_t columns = 1;
+    while (columns * columns < options_.samples) ++columns;
+    return {{.name = "samples", .image = tiled(images.unbind(), columns)}};
   }
 
  private:

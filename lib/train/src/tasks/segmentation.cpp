@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "mean_of_present.h"
+#include "tasks/pictures.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
@@ -19,9 +20,11 @@ namespace {
 struct SegmentationOptions {
   std::vector<double> class_weights;
   double aux_weight = 0.5;
+  int64_t samples = 4;
 
   static void describe(config::Schema<SegmentationOptions>& schema) {
     describe_loss_weights(schema);
+    describe_samples(schema, "images of the evaluation split");
   }
 };
 
@@ -31,6 +34,7 @@ class Segmentation : public Task {
       : num_classes_(dataset.num_classes()),
         ignore_index_(dataset.ignore_index()),
         aux_weight_(options.aux_weight),
+        samples_(options.samples),
         weights_(options.class_weights, num_classes_),
         names_(class_names(dataset)) {}
 
@@ -114,6 +118,32 @@ class Segmentation : public Task {
     return {confusion_table(names_, cells)};
   }
 
+  int64_t pictured_samples() const override { return samples_; }
+
+  /// "samples": a row for each image, with its labels, and with the network's.
+  std::vector<Picture> pictures(std::span<const Seen> seen,
+                                const data::Normalization& normalization) const override {
+    std::vector<at::Tensor> tiles;
+    for (const auto& [batch, outputs] : seen) {
+      for (int64_t i = 0; i < batch.size() && std::ssize(tiles) < 3 * samples_; ++i) {
+        const auto [pixels, step] = thumbnail(batch, i, normalization);
+        const auto small = [&](const at::Tensor& labels) {
+          return labels.slice(0, 0, std::nullopt, step)
+              .slice(1, 0, std::nullopt, step)
+              .narrow(0, 0, pixels.size(0))
+              .narrow(1, 0, pixels.size(1))
+              .cpu();
+        };
+        const at::Tensor answers = outputs.front()[i].argmax(0);
+        tiles.push_back(pixels);
+        tiles.push_back(with_mask(pixels, small(batch.target[i]), ignore_index_));
+        tiles.push_back(with_mask(pixels, small(answers), ignore_index_));
+      }
+    }
+    if (tiles.empty()) return {};
+    return {{.name = "samples", .image = tiled(tiles, /*columns=*/3)}};
+  }
+
   bool predicts() const override { return true; }
 
   std::vector<Prediction> predict(const Outputs& outputs,
@@ -158,6 +188,7 @@ class Segmentation : public Task {
   int64_t num_classes_;
   int64_t ignore_index_;
   double aux_weight_;
+  int64_t samples_;
   ClassWeights weights_;
   std::vector<std::string> names_;
 };

@@ -82,7 +82,8 @@ std::vector<Prediction> Task::predict(const Outputs& /*outputs*/,
   return {};
 }
 
-std::vector<Picture> Task::pictures(const data::Normalization& /*normalization*/) const {
+std::vector<Picture> Task::pictures(std::span<const Seen> /*seen*/,
+                                    const data::Normalization& /*normalization*/) const {
   return {};
 }
 

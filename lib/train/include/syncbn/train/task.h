@@ -79,6 +79,12 @@ class Task {
  public:
   using Outputs = std::vector<at::Tensor>;
 
+  /// A batch, as input for the network, and what it made of it.
+  struct Seen {
+    data::Batch batch;
+    Outputs outputs;
+  };
+
   virtual ~Task() = default;
 
   /// Called once, ahead of all calls below: the network that they are about. It outlives the task.
@@ -156,10 +162,16 @@ class Task {
   virtual std::vector<Prediction> predict(const Outputs& outputs,
                                           std::span<const UnlabelledImage> images) const;
 
+  /// Samples of an evaluation that pictures() needs.
+  virtual int64_t pictured_samples() const { return 0; }
+
   /// Pictures of what the network does, after an evaluation. Called in evaluation mode, on the
   /// ranks that write to a run's folder: it must not wait for other ranks, but may for the device.
+  /// @param seen the rank's first batches of the evaluation: pictured_samples() samples, if it had
+  ///   as many, and perhaps more
   /// @param normalization of the data set
-  virtual std::vector<Picture> pictures(const data::Normalization& normalization) const;
+  virtual std::vector<Picture> pictures(std::span<const Seen> seen,
+                                        const data::Normalization& normalization) const;
 };
 
 /// The registry behind `task: {type: classification}`. A custom task is a class and a line of

@@ -1,0 +1,55 @@
+#pragma once
+
+// Pictures of what a network does, as Task::pictures() returns them.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <syncbn/config/schema.h>
+#include <syncbn/data/image.h>
+#include <syncbn/data/transforms.h>
+#include <syncbn/train/task.h>
+
+namespace syncbn::train {
+
+/// The key `samples`.
+template <class Options>
+void describe_samples(config::Schema<Options>& schema, const std::string& what) {
+  schema
+      .field(
+          "samples", &Options::samples,
+          what + " in the picture that each evaluation leaves in the run's folder; 0: no picture")
+      .between(0, 1024);
+}
+
+/// Images as a network takes them, [N, C, H, W], back as uint8 [N, H, W, C] on the CPU.
+at::Tensor pixels_of(const at::Tensor& images, const data::Normalization& normalization);
+
+/// An image of `batch` that is small enough to stand beside others: uint8 [H, W, 3] on the CPU.
+struct Thumbnail {
+  at::Tensor pixels;
+  int64_t step = 1;  ///< pixels of the batch's image from one of these to the next
+};
+Thumbnail thumbnail(const data::Batch& batch, int64_t index,
+                    const data::Normalization& normalization);
+
+/// PASCAL VOC's color of a class: uint8 [3]. Class 0, the background, is black.
+at::Tensor color_of(int64_t label);
+
+/// The labels of pixels over an image: the background as it is, `ignored` pixels white.
+/// @param pixels uint8 [H, W, 3]
+/// @param labels int64 [H, W]
+at::Tensor with_mask(const at::Tensor& pixels, const at::Tensor& labels, int64_t ignored);
+
+/// Draws the outline of a box, as far as it is within the image.
+/// @param pixels uint8 [H, W, 3]
+void draw_box(at::Tensor& pixels, const data::Box& box, int64_t label);
+
+/// Images side by side, row by row, each in a place as large as the largest.
+/// @param tiles uint8 [H, W, C], at least one
+data::Image tiled(const std::vector<at::Tensor>& tiles, int64_t columns);
+
+}  // namespace syncbn::train
