@@ -237,7 +237,7 @@ TEST_F(DetectionTest, PicturesShowAsManyOfTheBestBoxesAsThereAre) {
     return std::array<int, 3>{at[0], at[1], at[2]};
   };
   using Color = std::array<int, 3>;
-  const Color none{0, 0, 0}, cat{128, 0, 0}, dog{0, 128, 0};
+  const Color none{0, 0, 0}, cat{255, 0, 0}, dog{0, 255, 0};
   EXPECT_EQ(pixel(10, 20), cat);
   EXPECT_EQ(pixel(39, 59), cat);
   EXPECT_EQ(pixel(20, 40), none);

@@ -72,7 +72,8 @@ at::Tensor with_mask(const at::Tensor& pixels, const at::Tensor& labels, int64_t
 }
 
 void draw_box(at::Tensor& pixels, const data::Box& box, int64_t label) {
-  const at::Tensor color = color_of(label + 1);  // no background: the first is not black
+  const at::Tensor dark = color_of(label + 1);  // no background: the first is not black
+  const at::Tensor color = dark.to(at::kInt).mul(255).div(dark.max(), "floor");
   const int64_t right = box.left + box.width;
   const int64_t bottom = box.top + box.height;
   fill(pixels, box.top, box.top + kLineWidth, box.left, right, color);
