@@ -4,12 +4,17 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
+#include <array>
+#include <span>
 #include <vector>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "batch_norm/batch_norm_kernels.h"
+#include "batch_norm/replica_scope.h"
 #include "batch_norm/statistics_scopes.h"
 
 namespace syncbn::dist::detail {
@@ -48,6 +53,7 @@ void check_input(const BatchNormArguments& arguments) {
 namespace {
 
 using torch::autograd::AutogradContext;
+using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 Epilogue epilogue_of(const BatchNormArguments& arguments) {
@@ -55,19 +61,49 @@ Epilogue epilogue_of(const BatchNormArguments& arguments) {
   return {.residual = residual.defined() ? residual.detach() : residual, .relu = arguments.relu};
 }
 
-/// Statistics over all ranks; also updates the running statistics.
+class SyncBatchNormNode;
+
+/// What a replica of the layer brings to its forward. Without DataParallel there is one.
+struct Part {
+  const BatchNormArguments& arguments;
+  const LayerName& layer;
+  const GetGroup& group;
+  BatchStatisticsRecorder* recorder = BatchStatisticsRecorder::current;
+  at::Tensor moments = {};  ///< of its batch; undefined if it is the only part
+  // Made for all parts together:
+  at::Tensor mean = {}, invstd = {};
+  std::shared_ptr<SyncBatchNormNode> node = {};  ///< null: no gradients are needed
+  bool updated = false;
+};
+
+/// Of all parts, on the device of the first. @param moments of each, if there are several
+at::Tensor local_moments(std::span<Part* const> parts) {
+  const at::Tensor& input = parts.front()->arguments.input;
+  const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
+  if (parts.size() == 1) return kernels.moments(input);
+  std::vector<at::Tensor> rows;
+  for (const Part* part : parts) rows.push_back(part->moments.to(input.device()));
+  return as_row(kernels.merge(at::stack(rows), input.size(1)));
+}
+
+int64_t values_per_channel(const at::Tensor& input) {
+  return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
+}
+
+/// Statistics over all parts of all ranks; also updates the running statistics.
 /// @param output set if a fused kernel has normalised as well.
-MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& exchange,
-                         bool& updated, Output& output) {
+MergedMoments statistics(std::span<Part* const> parts, const Exchange& exchange, Output& output) {
+  const BatchNormArguments& arguments = parts.front()->arguments;
   const at::Tensor& input = arguments.input;
   const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
-  const int64_t channels = input.size(1);
-  const int64_t count = channels == 0 ? 0 : input.numel() / channels;
+  int64_t count = 0;
+  for (const Part* part : parts) count += values_per_channel(part->arguments.input);
+  const bool is_alone = parts.size() == 1 && exchange.ranks() == 1;
   MergedMoments merged =
-      exchange.ranks() == 1 && kernels.fused_local_forward != nullptr
+      is_alone && kernels.fused_local_forward != nullptr
           ? kernels.fused_local_forward(input, arguments.weight, arguments.bias, arguments.eps,
                                         epilogue_of(arguments), output)
-          : kernels.merge(exchange.gather(kernels.moments(input)), channels);
+          : kernels.merge(exchange.gather(local_moments(parts)), input.size(1));
   // Reading the total waits for the GPU: only necessary with fewer than two values on this rank.
   const double total = count > 1 ? 2.0 : merged.count.item<double>();
   if (total == 1) {
@@ -77,13 +113,13 @@ MergedMoments statistics(const BatchNormArguments& arguments, const Exchange& ex
         exchange.ranks() == 1 ? "one rank" : fmt::format("all {} ranks", exchange.ranks()),
         c10::str(input.sizes())));
   }
-  if (BatchStatisticsRecorder* const recorder = BatchStatisticsRecorder::current) {
+  if (BatchStatisticsRecorder* const recorder = parts.front()->recorder) {
     const at::Tensor& layer = arguments.running_mean;
     if (layer.defined()) recorder->batches[layer.unsafeGetTensorImpl()].push_back(merged);
     return merged;
   }
-  updated = total > 1;
-  if (updated) {
+  if (total > 1) {
+    for (Part* part : parts) part->updated = true;
     kernels.update_running({arguments.running_mean, arguments.running_var,
                             arguments.num_batches_tracked, arguments.momentum},
                            merged);
@@ -144,122 +180,256 @@ Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tens
   return result;
 }
 
-/// What backward needs besides tensors.
-struct Saved : torch::CustomClassHolder {
-  c10::intrusive_ptr<Exchange> exchange;
-  double eps = 0;
-  bool has_bias = false;
-  bool has_residual = false;
-};
-
-class SyncBatchNormFunction : public torch::autograd::Function<SyncBatchNormFunction> {
+/// Normalises what several replicas of a layer have, with gradients of any order. Its inputs are
+/// the gradients of their outputs; its outputs those of each replica's input, of weight, bias, and
+/// of each replica's residual.
+class SyncBatchNormNode : public torch::autograd::Node {
  public:
-  // Autograd finds the differentiable tensors among the arguments of this function only.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const std::optional<at::Tensor>& /*weight*/,
-                            const std::optional<at::Tensor>& /*bias*/,
-                            const std::optional<at::Tensor>& /*residual*/,
-                            const BatchNormArguments& arguments,
-                            const c10::intrusive_ptr<Exchange>& exchange, bool* updated) {
-    Output output;
-    const MergedMoments merged =
-        TapeScope::next([&] { return statistics(arguments, *exchange, *updated, output); });
-    const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
-    const at::Tensor invstd = kernels.inverse_deviation(merged, arguments.eps);
-    if (!output.values.defined()) {
-      output = kernels.transform(input, arguments.weight, arguments.bias, merged.mean, invstd,
-                                 epilogue_of(arguments));
+  SyncBatchNormNode(std::span<Part* const> parts, const MergedMoments& merged,
+                    c10::intrusive_ptr<Exchange> exchange)
+      : exchange_(std::move(exchange)), merged_(merged), eps_(parts.front()->arguments.eps) {
+    const BatchNormArguments& shared = parts.front()->arguments;
+    weight_ = SavedVariable(shared.weight, /*is_output=*/false);
+    type_ = (shared.weight.defined() ? shared.weight : shared.input).scalar_type();
+    for (const Part* part : parts) {
+      inputs_.emplace_back(part->arguments.input, /*is_output=*/false);
+      invstds_.push_back(part->invstd);
+      means_.push_back(part->mean);
+      add_input_metadata(part->arguments.input);  // the output is like it
     }
-    context->save_for_backward(
-        {input, arguments.weight, merged.mean, merged.m2, merged.count, invstd, output.relu_mask});
-    auto more = c10::make_intrusive<Saved>();
-    more->exchange = exchange;
-    more->eps = arguments.eps;
-    more->has_bias = arguments.bias.defined();
-    more->has_residual = arguments.residual.defined();
-    context->saved_data["more"] = c10::IValue::make_capsule(std::move(more));
-    return output.values;
+    relu_masks_.resize(parts.size());
+    for (const Part* part : parts) add_edge(part->arguments.input);
+    add_edge(shared.weight);
+    add_edge(shared.bias);
+    for (const Part* part : parts) add_edge(part->arguments.residual);
   }
 
-  static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
-    const auto saved = context->get_saved_variables();
-    const at::Tensor &input = saved[0], &weight = saved[1], &invstd = saved[5];
-    const MergedMoments merged{saved[2], saved[3], saved[4]};
-    const auto more =
-        c10::static_intrusive_pointer_cast<Saved>(context->saved_data["more"].toCapsule());
-    const c10::intrusive_ptr<Exchange>& exchange = more->exchange;
-    OutputGradient gradient{grad_outputs[0], saved[6]};
-    const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
-    const auto apply_relu_mask = [&] {
-      if (!gradient.relu_mask.defined()) return;
-      gradient = {kernels.apply_relu_mask(gradient, input), at::Tensor()};
+  /// Whether a gradient leads to one of the parts.
+  static bool is_needed(std::span<Part* const> parts) {
+    if (!at::GradMode::is_enabled()) return false;
+    for (const Part* part : parts) {
+      const BatchNormArguments& arguments = part->arguments;
+      for (const at::Tensor* tensor :
+           {&arguments.input, &arguments.weight, &arguments.bias, &arguments.residual}) {
+        if (tensor->defined() && tensor->requires_grad()) return true;
+      }
+    }
+    return false;
+  }
+
+  /// Makes the output one of this node's. Each replica calls it on its own thread.
+  void set_output(size_t replica, Output& output) {
+    torch::autograd::impl::set_gradient_edge(output.values,
+                                             {getptr(), static_cast<uint32_t>(replica)});
+    if (!output.relu_mask.defined()) return;
+    relu_masks_[replica] = SavedVariable(output.relu_mask, output.relu_mask.is_same(output.values));
+  }
+
+  std::string name() const override { return "SyncBatchNorm"; }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    weight_.reset_data();
+    for (SavedVariable& input : inputs_) input.reset_data();
+    for (SavedVariable& mask : relu_masks_) mask.reset_data();
+  }
+
+  variable_list apply(variable_list&& grad_outputs) override {
+    const std::lock_guard lock(mutex_);
+    const size_t replicas = inputs_.size();
+    const size_t weight_edge = replicas;
+    const auto needs = [&](size_t edge) { return task_should_compute_output(edge); };
+    const auto needs_residual = [&](size_t replica) { return needs(replicas + 2 + replica); };
+    const at::Tensor weight = weight_.unpack();
+    std::vector<at::Tensor> inputs;
+    std::vector<OutputGradient> gradients;
+    bool needs_input = false;
+    for (size_t i = 0; i < replicas; ++i) {
+      inputs.push_back(inputs_[i].unpack());
+      const at::Tensor& given = grad_outputs[i];
+      gradients.push_back(
+          {given.defined() ? given : at::zeros_like(inputs[i]), relu_masks_[i].unpack(getptr())});
+      needs_input = needs_input || needs(i);
+    }
+    const auto apply_relu_mask = [&](size_t i) {
+      if (!gradients[i].relu_mask.defined()) return;
+      gradients[i] = {kernels(i).apply_relu_mask(gradients[i], inputs[i]), at::Tensor()};
     };
-
-    // Autograd numbers only the tensors that were given.
-    size_t index = 1;
-    const auto is_needed = [&](bool given) { return given && context->needs_input_grad(index++); };
-    const bool needs_input = context->needs_input_grad(0);
-    const bool needs_weight = is_needed(weight.defined());
-    const bool needs_bias = is_needed(more->has_bias);
-    const bool needs_residual = is_needed(more->has_residual);
-
-    Gradients gradients;
+    variable_list results(num_outputs());
     if (at::GradMode::is_enabled()) {
-      apply_relu_mask();
-      gradients =
-          differentiable_gradients(gradient.values, input, weight, merged, more->eps, exchange);
+      for (size_t i = 0; i < replicas; ++i) apply_relu_mask(i);
+      differentiate(inputs, gradients, weight, results);
     } else {
-      at::Tensor sums;
-      // All ranks agree on needs_input, which follows from the network.
-      if (needs_input && exchange->ranks() == 1 && kernels.fused_local_backward != nullptr) {
-        sums = kernels.fused_local_backward(gradient, input, weight, merged.mean, invstd,
-                                            merged.count, needs_residual, gradients.input);
-      } else {
-        sums = kernels.backward_reduce(gradient, input, merged.mean, invstd);
-        if (needs_input) {
-          gradients.input =
-              kernels.backward_elementwise(gradient, input, weight, merged.mean, invstd,
-                                           exchange->sum(sums), merged.count, needs_residual);
-        }
+      const at::Tensor sums =
+          reduce(inputs, gradients, weight, needs_input, needs_residual, results);
+      for (size_t i = 0; i < replicas; ++i) {
+        if (needs_residual(i)) apply_relu_mask(i);
       }
-      if (needs_residual) apply_relu_mask();
-      if (needs_weight || needs_bias) {
-        const at::Tensor& any = weight.defined() ? weight : input;
+      if (needs(weight_edge) || needs(weight_edge + 1)) {
         const ParameterGradients parameters =
-            kernels.parameter_gradients(sums, invstd, any.scalar_type());
-        gradients.weight = parameters.weight;
-        gradients.bias = parameters.bias;
+            kernels(0).parameter_gradients(sums, invstds_[0], type_);
+        results[weight_edge] = parameters.weight;
+        results[weight_edge + 1] = parameters.bias;
       }
     }
-    const auto if_needed = [](bool needed, const at::Tensor& gradient) {
-      return needed ? gradient : at::Tensor();
-    };
-    return {if_needed(needs_input, gradients.input),
-            if_needed(needs_weight, gradients.weight),
-            if_needed(needs_bias, gradients.bias),
-            if_needed(needs_residual, gradient.values),
-            {},
-            {},
-            {}};
+    for (size_t i = 0; i < replicas; ++i) results[replicas + 2 + i] = gradients[i].values;
+    for (size_t edge = 0; edge < results.size(); ++edge) {
+      if (!needs(edge)) results[edge] = at::Tensor();
+    }
+    return results;
   }
+
+ private:
+  void add_edge(const at::Tensor& tensor) {
+    add_next_edge(tensor.defined() ? torch::autograd::impl::gradient_edge(tensor)
+                                   : torch::autograd::Edge());
+  }
+
+  const BatchNormKernels& kernels(size_t replica) const {
+    return batch_norm_kernels(means_[replica].device().type());
+  }
+
+  /// The gradients of the inputs. @return this process's sums over all replicas, [2C].
+  template <class NeedsResidual>
+  at::Tensor reduce(const std::vector<at::Tensor>& inputs, std::vector<OutputGradient>& gradients,
+                    const at::Tensor& weight, bool needs_input, const NeedsResidual& needs_residual,
+                    variable_list& results) const {
+    // All ranks agree on needs_input, which follows from the network.
+    if (needs_input && inputs.size() == 1 && exchange_->ranks() == 1 &&
+        kernels(0).fused_local_backward != nullptr) {
+      return kernels(0).fused_local_backward(gradients[0], inputs[0], weight, means_[0],
+                                             invstds_[0], merged_.count, needs_residual(0),
+                                             results[0]);
+    }
+    at::Tensor sums;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const at::Tensor own =
+          kernels(i).backward_reduce(gradients[i], inputs[i], means_[i], invstds_[i]);
+      sums = i == 0 ? own : sums + own.to(sums.device());
+    }
+    if (!needs_input) return sums;
+    const at::Tensor total = exchange_->sum(sums);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto here = [&](const at::Tensor& shared) {
+        return shared.defined() ? shared.to(inputs[i].device()) : shared;
+      };
+      results[i] = kernels(i).backward_elementwise(gradients[i], inputs[i], here(weight), means_[i],
+                                                   invstds_[i], here(total), here(merged_.count),
+                                                   needs_residual(i));
+    }
+    return sums;
+  }
+
+  /// The same with a graph, on the concatenation of all replicas' values.
+  void differentiate(const std::vector<at::Tensor>& inputs,
+                     const std::vector<OutputGradient>& gradients, const at::Tensor& weight,
+                     variable_list& results) const {
+    const at::Device device = inputs.front().device();
+    std::vector<at::Tensor> all_inputs;
+    std::vector<at::Tensor> all_gradients;
+    std::vector<int64_t> rows;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      all_inputs.push_back(inputs[i].to(device));
+      all_gradients.push_back(gradients[i].values.to(device));
+      rows.push_back(inputs[i].size(0));
+    }
+    const auto joined = [](const std::vector<at::Tensor>& tensors) {
+      return tensors.size() == 1 ? tensors.front() : at::cat(tensors);
+    };
+    const Gradients whole = differentiable_gradients(joined(all_gradients), joined(all_inputs),
+                                                     weight, merged_, eps_, exchange_);
+    const auto parts = whole.input.split_with_sizes(rows);
+    for (size_t i = 0; i < inputs.size(); ++i) results[i] = parts[i].to(inputs[i].device());
+    results[inputs.size()] = whole.weight;
+    results[inputs.size() + 1] = whole.bias;
+  }
+
+  c10::intrusive_ptr<Exchange> exchange_;
+  MergedMoments merged_;
+  double eps_;
+  at::ScalarType type_ = at::kFloat;  ///< of the gradients of weight and bias
+  SavedVariable weight_;
+  // Of each replica:
+  std::vector<SavedVariable> inputs_, relu_masks_;
+  std::vector<at::Tensor> means_, invstds_;
 };
+
+/// What the parts of a layer do together: statistics, and the node of the graph.
+/// @param output set if a fused kernel has normalised the only part as well.
+void combine(std::span<Part* const> parts, Timeout timeout, Output& output) {
+  Part& first = *parts.front();
+  const at::Tensor& input = first.arguments.input;
+  const bool needs_gradients = SyncBatchNormNode::is_needed(parts);
+  const at::NoGradGuard no_grad;
+  const auto exchange =
+      c10::make_intrusive<Exchange>(first.layer, input.size(1), input.scalar_type(),
+                                    first.group ? first.group() : nullptr, timeout);
+  const MergedMoments merged =
+      TapeScope::next([&] { return statistics(parts, *exchange, output); });
+  const at::Tensor invstd =
+      batch_norm_kernels(input.device().type()).inverse_deviation(merged, first.arguments.eps);
+  for (Part* part : parts) {
+    part->mean = merged.mean.to(part->arguments.input.device());
+    part->invstd = invstd.to(part->arguments.input.device());
+  }
+  if (!needs_gradients) return;
+  const std::shared_ptr<SyncBatchNormNode> node(new SyncBatchNormNode(parts, merged, exchange),
+                                                torch::autograd::deleteNode);
+  for (Part* part : parts) part->node = node;
+}
+
+/// combine() with the parts of the module's other replicas.
+void combine_with_replicas(const ReplicaScope& scope, Part& part, Timeout timeout) {
+  if (TapeScope::is_open()) {
+    throw base::UserError(
+        "SyncBatchNorm: checkpoint() inside DataParallel would recompute a layer of one replica "
+        "without the others; use it with DistributedDataParallel");
+  }
+  const BatchNormArguments& arguments = part.arguments;
+  const at::Tensor& key =
+      arguments.running_mean.defined() ? arguments.running_mean : arguments.weight;
+  static const char no_tensors = 0;
+  const void* const layer =
+      key.defined() ? static_cast<const void*>(ReplicaScope::original_of(key.unsafeGetTensorImpl()))
+                    : &no_tensors;
+  {
+    const at::NoGradGuard no_grad;
+    const at::Tensor& input = arguments.input;
+    part.moments = batch_norm_kernels(input.device().type()).moments(input);
+  }
+  const std::string name = part.layer.given.empty() ? "a layer without a name"
+                                                    : fmt::format("layer '{}'", part.layer.given);
+  scope.team().meet(scope.replica(), {layer, name, &part}, [&](std::span<void* const> all) {
+    std::vector<Part*> parts;
+    for (void* const one : all) parts.push_back(static_cast<Part*>(one));
+    Output unused;
+    combine(parts, timeout, unused);
+  });
+}
 
 }  // namespace
 
 BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,
-                                const ProcessGroupPtr& group, Timeout timeout) {
+                                const GetGroup& group, Timeout timeout) {
   check_input(arguments);
-  const auto optional = [](const at::Tensor& tensor) {
-    return tensor.defined() ? std::optional(tensor) : std::nullopt;
-  };
-  const at::Tensor& input = arguments.input;
-  const auto exchange =
-      c10::make_intrusive<Exchange>(layer, input.size(1), input.scalar_type(), group, timeout);
-  BatchNormResult result;
-  result.output = SyncBatchNormFunction::apply(
-      input, optional(arguments.weight), optional(arguments.bias), optional(arguments.residual),
-      arguments, exchange, &result.updated);
-  return result;
+  Part part{.arguments = arguments, .layer = layer, .group = group};
+  Output output;
+  const ReplicaScope* const scope = group ? ReplicaScope::current() : nullptr;
+  if (scope != nullptr) {
+    combine_with_replicas(*scope, part, timeout);
+  } else {
+    combine(std::array{&part}, timeout, output);
+  }
+  if (!output.values.defined()) {
+    const at::NoGradGuard no_grad;
+    output = batch_norm_kernels(arguments.input.device().type())
+                 .transform(arguments.input, arguments.weight, arguments.bias, part.mean,
+                            part.invstd, epilogue_of(arguments));
+  }
+  if (part.node) {
+    part.node->set_output(scope != nullptr ? static_cast<size_t>(scope->replica()) : 0, output);
+  }
+  return {.output = output.values, .updated = part.updated};
 }
 
 }  // namespace syncbn::dist::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -34,11 +35,17 @@ struct BatchNormResult {
   bool updated = false;
 };
 
+/// The ranks that share a layer's statistics; null: nothing is exchanged between ranks. Called in
+/// one of a layer's replicas, since it may make the group. Empty: replicas do not share them
+/// either.
+using GetGroup = std::function<ProcessGroupPtr()>;
+
 /// Normalises over the batches of all ranks of the layer's group, with gradients of any order, and
 /// updates the running statistics. Collective: every rank of the group calls it.
-/// @param group null: nothing is exchanged.
-/// @throws base::UserError as check_input() does, and for one value per channel on all ranks.
+/// In a replica of DataParallel also over those of the other replicas, which must all call it.
+/// @throws base::UserError as check_input() does, and for one value per channel on all ranks; what
+///   ReplicaTeam::meet() throws.
 BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,
-                                const ProcessGroupPtr& group, Timeout timeout);
+                                const GetGroup& group, Timeout timeout);
 
 }  // namespace syncbn::dist::detail

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
@@ -459,6 +460,10 @@ constexpr BatchNormKernels kKernels{moments,
 
 }  // namespace
 }  // namespace cpu
+
+at::Tensor as_row(const MergedMoments& moments) {
+  return at::cat({moments.mean, moments.m2, moments.count.view({1})});
+}
 
 const BatchNormKernels& batch_norm_kernels(c10::DeviceType device) {
   if (device == c10::DeviceType::CPU) return cpu::kKernels;

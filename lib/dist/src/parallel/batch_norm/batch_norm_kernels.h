@@ -21,6 +21,9 @@ struct RunningStatistics {
   std::optional<double> momentum;  ///< nullopt: 1 / num_batches_tracked
 };
 
+/// [2C+1], as BatchNormKernels::moments() returns them.
+at::Tensor as_row(const MergedMoments& moments);
+
 struct ParameterGradients {
   at::Tensor weight, bias;  ///< [C]
 };

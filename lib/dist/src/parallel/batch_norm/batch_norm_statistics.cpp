@@ -111,7 +111,7 @@ class RecordedLayers {
 detail::MergedMoments merged(const std::vector<detail::MergedMoments>& batches) {
   Tensors rows;
   for (const detail::MergedMoments& one : batches) {
-    rows.push_back(at::cat({one.mean, one.m2, one.count.view({1})}));
+    rows.push_back(detail::as_row(one));
   }
   const at::Tensor all = at::stack(rows);
   return detail::batch_norm_kernels(all.device().type()).merge(all, batches[0].mean.size(0));

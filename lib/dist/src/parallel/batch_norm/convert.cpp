@@ -20,6 +20,7 @@
 
 #include "batch_norm/batch_norm_function.h"
 #include "batch_norm/named_layers.h"
+#include "batch_norm/replica_scope.h"
 #include "batch_norm/statistics_scopes.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
@@ -66,7 +67,7 @@ LayerPtr find(const at::Tensor& key, bool was_reverted = false) {
   if (!key.defined()) return nullptr;
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  const auto found = all.by_key.find(key.unsafeGetTensorImpl());
+  const auto found = all.by_key.find(ReplicaScope::original_of(key.unsafeGetTensorImpl()));
   if (found == all.by_key.end()) return nullptr;
   const Entry& entry = found->second;
   return entry.key.expired() || entry.was_reverted != was_reverted ? nullptr : entry.layer;
@@ -227,13 +228,18 @@ ProcessGroupPtr group_of(const ConvertedLayer& layer) {
 /// The output of a layer, which may be null; nullopt: libtorch's own batch_norm computes it.
 OptionalTensor sync_output(const LayerPtr& layer, const BatchNormArguments& arguments) {
   if (!layer) return std::nullopt;
-  const ProcessGroupPtr group = group_of(*layer);
-  if (!group && !TapeScope::is_open() && BatchStatisticsRecorder::current == nullptr) {
+  const ReplicaScope* const replica = ReplicaScope::current();
+  const bool has_replicas = replica != nullptr && !layer->is_local;
+  if (!has_replicas && !TapeScope::is_open() && BatchStatisticsRecorder::current == nullptr &&
+      !group_of(*layer)) {
     return std::nullopt;
   }
+  const GetGroup group = layer->is_local ? GetGroup() : [&] { return group_of(*layer); };
   const BatchNormResult result = sync_batch_norm(arguments, *layer->name, group, layer->timeout);
-  // The module has counted this batch already.
-  const at::Tensor counter = result.updated ? at::Tensor() : layer->num_batches_tracked();
+  // The module has counted this batch already; a replica has counted it in its own copy.
+  const bool counts = replica == nullptr || replica->replica() == 0;
+  const at::Tensor counter =
+      result.updated || !counts ? at::Tensor() : layer->num_batches_tracked();
   if (counter.defined()) counter.sub_(1);
   return result.output;
 }

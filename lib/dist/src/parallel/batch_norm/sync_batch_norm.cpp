@@ -98,8 +98,9 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor&
     if (c10::ParallelGuard::is_enabled() || detail::is_replica(weight)) {
       detail::throw_is_replica(*name_);
     }
-    return detail::sync_batch_norm(arguments, *name_, detail::statistics_group_of(options),
-                                   options.sync_timeout())
+    return detail::sync_batch_norm(
+               arguments, *name_, [this] { return detail::statistics_group_of(options); },
+               options.sync_timeout())
         .output;
   }
   at::Tensor output = at::batch_norm(input, weight, bias, running_mean, running_var,

@@ -8,6 +8,7 @@ namespace syncbn::dist {
 namespace {
 
 using detail::class_of;
+using detail::map_tensors;
 using detail::NamedTensor;
 using detail::tensor_attribute;
 
@@ -51,33 +52,6 @@ class ScriptModule : public detail::WrappedModule {
  private:
   const torch::jit::Module module_;
 };
-
-/// A copy of the value, containers included, with visit(tensor) in place of each tensor.
-template <class Visit>
-c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? c10::IValue(visit(value.toTensor())) : value;
-  }
-  if (value.isTuple()) {
-    std::vector<c10::IValue> items;
-    for (const c10::IValue& item : value.toTupleRef().elements()) {
-      items.push_back(map_tensors(item, visit));
-    }
-    return c10::ivalue::Tuple::createNamed(std::move(items), value.toTupleRef().type());
-  }
-  if (value.isList()) {
-    c10::impl::GenericList mapped(value.toList().elementType());
-    for (const c10::IValue& item : value.toListRef()) mapped.push_back(map_tensors(item, visit));
-    return mapped;
-  }
-  if (value.isGenericDict()) {
-    const auto dict = value.toGenericDict();
-    c10::impl::GenericDict mapped(dict.keyType(), dict.valueType());
-    for (const auto& item : dict) mapped.insert(item.key(), map_tensors(item.value(), visit));
-    return mapped;
-  }
-  return value;
-}
 
 }  // namespace
 

@@ -1,0 +1,229 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <syncbn/base/error.h>
+#include <syncbn/dist/tensor_tree.h>
+
+namespace torch::jit {
+struct Module;
+}
+
+namespace syncbn::dist {
+
+/// Options of DataParallel, with the names of torch.nn.DataParallel.
+struct DataParallelOptions {
+  /// One for each replica; the module is on the first. The CPU may be given several times: its
+  /// replicas share parameters in memory, and divide at::get_num_threads() between them. Empty: all
+  /// CUDA devices, or the CPU alone.
+  std::vector<at::Device> device_ids = {};
+  /// Where forward's result is; unset: on the first device.
+  std::optional<at::Device> output_device = std::nullopt;
+  /// The dimension along which inputs are divided and outputs are put together.
+  int64_t dim = 0;
+  /// How long a replica waits for the others in a layer that shares statistics.
+  std::chrono::milliseconds sync_timeout{15000};
+};
+
+/// A replica of DataParallel failed, with the message of its exception and its exit code.
+class ReplicaError : public base::Error {
+ public:
+  ReplicaError(int replica, int exit_code, const std::string& message)
+      : Error(message, exit_code), replica_(replica) {}
+
+  int replica() const noexcept { return replica_; }
+
+ private:
+  int replica_;
+};
+
+namespace detail {
+
+class ModuleReplicas;
+
+/// The compiled part of DataParallel, which does not depend on the module's type.
+class DataParallelBase {
+ public:
+  DataParallelBase(const DataParallelBase&) = delete;
+  DataParallelBase& operator=(const DataParallelBase&) = delete;
+
+  const DataParallelOptions& options() const { return options_; }
+
+ protected:
+  DataParallelBase(std::shared_ptr<ModuleReplicas> replicas, DataParallelOptions options);
+  ~DataParallelBase();
+
+  /// With devices in place of "all". @throws base::UserError for devices that are not there, or of
+  /// several types
+  static DataParallelOptions checked(DataParallelOptions options);
+
+  /// The parts of each tensor, by replica; as many replicas as get a part. None, if there are no
+  /// tensors to divide.
+  std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors) const;
+  /// Calls work(replica) on the thread of each of the first `count` replicas.
+  void run(int count, const std::function<void(int replica)>& work);
+  /// Puts the tensors of replicas' outputs together, into those of the first.
+  void gather(const std::vector<std::vector<at::Tensor*>>& outputs) const;
+
+  ModuleReplicas& replicas() { return *replicas_; }
+
+ private:
+  class Threads;
+
+  const DataParallelOptions options_;
+  const std::shared_ptr<ModuleReplicas> replicas_;
+  const std::unique_ptr<Threads> threads_;
+};
+
+std::shared_ptr<ModuleReplicas> replicate(std::shared_ptr<torch::nn::Module> module,
+                                          const std::vector<at::Device>& devices);
+std::shared_ptr<ModuleReplicas> replicate(std::vector<std::shared_ptr<torch::nn::Module>> replicas,
+                                          const std::vector<at::Device>& devices);
+torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica);
+
+}  // namespace detail
+
+/// Divides each batch over replicas of a module in one process, each on a thread and a device (twin
+/// of torch.nn.DataParallel).
+///
+///     DataParallel<NetImpl> dp(net, {.device_ids = {at::kCPU, at::kCPU}});
+///     auto loss = criterion(dp(images), labels);
+///     loss.backward();                      // net's gradients are those of the whole batch
+///
+/// forward() divides the tensors among its arguments, also inside containers and structs, along
+/// `dim`, as evenly as possible; tensors without dimensions and other arguments go to each replica.
+/// A batch of fewer samples than devices uses as many replicas. The results are put together along
+/// `dim`; of tensors without dimensions, such as losses, a vector with one value of each replica is
+/// made. What holds no tensor is the first replica's.
+///
+/// Replica 0 is the module itself, and the others are clones. They read the module's parameters,
+/// and the gradients of all go to the module's. Before each forward they get copies of its buffers;
+/// what they change in these is lost. Parameters and buffers may be changed in place (optimizers,
+/// to(), loading), also requires_grad; train() and eval() work on the module.
+///
+/// SyncBatchNorm layers, and batch norm of convert_sync_batchnorm() (called before or after), have
+/// the statistics of all replicas, merged exactly; so do their gradients. With a process group of
+/// several ranks, these are the statistics of all replicas of all ranks. Other batch norm is each
+/// replica's. With DistributedDataParallel around the module:
+///
+///     DistributedDataParallel<NetImpl> ddp(net);
+///     auto scores = ddp.invoke([&](NetImpl&, auto& images) { return dp(images); }, images);
+///
+/// Not thread-safe. Do not fork while it lives.
+/// @throws base::UserError (constructor) when the module cannot be cloned, is not on the first
+///   device, or a device is not there; (forward) when tensors to divide have different sizes, or
+///   outputs do not fit each other; ReplicaError when a replica throws, or does not come to a layer
+///   that the others wait in.
+template <class Module>
+class DataParallel : public detail::DataParallelBase {
+ public:
+  explicit DataParallel(std::shared_ptr<Module> module, const DataParallelOptions& options = {})
+      : DataParallel(checked(options), std::move(module)) {}
+  explicit DataParallel(const torch::nn::ModuleHolder<Module>& module,
+                        const DataParallelOptions& options = {})
+      : DataParallel(module.is_empty() ? nullptr : module.ptr(), options) {}
+  /// For modules without clone(): the module, and one of the same make for each other device.
+  explicit DataParallel(const std::vector<std::shared_ptr<Module>>& replicas,
+                        const DataParallelOptions& options = {})
+      : DataParallel(checked(options), replicas) {}
+
+  template <class... Args>
+  auto forward(Args&&... args) {
+    return invoke(
+        [](Module& module, auto&&... inputs) {
+          return module.forward(std::forward<decltype(inputs)>(inputs)...);
+        },
+        std::forward<Args>(args)...);
+  }
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  /// forward() through another function of the module: `dp.invoke(&NetImpl::logits, images)`.
+  template <class Function, class... Args>
+  auto invoke(const Function& function, const Args&... args) {
+    using Inputs = std::tuple<std::decay_t<Args>...>;
+    using Output = std::decay_t<std::invoke_result_t<Function, Module&, std::decay_t<Args>&...>>;
+    Inputs whole(args...);
+    std::vector<at::Tensor> tensors;
+    detail::for_each_tensor(whole, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+    const auto parts = scatter(tensors);
+    std::vector<Inputs> inputs;
+    for (const auto& part : parts) {
+      auto next = part.begin();
+      detail::for_each_tensor(inputs.emplace_back(whole),
+                              [&](at::Tensor& tensor) { tensor = *next++; });
+    }
+    std::vector<std::optional<Output>> outputs(inputs.size());
+    run(static_cast<int>(inputs.size()), [&](int replica) {
+      const auto index = static_cast<size_t>(replica);
+      auto& module = static_cast<Module&>(detail::replica_of(replicas(), replica));
+      outputs[index] = std::apply(
+          [&](auto&... own) { return std::invoke(function, module, own...); }, inputs[index]);
+    });
+    std::vector<std::vector<at::Tensor*>> results(outputs.size());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      detail::for_each_tensor(*outputs[i],
+                              [&](at::Tensor& tensor) { results[i].push_back(&tensor); });
+    }
+    gather(results);
+    return std::move(*outputs.front());
+  }
+
+  Module& module() { return *module_; }
+  const std::shared_ptr<Module>& module_ptr() const { return module_; }
+  void train(bool on = true) { module_->train(on); }
+  void eval() { module_->eval(); }
+
+ private:
+  DataParallel(const DataParallelOptions& options, std::shared_ptr<Module> module)
+      : DataParallelBase(detail::replicate(module, options.device_ids), options),
+        module_(std::move(module)) {}
+  DataParallel(const DataParallelOptions& options,
+               const std::vector<std::shared_ptr<Module>>& replicas)
+      : DataParallelBase(detail::replicate({replicas.begin(), replicas.end()}, options.device_ids),
+                         options),
+        module_(replicas.front()) {}
+
+  std::shared_ptr<Module> module_;
+};
+
+/// DataParallel for a TorchScript module. Tensors inside lists, tuples and dictionaries are divided
+/// and put together, too.
+template <>
+class DataParallel<torch::jit::Module> : public detail::DataParallelBase {
+ public:
+  explicit DataParallel(const torch::jit::Module& module, const DataParallelOptions& options = {});
+  ~DataParallel();
+
+  c10::IValue forward(const std::vector<c10::IValue>& inputs);
+  template <class... Args>
+  c10::IValue operator()(Args&&... args) {
+    std::vector<c10::IValue> inputs;
+    (inputs.emplace_back(std::forward<Args>(args)), ...);
+    return forward(inputs);
+  }
+
+  torch::jit::Module& module() { return *module_; }
+  void train(bool on = true);
+  void eval() { train(false); }
+
+ private:
+  DataParallel(const DataParallelOptions& options, std::unique_ptr<torch::jit::Module> module);
+  std::unique_ptr<torch::jit::Module> module_;
+};
+
+}  // namespace syncbn::dist

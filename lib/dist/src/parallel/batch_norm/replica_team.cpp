@@ -1,0 +1,96 @@
+#include "batch_norm/replica_team.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+
+namespace syncbn::dist::detail {
+
+void ReplicaTeam::meet(int replica, const Visit& visit,
+                       const std::function<void(std::span<void* const> parts)>& work) {
+  std::unique_lock lock(mutex_);
+  if (is_over_) throw Abandoned();
+  try {
+    visits_[static_cast<size_t>(replica)] = visit;
+    ++arrived_;
+    const auto left = std::ranges::count(has_left_, true);
+    if (left > 0 || arrived_ == size()) compare();
+    if (arrived_ == size()) {
+      std::vector<void*> parts;
+      for (const Visit& one : visits_) parts.push_back(one.part);
+      work(parts);
+      std::ranges::fill(visits_, Visit());
+      arrived_ = 0;
+      ++meetings_;
+      changed_.notify_all();
+      return;
+    }
+    const uint64_t meeting = meetings_;
+    const bool came =
+        changed_.wait_for(lock, timeout_, [&] { return is_over_ || meetings_ != meeting; });
+    if (!came) throw_timeout(visit.name);
+    if (meetings_ != meeting) return;
+  } catch (...) {
+    is_over_ = true;
+    changed_.notify_all();
+    throw;
+  }
+  throw Abandoned();
+}
+
+void ReplicaTeam::leave(int replica) {
+  const std::lock_guard lock(mutex_);
+  has_left_[static_cast<size_t>(replica)] = true;
+  if (arrived_ == 0 || is_over_) return;
+  try {
+    compare();
+  } catch (...) {
+    is_over_ = true;
+    changed_.notify_all();
+    throw;
+  }
+}
+
+void ReplicaTeam::fail() {
+  const std::lock_guard lock(mutex_);
+  is_over_ = true;
+  changed_.notify_all();
+}
+
+/// @throws base::UserError if replicas are in different layers, or one has left.
+void ReplicaTeam::compare() const {
+  const auto first =
+      std::ranges::find_if(visits_, [](const Visit& one) { return one.layer != nullptr; });
+  std::vector<std::string> places;
+  bool differ = false;
+  for (size_t i = 0; i < visits_.size(); ++i) {
+    const Visit& one = visits_[i];
+    if (has_left_[i]) {
+      places.push_back(fmt::format("replica {} has returned", i));
+      differ = true;
+    } else if (one.layer != nullptr) {
+      places.push_back(fmt::format("replica {} is in {}", i, one.name));
+      differ = differ || one.layer != first->layer;
+    }
+  }
+  if (!differ) return;
+  throw base::UserError(
+      fmt::format("SyncBatchNorm: the replicas are in different layers: {}; every replica must run "
+                  "the same layers in the same order",
+                  base::join(places, ", ")));
+}
+
+void ReplicaTeam::throw_timeout(const std::string& name) const {
+  std::vector<std::string> missing;
+  for (size_t i = 0; i < visits_.size(); ++i) {
+    if (visits_[i].layer == nullptr) missing.push_back(std::to_string(i));
+  }
+  throw base::UnavailableError(fmt::format(
+      "SyncBatchNorm: replica{} {} did not come to {} within {:.3g} s; sync_timeout is the limit",
+      missing.size() > 1 ? "s" : "", base::join(missing, ", "), name,
+      std::chrono::duration<double>(timeout_).count()));
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace syncbn::dist::detail {
+
+/// The replicas of a module during one forward, each on a thread of its own. They meet in the
+/// layers that share statistics. Thread-safe.
+class ReplicaTeam {
+ public:
+  /// Thrown in replicas that wait for another one that failed.
+  struct Abandoned {};
+
+  /// What a replica brings to a layer.
+  struct Visit {
+    const void* layer = nullptr;  ///< the same in all replicas
+    std::string name;             ///< for messages: "layer 'bn1'"
+    void* part = nullptr;
+  };
+
+  /// @param timeout how long a replica waits for the others in a layer
+  ReplicaTeam(int size, std::chrono::milliseconds timeout)
+      : timeout_(timeout), visits_(static_cast<size_t>(size)), has_left_(visits_.size()) {}
+
+  int size() const { return static_cast<int>(visits_.size()); }
+
+  /// Waits until every replica has come to the layer. The last one calls work() with the parts of
+  /// all, in the order of replicas, while the others wait.
+  /// @throws base::UserError when replicas are in different layers, or one has returned without
+  ///   coming; base::UnavailableError after the timeout; what work() throws. Only one replica
+  ///   throws these, the others Abandoned.
+  void meet(int replica, const Visit& visit,
+            const std::function<void(std::span<void* const> parts)>& work);
+
+  /// The replica has returned from its forward.
+  void leave(int replica);
+  /// The replica has failed: those that wait for it throw Abandoned.
+  void fail();
+
+ private:
+  void compare() const;
+  [[noreturn]] void throw_timeout(const std::string& name) const;
+
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Visit> visits_;
+  std::vector<bool> has_left_;
+  int arrived_ = 0;
+  uint64_t meetings_ = 0;
+  bool is_over_ = false;  ///< a replica has failed
+};
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,280 @@
+#include <syncbn/dist/data_parallel.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "batch_norm/convert.h"
+#include "batch_norm/replica_scope.h"
+#include "data_parallel/module_replicas.h"
+#include "data_parallel/replica_threads.h"
+#include "monitor/plain_message.h"
+#include "torchscript/script_module.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+/// What a thread needs to compute as another one: its modes, mixed precision, its GPU streams.
+class ThreadState {
+ public:
+  explicit ThreadState(const std::vector<at::Device>& devices) {
+    for (const at::Device& device : devices) {
+      if (!device.is_cuda()) continue;
+      streams_.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    }
+  }
+
+  /// Calls work() on this thread.
+  template <class Work>
+  void apply(int replica, const Work& work) const {
+    const at::ThreadLocalStateGuard modes(state_);
+    for (const auto& [device, type] : autocast_) at::autocast::set_autocast_dtype(device, type);
+    if (streams_.empty()) return work();
+    const c10::StreamGuard stream(streams_[static_cast<size_t>(replica)]);
+    work();
+  }
+
+ private:
+  static std::pair<at::DeviceType, at::ScalarType> autocast_of(at::DeviceType device) {
+    return {device, at::autocast::get_autocast_dtype(device)};
+  }
+
+  const at::ThreadLocalState state_;
+  const std::pair<at::DeviceType, at::ScalarType> autocast_[2] = {autocast_of(at::kCPU),
+                                                                  autocast_of(at::kCUDA)};
+  std::vector<c10::Stream> streams_;
+};
+
+at::Device checked_device(at::Device device) {
+  if (device.is_cpu() && device.index() <= 0) return at::kCPU;
+  if (device.is_cuda()) {
+    const auto count = static_cast<int>(at::globalContext().hasCUDA() ? at::getNumGPUs() : 0);
+    if (!device.has_index() && count > 0) return {at::kCUDA, 0};
+    if (device.index() < count) return device;
+  }
+  throw base::UserError(fmt::format("DataParallel: there is no device {} here", device.str()));
+}
+
+}  // namespace
+
+/// The threads, each of which computes with a share of ATen's.
+class DataParallelBase::Threads : public ReplicaThreads {
+ public:
+  explicit Threads(int count) : Threads(count, at::get_num_threads()) {}
+
+ private:
+  Threads(int count, int threads)
+      : ReplicaThreads(count, [share = std::max(1, threads / count)] {
+          at::get_num_threads();  // the first call on a thread sets the number that all have
+          at::set_num_threads(share);
+        }) {
+    at::set_num_threads(threads);  // for threads that are made later
+  }
+};
+
+DataParallelOptions DataParallelBase::checked(DataParallelOptions options) {
+  if (options.device_ids.empty()) {
+    const int64_t gpus = at::globalContext().hasCUDA() ? at::getNumGPUs() : 0;
+    for (int64_t i = 0; i < gpus; ++i) {
+      options.device_ids.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(i));
+    }
+    if (gpus == 0) options.device_ids.emplace_back(at::kCPU);
+  }
+  for (at::Device& device : options.device_ids) device = checked_device(device);
+  for (const at::Device& device : options.device_ids) {
+    if (device.type() == options.device_ids.front().type()) continue;
+    throw base::UserError(
+        fmt::format("DataParallel: device_ids has {} and {}; use devices of one type",
+                    options.device_ids.front().str(), device.str()));
+  }
+  options.output_device =
+      checked_device(options.output_device.value_or(options.device_ids.front()));
+  if (options.sync_timeout.count() <= 0) {
+    throw base::UserError(fmt::format("DataParallel: sync_timeout must be above 0, got {} ms",
+                                      options.sync_timeout.count()));
+  }
+  return options;
+}
+
+DataParallelBase::DataParallelBase(std::shared_ptr<ModuleReplicas> replicas,
+                                   DataParallelOptions options)
+    : options_(std::move(options)),
+      replicas_(std::move(replicas)),
+      threads_(options_.device_ids.size() > 1
+                   ? std::make_unique<Threads>(static_cast<int>(options_.device_ids.size()))
+                   : nullptr) {}
+
+DataParallelBase::~DataParallelBase() = default;
+
+std::vector<std::vector<at::Tensor>> DataParallelBase::scatter(
+    const std::vector<at::Tensor>& tensors) const {
+  const at::Tensor* divided = nullptr;
+  int64_t size = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.dim() == 0) continue;
+    if (options_.dim < -tensor.dim() || options_.dim >= tensor.dim()) {
+      throw base::UserError(fmt::format("DataParallel: an input {} has no dimension {}",
+                                        c10::str(tensor.sizes()), options_.dim));
+    }
+    if (divided != nullptr && tensor.size(options_.dim) != size) {
+      throw base::UserError(fmt::format(
+          "DataParallel: inputs {} and {} differ in dimension {}, along which they are divided",
+          c10::str(divided->sizes()), c10::str(tensor.sizes()), options_.dim));
+    }
+    divided = &tensor;
+    size = tensor.size(options_.dim);
+  }
+  const auto devices = static_cast<int64_t>(options_.device_ids.size());
+  const int64_t parts = divided != nullptr ? std::clamp<int64_t>(size, 1, devices) : 1;
+  std::vector<std::vector<at::Tensor>> all(static_cast<size_t>(parts));
+  for (const at::Tensor& tensor : tensors) {
+    const auto pieces = tensor.dim() > 0 ? tensor.tensor_split(parts, options_.dim)
+                                         : std::vector<at::Tensor>(all.size(), tensor);
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].push_back(pieces[i].to(options_.device_ids[i], /*non_blocking=*/true));
+    }
+  }
+  return all;
+}
+
+void DataParallelBase::run(int count, const std::function<void(int replica)>& work) {
+  if (!threads_) return work(0);
+  replicas_->refresh();
+  ReplicaTeam team(count, options_.sync_timeout);
+  const ThreadState state(options_.device_ids);
+  BatchStatisticsRecorder* const recorder = BatchStatisticsRecorder::current;
+  std::mutex mutex;
+  std::exception_ptr failure;  // the first
+  int failed = 0;
+  threads_->run(count, [&](int replica) {
+    try {
+      state.apply(replica, [&] {
+        const ReplicaScope scope(team, replica, replicas_->originals(replica),
+                                 replica == 0 ? recorder : nullptr);
+        work(replica);
+      });
+      team.leave(replica);
+    } catch (const ReplicaTeam::Abandoned&) {
+      // Another replica has failed.
+    } catch (...) {
+      team.fail();
+      const std::lock_guard lock(mutex);
+      if (failure) return;
+      failure = std::current_exception();
+      failed = replica;
+    }
+  });
+  if (!failure) return;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    std::throw_with_nested(ReplicaError(
+        failed, base::exit_code_of(error),
+        fmt::format("DataParallel: replica {} on {} failed: {}", failed,
+                    options_.device_ids[static_cast<size_t>(failed)].str(), plain_message(error))));
+  }
+}
+
+void DataParallelBase::gather(const std::vector<std::vector<at::Tensor*>>& outputs) const {
+  const std::vector<at::Tensor*>& first = outputs.front();
+  for (size_t i = 1; i < outputs.size(); ++i) {
+    if (outputs[i].size() == first.size()) continue;
+    throw base::UserError(
+        fmt::format("DataParallel: outputs cannot be put together: replica 0 returned {}, replica "
+                    "{} {}",
+                    base::counted(std::ssize(first), "tensor"), i, outputs[i].size()));
+  }
+  for (size_t j = 0; j < first.size(); ++j) {
+    std::vector<at::Tensor> parts;
+    for (const auto& tensors : outputs) parts.push_back(tensors[j]->to(*options_.output_device));
+    if (!threads_) {
+      *first[j] = parts.front();
+      continue;
+    }
+    const bool is_scalar = parts.front().dim() == 0;
+    for (size_t i = 1; i < parts.size(); ++i) {
+      at::DimVector sizes(parts[i].sizes().begin(), parts[i].sizes().end());
+      const bool fits = parts[i].dim() == parts.front().dim() &&
+                        parts[i].scalar_type() == parts.front().scalar_type();
+      if (fits && !is_scalar) {
+        const int64_t dim = c10::maybe_wrap_dim(options_.dim, parts[i].dim());
+        sizes[static_cast<size_t>(dim)] = parts.front().size(dim);
+      }
+      if (fits && at::IntArrayRef(sizes) == parts.front().sizes()) continue;
+      throw base::UserError(fmt::format(
+          "DataParallel: outputs cannot be put together: tensor {} is {} of {} in replica 0, {} of "
+          "{} in replica {}",
+          j, c10::str(parts.front().sizes()), c10::toString(parts.front().scalar_type()),
+          c10::str(parts[i].sizes()), c10::toString(parts[i].scalar_type()), i));
+    }
+    *first[j] = is_scalar ? at::stack(parts) : at::cat(parts, options_.dim);
+  }
+}
+
+}  // namespace syncbn::dist::detail
+
+namespace syncbn::dist {
+
+using ScriptDataParallel = DataParallel<torch::jit::Module>;
+
+ScriptDataParallel::DataParallel(const torch::jit::Module& module,
+                                 const DataParallelOptions& options)
+    : DataParallel(checked(options), std::make_unique<torch::jit::Module>(module)) {}
+
+ScriptDataParallel::DataParallel(const DataParallelOptions& options,
+                                 std::unique_ptr<torch::jit::Module> module)
+    : DataParallelBase(std::make_shared<detail::ScriptReplicas>(*module, options.device_ids),
+                       options),
+      module_(std::move(module)) {}
+
+ScriptDataParallel::~DataParallel() = default;
+
+c10::IValue ScriptDataParallel::forward(const std::vector<c10::IValue>& inputs) {
+  const auto whole = c10::ivalue::Tuple::create(inputs);
+  std::vector<at::Tensor> tensors;
+  detail::map_tensors(whole, [&](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
+  });
+  const auto parts = scatter(tensors);
+  auto& replicas = static_cast<detail::ScriptReplicas&>(this->replicas());
+  std::vector<c10::IValue> outputs(parts.size());
+  run(static_cast<int>(parts.size()), [&](int replica) {
+    const auto index = static_cast<size_t>(replica);
+    auto next = parts[index].begin();
+    const c10::IValue own = detail::map_tensors(whole, [&](const at::Tensor&) { return *next++; });
+    outputs[index] = detail::run_script(
+        [&] { return replicas.replica(replica).forward(own.toTupleRef().elements().vec()); });
+  });
+  std::vector<std::vector<at::Tensor>> results(parts.size());
+  std::vector<std::vector<at::Tensor*>> pointers(parts.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    detail::map_tensors(outputs[i], [&](const at::Tensor& tensor) {
+      results[i].push_back(tensor);
+      return tensor;
+    });
+    for (at::Tensor& tensor : results[i]) pointers[i].push_back(&tensor);
+  }
+  gather(pointers);
+  auto next = results.front().begin();
+  return detail::map_tensors(outputs.front(), [&](const at::Tensor&) { return *next++; });
+}
+
+void ScriptDataParallel::train(bool on) {
+  module_->train(on);
+}
+
+}  // namespace syncbn::dist

@@ -1,0 +1,241 @@
+#include "data_parallel/module_replicas.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/data_parallel.h>
+
+#include <algorithm>
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "batch_norm/named_layers.h"
+#include "monitor/plain_message.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+namespace autograd = torch::autograd;
+
+/// Makes `copy` the same values in the same memory.
+void share(const at::Tensor& original, at::Tensor& copy) {
+  const bool is_shared = copy.data_ptr() == original.data_ptr() &&
+                         copy.scalar_type() == original.scalar_type() &&
+                         copy.sizes() == original.sizes() && copy.strides() == original.strides();
+  if (!is_shared) copy.set_data(original);
+}
+
+/// Makes gradients of `copy` go to `edge`; an invalid edge: nowhere.
+void lead_gradients(const at::Tensor& copy, const autograd::Edge& edge) {
+  if (!edge.is_valid()) {
+    if (copy.requires_grad()) copy.detach_();
+  } else if (copy.grad_fn() != edge.function) {
+    autograd::impl::set_gradient_edge(copy, edge);
+  }
+}
+
+void refresh_parameter(const at::Tensor& original, at::Tensor& copy, at::Device device) {
+  if (original.device() == device) {
+    share(original, copy);
+    lead_gradients(copy, autograd::impl::gradient_edge(original));
+    return;
+  }
+  const at::Tensor moved = original.to(device, /*non_blocking=*/true);
+  copy.set_data(moved.detach());
+  lead_gradients(copy, autograd::impl::gradient_edge(moved));
+}
+
+int64_t version(const at::Tensor& tensor) {
+  return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
+}
+
+}  // namespace
+
+const Originals& ModuleReplicas::originals(int replica) const {
+  static const Originals none;
+  return replica == 0 ? none : copies_[static_cast<size_t>(replica - 1)].originals;
+}
+
+void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
+  const Tensors& module = all.front();
+  for (const auto* list : {&module.parameters, &module.buffers}) {
+    for (const at::Tensor& tensor : *list) {
+      if (tensor.device() == devices_.front()) continue;
+      throw base::UserError(
+          fmt::format("DataParallel: the module has a tensor on {}, and the first of device_ids is "
+                      "{}; move the "
+                      "module there with to()",
+                      tensor.device().str(), devices_.front().str()));
+    }
+  }
+  copies_.clear();
+  for (size_t i = 1; i < all.size(); ++i) {
+    const Tensors& one = all[i];
+    if (one.parameters.size() != module.parameters.size() ||
+        one.buffers.size() != module.buffers.size()) {
+      throw base::UserError(fmt::format(
+          "DataParallel: replica {} has {} parameters and {} buffers, the module {} and {}", i,
+          one.parameters.size(), one.buffers.size(), module.parameters.size(),
+          module.buffers.size()));
+    }
+    Copy& copy = copies_.emplace_back();
+    for (size_t j = 0; j < one.parameters.size(); ++j) {
+      copy.parameters.emplace_back(module.parameters[j], one.parameters[j]);
+      copy.originals[one.parameters[j].unsafeGetTensorImpl()] =
+          module.parameters[j].unsafeGetTensorImpl();
+    }
+    for (size_t j = 0; j < one.buffers.size(); ++j) {
+      copy.buffers.push_back({.original = module.buffers[j], .copy = one.buffers[j]});
+      copy.originals[one.buffers[j].unsafeGetTensorImpl()] =
+          module.buffers[j].unsafeGetTensorImpl();
+    }
+  }
+}
+
+void ModuleReplicas::refresh_tensors() {
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    const at::Device device = devices_[i + 1];
+    for (auto& [original, copy] : copies_[i].parameters) refresh_parameter(original, copy, device);
+    const at::NoGradGuard no_grad;
+    for (Buffer& buffer : copies_[i].buffers) {
+      const auto& [original, copy, original_version, copy_version] = buffer;
+      const bool is_same = version(original) >= 0 && version(original) == original_version &&
+                           version(copy) == copy_version;
+      if (is_same) continue;
+      if (copy.sizes() == original.sizes() && copy.scalar_type() == original.scalar_type()) {
+        copy.copy_(original, /*non_blocking=*/true);
+      } else {
+        copy.set_data(original.to(device, original.scalar_type(), /*non_blocking=*/false,
+                                  /*copy=*/true));
+      }
+      buffer.original_version = version(original);
+      buffer.copy_version = version(copy);
+    }
+  }
+}
+
+namespace {
+
+class EagerReplicas : public ModuleReplicas {
+ public:
+  EagerReplicas(std::vector<std::shared_ptr<torch::nn::Module>> modules,
+                std::vector<at::Device> devices)
+      : ModuleReplicas(std::move(devices)), modules_(std::move(modules)) {
+    std::vector<Tensors> all;
+    for (const auto& module : modules_) {
+      name_layers(*module);
+      all.push_back({module->parameters(), module->buffers()});
+      parts_.push_back(module->modules());
+    }
+    set_tensors(all);
+  }
+
+  void refresh() override {
+    for (size_t i = 1; i < modules_.size(); ++i) {
+      const bool differs = !std::ranges::equal(
+          parts_[i], parts_[0], {}, [](const auto& part) { return part->is_training(); },
+          [](const auto& part) { return part->is_training(); });
+      if (!differs) continue;
+      // train() is recursive: outer modules come first.
+      for (size_t j = 0; j < parts_[i].size(); ++j) {
+        parts_[i][j]->train(parts_[0][j]->is_training());
+      }
+    }
+    refresh_tensors();
+  }
+
+  torch::nn::Module& replica(int index) { return *modules_[static_cast<size_t>(index)]; }
+
+ private:
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<std::vector<std::shared_ptr<torch::nn::Module>>> parts_;  ///< modules() of each
+};
+
+/// Keeps the state of the CPU's random numbers: making a module draws its initial values.
+class KeptRandomState {
+ public:
+  KeptRandomState() : state_(generator().get_state()) {}
+  ~KeptRandomState() { generator().set_state(state_); }
+  KeptRandomState(const KeptRandomState&) = delete;
+  KeptRandomState& operator=(const KeptRandomState&) = delete;
+
+ private:
+  static at::Generator generator() { return at::globalContext().defaultGenerator(at::kCPU); }
+  at::Tensor state_;
+};
+
+}  // namespace
+
+torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica) {
+  return static_cast<EagerReplicas&>(replicas).replica(replica);
+}
+
+std::shared_ptr<ModuleReplicas> replicate(std::vector<std::shared_ptr<torch::nn::Module>> replicas,
+                                          const std::vector<at::Device>& devices) {
+  if (replicas.size() != devices.size() || std::ranges::count(replicas, nullptr) > 0) {
+    throw base::UserError(
+        fmt::format("DataParallel: {} replicas are given for {} devices; give one module for each",
+                    std::ranges::count_if(replicas, [](const auto& one) { return one != nullptr; }),
+                    devices.size()));
+  }
+  return std::make_shared<EagerReplicas>(std::move(replicas), devices);
+}
+
+std::shared_ptr<ModuleReplicas> replicate(std::shared_ptr<torch::nn::Module> module,
+                                          const std::vector<at::Device>& devices) {
+  if (!module) throw base::UserError("DataParallel: the module is null");
+  std::vector<std::shared_ptr<torch::nn::Module>> replicas{module};
+  const KeptRandomState kept;
+  for (size_t i = 1; i < devices.size(); ++i) {
+    try {
+      replicas.push_back(module->clone(devices[i]));
+    } catch (const std::exception& error) {
+      throw base::UserError(
+          fmt::format("DataParallel: a module of class {} cannot be cloned: {}; derive it and its "
+                      "parts from torch::nn::Cloneable, or give DataParallel a replica for each "
+                      "device",
+                      module->name(), plain_message(error)));
+    }
+  }
+  return replicate(std::move(replicas), devices);
+}
+
+ScriptReplicas::ScriptReplicas(const torch::jit::Module& module, std::vector<at::Device> devices)
+    : ModuleReplicas(std::move(devices)), module_(module) {
+  copy_module();
+}
+
+void ScriptReplicas::copy_module() {
+  modules_.assign(1, module_);
+  for (size_t i = 1; i < devices().size(); ++i) {
+    // Its type stays the module's: all run the same code. deepcopy(device) would copy nothing that
+    // is there already.
+    modules_.push_back(module_.deepcopy());
+    modules_.back().to(devices()[i]);
+  }
+  std::vector<Tensors> all;
+  for (const torch::jit::Module& module : modules_) {
+    Tensors& tensors = all.emplace_back();
+    for (const at::Tensor& parameter : module.parameters()) tensors.parameters.push_back(parameter);
+    for (const at::Tensor& buffer : module.buffers()) tensors.buffers.push_back(buffer);
+  }
+  set_tensors(all);
+}
+
+void ScriptReplicas::refresh() {
+  if (module_._ivalue() != modules_.front()._ivalue()) copy_module();
+  for (size_t i = 1; i < modules_.size(); ++i) {
+    auto part = modules_[i].modules().begin();
+    for (const torch::jit::Module& original : module_.modules()) {
+      torch::jit::Module copy = *part;
+      if (copy.is_training() != original.is_training()) {
+        copy.setattr("training", original.is_training());
+      }
+      ++part;
+    }
+  }
+  refresh_tensors();
+}
+
+}  // namespace syncbn::dist::detail

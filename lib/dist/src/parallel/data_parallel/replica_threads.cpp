@@ -1,0 +1,51 @@
+#include "data_parallel/replica_threads.h"
+
+namespace syncbn::dist::detail {
+
+ReplicaThreads::ReplicaThreads(int count, const std::function<void()>& prepare) : busy_(count) {
+  for (int i = 0; i < count; ++i) threads_.emplace_back([=, this] { loop(i, prepare); });
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return busy_ == 0; });
+}
+
+ReplicaThreads::~ReplicaThreads() {
+  {
+    const std::lock_guard lock(mutex_);
+    work_ = nullptr;
+    count_ = static_cast<int>(threads_.size());
+    ++runs_;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ReplicaThreads::run(int count, const std::function<void(int)>& work) {
+  std::unique_lock lock(mutex_);
+  work_ = &work;
+  count_ = count;
+  busy_ = count;
+  ++runs_;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return busy_ == 0; });
+}
+
+void ReplicaThreads::loop(int index, const std::function<void()>& prepare) {
+  prepare();
+  std::unique_lock lock(mutex_);
+  uint64_t done = 0;
+  for (;;) {
+    if (--busy_ == 0) changed_.notify_all();
+    // A thread that is not asked in a run skips it.
+    do {
+      changed_.wait(lock, [&] { return runs_ != done; });
+      done = runs_;
+    } while (index >= count_);
+    if (work_ == nullptr) return;
+    const std::function<void(int)>& work = *work_;
+    lock.unlock();
+    work(index);
+    lock.lock();
+  }
+}
+
+}  // namespace syncbn::dist::detail

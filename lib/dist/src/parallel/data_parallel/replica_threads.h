@@ -1,0 +1,38 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace syncbn::dist::detail {
+
+/// A thread for each replica, which waits between calls of run(). Only run() may be called, by one
+/// thread at a time.
+class ReplicaThreads {
+ public:
+  /// @param prepare called first by each thread; returned from before the constructor is
+  ReplicaThreads(int count, const std::function<void()>& prepare);
+  ~ReplicaThreads();
+  ReplicaThreads(const ReplicaThreads&) = delete;
+  ReplicaThreads& operator=(const ReplicaThreads&) = delete;
+
+  /// Calls work(i) on thread i, for the first `count` threads, and waits for them. `work` must not
+  /// throw.
+  void run(int count, const std::function<void(int)>& work);
+
+ private:
+  void loop(int index, const std::function<void()>& prepare);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const std::function<void(int)>* work_ = nullptr;  ///< null: the threads are to end
+  int count_ = 0;
+  int busy_ = 0;
+  uint64_t runs_ = 0;
+  std::vector<std::thread> threads_;  ///< last, since threads use the other members
+};
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,506 @@
+// DataParallel over the CPU, given several times.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/data_parallel.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+
+#include "dist/tensors.h"
+#include "dist/training.h"
+#include "support/multiproc.h"
+#include "support/thrown.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace nn = torch::nn;
+using dist::DataParallel;
+using dist::DataParallelOptions;
+using dist::ReplicaError;
+using syncbn::base::UserError;
+using syncbn::test::close;
+using syncbn::test::message_of;
+using syncbn::test::run_ranks;
+using syncbn::test::sgd_step;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Tensors = std::vector<at::Tensor>;
+
+DataParallelOptions on_cpus(size_t count) {
+  return {.device_ids = std::vector<at::Device>(count, at::kCPU),
+          .sync_timeout = std::chrono::seconds(60)};
+}
+
+/// Two layers of batch normalisation between convolutions; the type decides which.
+template <class BatchNorm>
+struct NetImpl : nn::Cloneable<NetImpl<BatchNorm>> {
+  NetImpl() { reset(); }
+  void reset() override {
+    conv1 = this->register_module("conv1", nn::Conv2d(nn::Conv2dOptions(3, 6, 3).bias(false)));
+    bn1 = this->register_module("bn1", BatchNorm(6));
+    conv2 = this->register_module("conv2", nn::Conv2d(6, 4, 2));
+    bn2 = this->register_module("bn2", BatchNorm(4));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return bn2->forward(conv2(at::relu(bn1->forward(conv1(x))))).mean({2, 3});
+  }
+  nn::Conv2d conv1{nullptr}, conv2{nullptr};
+  BatchNorm bn1{nullptr}, bn2{nullptr};
+};
+using PlainNet = NetImpl<nn::BatchNorm2d>;
+using SyncNet = NetImpl<dist::SyncBatchNorm>;
+
+template <class Net>
+std::shared_ptr<Net> make_net() {
+  at::manual_seed(1);
+  auto net = std::make_shared<Net>();
+  net->to(at::kDouble);
+  return net;
+}
+
+void expect_same_state(const nn::Module& net, const nn::Module& reference, double tolerance) {
+  const auto expected_parameters = reference.named_parameters();
+  for (const auto& item : net.named_parameters()) {
+    const at::Tensor& expected = expected_parameters[item.key()];
+    EXPECT_TRUE(close(item.value(), expected, tolerance, tolerance)) << item.key();
+    ASSERT_EQ(item.value().grad().defined(), expected.grad().defined()) << item.key();
+    if (!expected.grad().defined()) continue;
+    EXPECT_TRUE(close(item.value().grad(), expected.grad(), tolerance, tolerance)) << item.key();
+  }
+  const auto expected_buffers = reference.named_buffers();
+  for (const auto& item : net.named_buffers()) {
+    EXPECT_TRUE(close(item.value(), expected_buffers[item.key()], tolerance, tolerance))
+        << item.key();
+  }
+}
+
+/// Steps on batches of these sizes with the module's gradients and buffers those of the whole
+/// batch.
+template <class Net>
+void expect_whole_batch(DataParallel<Net>& dp, PlainNet& reference,
+                        const std::vector<int64_t>& batches, double tolerance = 1e-12) {
+  for (const int64_t samples : batches) {
+    SCOPED_TRACE(samples);
+    const at::Tensor images = at::randn({samples, 3, 8, 8}, at::kDouble);
+    const at::Tensor own = images.clone().requires_grad_();
+    const at::Tensor whole = images.clone().requires_grad_();
+    const at::Tensor output = dp(own);
+    const at::Tensor expected = reference.forward(whole);
+    EXPECT_TRUE(close(output, expected, tolerance, tolerance));
+    output.pow(3).sum().backward();
+    expected.pow(3).sum().backward();
+    EXPECT_TRUE(close(own.grad(), whole.grad(), tolerance, tolerance));
+    expect_same_state(dp.module(), reference, tolerance);
+    sgd_step(dp.module());
+    sgd_step(reference);
+  }
+}
+
+TEST(DataParallelTest, EqualsTheWholeBatch) {
+  for (const size_t devices : {1, 2, 3}) {
+    SCOPED_TRACE(devices);
+    const auto reference = make_net<PlainNet>();
+    DataParallel<SyncNet> dp(make_net<SyncNet>(), on_cpus(devices));
+    // Evenly, unevenly, as many samples as devices and fewer.
+    expect_whole_batch(dp, *reference, {6, 8, 7, 3, 2, 1, 6});
+  }
+}
+
+TEST(DataParallelTest, LayersMayBeConvertedBeforeAndAfter) {
+  for (const bool before : {true, false}) {
+    SCOPED_TRACE(before);
+    const auto reference = make_net<PlainNet>();
+    const auto net = make_net<PlainNet>();
+    if (before) dist::convert_sync_batchnorm(*net);
+    DataParallel<PlainNet> dp(net, on_cpus(3));
+    if (!before) {
+      dp(at::randn({6, 3, 8, 8}, at::kDouble));  // which counts
+      dist::convert_sync_batchnorm(*net);
+      for (const auto& [name, buffer] : net->named_buffers().pairs()) {
+        reference->named_buffers()[name].copy_(buffer);
+      }
+    }
+    expect_whole_batch(dp, *reference, {6, 7, 2, 6});
+    dist::revert_sync_batchnorm(*net);
+    const at::Tensor images = at::randn({6, 3, 8, 8}, at::kDouble);
+    Tensors apart;
+    for (const at::Tensor& part : images.chunk(3)) apart.push_back(reference->forward(part));
+    EXPECT_TRUE(close(dp(images), at::cat(apart), 1e-12, 1e-12));
+  }
+}
+
+TEST(DataParallelTest, GradientsOfGradientsAreThoseOfTheWholeBatch) {
+  const auto reference = make_net<PlainNet>();
+  const auto net = make_net<SyncNet>();
+  DataParallel<SyncNet> dp(net, on_cpus(3));
+  const at::Tensor images = at::randn({7, 3, 8, 8}, at::kDouble);
+  const auto penalty = [&](const auto& forward, const at::Tensor& input) {
+    const at::Tensor loss = forward(input).pow(3).sum();
+    const auto gradient = torch::autograd::grad({loss}, {input}, {}, true, /*create_graph=*/true);
+    gradient[0].pow(2).sum().backward();
+  };
+  const at::Tensor own = images.clone().requires_grad_();
+  const at::Tensor whole = images.clone().requires_grad_();
+  penalty([&](const at::Tensor& x) { return dp(x); }, own);
+  penalty([&](const at::Tensor& x) { return reference->forward(x); }, whole);
+  EXPECT_TRUE(close(own.grad(), whole.grad(), 1e-10, 1e-10));
+  expect_same_state(*net, *reference, 1e-10);
+}
+
+TEST(DataParallelTest, PlainBatchNormIsOfEachReplica) {
+  const auto net = make_net<PlainNet>();
+  const auto apart = make_net<PlainNet>();
+  DataParallel<PlainNet> dp(net, on_cpus(2));
+  const at::Tensor images = at::randn({6, 3, 8, 8}, at::kDouble);
+  const at::Tensor output = dp(images);
+  const at::Tensor first = apart->forward(images.narrow(0, 0, 3));
+  expect_same_state(*net, *apart, 1e-12);  // the buffers are the first replica's
+  const at::Tensor second = apart->forward(images.narrow(0, 3, 3));
+  EXPECT_TRUE(close(output, at::cat({first, second}), 1e-12, 1e-12));
+}
+
+TEST(DataParallelTest, EvaluationUsesTheModulesBuffers) {
+  const auto net = make_net<SyncNet>();
+  DataParallel<SyncNet> dp(net, on_cpus(3));
+  const at::Tensor images = at::randn({6, 3, 8, 8}, at::kDouble);
+  for (int step = 0; step < 3; ++step) dp(images);
+  dp.eval();
+  const at::Tensor expected = net->forward(images);
+  EXPECT_TRUE(close(dp(images), expected, 1e-12, 1e-12));
+  {
+    const at::NoGradGuard no_grad;
+    net->bn1->running_mean.add_(1);
+    net->conv1->weight.mul_(2);
+  }
+  EXPECT_TRUE(close(dp(images), net->forward(images), 1e-12, 1e-12));
+  // A part of its own mode.
+  dp.train();
+  net->bn1->eval();
+  net->bn2->eval();
+  EXPECT_TRUE(close(dp(images), net->forward(images), 1e-12, 1e-12));
+}
+
+TEST(DataParallelTest, FollowsWhatHappensToTheModule) {
+  const auto reference = make_net<PlainNet>();
+  const auto net = make_net<SyncNet>();
+  DataParallel<SyncNet> dp(net, on_cpus(2));
+  for (nn::Module* module : std::initializer_list<nn::Module*>{net.get(), reference.get()}) {
+    module->named_parameters()["conv1.weight"].set_requires_grad(false);
+  }
+  expect_whole_batch(dp, *reference, {4});
+  for (nn::Module* module : std::initializer_list<nn::Module*>{net.get(), reference.get()}) {
+    module->named_parameters()["conv1.weight"].set_requires_grad(true);
+    module->to(at::kFloat);
+    module->to(at::kDouble);
+  }
+  expect_whole_batch(dp, *reference, {4, 5});
+}
+
+TEST(DataParallelTest, MakingOneLeavesTheRandomNumbersAlone) {
+  const auto net = make_net<SyncNet>();
+  at::manual_seed(3);
+  const at::Tensor expected = at::randn({4});
+  at::manual_seed(3);
+  const DataParallel<SyncNet> dp(net, on_cpus(3));
+  EXPECT_TRUE(at::randn({4}).equal(expected));
+}
+
+struct Input {
+  at::Tensor images;
+  std::map<std::string, at::Tensor> extra;
+  double factor = 1;
+};
+struct Result {
+  std::vector<at::Tensor> parts;
+  at::Tensor loss;
+  std::string text;
+};
+
+struct TreeNetImpl : nn::Cloneable<TreeNetImpl> {
+  TreeNetImpl() { reset(); }
+  void reset() override { fc = register_module("fc", nn::Linear(2, 2)); }
+  Result forward(const Input& input, const at::Tensor& scale, std::vector<int>& seen) {
+    seen.push_back(static_cast<int>(input.images.size(0)));
+    const at::Tensor output = fc(input.images) * input.factor * scale;
+    return {{output, input.extra.at("more") + 1}, output.sum(), "replica"};
+  }
+  nn::Linear fc{nullptr};
+};
+
+TEST(DataParallelTest, DividesStructsAndContainersAndPutsThemTogether) {
+  const auto net = std::make_shared<TreeNetImpl>();
+  DataParallel<TreeNetImpl> dp(net, on_cpus(2));
+  const Input input{at::randn({5, 2}), {{"more", at::randn({5, 1})}}, 2};
+  const Result result = dp(input, at::full({}, 3.0), std::vector<int>{});
+  ASSERT_EQ(result.parts.size(), 2);
+  EXPECT_TRUE(close(result.parts[0], net->fc(input.images) * 6, 1e-6, 1e-6));
+  EXPECT_TRUE(result.parts[1].equal(input.extra.at("more") + 1));
+  EXPECT_EQ(result.loss.sizes(), at::IntArrayRef({2}));
+  EXPECT_TRUE(close(result.loss.sum(), (net->fc(input.images) * 6).sum(), 1e-5, 1e-5));
+  EXPECT_EQ(result.text, "replica");
+  const auto other = dp.invoke(
+      [](TreeNetImpl& module, const at::Tensor& x) { return module.fc(x); }, input.images);
+  EXPECT_TRUE(close(other, net->fc(input.images), 1e-6, 1e-6));
+}
+
+struct FailingImpl : nn::Cloneable<FailingImpl> {
+  FailingImpl() { reset(); }
+  void reset() override { bn = register_module("bn", dist::SyncBatchNorm(2)); }
+  at::Tensor forward(const at::Tensor& x, const std::function<void(double)>& before,
+                     const std::function<bool(double)>& runs_layer) {
+    const double first = x[0][0].item<double>();
+    before(first);
+    return runs_layer(first) ? bn(x) : x;
+  }
+  dist::SyncBatchNorm bn{nullptr};
+};
+
+/// Replica i has the value i.
+at::Tensor numbered(int64_t replicas) {
+  return at::arange(replicas, at::kDouble)
+      .to(at::kFloat)
+      .repeat_interleave(2)
+      .view({-1, 1})
+      .repeat({1, 2});
+}
+
+TEST(DataParallelTest, AFailureOfAReplicaIsItsOwn) {
+  DataParallel<FailingImpl> dp(std::make_shared<FailingImpl>(), on_cpus(3));
+  const std::function<bool(double)> yes = [](double) { return true; };
+  const std::function<void(double)> fails = [](double replica) {
+    if (replica == 1) throw UserError("no such thing");
+  };
+  try {
+    dp(numbered(3), fails, yes);
+    FAIL();
+  } catch (const ReplicaError& error) {
+    EXPECT_EQ(error.replica(), 1);
+    EXPECT_EQ(error.exit_code(), syncbn::base::kExitUsage);
+    EXPECT_STREQ(error.what(), "DataParallel: replica 1 on cpu failed: no such thing");
+  }
+  const std::function<void(double)> nothing = [](double) {};
+  EXPECT_EQ(dp(numbered(3), nothing, yes).sizes(), at::IntArrayRef({6, 2}));
+}
+
+TEST(DataParallelTest, AReplicaThatDoesNotComeToALayerIsNamed) {
+  DataParallelOptions options = on_cpus(3);
+  options.sync_timeout = std::chrono::milliseconds(200);
+  DataParallel<FailingImpl> dp(std::make_shared<FailingImpl>(), options);
+  const std::function<void(double)> nothing = [](double) {};
+  const std::function<bool(double)> not_1 = [](double replica) { return replica != 1; };
+  EXPECT_THAT(message_of<ReplicaError>([&] { dp(numbered(3), nothing, not_1); }),
+              HasSubstr("replica 1 has returned"));
+  const std::function<bool(double)> yes = [](double) { return true; };
+  const std::function<void(double)> sleeps = [](double replica) {
+    if (replica == 2) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  };
+  EXPECT_THAT(message_of<ReplicaError>([&] { dp(numbered(3), sleeps, yes); }),
+              AllOf(HasSubstr("replica 2 did not come to layer 'bn' within 0.2 s"),
+                    HasSubstr("sync_timeout")));
+}
+
+struct TwoLayersImpl : nn::Cloneable<TwoLayersImpl> {
+  TwoLayersImpl() { reset(); }
+  void reset() override {
+    left = register_module("left", dist::SyncBatchNorm(2));
+    right = register_module("right", dist::SyncBatchNorm(2));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return x[0][0].item<double>() == 1 ? right(x) : left(x);
+  }
+  dist::SyncBatchNorm left{nullptr}, right{nullptr};
+};
+
+TEST(DataParallelTest, ReplicasInDifferentLayersAreNamed) {
+  DataParallel<TwoLayersImpl> dp(std::make_shared<TwoLayersImpl>(), on_cpus(2));
+  EXPECT_THAT(message_of<ReplicaError>([&] { dp(numbered(2)); }),
+              HasSubstr("replica 0 is in layer 'left', replica 1 is in layer 'right'"));
+}
+
+TEST(DataParallelTest, WhatDoesNotFitIsRefused) {
+  struct NotCloneable : nn::Module {
+    at::Tensor forward(const at::Tensor& x) { return x; }
+  };
+  EXPECT_THAT(message_of<UserError>(
+                  [] { DataParallel<NotCloneable>(std::make_shared<NotCloneable>(), on_cpus(2)); }),
+              AllOf(HasSubstr("NotCloneable"), HasSubstr("cannot be cloned")));
+  const std::vector<std::shared_ptr<NotCloneable>> two{std::make_shared<NotCloneable>(),
+                                                       std::make_shared<NotCloneable>()};
+  DataParallel<NotCloneable> given(two, on_cpus(2));
+  EXPECT_EQ(given(at::ones({4, 2})).sizes(), at::IntArrayRef({4, 2}));
+  EXPECT_THAT(message_of<UserError>([&] { DataParallel<NotCloneable>(two, on_cpus(3)); }),
+              HasSubstr("2 replicas are given for 3 devices"));
+  EXPECT_THAT(message_of<UserError>([] { DataParallel<SyncNet>(std::shared_ptr<SyncNet>()); }),
+              HasSubstr("the module is null"));
+  const auto message = [](DataParallelOptions options) {
+    return message_of<UserError>([&] { DataParallel<SyncNet>(make_net<SyncNet>(), options); });
+  };
+  EXPECT_THAT(message({.device_ids = {at::Device("cuda:99")}}),
+              HasSubstr("there is no device cuda:99"));
+  EXPECT_THAT(message({.device_ids = {at::kCPU, at::Device("cpu:1")}}),
+              HasSubstr("there is no device cpu:1"));
+  EXPECT_THAT(message({.sync_timeout = std::chrono::milliseconds(0)}),
+              HasSubstr("sync_timeout must be above 0"));
+
+  DataParallel<TreeNetImpl> dp(std::make_shared<TreeNetImpl>(), on_cpus(2));
+  const auto identity = [](TreeNetImpl&, const at::Tensor& x, const at::Tensor& y) {
+    return x.size(0) == 3 ? at::ones({2, 5}) : at::ones({2, 4}) + y.sum();
+  };
+  EXPECT_THAT(message_of<UserError>([&] { dp.invoke(identity, at::ones({5}), at::ones({4})); }),
+              HasSubstr("inputs [5] and [4] differ in dimension 0"));
+  EXPECT_THAT(message_of<UserError>([&] { dp.invoke(identity, at::ones({5}), at::ones({5})); }),
+              HasSubstr("tensor 0 is [2, 5] of Float in replica 0, [2, 4] of Float in replica 1"));
+}
+
+TEST(DataParallelTest, OtherDimensionsAndBatchesWithoutSamples) {
+  nn::Sequential net(nn::Linear(4, 3));
+  DataParallelOptions options = on_cpus(2);
+  options.dim = -2;
+  DataParallel<nn::SequentialImpl> dp(net, options);
+  const at::Tensor input = at::randn({2, 5, 4});
+  const auto forward = [](nn::SequentialImpl& module, const at::Tensor& x) {
+    return module.forward<at::Tensor>(x);
+  };
+  EXPECT_TRUE(close(dp.invoke(forward, input), net->forward(input), 1e-6, 1e-6));
+  EXPECT_EQ(dp.invoke(forward, at::ones({2, 0, 4})).sizes(), at::IntArrayRef({2, 0, 3}));
+}
+
+TEST(DataParallelTest, AThousandStepsTakeNoMemory) {
+  const auto resident = [] {
+    std::ifstream file("/proc/self/statm");
+    int64_t total = 0, pages = 0;
+    file >> total >> pages;
+    return pages * 4096;
+  };
+  DataParallel<SyncNet> dp(make_net<SyncNet>(), on_cpus(2));
+  const at::Tensor images = at::randn({4, 3, 8, 8}, at::kDouble);
+  const auto steps = [&](int count) {
+    for (int step = 0; step < count; ++step) {
+      dp(images).pow(2).sum().backward();
+      sgd_step(dp.module());
+    }
+  };
+  steps(100);
+  const int64_t before = resident();
+  steps(1000);
+  EXPECT_LT(resident() - before, int64_t{4} << 20);
+}
+
+TEST(DataParallelTest, ReplicasOfAllRanksShareStatisticsBelowDdp) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const auto reference = make_net<PlainNet>();
+    const auto net = make_net<SyncNet>();
+    DataParallel<SyncNet> dp(net, on_cpus(2));
+    dist::DistributedDataParallel<SyncNet> ddp(net, {.broadcast_buffers = false});
+    for (const int64_t samples : {4, 5, 1}) {
+      at::manual_seed(static_cast<uint64_t>(samples));
+      const at::Tensor images = at::randn({2 * samples, 3, 8, 8}, at::kDouble);
+      const at::Tensor output = ddp.invoke([&](SyncNet&, const at::Tensor& own) { return dp(own); },
+                                           images.narrow(0, rank * samples, samples));
+      const at::Tensor expected = reference->forward(images);
+      EXPECT_TRUE(close(output, expected.narrow(0, rank * samples, samples), 1e-12, 1e-12));
+      (output.pow(3).sum() * 2).backward();  // DDP averages over two ranks
+      expected.pow(3).sum().backward();
+      expect_same_state(*net, *reference, 1e-12);
+      sgd_step(*net);
+      sgd_step(*reference);
+    }
+  });
+}
+
+torch::jit::Module script_net() {
+  torch::jit::Module layer("BatchNorm1d");
+  layer.register_parameter("weight", at::ones({3}, at::kDouble).requires_grad_(), false);
+  layer.register_parameter("bias", at::zeros({3}, at::kDouble).requires_grad_(), false);
+  layer.register_buffer("running_mean", at::zeros({3}, at::kDouble));
+  layer.register_buffer("running_var", at::ones({3}, at::kDouble));
+  layer.register_buffer("num_batches_tracked", at::zeros({}, at::kLong));
+  layer.register_attribute("training", c10::BoolType::get(), true);
+  layer.define(R"(
+    def forward(self, x: Tensor) -> Tensor:
+      return torch.batch_norm(x, self.weight, self.bias, self.running_mean, self.running_var,
+                              self.training, 0.1, 1e-05, True)
+  )");
+  torch::jit::Module net("Net");
+  net.register_module("bn", layer);
+  net.register_attribute("training", c10::BoolType::get(), true);
+  net.define(R"(
+    def forward(self, x: Tensor) -> Tuple[Tensor, List[Tensor]]:
+      y = self.bn.forward(x)
+      return y, [y.sum(), y * 2]
+  )");
+  std::stringstream file;
+  net.save(file);
+  return torch::jit::load(file);
+}
+
+TEST(DataParallelTest, TakesTorchScript) {
+  for (const bool before : {true, false}) {
+    SCOPED_TRACE(before);
+    torch::jit::Module reference = script_net();
+    torch::jit::Module net = script_net();
+    if (before) dist::convert_sync_batchnorm(net);
+    DataParallel<torch::jit::Module> dp(net, on_cpus(3));
+    if (!before) dist::convert_sync_batchnorm(dp.module());
+    const auto state = [](torch::jit::Module& module) {
+      std::map<std::string, at::Tensor> all;
+      for (const auto& item : module.named_parameters()) all["." + item.name] = item.value.grad();
+      for (const auto& item : module.named_buffers()) all[item.name] = item.value;
+      return all;
+    };
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor input = at::randn({7, 3}, at::kDouble);
+      const auto output = dp(input);
+      const auto expected = reference.forward({input});
+      const auto tensor = [](const c10::IValue& value) {
+        return value.toTupleRef().elements()[0].toTensor();
+      };
+      EXPECT_TRUE(close(tensor(output), tensor(expected), 1e-12, 1e-12));
+      const auto list = output.toTupleRef().elements()[1].toTensorVector();
+      EXPECT_EQ(list[0].sizes(), at::IntArrayRef({3}));
+      EXPECT_TRUE(close(list[1], 2 * tensor(expected), 1e-12, 1e-12));
+      tensor(output).pow(3).sum().backward();
+      tensor(expected).pow(3).sum().backward();
+      const auto whole = state(reference);
+      for (const auto& [name, value] : state(dp.module())) {
+        EXPECT_TRUE(close(value, whole.at(name), 1e-12, 1e-12)) << name;
+      }
+    }
+    dp.eval();
+    reference.eval();
+    const at::Tensor input = at::randn({7, 3}, at::kDouble);
+    EXPECT_TRUE(close(dp(input).toTupleRef().elements()[0].toTensor(),
+                      reference.forward({input}).toTupleRef().elements()[0].toTensor(), 1e-12,
+                      1e-12));
+  }
+}
+
+}  // namespace
