@@ -178,6 +178,9 @@ TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
     other["loss"] = first["loss"];
     EXPECT_EQ(other, first) << ranks;
   }
+  // The checkpoint knows the classes and their ids: the annotations may have gone or changed.
+  const std::string train_json = base::read_file(folder_ / "train.json");
+  std::filesystem::remove(folder_ / "train.json");
   for (const int ranks : {1, 2}) {
     const std::string output = fmt::format("of{}", ranks);
     const auto predicted =
@@ -201,6 +204,18 @@ TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
                                     folder_.path());
   ASSERT_EQ(nothing.exit_code, 0) << nothing.err;
   EXPECT_TRUE(nlohmann::json::parse(base::read_file(folder_ / "none/detections.json")).empty());
+  folder_.write("train.json", train_json);
+  auto renamed = nlohmann::json::parse(base::read_file(folder_ / "test.json"));
+  std::swap(renamed["categories"][0]["name"], renamed["categories"][1]["name"]);
+  folder_.write("renamed.json", renamed.dump());
+  const auto warned =
+      launch_train(2, {"eval", "--config=run1/config.yaml", "--data.test_annotations=renamed.json"},
+                   folder_.path());
+  EXPECT_EQ(count(warned.err,
+                  "was trained with other classes: its class 0 is 'light', and this "
+                  "data's is 'dark'"),
+            1)
+      << warned.err;
   SYNCBN_SKIP_UNLESS(python_has("pycocotools"), "pycocotools");
   const std::vector<double> expected = train::figures_of_pycocotools(detections(), 3);
   std::vector<std::string> names(train::kSummaryNames.begin(), train::kSummaryNames.end());

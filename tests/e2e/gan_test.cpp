@@ -104,10 +104,22 @@ TEST_F(GanTest, ShowsWhatItGenerates) {
                                      "samples-000000000023.png", "samples-000000000046.png"));
   EXPECT_EQ(run_train(args("run", {"--batch_size=64", "--epochs=1", "--overwrite"})).exit_code, 0);
   EXPECT_THAT(pictures(), ::testing::ElementsAre("samples-000000000023.png"));
+  // No metric tells the best network: last.pt is the one to use.
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/best.pt"));
+  EXPECT_FALSE(result_of(folder_ / "run").contains("best_epoch"));
+  const auto exported = run_train({"export", "--config", folder_ / "run/config.yaml", "--format",
+                                   "torch", "--output", folder_ / "gan.pth"});
+  EXPECT_EQ(exported.exit_code, 0);
+  EXPECT_THAT(exported.err, HasSubstr("run/last.pt as torch"));
+  EXPECT_EQ(run_train(args("run", {"--batch_size=64", "--epochs=1", "--overwrite",
+                                   "--checkpoint.keep_best.metric=fake_accuracy"}))
+                .exit_code,
+            0);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/best.pt"));
   const auto tables =
       run_train({"eval", "--config", folder_ / "run/config.yaml", "--tables", folder_ / "new"});
   EXPECT_EQ(tables.exit_code, base::kExitUsage);
-  EXPECT_THAT(tables.err, HasSubstr("--tables: this task has none; leave the option out"));
+  EXPECT_THAT(tables.err, HasSubstr("--tables: task gan has none; leave the option out"));
 }
 
 TEST_F(GanTest, WhatDoesNotFitIsRefused) {
@@ -118,6 +130,8 @@ TEST_F(GanTest, WhatDoesNotFitIsRefused) {
   };
   refused({"--model=digits"}, "model digits: it generates no images");
   refused({"--task=classification"}, "model dcgan: it generates images; set task to gan");
+  refused({"--freeze=[discriminator.*]"}, "freeze: all parameters of the discriminator are frozen");
+  refused({"--early_stop.patience=2"}, "early_stop.patience: no metric of task gan tells");
   refused({"--data=synthetic", "--data.height=24", "--data.width=24"},
           "model dcgan: images must be square, with a side of 8, 16, 32, ... 512 pixels, got 24 x "
           "24");

@@ -165,10 +165,10 @@ TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
     EXPECT_FALSE(std::filesystem::exists(folder_ / "refused"));
   };
   const std::string first = "--init=" + path_of("first");
-  expect({first, "--model.width=8"}, "init: the weights do not fit the network:");
-  expect({first, "--init_skip=[head]"}, "init: no parameter or buffer matches 'head'");
+  expect({first, "--model.width=8"}, "/best.pt: the weights do not fit the network:");
+  expect({first, "--init_skip=[head]"}, "/best.pt: no parameter or buffer matches 'head'");
   expect({first, "--init_into=conf1"},
-         "init: the network has no part 'conf1'; did you mean 'conv1'");
+         "/best.pt: the network has no part 'conf1'; did you mean 'conv1'");
   expect({first, "--init_into=fc"}, "missing: weight, bias");
   expect({"--init=missing.pth"}, "init: weights missing.pth: cannot read missing.pth");
   const std::string whole = base::read_file(path_of("first/best.pt"));

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
 #include <syncbn/data/synthetic.h>
+#include <syncbn/models/model.h>
 #include <syncbn/train/task.h>
 
 #include <algorithm>
@@ -60,6 +61,21 @@ TEST_F(TaskTest, CrossEntropyIsTheMeanOfTheTargetsLikelihood) {
   const at::Tensor expected = -(likelihood_ * one_hot_).sum(1);
   EXPECT_TRUE(at::allclose(plain->loss({output_}, target_), expected.mean()));
   EXPECT_TRUE(at::allclose(plain->loss_sum({output_}, target_), sum_and_number(expected)));
+}
+
+TEST_F(TaskTest, AGanTakesImagesOfOneSize) {
+  const auto gan = test::from_yaml<models::ModelKind>("dcgan", "model")
+                       .make(models::ModelArgs{.num_classes = 1, .sample_shape = {3, 8, 8}});
+  try {
+    task("gan")->attach(*gan);
+    FAIL();
+  } catch (const base::UserError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "it generates images [3, 8, 8], as the training data has, and those to evaluate on "
+        "are [3, 4, 4] (channels, height, width); give transforms and test_transforms one "
+        "size");
+  }
 }
 
 TEST_F(TaskTest, SmoothingSpreadsAShareOfTheTarget) {

@@ -118,6 +118,7 @@ class Dcgan : public Gan {
  public:
   Dcgan(const DcganOptions& options, const ModelArgs& args, int64_t channels, int64_t doublings)
       : latent_size_(options.latent_size),
+        image_shape_(args.sample_shape),
         generator_(initialized(generator(options, channels, doublings, NormFactory(args)))),
         discriminator_(
             initialized(discriminator(options, channels, doublings, NormFactory(args)))) {
@@ -126,6 +127,7 @@ class Dcgan : public Gan {
   }
 
   int64_t latent_size() const override { return latent_size_; }
+  std::vector<int64_t> image_shape() const override { return image_shape_; }
 
   at::Tensor generate(const at::Tensor& noise) override {
     return generator_->forward(noise.view({noise.size(0), latent_size_, 1, 1}));
@@ -137,6 +139,7 @@ class Dcgan : public Gan {
 
  private:
   int64_t latent_size_;
+  std::vector<int64_t> image_shape_;
   std::shared_ptr<Chain> generator_;
   std::shared_ptr<Chain> discriminator_;
 };

@@ -187,6 +187,11 @@ Checkpoint read_checkpoint(const Reader& reader) {
       checkpoint.classes.push_back(name.toStringRef());
     }
   }
+  if (reader.has("category_ids")) {
+    for (const c10::IValue& id : reader.get("category_ids").toListRef()) {
+      checkpoint.category_ids.push_back(id.toInt());
+    }
+  }
   return checkpoint;
 }
 
@@ -219,6 +224,9 @@ Dict to_dict(const Checkpoint& checkpoint) {
   put(dict, "epoch_line", checkpoint.epoch_line);
   put(dict, "config", checkpoint.config);
   put(dict, "classes", to_list(checkpoint.classes));
+  if (!checkpoint.category_ids.empty()) {
+    put(dict, "category_ids", to_list(checkpoint.category_ids));
+  }
   return dict;
 }
 

@@ -8,6 +8,7 @@
 #include <syncbn/config/yaml.h>
 #include <syncbn/dist/process_group.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -40,11 +41,23 @@ void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
                base::join(changed, ", "));
 }
 
+/// Labels are numbers: in another order they mean other classes.
+void warn_of_other_classes(const Checkpoint& checkpoint, const std::string& path,
+                           const std::vector<std::string>& classes) {
+  const auto [own, other] = std::ranges::mismatch(checkpoint.classes, classes);
+  if (own == checkpoint.classes.end() || other == classes.end()) return;
+  spdlog::warn("{} was trained with other classes: its class {} is '{}', and this data's is '{}'",
+               path, own - checkpoint.classes.begin(), base::printable(*own),
+               base::printable(*other));
+}
+
 /// Finds ahead of the evaluation what would keep its tables from being written.
-void check_tables(const Task& task, const fs::path& folder) {
+void check_tables(const Task& task, const std::string& type, const fs::path& folder) {
   const std::vector<int64_t> none(static_cast<size_t>(task.num_counts()));
   const std::vector<Table> tables = task.tables(none, {});
-  if (tables.empty()) throw base::UserError("--tables: this task has none; leave the option out");
+  if (tables.empty()) {
+    throw base::UserError(fmt::format("--tables: task {} has none; leave the option out", type));
+  }
   for (const Table& table : tables) base::check_can_write(folder / table.name);
 }
 
@@ -58,7 +71,8 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   const BatchToDevice to_device = batch_to_device(config, *model, *inputs.eval_set);
   const Evaluator evaluator(config, inputs, *model, to_device,
                             config.loader.options(inputs.batch_size));
-  if (!tables.empty()) do_on_rank_0([&] { check_tables(evaluator.task(), tables); });
+  if (!tables.empty())
+    do_on_rank_0([&] { check_tables(evaluator.task(), config.task.type(), tables); });
   const std::string split = to_string(inputs.eval_split);
   nlohmann::ordered_json json = {{"checkpoint", path}, {"split", split}};
   std::string text;
@@ -84,6 +98,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   };
   if (network.checkpoint() != nullptr && is_rank_0()) {
     warn_of_other_data(*network.checkpoint(), path, config);
+    warn_of_other_classes(*network.checkpoint(), path, inputs.eval_set->class_names());
   }
   network.load_into(*model);
   evaluate("");

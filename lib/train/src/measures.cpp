@@ -23,6 +23,13 @@ Measures::Measures(const Config& config, const Task& task) {
     }
   }
   const KeepBestConfig& keep = config.checkpoint.keep_best;
+  if (keep.metric.empty() && !task.has_best()) {
+    if (config.early_stop.patience == 0) return;
+    throw base::UserError(
+        fmt::format("early_stop.patience: no metric of task {} tells which network is the best; "
+                    "choose one with checkpoint.keep_best.metric, or set it to 0",
+                    config.task.type()));
+  }
   const auto found =
       keep.metric.empty() ? all_.begin() : std::ranges::find(all_, keep.metric, &Metric::name);
   if (found == all_.end()) {
@@ -34,7 +41,7 @@ Measures::Measures(const Config& config, const Task& task) {
                     join_some(names, ", ", kShown)));
   }
   chosen_ = *found;
-  if (keep.mode != "auto") chosen_.higher_is_better = keep.mode == "max";
+  if (keep.mode != "auto") chosen_->higher_is_better = keep.mode == "max";
 }
 
 std::string Measures::line_part(const std::string& split, const Results& results) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,13 @@ namespace syncbn::train {
 /// What an evaluation measures, and which measure chooses the best checkpoint.
 class Measures {
  public:
-  /// @throws base::UserError when checkpoint.keep_best.metric names none of them.
+  /// @throws base::UserError when checkpoint.keep_best.metric names none of them, or early_stop
+  /// needs
+  ///   one and there is none.
   Measures(const Config& config, const Task& task);
 
-  /// The measure by which the best checkpoint is chosen.
-  const Metric& chosen() const { return chosen_; }
+  /// The measure by which the best checkpoint is chosen; nothing if none tells.
+  const std::optional<Metric>& chosen() const { return chosen_; }
 
   /// "test loss 0.0429 accuracy 98.31 %  ": the loss and the first metric, also of the moving
   /// average. Empty without results.
@@ -25,7 +28,7 @@ class Measures {
 
  private:
   std::vector<Metric> all_;
-  Metric chosen_;
+  std::optional<Metric> chosen_;
 };
 
 }  // namespace syncbn::train

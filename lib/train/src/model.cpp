@@ -52,9 +52,11 @@ void init_model(const Config& config, models::Model& model) {
     if (config.init.empty()) return;
     naming("init", [&] {
       const std::string file = models::weights_file(config.init);
-      const auto report =
-          models::load_state_dict(model, models::read_state_dict(file, config.init_key),
-                                  {.skip = config.init_skip, .into = config.init_into});
+      const models::StateDict weights = models::read_state_dict(file, config.init_key);
+      const auto report = naming(file, [&] {
+        return models::load_state_dict(model, weights,
+                                       {.skip = config.init_skip, .into = config.init_into});
+      });
       const auto part = [](const char* what, const std::vector<std::string>& names) {
         return names.empty() ? "" : fmt::format("; {}: {}", what, base::join(names, ", "));
       };
@@ -157,14 +159,18 @@ void load_model(const std::map<std::string, at::Tensor>& saved, const models::Mo
   const at::NoGradGuard no_grad;
   auto present = state_of(model);
   if (saved.size() != present.size()) {
-    throw base::UserError(fmt::format("it has {}, the model of this configuration has {}",
-                                      base::counted(saved.size(), "tensor"), present.size()));
+    throw base::UserError(
+        fmt::format("it has {}, the model of this configuration has {}; is it of another model?",
+                    base::counted(saved.size(), "tensor"), present.size()));
   }
   for (auto& [name, tensor] : present) {
     const auto found = saved.find(name);
     if (found == saved.end()) throw base::UserError(fmt::format("it has no tensor '{}'", name));
     if (found->second.sizes() != tensor.sizes()) {
-      throw base::UserError(fmt::format("its tensor '{}' has another shape", name));
+      throw base::UserError(fmt::format(
+          "its tensor '{}' is {}, the model of this configuration has {}; to begin with its other "
+          "weights, set init and init_skip",
+          name, c10::str(found->second.sizes()), c10::str(tensor.sizes())));
     }
     tensor.copy_(found->second);
   }

@@ -7,11 +7,11 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/unlabelled_images.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
-#include <syncbn/models/detector.h>
 
 #include <filesystem>
 #include <map>
@@ -43,6 +43,20 @@ void check_masks(const std::vector<fs::path>& files) {
   }
 }
 
+/// For weights that do not know their classes.
+void take_classes_of_training_data(const Config& config, data::UnlabelledImagesOptions& options) {
+  const auto set = config.data.make(data::Split::kTrain);
+  if (!options.class_names.empty() && options.class_names != set->class_names()) {
+    throw base::UserError("predict: the training data has other classes than the checkpoint");
+  }
+  options.class_names = set->class_names();
+  options.classes = set->num_classes();
+  const auto* const boxes = dynamic_cast<const data::BoxDataset*>(set.get());
+  for (int64_t label = 0; boxes != nullptr && label < options.classes; ++label) {
+    options.category_ids.push_back(boxes->category_id(label));
+  }
+}
+
 /// Reads images as the configuration's data set reads those to evaluate on, with the classes of the
 /// checkpoint.
 data::UnlabelledImages find_images(const Config& config, const SavedNetwork& network,
@@ -56,14 +70,13 @@ data::UnlabelledImages find_images(const Config& config, const SavedNetwork& net
   }
   data::UnlabelledImagesOptions options;
   options.labels_pixels = config.task.type() == "segmentation";
-  if (network.checkpoint() != nullptr) options.class_names = network.checkpoint()->classes;
-  options.classes = std::ssize(options.class_names);
-  if (options.classes == 0) {
-    // The weights do not know them: the training data does.
-    const auto set = config.data.make(data::Split::kTrain);
-    options.class_names = set->class_names();
-    options.classes = set->num_classes();
+  if (const Checkpoint* const checkpoint = network.checkpoint()) {
+    options.class_names = checkpoint->classes;
+    options.category_ids = checkpoint->category_ids;
   }
+  options.classes = std::ssize(options.class_names);
+  const bool lacks_ids = config.task.type() == "detection" && options.category_ids.empty();
+  if (options.classes == 0 || lacks_ids) take_classes_of_training_data(config, options);
   config::Value known = config::Value::of_map();
   for (const char* key :
        {"test_transforms", "mean", "std", "exif_orientation", "max_pixels", "max_scans"}) {
@@ -141,13 +154,7 @@ int predict(const Config& config, const std::string& text, const std::string& na
   inputs.train_set = inputs.eval_set = images.set;
   check_agreement(text, inputs);
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
-  // Boxes of a class have an id, which the annotations know.
-  const bool has_boxes = dynamic_cast<models::Detector*>(model.get()) != nullptr;
-  std::shared_ptr<const data::Dataset> known_set = images.set;
-  on_each_rank([&] {
-    if (has_boxes) known_set = config.data.make(data::Split::kTrain);
-  });
-  const auto task = make_task(config, *known_set, *model);
+  const auto task = make_task(config, *images.set, *model);
   report_on_rank_0([&] {
     if (task->predicts()) return;
     throw base::UserError(

@@ -418,9 +418,11 @@ void RunFolder::log_end(const std::string& reason, int64_t step) {
 void RunFolder::write_result(const ResultRecord& record) {
   const std::string split = record.last.eval_split + "_";
   Json json;
-  json["best_" + split + record.best_metric] = record.best_value;
-  json["best_mode"] = record.higher_is_better ? "max" : "min";
-  json["best_epoch"] = record.best_epoch;
+  if (!record.best_metric.empty()) {
+    json["best_" + split + record.best_metric] = record.best_value;
+    json["best_mode"] = record.higher_is_better ? "max" : "min";
+    json["best_epoch"] = record.best_epoch;
+  }
   for (const auto& [name, value] : record.last.eval) json[split + name] = value;
   for (const auto& [name, value] : record.last.train) json["train_" + name] = value;
   json["epochs"] = record.last.epoch;

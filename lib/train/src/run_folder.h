@@ -36,7 +36,7 @@ struct EpochRecord {
 
 /// The content of result.json.
 struct ResultRecord {
-  std::string best_metric;  ///< "accuracy"
+  std::string best_metric;  ///< "accuracy"; empty: none tells the best
   double best_value = 0;
   int64_t best_epoch = 0;
   bool higher_is_better = true;

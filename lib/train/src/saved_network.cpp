@@ -35,7 +35,7 @@ void load_python_weights(const std::string& path, bool average, models::Model& m
 
 fs::path checkpoint_file(const std::string& command, const Config& config,
                          const std::string& name) {
-  if (!config.resume.empty() && config.resume != "auto") return config.resume;
+  if (!config.resume.empty() && config.resume != "auto") return models::weights_file(config.resume);
   const fs::path folder = RunFolder::newest(config.run_dir, name);
   std::error_code ignored;
   for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {

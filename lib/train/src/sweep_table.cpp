@@ -60,11 +60,13 @@ std::string shown(const std::string& column, const Json& value) {
   return value.is_null() ? "nan" : value.dump();
 }
 
-/// Columns of the table besides the sweep's keys: the best result, its epoch, and the last losses.
+/// Columns of the table besides the sweep's keys: the best result, its epoch (if a metric tells the
+/// best), and the last losses.
 std::vector<std::string> columns_of(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
-    if (entry.best_name.empty()) continue;
-    std::vector<std::string> names = {entry.best_name, "best_epoch"};
+    if (entry.json.empty()) continue;
+    std::vector<std::string> names;
+    if (!entry.best_name.empty()) names = {entry.best_name, "best_epoch"};
     for (const auto& [name, value] : entry.json.items()) {
       const bool is_loss = name.ends_with("_loss") && name.find("ema_") == name.npos;
       if (is_loss && name != entry.best_name) names.push_back(name);
@@ -72,7 +74,7 @@ std::vector<std::string> columns_of(const std::vector<Entry>& entries) {
     // Runs that are not alike in these are not to be compared.
     for (const char* name : {"epochs", "world_size"}) {
       const auto is_other = [&](const Entry& other) {
-        return !other.best_name.empty() &&
+        return !other.json.empty() &&
                other.json.value(name, Json()) != entry.json.value(name, Json());
       };
       if (std::ranges::any_of(entries, is_other)) names.emplace_back(name);

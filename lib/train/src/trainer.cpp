@@ -570,7 +570,8 @@ class Trainer {
     // on as if it had not stopped. A run without a result gets a best.pt all the same.
     const bool is_regular = is_whole && evaluates_whole(record.epoch);
     BestChange change;
-    if (is_regular || position_.best.empty()) change = rank_result(record);
+    const auto& chosen = measures_.chosen();
+    if (chosen && (is_regular || position_.best.empty())) change = rank_result(record, *chosen);
     if (is_regular) schedule_->observe(*find(record.eval, "loss"));
     record.seconds = seconds();
     const std::string line = RunFolder::line_of(record);
@@ -582,14 +583,14 @@ class Trainer {
     show(record);
     if (stopped_early() && is_rank_0()) {
       spdlog::info("ends early: {} evaluations without a better {}", position_.stale_evaluations,
-                   measures_.chosen().name);
+                   measures_.chosen()->name);
     }
     return true;
   }
 
   /// Compares an evaluation's result with those before it.
-  BestChange rank_result(const EpochRecord& record) {
-    const auto& [metric, unused, higher, share] = measures_.chosen();
+  BestChange rank_result(const EpochRecord& record, const Metric& chosen) {
+    const auto& [metric, unused, higher, share] = chosen;
     if (std::exchange(position_.best_metric, metric) != metric) {
       // Another metric chose so far.
       position_.best.clear();
@@ -725,10 +726,21 @@ class Trainer {
       checkpoint.seconds = seconds();
       checkpoint.config = config_text_;
       checkpoint.classes = inputs_.train_set->class_names();
+      checkpoint.category_ids = category_ids();
       folder_->write_lines();
       writer_->save(checkpoint, change, last);
     });
     if (last) saved_ = Clock::now();
+  }
+
+  std::vector<int64_t> category_ids() const {
+    std::vector<int64_t> ids;
+    const auto* const boxes = dynamic_cast<const data::BoxDataset*>(inputs_.train_set.get());
+    if (boxes == nullptr) return ids;
+    for (int64_t label = 0; label < boxes->num_classes(); ++label) {
+      ids.push_back(boxes->category_id(label));
+    }
+    return ids;
   }
 
   /// Whether batch norm's running statistics may differ between the ranks.
@@ -759,7 +771,7 @@ class Trainer {
   void finish(EpochRecord& record) {
     record.seconds = seconds();
     if (record.epoch == 0) record.epoch = position_.sampler.epoch, record.step = position_.step;
-    const Metric& metric = measures_.chosen();
+    const Metric metric = measures_.chosen().value_or(Metric());
     const Checkpoint::Best best =
         position_.best.empty() ? Checkpoint::Best{.value = std::numeric_limits<double>::quiet_NaN()}
                                : position_.best.front();
@@ -777,6 +789,12 @@ class Trainer {
     });
     if (!is_rank_0()) return;
     progress_.clear();
+    if (!measures_.chosen()) {
+      spdlog::info("{}{}in {}; {} has the network", measures_.line_part("train", record.train),
+                   measures_.line_part(record.eval_split, record.eval),
+                   base::format_seconds(record.seconds), folder_->last().string());
+      return;
+    }
     const double value = find(record.eval, metric.name).value_or(0);
     if (position_.best.empty()) {
       spdlog::warn("{} has been no number in all evaluations: there is no best.pt", metric.name);

@@ -3,9 +3,12 @@
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
 #include <syncbn/dist/comm_hooks.h>
 #include <syncbn/dist/process_group.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "rank_0.h"
@@ -90,6 +93,18 @@ at::Tensor zero_loss(const Task::Outputs& outputs) {
   return zero;
 }
 
+/// @throws base::UserError if no parameter of a turn of the step learns.
+void check_trains(const std::string& prefix, const models::Model& model) {
+  const NamedTensors parameters = trainable_parameters(model);
+  const bool trains = std::ranges::any_of(
+      parameters, [&](const auto& one) { return one.first.starts_with(prefix); });
+  if (trains) return;
+  throw base::UserError(
+      fmt::format("freeze: all parameters of the {} are frozen, and a step trains it in a turn of "
+                  "its own; leave some out",
+                  prefix));
+}
+
 }  // namespace
 
 Autocast::Autocast(const Config& config, at::Device device)
@@ -130,6 +145,7 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
       ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr),
       vote_(device_) {
   for (const std::string& prefix : task.turns()) {
+    report_on_rank_0([&] { check_trains(prefix, *model_); });
     turns_.push_back(std::make_unique<Turn>(config, model_, prefix));
   }
   take_counts();

@@ -69,7 +69,7 @@ bool pins_memory(const LoaderOptions& options) {
 }
 
 [[noreturn]] void refuse(const std::string& why) {
-  throw base::UserError("cannot resume at the saved position in the data: " + why);
+  throw base::UserError("the position in the data: " + why);
 }
 
 void check_resumable(const SamplerState& state, const Dataset& dataset, const Sampler& sampler) {
@@ -78,7 +78,9 @@ void check_resumable(const SamplerState& state, const Dataset& dataset, const Sa
                        state.version, SamplerState::kVersion));
   }
   if (std::bit_cast<uint64_t>(state.fingerprint) != dataset.fingerprint()) {
-    refuse("the data set is not the one it was saved with");
+    refuse(
+        "the training data is not what it was saved with (files, labels or annotations); to train "
+        "on other data, begin a run with its weights");
   }
   if (state.seed != sampler.seed()) {
     refuse(

@@ -98,7 +98,10 @@ uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
   FolderIndexWriter writer(out);
   const Listing top = list_folder(root);
   const auto& classes = top.folders;
-  if (classes.empty()) fail(root, "it has no folders; each class is a folder");
+  if (classes.empty())
+    fail(root,
+         "it has no folders; each class is a folder (of images of one class, name the folder "
+         "above)");
   writer.begin_folder("", top.stamp, /*label=*/-1);
   std::vector<std::string> empty;
   for (size_t label = 0; label < classes.size(); ++label) {

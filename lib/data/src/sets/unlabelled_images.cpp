@@ -7,6 +7,7 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
+#include <syncbn/data/boxes.h>
 
 #include "sets/file_bytes.h"
 #include "sets/image_set.h"
@@ -36,10 +37,12 @@ std::vector<fs::path> images_below(const fs::path& folder) {
   return files;
 }
 
-class UnlabelledSet : public detail::ImageSet {
+/// `Base` is SampleDataset or BoxDataset.
+template <class Base>
+class UnlabelledSet : public detail::ImageSetOf<Base> {
  public:
   UnlabelledSet(const UnlabelledImagesOptions& options, std::vector<fs::path> files)
-      : ImageSetOf({"images", options, Split::kTest, {.may_vary = true}}),
+      : detail::ImageSetOf<Base>({"images", options, Split::kTest, {.may_vary = true}}),
         options_(options),
         files_(std::move(files)) {}
 
@@ -49,7 +52,7 @@ class UnlabelledSet : public detail::ImageSet {
   std::vector<std::string> class_names() const override { return options_.class_names; }
   std::vector<int64_t> target_shape() const override {
     if (!options_.labels_pixels) return {};
-    return {format().size().height, format().size().width};
+    return {this->format().size().height, this->format().size().width};
   }
   std::string name_of(int64_t index) const override {
     return (fs::path(options_.images) / files_[static_cast<size_t>(index)]).string();
@@ -62,11 +65,13 @@ class UnlabelledSet : public detail::ImageSet {
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     ImageDecoder decoder = open(index);
-    format().write(pipeline().run(decoder, random), slot);
-    std::ranges::fill(slot.target, options_.labels_pixels ? ignore_index() : 0);
+    this->format().write(this->pipeline().run(decoder, random), slot);
+    std::ranges::fill(slot.target, options_.labels_pixels ? this->ignore_index() : 0);
   }
 
-  ImageSize original_size(int64_t index) const {
+ protected:
+  const UnlabelledImagesOptions& options() const { return options_; }
+  ImageSize size_of(int64_t index) const {
     const ImageDecoder decoder = open(index);
     return {decoder.width(), decoder.height()};
   }
@@ -82,6 +87,30 @@ class UnlabelledSet : public detail::ImageSet {
   const std::vector<fs::path> files_;
 };
 
+class UnlabelledImageSet : public UnlabelledSet<SampleDataset> {
+ public:
+  using UnlabelledSet::UnlabelledSet;
+  ImageSize original_size(int64_t index) const { return size_of(index); }
+};
+
+class UnlabelledBoxSet : public UnlabelledSet<BoxDataset> {
+ public:
+  using UnlabelledSet::UnlabelledSet;
+  std::span<const Annotation> annotations(int64_t /*index*/) const override { return {}; }
+  int64_t image_id(int64_t index) const override { return index; }
+  int64_t category_id(int64_t label) const override {
+    return options().category_ids[static_cast<size_t>(label)];
+  }
+  ImageSize original_size(int64_t index) const override { return size_of(index); }
+};
+
+template <class Set>
+void fill_set(const UnlabelledImagesOptions& options, UnlabelledImages& made) {
+  auto set = std::make_shared<const Set>(options, made.files);
+  made.original_size = [set](int64_t index) { return set->original_size(index); };
+  made.set = std::move(set);
+}
+
 }  // namespace
 
 void UnlabelledImagesOptions::describe(config::Schema<UnlabelledImagesOptions>& schema) {
@@ -95,9 +124,11 @@ UnlabelledImages load_unlabelled_images(const UnlabelledImagesOptions& options) 
     throw base::UserError(fmt::format("there are no JPEG or PNG files in '{}'", options.images));
   }
   made.are_whole = detail::first_but_resize(options.test_transforms) == nullptr;
-  auto set = std::make_shared<const UnlabelledSet>(options, made.files);
-  made.original_size = [set](int64_t index) { return set->original_size(index); };
-  made.set = std::move(set);
+  if (options.category_ids.empty()) {
+    fill_set<UnlabelledImageSet>(options, made);
+  } else {
+    fill_set<UnlabelledBoxSet>(options, made);
+  }
   return made;
 }
 

@@ -51,12 +51,19 @@ at::Tensor mean_loss(const at::Tensor& logits, double target) {
 /// Each turn makes its images anew, from the same noise.
 class GanTask : public Task {
  public:
-  explicit GanTask(const GanOptions& options) : options_(options) {}
+  GanTask(const GanOptions& options, std::vector<int64_t> shape)
+      : options_(options), shape_(std::move(shape)) {}
 
   void attach(models::Model& model) override {
     gan_ = dynamic_cast<models::Gan*>(&model);
-    if (gan_ != nullptr) return;
-    throw base::UserError("it generates no images, as task gan needs it; set model to dcgan");
+    if (gan_ == nullptr) {
+      throw base::UserError("it generates no images, as task gan needs it; set model to dcgan");
+    }
+    if (gan_->image_shape() == shape_) return;
+    throw base::UserError(fmt::format(
+        "it generates images {}, as the training data has, and those to evaluate on are "
+        "{} (channels, height, width); give transforms and test_transforms one size",
+        c10::str(at::IntArrayRef(gan_->image_shape())), c10::str(at::IntArrayRef(shape_))));
   }
 
   std::vector<std::string> turns() const override {
@@ -106,6 +113,9 @@ class GanTask : public Task {
             {.name = "fake_accuracy", .value = share(2), .is_share = true}};
   }
 
+  /// A discriminator that is easily fooled, or a poor generator: each makes the other look well.
+  bool has_best() const override { return false; }
+
   /// "samples": images from the same noise each time.
   std::vector<Picture> pictures(std::span<const Seen> /*seen*/,
                                 const data::Normalization& normalization) const override {
@@ -125,11 +135,12 @@ class GanTask : public Task {
   static constexpr size_t kGenerator = 1;  // its turn
 
   GanOptions options_;
+  std::vector<int64_t> shape_;  ///< of the data's images
   models::Gan* gan_ = nullptr;
 };
 
-std::unique_ptr<Task> make_gan(const GanOptions& options, const data::Dataset& /*dataset*/) {
-  return std::make_unique<GanTask>(options);
+std::unique_ptr<Task> make_gan(const GanOptions& options, const data::Dataset& dataset) {
+  return std::make_unique<GanTask>(options, dataset.sample_shape());
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ struct UnlabelledImagesOptions : ImageFileOptions {
   std::vector<std::string> class_names;  ///< by label; empty: none
   /// Whether targets are of the shape [H, W], as in sets with masks.
   bool labels_pixels = false;
+  /// By label, for a BoxDataset; empty: the set is none.
+  std::vector<int64_t> category_ids;
 
   static void describe(config::Schema<UnlabelledImagesOptions>& schema);
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <syncbn/models/model.h>
 
@@ -15,6 +16,9 @@ class Gan : public Model {
 
   /// Values of noise that an image is made from.
   virtual int64_t latent_size() const = 0;
+
+  /// [C, H, W]
+  virtual std::vector<int64_t> image_shape() const = 0;
 
   /// @param noise [N, latent_size()], of a standard normal distribution
   /// @return images [N, C, H, W], of values between -1 and 1

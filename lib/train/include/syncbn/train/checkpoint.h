@@ -83,6 +83,8 @@ struct Checkpoint {
   std::string epoch_line;  ///< log.jsonl's for the last complete epoch; empty in older checkpoints
   std::string config;      ///< resolved, in YAML
   std::vector<std::string> classes;  ///< their names in the order of the logits; empty: unknown
+  /// Of a detector's classes in annotation files, in the order of the logits; empty: unknown.
+  std::vector<int64_t> category_ids;
 };
 
 /// The bytes of a checkpoint file.

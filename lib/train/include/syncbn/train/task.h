@@ -136,9 +136,12 @@ class Task {
   // an order that depends on the number of ranks: the results must not.
 
   /// Always the same metrics, with 0 or NaN for what the samples do not tell. The first one chooses
-  /// the best checkpoint unless the configuration names another.
+  /// the best checkpoint if has_best(), unless the configuration names another.
   virtual std::vector<Metric> metrics(std::span<const int64_t> counts,
                                       std::span<const int64_t> records) const = 0;
+
+  /// Whether a metric tells which network is the best.
+  virtual bool has_best() const { return true; }
 
   /// What a reader of the metrics should know: "miou leaves out ...". Empty: nothing.
   virtual std::string remark(std::span<const int64_t> counts,
