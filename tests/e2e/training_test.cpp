@@ -94,6 +94,53 @@ const std::vector<std::string> kEverything = {"--epochs=3",
                                               "--checkpoint.every=25step",
                                               "--checkpoint.keep_last=3"};
 
+TEST_F(TrainingTest, ReplicasInOneProcessTrainAsTheWholeBatch) {
+  const std::vector<std::string> steps = {"--batch_size=48", "--max_steps=20",
+                                          "--sync_batchnorm=true"};
+  ASSERT_EQ(run("whole", steps).exit_code, 0);
+  const auto more = [&](const std::vector<std::string>& options) {
+    auto all = steps;
+    all.insert(all.end(), options.begin(), options.end());
+    return all;
+  };
+  const std::string mode = "--parallel.mode=data_parallel";
+  const std::string devices = "--parallel.devices=[cpu, cpu]";
+  const auto parts = run("parts", more({mode, devices}));
+  ASSERT_EQ(parts.exit_code, 0) << parts.err;
+  EXPECT_THAT(parts.err, HasSubstr("1 rank x batch 48 over 2 replicas, SyncBatchNorm"));
+  // Two ranks of two replicas each.
+  run_ranks_of_train(2, args("ranks", {"--batch_size=24", "--max_steps=20", "--sync_batchnorm=true",
+                                       mode, devices}));
+  const Checkpoint whole = load("whole/last.pt");
+  for (const char* other : {"parts/last.pt", "ranks/last.pt"}) {
+    for (const auto& [name, tensor] : load(other).model) {
+      EXPECT_TRUE(at::allclose(tensor, whole.model.at(name), 1e-3, 1e-4)) << other << " " << name;
+    }
+  }
+  // A run goes on with it, and without.
+  ASSERT_EQ(
+      run("parts", {"--batch_size=48", "--max_steps=30", "--resume=auto", mode, devices}).exit_code,
+      0);
+  ASSERT_EQ(run("parts", {"--batch_size=48", "--max_steps=40", "--resume=auto"}).exit_code, 0);
+}
+
+TEST_F(TrainingTest, DevicesThatCannotBeAreRefused) {
+  const auto refused = [&](const std::vector<std::string>& options, const std::string& message) {
+    const auto result = run("run", options);
+    EXPECT_EQ(result.exit_code, base::kExitUsage);
+    EXPECT_THAT(result.err, HasSubstr(message));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  };
+  const std::string mode = "--parallel.mode=data_parallel";
+  refused({mode}, "mode data_parallel needs devices");
+  refused({"--parallel.devices=[cpu]"}, "devices are for mode data_parallel");
+  refused({mode, "--parallel.devices=[cpu, gpu1]"},
+          "parallel.devices: 'gpu1' is no device; use cpu, or cuda:N");
+  refused({mode, "--parallel.devices=[cuda:97, cuda:98]"}, "there is no device cuda:97 here");
+  refused({mode, "--parallel.devices=[cpu, cpu]", "--task=gan", "--model=dcgan"},
+          "task gan trains several networks in turns");
+}
+
 TEST_F(TrainingTest, GoesOnBitForBitFromTheMiddleOfAnEpochWithEverythingOn) {
   run_ranks_of_train(2, args("whole", kEverything));
   for (const int64_t step : {37, 110, 111, 180}) {

@@ -59,6 +59,23 @@ void DdpConfig::describe(config::Schema<DdpConfig>& schema) {
       .one_of({"none", "fp16", "bf16", "power_sgd"});
 }
 
+void ParallelConfig::describe(config::Schema<ParallelConfig>& schema) {
+  schema
+      .field(
+          "mode", &ParallelConfig::mode,
+          "ddp: a rank is one device; data_parallel: each rank divides its batches over replicas "
+          "of the network in its process")
+      .one_of({"ddp", "data_parallel"});
+  schema.field("devices", &ParallelConfig::devices,
+               "with data_parallel, a device for each replica: cpu, or cuda:N; cpu may be given "
+               "several times");
+  schema.check([](const ParallelConfig& parallel) -> std::optional<std::string> {
+    if ((parallel.mode == "ddp") == parallel.devices.empty()) return std::nullopt;
+    return parallel.devices.empty() ? "mode data_parallel needs devices, such as [cpu, cpu]"
+                                    : "devices are for mode data_parallel";
+  });
+}
+
 void ClipConfig::describe(config::Schema<ClipConfig>& schema) {
   schema
       .field("norm", &ClipConfig::norm,
@@ -312,6 +329,7 @@ void Config::describe(config::Schema<Config>& schema) {
       .above(0)
       .at_most(1);
   schema.field("ddp", &Config::ddp, "");
+  schema.field("parallel", &Config::parallel, "");
   schema
       .field("eval_interval", &Config::eval_interval,
              "epochs between two evaluations; the last epoch is always evaluated")

@@ -79,7 +79,8 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
   int64_t parameters = 0;
   for (const at::Tensor& parameter : model->parameters()) parameters += parameter.numel();
 
-  TrainingStep step(config, *task, to_device, model);
+  TrainingStep step(config, *task, to_device, model,
+                    make_replicas(config, *inputs.train_set, *task, model));
   data::Loader loader(inputs.train_set, inputs.make_sampler(seed),
                       config.loader.options(inputs.batch_size));
   const Cost cost = measure(step, loader, step.optimizer().base_lr());

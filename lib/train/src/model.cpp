@@ -108,17 +108,60 @@ void set_training(const Config& config, models::Model& model) {
   }
 }
 
-std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
-                                          int64_t seed) {
+namespace {
+
+models::ModelArgs model_args(const Config& config, const data::Dataset& dataset) {
   models::ModelArgs args;
   args.num_classes = dataset.num_classes();
   args.sample_shape = dataset.sample_shape();
   args.norm = config.sync_batchnorm ? models::Norm::kSync : models::Norm::kLocal;
+  if (config.sync_timeout) args.norm_timeout = milliseconds(*config.sync_timeout);
+  args.activation_checkpointing = config.activation_checkpointing;
+  return args;
+}
+
+/// @throws base::UserError for a name that no device has
+at::Device device_of(const std::string& name) {
+  try {
+    return at::Device(name);
+  } catch (const std::exception&) {
+    throw base::UserError(
+        fmt::format("parallel.devices: '{}' is no device; use cpu, or cuda:N", name));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Dataset& dataset,
+                                        const Task& task,
+                                        const std::shared_ptr<models::Model>& model) {
+  if (config.parallel.mode != "data_parallel") return nullptr;
+  return report_on_rank_0([&] {
+    if (task.turns().size() > 1) {
+      throw base::UserError(
+          fmt::format("parallel.mode: task {} trains several networks in turns, which "
+                      "data_parallel cannot; use "
+                      "ddp",
+                      config.task.type()));
+    }
+    dist::DataParallelOptions options;
+    std::vector<std::shared_ptr<models::Model>> replicas;
+    for (const std::string& name : config.parallel.devices) {
+      options.device_ids.push_back(device_of(name));
+      const bool is_first = replicas.empty();
+      replicas.push_back(is_first ? model : config.model.make(model_args(config, dataset)));
+    }
+    if (config.sync_timeout) options.sync_timeout = milliseconds(*config.sync_timeout);
+    return std::make_shared<Replicas>(replicas, options);
+  });
+}
+
+std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
+                                          int64_t seed) {
+  models::ModelArgs args = model_args(config, dataset);
   if (config.sync_batchnorm && config.sync_batchnorm_group) {
     args.norm_group = dist::new_subgroups(static_cast<int>(*config.sync_batchnorm_group));
   }
-  if (config.sync_timeout) args.norm_timeout = milliseconds(*config.sync_timeout);
-  args.activation_checkpointing = config.activation_checkpointing;
   at::manual_seed(static_cast<uint64_t>(seed));
   auto model = report_on_rank_0([&] {
     auto made = explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); });

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <syncbn/data/dataset.h>
+#include <syncbn/dist/data_parallel.h>
 #include <syncbn/models/model.h>
 #include <syncbn/train/config.h>
 #include <syncbn/train/optimizer.h>
@@ -25,6 +26,15 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
 
 /// The configuration's task, for this data and network.
 /// @throws base::UserError on rank 0, QuietExit on the others, when they do not suit each other.
+using Replicas = dist::DataParallel<models::Model>;
+
+/// The model and replicas of it on the devices of the section `parallel`; null without it. Every
+/// rank calls it.
+/// @throws base::UserError on rank 0, QuietExit on the others
+std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Dataset& dataset,
+                                        const Task& task,
+                                        const std::shared_ptr<models::Model>& model);
+
 std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
                                 models::Model& model);
 

@@ -29,10 +29,17 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
                   int64_t seed) {
   const data::Dataset& set = *inputs.train_set;
   const bool has_gpu = dist::device().is_cuda();
-  spdlog::info("{}: {} training and {} {} samples, {} x batch {}, {}, {}{}", name, set.size(),
+  const size_t replicas = config.parallel.devices.size();
+  const std::string norm = config.sync_batchnorm ? "SyncBatchNorm"
+                                                 : fmt::format("batch norm of each {}",
+                                                               replicas > 0 ? "replica" : "rank");
+  spdlog::info("{}: {} training and {} {} samples, {} x batch {}{}, {}, {}{}", name, set.size(),
                inputs.eval_set->size(), to_string(inputs.eval_split),
                base::counted(dist::world_size(), "rank"), inputs.batch_size,
-               config.sync_batchnorm ? "SyncBatchNorm" : "batch norm of each rank",
+               replicas > 0 ? fmt::format(" over {}", base::counted(replicas, "replica")) : "",
+               config.sync_batchnorm ? "SyncBatchNorm"
+               : replicas > 1        ? "batch norm of each replica"
+                                     : "batch norm of each rank",
                has_gpu ? "GPU" : "CPU", config.amp == "none" ? "" : ", " + config.amp);
   describe_classes(set);
   for (const std::string& unreadable : {set.unreadable(), inputs.eval_set->unreadable()}) {

@@ -81,7 +81,8 @@ class Trainer {
         measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
         to_device_(batch_to_device(config, *model_, *inputs.train_set,
                                    /*pinned=*/loader_options().pin_memory)),
-        step_(config, *task_, to_device_, model_),
+        step_(config, *task_, to_device_, model_,
+              make_replicas(config, *inputs.train_set, *task_, model_)),
         evaluator_(config, inputs, *model_, to_device_, loader_options()),
         schedule_(make_schedule(config)) {
     choose_threads(config, *model_, *inputs.train_set, inputs.batch_size);

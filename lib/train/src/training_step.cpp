@@ -133,11 +133,12 @@ Task::Outputs full_precision(Task::Outputs outputs) {
 }
 
 TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
-                           std::shared_ptr<models::Model> model)
+                           std::shared_ptr<models::Model> model, std::shared_ptr<Replicas> replicas)
     : config_(config),
       task_(task),
       to_device_(to_device),
       model_(std::move(model)),
+      replicas_(std::move(replicas)),
       device_(dist::device()),
       optimizer_(
           report_on_rank_0([&] { return config.optimizer.make(trainable_parameters(*model_)); })),
@@ -231,7 +232,7 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
   {
     const Autocast autocast(config_, device_);
     const Task::Outputs outputs = full_precision(turns_[turn]->ddp.invoke(
-        [&](models::Model& model) { return task_.forward(model, turn, batch); }));
+        [&](models::Model& model) { return forward(model, turn, batch); }));
     loss = batch.size() > 0 ? task_.loss(outputs, batch.target) : zero_loss(outputs);
     if (batch.size() > 0 && turn == 0 && task_.counts_training()) {
       const at::NoGradGuard no_grad;
@@ -241,6 +242,16 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
   const at::Tensor weighted = share == 1 ? loss : loss * share;
   (scaler_ ? scaler_->scale(weighted) : weighted).backward();
   return loss.detach();
+}
+
+Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
+                                    const data::Batch& batch) const {
+  if (!replicas_) return task_.forward(model, turn, batch);
+  return replicas_->invoke(
+      [&](models::Model& replica, const data::Batch& part) {
+        return task_.forward(replica, turn, part);
+      },
+      batch);
 }
 
 void TrainingStep::check(const Tensors& gradients, at::Tensor& found_inf) const {

@@ -39,8 +39,9 @@ Task::Outputs full_precision(Task::Outputs outputs);
 /// One step of training: forward, backward and update. Not thread-safe.
 class TrainingStep {
  public:
+  /// @param replicas around the model; null: the rank has one device
   TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
-               std::shared_ptr<models::Model> model);
+               std::shared_ptr<models::Model> model, std::shared_ptr<Replicas> replicas);
 
   /// Trains on this rank's batch, which may be empty. Every rank calls it. Does not wait for the
   /// device to finish.
@@ -91,6 +92,7 @@ class TrainingStep {
   /// Adds the gradients of a batch; returns its mean loss.
   at::Tensor backward(size_t turn, const data::Batch& batch);
   at::Tensor backward_part(size_t turn, const data::Batch& batch, double share);
+  Task::Outputs forward(models::Model& model, size_t turn, const data::Batch& batch) const;
   void clip(const Tensors& parameters, const Tensors& gradients) const;
   /// Sets `found_inf` to 1 if a gradient is not finite.
   void check(const Tensors& gradients, at::Tensor& found_inf) const;
@@ -102,6 +104,7 @@ class TrainingStep {
   const Task& task_;
   const BatchToDevice& to_device_;
   const std::shared_ptr<models::Model> model_;
+  const std::shared_ptr<Replicas> replicas_;  ///< null: none
   const at::Device device_;
   const std::unique_ptr<Optimizer> optimizer_;  ///< of all turns
   std::vector<std::unique_ptr<Turn>> turns_;

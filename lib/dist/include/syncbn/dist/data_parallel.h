@@ -134,7 +134,8 @@ class DataParallel : public detail::DataParallelBase {
   explicit DataParallel(const torch::nn::ModuleHolder<Module>& module,
                         const DataParallelOptions& options = {})
       : DataParallel(module.is_empty() ? nullptr : module.ptr(), options) {}
-  /// For modules without clone(): the module, and one of the same make for each other device.
+  /// For modules without clone(): the module, and one of the same make for each other device, to
+  /// which it is moved.
   explicit DataParallel(const std::vector<std::shared_ptr<Module>>& replicas,
                         const DataParallelOptions& options = {})
       : DataParallel(checked(options), replicas) {}

@@ -76,7 +76,8 @@ struct SyncBatchNormOptions {
 /// Unlike PyTorch's, it works on CPUs, keeps precision for small variances, and allows batches of
 /// different sizes. A batch that is empty on every rank changes no buffer.
 ///
-/// Not to be called from two threads at a time.
+/// In replicas of DataParallel the statistics are those of all replicas, on all ranks. Else it is
+/// not to be called from two threads at a time.
 /// @throws (forward) base::UserError when WORLD_SIZE is above 1 and init_process_group was not
 ///   called, for an input of the wrong shape, when all ranks together have one value per channel,
 ///   when the ranks are in different layers, or inside torch::nn::parallel::data_parallel, whose

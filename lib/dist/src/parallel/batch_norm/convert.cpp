@@ -148,7 +148,7 @@ void throw_is_replica(const LayerName& layer) {
   throw base::UserError(fmt::format(
       "SyncBatchNorm: {} runs as a replica of torch::nn::parallel::data_parallel, whose "
       "threads are not ranks and would exchange over one process group at once; use "
-      "DistributedDataParallel with one process per device",
+      "syncbn::dist::DataParallel, or DistributedDataParallel with one process per device",
       layer.given.empty() ? "a layer" : fmt::format("layer '{}'", layer.given)));
 }
 

@@ -179,6 +179,7 @@ std::shared_ptr<ModuleReplicas> replicate(std::vector<std::shared_ptr<torch::nn:
                     std::ranges::count_if(replicas, [](const auto& one) { return one != nullptr; }),
                     devices.size()));
   }
+  for (size_t i = 1; i < replicas.size(); ++i) replicas[i]->to(devices[i]);
   return std::make_shared<EagerReplicas>(std::move(replicas), devices);
 }
 
@@ -189,7 +190,7 @@ std::shared_ptr<ModuleReplicas> replicate(std::shared_ptr<torch::nn::Module> mod
   const KeptRandomState kept;
   for (size_t i = 1; i < devices.size(); ++i) {
     try {
-      replicas.push_back(module->clone(devices[i]));
+      replicas.push_back(module->clone());
     } catch (const std::exception& error) {
       throw base::UserError(
           fmt::format("DataParallel: a module of class {} cannot be cloned: {}; derive it and its "

@@ -29,6 +29,14 @@ struct DdpConfig {
   static void describe(config::Schema<DdpConfig>& schema);
 };
 
+/// The section `parallel`: how a rank uses several devices.
+struct ParallelConfig {
+  std::string mode = "ddp";
+  std::vector<std::string> devices;  ///< of data_parallel's replicas
+
+  static void describe(config::Schema<ParallelConfig>& schema);
+};
+
 /// The section `clip`; unset: not clipped.
 struct ClipConfig {
   std::optional<double> norm;
@@ -142,6 +150,7 @@ struct Config {
   std::string on_nan = "stop";
   double restore_lr = 0.5;
   DdpConfig ddp;
+  ParallelConfig parallel;
   int64_t eval_interval = 1;
   EarlyStopConfig early_stop;
   int64_t log_interval = 0;
