@@ -58,7 +58,7 @@ int run() {
   dist::convert_sync_batchnorm(*net);
   dist::DistributedDataParallel<NetImpl> ddp(net);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  syncbn::data::DistributedSampler sampler(512, {.num_replicas = world_size, .rank = rank});
+  syncbn::data::DistributedSampler sampler(512);
 
   for (int64_t epoch = 0; epoch < 20; ++epoch) {
     sampler.set_epoch(epoch);

@@ -321,7 +321,7 @@ TEST(LoaderTest, RefusesAStateOfAnotherSeedDataSetOrFormat) {
   EXPECT_THAT([&] { make({.seed = 4}).resume(state); },
               ThrowsMessage<base::UserError>(HasSubstr("seed 0, this run has seed 4")));
   EXPECT_THAT([&] { make({.fingerprint = 2}).resume(state); },
-              ThrowsMessage<base::UserError>(HasSubstr("data set is not the one")));
+              ThrowsMessage<base::UserError>(HasSubstr("the training data is not what it was saved with")));
   SamplerState later = state;
   later.version = 3;
   EXPECT_THAT(

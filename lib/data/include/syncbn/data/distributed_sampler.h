@@ -9,8 +9,8 @@ namespace syncbn::data {
 
 /// Names and defaults are those of torch.utils.data.DistributedSampler.
 struct DistributedSamplerOptions {
-  int num_replicas = 1;
-  int rank = 0;
+  int num_replicas = process_rank().num_replicas;
+  int rank = process_rank().rank;
   bool shuffle = true;
   int64_t seed = 0;
   bool drop_last = false;
@@ -18,9 +18,10 @@ struct DistributedSamplerOptions {
   static void describe(config::Schema<DistributedSamplerOptions>& schema);
 };
 
-/// Divides a data set of `size` samples evenly among `num_replicas` ranks.
+/// Divides a data set of `size` samples evenly among `num_replicas` ranks: by default, those of the
+/// job.
 ///
-///     DistributedSampler sampler(size, {.num_replicas = 3, .rank = 1});
+///     DistributedSampler sampler(size);  // or (size, {.num_replicas = 3, .rank = 1})
 ///     for (int64_t epoch = 0; epoch < epochs; ++epoch) {
 ///       sampler.set_epoch(epoch);
 ///       for (int64_t index : sampler.indices()) ...

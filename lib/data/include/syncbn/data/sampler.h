@@ -28,6 +28,16 @@ struct SamplerState {
   std::string order = {};
 };
 
+struct ProcessRank {
+  int rank = 0;
+  int num_replicas = 1;
+};
+
+/// Which rank this process is, for samplers that are not told: that of the default process group;
+/// without one, that of RANK and WORLD_SIZE; without these, 0 of 1. Thread-safe.
+/// @throws base::UserError if WORLD_SIZE is above 1 and RANK is not set
+ProcessRank process_rank();
+
 /// Chooses which samples this rank sees in an epoch, and in which order.
 /// The order is a function of (seed, epoch) alone. Not thread-safe.
 class Sampler {
@@ -105,8 +115,8 @@ class SequentialShardSampler : public Sampler {
 };
 
 struct ClassSkewedSamplerOptions {
-  int num_replicas = 1;
-  int rank = 0;
+  int num_replicas = process_rank().num_replicas;
+  int rank = process_rank().rank;
   bool shuffle = true;
   int64_t seed = 0;
 
@@ -135,8 +145,8 @@ class ClassSkewedSampler : public Sampler {
 };
 
 struct WeightedSamplerOptions {
-  int num_replicas = 1;
-  int rank = 0;
+  int num_replicas = process_rank().num_replicas;
+  int rank = process_rank().rank;
   int64_t seed = 0;
   /// Draws of all ranks together; 0: the number of weights.
   int64_t num_samples = 0;
@@ -167,8 +177,8 @@ class WeightedSampler : public Sampler {
 };
 
 struct RepeatedAugmentationSamplerOptions {
-  int num_replicas = 1;
-  int rank = 0;
+  int num_replicas = process_rank().num_replicas;
+  int rank = process_rank().rank;
   bool shuffle = true;
   int64_t seed = 0;
   int64_t repetitions = 3;
@@ -208,8 +218,8 @@ class RepeatedAugmentationSampler : public Sampler {
 struct SamplerArgs {
   int64_t size = 0;                      ///< samples in the data set
   std::span<const int64_t> labels = {};  ///< Dataset::labels()
-  int num_replicas = 1;
-  int rank = 0;
+  int num_replicas = process_rank().num_replicas;
+  int rank = process_rank().rank;
   int64_t seed = 0;
   std::span<const int64_t> shard_ends = {};  ///< Dataset::shard_ends()
 };

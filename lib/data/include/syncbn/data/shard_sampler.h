@@ -13,8 +13,8 @@ struct ShardSamplerOptions {
   static constexpr int64_t kMaxBufferSize = 1'000'000'000'000;
   static constexpr int64_t kMaxStreams = 1'000'000;
 
-  int num_replicas = 1;
-  int rank = 0;
+  int num_replicas = process_rank().num_replicas;
+  int rank = process_rank().rank;
   bool shuffle = true;
   int64_t seed = 0;
   bool drop_last = false;

@@ -20,6 +20,8 @@
 
 #include <c10/util/Logging.h>
 
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
 #include "groups/cuda_support.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
@@ -305,6 +307,13 @@ ProcessGroupPtr statistics_subgroup(int group_size) {
 
 using detail::require_world;
 
+namespace {
+
+/// Under this name lib/data finds the default group.
+constexpr const char* kRegisteredAs = "syncbn";
+
+}  // namespace
+
 ProcessGroupPtr init_process_group(const InitOptions& given) {
   if (detail::world()) {
     throw base::UserError(
@@ -335,6 +344,7 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   }
   made->group = detail::form_group(*made, detail::consecutive_ranks(0, made->place.world_size),
                                    options.timeout);
+  c10d::register_process_group(kRegisteredAs, made->group);
   detail::world() = std::move(made);
   return detail::world()->group;
 }
@@ -349,6 +359,7 @@ void destroy_process_group() {
   detail::let_peers_connect(*detail::world());
   // First, so that ranks that still wait for this one learn the cause of the lost connections.
   detail::world()->monitor.reset();
+  c10d::unregister_process_group(kRegisteredAs);
   // The user's modules and graphs may hold groups longer, but connections end here.
   for (const detail::MadeGroup& made : detail::world()->made) {
     if (const auto group = made.group.lock()) group->shutdown();

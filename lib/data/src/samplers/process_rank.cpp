@@ -1,0 +1,41 @@
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/data/sampler.h>
+
+#include <optional>
+
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+namespace syncbn::data {
+namespace {
+
+/// Nothing without a default process group. This library does not know lib/dist, which registers
+/// it.
+std::optional<ProcessRank> rank_in_group() {
+  try {
+    const auto group = c10d::resolve_process_group("syncbn");
+    return ProcessRank{.rank = group->getRank(), .num_replicas = group->getSize()};
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+ProcessRank process_rank() {
+  if (const auto found = rank_in_group()) return *found;
+  constexpr int64_t kMaxRanks = 1 << 20;
+  const int64_t size = base::env_int("WORLD_SIZE", 1, kMaxRanks).value_or(1);
+  const auto rank = base::env_int("RANK", 0, kMaxRanks - 1);
+  if (size > 1 && !rank) {
+    throw base::UserError(
+        fmt::format("a sampler was told neither rank nor num_replicas, WORLD_SIZE is {} and RANK "
+                    "is not set; call "
+                    "init_process_group() first, or set both options",
+                    size));
+  }
+  return {.rank = size > 1 ? static_cast<int>(*rank) : 0, .num_replicas = static_cast<int>(size)};
+}
+
+}  // namespace syncbn::data
