@@ -320,8 +320,9 @@ TEST(LoaderTest, RefusesAStateOfAnotherSeedDataSetOrFormat) {
   const SamplerState state = loader.state();
   EXPECT_THAT([&] { make({.seed = 4}).resume(state); },
               ThrowsMessage<base::UserError>(HasSubstr("seed 0, this run has seed 4")));
-  EXPECT_THAT([&] { make({.fingerprint = 2}).resume(state); },
-              ThrowsMessage<base::UserError>(HasSubstr("the training data is not what it was saved with")));
+  EXPECT_THAT(
+      [&] { make({.fingerprint = 2}).resume(state); },
+      ThrowsMessage<base::UserError>(HasSubstr("the training data is not what it was saved with")));
   SamplerState later = state;
   later.version = 3;
   EXPECT_THAT(

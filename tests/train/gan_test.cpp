@@ -94,9 +94,10 @@ TEST(GanTest, RanksTakeTheStepsOfOneProcessOnTheWholeBatch) {
       const models::StateDict expected = by_hand();
       dist::init_process_group();
       const auto model = network(models::Norm::kSync);
-      const auto task = test::from_yaml<TaskKind>(
-                            fmt::format("{{type: gan, label_smoothing: {}}}", kSmoothing), "task")
-                            .make(*data::make_synthetic({}, data::Split::kTrain));
+      const auto task =
+          test::from_yaml<TaskKind>(fmt::format("{{type: gan, label_smoothing: {}}}", kSmoothing),
+                                    "task")
+              .make(*data::make_synthetic({.height = kSide, .width = kSide}, data::Split::kTrain));
       task->attach(*model);
       Config config;
       config.optimizer =

@@ -41,8 +41,7 @@ class TrainingStep {
  public:
   /// @param replicas around the model; null: the rank has one device
   TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
-               std::shared_ptr<models::Model> model,
-               std::shared_ptr<Replicas> replicas = nullptr);
+               std::shared_ptr<models::Model> model, std::shared_ptr<Replicas> replicas = nullptr);
 
   /// Trains on this rank's batch, which may be empty. Every rank calls it. Does not wait for the
   /// device to finish.
