@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/held_port.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/spawn.h>
 #include <sys/wait.h>
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
@@ -60,6 +62,58 @@ TEST(SpawnTest, RanksFormAProcessGroup) {
         require(tensor.equal(at::ones({2}) * 6), "sum");
       },
       3);
+}
+
+TEST(SpawnTest, AContextIsWaitedFor) {
+  int go[2];
+  ASSERT_EQ(::pipe(go), 0);
+  const auto waits = [&](int rank) {
+    char byte = 0;
+    require(::read(go[0], &byte, 1) == 1, "read");
+    if (byte == 'x' && rank == 1) throw UserError("rank 1 gives up");
+    if (byte == 'x') ::pause();
+  };
+  auto context = dist::spawn(waits, 2, {.join = false});
+  const std::vector<int> pids = context.pids();
+  ASSERT_EQ(pids.size(), 2);
+  EXPECT_EQ(::kill(pids[1], 0), 0);
+  EXPECT_FALSE(context.join(milliseconds(50)));
+  ASSERT_EQ(::write(go[1], "oo", 2), 2);
+  EXPECT_TRUE(context.join(std::chrono::seconds(30)));
+  EXPECT_TRUE(context.join());
+
+  auto failing = dist::spawn(waits, 2, {.join = false});
+  ASSERT_EQ(::write(go[1], "xx", 2), 2);
+  EXPECT_THAT(message_of<SpawnError>([&] { failing.join(); }), HasSubstr("rank 1 gives up"));
+  EXPECT_THAT(message_of<SpawnError>([&] { failing.join(); }), HasSubstr("rank 1 gives up"));
+
+  pid_t left = 0;
+  {
+    const auto dropped = dist::spawn(waits, 1, {.join = false});
+    left = dropped.pids().front();
+  }
+  EXPECT_NE(::kill(left, 0), 0);
+  ::close(go[0]);
+  ::close(go[1]);
+}
+
+TEST(SpawnTest, SeveralNodesAreOneWorld) {
+  const auto port = syncbn::base::HeldPort::hold(0);
+  ASSERT_TRUE(port);
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(port->port());
+  const auto node = [&](int index) {
+    dist::spawn(
+        [&](int rank) {
+          dist::init_process_group(
+              {.init_method = method, .rank = 2 * index + rank, .world_size = 4});
+          require(dist::local_rank() == rank, "local rank");
+          at::Tensor tensor = at::ones({2}) * (dist::rank() + 1);
+          dist::all_reduce(tensor);
+          require(tensor.equal(at::ones({2}) * 10), "sum");
+        },
+        2);
+  };
+  dist::spawn(node, 2);  // in place of hosts
 }
 
 TEST(SpawnTest, CanBeCalledAgain) {

@@ -173,6 +173,12 @@ class Children {
     if (!children_.back().process) base::throw_errno("spawn: pidfd_open");
   }
 
+  std::vector<int> pids() const {
+    std::vector<int> all;
+    for (const Child& child : children_) all.push_back(child.pid);
+    return all;
+  }
+
   void signal_all(int signal) {
     for (const Child& child : children_) {
       if (child.running) ::kill(child.pid, signal);
@@ -232,28 +238,61 @@ class Children {
 
 }  // namespace
 
-void spawn(const std::function<void(int rank)>& fn, int nprocs, const SpawnOptions& options) {
+struct SpawnContext::State {
+  State(std::chrono::milliseconds grace, base::HeldPort port)
+      : grace(grace), port(std::move(port)) {}
+
+  const KeepEndedChildren keep;
+  const std::chrono::milliseconds grace;
+  const base::HeldPort port;  ///< of the ranks' store
+  Children children;
+  std::optional<SpawnError> first;
+  std::optional<Clock::time_point> kill_at;  ///< after a failure
+};
+
+SpawnContext::SpawnContext(std::unique_ptr<State> state) : state_(std::move(state)) {}
+SpawnContext::SpawnContext(SpawnContext&&) noexcept = default;
+SpawnContext& SpawnContext::operator=(SpawnContext&&) noexcept = default;
+SpawnContext::~SpawnContext() = default;
+
+bool SpawnContext::join(std::optional<std::chrono::milliseconds> timeout) {
+  State& it = *state_;
+  std::optional<Clock::time_point> until;
+  if (timeout) until = Clock::now() + *timeout;
+  while (it.children.any_running()) {
+    if (until && Clock::now() >= *until) return false;
+    auto wake = it.kill_at ? it.kill_at : until;
+    if (wake && until) wake = std::min(*wake, *until);
+    const auto failure = it.children.wait(wake);
+    if (failure && !it.first) {
+      it.first = failure;
+      it.children.signal_all(SIGTERM);
+      it.kill_at = Clock::now() + it.grace;
+    }
+    if (!it.kill_at || Clock::now() < *it.kill_at) continue;
+    it.children.signal_all(SIGKILL);
+    it.kill_at.reset();
+  }
+  if (it.first) throw SpawnError(*it.first);
+  return true;
+}
+
+std::vector<int> SpawnContext::pids() const {
+  return state_->children.pids();
+}
+
+SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
+                   const SpawnOptions& options) {
   if (!fn) throw base::UserError("spawn: there is no function to run");
   check_can_fork(nprocs);
-  const KeepEndedChildren keep;
-  const auto port = base::HeldPort::hold(0);
+  auto port = base::HeldPort::hold(0);
   if (!port) base::throw_errno("spawn: cannot find a free port");
-  Children children;
-  for (int rank = 0; rank < nprocs; ++rank) children.start(fn, rank, nprocs, port->port());
-  std::optional<SpawnError> first;
-  std::optional<Clock::time_point> kill_at;
-  while (children.any_running()) {
-    const auto failure = children.wait(kill_at);
-    if (failure && !first) {
-      first = failure;
-      children.signal_all(SIGTERM);
-      kill_at = Clock::now() + options.grace;
-    }
-    if (!kill_at || Clock::now() < *kill_at) continue;
-    children.signal_all(SIGKILL);
-    kill_at.reset();
+  SpawnContext context(std::make_unique<SpawnContext::State>(options.grace, *std::move(port)));
+  for (int rank = 0; rank < nprocs; ++rank) {
+    context.state_->children.start(fn, rank, nprocs, context.state_->port.port());
   }
-  if (first) throw SpawnError(*first);
+  if (options.join) context.join();
+  return context;
 }
 
 }  // namespace syncbn::dist
