@@ -1,0 +1,128 @@
+// How the threads of replicas meet. Without libtorch, so that ThreadSanitizer can run it.
+
+#include "batch_norm/replica_team.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "data_parallel/replica_threads.h"
+
+namespace syncbn::dist::detail {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kReplicas = 4;
+constexpr std::chrono::seconds kLong{60};
+
+/// Calls work(replica, team) on a thread for each replica. @return what each threw
+template <class Work>
+std::vector<std::string> run(ReplicaThreads& threads, int replicas,
+                             std::chrono::milliseconds timeout, const Work& work) {
+  ReplicaTeam team(replicas, timeout);
+  std::vector<std::string> errors(static_cast<size_t>(replicas));
+  threads.run(replicas, [&](int replica) {
+    auto& error = errors[static_cast<size_t>(replica)];
+    try {
+      work(replica, team);
+      team.leave(replica);
+    } catch (const ReplicaTeam::Abandoned&) {
+      error = "abandoned";
+    } catch (const std::exception& thrown) {
+      error = thrown.what();
+      team.fail();
+    }
+  });
+  return errors;
+}
+
+TEST(ReplicaTeamTest, TheLastToComeWorksForAll) {
+  std::atomic<int> prepared{0};
+  ReplicaThreads threads(kReplicas, [&] { ++prepared; });
+  EXPECT_EQ(prepared, kReplicas);
+  const int layer = 0;
+  for (int round = 0; round < 200; ++round) {
+    const int replicas = 2 + round % (kReplicas - 1);
+    const auto errors = run(threads, replicas, kLong, [&](int replica, ReplicaTeam& team) {
+      for (int call = 0; call < 5; ++call) {
+        int own = replica + call;
+        team.meet(replica, {&layer, "a layer", &own}, [&](std::span<void* const> parts) {
+          int sum = 0;
+          for (void* part : parts) sum += *static_cast<int*>(part);
+          for (void* part : parts) *static_cast<int*>(part) = sum;
+        });
+        ASSERT_EQ(own, replicas * (replicas - 1) / 2 + replicas * call);
+      }
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
+}
+
+TEST(ReplicaTeamTest, OneErrorEndsAll) {
+  ReplicaThreads threads(kReplicas, [] {});
+  const int layer = 0;
+  for (int round = 0; round < 100; ++round) {
+    const int bad = round % kReplicas;
+    const auto errors = run(threads, kReplicas, kLong, [&](int replica, ReplicaTeam& team) {
+      if (replica == bad) throw base::UserError("no");
+      team.meet(replica, {&layer, "a layer", nullptr}, [](std::span<void* const>) {});
+    });
+    for (int i = 0; i < kReplicas; ++i) {
+      EXPECT_EQ(errors[static_cast<size_t>(i)], i == bad ? "no" : "abandoned");
+    }
+    const auto in_work = run(threads, kReplicas, kLong, [&](int replica, ReplicaTeam& team) {
+      team.meet(replica, {&layer, "a layer", nullptr},
+                [](std::span<void* const>) { throw base::UserError("work"); });
+    });
+    EXPECT_EQ(std::ranges::count(in_work, "work"), 1);
+    EXPECT_EQ(std::ranges::count(in_work, "abandoned"), kReplicas - 1);
+  }
+}
+
+TEST(ReplicaTeamTest, OtherLayersEarlyEndsAndTimeoutsAreNamedOnce) {
+  ReplicaThreads threads(2, [] {});
+  const int layers[2] = {};
+  const auto meet = [&](int replica, ReplicaTeam& team, int layer) {
+    team.meet(replica, {&layers[layer], "layer " + std::to_string(layer), nullptr},
+              [](std::span<void* const>) {});
+  };
+  const auto the_error = [&](std::chrono::milliseconds timeout, const auto& work) {
+    const auto errors = run(threads, 2, timeout, work);
+    std::string error;
+    for (const std::string& one : errors) {
+      if (one.empty() || one == "abandoned") continue;
+      EXPECT_EQ(error, "");
+      error = one;
+    }
+    return error;
+  };
+  EXPECT_THAT(
+      the_error(kLong, [&](int replica, ReplicaTeam& team) { meet(replica, team, replica); }),
+      HasSubstr("replica 0 is in layer 0, replica 1 is in layer 1"));
+  EXPECT_THAT(the_error(kLong,
+                        [&](int replica, ReplicaTeam& team) {
+                          if (replica == 1) meet(replica, team, 1);
+                        }),
+              HasSubstr("replica 0 has returned, replica 1 is in layer 1"));
+  EXPECT_THAT(the_error(std::chrono::milliseconds(50),
+                        [&](int replica, ReplicaTeam& team) {
+                          if (replica == 0) {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                          }
+                          meet(replica, team, 0);
+                        }),
+              AllOf(HasSubstr("replica 0 did not come to layer 0 within 0.05 s")));
+}
+
+}  // namespace
+}  // namespace syncbn::dist::detail
