@@ -28,7 +28,8 @@ using Orders = std::vector<std::vector<int64_t>>;
 /// The order of every rank.
 Orders orders(int64_t size, int64_t epoch, DistributedSamplerOptions options) {
   Orders all;
-  for (options.rank = 0; options.rank < options.num_replicas; ++options.rank) {
+  for (int rank = 0; rank < options.num_replicas.value_or(1); ++rank) {
+    options.rank = rank;
     DistributedSampler sampler(size, options);
     sampler.set_epoch(epoch);
     all.push_back(sampler.indices());
@@ -99,7 +100,7 @@ std::vector<SamplerCase> random_cases(size_t count) {
   while (cases.size() < count) {
     SamplerCase one;
     one.options.num_replicas = static_cast<int>(1 + below(9));
-    one.options.rank = static_cast<int>(below(one.options.num_replicas));
+    one.options.rank = static_cast<int>(below(*one.options.num_replicas));
     one.options.shuffle = below(4) != 0;
     one.options.drop_last = below(2) != 0;
     one.options.seed = below(1'000'000'000'000);
@@ -145,7 +146,7 @@ std::string ask_python(const std::vector<SamplerCase>& cases) {
   for (const SamplerCase& one : cases) {
     program +=
         fmt::format("ask({}, {}, num_replicas={}, rank={}, shuffle={}, seed={}, drop_last={})\n",
-                    one.size, one.epoch, one.options.num_replicas, one.options.rank,
+                    one.size, one.epoch, *one.options.num_replicas, *one.options.rank,
                     name(one.options.shuffle), one.options.seed, name(one.options.drop_last));
   }
   const std::string command = test::python() + " - <<'END'\n" + program + "END\n";
@@ -167,9 +168,10 @@ TEST(DistributedSamplerTest, AgreesWithPythonInTwoHundredRandomCases) {
     std::string line;
     ASSERT_TRUE(std::getline(answers, line));
     EXPECT_EQ(fmt::format("{}", fmt::join(sampler.indices(), " ")), line)
-        << "size " << one.size << " epoch " << one.epoch << " replicas " << one.options.num_replicas
-        << " rank " << one.options.rank << " seed " << one.options.seed << " shuffle "
-        << one.options.shuffle << " drop_last " << one.options.drop_last;
+        << "size " << one.size << " epoch " << one.epoch << " replicas "
+        << *one.options.num_replicas << " rank " << *one.options.rank << " seed "
+        << one.options.seed << " shuffle " << one.options.shuffle << " drop_last "
+        << one.options.drop_last;
   }
 }
 

@@ -54,7 +54,8 @@ std::vector<int64_t> order_of(ShardSamplerOptions options, int64_t epoch = 0) {
 std::vector<int64_t> list_of_all(int num_replicas, ShardSamplerOptions options = {}) {
   std::vector<std::vector<int64_t>> ranks;
   options.num_replicas = num_replicas;
-  for (options.rank = 0; options.rank < num_replicas; ++options.rank) {
+  for (int rank = 0; rank < num_replicas; ++rank) {
+    options.rank = rank;
     ranks.push_back(order_of(options));
   }
   std::vector<int64_t> list;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/batch_norm_statistics.h>
+#include <syncbn/dist/checkpoint.h>
 #include <syncbn/dist/data_parallel.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/sync_batch_norm.h>
@@ -174,6 +176,140 @@ TEST(DataParallelTest, GradientsOfGradientsAreThoseOfTheWholeBatch) {
   expect_same_state(*net, *reference, 1e-10);
 }
 
+/// A block of a ResNet: two paths whose layers run backward in the order of their numbers alone.
+template <class BatchNorm>
+struct BranchesNetImpl : nn::Cloneable<BranchesNetImpl<BatchNorm>> {
+  BranchesNetImpl() { reset(); }
+  void reset() override {
+    for (size_t i = 0; i < 3; ++i) {
+      const auto name = [&](const char* what) { return what + std::to_string(i); };
+      conv[i] = this->register_module(name("conv"), nn::Conv2d(3, 3, 1));
+      bn[i] = this->register_module(name("bn"), BatchNorm(3));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor left = bn[1]->forward(conv[1](at::relu(bn[0]->forward(conv[0](x)))));
+    return (left + bn[2]->forward(conv[2](x))).relu();
+  }
+  nn::Conv2d conv[3] = {nullptr, nullptr, nullptr};
+  BatchNorm bn[3] = {nullptr, nullptr, nullptr};
+};
+
+TEST(DataParallelTest, LayersOfBranchesRunInTheSameOrderOnAllRanks) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const auto reference = make_net<BranchesNetImpl<nn::BatchNorm2d>>();
+    using Net = BranchesNetImpl<dist::SyncBatchNorm>;
+    const auto net = make_net<Net>();
+    DataParallel<Net> dp(net, on_cpus(3));
+    dist::DistributedDataParallel<Net> ddp(net, {.broadcast_buffers = false});
+    for (int step = 0; step < 60; ++step) {
+      // Fewer images than replicas at times, and not the same number on both ranks.
+      const int64_t sizes[2] = {1 + step % 5, 1 + step / 2 % 4};
+      at::manual_seed(static_cast<uint64_t>(step));
+      const at::Tensor images = at::randn({sizes[0] + sizes[1], 3, 4, 4}, at::kDouble);
+      const at::Tensor own = images.narrow(0, rank * sizes[0], sizes[rank]);
+      const at::Tensor output =
+          ddp.invoke([&](Net&, const at::Tensor& part) { return dp(part); }, own);
+      (output.pow(2).sum() * 2).backward();
+      reference->forward(images).pow(2).sum().backward();
+      expect_same_state(*net, *reference, 1e-10);
+      sgd_step(*net);
+      sgd_step(*reference);
+    }
+  });
+}
+
+TEST(DataParallelTest, GraphsOutliveForwardsAndRunTwice) {
+  const auto reference = make_net<PlainNet>();
+  const auto net = make_net<SyncNet>();
+  DataParallel<SyncNet> dp(net, on_cpus(2));
+  const at::Tensor first = at::randn({5, 3, 8, 8}, at::kDouble);
+  const at::Tensor second = at::randn({4, 3, 8, 8}, at::kDouble);
+  const at::Tensor loss = dp(first).pow(3).sum();
+  const at::Tensor expected = reference->forward(first).pow(3).sum();
+  {
+    const at::NoGradGuard no_grad;
+    dp(second);
+    reference->forward(second);
+  }
+  const at::Tensor other = dp(second).pow(3).sum();
+  const at::Tensor expected_other = reference->forward(second).pow(3).sum();
+  for (const at::Tensor& one : {loss, expected, loss, expected}) {
+    one.backward({}, /*retain_graph=*/true);
+  }
+  other.backward();
+  expected_other.backward();
+  expect_same_state(*net, *reference, 1e-11);
+  EXPECT_THAT(message_of<std::exception>([&] { other.backward(); }), HasSubstr("second time"));
+}
+
+TEST(DataParallelTest, SharedOptionsOfLayersHold) {
+  using Options = dist::SyncBatchNormOptions;
+  for (const Options& options : {Options(3).affine(false), Options(3).track_running_stats(false),
+                                 Options(3).momentum(std::nullopt), Options(3).fuse_relu(true),
+                                 Options(3).affine(false).track_running_stats(false)}) {
+    nn::Sequential sync(nn::Linear(4, 3), dist::SyncBatchNorm(options), nn::Linear(3, 2));
+    sync->to(at::kDouble);
+    nn::Sequential plain(nn::Linear(4, 3),
+                         nn::BatchNorm1d(nn::BatchNorm1dOptions(3)
+                                             .affine(options.affine())
+                                             .track_running_stats(options.track_running_stats())
+                                             .momentum(options.momentum())),
+                         nn::Linear(3, 2));
+    plain->to(at::kDouble);
+    const auto parameters = sync->named_parameters();
+    const at::NoGradGuard no_grad_to_copy;
+    for (auto& item : plain->named_parameters()) item.value().copy_(parameters[item.key()]);
+    const at::AutoGradMode grad(true);
+    DataParallel<nn::SequentialImpl> dp(sync, on_cpus(3));
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor input = at::randn({7, 4}, at::kDouble);
+      const at::Tensor output = dp.invoke(
+          [](nn::SequentialImpl& net, const at::Tensor& x) { return net.forward<at::Tensor>(x); },
+          input);
+      at::Tensor x = plain[0]->as<nn::Linear>()->forward(input);
+      x = plain[1]->as<nn::BatchNorm1d>()->forward(x);
+      if (options.fuse_relu()) x = at::relu(x);
+      x = plain[2]->as<nn::Linear>()->forward(x);
+      EXPECT_TRUE(close(output, x, 1e-12, 1e-12));
+      output.pow(3).sum().backward();
+      x.pow(3).sum().backward();
+    }
+    expect_same_state(*sync, *plain, 1e-11);
+  }
+}
+
+TEST(DataParallelTest, AverageStatisticsAreThoseOfTheWholeBatch) {
+  const auto reference = make_net<PlainNet>();
+  const auto net = make_net<SyncNet>();
+  DataParallel<SyncNet> dp(net, on_cpus(2));
+  Tensors batches;
+  for (int i = 0; i < 3; ++i) batches.push_back(at::randn({6, 3, 8, 8}, at::kDouble));
+  dist::update_bn_stats(
+      *net, [&](int64_t i) { dp(batches[static_cast<size_t>(i)]); }, 3);
+  dist::update_bn_stats(
+      *reference, [&](int64_t i) { reference->forward(batches[static_cast<size_t>(i)]); }, 3);
+  expect_same_state(*net, *reference, 1e-12);
+}
+
+TEST(DataParallelTest, CheckpointingIsRefused) {
+  DataParallel<SyncNet> dp(make_net<SyncNet>(), on_cpus(2));
+  const at::Tensor images = at::randn({4, 3, 8, 8}, at::kDouble).requires_grad_();
+  EXPECT_THAT(message_of<UserError>(
+                  [&] { dist::checkpoint([&](const at::Tensor& x) { return dp(x); }, images); }),
+              HasSubstr("checkpoint() around it"));
+  EXPECT_THAT(message_of<ReplicaError>([&] {
+                dp.invoke(
+                    [](SyncNet& net, const at::Tensor& x) {
+                      return dist::checkpoint([&](const at::Tensor& y) { return net.forward(y); },
+                                              x);
+                    },
+                    images);
+              }),
+              HasSubstr("checkpoint() inside DataParallel"));
+}
+
 TEST(DataParallelTest, PlainBatchNormIsOfEachReplica) {
   const auto net = make_net<PlainNet>();
   const auto apart = make_net<PlainNet>();
@@ -199,6 +335,9 @@ TEST(DataParallelTest, EvaluationUsesTheModulesBuffers) {
     net->bn1->running_mean.add_(1);
     net->conv1->weight.mul_(2);
   }
+  EXPECT_TRUE(close(dp(images), net->forward(images), 1e-12, 1e-12));
+  // What a file of weights has.
+  for (const auto& item : net->named_buffers()) item.value().set_data(item.value() * 2 + 1);
   EXPECT_TRUE(close(dp(images), net->forward(images), 1e-12, 1e-12));
   // A part of its own mode.
   dp.train();
@@ -322,7 +461,7 @@ TEST(DataParallelTest, AReplicaThatDoesNotComeToALayerIsNamed) {
     if (replica == 2) std::this_thread::sleep_for(std::chrono::milliseconds(600));
   };
   EXPECT_THAT(message_of<ReplicaError>([&] { dp(numbered(3), sleeps, yes); }),
-              AllOf(HasSubstr("replica 2 did not come to layer 'bn' within 0.2 s"),
+              AllOf(HasSubstr("replica 2 did not arrive at layer 'bn' within 0.2 s"),
                     HasSubstr("sync_timeout")));
 }
 
@@ -362,6 +501,12 @@ TEST(DataParallelTest, WhatDoesNotFitIsRefused) {
   const auto message = [](DataParallelOptions options) {
     return message_of<UserError>([&] { DataParallel<SyncNet>(make_net<SyncNet>(), options); });
   };
+  const auto one = std::make_shared<NotCloneable>();
+  EXPECT_THAT(message_of<UserError>([&] {
+                DataParallel<NotCloneable>(std::vector<std::shared_ptr<NotCloneable>>{one, one},
+                                           on_cpus(2));
+              }),
+              HasSubstr("replica 1 is given twice"));
   EXPECT_THAT(message({.device_ids = {at::Device("cuda:99")}}),
               HasSubstr("there is no device cuda:99"));
   EXPECT_THAT(message({.device_ids = {at::kCPU, at::Device("cpu:1")}}),

@@ -121,7 +121,7 @@ TEST(ReplicaTeamTest, OtherLayersEarlyEndsAndTimeoutsAreNamedOnce) {
                           }
                           meet(replica, team, 0);
                         }),
-              AllOf(HasSubstr("replica 0 did not come to layer 0 within 0.05 s")));
+              AllOf(HasSubstr("replica 0 did not arrive at layer 0 within 0.05 s")));
 }
 
 }  // namespace

@@ -135,10 +135,10 @@ TEST_F(TrainingTest, DevicesThatCannotBeAreRefused) {
   refused({mode}, "mode data_parallel needs devices");
   refused({"--parallel.devices=[cpu]"}, "devices are for mode data_parallel");
   refused({mode, "--parallel.devices=[cpu, gpu1]"},
-          "parallel.devices: 'gpu1' is no device; use cpu, or cuda:N");
+          "parallel.devices: 'gpu1' is not a device; use cpu, or cuda:N");
   refused({mode, "--parallel.devices=[cuda:97, cuda:98]"}, "there is no device cuda:97 here");
   refused({mode, "--parallel.devices=[cpu, cpu]", "--task=gan", "--model=dcgan"},
-          "task gan trains several networks in turns");
+          "data_parallel cannot divide what task gan needs by samples");
 }
 
 TEST_F(TrainingTest, GoesOnBitForBitFromTheMiddleOfAnEpochWithEverythingOn) {

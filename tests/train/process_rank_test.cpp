@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <syncbn/base/error.h>
 #include <syncbn/data/distributed_sampler.h>
+#include <syncbn/data/loader.h>
+#include <syncbn/data/synthetic.h>
 #include <syncbn/dist/process_group.h>
 
 #include "support/multiproc.h"
@@ -24,6 +26,9 @@ TEST(ProcessRankTest, IsThatOfTheDefaultGroup) {
     ::setenv("WORLD_SIZE", "7", 1);
     DistributedSampler sampler(9, {.shuffle = false});
     EXPECT_THAT(sampler.indices(), ElementsAre(rank, rank + 3, rank + 6));
+    const auto set =
+        data::make_synthetic({.size = 9, .height = 2, .width = 2}, data::Split::kTrain);
+    EXPECT_EQ(data::Loader(set, {}).num_batches(), 9) << "all samples on one rank";
     EXPECT_EQ(DistributedSampler(9, {.num_replicas = 4, .rank = 1}).num_replicas(), 4);
     dist::destroy_process_group();
     ::setenv("WORLD_SIZE", "1", 1);

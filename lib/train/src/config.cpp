@@ -385,6 +385,11 @@ void Config::describe(config::Schema<Config>& schema) {
            "parameters of what is computed again count as unused; set one of them to false";
   });
   schema.check([](const Config& config) -> std::optional<std::string> {
+    if (!config.activation_checkpointing || config.parallel.mode == "ddp") return std::nullopt;
+    return "activation_checkpointing and parallel.mode data_parallel do not work together; set "
+           "activation_checkpointing to false, or mode to ddp";
+  });
+  schema.check([](const Config& config) -> std::optional<std::string> {
     if (!config.max_time || config.max_time->unit == config::Duration::Unit::kSeconds) {
       return std::nullopt;
     }

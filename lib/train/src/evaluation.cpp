@@ -61,6 +61,17 @@ std::vector<int64_t> gathered(const std::vector<at::Tensor>& own) {
   return values;
 }
 
+/// The first `count` samples, without the memory of the others.
+Task::Seen first_of(const data::Batch& batch, const Task::Outputs& outputs, int64_t count) {
+  if (count >= batch.size()) return {.batch = batch, .outputs = outputs};
+  const auto first = [&](const at::Tensor& tensor) { return tensor.narrow(0, 0, count).clone(); };
+  Task::Seen seen{.batch = {.data = first(batch.data), .target = first(batch.target)},
+                  .outputs = {}};
+  if (batch.sizes.defined()) seen.batch.sizes = first(batch.sizes);
+  for (const at::Tensor& output : outputs) seen.outputs.push_back(first(output));
+  return seen;
+}
+
 }  // namespace
 
 data::Loader each_once(const std::shared_ptr<const data::Dataset>& set,
@@ -113,7 +124,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
       sums[2].add_(batch->size());
       counts.add_(task_->counts(outputs, target));
       records.push_back(task_->records(outputs, target));
-      if (to_see > 0) seen.push_back({.batch = on_device, .outputs = outputs});
+      if (to_see > 0) seen.push_back(first_of(on_device, outputs, to_see));
       to_see -= batch->size();
     }
   });

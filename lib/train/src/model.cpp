@@ -10,6 +10,7 @@
 #include <syncbn/data/batch_transforms.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/models/detector.h>
 #include <syncbn/models/memory_format.h>
 #include <syncbn/models/weights.h>
 
@@ -126,7 +127,7 @@ at::Device device_of(const std::string& name) {
     return at::Device(name);
   } catch (const std::exception&) {
     throw base::UserError(
-        fmt::format("parallel.devices: '{}' is no device; use cpu, or cuda:N", name));
+        fmt::format("parallel.devices: '{}' is not a device; use cpu, or cuda:N", name));
   }
 }
 
@@ -136,13 +137,13 @@ std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Datase
                                         const Task& task,
                                         const std::shared_ptr<models::Model>& model) {
   if (config.parallel.mode != "data_parallel") return nullptr;
-  return report_on_rank_0([&] {
-    if (task.turns().size() > 1) {
-      throw base::UserError(
-          fmt::format("parallel.mode: task {} trains several networks in turns, which "
-                      "data_parallel cannot; use "
-                      "ddp",
-                      config.task.type()));
+  std::shared_ptr<Replicas> made;
+  on_each_rank([&] {
+    const bool is_detector = dynamic_cast<const models::Detector*>(model.get()) != nullptr;
+    if (task.turns().size() > 1 || is_detector) {
+      throw base::UserError(fmt::format(
+          "parallel.mode: data_parallel cannot divide what task {} needs by samples; use ddp",
+          config.task.type()));
     }
     dist::DataParallelOptions options;
     std::vector<std::shared_ptr<models::Model>> replicas;
@@ -151,9 +152,17 @@ std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Datase
       const bool is_first = replicas.empty();
       replicas.push_back(is_first ? model : config.model.make(model_args(config, dataset)));
     }
+    const at::Device first = options.device_ids.front();
+    if (first != dist::device() && first.type() == dist::device().type()) {
+      throw base::UserError(
+          fmt::format("parallel.devices begins with {}, and rank {} is on {}; begin "
+                      "with that",
+                      first.str(), dist::rank(), dist::device().str()));
+    }
     if (config.sync_timeout) options.sync_timeout = milliseconds(*config.sync_timeout);
-    return std::make_shared<Replicas>(replicas, options);
+    made = std::make_shared<Replicas>(replicas, options);
   });
+  return made;
 }
 
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,

@@ -24,17 +24,19 @@ at::MemoryFormat memory_format(const Config& config, const models::Model& model)
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
                                           int64_t seed);
 
-/// The configuration's task, for this data and network.
-/// @throws base::UserError on rank 0, QuietExit on the others, when they do not suit each other.
 using Replicas = dist::DataParallel<models::Model>;
 
 /// The model and replicas of it on the devices of the section `parallel`; null without it. Every
 /// rank calls it.
-/// @throws base::UserError on rank 0, QuietExit on the others
+/// @throws base::UserError on a rank whose device is not the first of them, or when the task's
+/// outputs
+///   cannot be divided by samples; QuietExit on the others
 std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Dataset& dataset,
                                         const Task& task,
                                         const std::shared_ptr<models::Model>& model);
 
+/// The configuration's task, for this data and network.
+/// @throws base::UserError on rank 0, QuietExit on the others, when they do not suit each other.
 std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
                                 models::Model& model);
 

@@ -37,10 +37,7 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
                inputs.eval_set->size(), to_string(inputs.eval_split),
                base::counted(dist::world_size(), "rank"), inputs.batch_size,
                replicas > 0 ? fmt::format(" over {}", base::counted(replicas, "replica")) : "",
-               config.sync_batchnorm ? "SyncBatchNorm"
-               : replicas > 1        ? "batch norm of each replica"
-                                     : "batch norm of each rank",
-               has_gpu ? "GPU" : "CPU", config.amp == "none" ? "" : ", " + config.amp);
+               norm, has_gpu ? "GPU" : "CPU", config.amp == "none" ? "" : ", " + config.amp);
   describe_classes(set);
   for (const std::string& unreadable : {set.unreadable(), inputs.eval_set->unreadable()}) {
     if (!unreadable.empty()) {

@@ -81,11 +81,9 @@ class Trainer {
         measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
         to_device_(batch_to_device(config, *model_, *inputs.train_set,
                                    /*pinned=*/loader_options().pin_memory)),
-        step_(config, *task_, to_device_, model_,
-              make_replicas(config, *inputs.train_set, *task_, model_)),
+        step_(config, *task_, to_device_, model_, replicas()),
         evaluator_(config, inputs, *model_, to_device_, loader_options()),
         schedule_(make_schedule(config)) {
-    choose_threads(config, *model_, *inputs.train_set, inputs.batch_size);
     // The checkpoint is as large as the model: this releases it after the constructor.
     std::string resumed = std::exchange(resume_.checkpoint, {});
     if (is_of_python(resumed)) resumed = on_rank_0([&] { return converted_python_run(); });
@@ -138,6 +136,12 @@ class Trainer {
     auto model = make_model(config_, *inputs_.train_set, resume_.seed);
     if (resume_.checkpoint.empty()) init_model(config_, *model);
     return model;
+  }
+
+  /// Chooses the number of threads first, which the replicas divide between them.
+  std::shared_ptr<Replicas> replicas() const {
+    choose_threads(config_, *model_, *inputs_.train_set, inputs_.batch_size);
+    return make_replicas(config_, *inputs_.train_set, *task_, model_);
   }
 
   std::unique_ptr<Schedule> make_schedule(const Config& config) const {

@@ -247,11 +247,23 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
 Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
                                     const data::Batch& batch) const {
   if (!replicas_) return task_.forward(model, turn, batch);
+  // What tensors cannot be divided with is found by the positions of a replica's samples.
+  const at::Tensor positions = at::arange(batch.size());
   return replicas_->invoke(
-      [&](models::Model& replica, const data::Batch& part) {
+      [&](models::Model& replica, const at::Tensor& data, const at::Tensor& own) {
+        const int64_t size = own.numel();
+        const int64_t first = size > 0 ? own[0].item<int64_t>() : 0;
+        data::Batch part{.data = data, .target = batch.target.narrow(0, first, size)};
+        if (batch.sizes.defined()) part.sizes = batch.sizes.narrow(0, first, size);
+        const auto slice = [&](const auto& all) {
+          using List = std::decay_t<decltype(all)>;
+          return all.empty() ? List() : List(all.begin() + first, all.begin() + first + size);
+        };
+        part.indices = slice(batch.indices);
+        part.randoms = slice(batch.randoms);
         return task_.forward(replica, turn, part);
       },
-      batch);
+      batch.data, positions);
 }
 
 void TrainingStep::check(const Tensors& gradients, at::Tensor& found_inf) const {

@@ -111,8 +111,10 @@ bool is_free(const at::Tensor& tensor) {
 
 std::shared_ptr<Sampler> sampler_of(const Dataset& dataset, const LoaderOptions& options) {
   return std::make_shared<DistributedSampler>(
-      dataset.size(),
-      DistributedSamplerOptions{.shuffle = options.shuffle.value_or(false), .seed = options.seed});
+      dataset.size(), DistributedSamplerOptions{.num_replicas = 1,
+                                                .rank = 0,
+                                                .shuffle = options.shuffle.value_or(false),
+                                                .seed = options.seed});
 }
 
 LoaderOptions without_shuffle(LoaderOptions options) {

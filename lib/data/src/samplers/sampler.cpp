@@ -72,6 +72,15 @@ void check_shard(int64_t size, int num_replicas, int rank) {
   if (size < 0) throw base::UserError(fmt::format("a data set cannot have {} samples", size));
 }
 
+template <class Options>
+Options with_rank(Options options) {
+  if (options.num_replicas && options.rank) return options;
+  const ProcessRank own = process_rank();
+  options.num_replicas = options.num_replicas.value_or(own.num_replicas);
+  options.rank = options.rank.value_or(own.rank);
+  return options;
+}
+
 void check_range(const char* name, int64_t value, int64_t max) {
   if (value >= 1 && value <= max) return;
   throw base::UserError(
@@ -81,9 +90,9 @@ void check_range(const char* name, int64_t value, int64_t max) {
 }  // namespace
 
 DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOptions& options)
-    : dataset_size_(size), options_(options) {
-  check_shard(size, options.num_replicas, options.rank);
-  num_samples_ = samples_per_rank(size, options.num_replicas, options.drop_last);
+    : dataset_size_(size), options_(with_rank(options)) {
+  check_shard(size, *options_.num_replicas, *options_.rank);
+  num_samples_ = samples_per_rank(size, *options_.num_replicas, options.drop_last);
 }
 
 std::string DistributedSampler::order_name() const {
@@ -97,7 +106,7 @@ std::vector<int64_t> DistributedSampler::indices() const {
         "before; call it with the epoch's number before each epoch");
   }
   return shard_of(epoch_order(dataset_size_, options_.shuffle, options_.seed, epoch()),
-                  options_.num_replicas, options_.rank, num_samples_);
+                  *options_.num_replicas, *options_.rank, num_samples_);
 }
 
 SequentialShardSampler::SequentialShardSampler(int64_t size, int num_replicas, int rank)
@@ -118,9 +127,9 @@ int64_t SequentialShardSampler::size() const {
 
 ClassSkewedSampler::ClassSkewedSampler(std::span<const int64_t> labels,
                                        const ClassSkewedSamplerOptions& options)
-    : options_(options) {
-  const int replicas = options.num_replicas;
-  check_shard(std::ssize(labels), replicas, options.rank);
+    : options_(with_rank(options)) {
+  const int replicas = *options_.num_replicas;
+  check_shard(std::ssize(labels), replicas, *options_.rank);
   std::vector<int64_t> sizes(static_cast<size_t>(replicas));
   std::set<int64_t> present;
   for (size_t i = 0; i < labels.size(); ++i) {
@@ -131,7 +140,7 @@ ClassSkewedSampler::ClassSkewedSampler(std::span<const int64_t> labels,
     const int64_t owner = labels[i] % replicas;
     ++sizes[static_cast<size_t>(owner)];
     present.insert(labels[i]);
-    if (owner == options.rank) shard_.push_back(static_cast<int64_t>(i));
+    if (owner == *options_.rank) shard_.push_back(static_cast<int64_t>(i));
   }
   const auto empty = std::ranges::find(sizes, 0);
   if (empty != sizes.end()) {
@@ -147,7 +156,7 @@ ClassSkewedSampler::ClassSkewedSampler(std::span<const int64_t> labels,
 std::string ClassSkewedSampler::order_name() const {
   // Unlike in other samplers, the number of ranks decides which samples form a global batch.
   return fmt::format("class_skewed, shuffle {}, {}", options_.shuffle,
-                     base::counted(options_.num_replicas, "rank"));
+                     base::counted(*options_.num_replicas, "rank"));
 }
 
 std::vector<int64_t> ClassSkewedSampler::indices() const {
@@ -158,14 +167,14 @@ std::vector<int64_t> ClassSkewedSampler::indices() const {
 }
 
 WeightedSampler::WeightedSampler(std::vector<double> weights, const WeightedSamplerOptions& options)
-    : weights_(std::move(weights)), options_(options) {
+    : weights_(std::move(weights)), options_(with_rank(options)) {
   constexpr size_t kMaxWeights = size_t{1} << 24;  // torch.multinomial's
   if (options_.num_samples == 0) options_.num_samples = std::ssize(weights_);
   if (options_.num_samples < 0) {
     throw base::UserError(
         fmt::format("weighted sampler: {} samples cannot be drawn", options_.num_samples));
   }
-  check_shard(options_.num_samples, options.num_replicas, options.rank);
+  check_shard(options_.num_samples, *options_.num_replicas, *options_.rank);
   base::Fnv1a hash;
   for (size_t i = 0; i < weights_.size(); ++i) {
     if (weights_[i] < 0 || !std::isfinite(weights_[i])) {
@@ -196,7 +205,7 @@ std::string WeightedSampler::order_name() const {
 }
 
 int64_t WeightedSampler::size() const {
-  return samples_per_rank(options_.num_samples, options_.num_replicas, /*drop_last=*/false);
+  return samples_per_rank(options_.num_samples, *options_.num_replicas, /*drop_last=*/false);
 }
 
 std::vector<int64_t> WeightedSampler::indices() const {
@@ -204,19 +213,19 @@ std::vector<int64_t> WeightedSampler::indices() const {
       at::multinomial(at::tensor(weights_, at::kDouble), options_.num_samples, options_.replacement,
                       at::detail::createCPUGenerator(generator_seed(options_.seed, epoch())));
   return shard_of({drawn.const_data_ptr<int64_t>(), static_cast<size_t>(options_.num_samples)},
-                  options_.num_replicas, options_.rank, size());
+                  *options_.num_replicas, *options_.rank, size());
 }
 
 RepeatedAugmentationSampler::RepeatedAugmentationSampler(
     int64_t size, const RepeatedAugmentationSamplerOptions& options)
-    : dataset_size_(size), options_(options) {
-  check_shard(size, options.num_replicas, options.rank);
+    : dataset_size_(size), options_(with_rank(options)) {
+  check_shard(size, *options_.num_replicas, *options_.rank);
   if (options.repetitions < 1 || options.selected_round < 0) {
     throw base::UserError(fmt::format(
         "repeated augmentation: repetitions {} must be at least 1, selected_round {} at least 0",
         options.repetitions, options.selected_round));
   }
-  const int64_t replicas = options.num_replicas;
+  const int64_t replicas = *options_.num_replicas;
   const int64_t round = options.selected_round;
   num_selected_ = round > 0 ? size / round * round / replicas : (size + replicas - 1) / replicas;
   if (num_selected_ == 0) {
@@ -238,19 +247,19 @@ std::vector<int64_t> RepeatedAugmentationSampler::indices() const {
   shard.reserve(static_cast<size_t>(num_selected_));
   // The list of all ranks has each sample `repetitions` times in a row.
   for (int64_t i = 0; i < num_selected_; ++i) {
-    const int64_t sample = (options_.rank + i * options_.num_replicas) / options_.repetitions;
+    const int64_t sample = (*options_.rank + i * *options_.num_replicas) / options_.repetitions;
     shard.push_back(order[static_cast<size_t>(sample % dataset_size_)]);
   }
   return shard;
 }
 
 int64_t RepeatedAugmentationSampler::copy_at(int64_t place) const {
-  return (options_.rank + place * options_.num_replicas) % options_.repetitions;
+  return (*options_.rank + place * *options_.num_replicas) % options_.repetitions;
 }
 
 ShardSampler::ShardSampler(std::span<const int64_t> shard_ends, const ShardSamplerOptions& options)
-    : ends_(shard_ends.begin(), shard_ends.end()), options_(options) {
-  check_shard(/*size=*/0, options.num_replicas, options.rank);
+    : ends_(shard_ends.begin(), shard_ends.end()), options_(with_rank(options)) {
+  check_shard(/*size=*/0, *options_.num_replicas, *options_.rank);
   check_range("buffer_size", options.buffer_size, ShardSamplerOptions::kMaxBufferSize);
   check_range("streams", options.streams, ShardSamplerOptions::kMaxStreams);
   if (!std::ranges::is_sorted(ends_) || (!ends_.empty() && ends_.front() < 0)) {
@@ -259,7 +268,7 @@ ShardSampler::ShardSampler(std::span<const int64_t> shard_ends, const ShardSampl
 }
 
 int64_t ShardSampler::size() const {
-  return samples_per_rank(dataset_size(), options_.num_replicas, options_.drop_last);
+  return samples_per_rank(dataset_size(), *options_.num_replicas, options_.drop_last);
 }
 
 std::string ShardSampler::order_name() const {
@@ -268,7 +277,7 @@ std::string ShardSampler::order_name() const {
 }
 
 std::vector<int64_t> ShardSampler::indices() const {
-  return shard_of(global_list(options_.shuffle), options_.num_replicas, options_.rank, size());
+  return shard_of(global_list(options_.shuffle), *options_.num_replicas, *options_.rank, size());
 }
 
 std::vector<int64_t> ShardSampler::storage_order(std::span<const int64_t> indices) const {
@@ -277,8 +286,8 @@ std::vector<int64_t> ShardSampler::storage_order(std::span<const int64_t> indice
   std::vector<size_t> place(list.size());
   for (size_t i = 0; i < list.size(); ++i) place[static_cast<size_t>(list[i])] = i;
   // Padding stays at the end.
-  const int64_t replicas = options_.num_replicas;
-  const int64_t own = std::min((dataset_size() - options_.rank + replicas - 1) / replicas, size());
+  const int64_t replicas = *options_.num_replicas;
+  const int64_t own = std::min((dataset_size() - *options_.rank + replicas - 1) / replicas, size());
   std::ranges::sort(shard.begin(), shard.begin() + own, {},
                     [&](int64_t sample) { return place[static_cast<size_t>(sample)]; });
   return shard;
@@ -286,7 +295,7 @@ std::vector<int64_t> ShardSampler::storage_order(std::span<const int64_t> indice
 
 // One and a half buffers: while one is consumed in random order, the next is read sequentially.
 int64_t ShardSampler::read_ahead() const {
-  return (options_.buffer_size + options_.buffer_size / 2) / options_.num_replicas + 1;
+  return (options_.buffer_size + options_.buffer_size / 2) / *options_.num_replicas + 1;
 }
 
 std::vector<int64_t> ShardSampler::shard_by_shard() const {

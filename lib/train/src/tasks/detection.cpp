@@ -199,7 +199,12 @@ class ObjectDetection : public Task {
   /// @param corners [N, 4]: x1, y1, x2, y2, `step` times as far from the corner as in `pixels`
   static void draw_boxes(at::Tensor& pixels, const at::Tensor& corners, const at::Tensor& labels,
                          int64_t step) {
-    const at::Tensor scaled = corners.to(at::kCPU, at::kDouble).div(step).round().to(at::kLong);
+    const at::Tensor scaled = corners.to(at::kCPU, at::kDouble)
+                                  .nan_to_num(0)
+                                  .div(step)
+                                  .clamp(-1e6, 1e6)
+                                  .round()
+                                  .to(at::kLong);
     const at::Tensor host_labels = labels.cpu();
     const auto rows = scaled.accessor<int64_t, 2>();
     for (int64_t i = 0; i < scaled.size(0); ++i) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <syncbn/data/sampler.h>
@@ -9,8 +10,8 @@ namespace syncbn::data {
 
 /// Names and defaults are those of torch.utils.data.DistributedSampler.
 struct DistributedSamplerOptions {
-  int num_replicas = process_rank().num_replicas;
-  int rank = process_rank().rank;
+  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> rank = std::nullopt;
   bool shuffle = true;
   int64_t seed = 0;
   bool drop_last = false;
@@ -38,8 +39,8 @@ class DistributedSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override { return num_samples_; }
-  int num_replicas() const override { return options_.num_replicas; }
-  std::optional<Share> share() const override { return Share{options_.rank, dataset_size_}; }
+  int num_replicas() const override { return *options_.num_replicas; }
+  std::optional<Share> share() const override { return Share{*options_.rank, dataset_size_}; }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
 

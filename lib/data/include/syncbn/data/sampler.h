@@ -115,8 +115,8 @@ class SequentialShardSampler : public Sampler {
 };
 
 struct ClassSkewedSamplerOptions {
-  int num_replicas = process_rank().num_replicas;
-  int rank = process_rank().rank;
+  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> rank = std::nullopt;
   bool shuffle = true;
   int64_t seed = 0;
 
@@ -134,7 +134,7 @@ class ClassSkewedSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override { return padded_size_; }
-  int num_replicas() const override { return options_.num_replicas; }
+  int num_replicas() const override { return *options_.num_replicas; }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
 
@@ -145,8 +145,8 @@ class ClassSkewedSampler : public Sampler {
 };
 
 struct WeightedSamplerOptions {
-  int num_replicas = process_rank().num_replicas;
-  int rank = process_rank().rank;
+  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> rank = std::nullopt;
   int64_t seed = 0;
   /// Draws of all ranks together; 0: the number of weights.
   int64_t num_samples = 0;
@@ -165,8 +165,10 @@ class WeightedSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override;
-  int num_replicas() const override { return options_.num_replicas; }
-  std::optional<Share> share() const override { return Share{options_.rank, options_.num_samples}; }
+  int num_replicas() const override { return *options_.num_replicas; }
+  std::optional<Share> share() const override {
+    return Share{*options_.rank, options_.num_samples};
+  }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
 
@@ -177,8 +179,8 @@ class WeightedSampler : public Sampler {
 };
 
 struct RepeatedAugmentationSamplerOptions {
-  int num_replicas = process_rank().num_replicas;
-  int rank = process_rank().rank;
+  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> rank = std::nullopt;
   bool shuffle = true;
   int64_t seed = 0;
   int64_t repetitions = 3;
@@ -200,9 +202,9 @@ class RepeatedAugmentationSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override { return num_selected_; }
-  int num_replicas() const override { return options_.num_replicas; }
+  int num_replicas() const override { return *options_.num_replicas; }
   std::optional<Share> share() const override {
-    return Share{options_.rank, num_selected_ * options_.num_replicas};
+    return Share{*options_.rank, num_selected_ * *options_.num_replicas};
   }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
@@ -218,8 +220,8 @@ class RepeatedAugmentationSampler : public Sampler {
 struct SamplerArgs {
   int64_t size = 0;                      ///< samples in the data set
   std::span<const int64_t> labels = {};  ///< Dataset::labels()
-  int num_replicas = process_rank().num_replicas;
-  int rank = process_rank().rank;
+  int num_replicas = 1;
+  int rank = 0;
   int64_t seed = 0;
   std::span<const int64_t> shard_ends = {};  ///< Dataset::shard_ends()
 };

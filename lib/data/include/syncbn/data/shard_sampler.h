@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,8 +14,8 @@ struct ShardSamplerOptions {
   static constexpr int64_t kMaxBufferSize = 1'000'000'000'000;
   static constexpr int64_t kMaxStreams = 1'000'000;
 
-  int num_replicas = process_rank().num_replicas;
-  int rank = process_rank().rank;
+  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> rank = std::nullopt;
   bool shuffle = true;
   int64_t seed = 0;
   bool drop_last = false;
@@ -45,8 +46,8 @@ class ShardSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override;
-  int num_replicas() const override { return options_.num_replicas; }
-  std::optional<Share> share() const override { return Share{options_.rank, dataset_size()}; }
+  int num_replicas() const override { return *options_.num_replicas; }
+  std::optional<Share> share() const override { return Share{*options_.rank, dataset_size()}; }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
   std::vector<int64_t> storage_order(std::span<const int64_t> indices) const override;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -69,7 +70,7 @@ class DataParallelBase {
   /// several types
   static DataParallelOptions checked(DataParallelOptions options);
 
-  /// The parts of each tensor, by replica; as many replicas as get a part. None, if there are no
+  /// The parts of each tensor, by replica; as many replicas as get a part. One, if there are no
   /// tensors to divide.
   std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors) const;
   /// Calls work(replica) on the thread of each of the first `count` replicas.
@@ -85,6 +86,7 @@ class DataParallelBase {
   const DataParallelOptions options_;
   const std::shared_ptr<ModuleReplicas> replicas_;
   const std::unique_ptr<Threads> threads_;
+  uint64_t sequence_number_ = 0;  ///< autograd's, after the last forward
 };
 
 std::shared_ptr<ModuleReplicas> replicate(std::shared_ptr<torch::nn::Module> module,
@@ -106,7 +108,7 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica);
 /// `dim`, as evenly as possible; tensors without dimensions and other arguments go to each replica.
 /// A batch of fewer samples than devices uses as many replicas. The results are put together along
 /// `dim`; of tensors without dimensions, such as losses, a vector with one value of each replica is
-/// made. What holds no tensor is the first replica's.
+/// made. What holds no tensor is the first replica's. With one device the module runs as it is.
 ///
 /// Replica 0 is the module itself, and the others are clones. They read the module's parameters,
 /// and the gradients of all go to the module's. Before each forward they get copies of its buffers;

@@ -354,6 +354,7 @@ void destroy_process_group() {
   if (detail::world()->process != ::getpid()) {
     // A forked process must not touch the parent's connections and threads.
     static_cast<void>(detail::world().release());
+    c10d::unregister_process_group(kRegisteredAs);
     return;
   }
   detail::let_peers_connect(*detail::world());

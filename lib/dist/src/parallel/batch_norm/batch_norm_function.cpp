@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
@@ -69,6 +70,9 @@ struct Part {
   const LayerName& layer;
   const GetGroup& group;
   BatchStatisticsRecorder* recorder = BatchStatisticsRecorder::current;
+  /// The node has the first part's, whichever thread makes it: autograd takes the highest number
+  /// that is ready, and ranks must run the layers' backwards in the same order.
+  const uint64_t sequence_number = at::sequence_number::get_and_increment();
   at::Tensor moments = {};  ///< of its batch; undefined if it is the only part
   // Made for all parts together:
   at::Tensor mean = {}, invstd = {};
@@ -187,7 +191,10 @@ class SyncBatchNormNode : public torch::autograd::Node {
  public:
   SyncBatchNormNode(std::span<Part* const> parts, const MergedMoments& merged,
                     c10::intrusive_ptr<Exchange> exchange)
-      : exchange_(std::move(exchange)), merged_(merged), eps_(parts.front()->arguments.eps) {
+      : Node(parts.front()->sequence_number),
+        exchange_(std::move(exchange)),
+        merged_(merged),
+        eps_(parts.front()->arguments.eps) {
     const BatchNormArguments& shared = parts.front()->arguments;
     weight_ = SavedVariable(shared.weight, /*is_output=*/false);
     type_ = (shared.weight.defined() ? shared.weight : shared.input).scalar_type();

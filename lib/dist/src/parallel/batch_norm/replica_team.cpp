@@ -87,10 +87,11 @@ void ReplicaTeam::throw_timeout(const std::string& name) const {
   for (size_t i = 0; i < visits_.size(); ++i) {
     if (visits_[i].layer == nullptr) missing.push_back(std::to_string(i));
   }
-  throw base::UnavailableError(fmt::format(
-      "SyncBatchNorm: replica{} {} did not come to {} within {:.3g} s; sync_timeout is the limit",
-      missing.size() > 1 ? "s" : "", base::join(missing, ", "), name,
-      std::chrono::duration<double>(timeout_).count()));
+  throw base::UnavailableError(
+      fmt::format("SyncBatchNorm: replica{} {} did not arrive at {} within {:.3g} s; raise "
+                  "sync_timeout if it needs longer",
+                  missing.size() > 1 ? "s" : "", base::join(missing, ", "), name,
+                  std::chrono::duration<double>(timeout_).count()));
 }
 
 }  // namespace syncbn::dist::detail

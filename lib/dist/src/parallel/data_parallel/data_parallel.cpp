@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/dist/peer_error.h>
 
 #include <algorithm>
 #include <exception>
@@ -10,8 +11,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/StreamGuard.h>
@@ -27,10 +28,10 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// What a thread needs to compute as another one: its modes, mixed precision, its GPU streams.
+/// What a thread needs to compute as the one that made this: its modes, its GPU streams.
 class ThreadState {
  public:
-  explicit ThreadState(const std::vector<at::Device>& devices) {
+  explicit ThreadState(const std::vector<at::Device>& devices) : devices_(devices) {
     for (const at::Device& device : devices) {
       if (!device.is_cuda()) continue;
       streams_.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
@@ -41,29 +42,29 @@ class ThreadState {
   template <class Work>
   void apply(int replica, const Work& work) const {
     const at::ThreadLocalStateGuard modes(state_);
-    for (const auto& [device, type] : autocast_) at::autocast::set_autocast_dtype(device, type);
     if (streams_.empty()) return work();
-    const c10::StreamGuard stream(streams_[static_cast<size_t>(replica)]);
+    const c10::MultiStreamGuard streams(streams_);
+    const c10::DeviceGuard device(devices_[static_cast<size_t>(replica)]);
     work();
   }
 
  private:
-  static std::pair<at::DeviceType, at::ScalarType> autocast_of(at::DeviceType device) {
-    return {device, at::autocast::get_autocast_dtype(device)};
-  }
-
+  const std::vector<at::Device>& devices_;
   const at::ThreadLocalState state_;
-  const std::pair<at::DeviceType, at::ScalarType> autocast_[2] = {autocast_of(at::kCPU),
-                                                                  autocast_of(at::kCUDA)};
   std::vector<c10::Stream> streams_;
 };
+
+/// Makes this thread number its next node of a graph `number` or higher.
+void advance_sequence_number(uint64_t number) {
+  while (at::sequence_number::peek() < number) at::sequence_number::get_and_increment();
+}
 
 at::Device checked_device(at::Device device) {
   if (device.is_cpu() && device.index() <= 0) return at::kCPU;
   if (device.is_cuda()) {
     const auto count = static_cast<int>(at::globalContext().hasCUDA() ? at::getNumGPUs() : 0);
     if (!device.has_index() && count > 0) return {at::kCUDA, 0};
-    if (device.index() < count) return device;
+    if (device.has_index() && device.index() < count) return device;
   }
   throw base::UserError(fmt::format("DataParallel: there is no device {} here", device.str()));
 }
@@ -144,7 +145,8 @@ std::vector<std::vector<at::Tensor>> DataParallelBase::scatter(
     const auto pieces = tensor.dim() > 0 ? tensor.tensor_split(parts, options_.dim)
                                          : std::vector<at::Tensor>(all.size(), tensor);
     for (size_t i = 0; i < all.size(); ++i) {
-      all[i].push_back(pieces[i].to(options_.device_ids[i], /*non_blocking=*/true));
+      const at::Device device = options_.device_ids[i];
+      all[i].push_back(pieces[i].to(device, /*non_blocking=*/device.is_cuda()));
     }
   }
   return all;
@@ -152,6 +154,11 @@ std::vector<std::vector<at::Tensor>> DataParallelBase::scatter(
 
 void DataParallelBase::run(int count, const std::function<void(int replica)>& work) {
   if (!threads_) return work(0);
+  if (TapeScope::is_open()) {
+    throw base::UserError(
+        "DataParallel: checkpoint() around it would not know what its threads do; use it with "
+        "DistributedDataParallel");
+  }
   replicas_->refresh();
   ReplicaTeam team(count, options_.sync_timeout);
   const ThreadState state(options_.device_ids);
@@ -159,16 +166,23 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
   std::mutex mutex;
   std::exception_ptr failure;  // the first
   int failed = 0;
+  bool is_abandoned = false;
+  // As one thread would number them: later layers have higher numbers in all replicas.
+  const uint64_t begin = std::max(sequence_number_, at::sequence_number::peek());
   threads_->run(count, [&](int replica) {
     try {
       state.apply(replica, [&] {
+        advance_sequence_number(begin);
         const ReplicaScope scope(team, replica, replicas_->originals(replica),
                                  replica == 0 ? recorder : nullptr);
         work(replica);
       });
       team.leave(replica);
+      const std::lock_guard lock(mutex);
+      sequence_number_ = std::max(sequence_number_, at::sequence_number::peek());
     } catch (const ReplicaTeam::Abandoned&) {
-      // Another replica has failed.
+      const std::lock_guard lock(mutex);
+      is_abandoned = true;  // another replica has failed
     } catch (...) {
       team.fail();
       const std::lock_guard lock(mutex);
@@ -177,9 +191,19 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
       failed = replica;
     }
   });
+  advance_sequence_number(sequence_number_);
+  if (!failure && is_abandoned) {
+    throw base::UserError(
+        "DataParallel: a layer threw in one replica, and its caller went on; let the exception "
+        "pass");
+  }
   if (!failure) return;
   try {
     std::rethrow_exception(failure);
+  } catch (const PeerError&) {
+    throw;  // of this process, whatever the replica
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
   } catch (const std::exception& error) {
     std::throw_with_nested(ReplicaError(
         failed, base::exit_code_of(error),

@@ -28,6 +28,7 @@ void share(const at::Tensor& original, at::Tensor& copy) {
 
 /// Makes gradients of `copy` go to `edge`; an invalid edge: nowhere.
 void lead_gradients(const at::Tensor& copy, const autograd::Edge& edge) {
+  if (!at::GradMode::is_enabled()) return;  // an earlier graph may still need it
   if (!edge.is_valid()) {
     if (copy.requires_grad()) copy.detach_();
   } else if (copy.grad_fn() != edge.function) {
@@ -44,10 +45,6 @@ void refresh_parameter(const at::Tensor& original, at::Tensor& copy, at::Device 
   const at::Tensor moved = original.to(device, /*non_blocking=*/true);
   copy.set_data(moved.detach());
   lead_gradients(copy, autograd::impl::gradient_edge(moved));
-}
-
-int64_t version(const at::Tensor& tensor) {
-  return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
 }
 
 }  // namespace
@@ -86,7 +83,7 @@ void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
           module.parameters[j].unsafeGetTensorImpl();
     }
     for (size_t j = 0; j < one.buffers.size(); ++j) {
-      copy.buffers.push_back({.original = module.buffers[j], .copy = one.buffers[j]});
+      copy.buffers.emplace_back(module.buffers[j], one.buffers[j]);
       copy.originals[one.buffers[j].unsafeGetTensorImpl()] =
           module.buffers[j].unsafeGetTensorImpl();
     }
@@ -98,19 +95,13 @@ void ModuleReplicas::refresh_tensors() {
     const at::Device device = devices_[i + 1];
     for (auto& [original, copy] : copies_[i].parameters) refresh_parameter(original, copy, device);
     const at::NoGradGuard no_grad;
-    for (Buffer& buffer : copies_[i].buffers) {
-      const auto& [original, copy, original_version, copy_version] = buffer;
-      const bool is_same = version(original) >= 0 && version(original) == original_version &&
-                           version(copy) == copy_version;
-      if (is_same) continue;
+    for (auto& [original, copy] : copies_[i].buffers) {
       if (copy.sizes() == original.sizes() && copy.scalar_type() == original.scalar_type()) {
         copy.copy_(original, /*non_blocking=*/true);
       } else {
         copy.set_data(original.to(device, original.scalar_type(), /*non_blocking=*/false,
                                   /*copy=*/true));
       }
-      buffer.original_version = version(original);
-      buffer.copy_version = version(copy);
     }
   }
 }
@@ -179,7 +170,14 @@ std::shared_ptr<ModuleReplicas> replicate(std::vector<std::shared_ptr<torch::nn:
                     std::ranges::count_if(replicas, [](const auto& one) { return one != nullptr; }),
                     devices.size()));
   }
-  for (size_t i = 1; i < replicas.size(); ++i) replicas[i]->to(devices[i]);
+  for (size_t i = 1; i < replicas.size(); ++i) {
+    if (std::find(replicas.begin(), replicas.begin() + static_cast<ptrdiff_t>(i), replicas[i]) !=
+        replicas.begin() + static_cast<ptrdiff_t>(i)) {
+      throw base::UserError(
+          fmt::format("DataParallel: replica {} is given twice; make one for each device", i));
+    }
+    replicas[i]->to(devices[i]);
+  }
   return std::make_shared<EagerReplicas>(std::move(replicas), devices);
 }
 

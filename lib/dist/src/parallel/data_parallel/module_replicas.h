@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -40,13 +40,8 @@ class ModuleReplicas {
   const std::vector<at::Device>& devices() const { return devices_; }
 
  private:
-  struct Buffer {
-    at::Tensor original, copy;
-    int64_t original_version = -1, copy_version = -1;  ///< after the last refresh
-  };
   struct Copy {
-    std::vector<std::pair<at::Tensor, at::Tensor>> parameters;  ///< original and copy
-    std::vector<Buffer> buffers;
+    std::vector<std::pair<at::Tensor, at::Tensor>> parameters, buffers;  ///< original and copy
     Originals originals;
   };
 

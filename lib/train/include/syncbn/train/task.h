@@ -165,13 +165,15 @@ class Task {
   virtual std::vector<Prediction> predict(const Outputs& outputs,
                                           std::span<const UnlabelledImage> images) const;
 
-  /// Samples of an evaluation that pictures() needs.
+  /// Samples of an evaluation that pictures() needs. Unless the task evaluates one by one, all
+  /// outputs must then begin with the dimension of samples.
   virtual int64_t pictured_samples() const { return 0; }
 
   /// Pictures of what the network does, after an evaluation. Called in evaluation mode, on the
   /// ranks that write to a run's folder: it must not wait for other ranks, but may for the device.
-  /// @param seen the rank's first batches of the evaluation: pictured_samples() samples, if it had
-  ///   as many, and perhaps more
+  /// @param seen what the rank saw first in the evaluation: pictured_samples() samples, if it had
+  /// as
+  ///   many
   /// @param normalization of the data set
   virtual std::vector<Picture> pictures(std::span<const Seen> seen,
                                         const data::Normalization& normalization) const;
