@@ -211,7 +211,12 @@ WorkPtr launch(Plan plan) {
   const bool starts_here = backend == nullptr || plan.kind == Kind::kTransfer ||
                            (plan.kind == Kind::kOneCollective && backend->start_queue().is_idle());
   if (starts_here) {
-    work->start(plan.start());
+    try {
+      work->start(plan.start());
+    } catch (const base::UnavailableError&) {
+      // A rank that has already ended is reported where one that ends later is: in wait().
+      work->fail(std::current_exception());
+    }
     return work;
   }
   backend->start_queue().push([work, plan = std::move(plan)] {
