@@ -511,6 +511,35 @@ TEST(AsyncWorkTest, ADeadRankIsNamed) {
   EXPECT_EQ(results[2].exit_code, 0) << results[2].output;
 }
 
+TEST(WorldRankTest, RootsAndPeersMayBeRanksOfTheWorld) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group();
+    const auto pair = dist::new_group({2, 0});
+    EXPECT_EQ(dist::get_group_rank({}, 2), 2);
+    if (!pair) return;
+    EXPECT_EQ(dist::get_group_rank(pair, 2), 0);
+    EXPECT_EQ(dist::get_global_rank(pair, 1), 0);
+    EXPECT_THAT(message_of<UserError>([&] { dist::get_group_rank(pair, 1); }),
+                HasSubstr("rank 1 of the world is not in group '1', which has 2 ranks"));
+    EXPECT_THAT(message_of<UserError>([&] { dist::get_global_rank(pair, 2); }),
+                HasSubstr("no rank 2"));
+    const dist::WorldRank two(2);
+    Tensor by_world = dense(rank);
+    dist::broadcast(by_world, two, pair);
+    EXPECT_TRUE(by_world.equal(dense(2)));
+    Tensor by_group = dense(rank);
+    dist::broadcast_async(by_group, 1, pair)->wait();
+    EXPECT_TRUE(by_group.equal(dense(0)));
+    EXPECT_EQ(dist::broadcast_bytes_async(std::to_string(rank), two, pair)->bytes().at(0), "2");
+    EXPECT_THAT(dist::gather(dense(rank), two, pair), SizeIs(rank == 2 ? 2 : 0));
+    if (rank == 2) dist::send(dense(2), dist::WorldRank(0), pair);
+    if (rank == 0) {
+      dist::irecv(by_group, two, pair)->wait();
+      EXPECT_TRUE(by_group.equal(dense(2)));
+    }
+  });
+}
+
 TEST(AsyncWorkTest, OtherGroupsAreIndependent) {
   run_ranks(3, [](int rank) {
     dist::init_process_group();

@@ -14,7 +14,7 @@ namespace syncbn::dist {
 // group calls the same collectives in the same order, with tensors of the same shape and dtype
 // unless documented otherwise. Tensors may have any strides and dtype; autograd does not record
 // collectives. An empty group means the default one. `root`, `source` and `destination` are ranks
-// of the group (in PyTorch they are ranks of the world).
+// of the group (in PyTorch they are ranks of the world: WorldRank(5), see world_rank.h).
 //
 // They throw base::UserError for invalid arguments, before anything is sent, and when ranks call
 // different collectives; PeerError when a rank exits or the timeout passes. The message names the
@@ -109,10 +109,11 @@ std::vector<std::string> gather_bytes(const std::string& bytes, int root,
 std::string scatter_bytes(const std::vector<std::string>& parts, int root,
                           const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
 
-// Asynchronous forms: they start the operation and return a Work, with whose wait() it ends as the
-// blocking function does (docs/process_groups.md). Ranks may mix both forms. Every rank still
-// starts a group's collectives in the same order; sends and recvs are not part of that order.
-// Arguments are checked at once. `timeout` counts from the start.
+// Asynchronous forms: they start the operation and return a Work; after its wait() the result is
+// there, as after the blocking function (docs/process_groups.md). Ranks may mix both forms. Every
+// rank still starts a group's collectives in the same order; sends and recvs are not part of that
+// order. These functions throw base::UserError for invalid arguments; other errors come from
+// Work::wait(). `timeout` counts from the start.
 
 WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM,
                          const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
