@@ -425,6 +425,38 @@ TEST(AsyncWorkTest, WorksMayOutliveTheirGroup) {
   });
 }
 
+TEST(AsyncWorkTest, DestroyingTheGroupEndsWhatWaitsForOtherRanks) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    Tensor tensor = large(rank);
+    const auto group = dist::new_group({0, 1});
+    dist::barrier(group);
+    std::vector<WorkPtr> works;
+    if (rank == 0) {
+      // Rank 1 makes none of these calls.
+      works = {dist::all_gather_bytes_async("alone", group),
+               dist::all_reduce_async(tensor, ReduceOp::SUM, group),
+               dist::all_gather_bytes_async("alone", group), dist::barrier_async(group)};
+      EXPECT_FALSE(works[0]->is_completed());
+    }
+    dist::barrier();
+    dist::destroy_process_group();
+    for (const WorkPtr& work : works) EXPECT_THROW(work->wait(), syncbn::base::Error);
+  });
+}
+
+TEST(AsyncWorkTest, AProgramMayEndWithCallsOnTheirWay) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    Tensor tensor = large(rank);
+    dist::barrier();
+    if (rank == 1) return;
+    dist::all_gather_bytes_async("alone");
+    dist::all_reduce_async(tensor);
+    dist::irecv(tensor, 1)->is_completed();
+  });
+}
+
 TEST(AsyncWorkTest, ArgumentsAreRefusedAtTheCall) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();

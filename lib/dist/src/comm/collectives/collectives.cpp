@@ -192,7 +192,7 @@ enum class Kind {
 struct Plan {
   CheckedCall call;
   Kind kind;
-  std::function<Started()> start;
+  std::function<Started()> start;  ///< called once
 };
 
 /// The blocking form.
@@ -236,11 +236,13 @@ struct Target {
   explicit Target(const Tensor& tensor, const ToBuffer& to_buffer = sendable)
       : data(tensor.detach()), values(dense(data)), buffers{to_buffer(values)} {}
 
-  void write_back() const {
-    if (!values.is_alias_of(data)) data.copy_(values);
-  }
-  Started started(c10::intrusive_ptr<c10d::Work> work) const {
-    return {.work = std::move(work), .finish = [*this](Outcome&) { write_back(); }};
+  /// The work's transport keeps `buffers`. Called once.
+  Started started(c10::intrusive_ptr<c10d::Work> work) {
+    if (values.is_alias_of(data)) return {.work = std::move(work)};
+    return {.work = std::move(work),
+            .finish = [data = std::move(data), values = std::move(values)](Outcome&) {
+              data.copy_(values);
+            }};
   }
 
   Tensor data;
@@ -439,7 +441,8 @@ Plan plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
   call.require_like(output, input);
   call.require_whole("output", output, "input", input);
   const Tensor row = sendable(dense(input)).unsqueeze(0);
-  return {call, Kind::kOneCollective, [=, sizes = input.sizes().vec(), target = Target(output)] {
+  return {call, Kind::kOneCollective,
+          [=, sizes = input.sizes().vec(), target = Target(output)]() mutable {
             const detail::NamedAs named(call.name(), sizes);
             const Tensor all = target.buffers[0].view({call.size(), row.size(1)});
             return target.started(detail::start_gather_rows(row, all, call.group_ptr(),
