@@ -189,14 +189,24 @@ enum class Kind {
 
 /// A call with valid arguments, for complete() or launch(): the blocking and the asynchronous form
 /// of a function differ only there.
+template <class Start>
 struct Plan {
   CheckedCall call;
   Kind kind;
-  std::function<Started()> start;  ///< called once
+  Start start;  ///< returns what it Started; called once
 };
 
+/// A plan of any function.
+using AnyPlan = Plan<std::function<Started()>>;
+
+template <class Start>
+AnyPlan any(Plan<Start> plan) {
+  return {std::move(plan.call), plan.kind, std::move(plan.start)};
+}
+
 /// The blocking form.
-Outcome complete(const Plan& plan) {
+template <class Start>
+Outcome complete(Plan<Start> plan) {
   Outcome outcome;
   detail::complete(plan.start(), std::nullopt, outcome);
   return outcome;
@@ -205,7 +215,7 @@ Outcome complete(const Plan& plan) {
 /// The asynchronous form. The group's StartQueue starts a call of several collectives, and the
 /// calls after it while it is busy. So the collectives are in the same order on all ranks,
 /// whichever form they use.
-WorkPtr launch(Plan plan) {
+WorkPtr launch(AnyPlan plan) {
   auto work = std::make_shared<detail::StartedWork>(plan.call.describe());
   detail::Backend* const backend = detail::backend_of(plan.call.group_ptr());
   const bool starts_here = backend == nullptr || plan.kind == Kind::kTransfer ||
@@ -369,20 +379,20 @@ std::vector<std::string> to_bytes(const Tensors& tensors, const Tensors& sizes) 
 /// Whether the caller of all_gather waits at once.
 enum class Waits { kNow, kLater };
 
-Plan plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
+auto plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
                      Timeout timeout) {
   const CheckedCall call("all_reduce", group, timeout);
   call.require_output(tensor);
   const Reduction reduction(call, tensor, std::move(op));
   auto options = call.options<c10d::AllreduceOptions>();
   options.reduceOp = reduction.op;
-  return {call, Kind::kOneCollective,
-          [call, options, target = Target(tensor, reduction)]() mutable {
-            return target.started(call.group().allreduce(target.buffers, options));
-          }};
+  return Plan{call, Kind::kOneCollective,
+              [call, options, target = Target(tensor, reduction)]() mutable {
+                return target.started(call.group().allreduce(target.buffers, options));
+              }};
 }
 
-Plan plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
+auto plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
                  Timeout timeout) {
   const CheckedCall call("reduce", group, timeout);
   call.require_rank("root", root);
@@ -393,47 +403,47 @@ Plan plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const Proces
   auto options = call.options<c10d::ReduceOptions>();
   options.reduceOp = reduction.op;
   options.rootRank = root;
-  return {call, Kind::kOneCollective, [=, output = tensor.detach()] {
-            Tensors buffers{reduction(values)};
-            auto work = call.group().reduce(buffers, options);
-            return Started{.work = std::move(work), .finish = [=](Outcome&) {
-                             if (call.is_root(root)) output.copy_(values);
-                           }};
-          }};
+  return Plan{call, Kind::kOneCollective, [=, output = tensor.detach()] {
+                Tensors buffers{reduction(values)};
+                auto work = call.group().reduce(buffers, options);
+                return Started{.work = std::move(work), .finish = [=](Outcome&) {
+                                 if (call.is_root(root)) output.copy_(values);
+                               }};
+              }};
 }
 
-Plan plan_broadcast(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_broadcast(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("broadcast", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
   auto options = call.options<c10d::BroadcastOptions>();
   options.rootRank = root;
-  return {call, Kind::kOneCollective, [call, options, target = Target(tensor)]() mutable {
-            return target.started(call.group().broadcast(target.buffers, options));
-          }};
+  return Plan{call, Kind::kOneCollective, [call, options, target = Target(tensor)]() mutable {
+                return target.started(call.group().broadcast(target.buffers, options));
+              }};
 }
 
 /// Both forms of all_gather make the same exchange, so that ranks may mix them.
-Plan plan_all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout,
+auto plan_all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout,
                      Waits waits) {
   const CheckedCall call("all_gather", group, timeout);
   call.require_dense(tensor);
   const Tensor row = sendable(dense(tensor)).unsqueeze(0);
-  return {call, Kind::kOneCollective,
-          [=, sizes = tensor.sizes().vec(), type = tensor.scalar_type()] {
-            const detail::NamedAs named(call.name(), sizes);
-            const Tensor all = at::empty({call.size(), row.size(1)}, row.options());
-            auto work = detail::start_gather_rows(row, all, call.group_ptr(), call.timeout(),
-                                                  waits == Waits::kNow);
-            return Started{.work = std::move(work), .finish = [=](Outcome& outcome) {
-                             for (const Tensor& one : all.unbind()) {
-                               outcome.tensors.push_back(one.view(type).view(sizes));
-                             }
-                           }};
-          }};
+  return Plan{call, Kind::kOneCollective,
+              [=, sizes = tensor.sizes().vec(), type = tensor.scalar_type()] {
+                const detail::NamedAs named(call.name(), sizes);
+                const Tensor all = at::empty({call.size(), row.size(1)}, row.options());
+                auto work = detail::start_gather_rows(row, all, call.group_ptr(), call.timeout(),
+                                                      waits == Waits::kNow);
+                return Started{.work = std::move(work), .finish = [=](Outcome& outcome) {
+                                 for (const Tensor& one : all.unbind()) {
+                                   outcome.tensors.push_back(one.view(type).view(sizes));
+                                 }
+                               }};
+              }};
 }
 
-Plan plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
+auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
                                  const ProcessGroupPtr& group, Timeout timeout, Waits waits) {
   const CheckedCall call("all_gather_into_tensor", group, timeout);
   call.require_dense(input);
@@ -441,39 +451,40 @@ Plan plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
   call.require_like(output, input);
   call.require_whole("output", output, "input", input);
   const Tensor row = sendable(dense(input)).unsqueeze(0);
-  return {call, Kind::kOneCollective,
-          [=, sizes = input.sizes().vec(), target = Target(output)]() mutable {
-            const detail::NamedAs named(call.name(), sizes);
-            const Tensor all = target.buffers[0].view({call.size(), row.size(1)});
-            return target.started(detail::start_gather_rows(row, all, call.group_ptr(),
-                                                            call.timeout(), waits == Waits::kNow));
-          }};
+  return Plan{call, Kind::kOneCollective,
+              [=, sizes = input.sizes().vec(), target = Target(output)]() mutable {
+                const detail::NamedAs named(call.name(), sizes);
+                const Tensor all = target.buffers[0].view({call.size(), row.size(1)});
+                return target.started(detail::start_gather_rows(
+                    row, all, call.group_ptr(), call.timeout(), waits == Waits::kNow));
+              }};
 }
 
-Plan plan_gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("gather", group, timeout);
   call.require_rank("root", root);
   call.require_dense(tensor);
   auto options = call.options<c10d::GatherOptions>();
   options.rootRank = root;
-  return {call, Kind::kOneCollective, [=, input = dense(tensor)] {
-            Tensors buffers{sendable(input)};
-            Tensors outputs;
-            std::vector<Tensors> received;
-            if (call.is_root(root)) {
-              received.emplace_back();
-              for (int rank = 0; rank < call.size(); ++rank) {
-                outputs.push_back(at::empty(input.sizes(), input.options()));
-                received[0].push_back(sendable(outputs.back()));
-              }
-            }
-            auto work = call.group().gather(received, buffers, options);
-            return Started{.work = std::move(work),
-                           .finish = [outputs](Outcome& outcome) { outcome.tensors = outputs; }};
-          }};
+  return Plan{call, Kind::kOneCollective, [=, input = dense(tensor)] {
+                Tensors buffers{sendable(input)};
+                Tensors outputs;
+                std::vector<Tensors> received;
+                if (call.is_root(root)) {
+                  received.emplace_back();
+                  for (int rank = 0; rank < call.size(); ++rank) {
+                    outputs.push_back(at::empty(input.sizes(), input.options()));
+                    received[0].push_back(sendable(outputs.back()));
+                  }
+                }
+                auto work = call.group().gather(received, buffers, options);
+                return Started{.work = std::move(work), .finish = [outputs](Outcome& outcome) {
+                                 outcome.tensors = outputs;
+                               }};
+              }};
 }
 
-Plan plan_scatter(const Tensor& tensor, const Tensors& parts, int root,
+auto plan_scatter(const Tensor& tensor, const Tensors& parts, int root,
                   const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("scatter", group, timeout);
   call.require_rank("root", root);
@@ -488,17 +499,17 @@ Plan plan_scatter(const Tensor& tensor, const Tensors& parts, int root,
   }
   auto options = call.options<c10d::ScatterOptions>();
   options.rootRank = root;
-  return {call, Kind::kOneCollective, [=, target = Target(tensor)]() mutable {
-            return target.started(call.group().scatter(target.buffers, sent, options));
-          }};
+  return Plan{call, Kind::kOneCollective, [=, target = Target(tensor)]() mutable {
+                return target.started(call.group().scatter(target.buffers, sent, options));
+              }};
 }
 
 /// @param input all ranks' parts, in the order of ranks; contiguous.
-Plan plan_reduce_scatter(const CheckedCall& call, const Tensor& output, const Tensor& input,
+auto plan_reduce_scatter(const CheckedCall& call, const Tensor& output, const Tensor& input,
                          const Reduction& reduction) {
   auto options = call.options<c10d::ReduceScatterOptions>();
   options.reduceOp = reduction.op;
-  return {
+  return Plan{
       call, Kind::kOneCollective,
       [=, all = reduction(input), target = Target(output, reduction)]() mutable {
         const detail::NamedAs named(call.name(), all.sizes());
@@ -506,7 +517,7 @@ Plan plan_reduce_scatter(const CheckedCall& call, const Tensor& output, const Te
       }};
 }
 
-Plan plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::ReduceOp op,
+auto plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::ReduceOp op,
                          const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("reduce_scatter", group, timeout);
   call.require_output(output);
@@ -515,7 +526,7 @@ Plan plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::Reduc
   return plan_reduce_scatter(call, output, flat_cat(parts), reduction);
 }
 
-Plan plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d::ReduceOp op,
+auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d::ReduceOp op,
                                 const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("reduce_scatter_tensor", group, timeout);
   call.require_dense(input);
@@ -526,40 +537,40 @@ Plan plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d:
   return plan_reduce_scatter(call, output, dense(input), reduction);
 }
 
-Plan plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
+auto plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
                      Timeout timeout) {
   const CheckedCall call("all_to_all", group, timeout);
   call.require_list("inputs", inputs);
   call.require_list("outputs", outputs);
   call.require_like(outputs.front(), inputs.front());
   for (const Tensor& one : outputs) call.require_output(one);
-  return {call, Kind::kSeveralCollectives, [=, values = flat_cat(inputs)] {
-            std::vector<int64_t> input_counts = element_counts(inputs);
-            std::vector<int64_t> output_counts = element_counts(outputs);
-            require_same_counts(call, input_counts, output_counts);
-            const Tensor results =
-                at::empty({std::accumulate(output_counts.begin(), output_counts.end(), int64_t{0})},
-                          values.options());
-            Tensor sent = sendable(values);
-            Tensor received = sendable(results);
-            const auto slices = results.split_with_sizes(output_counts);
-            if (sent.scalar_type() != values.scalar_type()) {  // sent as bytes
-              const auto size = static_cast<int64_t>(values.element_size());
-              for (int64_t& count : input_counts) count *= size;
-              for (int64_t& count : output_counts) count *= size;
-            }
-            auto work = call.group().alltoall_base(received, sent, output_counts, input_counts,
-                                                   call.options<c10d::AllToAllOptions>());
-            return Started{
-                .work = std::move(work), .finish = [=](Outcome&) {
-                  for (size_t rank = 0; rank < outputs.size(); ++rank) {
-                    outputs[rank].detach().copy_(slices[rank].view(outputs[rank].sizes()));
-                  }
-                }};
-          }};
+  return Plan{
+      call, Kind::kSeveralCollectives, [=, values = flat_cat(inputs)] {
+        std::vector<int64_t> input_counts = element_counts(inputs);
+        std::vector<int64_t> output_counts = element_counts(outputs);
+        require_same_counts(call, input_counts, output_counts);
+        const Tensor results =
+            at::empty({std::accumulate(output_counts.begin(), output_counts.end(), int64_t{0})},
+                      values.options());
+        Tensor sent = sendable(values);
+        Tensor received = sendable(results);
+        const auto slices = results.split_with_sizes(output_counts);
+        if (sent.scalar_type() != values.scalar_type()) {  // sent as bytes
+          const auto size = static_cast<int64_t>(values.element_size());
+          for (int64_t& count : input_counts) count *= size;
+          for (int64_t& count : output_counts) count *= size;
+        }
+        auto work = call.group().alltoall_base(received, sent, output_counts, input_counts,
+                                               call.options<c10d::AllToAllOptions>());
+        return Started{.work = std::move(work), .finish = [=](Outcome&) {
+                         for (size_t rank = 0; rank < outputs.size(); ++rank) {
+                           outputs[rank].detach().copy_(slices[rank].view(outputs[rank].sizes()));
+                         }
+                       }};
+      }};
 }
 
-Plan plan_all_to_all_single(const Tensor& output, const Tensor& input,
+auto plan_all_to_all_single(const Tensor& output, const Tensor& input,
                             const std::vector<int64_t>& output_split_sizes,
                             const std::vector<int64_t>& input_split_sizes,
                             const ProcessGroupPtr& group, Timeout timeout) {
@@ -588,32 +599,33 @@ Started with_timeout_of(const CheckedCall& call, Started started) {
   return started;
 }
 
-Plan plan_send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
+auto plan_send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
                Timeout timeout) {
   const CheckedCall call("send", group, timeout);
   call.require_peer("destination", destination, tag);
   call.require_dense(tensor);
-  return {call, Kind::kTransfer, [=, buffers = Tensors{sendable(dense(tensor))}]() mutable {
-            return with_timeout_of(call, {.work = call.group().send(buffers, destination, tag)});
-          }};
+  return Plan{call, Kind::kTransfer, [=, buffers = Tensors{sendable(dense(tensor))}]() mutable {
+                return with_timeout_of(call,
+                                       {.work = call.group().send(buffers, destination, tag)});
+              }};
 }
 
-Plan plan_recv(const Tensor& tensor, int source, const ProcessGroupPtr& group, int tag,
+auto plan_recv(const Tensor& tensor, int source, const ProcessGroupPtr& group, int tag,
                Timeout timeout) {
   const CheckedCall call("recv", group, timeout);
   call.require_peer("source", source, tag);
   call.require_output(tensor);
-  return {call, Kind::kTransfer, [=, target = Target(tensor)]() mutable {
-            return with_timeout_of(call,
-                                   target.started(call.group().recv(target.buffers, source, tag)));
-          }};
+  return Plan{call, Kind::kTransfer, [=, target = Target(tensor)]() mutable {
+                return with_timeout_of(
+                    call, target.started(call.group().recv(target.buffers, source, tag)));
+              }};
 }
 
-Plan plan_barrier(const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_barrier(const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("barrier", group, timeout);
-  return {call, Kind::kOneCollective, [call] {
-            return Started{.work = call.group().barrier(call.options<c10d::BarrierOptions>())};
-          }};
+  return Plan{call, Kind::kOneCollective, [call] {
+                return Started{.work = call.group().barrier(call.options<c10d::BarrierOptions>())};
+              }};
 }
 
 // Bytes: first the sizes, then the bytes, which need them.
@@ -628,54 +640,56 @@ Started as_bytes(Started started, const Tensors& sizes) {
   return started;
 }
 
-Plan plan_broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
+auto plan_broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
                           Timeout timeout) {
   const CheckedCall call("broadcast_bytes", group, timeout);
   call.require_rank("root", root);
-  return {call, Kind::kSeveralCollectives, [=, g = call.group_ptr()] {
-            const Tensor size = size_of(bytes);
-            complete(plan_broadcast(size, root, g, timeout));
-            const auto length = size.item<int64_t>();
-            const Tensor buffer =
-                call.is_root(root) ? to_tensor(bytes, length) : at::empty({length}, at::kByte);
-            Started started;
-            if (length != 0) started = plan_broadcast(buffer, root, g, timeout).start();
-            started.finish = [=](Outcome& outcome) { outcome.bytes = {to_bytes(buffer, length)}; };
-            return started;
-          }};
+  return Plan{call, Kind::kSeveralCollectives, [=, g = call.group_ptr()] {
+                const Tensor size = size_of(bytes);
+                complete(plan_broadcast(size, root, g, timeout));
+                const auto length = size.item<int64_t>();
+                const Tensor buffer =
+                    call.is_root(root) ? to_tensor(bytes, length) : at::empty({length}, at::kByte);
+                Started started;
+                if (length != 0) started = plan_broadcast(buffer, root, g, timeout).start();
+                started.finish = [=](Outcome& outcome) {
+                  outcome.bytes = {to_bytes(buffer, length)};
+                };
+                return started;
+              }};
 }
 
 /// @param all_ranks returns every rank's bytes everywhere, otherwise on `root` alone.
-Plan plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int root, bool all_ranks,
+auto plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int root, bool all_ranks,
                        Waits waits) {
-  return {call, Kind::kSeveralCollectives, [=] {
-            const ProcessGroupPtr& group = call.group_ptr();
-            const Timeout timeout = call.timeout();
-            const Tensors sizes =
-                complete(plan_all_gather(size_of(bytes), group, timeout, Waits::kNow)).tensors;
-            int64_t longest = 1;  // Gloo gathers no empty tensors
-            for (const Tensor& size : sizes) longest = std::max(longest, size.item<int64_t>());
-            const Tensor own = to_tensor(bytes, longest);
-            const Plan gather = all_ranks ? plan_all_gather(own, group, timeout, waits)
-                                          : plan_gather(own, root, group, timeout);
-            return as_bytes(gather.start(), sizes);
-          }};
+  return Plan{call, Kind::kSeveralCollectives, [=] {
+                const ProcessGroupPtr& group = call.group_ptr();
+                const Timeout timeout = call.timeout();
+                const Tensors sizes =
+                    complete(plan_all_gather(size_of(bytes), group, timeout, Waits::kNow)).tensors;
+                int64_t longest = 1;  // Gloo gathers no empty tensors
+                for (const Tensor& size : sizes) longest = std::max(longest, size.item<int64_t>());
+                const Tensor own = to_tensor(bytes, longest);
+                const AnyPlan gather = all_ranks ? any(plan_all_gather(own, group, timeout, waits))
+                                                 : any(plan_gather(own, root, group, timeout));
+                return as_bytes(gather.start(), sizes);
+              }};
 }
 
-Plan plan_all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group, Timeout timeout,
+auto plan_all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group, Timeout timeout,
                            Waits waits) {
   const CheckedCall call("all_gather_bytes", group, timeout);
   return plan_gather_bytes(call, bytes, 0, /*all_ranks=*/true, waits);
 }
 
-Plan plan_gather_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
+auto plan_gather_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
                        Timeout timeout) {
   const CheckedCall call("gather_bytes", group, timeout);
   call.require_rank("root", root);
   return plan_gather_bytes(call, bytes, root, /*all_ranks=*/false, Waits::kLater);
 }
 
-Plan plan_scatter_bytes(const std::vector<std::string>& parts, int root,
+auto plan_scatter_bytes(const std::vector<std::string>& parts, int root,
                         const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("scatter_bytes", group, timeout);
   call.require_rank("root", root);
@@ -684,27 +698,28 @@ Plan plan_scatter_bytes(const std::vector<std::string>& parts, int root,
   } else if (!parts.empty()) {
     call.refuse(fmt::format("it is given parts, and rank {} is the one that has them", root));
   }
-  return {call, Kind::kSeveralCollectives, [=, g = call.group_ptr()] {
-            int64_t longest = 1;
-            for (const std::string& one : parts) {
-              longest = std::max(longest, static_cast<int64_t>(one.size()));
-            }
-            Tensors tensors;
-            for (const std::string& one : parts) {
-              tensors.push_back(at::tensor({static_cast<int64_t>(one.size()), longest}, at::kLong));
-            }
-            const Tensor sizes = at::zeros({2}, at::kLong);
-            complete(plan_scatter(sizes, tensors, root, g, timeout));
-            for (size_t rank = 0; rank < parts.size(); ++rank) {
-              tensors[rank] = to_tensor(parts[rank], longest);
-            }
-            const Tensor buffer = at::zeros({sizes[1].item<int64_t>()}, at::kByte);
-            Started started = plan_scatter(buffer, tensors, root, g, timeout).start();
-            started.finish = [=](Outcome& outcome) {
-              outcome.bytes = {to_bytes(buffer, sizes[0].item<int64_t>())};
-            };
-            return started;
-          }};
+  return Plan{
+      call, Kind::kSeveralCollectives, [=, g = call.group_ptr()] {
+        int64_t longest = 1;
+        for (const std::string& one : parts) {
+          longest = std::max(longest, static_cast<int64_t>(one.size()));
+        }
+        Tensors tensors;
+        for (const std::string& one : parts) {
+          tensors.push_back(at::tensor({static_cast<int64_t>(one.size()), longest}, at::kLong));
+        }
+        const Tensor sizes = at::zeros({2}, at::kLong);
+        complete(plan_scatter(sizes, tensors, root, g, timeout));
+        for (size_t rank = 0; rank < parts.size(); ++rank) {
+          tensors[rank] = to_tensor(parts[rank], longest);
+        }
+        const Tensor buffer = at::zeros({sizes[1].item<int64_t>()}, at::kByte);
+        Started started = plan_scatter(buffer, tensors, root, g, timeout).start();
+        started.finish = [=](Outcome& outcome) {
+          outcome.bytes = {to_bytes(buffer, sizes[0].item<int64_t>())};
+        };
+        return started;
+      }};
 }
 
 }  // namespace
@@ -715,7 +730,7 @@ void all_reduce(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
 
 WorkPtr all_reduce_async(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
                          Timeout timeout) {
-  return launch(plan_all_reduce(tensor, std::move(op), group, timeout));
+  return launch(any(plan_all_reduce(tensor, std::move(op), group, timeout)));
 }
 
 void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
@@ -725,7 +740,7 @@ void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& 
 
 WorkPtr reduce_async(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
                      Timeout timeout) {
-  return launch(plan_reduce(tensor, root, std::move(op), group, timeout));
+  return launch(any(plan_reduce(tensor, root, std::move(op), group, timeout)));
 }
 
 void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
@@ -733,7 +748,7 @@ void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout t
 }
 
 WorkPtr broadcast_async(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
-  return launch(plan_broadcast(tensor, root, group, timeout));
+  return launch(any(plan_broadcast(tensor, root, group, timeout)));
 }
 
 Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
@@ -741,7 +756,7 @@ Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout t
 }
 
 WorkPtr all_gather_async(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
-  return launch(plan_all_gather(tensor, group, timeout, Waits::kLater));
+  return launch(any(plan_all_gather(tensor, group, timeout, Waits::kLater)));
 }
 
 void all_gather_into_tensor(Tensor& output, const Tensor& input, const ProcessGroupPtr& group,
@@ -751,7 +766,7 @@ void all_gather_into_tensor(Tensor& output, const Tensor& input, const ProcessGr
 
 WorkPtr all_gather_into_tensor_async(Tensor& output, const Tensor& input,
                                      const ProcessGroupPtr& group, Timeout timeout) {
-  return launch(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kLater));
+  return launch(any(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kLater)));
 }
 
 Tensors gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
@@ -760,7 +775,7 @@ Tensors gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Tim
 
 WorkPtr gather_async(const Tensor& tensor, int root, const ProcessGroupPtr& group,
                      Timeout timeout) {
-  return launch(plan_gather(tensor, root, group, timeout));
+  return launch(any(plan_gather(tensor, root, group, timeout)));
 }
 
 void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
@@ -770,7 +785,7 @@ void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupP
 
 WorkPtr scatter_async(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
                       Timeout timeout) {
-  return launch(plan_scatter(tensor, parts, root, group, timeout));
+  return launch(any(plan_scatter(tensor, parts, root, group, timeout)));
 }
 
 void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
@@ -780,7 +795,7 @@ void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
 
 WorkPtr reduce_scatter_async(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
                              const ProcessGroupPtr& group, Timeout timeout) {
-  return launch(plan_reduce_scatter(output, parts, std::move(op), group, timeout));
+  return launch(any(plan_reduce_scatter(output, parts, std::move(op), group, timeout)));
 }
 
 void reduce_scatter_tensor(Tensor& output, const Tensor& input, c10d::ReduceOp op,
@@ -790,7 +805,7 @@ void reduce_scatter_tensor(Tensor& output, const Tensor& input, c10d::ReduceOp o
 
 WorkPtr reduce_scatter_tensor_async(Tensor& output, const Tensor& input, c10d::ReduceOp op,
                                     const ProcessGroupPtr& group, Timeout timeout) {
-  return launch(plan_reduce_scatter_tensor(output, input, std::move(op), group, timeout));
+  return launch(any(plan_reduce_scatter_tensor(output, input, std::move(op), group, timeout)));
 }
 
 void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
@@ -800,7 +815,7 @@ void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& 
 
 WorkPtr all_to_all_async(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
                          Timeout timeout) {
-  return launch(plan_all_to_all(outputs, inputs, group, timeout));
+  return launch(any(plan_all_to_all(outputs, inputs, group, timeout)));
 }
 
 void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t> output_split_sizes,
@@ -814,8 +829,8 @@ WorkPtr all_to_all_single_async(Tensor& output, const Tensor& input,
                                 std::vector<int64_t> output_split_sizes,
                                 std::vector<int64_t> input_split_sizes,
                                 const ProcessGroupPtr& group, Timeout timeout) {
-  return launch(
-      plan_all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, timeout));
+  return launch(any(plan_all_to_all_single(output, input, output_split_sizes, input_split_sizes,
+                                           group, timeout)));
 }
 
 void send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
@@ -825,7 +840,7 @@ void send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, i
 
 WorkPtr isend(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
               Timeout timeout) {
-  return launch(plan_send(tensor, destination, group, tag, timeout));
+  return launch(any(plan_send(tensor, destination, group, tag, timeout)));
 }
 
 void recv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
@@ -833,19 +848,19 @@ void recv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Tim
 }
 
 WorkPtr irecv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
-  return launch(plan_recv(tensor, source, group, tag, timeout));
+  return launch(any(plan_recv(tensor, source, group, tag, timeout)));
 }
 
 std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const ProcessGroupPtr& group,
                                        Timeout timeout) {
-  std::vector<Plan> plans;  // first all, so that nothing has started if one is refused
+  std::vector<AnyPlan> plans;  // first all, so that nothing has started if one is refused
   for (const P2POp& op : ops) {
     plans.push_back(op.type == P2POp::Type::kSend
-                        ? plan_send(op.tensor, op.peer, group, op.tag, timeout)
-                        : plan_recv(op.tensor, op.peer, group, op.tag, timeout));
+                        ? any(plan_send(op.tensor, op.peer, group, op.tag, timeout))
+                        : any(plan_recv(op.tensor, op.peer, group, op.tag, timeout)));
   }
   std::vector<WorkPtr> works;
-  for (Plan& plan : plans) works.push_back(launch(std::move(plan)));
+  for (AnyPlan& plan : plans) works.push_back(launch(std::move(plan)));
   return works;
 }
 
@@ -854,7 +869,7 @@ void barrier(const ProcessGroupPtr& group, Timeout timeout) {
 }
 
 WorkPtr barrier_async(const ProcessGroupPtr& group, Timeout timeout) {
-  return launch(plan_barrier(group, timeout));
+  return launch(any(plan_barrier(group, timeout)));
 }
 
 std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
@@ -864,7 +879,7 @@ std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGro
 
 WorkPtr broadcast_bytes_async(const std::string& bytes, int root, const ProcessGroupPtr& group,
                               Timeout timeout) {
-  return launch(plan_broadcast_bytes(bytes, root, group, timeout));
+  return launch(any(plan_broadcast_bytes(bytes, root, group, timeout)));
 }
 
 std::vector<std::string> all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group,
@@ -874,7 +889,7 @@ std::vector<std::string> all_gather_bytes(const std::string& bytes, const Proces
 
 WorkPtr all_gather_bytes_async(const std::string& bytes, const ProcessGroupPtr& group,
                                Timeout timeout) {
-  return launch(plan_all_gather_bytes(bytes, group, timeout, Waits::kLater));
+  return launch(any(plan_all_gather_bytes(bytes, group, timeout, Waits::kLater)));
 }
 
 std::vector<std::string> gather_bytes(const std::string& bytes, int root,
@@ -884,7 +899,7 @@ std::vector<std::string> gather_bytes(const std::string& bytes, int root,
 
 WorkPtr gather_bytes_async(const std::string& bytes, int root, const ProcessGroupPtr& group,
                            Timeout timeout) {
-  return launch(plan_gather_bytes(bytes, root, group, timeout));
+  return launch(any(plan_gather_bytes(bytes, root, group, timeout)));
 }
 
 std::string scatter_bytes(const std::vector<std::string>& parts, int root,
@@ -894,7 +909,7 @@ std::string scatter_bytes(const std::vector<std::string>& parts, int root,
 
 WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, int root,
                             const ProcessGroupPtr& group, Timeout timeout) {
-  return launch(plan_scatter_bytes(parts, root, group, timeout));
+  return launch(any(plan_scatter_bytes(parts, root, group, timeout)));
 }
 
 }  // namespace syncbn::dist
