@@ -219,6 +219,33 @@ TEST(SharedHostTest, HostsMeetOverGloo) {
   });
 }
 
+TEST(SharedHostTest, AsynchronousCallsSpanHosts) {
+  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
+  run_ranks_on_two_hosts([](int rank) {
+    dist::init_process_group();
+    std::vector<Tensor> sums;
+    std::vector<dist::WorkPtr> works;
+    std::vector<dist::WorkPtr> bytes;
+    for (int i = 0; i < 8; ++i) {
+      sums.push_back(at::full({100'000}, rank + i, at::kFloat));
+      works.push_back(dist::all_reduce_async(sums.back()));
+      if (i % 3 == 0) bytes.push_back(dist::all_gather_bytes_async(std::to_string(rank)));
+    }
+    const auto gathered = dist::all_gather_async(at::full({3}, rank));
+    // The leaders wait for the last first, the others for the first.
+    for (int i = 0; i < 8; ++i) works[static_cast<size_t>(rank % 2 == 0 ? 7 - i : i)]->wait();
+    for (int i = 0; i < 8; ++i) {
+      EXPECT_TRUE(sums[static_cast<size_t>(i)].equal(at::full({100'000}, 6.0F + 4.0F * i)));
+    }
+    EXPECT_TRUE(gathered->tensors().at(3).equal(at::full({3}, 3)));
+    for (const auto& work : bytes) {
+      EXPECT_EQ(work->bytes(), (std::vector<std::string>{"0", "1", "2", "3"}));
+    }
+    const auto dropped = dist::all_reduce_async(sums[0]);
+    EXPECT_FALSE(dropped->exception());
+  });
+}
+
 /// A step of SyncBatchNorm on this rank's samples against BatchNorm on those of all four.
 void expect_batch_norm_of_all(int rank, int64_t channels) {
   constexpr int64_t kSamples = 3;  // of each rank

@@ -57,7 +57,7 @@ if(NOT status EQUAL 0)
 endif()
 
 file(COPY ${SOURCE}/examples DESTINATION ${WORK})
-foreach(example consumer buffer_broadcast)
+foreach(example consumer buffer_broadcast ring_all_reduce)
   run(${without_clone}
     ${CMAKE_COMMAND} -S ${WORK}/examples/${example} -B ${WORK}/${example} -G ${GENERATOR}
     -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX})
@@ -81,6 +81,8 @@ expect("rank 0 of 2: [0-9]+ of 512 points right")
 expect("rank 1 of 2: [0-9]+ of 512 points right")
 run(${launch} ${WORK}/buffer_broadcast/buffer_broadcast)
 expect("an unused forward before the backward: works")
+run(${launch} ${WORK}/ring_all_reduce/ring_all_reduce)
+expect("sum over 2 ranks: 6 8 10 12, as by dist::all_reduce")
 run(${launch} ${WORK}/prefix/bin/train --config ${WORK}/prefix/share/syncbn/configs/digits.yaml
     --epochs 1)
 expect("test accuracy")

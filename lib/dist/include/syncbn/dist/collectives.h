@@ -1,10 +1,9 @@
 #pragma once
 
 #include <syncbn/dist/process_group_ptr.h>
+#include <syncbn/dist/work.h>
 
-#include <chrono>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +14,7 @@ namespace syncbn::dist {
 // group calls the same collectives in the same order, with tensors of the same shape and dtype
 // unless documented otherwise. Tensors may have any strides and dtype; autograd does not record
 // collectives. An empty group means the default one. `root`, `source` and `destination` are ranks
-// of the group (in PyTorch they are ranks of the world).
+// of the group (in PyTorch they are ranks of the world: WorldRank(5), see world_rank.h).
 //
 // They throw base::UserError for invalid arguments, before anything is sent, and when ranks call
 // different collectives; PeerError when a rank exits or the timeout passes. The message names the
@@ -23,9 +22,6 @@ namespace syncbn::dist {
 // tensors the end of a process is detected within 1 s, the loss of its host after 11 s. With CUDA
 // tensors, with ranks of Python's torch.distributed in the job, or after rank 0 has left, a call
 // may wait for its timeout instead, and differing calls are not detected.
-
-/// Upper bound on the time of a collective. Not given: the group's timeout.
-using Timeout = std::optional<std::chrono::milliseconds>;
 
 /// Reduces `tensor` over all ranks, in place. Dtypes on CPUs: floating-point, complex (SUM only),
 /// int8, uint8, int32, int64, and bool, of which SUM is a logical or.
@@ -52,10 +48,21 @@ std::vector<at::Tensor> gather(const at::Tensor& tensor, int root,
 void scatter(at::Tensor& tensor, const std::vector<at::Tensor>& parts, int root,
              const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
 
+/// all_gather into one tensor: `output` holds the ranks' tensors one after the other. It has
+/// world_size() times the elements of `input`, in any shape.
+void all_gather_into_tensor(at::Tensor& output, const at::Tensor& input,
+                            const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+
 /// Reduces `parts`, one per rank, and stores this rank's in `output`. Dtypes as in all_reduce.
 void reduce_scatter(at::Tensor& output, const std::vector<at::Tensor>& parts,
                     c10d::ReduceOp op = c10d::ReduceOp::SUM, const ProcessGroupPtr& group = {},
                     Timeout timeout = std::nullopt);
+
+/// reduce_scatter of one tensor: `input` holds the parts one after the other. It has world_size()
+/// times the elements of `output`, in any shape.
+void reduce_scatter_tensor(at::Tensor& output, const at::Tensor& input,
+                           c10d::ReduceOp op = c10d::ReduceOp::SUM,
+                           const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
 
 /// Sends inputs[r] to rank r, and receives from rank r into outputs[r]. Sizes may differ between
 /// ranks; sender and receiver must use the same.
@@ -101,5 +108,84 @@ std::vector<std::string> gather_bytes(const std::string& bytes, int root,
 /// Returns this rank's part. `parts` has one part per rank on rank `root`, and is empty elsewhere.
 std::string scatter_bytes(const std::vector<std::string>& parts, int root,
                           const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+
+// Asynchronous forms: they start the operation and return a Work; after its wait() the result is
+// there, as after the blocking function (docs/process_groups.md). Ranks may mix both forms. Every
+// rank still starts a group's collectives in the same order; sends and recvs are not part of that
+// order. These functions throw base::UserError for invalid arguments; other errors come from
+// Work::wait(). `timeout` counts from the start.
+
+WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+                         const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+WorkPtr reduce_async(at::Tensor& tensor, int root, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+                     const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+WorkPtr broadcast_async(at::Tensor& tensor, int root, const ProcessGroupPtr& group = {},
+                        Timeout timeout = std::nullopt);
+/// Work::tensors() returns the tensors.
+WorkPtr all_gather_async(const at::Tensor& tensor, const ProcessGroupPtr& group = {},
+                         Timeout timeout = std::nullopt);
+WorkPtr all_gather_into_tensor_async(at::Tensor& output, const at::Tensor& input,
+                                     const ProcessGroupPtr& group = {},
+                                     Timeout timeout = std::nullopt);
+/// Work::tensors() returns the tensors.
+WorkPtr gather_async(const at::Tensor& tensor, int root, const ProcessGroupPtr& group = {},
+                     Timeout timeout = std::nullopt);
+WorkPtr scatter_async(at::Tensor& tensor, const std::vector<at::Tensor>& parts, int root,
+                      const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+WorkPtr reduce_scatter_async(at::Tensor& output, const std::vector<at::Tensor>& parts,
+                             c10d::ReduceOp op = c10d::ReduceOp::SUM,
+                             const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+WorkPtr reduce_scatter_tensor_async(at::Tensor& output, const at::Tensor& input,
+                                    c10d::ReduceOp op = c10d::ReduceOp::SUM,
+                                    const ProcessGroupPtr& group = {},
+                                    Timeout timeout = std::nullopt);
+WorkPtr all_to_all_async(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                         const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+WorkPtr all_to_all_single_async(at::Tensor& output, const at::Tensor& input,
+                                std::vector<int64_t> output_split_sizes = {},
+                                std::vector<int64_t> input_split_sizes = {},
+                                const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+WorkPtr barrier_async(const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
+
+/// send() that does not wait. A send ends when the other rank has called recv() or irecv(). One
+/// that nobody receives fails at its timeout, in wait(), and names the peer.
+WorkPtr isend(const at::Tensor& tensor, int destination, const ProcessGroupPtr& group = {},
+              int tag = 0, Timeout timeout = std::nullopt);
+WorkPtr irecv(at::Tensor& tensor, int source, const ProcessGroupPtr& group = {}, int tag = 0,
+              Timeout timeout = std::nullopt);
+
+/// An operation of batch_isend_irecv().
+struct P2POp {
+  enum class Type { kSend, kRecv };
+
+  Type type;
+  at::Tensor tensor;
+  int peer;  ///< a rank of the group
+  int tag = 0;
+
+  static P2POp send(const at::Tensor& tensor, int destination, int tag = 0) {
+    return {Type::kSend, tensor, destination, tag};
+  }
+  static P2POp recv(const at::Tensor& tensor, int source, int tag = 0) {
+    return {Type::kRecv, tensor, source, tag};
+  }
+};
+
+/// Starts all of them, or none if an argument is invalid. Returns one Work each. With NCCL they are
+/// not one launch as in PyTorch: order them so that each send meets its recv.
+std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops,
+                                       const ProcessGroupPtr& group = {},
+                                       Timeout timeout = std::nullopt);
+
+// Work::bytes() returns the bytes.
+
+WorkPtr broadcast_bytes_async(const std::string& bytes, int root, const ProcessGroupPtr& group = {},
+                              Timeout timeout = std::nullopt);
+WorkPtr all_gather_bytes_async(const std::string& bytes, const ProcessGroupPtr& group = {},
+                               Timeout timeout = std::nullopt);
+WorkPtr gather_bytes_async(const std::string& bytes, int root, const ProcessGroupPtr& group = {},
+                           Timeout timeout = std::nullopt);
+WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, int root,
+                            const ProcessGroupPtr& group = {}, Timeout timeout = std::nullopt);
 
 }  // namespace syncbn::dist

@@ -2,6 +2,7 @@
 
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group_ptr.h>
+#include <syncbn/dist/world_rank.h>
 
 #include <chrono>
 #include <optional>

@@ -20,6 +20,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "collectives/gather_rows.h"
+#include "collectives/started_work.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
 #include "monitor/flight_recorder.h"
@@ -28,6 +29,8 @@ namespace syncbn::dist {
 namespace {
 
 using at::Tensor;
+using detail::Outcome;
+using detail::Started;
 using Tensors = std::vector<Tensor>;
 
 /// The dtypes that Gloo can send and reduce. Others are sent as bytes.
@@ -64,9 +67,14 @@ class CheckedCall {
   int size() const { return group_->getSize(); }
   bool is_root(int root) const { return group_->getRank() == root; }
 
+  /// "all_reduce on rank 0 of 2 of group '0'".
+  std::string describe() const {
+    return fmt::format("{} on rank {} of {} of group '{}'", name_, group_->getRank(), size(),
+                       group_->getGroupName());
+  }
+
   [[noreturn]] void refuse(const std::string& why) const {
-    throw base::UserError(fmt::format("{} on rank {} of {} of group '{}' was refused: {}", name_,
-                                      group_->getRank(), size(), group_->getGroupName(), why));
+    throw base::UserError(fmt::format("{} was refused: {}", describe(), why));
   }
 
   template <class Options>
@@ -74,8 +82,8 @@ class CheckedCall {
     return detail::with_timeout<Options>(timeout_);
   }
 
-  /// For send and recv, which take no options.
-  void wait(c10d::Work& work) const { work.wait(timeout_.value_or(kNoTimeout)); }
+  const char* name() const { return name_; }
+  Timeout timeout() const { return timeout_; }
 
   void require_rank(const char* role, int rank) const {
     if (rank >= 0 && rank < size()) return;
@@ -139,6 +147,14 @@ class CheckedCall {
     }
   }
 
+  /// `whole` has the elements of one `part` per rank.
+  void require_whole(const char* whole_role, const Tensor& whole, const char* part_role,
+                     const Tensor& part) const {
+    if (whole.numel() == part.numel() * size()) return;
+    refuse(fmt::format("the {} has {}, and needs {} times the {} of the {}", whole_role,
+                       base::counted(whole.numel(), "element"), size(), part.numel(), part_role));
+  }
+
   /// @param splits the rows of `tensor` for each rank; empty: equal splits.
   void require_splits(const char* role, const std::vector<int64_t>& splits,
                       const Tensor& tensor) const {
@@ -161,20 +177,88 @@ class CheckedCall {
 
  private:
   const char* name_;
-  const ProcessGroupPtr group_;
+  ProcessGroupPtr group_;
   Timeout timeout_;
 };
 
-/// Runs a collective that overwrites a tensor of any strides.
-/// @param to_buffer returns a view of the contiguous values for `run`.
-template <class Run, class ToBuffer = Tensor(const Tensor&)>
-void overwrite(Tensor& tensor, Run run, const ToBuffer& to_buffer = sendable) {
-  const Tensor data = tensor.detach();
-  const Tensor values = dense(data);
-  Tensors buffers{to_buffer(values)};
-  run(buffers);
-  if (!values.is_alias_of(data)) data.copy_(values);
+enum class Kind {
+  kOneCollective,
+  kSeveralCollectives,  ///< each needs the result of the one before
+  kTransfer,            ///< send or recv
+};
+
+/// A call with valid arguments, for complete() or launch(): the blocking and the asynchronous form
+/// of a function differ only there.
+template <class Start>
+struct Plan {
+  CheckedCall call;
+  Kind kind;
+  Start start;  ///< returns what it Started; called once
+};
+
+/// A plan of any function.
+using AnyPlan = Plan<std::function<Started()>>;
+
+template <class Start>
+AnyPlan any(Plan<Start> plan) {
+  return {std::move(plan.call), plan.kind, std::move(plan.start)};
 }
+
+/// The blocking form.
+template <class Start>
+Outcome complete(Plan<Start> plan) {
+  Outcome outcome;
+  detail::complete(plan.start(), std::nullopt, outcome);
+  return outcome;
+}
+
+/// The asynchronous form. The group's StartQueue starts a call of several collectives, and the
+/// calls after it while it is busy. So the collectives are in the same order on all ranks,
+/// whichever form they use.
+WorkPtr launch(AnyPlan plan) {
+  auto work = std::make_shared<detail::StartedWork>(plan.call.describe());
+  detail::Backend* const backend = detail::backend_of(plan.call.group_ptr());
+  const bool starts_here = backend == nullptr || plan.kind == Kind::kTransfer ||
+                           (plan.kind == Kind::kOneCollective && backend->start_queue().is_idle());
+  if (starts_here) {
+    try {
+      work->start(plan.start());
+    } catch (const base::UnavailableError&) {
+      // A rank that has already ended is reported where one that ends later is: in wait().
+      work->fail(std::current_exception());
+    }
+    return work;
+  }
+  backend->start_queue().push([work, plan = std::move(plan)] {
+    try {
+      work->start(plan.start());
+    } catch (...) {
+      work->fail(std::current_exception());
+    }
+  });
+  return work;
+}
+
+/// A tensor of any strides that a collective overwrites: the collective works on `buffers`.
+struct Target {
+  /// @param to_buffer returns a view of the contiguous values.
+  template <class ToBuffer = Tensor(const Tensor&)>
+  explicit Target(const Tensor& tensor, const ToBuffer& to_buffer = sendable)
+      : data(tensor.detach()), values(dense(data)), buffers{to_buffer(values)} {}
+
+  /// The work's transport keeps `buffers`. Called once.
+  Started started(c10::intrusive_ptr<c10d::Work> work) {
+    if (values.is_alias_of(data)) return {.work = std::move(work)};
+    return {.work = std::move(work),
+            .finish = [data = std::move(data), values = std::move(values)](Outcome&) {
+              data.copy_(values);
+            }};
+  }
+
+  Tensor data;
+  Tensor values;
+  Tensors buffers;
+};
 
 /// A reduction in terms of what Gloo can reduce.
 struct Reduction {
@@ -284,14 +368,7 @@ std::string to_bytes(const Tensor& tensor, int64_t size) {
   return {static_cast<const char*>(tensor.data_ptr()), static_cast<size_t>(size)};
 }
 
-/// @param gather takes this rank's bytes, padded to the longest rank's, and returns those of all.
-template <class Gather>
-std::vector<std::string> gather_padded(const std::string& bytes, const ProcessGroupPtr& group,
-                                       Timeout timeout, Gather gather) {
-  const Tensors sizes = all_gather(size_of(bytes), group, timeout);
-  int64_t longest = 1;  // Gloo gathers no empty tensors
-  for (const Tensor& size : sizes) longest = std::max(longest, size.item<int64_t>());
-  const Tensors tensors = gather(to_tensor(bytes, longest));
+std::vector<std::string> to_bytes(const Tensors& tensors, const Tensors& sizes) {
   std::vector<std::string> list;
   for (size_t rank = 0; rank < tensors.size(); ++rank) {
     list.push_back(to_bytes(tensors[rank], sizes[rank].item<int64_t>()));
@@ -299,81 +376,116 @@ std::vector<std::string> gather_padded(const std::string& bytes, const ProcessGr
   return list;
 }
 
-}  // namespace
+/// Whether the caller of all_gather waits at once.
+enum class Waits { kNow, kLater };
 
-void all_reduce(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
+                     Timeout timeout) {
   const CheckedCall call("all_reduce", group, timeout);
   call.require_output(tensor);
   const Reduction reduction(call, tensor, std::move(op));
-  const auto run = [&](Tensors& buffers) {
-    auto options = call.options<c10d::AllreduceOptions>();
-    options.reduceOp = reduction.op;
-    call.group().allreduce(buffers, options)->wait();
-  };
-  overwrite(tensor, run, reduction);
+  auto options = call.options<c10d::AllreduceOptions>();
+  options.reduceOp = reduction.op;
+  return Plan{call, Kind::kOneCollective,
+              [call, options, target = Target(tensor, reduction)]() mutable {
+                return target.started(call.group().allreduce(target.buffers, options));
+              }};
 }
 
-void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
-            Timeout timeout) {
+auto plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
+                 Timeout timeout) {
   const CheckedCall call("reduce", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
   const Reduction reduction(call, tensor, std::move(op));
   // A copy, since backends leave partial sums on the other ranks.
   const Tensor values = dense(tensor).clone();
-  Tensors buffers{reduction(values)};
   auto options = call.options<c10d::ReduceOptions>();
   options.reduceOp = reduction.op;
   options.rootRank = root;
-  call.group().reduce(buffers, options)->wait();
-  if (call.is_root(root)) tensor.detach().copy_(values);
+  return Plan{call, Kind::kOneCollective, [=, output = tensor.detach()] {
+                Tensors buffers{reduction(values)};
+                auto work = call.group().reduce(buffers, options);
+                return Started{.work = std::move(work), .finish = [=](Outcome&) {
+                                 if (call.is_root(root)) output.copy_(values);
+                               }};
+              }};
 }
 
-void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_broadcast(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("broadcast", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
-  overwrite(tensor, [&](Tensors& buffers) {
-    auto options = call.options<c10d::BroadcastOptions>();
-    options.rootRank = root;
-    call.group().broadcast(buffers, options)->wait();
-  });
+  auto options = call.options<c10d::BroadcastOptions>();
+  options.rootRank = root;
+  return Plan{call, Kind::kOneCollective, [call, options, target = Target(tensor)]() mutable {
+                return target.started(call.group().broadcast(target.buffers, options));
+              }};
 }
 
-Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
+/// Both forms of all_gather make the same exchange, so that ranks may mix them.
+auto plan_all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout,
+                     Waits waits) {
   const CheckedCall call("all_gather", group, timeout);
   call.require_dense(tensor);
-  const detail::NamedAs named("all_gather", tensor.sizes());
   const Tensor row = sendable(dense(tensor)).unsqueeze(0);
-  Tensors outputs;
-  for (const Tensor& one : detail::gather_rows(row, call.group_ptr(), timeout).unbind()) {
-    outputs.push_back(one.view(tensor.scalar_type()).view(tensor.sizes()));
-  }
-  return outputs;
+  return Plan{call, Kind::kOneCollective,
+              [=, sizes = tensor.sizes().vec(), type = tensor.scalar_type()] {
+                const detail::NamedAs named(call.name(), sizes);
+                const Tensor all = at::empty({call.size(), row.size(1)}, row.options());
+                auto work = detail::start_gather_rows(row, all, call.group_ptr(), call.timeout(),
+                                                      waits == Waits::kNow);
+                return Started{.work = std::move(work), .finish = [=](Outcome& outcome) {
+                                 for (const Tensor& one : all.unbind()) {
+                                   outcome.tensors.push_back(one.view(type).view(sizes));
+                                 }
+                               }};
+              }};
 }
 
-Tensors gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
+                                 const ProcessGroupPtr& group, Timeout timeout, Waits waits) {
+  const CheckedCall call("all_gather_into_tensor", group, timeout);
+  call.require_dense(input);
+  call.require_output(output);
+  call.require_like(output, input);
+  call.require_whole("output", output, "input", input);
+  const Tensor row = sendable(dense(input)).unsqueeze(0);
+  return Plan{call, Kind::kOneCollective,
+              [=, sizes = input.sizes().vec(), target = Target(output)]() mutable {
+                const detail::NamedAs named(call.name(), sizes);
+                const Tensor all = target.buffers[0].view({call.size(), row.size(1)});
+                return target.started(detail::start_gather_rows(
+                    row, all, call.group_ptr(), call.timeout(), waits == Waits::kNow));
+              }};
+}
+
+auto plan_gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("gather", group, timeout);
   call.require_rank("root", root);
   call.require_dense(tensor);
-  Tensors buffers{sendable(dense(tensor))};
-  Tensors outputs;
-  std::vector<Tensors> received;
-  if (call.is_root(root)) {
-    received.emplace_back();
-    for (int rank = 0; rank < call.size(); ++rank) {
-      outputs.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false)));
-      received[0].push_back(sendable(outputs.back()));
-    }
-  }
   auto options = call.options<c10d::GatherOptions>();
   options.rootRank = root;
-  call.group().gather(received, buffers, options)->wait();
-  return outputs;
+  return Plan{call, Kind::kOneCollective, [=, input = dense(tensor)] {
+                Tensors buffers{sendable(input)};
+                Tensors outputs;
+                std::vector<Tensors> received;
+                if (call.is_root(root)) {
+                  received.emplace_back();
+                  for (int rank = 0; rank < call.size(); ++rank) {
+                    outputs.push_back(at::empty(input.sizes(), input.options()));
+                    received[0].push_back(sendable(outputs.back()));
+                  }
+                }
+                auto work = call.group().gather(received, buffers, options);
+                return Started{.work = std::move(work), .finish = [outputs](Outcome& outcome) {
+                                 outcome.tensors = outputs;
+                               }};
+              }};
 }
 
-void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
-             Timeout timeout) {
+auto plan_scatter(const Tensor& tensor, const Tensors& parts, int root,
+                  const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("scatter", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
@@ -385,60 +497,83 @@ void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupP
   } else if (!parts.empty()) {
     call.refuse(fmt::format("it is given parts, and rank {} is the one that has them", root));
   }
-  overwrite(tensor, [&](Tensors& buffers) {
-    auto options = call.options<c10d::ScatterOptions>();
-    options.rootRank = root;
-    call.group().scatter(buffers, sent, options)->wait();
-  });
+  auto options = call.options<c10d::ScatterOptions>();
+  options.rootRank = root;
+  return Plan{call, Kind::kOneCollective, [=, target = Target(tensor)]() mutable {
+                return target.started(call.group().scatter(target.buffers, sent, options));
+              }};
 }
 
-void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
-                    const ProcessGroupPtr& group, Timeout timeout) {
+/// @param input all ranks' parts, in the order of ranks; contiguous.
+auto plan_reduce_scatter(const CheckedCall& call, const Tensor& output, const Tensor& input,
+                         const Reduction& reduction) {
+  auto options = call.options<c10d::ReduceScatterOptions>();
+  options.reduceOp = reduction.op;
+  return Plan{
+      call, Kind::kOneCollective,
+      [=, all = reduction(input), target = Target(output, reduction)]() mutable {
+        const detail::NamedAs named(call.name(), all.sizes());
+        return target.started(call.group()._reduce_scatter_base(target.buffers[0], all, options));
+      }};
+}
+
+auto plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::ReduceOp op,
+                         const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("reduce_scatter", group, timeout);
   call.require_output(output);
   call.require_parts_of(output, "parts", parts);
   const Reduction reduction(call, output, std::move(op));
-  Tensor all = reduction(flat_cat(parts));
-  const auto run = [&](Tensors& buffers) {
-    auto options = call.options<c10d::ReduceScatterOptions>();
-    options.reduceOp = reduction.op;
-    call.group()._reduce_scatter_base(buffers[0], all, options)->wait();
-  };
-  overwrite(output, run, reduction);
+  return plan_reduce_scatter(call, output, flat_cat(parts), reduction);
 }
 
-void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
-                Timeout timeout) {
+auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d::ReduceOp op,
+                                const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("reduce_scatter_tensor", group, timeout);
+  call.require_dense(input);
+  call.require_output(output);
+  call.require_like(output, input);
+  call.require_whole("input", input, "output", output);
+  const Reduction reduction(call, output, std::move(op));
+  return plan_reduce_scatter(call, output, dense(input), reduction);
+}
+
+auto plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
+                     Timeout timeout) {
   const CheckedCall call("all_to_all", group, timeout);
   call.require_list("inputs", inputs);
   call.require_list("outputs", outputs);
   call.require_like(outputs.front(), inputs.front());
   for (const Tensor& one : outputs) call.require_output(one);
-  std::vector<int64_t> input_counts = element_counts(inputs);
-  std::vector<int64_t> output_counts = element_counts(outputs);
-  require_same_counts(call, input_counts, output_counts);
-  const Tensor values = flat_cat(inputs);
-  const Tensor results = at::empty(
-      {std::accumulate(output_counts.begin(), output_counts.end(), int64_t{0})}, values.options());
-  Tensor sent = sendable(values);
-  Tensor received = sendable(results);
-  const auto slices = results.split_with_sizes(output_counts);
-  if (sent.scalar_type() != values.scalar_type()) {  // sent as bytes
-    for (int64_t& count : input_counts) count *= static_cast<int64_t>(values.element_size());
-    for (int64_t& count : output_counts) count *= static_cast<int64_t>(values.element_size());
-  }
-  call.group()
-      .alltoall_base(received, sent, output_counts, input_counts,
-                     call.options<c10d::AllToAllOptions>())
-      ->wait();
-  for (size_t rank = 0; rank < outputs.size(); ++rank) {
-    outputs[rank].detach().copy_(slices[rank].view(outputs[rank].sizes()));
-  }
+  return Plan{
+      call, Kind::kSeveralCollectives, [=, values = flat_cat(inputs)] {
+        std::vector<int64_t> input_counts = element_counts(inputs);
+        std::vector<int64_t> output_counts = element_counts(outputs);
+        require_same_counts(call, input_counts, output_counts);
+        const Tensor results =
+            at::empty({std::accumulate(output_counts.begin(), output_counts.end(), int64_t{0})},
+                      values.options());
+        Tensor sent = sendable(values);
+        Tensor received = sendable(results);
+        const auto slices = results.split_with_sizes(output_counts);
+        if (sent.scalar_type() != values.scalar_type()) {  // sent as bytes
+          const auto size = static_cast<int64_t>(values.element_size());
+          for (int64_t& count : input_counts) count *= size;
+          for (int64_t& count : output_counts) count *= size;
+        }
+        auto work = call.group().alltoall_base(received, sent, output_counts, input_counts,
+                                               call.options<c10d::AllToAllOptions>());
+        return Started{.work = std::move(work), .finish = [=](Outcome&) {
+                         for (size_t rank = 0; rank < outputs.size(); ++rank) {
+                           outputs[rank].detach().copy_(slices[rank].view(outputs[rank].sizes()));
+                         }
+                       }};
+      }};
 }
 
-void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t> output_split_sizes,
-                       std::vector<int64_t> input_split_sizes, const ProcessGroupPtr& group,
-                       Timeout timeout) {
+auto plan_all_to_all_single(const Tensor& output, const Tensor& input,
+                            const std::vector<int64_t>& output_split_sizes,
+                            const std::vector<int64_t>& input_split_sizes,
+                            const ProcessGroupPtr& group, Timeout timeout) {
   const CheckedCall call("all_to_all_single", group, timeout);
   call.require_dense(input);
   call.require_output(output);
@@ -449,76 +584,332 @@ void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t>
     call.refuse(fmt::format("rows of the output, {}, and of the input, {}, have different sizes",
                             c10::str(output.sizes()), c10::str(input.sizes())));
   }
-  Tensors outputs = output_split_sizes.empty() ? output.chunk(call.size())
-                                               : output.split_with_sizes(output_split_sizes);
+  const Tensor whole = output.detach();
+  const Tensors outputs = output_split_sizes.empty() ? whole.chunk(call.size())
+                                                     : whole.split_with_sizes(output_split_sizes);
   const Tensors inputs = input_split_sizes.empty() ? input.chunk(call.size())
                                                    : input.split_with_sizes(input_split_sizes);
-  all_to_all(outputs, inputs, call.group_ptr(), timeout);
+  return plan_all_to_all(outputs, inputs, call.group_ptr(), timeout);
+}
+
+/// For sends and recvs, which take no options.
+Started with_timeout_of(const CheckedCall& call, Started started) {
+  started.timeout = call.timeout();
+  started.since = std::chrono::steady_clock::now();
+  return started;
+}
+
+auto plan_send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
+               Timeout timeout) {
+  const CheckedCall call("send", group, timeout);
+  call.require_peer("destination", destination, tag);
+  call.require_dense(tensor);
+  return Plan{call, Kind::kTransfer, [=, buffers = Tensors{sendable(dense(tensor))}]() mutable {
+                return with_timeout_of(call,
+                                       {.work = call.group().send(buffers, destination, tag)});
+              }};
+}
+
+auto plan_recv(const Tensor& tensor, int source, const ProcessGroupPtr& group, int tag,
+               Timeout timeout) {
+  const CheckedCall call("recv", group, timeout);
+  call.require_peer("source", source, tag);
+  call.require_output(tensor);
+  return Plan{call, Kind::kTransfer, [=, target = Target(tensor)]() mutable {
+                return with_timeout_of(
+                    call, target.started(call.group().recv(target.buffers, source, tag)));
+              }};
+}
+
+auto plan_barrier(const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("barrier", group, timeout);
+  return Plan{call, Kind::kOneCollective, [call] {
+                return Started{.work = call.group().barrier(call.options<c10d::BarrierOptions>())};
+              }};
+}
+
+// Bytes: first the sizes, then the bytes, which need them.
+
+/// Makes bytes of the tensors that a call returns.
+Started as_bytes(Started started, const Tensors& sizes) {
+  started.finish = [finish = std::move(started.finish), sizes](Outcome& outcome) {
+    finish(outcome);
+    outcome.bytes = to_bytes(outcome.tensors, sizes);
+    outcome.tensors.clear();
+  };
+  return started;
+}
+
+auto plan_broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
+                          Timeout timeout) {
+  const CheckedCall call("broadcast_bytes", group, timeout);
+  call.require_rank("root", root);
+  return Plan{call, Kind::kSeveralCollectives, [=, g = call.group_ptr()] {
+                const Tensor size = size_of(bytes);
+                complete(plan_broadcast(size, root, g, timeout));
+                const auto length = size.item<int64_t>();
+                const Tensor buffer =
+                    call.is_root(root) ? to_tensor(bytes, length) : at::empty({length}, at::kByte);
+                Started started;
+                if (length != 0) started = plan_broadcast(buffer, root, g, timeout).start();
+                started.finish = [=](Outcome& outcome) {
+                  outcome.bytes = {to_bytes(buffer, length)};
+                };
+                return started;
+              }};
+}
+
+/// @param all_ranks returns every rank's bytes everywhere, otherwise on `root` alone.
+auto plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int root, bool all_ranks,
+                       Waits waits) {
+  return Plan{call, Kind::kSeveralCollectives, [=] {
+                const ProcessGroupPtr& group = call.group_ptr();
+                const Timeout timeout = call.timeout();
+                const Tensors sizes =
+                    complete(plan_all_gather(size_of(bytes), group, timeout, Waits::kNow)).tensors;
+                int64_t longest = 1;  // Gloo gathers no empty tensors
+                for (const Tensor& size : sizes) longest = std::max(longest, size.item<int64_t>());
+                const Tensor own = to_tensor(bytes, longest);
+                const AnyPlan gather = all_ranks ? any(plan_all_gather(own, group, timeout, waits))
+                                                 : any(plan_gather(own, root, group, timeout));
+                return as_bytes(gather.start(), sizes);
+              }};
+}
+
+auto plan_all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group, Timeout timeout,
+                           Waits waits) {
+  const CheckedCall call("all_gather_bytes", group, timeout);
+  return plan_gather_bytes(call, bytes, 0, /*all_ranks=*/true, waits);
+}
+
+auto plan_gather_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
+                       Timeout timeout) {
+  const CheckedCall call("gather_bytes", group, timeout);
+  call.require_rank("root", root);
+  return plan_gather_bytes(call, bytes, root, /*all_ranks=*/false, Waits::kLater);
+}
+
+auto plan_scatter_bytes(const std::vector<std::string>& parts, int root,
+                        const ProcessGroupPtr& group, Timeout timeout) {
+  const CheckedCall call("scatter_bytes", group, timeout);
+  call.require_rank("root", root);
+  if (call.is_root(root)) {
+    call.require_length("parts", parts.size());
+  } else if (!parts.empty()) {
+    call.refuse(fmt::format("it is given parts, and rank {} is the one that has them", root));
+  }
+  return Plan{
+      call, Kind::kSeveralCollectives, [=, g = call.group_ptr()] {
+        int64_t longest = 1;
+        for (const std::string& one : parts) {
+          longest = std::max(longest, static_cast<int64_t>(one.size()));
+        }
+        Tensors tensors;
+        for (const std::string& one : parts) {
+          tensors.push_back(at::tensor({static_cast<int64_t>(one.size()), longest}, at::kLong));
+        }
+        const Tensor sizes = at::zeros({2}, at::kLong);
+        complete(plan_scatter(sizes, tensors, root, g, timeout));
+        for (size_t rank = 0; rank < parts.size(); ++rank) {
+          tensors[rank] = to_tensor(parts[rank], longest);
+        }
+        const Tensor buffer = at::zeros({sizes[1].item<int64_t>()}, at::kByte);
+        Started started = plan_scatter(buffer, tensors, root, g, timeout).start();
+        started.finish = [=](Outcome& outcome) {
+          outcome.bytes = {to_bytes(buffer, sizes[0].item<int64_t>())};
+        };
+        return started;
+      }};
+}
+
+}  // namespace
+
+void all_reduce(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group, Timeout timeout) {
+  complete(plan_all_reduce(tensor, std::move(op), group, timeout));
+}
+
+WorkPtr all_reduce_async(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
+                         Timeout timeout) {
+  return launch(any(plan_all_reduce(tensor, std::move(op), group, timeout)));
+}
+
+void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
+            Timeout timeout) {
+  complete(plan_reduce(tensor, root, std::move(op), group, timeout));
+}
+
+WorkPtr reduce_async(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
+                     Timeout timeout) {
+  return launch(any(plan_reduce(tensor, root, std::move(op), group, timeout)));
+}
+
+void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+  complete(plan_broadcast(tensor, root, group, timeout));
+}
+
+WorkPtr broadcast_async(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+  return launch(any(plan_broadcast(tensor, root, group, timeout)));
+}
+
+Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
+  return complete(plan_all_gather(tensor, group, timeout, Waits::kNow)).tensors;
+}
+
+WorkPtr all_gather_async(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
+  return launch(any(plan_all_gather(tensor, group, timeout, Waits::kLater)));
+}
+
+void all_gather_into_tensor(Tensor& output, const Tensor& input, const ProcessGroupPtr& group,
+                            Timeout timeout) {
+  complete(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kNow));
+}
+
+WorkPtr all_gather_into_tensor_async(Tensor& output, const Tensor& input,
+                                     const ProcessGroupPtr& group, Timeout timeout) {
+  return launch(any(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kLater)));
+}
+
+Tensors gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+  return complete(plan_gather(tensor, root, group, timeout)).tensors;
+}
+
+WorkPtr gather_async(const Tensor& tensor, int root, const ProcessGroupPtr& group,
+                     Timeout timeout) {
+  return launch(any(plan_gather(tensor, root, group, timeout)));
+}
+
+void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
+             Timeout timeout) {
+  complete(plan_scatter(tensor, parts, root, group, timeout));
+}
+
+WorkPtr scatter_async(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
+                      Timeout timeout) {
+  return launch(any(plan_scatter(tensor, parts, root, group, timeout)));
+}
+
+void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
+                    const ProcessGroupPtr& group, Timeout timeout) {
+  complete(plan_reduce_scatter(output, parts, std::move(op), group, timeout));
+}
+
+WorkPtr reduce_scatter_async(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
+                             const ProcessGroupPtr& group, Timeout timeout) {
+  return launch(any(plan_reduce_scatter(output, parts, std::move(op), group, timeout)));
+}
+
+void reduce_scatter_tensor(Tensor& output, const Tensor& input, c10d::ReduceOp op,
+                           const ProcessGroupPtr& group, Timeout timeout) {
+  complete(plan_reduce_scatter_tensor(output, input, std::move(op), group, timeout));
+}
+
+WorkPtr reduce_scatter_tensor_async(Tensor& output, const Tensor& input, c10d::ReduceOp op,
+                                    const ProcessGroupPtr& group, Timeout timeout) {
+  return launch(any(plan_reduce_scatter_tensor(output, input, std::move(op), group, timeout)));
+}
+
+void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
+                Timeout timeout) {
+  complete(plan_all_to_all(outputs, inputs, group, timeout));
+}
+
+WorkPtr all_to_all_async(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
+                         Timeout timeout) {
+  return launch(any(plan_all_to_all(outputs, inputs, group, timeout)));
+}
+
+void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t> output_split_sizes,
+                       std::vector<int64_t> input_split_sizes, const ProcessGroupPtr& group,
+                       Timeout timeout) {
+  complete(
+      plan_all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, timeout));
+}
+
+WorkPtr all_to_all_single_async(Tensor& output, const Tensor& input,
+                                std::vector<int64_t> output_split_sizes,
+                                std::vector<int64_t> input_split_sizes,
+                                const ProcessGroupPtr& group, Timeout timeout) {
+  return launch(any(plan_all_to_all_single(output, input, output_split_sizes, input_split_sizes,
+                                           group, timeout)));
 }
 
 void send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
           Timeout timeout) {
-  const CheckedCall call("send", group, timeout);
-  call.require_peer("destination", destination, tag);
-  call.require_dense(tensor);
-  Tensors buffers{sendable(dense(tensor))};
-  call.wait(*call.group().send(buffers, destination, tag));
+  complete(plan_send(tensor, destination, group, tag, timeout));
+}
+
+WorkPtr isend(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
+              Timeout timeout) {
+  return launch(any(plan_send(tensor, destination, group, tag, timeout)));
 }
 
 void recv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
-  const CheckedCall call("recv", group, timeout);
-  call.require_peer("source", source, tag);
-  call.require_output(tensor);
-  overwrite(tensor, [&](Tensors& buffers) { call.wait(*call.group().recv(buffers, source, tag)); });
+  complete(plan_recv(tensor, source, group, tag, timeout));
+}
+
+WorkPtr irecv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
+  return launch(any(plan_recv(tensor, source, group, tag, timeout)));
+}
+
+std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const ProcessGroupPtr& group,
+                                       Timeout timeout) {
+  std::vector<AnyPlan> plans;  // first all, so that nothing has started if one is refused
+  for (const P2POp& op : ops) {
+    plans.push_back(op.type == P2POp::Type::kSend
+                        ? any(plan_send(op.tensor, op.peer, group, op.tag, timeout))
+                        : any(plan_recv(op.tensor, op.peer, group, op.tag, timeout)));
+  }
+  std::vector<WorkPtr> works;
+  for (AnyPlan& plan : plans) works.push_back(launch(std::move(plan)));
+  return works;
 }
 
 void barrier(const ProcessGroupPtr& group, Timeout timeout) {
-  const CheckedCall call("barrier", group, timeout);
-  call.group().barrier(call.options<c10d::BarrierOptions>())->wait();
+  complete(plan_barrier(group, timeout));
+}
+
+WorkPtr barrier_async(const ProcessGroupPtr& group, Timeout timeout) {
+  return launch(any(plan_barrier(group, timeout)));
 }
 
 std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
                             Timeout timeout) {
-  Tensor size = size_of(bytes);
-  broadcast(size, root, group, timeout);
-  const auto length = size.item<int64_t>();
-  if (length == 0) return "";
-  const bool is_root = rank(group) == root;
-  Tensor buffer = is_root ? to_tensor(bytes, length) : at::empty({length}, at::kByte);
-  broadcast(buffer, root, group, timeout);
-  return is_root ? bytes : to_bytes(buffer, length);
+  return complete(plan_broadcast_bytes(bytes, root, group, timeout)).bytes.front();
+}
+
+WorkPtr broadcast_bytes_async(const std::string& bytes, int root, const ProcessGroupPtr& group,
+                              Timeout timeout) {
+  return launch(any(plan_broadcast_bytes(bytes, root, group, timeout)));
 }
 
 std::vector<std::string> all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group,
                                           Timeout timeout) {
-  return gather_padded(bytes, group, timeout,
-                       [&](const Tensor& own) { return all_gather(own, group, timeout); });
+  return complete(plan_all_gather_bytes(bytes, group, timeout, Waits::kNow)).bytes;
+}
+
+WorkPtr all_gather_bytes_async(const std::string& bytes, const ProcessGroupPtr& group,
+                               Timeout timeout) {
+  return launch(any(plan_all_gather_bytes(bytes, group, timeout, Waits::kLater)));
 }
 
 std::vector<std::string> gather_bytes(const std::string& bytes, int root,
                                       const ProcessGroupPtr& group, Timeout timeout) {
-  return gather_padded(bytes, group, timeout,
-                       [&](const Tensor& own) { return gather(own, root, group, timeout); });
+  return complete(plan_gather_bytes(bytes, root, group, timeout)).bytes;
+}
+
+WorkPtr gather_bytes_async(const std::string& bytes, int root, const ProcessGroupPtr& group,
+                           Timeout timeout) {
+  return launch(any(plan_gather_bytes(bytes, root, group, timeout)));
 }
 
 std::string scatter_bytes(const std::vector<std::string>& parts, int root,
                           const ProcessGroupPtr& group, Timeout timeout) {
-  int64_t longest = 1;
-  for (const std::string& one : parts) {
-    longest = std::max(longest, static_cast<int64_t>(one.size()));
-  }
-  Tensors tensors;
-  for (const std::string& one : parts) {
-    tensors.push_back(at::tensor({static_cast<int64_t>(one.size()), longest}, at::kLong));
-  }
-  Tensor sizes = at::zeros({2}, at::kLong);
-  scatter(sizes, tensors, root, group, timeout);
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    tensors[rank] = to_tensor(parts[rank], longest);
-  }
-  Tensor buffer = at::zeros({sizes[1].item<int64_t>()}, at::kByte);
-  scatter(buffer, tensors, root, group, timeout);
-  return to_bytes(buffer, sizes[0].item<int64_t>());
+  return complete(plan_scatter_bytes(parts, root, group, timeout)).bytes.front();
+}
+
+WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, int root,
+                            const ProcessGroupPtr& group, Timeout timeout) {
+  return launch(any(plan_scatter_bytes(parts, root, group, timeout)));
 }
 
 }  // namespace syncbn::dist

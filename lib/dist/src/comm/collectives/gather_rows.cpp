@@ -31,22 +31,37 @@ bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group) {
   return backend != nullptr && backend->gathers_in_one_hop(row);
 }
 
-at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
-  at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
+c10::intrusive_ptr<c10d::Work> start_gather_rows(const at::Tensor& row, const at::Tensor& all,
+                                                 const ProcessGroupPtr& group, Timeout timeout,
+                                                 bool is_awaited) {
   const NamedAs named("all_gather", row.sizes());
   if (sums_by_gathering(row, group)) {
     const at::Tensor values = row.contiguous();
     const size_t begin = static_cast<size_t>(group->getRank()) * row.nbytes();
-    std::memcpy(static_cast<char*>(all.mutable_data_ptr()) + begin, values.const_data_ptr(),
-                row.nbytes());
-    backend_of(group)->gather_in_one_hop(all, timeout.value_or(c10d::kUnsetTimeout));
-  } else if (row.numel() != 0) {
-    at::Tensor own = row;
-    group->_allgather_base(all, own, with_timeout<c10d::AllgatherOptions>(timeout))->wait();
-  } else if (all_ranks_are_ours(group)) {
-    // Gloo refuses empty tensors, but a rank whose row is not empty must see the mismatch.
-    gather_rows(at::zeros({1, 1}, row.options()), group, timeout);
+    // The row may already be in its place.
+    std::memmove(static_cast<char*>(all.mutable_data_ptr()) + begin, values.const_data_ptr(),
+                 row.nbytes());
+    const auto limit = timeout.value_or(c10d::kUnsetTimeout);
+    if (!is_awaited) return backend_of(group)->start_gather_in_one_hop(all, limit);
+    backend_of(group)->gather_in_one_hop(all, limit);
+    return {};
   }
+  if (row.numel() != 0) {
+    at::Tensor rows = all;
+    at::Tensor own = row;
+    return group->_allgather_base(rows, own, with_timeout<c10d::AllgatherOptions>(timeout));
+  }
+  if (!all_ranks_are_ours(group)) return {};
+  // Gloo refuses empty tensors, but a rank whose row is not empty must see the mismatch.
+  return start_gather_rows(at::zeros({1, 1}, row.options()),
+                           at::empty({group->getSize(), 1}, row.options()), group, timeout,
+                           is_awaited);
+}
+
+at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
+  at::Tensor all = at::empty({group->getSize(), row.size(1)}, row.options());
+  const auto work = start_gather_rows(row, all, group, timeout, /*is_awaited=*/true);
+  if (work) work->wait();
   return all;
 }
 

@@ -12,6 +12,13 @@ namespace syncbn::dist::detail {
 at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                        Timeout timeout = std::nullopt);
 
+/// Starts gather_rows() into `all`, contiguous [W, n]. Ranks may call either.
+/// @param is_awaited the caller waits at once; allows a faster path, which waits here.
+/// @return null if there is nothing to wait for.
+c10::intrusive_ptr<c10d::Work> start_gather_rows(const at::Tensor& row, const at::Tensor& all,
+                                                 const ProcessGroupPtr& group, Timeout timeout,
+                                                 bool is_awaited);
+
 /// Whether sum_rows() adds up what gather_rows() returns: faster than an all-reduce if a row
 /// reaches all ranks in one hop. Equal on all ranks.
 bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group);

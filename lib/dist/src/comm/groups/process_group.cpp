@@ -7,6 +7,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/dist/collectives.h>
+#include <syncbn/dist/world_rank.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -422,6 +423,25 @@ int rank(const ProcessGroupPtr& group) {
 
 int world_size(const ProcessGroupPtr& group) {
   return (group ? group : default_group())->getSize();
+}
+
+int get_group_rank(const ProcessGroupPtr& group, int global_rank) {
+  const ProcessGroupPtr asked = group ? group : default_group();
+  for (int rank = 0; rank < asked->getSize(); ++rank) {
+    if (detail::world_rank(asked, rank) == global_rank) return rank;
+  }
+  throw base::UserError(fmt::format("rank {} of the world is not in group '{}', which has {}",
+                                    global_rank, asked->getGroupName(),
+                                    base::counted(asked->getSize(), "rank")));
+}
+
+int get_global_rank(const ProcessGroupPtr& group, int group_rank) {
+  const ProcessGroupPtr asked = group ? group : default_group();
+  if (group_rank >= 0 && group_rank < asked->getSize()) {
+    return detail::world_rank(asked, group_rank);
+  }
+  throw base::UserError(fmt::format("group '{}' has {}, and no rank {}", asked->getGroupName(),
+                                    base::counted(asked->getSize(), "rank"), group_rank));
 }
 
 int local_rank() {

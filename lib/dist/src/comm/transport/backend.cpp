@@ -5,6 +5,8 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/peer_error.h>
 
+#include <utility>
+
 #include "monitor/plain_message.h"
 #include "transport/shared_memory.h"
 
@@ -132,6 +134,19 @@ class AnnotatedWork : public c10d::Work {
   const bool by_gloo_;
 };
 
+/// Whether isCompleted() of Gloo's work is false until wait() was called.
+bool completes_only_in_wait(c10d::OpType type) {
+  switch (type) {
+    case c10d::OpType::SEND:
+    case c10d::OpType::RECV:
+    case c10d::OpType::REDUCE_SCATTER:
+    case c10d::OpType::_REDUCE_SCATTER_BASE:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda,
@@ -152,10 +167,18 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
 }
 
 Backend::~Backend() {
+  stop_threads();
   cpu_->close();
 }
 
+void Backend::stop_threads() {
+  if (std::exchange(threads_stopped_, true)) return;
+  if (::getpid() == process_ && (polling_threads_->close() || !start_queue_->is_idle())) abort();
+  start_queue_->stop();
+}
+
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
   cpu_->set_timeout(timeout);
   if (cuda_) cuda_->set_timeout(timeout);
 }
@@ -163,6 +186,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 void Backend::shutdown() {
   shut_down_ = true;
   in_flight_headers_.clear();
+  stop_threads();
   cpu_->shutdown();
   if (cuda_) cuda_->shutdown();
 }
@@ -221,6 +245,7 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   Transport& transport = transport_for(placed.tensor);
   const bool on_streams = transport.runs_on_streams();
   NamedAs::apply_to(call);
+  if (call.is_collective()) start_queue_->drain();
   const std::lock_guard lock(start_mutex_);
   std::atomic<uint64_t>& calls = call.is_collective() ? sequence_ : transfers_;
   call.sequence = calls + 1;
@@ -237,6 +262,10 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   }
   if (!on_streams) log_->begin(call, work);
   ++calls;
+  if (!on_streams && completes_only_in_wait(call.type)) {
+    work = c10::make_intrusive<PolledWork>(label.rank, call.type, std::move(work), timeout_.load(),
+                                           polling_threads_);
+  }
   return c10::make_intrusive<AnnotatedWork>(std::move(label), std::move(work), !on_streams);
 }
 
@@ -283,6 +312,7 @@ void Backend::gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds
   Call call = same_sizes(OpType::_ALLGATHER_BASE, "all_gather", all).call;
   call.sizes[0] = 1;
   NamedAs::apply_to(call);
+  start_queue_->drain();
   try {
     std::unique_lock lock(start_mutex_);
     call.sequence = sequence_ + 1;
@@ -295,6 +325,25 @@ void Backend::gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds
     label_of(call).rethrow();
   }
   log_->succeed(call);
+}
+
+Backend::WorkPtr Backend::start_gather_in_one_hop(const at::Tensor& all,
+                                                  std::chrono::milliseconds timeout) {
+  at::Tensor rows = all;
+  at::Tensor own = all.narrow(0, rank_, 1);
+  if (shares_memory()) {
+    c10d::AllgatherOptions options;
+    options.timeout = timeout;
+    own = own.clone();
+    return _allgather_base(rows, own, options);
+  }
+  // As Gloo::gather_in_one_hop().
+  at::Tensor copies = own.expand_as(all).contiguous();
+  std::vector<int64_t> equal_splits;
+  c10d::AllToAllOptions options;
+  options.timeout = timeout;
+  return run(same_sizes(OpType::_ALLGATHER_BASE, "all_gather", own), &c10d::Backend::alltoall_base,
+             rows, copies, equal_splits, equal_splits, options);
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

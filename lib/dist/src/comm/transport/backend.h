@@ -14,6 +14,8 @@
 #include "monitor/flight_recorder.h"
 #include "monitor/in_flight_headers.h"
 #include "monitor/peer_monitor.h"
+#include "transport/polled_work.h"
+#include "transport/start_queue.h"
 #include "transport/transport.h"
 
 namespace syncbn::dist::detail {
@@ -53,6 +55,9 @@ class Backend : public c10d::Backend {
   bool shares_memory() const;
   /// The number of collectives that went through shared memory.
   uint64_t shared_calls() const;
+  /// Collectives of other threads wait until its tasks have run, so that the order is that of the
+  /// calls.
+  StartQueue& start_queue() { return *start_queue_; }
 
   /// As Transport::gathers_in_one_hop().
   bool gathers_in_one_hop(const at::Tensor& row) const;
@@ -63,6 +68,9 @@ class Backend : public c10d::Backend {
 
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  /// gather_in_one_hop() that does not wait. Ranks may call either.
+  WorkPtr start_gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout);
 
   const std::string getBackendName() const override { return "syncbn"; }
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -103,6 +111,8 @@ class Backend : public c10d::Backend {
 
  private:
   void require_usable() const;
+  /// Ends the threads that wait for calls of this group.
+  void stop_threads();
   Transport& transport_for(const at::Tensor& tensor) const;
   Label label_of(const Call& call) const;
   /// Starts `method` of c10d::Backend on the transport for the call.
@@ -119,6 +129,10 @@ class Backend : public c10d::Backend {
   const pid_t process_ = ::getpid();
   std::atomic<bool> shut_down_{false};
   const std::shared_ptr<FlightRecorder> log_;
+  const std::shared_ptr<StartQueue> start_queue_ = std::make_shared<StartQueue>();
+  const std::shared_ptr<PollingThreads> polling_threads_ = std::make_shared<PollingThreads>();
+  bool threads_stopped_ = false;
+  std::atomic<std::chrono::milliseconds> timeout_{};
   std::mutex start_mutex_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint64_t> transfers_{0};  ///< sends and recvs, in which not all ranks take part

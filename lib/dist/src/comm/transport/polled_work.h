@@ -1,0 +1,60 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace syncbn::dist::detail {
+
+/// The threads that wait for the PolledWorks of one group. Thread-safe.
+class PollingThreads {
+ public:
+  /// Forbids new threads. @return whether some are still waiting: abort the transport to end them.
+  bool close();
+
+ private:
+  friend class PolledWork;
+  bool enter();
+  void leave();
+
+  std::mutex mutex_;
+  int running_ = 0;
+  bool closed_ = false;
+};
+
+/// A send, recv or reduce-scatter of Gloo. Gloo's own work completes only inside wait(), and drops
+/// the buffer with which the connection still works when it is destroyed. This work starts a thread
+/// that waits for Gloo when it is polled, and when it is dropped before it has completed.
+class PolledWork : public c10d::Work {
+ public:
+  /// @param timeout of wait() without one, if a thread waits already.
+  PolledWork(int rank, c10d::OpType type, c10::intrusive_ptr<c10d::Work> inner,
+             std::chrono::milliseconds timeout, std::shared_ptr<PollingThreads> threads);
+  ~PolledWork() override;
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override {}
+  void abort() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  struct State;
+  bool start_thread();
+
+  const std::shared_ptr<State> state_;
+  const std::chrono::milliseconds timeout_;
+  const std::shared_ptr<PollingThreads> threads_;
+  const bool is_transfer_;
+  const pid_t process_;
+};
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,59 @@
+#include "transport/start_queue.h"
+
+#include <syncbn/base/signal_mask.h>
+
+#include <utility>
+
+namespace syncbn::dist::detail {
+
+void StartQueue::push(Task task) {
+  const std::lock_guard lock(mutex_);
+  ++pending_;
+  tasks_.push_back(std::move(task));
+  if (!thread_.joinable()) {
+    const base::SignalMask blocked;  // which the thread inherits
+    thread_ = std::thread([self = shared_from_this()] { self->run(); });
+  }
+  changed_.notify_all();
+}
+
+void StartQueue::drain() {
+  if (is_idle()) return;
+  std::unique_lock lock(mutex_);
+  if (std::this_thread::get_id() == thread_.get_id()) return;
+  changed_.wait(lock, [this] { return pending_ == 0; });
+}
+
+void StartQueue::stop() {
+  // A forked child has no such thread, and another thread may have held the mutex.
+  if (::getpid() != process_) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+    if (!thread_.joinable()) return;
+  }
+  // A task may have held the last reference to the group.
+  thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
+}
+
+void StartQueue::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;
+    lock.lock();
+    --pending_;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace syncbn::dist::detail
