@@ -280,6 +280,36 @@ TEST(DataParallelTest, SharedOptionsOfLayersHold) {
   }
 }
 
+/// A layer with ReLU and the addition of its input in one pass.
+struct ResidualNetImpl : nn::Cloneable<ResidualNetImpl> {
+  ResidualNetImpl() { reset(); }
+  void reset() override {
+    fc = register_module("fc", nn::Linear(3, 3));
+    bn = register_module("bn", dist::SyncBatchNorm(dist::SyncBatchNormOptions(3).fuse_relu(true)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return bn->forward(fc(x), x); }
+  nn::Linear fc{nullptr};
+  dist::SyncBatchNorm bn{nullptr};
+};
+
+TEST(DataParallelTest, AdditionsInALayerAreOfEachReplica) {
+  const auto net = make_net<ResidualNetImpl>();
+  const auto reference = make_net<ResidualNetImpl>();
+  DataParallel<ResidualNetImpl> dp(net, on_cpus(3));
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor input = at::randn({7, 3}, at::kDouble);
+    const at::Tensor own = input.clone().requires_grad_();
+    const at::Tensor whole = input.clone().requires_grad_();
+    const at::Tensor output = dp(own);
+    const at::Tensor expected = reference->forward(whole);
+    EXPECT_TRUE(close(output, expected, 1e-12, 1e-12));
+    output.pow(3).sum().backward();
+    expected.pow(3).sum().backward();
+    EXPECT_TRUE(close(own.grad(), whole.grad(), 1e-12, 1e-12));
+    expect_same_state(*net, *reference, 1e-12);
+  }
+}
+
 TEST(DataParallelTest, AverageStatisticsAreThoseOfTheWholeBatch) {
   const auto reference = make_net<PlainNet>();
   const auto net = make_net<SyncNet>();
@@ -507,6 +537,13 @@ TEST(DataParallelTest, WhatDoesNotFitIsRefused) {
                                            on_cpus(2));
               }),
               HasSubstr("replica 1 is given twice"));
+  const auto linears = [&](const nn::Linear& second) {
+    nn::Linear first(2, 2);
+    return message_of<UserError>([&] {
+      DataParallel<nn::LinearImpl>(std::vector{first.ptr(), second.ptr()}, on_cpus(2));
+    });
+  };
+  EXPECT_THAT(linears(nn::Linear(2, 3)), HasSubstr("replica 1 has a tensor of the shape [3, 2]"));
   EXPECT_THAT(message({.device_ids = {at::Device("cuda:99")}}),
               HasSubstr("there is no device cuda:99"));
   EXPECT_THAT(message({.device_ids = {at::kCPU, at::Device("cpu:1")}}),

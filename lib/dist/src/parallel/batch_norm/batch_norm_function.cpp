@@ -80,7 +80,7 @@ struct Part {
   bool updated = false;
 };
 
-/// Of all parts, on the device of the first. @param moments of each, if there are several
+/// The moments of all parts, on the first one's device. Each of several parts has its own already.
 at::Tensor local_moments(std::span<Part* const> parts) {
   const at::Tensor& input = parts.front()->arguments.input;
   const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
@@ -327,7 +327,7 @@ class SyncBatchNormNode : public torch::autograd::Node {
     return sums;
   }
 
-  /// The same with a graph, on the concatenation of all replicas' values.
+  /// The gradients with a graph, for the concatenation of all replicas' values.
   void differentiate(const std::vector<at::Tensor>& inputs,
                      const std::vector<OutputGradient>& gradients, const at::Tensor& weight,
                      variable_list& results) const {
@@ -356,7 +356,7 @@ class SyncBatchNormNode : public torch::autograd::Node {
   double eps_;
   at::ScalarType type_ = at::kFloat;  ///< of the gradients of weight and bias
   SavedVariable weight_;
-  // Of each replica:
+  // One for each replica:
   std::vector<SavedVariable> inputs_, relu_masks_;
   std::vector<at::Tensor> means_, invstds_;
 };
@@ -419,6 +419,9 @@ void combine_with_replicas(const ReplicaScope& scope, Part& part, Timeout timeou
 BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,
                                 const GetGroup& group, Timeout timeout) {
   check_input(arguments);
+  if (arguments.input._fw_grad(/*level=*/0).defined()) {
+    throw base::UserError("SyncBatchNorm: it has no forward-mode derivative; use backward()");
+  }
   Part part{.arguments = arguments, .layer = layer, .group = group};
   Output output;
   const ReplicaScope* const scope = group ? ReplicaScope::current() : nullptr;

@@ -9,7 +9,7 @@
 
 namespace syncbn::dist::detail {
 
-/// Of the parameters and buffers of a module's copy, those of the module.
+/// Maps the parameters and buffers of a module's copy to the module's.
 using Originals = std::unordered_map<const at::TensorImpl*, const at::TensorImpl*>;
 
 /// While it lives, this thread runs a replica of a module: layers that share statistics do so with

@@ -47,6 +47,24 @@ void refresh_parameter(const at::Tensor& original, at::Tensor& copy, at::Device 
   lead_gradients(copy, autograd::impl::gradient_edge(moved));
 }
 
+/// @throws base::UserError if a replica has a tensor of another shape, or the module's own
+void check_tensors(const std::vector<at::Tensor>& module, const std::vector<at::Tensor>& replica,
+                   size_t index) {
+  for (size_t i = 0; i < module.size(); ++i) {
+    if (replica[i].is_same(module[i])) {
+      throw base::UserError(fmt::format(
+          "DataParallel: replica {} shares tensors with the module (one of the shape {}); give it "
+          "parts of its own",
+          index, c10::str(module[i].sizes())));
+    }
+    if (replica[i].sizes() == module[i].sizes()) continue;
+    throw base::UserError(fmt::format(
+        "DataParallel: replica {} has a tensor of the shape {} where the module has {}; make "
+        "it with the same options",
+        index, c10::str(replica[i].sizes()), c10::str(module[i].sizes())));
+  }
+}
+
 }  // namespace
 
 const Originals& ModuleReplicas::originals(int replica) const {
@@ -76,6 +94,8 @@ void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
           one.parameters.size(), one.buffers.size(), module.parameters.size(),
           module.buffers.size()));
     }
+    check_tensors(module.parameters, one.parameters, i);
+    check_tensors(module.buffers, one.buffers, i);
     Copy& copy = copies_.emplace_back();
     for (size_t j = 0; j < one.parameters.size(); ++j) {
       copy.parameters.emplace_back(module.parameters[j], one.parameters[j]);

@@ -21,7 +21,7 @@ class ModuleReplicas {
   /// Gives the copies what the module has now: parameters, buffers, training or evaluation mode.
   virtual void refresh() = 0;
 
-  /// Of a replica's tensors; empty for the module.
+  /// The originals of a replica's tensors; empty for the module.
   const Originals& originals(int replica) const;
 
  protected:

@@ -1,14 +1,29 @@
 #include "data_parallel/replica_threads.h"
 
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <system_error>
+
 namespace syncbn::dist::detail {
 
 ReplicaThreads::ReplicaThreads(int count, const std::function<void()>& prepare) : busy_(count) {
-  for (int i = 0; i < count; ++i) threads_.emplace_back([=, this] { loop(i, prepare); });
+  try {
+    for (int i = 0; i < count; ++i) threads_.emplace_back([=, this] { loop(i, prepare); });
+  } catch (const std::system_error& error) {
+    end();
+    throw base::UnavailableError(fmt::format("DataParallel: cannot start a thread: {}",
+                                             base::describe_errno(error.code().value())));
+  }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return busy_ == 0; });
 }
 
 ReplicaThreads::~ReplicaThreads() {
+  end();
+}
+
+void ReplicaThreads::end() {
   {
     const std::lock_guard lock(mutex_);
     work_ = nullptr;

@@ -14,6 +14,7 @@ namespace syncbn::dist::detail {
 class ReplicaThreads {
  public:
   /// @param prepare called first by each thread; returned from before the constructor is
+  /// @throws base::UnavailableError if a thread cannot be started
   ReplicaThreads(int count, const std::function<void()>& prepare);
   ~ReplicaThreads();
   ReplicaThreads(const ReplicaThreads&) = delete;
@@ -24,6 +25,7 @@ class ReplicaThreads {
   void run(int count, const std::function<void(int)>& work);
 
  private:
+  void end();
   void loop(int index, const std::function<void()>& prepare);
 
   std::mutex mutex_;
