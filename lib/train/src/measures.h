@@ -14,9 +14,8 @@ namespace syncbn::train {
 /// What an evaluation measures, and which measure chooses the best checkpoint.
 class Measures {
  public:
-  /// @throws base::UserError when checkpoint.keep_best.metric names none of them, or early_stop
-  /// needs
-  ///   one and there is none.
+  /// @throws base::UserError when checkpoint.keep_best.metric names none of them, or early_stop is
+  ///   set and no metric tells the best.
   Measures(const Config& config, const Task& task);
 
   /// The measure by which the best checkpoint is chosen; nothing if none tells.

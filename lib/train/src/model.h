@@ -28,9 +28,8 @@ using Replicas = dist::DataParallel<models::Model>;
 
 /// The model and replicas of it on the devices of the section `parallel`; null without it. Every
 /// rank calls it.
-/// @throws base::UserError on a rank whose device is not the first of them, or when the task's
-/// outputs
-///   cannot be divided by samples; QuietExit on the others
+/// @throws base::UserError on a rank whose device is not the first of them, and for a task with
+///   outputs that cannot be divided by samples; QuietExit on the others
 std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Dataset& dataset,
                                         const Task& task,
                                         const std::shared_ptr<models::Model>& model);

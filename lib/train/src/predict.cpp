@@ -51,11 +51,7 @@ void take_classes_of_training_data(const Config& config, data::UnlabelledImagesO
   }
   options.class_names = set->class_names();
   options.classes = set->num_classes();
-  options.category_ids.clear();
-  const auto* const boxes = dynamic_cast<const data::BoxDataset*>(set.get());
-  for (int64_t label = 0; boxes != nullptr && label < options.classes; ++label) {
-    options.category_ids.push_back(boxes->category_id(label));
-  }
+  options.category_ids = data::category_ids(*set);
 }
 
 /// Reads images as the configuration's data set reads those to evaluate on, with the classes of the

@@ -8,6 +8,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/sampler.h>
 #include <syncbn/dist/process_group.h>
@@ -731,21 +732,11 @@ class Trainer {
       checkpoint.seconds = seconds();
       checkpoint.config = config_text_;
       checkpoint.classes = inputs_.train_set->class_names();
-      checkpoint.category_ids = category_ids();
+      checkpoint.category_ids = data::category_ids(*inputs_.train_set);
       folder_->write_lines();
       writer_->save(checkpoint, change, last);
     });
     if (last) saved_ = Clock::now();
-  }
-
-  std::vector<int64_t> category_ids() const {
-    std::vector<int64_t> ids;
-    const auto* const boxes = dynamic_cast<const data::BoxDataset*>(inputs_.train_set.get());
-    if (boxes == nullptr) return ids;
-    for (int64_t label = 0; label < boxes->num_classes(); ++label) {
-      ids.push_back(boxes->category_id(label));
-    }
-    return ids;
   }
 
   /// Whether batch norm's running statistics may differ between the ranks.

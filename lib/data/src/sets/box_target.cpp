@@ -34,4 +34,14 @@ void BoxTarget::encode(std::span<int64_t> target, int64_t index, ImageSize origi
   for (; row < rows; ++row) write_row(target, row, {kUnused, 0, 0, 0, 0});
 }
 
+std::vector<int64_t> category_ids(const Dataset& dataset) {
+  std::vector<int64_t> ids;
+  const auto* const boxes = dynamic_cast<const BoxDataset*>(&dataset);
+  if (boxes == nullptr) return ids;
+  for (int64_t label = 0; label < boxes->num_classes(); ++label) {
+    ids.push_back(boxes->category_id(label));
+  }
+  return ids;
+}
+
 }  // namespace syncbn::data

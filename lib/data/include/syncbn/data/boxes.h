@@ -38,6 +38,9 @@ class BoxDataset : public SampleDataset {
   virtual const BoxDataset& whole() const { return *this; }
 };
 
+/// BoxDataset::category_id() of all classes, by label; empty if the data has no boxes.
+std::vector<int64_t> category_ids(const Dataset& dataset);
+
 /// The layout of a target, [1 + M, kColumns], where no image of the set has more than M boxes.
 /// Values are float64 in the memory of an int64 tensor, so that batches have one type for all kinds
 /// of targets: BoxTarget::decode() gives the values. Row 0 describes the sample. The other rows are
