@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "data_parallel/replica_threads.h"
+#include "device_threads/device_threads.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -27,7 +27,7 @@ constexpr std::chrono::seconds kLong{60};
 
 /// Calls work(replica, team) on a thread for each replica. @return what each threw
 template <class Work>
-std::vector<std::string> run(ReplicaThreads& threads, int replicas,
+std::vector<std::string> run(DeviceThreads& threads, int replicas,
                              std::chrono::milliseconds timeout, const Work& work) {
   ReplicaTeam team(replicas, timeout);
   std::vector<std::string> errors(static_cast<size_t>(replicas));
@@ -48,7 +48,7 @@ std::vector<std::string> run(ReplicaThreads& threads, int replicas,
 
 TEST(ReplicaTeamTest, TheLastToComeWorksForAll) {
   std::atomic<int> prepared{0};
-  ReplicaThreads threads(kReplicas, [&] { ++prepared; });
+  DeviceThreads threads(kReplicas, [&] { ++prepared; });
   EXPECT_EQ(prepared, kReplicas);
   const int layer = 0;
   for (int round = 0; round < 200; ++round) {
@@ -69,7 +69,7 @@ TEST(ReplicaTeamTest, TheLastToComeWorksForAll) {
 }
 
 TEST(ReplicaTeamTest, OneErrorEndsAll) {
-  ReplicaThreads threads(kReplicas, [] {});
+  DeviceThreads threads(kReplicas, [] {});
   const int layer = 0;
   for (int round = 0; round < 100; ++round) {
     const int bad = round % kReplicas;
@@ -90,7 +90,7 @@ TEST(ReplicaTeamTest, OneErrorEndsAll) {
 }
 
 TEST(ReplicaTeamTest, OtherLayersEarlyEndsAndTimeoutsAreNamedOnce) {
-  ReplicaThreads threads(2, [] {});
+  DeviceThreads threads(2, [] {});
   const int layers[2] = {};
   const auto meet = [&](int replica, ReplicaTeam& team, int layer) {
     team.meet(replica, {&layers[layer], "layer " + std::to_string(layer), nullptr},

@@ -52,6 +52,7 @@ class ReplicaError : public base::Error {
 
 namespace detail {
 
+class ComputeThreads;
 class ModuleReplicas;
 
 /// The compiled part of DataParallel, which does not depend on the module's type.
@@ -81,11 +82,9 @@ class DataParallelBase {
   ModuleReplicas& replicas() { return *replicas_; }
 
  private:
-  class Threads;
-
   const DataParallelOptions options_;
   const std::shared_ptr<ModuleReplicas> replicas_;
-  const std::unique_ptr<Threads> threads_;
+  const std::unique_ptr<ComputeThreads> threads_;
   uint64_t sequence_number_ = 0;  ///< autograd's, after the last forward
 };
 

@@ -3,88 +3,32 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
-#include <syncbn/dist/peer_error.h>
 
 #include <algorithm>
 #include <exception>
 #include <mutex>
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
-#include <ATen/ThreadLocalState.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "batch_norm/convert.h"
 #include "batch_norm/replica_scope.h"
 #include "data_parallel/module_replicas.h"
-#include "data_parallel/replica_threads.h"
-#include "monitor/plain_message.h"
+#include "device_threads/compute_threads.h"
+#include "device_threads/named_error.h"
 #include "torchscript/script_module.h"
 
 namespace syncbn::dist::detail {
 namespace {
-
-/// What a thread needs to compute as the one that made this: its modes, its GPU streams.
-class ThreadState {
- public:
-  explicit ThreadState(const std::vector<at::Device>& devices) : devices_(devices) {
-    for (const at::Device& device : devices) {
-      if (!device.is_cuda()) continue;
-      streams_.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-    }
-  }
-
-  /// Calls work() on this thread.
-  template <class Work>
-  void apply(int replica, const Work& work) const {
-    const at::ThreadLocalStateGuard modes(state_);
-    if (streams_.empty()) return work();
-    const c10::MultiStreamGuard streams(streams_);
-    const c10::DeviceGuard device(devices_[static_cast<size_t>(replica)]);
-    work();
-  }
-
- private:
-  const std::vector<at::Device>& devices_;
-  const at::ThreadLocalState state_;
-  std::vector<c10::Stream> streams_;
-};
 
 /// Makes this thread number its next node of a graph `number` or higher.
 void advance_sequence_number(uint64_t number) {
   while (at::sequence_number::peek() < number) at::sequence_number::get_and_increment();
 }
 
-at::Device checked_device(at::Device device) {
-  if (device.is_cpu() && device.index() <= 0) return at::kCPU;
-  if (device.is_cuda()) {
-    const auto count = static_cast<int>(at::globalContext().hasCUDA() ? at::getNumGPUs() : 0);
-    if (!device.has_index() && count > 0) return {at::kCUDA, 0};
-    if (device.has_index() && device.index() < count) return device;
-  }
-  throw base::UserError(fmt::format("DataParallel: there is no device {} here", device.str()));
-}
-
 }  // namespace
-
-/// The threads, each of which computes with a share of ATen's.
-class DataParallelBase::Threads : public ReplicaThreads {
- public:
-  explicit Threads(int count) : Threads(count, at::get_num_threads()) {}
-
- private:
-  Threads(int count, int threads)
-      : ReplicaThreads(count, [share = std::max(1, threads / count)] {
-          at::get_num_threads();  // the first call on a thread sets the number that all have
-          at::set_num_threads(share);
-        }) {
-    at::set_num_threads(threads);  // for threads that are made later
-  }
-};
 
 DataParallelOptions DataParallelBase::checked(DataParallelOptions options) {
   if (options.device_ids.empty()) {
@@ -94,7 +38,7 @@ DataParallelOptions DataParallelBase::checked(DataParallelOptions options) {
     }
     if (gpus == 0) options.device_ids.emplace_back(at::kCPU);
   }
-  for (at::Device& device : options.device_ids) device = checked_device(device);
+  for (at::Device& device : options.device_ids) device = checked_device("DataParallel", device);
   for (const at::Device& device : options.device_ids) {
     if (device.type() == options.device_ids.front().type()) continue;
     throw base::UserError(
@@ -102,7 +46,7 @@ DataParallelOptions DataParallelBase::checked(DataParallelOptions options) {
                     options.device_ids.front().str(), device.str()));
   }
   options.output_device =
-      checked_device(options.output_device.value_or(options.device_ids.front()));
+      checked_device("DataParallel", options.output_device.value_or(options.device_ids.front()));
   if (options.sync_timeout.count() <= 0) {
     throw base::UserError(fmt::format("DataParallel: sync_timeout must be above 0, got {} ms",
                                       options.sync_timeout.count()));
@@ -115,7 +59,7 @@ DataParallelBase::DataParallelBase(std::shared_ptr<ModuleReplicas> replicas,
     : options_(std::move(options)),
       replicas_(std::move(replicas)),
       threads_(options_.device_ids.size() > 1
-                   ? std::make_unique<Threads>(static_cast<int>(options_.device_ids.size()))
+                   ? std::make_unique<ComputeThreads>(options_.device_ids)
                    : nullptr) {}
 
 DataParallelBase::~DataParallelBase() = default;
@@ -161,7 +105,6 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
   }
   replicas_->refresh();
   ReplicaTeam team(count, options_.sync_timeout);
-  const ThreadState state(options_.device_ids);
   BatchStatisticsRecorder* const recorder = BatchStatisticsRecorder::current;
   std::mutex mutex;
   std::exception_ptr failure;  // the first
@@ -171,12 +114,12 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
   const uint64_t begin = std::max(sequence_number_, at::sequence_number::peek());
   threads_->run(count, [&](int replica) {
     try {
-      state.apply(replica, [&] {
+      {
         advance_sequence_number(begin);
         const ReplicaScope scope(team, replica, replicas_->originals(replica),
                                  replica == 0 ? recorder : nullptr);
         work(replica);
-      });
+      }
       team.leave(replica);
       const std::lock_guard lock(mutex);
       sequence_number_ = std::max(sequence_number_, at::sequence_number::peek());
@@ -200,15 +143,13 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
   if (!failure) return;
   try {
     std::rethrow_exception(failure);
-  } catch (const PeerError&) {
-    throw;  // of this process, whatever the replica
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const std::exception& error) {
-    std::throw_with_nested(ReplicaError(
-        failed, base::exit_code_of(error),
-        fmt::format("DataParallel: replica {} on {} failed: {}", failed,
-                    options_.device_ids[static_cast<size_t>(failed)].str(), plain_message(error))));
+  } catch (...) {
+    rethrow_named([&](int exit_code, const std::string& message) {
+      return ReplicaError(
+          failed, exit_code,
+          fmt::format("DataParallel: replica {} on {} failed: {}", failed,
+                      options_.device_ids[static_cast<size_t>(failed)].str(), message));
+    });
   }
 }
 

@@ -1,4 +1,4 @@
-#include "data_parallel/replica_threads.h"
+#include "device_threads/device_threads.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
@@ -7,23 +7,23 @@
 
 namespace syncbn::dist::detail {
 
-ReplicaThreads::ReplicaThreads(int count, const std::function<void()>& prepare) : busy_(count) {
+DeviceThreads::DeviceThreads(int count, const std::function<void()>& prepare) : busy_(count) {
   try {
     for (int i = 0; i < count; ++i) threads_.emplace_back([=, this] { loop(i, prepare); });
   } catch (const std::system_error& error) {
     end();
-    throw base::UnavailableError(fmt::format("DataParallel: cannot start a thread: {}",
+    throw base::UnavailableError(fmt::format("cannot start a thread for each device: {}",
                                              base::describe_errno(error.code().value())));
   }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return busy_ == 0; });
 }
 
-ReplicaThreads::~ReplicaThreads() {
+DeviceThreads::~DeviceThreads() {
   end();
 }
 
-void ReplicaThreads::end() {
+void DeviceThreads::end() {
   {
     const std::lock_guard lock(mutex_);
     work_ = nullptr;
@@ -34,7 +34,7 @@ void ReplicaThreads::end() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void ReplicaThreads::run(int count, const std::function<void(int)>& work) {
+void DeviceThreads::run(int count, const std::function<void(int)>& work) {
   std::unique_lock lock(mutex_);
   work_ = &work;
   count_ = count;
@@ -44,7 +44,7 @@ void ReplicaThreads::run(int count, const std::function<void(int)>& work) {
   changed_.wait(lock, [&] { return busy_ == 0; });
 }
 
-void ReplicaThreads::loop(int index, const std::function<void()>& prepare) {
+void DeviceThreads::loop(int index, const std::function<void()>& prepare) {
   prepare();
   std::unique_lock lock(mutex_);
   uint64_t done = 0;

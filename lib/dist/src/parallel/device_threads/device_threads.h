@@ -9,16 +9,16 @@
 
 namespace syncbn::dist::detail {
 
-/// A thread for each replica, which waits between calls of run(). Only run() may be called, by one
+/// A thread for each device, which waits between calls of run(). Only run() may be called, by one
 /// thread at a time.
-class ReplicaThreads {
+class DeviceThreads {
  public:
   /// @param prepare called first by each thread; returned from before the constructor is
   /// @throws base::UnavailableError if a thread cannot be started
-  ReplicaThreads(int count, const std::function<void()>& prepare);
-  ~ReplicaThreads();
-  ReplicaThreads(const ReplicaThreads&) = delete;
-  ReplicaThreads& operator=(const ReplicaThreads&) = delete;
+  DeviceThreads(int count, const std::function<void()>& prepare);
+  ~DeviceThreads();
+  DeviceThreads(const DeviceThreads&) = delete;
+  DeviceThreads& operator=(const DeviceThreads&) = delete;
 
   /// Calls work(i) on thread i, for the first `count` threads, and waits for them. `work` must not
   /// throw.

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <exception>
+
+#include <c10/util/Exception.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/peer_error.h>
+
+#include "monitor/plain_message.h"
+
+namespace syncbn::dist::detail {
+
+/// In a handler: throws error_of(exit_code, message) for the exception, which it nests. Errors that
+/// have nothing to do with the place are thrown as they are: a lost peer, and no memory.
+template <class ErrorOf>
+[[noreturn]] void rethrow_named(const ErrorOf& error_of) {
+  try {
+    throw;
+  } catch (const PeerError&) {
+    throw;
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::throw_with_nested(error_of(base::exit_code_of(error), plain_message(error)));
+  }
+}
+
+}  // namespace syncbn::dist::detail
