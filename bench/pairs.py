@@ -8,12 +8,13 @@ import statistics
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def parse_arguments(description, pairs):
-    """--pairs, --build and --python."""
+def parse_arguments(description, pairs, add=lambda parser: None):
+    """--pairs, --build, --python and what `add` adds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=pairs)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--python", default="python3")
+    add(parser)
     return parser.parse_args()
 
 

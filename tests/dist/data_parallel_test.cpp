@@ -47,6 +47,7 @@ using dist::DataParallelOptions;
 using dist::ReplicaError;
 using syncbn::base::UserError;
 using syncbn::test::close;
+using syncbn::test::expect_same_state;
 using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using syncbn::test::sgd_step;
@@ -85,22 +86,6 @@ std::shared_ptr<Net> make_net() {
   auto net = std::make_shared<Net>();
   net->to(at::kDouble);
   return net;
-}
-
-void expect_same_state(const nn::Module& net, const nn::Module& reference, double tolerance) {
-  const auto expected_parameters = reference.named_parameters();
-  for (const auto& item : net.named_parameters()) {
-    const at::Tensor& expected = expected_parameters[item.key()];
-    EXPECT_TRUE(close(item.value(), expected, tolerance, tolerance)) << item.key();
-    ASSERT_EQ(item.value().grad().defined(), expected.grad().defined()) << item.key();
-    if (!expected.grad().defined()) continue;
-    EXPECT_TRUE(close(item.value().grad(), expected.grad(), tolerance, tolerance)) << item.key();
-  }
-  const auto expected_buffers = reference.named_buffers();
-  for (const auto& item : net.named_buffers()) {
-    EXPECT_TRUE(close(item.value(), expected_buffers[item.key()], tolerance, tolerance))
-        << item.key();
-  }
 }
 
 /// Steps on batches of these sizes with the module's gradients and buffers those of the whole

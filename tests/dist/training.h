@@ -1,9 +1,13 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
+
+#include "dist/tensors.h"
 
 namespace syncbn::test {
 
@@ -13,6 +17,24 @@ inline void sgd_step(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) {
     if (parameter.grad().defined()) parameter.sub_(parameter.grad(), 0.1);
     parameter.mutable_grad() = at::Tensor();
+  }
+}
+
+/// Parameters, their gradients, and buffers are equal.
+inline void expect_same_state(const torch::nn::Module& net, const torch::nn::Module& reference,
+                              double tolerance) {
+  const auto expected_parameters = reference.named_parameters();
+  for (const auto& item : net.named_parameters()) {
+    const at::Tensor& expected = expected_parameters[item.key()];
+    EXPECT_TRUE(close(item.value(), expected, tolerance, tolerance)) << item.key();
+    ASSERT_EQ(item.value().grad().defined(), expected.grad().defined()) << item.key();
+    if (!expected.grad().defined()) continue;
+    EXPECT_TRUE(close(item.value().grad(), expected.grad(), tolerance, tolerance)) << item.key();
+  }
+  const auto expected_buffers = reference.named_buffers();
+  for (const auto& item : net.named_buffers()) {
+    EXPECT_TRUE(close(item.value(), expected_buffers[item.key()], tolerance, tolerance))
+        << item.key();
   }
 }
 

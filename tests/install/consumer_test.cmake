@@ -57,7 +57,7 @@ if(NOT status EQUAL 0)
 endif()
 
 file(COPY ${SOURCE}/examples DESTINATION ${WORK})
-foreach(example consumer buffer_broadcast ring_all_reduce)
+foreach(example consumer buffer_broadcast model_parallel ring_all_reduce)
   run(${without_clone}
     ${CMAKE_COMMAND} -S ${WORK}/examples/${example} -B ${WORK}/${example} -G ${GENERATOR}
     -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX})

@@ -111,6 +111,11 @@ class DdpBase {
   /// backward after it averages the sums. Call forward while the guard lives as well.
   [[nodiscard]] NoSyncGuard no_sync();
 
+  /// For schedules with several forwards, all under no_sync(), before their backwards: the next
+  /// backward averages the sums of gradients. PipelineParallel calls it.
+  /// @param outputs of the forward to which this backward belongs
+  void average_next_backward(const std::vector<at::Tensor>& outputs);
+
   /// For ranks with different numbers of inputs: put the guard around the training loop.
   ///
   ///     {

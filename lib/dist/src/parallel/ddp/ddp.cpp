@@ -329,6 +329,21 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
   return outputs;
 }
 
+void DdpBase::average_next_backward(const std::vector<at::Tensor>& outputs) {
+  DdpState& state = *state_;
+  if (state.options.static_graph || state.join) {
+    throw base::UserError(fmt::format(
+        "DistributedDataParallel: {} cannot be combined with several forwards before a backward, "
+        "as in PipelineParallel",
+        state.join ? "join()" : "static_graph"));
+  }
+  state.logger->set_runtime_stats_and_log();
+  state.reducer->prepare_for_forward();
+  state.sync_buffers_next = true;
+  state.reducer->prepare_for_backward(state.searches_unused() ? outputs
+                                                              : std::vector<at::Tensor>());
+}
+
 void DdpBase::register_comm_hook(CommHook hook, const std::string& name) {
   DdpState& state = *state_;
   if (!hook) throw base::UserError("register_comm_hook: the hook is empty");

@@ -1,0 +1,188 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <syncbn/base/error.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/tensor_tree.h>
+
+namespace syncbn::dist {
+
+namespace detail {
+struct Pipeline;
+}
+
+/// The order in which a stage runs the micro-batches of a step.
+enum class PipelineSchedule {
+  /// All forwards, then all backwards (Huang et al., arXiv:1811.06965). A stage keeps the
+  /// activations of all micro-batches.
+  kGpipe,
+  /// Each backward as early as possible (Narayanan et al., arXiv:1806.03377, with a flush at the
+  /// end of each step): stage i of n keeps those of n - i micro-batches at most. As fast as kGpipe.
+  k1f1b,
+};
+
+/// What batch normalisation in a stage takes its statistics over.
+enum class PipelineStatistics {
+  /// Each micro-batch, on all ranks of the layer's group. Running statistics are updated with each.
+  kMicroBatch,
+  /// The whole batch. Stages with SyncBatchNorm or libtorch's BatchNorm1d, 2d or 3d run it at once:
+  /// they wait for all micro-batches, and the next stage for them. Only with kGpipe.
+  kBatch,
+};
+
+/// Options of PipelineParallel.
+struct PipelineOptions {
+  /// The number of parts of a batch, as equal as possible. With m parts and n stages of equal time,
+  /// each stage is idle for (n - 1) / (m + n - 1) of a step.
+  int64_t micro_batches = 1;
+  PipelineSchedule schedule = PipelineSchedule::kGpipe;
+  PipelineStatistics statistics = PipelineStatistics::kMicroBatch;
+  /// The loss is a mean over samples: the losses of micro-batches are averaged, by their samples.
+  /// False: they are added up.
+  bool average_losses = true;
+  /// For PipelineParallel::across_ranks(): the ranks of the stages, in their order. Empty: the
+  /// default group. Must not be used for anything else meanwhile.
+  ProcessGroupPtr process_group = {};
+  /// Upper bound on the wait for another rank. Not given: the group's timeout.
+  Timeout timeout = std::nullopt;
+};
+
+/// A part of a network and its device. Its input is the output of the stage before.
+///
+/// The module's forward takes an at::Tensor or a std::vector<at::Tensor>. It may return tensors in
+/// containers, tuples and plain structs: the next stage gets them in a vector. The first stage gets
+/// one tensor, the last returns one. A stage must not change its input in place.
+class PipelineStage {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  template <class Module>
+  PipelineStage(const std::shared_ptr<Module>& module, at::Device device = at::kCPU)  // NOLINT
+      : PipelineStage(module, device,
+                      run<Module>([module](const auto& input) { return module->forward(input); })) {
+  }
+  template <class Module>
+  PipelineStage(const torch::nn::ModuleHolder<Module>& module, at::Device device = at::kCPU)
+      : PipelineStage(module.is_empty() ? nullptr : module.ptr(), device) {}
+  /// The gradients are averaged once a step, in the backward of its last micro-batch. `ddp` must
+  /// live as long as the stage. Not with DdpOptions::static_graph.
+  template <class Module>
+  PipelineStage(DistributedDataParallel<Module>& ddp, at::Device device = at::kCPU)  // NOLINT
+      : PipelineStage(ddp.module_ptr(), device,
+                      run<Module>([&ddp](const auto& input) { return ddp.forward(input); })) {
+    ddp_ = &ddp;
+  }
+
+  bool is_empty() const { return module_ == nullptr; }
+  const torch::nn::Module& module() const { return *module_; }
+  at::Device device() const { return device_; }
+  detail::DdpBase* ddp() const { return ddp_; }
+
+  /// @throws base::UserError for several inputs of a module that takes one
+  Tensors forward(const Tensors& inputs) const { return forward_(inputs); }
+
+ private:
+  PipelineStage(std::shared_ptr<torch::nn::Module> module, at::Device device,
+                std::function<Tensors(const Tensors&)> forward)
+      : module_(std::move(module)), device_(device), forward_(std::move(forward)) {}
+
+  template <class Module, class Forward>
+  static auto run(Forward forward) {
+    return [forward = std::move(forward)](const Tensors& inputs) {
+      auto output = [&] {
+        if constexpr (requires(Module & module) { module.forward(inputs.front()); }) {
+          return forward(only(inputs));
+        } else {
+          return forward(inputs);
+        }
+      }();
+      Tensors outputs;
+      detail::for_each_tensor(output, [&](at::Tensor& one) { outputs.push_back(one); });
+      return outputs;
+    };
+  }
+  static const at::Tensor& only(const Tensors& inputs);
+
+  std::shared_ptr<torch::nn::Module> module_;
+  at::Device device_;
+  std::function<Tensors(const Tensors&)> forward_;
+  detail::DdpBase* ddp_ = nullptr;
+};
+
+/// A stage failed, with the message of its exception and its exit code.
+class StageError : public base::Error {
+ public:
+  StageError(int stage, int exit_code, const std::string& message)
+      : Error(message, exit_code), stage_(stage) {}
+
+  int stage() const noexcept { return stage_; }
+
+ private:
+  int stage_;
+};
+
+/// Trains a network whose stages are on several devices, all of which work at the same time, on
+/// different parts of a batch.
+///
+///     PipelineParallel pipeline({{front, at::Device("cuda:0")}, {back, at::Device("cuda:1")}},
+///                               {.micro_batches = 8, .schedule = PipelineSchedule::k1f1b});
+///     double loss = pipeline.step(images, labels, criterion);   // gradients are in the modules
+///     optimizer.step();
+///
+/// In one process each stage has a thread, and on CPUs, which may be given several times, a share
+/// of ATen's. Over a process group each rank has a stage:
+///
+///     auto pipeline = PipelineParallel::across_ranks({front}, {.micro_batches = 8});   // on rank
+///     0 auto pipeline = PipelineParallel::across_ranks({back}, {.micro_batches = 8});    // on
+///     rank 1
+///
+/// Gradients are those of the whole network on the whole batch, except for batch normalisation (see
+/// PipelineStatistics), and add up as after backward(). The input gets none. With several stages in
+/// a process, each one's DistributedDataParallel and SyncBatchNorm needs a process group of its
+/// own, since stages exchange at the same time.
+///
+/// Not thread-safe. Do not fork while it lives.
+/// @throws base::UserError (constructors) when there is no stage, device or group, or a module is
+///   not on its device; (step, forward) for fewer samples than micro-batches, or tensors that do
+///   not fit; StageError when a stage throws: on all ranks, which cannot be used together any more;
+///   PeerError when a rank ends or does not arrive.
+class PipelineParallel {
+ public:
+  /// Called with the last stage's output and the target for a micro-batch, on the last stage's
+  /// device; returns a scalar.
+  using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+
+  explicit PipelineParallel(std::vector<PipelineStage> stages, const PipelineOptions& options = {});
+  /// Collective: this rank's stage.
+  static PipelineParallel across_ranks(PipelineStage stage, const PipelineOptions& options = {});
+  ~PipelineParallel();
+  PipelineParallel(PipelineParallel&&) noexcept;
+  PipelineParallel& operator=(PipelineParallel&&) noexcept;
+
+  /// Forward and backward of a batch, divided along the first dimension. Across ranks, `input` is
+  /// the first stage's and `target` the last stage's; others are ignored.
+  /// @return the batch's loss, on every rank
+  double step(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
+
+  /// The output of the network for a batch, without a graph. Across ranks, undefined but on the
+  /// last stage's.
+  at::Tensor forward(const at::Tensor& input);
+
+ private:
+  explicit PipelineParallel(std::unique_ptr<detail::Pipeline> pipeline);
+
+  std::unique_ptr<detail::Pipeline> pipeline_;
+};
+
+}  // namespace syncbn::dist

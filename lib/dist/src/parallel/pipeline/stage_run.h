@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <syncbn/dist/pipeline_parallel.h>
+
+#include "pipeline/schedule.h"
+#include "pipeline/transfer.h"
+
+namespace syncbn::dist::detail {
+
+/// A stage and its place.
+struct PlacedStage {
+  PipelineStage stage;
+  at::Device device;
+  int index;
+  std::vector<std::string> names;  ///< of all stages, for messages
+
+  /// "stage 1 (Back)", of this stage or another
+  std::string name() const { return name(index); }
+  std::string name(int stage) const;
+  bool is_first() const { return index == 0; }
+  bool is_last() const { return index + 1 == static_cast<int>(names.size()); }
+};
+
+/// What a stage exchanges with those before and behind; null at the ends.
+struct StageTransfers {
+  Transfer* inputs = nullptr;
+  Transfer* outputs = nullptr;
+  Transfer* input_gradients = nullptr;
+  Transfer* output_gradients = nullptr;
+};
+
+/// What a pipeline does with a batch. The vectors have an entry for each micro-batch.
+struct PipelineBatch {
+  std::vector<at::Tensor> inputs;                ///< of the first stage
+  std::vector<at::Tensor> targets;               ///< of the last stage
+  const PipelineParallel::Loss* loss = nullptr;  ///< null: forward only
+  bool average_losses = true;
+};
+
+/// A stage during one step.
+class StageRun {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  StageRun(const PlacedStage& placed, const PipelineBatch& batch, const StageTransfers& transfers)
+      : placed_(placed), batch_(batch), transfers_(transfers) {}
+
+  /// @throws StageAbandoned if another stage fails, StageError if this one does
+  void run(const PipelineActions& actions);
+
+  // Of the last stage:
+
+  double loss() const { return loss_.defined() ? loss_.item<double>() : 0; }
+  /// By micro-batch, without a loss.
+  const Tensors& outputs() const { return outputs_; }
+
+ private:
+  /// What a forward leaves to its backward.
+  struct Kept {
+    Tensors inputs, outputs;
+    std::vector<int64_t> samples;  ///< of each micro-batch
+  };
+
+  /// @param inputs set as soon as they are known
+  void forward(const PipelineAction& action, Tensors& inputs);
+  void backward(const PipelineAction& action, bool is_last);
+  Tensors receive(Transfer& transfer, const PipelineAction& action,
+                  std::vector<int64_t>& samples) const;
+  Tensors call(const Tensors& inputs) const;
+  at::Tensor weighted_loss(const at::Tensor& output, const PipelineAction& action);
+  std::string describe(const PipelineAction& action, const Tensors& inputs) const;
+
+  const PlacedStage& placed_;
+  const PipelineBatch& batch_;
+  const StageTransfers transfers_;
+  std::map<int64_t, Kept> kept_;  ///< by the first micro-batch
+  size_t sent_ = 0;               ///< outputs
+  at::Tensor loss_;
+  Tensors outputs_;
+};
+
+}  // namespace syncbn::dist::detail
