@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -109,6 +110,33 @@ TEST(ProcessGroupTest, NewGroupIsNullOutsideAndKeepsTheOrderGiven) {
     at::Tensor tensor = value_of(rank);
     dist::all_reduce(tensor, c10d::ReduceOp::SUM, group);
     EXPECT_TRUE(tensor.equal(at::full({2, 3}, 4.0)));
+  });
+}
+
+TEST(ProcessGroupTest, TheNullOfARankOutsideIsNotTheDefaultGroup) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const dist::ProcessGroupPtr null;
+    EXPECT_EQ(dist::world_size(null), 2);  // nobody has been outside of a group yet
+    dist::new_subgroups(1);
+    EXPECT_EQ(dist::world_size(null), 2);
+    const auto group = dist::new_group({0});
+    if (rank == 1) {
+      at::Tensor tensor = value_of(rank);
+      const auto is_refused =
+          HasSubstr("the process group is null, as new_group() has returned it");
+      EXPECT_THAT(
+          message_of<UserError>([&] { dist::all_reduce(tensor, c10d::ReduceOp::SUM, group); }),
+          is_refused);
+      EXPECT_THAT(message_of<UserError>([&] { dist::isend(tensor, 0, group); }), is_refused);
+      EXPECT_THAT(message_of<UserError>([&] { dist::rank(group); }), is_refused);
+      EXPECT_THAT(message_of<UserError>([&] { dist::DdpOptions{.process_group = group}; }),
+                  is_refused);
+    }
+    at::Tensor tensor = value_of(rank);
+    dist::all_reduce(tensor, c10d::ReduceOp::SUM, {});
+    EXPECT_TRUE(tensor.equal(at::full({2, 3}, 3.0)));
+    dist::barrier(nullptr);
   });
 }
 

@@ -21,9 +21,9 @@ namespace syncbn::dist {
 ///   the ranks' means are apart.
 /// @throws base::UserError for different buffers; base::UnavailableError when a peer fails.
 void distribute_bn(torch::nn::Module& module, bool reduce = false,
-                   const ProcessGroupPtr& group = {});
+                   const GroupOrDefault& group = {});
 void distribute_bn(torch::jit::Module& module, bool reduce = false,
-                   const ProcessGroupPtr& group = {});
+                   const GroupOrDefault& group = {});
 
 /// Replaces the running statistics of all batch-norm layers below `module`, and of `module` itself,
 /// with the exact mean and unbiased variance over `num_iters` batches, since running averages lag

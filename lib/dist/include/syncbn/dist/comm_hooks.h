@@ -23,16 +23,16 @@ using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 /// Runs on the thread of backward; callbacks of a future may run on a thread of the group.
 using CommHook = std::function<FuturePtr(c10d::GradBucket& bucket)>;
 
-// An empty group means the default one.
+// {} is the default group.
 
 /// The default: the mean, by one all-reduce.
-CommHook allreduce_hook(ProcessGroupPtr group = {});
+CommHook allreduce_hook(const GroupOrDefault& group = {});
 
 /// allreduce_hook in float16: half the bytes; gradients beyond 65504 overflow.
-CommHook fp16_compress_hook(ProcessGroupPtr group = {});
+CommHook fp16_compress_hook(const GroupOrDefault& group = {});
 
 /// allreduce_hook in bfloat16: half the bytes, the range of float32, 8 bits of precision.
-CommHook bf16_compress_hook(ProcessGroupPtr group = {});
+CommHook bf16_compress_hook(const GroupOrDefault& group = {});
 
 /// Runs `hook` on the bucket cast to float16 or bfloat16, and casts its result back.
 CommHook fp16_compress_wrapper(CommHook hook);
@@ -40,7 +40,7 @@ CommHook bf16_compress_wrapper(CommHook hook);
 
 /// Options of power_sgd_hook, with the names and defaults of PyTorch's PowerSGDState.
 struct PowerSgdOptions {
-  ProcessGroupPtr process_group = {};
+  GroupOrDefault process_group = {};
   /// Rank of the matrices that approximate a gradient: 1, 2, 4 … Higher is more exact and larger.
   int64_t matrix_approximation_rank = 1;
   /// Number of first steps with plain all-reduce, since gradients change most in these.

@@ -53,9 +53,8 @@ struct DdpOptions {
   std::optional<double> first_bucket_cap_mb = std::nullopt;
   /// Names of parameters and buffers to leave alone, as in named_parameters().
   std::vector<std::string> parameters_to_ignore = {};
-  /// The ranks that share gradients; empty: the default group. new_group() returns an empty group
-  /// on ranks outside it: do not pass that.
-  ProcessGroupPtr process_group = {};
+  /// The ranks that share gradients; {}: the default group.
+  GroupOrDefault process_group = {};
 };
 
 /// Options of DistributedDataParallel::join().

@@ -53,7 +53,7 @@ struct PipelineOptions {
   bool average_losses = true;
   /// For PipelineParallel::across_ranks(): the ranks of the stages, in their order. Empty: the
   /// default group. Must not be used for anything else meanwhile.
-  ProcessGroupPtr process_group = {};
+  GroupOrDefault process_group = {};
   /// Upper bound on the wait for another rank. Not given: the group's timeout.
   Timeout timeout = std::nullopt;
 };

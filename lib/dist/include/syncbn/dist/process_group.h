@@ -61,8 +61,8 @@ bool is_initialized();
 ProcessGroupPtr default_group();
 
 /// A group over the given ranks of the default group, in the given order. Every rank of the default
-/// group calls it, in the same order. Null on ranks outside: do not pass that to functions or
-/// options, where an empty group means the default one.
+/// group calls it, in the same order. Null on ranks outside, where functions and options refuse a
+/// null group; {} stands for the default group everywhere.
 /// @param timeout of its collectives; not given: the default group's
 /// @throws base::UserError for a rank that is outside the world or given twice, or a timeout that
 ///   is not above zero; base::UnavailableError when a member does not connect.
@@ -75,13 +75,13 @@ ProcessGroupPtr new_group(const std::vector<int>& ranks,
 ProcessGroupPtr new_subgroups(int group_size,
                               std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
-// An empty group means the default one.
+// {} is the default group.
 
 /// This process's rank in the group.
-int rank(const ProcessGroupPtr& group = {});
+int rank(const GroupOrDefault& group = {});
 
 /// The number of ranks in the group.
-int world_size(const ProcessGroupPtr& group = {});
+int world_size(const GroupOrDefault& group = {});
 
 /// LOCAL_RANK, or 0 if it is unset.
 int local_rank();

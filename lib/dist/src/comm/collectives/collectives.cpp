@@ -54,8 +54,8 @@ Tensor sendable(const Tensor& dense) {
 /// Checks the arguments of a function below, and names the function in errors.
 class CheckedCall {
  public:
-  CheckedCall(const char* name, const ProcessGroupPtr& group, Timeout timeout)
-      : name_(name), group_(group ? group : default_group()), timeout_(timeout) {
+  CheckedCall(const char* name, const GroupOrDefault& group, Timeout timeout)
+      : name_(name), group_(group.get()), timeout_(timeout) {
     if (timeout && timeout->count() <= 0) {
       refuse(fmt::format("its timeout of {} ms is not above 0", timeout->count()));
     }
@@ -379,7 +379,7 @@ std::vector<std::string> to_bytes(const Tensors& tensors, const Tensors& sizes) 
 /// Whether the caller of all_gather waits at once.
 enum class Waits { kNow, kLater };
 
-auto plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
+auto plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault& group,
                      Timeout timeout) {
   const CheckedCall call("all_reduce", group, timeout);
   call.require_output(tensor);
@@ -392,7 +392,7 @@ auto plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const ProcessGroup
               }};
 }
 
-auto plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
+auto plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const GroupOrDefault& group,
                  Timeout timeout) {
   const CheckedCall call("reduce", group, timeout);
   call.require_rank("root", root);
@@ -412,7 +412,7 @@ auto plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const Proces
               }};
 }
 
-auto plan_broadcast(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_broadcast(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("broadcast", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
@@ -424,7 +424,7 @@ auto plan_broadcast(const Tensor& tensor, int root, const ProcessGroupPtr& group
 }
 
 /// Both forms of all_gather make the same exchange, so that ranks may mix them.
-auto plan_all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout,
+auto plan_all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout,
                      Waits waits) {
   const CheckedCall call("all_gather", group, timeout);
   call.require_dense(tensor);
@@ -444,7 +444,7 @@ auto plan_all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout
 }
 
 auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
-                                 const ProcessGroupPtr& group, Timeout timeout, Waits waits) {
+                                 const GroupOrDefault& group, Timeout timeout, Waits waits) {
   const CheckedCall call("all_gather_into_tensor", group, timeout);
   call.require_dense(input);
   call.require_output(output);
@@ -460,7 +460,7 @@ auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
               }};
 }
 
-auto plan_gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_gather(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("gather", group, timeout);
   call.require_rank("root", root);
   call.require_dense(tensor);
@@ -484,8 +484,8 @@ auto plan_gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, T
               }};
 }
 
-auto plan_scatter(const Tensor& tensor, const Tensors& parts, int root,
-                  const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_scatter(const Tensor& tensor, const Tensors& parts, int root, const GroupOrDefault& group,
+                  Timeout timeout) {
   const CheckedCall call("scatter", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
@@ -518,7 +518,7 @@ auto plan_reduce_scatter(const CheckedCall& call, const Tensor& output, const Te
 }
 
 auto plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::ReduceOp op,
-                         const ProcessGroupPtr& group, Timeout timeout) {
+                         const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("reduce_scatter", group, timeout);
   call.require_output(output);
   call.require_parts_of(output, "parts", parts);
@@ -527,7 +527,7 @@ auto plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::Reduc
 }
 
 auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d::ReduceOp op,
-                                const ProcessGroupPtr& group, Timeout timeout) {
+                                const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("reduce_scatter_tensor", group, timeout);
   call.require_dense(input);
   call.require_output(output);
@@ -537,7 +537,7 @@ auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d:
   return plan_reduce_scatter(call, output, dense(input), reduction);
 }
 
-auto plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
+auto plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const GroupOrDefault& group,
                      Timeout timeout) {
   const CheckedCall call("all_to_all", group, timeout);
   call.require_list("inputs", inputs);
@@ -573,7 +573,7 @@ auto plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const Proces
 auto plan_all_to_all_single(const Tensor& output, const Tensor& input,
                             const std::vector<int64_t>& output_split_sizes,
                             const std::vector<int64_t>& input_split_sizes,
-                            const ProcessGroupPtr& group, Timeout timeout) {
+                            const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("all_to_all_single", group, timeout);
   call.require_dense(input);
   call.require_output(output);
@@ -599,7 +599,7 @@ Started with_timeout_of(const CheckedCall& call, Started started) {
   return started;
 }
 
-auto plan_send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
+auto plan_send(const Tensor& tensor, int destination, const GroupOrDefault& group, int tag,
                Timeout timeout) {
   const CheckedCall call("send", group, timeout);
   call.require_peer("destination", destination, tag);
@@ -610,7 +610,7 @@ auto plan_send(const Tensor& tensor, int destination, const ProcessGroupPtr& gro
               }};
 }
 
-auto plan_recv(const Tensor& tensor, int source, const ProcessGroupPtr& group, int tag,
+auto plan_recv(const Tensor& tensor, int source, const GroupOrDefault& group, int tag,
                Timeout timeout) {
   const CheckedCall call("recv", group, timeout);
   call.require_peer("source", source, tag);
@@ -621,7 +621,7 @@ auto plan_recv(const Tensor& tensor, int source, const ProcessGroupPtr& group, i
               }};
 }
 
-auto plan_barrier(const ProcessGroupPtr& group, Timeout timeout) {
+auto plan_barrier(const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("barrier", group, timeout);
   return Plan{call, Kind::kOneCollective, [call] {
                 return Started{.work = call.group().barrier(call.options<c10d::BarrierOptions>())};
@@ -640,7 +640,7 @@ Started as_bytes(Started started, const Tensors& sizes) {
   return started;
 }
 
-auto plan_broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
+auto plan_broadcast_bytes(const std::string& bytes, int root, const GroupOrDefault& group,
                           Timeout timeout) {
   const CheckedCall call("broadcast_bytes", group, timeout);
   call.require_rank("root", root);
@@ -676,13 +676,13 @@ auto plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int ro
               }};
 }
 
-auto plan_all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group, Timeout timeout,
+auto plan_all_gather_bytes(const std::string& bytes, const GroupOrDefault& group, Timeout timeout,
                            Waits waits) {
   const CheckedCall call("all_gather_bytes", group, timeout);
   return plan_gather_bytes(call, bytes, 0, /*all_ranks=*/true, waits);
 }
 
-auto plan_gather_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
+auto plan_gather_bytes(const std::string& bytes, int root, const GroupOrDefault& group,
                        Timeout timeout) {
   const CheckedCall call("gather_bytes", group, timeout);
   call.require_rank("root", root);
@@ -690,7 +690,7 @@ auto plan_gather_bytes(const std::string& bytes, int root, const ProcessGroupPtr
 }
 
 auto plan_scatter_bytes(const std::vector<std::string>& parts, int root,
-                        const ProcessGroupPtr& group, Timeout timeout) {
+                        const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("scatter_bytes", group, timeout);
   call.require_rank("root", root);
   if (call.is_root(root)) {
@@ -724,102 +724,101 @@ auto plan_scatter_bytes(const std::vector<std::string>& parts, int root,
 
 }  // namespace
 
-void all_reduce(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group, Timeout timeout) {
+void all_reduce(Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault& group, Timeout timeout) {
   complete(plan_all_reduce(tensor, std::move(op), group, timeout));
 }
 
-WorkPtr all_reduce_async(Tensor& tensor, c10d::ReduceOp op, const ProcessGroupPtr& group,
+WorkPtr all_reduce_async(Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault& group,
                          Timeout timeout) {
   return launch(any(plan_all_reduce(tensor, std::move(op), group, timeout)));
 }
 
-void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
+void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const GroupOrDefault& group,
             Timeout timeout) {
   complete(plan_reduce(tensor, root, std::move(op), group, timeout));
 }
 
-WorkPtr reduce_async(Tensor& tensor, int root, c10d::ReduceOp op, const ProcessGroupPtr& group,
+WorkPtr reduce_async(Tensor& tensor, int root, c10d::ReduceOp op, const GroupOrDefault& group,
                      Timeout timeout) {
   return launch(any(plan_reduce(tensor, root, std::move(op), group, timeout)));
 }
 
-void broadcast(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+void broadcast(Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
   complete(plan_broadcast(tensor, root, group, timeout));
 }
 
-WorkPtr broadcast_async(Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+WorkPtr broadcast_async(Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_broadcast(tensor, root, group, timeout)));
 }
 
-Tensors all_gather(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
+Tensors all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout) {
   return complete(plan_all_gather(tensor, group, timeout, Waits::kNow)).tensors;
 }
 
-WorkPtr all_gather_async(const Tensor& tensor, const ProcessGroupPtr& group, Timeout timeout) {
+WorkPtr all_gather_async(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_all_gather(tensor, group, timeout, Waits::kLater)));
 }
 
-void all_gather_into_tensor(Tensor& output, const Tensor& input, const ProcessGroupPtr& group,
+void all_gather_into_tensor(Tensor& output, const Tensor& input, const GroupOrDefault& group,
                             Timeout timeout) {
   complete(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kNow));
 }
 
 WorkPtr all_gather_into_tensor_async(Tensor& output, const Tensor& input,
-                                     const ProcessGroupPtr& group, Timeout timeout) {
+                                     const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kLater)));
 }
 
-Tensors gather(const Tensor& tensor, int root, const ProcessGroupPtr& group, Timeout timeout) {
+Tensors gather(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
   return complete(plan_gather(tensor, root, group, timeout)).tensors;
 }
 
-WorkPtr gather_async(const Tensor& tensor, int root, const ProcessGroupPtr& group,
-                     Timeout timeout) {
+WorkPtr gather_async(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_gather(tensor, root, group, timeout)));
 }
 
-void scatter(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
+void scatter(Tensor& tensor, const Tensors& parts, int root, const GroupOrDefault& group,
              Timeout timeout) {
   complete(plan_scatter(tensor, parts, root, group, timeout));
 }
 
-WorkPtr scatter_async(Tensor& tensor, const Tensors& parts, int root, const ProcessGroupPtr& group,
+WorkPtr scatter_async(Tensor& tensor, const Tensors& parts, int root, const GroupOrDefault& group,
                       Timeout timeout) {
   return launch(any(plan_scatter(tensor, parts, root, group, timeout)));
 }
 
 void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
-                    const ProcessGroupPtr& group, Timeout timeout) {
+                    const GroupOrDefault& group, Timeout timeout) {
   complete(plan_reduce_scatter(output, parts, std::move(op), group, timeout));
 }
 
 WorkPtr reduce_scatter_async(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
-                             const ProcessGroupPtr& group, Timeout timeout) {
+                             const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_reduce_scatter(output, parts, std::move(op), group, timeout)));
 }
 
 void reduce_scatter_tensor(Tensor& output, const Tensor& input, c10d::ReduceOp op,
-                           const ProcessGroupPtr& group, Timeout timeout) {
+                           const GroupOrDefault& group, Timeout timeout) {
   complete(plan_reduce_scatter_tensor(output, input, std::move(op), group, timeout));
 }
 
 WorkPtr reduce_scatter_tensor_async(Tensor& output, const Tensor& input, c10d::ReduceOp op,
-                                    const ProcessGroupPtr& group, Timeout timeout) {
+                                    const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_reduce_scatter_tensor(output, input, std::move(op), group, timeout)));
 }
 
-void all_to_all(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
+void all_to_all(Tensors& outputs, const Tensors& inputs, const GroupOrDefault& group,
                 Timeout timeout) {
   complete(plan_all_to_all(outputs, inputs, group, timeout));
 }
 
-WorkPtr all_to_all_async(Tensors& outputs, const Tensors& inputs, const ProcessGroupPtr& group,
+WorkPtr all_to_all_async(Tensors& outputs, const Tensors& inputs, const GroupOrDefault& group,
                          Timeout timeout) {
   return launch(any(plan_all_to_all(outputs, inputs, group, timeout)));
 }
 
 void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t> output_split_sizes,
-                       std::vector<int64_t> input_split_sizes, const ProcessGroupPtr& group,
+                       std::vector<int64_t> input_split_sizes, const GroupOrDefault& group,
                        Timeout timeout) {
   complete(
       plan_all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, timeout));
@@ -827,31 +826,31 @@ void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t>
 
 WorkPtr all_to_all_single_async(Tensor& output, const Tensor& input,
                                 std::vector<int64_t> output_split_sizes,
-                                std::vector<int64_t> input_split_sizes,
-                                const ProcessGroupPtr& group, Timeout timeout) {
+                                std::vector<int64_t> input_split_sizes, const GroupOrDefault& group,
+                                Timeout timeout) {
   return launch(any(plan_all_to_all_single(output, input, output_split_sizes, input_split_sizes,
                                            group, timeout)));
 }
 
-void send(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
+void send(const Tensor& tensor, int destination, const GroupOrDefault& group, int tag,
           Timeout timeout) {
   complete(plan_send(tensor, destination, group, tag, timeout));
 }
 
-WorkPtr isend(const Tensor& tensor, int destination, const ProcessGroupPtr& group, int tag,
+WorkPtr isend(const Tensor& tensor, int destination, const GroupOrDefault& group, int tag,
               Timeout timeout) {
   return launch(any(plan_send(tensor, destination, group, tag, timeout)));
 }
 
-void recv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
+void recv(Tensor& tensor, int source, const GroupOrDefault& group, int tag, Timeout timeout) {
   complete(plan_recv(tensor, source, group, tag, timeout));
 }
 
-WorkPtr irecv(Tensor& tensor, int source, const ProcessGroupPtr& group, int tag, Timeout timeout) {
+WorkPtr irecv(Tensor& tensor, int source, const GroupOrDefault& group, int tag, Timeout timeout) {
   return launch(any(plan_recv(tensor, source, group, tag, timeout)));
 }
 
-std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const ProcessGroupPtr& group,
+std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const GroupOrDefault& group,
                                        Timeout timeout) {
   std::vector<AnyPlan> plans;  // first all, so that nothing has started if one is refused
   for (const P2POp& op : ops) {
@@ -864,51 +863,51 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const Proc
   return works;
 }
 
-void barrier(const ProcessGroupPtr& group, Timeout timeout) {
+void barrier(const GroupOrDefault& group, Timeout timeout) {
   complete(plan_barrier(group, timeout));
 }
 
-WorkPtr barrier_async(const ProcessGroupPtr& group, Timeout timeout) {
+WorkPtr barrier_async(const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_barrier(group, timeout)));
 }
 
-std::string broadcast_bytes(const std::string& bytes, int root, const ProcessGroupPtr& group,
+std::string broadcast_bytes(const std::string& bytes, int root, const GroupOrDefault& group,
                             Timeout timeout) {
   return complete(plan_broadcast_bytes(bytes, root, group, timeout)).bytes.front();
 }
 
-WorkPtr broadcast_bytes_async(const std::string& bytes, int root, const ProcessGroupPtr& group,
+WorkPtr broadcast_bytes_async(const std::string& bytes, int root, const GroupOrDefault& group,
                               Timeout timeout) {
   return launch(any(plan_broadcast_bytes(bytes, root, group, timeout)));
 }
 
-std::vector<std::string> all_gather_bytes(const std::string& bytes, const ProcessGroupPtr& group,
+std::vector<std::string> all_gather_bytes(const std::string& bytes, const GroupOrDefault& group,
                                           Timeout timeout) {
   return complete(plan_all_gather_bytes(bytes, group, timeout, Waits::kNow)).bytes;
 }
 
-WorkPtr all_gather_bytes_async(const std::string& bytes, const ProcessGroupPtr& group,
+WorkPtr all_gather_bytes_async(const std::string& bytes, const GroupOrDefault& group,
                                Timeout timeout) {
   return launch(any(plan_all_gather_bytes(bytes, group, timeout, Waits::kLater)));
 }
 
 std::vector<std::string> gather_bytes(const std::string& bytes, int root,
-                                      const ProcessGroupPtr& group, Timeout timeout) {
+                                      const GroupOrDefault& group, Timeout timeout) {
   return complete(plan_gather_bytes(bytes, root, group, timeout)).bytes;
 }
 
-WorkPtr gather_bytes_async(const std::string& bytes, int root, const ProcessGroupPtr& group,
+WorkPtr gather_bytes_async(const std::string& bytes, int root, const GroupOrDefault& group,
                            Timeout timeout) {
   return launch(any(plan_gather_bytes(bytes, root, group, timeout)));
 }
 
 std::string scatter_bytes(const std::vector<std::string>& parts, int root,
-                          const ProcessGroupPtr& group, Timeout timeout) {
+                          const GroupOrDefault& group, Timeout timeout) {
   return complete(plan_scatter_bytes(parts, root, group, timeout)).bytes.front();
 }
 
 WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, int root,
-                            const ProcessGroupPtr& group, Timeout timeout) {
+                            const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_scatter_bytes(parts, root, group, timeout)));
 }
 

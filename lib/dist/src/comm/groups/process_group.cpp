@@ -55,6 +55,7 @@ struct World {
   bool needs_shared_memory = false;
   pid_t process = ::getpid();
   int groups_made = 0;
+  bool is_outside_a_group = false;       ///< new_group() has returned null
   std::shared_ptr<PeerMonitor> monitor;  ///< null in a world of one, and with Python ranks
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
@@ -266,6 +267,36 @@ bool all_ranks_are_ours(const ProcessGroupPtr& group) {
   return found != made.end() && found->all_ours;
 }
 
+namespace {
+
+/// new_group(), whose null nobody outside can mistake for the default group.
+ProcessGroupPtr make_group(const std::vector<int>& ranks,
+                           std::optional<std::chrono::milliseconds> timeout) {
+  World& world = require_world();
+  if (timeout) timeout = checked(*timeout, "new_group: the timeout");
+  const int size = world.place.world_size;
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size) {
+      throw base::UserError(fmt::format("new_group: rank {} is outside the world of {}", rank,
+                                        base::counted(size, "rank")));
+    }
+    if (!seen.insert(rank).second) {
+      throw base::UserError(fmt::format("new_group: rank {} is given twice", rank));
+    }
+  }
+  if (ranks.empty()) throw base::UserError("new_group: no ranks are given");
+  if (!world.place.python_ranks.empty() && !std::is_sorted(ranks.begin(), ranks.end())) {
+    throw base::UserError(
+        "new_group: in a job with ranks of Python's torch.distributed, which sorts them, the ranks "
+        "must be given in ascending order");
+  }
+  agree_on_members(world, ranks);
+  return form_group(world, ranks, timeout.value_or(world.timeout));
+}
+
+}  // namespace
+
 ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
   if (!all_ranks_are_ours(group)) {
     throw base::UserError(fmt::format(
@@ -285,7 +316,8 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
   }
   World& it = *world();
   if (it.place.world_size == 1) return nullptr;
-  if (!it.statistics) it.statistics = new_group(consecutive_ranks(0, it.place.world_size));
+  if (!it.statistics)
+    it.statistics = make_group(consecutive_ranks(0, it.place.world_size), std::nullopt);
   return it.statistics;
 }
 
@@ -379,27 +411,9 @@ ProcessGroupPtr default_group() {
 
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
                           std::optional<std::chrono::milliseconds> timeout) {
-  detail::World& world = require_world();
-  if (timeout) timeout = detail::checked(*timeout, "new_group: the timeout");
-  const int size = world.place.world_size;
-  std::set<int> seen;
-  for (const int rank : ranks) {
-    if (rank < 0 || rank >= size) {
-      throw base::UserError(fmt::format("new_group: rank {} is outside the world of {}", rank,
-                                        base::counted(size, "rank")));
-    }
-    if (!seen.insert(rank).second) {
-      throw base::UserError(fmt::format("new_group: rank {} is given twice", rank));
-    }
-  }
-  if (ranks.empty()) throw base::UserError("new_group: no ranks are given");
-  if (!world.place.python_ranks.empty() && !std::is_sorted(ranks.begin(), ranks.end())) {
-    throw base::UserError(
-        "new_group: in a job with ranks of Python's torch.distributed, which sorts them, the ranks "
-        "must be given in ascending order");
-  }
-  detail::agree_on_members(world, ranks);
-  return detail::form_group(world, ranks, timeout.value_or(world.timeout));
+  ProcessGroupPtr group = detail::make_group(ranks, timeout);
+  if (!group) detail::world()->is_outside_a_group = true;
+  return group;
 }
 
 ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::milliseconds> timeout) {
@@ -412,21 +426,32 @@ ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::millise
   ProcessGroupPtr own;
   for (int first = 0; first < size; first += group_size) {
     const auto ranks = detail::consecutive_ranks(first, group_size);
-    if (auto group = new_group(ranks, timeout)) own = group;
+    if (auto group = detail::make_group(ranks, timeout)) own = group;
   }
   return own;
 }
 
-int rank(const ProcessGroupPtr& group) {
-  return (group ? group : default_group())->getRank();
+GroupOrDefault::GroupOrDefault(ProcessGroupPtr group) : given_(std::move(group)) {
+  if (given_ || detail::world() == nullptr || !detail::world()->is_outside_a_group) return;
+  throw base::UserError(
+      "the process group is null, as new_group() has returned it on this rank, which is outside; "
+      "skip the call there (or give {} for the default group)");
 }
 
-int world_size(const ProcessGroupPtr& group) {
-  return (group ? group : default_group())->getSize();
+ProcessGroupPtr GroupOrDefault::get() const {
+  return given_ ? given_ : default_group();
 }
 
-int get_group_rank(const ProcessGroupPtr& group, int global_rank) {
-  const ProcessGroupPtr asked = group ? group : default_group();
+int rank(const GroupOrDefault& group) {
+  return group.get()->getRank();
+}
+
+int world_size(const GroupOrDefault& group) {
+  return group.get()->getSize();
+}
+
+int get_group_rank(const GroupOrDefault& group, int global_rank) {
+  const ProcessGroupPtr asked = group.get();
   for (int rank = 0; rank < asked->getSize(); ++rank) {
     if (detail::world_rank(asked, rank) == global_rank) return rank;
   }
@@ -435,8 +460,8 @@ int get_group_rank(const ProcessGroupPtr& group, int global_rank) {
                                     base::counted(asked->getSize(), "rank")));
 }
 
-int get_global_rank(const ProcessGroupPtr& group, int group_rank) {
-  const ProcessGroupPtr asked = group ? group : default_group();
+int get_global_rank(const GroupOrDefault& group, int group_rank) {
+  const ProcessGroupPtr asked = group.get();
   if (group_rank >= 0 && group_rank < asked->getSize()) {
     return detail::world_rank(asked, group_rank);
   }

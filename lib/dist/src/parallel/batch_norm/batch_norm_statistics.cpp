@@ -23,7 +23,7 @@ using Tensors = std::vector<at::Tensor>;
 
 /// In one message, as float64, which holds the other floating-point types exactly.
 void distribute(const std::vector<detail::NamedTensor>& all_buffers, bool reduce,
-                const ProcessGroupPtr& group) {
+                const GroupOrDefault& group) {
   Tensors buffers;
   for (const auto& [name, buffer] : all_buffers) {
     const bool is_statistic = name.ends_with("running_mean") || name.ends_with("running_var");
@@ -119,11 +119,11 @@ detail::MergedMoments merged(const std::vector<detail::MergedMoments>& batches) 
 
 }  // namespace
 
-void distribute_bn(torch::nn::Module& module, bool reduce, const ProcessGroupPtr& group) {
+void distribute_bn(torch::nn::Module& module, bool reduce, const GroupOrDefault& group) {
   distribute(detail::distinct(module.named_buffers()), reduce, group);
 }
 
-void distribute_bn(torch::jit::Module& module, bool reduce, const ProcessGroupPtr& group) {
+void distribute_bn(torch::jit::Module& module, bool reduce, const GroupOrDefault& group) {
   distribute(detail::distinct(module.named_buffers()), reduce, group);
 }
 

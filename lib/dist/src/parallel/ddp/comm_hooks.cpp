@@ -9,10 +9,6 @@ namespace {
 
 using c10::ivalue::Future;
 
-ProcessGroupPtr or_default(const ProcessGroupPtr& group) {
-  return group ? group : default_group();
-}
-
 /// A future of convert(tensor). Passes errors on.
 FuturePtr then_tensor(const FuturePtr& future,
                       std::function<at::Tensor(const at::Tensor&)> convert) {
@@ -24,9 +20,9 @@ FuturePtr then_tensor(const FuturePtr& future,
       c10::TensorType::get());
 }
 
-CommHook compress_hook(ProcessGroupPtr group, at::ScalarType dtype) {
-  return [group = std::move(group), dtype](c10d::GradBucket& bucket) {
-    const ProcessGroupPtr on = or_default(group);
+CommHook compress_hook(const GroupOrDefault& group, at::ScalarType dtype) {
+  return [group, dtype](c10d::GradBucket& bucket) {
+    const ProcessGroupPtr on = group.get();
     const at::Tensor buffer = bucket.getBuffer();
     const at::Tensor compressed = buffer.to(dtype).div_(on->getSize());
     return then_tensor(detail::start_all_reduce(compressed, on)->getFuture(),
@@ -65,18 +61,18 @@ FuturePtr mean_of(const at::Tensor& buffer, const ProcessGroupPtr& group) {
 
 }  // namespace detail
 
-CommHook allreduce_hook(ProcessGroupPtr group) {
-  return [group = std::move(group)](c10d::GradBucket& bucket) {
-    return detail::mean_of(bucket.getBuffer(), or_default(group));
+CommHook allreduce_hook(const GroupOrDefault& group) {
+  return [group](c10d::GradBucket& bucket) {
+    return detail::mean_of(bucket.getBuffer(), group.get());
   };
 }
 
-CommHook fp16_compress_hook(ProcessGroupPtr group) {
-  return compress_hook(std::move(group), at::kHalf);
+CommHook fp16_compress_hook(const GroupOrDefault& group) {
+  return compress_hook(group, at::kHalf);
 }
 
-CommHook bf16_compress_hook(ProcessGroupPtr group) {
-  return compress_hook(std::move(group), at::kBFloat16);
+CommHook bf16_compress_hook(const GroupOrDefault& group) {
+  return compress_hook(group, at::kBFloat16);
 }
 
 CommHook fp16_compress_wrapper(CommHook hook) {

@@ -235,7 +235,7 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   DdpState& state = *state_;
   state.module = std::move(module);
   state.options = options;
-  state.group = options.process_group ? options.process_group : default_group();
+  state.group = options.process_group.get();
   state.ignored.insert(options.parameters_to_ignore.begin(), options.parameters_to_ignore.end());
   check_ignored(state);
   const auto considered = without(state.module->parameters(), state.ignored);

@@ -78,7 +78,7 @@ class PowerSgd {
 
   FuturePtr run(c10d::GradBucket& bucket) {
     if (!group_) {
-      group_ = options_.process_group ? options_.process_group : default_group();
+      group_ = options_.process_group.get();
       if (!detail::all_ranks_are_ours(group_)) {
         throw base::UserError(
             "power_sgd_hook: a rank of the group runs Python, whose PowerSGD sends its all-reduces "

@@ -140,7 +140,9 @@ struct Pipeline {
 
 PipelineBatch Pipeline::divide(const at::Tensor& input, const at::Tensor& target,
                                const Loss* loss) const {
-  PipelineBatch batch{.loss = loss, .average_losses = options.average_losses};
+  PipelineBatch batch;
+  batch.loss = loss;
+  batch.average_losses = options.average_losses;
   if (stages.front().is_first()) batch.inputs = divided("input", input, options);
   if (loss != nullptr && stages.back().is_last()) {
     batch.targets = divided("target", target, options);
@@ -308,7 +310,7 @@ PipelineParallel PipelineParallel::across_ranks(PipelineStage stage,
   detail::check_options(options);
   auto pipeline = std::make_unique<detail::Pipeline>();
   pipeline->options = options;
-  pipeline->group = options.process_group ? options.process_group : default_group();
+  pipeline->group = options.process_group.get();
   const int index = pipeline->group->getRank();
   const at::Device device = detail::device_of(stage, index);
   const auto describe = [&] {
