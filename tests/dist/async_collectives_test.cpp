@@ -425,6 +425,28 @@ TEST(AsyncWorkTest, WorksMayOutliveTheirGroup) {
   });
 }
 
+TEST(AsyncCollectivesTest, AnOperationEndsWithTheWaitThatFails) {
+  run_ranks(3, [](int rank) {
+    dist::init_process_group({.timeout = std::chrono::seconds(20)});
+    at::Tensor tensor = at::full({4}, rank == 0 ? 100.0 : 1.0);
+    if (rank == 0) {
+      const WorkPtr work = dist::all_reduce_async(tensor);
+      EXPECT_THROW(work->wait(milliseconds(300)), UnavailableError);
+      tensor.fill_(-7);
+      std::this_thread::sleep_for(milliseconds(1500));
+      EXPECT_TRUE(tensor.equal(at::full({4}, -7.0)));  // it is the caller's again
+      EXPECT_THROW(dist::barrier(), UnavailableError);
+      return;
+    }
+    std::this_thread::sleep_for(milliseconds(800));
+    try {
+      dist::all_reduce(tensor);
+      EXPECT_TRUE(tensor.equal(at::full({4}, 102.0)));  // what rank 0 had published
+    } catch (const UnavailableError&) {                 // or an error, never another sum
+    }
+  });
+}
+
 TEST(AsyncWorkTest, DestroyingTheGroupEndsWhatWaitsForOtherRanks) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();

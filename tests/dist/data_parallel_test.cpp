@@ -8,6 +8,8 @@
 #include <syncbn/dist/data_parallel.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/sync_batch_norm.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -469,8 +471,14 @@ TEST(DataParallelTest, AReplicaThatDoesNotComeToALayerIsNamed) {
   DataParallel<FailingImpl> dp(std::make_shared<FailingImpl>(), options);
   const std::function<void(double)> nothing = [](double) {};
   const std::function<bool(double)> not_1 = [](double replica) { return replica != 1; };
-  EXPECT_THAT(message_of<ReplicaError>([&] { dp(numbered(3), nothing, not_1); }),
-              HasSubstr("replica 1 has returned"));
+  try {
+    dp(numbered(3), nothing, not_1);
+    FAIL();
+  } catch (const ReplicaError& error) {
+    EXPECT_EQ(error.replica(), 1);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("DataParallel: SyncBatchNorm: the replicas are in"),
+                                    HasSubstr("replica 1 has returned")));
+  }
   const std::function<bool(double)> yes = [](double) { return true; };
   const std::function<void(double)> sleeps = [](double replica) {
     if (replica == 2) std::this_thread::sleep_for(std::chrono::milliseconds(600));
@@ -478,6 +486,64 @@ TEST(DataParallelTest, AReplicaThatDoesNotComeToALayerIsNamed) {
   EXPECT_THAT(message_of<ReplicaError>([&] { dp(numbered(3), sleeps, yes); }),
               AllOf(HasSubstr("replica 2 did not arrive at layer 'bn' within 0.2 s"),
                     HasSubstr("sync_timeout")));
+}
+
+TEST(DataParallelTest, WhatIsThrownMayBeAnything) {
+  DataParallel<FailingImpl> dp(std::make_shared<FailingImpl>(), on_cpus(2));
+  const std::function<void(double)> throws = [](double) { throw 42; };
+  const std::function<bool(double)> yes = [](double) { return true; };
+  EXPECT_THAT(message_of<ReplicaError>([&] { dp(numbered(2), throws, yes); }),
+              HasSubstr("not a std::exception"));
+}
+
+TEST(DataParallelTest, ItIsUsedByOneThreadAtATimeAndInItsProcess) {
+  const auto net = make_net<PlainNet>();
+  DataParallel<PlainNet> dp(
+      net, {.device_ids = {at::kCPU, at::kCPU}, .sync_timeout = std::chrono::milliseconds::max()});
+  const at::Tensor images = at::randn({4, 3, 8, 8}, at::kDouble);
+  EXPECT_THAT(message_of<ReplicaError>([&] {
+                dp.invoke([&](PlainNet&, const at::Tensor& own) { return dp(own); }, images);
+              }),
+              HasSubstr("called by two threads at once, or inside itself"));
+  EXPECT_EQ(dp(images).size(0), 4);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool is_refused = false;
+    try {
+      dp(images);
+    } catch (const UserError& error) {
+      is_refused = std::string(error.what()).find("was forked from it") != std::string::npos;
+    }
+    ::_exit(is_refused ? 7 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
+TEST(DataParallelTest, MapsAreMatchedByTheirKeys) {
+  const auto net = make_net<PlainNet>();
+  DataParallel<PlainNet> dp(net, on_cpus(2));
+  const at::Tensor numbers = at::arange(4, at::kDouble);
+  const auto message = [&](const auto& make) {
+    return message_of<UserError>(
+        [&] { dp.invoke([&](PlainNet&, const at::Tensor& own) { return make(own); }, numbers); });
+  };
+  const auto is_first = [](const at::Tensor& own) { return own[0].item<double>() == 0; };
+  EXPECT_THAT(message([&](const at::Tensor& own) {
+                return std::map<std::string, at::Tensor>{{is_first(own) ? "a" : "b", own}};
+              }),
+              HasSubstr("the keys of maps are a in replica 0, b in replica 1"));
+  EXPECT_THAT(message([&](const at::Tensor& own) {
+                return std::map<int, at::Tensor>{{is_first(own) ? 1 : 2, own}, {3, own}};
+              }),
+              HasSubstr("1, 3 in replica 0, 2, 3 in replica 1"));
+  const auto output = dp.invoke(
+      [](PlainNet&, const at::Tensor& own, const char* name) {
+        return std::map<std::string, at::Tensor>{{name, own}};
+      },
+      numbers, "same");
+  EXPECT_TRUE(output.at("same").equal(numbers));
 }
 
 struct TwoLayersImpl : nn::Cloneable<TwoLayersImpl> {
@@ -534,7 +600,7 @@ TEST(DataParallelTest, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(message({.device_ids = {at::kCPU, at::Device("cpu:1")}}),
               HasSubstr("there is no device cpu:1"));
   EXPECT_THAT(message({.sync_timeout = std::chrono::milliseconds(0)}),
-              HasSubstr("sync_timeout must be above 0"));
+              HasSubstr("sync_timeout must be above zero"));
 
   DataParallel<TreeNetImpl> dp(std::make_shared<TreeNetImpl>(), on_cpus(2));
   const auto identity = [](TreeNetImpl&, const at::Tensor& x, const at::Tensor& y) {

@@ -46,6 +46,9 @@ TEST(ProcessRankTest, IsThatOfTheEnvironmentWithoutAGroup) {
                 HasSubstr("WORLD_SIZE is 4 and RANK is not set; call init_process_group() first"));
     ::unsetenv("WORLD_SIZE");
     EXPECT_EQ(DistributedSampler(8).num_replicas(), 1);
+    ::setenv("RANK", "3", 1);
+    EXPECT_THAT(test::message_of<base::UserError>([] { DistributedSampler(8); }),
+                HasSubstr("RANK is 3 and WORLD_SIZE is not set; call init_process_group() first"));
   });
 }
 

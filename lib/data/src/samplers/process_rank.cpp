@@ -26,7 +26,8 @@ std::optional<ProcessRank> rank_in_group() {
 ProcessRank process_rank() {
   if (const auto found = rank_in_group()) return *found;
   constexpr int64_t kMaxRanks = 1 << 20;
-  const int64_t size = base::env_int("WORLD_SIZE", 1, kMaxRanks).value_or(1);
+  const auto given = base::env_int("WORLD_SIZE", 1, kMaxRanks);
+  const int64_t size = given.value_or(1);
   const auto rank = base::env_int("RANK", 0, kMaxRanks - 1);
   if (size > 1 && !rank) {
     throw base::UserError(
@@ -34,6 +35,12 @@ ProcessRank process_rank() {
                     "is not set; call "
                     "init_process_group() first, or set both options",
                     size));
+  }
+  if (rank.value_or(0) > 0 && !given) {
+    throw base::UserError(fmt::format(
+        "a sampler was told neither rank nor num_replicas, RANK is {} and WORLD_SIZE is "
+        "not set; call init_process_group() first, or set both options",
+        *rank));
   }
   return {.rank = size > 1 ? static_cast<int>(*rank) : 0, .num_replicas = static_cast<int>(size)};
 }

@@ -55,6 +55,27 @@ namespace detail {
 class ComputeThreads;
 class ModuleReplicas;
 
+/// What a replica returned: the tensors, and the keys of the maps that hold them.
+struct ReplicaOutput {
+  std::vector<at::Tensor*> tensors;
+  std::vector<std::string> keys;
+
+  /// For for_each_tensor().
+  struct Collector {
+    ReplicaOutput& output;
+
+    void operator()(at::Tensor& tensor) const { output.tensors.push_back(&tensor); }
+    template <class Key>
+    void key(const Key& key) const {
+      if constexpr (std::is_arithmetic_v<Key>) {
+        output.keys.push_back(std::to_string(key));
+      } else if constexpr (std::is_convertible_v<const Key&, std::string>) {
+        output.keys.push_back(key);
+      }
+    }
+  };
+};
+
 /// The compiled part of DataParallel, which does not depend on the module's type.
 class DataParallelBase {
  public:
@@ -77,7 +98,8 @@ class DataParallelBase {
   /// Calls work(replica) on the thread of each of the first `count` replicas.
   void run(int count, const std::function<void(int replica)>& work);
   /// Puts the tensors of replicas' outputs together, into those of the first.
-  void gather(const std::vector<std::vector<at::Tensor*>>& outputs) const;
+  /// @throws base::UserError if they do not fit each other
+  void gather(const std::vector<ReplicaOutput>& outputs) const;
 
   ModuleReplicas& replicas() { return *replicas_; }
 
@@ -157,8 +179,9 @@ class DataParallel : public detail::DataParallelBase {
   /// forward() through another function of the module: `dp.invoke(&NetImpl::logits, images)`.
   template <class Function, class... Args>
   auto invoke(const Function& function, const Args&... args) {
-    using Inputs = std::tuple<std::decay_t<Args>...>;
-    using Output = std::decay_t<std::invoke_result_t<Function, Module&, std::decay_t<Args>&...>>;
+    using Inputs = std::tuple<std::decay_t<const Args&>...>;
+    using Output =
+        std::decay_t<std::invoke_result_t<Function, Module&, std::decay_t<const Args&>&...>>;
     Inputs whole(args...);
     std::vector<at::Tensor> tensors;
     detail::for_each_tensor(whole, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
@@ -176,10 +199,9 @@ class DataParallel : public detail::DataParallelBase {
       outputs[index] = std::apply(
           [&](auto&... own) { return std::invoke(function, module, own...); }, inputs[index]);
     });
-    std::vector<std::vector<at::Tensor*>> results(outputs.size());
+    std::vector<detail::ReplicaOutput> results(outputs.size());
     for (size_t i = 0; i < outputs.size(); ++i) {
-      detail::for_each_tensor(*outputs[i],
-                              [&](at::Tensor& tensor) { results[i].push_back(&tensor); });
+      detail::for_each_tensor(*outputs[i], detail::ReplicaOutput::Collector{results[i]});
     }
     gather(results);
     return std::move(*outputs.front());

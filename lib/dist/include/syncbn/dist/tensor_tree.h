@@ -103,6 +103,7 @@ concept PlainStruct = std::is_aggregate_v<T> && !std::is_array_v<T>;
 /// Calls visit(tensor) for each defined tensor in a value, also inside optionals, variants,
 /// containers, pairs, tuples and plain structs (aggregates without base classes and arrays). Other
 /// types can have a member function template for_each_tensor(visit); else they hold no tensors.
+/// Also calls visit.key(key), if there is such a function, for each key of a map.
 template <class T, class Visit>
 void for_each_tensor(T& value, const Visit& visit) {
   using Value = std::remove_const_t<T>;
@@ -116,8 +117,17 @@ void for_each_tensor(T& value, const Visit& visit) {
   } else if constexpr (Optional<Value>) {
     if (value.has_value()) for_each_tensor(*value, visit);
   } else if constexpr (Container<Value>) {
-    for (auto&& item : value) for_each_tensor(item, visit);
+    for (auto&& item : value) {
+      if constexpr (requires {
+                      typename Value::mapped_type;
+                      visit.key(item.first);
+                    }) {
+        visit.key(item.first);
+      }
+      for_each_tensor(item, visit);
+    }
   } else if constexpr (KeyAndValue<Value>) {
+    if constexpr (requires { visit.key(value.key()); }) visit.key(value.key());
     for_each_tensor(value.value(), visit);
   } else if constexpr (TupleLike<Value>) {
     std::apply(visit_all, value);

@@ -47,9 +47,11 @@ struct Label {
                                            base::hostname(), subject());
     if (cause.ranks_disagree) {
       throw base::UserError(fmt::format(
-          "{}the ranks made different calls: {}; every rank of a group must call the same "
-          "collectives in the same order, with tensors of the same dtype and sizes",
-          failed, cause.text));
+          "{}the ranks made different calls: {}; {}", failed, cause.text,
+          call.is_collective()
+              ? "every rank of a group must call the same collectives in the same order, with "
+                "tensors of the same dtype and sizes"
+              : "sender and receiver must use the same dtype and number of elements"));
     }
     if (!cause.text.empty()) {
       throw PeerError(
@@ -104,7 +106,7 @@ class AnnotatedWork : public c10d::Work {
       label_.log->succeed(label_.call);
       return done;
     } catch (...) {
-      label_.rethrow();
+      give_up();
     }
   }
 
@@ -129,6 +131,26 @@ class AnnotatedWork : public c10d::Work {
   }
 
  private:
+  /// For the exception of inner_->wait(): rethrows it, and ends an operation that goes on, which
+  /// would read or overwrite tensors that are the caller's again.
+  [[noreturn]] void give_up() {
+    try {
+      label_.rethrow();
+    } catch (...) {
+      if (by_gloo_ && !inner_->isCompleted()) {
+        label_.log->abort();
+        try {
+          inner_->wait(kAbortTime);
+        } catch (const std::exception&) {  // as it must
+        }
+      }
+      throw;
+    }
+  }
+
+  /// Within which an aborted operation ends.
+  static constexpr std::chrono::seconds kAbortTime{10};
+
   const Label label_;
   const c10::intrusive_ptr<c10d::Work> inner_;
   const bool by_gloo_;

@@ -1,10 +1,12 @@
 #include "batch_norm/replica_team.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace syncbn::dist::detail {
 
@@ -59,39 +61,40 @@ void ReplicaTeam::fail() {
   changed_.notify_all();
 }
 
-/// @throws base::UserError if replicas are in different layers, or one has left.
+/// @throws Error if replicas are in different layers, or one has left.
 void ReplicaTeam::compare() const {
   const auto first =
       std::ranges::find_if(visits_, [](const Visit& one) { return one.layer != nullptr; });
   std::vector<std::string> places;
-  bool differ = false;
+  std::optional<size_t> at_fault;
   for (size_t i = 0; i < visits_.size(); ++i) {
     const Visit& one = visits_[i];
     if (has_left_[i]) {
       places.push_back(fmt::format("replica {} has returned", i));
-      differ = true;
+      at_fault = at_fault.value_or(i);
     } else if (one.layer != nullptr) {
       places.push_back(fmt::format("replica {} is in {}", i, one.name));
-      differ = differ || one.layer != first->layer;
+      if (one.layer != first->layer) at_fault = at_fault.value_or(i);
     }
   }
-  if (!differ) return;
-  throw base::UserError(
+  if (!at_fault) return;
+  throw Error(
+      static_cast<int>(*at_fault), base::kExitUsage,
       fmt::format("SyncBatchNorm: the replicas are in different layers: {}; every replica must run "
                   "the same layers in the same order",
                   base::join(places, ", ")));
 }
 
 void ReplicaTeam::throw_timeout(const std::string& name) const {
-  std::vector<std::string> missing;
+  std::vector<size_t> missing;
   for (size_t i = 0; i < visits_.size(); ++i) {
-    if (visits_[i].layer == nullptr) missing.push_back(std::to_string(i));
+    if (visits_[i].layer == nullptr) missing.push_back(i);
   }
-  throw base::UnavailableError(
-      fmt::format("SyncBatchNorm: replica{} {} did not arrive at {} within {:.3g} s; raise "
-                  "sync_timeout if it needs longer",
-                  missing.size() > 1 ? "s" : "", base::join(missing, ", "), name,
-                  std::chrono::duration<double>(timeout_).count()));
+  throw Error(static_cast<int>(missing.front()), base::kExitUnavailable,
+              fmt::format("SyncBatchNorm: replica{} {} did not arrive at {} within {:.3g} s; raise "
+                          "sync_timeout if it needs longer",
+                          missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), name,
+                          std::chrono::duration<double>(timeout_).count()));
 }
 
 }  // namespace syncbn::dist::detail

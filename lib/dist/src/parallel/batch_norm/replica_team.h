@@ -1,5 +1,7 @@
 #pragma once
 
+#include <syncbn/base/error.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -18,6 +20,13 @@ class ReplicaTeam {
   /// Thrown in replicas that wait for another one that failed.
   struct Abandoned {};
 
+  /// A replica did not come to a layer, or came to another one.
+  struct Error : base::Error {
+    Error(int replica, int exit_code, const std::string& message)
+        : base::Error(message, exit_code), replica(replica) {}
+    const int replica;  ///< the first of those at fault, as far as that can be told
+  };
+
   /// What a replica brings to a layer.
   struct Visit {
     const void* layer = nullptr;  ///< the same in all replicas
@@ -33,9 +42,9 @@ class ReplicaTeam {
 
   /// Waits until every replica has come to the layer. The last one calls work() with the parts of
   /// all, in the order of replicas, while the others wait.
-  /// @throws base::UserError when replicas are in different layers, or one has returned without
-  ///   coming; base::UnavailableError after the timeout; what work() throws. Only one replica
-  ///   throws these, the others Abandoned.
+  /// @throws Error when replicas are in different layers, or one has returned without coming, or
+  ///   has not come in time; what work() throws. Only one replica throws these, the others
+  ///   Abandoned.
   void meet(int replica, const Visit& visit,
             const std::function<void(std::span<void* const> parts)>& work);
 

@@ -18,6 +18,7 @@
 #include "data_parallel/module_replicas.h"
 #include "device_threads/compute_threads.h"
 #include "device_threads/named_error.h"
+#include "groups/timeouts.h"
 #include "torchscript/script_module.h"
 
 namespace syncbn::dist::detail {
@@ -47,10 +48,7 @@ DataParallelOptions DataParallelBase::checked(DataParallelOptions options) {
   }
   options.output_device =
       checked_device("DataParallel", options.output_device.value_or(options.device_ids.front()));
-  if (options.sync_timeout.count() <= 0) {
-    throw base::UserError(fmt::format("DataParallel: sync_timeout must be above 0, got {} ms",
-                                      options.sync_timeout.count()));
-  }
+  options.sync_timeout = detail::checked(options.sync_timeout, "DataParallel: sync_timeout");
   return options;
 }
 
@@ -143,6 +141,9 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
   if (!failure) return;
   try {
     std::rethrow_exception(failure);
+  } catch (const ReplicaTeam::Error& error) {
+    throw ReplicaError(error.replica, error.exit_code(),
+                       fmt::format("DataParallel: {}", error.what()));
   } catch (...) {
     rethrow_named([&](int exit_code, const std::string& message) {
       return ReplicaError(
@@ -153,18 +154,27 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
   }
 }
 
-void DataParallelBase::gather(const std::vector<std::vector<at::Tensor*>>& outputs) const {
-  const std::vector<at::Tensor*>& first = outputs.front();
+void DataParallelBase::gather(const std::vector<ReplicaOutput>& outputs) const {
+  const std::vector<at::Tensor*>& first = outputs.front().tensors;
   for (size_t i = 1; i < outputs.size(); ++i) {
-    if (outputs[i].size() == first.size()) continue;
-    throw base::UserError(
-        fmt::format("DataParallel: outputs cannot be put together: replica 0 returned {}, replica "
-                    "{} {}",
-                    base::counted(std::ssize(first), "tensor"), i, outputs[i].size()));
+    const auto& [tensors, keys] = outputs[i];
+    if (tensors.size() != first.size()) {
+      throw base::UserError(fmt::format(
+          "DataParallel: outputs cannot be put together: replica 0 returned {}, replica {} {}",
+          base::counted(std::ssize(first), "tensor"), i, tensors.size()));
+    }
+    if (keys != outputs.front().keys) {
+      throw base::UserError(fmt::format(
+          "DataParallel: outputs cannot be put together: the keys of maps are {} in replica 0, {} "
+          "in replica {}; return the same in the same order, which std::unordered_map does not "
+          "keep",
+          base::join(outputs.front().keys, ", "), base::join(keys, ", "), i));
+    }
   }
   for (size_t j = 0; j < first.size(); ++j) {
     std::vector<at::Tensor> parts;
-    for (const auto& tensors : outputs) parts.push_back(tensors[j]->to(*options_.output_device));
+    for (const auto& output : outputs)
+      parts.push_back(output.tensors[j]->to(*options_.output_device));
     if (!threads_) {
       *first[j] = parts.front();
       continue;
@@ -225,13 +235,13 @@ c10::IValue ScriptDataParallel::forward(const std::vector<c10::IValue>& inputs) 
         [&] { return replicas.replica(replica).forward(own.toTupleRef().elements().vec()); });
   });
   std::vector<std::vector<at::Tensor>> results(parts.size());
-  std::vector<std::vector<at::Tensor*>> pointers(parts.size());
+  std::vector<detail::ReplicaOutput> pointers(parts.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     detail::map_tensors(outputs[i], [&](const at::Tensor& tensor) {
       results[i].push_back(tensor);
       return tensor;
     });
-    for (at::Tensor& tensor : results[i]) pointers[i].push_back(&tensor);
+    for (at::Tensor& tensor : results[i]) pointers[i].tensors.push_back(&tensor);
   }
   gather(pointers);
   auto next = results.front().begin();

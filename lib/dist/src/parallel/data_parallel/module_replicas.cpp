@@ -184,11 +184,15 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica) {
 
 std::shared_ptr<ModuleReplicas> replicate(std::vector<std::shared_ptr<torch::nn::Module>> replicas,
                                           const std::vector<at::Device>& devices) {
-  if (replicas.size() != devices.size() || std::ranges::count(replicas, nullptr) > 0) {
+  if (replicas.size() != devices.size()) {
     throw base::UserError(
         fmt::format("DataParallel: {} replicas are given for {} devices; give one module for each",
-                    std::ranges::count_if(replicas, [](const auto& one) { return one != nullptr; }),
-                    devices.size()));
+                    replicas.size(), devices.size()));
+  }
+  const auto null = std::ranges::find(replicas, nullptr);
+  if (null != replicas.end()) {
+    throw base::UserError(
+        fmt::format("DataParallel: the module of replica {} is null", null - replicas.begin()));
   }
   for (size_t i = 1; i < replicas.size(); ++i) {
     if (std::find(replicas.begin(), replicas.begin() + static_cast<ptrdiff_t>(i), replicas[i]) !=

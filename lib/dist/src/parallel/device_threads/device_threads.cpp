@@ -24,6 +24,10 @@ DeviceThreads::~DeviceThreads() {
 }
 
 void DeviceThreads::end() {
+  if (::getpid() != process_) {
+    for (std::thread& thread : threads_) thread.detach();
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     work_ = nullptr;
@@ -35,6 +39,16 @@ void DeviceThreads::end() {
 }
 
 void DeviceThreads::run(int count, const std::function<void(int)>& work) {
+  if (::getpid() != process_) {
+    throw base::UserError(fmt::format(
+        "the threads of a wrapper of several devices are in process {}, and this one, {}, was "
+        "forked from it; wrap the module after a fork",
+        process_, ::getpid()));
+  }
+  if (is_running_.exchange(true)) {
+    throw base::UserError(
+        "a wrapper of several devices was called by two threads at once, or inside itself");
+  }
   std::unique_lock lock(mutex_);
   work_ = &work;
   count_ = count;
@@ -42,6 +56,7 @@ void DeviceThreads::run(int count, const std::function<void(int)>& work) {
   ++runs_;
   changed_.notify_all();
   changed_.wait(lock, [&] { return busy_ == 0; });
+  is_running_ = false;
 }
 
 void DeviceThreads::loop(int index, const std::function<void()>& prepare) {

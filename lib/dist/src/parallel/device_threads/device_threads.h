@@ -1,5 +1,8 @@
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -9,8 +12,7 @@
 
 namespace syncbn::dist::detail {
 
-/// A thread for each device, which waits between calls of run(). Only run() may be called, by one
-/// thread at a time.
+/// A thread for each device, which waits between calls of run().
 class DeviceThreads {
  public:
   /// @param prepare called first by each thread; returned from before the constructor is
@@ -22,12 +24,16 @@ class DeviceThreads {
 
   /// Calls work(i) on thread i, for the first `count` threads, and waits for them. `work` must not
   /// throw.
+  /// @throws base::UserError while another run() is going on, and in a forked process, where there
+  ///   are no threads
   void run(int count, const std::function<void(int)>& work);
 
  private:
   void end();
   void loop(int index, const std::function<void()>& prepare);
 
+  const pid_t process_ = ::getpid();
+  std::atomic<bool> is_running_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   const std::function<void(int)>* work_ = nullptr;  ///< null: the threads are to end

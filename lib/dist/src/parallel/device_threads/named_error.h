@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <string>
 
 #include <c10/util/Exception.h>
 #include <syncbn/base/error.h>
@@ -22,6 +23,9 @@ template <class ErrorOf>
     throw;
   } catch (const std::exception& error) {
     std::throw_with_nested(error_of(base::exit_code_of(error), plain_message(error)));
+  } catch (...) {
+    std::throw_with_nested(
+        error_of(base::kExitInternal, std::string("what was thrown is not a std::exception")));
   }
 }
 

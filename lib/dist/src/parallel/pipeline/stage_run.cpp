@@ -63,6 +63,8 @@ void StageRun::run(const PipelineActions& actions) {
       } else {
         backward(action, /*is_last=*/&action == &actions.back());
       }
+    } catch (const StageAbandoned&) {
+      throw;
     } catch (...) {
       rethrow_named([&](int exit_code, const std::string& message) {
         return StageError(placed_.index, exit_code,
