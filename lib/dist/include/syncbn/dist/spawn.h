@@ -51,8 +51,8 @@ class SpawnFunction {
 /// touches a GPU; it may read the command line first.
 void run_spawned_rank();
 
-/// The number of GPUs that a CUDA program sees: from CUDA_VISIBLE_DEVICES, else the driver's list in
-/// /proc, else NVML. Loads and initialises no CUDA, so spawn() can fork afterwards. Unlike
+/// The number of GPUs that a CUDA program sees: from CUDA_VISIBLE_DEVICES, else the driver's list
+/// in /proc, else NVML. Loads and initialises no CUDA, so spawn() can fork afterwards. Unlike
 /// torch.cuda.device_count(), it does not check that the entries of CUDA_VISIBLE_DEVICES name GPUs.
 int device_count();
 
