@@ -27,6 +27,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -143,6 +144,53 @@ TEST(DataParallelTest, LayersMayBeConvertedBeforeAndAfter) {
     for (const at::Tensor& part : images.chunk(3)) apart.push_back(reference->forward(part));
     EXPECT_TRUE(close(dp(images), at::cat(apart), 1e-12, 1e-12));
   }
+}
+
+TEST(DataParallelTest, ReplicasOfConvertedLayersTakeOneValuePerChannel) {
+  const auto make = [] {
+    at::manual_seed(1);
+    nn::Sequential net(nn::Linear(4, 4), nn::BatchNorm1d(4), nn::Linear(4, 2));
+    net->to(at::kDouble);
+    return net;
+  };
+  nn::Sequential net = make();
+  nn::Sequential reference = make();
+  EXPECT_TRUE(dist::convert_sync_batchnorm(*net).refuse_one_value.empty());
+  DataParallel<nn::SequentialImpl> dp(net, on_cpus(3));
+  for (const int64_t samples : {3, 2, 4}) {
+    const at::Tensor batch = at::randn({samples, 4}, at::kDouble);
+    const at::Tensor scores = dp(batch);
+    const at::Tensor expected = reference->forward(batch);
+    EXPECT_TRUE(close(scores, expected, 1e-12, 1e-12));
+    scores.pow(3).sum().backward();
+    expected.pow(3).sum().backward();
+  }
+  for (const auto& item : net->named_parameters()) {
+    EXPECT_TRUE(
+        close(item.value().grad(), reference->named_parameters()[item.key()].grad(), 1e-9, 1e-9));
+  }
+  for (const auto& item : net->named_buffers()) {
+    EXPECT_TRUE(close(item.value(), reference->named_buffers()[item.key()], 1e-12, 1e-12));
+  }
+  // The wrapper holds the layers that are in the module now, and goes by their mode.
+  dist::revert_sync_batchnorm(*net);
+  dp.eval();
+  reference->eval();
+  const at::Tensor batch = at::randn({3, 4}, at::kDouble);
+  EXPECT_TRUE(close(dp(batch), reference->forward(batch), 1e-12, 1e-12));
+}
+
+TEST(DataParallelTest, LayersThatAWrapperHoldsAreNotReplaced) {
+  nn::Sequential net(nn::Linear(4, 4), nn::BatchNorm1d(4));
+  DataParallel<nn::SequentialImpl> dp(net, on_cpus(2));
+  const auto report = dist::convert_sync_batchnorm(*net);
+  ASSERT_EQ(report.refuse_one_value.size(), 1u);
+  EXPECT_EQ(report.refuse_one_value[0].reason, "something besides its container holds it");
+  const at::Tensor batch = at::randn({4, 4});
+  const at::Tensor output = dp(batch);
+  EXPECT_TRUE(close(output.mean(0), at::zeros({4}), 1e-5, 1e-5)) << "of both replicas";
+  dp.eval();
+  EXPECT_FALSE(close(dp(batch).mean(0), at::zeros({4}), 1e-5, 1e-5));
 }
 
 TEST(DataParallelTest, GradientsOfGradientsAreThoseOfTheWholeBatch) {

@@ -6,12 +6,14 @@
 #include <syncbn/base/held_port.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,11 +22,15 @@
 #include <ATen/ops/ones.h>
 
 #include "support/affinity.h"
+#include "support/environment_guard.h"
+#include "support/program.h"
+#include "support/text.h"
 #include "support/thrown.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
+namespace test = syncbn::test;
 using dist::SpawnError;
 using std::chrono::milliseconds;
 using syncbn::base::UnavailableError;
@@ -261,6 +267,94 @@ TEST(SpawnTest, CtrlCEndsAll) {
   EXPECT_TRUE(program.all_end());
 }
 
+const dist::SpawnFunction kRegistered("registered", [](int rank) { require(rank == 0, "rank"); });
+const dist::SpawnFunction kFirst("first", [](int) {});
+const dist::SpawnFunction kSecond("twice", [](int) {});
+const dist::SpawnFunction kThird("twice", [](int) {});
+const dist::SpawnFunction kEmpty("empty", nullptr);
+
+TEST(SpawnTest, ARegisteredFunctionIsForkedToo) {
+  dist::spawn("registered", 1);
+  EXPECT_EQ(error_of(2, "registered").rank(), 1);
+}
+
+TEST(SpawnTest, FunctionsThatCannotBeFoundAreRefused) {
+  const auto refusal = [](const auto& function, dist::StartMethod method) {
+    return message_of<UserError>([&] { dist::spawn(function, 2, {.start_method = method}); });
+  };
+  for (const auto method : {dist::StartMethod::kFork, dist::StartMethod::kExec}) {
+    EXPECT_THAT(refusal("registred", method),
+                HasSubstr("no SpawnFunction 'registred'; did you mean 'registered'?"));
+    EXPECT_THAT(refusal("x", method), HasSubstr("'x'; define one outside all functions"));
+    EXPECT_THAT(refusal("twice", method), HasSubstr("several SpawnFunctions are named 'twice'"));
+    EXPECT_THAT(refusal("empty", method), HasSubstr("no function to run"));
+  }
+  const std::function<void(int)> function = [](int) {};
+  EXPECT_THAT(refusal(function, dist::StartMethod::kExec),
+              HasSubstr("only a SpawnFunction can be found"));
+  EXPECT_THAT(refusal("first", dist::StartMethod::kExec),
+              HasSubstr("main() has not called run_spawned_rank()"));
+}
+
+class SpawnExecTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static test::ProgramResult run(const std::string& function) {
+    return test::run_program({SYNCBN_SPAWN_PROGRAM, GetParam(), function},
+                             {.env = {{"INHERITED", "is"}}, .unset = {"OMP_NUM_THREADS"}});
+  }
+};
+
+TEST_P(SpawnExecTest, RanksFormAProcessGroup) {
+  const test::ProgramResult result = run("sum");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("rank 0 of 2, local rank 0: sum 3\n"),
+                                HasSubstr("rank 1 of 2, local rank 1: sum 3\n")));
+}
+
+TEST_P(SpawnExecTest, RanksHaveTheParentsEnvironmentAndTheirShareOfTheCpus) {
+  const std::string threads = std::to_string(std::max(1, syncbn::base::usable_cpus() / 2));
+  EXPECT_THAT(run("environment").out,
+              HasSubstr("rank 1: OMP_NUM_THREADS=" + threads + ", is inherited, not spawned\n"));
+}
+
+TEST_P(SpawnExecTest, FailuresArePassedOn) {
+  const test::ProgramResult failed = run("fails");
+  EXPECT_EQ(failed.exit_code, syncbn::base::kExitUsage);
+  EXPECT_THAT(failed.err,
+              AllOf(HasSubstr("spawn: rank 1 (process "), HasSubstr("failed: no data for rank 1")));
+  const test::ProgramResult killed = run("killed");
+  EXPECT_EQ(killed.exit_code, syncbn::base::kExitSignalBase + SIGKILL);
+  EXPECT_THAT(killed.err, HasSubstr("was ended by signal 9 (Killed)"));
+}
+
+TEST_P(SpawnExecTest, RanksEndWithTheirParent) {
+  test::Program program({SYNCBN_SPAWN_PROGRAM, GetParam(), "waits"});
+  ASSERT_TRUE(program.wait_until([&] { return test::count(program.out(), "\n") == 2; }));
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // they become children of this process
+  program.send_signal(SIGKILL);
+  std::istringstream pids(program.wait().out);
+  for (pid_t rank = 0; pids >> rank;) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(rank, &status, 0), rank);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(StartMethods, SpawnExecTest, ::testing::Values("fork", "exec"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(DeviceCountTest, IsTheListThatCudaReadsAndLeavesForkPossible) {
+  const auto count = [](const std::string& visible) {
+    const test::Environment list("CUDA_VISIBLE_DEVICES", visible);
+    return dist::device_count();
+  };
+  EXPECT_EQ(count("0,2"), 2);
+  EXPECT_EQ(count(""), 0);
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  const int all = dist::device_count();
+  dist::spawn([all](int) { require(dist::device_count() == all, "count"); }, 1);
+}
+
 TEST(SpawnTest, IsRefusedWhereAForkWouldNotDo) {
   const auto nothing = [](int) {};
   EXPECT_THAT(message_of<UserError>([&] { dist::spawn(nothing, 0); }), HasSubstr("got 0"));
@@ -269,6 +363,8 @@ TEST(SpawnTest, IsRefusedWhereAForkWouldNotDo) {
     while (!stop) std::this_thread::yield();
   });
   EXPECT_THAT(message_of<UserError>([&] { dist::spawn(nothing, 2); }),
+              HasSubstr("has 2 threads already"));
+  EXPECT_THAT(message_of<UserError>([&] { dist::spawn("registered", 2); }),
               HasSubstr("has 2 threads already"));
   stop = true;
   thread.join();

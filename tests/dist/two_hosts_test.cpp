@@ -95,6 +95,28 @@ TEST_F(DistTwoHostsTest, TcpUrlWithIPv6) {
   expect_one_group();
 }
 
+// A program that spawns the ranks of its host, started on each.
+TEST_F(DistTwoHostsTest, RanksThatAreSpawnedOnEachHost) {
+  const std::string url = fmt::format("tcp://{}:29500", TwoHosts::address(0));
+  for (const std::string method : {"fork", "exec"}) {
+    programs_.clear();
+    for (int node = 0; node < 2; ++node) {
+      const std::vector<std::string> command{SYNCBN_TEST_BIN_DIR "/spawn_program", method, "sum",
+                                             url, std::to_string(node)};
+      const RunProgramOptions options{.unset = {"GLOO_SOCKET_IFNAME"}};
+      programs_.push_back(std::make_unique<Program>(hosts_.on(node, command), options));
+    }
+    for (int node = 0; node < 2; ++node) {
+      const ProgramResult result = programs_[static_cast<size_t>(node)]->wait();
+      for (int local = 0; local < 2; ++local) {
+        EXPECT_THAT(result.out, HasSubstr(fmt::format("rank {} of 4, local rank {}: sum 10\n",
+                                                      2 * node + local, local)));
+      }
+      EXPECT_EQ(result.exit_code, 0) << method << ": " << result.err;
+    }
+  }
+}
+
 // Nothing says there how to reach a peer.
 TEST_F(DistTwoHostsTest, RanksThatMeetInAFile) {
   const TempFolder folder;

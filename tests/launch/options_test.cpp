@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/environment_guard.h"
 #include "options/scheduler.h"
+#include "support/environment_guard.h"
 
 namespace syncbn::launch {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "launch/made_up_sys.h"
 #include "machine/binding.h"
+#include "support/environment_guard.h"
 
 namespace syncbn::launch {
 namespace {
@@ -179,6 +180,20 @@ TEST(ThreadsOfWorkersTest, AreAWorkersShareOfItsProcessors) {
   EXPECT_THAT(threads_of_workers({{0, 1, 2}, {3, 4}}), ElementsAre(3, 2));
   EXPECT_THAT(threads_of_workers({{0, 1, 2}, {0, 1, 2}, {0, 1, 2}, {5}}), ElementsAre(1, 1, 1, 1));
   EXPECT_THAT(threads_of_workers({{0}, {0}}), ElementsAre(1, 1));
+}
+
+TEST(GpuNodesTest, FollowTheListThatCudaReads) {
+  const test::MadeUpSys sys;
+  sys.add_pci_device("0000:18:00.0", 1);
+  sys.add_pci_device("0000:dc:00.0", 5);
+  sys.add_pci_device("0000:ee:00.0", -1);  // the firmware does not report it
+  const std::vector<base::Gpu> machine{
+      {"0000:18:00.0", "GPU-a"}, {"0000:dc:00.0", "GPU-b"}, {"0000:ee:00.0", "GPU-c"}};
+  const Topology topology(sys.path(), {0});
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(nodes_of_visible_gpus(topology, machine), (GpuNodes{1, 5, std::nullopt}));
+  const test::Environment list("CUDA_VISIBLE_DEVICES", "1,0,GPU-x");
+  EXPECT_EQ(nodes_of_visible_gpus(topology, machine), (GpuNodes{5, 1, std::nullopt}));
 }
 
 }  // namespace

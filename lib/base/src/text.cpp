@@ -79,6 +79,19 @@ bool matches_name(const std::string& wildcard, const std::string& name) {
          ::fnmatch((wildcard + ".*").c_str(), name.c_str(), 0) == 0;
 }
 
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words;
+  for (bool more = !text.empty(); more;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    more = comma < text.size();
+    std::string& word = words.emplace_back(text.substr(0, comma));
+    word.erase(0, word.find_first_not_of(' '));
+    word.erase(word.find_last_not_of(' ') + 1);
+    text.remove_prefix(more ? comma + 1 : comma);
+  }
+  return words;
+}
+
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {
   return fmt::format("{}", fmt::join(parts, separator));
 }

@@ -5,6 +5,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/launch/options.h>
@@ -18,7 +19,6 @@
 
 #include "common/processes.h"
 #include "job/run_context.h"
-#include "machine/devices.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
@@ -87,7 +87,7 @@ void announce_scheduler(const LaunchOptions& options, const RunContext& context)
 }
 
 void check_gpus(const LaunchOptions& options) {
-  const auto gpus = count_gpus_at_hand(options.virtual_local_rank);
+  const auto gpus = base::count_gpus_at_hand(options.virtual_local_rank);
   if (!gpus || options.nproc_per_node <= *gpus) return;
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const std::string there = fmt::format(

@@ -15,19 +15,6 @@ bool needs_no_quotes(char c) {
 
 }  // namespace
 
-std::vector<std::string> words_of(std::string_view text) {
-  std::vector<std::string> words;
-  for (bool more = !text.empty(); more;) {
-    const size_t comma = std::min(text.find(','), text.size());
-    more = comma < text.size();
-    std::string& word = words.emplace_back(text.substr(0, comma));
-    word.erase(0, word.find_first_not_of(' '));
-    word.erase(word.find_last_not_of(' ') + 1);
-    text.remove_prefix(more ? comma + 1 : comma);
-  }
-  return words;
-}
-
 std::optional<std::vector<std::string>> shell_words(std::string_view text) {
   std::vector<std::string> words;
   std::optional<std::string> word;  // set if a word has begun, which may be empty ('')

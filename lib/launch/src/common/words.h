@@ -1,5 +1,7 @@
 #pragma once
 
+#include <syncbn/base/text.h>
+
 #include <optional>
 #include <string>
 #include <string_view>
@@ -7,9 +9,7 @@
 
 namespace syncbn::launch {
 
-/// Splits "a, b" into "a" and "b"; no words for an empty text. A comma at the end yields an empty
-/// last word, for the caller to refuse.
-std::vector<std::string> words_of(std::string_view text);
+using base::words_of;
 
 /// Splits into words as a shell does: removes quotes and backslashes, and expands nothing. Empty if
 /// a quote is not closed.

@@ -4,6 +4,7 @@
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
@@ -14,7 +15,6 @@
 #include <string_view>
 
 #include "machine/binding.h"
-#include "machine/devices.h"
 
 namespace syncbn::launch {
 namespace {
@@ -40,7 +40,7 @@ std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
     std::vector<std::optional<int>> gpu_nodes;
     // machine_gpus() may load NVML, which is slow.
     if (options.binding != Binding::kCores) {
-      gpu_nodes = nodes_of_visible_gpus(topology, machine_gpus());
+      gpu_nodes = nodes_of_visible_gpus(topology, base::machine_gpus());
     }
     cpus = bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
   }
@@ -101,7 +101,7 @@ Variables worker_variables(const LaunchOptions& options, const RunContext& conte
   };
   if (options.virtual_local_rank) {
     variables["LOCAL_RANK"] = "0";
-    variables["CUDA_VISIBLE_DEVICES"] = visible_gpu(local_rank);
+    variables["CUDA_VISIBLE_DEVICES"] = base::visible_gpu(local_rank);
   }
   if (!context.omp_num_threads.empty()) {
     const int threads = context.omp_num_threads.at(static_cast<size_t>(local_rank));

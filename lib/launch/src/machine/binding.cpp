@@ -91,6 +91,15 @@ std::vector<Cpus> bind_on_node(const Topology& topology, Binding binding, const 
 
 }  // namespace
 
+std::vector<std::optional<int>> nodes_of_visible_gpus(const Topology& topology,
+                                                      const std::vector<base::Gpu>& machine) {
+  std::vector<std::optional<int>> nodes;
+  for (const base::Gpu* const gpu : base::visible_gpus(machine)) {
+    nodes.push_back(gpu == nullptr ? std::nullopt : topology.node_of_pci(gpu->address));
+  }
+  return nodes;
+}
+
 std::vector<Cpus> bind_workers(const Topology& topology, Binding binding, int nproc_per_node,
                                const std::vector<std::optional<int>>& gpu_nodes) {
   const auto workers = static_cast<size_t>(nproc_per_node);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/gpus.h>
 #include <syncbn/launch/options.h>
 
 #include <optional>
@@ -8,6 +9,11 @@
 #include "machine/topology.h"
 
 namespace syncbn::launch {
+
+/// The NUMA nodes of the GPUs that a CUDA program sees, in its order; empty for a GPU whose node is
+/// unknown.
+std::vector<std::optional<int>> nodes_of_visible_gpus(const Topology& topology,
+                                                      const std::vector<base::Gpu>& machine);
 
 /// The CPUs of each worker, by local rank.
 ///

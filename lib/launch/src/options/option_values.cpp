@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
@@ -13,7 +14,6 @@
 #include <string_view>
 
 #include "common/words.h"
-#include "machine/devices.h"
 #include "options/command_line.h"
 
 namespace syncbn::launch {
@@ -64,7 +64,7 @@ void check_spelling_of_setting(const std::string& typed, const std::string& name
 int count_workers(const std::string& typed, bool virtual_local_rank) {
   if (typed == "cpu") return base::usable_cpus();
   if (typed == "auto" || typed == "gpu") {
-    const int gpus = count_gpus(virtual_local_rank);
+    const int gpus = base::count_gpus(virtual_local_rank);
     if (gpus > 0) return gpus;
     if (typed == "auto") return base::usable_cpus();
     throw base::UserError(

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 
@@ -9,7 +10,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include "machine/devices.h"
 #include "options/command_line.h"
 #include "options/hosts.h"
 #include "options/option_help.h"
@@ -91,8 +91,8 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
   const std::string& workers = typed.nproc_per_node_text;
   options.nproc_per_node = count_workers(workers, options.virtual_local_rank);
   const bool counts_gpus = workers == "gpu" || workers == "auto";
-  options.gpu_per_worker =
-      options.virtual_local_rank || (counts_gpus && count_gpus(options.virtual_local_rank) > 0);
+  options.gpu_per_worker = options.virtual_local_rank ||
+                           (counts_gpus && base::count_gpus(options.virtual_local_rank) > 0);
   options.binding = read_binding(typed);
   options.nnodes = read_nodes(typed.nnodes_text);
   read_ending(options, typed.shutdown_seconds);

@@ -17,6 +17,10 @@ std::optional<std::string> nearest(std::string_view word,
 /// The end of a message about an unknown name: "; did you mean 'x'?", or "".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
+/// Splits "a, b" into "a" and "b"; no words for an empty text. A comma at the end yields an empty
+/// last word, for the caller to refuse.
+std::vector<std::string> words_of(std::string_view text);
+
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
 /// "1 rank", "2 ranks". @param noun in the singular; its plural takes an s.

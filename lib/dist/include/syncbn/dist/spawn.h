@@ -11,12 +11,50 @@
 
 namespace syncbn::dist {
 
+/// How spawn() makes a process for a rank.
+enum class StartMethod {
+  kFork,  ///< a copy of this process, which must have one thread and not use CUDA
+  kExec,  ///< this program, started again: see SpawnFunction
+};
+
 struct SpawnOptions {
   /// Grace period between SIGTERM and SIGKILL to the other ranks after the first failure.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
   /// Wait for the ranks. False: return at once, and wait in SpawnContext::join().
   bool join = true;
+  /// kExec: for the registered functions alone.
+  StartMethod start_method = StartMethod::kFork;
 };
+
+/// Registers a function under a name. spawn() with StartMethod::kExec starts this program again
+/// with the same arguments, and run_spawned_rank() in its main() then runs the function: threads
+/// and CUDA contexts of the first process do no harm. The function finds what it needs in the
+/// command line, the environment and files, since the ranks share no memory with that process.
+///
+///     const dist::SpawnFunction train("train", [](int rank) { ... });  // outside all functions
+///
+///     int main(int argc, char** argv) {
+///       dist::run_spawned_rank();
+///       ...
+///       dist::spawn("train", dist::device_count(), {.start_method = dist::StartMethod::kExec});
+///     }
+///
+/// An object of a static library registers nothing unless the program links its object file.
+class SpawnFunction {
+ public:
+  /// @param name unique in the program
+  SpawnFunction(const std::string& name, std::function<void(int rank)> fn);
+};
+
+/// In a rank that spawn() started with StartMethod::kExec: runs the rank's function and ends the
+/// process. Returns at once in any other process. main() calls it before it starts threads or
+/// touches a GPU; it may read the command line first.
+void run_spawned_rank();
+
+/// The number of GPUs that a CUDA program sees: from CUDA_VISIBLE_DEVICES, else the driver's list
+/// in /proc, else NVML. Loads and initialises no CUDA, so spawn() can fork afterwards. Unlike
+/// torch.cuda.device_count(), it does not check that the entries of CUDA_VISIBLE_DEVICES name GPUs.
+int device_count();
 
 /// The first failure of a spawned rank, with its exception's message or its exit status.
 class SpawnError : public base::Error {
@@ -49,6 +87,9 @@ class SpawnContext {
  private:
   friend SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
                             const SpawnOptions& options);
+  friend SpawnContext spawn(const std::string& function, int nprocs, const SpawnOptions& options);
+  template <class StartRank>
+  static SpawnContext start(int nprocs, const SpawnOptions& options, const StartRank& start_rank);
   struct State;
   explicit SpawnContext(std::unique_ptr<State> state);
 
@@ -59,7 +100,8 @@ class SpawnContext {
 /// torch.multiprocessing.spawn. Sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR
 /// (127.0.0.1) and a free MASTER_PORT in their environment, so that init_process_group() works, and
 /// OMP_NUM_THREADS to a rank's share of the cores, unless it is set. A rank ends when `fn` returns,
-/// without static destructors. All ranks end when this process ends in any way, and on Ctrl-C.
+/// without static destructors. All ranks end when the thread that called spawn() ends, when this
+/// process ends in any way, and on Ctrl-C.
 ///
 /// On several hosts each calls it, and `fn` names the world:
 ///
@@ -69,9 +111,16 @@ class SpawnContext {
 /// @return the ranks: all have ended, but for those of `join = false`
 /// @throws SpawnError for the first rank that failed, after the others have ended.
 /// @throws base::UserError when this process has other threads, uses CUDA, or is in a process group
-///   already, since a forked copy would hang or fail; base::UnavailableError when the system cannot
-///   start another process.
+///   already, since a forked copy would hang or fail, and for StartMethod::kExec;
+///   base::UnavailableError when the system cannot start another process.
 SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
                    const SpawnOptions& options = {});
+
+/// The same for the SpawnFunction of this name, by either start method. With StartMethod::kExec the
+/// process may have threads, use CUDA and be in a process group; OMP_NUM_THREADS and the other
+/// variables are set before the program starts.
+/// @throws base::UserError also when no function, or more than one, has the name, or main() has not
+///   called run_spawned_rank().
+SpawnContext spawn(const std::string& function, int nprocs, const SpawnOptions& options = {});
 
 }  // namespace syncbn::dist

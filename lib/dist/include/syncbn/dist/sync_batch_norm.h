@@ -111,23 +111,30 @@ TORCH_MODULE(SyncBatchNorm);
 
 /// The result of a conversion, with the names of named_modules() ("" is the root).
 struct ConvertReport {
-  struct NotConverted {
+  struct LayerReason {
     std::string name;
     std::string reason;
   };
   std::vector<std::string> converted;
-  std::vector<NotConverted> not_converted;
+  std::vector<LayerReason> not_converted;
+  /// Converted layers that refuse one value per channel on a rank, and why.
+  std::vector<LayerReason> refuse_one_value;
 };
 
 /// Makes every BatchNorm1d/2d/3d below `module`, and `module` itself, share its statistics over
 /// `group` in training. Works in place, and wherever the layers are (Sequential, ModuleHolder
-/// members, nested containers, inside DistributedDataParallel): layers, parameters, buffers, names,
+/// members, nested containers, inside DistributedDataParallel): parameters, buffers, names,
 /// optimizers and hooks stay as they are, and aten::batch_norm looks up the layer that it runs for.
 /// The module stays converted when it is moved, wrapped or loaded into; a clone is not converted.
 /// Does not change SyncBatchNorm layers. Not thread-safe.
 ///
-/// Unlike SyncBatchNorm, a converted layer refuses one value per channel on a rank, since libtorch
-/// checks the input before it calls aten::batch_norm.
+/// libtorch's layers check their input before they call aten::batch_norm and refuse one value per
+/// channel on a rank. The drop-ins of batch_norm.h do not, so this function puts them, with the
+/// same tensors, in the place of libtorch's layers in Sequential, ModuleList and ModuleDict, unless
+/// something else holds the layer too (a ModuleHolder member, a DataParallel). They print as
+/// SyncBatchNorm. ConvertReport::refuse_one_value names the layers for which that does not help.
+/// References to a replaced layer stay valid: it has the same tensors and follows train() and
+/// eval(). revert_sync_batchnorm() puts it back.
 ///
 /// Converted layers throw base::UserError inside torch::nn::parallel::data_parallel, whose replicas
 /// are clones. So does, while a converted layer without a weight exists, any clone of its size that
@@ -155,9 +162,11 @@ ConvertReport convert_sync_batchnorm(
 /// Calls the forward() of a module, converted or not, and throws what its layers throw.
 c10::IValue forward_converted(torch::jit::Module& module, std::vector<c10::IValue> inputs);
 
-/// Undoes convert_sync_batchnorm. For a TorchScript module, all handles to its tensors are
-/// reverted: those that still run converted code, such as a DistributedDataParallel, throw in
-/// training. To save a converted module and continue to train it, revert and save a clone().
+/// Undoes convert_sync_batchnorm, and puts replaced layers back, except those that something
+/// besides the containers holds by now: unconverted drop-ins are libtorch's layers. For a
+/// TorchScript module, all handles to its tensors are reverted: those that still run converted
+/// code, such as a DistributedDataParallel, throw in training. To save a converted module and
+/// continue to train it, revert and save a clone().
 void revert_sync_batchnorm(torch::nn::Module& module);
 void revert_sync_batchnorm(torch::jit::Module& module);
 

@@ -4,11 +4,14 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/dist/process_group.h>
 #include <sys/prctl.h>
@@ -21,8 +24,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
+#include <sstream>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -39,6 +47,12 @@ namespace fs = std::filesystem;
 // Upper bound on the bytes of a message: fits into a pipe that is not read yet.
 constexpr size_t kMaxMessage = 32 * 1024;
 
+// Names the launcher's store, which is not the store of the ranks.
+constexpr std::string_view kAgentStore = "TORCHELASTIC_USE_AGENT_STORE";
+
+// Set in a rank that was started by exec: "<parent> <pipe for its message> <rank> <function>".
+constexpr const char* kSpawned = "SYNCBN_SPAWNED";
+
 bool uses_cuda() {
   std::error_code ignored;
   for (const auto& fd : fs::directory_iterator("/proc/self/fd", ignored)) {
@@ -47,9 +61,7 @@ bool uses_cuda() {
   return false;
 }
 
-void check_can_fork(int nprocs) {
-  if (nprocs < 1)
-    throw base::UserError(fmt::format("spawn: nprocs must be above 0, got {}", nprocs));
+void check_can_fork() {
   if (is_initialized()) {
     throw base::UserError(
         "spawn: this process is in a process group already; call init_process_group() in the "
@@ -58,14 +70,14 @@ void check_can_fork(int nprocs) {
   if (uses_cuda()) {
     throw base::UserError(
         "spawn: this process uses CUDA already, which does not survive a fork; call spawn() before "
-        "anything that touches a GPU, or start the ranks with syncbn-launch");
+        "anything that touches a GPU, or use start_method kExec");
   }
   const auto threads = std::distance(fs::directory_iterator("/proc/self/task"), {});
   if (threads != 1) {
     throw base::UserError(fmt::format(
         "spawn: this process has {} threads already, and a forked rank would have one, with the "
         "others' locks taken; call spawn() before anything that starts threads (libtorch's first "
-        "parallel operation does), or start the ranks with syncbn-launch",
+        "parallel operation does), or use start_method kExec",
         threads));
   }
 }
@@ -77,22 +89,111 @@ struct Child {
   bool running = true;
 };
 
+/// The threads of a rank; nullopt if the user has set OMP_NUM_THREADS.
+std::optional<int> threads_of_rank(int nprocs) {
+  if (base::env("OMP_NUM_THREADS")) return std::nullopt;
+  return std::max(1, base::usable_cpus() / nprocs);
+}
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+Variables variables_of(int rank, int nprocs, int port) {
+  Variables variables{
+      {"RANK", std::to_string(rank)},         {"LOCAL_RANK", std::to_string(rank)},
+      {"WORLD_SIZE", std::to_string(nprocs)}, {"LOCAL_WORLD_SIZE", std::to_string(nprocs)},
+      {"MASTER_ADDR", "127.0.0.1"},           {"MASTER_PORT", std::to_string(port)}};
+  if (const auto threads = threads_of_rank(nprocs)) {
+    variables["OMP_NUM_THREADS"] = std::to_string(*threads);
+  }
+  return variables;
+}
+
 void set_environment(int rank, int nprocs, int port) {
-  const auto set = [](const char* name, int value) {
-    ::setenv(name, std::to_string(value).c_str(), 1);
-  };
-  set("RANK", rank);
-  set("LOCAL_RANK", rank);
-  set("WORLD_SIZE", nprocs);
-  set("LOCAL_WORLD_SIZE", nprocs);
-  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-  set("MASTER_PORT", port);
-  // If this program was itself launched, the variable is about that launcher's store.
-  ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
-  if (base::env("OMP_NUM_THREADS")) return;
-  const int threads = std::max(1, base::usable_cpus() / nprocs);
-  set("OMP_NUM_THREADS", threads);
-  at::set_num_threads(threads);  // OpenMP read the variable when it was loaded
+  const auto threads = threads_of_rank(nprocs);
+  for (const auto& [name, value] : variables_of(rank, nprocs, port)) {
+    ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  ::unsetenv(kAgentStore.data());
+  if (threads) at::set_num_threads(*threads);  // OpenMP read the variable when it was loaded
+}
+
+using Functions = std::vector<std::pair<std::string, std::function<void(int)>>>;
+
+/// The registered functions. Not a global object: other files register theirs while globals are
+/// made.
+Functions& functions() {
+  static Functions all;
+  return all;
+}
+
+const std::function<void(int)>& registered(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& [one, fn] : functions()) names.push_back(one);
+  if (std::ranges::count(names, name) > 1) {
+    throw base::UserError(fmt::format(
+        "spawn: several SpawnFunctions are named '{}'; give each a name of its own", name));
+  }
+  const auto found = std::ranges::find(names, name);
+  if (found == names.end()) {
+    const std::string near = base::did_you_mean(name, names);
+    throw base::UserError(fmt::format("spawn: there is no SpawnFunction '{}'{}", name,
+                                      near.empty() ? "; define one outside all functions" : near));
+  }
+  return functions()[static_cast<size_t>(found - names.begin())].second;
+}
+
+/// Whether main() lets ranks that are started by exec run their function.
+bool main_runs_ranks = false;
+
+/// The arguments of this process, its name included.
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline");
+  std::vector<std::string> arguments;
+  for (std::string word; std::getline(file, word, '\0');) arguments.push_back(word);
+  return arguments;
+}
+
+/// The variables of this process, with others in place of some.
+std::vector<std::string> environment_with(const Variables& variables) {
+  std::vector<std::string> entries;
+  for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    if (!variables.contains(name) && name != kAgentStore) entries.emplace_back(text);
+  }
+  return entries;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> all;
+  for (std::string& word : words) all.push_back(word.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+/// Starts this program again.
+/// @param kept a descriptor that it keeps, under the same number
+/// @return its process id; -1, with errno, if it cannot be started
+pid_t start_again(const Variables& variables, int kept) {
+  std::vector<std::string> arguments = own_arguments();
+  std::vector<std::string> environment = environment_with(variables);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, kept, kept);  // clears FD_CLOEXEC
+  pid_t pid = -1;
+  // The file that runs, even if another has its path by now.
+  const int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,
+                                  pointers(arguments).data(), pointers(environment).data());
+  ::posix_spawn_file_actions_destroy(&actions);
+  errno = error;
+  return error == 0 ? pid : -1;
+}
+
+/// In a rank: makes it end with the thread that started it.
+void end_with(pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(base::kExitSignalBase + SIGKILL);
 }
 
 [[noreturn]] void run_child(const std::function<void(int)>& fn, int rank, int message) {
@@ -149,28 +250,28 @@ class Children {
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
-  void start(const std::function<void(int)>& fn, int rank, int nprocs, int port) {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) base::throw_errno("spawn: cannot make a pipe");
-    base::UniqueFd reader(ends[0]);
-    base::UniqueFd writer(ends[1]);
-    const pid_t parent = ::getpid();
-    std::fflush(nullptr);
-    const pid_t pid = ::fork();
-    if (pid < 0) base::throw_errno(fmt::format("spawn: cannot start rank {}", rank));
-    if (pid == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (::getppid() != parent) ::_exit(base::kExitSignalBase + SIGKILL);
+  void fork(const std::function<void(int)>& fn, int rank, int nprocs, int port) {
+    start(rank, [&](int message) {
+      const pid_t parent = ::getpid();
+      std::fflush(nullptr);
+      const pid_t pid = ::fork();
+      if (pid != 0) return pid;
+      end_with(parent);
       children_.clear();  // they are the parent's
       const auto body = [&](int) {
         set_environment(rank, nprocs, port);
         fn(rank);
       };
-      run_child(body, rank, writer.get());
-    }
-    children_.push_back({pid, {}, std::move(reader)});
-    children_.back().process.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    if (!children_.back().process) base::throw_errno("spawn: pidfd_open");
+      run_child(body, rank, message);
+    });
+  }
+
+  void exec(const std::string& function, int rank, int nprocs, int port) {
+    start(rank, [&](int message) {
+      Variables variables = variables_of(rank, nprocs, port);
+      variables[kSpawned] = fmt::format("{} {} {} {}", ::getpid(), message, rank, function);
+      return start_again(variables, message);
+    });
   }
 
   std::vector<int> pids() const {
@@ -213,6 +314,20 @@ class Children {
   }
 
  private:
+  /// @param begin starts a process that writes its message to a descriptor, and returns its id
+  template <class Begin>
+  void start(int rank, const Begin& begin) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) base::throw_errno("spawn: cannot make a pipe");
+    base::UniqueFd reader(ends[0]);
+    const base::UniqueFd writer(ends[1]);
+    const pid_t pid = begin(writer.get());
+    if (pid < 0) base::throw_errno(fmt::format("spawn: cannot start rank {}", rank));
+    children_.push_back({pid, {}, std::move(reader)});
+    children_.back().process.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (!children_.back().process) base::throw_errno("spawn: pidfd_open");
+  }
+
   static std::optional<SpawnError> failure_of(int rank, const Child& child, int status) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return std::nullopt;
     const std::string who = fmt::format("spawn: rank {} (process {})", rank, child.pid);
@@ -281,18 +396,73 @@ std::vector<int> SpawnContext::pids() const {
   return state_->children.pids();
 }
 
-SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
-                   const SpawnOptions& options) {
-  if (!fn) throw base::UserError("spawn: there is no function to run");
-  check_can_fork(nprocs);
+template <class StartRank>
+SpawnContext SpawnContext::start(int nprocs, const SpawnOptions& options,
+                                 const StartRank& start_rank) {
+  if (nprocs < 1) {
+    throw base::UserError(fmt::format("spawn: nprocs must be above 0, got {}", nprocs));
+  }
   auto port = base::HeldPort::hold(0);
   if (!port) base::throw_errno("spawn: cannot find a free port");
-  SpawnContext context(std::make_unique<SpawnContext::State>(options.grace, *std::move(port)));
+  SpawnContext context(std::make_unique<State>(options.grace, *std::move(port)));
   for (int rank = 0; rank < nprocs; ++rank) {
-    context.state_->children.start(fn, rank, nprocs, context.state_->port.port());
+    start_rank(context.state_->children, rank, context.state_->port.port());
   }
   if (options.join) context.join();
   return context;
+}
+
+SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
+                   const SpawnOptions& options) {
+  if (!fn) throw base::UserError("spawn: there is no function to run");
+  if (options.start_method == StartMethod::kExec) {
+    throw base::UserError(
+        "spawn: start_method kExec starts the program again, where only a SpawnFunction can be "
+        "found; pass its name in place of a function");
+  }
+  check_can_fork();
+  return SpawnContext::start(nprocs, options, [&](auto& children, int rank, int port) {
+    children.fork(fn, rank, nprocs, port);
+  });
+}
+
+SpawnContext spawn(const std::string& function, int nprocs, const SpawnOptions& options) {
+  const std::function<void(int)>& fn = registered(function);
+  if (!fn || options.start_method == StartMethod::kFork) return spawn(fn, nprocs, options);
+  if (!main_runs_ranks) {
+    throw base::UserError(
+        "spawn: main() has not called run_spawned_rank(), which start_method kExec needs: without "
+        "it, ranks would run main() as this process does; call it first in main()");
+  }
+  return SpawnContext::start(nprocs, options, [&](auto& children, int rank, int port) {
+    children.exec(function, rank, nprocs, port);
+  });
+}
+
+SpawnFunction::SpawnFunction(const std::string& name, std::function<void(int rank)> fn) {
+  functions().emplace_back(name, std::move(fn));
+}
+
+void run_spawned_rank() {
+  main_runs_ranks = true;
+  const auto spawned = base::env(kSpawned);
+  if (!spawned) return;
+  ::unsetenv(kSpawned);  // programs that the rank starts are no ranks
+  std::istringstream words(*spawned);
+  pid_t parent = -1;
+  int message = -1;
+  int rank = -1;
+  std::string function;
+  words >> parent >> message >> rank;
+  words.get();
+  std::getline(words, function);
+  end_with(parent);
+  ::fcntl(message, F_SETFD, FD_CLOEXEC);
+  run_child([&](int) { registered(function)(rank); }, rank, message);
+}
+
+int device_count() {
+  return base::count_gpus();
 }
 
 }  // namespace syncbn::dist

@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/batch_norm.h>
 
 #include <algorithm>
 #include <array>
 #include <exception>
 #include <mutex>
 #include <tuple>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -19,6 +21,7 @@
 #include <torch/library.h>
 
 #include "batch_norm/batch_norm_function.h"
+#include "batch_norm/layer_places.h"
 #include "batch_norm/named_layers.h"
 #include "batch_norm/replica_scope.h"
 #include "batch_norm/statistics_scopes.h"
@@ -225,18 +228,22 @@ ProcessGroupPtr group_of(const ConvertedLayer& layer) {
   return group && group->getSize() > 1 ? group : nullptr;
 }
 
+bool shares_statistics(const ConvertedLayer& layer) {
+  const bool has_replicas = ReplicaScope::current() != nullptr && !layer.is_local;
+  return has_replicas || group_of(layer);
+}
+
 /// The output of a layer, which may be null; nullopt: libtorch's own batch_norm computes it.
 OptionalTensor sync_output(const LayerPtr& layer, const BatchNormArguments& arguments) {
   if (!layer) return std::nullopt;
-  const ReplicaScope* const replica = ReplicaScope::current();
-  const bool has_replicas = replica != nullptr && !layer->is_local;
-  if (!has_replicas && !TapeScope::is_open() && BatchStatisticsRecorder::current == nullptr &&
-      !group_of(*layer)) {
+  if (!TapeScope::is_open() && BatchStatisticsRecorder::current == nullptr &&
+      !shares_statistics(*layer)) {
     return std::nullopt;
   }
   const GetGroup group = layer->is_local ? GetGroup() : [&] { return group_of(*layer); };
   const BatchNormResult result = sync_batch_norm(arguments, *layer->name, group, layer->timeout);
   // The module has counted this batch already; a replica has counted it in its own copy.
+  const ReplicaScope* const replica = ReplicaScope::current();
   const bool counts = replica == nullptr || replica->replica() == 0;
   const at::Tensor counter =
       result.updated || !counts ? at::Tensor() : layer->num_batches_tracked();
@@ -350,6 +357,11 @@ const torch::Library* override_batch_norm(c10::DispatchKey key) {
 
 }  // namespace
 
+bool shares_statistics(const at::Tensor& running_mean, const at::Tensor& weight) {
+  const auto layer = find(layer_key(running_mean, weight));
+  return layer && shares_statistics(*layer);
+}
+
 void install_operators() {
   // Never removed: other threads may be inside. `used` because LeakSanitizer must find the
   // pointers. InferenceMode skips the autograd keys, hence CPU and CUDA.
@@ -371,6 +383,50 @@ c10::IValue run_script(const std::function<c10::IValue()>& body) {
 
 }  // namespace detail
 
+namespace {
+
+template <class Layer>
+using Convertible = detail::ConvertibleBatchNorm<Layer>;
+
+/// Whether the layer can be recognised once it is converted.
+template <class Layer>
+bool has_key(const Layer& layer) {
+  return detail::layer_key(layer.running_mean, layer.weight).defined();
+}
+
+/// Calls exchange(layer, put) for each of libtorch's layers that only containers hold; put(other)
+/// puts another layer in its places.
+template <class Exchange>
+void exchange_layers(torch::nn::Module& module, const Exchange& exchange) {
+  for (const auto& [layer, places] : detail::layer_places(module)) {
+    if (detail::is_held_elsewhere(*layer, places)) continue;
+    detail::visit_batch_norm(*layer, [&, &places = places]<class Layer>(const Layer&) {
+      exchange(std::dynamic_pointer_cast<Layer>(places.front().layer()), [&](const auto& other) {
+        for (const auto& place : places) place.put(other);
+      });
+    });
+  }
+}
+
+/// Why a converted layer refuses one value per channel; empty if it takes it.
+template <class Layer>
+std::string refusal_of(const Layer& layer, const detail::LayerPlaces& all_places) {
+  const auto places = all_places.find(&layer);
+  const bool is_contained = places != all_places.end();
+  if (const auto* const own = dynamic_cast<const Convertible<Layer>*>(&layer)) {
+    const bool is_called =
+        !own->replaced() || (is_contained && std::ranges::all_of(places->second, [](const auto& p) {
+                               return p.is_called();
+                             }));
+    return is_called ? "" : "the users of its ModuleList or ModuleDict call it as libtorch's layer";
+  }
+  if (typeid(layer) != typeid(Layer)) return "its class is derived from libtorch's";
+  return is_contained ? "something besides its container holds it"
+                      : "its owner calls it as libtorch's layer";
+}
+
+}  // namespace
+
 ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroupPtr& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
   if (sync_timeout) {
@@ -378,9 +434,14 @@ ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGro
   }
   detail::install_operators();
   detail::name_layers(module);
+  exchange_layers(module, []<class Layer>(std::shared_ptr<Layer> layer, const auto& put) {
+    if (typeid(*layer) != typeid(Layer) || !has_key(*layer)) return;
+    put(std::make_shared<Convertible<Layer>>(std::move(layer)));
+  });
+  const detail::LayerPlaces places = detail::layer_places(module);
   ConvertReport report;
   const auto convert = [&]<class Layer>(const std::string& name, const Layer& layer) {
-    if (!layer.running_mean.defined() && !layer.weight.defined()) {
+    if (!has_key(layer)) {
       report.not_converted.push_back(
           {name,
            "it has neither running statistics nor a weight to be recognised by; give it one of "
@@ -401,6 +462,8 @@ ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGro
                            {std::make_shared<detail::LayerName>(detail::LayerName{.given = name}),
                             group, sync_timeout, is_training, counter});
     report.converted.push_back(name);
+    const std::string refusal = refusal_of(layer, places);
+    if (!refusal.empty()) report.refuse_one_value.push_back({name, refusal});
   };
   detail::for_each_named_module(module, [&](const std::string& name, const torch::nn::Module& one) {
     detail::visit_batch_norm(one, [&](const auto& layer) { convert(name, layer); });
@@ -412,6 +475,12 @@ void revert_sync_batchnorm(torch::nn::Module& module) {
   detail::for_each_named_module(module, [](const std::string&, const torch::nn::Module& one) {
     detail::visit_batch_norm(
         one, [](const auto& layer) { detail::unregister_layer(layer.running_mean, layer.weight); });
+  });
+  exchange_layers(module, []<class Layer>(std::shared_ptr<Layer> layer, const auto& put) {
+    const auto* const own = dynamic_cast<const Convertible<Layer>*>(layer.get());
+    if (own == nullptr || !own->replaced()) return;
+    *own->replaced() = *layer;  // options and mode may have changed
+    put(own->replaced());
   });
 }
 

@@ -43,6 +43,9 @@ size_t registered_keys();
 std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
                                                const at::Tensor& weight);
 
+/// Whether a converted layer in training computes its statistics with other ranks or replicas.
+bool shares_statistics(const at::Tensor& running_mean, const at::Tensor& weight);
+
 /// Once per process: overrides aten::batch_norm, and defines what replaces TorchScript's operators.
 void install_operators();
 

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <ostream>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include <fmt/format.h>
 #include <syncbn/dist/sync_batch_norm.h>
 #include <torch/nn/modules/batchnorm.h>
 
@@ -33,8 +35,8 @@ std::vector<NamedTensor> distinct(const List& list) {
 }
 
 /// Calls visit(name, module) for `module`, as "", and for each module below it by its first name.
-template <class Visit>
-void for_each_named_module(const torch::nn::Module& module, const Visit& visit) {
+template <class Module, class Visit>
+void for_each_named_module(Module& module, const Visit& visit) {
   std::unordered_set<const torch::nn::Module*> seen{&module};
   visit("", module);
   // named_modules() can include the root only if a shared_ptr owns it.
@@ -57,6 +59,17 @@ struct NormTensors {
   at::Tensor running_mean, running_var, num_batches_tracked, weight;
 };
 NormTensors norm_tensors(const torch::nn::Module& module);
+
+/// Prints a layer that shares statistics.
+/// @tparam Options SyncBatchNormOptions, or BatchNormOptions of a converted layer
+template <class Options>
+void print_sync_batch_norm(std::ostream& stream, const Options& options) {
+  stream << fmt::format(
+      "syncbn::dist::SyncBatchNorm({}, eps={}, momentum={}, affine={}, track_running_stats={})",
+      options.num_features(), options.eps(),
+      options.momentum() ? fmt::format("{}", *options.momentum()) : "none", options.affine(),
+      options.track_running_stats());
+}
 
 /// Names SyncBatchNorm layers by their place in `module`, unless their options have a name.
 void name_layers(const torch::nn::Module& module);

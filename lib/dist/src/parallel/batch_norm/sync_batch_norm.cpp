@@ -73,12 +73,7 @@ void SyncBatchNormImpl::reset_parameters() {
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
-  stream << fmt::format(
-      "syncbn::dist::SyncBatchNorm({}, eps={}, momentum={}, affine={}, "
-      "track_running_stats={})",
-      options.num_features(), options.eps(),
-      options.momentum() ? fmt::format("{}", *options.momentum()) : "none", options.affine(),
-      options.track_running_stats());
+  detail::print_sync_batch_norm(stream, options);
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor& residual) {

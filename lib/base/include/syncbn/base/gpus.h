@@ -5,19 +5,18 @@
 #include <string>
 #include <vector>
 
-#include "machine/topology.h"
-
-namespace syncbn::launch {
+namespace syncbn::base {
 
 /// The number of GPUs that a CUDA program sees: from CUDA_VISIBLE_DEVICES, else the driver's list
 /// in /proc, else NVML (some containers and WSL have no such list). No CUDA library is loaded.
-/// A process sees only the first of several MIG devices, so more than one counts only with
-/// `virtual_local_rank`, where each worker gets its own.
-int count_gpus(bool virtual_local_rank);
+/// Entries of CUDA_VISIBLE_DEVICES count whether or not they name a GPU that exists.
+/// @param virtual_local_rank each worker gets its own entry of CUDA_VISIBLE_DEVICES: several MIG
+///   devices count. A process that has the whole list sees only the first of them.
+int count_gpus(bool virtual_local_rank = false);
 
 /// count_gpus() without NVML, which takes longer to start than the whole launcher. Empty if only
 /// NVML knows.
-std::optional<int> count_gpus_at_hand(bool virtual_local_rank);
+std::optional<int> count_gpus_at_hand(bool virtual_local_rank = false);
 
 /// The entry of CUDA_VISIBLE_DEVICES for device `index`, which is below count_gpus(); the index
 /// itself if that variable is not set.
@@ -33,9 +32,8 @@ struct Gpu {
 /// @param proc "/proc", or a test's copy.
 std::vector<Gpu> machine_gpus(const std::filesystem::path& proc = "/proc");
 
-/// The NUMA nodes of the GPUs that a CUDA program sees, in its order; empty for a GPU whose node is
-/// unknown, such as a MIG device that is given by its own UUID.
-std::vector<std::optional<int>> nodes_of_visible_gpus(const Topology& topology,
-                                                      const std::vector<Gpu>& machine);
+/// The GPUs that a CUDA program sees, in its order. Null for one that `machine` does not name, such
+/// as a MIG device that is given by its own UUID.
+std::vector<const Gpu*> visible_gpus(const std::vector<Gpu>& machine);
 
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

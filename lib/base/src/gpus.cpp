@@ -1,6 +1,5 @@
-#include "machine/devices.h"
-
 #include <dlfcn.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
@@ -12,14 +11,12 @@
 #include <memory>
 #include <string_view>
 
-#include "common/words.h"
-
-namespace syncbn::launch {
+namespace syncbn::base {
 namespace {
 
 namespace fs = std::filesystem;
 
-// CUDA_VISIBLE_DEVICES; empty if it is not set. Set to nothing, it hides all GPUs, so base::env()
+// CUDA_VISIBLE_DEVICES; empty if it is not set. Set to nothing, it hides all GPUs, so env()
 // does not do here. CUDA ignores an invalid entry and all that follow.
 std::optional<std::vector<std::string>> visible_devices() {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -44,7 +41,7 @@ std::string uuid_in(const fs::path& information) {
 // The GPU that an entry of CUDA_VISIBLE_DEVICES names: by number, by the first letters of a UUID,
 // or as "MIG-<UUID>/…".
 const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
-  if (const auto number = base::parse_number<size_t>(entry)) {
+  if (const auto number = parse_number<size_t>(entry)) {
     return *number < machine.size() ? &machine[*number] : nullptr;
   }
   constexpr std::string_view kMig = "MIG-";
@@ -137,18 +134,14 @@ std::vector<Gpu> machine_gpus(const fs::path& proc) {
   return gpus;
 }
 
-std::vector<std::optional<int>> nodes_of_visible_gpus(const Topology& topology,
-                                                      const std::vector<Gpu>& machine) {
-  std::vector<std::optional<int>> nodes;
-  const auto add = [&](const Gpu* gpu) {
-    nodes.push_back(gpu == nullptr ? std::nullopt : topology.node_of_pci(gpu->address));
-  };
+std::vector<const Gpu*> visible_gpus(const std::vector<Gpu>& machine) {
+  std::vector<const Gpu*> gpus;
   if (const auto visible = visible_devices()) {
-    for (const std::string& entry : *visible) add(find_gpu(entry, machine));
+    for (const std::string& entry : *visible) gpus.push_back(find_gpu(entry, machine));
   } else {
-    for (const Gpu& gpu : machine) add(&gpu);
+    for (const Gpu& gpu : machine) gpus.push_back(&gpu);
   }
-  return nodes;
+  return gpus;
 }
 
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

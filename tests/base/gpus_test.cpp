@@ -1,23 +1,22 @@
-// Counting and finding GPUs. NVML is tests/launch/fake_nvml.cpp, which this program finds through
+// Counting and finding GPUs. NVML is tests/support/fake_nvml.cpp, which this program finds through
 // its RPATH.
-#include "machine/devices.h"
-
 #include <gmock/gmock.h>
+#include <syncbn/base/gpus.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
-#include "launch/environment_guard.h"
-#include "launch/made_up_sys.h"
+#include "support/environment_guard.h"
 #include "support/skip.h"
+#include "support/temp_folder.h"
 
-namespace syncbn::launch {
+namespace syncbn::base {
 namespace {
 
 using test::Environment;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::Optional;
 using ::testing::SizeIs;
 
 /// /proc of a machine with two GPUs.
@@ -40,7 +39,7 @@ class MadeUpProc {
   test::TempFolder folder_;
 };
 
-TEST(DevicesTest, ReadsTheDriversListInTheOrderOfAddresses) {
+TEST(GpusTest, ReadsTheDriversListInTheOrderOfAddresses) {
   const std::vector<Gpu> gpus = machine_gpus(MadeUpProc().path());
   ASSERT_THAT(gpus, SizeIs(2));
   EXPECT_EQ(gpus[0].address, "0000:18:00.0");
@@ -48,7 +47,7 @@ TEST(DevicesTest, ReadsTheDriversListInTheOrderOfAddresses) {
   EXPECT_EQ(gpus[1].uuid, "GPU-bbbb-2");
 }
 
-TEST(DevicesTest, AsksNvmlWhereTheDriverHasNoList) {
+TEST(GpusTest, AsksNvmlWhereTheDriverHasNoList) {
   const Environment fake("FAKE_NVML_GPUS", "3");
   const test::TempFolder no_driver;
   const std::vector<Gpu> gpus = machine_gpus(no_driver.path());
@@ -57,13 +56,13 @@ TEST(DevicesTest, AsksNvmlWhereTheDriverHasNoList) {
   EXPECT_EQ(gpus[2].uuid, "GPU-fake-2");
 }
 
-TEST(DevicesTest, HasNoGpusWhereNvmlDoesNotStart) {
+TEST(GpusTest, HasNoGpusWhereNvmlDoesNotStart) {
   const Environment fake("FAKE_NVML_GPUS", "none");
   const test::TempFolder no_driver;
   EXPECT_THAT(machine_gpus(no_driver.path()), IsEmpty());
 }
 
-TEST(DevicesTest, CountsByNvmlLast) {
+TEST(GpusTest, CountsByNvmlLast) {
   SYNCBN_SKIP_UNLESS(!std::filesystem::exists("/proc/driver/nvidia/gpus"), "no-gpu-driver");
   ::unsetenv("CUDA_VISIBLE_DEVICES");
   const Environment fake("FAKE_NVML_GPUS", "3");
@@ -71,7 +70,7 @@ TEST(DevicesTest, CountsByNvmlLast) {
   EXPECT_EQ(count_gpus_at_hand(false), std::nullopt);
 }
 
-TEST(DevicesTest, CountsTheListThatCudaReads) {
+TEST(GpusTest, CountsTheListThatCudaReads) {
   const auto counted = [](const std::string& visible, bool virtual_local_rank) {
     const Environment list("CUDA_VISIBLE_DEVICES", visible);
     EXPECT_EQ(count_gpus_at_hand(virtual_local_rank), count_gpus(virtual_local_rank));
@@ -84,42 +83,21 @@ TEST(DevicesTest, CountsTheListThatCudaReads) {
   EXPECT_EQ(counted("MIG-1111,MIG-2222", true), 2);
 }
 
-class GpuPlacesTest : public ::testing::Test {
- protected:
-  GpuPlacesTest() {
-    sys_.add_pci_device("0000:18:00.0", 1);
-    sys_.add_pci_device("0000:dc:00.0", 5);
-  }
-  std::vector<std::optional<int>> nodes(const std::string& visible) const {
-    const Environment list("CUDA_VISIBLE_DEVICES", visible);
-    return all();
-  }
-  std::vector<std::optional<int>> all() const {
-    return nodes_of_visible_gpus(Topology(sys_.path(), {0}), machine_gpus(MadeUpProc().path()));
-  }
-
-  test::MadeUpSys sys_;
-};
-
-TEST_F(GpuPlacesTest, AreThoseOfAllGpus) {
+TEST(GpusTest, FollowNumbersAndUuidsOfTheListThatCudaReads) {
+  const std::vector<Gpu> machine = machine_gpus(MadeUpProc().path());
+  const Gpu* const first = &machine[0];
+  const Gpu* const second = &machine[1];
   ::unsetenv("CUDA_VISIBLE_DEVICES");
-  EXPECT_THAT(all(), ElementsAre(1, 5));
-}
-
-TEST_F(GpuPlacesTest, FollowNumbersAndUuids) {
-  EXPECT_THAT(nodes("1,0"), ElementsAre(5, 1));
-  EXPECT_THAT(nodes("GPU-bb,GPU-aaaa-1"), ElementsAre(5, 1));
-  EXPECT_THAT(nodes("MIG-GPU-bbbb-2/1/0"), ElementsAre(5));
-}
-
-TEST_F(GpuPlacesTest, AreUnknownForWhatThisMachineDoesNotName) {
-  EXPECT_THAT(nodes("2,MIG-12ab,GPU-cccc"), ElementsAre(std::nullopt, std::nullopt, std::nullopt));
-}
-
-TEST_F(GpuPlacesTest, AreUnknownWhereTheFirmwareDoesNotSay) {
-  sys_.add_pci_device("0000:18:00.0", -1);
-  EXPECT_THAT(nodes("0,1"), ElementsAre(std::nullopt, Optional(5)));
+  EXPECT_THAT(visible_gpus(machine), ElementsAre(first, second));
+  const auto visible = [&](const std::string& entries) {
+    const Environment list("CUDA_VISIBLE_DEVICES", entries);
+    return visible_gpus(machine);
+  };
+  EXPECT_THAT(visible("1,0"), ElementsAre(second, first));
+  EXPECT_THAT(visible("GPU-bb,GPU-aaaa-1"), ElementsAre(second, first));
+  EXPECT_THAT(visible("MIG-GPU-bbbb-2/1/0"), ElementsAre(second));
+  EXPECT_THAT(visible("2,MIG-12ab,GPU-cccc"), ElementsAre(nullptr, nullptr, nullptr));
 }
 
 }  // namespace
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

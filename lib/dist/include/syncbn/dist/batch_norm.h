@@ -1,0 +1,55 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <ostream>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/pimpl.h>
+
+namespace syncbn::dist {
+
+namespace detail {
+
+/// @tparam Base torch::nn::BatchNorm1dImpl, BatchNorm2dImpl or BatchNorm3dImpl
+template <class Base>
+class ConvertibleBatchNorm : public Base {
+ public:
+  using Base::Base;
+
+  /// A layer in place of `replaced`, with the same tensors.
+  explicit ConvertibleBatchNorm(std::shared_ptr<Base> replaced);
+
+  /// @param input of the dimensions that Base takes
+  at::Tensor forward(const at::Tensor& input);
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+  void train(bool on = true) override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// The layer that this one replaces since convert_sync_batchnorm(); null for a user's own.
+  const std::shared_ptr<Base>& replaced() const { return replaced_; }
+
+ private:
+  std::shared_ptr<Base> replaced_;
+};
+
+extern template class ConvertibleBatchNorm<torch::nn::BatchNorm1dImpl>;
+extern template class ConvertibleBatchNorm<torch::nn::BatchNorm2dImpl>;
+extern template class ConvertibleBatchNorm<torch::nn::BatchNorm3dImpl>;
+
+}  // namespace detail
+
+/// Drop-ins for torch::nn::BatchNorm1d, 2d and 3d: the same options, tensors, names, messages and
+/// results, and derived from them. Once convert_sync_batchnorm() has converted them, they take one
+/// value per channel on a rank (image pooling at one image per rank), which libtorch's layers
+/// refuse, provided that the statistics are over more than one value, and print as SyncBatchNorm.
+using BatchNorm1dImpl = detail::ConvertibleBatchNorm<torch::nn::BatchNorm1dImpl>;
+using BatchNorm2dImpl = detail::ConvertibleBatchNorm<torch::nn::BatchNorm2dImpl>;
+using BatchNorm3dImpl = detail::ConvertibleBatchNorm<torch::nn::BatchNorm3dImpl>;
+TORCH_MODULE(BatchNorm1d);
+TORCH_MODULE(BatchNorm2d);
+TORCH_MODULE(BatchNorm3d);
+
+}  // namespace syncbn::dist

@@ -1,0 +1,482 @@
+// dist::BatchNorm1d, 2d and 3d, and libtorch's layers in containers, before and after conversion.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/batch_norm.h>
+#include <syncbn/dist/batch_norm_statistics.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/dist/sync_batch_norm.h>
+
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/pooling.h>
+#include <torch/serialize.h>
+
+#include "batch_norm/convert.h"
+#include "dist/convert_cases.h"
+#include "dist/device.h"
+#include "dist/tensors.h"
+#include "support/multiproc.h"
+#include "support/thrown.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace nn = torch::nn;
+using syncbn::base::UserError;
+using syncbn::test::average_gradients;
+using syncbn::test::close;
+using syncbn::test::init_on_device;
+using syncbn::test::message_of;
+using syncbn::test::on_device;
+using syncbn::test::randn;
+using syncbn::test::run_ranks;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+using ConvertibleBatchNormTest = syncbn::test::DeviceTest;
+
+constexpr int64_t kChannels = 3;
+constexpr const char* kRefusal = "Expected more than 1 value per channel";
+
+std::string printed(const nn::Module& module) {
+  std::ostringstream text;
+  text << module;
+  return text.str();
+}
+
+std::vector<nn::BatchNormOptions> all_options() {
+  return {nn::BatchNormOptions(kChannels), nn::BatchNormOptions(kChannels).eps(1e-3).momentum(0.3),
+          nn::BatchNormOptions(kChannels).momentum(std::nullopt),
+          nn::BatchNormOptions(kChannels).affine(false),
+          nn::BatchNormOptions(kChannels).track_running_stats(false)};
+}
+
+void expect_same_tensors(const nn::Module& actual, const nn::Module& expected) {
+  const auto compare = [](const auto& own, const auto& other) {
+    ASSERT_EQ(own.keys(), other.keys());
+    for (const auto& item : own) EXPECT_TRUE(item.value().equal(other[item.key()])) << item.key();
+  };
+  compare(actual.named_parameters(), expected.named_parameters());
+  compare(actual.named_buffers(), expected.named_buffers());
+}
+
+/// @param sizes of the input
+template <class DropIn, class Layer>
+void expect_same_as_libtorchs(const std::vector<int64_t>& sizes,
+                              const std::vector<int64_t>& wrong_sizes) {
+  for (const nn::BatchNormOptions& options : all_options()) {
+    auto own = on_device(DropIn(options));
+    auto reference = on_device(Layer(options));
+    EXPECT_EQ(printed(*own), printed(*reference));
+    EXPECT_NE(own->template as<Layer>(), nullptr);
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = randn(sizes).requires_grad_();
+      const at::Tensor y = x.detach().clone().requires_grad_();
+      const at::Tensor output = own(x);
+      const at::Tensor expected = reference(y);
+      EXPECT_TRUE(output.equal(expected));
+      output.pow(3).sum().backward();
+      expected.pow(3).sum().backward();
+      EXPECT_TRUE(x.grad().equal(y.grad()));
+    }
+    expect_same_tensors(*own, *reference);
+    std::vector<int64_t> one_value(sizes.size(), 1);
+    one_value[1] = kChannels;
+    for (const auto& refused : {wrong_sizes, one_value}) {
+      const at::Tensor x = randn(refused);
+      EXPECT_EQ(message_of<c10::Error>([&] { own(x); }).substr(0, 60),
+                message_of<c10::Error>([&] { reference(x); }).substr(0, 60));
+    }
+    own->eval();
+    reference->eval();
+    const at::Tensor x = randn(sizes);
+    EXPECT_TRUE(own(x).equal(reference(x)));
+  }
+}
+
+TEST_F(ConvertibleBatchNormTest, DropInsAreLibtorchsLayersUntilConverted) {
+  run_ranks(1, [](int) {
+    expect_same_as_libtorchs<dist::BatchNorm1d, nn::BatchNorm1d>({5, kChannels, 4},
+                                                                 {5, kChannels, 4, 4});
+    expect_same_as_libtorchs<dist::BatchNorm2d, nn::BatchNorm2d>({5, kChannels, 4, 4},
+                                                                 {5, kChannels, 4});
+    expect_same_as_libtorchs<dist::BatchNorm3d, nn::BatchNorm3d>({5, kChannels, 4, 2, 2},
+                                                                 {5, kChannels, 4, 4});
+  });
+}
+
+TEST_F(ConvertibleBatchNormTest, StateIsExchangedWithLibtorchsLayer) {
+  run_ranks(1, [](int) {
+    auto from = on_device(nn::BatchNorm2d(kChannels));
+    from(randn({4, kChannels, 2, 2}));
+    std::stringstream file;
+    torch::save(from, file);
+    dist::BatchNorm2d to(kChannels);
+    torch::load(to, file);
+    expect_same_tensors(*to, *from);
+
+    std::stringstream back;
+    torch::save(to, back);
+    nn::BatchNorm2d other(kChannels);
+    torch::load(other, back);
+    expect_same_tensors(*other, *from);
+  });
+}
+
+TEST_F(ConvertibleBatchNormTest, ACloneIsADropInWithTensorsOfItsOwn) {
+  run_ranks(1, [](int) {
+    nn::Sequential net(dist::BatchNorm2d(nn::BatchNormOptions(kChannels).eps(1e-2)));
+    net->forward(randn({4, kChannels, 2, 2}, at::kFloat).cpu());
+    net->eval();
+    const auto clone = std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone());
+    auto& layer = clone->at<dist::BatchNorm2dImpl>(0);
+    expect_same_tensors(*clone, *net);
+    EXPECT_FALSE(layer.is_training());
+    EXPECT_EQ(layer.options.eps(), 1e-2);
+    EXPECT_EQ(layer.named_parameters()["weight"].unsafeGetTensorImpl(),
+              layer.weight.unsafeGetTensorImpl());
+    layer.running_mean.fill_(7);
+    EXPECT_FALSE(net->buffers()[0].equal(clone->buffers()[0]));
+  });
+}
+
+/// Layers of one class in a net that gives each rank one value per channel.
+template <class Norm>
+struct PooledNetImpl : nn::Module {
+  explicit PooledNetImpl(const nn::BatchNormOptions& options) {
+    first = this->register_module("first", Norm(options));
+    linear = this->register_module("linear", nn::Linear(kChannels, kChannels));
+    second = this->register_module("second", Norm(options));
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(linear(first(x))); }
+  Norm first{nullptr};
+  nn::Linear linear{nullptr};
+  Norm second{nullptr};
+};
+
+/// Trains on this rank's rows of each batch and the reference on the whole, and compares.
+/// @param begin, rows this rank's of the batch's
+template <class Forward, class Reference>
+void expect_rows_train_as_whole_batch(const Forward& forward, nn::Module& net, Reference& reference,
+                                      int64_t begin, int64_t rows, int64_t all_rows) {
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor batch = randn({all_rows, kChannels}, at::kDouble);
+    const at::Tensor target = randn({all_rows, kChannels}, at::kDouble);
+    const auto loss = [](const at::Tensor& scores, const at::Tensor& wanted) {
+      return (scores - wanted).pow(2).mean();
+    };
+    // Means over this rank's rows, of which the whole batch has more.
+    const double scale = static_cast<double>(dist::world_size() * rows) / all_rows;
+    (loss(forward(batch.narrow(0, begin, rows)), target.narrow(0, begin, rows)) * scale).backward();
+    loss(reference.forward(batch), target).backward();
+    average_gradients(net.parameters());
+    const auto expected = reference.parameters();
+    const auto actual = net.parameters();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(close(actual[i].grad(), expected[i].grad(), 1e-9, 1e-9)) << i;
+    }
+    syncbn::test::sgd_step(actual);
+    syncbn::test::sgd_step(expected);
+    for (size_t i = 0; i < net.buffers().size(); ++i) {
+      EXPECT_TRUE(close(net.buffers()[i], reference.buffers()[i], 1e-9, 1e-9)) << i;
+    }
+  }
+}
+
+TEST_F(ConvertibleBatchNormTest, ConvertedDropInsTakeOneValuePerChannelOnARank) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    for (const nn::BatchNormOptions& options : all_options()) {
+      at::manual_seed(1);
+      PooledNetImpl<dist::BatchNorm1d> net(options);
+      at::manual_seed(1);
+      PooledNetImpl<nn::BatchNorm1d> reference(options);
+      net.to(syncbn::test::device(), at::kDouble);
+      reference.to(syncbn::test::device(), at::kDouble);
+      const auto report = dist::convert_sync_batchnorm(net);
+      EXPECT_THAT(report.converted, ElementsAre("first", "second"));
+      EXPECT_THAT(report.refuse_one_value, IsEmpty());
+      const auto forward = [&](const at::Tensor& x) { return net.forward(x); };
+      expect_rows_train_as_whole_batch(forward, net, reference, rank, 1, 2);
+      // One value on rank 0, more on rank 1, which go through libtorch's forward().
+      expect_rows_train_as_whole_batch(forward, net, reference, rank, 1 + 3 * rank, 5);
+    }
+  });
+}
+
+// As in DeepLab's head.
+TEST_F(ConvertibleBatchNormTest, ImagePoolingTrainsAtOneImageOnARank) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    const auto make = [] {
+      at::manual_seed(1);
+      return on_device(nn::Sequential(nn::AdaptiveAvgPool2d(1),
+                                      nn::Conv2d(nn::Conv2dOptions(4, kChannels, 1).bias(false)),
+                                      nn::BatchNorm2d(kChannels), nn::ReLU()));
+    };
+    auto net = make();
+    auto reference = make();
+    dist::convert_sync_batchnorm(*net);
+    const at::Tensor images = randn({2, 4, 5, 5});
+    const at::Tensor pooled = net->forward(images.narrow(0, rank, 1));
+    const at::Tensor expected = reference->forward(images);
+    EXPECT_TRUE(close(pooled, expected.narrow(0, rank, 1), 1e-4, 1e-5));
+  });
+}
+
+TEST_F(ConvertibleBatchNormTest, OneValueOverAllRanksIsRefused) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    auto layer = on_device(dist::BatchNorm2d(kChannels));
+    dist::convert_sync_batchnorm(*layer);
+    EXPECT_THAT(message_of<UserError>([&] {
+                  layer(randn({1 - rank, kChannels, 1, 1}));
+                }),
+                HasSubstr("one value per channel"));
+    EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 1) << "as libtorch's layer counts";
+    layer->eval();
+    EXPECT_TRUE(layer(randn({1, kChannels, 1, 1})).defined());
+  });
+  run_ranks(1, [](int) {
+    auto layer = on_device(dist::BatchNorm2d(kChannels));
+    dist::convert_sync_batchnorm(*layer);
+    EXPECT_THAT(message_of<c10::Error>([&] {
+                  layer(randn({1, kChannels, 1, 1}));
+                }),
+                HasSubstr(kRefusal));
+  });
+}
+
+/// libtorch's layers, in a Sequential in a ModuleList.
+struct ContainedNetImpl : nn::Module {
+  ContainedNetImpl() {
+    blocks = register_module("blocks", nn::ModuleList());
+    for (int i = 0; i < 2; ++i) {
+      blocks->push_back(nn::Sequential(nn::BatchNorm1d(kChannels), nn::Linear(kChannels, kChannels),
+                                       nn::BatchNorm1d(kChannels)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& block : *blocks) x = block->as<nn::SequentialImpl>()->forward(x);
+    return x;
+  }
+  nn::ModuleList blocks{nullptr};
+};
+TORCH_MODULE(ContainedNet);
+
+std::vector<const void*> addresses_of(const nn::Module& module) {
+  std::vector<const void*> all;
+  for (const auto& one : module.parameters()) all.push_back(one.unsafeGetTensorImpl());
+  for (const auto& one : module.buffers()) all.push_back(one.unsafeGetTensorImpl());
+  return all;
+}
+
+TEST_F(ConvertibleBatchNormTest, LibtorchsLayersInASequentialAreReplaced) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    at::manual_seed(1);
+    ContainedNet net;
+    at::manual_seed(1);
+    ContainedNet reference;
+    net->to(syncbn::test::device(), at::kDouble);
+    reference->to(syncbn::test::device(), at::kDouble);
+    const auto tensors = addresses_of(*net);
+    const auto names = net->named_parameters().keys();
+    const auto modules = net->named_modules().keys();
+    const auto report = dist::convert_sync_batchnorm(*net);
+    EXPECT_THAT(report.converted,
+                ElementsAre("blocks.0.0", "blocks.0.2", "blocks.1.0", "blocks.1.2"));
+    EXPECT_THAT(report.refuse_one_value, IsEmpty());
+    EXPECT_EQ(addresses_of(*net), tensors);
+    EXPECT_EQ(net->named_parameters().keys(), names);
+    EXPECT_EQ(net->named_modules().keys(), modules);
+    EXPECT_THAT(printed(*net), AllOf(HasSubstr("syncbn::dist::SyncBatchNorm(3, eps=1e-05"),
+                                     Not(HasSubstr("torch::nn::BatchNorm"))));
+    dist::DistributedDataParallel<ContainedNetImpl> ddp(net);
+    expect_rows_train_as_whole_batch([&](const at::Tensor& x) { return ddp(x); }, *net, *reference,
+                                     rank, 1, 2);
+    net->eval();
+    reference->eval();
+    const at::Tensor x = randn({1, kChannels}, at::kDouble);
+    EXPECT_TRUE(close(net->forward(x), reference->forward(x), 1e-9, 1e-9));
+  });
+}
+
+TEST_F(ConvertibleBatchNormTest, RevertPutsTheLayersBack) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    auto net = on_device(ContainedNet());
+    const auto tensors = addresses_of(*net);
+    const auto text = printed(*net);
+    const auto modules_of = [](const nn::Module& root) {
+      std::vector<const nn::Module*> all;
+      for (const auto& one : root.modules(/*include_self=*/false)) all.push_back(one.get());
+      return all;
+    };
+    const auto modules = modules_of(*net);
+    const auto layer_of = [&](size_t block) {
+      return net->blocks->at<nn::SequentialImpl>(block).ptr(0)->as<nn::BatchNorm1dImpl>();
+    };
+    auto& layer = *layer_of(0);
+    for (int round = 0; round < 2; ++round) {
+      net->train();
+      dist::convert_sync_batchnorm(*net);
+      dist::convert_sync_batchnorm(*net);  // a second one changes nothing
+      EXPECT_NE(modules_of(*net), modules);
+      net->eval();
+      EXPECT_FALSE(layer.is_training()) << "where somebody calls the replaced layer";
+      layer_of(0)->options.eps(0.5);
+      layer_of(0)->train();
+      dist::revert_sync_batchnorm(*net);
+      EXPECT_EQ(modules_of(*net), modules);
+      EXPECT_EQ(addresses_of(*net), tensors);
+      EXPECT_EQ(layer.options.eps(), 0.5);
+      EXPECT_TRUE(layer.is_training());
+      EXPECT_FALSE(layer_of(1)->is_training());
+      layer.options.eps(1e-5);
+      EXPECT_EQ(printed(*net), text);
+      net->train();
+      EXPECT_THAT(message_of<c10::Error>([&] {
+                    net->forward(randn({1, kChannels}));
+                  }),
+                  HasSubstr(kRefusal));
+    }
+    EXPECT_EQ(dist::detail::registered_keys(), 0u);
+  });
+}
+
+TEST_F(ConvertibleBatchNormTest, ACloneOfAConvertedModuleIsRevertedToo) {
+  run_ranks(1, [](int) {
+    auto net = nn::Sequential(nn::BatchNorm1d(kChannels), dist::BatchNorm1d(kChannels));
+    dist::convert_sync_batchnorm(*net);
+    const auto clone = std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone());
+    EXPECT_THAT(printed(*clone), Not(HasSubstr("SyncBatchNorm"))) << "it is not converted";
+    dist::convert_sync_batchnorm(*clone);
+    EXPECT_THAT(printed(*clone), HasSubstr("SyncBatchNorm"));
+    dist::revert_sync_batchnorm(*clone);
+    EXPECT_EQ(clone->ptr(0)->as<dist::BatchNorm1d>(), nullptr);
+    EXPECT_NE(clone->ptr(0)->as<nn::BatchNorm1d>(), nullptr);
+    EXPECT_NE(clone->ptr(1)->as<dist::BatchNorm1d>(), nullptr) << "the user's own";
+    expect_same_tensors(*clone, *net);
+  });
+}
+
+/// A user's, which Sequential calls by its own forward().
+struct DoubledImpl : nn::BatchNorm1dImpl {
+  using nn::BatchNorm1dImpl::BatchNorm1dImpl;
+  at::Tensor forward(const at::Tensor& x) { return nn::BatchNorm1dImpl::forward(x) * 2; }
+};
+TORCH_MODULE(Doubled);
+
+/// A layer in each place where convert_sync_batchnorm() cannot make it take one value per channel.
+struct RefusingNetImpl : nn::Module {
+  RefusingNetImpl() {
+    member = register_module("member", nn::BatchNorm1d(kChannels));
+    held = nn::BatchNorm1d(kChannels);
+    chain = register_module("chain",
+                            nn::Sequential(held, Doubled(kChannels), nn::BatchNorm1d(kChannels)));
+    list = register_module("list", nn::ModuleList(nn::BatchNorm1d(kChannels)));
+    dict = register_module("dict", nn::ModuleDict());
+    dict->update({{"a", nn::BatchNorm1d(kChannels).ptr()}});
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = chain->forward(member(x));
+    y = list->at<nn::BatchNorm1dImpl>(0).forward(y);
+    return dict->at<nn::BatchNorm1dImpl>("a").forward(y);
+  }
+  nn::BatchNorm1d member{nullptr};
+  nn::BatchNorm1d held{nullptr};
+  nn::Sequential chain{nullptr};
+  nn::ModuleList list{nullptr};
+  nn::ModuleDict dict{nullptr};
+};
+TORCH_MODULE(RefusingNet);
+
+TEST_F(ConvertibleBatchNormTest, TheReportNamesLayersThatStillRefuseOneValuePerChannel) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    auto net = on_device(RefusingNet());
+    auto reference = on_device(RefusingNet());
+    const auto report = dist::convert_sync_batchnorm(*net);
+    EXPECT_THAT(report.converted,
+                ElementsAre("member", "chain.0", "chain.1", "chain.2", "list.0", "dict.a"));
+    std::vector<std::string> refusing;
+    for (const auto& [name, why] : report.refuse_one_value) refusing.push_back(name + ": " + why);
+    EXPECT_THAT(refusing,
+                ElementsAre("member: its owner calls it as libtorch's layer",
+                            "chain.0: something besides its container holds it",
+                            "chain.1: its class is derived from libtorch's",
+                            "list.0: the users of its ModuleList or ModuleDict call it as "
+                            "libtorch's layer",
+                            "dict.a: the users of its ModuleList or ModuleDict call it as "
+                            "libtorch's layer"));
+    // Those that only containers hold print as what they are.
+    EXPECT_THAT(printed(*net->list), HasSubstr("SyncBatchNorm"));
+    EXPECT_THAT(printed(*net->dict), HasSubstr("SyncBatchNorm"));
+    EXPECT_THAT(printed(*net->member), StartsWith("torch::nn::BatchNorm1d"));
+
+    at::manual_seed(1);
+    const at::Tensor batch = randn({6, kChannels});
+    const at::Tensor whole = reference->forward(batch);
+    EXPECT_TRUE(close(net->forward(batch.narrow(0, 3 * rank, 3)), whole.narrow(0, 3 * rank, 3),
+                      1e-4, 1e-5));
+    net->held->running_mean.fill_(100);
+    net->eval();
+    net->held->train();
+    EXPECT_LT(net->forward(batch).abs().max().item<float>(), 10) << "its holder's mode is its own";
+    dist::revert_sync_batchnorm(*net);
+    EXPECT_THAT(printed(*net), Not(HasSubstr("SyncBatchNorm")));
+    EXPECT_EQ(net->list->ptr(0)->as<dist::BatchNorm1d>(), nullptr);
+  });
+}
+
+TEST_F(ConvertibleBatchNormTest, ALayerInSeveralContainersIsReplacedInAll) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    auto first = nn::Sequential(nn::BatchNorm1d(kChannels));
+    nn::Sequential second;
+    second->push_back("a", std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(first->ptr(0)));
+    second->push_back("b", std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(first->ptr(0)));
+    nn::ModuleList net(first, second);
+    net->to(syncbn::test::device());
+    const auto report = dist::convert_sync_batchnorm(*net);
+    EXPECT_THAT(report.converted, ElementsAre("0.0"));
+    EXPECT_THAT(report.refuse_one_value, IsEmpty());
+    EXPECT_EQ(second->ptr(0), first->ptr(0));
+    EXPECT_EQ(second->ptr(1), first->ptr(0));
+    EXPECT_EQ(second->named_children()["b"], first->ptr(0));
+    EXPECT_TRUE(second->forward(randn({1, kChannels})).defined());
+    dist::revert_sync_batchnorm(*net);
+    EXPECT_EQ(second->ptr(1)->as<dist::BatchNorm1d>(), nullptr);
+    EXPECT_EQ(second->ptr(1), first->ptr(0));
+  });
+}
+
+TEST_F(ConvertibleBatchNormTest, StatisticsOfReplacedLayersAreUpdatedByTheirOwnPass) {
+  run_ranks(2, [](int rank) {
+    init_on_device();
+    auto net = on_device(nn::Sequential(nn::BatchNorm1d(kChannels)));
+    dist::convert_sync_batchnorm(*net);
+    at::manual_seed(1);
+    const at::Tensor batch = randn({2, kChannels});
+    dist::update_bn_stats(
+        *net, [&](int64_t) { net->forward(batch.narrow(0, rank, 1)); }, 1);
+    EXPECT_TRUE(close(net->named_buffers()["0.running_mean"], batch.mean(0)));
+  });
+}
+
+}  // namespace
