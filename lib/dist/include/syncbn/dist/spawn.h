@@ -22,6 +22,8 @@ struct SpawnOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(5);
   /// Wait for the ranks. False: return at once, and wait in SpawnContext::join().
   bool join = true;
+  /// Allow more than 32 ranks per usable CPU, which may stall the machine.
+  bool oversubscribe = false;
   /// kExec: for the registered functions alone.
   StartMethod start_method = StartMethod::kFork;
 };

@@ -35,6 +35,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "groups/timeouts.h"
 #include "monitor/peer_monitor.h"
 #include "monitor/plain_message.h"
 
@@ -81,13 +82,6 @@ void check_can_fork() {
         threads));
   }
 }
-
-struct Child {
-  pid_t pid = -1;
-  base::UniqueFd process;  ///< a pidfd, readable once the child has ended
-  base::UniqueFd message;  ///< a pipe with the message of its exception
-  bool running = true;
-};
 
 /// The threads of a rank; nullopt if the user has set OMP_NUM_THREADS.
 std::optional<int> threads_of_rank(int nprocs) {
@@ -214,6 +208,17 @@ void end_with(pid_t parent) {
   // Not exit(): objects made before the fork belong to the parent.
   std::quick_exit(code);
 }
+
+}  // namespace
+
+namespace detail {
+
+struct Child {
+  pid_t pid = -1;
+  base::UniqueFd process;  ///< a pidfd, readable once the child has ended
+  base::UniqueFd message;  ///< a pipe with the message of its exception
+  bool running = true;
+};
 
 /// While it lives, SIGCHLD is not ignored: if it is, waitpid() does not find children that ended.
 class KeepEndedChildren {
@@ -351,16 +356,16 @@ class Children {
   std::vector<Child> children_;
 };
 
-}  // namespace
+}  // namespace detail
 
 struct SpawnContext::State {
   State(std::chrono::milliseconds grace, base::HeldPort port)
       : grace(grace), port(std::move(port)) {}
 
-  const KeepEndedChildren keep;
+  const detail::KeepEndedChildren keep;
   const std::chrono::milliseconds grace;
   const base::HeldPort port;  ///< of the ranks' store
-  Children children;
+  detail::Children children;
   std::optional<SpawnError> first;
   std::optional<Clock::time_point> kill_at;  ///< after a failure
 };
@@ -373,7 +378,7 @@ SpawnContext::~SpawnContext() = default;
 bool SpawnContext::join(std::optional<std::chrono::milliseconds> timeout) {
   State& it = *state_;
   std::optional<Clock::time_point> until;
-  if (timeout) until = Clock::now() + *timeout;
+  if (timeout) until = Clock::now() + detail::bounded(*timeout);
   while (it.children.any_running()) {
     if (until && Clock::now() >= *until) return false;
     auto wake = it.kill_at ? it.kill_at : until;
@@ -382,7 +387,7 @@ bool SpawnContext::join(std::optional<std::chrono::milliseconds> timeout) {
     if (failure && !it.first) {
       it.first = failure;
       it.children.signal_all(SIGTERM);
-      it.kill_at = Clock::now() + it.grace;
+      it.kill_at = Clock::now() + detail::bounded(it.grace);
     }
     if (!it.kill_at || Clock::now() < *it.kill_at) continue;
     it.children.signal_all(SIGKILL);
@@ -401,6 +406,14 @@ SpawnContext SpawnContext::start(int nprocs, const SpawnOptions& options,
                                  const StartRank& start_rank) {
   if (nprocs < 1) {
     throw base::UserError(fmt::format("spawn: nprocs must be above 0, got {}", nprocs));
+  }
+  constexpr int kMaxPerCpu = 32;  // as syncbn-launch
+  const int usable = base::usable_cpus();
+  if (!options.oversubscribe && nprocs > kMaxPerCpu * usable) {
+    throw base::UserError(fmt::format(
+        "spawn: nprocs is {}, this machine has {}, and more than {} ranks on each would stall it; "
+        "start at most {}, or set oversubscribe",
+        nprocs, base::counted(usable, "usable CPU"), kMaxPerCpu, kMaxPerCpu * usable));
   }
   auto port = base::HeldPort::hold(0);
   if (!port) base::throw_errno("spawn: cannot find a free port");
