@@ -41,7 +41,7 @@ struct SyncBatchNormOptions {
   /// Keep running statistics for evaluation. Without them, evaluation uses the batch's.
   TORCH_ARG(bool, track_running_stats) = true;
   /// The ranks that share statistics. Empty: all ranks, through a private group.
-  TORCH_ARG(ProcessGroupPtr, process_group) = {};
+  TORCH_ARG(GroupOrDefault, process_group) = {};
 
   // Not in torch.nn.SyncBatchNorm:
 
@@ -142,7 +142,7 @@ struct ConvertReport {
 ///
 /// @param sync_timeout as in SyncBatchNormOptions
 ConvertReport convert_sync_batchnorm(
-    torch::nn::Module& module, const ProcessGroupPtr& group = {},
+    torch::nn::Module& module, const GroupOrDefault& group = {},
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
 
 /// Converts a TorchScript module, which may have run already: rewrites the graphs of all its
@@ -156,7 +156,7 @@ ConvertReport convert_sync_batchnorm(
 /// TorchScript's interpreter turns a layer's exceptions into std::runtime_error with many lines of
 /// text; DistributedDataParallel and forward_converted() restore the original exception.
 ConvertReport convert_sync_batchnorm(
-    torch::jit::Module& module, const ProcessGroupPtr& group = {},
+    torch::jit::Module& module, const GroupOrDefault& group = {},
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
 
 /// Calls the forward() of a module, converted or not, and throws what its layers throw.

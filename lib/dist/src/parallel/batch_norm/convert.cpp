@@ -427,7 +427,7 @@ std::string refusal_of(const Layer& layer, const detail::LayerPlaces& all_places
 
 }  // namespace
 
-ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const ProcessGroupPtr& group,
+ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const GroupOrDefault& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
   if (sync_timeout) {
     sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");

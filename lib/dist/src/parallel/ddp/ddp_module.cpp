@@ -45,7 +45,8 @@ class EagerModule : public WrappedModule {
     for (const auto& layer : module_->modules()) {
       if (const auto* own = layer->as<SyncBatchNormImpl>()) {
         const auto& options = own->options;
-        found.add(options.group_size() > 0 ? statistics_group_of(options) : options.process_group(),
+        found.add(options.group_size() > 0 ? statistics_group_of(options)
+                                           : ProcessGroupPtr(options.process_group()),
                   {own->running_mean, own->running_var, own->num_batches_tracked});
       }
       const NormTensors one = norm_tensors(*layer);

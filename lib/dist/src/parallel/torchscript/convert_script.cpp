@@ -244,7 +244,7 @@ std::vector<ScriptLayer> find_layers(const torch::jit::Module& module,
 
 }  // namespace
 
-ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const ProcessGroupPtr& group,
+ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const GroupOrDefault& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
   if (sync_timeout) {
     sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
