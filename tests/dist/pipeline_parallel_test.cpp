@@ -140,8 +140,9 @@ struct Data {
 // Schedules
 
 TEST(PipelineScheduleTest, OneForwardOneBackwardIsInOrder) {
-  const auto forward = [](int64_t i, std::optional<int64_t> asks_for = std::nullopt) {
-    return PipelineAction{.kind = Kind::kForward, .first = i, .asks_for = asks_for};
+  const auto forward = [](int64_t i, std::optional<int64_t> expects_gradients_of = std::nullopt) {
+    return PipelineAction{
+        .kind = Kind::kForward, .first = i, .expects_gradients_of = expects_gradients_of};
   };
   const auto backward = [](int64_t i) {
     return PipelineAction{.kind = Kind::kBackward, .first = i};
@@ -171,7 +172,7 @@ std::vector<std::string> transfers(const PipelineActions& actions, bool is_front
       gradients(action.first);
       continue;
     }
-    if (is_front && action.asks_for) gradients(*action.asks_for);
+    if (is_front && action.expects_gradients_of) gradients(*action.expects_gradients_of);
     all.push_back("F" + std::to_string(action.first));
   }
   return all;
@@ -475,7 +476,7 @@ TEST(PipelineParallelTest, RefusesWhatCannotWork) {
   const nn::Linear linear(4, 4);
   const at::Tensor input = at::rand({4, 4});
   EXPECT_THAT(message_of<UserError>([] { PipelineParallel(std::vector<PipelineStage>{}); }),
-              HasSubstr("there is no stage"));
+              HasSubstr("no stages are given"));
   EXPECT_THAT(message_of<UserError>([&] {
                 PipelineParallel({linear, PipelineStage(std::shared_ptr<nn::LinearImpl>())});
               }),
@@ -493,7 +494,7 @@ TEST(PipelineParallelTest, RefusesWhatCannotWork) {
   const auto elsewhere = std::make_shared<OnMetaImpl>();
   EXPECT_THAT(
       message_of<UserError>([&] { PipelineParallel({elsewhere}); }),
-      AllOf(HasSubstr("OnMetaImpl) is on cpu, but its 'weight' on meta"), HasSubstr("to()")));
+      AllOf(HasSubstr("OnMetaImpl) is on cpu, but its 'weight' is on meta"), HasSubstr("to()")));
 
   PipelineParallel pipeline({linear, linear}, {.micro_batches = 5});
   EXPECT_THAT(message_of<UserError>([&] { pipeline.step(input, input, loss_of); }),
@@ -506,7 +507,9 @@ TEST(PipelineParallelTest, RefusesWhatCannotWork) {
                 pipeline.step(at::rand({6, 4}), at::rand({7, 4}), loss_of);
               }),
               HasSubstr("differ in the number of samples"));
-  EXPECT_THAT(message_of<UserError>([&] { pipeline.step(input, input, nullptr); }),
+  EXPECT_THAT(message_of<UserError>([&] {
+                pipeline.step(at::rand({6, 4}), at::rand({6, 4}), nullptr);
+              }),
               HasSubstr("the loss is empty"));
   const at::Tensor ten = at::rand({10, 4});
   EXPECT_THAT(message_of<StageError>([&] {
@@ -514,6 +517,38 @@ TEST(PipelineParallelTest, RefusesWhatCannotWork) {
                               [](const at::Tensor& output, const at::Tensor&) { return output; });
               }),
               HasSubstr("the loss must be one number, got [2, 4]"));
+}
+
+TEST(PipelineParallelTest, TheLossMustDependOnTheOutput) {
+  Split net(2);
+  PipelineParallel pipeline(net.stages(), {.micro_batches = 2});
+  const Data data(4);
+  EXPECT_THAT(message_of<StageError>([&] {
+                pipeline.step(data.input, data.target,
+                              [](const at::Tensor& output, const at::Tensor&) {
+                                return output.detach().sum();
+                              });
+              }),
+              HasSubstr("the loss does not depend on the output"));
+}
+
+struct ScalarTooImpl : nn::Module {
+  ScalarTooImpl() { norm = register_module("norm", nn::BatchNorm1d(4)); }
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& input) {
+    return {norm(input), input.sum()};
+  }
+  nn::BatchNorm1d norm{nullptr};
+};
+
+TEST(PipelineParallelTest, StatisticsOverTheBatchNeedOutputsOfSamples) {
+  const auto first = std::make_shared<ScalarTooImpl>();
+  PipelineParallel pipeline({{first}, {std::make_shared<BackImpl>()}},
+                            {.micro_batches = 2, .statistics = PipelineStatistics::kBatch});
+  const at::Tensor input = at::rand({4, 4});
+  EXPECT_THAT(
+      message_of<StageError>([&] { pipeline.step(input, input, loss_of); }),
+      AllOf(HasSubstr("the first dimension of each output must be the samples, which are 4"),
+            HasSubstr("got []")));
 }
 
 // Across ranks
@@ -610,6 +645,32 @@ TEST(PipelineRanksTest, ReplicasOfThePipelineAverageGradients) {
   }
 }
 
+TEST(PipelineRanksTest, NoSyncLeavesGradientsOfEachReplica) {
+  run_ranks(4, [](int rank) {
+    dist::init_process_group();
+    const Grid grid(rank);
+    Split net(2);
+    const auto& own = net.parts[static_cast<size_t>(grid.stage)];
+    dist::DistributedDataParallel<nn::SequentialImpl> ddp(own, {.process_group = grid.replicas});
+    auto pipeline =
+        PipelineParallel::across_ranks(ddp, {.micro_batches = 2, .process_group = grid.pipeline});
+    const Data data(8);
+    const Data half = data.part(grid.replica, 2);
+    {
+      const auto guard = ddp.no_sync();
+      pipeline.step(half.input, half.target, loss_of);
+    }
+    net.whole_step(half.input, half.target);
+    expect_same_state(*own, *net.whole[static_cast<size_t>(grid.stage)], 1e-12);
+    pipeline.step(half.input, half.target, loss_of);  // averages the sums of both
+    for (auto& part : net.whole) part->zero_grad();
+    net.whole_step(data.input, data.target);
+    net.whole_step(data.input, data.target);
+    expect_same_state(*own, *net.whole[static_cast<size_t>(grid.stage)], 1e-12);
+    dist::destroy_process_group();
+  });
+}
+
 TEST(PipelineRanksTest, SyncBatchNormTakesStatisticsOverAllReplicas) {
   run_ranks(4, [](int rank) {
     dist::init_process_group();
@@ -653,14 +714,52 @@ TEST(PipelineRanksTest, AStageThatThrowsEndsAllWithItsName) {
           EXPECT_THAT(message,
                       AllOf(HasSubstr("PipelineParallel: stage " + std::to_string(failing)),
                             HasSubstr("no luck")));
-          EXPECT_THAT(
-              message_of<UserError>([&] { pipeline.step(data.input, data.target, loss_of); }),
-              HasSubstr("a stage failed in an earlier step"));
+          throwing->in_forward = throwing->in_backward = false;
+          pipeline.step(data.input, data.target, loss_of);  // no message is left over
           dist::destroy_process_group();
         });
       }
     }
   }
+}
+
+TEST(PipelineRanksTest, AMistakeOnOneRankIsThrownOnAll) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    Split net(2);
+    const auto& own = net.parts[static_cast<size_t>(rank)];
+    EXPECT_THAT(
+        message_of<UserError>([&] {
+          PipelineParallel::across_ranks(
+              rank == 0 ? PipelineStage(own) : PipelineStage(std::shared_ptr<nn::LinearImpl>()));
+        }),
+        HasSubstr("stage 1 is null"));
+
+    auto pipeline = pipeline_of(net, rank, {.micro_batches = 4});
+    const Data data(8);
+    const auto failure_of = [&](const auto& body) { return message_of<syncbn::base::Error>(body); };
+    EXPECT_THAT(
+        failure_of([&] { pipeline.step(data.input.narrow(0, 0, 3), data.target, loss_of); }),
+        HasSubstr("3 samples, fewer than micro_batches (4)"));
+    EXPECT_THAT(
+        failure_of([&] { pipeline.step(data.input, data.target.narrow(0, 0, 4), loss_of); }),
+        HasSubstr("the target has 1 sample, the input 2"));
+    EXPECT_THAT(failure_of([&] { pipeline.step(data.input, data.target, nullptr); }),
+                HasSubstr("the loss is empty"));
+    EXPECT_THAT(failure_of([&] {
+                  if (rank == 0) {
+                    pipeline.forward(data.input);
+                  } else {
+                    pipeline.step(data.input, data.target, loss_of);
+                  }
+                }),
+                HasSubstr("it runs step(), its neighbour forward()"));
+    for (auto& part : net.parts) part->zero_grad();
+    const double expected = net.whole_step(data.input, data.target);
+    EXPECT_NEAR(pipeline.step(data.input, data.target, loss_of), expected, 1e-12);
+    expect_same_state(*own, *net.whole[static_cast<size_t>(rank)], 1e-12);
+    dist::destroy_process_group();
+  });
 }
 
 TEST(PipelineRanksTest, OptionsThatDifferAreNamed) {

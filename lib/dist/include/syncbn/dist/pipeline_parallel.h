@@ -36,8 +36,8 @@ enum class PipelineSchedule {
 enum class PipelineStatistics {
   /// Each micro-batch, on all ranks of the layer's group. Running statistics are updated with each.
   kMicroBatch,
-  /// The whole batch. Stages with SyncBatchNorm or libtorch's BatchNorm1d, 2d or 3d run it at once:
-  /// they wait for all micro-batches, and the next stage for them. Only with kGpipe.
+  /// The whole batch. A stage with SyncBatchNorm or libtorch's BatchNorm1d, 2d or 3d runs it in one
+  /// forward, for which later stages wait. Only with kGpipe.
   kBatch,
 };
 
@@ -51,10 +51,10 @@ struct PipelineOptions {
   /// The loss is a mean over samples: the losses of micro-batches are averaged, by their samples.
   /// False: they are added up.
   bool average_losses = true;
-  /// For PipelineParallel::across_ranks(): the ranks of the stages, in their order. Empty: the
-  /// default group. Must not be used for anything else meanwhile.
+  /// For PipelineParallel::across_ranks(): the ranks of the stages, in their order. During step()
+  /// and forward() no other thread may use it.
   GroupOrDefault process_group = {};
-  /// Upper bound on the wait for another rank. Not given: the group's timeout.
+  /// For across_ranks(): upper bound on the wait for another rank. Not given: the group's timeout.
   Timeout timeout = std::nullopt;
 };
 
@@ -143,24 +143,25 @@ class StageError : public base::Error {
 /// In one process each stage has a thread, and on CPUs, which may be given several times, a share
 /// of ATen's. Over a process group each rank has a stage:
 ///
-///     auto pipeline = PipelineParallel::across_ranks({front}, {.micro_batches = 8});   // on rank
-///     0 auto pipeline = PipelineParallel::across_ranks({back}, {.micro_batches = 8});    // on
-///     rank 1
+///     // on rank 0
+///     auto pipeline = PipelineParallel::across_ranks(front, {.micro_batches = 8});
+///     // on rank 1
+///     auto pipeline = PipelineParallel::across_ranks(back, {.micro_batches = 8});
 ///
 /// Gradients are those of the whole network on the whole batch, except for batch normalisation (see
 /// PipelineStatistics), and add up as after backward(). The input gets none. With several stages in
 /// a process, each one's DistributedDataParallel and SyncBatchNorm needs a process group of its
-/// own, since stages exchange at the same time.
+/// own, since stages communicate at the same time.
 ///
 /// Not thread-safe. Do not fork while it lives.
 /// @throws base::UserError (constructors) when there is no stage, device or group, or a module is
 ///   not on its device; (step, forward) for fewer samples than micro-batches, or tensors that do
-///   not fit; StageError when a stage throws: on all ranks, which cannot be used together any more;
-///   PeerError when a rank ends or does not arrive.
+///   not fit; StageError when a stage throws, on all ranks; PeerError when a rank ends or does not
+///   arrive.
 class PipelineParallel {
  public:
   /// Called with the last stage's output and the target for a micro-batch, on the last stage's
-  /// device; returns a scalar.
+  /// thread and device; returns a scalar.
   using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
   explicit PipelineParallel(std::vector<PipelineStage> stages, const PipelineOptions& options = {});
@@ -171,12 +172,13 @@ class PipelineParallel {
   PipelineParallel& operator=(PipelineParallel&&) noexcept;
 
   /// Forward and backward of a batch, divided along the first dimension. Across ranks, `input` is
-  /// the first stage's and `target` the last stage's; others are ignored.
+  /// the first stage's, and `target` and `loss` are the last stage's; others are ignored. Returns
+  /// when all stages are done.
   /// @return the batch's loss, on every rank
   double step(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
 
-  /// The output of the network for a batch, without a graph. Across ranks, undefined but on the
-  /// last stage's.
+  /// The output of the network for a batch, without a graph. Across ranks, only the last stage
+  /// returns a defined tensor. A stage may be ahead of the next by all micro-batches.
   at::Tensor forward(const at::Tensor& input);
 
  private:

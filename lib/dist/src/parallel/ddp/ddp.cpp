@@ -331,6 +331,7 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
 
 void DdpBase::average_next_backward(const std::vector<at::Tensor>& outputs) {
   DdpState& state = *state_;
+  if (!state.requires_sync()) return;
   if (state.options.static_graph || state.join) {
     throw base::UserError(fmt::format(
         "DistributedDataParallel: {} cannot be combined with several forwards before a backward, "

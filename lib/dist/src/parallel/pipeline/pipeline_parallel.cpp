@@ -31,7 +31,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Of messages between ranks; each direction has two. Unlikely to be ones that users choose.
+/// Tags of messages between ranks. Each direction has this one and the next; users should not use
+/// them in the group meanwhile.
 constexpr int kForwardTag = 0x5b20;
 constexpr int kBackwardTag = 0x5b22;
 
@@ -53,8 +54,7 @@ void check_options(const PipelineOptions& options) {
       options.schedule == PipelineSchedule::k1f1b) {
     throw base::UserError(
         "PipelineParallel: statistics over the batch need all forwards before the first backward; "
-        "use the "
-        "schedule gpipe, or statistics over micro-batches");
+        "use the schedule gpipe, or statistics over micro-batches");
   }
 }
 
@@ -70,7 +70,8 @@ at::Device device_of(const PipelineStage& stage, int index) {
       const at::Tensor& tensor = item.value();
       if (!tensor.defined() || tensor.device() == device) continue;
       throw base::UserError(fmt::format(
-          "PipelineParallel: stage {} ({}) is on {}, but its '{}' on {}; move the module with to()",
+          "PipelineParallel: stage {} ({}) is on {}, but its '{}' is on {}; move the module with "
+          "to()",
           index, stage.module().name(), device.str(), item.key(), tensor.device().str()));
     }
   };
@@ -82,18 +83,19 @@ at::Device device_of(const PipelineStage& stage, int index) {
 /// The parts of a tensor that each micro-batch gets.
 Tensors divided(const char* what, const at::Tensor& tensor, const PipelineOptions& options) {
   if (!tensor.defined() || tensor.dim() == 0) {
-    throw base::UserError(fmt::format("PipelineParallel: the {} {}; its first dimension is divided",
-                                      what, tensor.defined() ? "is a scalar" : "is undefined"));
+    throw base::UserError(
+        fmt::format("PipelineParallel: the {} {}; its first dimension must be the samples", what,
+                    tensor.defined() ? "is a scalar" : "is undefined"));
   }
   if (tensor.size(0) < options.micro_batches) {
     throw base::UserError(fmt::format(
         "PipelineParallel: the {} {} has {}, fewer than micro_batches ({})", what,
         c10::str(tensor.sizes()), base::counted(tensor.size(0), "sample"), options.micro_batches));
   }
-  return tensor.tensor_split(options.micro_batches);
+  return tensor.detach().tensor_split(options.micro_batches);
 }
 
-/// Runs a stage's part. If it fails, those that wait for it learn of it.
+/// Runs a stage's part. If it fails, sends a notice to its neighbours.
 /// @return its failure; null: it has none of its own
 template <class Body>
 std::exception_ptr attempt(const StageTransfers& transfers, const Body& body) {
@@ -107,10 +109,27 @@ std::exception_ptr attempt(const StageTransfers& transfers, const Body& body) {
     failure = std::current_exception();
   }
   for (Transfer* const transfer : {transfers.outputs, transfers.input_gradients}) {
-    if (transfer != nullptr) transfer->fail();
+    if (transfer == nullptr) continue;
+    try {
+      transfer->fail();
+    } catch (const std::exception&) {  // the group has failed: its members learn of that
+    }
   }
   return failure;
 }
+
+/// The ends of a stage's transfers to other ranks.
+struct RankTransfers {
+  std::optional<RankTransfer> inputs, outputs, input_gradients, output_gradients;
+
+  StageTransfers pointers() {
+    const auto pointer = [](std::optional<RankTransfer>& end) { return end ? &*end : nullptr; };
+    return {.inputs = pointer(inputs),
+            .outputs = pointer(outputs),
+            .input_gradients = pointer(input_gradients),
+            .output_gradients = pointer(output_gradients)};
+  }
+};
 
 }  // namespace
 
@@ -122,12 +141,13 @@ struct Pipeline {
   std::vector<PlacedStage> stages;          ///< those of this process
   std::unique_ptr<ComputeThreads> threads;  ///< null across ranks
   ProcessGroupPtr group;                    ///< null in one process
-  bool has_failed = false;                  ///< across ranks
+  bool is_unusable = false;                 ///< across ranks, on GPUs: messages may be under way
 
   struct Result {
     double loss = 0;
     Tensors outputs;
   };
+  /// @param loss null: forward only
   Result run(const at::Tensor& input, const at::Tensor& target, const Loss* loss);
 
  private:
@@ -135,16 +155,18 @@ struct Pipeline {
   PipelineActions actions(const PlacedStage& placed, bool has_backward) const;
   Result run_in_threads(const PipelineBatch& batch);
   Result run_between_ranks(const at::Tensor& input, const at::Tensor& target, const Loss* loss);
-  double agree(const std::exception_ptr& failure, double loss) const;
+  double agree(RankTransfers& ends, bool is_done, const std::exception_ptr& failure, double loss);
 };
 
 PipelineBatch Pipeline::divide(const at::Tensor& input, const at::Tensor& target,
                                const Loss* loss) const {
   PipelineBatch batch;
+  batch.is_training = loss != nullptr;
   batch.loss = loss;
   batch.average_losses = options.average_losses;
   if (stages.front().is_first()) batch.inputs = divided("input", input, options);
   if (loss != nullptr && stages.back().is_last()) {
+    if (!*loss) throw base::UserError("PipelineParallel: the loss is empty");
     batch.targets = divided("target", target, options);
   }
   if (!batch.inputs.empty() && !batch.targets.empty() && input.size(0) != target.size(0)) {
@@ -157,10 +179,10 @@ PipelineBatch Pipeline::divide(const at::Tensor& input, const at::Tensor& target
 
 PipelineActions Pipeline::actions(const PlacedStage& placed, bool has_backward) const {
   const int64_t count = options.micro_batches;
-  const bool at_once =
+  const bool whole_batch =
       options.statistics == PipelineStatistics::kBatch && has_batch_norm(placed.stage.module());
-  if (!has_backward) return forward_actions(count, at_once);
-  if (options.schedule == PipelineSchedule::kGpipe) return gpipe_actions(count, at_once);
+  if (!has_backward) return forward_actions(count, whole_batch);
+  if (options.schedule == PipelineSchedule::kGpipe) return gpipe_actions(count, whole_batch);
   return one_forward_one_backward_actions(count, placed.index,
                                           static_cast<int>(placed.names.size()));
 }
@@ -169,8 +191,9 @@ Pipeline::Result Pipeline::run(const at::Tensor& input, const at::Tensor& target
                                const Loss* loss) {
   if (TapeScope::is_open() || BatchStatisticsRecorder::current != nullptr) {
     throw base::UserError(
-        "PipelineParallel: checkpoint() and update_bn_stats() around it would not know what its "
-        "stages do; use them inside a stage, or without it");
+        "PipelineParallel: it cannot run inside checkpoint() or update_bn_stats(); call "
+        "checkpoint() "
+        "inside a stage");
   }
   const at::AutoGradMode grad_mode(loss != nullptr);
   return group ? run_between_ranks(input, target, loss)
@@ -193,7 +216,7 @@ Pipeline::Result Pipeline::run_in_threads(const PipelineBatch& batch) {
     const auto i = static_cast<size_t>(index);
     const std::exception_ptr own = attempt(transfers[i], [&] {
       StageRun run(stages[i], batch, transfers[i]);
-      run.run(actions(stages[i], batch.loss != nullptr));
+      run.run(actions(stages[i], batch.is_training));
       if (stages[i].is_last()) result = {.loss = run.loss(), .outputs = run.outputs()};
     });
     const std::lock_guard lock(mutex);
@@ -205,43 +228,44 @@ Pipeline::Result Pipeline::run_in_threads(const PipelineBatch& batch) {
 
 Pipeline::Result Pipeline::run_between_ranks(const at::Tensor& input, const at::Tensor& target,
                                              const Loss* loss) {
-  const PlacedStage& placed = stages.front();
-  if (has_failed) {
+  if (is_unusable) {
     throw base::UserError(
-        "PipelineParallel: a stage failed in an earlier step, whose messages may be under way; "
-        "make the process group and the pipeline again");
+        "PipelineParallel: a stage failed in an earlier step, and its messages may still be on "
+        "their way; make the process group and the pipeline again");
   }
-  std::optional<RankTransfer> inputs, outputs, input_gradients, output_gradients;
-  StageTransfers transfers;
-  const auto connect = [&](Transfer*& end, std::optional<RankTransfer>& transfer, int peer,
-                           int tag) { end = &transfer.emplace(group, peer, tag, options.timeout); };
+  const PlacedStage& placed = stages.front();
+  RankTransfers ends;
   if (!placed.is_first()) {
-    connect(transfers.inputs, inputs, placed.index - 1, kForwardTag);
-    connect(transfers.input_gradients, input_gradients, placed.index - 1, kBackwardTag);
+    ends.inputs.emplace(group, placed.index - 1, kForwardTag, options.timeout);
+    ends.input_gradients.emplace(group, placed.index - 1, kBackwardTag, options.timeout);
   }
   if (!placed.is_last()) {
-    connect(transfers.outputs, outputs, placed.index + 1, kForwardTag);
-    connect(transfers.output_gradients, output_gradients, placed.index + 1, kBackwardTag);
+    ends.outputs.emplace(group, placed.index + 1, kForwardTag, options.timeout);
+    ends.output_gradients.emplace(group, placed.index + 1, kBackwardTag, options.timeout);
   }
-  has_failed = true;
+  const StageTransfers transfers = ends.pointers();
   Result result;
+  bool is_done = false;
   const std::exception_ptr failure = attempt(transfers, [&] {
     const PipelineBatch batch = divide(input, target, loss);
     StageRun run(placed, batch, transfers);
-    run.run(actions(placed, loss != nullptr));
+    run.run(actions(placed, batch.is_training));
     result = {.loss = run.loss(), .outputs = run.outputs()};
+    is_done = true;
   });
-  result.loss = agree(failure, result.loss);
-  for (Transfer* const transfer : {transfers.outputs, transfers.input_gradients}) {
-    if (transfer != nullptr) transfer->release(0);
+  try {
+    result.loss = agree(ends, is_done, failure, result.loss);
+  } catch (const PeerError&) {
+    if (failure) std::rethrow_exception(failure);  // which has the cause
+    throw;
   }
-  has_failed = false;
   return result;
 }
 
-/// Waits for all stages. @return the loss of the last.
+/// Waits for all stages, and for all messages to arrive. @return the loss of the last.
 /// @throws on every rank what a stage has thrown
-double Pipeline::agree(const std::exception_ptr& failure, double loss) const {
+double Pipeline::agree(RankTransfers& ends, bool is_done, const std::exception_ptr& failure,
+                       double loss) {
   std::string text;
   int exit_code = 0;
   if (failure) {
@@ -254,22 +278,40 @@ double Pipeline::agree(const std::exception_ptr& failure, double loss) const {
       exit_code = base::exit_code_of(error);
     }
   }
-  const double failed = failure ? 1 : 0;
-  const at::Tensor own = at::tensor({failed, static_cast<double>(exit_code), loss}, at::kDouble);
-  try {
-    const Tensors all = all_gather(own, group, options.timeout);
-    const auto first = std::find_if(
-        all.begin(), all.end(), [](const at::Tensor& one) { return one[0].item<double>() != 0; });
-    if (first == all.end()) return all.back()[2].item<double>();
+  enum Column { kNotDone, kFailed, kExitCode, kLoss, kSentForward, kSentBackward };
+  const auto sent = [](const auto& end) { return end ? static_cast<double>(end->sent()) : 0.0; };
+  const at::Tensor own =
+      at::tensor({is_done ? 0.0 : 1.0, failure ? 1.0 : 0.0, static_cast<double>(exit_code), loss,
+                  sent(ends.outputs), sent(ends.input_gradients)},
+                 at::kDouble);
+  const Tensors all = all_gather(own, group, options.timeout);
+  const auto value = [&](int64_t stage, Column column) {
+    return all[static_cast<size_t>(stage)][column].item<double>();
+  };
+  const PlacedStage& placed = stages.front();
+  is_unusable = placed.device.is_cuda() && !is_done;
+  if (ends.inputs) {
+    ends.inputs->discard(static_cast<int64_t>(value(placed.index - 1, kSentForward)),
+                         placed.device);
+  }
+  if (ends.output_gradients) {
+    ends.output_gradients->discard(static_cast<int64_t>(value(placed.index + 1, kSentBackward)),
+                                   placed.device);
+  }
+  for (auto* const end : {&ends.outputs, &ends.input_gradients}) {
+    if (*end) (*end)->release(0);
+  }
+  bool are_done = true;
+  for (int64_t stage = 0; stage < std::ssize(all); ++stage) {
+    are_done = are_done && value(stage, kNotDone) == 0;
+    if (value(stage, kFailed) == 0) continue;
     const std::vector<std::string> texts = all_gather_bytes(text, group, options.timeout);
     if (failure) std::rethrow_exception(failure);
-    const auto stage = first - all.begin();
-    throw StageError(static_cast<int>(stage), static_cast<int>((*first)[1].item<double>()),
+    throw StageError(static_cast<int>(stage), static_cast<int>(value(stage, kExitCode)),
                      texts[static_cast<size_t>(stage)]);
-  } catch (const PeerError&) {
-    if (failure) std::rethrow_exception(failure);  // which has the cause
-    throw;
   }
+  if (!are_done) throw base::InternalError("PipelineParallel: a stage was abandoned by none");
+  return value(std::ssize(all) - 1, kLoss);
 }
 
 }  // namespace detail
@@ -283,10 +325,10 @@ PipelineParallel::PipelineParallel(std::vector<PipelineStage> stages,
                                    const PipelineOptions& options)
     : PipelineParallel(std::make_unique<detail::Pipeline>()) {
   detail::check_options(options);
-  if (stages.empty()) throw base::UserError("PipelineParallel: there is no stage");
-  if (options.process_group) {
+  if (stages.empty()) throw base::UserError("PipelineParallel: no stages are given");
+  if (options.process_group || options.timeout) {
     throw base::UserError(
-        "PipelineParallel: process_group is for a stage on each rank; use "
+        "PipelineParallel: process_group and timeout are for a stage on each rank; use "
         "PipelineParallel::across_ranks()");
   }
   pipeline_->options = options;
@@ -307,20 +349,32 @@ PipelineParallel::PipelineParallel(std::vector<PipelineStage> stages,
 
 PipelineParallel PipelineParallel::across_ranks(PipelineStage stage,
                                                 const PipelineOptions& options) {
-  detail::check_options(options);
   auto pipeline = std::make_unique<detail::Pipeline>();
   pipeline->options = options;
   pipeline->group = options.process_group.get();
   const int index = pipeline->group->getRank();
-  const at::Device device = detail::device_of(stage, index);
-  const auto describe = [&] {
-    return fmt::format("micro_batches={}, schedule={}, statistics={}, average_losses={}, on {}",
-                       options.micro_batches,
-                       options.schedule == PipelineSchedule::kGpipe ? "gpipe" : "1f1b",
-                       options.statistics == PipelineStatistics::kBatch ? "batch" : "micro-batch",
-                       options.average_losses, c10::DeviceTypeName(device.type(), true));
-  };
-  const auto all = all_gather_bytes(describe(), pipeline->group, options.timeout);
+  // A mistake on one rank is thrown on all, which would wait for it otherwise.
+  at::Device device = at::kCPU;
+  std::exception_ptr mistake;
+  std::string own;
+  try {
+    detail::check_options(options);
+    device = detail::device_of(stage, index);
+    own = fmt::format("micro_batches={}, schedule={}, statistics={}, average_losses={}, on {}",
+                      options.micro_batches,
+                      options.schedule == PipelineSchedule::kGpipe ? "gpipe" : "1f1b",
+                      options.statistics == PipelineStatistics::kBatch ? "batch" : "micro-batch",
+                      options.average_losses, c10::DeviceTypeName(device.type(), true));
+  } catch (const base::Error& error) {
+    mistake = std::current_exception();
+    own = error.what();
+  }
+  const auto mistakes = all_gather_bytes(mistake ? own : "", pipeline->group, options.timeout);
+  if (mistake) std::rethrow_exception(mistake);
+  for (const std::string& text : mistakes) {
+    if (!text.empty()) throw base::UserError(text);
+  }
+  const auto all = all_gather_bytes(own, pipeline->group, options.timeout);
   const auto differs = std::ranges::find_if(all, [&](const auto& one) { return one != all[0]; });
   if (differs != all.end()) {
     throw base::UserError(fmt::format(
@@ -340,7 +394,6 @@ PipelineParallel::PipelineParallel(PipelineParallel&&) noexcept = default;
 PipelineParallel& PipelineParallel::operator=(PipelineParallel&&) noexcept = default;
 
 double PipelineParallel::step(const at::Tensor& input, const at::Tensor& target, const Loss& loss) {
-  if (!loss) throw base::UserError("PipelineParallel: the loss is empty");
   return pipeline_->run(input, target, &loss).loss;
 }
 

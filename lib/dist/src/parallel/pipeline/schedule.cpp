@@ -7,8 +7,8 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 
-void append_all(PipelineActions& actions, Kind kind, int64_t micro_batches, bool at_once) {
-  const int64_t count = at_once ? micro_batches : 1;
+void append_all(PipelineActions& actions, Kind kind, int64_t micro_batches, bool whole_batch) {
+  const int64_t count = whole_batch ? micro_batches : 1;
   for (int64_t first = 0; first < micro_batches; first += count) {
     actions.push_back({.kind = kind, .first = first, .count = count});
   }
@@ -16,15 +16,15 @@ void append_all(PipelineActions& actions, Kind kind, int64_t micro_batches, bool
 
 }  // namespace
 
-PipelineActions forward_actions(int64_t micro_batches, bool at_once) {
+PipelineActions forward_actions(int64_t micro_batches, bool whole_batch) {
   PipelineActions actions;
-  append_all(actions, Kind::kForward, micro_batches, at_once);
+  append_all(actions, Kind::kForward, micro_batches, whole_batch);
   return actions;
 }
 
-PipelineActions gpipe_actions(int64_t micro_batches, bool at_once) {
-  PipelineActions actions = forward_actions(micro_batches, at_once);
-  append_all(actions, Kind::kBackward, micro_batches, at_once);
+PipelineActions gpipe_actions(int64_t micro_batches, bool whole_batch) {
+  PipelineActions actions = forward_actions(micro_batches, whole_batch);
+  append_all(actions, Kind::kBackward, micro_batches, whole_batch);
   return actions;
 }
 
@@ -34,7 +34,7 @@ PipelineActions one_forward_one_backward_actions(int64_t micro_batches, int stag
   for (int64_t i = 0; i < micro_batches + ahead; ++i) {
     if (i < micro_batches) {
       actions.push_back({.kind = Kind::kForward, .first = i});
-      if (ahead > 0 && i >= ahead) actions.back().asks_for = i - ahead;
+      if (ahead > 0 && i >= ahead) actions.back().expects_gradients_of = i - ahead;
     }
     if (i >= ahead) actions.push_back({.kind = Kind::kBackward, .first = i - ahead});
   }

@@ -5,6 +5,9 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <ranges>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -20,32 +23,28 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Kind = PipelineAction::Kind;
 
-Tensors those_with_gradient(const Tensors& tensors) {
+Tensors requiring_grad(const Tensors& tensors) {
   Tensors some;
   std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(some),
                [](const at::Tensor& tensor) { return tensor.requires_grad(); });
   return some;
 }
 
-/// For each micro-batch its part of the tensors, without graphs.
-std::vector<Tensors> split(const Tensors& tensors, const std::vector<int64_t>& samples) {
-  std::vector<Tensors> messages(samples.size());
-  for (const at::Tensor& tensor : tensors) {
-    const at::Tensor plain = tensor.detach();
-    const Tensors parts =
-        samples.size() == 1 ? Tensors{plain} : plain.split_with_sizes(samples, /*dim=*/0);
-    for (size_t i = 0; i < samples.size(); ++i) {
-      messages[i].push_back(parts[i].detach().set_requires_grad(tensor.requires_grad()));
-    }
-  }
-  return messages;
-}
-
 /// Several micro-batches as one, as a leaf.
-at::Tensor joined(const Tensors& parts) {
+at::Tensor concatenated(const Tensors& parts) {
   if (parts.size() == 1) return parts.front();
   const at::NoGradGuard no_grad;
   return at::cat(parts).set_requires_grad(parts.front().requires_grad());
+}
+
+/// @throws base::UserError unless the tensor has the samples of the whole batch
+void check_samples(const at::Tensor& tensor, const std::vector<int64_t>& samples) {
+  const int64_t all = std::accumulate(samples.begin(), samples.end(), int64_t{0});
+  if (tensor.dim() > 0 && tensor.size(0) == all) return;
+  throw base::UserError(fmt::format(
+      "with statistics over the batch, the first dimension of each output must be the samples, "
+      "which are {}; got {}",
+      all, c10::str(tensor.sizes())));
 }
 
 }  // namespace
@@ -92,28 +91,60 @@ std::string StageRun::describe(const PipelineAction& action, const Tensors& inpu
 
 /// The messages of an action's micro-batches as one.
 Tensors StageRun::receive(Transfer& transfer, const PipelineAction& action,
-                          std::vector<int64_t>& samples) const {
+                          Samples& samples) const {
   std::vector<Tensors> parts;  // by tensor
   for (int64_t i = 0; i < action.count; ++i) {
-    const Tensors message = transfer.receive(placed_.device);
-    parts.resize(message.size());
-    for (size_t j = 0; j < message.size(); ++j) parts[j].push_back(message[j]);
-    samples.push_back(message.empty() || message[0].dim() == 0 ? 1 : message[0].size(0));
+    const StageMessage message = transfer.receive(placed_.device);
+    if (message.is_training != batch_.is_training) {
+      throw base::UserError(fmt::format("it runs {}, its neighbour {}; call the same on all ranks",
+                                        batch_.is_training ? "step()" : "forward()",
+                                        message.is_training ? "step()" : "forward()"));
+    }
+    samples.push_back(message.samples);
+    if (i == 0) parts.resize(message.tensors.size());
+    const auto fits = [&](size_t j) {
+      return message.tensors[j].requires_grad() == parts[j].front().requires_grad();
+    };
+    if (message.tensors.size() != parts.size() ||
+        (i > 0 && !std::ranges::all_of(std::views::iota(size_t{0}, parts.size()), fits))) {
+      throw base::UserError(
+          "with statistics over the batch, every micro-batch must have as many tensors, and of the "
+          "same tensors the gradients");
+    }
+    for (size_t j = 0; j < parts.size(); ++j) parts[j].push_back(message.tensors[j]);
   }
   Tensors all;
-  std::transform(parts.begin(), parts.end(), std::back_inserter(all), joined);
+  std::ranges::transform(parts, std::back_inserter(all), concatenated);
   return all;
 }
 
+/// A message for each micro-batch with its part of the tensors, without graphs.
+void StageRun::send(Transfer& transfer, const Tensors& tensors, const Samples& samples) const {
+  std::vector<Tensors> parts(samples.size());
+  for (const at::Tensor& tensor : tensors) {
+    const bool is_whole = samples.size() == 1;
+    if (!is_whole) check_samples(tensor, samples);
+    const at::Tensor plain = tensor.detach();
+    const Tensors pieces = is_whole ? Tensors{plain} : plain.split_with_sizes(samples, /*dim=*/0);
+    for (size_t i = 0; i < samples.size(); ++i) {
+      parts[i].push_back(pieces[i].detach().set_requires_grad(tensor.requires_grad()));
+    }
+  }
+  for (size_t i = 0; i < samples.size(); ++i) {
+    transfer.send(
+        {.tensors = std::move(parts[i]), .samples = samples[i], .is_training = batch_.is_training});
+  }
+}
+
 void StageRun::forward(const PipelineAction& action, Tensors& inputs) {
-  std::vector<int64_t> samples;
+  Samples samples;
   if (placed_.is_first()) {
     Tensors parts;
     for (int64_t i = action.first; i < action.first + action.count; ++i) {
-      parts.push_back(batch_.inputs[static_cast<size_t>(i)].detach());
+      parts.push_back(batch_.inputs[static_cast<size_t>(i)]);
       samples.push_back(parts.back().size(0));
     }
-    inputs = {joined(parts).to(placed_.device, /*non_blocking=*/true)};
+    inputs = {to_stage(concatenated(parts), placed_.device)};
   } else {
     inputs = receive(*transfers_.inputs, action, samples);
     // The stage before has sent these after it had received all gradients but the last.
@@ -125,49 +156,56 @@ void StageRun::forward(const PipelineAction& action, Tensors& inputs) {
       throw base::UserError(fmt::format("the last stage returned {}; it must return one",
                                         base::counted(std::ssize(kept.outputs), "tensor")));
     }
-    if (batch_.loss != nullptr) {
-      kept.outputs = {weighted_loss(kept.outputs.front(), action)};
+    if (batch_.is_training) {
+      kept.outputs = {weighted_loss(kept.outputs.front(), action, samples)};
     } else {
       outputs_.push_back(kept.outputs.front());
     }
   } else {
-    if (action.asks_for) {
-      transfers_.output_gradients->expect(those_with_gradient(kept_.at(*action.asks_for).outputs));
+    if (action.expects_gradients_of && placed_.device.is_cuda()) {
+      transfers_.output_gradients->expect(
+          requiring_grad(kept_.at(*action.expects_gradients_of).outputs));
     }
-    for (const Tensors& message : split(kept.outputs, samples)) {
-      transfers_.outputs->send(message);
-      ++sent_;
-    }
+    send(*transfers_.outputs, kept.outputs, samples);
+    sent_ += samples.size();
   }
-  if (batch_.loss != nullptr) kept_.emplace(action.first, std::move(kept));
+  if (batch_.is_training) kept_.emplace(action.first, std::move(kept));
 }
 
 Tensors StageRun::call(const Tensors& inputs) const {
   DdpBase* const ddp = placed_.stage.ddp();
-  if (ddp == nullptr || batch_.loss == nullptr) return placed_.stage.forward(inputs);
+  if (ddp == nullptr || !batch_.is_training) return placed_.stage.forward(inputs);
   const auto guard = ddp->no_sync();
   return placed_.stage.forward(inputs);
 }
 
-at::Tensor StageRun::weighted_loss(const at::Tensor& output, const PipelineAction& action) {
+at::Tensor StageRun::weighted_loss(const at::Tensor& output, const PipelineAction& action,
+                                   const Samples& samples) {
   Tensors targets;
-  int64_t all = 0;
   int64_t own = 0;
-  for (int64_t i = 0; i < std::ssize(batch_.targets); ++i) {
-    const at::Tensor& target = batch_.targets[static_cast<size_t>(i)];
-    all += target.size(0);
-    if (i < action.first || i >= action.first + action.count) continue;
-    own += target.size(0);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const at::Tensor& target = batch_.targets[static_cast<size_t>(action.first) + i];
+    if (target.size(0) != samples[i]) {
+      throw base::UserError(fmt::format("the target has {}, the input {}",
+                                        base::counted(target.size(0), "sample"), samples[i]));
+    }
+    own += samples[i];
     targets.push_back(target);
   }
-  at::Tensor loss =
-      (*batch_.loss)(output, joined(targets).to(placed_.device, /*non_blocking=*/true));
+  at::Tensor loss = (*batch_.loss)(output, to_stage(concatenated(targets), placed_.device));
   if (!loss.defined() || loss.numel() != 1) {
     throw base::UserError(
         fmt::format("the loss must be one number, got {}",
                     loss.defined() ? c10::str(loss.sizes()) : "an undefined tensor"));
   }
-  if (batch_.average_losses) loss = loss * (static_cast<double>(own) / static_cast<double>(all));
+  if (output.requires_grad() && !loss.requires_grad()) {
+    throw base::UserError("the loss does not depend on the output, so there are no gradients");
+  }
+  if (batch_.average_losses) {
+    int64_t all = 0;
+    for (const at::Tensor& target : batch_.targets) all += target.size(0);
+    loss = loss * (static_cast<double>(own) / static_cast<double>(all));
+  }
   const at::Tensor value = loss.detach().to(at::kDouble);
   loss_ = loss_.defined() ? loss_ + value : value;
   return loss;
@@ -179,24 +217,28 @@ void StageRun::backward(const PipelineAction& action, bool is_last) {
   kept_.erase(found);
   Tensors gradients;
   if (!placed_.is_last()) {
-    std::vector<int64_t> samples;
+    Samples samples;
     gradients = receive(*transfers_.output_gradients, action, samples);
     // The next stage has received the outputs to which the gradients belong.
     transfers_.outputs->release(sent_ - static_cast<size_t>(action.first + action.count));
   }
-  const Tensors roots = those_with_gradient(kept.outputs);
-  if (is_last && placed_.stage.ddp() != nullptr) {
-    placed_.stage.ddp()->average_next_backward(kept.outputs);
+  const Tensors roots = requiring_grad(kept.outputs);
+  DdpBase* const ddp = placed_.stage.ddp();
+  if (is_last && ddp != nullptr) {
+    if (roots.empty()) {
+      throw base::UserError(
+          "the outputs of the last micro-batch require no gradient, but DistributedDataParallel "
+          "averages gradients in its backward; set find_unused_parameters");
+    }
+    ddp->average_next_backward(kept.outputs);
   }
   if (!roots.empty()) torch::autograd::backward(roots, gradients);
   if (placed_.is_first()) return;
   Tensors input_gradients;
-  for (const at::Tensor& input : those_with_gradient(kept.inputs)) {
+  for (const at::Tensor& input : requiring_grad(kept.inputs)) {
     input_gradients.push_back(input.grad().defined() ? input.grad() : at::zeros_like(input));
   }
-  for (const Tensors& message : split(input_gradients, kept.samples)) {
-    transfers_.input_gradients->send(message);
-  }
+  send(*transfers_.input_gradients, input_gradients, kept.samples);
 }
 
 }  // namespace syncbn::dist::detail

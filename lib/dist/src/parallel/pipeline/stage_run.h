@@ -38,7 +38,8 @@ struct StageTransfers {
 struct PipelineBatch {
   std::vector<at::Tensor> inputs;                ///< of the first stage
   std::vector<at::Tensor> targets;               ///< of the last stage
-  const PipelineParallel::Loss* loss = nullptr;  ///< null: forward only
+  bool is_training = true;                       ///< a backward follows
+  const PipelineParallel::Loss* loss = nullptr;  ///< of the last stage, in training
   bool average_losses = true;
 };
 
@@ -53,26 +54,29 @@ class StageRun {
   /// @throws StageAbandoned if another stage fails, StageError if this one does
   void run(const PipelineActions& actions);
 
-  // Of the last stage:
+  // Valid on the last stage only:
 
   double loss() const { return loss_.defined() ? loss_.item<double>() : 0; }
   /// By micro-batch, without a loss.
   const Tensors& outputs() const { return outputs_; }
 
  private:
-  /// What a forward leaves to its backward.
+  using Samples = std::vector<int64_t>;  ///< of each micro-batch of an action
+
+  /// What backward needs of a forward.
   struct Kept {
     Tensors inputs, outputs;
-    std::vector<int64_t> samples;  ///< of each micro-batch
+    Samples samples;
   };
 
   /// @param inputs set as soon as they are known
   void forward(const PipelineAction& action, Tensors& inputs);
   void backward(const PipelineAction& action, bool is_last);
-  Tensors receive(Transfer& transfer, const PipelineAction& action,
-                  std::vector<int64_t>& samples) const;
+  Tensors receive(Transfer& transfer, const PipelineAction& action, Samples& samples) const;
+  void send(Transfer& transfer, const Tensors& tensors, const Samples& samples) const;
   Tensors call(const Tensors& inputs) const;
-  at::Tensor weighted_loss(const at::Tensor& output, const PipelineAction& action);
+  at::Tensor weighted_loss(const at::Tensor& output, const PipelineAction& action,
+                           const Samples& samples);
   std::string describe(const PipelineAction& action, const Tensors& inputs) const;
 
   const PlacedStage& placed_;

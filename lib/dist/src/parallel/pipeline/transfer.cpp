@@ -12,13 +12,15 @@
 namespace syncbn::dist::detail {
 namespace {
 
-// A header: 1 (0: the sender has failed), the number of tensors, and of each its dtype, whether it
-// requires a gradient, and its sizes with their number in front.
+// A header: 1 (0: the sender has failed), samples, whether a backward follows, the number of
+// tensors, and of each its dtype, whether it requires a gradient, the number of its sizes, and its
+// sizes.
 constexpr int64_t kMessageHeader = 128;
 
-at::Tensor header_of(const Transfer::Tensors& tensors) {
-  std::vector<int64_t> values{1, std::ssize(tensors)};
-  for (const at::Tensor& tensor : tensors) {
+at::Tensor header_of(const StageMessage& message) {
+  std::vector<int64_t> values{1, message.samples, message.is_training ? 1 : 0,
+                              std::ssize(message.tensors)};
+  for (const at::Tensor& tensor : message.tensors) {
     values.push_back(static_cast<int64_t>(tensor.scalar_type()));
     values.push_back(tensor.requires_grad() ? 1 : 0);
     values.push_back(tensor.dim());
@@ -27,19 +29,22 @@ at::Tensor header_of(const Transfer::Tensors& tensors) {
   if (std::ssize(values) > kMessageHeader) {
     throw base::UserError(fmt::format(
         "{} tensors between two stages on two ranks are too many; put some of them together",
-        tensors.size()));
+        message.tensors.size()));
   }
   at::Tensor header = at::zeros({kMessageHeader}, at::kLong);
   std::copy(values.begin(), values.end(), header.mutable_data_ptr<int64_t>());
   return header;
 }
 
-/// @throws StageAbandoned
-Transfer::Tensors tensors_like(const at::Tensor& header, at::Device device) {
+/// A message whose tensors are not filled yet. @throws StageAbandoned
+StageMessage message_of(const at::Tensor& header, at::Device device) {
   const int64_t* value = header.const_data_ptr<int64_t>();
   if (*value++ == 0) throw StageAbandoned();
-  Transfer::Tensors tensors(static_cast<size_t>(*value++));
-  for (at::Tensor& tensor : tensors) {
+  StageMessage message;
+  message.samples = *value++;
+  message.is_training = *value++ != 0;
+  message.tensors.resize(static_cast<size_t>(*value++));
+  for (at::Tensor& tensor : message.tensors) {
     const auto type = static_cast<at::ScalarType>(*value++);
     const bool requires_grad = *value++ != 0;
     const auto dim = static_cast<size_t>(*value++);
@@ -47,32 +52,32 @@ Transfer::Tensors tensors_like(const at::Tensor& header, at::Device device) {
     tensor.set_requires_grad(requires_grad);
     value += dim;
   }
-  return tensors;
+  return message;
 }
 
 }  // namespace
 
-void QueueTransfer::send(const Tensors& tensors) {
+void QueueTransfer::send(const StageMessage& message) {
   {
     const std::lock_guard lock(mutex_);
-    waiting_.push_back(tensors);
+    waiting_.push_back(message);
   }
   changed_.notify_all();
 }
 
-Transfer::Tensors QueueTransfer::receive(at::Device device) {
+StageMessage QueueTransfer::receive(at::Device device) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !waiting_.empty() || has_failed_; });
   if (has_failed_) throw StageAbandoned();
-  Tensors tensors = std::move(waiting_.front());
+  StageMessage message = std::move(waiting_.front());
   waiting_.pop_front();
   lock.unlock();
-  for (at::Tensor& tensor : tensors) {
+  for (at::Tensor& tensor : message.tensors) {
     const bool requires_grad = tensor.requires_grad();
     const at::NoGradGuard no_grad;  // a copy is a leaf, too
-    tensor = tensor.to(device, /*non_blocking=*/true).set_requires_grad(requires_grad);
+    tensor = to_stage(tensor, device).set_requires_grad(requires_grad);
   }
-  return tensors;
+  return message;
 }
 
 void QueueTransfer::fail() {
@@ -83,57 +88,68 @@ void QueueTransfer::fail() {
   changed_.notify_all();
 }
 
-void RankTransfer::send_header(const at::Tensor& header, Message& message) const {
-  message.works.push_back(isend(header, peer_, group_, tag_, timeout_));
+RankTransfer::Pending& RankTransfer::send_header(const at::Tensor& header) {
+  Pending& pending = sending_.emplace_back();
+  pending.works.push_back(isend(header, peer_, group_, tag_, timeout_));
+  ++sent_;
+  return pending;
 }
 
-void RankTransfer::send(const Tensors& tensors) {
-  Message message;
-  send_header(header_of(tensors), message);
-  for (const at::Tensor& tensor : tensors) {
-    message.works.push_back(isend(tensor.detach(), peer_, group_, tag_ + 1, timeout_));
+void RankTransfer::send(const StageMessage& message) {
+  Pending& pending = send_header(header_of(message));
+  for (const at::Tensor& tensor : message.tensors) {
+    pending.works.push_back(isend(tensor.detach(), peer_, group_, tag_ + 1, timeout_));
   }
-  sent_.push_back(std::move(message));
 }
 
 void RankTransfer::fail() {
-  Message message;
-  send_header(at::zeros({kMessageHeader}, at::kLong), message);
-  sent_.push_back(std::move(message));
+  send_header(at::zeros({kMessageHeader}, at::kLong));
 }
 
-void RankTransfer::start_receiving(Message& message) {
-  for (const at::Tensor& tensor : message.tensors) {
+void RankTransfer::start_receiving(Pending& pending) {
+  for (const at::Tensor& tensor : pending.tensors) {
     at::Tensor values = tensor.detach();
-    message.works.push_back(irecv(values, peer_, group_, tag_ + 1, timeout_));
+    pending.works.push_back(irecv(values, peer_, group_, tag_ + 1, timeout_));
   }
 }
 
-void RankTransfer::expect(const Tensors& like) {
-  Message& message = expected_.emplace_back();
+void RankTransfer::expect(const std::vector<at::Tensor>& like) {
+  Pending& pending = expected_.emplace_back();
   for (const at::Tensor& tensor : like) {
-    message.tensors.push_back(at::empty_like(tensor, at::MemoryFormat::Contiguous));
+    pending.tensors.push_back(at::empty_like(tensor, at::MemoryFormat::Contiguous));
   }
-  start_receiving(message);
+  start_receiving(pending);
 }
 
-Transfer::Tensors RankTransfer::receive(at::Device device) {
+StageMessage RankTransfer::receive(at::Device device) {
   at::Tensor header = at::empty({kMessageHeader}, at::kLong);
   recv(header, peer_, group_, tag_, timeout_);
-  Message message{.tensors = tensors_like(header, device), .works = {}};
+  ++received_;
+  StageMessage message = message_of(header, device);
+  Pending pending{.tensors = message.tensors, .works = {}};
   if (expected_.empty()) {
-    start_receiving(message);
+    start_receiving(pending);
   } else {
-    message = std::move(expected_.front());
+    pending = std::move(expected_.front());
     expected_.pop_front();
   }
-  for (const WorkPtr& work : message.works) work->wait();
-  return message.tensors;
+  for (const WorkPtr& work : pending.works) work->wait();
+  message.tensors = pending.tensors;
+  return message;
+}
+
+void RankTransfer::discard(int64_t sent, at::Device device) {
+  while (received_ < sent) {
+    try {
+      receive(device);
+    } catch (const StageAbandoned&) {  // a notice
+    }
+  }
 }
 
 void RankTransfer::release(size_t kept) {
-  for (; sent_.size() > kept; sent_.pop_front()) {
-    for (const WorkPtr& work : sent_.front().works) work->wait();
+  for (; sending_.size() > kept; sending_.pop_front()) {
+    for (const WorkPtr& work : sending_.front().works) work->wait();
   }
 }
 

@@ -15,70 +15,89 @@ namespace syncbn::dist::detail {
 /// Thrown in a stage that waits for one that failed.
 struct StageAbandoned {};
 
-/// One direction between two stages. Tensors have no graph; whether they require a gradient arrives
-/// with them.
+/// What goes from a stage to a neighbour for a micro-batch. The tensors have no graph; whether they
+/// require a gradient arrives with them.
+struct StageMessage {
+  std::vector<at::Tensor> tensors;
+  int64_t samples = 0;      ///< of the micro-batch
+  bool is_training = true;  ///< a backward follows
+};
+
+/// A copy on `device`, or the tensor itself. Only copies to a GPU may be under way on return: those
+/// to the CPU have no stream that its readers wait for.
+inline at::Tensor to_stage(const at::Tensor& tensor, at::Device device) {
+  return tensor.to(device, /*non_blocking=*/device.is_cuda() && tensor.is_cuda());
+}
+
+/// One direction between two stages.
 class Transfer {
  public:
-  using Tensors = std::vector<at::Tensor>;
-
   Transfer() = default;
   virtual ~Transfer() = default;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
   /// Never waits for the other stage.
-  virtual void send(const Tensors& tensors) = 0;
-  /// The next tensors, on `device`. @throws StageAbandoned if the sender has failed.
-  virtual Tensors receive(at::Device device) = 0;
-  /// In place of tensors: the sender has failed. Never waits.
+  virtual void send(const StageMessage& message) = 0;
+  /// The next message, with its tensors on `device`. @throws StageAbandoned if the sender failed
+  virtual StageMessage receive(at::Device device) = 0;
+  /// Sends a notice of this stage's failure in place of a message. Never waits.
   virtual void fail() = 0;
 
   /// Starts a receive() of tensors like these.
-  virtual void expect(const Tensors& /*like*/) {}
-  /// Lets go of what was sent but for the latest `kept`, which may not have arrived.
+  virtual void expect(const std::vector<at::Tensor>& /*like*/) {}
+  /// Waits until all messages but the latest `kept` have arrived, and frees their tensors.
   virtual void release(size_t /*kept*/) {}
 };
 
 /// Between threads.
 class QueueTransfer : public Transfer {
  public:
-  void send(const Tensors& tensors) override;
-  Tensors receive(at::Device device) override;
+  void send(const StageMessage& message) override;
+  StageMessage receive(at::Device device) override;
   void fail() override;
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Tensors> waiting_;
+  std::deque<StageMessage> waiting_;
   bool has_failed_ = false;
 };
 
-/// Between ranks. A header with types and sizes, on the CPU, precedes each message.
+/// Between ranks. A header with types and sizes, on the CPU, precedes each message's tensors.
 class RankTransfer : public Transfer {
  public:
   RankTransfer(ProcessGroupPtr group, int peer, int tag, Timeout timeout)
       : group_(std::move(group)), peer_(peer), tag_(tag), timeout_(timeout) {}
 
-  void send(const Tensors& tensors) override;
-  Tensors receive(at::Device device) override;
+  void send(const StageMessage& message) override;
+  StageMessage receive(at::Device device) override;
   void fail() override;
-  void expect(const Tensors& like) override;
+  void expect(const std::vector<at::Tensor>& like) override;
   void release(size_t kept) override;
+
+  /// Messages and notices sent, and received.
+  int64_t sent() const { return sent_; }
+  int64_t received() const { return received_; }
+  /// Receives and drops what the peer has sent: `sent` messages and notices in all.
+  void discard(int64_t sent, at::Device device);
 
  private:
   /// Tensors under way.
-  struct Message {
-    Tensors tensors;
+  struct Pending {
+    std::vector<at::Tensor> tensors;
     std::vector<WorkPtr> works;
   };
-  void start_receiving(Message& message);
-  void send_header(const at::Tensor& header, Message& message) const;
+  void start_receiving(Pending& pending);
+  Pending& send_header(const at::Tensor& header);
 
   const ProcessGroupPtr group_;
   const int peer_;
   const int tag_;
   const Timeout timeout_;
-  std::deque<Message> sent_, expected_;
+  std::deque<Pending> sending_, expected_;
+  int64_t sent_ = 0;
+  int64_t received_ = 0;
 };
 
 }  // namespace syncbn::dist::detail
