@@ -10,8 +10,9 @@ gradients of ResNet-50 bucket by bucket, each as soon as backward has filled it,
 is left when backward ends is waited for.
 
 SyncBatchNorm's rows are merged up a tree: within a host through shared memory, between h hosts in log2 h hops,
-each of which brings one row; up to 16 ranks that share no memory exchange all rows in one hop. Over a ring, a layer's forward takes h - 1 hops, each with the rows of a host, and its
-backward 2 (h - 1).
+each of which brings one row; up to 16 ranks that share no memory exchange all rows in one hop. Gloo sends a row once
+the receiver has announced that it expects one. In the tree this takes a message more in the first hop alone, in a ring
+in each. A layer's forward takes h - 1 hops around the ring, each with the rows of a host, and its backward 2 (h - 1).
 """
 
 import argparse
@@ -103,13 +104,15 @@ class Network:
         """Seconds of the exchanges of a layer's forward and backward. A row has two float64 per channel."""
         row = 8 * 2 * channels
         if ring:
-            steps = 3 * (hosts - 1)
+            messages = 2 * 3 * (hosts - 1)
             received = (hosts - 1) * ranks_of_a_host * row + 2 * (hosts - 1) / hosts * row
         else:
-            steps = 2 * norm_hops(hosts, ranks_of_a_host)
-            received = 2 * row * (norm_hops(hosts) if steps > 2 else hosts - 1)
-        within = 2 * self.shared_memory if ranks_of_a_host > 1 else 0
-        return within + steps * self.latency + received / self.bandwidth
+            hops = norm_hops(hosts, ranks_of_a_host)
+            messages = 2 * (hops + 1) if hosts > 1 else 0
+            received = 2 * row * (hops if hops > 1 else hosts - 1)
+        steps = 2 if hosts > 1 else 1  # to the host's leader and back, or among all ranks
+        within = 2 * steps * self.shared_memory if ranks_of_a_host > 1 else 0
+        return within + messages * self.latency + received / self.bandwidth
 
 
 def norm_hops(hosts, ranks_of_a_host=RANKS_OF_A_HOST):
@@ -195,7 +198,7 @@ def main():
     parser.add_argument("--bandwidth", type=float, default=1.25, help="of a rank, GB/s each way")
     parser.add_argument("--latency", type=float, default=50, help="of a message between neighbours, microseconds")
     parser.add_argument("--shared_memory", type=float, default=20,
-                        help="of merging the rows of a host's ranks, microseconds")
+                        help="of a step of a host's ranks, microseconds")
     parser.add_argument("--backward", type=float, default=0.5, help="seconds")
     parser.add_argument("--ranks", type=int, nargs="*", default=[8, 64, 1024])
     parser.add_argument("--svg")
