@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """Prints the modelled table of docs/scaling.md and draws docs/scaling.svg. Nothing here is measured.
 
-  bench/ddp/scaling_model.py [--bandwidth 1.25] [--latency 50] [--backward 0.5] [--ranks 8 64 1024]
-                             [--svg FILE]
+  bench/ddp/scaling_model.py [--bandwidth 1.25] [--latency 50] [--shared_memory 20] [--backward 0.5]
+                             [--ranks 8 64 1024] [--svg FILE]
 
 An all-reduce of b bytes over n ranks takes steps * latency + 2 (n - 1) / n * b / bandwidth: a ring, which is
 what Gloo runs, has 2 (n - 1) steps, halving and doubling 2 log2 n. DistributedDataParallel sends the
 gradients of ResNet-50 bucket by bucket, each as soon as backward has filled it, one after the other; what
 is left when backward ends is waited for.
+
+SyncBatchNorm's rows are merged up a tree: within a host through shared memory, between h hosts in log2 h hops,
+each of which brings one row; up to 16 ranks that share no memory exchange all rows in one hop. Gloo sends a row once
+the receiver has announced that it expects one. In the tree this takes a message more in the first hop alone, in a ring
+in each. A layer's forward takes h - 1 hops around the ring, each with the rows of a host, and its backward 2 (h - 1).
 """
 
 import argparse
@@ -19,6 +24,7 @@ FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # PyTorch's
 POWER_SGD_RANK = 1  # PyTorch's
 NORM_CHANNELS = 26560  # of ResNet-50's 53 batch norm layers together
 NORM_LAYERS = 53
+RANKS_OF_A_HOST = 8
 ONE_HOP_RANKS = 16  # lib/dist/src/comm/transport/gloo.cpp
 
 
@@ -73,6 +79,7 @@ HOOKS = {"allreduce": Hook(size, 1),
 class Network:
     def __init__(self, arguments):
         self.latency, self.bandwidth = arguments.latency * 1e-6, arguments.bandwidth * 1e9
+        self.shared_memory = arguments.shared_memory * 1e-6
         self.backward = arguments.backward
 
     def steps(self, ranks, ring=True):
@@ -92,6 +99,27 @@ class Network:
             takes = self.exchange(ranks, bucket, hook, ring)
             end, busy = max(ready, end) + takes, busy + takes
         return max(end - self.backward, 0), busy
+
+    def norm_exchange(self, hosts, ranks_of_a_host, channels, ring=False):
+        """Seconds of the exchanges of a layer's forward and backward. A row has two float64 per channel."""
+        row = 8 * 2 * channels
+        if ring:
+            messages = 2 * 3 * (hosts - 1)
+            received = (hosts - 1) * ranks_of_a_host * row + 2 * (hosts - 1) / hosts * row
+        else:
+            hops = norm_hops(hosts, ranks_of_a_host)
+            messages = 2 * (hops + 1) if hosts > 1 else 0
+            received = 2 * row * (hops if hops > 1 else hosts - 1)
+        steps = 2 if hosts > 1 else 1  # to the host's leader and back, or among all ranks
+        within = 2 * steps * self.shared_memory if ranks_of_a_host > 1 else 0
+        return within + messages * self.latency + received / self.bandwidth
+
+
+def norm_hops(hosts, ranks_of_a_host=RANKS_OF_A_HOST):
+    """Between hosts."""
+    if ranks_of_a_host == 1 and 1 < hosts <= ONE_HOP_RANKS:
+        return 1
+    return math.ceil(math.log2(hosts))
 
 
 def table(network, ranks_of_rows):
@@ -114,24 +142,21 @@ def table(network, ranks_of_rows):
             print(f"| {ranks} | {name} | {2 * (ranks - 1) / ranks * sent / 1e6:.1f} | {1000 * busy:.0f} | "
                   f"{latency / busy:.0%} | {1000 * waits:.0f} | {1000 * other:.0f} | {step / (step + waits):.0%} |")
     print()
-    print("| ranks | connections of a rank | of the whole group | of the store | SyncBatchNorm: MiB a rank "
-          "receives | its latency, ms |")
-    print("|---|---|---|---|---|---|")
+    print("| ranks | connections of a rank | of the whole group | of the store |")
+    print("|---|---|---|---|")
     for ranks in ranks_of_rows:
-        received, steps = norm_exchange(ranks)
-        print(f"| {ranks} | {ranks - 1} | {ranks * (ranks - 1) // 2} | {ranks} | {received / MIB:.1f} | "
-              f"{1000 * steps * network.latency:.0f} |")
-
-
-def norm_exchange(ranks):
-    """Bytes that a rank receives, and messages in a row, for all layers in forward and backward. Rows of
-    float64: forward gathers mean, M2 and count from every rank, backward sums two numbers a channel, which
-    is one hop to every rank in small groups and a ring in larger ones."""
-    row = 8 * 2 * NORM_CHANNELS
-    forward = (row + 8 * NORM_LAYERS) * (ranks - 1)
-    if ranks <= ONE_HOP_RANKS:
-        return forward + row * (ranks - 1), 2 * NORM_LAYERS
-    return forward + 2 * (ranks - 1) / ranks * row, 3 * (ranks - 1) * NORM_LAYERS
+        print(f"| {ranks} | {ranks - 1} | {ranks * (ranks - 1) // 2} | {ranks} |")
+    print()
+    print("| ranks | hosts | hops between hosts | SyncBatchNorm, ms | share of the step | over a ring, ms |")
+    print("|---|---|---|---|---|---|")
+    for ranks_of_a_host in (RANKS_OF_A_HOST, 1):
+        for ranks in ranks_of_rows:
+            hosts = ranks // ranks_of_a_host
+            channels = NORM_CHANNELS / NORM_LAYERS
+            tree, ring = (NORM_LAYERS * network.norm_exchange(hosts, ranks_of_a_host, channels, over_ring)
+                          for over_ring in (False, True))
+            print(f"| {ranks} | {hosts} | {norm_hops(hosts, ranks_of_a_host)} | {1000 * tree:.0f} | {tree / (1.5 * network.backward):.1%} | "
+                  f"{1000 * ring:.0f} |")
 
 
 def draw(network, path):
@@ -172,6 +197,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bandwidth", type=float, default=1.25, help="of a rank, GB/s each way")
     parser.add_argument("--latency", type=float, default=50, help="of a message between neighbours, microseconds")
+    parser.add_argument("--shared_memory", type=float, default=20,
+                        help="of a step of a host's ranks, microseconds")
     parser.add_argument("--backward", type=float, default=0.5, help="seconds")
     parser.add_argument("--ranks", type=int, nargs="*", default=[8, 64, 1024])
     parser.add_argument("--svg")

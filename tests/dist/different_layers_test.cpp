@@ -142,7 +142,7 @@ TEST(DifferentLayersTest, BackwardIsComparedToo) {
   });
 }
 
-TEST(DifferentLayersTest, BackwardIsComparedWhereRowsAreAddedUpOnTheWay) {
+TEST(DifferentLayersTest, RowsThatAreMergedOnTheWayAreCompared) {
   // Shared memory takes the rows of all ranks at once up to 256 KiB, Gloo one of less than 64 KiB.
   for (const auto& [shared_memory, channels] : {std::pair{true, 20000}, std::pair{false, 5000}}) {
     run_ranks(2, [shared_memory = shared_memory, channels = channels](int rank) {
@@ -151,8 +151,8 @@ TEST(DifferentLayersTest, BackwardIsComparedWhereRowsAreAddedUpOnTheWay) {
       SyncBatchNorm second(SyncBatchNormOptions(channels).name("second"));
       const at::Tensor a = first(batch(channels).requires_grad_());
       const at::Tensor b = second(batch(channels).requires_grad_());
-      EXPECT_FALSE(dist::detail::sums_by_gathering(at::zeros({1, 2 * channels + 3}, at::kDouble),
-                                                   dist::detail::statistics_group({})));
+      EXPECT_TRUE(dist::detail::merges_in_tree(at::zeros({1, 2 * channels + 3}, at::kDouble),
+                                               dist::detail::statistics_group({})));
       EXPECT_THAT(
           message_of<UserError>([&] { (rank == 0 ? a : b).sum().backward(); }),
           AllOf(HasSubstr("rank 0 in layer 'first'"), HasSubstr("rank 1 in layer 'second'")));

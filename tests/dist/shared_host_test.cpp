@@ -31,6 +31,7 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "dist/hosts.h"
 #include "dist/shared_calls.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
@@ -125,14 +126,6 @@ TEST(SharedHostTest, AHandshakeOfAnotherBuildTurnsItOffForAll) {
   EXPECT_TRUE(equal->is_started_by_all(store));
 }
 
-bool may_make_namespaces() {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(::unshare(CLONE_NEWNS | CLONE_NEWPID) == 0 ? 0 : 1);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return status == 0;
-}
-
 // As in containers, only smaller.
 TEST(SharedHostTest, DevShmMayBeTiny) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
@@ -164,39 +157,9 @@ TEST(SharedHostTest, RanksThatDoNotSeeEachOthersProcessesUseGloo) {
   });
 }
 
-/// Runs ranks 2 and 3 in processes that see no others.
-int run_second_host(const std::function<void(int rank)>& body) {
-  if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 1;
-  if (::mount("proc", "/proc", "proc", 0, nullptr) != 0) return 1;
-  for (const int rank : {2, 3}) {
-    if (::fork() != 0) continue;
-    ::setenv("RANK", std::to_string(rank).c_str(), 1);
-    body(rank);
-    std::quick_exit(::testing::Test::HasFailure() ? 1 : 0);
-  }
-  int failures = 0;
-  int status = 0;
-  while (::wait(&status) > 0) failures += status == 0 ? 0 : 1;
-  return failures;
-}
-
-/// Ranks 0 and 1 are on one host, and ranks 2 and 3 on another.
-void run_ranks_on_two_hosts(const std::function<void(int rank)>& body) {
-  run_ranks(4, [&](int rank) {
-    if (rank < 2) return body(rank);
-    if (rank == 3) return;  // rank 2's process starts it
-    ASSERT_EQ(::unshare(CLONE_NEWPID | CLONE_NEWNS), 0);
-    const pid_t first = ::fork();  // the namespace ends with it
-    if (first == 0) std::quick_exit(run_second_host(body));
-    int status = 0;
-    ASSERT_EQ(::waitpid(first, &status, 0), first);
-    EXPECT_EQ(status, 0);
-  });
-}
-
 TEST(SharedHostTest, HostsMeetOverGloo) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
-  run_ranks_on_two_hosts([](int rank) {
+  run_ranks_on_hosts({2, 2}, [](int rank) {
     dist::init_process_group();
     reduce_everything(rank);
     average_everything(rank);
@@ -221,7 +184,7 @@ TEST(SharedHostTest, HostsMeetOverGloo) {
 
 TEST(SharedHostTest, AsynchronousCallsSpanHosts) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
-  run_ranks_on_two_hosts([](int rank) {
+  run_ranks_on_hosts({2, 2}, [](int rank) {
     dist::init_process_group();
     std::vector<Tensor> sums;
     std::vector<dist::WorkPtr> works;
@@ -274,7 +237,7 @@ void expect_batch_norm_of_all(int rank, int64_t channels) {
 
 TEST(SharedHostTest, SyncBatchNormSpansHosts) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
-  run_ranks_on_two_hosts([](int rank) {
+  run_ranks_on_hosts({2, 2}, [](int rank) {
     dist::init_process_group();
     // Few statistics, and more than fit into one step.
     for (const int64_t channels : {6, 20'000}) {
@@ -290,7 +253,7 @@ TEST(SharedHostTest, SyncBatchNormSpansHosts) {
 TEST(SharedHostTest, ADeadRankOfAnotherHostIsNamed) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   for (const int dead : {1, 2}) {
-    run_ranks_on_two_hosts([dead](int rank) {
+    run_ranks_on_hosts({2, 2}, [dead](int rank) {
       dist::init_process_group();
       expect_works(true);
       if (rank == dead) ::_exit(0);
@@ -315,7 +278,7 @@ TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHosts) {
   const auto wait_until = [](auto condition) {
     while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   };
-  run_ranks_on_two_hosts([&](int rank) {
+  run_ranks_on_hosts({2, 2}, [&](int rank) {
     dist::init_process_group();
     expect_works(true);
     const auto group = dist::new_group({2, 0, 1});

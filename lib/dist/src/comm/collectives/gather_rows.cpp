@@ -26,24 +26,20 @@ constexpr int kTag = 0x5b17;
 
 }  // namespace
 
-bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group) {
-  const Backend* const backend = backend_of(group);
-  return backend != nullptr && backend->gathers_in_one_hop(row);
-}
-
 c10::intrusive_ptr<c10d::Work> start_gather_rows(const at::Tensor& row, const at::Tensor& all,
                                                  const ProcessGroupPtr& group, Timeout timeout,
                                                  bool is_awaited) {
   const NamedAs named("all_gather", row.sizes());
-  if (sums_by_gathering(row, group)) {
+  Backend* const backend = backend_of(group);
+  if (backend != nullptr && backend->gathers_in_one_hop(row)) {
     const at::Tensor values = row.contiguous();
     const size_t begin = static_cast<size_t>(group->getRank()) * row.nbytes();
     // The row may already be in its place.
     std::memmove(static_cast<char*>(all.mutable_data_ptr()) + begin, values.const_data_ptr(),
                  row.nbytes());
     const auto limit = timeout.value_or(c10d::kUnsetTimeout);
-    if (!is_awaited) return backend_of(group)->start_gather_in_one_hop(all, limit);
-    backend_of(group)->gather_in_one_hop(all, limit);
+    if (!is_awaited) return backend->start_gather_in_one_hop(all, limit);
+    backend->gather_in_one_hop(all, limit);
     return {};
   }
   if (row.numel() != 0) {
@@ -65,11 +61,20 @@ at::Tensor gather_rows(const at::Tensor& row, const ProcessGroupPtr& group, Time
   return all;
 }
 
+bool merges_in_tree(const at::Tensor& row, const ProcessGroupPtr& group) {
+  const Backend* const backend = backend_of(group);
+  return backend != nullptr && row.is_cpu() && !backend->gathers_in_one_hop(row);
+}
+
+at::Tensor merge_in_tree(const at::Tensor& row, const ProcessGroupPtr& group, MergeRows merge,
+                         Timeout timeout) {
+  return backend_of(group)->merge_in_tree(row, merge, timeout.value_or(c10d::kUnsetTimeout));
+}
+
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
-  if (sums_by_gathering(row, group)) return gather_rows(row, group, timeout).sum(0);
   std::vector<at::Tensor> total{row.clone()};
   group->allreduce(total, with_timeout<c10d::AllreduceOptions>(timeout))->wait();
-  return total[0].view({-1});
+  return total[0];
 }
 
 at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout,

@@ -6,6 +6,8 @@
 
 #include <syncbn/dist/collectives.h>
 
+#include "transport/transport.h"
+
 namespace syncbn::dist::detail {
 
 /// Every rank's row: takes [1, n], returns [W, n] in the order of ranks. One collective.
@@ -19,11 +21,16 @@ c10::intrusive_ptr<c10d::Work> start_gather_rows(const at::Tensor& row, const at
                                                  const ProcessGroupPtr& group, Timeout timeout,
                                                  bool is_awaited);
 
-/// Whether sum_rows() adds up what gather_rows() returns: faster than an all-reduce if a row
-/// reaches all ranks in one hop. Equal on all ranks.
-bool sums_by_gathering(const at::Tensor& row, const ProcessGroupPtr& group);
+/// Whether merge_in_tree() is faster than gather_rows(): on the CPU, unless rows reach all ranks in
+/// one hop. Equal on all ranks. False for a group made elsewhere.
+bool merges_in_tree(const at::Tensor& row, const ProcessGroupPtr& group);
 
-/// The sum of all rows: takes [1, n], returns [n], with equal bits on all ranks. One collective.
+/// What the rows of all ranks merge to, [1, n], with equal bits on all ranks. One collective.
+/// @param row [1, n], contiguous, for which merges_in_tree() is true; may be overwritten.
+at::Tensor merge_in_tree(const at::Tensor& row, const ProcessGroupPtr& group, MergeRows merge,
+                         Timeout timeout = std::nullopt);
+
+/// The sum of all rows, [1, n], with equal bits on all ranks. One collective.
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                     Timeout timeout = std::nullopt);
 

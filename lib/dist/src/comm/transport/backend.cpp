@@ -329,16 +329,15 @@ bool Backend::gathers_in_one_hop(const at::Tensor& row) const {
   return row.is_cpu() && row.numel() != 0 && cpu_->gathers_in_one_hop(row.nbytes());
 }
 
-void Backend::gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout) {
+template <class Body>
+void Backend::run_blocking(Call call, const Body& body) {
   require_usable();
-  Call call = same_sizes(OpType::_ALLGATHER_BASE, "all_gather", all).call;
-  call.sizes[0] = 1;
   NamedAs::apply_to(call);
   start_queue_->drain();
   try {
     std::unique_lock lock(start_mutex_);
     call.sequence = sequence_ + 1;
-    cpu_->gather_in_one_hop(call, all, timeout, [&] {
+    body(call, [&] {
       log_->begin(call, WorkPtr());
       ++sequence_;
       lock.unlock();
@@ -347,6 +346,24 @@ void Backend::gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds
     label_of(call).rethrow();
   }
   log_->succeed(call);
+}
+
+void Backend::gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout) {
+  Call call = same_sizes(OpType::_ALLGATHER_BASE, "all_gather", all).call;
+  call.sizes[0] = 1;
+  run_blocking(std::move(call), [&](const Call& numbered, c10::function_ref<void()> started) {
+    cpu_->gather_in_one_hop(numbered, all, timeout, started);
+  });
+}
+
+at::Tensor Backend::merge_in_tree(const at::Tensor& row, MergeRows merge,
+                                  std::chrono::milliseconds timeout) {
+  at::Tensor merged;
+  run_blocking(same_sizes(OpType::ALLREDUCE, "merge", row).call,
+               [&](const Call& numbered, c10::function_ref<void()> started) {
+                 merged = cpu_->merge_in_tree(numbered, row, merge, timeout, started);
+               });
+  return merged;
 }
 
 Backend::WorkPtr Backend::start_gather_in_one_hop(const at::Tensor& all,

@@ -66,6 +66,11 @@ class Backend : public c10d::Backend {
   /// @param timeout c10d::kUnsetTimeout: the group's.
   void gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout);
 
+  /// As Transport::merge_in_tree(). It also bypasses the dispatcher.
+  /// @param timeout c10d::kUnsetTimeout: the group's.
+  at::Tensor merge_in_tree(const at::Tensor& row, MergeRows merge,
+                           std::chrono::milliseconds timeout);
+
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
@@ -118,6 +123,10 @@ class Backend : public c10d::Backend {
   /// Starts `method` of c10d::Backend on the transport for the call.
   template <class Method, class... Arguments>
   WorkPtr run(PlacedCall placed, Method method, Arguments&... arguments);
+  /// Makes a blocking call of a CPU transport.
+  /// @param body takes the call and a function to call once it has started.
+  template <class Body>
+  void run_blocking(Call call, const Body& body);
 
   const std::shared_ptr<Transport> cpu_;
   const std::shared_ptr<Transport> cuda_;  ///< may be null

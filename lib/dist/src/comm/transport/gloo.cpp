@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "transport/no_sigpipe.h"
+#include "transport/row_tree.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -140,6 +141,20 @@ void Gloo::gather_in_one_hop(const Call& call, const at::Tensor& all,
   const auto work = gloo.alltoall_base(rows, copies, equal_splits, equal_splits, options);
   started();
   work->wait();
+}
+
+at::Tensor Gloo::merge_in_tree(const Call& call, const at::Tensor& row, MergeRows merge,
+                               std::chrono::milliseconds timeout,
+                               c10::function_ref<void()> started) {
+  started();  // the tag tells the messages from those of later calls
+  return merge_in_tree(tag_of(call), row, merge, timeout);
+}
+
+at::Tensor Gloo::merge_in_tree(uint64_t tag, const at::Tensor& row, MergeRows merge,
+                               std::chrono::milliseconds timeout) {
+  if (timeout == c10d::kUnsetTimeout) timeout = gloo_->getOptions()->timeout;
+  RowTree tree(*gloo_, static_cast<int>(tag & 0x7fffffff), merge, timeout);
+  return tree.merged(row);
 }
 
 }  // namespace syncbn::dist::detail

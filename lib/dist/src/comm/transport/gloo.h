@@ -36,6 +36,13 @@ class Gloo : public Transport {
   bool gathers_in_one_hop(size_t bytes) const override;
   void gather_in_one_hop(const Call& call, const at::Tensor& all, std::chrono::milliseconds timeout,
                          c10::function_ref<void()> started) override;
+  at::Tensor merge_in_tree(const Call& call, const at::Tensor& row, MergeRows merge,
+                           std::chrono::milliseconds timeout,
+                           c10::function_ref<void()> started) override;
+  /// Recursive doubling: ceil(log2 of the ranks) hops, in each of which a rank receives one row.
+  /// @param tag as tag_of(). @param timeout of each hop.
+  at::Tensor merge_in_tree(uint64_t tag, const at::Tensor& row, MergeRows merge,
+                           std::chrono::milliseconds timeout);
 
  private:
   const bool all_ours_;

@@ -17,7 +17,7 @@ namespace syncbn::dist::detail::shm {
 namespace {
 
 // Increase it with every change to the contents of segments, or to the order of accesses.
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 
 std::string key_of(int rank) {
   return fmt::format("syncbn/shared-memory/{}/{}", kVersion, rank);

@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "transport/leader_operation.h"
+
 namespace syncbn::dist::detail::shm {
 
 size_t Hosts::host_of(int rank) const {
@@ -27,62 +29,12 @@ size_t Hosts::max_ranks() const {
 
 namespace {
 
-constexpr int kLeader = 0;  ///< among the ranks of a host
-
-/// The leader consumes chunks of all ranks of its host, makes the call together with the other
-/// leaders, and publishes the outcome in chunks.
-class HierarchicalOperation : public Operation {
- public:
-  HierarchicalOperation(const HostsPtr& hosts, const Layout& layout, at::TensorList outputs,
-                        int64_t bytes_up, int64_t bytes_down)
-      : Operation(outputs), hosts_(hosts), up_(bytes_up, layout), down_(bytes_down, layout) {}
-
-  int64_t steps() const override { return up_.count() + down_.count(); }
-  bool blocks() const override { return hosts_->is_leader(); }
-
-  void publish(const Step& step) override {
-    if (step.number < up_.count()) return publish_up(up_.at(step.number), step);
-    if (!hosts_->is_leader()) return;
-    if (step.number == up_.count()) {
-      using std::chrono::milliseconds;
-      const auto left = step.deadline - std::chrono::steady_clock::now();
-      call(hosts_->leaders->with_tag(step.tag),
-           std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left)));
-    }
-    const Chunk part = down_.at(step.number - up_.count());
-    copy_bytes(step.input(kLeader), outcome() + part.begin, part.bytes);
-  }
-
-  void consume(const Step& step) override {
-    if (step.number < up_.count()) {
-      if (hosts_->is_leader()) consume_up(up_.at(step.number), step);
-    } else if (!hosts_->is_leader()) {
-      const Chunk part = down_.at(step.number - up_.count());
-      copy_bytes(outcome() + part.begin, step.input(kLeader), part.bytes);
-    }
-  }
-
- protected:
-  const HostsPtr hosts_;
-
- private:
-  virtual void publish_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
-  /// On the leader: consumes the chunks of its host's ranks.
-  virtual void consume_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
-  /// On the leader: makes the call together with the other leaders.
-  virtual void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) = 0;
-  /// What the leader publishes for its host, and the other ranks receive.
-  virtual std::byte* outcome() { return nullptr; }
-
-  const Chunks up_;
-  const Chunks down_;
-};
-
-class HierarchicalAllReduce : public HierarchicalOperation {
+class HierarchicalAllReduce : public LeaderOperation {
  public:
   HierarchicalAllReduce(const HostsPtr& hosts, const Layout& layout, const at::Tensor& tensor,
                         Reduce reduce, c10d::ReduceOp::RedOpType op)
-      : HierarchicalOperation(hosts, layout, {tensor}, bytes_of(tensor), bytes_of(tensor)),
+      : LeaderOperation(hosts->leaders, layout, {tensor}, bytes_of(tensor), bytes_of(tensor)),
+        hosts_(hosts),
         reduce_(reduce),
         op_(op) {}
 
@@ -100,7 +52,7 @@ class HierarchicalAllReduce : public HierarchicalOperation {
             chunk.bytes / values().element_size(), 1);
   }
 
-  void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
+  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
     if (values().bytes() == 0) return;
     const at::NoGradGuard no_grad;
     at::Tensor flat = values().flat();
@@ -113,23 +65,25 @@ class HierarchicalAllReduce : public HierarchicalOperation {
       options.reduceOp = is_any ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN;
     }
     std::vector<at::Tensor> tensors{flat};
-    leaders.allreduce(tensors, options)->wait();
+    leaders_->with_tag(tag).allreduce(tensors, options)->wait();
     if (op_ != c10d::ReduceOp::AVG) return;
     flat.div_(hosts_->count_ranks());
   }
 
   std::byte* outcome() override { return values().data(); }
 
+  const HostsPtr hosts_;
   const Reduce reduce_;
   const c10d::ReduceOp::RedOpType op_;
 };
 
-class HierarchicalAllGather : public HierarchicalOperation {
+class HierarchicalAllGather : public LeaderOperation {
  public:
   HierarchicalAllGather(const HostsPtr& hosts, const Layout& layout,
                         const std::vector<at::Tensor>& outputs, const at::Tensor& input)
-      : HierarchicalOperation(hosts, layout, outputs, bytes_of(input),
-                              bytes_of(input) * static_cast<int64_t>(outputs.size())),
+      : LeaderOperation(hosts->leaders, layout, outputs, bytes_of(input),
+                        bytes_of(input) * static_cast<int64_t>(outputs.size())),
+        hosts_(hosts),
         input_(input),
         rows_(at::empty({static_cast<int64_t>(outputs.size()), input_.bytes()}, at::kByte)) {
     if (!hosts->is_leader()) return;
@@ -160,8 +114,9 @@ class HierarchicalAllGather : public HierarchicalOperation {
   }
 
   // Hosts may have different numbers of ranks, but Gloo needs the same number of rows from each.
-  void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
+  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
     if (input_.bytes() == 0) return;
+    c10d::Backend& leaders = leaders_->with_tag(tag);
     at::Tensor all = at::empty({leaders.getSize() * host_rows_.numel()}, at::kByte);
     at::Tensor own = host_rows_.view(-1);
     c10d::AllgatherOptions options;
@@ -179,16 +134,18 @@ class HierarchicalAllGather : public HierarchicalOperation {
 
   std::byte* outcome() override { return row(rows_, 0); }
 
+  const HostsPtr hosts_;
   const Dense input_;
   const at::Tensor rows_;  ///< of all ranks, as bytes
   at::Tensor host_rows_;   ///< of the leader's host
 };
 
-class HierarchicalBroadcast : public HierarchicalOperation {
+class HierarchicalBroadcast : public LeaderOperation {
  public:
   HierarchicalBroadcast(const HostsPtr& hosts, const Layout& layout, const at::Tensor& tensor,
                         int root)
-      : HierarchicalOperation(hosts, layout, {tensor}, bytes_of(tensor), bytes_of(tensor)),
+      : LeaderOperation(hosts->leaders, layout, {tensor}, bytes_of(tensor), bytes_of(tensor)),
+        hosts_(hosts),
         host_(hosts->host_of(root)) {
     const std::vector<int>& ranks = hosts->ranks[host_];
     root_ = static_cast<int>(std::find(ranks.begin(), ranks.end(), root) - ranks.begin());
@@ -206,31 +163,32 @@ class HierarchicalBroadcast : public HierarchicalOperation {
     if (is_here()) copy_bytes(values().data() + chunk.begin, step.input(root_), chunk.bytes);
   }
 
-  void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
+  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
     if (values().bytes() == 0) return;
     std::vector<at::Tensor> tensors{values().flat().view(at::kByte)};
     c10d::BroadcastOptions options;
     options.timeout = timeout;
     options.rootRank = static_cast<int64_t>(host_);
-    leaders.broadcast(tensors, options)->wait();
+    leaders_->with_tag(tag).broadcast(tensors, options)->wait();
   }
 
   std::byte* outcome() override { return values().data(); }
 
+  const HostsPtr hosts_;
   const size_t host_;  ///< the root's
   int root_ = 0;       ///< among the ranks of its host
 };
 
-class HierarchicalBarrier : public HierarchicalOperation {
+class HierarchicalBarrier : public LeaderOperation {
  public:
   HierarchicalBarrier(const HostsPtr& hosts, const Layout& layout)
-      : HierarchicalOperation(hosts, layout, {}, 0, 0) {}
+      : LeaderOperation(hosts->leaders, layout, {}, 0, 0) {}
 
  private:
-  void call(c10d::Backend& leaders, std::chrono::milliseconds timeout) override {
+  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
     c10d::BarrierOptions options;
     options.timeout = timeout;
-    leaders.barrier(options)->wait();
+    leaders_->with_tag(tag).barrier(options)->wait();
   }
 };
 

@@ -41,6 +41,7 @@ class Hierarchical : public SharedMemory {
                                              const at::Tensor& input) override;
   std::unique_ptr<Operation> make_broadcast(const at::Tensor& tensor, int root) override;
   std::unique_ptr<Operation> make_barrier() override;
+  std::shared_ptr<Gloo> leaders() const override { return hosts_->leaders; }
 
   void release_leader();
 

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/ops/empty.h>
+
+#include "transport/leader_operation.h"
+
 namespace syncbn::dist::detail::shm {
 namespace {
 
@@ -146,6 +150,42 @@ class GatherInPlace : public Operation {
   std::byte* row(int rank) const { return values().data() + rank * row_bytes_; }
 
   const int64_t row_bytes_;
+};
+
+/// The leader merges the rows of its host, and the leaders those of all hosts.
+class MergeInTree : public LeaderOperation {
+ public:
+  /// @param row [1, n], replaced by what all rows merge to.
+  MergeInTree(std::shared_ptr<Gloo> leaders, const Layout& layout, const at::Tensor& row,
+              MergeRows merge)
+      : LeaderOperation(std::move(leaders), layout, {row}, bytes_of(row), bytes_of(row)),
+        merge_(merge) {}
+
+ private:
+  void publish_up(const Chunk& chunk, const Step& step) override {
+    copy_bytes(step.input(step.rank), values().data() + chunk.begin, chunk.bytes);
+  }
+
+  void consume_up(const Chunk& chunk, const Step& step) override {
+    const at::Tensor& row = values().tensor();
+    if (!rows_.defined()) rows_ = at::empty({step.ranks(), row.size(1)}, row.options());
+    for (int rank = 0; rank < step.ranks(); ++rank) {
+      auto* const to = static_cast<std::byte*>(rows_.mutable_data_ptr()) + rank * values().bytes();
+      copy_bytes(to + chunk.begin, step.input(rank), chunk.bytes);
+    }
+  }
+
+  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
+    at::Tensor merged = merge_(rows_);
+    if (leaders_) merged = leaders_->merge_in_tree(tag, merged, merge_, timeout);
+    copy_bytes(values().data(), static_cast<const std::byte*>(merged.const_data_ptr()),
+               values().bytes());
+  }
+
+  std::byte* outcome() override { return values().data(); }
+
+  const MergeRows merge_;
+  at::Tensor rows_;  ///< of the leader's host
 };
 
 class Broadcast : public Operation {
@@ -302,8 +342,22 @@ bool SharedMemory::gathers_in_one_hop(size_t bytes) const {
 void SharedMemory::gather_in_one_hop(const Call& call, const at::Tensor& all,
                                      std::chrono::milliseconds timeout,
                                      c10::function_ref<void()> started) {
-  const auto task = exchange_->begin(tag_of(call), std::make_unique<GatherInPlace>(all),
-                                     timeout_or_default(timeout));
+  run(call, std::make_unique<GatherInPlace>(all), timeout, started);
+}
+
+at::Tensor SharedMemory::merge_in_tree(const Call& call, const at::Tensor& row, MergeRows merge,
+                                       std::chrono::milliseconds timeout,
+                                       c10::function_ref<void()> started) {
+  run(call, std::make_unique<MergeInTree>(leaders(), exchange_->layout(), row, merge), timeout,
+      started);
+  return row;
+}
+
+/// A blocking call.
+void SharedMemory::run(const Call& call, std::unique_ptr<Operation> operation,
+                       std::chrono::milliseconds timeout, c10::function_ref<void()> started) {
+  const auto task =
+      exchange_->begin(tag_of(call), std::move(operation), timeout_or_default(timeout));
   ++calls_;
   started();
   exchange_->wait(task, kNoTimeout);

@@ -35,6 +35,9 @@ class SharedMemory : public Transport, private c10d::Backend {
   bool gathers_in_one_hop(size_t bytes) const override;
   void gather_in_one_hop(const Call& call, const at::Tensor& all, std::chrono::milliseconds timeout,
                          c10::function_ref<void()> started) override;
+  at::Tensor merge_in_tree(const Call& call, const at::Tensor& row, MergeRows merge,
+                           std::chrono::milliseconds timeout,
+                           c10::function_ref<void()> started) override;
 
  protected:
   const std::shared_ptr<Exchange> exchange_;
@@ -55,9 +58,13 @@ class SharedMemory : public Transport, private c10d::Backend {
                                                      const at::Tensor& input);
   virtual std::unique_ptr<Operation> make_broadcast(const at::Tensor& tensor, int root);
   virtual std::unique_ptr<Operation> make_barrier();
+  /// As LeaderOperation takes it.
+  virtual std::shared_ptr<Gloo> leaders() const { return nullptr; }
 
   WorkPtr start(c10d::OpType type, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
+  void run(const Call& call, std::unique_ptr<Operation> operation,
+           std::chrono::milliseconds timeout, c10::function_ref<void()> started);
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const {
     return timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
   }

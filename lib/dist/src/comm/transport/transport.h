@@ -12,6 +12,10 @@
 
 namespace syncbn::dist::detail {
 
+/// Takes rows [k, n] of neighbouring ranks in the order of ranks, returns [1, n]. Associative, but
+/// for rounding, and equal inputs give equal bits.
+using MergeRows = c10::function_ref<at::Tensor(const at::Tensor& rows)>;
+
 /// Carries out the calls of one group. Implementations: Gloo, SharedMemory (one host), Hierarchical
 /// (shared memory within hosts, Gloo between them), Nccl. Backend chooses by the tensor's device.
 class Transport {
@@ -38,6 +42,15 @@ class Transport {
                                  std::chrono::milliseconds /*timeout*/,
                                  c10::function_ref<void()> /*started*/) {
     throw base::InternalError("gather_in_one_hop() of a transport that has none");
+  }
+
+  /// Merges the rows of all ranks up a tree: blocking, with equal bits on all ranks.
+  /// @param row [1, n] on the CPU, contiguous; may be overwritten.
+  /// @param started called as soon as other calls may start.
+  virtual at::Tensor merge_in_tree(const Call& /*call*/, const at::Tensor& /*row*/,
+                                   MergeRows /*merge*/, std::chrono::milliseconds /*timeout*/,
+                                   c10::function_ref<void()> /*started*/) {
+    throw base::InternalError("merge_in_tree() of a transport that has none");
   }
 
   /// True for NCCL: calls run on CUDA streams, the first one connects, and it has its own watchdog.

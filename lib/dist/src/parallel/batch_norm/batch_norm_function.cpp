@@ -107,7 +107,7 @@ MergedMoments statistics(std::span<Part* const> parts, const Exchange& exchange,
       is_alone && kernels.fused_local_forward != nullptr
           ? kernels.fused_local_forward(input, arguments.weight, arguments.bias, arguments.eps,
                                         epilogue_of(arguments), output)
-          : kernels.merge(exchange.gather(local_moments(parts)), input.size(1));
+          : kernels.merge(exchange.moments(local_moments(parts)), input.size(1));
   // Reading the total waits for the GPU: only necessary with fewer than two values on this rank.
   const double total = count > 1 ? 2.0 : merged.count.item<double>();
   if (total == 1) {

@@ -18,6 +18,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "batch_norm/batch_norm_kernels.h"
 #include "collectives/gather_rows.h"
 #include "groups/world.h"
 #include "monitor/flight_recorder.h"
@@ -28,9 +29,9 @@ namespace {
 
 // A header: layer, channels and dtype, number of the exchange, each exact in float64; all zero from
 // a rank without input in a join() span. It follows the values of a row: the 2C + 1 statistics of a
-// forward, or the 2C or 4C sums of a backward, so rows of the two never have the same length. In
-// rows that are summed on the way, 1, h and h^2 for a hash h of the header replace it.
+// forward, or the 2C or 4C sums of a backward, so rows of the two never have the same length.
 constexpr size_t kHeader = 3;
+constexpr double kMixed = -1;     ///< the first number of the header of rows with different headers
 constexpr int64_t kDtypes = 256;  ///< upper bound on the values of at::ScalarType
 
 /// Does not depend on compiler or standard library.
@@ -38,21 +39,6 @@ uint64_t hash_of(std::string_view bytes) {
   base::Fnv1a hash;
   hash.add_bytes(bytes);
   return hash.value();
-}
-
-/// A hash of 16 bits: sums of squares of such numbers are exact.
-double short_hash(const std::array<double, kHeader>& header) {
-  const std::string_view bytes(reinterpret_cast<const char*>(header.data()), sizeof(header));
-  const uint64_t hash = hash_of(bytes);
-  return static_cast<double>((hash ^ (hash >> 16) ^ (hash >> 32) ^ (hash >> 48)) & 0xffff);
-}
-
-/// Whether n numbers are equal: only then n * (sum of squares) = (sum)^2.
-/// @param sums n, the sum and the sum of squares
-bool all_equal(const double* sums) {
-  const auto n = static_cast<uint64_t>(sums[0]);
-  const auto total = static_cast<uint64_t>(sums[1]);
-  return n * static_cast<uint64_t>(sums[2]) == total * total;
 }
 
 using Values = at::ArrayRef<double>;
@@ -82,6 +68,48 @@ at::Tensor add_up(const at::Tensor& rows, int64_t n) {
     for (int64_t i = 0; i < n; ++i) sums[i] += row[i];
   }
   return total;
+}
+
+/// [3]: the header of rows merged on the way.
+std::array<double, kHeader> common_header(const at::Tensor& rows) {
+  std::array<double, kHeader> common{};
+  const double* header = rows.const_data_ptr<double>() + rows.size(1) - kHeader;
+  for (int64_t i = 0; i < rows.size(0); ++i, header += rows.size(1)) {
+    if (header[0] == 0) continue;
+    if (common[0] == 0) std::copy_n(header, kHeader, common.begin());
+    if (!std::equal(common.begin(), common.end(), header)) common = {kMixed};
+  }
+  return common;
+}
+
+/// MergeRows of a forward.
+at::Tensor merge_moments(const at::Tensor& rows) {
+  const int64_t channels = (rows.size(1) - static_cast<int64_t>(kHeader) - 1) / 2;
+  const MergedMoments merged = batch_norm_kernels(at::kCPU).merge(rows, channels);
+  return row_of(
+      {values_of(merged.mean), values_of(merged.m2), values_of(merged.count), common_header(rows)});
+}
+
+/// MergeRows of a backward.
+at::Tensor merge_sums(const at::Tensor& rows) {
+  const at::Tensor sums = add_up(rows, rows.size(1) - static_cast<int64_t>(kHeader));
+  return row_of({values_of(sums), common_header(rows)});
+}
+
+/// The rows of all ranks, or one row if they are merged on the way.
+at::Tensor collect(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group,
+                   Timeout timeout) {
+  const bool is_sum = step == JoinStep::kSums;
+  if (is_sum && !row.is_cpu()) return sum_rows(row, group, timeout);
+  if (!merges_in_tree(row, group)) return gather_rows(row, group, timeout);
+  return merge_in_tree(row, group, is_sum ? merge_sums : merge_moments, timeout);
+}
+
+/// Whether rows with different headers were merged on the way; equal on all ranks.
+/// @param rows from collect(), on the CPU.
+bool are_mixed(const at::Tensor& rows) {
+  const double* const end = rows.const_data_ptr<double>() + rows.size(1);
+  return *(end - kHeader) == kMixed;
 }
 
 }  // namespace
@@ -232,36 +260,25 @@ at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
   return row;
 }
 
-at::Tensor Exchange::gather(const at::Tensor& values) const {
-  if (!group_) return values.unsqueeze(0);
-  const at::Tensor row = prepare_row(values, next_header(), JoinStep::kGather);
+at::Tensor Exchange::exchange(JoinStep step, const at::Tensor& values) const {
+  const Header header = next_header();
+  const at::Tensor row = prepare_row(values, header, step);
   const NamedAs named(layer_->called, row.sizes());
-  at::Tensor all = gather_rows(row, group_, timeout_);
-  if (row.is_cpu()) compare(all, values.numel());
-  return all;
+  const at::Tensor rows = collect(step, row, group_, timeout_);
+  if (!row.is_cpu()) return rows;
+  if (are_mixed(rows)) compare(gather_rows(row_of({header}), group_, timeout_), 0);
+  compare(rows, values.numel());
+  return rows;
 }
 
-at::Tensor Exchange::sum(const at::Tensor& values) const {
-  if (!group_) return values;
-  const Header header = next_header();
-  const at::Tensor row = prepare_row(values, header, JoinStep::kSum);
-  const NamedAs named(layer_->called, row.sizes());
-  if (!row.is_cpu()) return sum_rows(row, group_, timeout_);
-  const int64_t n = values.numel();
-  if (sums_by_gathering(row, group_)) {
-    const at::Tensor all = gather_rows(row, group_, timeout_);
-    compare(all, n);
-    return add_up(all, n);
-  }
-  const double hash = short_hash(header);
-  const Header summed{1, hash, hash * hash};
-  std::copy(summed.begin(), summed.end(), row.mutable_data_ptr<double>() + n);
-  const at::Tensor total = sum_rows(row, group_, timeout_);
-  // All ranks see the same sums, so all of them take this branch.
-  if (!all_equal(total.const_data_ptr<double>() + n)) {
-    compare(gather_rows(row_of({header}), group_, timeout_), 0);
-  }
-  return total.narrow(0, 0, n);
+at::Tensor Exchange::moments(const at::Tensor& own) const {
+  return group_ ? exchange(JoinStep::kMoments, own) : own.unsqueeze(0);
+}
+
+at::Tensor Exchange::sum(const at::Tensor& own) const {
+  if (!group_) return own;
+  const at::Tensor rows = exchange(JoinStep::kSums, own);
+  return rows.is_cpu() ? add_up(rows, own.numel()) : rows[0];
 }
 
 void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group) {
@@ -280,16 +297,9 @@ void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& 
     state->backend->in_flight_headers().send(at::zeros({1, kHeader}, at::kDouble), group,
                                              std::nullopt, "join()");
   }
-  if (step == JoinStep::kGather) {
-    gather_rows(row, group);
-    return;
-  }
   const NamedAs named("join()", row.sizes());
-  const at::Tensor total = sum_rows(row, group);
-  if (!row.is_cpu() || sums_by_gathering(row, group)) return;
-  if (!all_equal(total.const_data_ptr<double>() + total.numel() - kHeader)) {
-    gather_rows(at::zeros({1, kHeader}, at::kDouble), group);
-  }
+  const at::Tensor rows = collect(step, row, group, std::nullopt);
+  if (row.is_cpu() && are_mixed(rows)) gather_rows(at::zeros({1, kHeader}, at::kDouble), group);
 }
 
 }  // namespace syncbn::dist::detail

@@ -26,10 +26,11 @@ struct LayerName {
 /// The exchanges of one forward of a layer and of its backward. A header with the layer's name, its
 /// channels, the input's dtype and the number of the exchange belongs to each; if headers differ,
 /// every rank throws base::UserError that names the ranks and their layers. On CPUs the header is
-/// part of the row; in groups whose calls are not compared otherwise, a message with the row's size
-/// precedes it. Headers of rows on GPUs travel between the processes; over NCCL no rank waits for
-/// them, so a later exchange throws, and rows of different layers are mixed until then. A single
-/// rank exchanges nothing.
+/// part of the row; rows with different headers that were merged on the way are marked, and ranks
+/// then gather the headers. In groups whose calls are not compared otherwise, a message with the
+/// row's size precedes the row. Headers of rows on GPUs travel between the processes; over NCCL no
+/// rank waits for them, so a later exchange throws, and rows of different layers are mixed until
+/// then. A single rank exchanges nothing.
 class Exchange : public torch::CustomClassHolder {
  public:
   /// @param group null, or of one rank: nothing is exchanged.
@@ -39,10 +40,11 @@ class Exchange : public torch::CustomClassHolder {
 
   int ranks() const { return group_ ? group_->getSize() : 1; }
 
-  /// [n] float64 in, [W, n or more] out: in the order of ranks, rows that begin with the n values.
-  at::Tensor gather(const at::Tensor& values) const;
+  /// [2C+1] in, as BatchNormKernels::moments() returns them. Out what BatchNormKernels::merge()
+  /// takes: a row of each rank, in the order of ranks, or one row if they were merged on the way.
+  at::Tensor moments(const at::Tensor& own) const;
   /// The sum of every rank's values: [n] float64 in, [n] out, the same bits on each rank.
-  at::Tensor sum(const at::Tensor& values) const;
+  at::Tensor sum(const at::Tensor& own) const;
 
  private:
   struct Names;
@@ -52,6 +54,7 @@ class Exchange : public torch::CustomClassHolder {
 
   using Header = std::array<double, 3>;
   Header next_header() const;
+  at::Tensor exchange(JoinStep step, const at::Tensor& values) const;
   at::Tensor prepare_row(const at::Tensor& values, const Header& header, JoinStep step) const;
   void compare(const at::Tensor& rows, int64_t first) const;
 
@@ -61,7 +64,7 @@ class Exchange : public torch::CustomClassHolder {
   const Layer* layer_ = nullptr;  ///< outlives this
 };
 
-/// Takes part in gather() or sum() of the other ranks without running the layer.
+/// Takes part in moments() or sum() of the other ranks without running the layer.
 /// @param row of zeros, with the header's columns.
 void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 

@@ -77,7 +77,7 @@ void JoinStatistics::end_backward() {
 bool JoinStatistics::serve() {
   for (;;) {
     const Announcement next = exchange({});
-    if (next.step != JoinStep::kGather && next.step != JoinStep::kSum) return next.columns != 0;
+    if (next.step != JoinStep::kMoments && next.step != JoinStep::kSums) return next.columns != 0;
     join_exchange(
         next.step,
         at::zeros({1, next.columns}, at::TensorOptions().device(device_).dtype(next.dtype)),

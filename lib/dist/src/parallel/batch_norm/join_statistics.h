@@ -10,7 +10,7 @@
 namespace syncbn::dist::detail {
 
 /// What the ranks with input do next; kNoInput from the others.
-enum class JoinStep : int64_t { kNoInput, kGather, kSum, kForwardEnd, kBackwardEnd };
+enum class JoinStep : int64_t { kNoInput, kMoments, kSums, kForwardEnd, kBackwardEnd };
 
 /// SyncBatchNorm inside a join() span: ranks without input take part in the exchanges of the
 /// others, with rows of no samples. They do not run the layers, so the ranks with input announce
@@ -58,7 +58,7 @@ class JoinStatistics {
   std::optional<bool> some_joined_;
 };
 
-/// SyncBatchNorm calls this before gather_rows(row, group) and sum_rows(row, group).
+/// SyncBatchNorm calls this before it exchanges a row.
 void announce_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
 }  // namespace syncbn::dist::detail
