@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times ResNet-50 in two halves on two CPU devices of one core each, pipelined and not, and draws docs/pipeline.svg.
 
-  bench/pipeline/run.py [--pairs 9] [--build build] [--svg FILE]
+  bench/pipeline/run.py [--pairs 7] [--build build] [--svg FILE]
 
-A training step by examples/model_parallel, of 32 images of 128 x 128, by the number of micro-batches. The ratio of times is
+A training step by examples/model_parallel, of 64 images of 128 x 128, by the number of micro-batches. The ratio of times is
 that of a round, in which each number has its turn, with an interval that holds its median with 95 % or more.
 Needs matplotlib.
 """
@@ -24,7 +24,7 @@ from matplotlib import pyplot  # noqa: E402
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from pairs import ROOT, median_and_interval, parse_arguments  # noqa: E402
 
-IMAGES, PIXELS = 32, 128
+IMAGES, PIXELS = 64, 128
 AT_LEAST = 1.6
 
 
@@ -62,7 +62,7 @@ def draw(seconds, svg):
 
 
 def main():
-    arguments = parse_arguments(__doc__, 9, lambda parser: parser.add_argument(
+    arguments = parse_arguments(__doc__, 7, lambda parser: parser.add_argument(
         "--svg", type=pathlib.Path, default=ROOT / "docs/pipeline.svg"))
     seconds = measure(arguments)
     best = 0

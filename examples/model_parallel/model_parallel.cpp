@@ -45,26 +45,42 @@ std::shared_ptr<Layer> take(nn::Module& module, const nn::Module& network,
                                 std::dynamic_pointer_cast<Layer>(network.named_children()[name]));
 }
 
+/// The blocks of a stage of ResNet from `begin` to before `end`.
+nn::Sequential blocks(const nn::Module& network, const std::string& name, size_t begin,
+                      size_t end) {
+  const auto stage = std::dynamic_pointer_cast<nn::SequentialImpl>(network.named_children()[name]);
+  nn::Sequential some;
+  for (size_t i = begin; i < std::min(end, stage->size()); ++i) {
+    some->push_back(*(stage->begin() + static_cast<std::ptrdiff_t>(i)));
+  }
+  return some;
+}
+
+// The first block of layer3 makes both halves take about as long.
+constexpr size_t kBlocksInFront = 1;
+
 struct FrontImpl : nn::Module {
   explicit FrontImpl(const nn::Module& resnet)
       : conv1(take<nn::Conv2dImpl>(*this, resnet, "conv1")),
         bn1(take<nn::BatchNorm2dImpl>(*this, resnet, "bn1")),
         layer1(take<nn::SequentialImpl>(*this, resnet, "layer1")),
-        layer2(take<nn::SequentialImpl>(*this, resnet, "layer2")) {}
+        layer2(take<nn::SequentialImpl>(*this, resnet, "layer2")),
+        layer3(register_module("layer3", blocks(resnet, "layer3", 0, kBlocksInFront))) {}
 
   at::Tensor forward(const at::Tensor& images) {
     const at::Tensor stem = at::relu(bn1->forward(conv1->forward(images)));
-    return layer2->forward(layer1->forward(at::max_pool2d(stem, 3, 2, 1)));
+    return layer3->forward(layer2->forward(layer1->forward(at::max_pool2d(stem, 3, 2, 1))));
   }
 
   std::shared_ptr<nn::Conv2dImpl> conv1;
   std::shared_ptr<nn::BatchNorm2dImpl> bn1;
   std::shared_ptr<nn::SequentialImpl> layer1, layer2;
+  nn::Sequential layer3;
 };
 
 struct BackImpl : nn::Module {
   explicit BackImpl(const nn::Module& resnet)
-      : layer3(take<nn::SequentialImpl>(*this, resnet, "layer3")),
+      : layer3(register_module("layer3", blocks(resnet, "layer3", kBlocksInFront, SIZE_MAX))),
         layer4(take<nn::SequentialImpl>(*this, resnet, "layer4")),
         fc(take<nn::LinearImpl>(*this, resnet, "fc")) {}
 
@@ -73,7 +89,8 @@ struct BackImpl : nn::Module {
     return fc->forward(at::adaptive_avg_pool2d(last, {1, 1}).flatten(1));
   }
 
-  std::shared_ptr<nn::SequentialImpl> layer3, layer4;
+  nn::Sequential layer3;
+  std::shared_ptr<nn::SequentialImpl> layer4;
   std::shared_ptr<nn::LinearImpl> fc;
 };
 

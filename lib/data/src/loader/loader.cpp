@@ -91,7 +91,7 @@ void check_resumable(const SamplerState& state, const Dataset& dataset, const Sa
   if (state.consumed != 0 && !state.order.empty() && state.order != order) {
     refuse(fmt::format(
         "it is in the middle of an epoch in the order '{}', this run's is '{}'; restore the "
-        "sampler's options, or resume at the beginning of an epoch",
+        "sampler's options and the number of ranks, or resume at the beginning of an epoch",
         state.order, order.empty() ? "unknown" : order));
   }
   if (state.consumed < 0) refuse(fmt::format("{} samples were consumed", state.consumed));
