@@ -1,4 +1,4 @@
-// Times an asynchronous all-reduce of 25 MiB beside a matrix product, on one thread a rank:
+// Times an asynchronous all-reduce of 25 MiB beside a matrix product, on one thread per rank:
 //
 //     syncbn-launch --standalone --nproc_per_node=2 --prefix=off build/bench/overlap [PAIRS]
 //

@@ -11,9 +11,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,7 +39,7 @@ namespace {
 namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 
-/// A child of a network, and that of this module as well.
+/// Registers a child of `network` in `module` as well.
 template <class Layer>
 std::shared_ptr<Layer> take(nn::Module& module, const nn::Module& network,
                             const std::string& name) {
@@ -165,7 +167,7 @@ int run(const std::vector<std::string>& arguments) {
   std::printf("ResNet-50, %lld images of %lld x %lld, on %s and %s\n",
               static_cast<long long>(images), static_cast<long long>(pixels),
               static_cast<long long>(pixels), devices[0].str().c_str(), devices[1].str().c_str());
-  std::printf("micro-batches   s a step   times as fast\n");
+  std::printf("micro-batches s per step   times as fast\n");
   const double plain = median(seconds[0]);
   for (const int64_t size : sizes) {
     const std::string name = size == 0 ? "not pipelined" : std::to_string(size);

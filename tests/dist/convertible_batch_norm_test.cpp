@@ -416,14 +416,15 @@ TEST_F(ConvertibleBatchNormTest, TheReportNamesLayersThatStillRefuseOneValuePerC
                 ElementsAre("member", "chain.0", "chain.1", "chain.2", "list.0", "dict.a"));
     std::vector<std::string> refusing;
     for (const auto& [name, why] : report.refuse_one_value) refusing.push_back(name + ": " + why);
+    const std::string use = "; declare it as dist::BatchNorm1d, 2d or 3d";
+    const std::string called =
+        ": code that uses its ModuleList or ModuleDict calls it as libtorch's layer" + use;
     EXPECT_THAT(refusing,
-                ElementsAre("member: its owner calls it as libtorch's layer",
-                            "chain.0: something besides its container holds it",
-                            "chain.1: its class is derived from libtorch's",
-                            "list.0: the users of its ModuleList or ModuleDict call it as "
-                            "libtorch's layer",
-                            "dict.a: the users of its ModuleList or ModuleDict call it as "
-                            "libtorch's layer"));
+                ElementsAre("member: its owner calls it as libtorch's layer" + use,
+                            "chain.0: another object besides its container holds it" + use,
+                            "chain.1: its class is derived from libtorch's; derive it from "
+                            "dist::BatchNorm1dImpl, 2d or 3d",
+                            "list.0" + called, "dict.a" + called));
     // Those that only containers hold print as what they are.
     EXPECT_THAT(printed(*net->list), HasSubstr("SyncBatchNorm"));
     EXPECT_THAT(printed(*net->dict), HasSubstr("SyncBatchNorm"));

@@ -185,7 +185,9 @@ TEST(DataParallelTest, LayersThatAWrapperHoldsAreNotReplaced) {
   DataParallel<nn::SequentialImpl> dp(net, on_cpus(2));
   const auto report = dist::convert_sync_batchnorm(*net);
   ASSERT_EQ(report.refuse_one_value.size(), 1u);
-  EXPECT_EQ(report.refuse_one_value[0].reason, "something besides its container holds it");
+  EXPECT_EQ(
+      report.refuse_one_value[0].reason,
+      "another object besides its container holds it; declare it as dist::BatchNorm1d, 2d or 3d");
   const at::Tensor batch = at::randn({4, 4});
   const at::Tensor output = dp(batch);
   EXPECT_TRUE(close(output.mean(0), at::zeros({4}), 1e-5, 1e-5)) << "of both replicas";
@@ -546,13 +548,15 @@ TEST(DataParallelTest, WhatIsThrownMayBeAnything) {
 
 TEST(DataParallelTest, ItIsUsedByOneThreadAtATimeAndInItsProcess) {
   const auto net = make_net<PlainNet>();
-  DataParallel<PlainNet> dp(
-      net, {.device_ids = {at::kCPU, at::kCPU}, .sync_timeout = std::chrono::milliseconds::max()});
+  auto own = std::make_unique<DataParallel<PlainNet>>(
+      net, DataParallelOptions{.device_ids = {at::kCPU, at::kCPU},
+                               .sync_timeout = std::chrono::milliseconds::max()});
+  auto& dp = *own;
   const at::Tensor images = at::randn({4, 3, 8, 8}, at::kDouble);
   EXPECT_THAT(message_of<ReplicaError>([&] {
                 dp.invoke([&](PlainNet&, const at::Tensor& own) { return dp(own); }, images);
               }),
-              HasSubstr("called by two threads at once, or inside itself"));
+              HasSubstr("DataParallel was called by two threads at once, or from inside itself"));
   EXPECT_EQ(dp(images).size(0), 4);
   const pid_t child = ::fork();
   if (child == 0) {
@@ -562,6 +566,7 @@ TEST(DataParallelTest, ItIsUsedByOneThreadAtATimeAndInItsProcess) {
     } catch (const UserError& error) {
       is_refused = std::string(error.what()).find("was forked from it") != std::string::npos;
     }
+    own.reset();
     ::_exit(is_refused ? 7 : 1);
   }
   int status = 0;

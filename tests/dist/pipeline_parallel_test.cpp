@@ -715,7 +715,17 @@ TEST(PipelineRanksTest, AStageThatThrowsEndsAllWithItsName) {
                       AllOf(HasSubstr("PipelineParallel: stage " + std::to_string(failing)),
                             HasSubstr("no luck")));
           throwing->in_forward = throwing->in_backward = false;
-          pipeline.step(data.input, data.target, loss_of);  // no message is left over
+          net.whole[static_cast<size_t>(failing)]->push_back(std::make_shared<ThrowingImpl>());
+          for (const int64_t samples : {5, 8}) {  // no message is left over
+            const Data other(samples, /*seed=*/99);
+            for (auto* const modules : {&net.parts, &net.whole}) {
+              for (auto& module : *modules) module->zero_grad();
+            }
+            const double expected = net.whole_step(other.input, other.target);
+            EXPECT_NEAR(pipeline.step(other.input, other.target, loss_of), expected, 1e-12);
+            expect_same_state(*net.parts[static_cast<size_t>(rank)],
+                              *net.whole[static_cast<size_t>(rank)], 1e-12);
+          }
           dist::destroy_process_group();
         });
       }

@@ -124,7 +124,7 @@ TEST(ProcessGroupTest, TheNullOfARankOutsideIsNotTheDefaultGroup) {
     if (rank == 1) {
       at::Tensor tensor = value_of(rank);
       const auto is_refused =
-          HasSubstr("the process group is null, as new_group() has returned it");
+          HasSubstr("the process group is null on this rank, because new_group()");
       EXPECT_THAT(
           message_of<UserError>([&] { dist::all_reduce(tensor, c10d::ReduceOp::SUM, group); }),
           is_refused);

@@ -48,7 +48,7 @@ std::vector<std::string> run(DeviceThreads& threads, int replicas,
 
 TEST(ReplicaTeamTest, TheLastToComeWorksForAll) {
   std::atomic<int> prepared{0};
-  DeviceThreads threads(kReplicas, [&] { ++prepared; });
+  DeviceThreads threads("test", kReplicas, [&] { ++prepared; });
   EXPECT_EQ(prepared, kReplicas);
   const int layer = 0;
   for (int round = 0; round < 200; ++round) {
@@ -69,7 +69,7 @@ TEST(ReplicaTeamTest, TheLastToComeWorksForAll) {
 }
 
 TEST(ReplicaTeamTest, OneErrorEndsAll) {
-  DeviceThreads threads(kReplicas, [] {});
+  DeviceThreads threads("test", kReplicas, [] {});
   const int layer = 0;
   for (int round = 0; round < 100; ++round) {
     const int bad = round % kReplicas;
@@ -90,7 +90,7 @@ TEST(ReplicaTeamTest, OneErrorEndsAll) {
 }
 
 TEST(ReplicaTeamTest, OtherLayersEarlyEndsAndTimeoutsAreNamedOnce) {
-  DeviceThreads threads(2, [] {});
+  DeviceThreads threads("test", 2, [] {});
   const int layers[2] = {};
   const auto meet = [&](int replica, ReplicaTeam& team, int layer) {
     team.meet(replica, {&layers[layer], "layer " + std::to_string(layer), nullptr},

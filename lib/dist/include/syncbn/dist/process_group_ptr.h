@@ -8,15 +8,15 @@ namespace syncbn::dist {
 
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-/// The group of a call or an option: one that is given, or else ({}) the default one. Converts from
-/// and to ProcessGroupPtr.
+/// The group of a call or option; {} is the default group. Converts from and to ProcessGroupPtr,
+/// which is null for the default group.
 class GroupOrDefault {
  public:
   GroupOrDefault() = default;
   GroupOrDefault(std::nullptr_t) {}  // NOLINT: implicit
-  /// A null group stands for the default one, unless new_group() has returned null on this rank,
-  /// which it may be.
-  /// @throws base::UserError for a null group then
+  /// A null group is the default group, unless new_group() has returned null on this rank: then it
+  /// is refused, since it may be that null.
+  /// @throws base::UserError for such a null group
   GroupOrDefault(ProcessGroupPtr group);  // NOLINT: implicit
 
   /// @throws base::UserError when there is no default group

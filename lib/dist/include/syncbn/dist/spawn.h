@@ -24,14 +24,15 @@ struct SpawnOptions {
   bool join = true;
   /// Allow more than 32 ranks per usable CPU, which may stall the machine.
   bool oversubscribe = false;
-  /// kExec: for the registered functions alone.
+  /// kExec needs a SpawnFunction's name in place of a function.
   StartMethod start_method = StartMethod::kFork;
 };
 
 /// Registers a function under a name. spawn() with StartMethod::kExec starts this program again
-/// with the same arguments, and run_spawned_rank() in its main() then runs the function: threads
-/// and CUDA contexts of the first process do no harm. The function finds what it needs in the
-/// command line, the environment and files, since the ranks share no memory with that process.
+/// with the same arguments, and run_spawned_rank() in its main() then runs the function, so threads
+/// and CUDA contexts of the calling process do not matter. The function reads what it needs from
+/// the command line, the environment and files: ranks share no memory with that process, and
+/// inherit only stdin, stdout and stderr.
 ///
 ///     const dist::SpawnFunction train("train", [](int rank) { ... });  // outside all functions
 ///
@@ -41,7 +42,8 @@ struct SpawnOptions {
 ///       dist::spawn("train", dist::device_count(), {.start_method = dist::StartMethod::kExec});
 ///     }
 ///
-/// An object of a static library registers nothing unless the program links its object file.
+/// A SpawnFunction in a static library registers nothing unless the linker pulls in its object file
+/// (CMake: $<LINK_LIBRARY:WHOLE_ARCHIVE,...>).
 class SpawnFunction {
  public:
   /// @param name unique in the program
@@ -78,12 +80,12 @@ class SpawnContext {
   SpawnContext& operator=(SpawnContext&&) noexcept;
   ~SpawnContext();
 
-  /// Waits until all ranks have ended, or for `timeout`. If one fails, the others are ended.
+  /// Waits until all ranks have ended, or for `timeout`. If a rank fails, join() ends the others.
   /// @return whether all have ended
   /// @throws SpawnError for the first rank that failed, once the others have ended
   bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
-  /// The processes, by rank. Those that have ended may be other processes by now.
+  /// Process ids, by rank. The system may have reused the id of a rank that has ended.
   std::vector<int> pids() const;
 
  private:
@@ -105,12 +107,12 @@ class SpawnContext {
 /// without static destructors. All ranks end when the thread that called spawn() ends, when this
 /// process ends in any way, and on Ctrl-C.
 ///
-/// On several hosts each calls it, and `fn` names the world:
+/// On several hosts, call it on each host, and let `fn` give the rank in the world:
 ///
 ///     init_process_group({.init_method = "tcp://10.0.0.1:29500", .rank = node * nprocs + rank,
 ///                         .world_size = nodes * nprocs});
 ///
-/// @return the ranks: all have ended, but for those of `join = false`
+/// @return the context; unless `join` is false, all ranks have ended
 /// @throws SpawnError for the first rank that failed, after the others have ended.
 /// @throws base::UserError when this process has other threads, uses CUDA, or is in a process group
 ///   already, since a forked copy would hang or fail, and for StartMethod::kExec;
@@ -118,7 +120,7 @@ class SpawnContext {
 SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
                    const SpawnOptions& options = {});
 
-/// The same for the SpawnFunction of this name, by either start method. With StartMethod::kExec the
+/// Runs the SpawnFunction of this name, by either start method. With StartMethod::kExec the
 /// process may have threads, use CUDA and be in a process group; OMP_NUM_THREADS and the other
 /// variables are set before the program starts.
 /// @throws base::UserError also when no function, or more than one, has the name, or main() has not

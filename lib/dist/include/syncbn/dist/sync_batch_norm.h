@@ -132,9 +132,10 @@ struct ConvertReport {
 /// channel on a rank. The drop-ins of batch_norm.h do not, so this function puts them, with the
 /// same tensors, in the place of libtorch's layers in Sequential, ModuleList and ModuleDict, unless
 /// something else holds the layer too (a ModuleHolder member, a DataParallel). They print as
-/// SyncBatchNorm. ConvertReport::refuse_one_value names the layers for which that does not help.
+/// SyncBatchNorm. ConvertReport::refuse_one_value names the converted layers that still refuse it.
 /// References to a replaced layer stay valid: it has the same tensors and follows train() and
-/// eval(). revert_sync_batchnorm() puts it back.
+/// eval(). In a Sequential, at<torch::nn::BatchNorm2dImpl>(i) no longer matches it: use
+/// ptr(i)->as<torch::nn::BatchNorm2d>(). revert_sync_batchnorm() puts it back.
 ///
 /// Converted layers throw base::UserError inside torch::nn::parallel::data_parallel, whose replicas
 /// are clones. So does, while a converted layer without a weight exists, any clone of its size that

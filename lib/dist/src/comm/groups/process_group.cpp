@@ -55,7 +55,7 @@ struct World {
   bool needs_shared_memory = false;
   pid_t process = ::getpid();
   int groups_made = 0;
-  bool is_outside_a_group = false;       ///< new_group() has returned null
+  bool has_returned_null_group = false;  ///< new_group() has returned null
   std::shared_ptr<PeerMonitor> monitor;  ///< null in a world of one, and with Python ranks
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
@@ -269,9 +269,10 @@ bool all_ranks_are_ours(const ProcessGroupPtr& group) {
 
 namespace {
 
-/// new_group(), whose null nobody outside can mistake for the default group.
-ProcessGroupPtr make_group(const std::vector<int>& ranks,
-                           std::optional<std::chrono::milliseconds> timeout) {
+/// Checks the ranks and forms the group. Unlike new_group(), does not record a null result:
+/// new_subgroups() and statistics_group() never hand one out.
+ProcessGroupPtr form_checked_group(const std::vector<int>& ranks,
+                                   std::optional<std::chrono::milliseconds> timeout) {
   World& world = require_world();
   if (timeout) timeout = checked(*timeout, "new_group: the timeout");
   const int size = world.place.world_size;
@@ -317,7 +318,7 @@ ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
   World& it = *world();
   if (it.place.world_size == 1) return nullptr;
   if (!it.statistics)
-    it.statistics = make_group(consecutive_ranks(0, it.place.world_size), std::nullopt);
+    it.statistics = form_checked_group(consecutive_ranks(0, it.place.world_size), std::nullopt);
   return it.statistics;
 }
 
@@ -411,8 +412,8 @@ ProcessGroupPtr default_group() {
 
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
                           std::optional<std::chrono::milliseconds> timeout) {
-  ProcessGroupPtr group = detail::make_group(ranks, timeout);
-  if (!group) detail::world()->is_outside_a_group = true;
+  ProcessGroupPtr group = detail::form_checked_group(ranks, timeout);
+  if (!group) detail::world()->has_returned_null_group = true;
   return group;
 }
 
@@ -426,16 +427,16 @@ ProcessGroupPtr new_subgroups(int group_size, std::optional<std::chrono::millise
   ProcessGroupPtr own;
   for (int first = 0; first < size; first += group_size) {
     const auto ranks = detail::consecutive_ranks(first, group_size);
-    if (auto group = detail::make_group(ranks, timeout)) own = group;
+    if (auto group = detail::form_checked_group(ranks, timeout)) own = group;
   }
   return own;
 }
 
 GroupOrDefault::GroupOrDefault(ProcessGroupPtr group) : given_(std::move(group)) {
-  if (given_ || detail::world() == nullptr || !detail::world()->is_outside_a_group) return;
+  if (given_ || detail::world() == nullptr || !detail::world()->has_returned_null_group) return;
   throw base::UserError(
-      "the process group is null, as new_group() has returned it on this rank, which is outside; "
-      "skip the call there (or give {} for the default group)");
+      "the process group is null on this rank, because new_group() was called without it; skip the "
+      "call on this rank, or pass {} for the default group");
 }
 
 ProcessGroupPtr GroupOrDefault::get() const {

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -53,6 +54,8 @@ constexpr std::string_view kAgentStore = "TORCHELASTIC_USE_AGENT_STORE";
 
 // Set in a rank that was started by exec: "<parent> <pipe for its message> <rank> <function>".
 constexpr const char* kSpawned = "SYNCBN_SPAWNED";
+/// Where a rank made by exec writes the message of its exception.
+constexpr int kMessage = 3;
 
 bool uses_cuda() {
   std::error_code ignored;
@@ -137,7 +140,7 @@ const std::function<void(int)>& registered(const std::string& name) {
 }
 
 /// Whether main() lets ranks that are started by exec run their function.
-bool main_runs_ranks = false;
+bool run_spawned_rank_was_called = false;
 
 /// The arguments of this process, its name included.
 std::vector<std::string> own_arguments() {
@@ -166,17 +169,18 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return all;
 }
 
-/// Starts this program again.
-/// @param kept a descriptor that it keeps, under the same number
+/// Starts this program again, with stdin, stdout, stderr and a descriptor that it finds as
+/// kMessage: it must not keep the sockets of this process's groups open.
 /// @return its process id; -1, with errno, if it cannot be started
-pid_t start_again(const Variables& variables, int kept) {
+pid_t exec_self(const Variables& variables, int message) {
   std::vector<std::string> arguments = own_arguments();
   std::vector<std::string> environment = environment_with(variables);
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, kept, kept);  // clears FD_CLOEXEC
+  ::posix_spawn_file_actions_adddup2(&actions, message, kMessage);
+  ::posix_spawn_file_actions_addclosefrom_np(&actions, kMessage + 1);
   pid_t pid = -1;
-  // The file that runs, even if another has its path by now.
+  // /proc/self/exe is the running file, even if its path has been replaced.
   const int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,
                                   pointers(arguments).data(), pointers(environment).data());
   ::posix_spawn_file_actions_destroy(&actions);
@@ -185,7 +189,7 @@ pid_t start_again(const Variables& variables, int kept) {
 }
 
 /// In a rank: makes it end with the thread that started it.
-void end_with(pid_t parent) {
+void die_with_parent(pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(base::kExitSignalBase + SIGKILL);
 }
@@ -224,22 +228,24 @@ struct Child {
 class KeepEndedChildren {
  public:
   KeepEndedChildren() {
+    if (alive_++ > 0) return;
     struct sigaction normal {};
     normal.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, nullptr, &before_);
     if (is_ignored()) ::sigaction(SIGCHLD, &normal, nullptr);
   }
   ~KeepEndedChildren() {
-    if (is_ignored()) ::sigaction(SIGCHLD, &before_, nullptr);
+    if (--alive_ == 0 && is_ignored()) ::sigaction(SIGCHLD, &before_, nullptr);
   }
   KeepEndedChildren(const KeepEndedChildren&) = delete;
   KeepEndedChildren& operator=(const KeepEndedChildren&) = delete;
 
  private:
-  bool is_ignored() const {
+  static bool is_ignored() {
     return before_.sa_handler == SIG_IGN || (before_.sa_flags & SA_NOCLDWAIT) != 0;
   }
-  struct sigaction before_ {};
+  inline static std::atomic<int> alive_ = 0;
+  inline static struct sigaction before_ {};
 };
 
 /// The ranks. The destructor kills those that still run.
@@ -261,7 +267,7 @@ class Children {
       std::fflush(nullptr);
       const pid_t pid = ::fork();
       if (pid != 0) return pid;
-      end_with(parent);
+      die_with_parent(parent);
       children_.clear();  // they are the parent's
       const auto body = [&](int) {
         set_environment(rank, nprocs, port);
@@ -274,8 +280,8 @@ class Children {
   void exec(const std::string& function, int rank, int nprocs, int port) {
     start(rank, [&](int message) {
       Variables variables = variables_of(rank, nprocs, port);
-      variables[kSpawned] = fmt::format("{} {} {} {}", ::getpid(), message, rank, function);
-      return start_again(variables, message);
+      variables[kSpawned] = fmt::format("{} {} {}", ::getpid(), rank, function);
+      return exec_self(variables, message);
     });
   }
 
@@ -287,7 +293,8 @@ class Children {
 
   void signal_all(int signal) {
     for (const Child& child : children_) {
-      if (child.running) ::kill(child.pid, signal);
+      // Not kill(): once other code has waited for the child, its id may be another process's.
+      if (child.running) ::syscall(SYS_pidfd_send_signal, child.process.get(), signal, nullptr, 0);
     }
   }
 
@@ -307,9 +314,11 @@ class Children {
     for (size_t rank = 0; rank < children_.size(); ++rank) {
       int status = 0;
       Child& child = children_[rank];
-      if (!child.running || ::waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
+      const pid_t ended = child.running ? ::waitpid(child.pid, &status, WNOHANG) : 0;
+      if (ended == 0) continue;
       child.running = false;
-      auto failure = failure_of(static_cast<int>(rank), child, status);
+      auto failure = ended == child.pid ? failure_of(static_cast<int>(rank), child, status)
+                                        : unknown_end_of(static_cast<int>(rank), child);
       // A rank that reports a lost peer is a victim: prefer any other failure.
       if (failure && (!worst || worst->exit_code() == base::kExitUnavailable)) {
         worst = std::move(failure);
@@ -331,6 +340,15 @@ class Children {
     children_.push_back({pid, {}, std::move(reader)});
     children_.back().process.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     if (!children_.back().process) base::throw_errno("spawn: pidfd_open");
+  }
+
+  static SpawnError unknown_end_of(int rank, const Child& child) {
+    return {
+        rank, base::kExitInternal,
+        fmt::format("spawn: rank {} (process {}) ended, but other code of this program took its "
+                    "exit status; do not wait for all children (waitpid(-1), SIGCHLD handlers) "
+                    "while ranks run",
+                    rank, child.pid)};
   }
 
   static std::optional<SpawnError> failure_of(int rank, const Child& child, int status) {
@@ -442,7 +460,7 @@ SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
 SpawnContext spawn(const std::string& function, int nprocs, const SpawnOptions& options) {
   const std::function<void(int)>& fn = registered(function);
   if (!fn || options.start_method == StartMethod::kFork) return spawn(fn, nprocs, options);
-  if (!main_runs_ranks) {
+  if (!run_spawned_rank_was_called) {
     throw base::UserError(
         "spawn: main() has not called run_spawned_rank(), which start_method kExec needs: without "
         "it, ranks would run main() as this process does; call it first in main()");
@@ -457,21 +475,21 @@ SpawnFunction::SpawnFunction(const std::string& name, std::function<void(int ran
 }
 
 void run_spawned_rank() {
-  main_runs_ranks = true;
+  run_spawned_rank_was_called = true;
   const auto spawned = base::env(kSpawned);
   if (!spawned) return;
-  ::unsetenv(kSpawned);  // programs that the rank starts are no ranks
+  ::unsetenv(kSpawned);  // so that programs started by the rank do not run as ranks
   std::istringstream words(*spawned);
   pid_t parent = -1;
-  int message = -1;
   int rank = -1;
   std::string function;
-  words >> parent >> message >> rank;
+  words >> parent >> rank;
   words.get();
   std::getline(words, function);
-  end_with(parent);
-  ::fcntl(message, F_SETFD, FD_CLOEXEC);
-  run_child([&](int) { registered(function)(rank); }, rank, message);
+  die_with_parent(parent);
+  ::fcntl(kMessage, F_SETFD, FD_CLOEXEC);
+  ::prctl(PR_SET_NAME, program_invocation_short_name);  // exec of /proc/self/exe named it "exe"
+  run_child([&](int) { registered(function)(rank); }, rank, kMessage);
 }
 
 int device_count() {

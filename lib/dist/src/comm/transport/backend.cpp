@@ -106,7 +106,7 @@ class AnnotatedWork : public c10d::Work {
       label_.log->succeed(label_.call);
       return done;
     } catch (...) {
-      give_up();
+      abort_and_rethrow();
     }
   }
 
@@ -131,9 +131,9 @@ class AnnotatedWork : public c10d::Work {
   }
 
  private:
-  /// For the exception of inner_->wait(): rethrows it, and ends an operation that goes on, which
-  /// would read or overwrite tensors that are the caller's again.
-  [[noreturn]] void give_up() {
+  /// For the exception of inner_->wait(): rethrows it with the call's name. Aborts an operation
+  /// that still runs, because it would read or overwrite tensors that the caller may reuse.
+  [[noreturn]] void abort_and_rethrow() {
     try {
       label_.rethrow();
     } catch (...) {
@@ -141,14 +141,14 @@ class AnnotatedWork : public c10d::Work {
         label_.log->abort();
         try {
           inner_->wait(kAbortTime);
-        } catch (const std::exception&) {  // as it must
+        } catch (const std::exception&) {  // an aborted operation fails
         }
       }
       throw;
     }
   }
 
-  /// Within which an aborted operation ends.
+  /// Upper bound on the time in which an aborted operation ends.
   static constexpr std::chrono::seconds kAbortTime{10};
 
   const Label label_;

@@ -153,6 +153,7 @@ at::Tensor Gloo::merge_in_tree(const Call& call, const at::Tensor& row, MergeRow
 at::Tensor Gloo::merge_in_tree(uint64_t tag, const at::Tensor& row, MergeRows merge,
                                std::chrono::milliseconds timeout) {
   if (timeout == c10d::kUnsetTimeout) timeout = gloo_->getOptions()->timeout;
+  // The tags of send and recv are non-negative ints.
   RowTree tree(*gloo_, static_cast<int>(tag & 0x7fffffff), merge, timeout);
   return tree.merged(row);
 }

@@ -40,7 +40,7 @@ class Gloo : public Transport {
                            std::chrono::milliseconds timeout,
                            c10::function_ref<void()> started) override;
   /// Recursive doubling: ceil(log2 of the ranks) hops, in each of which a rank receives one row.
-  /// @param tag as tag_of(). @param timeout of each hop.
+  /// @param tag as tag_of(). @param timeout of the whole merge.
   at::Tensor merge_in_tree(uint64_t tag, const at::Tensor& row, MergeRows merge,
                            std::chrono::milliseconds timeout);
 

@@ -52,7 +52,7 @@ class HierarchicalAllReduce : public LeaderOperation {
             chunk.bytes / values().element_size(), 1);
   }
 
-  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
+  void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) override {
     if (values().bytes() == 0) return;
     const at::NoGradGuard no_grad;
     at::Tensor flat = values().flat();
@@ -114,7 +114,7 @@ class HierarchicalAllGather : public LeaderOperation {
   }
 
   // Hosts may have different numbers of ranks, but Gloo needs the same number of rows from each.
-  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
+  void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) override {
     if (input_.bytes() == 0) return;
     c10d::Backend& leaders = leaders_->with_tag(tag);
     at::Tensor all = at::empty({leaders.getSize() * host_rows_.numel()}, at::kByte);
@@ -163,7 +163,7 @@ class HierarchicalBroadcast : public LeaderOperation {
     if (is_here()) copy_bytes(values().data() + chunk.begin, step.input(root_), chunk.bytes);
   }
 
-  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
+  void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) override {
     if (values().bytes() == 0) return;
     std::vector<at::Tensor> tensors{values().flat().view(at::kByte)};
     c10d::BroadcastOptions options;
@@ -185,7 +185,7 @@ class HierarchicalBarrier : public LeaderOperation {
       : LeaderOperation(hosts->leaders, layout, {}, 0, 0) {}
 
  private:
-  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
+  void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) override {
     c10d::BarrierOptions options;
     options.timeout = timeout;
     leaders_->with_tag(tag).barrier(options)->wait();

@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "transport/gloo.h"
 #include "transport/operation.h"
 
 namespace syncbn::dist::detail::shm {
 
-/// The leader of a host consumes chunks of all ranks of its host, works on them, together with the
-/// leaders of other hosts if there are any, and publishes the outcome in chunks.
+/// The leader of a host consumes the chunks of its ranks, computes the outcome (with the leaders of
+/// other hosts, if any) and publishes it in chunks.
 class LeaderOperation : public Operation {
  public:
   /// @param leaders connects the leaders; null on other ranks, and if there is one host.
@@ -30,7 +33,7 @@ class LeaderOperation : public Operation {
     if (step.number == up_.count()) {
       using std::chrono::milliseconds;
       const auto left = step.deadline - std::chrono::steady_clock::now();
-      lead(step.tag, std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left)));
+      compute_outcome(step.tag, std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left)));
     }
     const Chunk part = down_.at(step.number - up_.count());
     copy_bytes(step.input(kLeader), outcome() + part.begin, part.bytes);
@@ -54,8 +57,7 @@ class LeaderOperation : public Operation {
   virtual void publish_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
   /// On the leader: consumes the chunks of its host's ranks.
   virtual void consume_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
-  /// On the leader: makes the outcome.
-  virtual void lead(uint64_t tag, std::chrono::milliseconds timeout) = 0;
+  virtual void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) = 0;
   /// What the leader publishes for its host, and the other ranks receive.
   virtual std::byte* outcome() { return nullptr; }
 

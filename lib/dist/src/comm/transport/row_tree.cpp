@@ -20,18 +20,22 @@ at::Tensor RowTree::merged(Ranks ranks, const at::Tensor& row) {
 
   const at::Tensor rows = at::empty({2, row.size(1)}, row.options());
   std::vector<at::Tensor> theirs{rows.narrow(0, is_low ? 1 : 0, 1)};
-  // Gloo sends nothing until the receiver has told that it expects a message. Telling all peers
-  // before the first hop saves a message in each of the others.
+  // Gloo sends a message only once the receiver has announced the receive. Posting all receives
+  // before the first hop saves that message in every later hop.
   std::vector<c10::intrusive_ptr<c10d::Work>> works{
       backend_.recv(theirs, other.begin + std::min(place, other.size() - 1), tag_)};
   std::vector<at::Tensor> own{merged(half, row)};
-  // The low half may have one rank more, which the last rank of the high half serves too.
+  // The low half may have one rank more: the last rank of the high half sends to both.
   const bool is_last = place == half.size() - 1;
   const int end = is_last ? other.size() : std::min(place + 1, other.size());
   for (int peer = place; peer < end; ++peer) {
     works.push_back(backend_.send(own, other.begin + peer, tag_));
   }
-  for (const auto& work : works) work->wait(timeout_);
+  for (const auto& work : works) {
+    using std::chrono::milliseconds;
+    const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
+    work->wait(std::max(left, milliseconds(1)));
+  }
   rows.narrow(0, is_low ? 0 : 1, 1).copy_(own[0]);
   return merge_(rows);
 }

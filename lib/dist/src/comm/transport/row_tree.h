@@ -12,17 +12,19 @@ namespace syncbn::dist::detail {
 /// Merges a row of each rank by recursive doubling: ceil(log2 of the ranks) hops, for any number of
 /// ranks. A node of the tree is a range of ranks and has the halves of the range as children; every
 /// rank of a node learns what the node's rows merge to. The tree depends on the number of ranks
-/// alone, so that the bits of the result do not depend on who arrives first.
+/// alone, so the result has the same bits in whatever order ranks arrive.
 class RowTree {
  public:
-  /// @param tag of the sends and recvs. @param timeout of each hop.
+  /// @param tag of the sends and recvs. @param timeout of the whole merge.
   RowTree(c10d::Backend& backend, int tag, MergeRows merge, std::chrono::milliseconds timeout)
-      : backend_(backend), tag_(tag), merge_(merge), timeout_(timeout) {}
+      : backend_(backend), tag_(tag), merge_(merge), deadline_(Clock::now() + timeout) {}
 
   /// @param row [1, n], contiguous. @return what the rows of all ranks merge to.
   at::Tensor merged(const at::Tensor& row) { return merged({0, backend_.getSize()}, row); }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   /// From `begin` to before `end`.
   struct Ranks {
     int begin, end;
@@ -34,7 +36,7 @@ class RowTree {
   c10d::Backend& backend_;
   const int tag_;
   const MergeRows merge_;
-  const std::chrono::milliseconds timeout_;
+  const Clock::time_point deadline_;
 };
 
 }  // namespace syncbn::dist::detail

@@ -175,7 +175,7 @@ class MergeInTree : public LeaderOperation {
     }
   }
 
-  void lead(uint64_t tag, std::chrono::milliseconds timeout) override {
+  void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) override {
     at::Tensor merged = merge_(rows_);
     if (leaders_) merged = leaders_->merge_in_tree(tag, merged, merge_, timeout);
     copy_bytes(values().data(), static_cast<const std::byte*>(merged.const_data_ptr()),

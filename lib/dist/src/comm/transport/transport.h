@@ -12,8 +12,8 @@
 
 namespace syncbn::dist::detail {
 
-/// Takes rows [k, n] of neighbouring ranks in the order of ranks, returns [1, n]. Associative, but
-/// for rounding, and equal inputs give equal bits.
+/// Merges rows [k, n] of several ranks into one, [1, n]. Associative and commutative, but for
+/// rounding (Hierarchical merges by host); equal inputs give equal bits.
 using MergeRows = c10::function_ref<at::Tensor(const at::Tensor& rows)>;
 
 /// Carries out the calls of one group. Implementations: Gloo, SharedMemory (one host), Hierarchical

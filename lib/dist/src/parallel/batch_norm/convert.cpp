@@ -411,6 +411,7 @@ void exchange_layers(torch::nn::Module& module, const Exchange& exchange) {
 /// Why a converted layer refuses one value per channel; empty if it takes it.
 template <class Layer>
 std::string refusal_of(const Layer& layer, const detail::LayerPlaces& all_places) {
+  const std::string use_drop_in = "; declare it as dist::BatchNorm1d, 2d or 3d";
   const auto places = all_places.find(&layer);
   const bool is_contained = places != all_places.end();
   if (const auto* const own = dynamic_cast<const Convertible<Layer>*>(&layer)) {
@@ -418,11 +419,16 @@ std::string refusal_of(const Layer& layer, const detail::LayerPlaces& all_places
         !own->replaced() || (is_contained && std::ranges::all_of(places->second, [](const auto& p) {
                                return p.is_called();
                              }));
-    return is_called ? "" : "the users of its ModuleList or ModuleDict call it as libtorch's layer";
+    return is_called ? ""
+                     : "code that uses its ModuleList or ModuleDict calls it as libtorch's layer" +
+                           use_drop_in;
   }
-  if (typeid(layer) != typeid(Layer)) return "its class is derived from libtorch's";
-  return is_contained ? "something besides its container holds it"
-                      : "its owner calls it as libtorch's layer";
+  if (typeid(layer) != typeid(Layer)) {
+    return "its class is derived from libtorch's; derive it from dist::BatchNorm1dImpl, 2d or 3d";
+  }
+  return (is_contained ? "another object besides its container holds it"
+                       : "its owner calls it as libtorch's layer") +
+         use_drop_in;
 }
 
 }  // namespace

@@ -31,7 +31,8 @@ namespace {
 // a rank without input in a join() span. It follows the values of a row: the 2C + 1 statistics of a
 // forward, or the 2C or 4C sums of a backward, so rows of the two never have the same length.
 constexpr size_t kHeader = 3;
-constexpr double kMixed = -1;     ///< the first number of the header of rows with different headers
+constexpr double kMixed =
+    -1;  ///< replaces the layer in the header of merged rows whose headers differed
 constexpr int64_t kDtypes = 256;  ///< upper bound on the values of at::ScalarType
 
 /// Does not depend on compiler or standard library.
@@ -70,7 +71,7 @@ at::Tensor add_up(const at::Tensor& rows, int64_t n) {
   return total;
 }
 
-/// [3]: the header of rows merged on the way.
+/// The header that all rows share; kMixed if they differ. Ignores rows of ranks without input.
 std::array<double, kHeader> common_header(const at::Tensor& rows) {
   std::array<double, kHeader> common{};
   const double* header = rows.const_data_ptr<double>() + rows.size(1) - kHeader;

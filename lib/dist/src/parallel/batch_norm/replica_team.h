@@ -24,7 +24,7 @@ class ReplicaTeam {
   struct Error : base::Error {
     Error(int replica, int exit_code, const std::string& message)
         : base::Error(message, exit_code), replica(replica) {}
-    const int replica;  ///< the first of those at fault, as far as that can be told
+    const int replica;  ///< the first that is missing, or in another layer than the first to arrive
   };
 
   /// What a replica brings to a layer.

@@ -57,7 +57,7 @@ DataParallelBase::DataParallelBase(std::shared_ptr<ModuleReplicas> replicas,
     : options_(std::move(options)),
       replicas_(std::move(replicas)),
       threads_(options_.device_ids.size() > 1
-                   ? std::make_unique<ComputeThreads>(options_.device_ids)
+                   ? std::make_unique<ComputeThreads>("DataParallel", options_.device_ids)
                    : nullptr) {}
 
 DataParallelBase::~DataParallelBase() = default;
@@ -101,6 +101,7 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
         "DataParallel: checkpoint() around it would not know what its threads do; use it with "
         "DistributedDataParallel");
   }
+  const auto claim = threads_->claim();
   replicas_->refresh();
   ReplicaTeam team(count, options_.sync_timeout);
   BatchStatisticsRecorder* const recorder = BatchStatisticsRecorder::current;

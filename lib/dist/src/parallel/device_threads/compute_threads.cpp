@@ -24,9 +24,9 @@ at::Device checked_device(const char* wrapper, at::Device device) {
   throw base::UserError(fmt::format("{}: there is no device {} here", wrapper, device.str()));
 }
 
-ComputeThreads::ComputeThreads(std::vector<at::Device> devices)
+ComputeThreads::ComputeThreads(const char* owner, std::vector<at::Device> devices)
     : devices_(std::move(devices)),
-      threads_(static_cast<int>(devices_.size()),
+      threads_(owner, static_cast<int>(devices_.size()),
                [all = at::get_num_threads(), count = static_cast<int>(devices_.size())] {
                  at::get_num_threads();  // the first call on a thread sets the number that all have
                  at::set_num_threads(std::max(1, all / count));

@@ -9,14 +9,17 @@
 
 namespace syncbn::dist::detail {
 
-/// The device that a wrapper named `wrapper` was given, with its number.
-/// @throws base::UserError if it is not there
+/// Validates a device and fills in its index.
+/// @param wrapper named in errors
+/// @throws base::UserError if this machine does not have the device
 at::Device checked_device(const char* wrapper, at::Device device);
 
-/// A thread for each device that computes with libtorch, with a share of ATen's threads.
+/// DeviceThreads for libtorch: each thread gets an equal share of ATen's threads.
 class ComputeThreads {
  public:
-  explicit ComputeThreads(std::vector<at::Device> devices);
+  ComputeThreads(const char* owner, std::vector<at::Device> devices);
+
+  [[nodiscard]] DeviceThreads::Claim claim() { return threads_.claim(); }
 
   /// DeviceThreads::run(), in the caller's modes (of gradients, autocast and others) and on its GPU
   /// streams.

@@ -3,20 +3,41 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
 #include <system_error>
+#include <thread>
+#include <vector>
 
 namespace syncbn::dist::detail {
 
-DeviceThreads::DeviceThreads(int count, const std::function<void()>& prepare) : busy_(count) {
+/// What the threads use.
+struct DeviceThreads::Shared {
+  std::mutex mutex;
+  std::condition_variable changed;
+  const std::function<void(int)>* work = nullptr;  ///< null: the threads are to end
+  int count = 0;
+  int busy = 0;
+  uint64_t runs = 0;
+  std::vector<std::thread> threads;
+};
+
+DeviceThreads::DeviceThreads(const char* owner, int count, const std::function<void()>& prepare)
+    : owner_(owner), shared_(std::make_unique<Shared>()) {
+  Shared& shared = *shared_;
+  shared.busy = count;
   try {
-    for (int i = 0; i < count; ++i) threads_.emplace_back([=, this] { loop(i, prepare); });
+    for (int i = 0; i < count; ++i) {
+      shared.threads.emplace_back([i, prepare, &shared] { loop(shared, i, prepare); });
+    }
   } catch (const std::system_error& error) {
     end();
-    throw base::UnavailableError(fmt::format("cannot start a thread for each device: {}",
+    throw base::UnavailableError(fmt::format("{}: cannot start a thread for each device: {}", owner,
                                              base::describe_errno(error.code().value())));
   }
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return busy_ == 0; });
+  std::unique_lock lock(shared.mutex);
+  shared.changed.wait(lock, [&] { return shared.busy == 0; });
 }
 
 DeviceThreads::~DeviceThreads() {
@@ -25,53 +46,61 @@ DeviceThreads::~DeviceThreads() {
 
 void DeviceThreads::end() {
   if (::getpid() != process_) {
-    for (std::thread& thread : threads_) thread.detach();
+    // A copy without threads, which pthread_cond_destroy() would wait for.
+    static_cast<void>(shared_.release());
     return;
   }
+  Shared& shared = *shared_;
   {
-    const std::lock_guard lock(mutex_);
-    work_ = nullptr;
-    count_ = static_cast<int>(threads_.size());
-    ++runs_;
+    const std::lock_guard lock(shared.mutex);
+    shared.work = nullptr;
+    shared.count = static_cast<int>(shared.threads.size());
+    ++shared.runs;
   }
-  changed_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  shared.changed.notify_all();
+  for (std::thread& thread : shared.threads) thread.join();
+}
+
+DeviceThreads::Claim DeviceThreads::claim() {
+  if (::getpid() != process_) {
+    throw base::UserError(fmt::format(
+        "{}: its threads are in process {}, and this process, {}, was forked from it; fork before "
+        "you construct it",
+        owner_, process_, ::getpid()));
+  }
+  if (is_claimed_.exchange(true)) {
+    throw base::UserError(
+        fmt::format("{} was called by two threads at once, or from inside itself; make one wrapper "
+                    "per thread",
+                    owner_));
+  }
+  return Claim(is_claimed_);
 }
 
 void DeviceThreads::run(int count, const std::function<void(int)>& work) {
-  if (::getpid() != process_) {
-    throw base::UserError(fmt::format(
-        "the threads of a wrapper of several devices are in process {}, and this one, {}, was "
-        "forked from it; wrap the module after a fork",
-        process_, ::getpid()));
-  }
-  if (is_running_.exchange(true)) {
-    throw base::UserError(
-        "a wrapper of several devices was called by two threads at once, or inside itself");
-  }
-  std::unique_lock lock(mutex_);
-  work_ = &work;
-  count_ = count;
-  busy_ = count;
-  ++runs_;
-  changed_.notify_all();
-  changed_.wait(lock, [&] { return busy_ == 0; });
-  is_running_ = false;
+  Shared& shared = *shared_;
+  std::unique_lock lock(shared.mutex);
+  shared.work = &work;
+  shared.count = count;
+  shared.busy = count;
+  ++shared.runs;
+  shared.changed.notify_all();
+  shared.changed.wait(lock, [&] { return shared.busy == 0; });
 }
 
-void DeviceThreads::loop(int index, const std::function<void()>& prepare) {
+void DeviceThreads::loop(Shared& shared, int index, const std::function<void()>& prepare) {
   prepare();
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(shared.mutex);
   uint64_t done = 0;
   for (;;) {
-    if (--busy_ == 0) changed_.notify_all();
+    if (--shared.busy == 0) shared.changed.notify_all();
     // A thread that is not asked in a run skips it.
     do {
-      changed_.wait(lock, [&] { return runs_ != done; });
-      done = runs_;
-    } while (index >= count_);
-    if (work_ == nullptr) return;
-    const std::function<void(int)>& work = *work_;
+      shared.changed.wait(lock, [&] { return shared.runs != done; });
+      done = shared.runs;
+    } while (index >= shared.count);
+    if (shared.work == nullptr) return;
+    const std::function<void(int)>& work = *shared.work;
     lock.unlock();
     work(index);
     lock.lock();

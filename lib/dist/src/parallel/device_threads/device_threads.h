@@ -3,44 +3,51 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <cstdint>
 #include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
 namespace syncbn::dist::detail {
 
-/// A thread for each device, which waits between calls of run().
+/// One thread per device. Threads sleep between calls of run().
 class DeviceThreads {
  public:
-  /// @param prepare called first by each thread; returned from before the constructor is
+  /// Held for as long as a caller uses the threads.
+  class Claim {
+   public:
+    explicit Claim(std::atomic<bool>& is_held) : is_held_(is_held) {}
+    ~Claim() { is_held_ = false; }
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+   private:
+    std::atomic<bool>& is_held_;
+  };
+
+  /// @param owner the wrapper's name in messages
+  /// @param prepare each thread calls it once; the constructor waits for all of these calls
   /// @throws base::UnavailableError if a thread cannot be started
-  DeviceThreads(int count, const std::function<void()>& prepare);
+  DeviceThreads(const char* owner, int count, const std::function<void()>& prepare);
   ~DeviceThreads();
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
+  /// @throws base::UserError while another claim is held, or in a forked process, which does not
+  ///   have the threads
+  [[nodiscard]] Claim claim();
+
   /// Calls work(i) on thread i, for the first `count` threads, and waits for them. `work` must not
-  /// throw.
-  /// @throws base::UserError while another run() is going on, and in a forked process, where there
-  ///   are no threads
+  /// throw. The caller holds a claim.
   void run(int count, const std::function<void(int)>& work);
 
  private:
+  struct Shared;
   void end();
-  void loop(int index, const std::function<void()>& prepare);
+  static void loop(Shared& shared, int index, const std::function<void()>& prepare);
 
+  const char* const owner_;
   const pid_t process_ = ::getpid();
-  std::atomic<bool> is_running_ = false;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  const std::function<void(int)>* work_ = nullptr;  ///< null: the threads are to end
-  int count_ = 0;
-  int busy_ = 0;
-  uint64_t runs_ = 0;
-  std::vector<std::thread> threads_;  ///< last, since threads use the other members
+  std::atomic<bool> is_claimed_ = false;
+  std::unique_ptr<Shared> shared_;
 };
 
 }  // namespace syncbn::dist::detail

@@ -11,8 +11,8 @@
 
 namespace syncbn::dist::detail {
 
-/// In a handler: throws error_of(exit_code, message) for the exception, which it nests. Errors that
-/// have nothing to do with the place are thrown as they are: a lost peer, and no memory.
+/// In a handler: throws error_of(exit_code, message) for the exception, which it nests. A lost
+/// peer and out-of-memory errors are thrown unchanged, since the stage or replica is not the cause.
 template <class ErrorOf>
 [[noreturn]] void rethrow_named(const ErrorOf& error_of) {
   try {

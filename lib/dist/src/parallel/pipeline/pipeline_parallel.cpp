@@ -112,7 +112,8 @@ std::exception_ptr attempt(const StageTransfers& transfers, const Body& body) {
     if (transfer == nullptr) continue;
     try {
       transfer->fail();
-    } catch (const std::exception&) {  // the group has failed: its members learn of that
+    } catch (
+        const std::exception&) {  // the group has failed, and its other ranks find out themselves
     }
   }
   return failure;
@@ -141,7 +142,7 @@ struct Pipeline {
   std::vector<PlacedStage> stages;          ///< those of this process
   std::unique_ptr<ComputeThreads> threads;  ///< null across ranks
   ProcessGroupPtr group;                    ///< null in one process
-  bool is_unusable = false;                 ///< across ranks, on GPUs: messages may be under way
+  bool is_unusable = false;                 ///< across ranks, on GPUs: messages may be in flight
 
   struct Result {
     double loss = 0;
@@ -201,6 +202,7 @@ Pipeline::Result Pipeline::run(const at::Tensor& input, const at::Tensor& target
 }
 
 Pipeline::Result Pipeline::run_in_threads(const PipelineBatch& batch) {
+  const auto claim = threads->claim();
   const size_t count = stages.size();
   std::vector<QueueTransfer> forward(count - 1);
   std::vector<QueueTransfer> backward(count - 1);
@@ -230,8 +232,9 @@ Pipeline::Result Pipeline::run_between_ranks(const at::Tensor& input, const at::
                                              const Loss* loss) {
   if (is_unusable) {
     throw base::UserError(
-        "PipelineParallel: a stage failed in an earlier step, and its messages may still be on "
-        "their way; make the process group and the pipeline again");
+        "PipelineParallel: a stage failed in an earlier step, and its messages may still be in "
+        "flight; "
+        "form a new process group and a new pipeline");
   }
   const PlacedStage& placed = stages.front();
   RankTransfers ends;
@@ -284,12 +287,16 @@ double Pipeline::agree(RankTransfers& ends, bool is_done, const std::exception_p
       at::tensor({is_done ? 0.0 : 1.0, failure ? 1.0 : 0.0, static_cast<double>(exit_code), loss,
                   sent(ends.outputs), sent(ends.input_gradients)},
                  at::kDouble);
+  const PlacedStage& placed = stages.front();
+  // On GPUs receives may be left over, unless all stages are done.
+  is_unusable = placed.device.is_cuda();
   const Tensors all = all_gather(own, group, options.timeout);
   const auto value = [&](int64_t stage, Column column) {
     return all[static_cast<size_t>(stage)][column].item<double>();
   };
-  const PlacedStage& placed = stages.front();
-  is_unusable = placed.device.is_cuda() && !is_done;
+  bool are_done = true;
+  for (const at::Tensor& one : all) are_done = are_done && one[kNotDone].item<double>() == 0;
+  is_unusable = is_unusable && !are_done;
   if (ends.inputs) {
     ends.inputs->discard(static_cast<int64_t>(value(placed.index - 1, kSentForward)),
                          placed.device);
@@ -301,16 +308,16 @@ double Pipeline::agree(RankTransfers& ends, bool is_done, const std::exception_p
   for (auto* const end : {&ends.outputs, &ends.input_gradients}) {
     if (*end) (*end)->release(0);
   }
-  bool are_done = true;
   for (int64_t stage = 0; stage < std::ssize(all); ++stage) {
-    are_done = are_done && value(stage, kNotDone) == 0;
     if (value(stage, kFailed) == 0) continue;
     const std::vector<std::string> texts = all_gather_bytes(text, group, options.timeout);
     if (failure) std::rethrow_exception(failure);
     throw StageError(static_cast<int>(stage), static_cast<int>(value(stage, kExitCode)),
                      texts[static_cast<size_t>(stage)]);
   }
-  if (!are_done) throw base::InternalError("PipelineParallel: a stage was abandoned by none");
+  if (!are_done)
+    throw base::InternalError(
+        "PipelineParallel: stages were abandoned, but none reported a failure");
   return value(std::ssize(all) - 1, kLoss);
 }
 
@@ -344,7 +351,7 @@ PipelineParallel::PipelineParallel(std::vector<PipelineStage> stages,
                                  .index = static_cast<int>(i),
                                  .names = names});
   }
-  pipeline_->threads = std::make_unique<detail::ComputeThreads>(devices);
+  pipeline_->threads = std::make_unique<detail::ComputeThreads>("PipelineParallel", devices);
 }
 
 PipelineParallel PipelineParallel::across_ranks(PipelineStage stage,

@@ -21,6 +21,9 @@ at::Tensor header_of(const StageMessage& message) {
   std::vector<int64_t> values{1, message.samples, message.is_training ? 1 : 0,
                               std::ssize(message.tensors)};
   for (const at::Tensor& tensor : message.tensors) {
+    if (tensor.layout() != at::kStrided) {
+      throw base::UserError("what a stage passes to another rank must be dense; call to_dense()");
+    }
     values.push_back(static_cast<int64_t>(tensor.scalar_type()));
     values.push_back(tensor.requires_grad() ? 1 : 0);
     values.push_back(tensor.dim());
@@ -28,7 +31,7 @@ at::Tensor header_of(const StageMessage& message) {
   }
   if (std::ssize(values) > kMessageHeader) {
     throw base::UserError(fmt::format(
-        "{} tensors between two stages on two ranks are too many; put some of them together",
+        "a stage passes {} tensors, more than fit into a header; concatenate or stack some of them",
         message.tensors.size()));
   }
   at::Tensor header = at::zeros({kMessageHeader}, at::kLong);
@@ -74,7 +77,7 @@ StageMessage QueueTransfer::receive(at::Device device) {
   lock.unlock();
   for (at::Tensor& tensor : message.tensors) {
     const bool requires_grad = tensor.requires_grad();
-    const at::NoGradGuard no_grad;  // a copy is a leaf, too
+    const at::NoGradGuard no_grad;  // so that a copy is a leaf
     tensor = to_stage(tensor, device).set_requires_grad(requires_grad);
   }
   return message;

@@ -23,7 +23,7 @@ struct StageMessage {
   bool is_training = true;  ///< a backward follows
 };
 
-/// A copy on `device`, or the tensor itself. Only copies to a GPU may be under way on return: those
+/// A copy on `device`, or the tensor itself. Only copies to a GPU may be in flight on return: those
 /// to the CPU have no stream that its readers wait for.
 inline at::Tensor to_stage(const at::Tensor& tensor, at::Device device) {
   return tensor.to(device, /*non_blocking=*/device.is_cuda() && tensor.is_cuda());
@@ -83,7 +83,7 @@ class RankTransfer : public Transfer {
   void discard(int64_t sent, at::Device device);
 
  private:
-  /// Tensors under way.
+  /// Tensors in flight.
   struct Pending {
     std::vector<at::Tensor> tensors;
     std::vector<WorkPtr> works;

@@ -45,7 +45,7 @@ struct ModelArgs {
   std::vector<int64_t> sample_shape = {3, 224, 224};  ///< {channels, height, width}
   Norm norm = Norm::kLocal;
   /// For Norm::kSync: the ranks that share statistics. Empty: all.
-  dist::ProcessGroupPtr norm_group = {};
+  dist::GroupOrDefault norm_group = {};
   /// For Norm::kSync: timeout of an exchange. Empty: the group's.
   std::optional<std::chrono::milliseconds> norm_timeout = std::nullopt;
   /// Recompute the inside of each block in the backward pass (dist::checkpoint()). With

@@ -54,7 +54,7 @@ class NormFactory {
   torch::nn::AnyModule make(int64_t channels, bool fuse_relu) const;
 
   Norm kind_;
-  dist::ProcessGroupPtr group_;
+  dist::GroupOrDefault group_;
   std::optional<std::chrono::milliseconds> timeout_;
   double eps_;
   double momentum_;
