@@ -44,14 +44,15 @@ std::vector<Cpus> cpus_of_workers(const LaunchOptions& options) {
     }
     cpus = bind_workers(topology, options.binding, options.nproc_per_node, gpu_nodes);
   }
-  constexpr int kMaxPerCpu = 32;
   const int usable = base::usable_cpus();
-  if (options.oversubscribe || options.nproc_per_node <= kMaxPerCpu * usable) return cpus;
+  if (options.oversubscribe || options.nproc_per_node <= base::kMaxProcessesPerCpu * usable) {
+    return cpus;
+  }
   throw base::UserError(fmt::format(
       "--nproc_per_node={}: this machine has {} for the workers, and more than {} workers per core "
       "would stall it; start at most {}, or add --oversubscribe",
-      options.nproc_per_node, base::counted(usable, "usable CPU"), kMaxPerCpu,
-      kMaxPerCpu * usable));
+      options.nproc_per_node, base::counted(usable, "usable CPU"), base::kMaxProcessesPerCpu,
+      base::kMaxProcessesPerCpu * usable));
 }
 
 RunContext make_run_context(const LaunchOptions& options) {

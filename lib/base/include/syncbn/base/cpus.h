@@ -30,6 +30,9 @@ std::vector<ControlGroup> control_groups(const std::filesystem::path& root = "/"
 /// @param root prefix of /proc and /sys, for tests.
 int usable_cpus(size_t allowed = allowed_cpus().size(), const std::filesystem::path& root = "/");
 
+/// More processes of a job on each usable CPU stall the machine: refused unless the user insists.
+inline constexpr int kMaxProcessesPerCpu = 32;
+
 /// The share of one of `ranks` processes on this host in usable_cpus(), at least 1. A process that
 /// the launcher has bound to its own CPUs gets its whole mask.
 int cpus_of_rank(int ranks);

@@ -132,8 +132,8 @@ class StageError : public base::Error {
   int stage_;
 };
 
-/// Trains a network whose stages are on several devices, all of which work at the same time, on
-/// different parts of a batch.
+/// Trains a network that is divided into stages on several devices. The devices work at the same
+/// time, on different parts of a batch.
 ///
 ///     PipelineParallel pipeline({{front, at::Device("cuda:0")}, {back, at::Device("cuda:1")}},
 ///                               {.micro_batches = 8, .schedule = PipelineSchedule::k1f1b});

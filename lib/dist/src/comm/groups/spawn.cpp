@@ -425,13 +425,13 @@ SpawnContext SpawnContext::start(int nprocs, const SpawnOptions& options,
   if (nprocs < 1) {
     throw base::UserError(fmt::format("spawn: nprocs must be above 0, got {}", nprocs));
   }
-  constexpr int kMaxPerCpu = 32;  // as syncbn-launch
   const int usable = base::usable_cpus();
-  if (!options.oversubscribe && nprocs > kMaxPerCpu * usable) {
+  if (!options.oversubscribe && nprocs > base::kMaxProcessesPerCpu * usable) {
     throw base::UserError(fmt::format(
         "spawn: nprocs is {}, this machine has {}, and more than {} ranks on each would stall it; "
         "start at most {}, or set oversubscribe",
-        nprocs, base::counted(usable, "usable CPU"), kMaxPerCpu, kMaxPerCpu * usable));
+        nprocs, base::counted(usable, "usable CPU"), base::kMaxProcessesPerCpu,
+        base::kMaxProcessesPerCpu * usable));
   }
   auto port = base::HeldPort::hold(0);
   if (!port) base::throw_errno("spawn: cannot find a free port");

@@ -31,8 +31,8 @@ namespace {
 // a rank without input in a join() span. It follows the values of a row: the 2C + 1 statistics of a
 // forward, or the 2C or 4C sums of a backward, so rows of the two never have the same length.
 constexpr size_t kHeader = 3;
-constexpr double kMixed =
-    -1;  ///< replaces the layer in the header of merged rows whose headers differed
+/// In the place of the layer: the header of a row merged from rows with different headers.
+constexpr double kMixed = -1;
 constexpr int64_t kDtypes = 256;  ///< upper bound on the values of at::ScalarType
 
 /// Does not depend on compiler or standard library.

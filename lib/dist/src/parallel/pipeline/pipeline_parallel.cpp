@@ -112,8 +112,8 @@ std::exception_ptr attempt(const StageTransfers& transfers, const Body& body) {
     if (transfer == nullptr) continue;
     try {
       transfer->fail();
-    } catch (
-        const std::exception&) {  // the group has failed, and its other ranks find out themselves
+    } catch (const std::exception&) {
+      // The group has failed, and its other ranks find out themselves.
     }
   }
   return failure;
@@ -193,8 +193,7 @@ Pipeline::Result Pipeline::run(const at::Tensor& input, const at::Tensor& target
   if (TapeScope::is_open() || BatchStatisticsRecorder::current != nullptr) {
     throw base::UserError(
         "PipelineParallel: it cannot run inside checkpoint() or update_bn_stats(); call "
-        "checkpoint() "
-        "inside a stage");
+        "checkpoint() inside a stage");
   }
   const at::AutoGradMode grad_mode(loss != nullptr);
   return group ? run_between_ranks(input, target, loss)
@@ -233,8 +232,7 @@ Pipeline::Result Pipeline::run_between_ranks(const at::Tensor& input, const at::
   if (is_unusable) {
     throw base::UserError(
         "PipelineParallel: a stage failed in an earlier step, and its messages may still be in "
-        "flight; "
-        "form a new process group and a new pipeline");
+        "flight; form a new process group and a new pipeline");
   }
   const PlacedStage& placed = stages.front();
   RankTransfers ends;
@@ -315,9 +313,10 @@ double Pipeline::agree(RankTransfers& ends, bool is_done, const std::exception_p
     throw StageError(static_cast<int>(stage), static_cast<int>(value(stage, kExitCode)),
                      texts[static_cast<size_t>(stage)]);
   }
-  if (!are_done)
+  if (!are_done) {
     throw base::InternalError(
         "PipelineParallel: stages were abandoned, but none reported a failure");
+  }
   return value(std::ssize(all) - 1, kLoss);
 }
 

@@ -39,7 +39,7 @@ at::Tensor header_of(const StageMessage& message) {
   return header;
 }
 
-/// A message whose tensors are not filled yet. @throws StageAbandoned
+/// A message with memory for its tensors. @throws StageAbandoned
 StageMessage message_of(const at::Tensor& header, at::Device device) {
   const int64_t* value = header.const_data_ptr<int64_t>();
   if (*value++ == 0) throw StageAbandoned();
