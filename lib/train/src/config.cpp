@@ -356,10 +356,13 @@ void Config::describe(config::Schema<Config>& schema) {
                "let GPUs multiply float32 in TF32, with 10 bits of precision");
   schema.field(
       "device", &Config::device,
-      "where to train, auto, cpu, cuda or cuda:N; auto: on GPUs if there are any; cuda: on "
-      "GPUs, or fail. A rank has the GPU of its local rank among CUDA_VISIBLE_DEVICES, or "
+      "where to train, auto, cpu, cuda or cuda:N; auto: on GPUs if there is one for each rank; "
+      "cuda: on GPUs, or fail. A rank has the GPU of its local rank among CUDA_VISIBLE_DEVICES, or "
       "with cuda:N, for one rank on a host, the one of that number");
-  schema.field("backend", &Config::backend, "communication backend; auto: NCCL on GPUs")
+  schema
+      .field("backend", &Config::backend,
+             "communication backend; auto: NCCL on GPUs; gloo with device cuda: several ranks may "
+             "share a GPU")
       .one_of({"auto", "gloo", "nccl"});
   schema.field("timeout", &Config::timeout, "timeout of every collective")
       .between(kMillisecond, kYear)
@@ -407,10 +410,8 @@ void Config::describe(config::Schema<Config>& schema) {
   });
   schema.check([](const Config& config) -> std::optional<std::string> {
     const bool on_cpu = config.device == "cpu" && config.backend == "nccl";
-    const bool on_gpu = is_gpu(config.device) && config.backend == "gloo";
-    if (!on_cpu && !on_gpu) return std::nullopt;
-    return fmt::format("device: {} does not go with backend: {}, which is for {}; set only one",
-                       config.device, config.backend, on_cpu ? "GPUs" : "CPUs");
+    if (!on_cpu) return std::nullopt;
+    return "device: cpu does not go with backend: nccl, which is for GPUs; set only one";
   });
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.batch_size.has_value() != config.global_batch_size.has_value()) return std::nullopt;
@@ -437,7 +438,8 @@ std::optional<int64_t> Config::gpu() const {
 
 std::string Config::chosen_backend() const {
   if (device == "cpu") return "gloo";
-  return is_gpu(device) ? "nccl" : backend;
+  if (!is_gpu(device)) return backend;
+  return backend == "gloo" ? "cuda:gloo" : "nccl";
 }
 
 }  // namespace syncbn::train

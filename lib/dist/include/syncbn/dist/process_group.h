@@ -13,9 +13,10 @@ namespace syncbn::dist {
 
 /// Options of init_process_group().
 struct InitOptions {
-  /// "gloo", "nccl", or "auto": NCCL if there are CUDA devices and the program was built for them,
-  /// Gloo otherwise. Also PyTorch's per-device spellings: "cpu:gloo", "cuda:nccl",
-  /// "cpu:gloo,cuda:nccl". CPU tensors always use Gloo. Not case-sensitive.
+  /// "gloo", "nccl", "cuda:gloo" (GPUs that several ranks may share), or "auto": NCCL if every rank
+  /// has a GPU of its own and the program was built for them, Gloo otherwise. Also PyTorch's
+  /// per-device spellings: "cpu:gloo", "cuda:nccl", "cpu:gloo,cuda:nccl" … CPU tensors always use
+  /// Gloo. Not case-sensitive.
   std::string backend = "auto";
   /// "env://": RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as syncbn-launch and torchrun set
   /// them. "tcp://host:port": rank 0 listens there; put an IPv6 address in brackets.
@@ -45,8 +46,9 @@ struct InitOptions {
 /// ranks, SyncBatchNorm needs a group without them, and a second default group needs new processes
 /// (docs/process_groups.md).
 /// @throws base::UserError for malformed options or a malformed environment, an unknown interface,
-///   when two processes claim one rank (on every rank that has arrived), or when the default group
-///   exists already; base::UnavailableError when rank 0 or a peer does not arrive.
+///   when two processes claim one rank or, with backend nccl, one GPU (on every rank that has
+///   arrived), or when the default group exists already; base::UnavailableError when rank 0 or a
+///   peer does not arrive.
 ProcessGroupPtr init_process_group(const InitOptions& options = {});
 
 /// Shuts down the default group and all groups made from it, after their members have connected.
@@ -86,7 +88,8 @@ int world_size(const GroupOrDefault& group = {});
 /// LOCAL_RANK, or 0 if it is unset.
 int local_rank();
 
-/// The device to train on: CUDA device local_rank() if the default group has NCCL, else the CPU.
+/// The device to train on: with backend nccl or cuda:gloo, chosen or given, the only GPU that this
+/// process sees, or else that of local_rank(); otherwise the CPU.
 at::Device device();
 
 }  // namespace syncbn::dist

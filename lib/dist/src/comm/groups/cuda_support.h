@@ -13,8 +13,11 @@ namespace syncbn::dist::detail {
 /// What process groups need from CUDA and NCCL. libsyncbn_dist_cuda.so, installed beside this
 /// library, has one such table for each layer of lib/dist; this library does not link CUDA.
 struct CudaSupport {
+  /// Why CUDA or NCCL does not work here, such as a driver that is too old; empty if it does.
+  std::string (*why_unusable)();
   int (*device_count)();
-  void (*set_device)(int device);  ///< for the calling thread
+  std::string (*pci_address)(int device);  ///< "0000:dc:00.0"
+  void (*set_device)(int device);          ///< for the calling thread
   std::shared_ptr<Transport> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                           int world_size, int device,
                                           std::chrono::milliseconds timeout);

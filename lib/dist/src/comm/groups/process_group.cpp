@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <exception>
 #include <map>
 #include <memory>
@@ -24,6 +23,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "groups/cuda_support.h"
+#include "groups/own_gpu.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
 #include "monitor/plain_message.h"
@@ -50,7 +50,7 @@ struct World {
   Rendezvous place;
   std::chrono::milliseconds timeout;
   std::chrono::milliseconds connect_timeout;
-  bool use_cuda = false;
+  at::Device device = at::kCPU;
   bool shared_memory = true;
   bool needs_shared_memory = false;
   pid_t process = ::getpid();
@@ -75,45 +75,6 @@ World& require_world() {
         "there is no process group: call syncbn::dist::init_process_group() first");
   }
   return *world();
-}
-
-/// Whether the backend, in any of PyTorch's spellings, includes NCCL.
-bool choose_cuda(const std::string& given) {
-  std::string backend = given;
-  std::transform(given.begin(), given.end(), backend.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (backend == "gloo" || backend == "cpu:gloo") return false;
-  const bool nccl = backend == "nccl" || backend == "cuda:nccl" ||
-                    backend == "cpu:gloo,cuda:nccl" || backend == "cuda:nccl,cpu:gloo";
-  if (backend != "auto" && !nccl) {
-    throw base::UserError(
-        fmt::format("backend '{}' is not known; it is auto, gloo, nccl, or by device cpu:gloo, "
-                    "cuda:nccl or cpu:gloo,cuda:nccl",
-                    given));
-  }
-  const CudaSupport* cuda = cuda_support();
-  const int devices = cuda != nullptr ? cuda->device_count() : 0;
-  if (devices > 0) {
-    if (local_rank() >= devices) {
-      throw base::UserError(
-          fmt::format("LOCAL_RANK={} has no GPU: this process sees {}; start at most that many "
-                      "workers per host (and see CUDA_VISIBLE_DEVICES), or choose backend gloo",
-                      local_rank(), devices));
-    }
-    return true;
-  }
-  const bool was_given_gpu = base::env_int("SYNCBN_GPU_PER_WORKER", 0, 1).value_or(0) == 1;
-  if (!nccl && !was_given_gpu) {
-    if (cuda == nullptr) spdlog::debug("no CUDA: {}", cuda_support_error());
-    return false;
-  }
-  throw base::UserError(fmt::format(
-      "{}, and {}; choose backend gloo (device cpu) to train on the CPU",
-      nccl ? fmt::format("backend {} (device cuda) needs a GPU", given)
-           : "backend auto: the launcher gave this worker a GPU (--nproc_per_node=gpu or auto, or "
-             "--virtual_local_rank)",
-      cuda != nullptr ? "this host has no visible GPU"
-                      : "the CUDA part of this library does not load: " + cuda_support_error()));
 }
 
 int count_ours(const World& world, const std::vector<int>& ranks) {
@@ -166,9 +127,9 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
           "none to allocate, runs Python's torch.distributed or does not see the processes of the "
           "others; unset the variable to let them use Gloo");
     }
-    if (world.use_cuda) {
-      cuda =
-          cuda_support()->make_nccl(store_part(store, "cuda"), rank, size, local_rank(), timeout);
+    if (world.place.choice.backend == "nccl") {
+      cuda = cuda_support()->make_nccl(store_part(store, "cuda"), rank, size, world.device.index(),
+                                       timeout);
     }
   } catch (const base::Error&) {
     throw;
@@ -359,16 +320,19 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   // c10d logs a page of stack frames for each lost connection.
   if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   auto made = std::make_unique<detail::World>();
-  made->use_cuda = detail::choose_cuda(options.backend);
+  const detail::OwnGpu gpu = detail::find_own_gpu(options.backend);
   const auto shared_memory = base::env_int("SYNCBN_SHARED_MEMORY", 0, 1);
   made->shared_memory = options.shared_memory && shared_memory.value_or(1) == 1;
   made->needs_shared_memory = options.shared_memory && shared_memory == 1 &&
                               base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(1) > 1;
   made->timeout = options.timeout;
-  made->place = detail::rendezvous(options, made->use_cuda ? "nccl" : "gloo");
-  if (made->use_cuda) {
+  made->place = detail::rendezvous(options, gpu.offer);
+  const detail::BackendChoice& choice = made->place.choice;
+  if (!choice.message.empty()) spdlog::warn("{}", choice.message);
+  if (choice.backend != "gloo") {
     detail::tell_nccl_interface(options.interface);
-    detail::cuda_support()->set_device(local_rank());
+    detail::cuda_support()->set_device(gpu.index);
+    made->device = {at::kCUDA, static_cast<at::DeviceIndex>(gpu.index)};
   }
   made->connect_timeout = options.connect_timeout;
   if (made->place.world_size > 1 && made->place.python_ranks.empty()) {
@@ -475,8 +439,7 @@ int local_rank() {
 }
 
 at::Device device() {
-  if (!require_world().use_cuda) return at::kCPU;
-  return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank())};
+  return require_world().device;
 }
 
 }  // namespace syncbn::dist

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "rendezvous/group_store.h"
 
@@ -32,6 +33,7 @@ constexpr milliseconds kRefusalGrace{5000};
 constexpr char kRefusedKey[] = "syncbn/refused";
 constexpr char kReportersKey[] = "syncbn/reporters";
 constexpr char kJobKey[] = "syncbn/job";
+constexpr char kBackendKey[] = "syncbn/backend";
 
 std::string rank_key(int rank) {
   return fmt::format("syncbn/arrived/{}", rank);
@@ -41,30 +43,30 @@ std::string text(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// Identifies a loopback interface: the machine's boot and the network namespace.
+/// Identifies a loopback interface: the machine and the network namespace.
 std::string network_id() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   std::error_code ignored;
-  return boot + std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
+  return machine_id() + std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
 }
 
 /// What a rank writes to the store when it arrives.
 struct Arrival {
   std::string backend;
+  std::string gpu;
   std::string process;
   std::string network;
   std::string where;
 
-  static Arrival own(const std::string& backend) {
-    return {backend, process_id(), network_id(),
-            fmt::format("host {} (pid {})", base::hostname(), ::getpid())};
+  static Arrival own(const Offer& offer) {
+    return {offer.backend, offer.gpu, process_id(), network_id(), offer.where};
   }
-  std::string str() const { return fmt::format("{}|{}|{}|{}", backend, process, network, where); }
+  std::string str() const {
+    return fmt::format("{}|{}|{}|{}|{}", backend, gpu, process, network, where);
+  }
   static Arrival parse(const std::string& text) {
     Arrival result;
     size_t begin = 0;
-    for (std::string* field : {&result.backend, &result.process, &result.network}) {
+    for (std::string* field : {&result.backend, &result.gpu, &result.process, &result.network}) {
       const size_t end = text.find('|', begin);
       *field = text.substr(begin, end - begin);
       begin = end + 1;
@@ -120,35 +122,56 @@ bool is_python(c10d::Store& store, int rank) {
   throw UserError(refusal);
 }
 
-[[noreturn]] void refuse_double(c10d::Store& store, const Place& place, bool holds_store,
-                                const std::string& first, const std::string& second) {
-  const std::string refusal = fmt::format(
-      "rank {} was claimed by two processes: on {} and {}; every process of a job needs a RANK of "
-      "its own (a script that passes LOCAL_RANK for the rank does this on several nodes){}",
-      place.rank, first, second, place.file.empty() ? "" : "; or " + place.how_to_separate_jobs());
+[[noreturn]] void refuse_all(c10d::Store& store, const Place& place, bool holds_store,
+                             const std::string& refusal) {
   store.set(kRefusedKey, refusal);
   end_refused(store, place, holds_store, refusal);
 }
 
-/// One rank without a working GPU would block the others in their first collective. Our first rank
-/// checks all others, these check it: so all ranks that differ fail.
-void check_same_backend(c10d::Store& store, const Place& place, const Arrival& own,
-                        const std::set<int>& python_ranks) {
+[[noreturn]] void refuse_double(c10d::Store& store, const Place& place, bool holds_store,
+                                const std::string& first, const std::string& second) {
+  refuse_all(
+      store, place, holds_store,
+      fmt::format(
+          "rank {} was claimed by two processes: on {} and {}; every process of a job needs a RANK "
+          "of its own (a script that passes LOCAL_RANK for the rank does this on several nodes){}",
+          place.rank, first, second,
+          place.file.empty() ? "" : "; or " + place.how_to_separate_jobs()));
+}
+
+/// Our first rank chooses for all: if each read what all others offer, a thousand ranks would
+/// ask the store for a million answers.
+BackendChoice agree_on_backend(c10d::Store& store, const Place& place, bool holds_store,
+                               const std::set<int>& python_ranks, Clock::time_point deadline) {
   std::vector<int> ours;
   for (int rank = 0; rank < place.world_size; ++rank) {
     if (python_ranks.count(rank) == 0) ours.push_back(rank);
   }
-  const bool is_first = ours.front() == place.rank;
-  if (!is_first) ours.resize(1);
-  const std::vector<Arrival> arrivals = arrivals_of(store, ours);
-  for (size_t i = 0; i < ours.size(); ++i) {
-    const Arrival& other = arrivals[i];
-    if (other.backend == own.backend) continue;
-    throw UserError(fmt::format(
-        "rank {} on {} uses backend {} and rank {} on {} uses {}; choose one backend for all, or "
-        "find out why one of them sees no GPU",
-        place.rank, own.where, own.backend, ours[i], other.where, other.backend));
+  if (ours.front() == place.rank) {
+    const std::vector<Arrival> arrivals = arrivals_of(store, ours);
+    std::vector<Offer> offers;
+    for (size_t i = 0; i < ours.size(); ++i) {
+      offers.push_back({ours[i], arrivals[i].backend, arrivals[i].gpu, arrivals[i].where});
+    }
+    BackendChoice choice = choose_backend(offers);
+    if (choice.backend.empty()) refuse_all(store, place, holds_store, choice.message);
+    store.set(kBackendKey, choice.backend);
+    return choice;
   }
+  for (auto delay = kFirstDelay; !store.check({kBackendKey});
+       delay = std::min(2 * delay, kLongestDelay)) {
+    if (store.check({kRefusedKey})) {
+      end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
+    }
+    if (Clock::now() > deadline) {
+      throw UnavailableError(
+          fmt::format("rank {} of {}: rank {} arrived and then did not choose a backend; see its "
+                      "messages",
+                      place.rank, place.world_size, ours.front()));
+    }
+    std::this_thread::sleep_for(delay);
+  }
+  return {text(store.get(kBackendKey)), ""};
 }
 
 std::string missing_ranks(c10d::Store& store, const Place& place) {
@@ -166,6 +189,12 @@ std::string missing_ranks(c10d::Store& store, const Place& place) {
 }
 
 }  // namespace
+
+std::string machine_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return boot;
+}
 
 std::string process_id() {
   // A forked process has the same number, but another PID.
@@ -190,9 +219,9 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
                               own, theirs, place.meeting_point(), place.how_to_separate_jobs()));
 }
 
-std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& backend,
-                     bool holds_store, Clock::time_point deadline, milliseconds limit) {
-  const Arrival own = Arrival::own(backend);
+Arrived arrive(c10d::Store& store, const Place& place, const Offer& offer, bool holds_store,
+               Clock::time_point deadline, milliseconds limit) {
+  const Arrival own = Arrival::own(offer);
   constexpr char kPython[] = "an unknown host (Python's torch.distributed)";
   const auto refuse = [&](const std::string& other) {
     refuse_double(store, place, holds_store, other, own.where);
@@ -228,8 +257,8 @@ std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& 
     std::this_thread::sleep_for(delay);
     delay = std::min(delay * 2, kLongestDelay);
   }
-  check_same_backend(store, place, own, python_ranks);
-  return python_ranks;
+  BackendChoice choice = agree_on_backend(store, place, holds_store, python_ranks, deadline);
+  return {std::move(python_ranks), std::move(choice)};
 }
 
 bool all_on_one_host(c10d::Store& store, int world_size) {

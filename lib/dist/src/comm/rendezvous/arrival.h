@@ -6,9 +6,13 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "rendezvous/backend_choice.h"
 #include "rendezvous/place.h"
 
 namespace syncbn::dist::detail {
+
+/// Equal in all containers of a machine.
+std::string machine_id();
 
 /// Unique among processes; names and PIDs may be equal in several containers.
 std::string process_id();
@@ -19,15 +23,18 @@ std::string process_id();
 void check_same_job(c10d::Store& store, const Place& place, bool first,
                     std::chrono::steady_clock::time_point deadline);
 
-/// Reports this rank's arrival and waits for the others.
+struct Arrived {
+  std::set<int> python_ranks;  ///< that run Python's torch.distributed
+  BackendChoice choice;        ///< its message: on the first of our ranks only
+};
+
+/// Reports this rank's arrival, waits for the others and agrees with them on a backend.
 /// @param holds_store whether the store ends with this process. It then stays after an error until
 ///   the others have read it.
-/// @throws base::UserError on every rank that has arrived, if two processes claim one rank or the
-///   backends differ; base::UnavailableError naming the ranks that did not arrive in time.
-/// @return the ranks that run Python's torch.distributed.
-std::set<int> arrive(c10d::Store& store, const Place& place, const std::string& backend,
-                     bool holds_store, std::chrono::steady_clock::time_point deadline,
-                     std::chrono::milliseconds limit);
+/// @throws base::UserError on every rank that has arrived, if two processes claim one rank or
+///   choose_backend() refuses; base::UnavailableError naming the ranks that did not arrive in time.
+Arrived arrive(c10d::Store& store, const Place& place, const Offer& offer, bool holds_store,
+               std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds limit);
 
 /// Whether all ranks share this process's loopback interface. Call it after arrive().
 bool all_on_one_host(c10d::Store& store, int world_size);

@@ -236,14 +236,17 @@ std::string why_not_connected(const Rendezvous& place, const std::string& group,
 
 }  // namespace
 
-Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
+Rendezvous rendezvous(const InitOptions& options, Offer offer) {
   const Place place = Place::find(options);
+  offer.rank = place.rank;
   const std::vector<std::string> chosen = chosen_addresses(options.interface);
   Rendezvous result;
   result.rank = place.rank;
   result.world_size = place.world_size;
   if (place.world_size == 1) {
     result.store = c10::make_intrusive<c10d::HashStore>();
+    result.choice = choose_backend({offer});
+    if (result.choice.backend.empty()) throw UserError(result.choice.message);
     return result;
   }
   if (history().with_python) {
@@ -257,7 +260,9 @@ Rendezvous rendezvous(const InitOptions& options, const std::string& backend) {
   const auto deadline = Clock::now() + limit;
   try {
     const JoinedStore joined = join_new_store(place, outside, deadline, limit);
-    result.python_ranks = arrive(*joined.store, place, backend, joined.held_here, deadline, limit);
+    Arrived arrived = arrive(*joined.store, place, offer, joined.held_here, deadline, limit);
+    result.python_ranks = std::move(arrived.python_ranks);
+    result.choice = std::move(arrived.choice);
     result.addresses = chosen.empty() ? addresses_for_peers(joined, result, outside) : chosen;
     result.holds_store = joined.held_here;
     result.store = joined.store;

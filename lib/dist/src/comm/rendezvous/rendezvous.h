@@ -10,6 +10,8 @@
 
 #include <syncbn/dist/process_group.h>
 
+#include "rendezvous/backend_choice.h"
+
 namespace syncbn::dist::detail {
 
 /// A job that this process has joined.
@@ -22,10 +24,12 @@ struct Rendezvous {
   std::vector<std::string> addresses{"127.0.0.1"};
   bool holds_store = false;
   std::set<int> python_ranks;  ///< that run Python's torch.distributed
+  BackendChoice choice;
 };
 
-/// Opens the job's store and waits until every rank has arrived with the same `backend`.
-Rendezvous rendezvous(const InitOptions& options, const std::string& backend);
+/// Opens the job's store and waits until every rank has arrived and a backend is chosen.
+/// @param offer its rank is found here.
+Rendezvous rendezvous(const InitOptions& options, Offer offer);
 
 /// Every rank calls it after its part of making a group. The rank that holds the store waits until
 /// all members are connected, even if it is no member: they still read from the store.
