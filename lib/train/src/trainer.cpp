@@ -127,10 +127,7 @@ class Trainer {
   double seconds() const { return position_.seconds + seconds_since(counted_from_); }
 
   data::LoaderOptions loader_options() const {
-    data::LoaderOptions options = config_.loader.options(inputs_.batch_size);
-    // Without a GPU the loader of every rank would warn. start_folder() warns once.
-    options.pin_memory = options.pin_memory && device_.is_cuda();
-    return options;
+    return config_.loader.options(inputs_.batch_size, device_);
   }
 
   std::shared_ptr<models::Model> first_model() const {
@@ -214,7 +211,14 @@ class Trainer {
     const auto rank = static_cast<size_t>(dist::rank());
     if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rng_states.size()) {
       at::Generator generator = at::globalContext().defaultGenerator(device_);
-      generator.set_state(checkpoint.rng_states[rank]);
+      const at::Tensor& state = checkpoint.rng_states[rank];
+      if (state.sizes() == generator.get_state().sizes()) {
+        generator.set_state(state);
+      } else if (is_rank_0()) {
+        spdlog::warn(
+            "{} was made on another type of device: the run continues, but not bit for bit",
+            resume_.checkpoint_path);
+      }
     }
     if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rank_buffers.size()) {
       load_buffers(checkpoint.rank_buffers[rank], *model_);
@@ -711,7 +715,7 @@ class Trainer {
     if (!last && !change.write) return;
     if (sampler.consumed > 0) collect_counts();
     const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
-    const auto rng_states = dist::all_gather(own.to(device_));
+    const auto rng_states = dist::all_gather(own);
     Checkpoint checkpoint = position_;
     checkpoint.model = state_of(*model_);
     if (ranks_have_own_buffers()) {
@@ -849,7 +853,8 @@ int train(const Config& config, const std::string& config_text, const std::strin
   at::Context& context = at::globalContext();
   context.setDeterministicAlgorithms(config.deterministic, /*warn_only=*/false);
   context.setDeterministicCuDNN(config.deterministic);
-  context.setBenchmarkCuDNN(config.cudnn_benchmark);
+  context.setBenchmarkCuDNN(config.cudnn_benchmark.value.value_or(!config.deterministic &&
+                                                                  !inputs.train_set->sizes_vary()));
   context.setAllowTF32CuBLAS(config.tf32);
   context.setAllowTF32CuDNN(config.tf32);
   auto trainer = explain_out_of_memory(MemoryUse::kSetup,
