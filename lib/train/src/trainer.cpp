@@ -28,6 +28,7 @@
 #include "compute_threads.h"
 #include "data_wait.h"
 #include "evaluation.h"
+#include "gpu_load.h"
 #include "keepers.h"
 #include "measures.h"
 #include "model.h"
@@ -331,6 +332,7 @@ class Trainer {
   Outcome train_epoch(EpochRecord& record) {
     step_.train();
     data_wait_.start_epoch();
+    gpu_meter_.start_epoch();
     epoch_samples_ = 0;
     // A run that resumes after the epoch's last step has no step left to set it.
     record.lr = scheduled_lr();
@@ -357,6 +359,7 @@ class Trainer {
     const DataWait::Means wait = longest(data_wait_.of_epoch(trained));
     record.data_wait_seconds = wait.seconds;
     record.data_wait_share = wait.share;
+    record.gpu = gpu_meter_.of_all_ranks();
     record.eval.clear();
     record.eval_split = eval_split();
     return outcome;
@@ -688,10 +691,15 @@ class Trainer {
             ? fmt::format("{:.0f} images/s  data wait {:.1f} %  ", record.images_per_second,
                           100 * record.data_wait_share)
             : "";
-    spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}", record.epoch,
+    const std::string gpu =
+        record.gpu
+            ? fmt::format("GPU {:.0f} %, {}  ", 100 * record.gpu->utilization,
+                          base::format_bytes(static_cast<uint64_t>(record.gpu->memory_bytes)))
+            : "";
+    spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}{}", record.epoch,
                  std::to_string(config_.epochs).size(), config_.epochs,
                  measures_.line_part("train", record.train),
-                 measures_.line_part(record.eval_split, record.eval), record.lr, speed,
+                 measures_.line_part(record.eval_split, record.eval), record.lr, speed, gpu,
                  base::format_seconds(record.seconds));
   }
 
@@ -837,6 +845,7 @@ class Trainer {
   bool has_told_of_signal_ = false;
   std::string remark_;  ///< of the last evaluation
   DataWait data_wait_;
+  const GpuMeter gpu_meter_{device_};
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.
   Checkpoint position_;
   data::SamplerState next_;    ///< where the run continues after the epoch
