@@ -408,6 +408,48 @@ TEST(GpuTest, AModuleOnTwoGpusOfARankTrainsAsOnTheCpu) {
   });
 }
 
+// libtorch remembers that it found no CUDA, and most programs begin with a seed.
+TEST(GpuTest, ASeedBeforeTheProcessGroupIsRefusedWithAdvice) {
+  // Before gpus(), which loads libtorch's CUDA part.
+  const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [](int) {
+    at::manual_seed(1);
+    EXPECT_THAT(message_of<syncbn::base::UserError>([] { dist::init_process_group(); }),
+                ::testing::HasSubstr("init_process_group() before at::manual_seed()"));
+    dist::init_process_group({.backend = "gloo"});
+  });
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+}
+
+TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    // As under srun --gpus-per-task=1.
+    ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    ::setenv("LOCAL_RANK", "3", 1);
+    dist::init_process_group({.backend = "nccl"});
+    EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
+  });
+}
+
+TEST(GpuTest, MoreRanksThanGpusTrainOnCpusOrShareThem) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  const int ranks = gpus() + 1;
+  const auto results = syncbn::test::run_ranks_and_collect({.world_size = ranks}, [](int) {
+    dist::init_process_group();
+    EXPECT_EQ(dist::device(), at::Device(at::kCPU));
+    dist::destroy_process_group();
+    dist::init_process_group({.backend = "cuda:gloo"});
+    EXPECT_EQ(dist::device().type(), at::kCUDA);
+    at::Tensor one = at::ones({1}, at::TensorOptions().device(dist::device()));
+    dist::all_reduce(one);
+    EXPECT_EQ(one.item<float>(), static_cast<float>(dist::world_size()));
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(results[0].output, ::testing::HasSubstr("leaves the GPUs unused"));
+  for (size_t i = 1; i < results.size(); ++i) EXPECT_EQ(results[i].output, "");
+}
+
 TEST(GpuTest, AModuleOnTwoKindsOfDevicesIsRefused) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   run_ranks(1, [](int) {
