@@ -388,6 +388,10 @@ std::optional<at::Device> DdpBase::input_device() const {
   return state_->input_device;
 }
 
+const ProcessGroupPtr& DdpBase::process_group() const {
+  return state_->group;
+}
+
 NoSyncGuard DdpBase::no_sync() {
   return NoSyncGuard(state_);
 }
