@@ -85,13 +85,18 @@ int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* info) {
   return kSuccess;
 }
 
-// libtorch asks for these when a GPU has no memory left, and goes without an answer.
-int nvmlDeviceGetHandleByPciBusId_v2() {
-  return kNotSupported;
+// libtorch asks for these when a GPU has no memory left.
+int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** device) {
+  return nvmlDeviceGetHandleByIndex_v2(static_cast<unsigned>(std::stoul(address, nullptr, 16)),
+                                       device);
 }
-int nvmlDeviceGetComputeRunningProcesses() {
-  return kNotSupported;
+
+int nvmlDeviceGetComputeRunningProcesses(void* /*device*/, unsigned* count, void* /*processes*/) {
+  *count = 0;
+  return kSuccess;
 }
+
+// It also looks these up.
 int nvmlDeviceGetNvLinkRemoteDeviceType() {
   return kNotSupported;
 }
