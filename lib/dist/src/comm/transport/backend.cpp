@@ -5,6 +5,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/peer_error.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "monitor/plain_message.h"
@@ -35,12 +36,13 @@ struct Label {
   int world_size;
   std::shared_ptr<FlightRecorder> log;
   std::weak_ptr<PeerMonitor> monitor;
+  bool on_streams = false;  ///< NCCL's, which is not recorded
 
   /// For an exception being handled that ended the call: adds the call and the cause.
   /// @throws PeerError, or base::UserError if the ranks made different calls.
   [[noreturn]] void rethrow() const {
     const std::string why = reason();
-    log->fail(call);
+    if (!on_streams) log->fail(call);
     PeerMonitor::Cause cause;
     if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
     const std::string failed = fmt::format("rank {} of {} on {}: {} failed: ", rank, world_size,
@@ -155,6 +157,12 @@ class AnnotatedWork : public c10d::Work {
   const c10::intrusive_ptr<c10d::Work> inner_;
   const bool by_gloo_;
 };
+
+/// A call after a failure sends nothing: other ranks would take it for a success.
+/// @throws std::runtime_error
+void require_no_failure(const FlightRecorder& log) {
+  if (log.has_failed()) throw std::runtime_error("an earlier call of the group has failed");
+}
 
 /// Whether isCompleted() of Gloo's work is false until wait() was called.
 bool completes_only_in_wait(c10d::OpType type) {
@@ -272,8 +280,10 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   std::atomic<uint64_t>& calls = call.is_collective() ? sequence_ : transfers_;
   call.sequence = calls + 1;
   Label label = label_of(call);
+  label.on_streams = on_streams;
   WorkPtr work;
   try {
+    if (!on_streams) require_no_failure(*log_);
     work = (transport.prepare(call).*method)(arguments...);
   } catch (const c10::Error&) {
     // So far Gloo has only checked the arguments; NCCL also connects.
@@ -337,6 +347,7 @@ void Backend::run_blocking(Call call, const Body& body) {
   try {
     std::unique_lock lock(start_mutex_);
     call.sequence = sequence_ + 1;
+    require_no_failure(*log_);
     body(call, [&] {
       log_->begin(call, WorkPtr());
       ++sequence_;
