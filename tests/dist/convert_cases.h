@@ -32,6 +32,7 @@ struct Steps {
   uint64_t exchanges = kLayers;  ///< of each forward, and of each backward
   std::vector<int64_t> batch = {4, 3, 6, 6};
   at::ScalarType dtype = at::kFloat;
+  at::Device network = device();  ///< where its layers exchange
 };
 
 /// Trains for kSteps steps, each rank with batches and gradients of its own, and counts the
@@ -39,15 +40,16 @@ struct Steps {
 template <class Forward>
 void expect_steps(const Forward& forward, const std::vector<at::Tensor>& parameters,
                   const Steps& steps = {}) {
-  exchanges();  // makes the group
+  exchanges({}, steps.network);  // makes the group
   for (int step = 0; step < kSteps; ++step) {
-    uint64_t before = exchanges();
+    uint64_t before = exchanges({}, steps.network);
     const at::Tensor input = randn(steps.batch, steps.dtype).requires_grad_();
     const at::Tensor output = forward(input);
-    EXPECT_EQ(exchanges() - before, steps.exchanges) << "forward of step " << step;
-    before = exchanges();
+    EXPECT_EQ(exchanges({}, steps.network) - before, steps.exchanges) << "forward of step " << step;
+    before = exchanges({}, steps.network);
     output.pow(2).sum().backward();
-    EXPECT_EQ(exchanges() - before, steps.exchanges) << "backward of step " << step;
+    EXPECT_EQ(exchanges({}, steps.network) - before, steps.exchanges)
+        << "backward of step " << step;
     sgd_step(parameters);
   }
 }

@@ -151,7 +151,8 @@ TEST_F(ConvertTest, AfterWarmUpAndToDoubleTheLayersAreStillConverted) {
 }
 
 /// The same where the network may be on the CPU, whatever the tests' device.
-void expect_net_steps_on_cpu(Net net, const Steps& steps = {}) {
+void expect_net_steps_on_cpu(Net net, Steps steps = {}) {
+  steps.network = at::kCPU;
   expect_steps([&](const at::Tensor& x) { return net->forward(x.cpu()); }, net->parameters(),
                steps);
 }

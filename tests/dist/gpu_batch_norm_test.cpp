@@ -42,7 +42,8 @@ void expect_as_on_cpu(const SyncBatchNormOptions& options, const at::Tensor& inp
   const auto on = [&](at::Device device) {
     SyncBatchNorm layer(options);
     layer->to(device);
-    Tensors results = run(layer, input.to(device).requires_grad_());
+    // A tensor of its own: on the CPU, to() gives back `input` itself.
+    Tensors results = run(layer, input.detach().to(device).requires_grad_());
     for (const at::Tensor& buffer : layer->buffers()) results.push_back(buffer);
     return results;
   };

@@ -1,8 +1,7 @@
 #pragma once
 
+#include <syncbn/base/gpus.h>
 #include <unistd.h>
-
-#include <filesystem>
 
 #include "groups/cuda_support.h"
 #include "support/multiproc.h"
@@ -13,7 +12,7 @@ namespace syncbn::test {
 /// libtorch's CUDA part, for the ranks too: tests link none, and a group over Gloo loads none.
 inline int gpus() {
   // Loading libtorch's CUDA part takes seconds.
-  if (!std::filesystem::exists("/dev/nvidiactl")) return 0;
+  if (base::count_gpus() == 0) return 0;
   const auto* const cuda = dist::detail::cuda_support();
   if (cuda == nullptr) return 0;
   const auto counted =

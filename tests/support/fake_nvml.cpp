@@ -1,5 +1,6 @@
 // A stand-in for NVIDIA's libnvidia-ml.so.1 with FAKE_NVML_GPUS GPUs; "none" is a driver that does
-// not start. Creates the file FAKE_NVML_TRACE when it is loaded.
+// not start. On the pretended machine (tests/fake_cuda) there are FAKE_CUDA_DEVICES. Creates the
+// file FAKE_NVML_TRACE when it is loaded.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -9,14 +10,17 @@
 namespace {
 
 constexpr int kSuccess = 0;
+constexpr int kNotSupported = 3;
 constexpr int kDriverNotLoaded = 9;
 bool running = false;
 // A device's handle is the address of its number in this array.
 std::array<unsigned, 64> numbers{};
 
 std::string wanted() {
-  const char* gpus = std::getenv("FAKE_NVML_GPUS");
-  return gpus == nullptr ? "none" : gpus;
+  for (const char* name : {"FAKE_NVML_GPUS", "FAKE_CUDA_DEVICES"}) {
+    if (const char* gpus = std::getenv(name)) return gpus;
+  }
+  return "none";
 }
 
 __attribute__((constructor)) void leave_trace() {
@@ -67,6 +71,23 @@ int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* info) {
   std::memset(info, 0xff, sizeof(*info));
   std::snprintf(info->busId.data(), info->busId.size(), "%08X:C%X:00.0", index, index);
   return kSuccess;
+}
+
+// libtorch asks for these when a GPU has no memory left, and goes without an answer.
+int nvmlDeviceGetHandleByPciBusId_v2() {
+  return kNotSupported;
+}
+int nvmlDeviceGetComputeRunningProcesses() {
+  return kNotSupported;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType() {
+  return kNotSupported;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2() {
+  return kNotSupported;
+}
+int nvmlSystemGetCudaDriverVersion_v2() {
+  return kNotSupported;
 }
 
 }  // extern "C"

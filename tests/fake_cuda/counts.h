@@ -1,0 +1,67 @@
+// What a process has asked of the pretended GPUs so far. Needs no CUDA header, and tests that
+// include it link nothing.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+namespace fake_cuda {
+
+enum class Count : uint8_t {
+  kKernels,      ///< launches of kernels that have a stand-in (define_kernel())
+  kOperators,    ///< of ATen; a GPU launches one kernel or more for each
+  kCollectives,  ///< of NCCL; a group of sends and receives is one
+  kGraphs,       ///< launches of graphs; what a graph holds is counted when it is captured
+  kMemsets,
+  kHostToDevice,  ///< copies, by where the bytes come from and go to
+  kDeviceToHost,
+  kDeviceToDevice,
+  kHostToHost,
+  kStreamWaits,    ///< cudaStreamSynchronize
+  kEventWaits,     ///< cudaEventSynchronize
+  kDeviceWaits,    ///< cudaDeviceSynchronize and cudaFree
+  kPageableWaits,  ///< copies from a device to memory that is not pinned, and cudaMemcpy
+  kEnd
+};
+
+/// One number for each Count.
+class Counts {
+ public:
+  uint64_t& operator[](Count which) { return values_[static_cast<size_t>(which)]; }
+  uint64_t operator[](Count which) const { return values_[static_cast<size_t>(which)]; }
+  /// How often the host waited for a GPU.
+  uint64_t host_waits() const {
+    return (*this)[Count::kStreamWaits] + (*this)[Count::kEventWaits] +
+           (*this)[Count::kDeviceWaits] + (*this)[Count::kPageableWaits];
+  }
+  friend Counts operator-(Counts after, const Counts& before) {
+    for (size_t i = 0; i < after.values_.size(); ++i) after.values_[i] -= before.values_[i];
+    return after;
+  }
+
+ private:
+  std::array<uint64_t, static_cast<size_t>(Count::kEnd)> values_{};
+};
+
+using Counters = std::array<std::atomic<uint64_t>, static_cast<size_t>(Count::kEnd)>;
+
+/// The machine's own counters; null in a process without a pretended machine.
+inline Counters* counters() {
+  static auto* const found = static_cast<Counters*>(::dlsym(RTLD_DEFAULT, "fake_cuda_counters"));
+  return found;
+}
+
+/// What this process has done since its start. Aborts without a pretended machine.
+inline Counts counts() {
+  if (counters() == nullptr) std::abort();
+  Counts now;
+  for (size_t i = 0; i < counters()->size(); ++i) now[static_cast<Count>(i)] = (*counters())[i];
+  return now;
+}
+
+}  // namespace fake_cuda
