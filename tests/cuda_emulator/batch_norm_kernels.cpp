@@ -69,7 +69,7 @@ void emulate(const ForwardArguments& arguments, ValueType type, const Schedule& 
 
 void emulate(const ReduceArguments& arguments, ValueType type, const Schedule& schedule) {
   with_type(type, arguments.shape.layout.rows, [&]<class T, bool kRows>() {
-    using Shared = ReductionShared<GradientSums, kRows>;
+    using Shared = ReductionShared<ChannelSums, kRows>;
     run<Shared>(arguments.shape, schedule,
                 [&](Shared& shared) { reduce_gradient<T, kRows>(arguments, shared); });
   });

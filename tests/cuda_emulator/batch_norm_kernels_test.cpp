@@ -296,7 +296,7 @@ class KernelCheck {
                               .sums = rank.sums.data(),
                               .grad_weight = {grad_weight.values.data()},
                               .grad_bias = {grad_bias.values.data(), TypeOf<T>::kType}};
-    std::vector<GradientSums> partials(at(arguments.shape.slices * case_.c));
+    std::vector<ChannelSums> partials(at(arguments.shape.slices * case_.c));
     arguments.partials = partials.data();
     emulate(arguments, TypeOf<T>::kType, schedule());
     expect_tickets_are_back();

@@ -54,7 +54,7 @@ class ChunkedSum<double> {
 /// The sums of the masked gradient, and the gradients of weight and bias.
 template <class T, bool kRows>
 __device__ __forceinline__ void reduce_gradient(const ReduceArguments& arguments,
-                                                ReductionShared<GradientSums, kRows>& shared) {
+                                                ReductionShared<ChannelSums, kRows>& shared) {
   using A = Wide<T>;
   constexpr int kBatch = kPacksInFlight < T >> 1 ? 2 : 1;
   constexpr int kBatchesOfChunk = (kRows ? 32 : 4) / kBatch;  // 32 values, as of the moments
@@ -98,11 +98,11 @@ __device__ __forceinline__ void reduce_gradient(const ReduceArguments& arguments
   }
   merge_chunk();
 
-  GradientSums parts[kChannels<kRows>];
+  ChannelSums parts[kChannels<kRows>];
 #pragma unroll
   for (int i = 0; i < kChannels<kRows>; ++i) parts[i] = {dy[i].total(), dy_xmu[i].total()};
   reduce_tile<kRows>(
-      shape, at, parts, arguments.partials, shared, [&](int64_t channel, GradientSums all) {
+      shape, at, parts, arguments.partials, shared, [&](int64_t channel, ChannelSums all) {
         const double mean = arguments.moments[channel];
         // Deviations were taken from the rounded mean.
         all.dy_xmu -= all.dy * (mean - static_cast<double>(static_cast<A>(mean)));

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads<kRows>) forward_kernel(ForwardArgumen
 
 template <class T, bool kRows>
 __global__ void __launch_bounds__(kThreads<kRows>) reduce_kernel(ReduceArguments arguments) {
-  __shared__ ReductionShared<GradientSums, kRows> shared;
+  __shared__ ReductionShared<ChannelSums, kRows> shared;
   reduce_gradient<T, kRows>(arguments, shared);
 }
 

@@ -118,7 +118,7 @@ struct ForwardArguments {
 };
 
 /// Sums of one channel over the gradient dy of the output.
-struct GradientSums {
+struct ChannelSums {
   double dy, dy_xmu;  ///< dy_xmu: of dy * (x - mean)
 };
 
@@ -129,9 +129,9 @@ struct ReduceArguments {
   const void* input = nullptr;
   const double* moments = nullptr;  ///< [2C + 1] over all ranks
   const double* invstd = nullptr;
-  const double* before = nullptr;    ///< [2C] added to the sums; may be null
-  double* sums = nullptr;            ///< [2C] result
-  GradientSums* partials = nullptr;  ///< [slices, C]; null for one slice
+  const double* before = nullptr;   ///< [2C] added to the sums; may be null
+  double* sums = nullptr;           ///< [2C] result
+  ChannelSums* partials = nullptr;  ///< [slices, C]; null for one slice
   ChannelValues grad_weight = {}, grad_bias = {};
 };
 

@@ -58,17 +58,17 @@ __device__ __forceinline__ Moments merge_all(const Moments&, int64_t count, Read
   return all;
 }
 
-__device__ __forceinline__ GradientSums shuffle(const GradientSums& own, int step) {
+__device__ __forceinline__ ChannelSums shuffle(const ChannelSums& own, int step) {
   return {__shfl_xor_sync(kAllLanes, own.dy, step), __shfl_xor_sync(kAllLanes, own.dy_xmu, step)};
 }
 
-__device__ __forceinline__ GradientSums merge(const GradientSums& a, const GradientSums& b) {
+__device__ __forceinline__ ChannelSums merge(const ChannelSums& a, const ChannelSums& b) {
   return {a.dy + b.dy, a.dy_xmu + b.dy_xmu};
 }
 
 template <class Read>
-__device__ __forceinline__ GradientSums merge_all(const GradientSums&, int64_t count, Read read) {
-  GradientSums all{0, 0};
+__device__ __forceinline__ ChannelSums merge_all(const ChannelSums&, int64_t count, Read read) {
+  ChannelSums all{0, 0};
   for (int64_t i = static_cast<int>(threadIdx.x) % kLanes; i < count; i += kLanes) {
     all = merge(all, read(i));
   }
