@@ -56,6 +56,12 @@ TEST(GpusTest, AsksNvmlWhereTheDriverHasNoList) {
   EXPECT_EQ(gpus[2].uuid, "GPU-fake-2");
 }
 
+TEST(GpusTest, NvmlSaysHowBusyAGpuIs) {
+  const Environment fake("FAKE_NVML_GPUS", "3");
+  EXPECT_EQ(gpu_utilization("GPU-fake-2"), 0.52);
+  EXPECT_EQ(gpu_utilization("GPU-1234"), std::nullopt);
+}
+
 TEST(GpusTest, HasNoGpusWhereNvmlDoesNotStart) {
   const Environment fake("FAKE_NVML_GPUS", "none");
   const test::TempFolder no_driver;

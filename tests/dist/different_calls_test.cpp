@@ -177,7 +177,7 @@ TEST(FlightRecorderTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
   detail::Call call;
   for (const bool succeeds : {true, false}) {
     ++call.sequence;
-    log.begin(call, {});
+    log.begin(call, nullptr);
     ASSERT_EQ(log.pending().size(), 1);
     EXPECT_EQ(log.pending()[0].call.sequence, call.sequence);
     EXPECT_EQ(log.completed(), call.sequence - 1);

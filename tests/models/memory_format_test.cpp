@@ -61,7 +61,7 @@ TEST(MemoryFormatTest, OutputsAndGradientsAreTheSame) {
   }
 }
 
-TEST(MemoryFormatTest, ChannelsLastIsPreferredForConvolutionsOnCpus) {
+TEST(MemoryFormatTest, ChannelsLastIsPreferredForConvolutions) {
   EXPECT_EQ(preferred_memory_format(*small_resnet(kContiguous)), kChannelsLast);
   EXPECT_EQ(preferred_memory_format(*digits_net({.num_classes = 10, .sample_shape = {1, 8, 8}})),
             kChannelsLast);

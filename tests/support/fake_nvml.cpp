@@ -66,6 +66,18 @@ int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
   return kSuccess;
 }
 
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
+  unsigned index = 0;
+  if (std::sscanf(uuid, "GPU-fake-%u", &index) != 1) return kNotSupported;
+  return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+int nvmlDeviceGetUtilizationRates(void* device, unsigned* percents) {
+  percents[0] = 50 + *static_cast<unsigned*>(device);
+  percents[1] = 10;
+  return kSuccess;
+}
+
 int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* info) {
   const unsigned index = *static_cast<unsigned*>(device);
   std::memset(info, 0xff, sizeof(*info));
@@ -73,13 +85,18 @@ int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* info) {
   return kSuccess;
 }
 
-// libtorch asks for these when a GPU has no memory left, and goes without an answer.
-int nvmlDeviceGetHandleByPciBusId_v2() {
-  return kNotSupported;
+// libtorch asks for these when a GPU has no memory left.
+int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** device) {
+  return nvmlDeviceGetHandleByIndex_v2(static_cast<unsigned>(std::stoul(address, nullptr, 16)),
+                                       device);
 }
-int nvmlDeviceGetComputeRunningProcesses() {
-  return kNotSupported;
+
+int nvmlDeviceGetComputeRunningProcesses(void* /*device*/, unsigned* count, void* /*processes*/) {
+  *count = 0;
+  return kSuccess;
 }
+
+// It also looks these up.
 int nvmlDeviceGetNvLinkRemoteDeviceType() {
   return kNotSupported;
 }

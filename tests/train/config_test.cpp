@@ -122,7 +122,7 @@ TEST(ConfigTest, RefusesNumbersThatAreTypingErrors) {
 TEST(ConfigTest, TheLoadersKeysAreItsOptions) {
   Config config;
   ASSERT_THAT(read(std::string(kLeast) + "batch_size: 4\n", config), IsEmpty());
-  const data::LoaderOptions plain = config.loader.options(4);
+  const data::LoaderOptions plain = config.loader.options(4, at::kCPU);
   const data::LoaderOptions defaults;
   EXPECT_EQ(plain.batch_size, 4);
   EXPECT_EQ(plain.num_workers, data::kAutoWorkers);
@@ -135,10 +135,11 @@ TEST(ConfigTest, TheLoadersKeysAreItsOptions) {
                        "drop_last: true, timeout: 0.0001, on_error: skip, error_budget: 0.5}\n",
                    config),
               IsEmpty());
-  const data::LoaderOptions all = config.loader.options(4);
+  const data::LoaderOptions all = config.loader.options(4, at::kCUDA);
   EXPECT_EQ(all.num_workers, 3);
   EXPECT_EQ(all.prefetch, 5);
   EXPECT_TRUE(all.pin_memory);
+  EXPECT_FALSE(config.loader.options(4, at::kCPU).pin_memory) << "there is no GPU";
   EXPECT_TRUE(all.drop_last);
   EXPECT_EQ(all.timeout, std::chrono::milliseconds(1)) << "0 would be no limit";
   EXPECT_EQ(all.on_error, data::LoaderOptions::OnError::kSkip);

@@ -28,7 +28,7 @@ StepVote::Result vote_on(StepVote& vote, const Wishes& wishes, const at::Tensor&
 TEST(StepVoteTest, AWishOrABadLossOfOneRankReachesAllRanks) {
   test::run_ranks(3, [](int rank) {
     dist::init_process_group();
-    StepVote vote(at::kCPU);
+    StepVote vote;
     EXPECT_FALSE(vote.take()) << "nobody has voted";
     const at::Tensor fine = at::scalar_tensor(1.0);
     const auto bad = [](double value) { return at::scalar_tensor(value); };
@@ -73,7 +73,7 @@ TEST(StepVoteTest, TheLossIsTheMeanOverAllRanksSamples) {
   test::run_ranks(3, [](int rank) {
     dist::init_process_group();
     // 2 samples of loss 1, 3 of loss 2, 4 of loss 3.
-    StepVote vote(at::kCPU);
+    StepVote vote;
     const auto result = vote_on(vote, {}, at::scalar_tensor(rank + 1.0), rank + 2);
     EXPECT_EQ(result.samples, 9);
     EXPECT_DOUBLE_EQ(result.loss(), (2.0 + 3 * 2 + 4 * 3) / 9);

@@ -69,32 +69,53 @@ std::string sys_address(std::string address) {
   return address;
 }
 
-// The GPUs that NVIDIA's management library knows, which is part of the driver. None if it is not
-// installed or does not start.
-std::vector<Gpu> gpus_of_nvml() {
-  const std::unique_ptr<void, int (*)(void*)> library(
-      ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), ::dlclose);
-  if (!library) return {};
-  const auto call = [&]<class... Args>(const char* name, Args... args) {
-    auto* const function = reinterpret_cast<int (*)(Args...)>(::dlsym(library.get(), name));
+// NVIDIA's management library, which is part of the driver.
+class Nvml {
+ public:
+  Nvml()
+      : library_(::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)),
+        is_started_(library_ && call("nvmlInit_v2")) {}
+  ~Nvml() {
+    if (is_started_) call("nvmlShutdown");
+  }
+  Nvml(const Nvml&) = delete;
+  Nvml& operator=(const Nvml&) = delete;
+
+  // False: it is not installed, or its driver does not work.
+  bool is_started() const { return is_started_; }
+
+  template <class... Args>
+  bool call(const char* name, Args... args) const {
+    auto* const function = reinterpret_cast<int (*)(Args...)>(::dlsym(library_.get(), name));
     return function != nullptr && function(args...) == 0;  // NVML_SUCCESS
+  }
+
+ private:
+  struct Close {
+    void operator()(void* library) const { ::dlclose(library); }
   };
-  if (!call("nvmlInit_v2")) return {};
+  const std::unique_ptr<void, Close> library_;
+  const bool is_started_;
+};
+
+// The GPUs that NVML knows.
+std::vector<Gpu> gpus_of_nvml() {
+  const Nvml nvml;
+  if (!nvml.is_started()) return {};
   unsigned count = 0;
-  call("nvmlDeviceGetCount_v2", &count);
+  nvml.call("nvmlDeviceGetCount_v2", &count);
   std::vector<Gpu> gpus(count);
   for (unsigned i = 0; i < count; ++i) {
     void* device = nullptr;
     std::array<char, 96> uuid{};
     PciInfo info{};
-    if (!call("nvmlDeviceGetHandleByIndex_v2", i, &device)) continue;
+    if (!nvml.call("nvmlDeviceGetHandleByIndex_v2", i, &device)) continue;
     const auto size = static_cast<unsigned>(uuid.size());
-    if (call("nvmlDeviceGetUUID", device, uuid.data(), size)) gpus[i].uuid = uuid.data();
-    if (call("nvmlDeviceGetPciInfo_v3", device, &info)) {
+    if (nvml.call("nvmlDeviceGetUUID", device, uuid.data(), size)) gpus[i].uuid = uuid.data();
+    if (nvml.call("nvmlDeviceGetPciInfo_v3", device, &info)) {
       gpus[i].address = sys_address(info.address.data());
     }
   }
-  call("nvmlShutdown");
   return gpus;
 }
 
@@ -142,6 +163,21 @@ std::vector<const Gpu*> visible_gpus(const std::vector<Gpu>& machine) {
     for (const Gpu& gpu : machine) gpus.push_back(&gpu);
   }
   return gpus;
+}
+
+std::optional<double> gpu_utilization(const std::string& uuid) {
+  struct Rates {  // nvmlUtilization_t
+    unsigned gpu;
+    unsigned memory;
+  };
+  static const Nvml nvml;
+  void* device = nullptr;
+  Rates percent{};
+  if (!nvml.is_started() || !nvml.call("nvmlDeviceGetHandleByUUID", uuid.c_str(), &device) ||
+      !nvml.call("nvmlDeviceGetUtilizationRates", device, &percent)) {
+    return std::nullopt;
+  }
+  return percent.gpu / 100.0;
 }
 
 }  // namespace syncbn::base

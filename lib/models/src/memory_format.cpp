@@ -9,8 +9,7 @@ namespace syncbn::models {
 at::MemoryFormat preferred_memory_format(const torch::nn::Module& module) {
   const auto modules = module.modules(/*include_self=*/true);
   const bool faster = std::ranges::any_of(modules, [](const auto& one) {
-    const auto* conv = one->template as<torch::nn::Conv2dImpl>();
-    return conv != nullptr && conv->weight.is_cpu();
+    return one->template as<torch::nn::Conv2dImpl>() != nullptr;
   });
   return faster ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }

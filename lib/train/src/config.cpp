@@ -178,8 +178,8 @@ void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
       .between(1, kMaxPrefetch)
       .unit("batches");
   schema.field("pin_memory", &LoaderConfig::pin_memory,
-               "put batches into pinned memory, for quicker copies to a GPU; without a GPU it "
-               "changes nothing");
+               "put batches into pinned memory, for quicker copies to a GPU; auto: with a GPU, "
+               "without one it changes nothing");
   schema.field("drop_last", &LoaderConfig::drop_last,
                "leave out a rank's last training batch if it is smaller");
   schema
@@ -197,13 +197,13 @@ void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
       .between(0, 1);
 }
 
-data::LoaderOptions LoaderConfig::options(int64_t batch_size) const {
+data::LoaderOptions LoaderConfig::options(int64_t batch_size, at::Device device) const {
   using OnError = data::LoaderOptions::OnError;
   return {.batch_size = batch_size,
           .drop_last = drop_last,
           .num_workers = static_cast<int>(num_workers.value.value_or(data::kAutoWorkers)),
           .prefetch = prefetch,
-          .pin_memory = pin_memory,
+          .pin_memory = device.is_cuda() && pin_memory.value.value_or(true),
           // Rounded up, since 0 means no limit.
           .timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(timeout * 1000))),
           .on_error = on_error == "skip" ? OnError::kSkip : OnError::kRaise,
@@ -296,8 +296,7 @@ void Config::describe(config::Schema<Config>& schema) {
                "backward pass: less memory, about a third more time");
   schema
       .field("memory_format", &Config::memory_format,
-             "memory format of images; auto: channels_last for convolutions on CPUs, where it is "
-             "faster")
+             "memory format of images; auto: channels_last for convolutions, where it is faster")
       .one_of({"auto", "contiguous", "channels_last"});
   schema.field("data", &Config::data, "the data set").required();
   schema
@@ -313,8 +312,8 @@ void Config::describe(config::Schema<Config>& schema) {
   schema
       .field("amp", &Config::amp,
              "mixed precision: convolutions and matrix products in bf16 or fp16, with a scaler for "
-             "fp16")
-      .one_of({"none", "bf16", "fp16"});
+             "fp16; auto: bf16 on GPUs that have it, none on CPUs")
+      .one_of({"auto", "none", "bf16", "fp16"});
   schema.field("scaler", &Config::scaler, "");
   schema.field("clip", &Config::clip, "");
   schema.field("ema", &Config::ema, "");
@@ -350,8 +349,10 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("checkpoint", &Config::checkpoint, "");
   schema.field("deterministic", &Config::deterministic,
                "use deterministic algorithms only, and fail where there is none");
-  schema.field("cudnn_benchmark", &Config::cudnn_benchmark,
-               "let cuDNN measure which algorithm is the fastest");
+  schema.field(
+      "cudnn_benchmark", &Config::cudnn_benchmark,
+      "let cuDNN measure which algorithm is the fastest; auto: unless images differ in size "
+      "or deterministic is set");
   schema.field("tf32", &Config::tf32,
                "let GPUs multiply float32 in TF32, with 10 bits of precision");
   schema.field(

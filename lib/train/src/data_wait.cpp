@@ -11,9 +11,8 @@ namespace {
 
 /// Reduces numbers over all ranks, in float64, so that counts stay exact.
 std::vector<double> all_reduced(const std::vector<double>& own, c10d::ReduceOp op) {
-  at::Tensor numbers = at::tensor(own, at::kDouble).to(dist::device());
+  at::Tensor numbers = at::tensor(own, at::kDouble);
   dist::all_reduce(numbers, std::move(op));
-  numbers = numbers.cpu();
   const double* all = numbers.const_data_ptr<double>();
   return {all, all + own.size()};
 }

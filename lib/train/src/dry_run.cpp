@@ -82,7 +82,7 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
   TrainingStep step(config, *task, to_device, model,
                     make_replicas(config, *inputs.train_set, *task, model));
   data::Loader loader(inputs.train_set, inputs.make_sampler(seed),
-                      config.loader.options(inputs.batch_size));
+                      config.loader.options(inputs.batch_size, dist::device()));
   const Cost cost = measure(step, loader, step.optimizer().base_lr());
   if (!is_rank_0()) return base::kExitOk;
   const auto samples = static_cast<double>(inputs.batch_size * dist::world_size());

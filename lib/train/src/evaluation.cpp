@@ -13,7 +13,6 @@
 #include <exception>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -36,11 +35,9 @@ Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   } catch (const base::UserError&) {
     damage = std::current_exception();
   }
-  at::Tensor all = at::tensor({int64_t{damage ? 1 : 0}, int64_t{own.stop_signal},
-                               int64_t{own.wants_stop ? 1 : 0}})
-                       .to(dist::device());
+  at::Tensor all = at::tensor(
+      {int64_t{damage ? 1 : 0}, int64_t{own.stop_signal}, int64_t{own.wants_stop ? 1 : 0}});
   dist::all_reduce(all, c10d::ReduceOp::MAX);
-  all = all.cpu();
   const auto* const values = all.const_data_ptr<int64_t>();
   if (damage) std::rethrow_exception(damage);
   if (values[0] > 0) throw QuietExit{base::kExitUsage};
@@ -49,10 +46,12 @@ Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
 
 /// The values of all ranks.
 std::vector<int64_t> gathered(const std::vector<at::Tensor>& own) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& part : own) flat.push_back(part.flatten());
   std::string bytes;
-  for (const at::Tensor& part : own) {
-    const at::Tensor host = part.cpu().contiguous();
-    bytes.append(reinterpret_cast<const char*>(host.const_data_ptr<int64_t>()), host.nbytes());
+  if (!flat.empty()) {
+    const at::Tensor host = at::cat(flat).cpu();
+    bytes.assign(reinterpret_cast<const char*>(host.const_data_ptr<int64_t>()), host.nbytes());
   }
   std::string all;
   for (const std::string& part : dist::all_gather_bytes(bytes)) all += part;
@@ -129,14 +128,13 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
     }
   });
   sums[3].fill_(loader.skipped());
-  dist::all_reduce(sums);
-  dist::all_reduce(counts);
-  const std::vector<int64_t> all_records = gathered(records);
-  const at::Tensor all = sums.cpu();
+  // One exchange and one wait for the device. Counts below 2^53 are exact in float64.
+  at::Tensor all = at::cat({sums, counts.to(at::kDouble)});
+  dist::all_reduce(all);
+  all = all.cpu();
   const double* const values = all.const_data_ptr<double>();
-  const at::Tensor host_counts = counts.cpu();
-  const std::span<const int64_t> all_counts(host_counts.const_data_ptr<int64_t>(),
-                                            static_cast<size_t>(host_counts.numel()));
+  const std::vector<int64_t> all_counts(values + sums.numel(), values + all.numel());
+  const std::vector<int64_t> all_records = gathered(records);
   return {.loss = values[0] / std::max(values[1], 1.0),
           .metrics = task_->metrics(all_counts, all_records),
           .remark = task_->remark(all_counts, all_records),

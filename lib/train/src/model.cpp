@@ -3,6 +3,9 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
@@ -236,7 +239,31 @@ BatchToDevice batch_to_device(const Config& config, const models::Model& model,
                         .normalization = dataset.normalization()});
 }
 
+BatchToDevice::BatchToDevice(Options options)
+    : options_(std::move(options)),
+      stream_(options_.device.is_cuda()
+                  ? std::optional(c10::impl::VirtualGuardImpl(options_.device.type())
+                                      .getStreamFromGlobalPool(options_.device))
+                  : std::nullopt) {}
+
 data::Batch BatchToDevice::operator()(const data::Batch& batch) const {
+  if (!stream_) return prepared(batch);
+  data::Batch ready;
+  {
+    const c10::StreamGuard guard(*stream_);
+    ready = prepared(batch);
+  }
+  const c10::impl::VirtualGuardImpl device(options_.device.type());
+  const c10::Stream computing = device.getStream(options_.device);
+  c10::Event copied(options_.device.type());
+  copied.record(*stream_);
+  copied.block(computing);
+  // Their memory is the copying stream's, which must not use it again before that time.
+  for (const at::Tensor& tensor : {ready.data, ready.target}) tensor.record_stream(computing);
+  return ready;
+}
+
+data::Batch BatchToDevice::prepared(const data::Batch& batch) const {
   at::Tensor data = moved(batch.data);
   if (data.scalar_type() == at::kByte) {
     const at::Tensor sizes = batch.sizes.defined() ? moved(batch.sizes) : at::Tensor();

@@ -2,7 +2,10 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+
+#include <c10/core/Stream.h>
 
 #include <syncbn/data/dataset.h>
 #include <syncbn/dist/data_parallel.h>
@@ -64,7 +67,8 @@ std::map<std::string, at::Tensor> state_of(const torch::nn::Module& model);
 /// @throws base::UserError for other names or shapes; its message calls `saved` "it".
 void load_model(const std::map<std::string, at::Tensor>& saved, const models::Model& model);
 
-/// Copies batches to the device, in the form that the network takes.
+/// Copies batches to the device, in the form that the network takes. On a GPU this runs on a stream
+/// of its own, while the step before still computes.
 class BatchToDevice {
  public:
   struct Options {
@@ -74,16 +78,18 @@ class BatchToDevice {
     data::Normalization normalization;                              ///< of images in bytes
   };
 
-  explicit BatchToDevice(Options options) : options_(std::move(options)) {}
+  explicit BatchToDevice(Options options);
 
   data::Batch operator()(const data::Batch& batch) const;
 
  private:
+  data::Batch prepared(const data::Batch& batch) const;
   at::Tensor moved(const at::Tensor& tensor) const {
     return tensor.to(options_.device, /*non_blocking=*/options_.pinned);
   }
 
   const Options options_;
+  const std::optional<c10::Stream> stream_;  ///< on a GPU
 };
 
 /// Copies batches of a data set to the device of the default process group.

@@ -161,7 +161,8 @@ int predict(const Config& config, const std::string& text, const std::string& na
   model->eval();
   const BatchToDevice to_device = batch_to_device(config, *model, *images.set);
   data::Loader loader =
-      each_once(images.set, config.loader.options(config.local_batch_size(dist::world_size())));
+      each_once(images.set,
+                config.loader.options(config.local_batch_size(dist::world_size()), dist::device()));
   const at::NoGradGuard no_grad;
   RowsByImage rows;
   while (const auto batch = loader.next()) {

@@ -313,6 +313,10 @@ std::string RunFolder::line_of(const EpochRecord& record) {
   json["images_per_second"] = record.images_per_second;
   json["data_wait_seconds"] = record.data_wait_seconds;
   json["data_wait_share"] = record.data_wait_share;
+  if (record.gpu) {
+    json["gpu_memory_bytes"] = record.gpu->memory_bytes;
+    json["gpu_utilization"] = record.gpu->utilization;
+  }
   json["seconds"] = record.seconds;
   return json.dump();
 }
@@ -330,6 +334,9 @@ EpochRecord RunFolder::parse_line(const std::string& line) {
                      .data_wait_seconds = number(json.at("data_wait_seconds")),
                      .data_wait_share = number(json.at("data_wait_share")),
                      .seconds = number(json.at("seconds"))};
+  if (json.contains("gpu_memory_bytes")) {
+    record.gpu = {number(json.at("gpu_memory_bytes")), number(json.at("gpu_utilization"))};
+  }
   for (const auto& [key, value] : json.items()) {
     for (const std::string split : {"train", "val", "test"}) {
       if (!key.starts_with(split + "_")) continue;

@@ -11,6 +11,8 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/data/image.h>
 
+#include "gpu_load.h"
+
 namespace syncbn::train {
 
 /// Results by name, in the order in which they are shown: {"loss", 0.1}, {"accuracy", 0.98}.
@@ -29,9 +31,10 @@ struct EpochRecord {
   std::string eval_split = {};  ///< "val" or "test"
   double images_per_second = 0;
   // Waits for data of the rank that waited the longest.
-  double data_wait_seconds = 0;  ///< mean of a step
-  double data_wait_share = 0;    ///< share of the epoch's training time
-  double seconds = 0;            ///< of the run so far
+  double data_wait_seconds = 0;     ///< mean of a step
+  double data_wait_share = 0;       ///< share of the epoch's training time
+  std::optional<GpuLoad> gpu = {};  ///< empty on CPUs
+  double seconds = 0;               ///< of the run so far
 };
 
 /// The content of result.json.

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "training_step.h"
+
 namespace syncbn::train {
 namespace {
 
@@ -21,6 +23,17 @@ void describe_classes(const data::Dataset& set) {
   names.resize(std::min(names.size(), kShownClasses));
   for (std::string& name : names) name = base::printable(name);
   spdlog::info("{}: {}{}", count, base::join(names, ", "), is_long ? ", …" : "");
+}
+
+std::string precision_part(const Config& config) {
+  switch (chosen_precision(config, dist::device())) {
+    case at::kBFloat16:
+      return ", bf16";
+    case at::kHalf:
+      return ", fp16";
+    default:
+      return "";
+  }
 }
 
 }  // namespace
@@ -37,7 +50,7 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
                inputs.eval_set->size(), to_string(inputs.eval_split),
                base::counted(dist::world_size(), "rank"), inputs.batch_size,
                replicas > 0 ? fmt::format(" over {}", base::counted(replicas, "replica")) : "",
-               norm, has_gpu ? "GPU" : "CPU", config.amp == "none" ? "" : ", " + config.amp);
+               norm, has_gpu ? "GPU" : "CPU", precision_part(config));
   describe_classes(set);
   for (const std::string& unreadable : {set.unreadable(), inputs.eval_set->unreadable()}) {
     if (!unreadable.empty()) {
@@ -56,7 +69,7 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
     spdlog::warn("a batch of {} is more than the {} of a rank: an epoch is one step",
                  inputs.batch_size, base::counted(samples, "sample"));
   }
-  if (config.loader.pin_memory && !has_gpu) {
+  if (config.loader.pin_memory.value == true && !has_gpu) {
     spdlog::warn("loader.pin_memory changes nothing: this run has no GPU");
   }
 }

@@ -95,31 +95,31 @@ bool StepVote::Result::is_finite() const {
   return std::isfinite(loss_sum);
 }
 
-// The columns of a ballot.
-enum : int64_t { kSignal, kSave, kStop, kSamples, kLoss, kFoundInf, kColumns };
-
-StepVote::StepVote(at::Device device)
-    : ballot_(at::zeros({kColumns}, at::TensorOptions(at::kDouble).device(device))) {}
+// The columns of a vote: what is on the device, and what the host says.
+enum : int64_t { kLoss, kFoundInf, kLossColumns };
+enum : int64_t { kSignal, kSave, kStop, kSamples };
 
 at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
                           at::Tensor& found_inf) {
   const at::NoGradGuard no_grad;
-  ballot_[kSignal].fill_(wishes.stop_signal);
-  ballot_[kSave].fill_(wishes.wants_save ? 1 : 0);
-  ballot_[kStop].fill_(wishes.wants_stop ? 1 : 0);
-  ballot_[kSamples].fill_(samples);
-  ballot_[kLoss].copy_(loss.detach());
-  ballot_[kFoundInf].copy_(found_inf);
+  const at::Tensor own_loss = at::stack({loss.detach().to(at::kDouble), found_inf.to(at::kDouble)});
+  const at::Tensor own_wishes =
+      at::tensor({static_cast<double>(wishes.stop_signal), wishes.wants_save ? 1.0 : 0.0,
+                  wishes.wants_stop ? 1.0 : 0.0, static_cast<double>(samples)},
+                 at::kDouble);
+  const bool on_cpu = loss.is_cpu();
+  if (!on_cpu) wishes_ = dist::all_gather_async(own_wishes);
   // For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
-  const at::Tensor all = at::stack(dist::all_gather(ballot_));
+  const at::Tensor all =
+      at::stack(dist::all_gather(on_cpu ? at::cat({own_loss, own_wishes}) : own_loss));
   at::Tensor is_bad = all.select(1, kLoss).isfinite().all().logical_not();
   found_inf.logical_or_(is_bad);
-  if (all.is_cpu()) {
-    pending_ = all;
+  if (on_cpu) {
+    votes_ = all;
     return is_bad;
   }
-  pending_ = at::empty_like(all, all.options().device(at::kCPU).pinned_memory(true));
-  pending_.copy_(all, /*non_blocking=*/true);
+  votes_ = at::empty_like(all, all.options().device(at::kCPU).pinned_memory(true));
+  votes_.copy_(all, /*non_blocking=*/true);
   const c10::impl::VirtualGuardImpl device(all.device().type());
   copied_.emplace(all.device().type());
   copied_->record(device.getStream(all.device()));
@@ -127,20 +127,23 @@ at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t 
 }
 
 std::optional<StepVote::Result> StepVote::take() {
-  if (!pending_.defined()) return std::nullopt;
+  if (!votes_.defined()) return std::nullopt;
   if (copied_) copied_->synchronize();
   copied_.reset();
-  const at::Tensor all = std::exchange(pending_, {});
+  at::Tensor all = std::exchange(votes_, {});
+  if (wishes_) all = at::cat({all, at::stack(wishes_->tensors())}, 1);
+  wishes_.reset();
   Result result;
   for (int64_t rank = all.size(0) - 1; rank >= 0; --rank) {
-    const double* const vote = all.const_data_ptr<double>() + rank * kColumns;
+    const double* const vote = all.const_data_ptr<double>() + rank * all.size(1);
+    const double* const asked = vote + kLossColumns;
     Wishes& wishes = result.wishes;
-    wishes.stop_signal = std::max(wishes.stop_signal, static_cast<int>(vote[kSignal]));
-    wishes.wants_save = wishes.wants_save || vote[kSave] != 0;
-    wishes.wants_stop = wishes.wants_stop || vote[kStop] != 0;
+    wishes.stop_signal = std::max(wishes.stop_signal, static_cast<int>(asked[kSignal]));
+    wishes.wants_save = wishes.wants_save || asked[kSave] != 0;
+    wishes.wants_stop = wishes.wants_stop || asked[kStop] != 0;
     result.overflowed = result.overflowed || vote[kFoundInf] != 0;
-    result.samples += static_cast<int64_t>(vote[kSamples]);
-    result.loss_sum += vote[kSamples] * vote[kLoss];
+    result.samples += static_cast<int64_t>(asked[kSamples]);
+    result.loss_sum += asked[kSamples] * vote[kLoss];
     if (!std::isfinite(vote[kLoss])) result.first_bad_rank = rank;
   }
   return result;

@@ -9,6 +9,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
+#include <syncbn/dist/work.h>
+
 namespace syncbn::train {
 
 /// Before a StopSignals exists, its signals except SIGINT end the process with
@@ -51,7 +53,8 @@ struct Wishes {
 
 /// One small exchange per step. All ranks learn the loss over all samples, and act after the same
 /// step when a single rank has a wish or a loss that is not finite: no rank then waits for one that
-/// has left. The result is read a step later, so that no step waits for the device.
+/// has left. The result is read a step later, so that no step waits for its own work on the device.
+/// Wishes are exchanged in host memory: on a GPU only losses go through its streams.
 class StepVote {
  public:
   struct Result {
@@ -63,8 +66,6 @@ class StepVote {
     bool is_finite() const;
     double loss() const { return loss_sum / static_cast<double>(samples); }
   };
-
-  explicit StepVote(at::Device device);
 
   /// Every rank calls it once a step.
   /// @param loss the mean over `samples`, a scalar
@@ -79,9 +80,9 @@ class StepVote {
   std::optional<Result> take();
 
  private:
-  at::Tensor ballot_;
-  at::Tensor pending_;  ///< on the CPU: a row for each rank
-  std::optional<c10::Event> copied_;
+  at::Tensor votes_;                  ///< on the CPU: a row for each rank
+  std::optional<c10::Event> copied_;  ///< on a GPU: that votes_ has come from there
+  dist::WorkPtr wishes_;              ///< on a GPU: the columns of votes_ that the hosts exchange
 };
 
 }  // namespace syncbn::train

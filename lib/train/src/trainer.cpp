@@ -28,6 +28,7 @@
 #include "compute_threads.h"
 #include "data_wait.h"
 #include "evaluation.h"
+#include "gpu_load.h"
 #include "keepers.h"
 #include "measures.h"
 #include "model.h"
@@ -127,10 +128,7 @@ class Trainer {
   double seconds() const { return position_.seconds + seconds_since(counted_from_); }
 
   data::LoaderOptions loader_options() const {
-    data::LoaderOptions options = config_.loader.options(inputs_.batch_size);
-    // Without a GPU the loader of every rank would warn. start_folder() warns once.
-    options.pin_memory = options.pin_memory && device_.is_cuda();
-    return options;
+    return config_.loader.options(inputs_.batch_size, device_);
   }
 
   std::shared_ptr<models::Model> first_model() const {
@@ -214,7 +212,14 @@ class Trainer {
     const auto rank = static_cast<size_t>(dist::rank());
     if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rng_states.size()) {
       at::Generator generator = at::globalContext().defaultGenerator(device_);
-      generator.set_state(checkpoint.rng_states[rank]);
+      const at::Tensor& state = checkpoint.rng_states[rank];
+      if (state.sizes() == generator.get_state().sizes()) {
+        generator.set_state(state);
+      } else if (is_rank_0()) {
+        spdlog::warn(
+            "{} was made on another type of device: the run continues, but not bit for bit",
+            resume_.checkpoint_path);
+      }
     }
     if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rank_buffers.size()) {
       load_buffers(checkpoint.rank_buffers[rank], *model_);
@@ -327,6 +332,7 @@ class Trainer {
   Outcome train_epoch(EpochRecord& record) {
     step_.train();
     data_wait_.start_epoch();
+    gpu_meter_.start_epoch();
     epoch_samples_ = 0;
     // A run that resumes after the epoch's last step has no step left to set it.
     record.lr = scheduled_lr();
@@ -353,6 +359,7 @@ class Trainer {
     const DataWait::Means wait = longest(data_wait_.of_epoch(trained));
     record.data_wait_seconds = wait.seconds;
     record.data_wait_share = wait.share;
+    record.gpu = gpu_meter_.of_all_ranks();
     record.eval.clear();
     record.eval_split = eval_split();
     return outcome;
@@ -684,10 +691,15 @@ class Trainer {
             ? fmt::format("{:.0f} images/s  data wait {:.1f} %  ", record.images_per_second,
                           100 * record.data_wait_share)
             : "";
-    spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}", record.epoch,
+    const std::string gpu =
+        record.gpu
+            ? fmt::format("GPU {:.0f} %, {}  ", 100 * record.gpu->utilization,
+                          base::format_bytes(static_cast<uint64_t>(record.gpu->memory_bytes)))
+            : "";
+    spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}{}", record.epoch,
                  std::to_string(config_.epochs).size(), config_.epochs,
                  measures_.line_part("train", record.train),
-                 measures_.line_part(record.eval_split, record.eval), record.lr, speed,
+                 measures_.line_part(record.eval_split, record.eval), record.lr, speed, gpu,
                  base::format_seconds(record.seconds));
   }
 
@@ -711,7 +723,7 @@ class Trainer {
     if (!last && !change.write) return;
     if (sampler.consumed > 0) collect_counts();
     const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
-    const auto rng_states = dist::all_gather(own.to(device_));
+    const auto rng_states = dist::all_gather(own);
     Checkpoint checkpoint = position_;
     checkpoint.model = state_of(*model_);
     if (ranks_have_own_buffers()) {
@@ -833,6 +845,7 @@ class Trainer {
   bool has_told_of_signal_ = false;
   std::string remark_;  ///< of the last evaluation
   DataWait data_wait_;
+  const GpuMeter gpu_meter_{device_};
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.
   Checkpoint position_;
   data::SamplerState next_;    ///< where the run continues after the epoch
@@ -849,7 +862,8 @@ int train(const Config& config, const std::string& config_text, const std::strin
   at::Context& context = at::globalContext();
   context.setDeterministicAlgorithms(config.deterministic, /*warn_only=*/false);
   context.setDeterministicCuDNN(config.deterministic);
-  context.setBenchmarkCuDNN(config.cudnn_benchmark);
+  context.setBenchmarkCuDNN(config.cudnn_benchmark.value.value_or(!config.deterministic &&
+                                                                  !inputs.train_set->sizes_vary()));
   context.setAllowTF32CuBLAS(config.tf32);
   context.setAllowTF32CuDNN(config.tf32);
   auto trainer = explain_out_of_memory(MemoryUse::kSetup,

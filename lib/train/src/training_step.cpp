@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/comm_hooks.h>
@@ -15,11 +16,6 @@
 
 namespace syncbn::train {
 namespace {
-
-at::ScalarType precision(const std::string& amp) {
-  if (amp == "bf16") return at::kBFloat16;
-  return amp == "fp16" ? at::kHalf : at::kFloat;
-}
 
 dist::DdpOptions ddp_options(const DdpConfig& config, std::vector<std::string> ignored) {
   return {.broadcast_buffers = config.broadcast_buffers,
@@ -37,7 +33,7 @@ dist::CommHook comm_hook(const std::string& name) {
 }
 
 std::unique_ptr<GradScaler> make_scaler(const Config& config, at::Device device) {
-  if (config.amp != "fp16") return nullptr;
+  if (chosen_precision(config, device) != at::kHalf) return nullptr;
   return std::make_unique<GradScaler>(
       GradScaler::Options{.init_scale = config.scaler.init_scale,
                           .growth_factor = config.scaler.growth_factor,
@@ -107,13 +103,22 @@ void check_trains(const std::string& prefix, const models::Model& model) {
 
 }  // namespace
 
+at::ScalarType chosen_precision(const Config& config, at::Device device) {
+  if (config.amp == "bf16") return at::kBFloat16;
+  if (config.amp == "fp16") return at::kHalf;
+  const bool takes_bf16 = config.amp == "auto" && device.is_cuda() &&
+                          at::detail::getCUDAHooks().supportsBFloat16ConvolutionWithCuDNNv8();
+  return takes_bf16 ? at::kBFloat16 : at::kFloat;
+}
+
 Autocast::Autocast(const Config& config, at::Device device)
     : device_(device.type()),
       was_enabled_(at::autocast::is_autocast_enabled(device_)),
       former_type_(at::autocast::get_autocast_dtype(device_)) {
-  if (config.amp == "none") return;
+  const at::ScalarType precision = chosen_precision(config, device);
+  if (precision == at::kFloat) return;
   at::autocast::set_autocast_enabled(device_, true);
-  at::autocast::set_autocast_dtype(device_, precision(config.amp));
+  at::autocast::set_autocast_dtype(device_, precision);
   at::autocast::increment_nesting();
 }
 
@@ -143,8 +148,7 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
       optimizer_(
           report_on_rank_0([&] { return config.optimizer.make(trainable_parameters(*model_)); })),
       scaler_(make_scaler(config, device_)),
-      ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr),
-      vote_(device_) {
+      ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr) {
   for (const std::string& prefix : task.turns()) {
     report_on_rank_0([&] { check_trains(prefix, *model_); });
     turns_.push_back(std::make_unique<Turn>(config, model_, prefix));

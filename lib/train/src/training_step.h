@@ -19,6 +19,10 @@
 
 namespace syncbn::train {
 
+/// The type of convolutions and matrix products: that of the key `amp`, which for auto is bf16 on
+/// GPUs that have it.
+at::ScalarType chosen_precision(const Config& config, at::Device device);
+
 /// Runs the network in mixed precision while it lives, if the configuration asks for it.
 class Autocast {
  public:

@@ -1,439 +1,533 @@
-// A stand-in for libnccl.so.2: ranks are processes or threads of one host, bytes go through a
-// shared-memory segment, and every operation runs in the order of its (fake) stream.
-#include <fcntl.h>
+// The functions of libnccl.so.2 that libtorch imports, with NCCL 2.28's checks of arguments.
 #include <nccl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
+#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
+#include "communicator.h"
+#include "group.h"
+#include "operations.h"
 
-#include "fake_cuda.h"
-
+namespace fake_nccl {
 namespace {
 
-constexpr size_t kSlot = 256 << 10;  // bytes of a rank in one round of a collective
-constexpr size_t kMail = 32 << 10;   // bytes of a message between two ranks
-constexpr int kMaxRanks = 16;
+using Communicator = std::shared_ptr<ncclComm>;
 
-struct Mail {
-  std::atomic<uint32_t> full;
-  uint32_t size;
-  char bytes[kMail];
-};
-struct Segment {
-  std::atomic<int> joined;
-  std::atomic<uint32_t> arrived, round;
-  alignas(64) char slots[kMaxRanks][kSlot];
-  Mail mail[kMaxRanks][kMaxRanks];  // [from][to]
-};
+/// Leaves the function that is running, with the result of an expression unless it is ncclSuccess.
+#define FAKE_NCCL_CHECK(expression)             \
+  do {                                          \
+    const ncclResult_t checked = (expression);  \
+    if (checked != ncclSuccess) return checked; \
+  } while (false)
 
-struct Aborted {};
-
-size_t size_of(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-    case ncclFloat8e4m3:
-    case ncclFloat8e5m2:
-      return 1;
-    case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-      return 4;
-    default:
-      return 8;
-  }
+ncclResult_t check_pointer(const void* pointer, const char* function, const char* argument) {
+  if (pointer != nullptr) return ncclSuccess;
+  return fail(ncclInvalidArgument, "%s : %s argument is NULL", function, argument);
 }
 
-template <typename T>
-void reduce(T* into, const Segment& s, int ranks, size_t count, ncclRedOp_t op) {
-  for (size_t i = 0; i < count; ++i) {
-    const auto at = [&](int r) { return reinterpret_cast<const T*>(s.slots[r])[i]; };
-    T x = at(0);
-    for (int r = 1; r < ranks; ++r) {
-      const T y = at(r);
-      switch (op) {
-        case ncclProd:
-          x = static_cast<T>(x * y);
-          break;
-        case ncclMax:
-          x = y > x ? y : x;
-          break;
-        case ncclMin:
-          x = y < x ? y : x;
-          break;
-        default:
-          x = static_cast<T>(x + y);
-      }
-    }
-    into[i] = op == ncclAvg ? static_cast<T>(x / static_cast<T>(ranks)) : x;
-  }
-}
-void reduce(void* into, const Segment& s, int ranks, size_t count, ncclDataType_t type,
-            ncclRedOp_t op) {
-  const auto as = [&](auto zero) {
-    reduce(static_cast<decltype(zero)*>(into), s, ranks, count, op);
-  };
-  switch (type) {
-    case ncclInt8:
-      return as(int8_t{});
-    case ncclUint8:
-      return as(uint8_t{});
-    case ncclInt32:
-      return as(int32_t{});
-    case ncclUint32:
-      return as(uint32_t{});
-    case ncclInt64:
-      return as(int64_t{});
-    case ncclUint64:
-      return as(uint64_t{});
-    case ncclFloat16:
-      return as(c10::Half{});
-    case ncclFloat32:
-      return as(float{});
-    case ncclFloat64:
-      return as(double{});
-    case ncclBfloat16:
-      return as(c10::BFloat16{});
-    default:
-      std::fprintf(stderr, "fake_cuda: reduction of type %d\n", type);
-      std::abort();
-  }
+ncclResult_t find(ncclComm_t handle, const char* function, Communicator& found) {
+  FAKE_NCCL_CHECK(check_pointer(handle, function, "comm"));
+  found = ncclComm::find(handle);
+  if (found) return ncclSuccess;
+  return fail(ncclInvalidArgument, "Error: corrupted comm object detected");
 }
 
-}  // namespace
+/// find() for calls that need the ones before them to be complete.
+ncclResult_t find_ready(ncclComm_t handle, const char* function, Communicator& found) {
+  FAKE_NCCL_CHECK(find(handle, function, found));
+  const ncclResult_t state = found->state();
+  if (state != ncclInProgress) return state;
+  return fail(ncclInvalidArgument,
+              "Attempt to use communicator before the previous operation returned ncclSuccess");
+}
 
-struct ncclComm {
-  int rank, ranks, splits = 0;
-  std::string name;
-  Segment* segment;
-  std::atomic<bool> aborted{false};
-
-  template <typename Ready>
-  void wait(Ready ready) {
-    for (int i = 0; !ready(); ++i) {
-      if (aborted) throw Aborted();
-      if (i > 200)
-        std::this_thread::sleep_for(std::chrono::microseconds(i > 2000 ? 500 : 20));
-      else
-        std::this_thread::yield();
-    }
+/// NCCL checks buffers only under NCCL_CHECK_POINTERS=1; without it, its kernel fails.
+ncclResult_t check_buffer(const ncclComm& communicator, const void* buffer, const char* function,
+                          const char* argument) {
+  cudaPointerAttributes attributes{};
+  const cudaError_t error = cudaPointerGetAttributes(&attributes, buffer);
+  if (error != cudaSuccess || attributes.devicePointer == nullptr) {
+    return fail(ncclInvalidArgument, "%s : %s %p is not a valid pointer", function, argument,
+                buffer);
   }
-  void barrier() {
-    const uint32_t round = segment->round.load();
-    if (segment->arrived.fetch_add(1) + 1 == static_cast<uint32_t>(ranks)) {
-      segment->arrived = 0;
-      ++segment->round;
-    } else {
-      wait([&] { return segment->round.load() != round; });
-    }
+  if (attributes.type == cudaMemoryTypeDevice && attributes.device != communicator.device) {
+    return fail(ncclInvalidArgument, "%s : %s allocated on device %d mismatchs with NCCL device %d",
+                function, argument, attributes.device, communicator.device);
   }
-  /// Rounds of: everybody puts up to kSlot bytes (of `size` in all), everybody takes.
-  template <typename Put, typename Take>
-  void rounds(size_t size, size_t unit, Put put, Take take) {
-    const size_t step = kSlot / unit * unit;
-    for (size_t at = 0; at < size; at += step) {
-      const size_t n = std::min(step, size - at);
-      put(segment->slots[rank], at, n);
-      barrier();
-      take(at, n);
-      barrier();
-    }
+  return ncclSuccess;
+}
+
+ncclResult_t check_root(const ncclComm& communicator, int root, const char* function) {
+  if (root >= 0 && root < communicator.ranks) return ncclSuccess;
+  return fail(ncclInvalidArgument, "%s : invalid root %d (root should be in the 0..%d range)",
+              function, root, communicator.ranks);
+}
+
+ncclResult_t check_type(ncclDataType_t type, const char* function, bool is_reduced) {
+  if (type >= 0 && type < ncclNumTypes && (!is_reduced || is_reducible(type))) return ncclSuccess;
+  return fail(ncclInvalidArgument, "%s : invalid type %d", function, type);
+}
+
+ncclResult_t check_operation(ncclComm& communicator, ncclRedOp_t operation, const char* function) {
+  if (operation < 0) {
+    return fail(ncclInvalidArgument, "%s : invalid reduction operation %d", function, operation);
   }
-};
+  if (operation < ncclNumOps || communicator.find_operation(operation)) return ncclSuccess;
+  return fail(ncclInvalidArgument, "%s : reduction operation %d unknown to this communicator",
+              function, operation);
+}
 
-namespace {
+ncclResult_t start(const Collective& call, ncclComm_t handle, cudaStream_t stream) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find_ready(handle, call.name, communicator));
+  FAKE_NCCL_CHECK(check_root(*communicator, call.root, call.name));
+  FAKE_NCCL_CHECK(check_type(call.type, call.name, call.reduces()));
+  FAKE_NCCL_CHECK(check_operation(*communicator, call.operation, call.name));
+  if (call.count == 0) return ncclSuccess;
+  const bool is_root = communicator->rank == call.root;
+  if (call.kind != Kind::kBroadcast || is_root) {
+    FAKE_NCCL_CHECK(check_buffer(*communicator, call.send, call.name, "sendbuff"));
+  }
+  if (call.kind != Kind::kReduce || is_root) {
+    FAKE_NCCL_CHECK(check_buffer(*communicator, call.receive, call.name, "recvbuff"));
+  }
+  return Group::of_this_thread().add(communicator, stream, call);
+}
 
-struct Transfer {
-  bool send;
-  char* bytes;
-  size_t size;
-  int peer;
-};
+ncclResult_t transfer(bool sends, const void* buffer, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t handle, cudaStream_t stream) {
+  const char* const function = sends ? "Send" : "Recv";
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find_ready(handle, function, communicator));
+  FAKE_NCCL_CHECK(check_root(*communicator, peer, function));
+  FAKE_NCCL_CHECK(check_type(type, function, false));
+  if (count > 0) FAKE_NCCL_CHECK(check_buffer(*communicator, buffer, function, "buff"));
+  return Group::of_this_thread().add(
+      communicator, stream,
+      Transfer{sends, const_cast<void*>(buffer), count * size_of(type), peer});
+}
 
-/// The two halves of sends and receives of a group progress together.
-void run_transfers(ncclComm& c, std::vector<Transfer> all) {
-  c.wait([&] {
-    bool open = false;
-    std::vector<bool> busy(2 * kMaxRanks);
-    for (Transfer& t : all) {
-      if (t.size == 0) continue;
-      open = true;
-      if (busy[2 * t.peer + t.send]) continue;  // in order to and from each peer
-      busy[2 * t.peer + t.send] = true;
-      Mail& mail = t.send ? c.segment->mail[c.rank][t.peer] : c.segment->mail[t.peer][c.rank];
-      if (mail.full.load() != (t.send ? 0U : 1U)) continue;
-      if (t.send) {
-        mail.size = std::min(t.size, kMail);
-        std::memcpy(mail.bytes, t.bytes, mail.size);
-      } else {
-        std::memcpy(t.bytes, mail.bytes, mail.size);
-      }
-      t.bytes += mail.size;
-      t.size -= mail.size;
-      mail.full = t.send ? 1 : 0;
+ncclResult_t check_config(const ncclConfig_t& config) {
+  const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
+  if (config.magic != initial.magic) {
+    return fail(ncclInvalidArgument,
+                "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+  }
+  const auto is_given = [](int value) { return value != NCCL_CONFIG_UNDEF_INT; };
+  if (is_given(config.blocking) && config.blocking != 0 && config.blocking != 1) {
+    return fail(ncclInvalidArgument, "Invalid config blocking attribute value %d", config.blocking);
+  }
+  const bool has_minimum = is_given(config.minCTAs);
+  const bool has_maximum = is_given(config.maxCTAs);
+  if ((has_minimum && config.minCTAs <= 0) || (has_maximum && config.maxCTAs <= 0) ||
+      (has_minimum && has_maximum && config.minCTAs > config.maxCTAs)) {
+    return fail(ncclInvalidArgument, "Invalid config min/max channels attribute value %d/%d",
+                config.minCTAs, config.maxCTAs);
+  }
+  return ncclSuccess;
+}
+
+/// @param config null: as `otherwise`
+bool is_blocking(const ncclConfig_t* config, bool otherwise) {
+  if (config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT) return otherwise;
+  return config->blocking == 1;
+}
+
+/// Gives out a communicator and lets it join its peers.
+ncclResult_t join(const Communicator& communicator, ncclComm_t* out) {
+  *out = ncclComm::publish(communicator);
+  return Group::of_this_thread().add([communicator, out] {
+    const ncclResult_t result =
+        communicator->run([self = communicator.get()] { return self->join(); });
+    if (result != ncclSuccess && result != ncclInProgress) {
+      communicator->abort();
+      *out = nullptr;
     }
-    return !open;
+    return result;
   });
 }
 
-struct Group {
-  int depth = 0;
-  struct Part {
-    ncclComm* comm;
-    cudaStream_t stream;
-    std::vector<Transfer> transfers;
-    std::vector<std::function<void()>> collectives;
-  };
-  std::vector<Part> parts;
-  Part& part(ncclComm* comm, cudaStream_t stream) {
-    for (Part& p : parts)
-      if (p.comm == comm && p.stream == stream) return p;
-    return parts.emplace_back(Part{comm, stream, {}, {}});
+ncclResult_t init(ncclComm_t* out, int ranks, const char* id, int rank, const ncclConfig_t* config,
+                  const char* function) {
+  FAKE_NCCL_CHECK(check_pointer(out, function, "newcomm"));
+  if (config != nullptr) FAKE_NCCL_CHECK(check_config(*config));
+  if (ranks < 1 || ranks > kMaxRanks || rank < 0 || rank >= ranks) {
+    return fail(ncclInvalidArgument, "Invalid rank requested : %d/%d", rank, ranks);
   }
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return ncclUnhandledCudaError;
+  return join(std::make_shared<ncclComm>(id, rank, ranks, device, is_blocking(config, true)), out);
+}
+
+/// What a rank wants of a split.
+struct Wish {
+  int color = 0;
+  int key = 0;
+  int rank = 0;
 };
-thread_local Group group;
 
-ncclResult_t flush() {
-  for (Group::Part& p : std::exchange(group.parts, {})) {
-    fake_cuda::enqueue(
-        p.stream,
-        [p = std::move(p)] {
-          try {
-            if (p.comm->aborted) return;
-            for (const auto& run : p.collectives) run();
-            if (!p.transfers.empty()) run_transfers(*p.comm, p.transfers);
-          } catch (const Aborted&) {
-          }
-        },
-        p.comm->ranks > 1);
-  }
-  return ncclSuccess;
-}
-ncclResult_t collective(ncclComm* c, cudaStream_t s, std::function<void()> run) {
-  group.part(c, s).collectives.push_back(std::move(run));
-  return group.depth ? ncclSuccess : flush();
-}
-ncclResult_t transfer(ncclComm* c, cudaStream_t s, bool send, const void* p, size_t size,
-                      int peer) {
-  auto* bytes = static_cast<char*>(fake_cuda::host(p));
-  group.part(c, s).transfers.push_back({send, bytes, size, peer});
-  return group.depth ? ncclSuccess : flush();
-}
-
-ncclResult_t join(ncclComm_t* comm, int ranks, std::string name, int rank) {
-  if (ranks > kMaxRanks) return ncclInvalidArgument;
-  const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
-  if (fd < 0 || ftruncate(fd, sizeof(Segment)) != 0) return ncclSystemError;
-  void* at = mmap(nullptr, sizeof(Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  close(fd);
-  if (at == MAP_FAILED) return ncclSystemError;
-  *comm = new ncclComm{rank, ranks, 0, name, static_cast<Segment*>(at)};
-  Segment* segment = (*comm)->segment;
-  if (segment->joined.fetch_add(1) + 1 == ranks) shm_unlink(name.c_str());
-  (*comm)->wait([&] { return segment->joined.load() >= ranks; });
-  return ncclSuccess;
-}
-
-void* host(const void* p) {
-  return fake_cuda::host(p);
+ncclResult_t split(const Communicator& parent, Wish own, ncclComm_t* out, bool blocks) {
+  std::vector<Wish> members = parent->exchange(own);
+  const int number = parent->derived++;
+  if (own.color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  std::erase_if(members, [&own](const Wish& other) { return other.color != own.color; });
+  std::sort(members.begin(), members.end(), [](const Wish& a, const Wish& b) {
+    return std::pair(a.key, a.rank) < std::pair(b.key, b.rank);
+  });
+  const auto self = std::find_if(members.begin(), members.end(),
+                                 [&own](const Wish& other) { return other.rank == own.rank; });
+  const auto made = std::make_shared<ncclComm>(
+      parent->name + "." + std::to_string(number) + "." + std::to_string(own.color),
+      static_cast<int>(self - members.begin()), static_cast<int>(members.size()), parent->device,
+      blocks);
+  *out = ncclComm::publish(made);
+  return made->run([self = made.get()] { return self->join(); });
 }
 
 }  // namespace
+}  // namespace fake_nccl
+
+using namespace fake_nccl;
 
 #pragma GCC visibility push(default)
 extern "C" {
+
 ncclResult_t ncclGetVersion(int* version) {
+  FAKE_NCCL_CHECK(check_pointer(version, "GetVersion", "version"));
   *version = NCCL_VERSION_CODE;
   return ncclSuccess;
 }
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError:
+      return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInternalError:
+      return "internal error - please report this issue to the NCCL developers";
+    case ncclInvalidArgument:
+      return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case ncclInvalidUsage:
+      return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+    default:
+      return "unknown result code";
+  }
+}
+
+const char* ncclGetLastError(ncclComm_t /*communicator*/) {
+  return last_error();
+}
+
+// Communicators
+
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  FAKE_NCCL_CHECK(check_pointer(id, "GetUniqueId", "out"));
   std::memset(id, 0, sizeof *id);
   std::random_device random;
-  std::snprintf(id->internal, sizeof id->internal, "/fake-nccl-%d-%08x%08x", getpid(), random(),
+  std::snprintf(id->internal, sizeof id->internal, "/fake-nccl-%d-%08x%08x", ::getpid(), random(),
                 random());
   return ncclSuccess;
 }
-ncclResult_t ncclCommInitRank(ncclComm_t* c, int n, ncclUniqueId id, int rank) {
-  return join(c, n, id.internal, rank);
-}
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* c, int n, ncclUniqueId id, int rank,
-                                    ncclConfig_t*) {
-  return join(c, n, id.internal, rank);
-}
-ncclResult_t ncclCommInitRankScalable(ncclComm_t* c, int n, int rank, int, ncclUniqueId* ids,
-                                      ncclConfig_t*) {
-  return join(c, n, ids[0].internal, rank);
-}
-ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t* out, ncclConfig_t*) {
-  struct Wish {
-    int color, key, rank;
-  } mine{color, key, c->rank};
-  std::vector<Wish> all(c->ranks);
-  c->rounds(
-      sizeof mine, sizeof mine, [&](char* slot, size_t, size_t n) { std::memcpy(slot, &mine, n); },
-      [&](size_t, size_t) {
-        for (int r = 0; r < c->ranks; ++r) std::memcpy(&all[r], c->segment->slots[r], sizeof mine);
-      });
-  const int split = c->splits++;
-  *out = nullptr;
-  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
-  int rank = 0, ranks = 0;
-  for (const Wish& w : all) {
-    if (w.color != color) continue;
-    ++ranks;
-    rank += w.key < key || (w.key == key && w.rank < c->rank);
-  }
-  return join(out, ranks, c->name + "." + std::to_string(split) + "." + std::to_string(color),
-              rank);
-}
-ncclResult_t ncclCommAbort(ncclComm_t c) {
-  c->aborted = true;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommDestroy(ncclComm_t) {
-  return ncclSuccess;
-}
-ncclResult_t ncclCommFinalize(ncclComm_t) {
-  return ncclSuccess;
-}
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
-  *error = ncclSuccess;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommCount(const ncclComm_t c, int* n) {
-  *n = c->ranks;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommUserRank(const ncclComm_t c, int* rank) {
-  *rank = c->rank;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommRegister(const ncclComm_t, void*, size_t, void** handle) {
-  *handle = nullptr;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommDeregister(const ncclComm_t, void*) {
-  return ncclSuccess;
-}
-ncclResult_t ncclMemAlloc(void** p, size_t size) {
-  return cudaMalloc(p, size) == cudaSuccess ? ncclSuccess : ncclSystemError;
-}
-ncclResult_t ncclMemFree(void* p) {
-  cudaFree(p);
-  return ncclSuccess;
-}
-const char* ncclGetErrorString(ncclResult_t e) {
-  return e == ncclSuccess ? "no error" : "fake NCCL error";
-}
-const char* ncclGetLastError(ncclComm_t) {
-  return "";
-}
-ncclResult_t ncclGroupStart() {
-  ++group.depth;
-  return ncclSuccess;
-}
-ncclResult_t ncclGroupEnd() {
-  return --group.depth == 0 ? flush() : ncclSuccess;
+
+ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
+  return init(out, ranks, id.internal, rank, nullptr, "CommInitRank");
 }
 
-ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                           ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
-  return collective(c, s, [=, in = (char*)host(from), out = (char*)host(to)] {
-    const size_t unit = size_of(type);
-    c->rounds(
-        count * unit, unit, [&](char* slot, size_t at, size_t n) { std::memcpy(slot, in + at, n); },
-        [&](size_t at, size_t n) { reduce(out + at, *c->segment, c->ranks, n / unit, type, op); });
-  });
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
+  return init(out, ranks, id.internal, rank, config, "CommInitRankConfig");
 }
-ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                        ncclRedOp_t op, int root, ncclComm_t c, cudaStream_t s) {
-  return collective(c, s, [=, in = (char*)host(from), out = (char*)host(to)] {
-    const size_t unit = size_of(type);
-    c->rounds(
-        count * unit, unit, [&](char* slot, size_t at, size_t n) { std::memcpy(slot, in + at, n); },
-        [&](size_t at, size_t n) {
-          if (c->rank == root) reduce(out + at, *c->segment, c->ranks, n / unit, type, op);
-        });
-  });
-}
-ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t c, cudaStream_t s) {
-  return collective(c, s, [=, in = (char*)host(from), out = (char*)host(to)] {
-    c->rounds(
-        count * size_of(type), 1,
-        [&](char* slot, size_t at, size_t n) {
-          if (c->rank == root) std::memcpy(slot, in + at, n);
-        },
-        [&](size_t at, size_t n) { std::memcpy(out + at, c->segment->slots[root], n); });
-  });
-}
-ncclResult_t ncclBcast(void* p, size_t count, ncclDataType_t type, int root, ncclComm_t c,
-                       cudaStream_t s) {
-  return ncclBroadcast(p, p, count, type, root, c, s);
-}
-ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
-                           ncclComm_t c, cudaStream_t s) {
-  return collective(c, s, [=, in = (char*)host(from), out = (char*)host(to)] {
-    const size_t size = count * size_of(type);
-    c->rounds(
-        size, 1, [&](char* slot, size_t at, size_t n) { std::memcpy(slot, in + at, n); },
-        [&](size_t at, size_t n) {
-          for (int r = 0; r < c->ranks; ++r)
-            std::memcpy(out + r * size + at, c->segment->slots[r], n);
-        });
-  });
-}
-ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t c, cudaStream_t s) {
-  return collective(c, s, [=, in = (char*)host(from), out = (char*)host(to)] {
-    const size_t unit = size_of(type), size = count * unit;
-    std::vector<char> copy(in, in + size * c->ranks);  // in place: out is a part of in
-    for (int r = 0; r < c->ranks; ++r) {
-      c->rounds(
-          size, unit,
-          [&](char* slot, size_t at, size_t n) {
-            std::memcpy(slot, copy.data() + r * size + at, n);
-          },
-          [&](size_t at, size_t n) {
-            if (r == c->rank) reduce(out + at, *c->segment, c->ranks, n / unit, type, op);
-          });
-    }
-  });
-}
-ncclResult_t ncclSend(const void* p, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
-                      cudaStream_t s) {
-  return transfer(c, s, true, p, count * size_of(type), peer);
-}
-ncclResult_t ncclRecv(void* p, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
-                      cudaStream_t s) {
-  return transfer(c, s, false, p, count * size_of(type), peer);
-}
-ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type,
-                          ncclComm_t c, cudaStream_t s) {
-  const size_t size = count * size_of(type);
-  ncclGroupStart();
-  for (int r = 0; r < c->ranks; ++r) {
-    ncclSend((const char*)from + r * size, count, type, r, c, s);
-    ncclRecv((char*)to + r * size, count, type, r, c, s);
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* out, int ranks, int rank, int ids,
+                                      ncclUniqueId* first_id, ncclConfig_t* config) {
+  FAKE_NCCL_CHECK(check_pointer(first_id, "CommInitRankScalable", "commId"));
+  if (ids <= 0 || ids > ranks) {
+    return fail(ncclInvalidArgument, "improper usage of ncclCommInitRank: nId = %d, nranks=%d", ids,
+                ranks);
   }
-  return ncclGroupEnd();
+  return init(out, ranks, first_id->internal, rank, config, "CommInitRankScalable");
 }
+
+ncclResult_t ncclCommInitAll(ncclComm_t* out, int count, const int* devices) {
+  FAKE_NCCL_CHECK(check_pointer(out, "CommInitAll", "comms"));
+  int visible = 0;
+  if (cudaGetDeviceCount(&visible) != cudaSuccess) return ncclUnhandledCudaError;
+  if (count < 1) return fail(ncclInvalidArgument, "Invalid device count requested : %d", count);
+  ncclUniqueId id;
+  FAKE_NCCL_CHECK(ncclGetUniqueId(&id));
+  Group& group = Group::of_this_thread();
+  group.start();
+  for (int rank = 0; rank < count; ++rank) {
+    const int device = devices == nullptr ? rank : devices[rank];
+    if (device < 0 || device >= visible) {
+      group.end_without_calls();
+      return fail(ncclUnhandledCudaError, "Invalid device %d (totalnDev=%d)", device, visible);
+    }
+    join(std::make_shared<ncclComm>(id.internal, rank, count, device, true), &out[rank]);
+  }
+  return group.end();
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* out,
+                           ncclConfig_t* config) {
+  Communicator parent;
+  FAKE_NCCL_CHECK(find_ready(handle, "CommSplit", parent));
+  FAKE_NCCL_CHECK(check_pointer(out, "CommSplit", "newcomm"));
+  if (config != nullptr) FAKE_NCCL_CHECK(check_config(*config));
+  if (color < NCCL_SPLIT_NOCOLOR) {
+    return fail(ncclInvalidArgument, "Invalid color value %d, must be non-negative", color);
+  }
+  *out = nullptr;
+  const bool blocks = is_blocking(config, parent->is_blocking);
+  return Group::of_this_thread().add([=] {
+    return split(parent, {color, key, parent->rank}, out, blocks);
+  });
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t handle, int* excluded, int excluded_count, ncclComm_t* out,
+                            ncclConfig_t* config, int flags) {
+  Communicator parent;
+  FAKE_NCCL_CHECK(find(handle, "CommShrink", parent));
+  FAKE_NCCL_CHECK(check_pointer(excluded, "CommShrink", "excludeRanksList"));
+  FAKE_NCCL_CHECK(check_pointer(out, "CommShrink", "newcomm"));
+  if (config != nullptr) FAKE_NCCL_CHECK(check_config(*config));
+  const std::vector<int> leaving(excluded, excluded + excluded_count);
+  std::string name = parent->name + "." + std::to_string(parent->derived++) + ".without";
+  for (const int rank : leaving) name += "." + std::to_string(rank);
+  const auto has_left = [&leaving](int rank) {
+    return std::find(leaving.begin(), leaving.end(), rank) != leaving.end();
+  };
+  if (has_left(parent->rank)) {
+    return fail(ncclInvalidUsage, "CommShrink: rank %d is excluded, and may not call it",
+                parent->rank);
+  }
+  int rank = 0;
+  int ranks = 0;
+  for (int one = 0; one < parent->ranks; ++one) {
+    if (has_left(one)) continue;
+    ++ranks;
+    if (one < parent->rank) ++rank;
+  }
+  if (flags == NCCL_SHRINK_ABORT) parent->stop_operations();
+  return join(std::make_shared<ncclComm>(name, rank, ranks, parent->device,
+                                         is_blocking(config, parent->is_blocking)),
+              out);
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t handle) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find_ready(handle, "CommFinalize", communicator));
+  return communicator->finalize();
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t handle) {
+  if (handle == nullptr) return ncclSuccess;
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find(handle, "CommDestroy", communicator));
+  return communicator->destroy();
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t handle) {
+  if (handle == nullptr) return ncclSuccess;
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find(handle, "CommAbort", communicator));
+  return communicator->abort();
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find(handle, "ncclGetAsyncError", communicator));
+  FAKE_NCCL_CHECK(check_pointer(error, "ncclGetAsyncError", "asyncError"));
+  *error = communicator->state();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t handle, int* count) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find_ready(handle, "CommCount", communicator));
+  FAKE_NCCL_CHECK(check_pointer(count, "CommCount", "count"));
+  *count = communicator->ranks;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t handle, int* rank) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find_ready(handle, "CommUserRank", communicator));
+  FAKE_NCCL_CHECK(check_pointer(rank, "CommUserRank", "rank"));
+  *rank = communicator->rank;
+  return ncclSuccess;
+}
+
+// Memory. Registration speeds NCCL up and changes no result.
+
+ncclResult_t ncclMemAlloc(void** pointer, size_t size) {
+  return cudaMalloc(pointer, size) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclMemFree(void* pointer) {
+  return cudaFree(pointer) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclCommRegister(const ncclComm_t handle, void* buffer, size_t /*size*/,
+                              void** registration) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find(handle, "CommRegister", communicator));
+  FAKE_NCCL_CHECK(check_buffer(*communicator, buffer, "CommRegister", "buff"));
+  *registration = buffer;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t handle, void* /*registration*/) {
+  Communicator communicator;
+  return find(handle, "CommDeregister", communicator);
+}
+
+/// As on machines without symmetric memory: the window is null.
+ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void* buffer, size_t /*size*/,
+                                    ncclWindow_t* window, int /*flags*/) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find_ready(handle, "CommWindowRegister", communicator));
+  FAKE_NCCL_CHECK(check_buffer(*communicator, buffer, "CommWindowRegister", "buff"));
+  *window = nullptr;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t /*window*/) {
+  Communicator communicator;
+  return find(handle, "CommWindowDeregister", communicator);
+}
+
+ncclResult_t ncclDevCommCreate() {
+  return fail(ncclInvalidUsage, "ncclDevCommCreate: the device API needs symmetric memory");
+}
+
+ncclResult_t ncclDevCommDestroy() {
+  return fail(ncclInvalidUsage, "ncclDevCommDestroy: the device API needs symmetric memory");
+}
+
+// Operations
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* operation, void* factor, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t handle) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find_ready(handle, "ncclRedOpCreatePreMulSum", communicator));
+  FAKE_NCCL_CHECK(check_pointer(factor, "ncclRedOpCreatePreMulSum", "scalar"));
+  FAKE_NCCL_CHECK(check_type(type, "ncclRedOpCreatePreMulSum", true));
+  ncclComm::PreMultiplied made{.type = type};
+  if (residence == ncclScalarDevice) {
+    made.factor_on_device = factor;
+  } else {
+    const auto* const bytes = static_cast<const char*>(factor);
+    made.factor.assign(bytes, bytes + size_of(type));
+  }
+  *operation = communicator->add_operation(std::move(made));
+  return ncclSuccess;
+}
+
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t operation, ncclComm_t handle) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find(handle, "ncclRedOpDestroy", communicator));
+  if (operation >= 0 && operation < ncclNumOps) {
+    return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator is a NCCL builtin.");
+  }
+  if (communicator->remove_operation(operation)) return ncclSuccess;
+  return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator unknown to this communicator.");
+}
+
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclRedOp_t operation, ncclComm_t handle, cudaStream_t stream) {
+  return start({Kind::kAllReduce, "AllReduce", send, receive, count, type, operation}, handle,
+               stream);
+}
+
+ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
+                        ncclRedOp_t operation, int root, ncclComm_t handle, cudaStream_t stream) {
+  return start({Kind::kReduce, "Reduce", send, receive, count, type, operation, root}, handle,
+               stream);
+}
+
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           int root, ncclComm_t handle, cudaStream_t stream) {
+  return start({Kind::kBroadcast, "Broadcast", send, receive, count, type, ncclSum, root}, handle,
+               stream);
+}
+
+ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t handle,
+                       cudaStream_t stream) {
+  return ncclBroadcast(buffer, buffer, count, type, root, handle, stream);
+}
+
+ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclComm_t handle, cudaStream_t stream) {
+  return start({Kind::kAllGather, "AllGather", send, receive, count, type}, handle, stream);
+}
+
+ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
+                               ncclRedOp_t operation, ncclComm_t handle, cudaStream_t stream) {
+  return start({Kind::kReduceScatter, "ReduceScatter", send, receive, count, type, operation},
+               handle, stream);
+}
+
+ncclResult_t ncclSend(const void* buffer, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t handle, cudaStream_t stream) {
+  return transfer(true, buffer, count, type, peer, handle, stream);
+}
+
+ncclResult_t ncclRecv(void* buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t handle,
+                      cudaStream_t stream) {
+  return transfer(false, buffer, count, type, peer, handle, stream);
+}
+
+ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type,
+                          ncclComm_t handle, cudaStream_t stream) {
+  Communicator communicator;
+  FAKE_NCCL_CHECK(find_ready(handle, "AlltoAll", communicator));
+  FAKE_NCCL_CHECK(check_type(type, "AlltoAll", false));
+  const size_t bytes = count * size_of(type);
+  Group& group = Group::of_this_thread();
+  group.start();
+  ncclResult_t result = ncclSuccess;
+  for (int peer = 0; peer < communicator->ranks && result == ncclSuccess; ++peer) {
+    const size_t at = static_cast<size_t>(peer) * bytes;
+    result = ncclSend(static_cast<const char*>(send) + at, count, type, peer, handle, stream);
+    if (result != ncclSuccess) break;
+    result = ncclRecv(static_cast<char*>(receive) + at, count, type, peer, handle, stream);
+  }
+  const ncclResult_t ended = group.end();
+  return result != ncclSuccess ? result : ended;
+}
+
+// Groups
+
+ncclResult_t ncclGroupStart() {
+  Group::of_this_thread().start();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  return Group::of_this_thread().end();
+}
+
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* information) {
+  if (!Group::of_this_thread().end_without_calls()) {
+    return fail(ncclInvalidUsage, "ncclGroupSimulateEnd: not in a group call.");
+  }
+  if (information != nullptr) information->estimatedTime = 0;
+  return ncclSuccess;
+}
+
 }  // extern "C"
 #pragma GCC visibility pop

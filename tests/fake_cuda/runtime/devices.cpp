@@ -161,7 +161,8 @@ cudaError_t ready() {
 }
 
 void lose_devices(const std::string& reason) {
-  std::fprintf(stderr, "fake_cuda: a kernel failed: %s\n", reason.c_str());
+  const std::string first_line = reason.substr(0, reason.find('\n'));
+  std::fprintf(stderr, "fake_cuda: a kernel failed: %s\n", first_line.c_str());
   lost = true;
 }
 

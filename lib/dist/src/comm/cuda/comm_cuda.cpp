@@ -5,11 +5,18 @@
 #include <nccl.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/csrc/cuda/nccl.h>
+#include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "groups/cuda_support.h"
@@ -17,30 +24,123 @@
 namespace syncbn::dist::detail {
 namespace {
 
+/// The end of a call on its stream.
+struct WorkEvent : c10d::ProcessGroupNCCL::WorkNCCL {
+  /// Shared with the work, so that the work's tensors need not live as long as this is asked for.
+  static std::shared_ptr<at::cuda::CUDAEvent> of(const WorkNCCL& work) {
+    return work.*&WorkEvent::ncclEndEvent_;
+  }
+};
+
+/// A ProcessGroupNCCL that leaves failures to the PeerMonitor. libtorch's own watchdog would sleep
+/// for a minute after a failure and then end the process by SIGABRT, without naming the peer.
+class MonitoredNccl : public c10d::ProcessGroupNCCL {
+ public:
+  using ProcessGroupNCCL::ProcessGroupNCCL;
+
+  void leave_failures_to_monitor() {
+    asyncErrorHandling_ = c10d::NoHandling;
+    heartbeatMonitor_->stop();
+  }
+
+  /// As the first collective does. eagerConnectSingleDevice() would also move sends and recvs,
+  /// which have a communicator of each pair's own, to the group's stream.
+  void connect(at::Device device) {
+    initNCCLComm(std::to_string(device.index()), device, c10d::OpType::ALLREDUCE);
+  }
+
+  /// Returns the name of the file.
+  std::string write_flight_record(int world_rank) {
+    dumpDebuggingInfo(/*includeStackTrace=*/false);
+    return traceBufferSize_ > 0 ? c10d::DebugInfoWriter::getWriter(world_rank).getWriterTarget()
+                                : "";
+  }
+
+ protected:
+  void terminateProcess(const std::string& /*message*/) override {}
+};
+
 class Nccl : public Transport {
  public:
-  explicit Nccl(c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl) : nccl_(std::move(nccl)) {}
+  Nccl(c10::intrusive_ptr<MonitoredNccl> nccl, const NcclGroup& group)
+      : nccl_(std::move(nccl)),
+        device_(at::kCUDA, static_cast<at::DeviceIndex>(group.device)),
+        world_rank_(group.world_rank),
+        is_monitored_(group.is_monitored) {}
 
   c10d::Backend& prepare(const Call& /*call*/) override { return *nccl_; }
-  void set_timeout(std::chrono::milliseconds timeout) override { nccl_->setTimeout(timeout); }
-  void abort() override { nccl_->abort(); }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    if (!is_monitored_) nccl_->setTimeout(timeout);
+  }
+  void connect() override { nccl_->connect(device_); }
   void shutdown() override { nccl_->shutdown(); }
   bool runs_on_streams() const override { return true; }
 
+  void abort() override {
+    // Never destroyed: the destructor waits for threads that may sleep for a minute after an error.
+    static_cast<void>(c10::intrusive_ptr<MonitoredNccl>(nccl_).release());
+    write_record();
+    nccl_->abort();
+  }
+
+  std::function<bool()> completion_of(const c10::intrusive_ptr<c10d::Work>& work) const override {
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+      return nullptr;
+    }
+    const auto* const of_nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work.get());
+    if (of_nccl == nullptr) return Transport::completion_of(work);
+    return [event = WorkEvent::of(*of_nccl)] {
+      // Otherwise a query would break the capture of a graph by another thread.
+      const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
+      return cudaEventQuery(*event) == cudaSuccess;
+    };
+  }
+
+  std::string record_of_calls() const override {
+    const std::lock_guard lock(record_mutex_);
+    return record_;
+  }
+
  private:
-  const c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;
+  /// Its queries may hang, as everything may after a failure.
+  void write_record() {
+    std::packaged_task<std::string()> task(
+        [nccl = nccl_, rank = world_rank_] { return nccl->write_flight_record(rank); });
+    std::future<std::string> written = task.get_future();
+    std::thread(std::move(task)).detach();
+    if (written.wait_for(kRecordTime) != std::future_status::ready) return;
+    try {
+      const std::string file = written.get();
+      const std::lock_guard lock(record_mutex_);
+      record_ = file;
+    } catch (const std::exception&) {  // the message goes without
+    }
+  }
+
+  /// Upper bound on writing the flight record.
+  static constexpr std::chrono::milliseconds kRecordTime{500};
+
+  const c10::intrusive_ptr<MonitoredNccl> nccl_;
+  const at::Device device_;
+  const int world_rank_;
+  const bool is_monitored_;
+  mutable std::mutex record_mutex_;
+  std::string record_;
 };
 
-std::shared_ptr<Transport> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                     int world_size, int device,
-                                     std::chrono::milliseconds timeout) {
+std::shared_ptr<Transport> make_nccl(const NcclGroup& group) {
+  // Longer than any call: the watchdog's timeout is the PeerMonitor's.
+  constexpr std::chrono::hours kNever{24 * 365};
   auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->timeout = timeout;
+  options->timeout = group.is_monitored ? kNever : group.timeout;
+  options->group_name = group.name;
   // Small exchanges inside forward and backward must not queue behind the kernels of other streams.
   options->is_high_priority_stream = true;
-  auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, world_size, options);
-  nccl->setBoundDeviceId(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device)));
-  return std::make_shared<Nccl>(std::move(nccl));
+  auto nccl =
+      c10::make_intrusive<MonitoredNccl>(group.store, group.rank, group.world_size, options);
+  if (group.is_monitored) nccl->leave_failures_to_monitor();
+  nccl->setBoundDeviceId(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(group.device)));
+  return std::make_shared<Nccl>(std::move(nccl), group);
 }
 
 std::string why_unusable() {

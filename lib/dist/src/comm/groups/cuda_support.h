@@ -10,17 +10,29 @@
 
 namespace syncbn::dist::detail {
 
+/// One rank's part of a group over NCCL.
+struct NcclGroup {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string name;
+  int rank = 0;
+  int world_size = 1;
+  int world_rank = 0;
+  int device = 0;
+  std::chrono::milliseconds timeout{};
+  /// A PeerMonitor aborts the group after a failure or a timeout; otherwise libtorch's watchdog
+  /// ends the process.
+  bool is_monitored = false;
+};
+
 /// What process groups need from CUDA and NCCL. libsyncbn_dist_cuda.so, installed beside this
 /// library, has one such table for each layer of lib/dist; this library does not link CUDA.
 struct CudaSupport {
   /// Why CUDA or NCCL does not work here, such as a driver that is too old; empty if it does.
   std::string (*why_unusable)();
   int (*device_count)();
-  std::string (*pci_address)(int device);  ///< "0000:dc:00.0"
-  void (*set_device)(int device);          ///< for the calling thread
-  std::shared_ptr<Transport> (*make_nccl)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                          int world_size, int device,
-                                          std::chrono::milliseconds timeout);
+  std::string (*pci_address)(int device);                           ///< "0000:dc:00.0"
+  void (*set_device)(int device);                                   ///< for the calling thread
+  std::shared_ptr<Transport> (*make_nccl)(const NcclGroup& group);  ///< does not connect yet
 };
 
 /// Loads the library once; null when it is not installed or does not load here.

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -97,6 +98,33 @@ std::string end_of_member(const World& world, const std::vector<int>& ranks,
 /// Interval between queries to the store, which does not notice that ranks end.
 constexpr std::chrono::milliseconds kPollInterval{5};
 
+/// Connects a transport whose connect() has no limit. After a failure, its thread may wait for
+/// ever.
+void connect_within(const World& world, const std::vector<int>& ranks,
+                    const std::shared_ptr<Transport>& transport) {
+  std::packaged_task<void()> task([transport] { transport->connect(); });
+  std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  const auto deadline = std::chrono::steady_clock::now() + world.connect_timeout;
+  while (done.wait_for(kPollInterval) != std::future_status::ready) {
+    const std::string end = world.monitor->end_among(ranks, std::chrono::milliseconds(0));
+    if (!end.empty()) throw std::runtime_error(end);
+    if (std::chrono::steady_clock::now() > deadline) {
+      throw std::runtime_error(
+          fmt::format("NCCL has not connected within {} ms", world.connect_timeout.count()));
+    }
+  }
+  done.get();
+}
+
+/// What NCCL says about arguments that it refuses; empty for other errors.
+std::string misuse_of(const std::exception& error) {
+  const std::string text = plain_message(error);
+  const bool is_misuse = text.find("ncclInvalidUsage") != std::string::npos ||
+                         text.find("ncclInvalidArgument") != std::string::npos;
+  return is_misuse ? text : "";
+}
+
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
                            const std::string& name, std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(ranks.size());
@@ -128,12 +156,26 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
           "others; unset the variable to let them use Gloo");
     }
     if (world.place.choice.backend == "nccl") {
-      cuda = cuda_support()->make_nccl(store_part(store, "cuda"), rank, size, world.device.index(),
-                                       timeout);
+      cuda = cuda_support()->make_nccl({.store = store_part(store, "cuda"),
+                                        .name = name,
+                                        .rank = rank,
+                                        .world_size = size,
+                                        .world_rank = world.place.rank,
+                                        .device = world.device.index(),
+                                        .timeout = timeout,
+                                        .is_monitored = world.monitor && all_ours});
+      // Ranks of Python connect in their first collective.
+      if (world.monitor && all_ours) connect_within(world, ranks, cuda);
     }
   } catch (const base::Error&) {
     throw;
   } catch (const std::exception& error) {
+    const std::string misuse = misuse_of(error);
+    if (!misuse.empty()) {
+      throw base::UserError(
+          fmt::format("rank {} of {} on {}: NCCL refuses the ranks of group '{}': {}",
+                      world.place.rank, world.place.world_size, base::hostname(), name, misuse));
+    }
     std::string why = plain_message(error);
     const std::string end = end_of_member(world, ranks, std::chrono::seconds(1));
     if (!end.empty()) why = end;
@@ -197,6 +239,16 @@ void let_peers_connect(const World& world) {
         wait_for_members(world.place, group->getGroupName(), world.connect_timeout,
                          [&] { return end_of_member(world, made.ranks, kPollInterval); });
     if (!store_answers) return;
+  }
+}
+
+/// While the monitor still tells which ranks have ended. The others learn that this one has left.
+void close_nccl(const World& world) {
+  if (world.place.choice.backend != "nccl") return;
+  if (world.monitor) world.monitor->announce_leave();
+  for (const MadeGroup& made : world.made) {
+    const auto group = made.group.lock();
+    if (group) backend_of(group)->close_cuda();
   }
 }
 
@@ -330,6 +382,8 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   const detail::BackendChoice& choice = made->place.choice;
   if (!choice.message.empty()) spdlog::warn("{}", choice.message);
   if (choice.backend != "gloo") {
+    // libtorch's watchdog and monitor report what this library's messages say better.
+    if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
     detail::tell_nccl_interface(options.interface);
     detail::cuda_support()->set_device(gpu.index);
     made->device = {at::kCUDA, static_cast<at::DeviceIndex>(gpu.index)};
@@ -356,6 +410,7 @@ void destroy_process_group() {
     return;
   }
   detail::let_peers_connect(*detail::world());
+  detail::close_nccl(*detail::world());
   // First, so that ranks that still wait for this one learn the cause of the lost connections.
   detail::world()->monitor.reset();
   c10d::unregister_process_group(kRegisteredAs);

@@ -66,23 +66,37 @@ bool FlightRecorder::has_member(int rank) const {
   return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end();
 }
 
-bool FlightRecorder::Entry::is_pending() const {
+bool FlightRecorder::Entry::is_pending() {
   if (state != State::kPending) return false;
-  if (!has_work) return true;
-  const auto work_now = work.lock();
-  return work_now && !work_now->isCompleted();
+  if (!is_done || !is_done()) return true;
+  state = State::kSucceeded;  // unless fail() says otherwise
+  is_done = nullptr;
+  return false;
 }
 
-void FlightRecorder::begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work) {
+void FlightRecorder::abort(const Call& call) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!aborted_) aborted_ = call;
+  }
+  abort_();
+}
+
+std::optional<Call> FlightRecorder::aborted() const {
   const std::lock_guard lock(mutex_);
-  Entry entry{call, Clock::now(), c10::weak_intrusive_ptr<c10d::Work>(work), State::kPending,
-              work.defined()};
+  return aborted_;
+}
+
+void FlightRecorder::begin(const Call& call, std::function<bool()> is_done, Timeout timeout) {
+  const std::lock_guard lock(mutex_);
+  Entry entry{call, Clock::now(), std::move(is_done), timeout};
   if (call.is_collective()) {
     last_ = call.sequence;
     collectives_[call.sequence % kKept] = std::move(entry);
     return;
   }
-  transfers_.remove_if([](const Entry& old) { return !old.is_pending(); });
+  transfers_.remove_if(
+      [&call](Entry& old) { return old.call.sequence == call.sequence || !old.is_pending(); });
   transfers_.push_back(std::move(entry));
 }
 
@@ -107,14 +121,14 @@ void FlightRecorder::fail(const Call& call) {
   if (Entry* entry = entry_of(call)) entry->state = State::kFailed;
 }
 
-std::vector<FlightRecorder::Pending> FlightRecorder::pending() const {
+std::vector<FlightRecorder::Pending> FlightRecorder::pending() {
   const std::lock_guard lock(mutex_);
   std::vector<Pending> result;
-  const auto add = [&result](const Entry& entry) {
-    if (entry.is_pending()) result.push_back({entry.call, entry.since});
+  const auto add = [&result](Entry& entry) {
+    if (entry.is_pending()) result.push_back({entry.call, entry.since, entry.timeout});
   };
   for (uint64_t n = oldest(); n <= last_; ++n) add(collectives_[n % kKept]);
-  for (const Entry& entry : transfers_) add(entry);
+  for (Entry& entry : transfers_) add(entry);
   return result;
 }
 
@@ -131,10 +145,10 @@ std::optional<Call> FlightRecorder::last_collective() const {
   return collectives_[last_ % kKept].call;
 }
 
-uint64_t FlightRecorder::completed() const {
+uint64_t FlightRecorder::completed() {
   const std::lock_guard lock(mutex_);
   for (uint64_t n = oldest(); n <= last_; ++n) {
-    const Entry& entry = collectives_[n % kKept];
+    Entry& entry = collectives_[n % kKept];
     if (entry.is_pending() || entry.state == State::kFailed) return n - 1;
   }
   return last_;

@@ -15,6 +15,8 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <syncbn/dist/collectives.h>
+
 namespace syncbn::dist::detail {
 
 /// A collective, send or recv, as this rank called it.
@@ -67,38 +69,46 @@ class FlightRecorder {
   struct Pending {
     Call call;
     Clock::time_point since;
+    Timeout timeout = std::nullopt;  ///< as of begin()
   };
 
-  /// @param ranks the group's, in the world. @param abort makes all pending calls fail.
+  /// @param ranks the group's, in the world.
+  /// @param abort makes all pending calls fail, and does not wait for that.
   FlightRecorder(std::string group, std::vector<int> ranks, std::function<void()> abort);
 
   const std::string& group() const { return group_; }
   const std::vector<int>& ranks() const { return ranks_; }
   bool has_member(int rank) const;
-  void abort() const { abort_(); }
+  /// @param call cannot complete
+  void abort(const Call& call);
+  /// The call of the first abort(), if there was any.
+  std::optional<Call> aborted() const;
 
-  /// @param work its completion ends the call; null if only succeed() and fail() do.
-  void begin(const Call& call, const c10::intrusive_ptr<c10d::Work>& work);
+  /// Again for the same call: replaces what it was begun with.
+  /// @param is_done whether the call has ended; empty if only succeed() and fail() end it. May be
+  ///   called by any thread.
+  /// @param timeout of a call for which no thread waits, so that the PeerMonitor has to.
+  void begin(const Call& call, std::function<bool()> is_done, Timeout timeout = std::nullopt);
   void succeed(const Call& call);
   void fail(const Call& call);
 
-  std::vector<Pending> pending() const;
+  std::vector<Pending> pending();
   /// A collective; empty if it was not called, or is no longer kept.
   std::optional<Call> find(uint64_t sequence) const;
   std::optional<Call> last_collective() const;
   /// Every collective up to this number has succeeded on this rank.
-  uint64_t completed() const;
+  uint64_t completed();
 
  private:
   enum class State { kPending, kSucceeded, kFailed };
   struct Entry {
     Call call;
     Clock::time_point since;
-    c10::weak_intrusive_ptr<c10d::Work> work{c10::intrusive_ptr<c10d::Work>()};
+    std::function<bool()> is_done;
+    Timeout timeout;
     State state = State::kPending;
-    bool has_work = true;
 
-    bool is_pending() const;
+    bool is_pending();
   };
   Entry* entry_of(const Call& call);
   uint64_t oldest() const { return last_ > kKept ? last_ - kKept + 1 : 1; }
@@ -110,6 +120,7 @@ class FlightRecorder {
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;
   std::list<Entry> transfers_;  ///< pending sends and recvs
+  std::optional<Call> aborted_;
 };
 
 }  // namespace syncbn::dist::detail

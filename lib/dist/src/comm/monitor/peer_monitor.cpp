@@ -36,6 +36,8 @@ constexpr char kSameCall[] = "in";
 constexpr char kDiffer[] = "differ";
 constexpr char kGaveUp[] = "gave-up";
 
+constexpr char kLeft[] = "has left the group (destroy_process_group)";
+
 // Upper bound on the stuck collectives that are remembered for a group.
 constexpr size_t kMaxStuck = 16;
 
@@ -74,7 +76,13 @@ PeerMonitor::PeerMonitor(c10d::Store& store, int rank, int world_size, const std
 }
 
 PeerMonitor::~PeerMonitor() {
-  leave("has left the group (destroy_process_group)");
+  leave(kLeft);
+  std::map<std::string, std::thread> asking;
+  {
+    const Lock lock(mutex_);  // from here on, supervise() starts none
+    asking.swap(overdue_);
+  }
+  for (auto& [group, thread] : asking) thread.join();
 }
 
 void PeerMonitor::leave_with(int exit_code) {
@@ -91,13 +99,27 @@ void PeerMonitor::leave(const std::string& manner) {
   {
     const Lock lock(mutex_);
     if (std::exchange(has_left_, true)) return;
-    for (const auto& log : logs_now()) {
-      fields.push_back(log->group());
-      fields.push_back(std::to_string(log->completed()));
-    }
+    for (std::string& field : completed_now()) fields.push_back(std::move(field));
   }
   channel_.post(Message::kAll, "leave", std::move(fields));
   channel_.flush(kLeaveTime);
+}
+
+void PeerMonitor::announce_leave() {
+  std::vector<std::string> fields{fmt::format("{} {}", self(), kLeft)};
+  const Lock lock(mutex_);
+  for (std::string& field : completed_now()) fields.push_back(std::move(field));
+  channel_.post(Message::kAll, "left", std::move(fields));
+}
+
+/// Pairs of a group and the number of its collectives in which this rank has done its part.
+std::vector<std::string> PeerMonitor::completed_now() {
+  std::vector<std::string> fields;
+  for (const auto& log : logs_now()) {
+    fields.push_back(log->group());
+    fields.push_back(std::to_string(log->completed()));
+  }
+  return fields;
 }
 
 std::string PeerMonitor::self() const {
@@ -122,7 +144,10 @@ void PeerMonitor::on_message(const Message& message) {
   const Lock lock(mutex_);
   const std::string group = message.field(0);
   if (message.type == "leave") {
-    record_leave_notice(message);
+    leave_notices_[message.from] = {group, completed_of(message)};
+  } else if (message.type == "left") {
+    ends_.try_emplace(message.from, End{group, Clock::now(), completed_of(message), ++events_});
+    news_.notify_all();
   } else if (message.type == "stuck") {
     receive_stuck(message);
   } else if (message.type == "stuck-transfer") {
@@ -174,17 +199,26 @@ void PeerMonitor::on_end(int rank, const std::string& where) {
   const Lock lock(mutex_);
   const auto found = leave_notices_.find(rank);
   const auto notice = found == leave_notices_.end() ? LeaveNotice{"died", {}} : found->second;
+  disconnected_.try_emplace(rank, Clock::now());
   ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, notice.manner),
                               Clock::now(), notice.completed, ++events_});
   news_.notify_all();
 }
 
-void PeerMonitor::record_leave_notice(const Message& message) {
-  LeaveNotice notice{message.field(0), {}};
+PeerMonitor::Completed PeerMonitor::completed_of(const Message& message) {
+  Completed completed;
   for (size_t i = 1; i + 1 < message.fields.size(); i += 2) {
-    notice.completed[message.field(i)] = message.number(i + 1);
+    completed[message.field(i)] = message.number(i + 1);
   }
-  leave_notices_[message.from] = std::move(notice);
+  return completed;
+}
+
+bool PeerMonitor::has_lost(const std::vector<int>& ranks, milliseconds grace) {
+  const Lock lock(mutex_);
+  return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+    const auto found = disconnected_.find(rank);
+    return found != disconnected_.end() && Clock::now() - found->second >= grace;
+  });
 }
 
 std::string PeerMonitor::end_among(const std::vector<int>& ranks, milliseconds patience) {
@@ -313,7 +347,7 @@ bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pendi
 }
 
 void PeerMonitor::supervise() {
-  Logs to_abort;
+  std::vector<std::pair<std::shared_ptr<FlightRecorder>, Call>> to_abort;
   {
     const Lock lock(mutex_);
     if (has_left_) return;
@@ -321,20 +355,35 @@ void PeerMonitor::supervise() {
       const std::vector<FlightRecorder::Pending> pending = log->pending();
       compare_with_stuck(*log, pending);
       report_stuck(*log, pending);
-      const bool failed = !pending.empty() && failures_.count(log->group()) != 0;
-      const bool lost = std::any_of(pending.begin(), pending.end(),
-                                    [&](const auto& one) { return is_lost(*log, one); });
-      if (failed || lost) to_abort.push_back(log);
+      give_up_overdue(log, pending);
+      const bool failed = failures_.count(log->group()) != 0;
+      const auto first = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
+        return failed || is_lost(*log, one);
+      });
+      if (first != pending.end()) to_abort.emplace_back(log, first->call);
     }
   }
-  for (const auto& log : to_abort) log->abort();
+  for (const auto& [log, call] : to_abort) log->abort(call);
+}
+
+/// For calls on GPUs, which no thread waits for: what a waiting thread does after the timeout.
+void PeerMonitor::give_up_overdue(const std::shared_ptr<FlightRecorder>& log,
+                                  const std::vector<FlightRecorder::Pending>& pending) {
+  const auto found = std::find_if(pending.begin(), pending.end(), [](const auto& one) {
+    return one.timeout && Clock::now() - one.since > *one.timeout;
+  });
+  if (found == pending.end() || overdue_.count(log->group()) != 0) return;
+  const std::string reason = fmt::format("timed out after {} ms", found->timeout->count());
+  // The answers come to this thread.
+  overdue_[log->group()] = std::thread(
+      [this, log, call = found->call, reason] { static_cast<void>(cause_of(*log, call, reason)); });
 }
 
 /// Lets ranks find out that they made different calls: they wait for each other, see tag_of().
 void PeerMonitor::report_stuck(const FlightRecorder& log,
                                const std::vector<FlightRecorder::Pending>& pending) {
   const std::string& group = log.group();
-  for (const auto& [call, since] : pending) {
+  for (const auto& [call, since, timeout] : pending) {
     if (Clock::now() - since < kStuckTime) continue;
     const bool is_collective = call.is_collective();
     uint64_t& reported = (is_collective ? reported_ : reported_transfers_)[group];
@@ -372,7 +421,7 @@ void PeerMonitor::compare_with_stuck(const FlightRecorder& log,
   }
   if (const auto found = stuck_transfers_.find(log.group()); found != stuck_transfers_.end()) {
     const StuckTransfer& theirs = found->second;
-    for (const auto& [own, since] : pending) {
+    for (const auto& [own, since, timeout] : pending) {
       // Each may still find its match.
       if (Clock::now() - since < kStuckTime) continue;
       const bool is_other_end = own.peer == theirs.peer && own.name != theirs.name &&

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -45,6 +46,12 @@ class PeerMonitor {
 
   /// Monitors a group's calls as long as its recorder lives.
   void add(const std::shared_ptr<FlightRecorder>& log);
+
+  /// Tells the other ranks that this one makes no more calls. It stays connected.
+  void announce_leave();
+
+  /// Whether a process of these ranks has ended, or left, `grace` ago.
+  bool has_lost(const std::vector<int>& ranks, std::chrono::milliseconds grace);
 
   /// Describes the first of these ranks that has ended; waits for one for up to `patience`, and
   /// returns an empty string if none has ended by then.
@@ -103,6 +110,7 @@ class PeerMonitor {
               std::chrono::milliseconds limit);
 
   void leave(const std::string& manner);
+  std::vector<std::string> completed_now();
 
   // Called by the channel's thread.
   void on_message(const Message& message);
@@ -111,12 +119,14 @@ class PeerMonitor {
 
   // With the lock held.
   void answer(const Message& question);
-  void record_leave_notice(const Message& notice);
+  static Completed completed_of(const Message& notice);
   void receive_stuck(const Message& report);
   void receive_failure(const std::string& type, const std::string& group, const std::string& what);
   void report_failure(const std::string& type, const std::string& group, const std::string& what);
   Logs logs_now();
   void report_stuck(const FlightRecorder& log, const std::vector<FlightRecorder::Pending>& pending);
+  void give_up_overdue(const std::shared_ptr<FlightRecorder>& log,
+                       const std::vector<FlightRecorder::Pending>& pending);
   void compare_with_stuck(const FlightRecorder& log,
                           const std::vector<FlightRecorder::Pending>& pending);
   bool is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const;
@@ -132,6 +142,7 @@ class PeerMonitor {
   std::vector<std::weak_ptr<FlightRecorder>> logs_;
   std::map<int, LeaveNotice> leave_notices_;
   std::map<int, End> ends_;
+  std::map<int, Clock::time_point> disconnected_;           ///< by rank
   std::map<std::string, Failure> failures_;                 ///< by group: the first
   std::map<std::string, std::map<uint64_t, Stuck>> stuck_;  ///< by group and sequence: the first
   std::map<std::string, StuckTransfer> stuck_transfers_;    ///< by group: the latest
@@ -141,7 +152,8 @@ class PeerMonitor {
   uint64_t questions_ = 0;
   uint64_t events_ = 0;
   bool has_left_ = false;
-  MonitorChannel channel_;  ///< last, because its thread uses the members above
+  std::map<std::string, std::thread> overdue_;  ///< by group: asks for the cause
+  MonitorChannel channel_;                      ///< last, because its thread uses the members above
 };
 
 }  // namespace syncbn::dist::detail

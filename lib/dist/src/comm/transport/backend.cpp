@@ -3,8 +3,13 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/dist/peer_error.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include "monitor/plain_message.h"
@@ -35,6 +40,7 @@ struct Label {
   int world_size;
   std::shared_ptr<FlightRecorder> log;
   std::weak_ptr<PeerMonitor> monitor;
+  std::shared_ptr<Transport> cuda;  ///< may be null
 
   /// For an exception being handled that ended the call: adds the call and the cause.
   /// @throws PeerError, or base::UserError if the ranks made different calls.
@@ -45,21 +51,42 @@ struct Label {
     if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
     const std::string failed = fmt::format("rank {} of {} on {}: {} failed: ", rank, world_size,
                                            base::hostname(), subject());
+    const std::string file = cuda ? cuda->record_of_calls() : "";
+    const std::string record = file.empty() ? "" : fmt::format(" (NCCL's calls: {})", file);
     if (cause.ranks_disagree) {
       throw base::UserError(fmt::format(
-          "{}the ranks made different calls: {}; {}", failed, cause.text,
+          "{}the ranks made different calls: {}; {}{}", failed, cause.text,
           call.is_collective()
               ? "every rank of a group must call the same collectives in the same order, with "
                 "tensors of the same dtype and sizes"
-              : "sender and receiver must use the same dtype and number of elements"));
+              : "sender and receiver must use the same dtype and number of elements",
+          record));
     }
     if (!cause.text.empty()) {
-      throw PeerError(
-          fmt::format("{}{}. That rank's own message, if any, says why", failed, cause.text));
+      throw PeerError(fmt::format("{}{}. That rank's own message, if any, says why{}", failed,
+                                  cause.text, record));
     }
     throw PeerError(fmt::format(
-        "{}{}. Another rank probably ended or is stuck: its own message, if any, says why", failed,
-        why));
+        "{}{}. Another rank probably ended or is stuck: its own message, if any, says why{}",
+        failed, why, record));
+  }
+
+  /// Prints what rethrow() throws, and ends the process without its destructors.
+  [[noreturn]] void leave() const {
+    int exit_code = base::kExitUnavailable;
+    try {
+      try {
+        throw std::runtime_error("it was aborted");
+      } catch (const std::exception&) {
+        rethrow();
+      }
+    } catch (const base::Error& error) {
+      exit_code = error.exit_code();
+      base::write_stderr(fmt::format("{}: error: {}; NCCL does not return, so this process ends\n",
+                                     ::program_invocation_short_name, error.what()));
+    }
+    PeerMonitor::leave_with(exit_code);
+    ::_exit(exit_code);
   }
 
   /// For an exception being handled about the call's arguments. @throws base::UserError.
@@ -103,7 +130,7 @@ class AnnotatedWork : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     try {
       const bool done = inner_->wait(timeout);
-      label_.log->succeed(label_.call);
+      if (by_gloo_) label_.log->succeed(label_.call);  // NCCL's only lets the stream wait
       return done;
     } catch (...) {
       abort_and_rethrow();
@@ -138,7 +165,7 @@ class AnnotatedWork : public c10d::Work {
       label_.rethrow();
     } catch (...) {
       if (by_gloo_ && !inner_->isCompleted()) {
-        label_.log->abort();
+        label_.log->abort(label_.call);
         try {
           inner_->wait(kAbortTime);
         } catch (const std::exception&) {  // an aborted operation fails
@@ -182,8 +209,17 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
       monitor_(monitor),
       is_monitored_(monitor != nullptr),
       in_flight_headers_(cuda_ ? InFlightHeaders::kMaxInFlight : 0),
+      abort_(std::make_shared<GroupAbort>(cpu_, cuda_)),
       log_(std::make_shared<FlightRecorder>(group_name_, members_.ranks,
-                                            [cpu = cpu_] { cpu->abort(); })) {
+                                            [abort = abort_] { abort->start(); })) {
+  Label label = label_of({});
+  label.log.reset();  // it holds abort_
+  abort_->set_last_resort([label, log = std::weak_ptr(log_)]() mutable {
+    label.log = log.lock();
+    if (!label.log) return;
+    if (const auto failed = label.log->aborted()) label.call = *failed;
+    label.leave();
+  });
   setTimeout(timeout);
   if (monitor) monitor->add(log_);
 }
@@ -210,12 +246,38 @@ void Backend::shutdown() {
   in_flight_headers_.clear();
   stop_threads();
   cpu_->shutdown();
-  if (cuda_) cuda_->shutdown();
+  close_cuda();
 }
 
 void Backend::abort() {
-  cpu_->abort();
-  if (cuda_) cuda_->abort();
+  abort_->start();
+}
+
+void Backend::close_cuda() {
+  if (!cuda_ || std::exchange(cuda_closed_, true) || log_->aborted()) return;
+  if (std::uncaught_exceptions() > 0) return abort_->start();  // the others may not come
+  // A rank that has left closes its connection once its own communicators are destroyed.
+  constexpr std::chrono::seconds kGrace{2};
+  std::packaged_task<void()> task([cuda = cuda_] { cuda->shutdown(); });
+  std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  const auto deadline = std::chrono::steady_clock::now() + timeout_.load();
+  while (done.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+    const auto alive = monitor_.lock();
+    const bool lost = alive && alive->has_lost(members_.ranks, kGrace);
+    if (lost || log_->aborted() || std::chrono::steady_clock::now() > deadline) return;
+  }
+  done.get();
+}
+
+void Backend::require_not_aborted() const {
+  const auto failed = log_->aborted();
+  if (!failed) return;
+  try {
+    throw std::runtime_error("the group was aborted");
+  } catch (const std::exception&) {
+    label_of(*failed).rethrow();
+  }
 }
 
 bool Backend::shares_memory() const {
@@ -250,14 +312,34 @@ Transport& Backend::transport_for(const at::Tensor& tensor) const {
 }
 
 Label Backend::label_of(const Call& call) const {
-  return {call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, monitor_};
+  return {call, members_.ranks[static_cast<size_t>(rank_)], members_.world_size, log_, monitor_,
+          cuda_};
 }
+
+namespace {
+
+/// Whether NCCL found fault with the arguments: with another start nothing changes.
+bool is_misuse(const c10::DistError& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.find("ncclInvalidArgument") != std::string::npos ||
+         text.find("ncclInvalidUsage") != std::string::npos;
+}
+
+/// For an exception being handled about the call's arguments.
+[[noreturn]] void refuse(const Label& label) {
+  label.log->fail(label.call);
+  label.rethrow_refusal();
+}
+
+}  // namespace
 
 template <class Method, class... Arguments>
 Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... arguments) {
   require_usable();
   Call& call = placed.call;
-  const auto add_option = [&call](const auto& argument) {
+  std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
+  const auto add_option = [&](const auto& argument) {
+    if constexpr (requires { argument.timeout; }) timeout = argument.timeout;
     if constexpr (requires { argument.rootRank; }) call.root = static_cast<int>(argument.rootRank);
     if constexpr (requires { argument.reduceOp; }) {
       call.reduce_op = static_cast<int>(argument.reduceOp.op_);
@@ -274,15 +356,36 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   Label label = label_of(call);
   WorkPtr work;
   try {
-    work = (transport.prepare(call).*method)(arguments...);
-  } catch (const c10::Error&) {
-    // So far Gloo has only checked the arguments; NCCL also connects.
-    if (!on_streams) label.rethrow_refusal();
+    if (on_streams) {
+      require_not_aborted();
+      const GroupAbort::InCall in_call(*abort_);
+      if (!call.is_collective()) log_->begin(call, nullptr);  // it may connect two ranks
+      work = (transport.prepare(call).*method)(arguments...);
+    } else {
+      work = (transport.prepare(call).*method)(arguments...);
+    }
+  } catch (const base::Error&) {
+    throw;
+  } catch (const c10::OutOfMemoryError&) {
+    log_->fail(call);
+    throw;
+  } catch (const c10::AcceleratorError&) {  // of a kernel that ran before
+    log_->fail(call);
+    throw;
+  } catch (const c10::DistError& error) {
+    if (!on_streams || is_misuse(error)) refuse(label);
     label.rethrow();
+  } catch (const c10::Error&) {
+    refuse(label);
   } catch (const std::exception&) {
     label.rethrow();
   }
-  if (!on_streams) log_->begin(call, work);
+  if (timeout == c10d::kUnsetTimeout) timeout = timeout_;
+  if (auto is_done = transport.completion_of(work)) {
+    log_->begin(call, std::move(is_done), on_streams ? Timeout(timeout) : std::nullopt);
+  } else {
+    log_->succeed(call);
+  }
   ++calls;
   if (!on_streams && completes_only_in_wait(call.type)) {
     work = c10::make_intrusive<PolledWork>(label.rank, call.type, std::move(work), timeout_.load(),
@@ -338,7 +441,7 @@ void Backend::run_blocking(Call call, const Body& body) {
     std::unique_lock lock(start_mutex_);
     call.sequence = sequence_ + 1;
     body(call, [&] {
-      log_->begin(call, WorkPtr());
+      log_->begin(call, nullptr);
       ++sequence_;
       lock.unlock();
     });

@@ -14,6 +14,7 @@
 #include "monitor/flight_recorder.h"
 #include "monitor/in_flight_headers.h"
 #include "monitor/peer_monitor.h"
+#include "transport/group_abort.h"
 #include "transport/polled_work.h"
 #include "transport/start_queue.h"
 #include "transport/transport.h"
@@ -84,6 +85,12 @@ class Backend : public c10d::Backend {
   bool supportsCoalescing() const override { return false; }
   void shutdown() override;
   void abort() override;
+  /// @throws as the call that failed first, if the group was aborted. For results of calls on GPUs,
+  ///   which an abort leaves undefined.
+  void require_not_aborted() const;
+  /// Destroys NCCL's communicators, for which the other ranks must do the same. Stops waiting for
+  /// them if one has ended, after an error, and after the group's timeout.
+  void close_cuda();
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -137,6 +144,8 @@ class Backend : public c10d::Backend {
   InFlightHeaders in_flight_headers_;
   const pid_t process_ = ::getpid();
   std::atomic<bool> shut_down_{false};
+  bool cuda_closed_ = false;
+  const std::shared_ptr<GroupAbort> abort_;
   const std::shared_ptr<FlightRecorder> log_;
   const std::shared_ptr<StartQueue> start_queue_ = std::make_shared<StartQueue>();
   const std::shared_ptr<PollingThreads> polling_threads_ = std::make_shared<PollingThreads>();

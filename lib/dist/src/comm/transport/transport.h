@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <string>
 
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -27,7 +29,7 @@ class Transport {
 
   /// For calls whose options give no timeout.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
-  /// Makes all pending and later calls fail. Thread-safe.
+  /// Makes all pending and later calls fail. Thread-safe. NCCL's may never return.
   virtual void abort() = 0;
   virtual void shutdown() = 0;
   /// Called when the group is destroyed. Calls may be pending, and abort() may still be called.
@@ -53,8 +55,20 @@ class Transport {
     throw base::InternalError("merge_in_tree() of a transport that has none");
   }
 
-  /// True for NCCL: calls run on CUDA streams, the first one connects, and it has its own watchdog.
+  /// True for NCCL: calls run on CUDA streams.
   virtual bool runs_on_streams() const { return false; }
+  /// Connects to the other ranks, which do so too. Waits for them without a limit.
+  virtual void connect() {}
+  /// Tells whether a call has ended; any thread may ask. Empty if nobody can tell, because the call
+  /// is only captured in a CUDA graph.
+  virtual std::function<bool()> completion_of(const c10::intrusive_ptr<c10d::Work>& work) const {
+    return [weak = c10::weak_intrusive_ptr<c10d::Work>(work)] {
+      const auto alive = weak.lock();
+      return !alive || alive->isCompleted();
+    };
+  }
+  /// The file to which abort() has written the latest calls as the library saw them; may be empty.
+  virtual std::string record_of_calls() const { return ""; }
 };
 
 /// Equal on ranks that make the same call.

@@ -4,8 +4,8 @@
 
 namespace syncbn::models {
 
-/// The faster memory format for a network on its device: channels_last for two-dimensional
-/// convolutions on CPUs, contiguous otherwise.
+/// The faster memory format for a network: channels_last for two-dimensional convolutions,
+/// contiguous otherwise.
 at::MemoryFormat preferred_memory_format(const torch::nn::Module& module);
 
 /// Converts parameters and buffers of four dimensions in place, as Python's

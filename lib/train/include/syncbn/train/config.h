@@ -21,7 +21,7 @@ namespace syncbn::train {
 struct DdpConfig {
   bool broadcast_buffers = true;
   bool find_unused_parameters = false;
-  bool gradient_as_bucket_view = false;
+  bool gradient_as_bucket_view = true;
   std::optional<double> bucket_cap_mb;
   bool static_graph = false;
   std::string comm_hook = "none";
@@ -96,7 +96,7 @@ struct CheckpointConfig {
 struct LoaderConfig {
   config::OrAuto<int64_t> num_workers;
   int64_t prefetch = 2;
-  bool pin_memory = false;
+  config::OrAuto<bool> pin_memory;
   bool drop_last = false;
   double timeout = 0;
   std::string on_error = "raise";
@@ -104,7 +104,7 @@ struct LoaderConfig {
 
   static void describe(config::Schema<LoaderConfig>& schema);
 
-  data::LoaderOptions options(int64_t batch_size) const;
+  data::LoaderOptions options(int64_t batch_size, at::Device device) const;
 };
 
 /// A time in seconds, as configurations have it.
@@ -143,7 +143,7 @@ struct Config {
   LoaderConfig loader;
   config::Component<OptimizerKind> optimizer{"sgd"};
   config::Component<ScheduleKind> schedule{"constant"};
-  std::string amp = "none";
+  std::string amp = "auto";
   ScalerConfig scaler;
   ClipConfig clip;
   EmaConfig ema;
@@ -159,7 +159,7 @@ struct Config {
   bool overwrite = false;
   CheckpointConfig checkpoint;
   bool deterministic = false;
-  bool cudnn_benchmark = false;
+  config::OrAuto<bool> cudnn_benchmark;
   bool tf32 = false;
   std::string device = "auto";
   std::string backend = "auto";

@@ -1,0 +1,34 @@
+#include "transport/group_abort.h"
+
+#include <spdlog/spdlog.h>
+
+#include <exception>
+#include <thread>
+
+namespace syncbn::dist::detail {
+
+void GroupAbort::start() {
+  // Threads that outlive the group hold it and its transports.
+  if (cuda_ && !has_started_.exchange(true)) {
+    std::thread([self = shared_from_this()] { self->abort_cuda(); }).detach();
+    std::thread([self = shared_from_this()] {
+      const auto deadline = std::chrono::steady_clock::now() + kLimit;
+      while (!self->has_aborted_ || self->in_calls_ > 0) {
+        if (std::chrono::steady_clock::now() > deadline) return self->leave_();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+    }).detach();
+  }
+  cpu_->abort();
+}
+
+void GroupAbort::abort_cuda() {
+  try {
+    cuda_->abort();
+    has_aborted_ = true;
+  } catch (const std::exception& error) {  // then the last resort remains
+    spdlog::debug("NCCL's abort failed: {}", error.what());
+  }
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <c10/core/Device.h>
+
+namespace syncbn::train {
+
+/// How an epoch used the GPUs.
+struct GpuLoad {
+  double memory_bytes = 0;  ///< that tensors had at most, on the rank with the most
+  double utilization = 0;   ///< of the least busy GPU, in the last second of training: [0, 1]
+};
+
+/// Measures the load of this rank's GPU. Not thread-safe.
+class GpuMeter {
+ public:
+  /// @param device a CPU: there is nothing to measure
+  explicit GpuMeter(at::Device device);
+
+  void start_epoch() const;
+  /// Every rank calls it.
+  /// @return empty on CPUs
+  std::optional<GpuLoad> of_all_ranks() const;
+
+ private:
+  const at::Device device_;
+  std::string uuid_;
+};
+
+}  // namespace syncbn::train

@@ -1,0 +1,47 @@
+// train on GPUs, as a user starts it: ctest -L gpu, or on the pretended machine ctest -L fakegpu.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/gpus.h>
+
+#include <string>
+
+#include "e2e/train_program.h"
+#include "support/skip.h"
+
+namespace syncbn::test {
+namespace {
+
+/// Trains the digits network for four epochs with as many workers as asked for.
+nlohmann::json train_digits(int workers, const std::string& run_dir, const Env& env = {}) {
+  const auto program = start_launched_train(
+      workers,
+      {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir, "--epochs", "4"}, env);
+  const ProgramResult result = program->wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const bool on_cpus = env.contains("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(result.err.find("GPU") == std::string::npos, on_cpus) << result.err;
+  return result.exit_code == 0 ? result_of(run_dir) : nlohmann::json();
+}
+
+class GpuTrainingTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(GpuTrainingTest, LearnsTheDigitsOverNcclAsOnCpus) {
+  const int gpus = GetParam();
+  const std::string need = gpus == 1 ? "gpu" : gpus == 2 ? "two-gpus" : "eight-gpus";
+  SYNCBN_SKIP_UNLESS(base::count_gpus() >= gpus, need);
+  const TempFolder folder;
+  const auto on_gpus = train_digits(gpus, folder / "gpus");
+  const auto on_cpus = train_digits(gpus, folder / "cpus", {{"CUDA_VISIBLE_DEVICES", ""}});
+  ASSERT_FALSE(HasFailure());
+  EXPECT_EQ(on_gpus["world_size"], gpus);
+  const double expected = on_cpus["test_accuracy"];
+  EXPECT_GE(expected, 0.97);
+  // 355 test samples: three more may be wrong.
+  EXPECT_NEAR(on_gpus["test_accuracy"], expected, 0.01);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainingTest, ::testing::Values(1, 2, 8));
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,161 @@
+// One rank's end of a communicator: its life from joining to abort, and how it waits for peers.
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "reductions.h"
+#include "segment.h"
+
+namespace fake_nccl {
+
+/// Thrown out of a wait when the communicator is aborted.
+struct Aborted {};
+
+/// Sets what ncclGetLastError() returns, as a line of NCCL's own log reads.
+/// @return `result`
+[[gnu::format(printf, 2, 3)]] ncclResult_t fail(ncclResult_t result, const char* format, ...);
+const char* last_error();
+
+}  // namespace fake_nccl
+
+/// What ncclComm_t points to.
+struct ncclComm : std::enable_shared_from_this<ncclComm> {
+ public:
+  ncclComm(std::string name, int rank, int ranks, int device, bool is_blocking);
+  ~ncclComm();
+
+  /// The communicator behind a handle; null after it was destroyed.
+  static std::shared_ptr<ncclComm> find(ncclComm_t handle);
+  /// Gives the handle to the user, who ends it by destroy() or abort().
+  static ncclComm_t publish(const std::shared_ptr<ncclComm>& made);
+
+  /// Runs `job`: before this returns if the communicator is blocking, else on a thread while
+  /// state() is ncclInProgress.
+  ncclResult_t run(std::function<ncclResult_t()> job);
+
+  /// What ncclCommGetAsyncError() reports.
+  ncclResult_t state() const;
+  /// The first operation connects: from now on a non-blocking communicator is busy for a moment.
+  ncclResult_t connect();
+
+  /// Waits for all ranks. @throws fake_nccl::Aborted
+  ncclResult_t join();
+  /// The other ranks' values of `own`, in the order of ranks. For calls of hosts.
+  template <class Note>
+  std::vector<Note> exchange(const Note& own);
+  /// Waits until this rank's operations, graphs that hold such included, and all peers are done.
+  ncclResult_t finalize();
+  /// finalize() unless that has happened, and frees the handle.
+  ncclResult_t destroy();
+  /// Ends running operations, and frees the handle.
+  ncclResult_t abort();
+  /// Ends running and later operations.
+  void stop_operations();
+
+  /// Runs one operation in the order of a stream; others of this communicator wait. Returns early
+  /// if the communicator is aborted.
+  void operate(const std::function<void()>& operation);
+
+  /// One step of an operation on a stream, see fake_nccl::Lane.
+  /// @param publish writes to this rank's slot
+  /// @param consume reads the slots
+  template <class Publish, class Consume>
+  void step(const fake_nccl::Header& header, Publish publish, Consume consume) {
+    step_in(shared().stream_lanes, header, publish, consume);
+  }
+  char* slot(int of) const { return shared().slots[static_cast<size_t>(of)].data(); }
+  fake_nccl::Mailbox& mailbox(int from, int to) const {
+    return shared().mail[static_cast<size_t>(from)][static_cast<size_t>(to)];
+  }
+
+  /// Polls until `is_ready`. @throws fake_nccl::Aborted
+  void wait(const std::function<bool()>& is_ready);
+
+  /// A sum whose terms are multiplied by a factor first.
+  struct PreMultiplied {
+    ncclDataType_t type = ncclFloat32;
+    const void* factor_on_device = nullptr;
+    std::vector<char> factor = {};  ///< if it is not on the device
+  };
+  ncclRedOp_t add_operation(PreMultiplied operation);
+  bool remove_operation(ncclRedOp_t operation);
+  /// Empty if this communicator has no such operation.
+  std::shared_ptr<const PreMultiplied> find_operation(ncclRedOp_t operation);
+
+  /// Held by what is enqueued, so that finalize() knows how much has not run.
+  std::shared_ptr<void> hold() const { return operations_; }
+
+  const std::string name;
+  const int rank;
+  const int ranks;
+  const int device;
+  const bool is_blocking;
+  int derived = 0;  ///< number of splits and shrinks so far
+
+ private:
+  template <class Lanes, class Publish, class Consume>
+  void step_in(Lanes& lanes, const fake_nccl::Header& header, Publish publish, Consume consume);
+  bool all(const std::function<bool(int peer)>& condition) const;
+  void look_for_dead_peers();
+  ncclResult_t check_devices() const;
+  void leave();
+  fake_nccl::SharedState& shared() const { return segment_->state(); }
+
+  std::unique_ptr<fake_nccl::Segment> segment_;
+  const std::shared_ptr<void> operations_ = std::make_shared<char>();
+  std::atomic<bool> is_aborted_{false};
+  std::atomic<bool> is_finalized_{false};
+  std::atomic<ncclResult_t> state_{ncclSuccess};
+  std::atomic<bool> has_connected_{false};
+  std::atomic<std::chrono::steady_clock::time_point> connected_at_{};
+  std::thread job_;
+  std::mutex operation_mutex_;
+  std::mutex map_mutex_;
+  std::map<int, std::shared_ptr<const PreMultiplied>> pre_multiplied_;
+  int next_operation_ = ncclNumOps;
+};
+
+template <class Lanes, class Publish, class Consume>
+void ncclComm::step_in(Lanes& lanes, const fake_nccl::Header& header, Publish publish,
+                       Consume consume) {
+  fake_nccl::Lane& own = lanes[static_cast<size_t>(rank)];
+  const uint64_t number = own.published + 1;
+  const auto lane = [&lanes](int of) -> fake_nccl::Lane& { return lanes[static_cast<size_t>(of)]; };
+  wait([&] { return all([&](int peer) { return lane(peer).consumed + 1 >= number; }); });
+  own.header = header;
+  publish();
+  own.published = number;
+  wait([&] {
+    return all(
+        [&](int peer) { return lane(peer).published >= number && lane(peer).header == header; });
+  });
+  consume();
+  own.consumed = number;
+}
+
+template <class Note>
+std::vector<Note> ncclComm::exchange(const Note& own) {
+  static_assert(sizeof(Note) <= sizeof(fake_nccl::SharedState::notes[0]));
+  std::vector<Note> notes(static_cast<size_t>(ranks));
+  step_in(
+      shared().host_lanes, {.bytes = sizeof own},
+      [&] { std::memcpy(shared().notes[static_cast<size_t>(rank)].data(), &own, sizeof own); },
+      [&] {
+        for (size_t peer = 0; peer < notes.size(); ++peer) {
+          std::memcpy(&notes[peer], shared().notes[peer].data(), sizeof own);
+        }
+      });
+  return notes;
+}

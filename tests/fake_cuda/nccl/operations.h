@@ -1,0 +1,44 @@
+// What collectives, sends and recvs do once their stream reaches them.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "communicator.h"
+
+namespace fake_nccl {
+
+enum class Kind { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter };
+
+/// Arguments of a collective; `count` and the buffers as NCCL's function takes them.
+struct Collective {
+  Kind kind = Kind::kAllReduce;
+  const char* name = "";
+  const void* send = nullptr;
+  void* receive = nullptr;
+  size_t count = 0;
+  ncclDataType_t type = ncclInt8;
+  ncclRedOp_t operation = ncclSum;
+  int root = 0;
+
+  bool reduces() const { return kind != Kind::kBroadcast && kind != Kind::kAllGather; }
+};
+
+struct Transfer {
+  bool sends = false;
+  void* buffer = nullptr;
+  size_t bytes = 0;
+  int peer = 0;
+};
+
+/// @param pre_multiplied of the collective's operation, if it has factors; it may be destroyed by
+///   the time the stream gets here
+void run(ncclComm& communicator, const Collective& collective,
+         const ncclComm::PreMultiplied* pre_multiplied);
+
+/// Makes progress with all transfers at once; those with the same peer in their order.
+void run(ncclComm& communicator, std::vector<Transfer> transfers);
+
+}  // namespace fake_nccl

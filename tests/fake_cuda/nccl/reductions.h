@@ -1,0 +1,26 @@
+// The arithmetic of reductions, in the order of ranks.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+namespace fake_nccl {
+
+/// Bytes of one element.
+size_t size_of(ncclDataType_t type);
+
+/// Whether elements of this type can be reduced. Those of 8 bits per float cannot, here.
+bool is_reducible(ncclDataType_t type);
+
+/// Writes to `into` the reduction of `count` elements of each of `parts`. `into` may be a part.
+/// @param operation one of the built-in ones
+void reduce(void* into, const std::vector<const void*>& parts, size_t count, ncclDataType_t type,
+            ncclRedOp_t operation);
+
+/// Multiplies `count` elements by `*factor`, an element.
+void scale(void* elements, const void* factor, size_t count, ncclDataType_t type);
+
+}  // namespace fake_nccl

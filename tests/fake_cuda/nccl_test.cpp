@@ -1,0 +1,587 @@
+// The stand-in for NCCL, called directly. Each rank is a process with a device of its own.
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nccl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/environment_guard.h"
+#include "support/eventually.h"
+#include "support/multiproc.h"
+
+namespace {
+
+using std::chrono::milliseconds;
+using syncbn::test::eventually;
+using syncbn::test::run_ranks;
+using syncbn::test::run_ranks_and_collect;
+using ::testing::HasSubstr;
+
+using Clock = std::chrono::steady_clock;
+
+class FakeNcclTest : public ::testing::Test {
+ private:
+  const syncbn::test::Environment devices_{"FAKE_CUDA_DEVICES", "8"};
+};
+
+ncclUniqueId new_id() {
+  ncclUniqueId id{};
+  EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  return id;
+}
+
+ncclConfig_t non_blocking() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
+ncclResult_t async_error(ncclComm_t communicator) {
+  ncclResult_t error = ncclInternalError;
+  EXPECT_EQ(ncclCommGetAsyncError(communicator, &error), ncclSuccess);
+  return error;
+}
+
+bool becomes_ready(ncclComm_t communicator) {
+  return eventually([=] { return async_error(communicator) != ncclInProgress; }) &&
+         async_error(communicator) == ncclSuccess;
+}
+
+/// A rank with a device, a communicator and a stream.
+struct Rank {
+  Rank(const ncclUniqueId& id, int ranks, int number, int device) {
+    EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
+    EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    EXPECT_EQ(ncclCommInitRank(&communicator, ranks, id, number), ncclSuccess);
+  }
+  Rank(const ncclUniqueId& id, int ranks, int number) : Rank(id, ranks, number, number) {}
+
+  /// Whether the stream is idle, or becomes so.
+  bool becomes_idle() const {
+    return eventually([this] { return cudaStreamQuery(stream) == cudaSuccess; });
+  }
+
+  ncclComm_t communicator = nullptr;
+  cudaStream_t stream = nullptr;
+};
+
+/// Values on the current device.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(const std::vector<T>& values) : size_(values.size()) {
+    EXPECT_EQ(cudaMalloc(&data_, size_ * sizeof(T)), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice),
+              cudaSuccess);
+  }
+  ~Buffer() { cudaFree(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  T* data() const { return static_cast<T*>(data_); }
+  size_t size() const { return size_; }
+  /// After the whole device is idle.
+  std::vector<T> values() const {
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    std::vector<T> values(size_);
+    EXPECT_EQ(cudaMemcpy(values.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    return values;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// first, first + 1, ... More bytes than a slot of the shared segment holds, and an odd number.
+std::vector<float> many(float first, size_t count = 100003) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+bool maps_a_segment() {
+  std::ifstream maps("/proc/self/maps");
+  const std::string text{std::istreambuf_iterator<char>(maps), {}};
+  return text.find("fake-nccl") != std::string::npos;
+}
+
+bool has_named_segments(int process) {
+  const std::string prefix = "fake-nccl-" + std::to_string(process);
+  for (const auto& file : std::filesystem::directory_iterator("/dev/shm")) {
+    if (file.path().filename().string().starts_with(prefix)) return true;
+  }
+  return false;
+}
+
+void expect_collectives(const Rank& rank, int number, int ranks) {
+  const auto n = static_cast<float>(ranks);
+  const auto own = static_cast<float>(number);
+  const Buffer<float> sum(many(own));
+  const size_t count = sum.size();
+  EXPECT_EQ(ncclAllReduce(sum.data(), sum.data(), count, ncclFloat, ncclSum, rank.communicator,
+                          rank.stream),
+            ncclSuccess);
+  const std::vector<float> sums = sum.values();
+  for (size_t i = 0; i < count; i += 991) {
+    ASSERT_EQ(sums[i], n * static_cast<float>(i) + n * (n - 1) / 2);
+  }
+
+  const Buffer<int64_t> greatest({number, -number, 7});
+  ncclAllReduce(greatest.data(), greatest.data(), 3, ncclInt64, ncclMax, rank.communicator,
+                rank.stream);
+  EXPECT_EQ(greatest.values(), (std::vector<int64_t>{ranks - 1, 0, 7}));
+  const Buffer<double> mean({2.0 * number, 1});
+  ncclAllReduce(mean.data(), mean.data(), 2, ncclDouble, ncclAvg, rank.communicator, rank.stream);
+  EXPECT_EQ(mean.values(), (std::vector<double>{ranks - 1.0, 1}));
+
+  const Buffer<float> reduced({own, 1});
+  const Buffer<float> result({-1, -1});
+  ncclReduce(reduced.data(), result.data(), 2, ncclFloat, ncclProd, ranks - 1, rank.communicator,
+             rank.stream);
+  const std::vector<float> product{ranks == 1 ? own : 0, 1};
+  EXPECT_EQ(result.values(), number == ranks - 1 ? product : (std::vector<float>{-1, -1}));
+
+  const Buffer<float> sent(many(own * 1000));
+  ncclBcast(sent.data(), count, ncclFloat, ranks - 1, rank.communicator, rank.stream);
+  EXPECT_EQ(sent.values(), many((n - 1) * 1000));
+
+  std::vector<float> expected;
+  for (int peer = 0; peer < ranks; ++peer) expected.push_back(static_cast<float>(peer));
+  const Buffer<float> gathered(std::vector<float>(static_cast<size_t>(ranks), own));
+  ncclAllGather(gathered.data() + number, gathered.data(), 1, ncclFloat, rank.communicator,
+                rank.stream);
+  EXPECT_EQ(gathered.values(), expected);
+  ncclReduceScatter(gathered.data(), gathered.data() + number, 1, ncclFloat, ncclSum,
+                    rank.communicator, rank.stream);
+  expected[static_cast<size_t>(number)] *= n;
+  EXPECT_EQ(gathered.values(), expected);
+
+  std::vector<int64_t> to_all;
+  std::vector<int64_t> from_all;
+  for (int peer = 0; peer < ranks; ++peer) {
+    to_all.push_back(100 * number + peer);
+    from_all.push_back(100 * peer + number);
+  }
+  const Buffer<int64_t> sends(to_all);
+  const Buffer<int64_t> receives(std::vector<int64_t>(to_all.size()));
+  ncclAlltoAll(sends.data(), receives.data(), 1, ncclInt64, rank.communicator, rank.stream);
+  EXPECT_EQ(receives.values(), from_all);
+}
+
+TEST_F(FakeNcclTest, CollectivesOfOneTwoAndEightRanks) {
+  for (const int ranks : {1, 2, 8}) {
+    const ncclUniqueId id = new_id();
+    run_ranks(ranks, [&](int number) {
+      const Rank rank(id, ranks, number);
+      expect_collectives(rank, number, ranks);
+      EXPECT_EQ(ncclCommDestroy(rank.communicator), ncclSuccess);
+      EXPECT_FALSE(maps_a_segment());
+    });
+    EXPECT_FALSE(has_named_segments(::getpid()));
+  }
+}
+
+TEST_F(FakeNcclTest, FactorsOfSumsAreReadWhenTheyAreSaidToBe) {
+  const ncclUniqueId id = new_id();
+  run_ranks(2, [&](int number) {
+    const Rank rank(id, 2, number);
+    const Buffer<float> values({1, static_cast<float>(number)});
+    float on_host = 3;
+    const Buffer<float> on_device({0.5});
+    for (const bool is_on_device : {false, true}) {
+      ncclRedOp_t operation = ncclSum;
+      ASSERT_EQ(ncclRedOpCreatePreMulSum(
+                    &operation, is_on_device ? on_device.data() : &on_host, ncclFloat,
+                    is_on_device ? ncclScalarDevice : ncclScalarHostImmediate, rank.communicator),
+                ncclSuccess);
+      on_host = 1000;
+      ncclAllReduce(values.data(), values.data(), 2, ncclFloat, operation, rank.communicator,
+                    rank.stream);
+      EXPECT_EQ(ncclRedOpDestroy(operation, rank.communicator), ncclSuccess);
+      EXPECT_EQ(ncclRedOpDestroy(operation, rank.communicator), ncclInvalidArgument);
+    }
+    EXPECT_EQ(values.values(), (std::vector<float>{6, 3}));
+  });
+}
+
+TEST_F(FakeNcclTest, SendsAndRecvsOfAGroupMakeProgressTogether) {
+  const ncclUniqueId id = new_id();
+  run_ranks(4, [&](int number) {
+    const Rank rank(id, 4, number);
+    const Buffer<float> to_next(many(static_cast<float>(number)));
+    const Buffer<float> to_self(many(-1, 10));
+    const Buffer<float> from_previous(many(0));
+    const Buffer<float> from_self(many(0, 10));
+    ncclGroupStart();
+    ncclSend(to_next.data(), to_next.size(), ncclFloat, (number + 1) % 4, rank.communicator,
+             rank.stream);
+    ncclSend(to_self.data(), 10, ncclFloat, number, rank.communicator, rank.stream);
+    ncclRecv(from_self.data(), 10, ncclFloat, number, rank.communicator, rank.stream);
+    ncclRecv(from_previous.data(), from_previous.size(), ncclFloat, (number + 3) % 4,
+             rank.communicator, rank.stream);
+    EXPECT_EQ(ncclGroupEnd(), ncclSuccess);
+    EXPECT_EQ(from_previous.values(), many(static_cast<float>((number + 3) % 4)));
+    EXPECT_EQ(from_self.values(), many(-1, 10));
+  });
+}
+
+TEST_F(FakeNcclTest, OneThreadMakesAllCommunicatorsOfAProcess) {
+  run_ranks(1, [](int) {
+    std::vector<ncclComm_t> communicators(3);
+    const std::vector<int> devices{2, 0, 1};
+    ASSERT_EQ(ncclCommInitAll(communicators.data(), 3, devices.data()), ncclSuccess);
+    std::vector<cudaStream_t> streams(3);
+    std::vector<float*> values(3);
+    for (size_t i = 0; i < 3; ++i) {
+      cudaSetDevice(devices[i]);
+      cudaStreamCreate(&streams[i]);
+      cudaMalloc(reinterpret_cast<void**>(&values[i]), sizeof(float));
+      const auto value = static_cast<float>(i + 1);
+      cudaMemcpy(values[i], &value, sizeof value, cudaMemcpyHostToDevice);
+    }
+    ncclGroupStart();
+    for (size_t i = 0; i < 3; ++i) {
+      ncclAllReduce(values[i], values[i], 1, ncclFloat, ncclSum, communicators[i], streams[i]);
+    }
+    EXPECT_EQ(ncclGroupEnd(), ncclSuccess);
+    for (size_t i = 0; i < 3; ++i) {
+      cudaStreamSynchronize(streams[i]);
+      float value = 0;
+      cudaMemcpy(&value, values[i], sizeof value, cudaMemcpyDeviceToHost);
+      EXPECT_EQ(value, 6);
+    }
+  });
+}
+
+TEST_F(FakeNcclTest, ANonBlockingCommunicatorIsInProgressUntilTheLastRankComes) {
+  const ncclUniqueId id = new_id();
+  run_ranks(2, [&](int number) {
+    cudaSetDevice(number);
+    if (number == 1) std::this_thread::sleep_for(milliseconds(400));
+    ncclConfig_t config = non_blocking();
+    ncclComm_t communicator = nullptr;
+    const auto begin = Clock::now();
+    EXPECT_EQ(ncclCommInitRankConfig(&communicator, 2, id, number, &config), ncclInProgress);
+    ASSERT_NE(communicator, nullptr);
+    const Buffer<float> value({1});
+    if (number == 0) {
+      EXPECT_LT(Clock::now() - begin, milliseconds(200));
+      EXPECT_EQ(async_error(communicator), ncclInProgress);
+      EXPECT_EQ(
+          ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclSum, communicator, nullptr),
+          ncclInvalidArgument);
+      EXPECT_THAT(ncclGetLastError(communicator), HasSubstr("before the previous operation"));
+    }
+    ASSERT_TRUE(becomes_ready(communicator));
+    EXPECT_EQ(
+        ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclSum, communicator, nullptr),
+        ncclInProgress);
+    ASSERT_TRUE(becomes_ready(communicator));
+    EXPECT_EQ(value.values(), std::vector<float>{2});
+    EXPECT_EQ(ncclCommFinalize(communicator), ncclInProgress);
+    EXPECT_TRUE(becomes_ready(communicator));
+    EXPECT_EQ(ncclCommDestroy(communicator), ncclSuccess);
+  });
+}
+
+TEST_F(FakeNcclTest, AbortEndsTheSetUpThatWaitsForAPeer) {
+  run_ranks(1, [](int) {
+    ncclConfig_t config = non_blocking();
+    ncclComm_t communicator = nullptr;
+    EXPECT_EQ(ncclCommInitRankConfig(&communicator, 2, new_id(), 0, &config), ncclInProgress);
+    EXPECT_EQ(ncclCommAbort(communicator), ncclSuccess);
+    EXPECT_FALSE(maps_a_segment());
+    EXPECT_FALSE(has_named_segments(::getpid()));
+  });
+}
+
+TEST_F(FakeNcclTest, SplitsByColorInTheOrderOfKeys) {
+  const ncclUniqueId id = new_id();
+  run_ranks(4, [&](int number) {
+    const Rank rank(id, 4, number);
+    ncclComm_t part = nullptr;
+    const int color = number == 3 ? NCCL_SPLIT_NOCOLOR : number % 2;
+    EXPECT_EQ(ncclCommSplit(rank.communicator, color, -number, &part, nullptr), ncclSuccess);
+    if (number == 3) {
+      EXPECT_EQ(part, nullptr);
+      return;
+    }
+    int ranks = 0;
+    int own = 0;
+    ncclCommCount(part, &ranks);
+    ncclCommUserRank(part, &own);
+    EXPECT_EQ(ranks, number == 1 ? 1 : 2);
+    EXPECT_EQ(own, number == 0 ? 1 : 0);
+    const Buffer<float> value({static_cast<float>(1 + number)});
+    ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclSum, part, rank.stream);
+    EXPECT_EQ(value.values(), std::vector<float>{number == 1 ? 2.F : 4.F});
+  });
+}
+
+TEST_F(FakeNcclTest, ShrinksToTheRanksThatAreLeft) {
+  const ncclUniqueId id = new_id();
+  const auto ended = run_ranks_and_collect({.world_size = 3}, [&](int number) {
+    const Rank rank(id, 3, number);
+    if (number == 1) ::raise(SIGKILL);
+    const Buffer<float> value({1});
+    ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclSum, rank.communicator,
+                  rank.stream);
+    int dead = 1;
+    ncclComm_t rest = nullptr;
+    EXPECT_EQ(ncclCommShrink(rank.communicator, &dead, 1, &rest, nullptr, NCCL_SHRINK_ABORT),
+              ncclSuccess);
+    const Buffer<float> again({1});
+    ncclAllReduce(again.data(), again.data(), 1, ncclFloat, ncclSum, rest, rank.stream);
+    EXPECT_EQ(again.values(), std::vector<float>{2});
+  });
+  EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
+  EXPECT_EQ(ended[2].exit_code, 0) << ended[2].output;
+}
+
+TEST_F(FakeNcclTest, FinalizeAndDestroyWaitForPeers) {
+  for (const bool finalizes : {true, false}) {
+    const ncclUniqueId id = new_id();
+    run_ranks(2, [&](int number) {
+      const Rank rank(id, 2, number);
+      if (number == 1) std::this_thread::sleep_for(milliseconds(500));
+      const auto begin = Clock::now();
+      if (finalizes) {
+        EXPECT_EQ(ncclCommFinalize(rank.communicator), ncclSuccess);
+      }
+      EXPECT_EQ(ncclCommDestroy(rank.communicator), ncclSuccess);
+      if (number == 0) {
+        EXPECT_GT(Clock::now() - begin, milliseconds(300));
+      }
+      EXPECT_EQ(ncclCommDestroy(rank.communicator), ncclInvalidArgument);
+    });
+  }
+}
+
+/// Starts an all-reduce that rank 1 takes no part in.
+void start_alone(const Rank& rank, const Buffer<float>& value) {
+  EXPECT_EQ(ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclSum, rank.communicator,
+                          rank.stream),
+            ncclSuccess);
+}
+
+TEST_F(FakeNcclTest, APeerThatDiedIsNotNoticedAndAbortEndsTheWait) {
+  const ncclUniqueId id = new_id();
+  const auto ended = run_ranks_and_collect({.world_size = 2}, [&](int number) {
+    const Rank rank(id, 2, number);
+    if (number == 1) ::raise(SIGKILL);
+    const Buffer<float> value({1});
+    start_alone(rank, value);
+    std::this_thread::sleep_for(milliseconds(1500));
+    EXPECT_EQ(cudaStreamQuery(rank.stream), cudaErrorNotReady);
+    EXPECT_EQ(async_error(rank.communicator), ncclSuccess);
+    std::thread other([&] { EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess); });
+    EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+    other.join();
+    EXPECT_FALSE(maps_a_segment());
+  });
+  EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
+  EXPECT_EQ(ended[1].exit_code, 128 + SIGKILL);
+}
+
+TEST_F(FakeNcclTest, OverSocketsAPeerThatDiedIsARemoteErrorAndTheKernelStillWaits) {
+  const syncbn::test::Environment sockets("FAKE_NCCL_DEAD_PEER", "remote_error");
+  const ncclUniqueId id = new_id();
+  const auto ended = run_ranks_and_collect({.world_size = 2}, [&](int number) {
+    const Rank rank(id, 2, number);
+    if (number == 1) ::raise(SIGKILL);
+    const Buffer<float> value({1});
+    start_alone(rank, value);
+    EXPECT_TRUE(eventually([&] { return async_error(rank.communicator) == ncclRemoteError; }));
+    EXPECT_EQ(cudaStreamQuery(rank.stream), cudaErrorNotReady);
+    EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
+    EXPECT_TRUE(rank.becomes_idle());
+  });
+  EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
+}
+
+TEST_F(FakeNcclTest, RanksWithDifferentCallsHangUntilAborted) {
+  const std::vector<std::function<void(const Rank&, const Buffer<float>&)>> calls_of_rank_1{
+      [](const Rank& rank, const Buffer<float>& value) {
+        ncclAllReduce(value.data(), value.data(), 3, ncclFloat, ncclSum, rank.communicator,
+                      rank.stream);
+      },
+      [](const Rank& rank, const Buffer<float>& value) {
+        ncclAllReduce(value.data(), value.data(), 2, ncclInt32, ncclSum, rank.communicator,
+                      rank.stream);
+      },
+      [](const Rank& rank, const Buffer<float>& value) {
+        ncclBroadcast(value.data(), value.data(), 2, ncclFloat, 1, rank.communicator, rank.stream);
+      },
+  };
+  for (const auto& call : calls_of_rank_1) {
+    const ncclUniqueId id = new_id();
+    run_ranks(2, [&](int number) {
+      const Rank rank(id, 2, number);
+      const Buffer<float> value({1, 2, 3});
+      if (number == 1) {
+        call(rank, value);
+      } else {
+        ncclAllReduce(value.data(), value.data(), 2, ncclFloat, ncclSum, rank.communicator,
+                      rank.stream);
+      }
+      std::this_thread::sleep_for(milliseconds(300));
+      EXPECT_EQ(cudaStreamQuery(rank.stream), cudaErrorNotReady);
+      EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
+      EXPECT_TRUE(rank.becomes_idle());
+    });
+  }
+}
+
+TEST_F(FakeNcclTest, ARecvOfAnotherSizeThanTheSendHangs) {
+  const ncclUniqueId id = new_id();
+  run_ranks(2, [&](int number) {
+    const Rank rank(id, 2, number);
+    const Buffer<float> values({1, 2, 3});
+    if (number == 0) {
+      ncclSend(values.data(), 2, ncclFloat, 1, rank.communicator, rank.stream);
+      EXPECT_TRUE(rank.becomes_idle());
+    } else {
+      ncclRecv(values.data(), 3, ncclFloat, 0, rank.communicator, rank.stream);
+      std::this_thread::sleep_for(milliseconds(300));
+      EXPECT_EQ(cudaStreamQuery(rank.stream), cudaErrorNotReady);
+    }
+    EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
+  });
+}
+
+TEST_F(FakeNcclTest, AnAbortCanBeMadeToWaitForTheDevice) {
+  const syncbn::test::Environment waits("FAKE_NCCL_ABORT", "device");
+  const ncclUniqueId first_id = new_id();
+  const ncclUniqueId second_id = new_id();
+  run_ranks(2, [&](int number) {
+    const Rank first(first_id, 2, number);
+    const Rank second(second_id, 2, number);
+    const Buffer<float> value({1});
+    if (number == 1) return;
+    start_alone(first, value);
+    start_alone(second, value);
+    bool has_ended = false;
+    std::thread aborting([&] {
+      ncclCommAbort(first.communicator);
+      has_ended = true;
+    });
+    std::this_thread::sleep_for(milliseconds(300));
+    EXPECT_FALSE(has_ended);
+    ncclCommAbort(second.communicator);
+    aborting.join();
+  });
+}
+
+TEST_F(FakeNcclTest, TwoRanksOnOneGpuAreRefused) {
+  const ncclUniqueId id = new_id();
+  run_ranks(3, [&](int number) {
+    cudaSetDevice(number == 2 ? 0 : number);
+    ncclComm_t communicator = nullptr;
+    EXPECT_EQ(ncclCommInitRank(&communicator, 3, id, number), ncclInvalidUsage);
+    EXPECT_EQ(communicator, nullptr);
+    EXPECT_THAT(ncclGetLastError(nullptr),
+                HasSubstr("Duplicate GPU detected : rank 0 and rank 2 both on CUDA device"));
+  });
+}
+
+TEST_F(FakeNcclTest, TheSameGpuOfTwoHostsIsTwoGpus) {
+  const ncclUniqueId id = new_id();
+  run_ranks(2, [&](int number) {
+    const syncbn::test::Environment host("NCCL_HOSTID", std::to_string(number));
+    const Rank rank(id, 2, number, 0);
+    const Buffer<float> value({1});
+    start_alone(rank, value);
+    EXPECT_EQ(value.values(), std::vector<float>{2});
+  });
+}
+
+TEST_F(FakeNcclTest, RefusesArgumentsWithNcclsWords) {
+  run_ranks(1, [](int) {
+    const Rank rank(new_id(), 1, 0);
+    const Buffer<float> value({1});
+    const auto expect = [](ncclResult_t result, ncclResult_t expected, const char* words) {
+      EXPECT_EQ(result, expected);
+      EXPECT_THAT(ncclGetLastError(nullptr), HasSubstr(words));
+    };
+    const auto reduce = [&](const void* from, int type, int operation, ncclComm_t communicator) {
+      return ncclAllReduce(from, value.data(), 1, static_cast<ncclDataType_t>(type),
+                           static_cast<ncclRedOp_t>(operation), communicator, rank.stream);
+    };
+    expect(
+        ncclBroadcast(value.data(), value.data(), 1, ncclFloat, 1, rank.communicator, rank.stream),
+        ncclInvalidArgument, "Broadcast : invalid root 1 (root should be in the 0..1 range)");
+    expect(ncclSend(value.data(), 1, ncclFloat, -1, rank.communicator, rank.stream),
+           ncclInvalidArgument, "Send : invalid root -1");
+    expect(reduce(value.data(), ncclNumTypes, ncclSum, rank.communicator), ncclInvalidArgument,
+           "AllReduce : invalid type 12");
+    expect(reduce(value.data(), ncclFloat, 17, rank.communicator), ncclInvalidArgument,
+           "AllReduce : reduction operation 17 unknown to this communicator");
+    expect(reduce(nullptr, ncclFloat, ncclSum, rank.communicator), ncclInvalidArgument,
+           "AllReduce : sendbuff");
+    expect(reduce(value.data(), ncclFloat, ncclSum, nullptr), ncclInvalidArgument,
+           "AllReduce : comm argument is NULL");
+    cudaSetDevice(1);
+    const Buffer<float> elsewhere({1});
+    expect(reduce(elsewhere.data(), ncclFloat, ncclSum, rank.communicator), ncclInvalidArgument,
+           "AllReduce : sendbuff allocated on device 1 mismatchs with NCCL device 0");
+
+    ncclComm_t communicator = nullptr;
+    expect(ncclCommInitRank(&communicator, 2, new_id(), 2), ncclInvalidArgument,
+           "Invalid rank requested : 2/2");
+    ncclConfig_t config{};
+    expect(ncclCommInitRankConfig(&communicator, 1, new_id(), 0, &config), ncclInvalidArgument,
+           "not initialized via NCCL_CONFIG_INITIALIZER");
+    config = NCCL_CONFIG_INITIALIZER;
+    config.minCTAs = 5;
+    config.maxCTAs = 4;
+    expect(ncclCommInitRankConfig(&communicator, 1, new_id(), 0, &config), ncclInvalidArgument,
+           "Invalid config min/max channels attribute value 5/4");
+    expect(ncclGroupEnd(), ncclInvalidUsage, "not in a group call");
+    EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
+    expect(reduce(value.data(), ncclFloat, ncclSum, rank.communicator), ncclInvalidArgument,
+           "corrupted comm object");
+  });
+}
+
+TEST_F(FakeNcclTest, CollectivesAreCapturedAndReplayed) {
+  const ncclUniqueId id = new_id();
+  run_ranks(2, [&](int number) {
+    const Rank rank(id, 2, number);
+    const Buffer<float> value({1});
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    start_alone(rank, value);
+    ASSERT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    EXPECT_EQ(value.values(), std::vector<float>{1});
+    for (int replay = 0; replay < 3; ++replay) cudaGraphLaunch(executable, rank.stream);
+    EXPECT_EQ(value.values(), std::vector<float>{8});
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    EXPECT_EQ(ncclCommDestroy(rank.communicator), ncclSuccess);
+  });
+}
+
+TEST_F(FakeNcclTest, HasTheVersionOfTheHeader) {
+  int version = 0;
+  EXPECT_EQ(ncclGetVersion(&version), ncclSuccess);
+  EXPECT_EQ(version, NCCL_VERSION_CODE);
+}
+
+}  // namespace
