@@ -118,6 +118,10 @@ void FlightRecorder::succeed(const Call& call) {
 
 void FlightRecorder::fail(const Call& call) {
   set_failed();
+  refuse(call);
+}
+
+void FlightRecorder::refuse(const Call& call) {
   const std::lock_guard lock(mutex_);
   if (Entry* entry = entry_of(call)) entry->state = State::kFailed;
 }

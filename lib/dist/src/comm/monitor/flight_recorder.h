@@ -92,6 +92,8 @@ class FlightRecorder {
   void begin(const Call& call, std::function<bool()> is_done, Timeout timeout = std::nullopt);
   void succeed(const Call& call);
   void fail(const Call& call);
+  /// The call did not start: its arguments were refused, and the group goes on.
+  void refuse(const Call& call);
 
   /// Whether a call has failed, on this rank or, as far as the PeerMonitor knows, on another: ranks
   /// may be out of step.

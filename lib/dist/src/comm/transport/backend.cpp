@@ -334,7 +334,7 @@ bool is_misuse(const c10::DistError& error) {
 
 /// For an exception being handled about the call's arguments.
 [[noreturn]] void refuse(const Label& label) {
-  label.log->fail(label.call);
+  label.log->refuse(label.call);
   label.rethrow_refusal();
 }
 
