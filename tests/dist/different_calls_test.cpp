@@ -163,7 +163,7 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
     for (const auto& monitor : monitors) {
       logs.push_back(
           std::make_shared<detail::FlightRecorder>("group", std::vector<int>{0, 1, 2, 3}, [] {}));
-      logs.back()->begin(call, work);
+      logs.back()->begin(call, [] { return false; });
       monitor->add(logs.back());
     }
     EXPECT_TRUE(syncbn::test::eventually([&] { return heard > 0; }));

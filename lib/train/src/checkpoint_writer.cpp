@@ -1,5 +1,7 @@
 #include "checkpoint_writer.h"
 
+#include <syncbn/dist/process_group.h>
+
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -14,16 +16,17 @@ CheckpointWriter::~CheckpointWriter() {
 
 void CheckpointWriter::save(const Checkpoint& checkpoint, const BestChange& change, bool last) {
   wait();
+  Checkpoint copy = copy_to_host(checkpoint);
+  dist::throw_if_aborted();  // before the files are written: the copy is of no use then
   const int64_t former_step = saved_step_;
   if (last) saved_step_ = checkpoint.step;
-  thread_ =
-      std::thread([this, change, last, former_step, host = copy_to_host(checkpoint)]() mutable {
-        try {
-          write(std::move(host), change, last, former_step);
-        } catch (...) {
-          error_ = std::current_exception();
-        }
-      });
+  thread_ = std::thread([this, change, last, former_step, host = std::move(copy)]() mutable {
+    try {
+      write(std::move(host), change, last, former_step);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  });
 }
 
 void CheckpointWriter::wait() {

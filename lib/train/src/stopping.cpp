@@ -128,7 +128,10 @@ at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t 
 
 std::optional<StepVote::Result> StepVote::take() {
   if (!votes_.defined()) return std::nullopt;
-  if (copied_) copied_->synchronize();
+  if (copied_) {
+    copied_->synchronize();
+    dist::throw_if_aborted();
+  }
   copied_.reset();
   at::Tensor all = std::exchange(votes_, {});
   if (wishes_) all = at::cat({all, at::stack(wishes_->tensors())}, 1);

@@ -1,6 +1,7 @@
 #include "communicator.h"
 
 #include <cuda_runtime_api.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -138,6 +139,9 @@ ncclResult_t ncclComm::connect() {
 }
 
 ncclResult_t ncclComm::join() {
+  if (const std::string signal = setting("FAKE_NCCL_SIGNAL_AT_SET_UP"); !signal.empty()) {
+    ::raise(std::stoi(signal));
+  }
   segment_ = std::make_unique<Segment>(name, rank);
   Member& own = shared().members[static_cast<size_t>(rank)];
   own.host = host_hash();

@@ -57,6 +57,13 @@ ProcessGroupPtr init_process_group(const InitOptions& options = {});
 /// nothing without a group.
 void destroy_process_group();
 
+/// Throws the error of the collective that failed first if a group of this process was aborted.
+/// Collectives on GPUs that were under way then end with undefined results: call it after a wait
+/// for a GPU and before its results are kept, as in a checkpoint. Later collectives throw by
+/// themselves.
+/// @throws PeerError, or base::UserError if the ranks made different calls
+void throw_if_aborted();
+
 bool is_initialized();
 
 /// @throws base::UserError naming init_process_group when there is no default group.

@@ -100,29 +100,23 @@ constexpr std::chrono::milliseconds kPollInterval{5};
 
 /// Connects a transport whose connect() has no limit. After a failure, its thread may wait for
 /// ever.
-void connect_within(const World& world, const std::vector<int>& ranks,
-                    const std::shared_ptr<Transport>& transport) {
+void connect_within(std::chrono::milliseconds limit, const World& world,
+                    const std::vector<int>& ranks, const std::shared_ptr<Transport>& transport) {
   std::packaged_task<void()> task([transport] { transport->connect(); });
   std::future<void> done = task.get_future();
   std::thread(std::move(task)).detach();
-  const auto deadline = std::chrono::steady_clock::now() + world.connect_timeout;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
   while (done.wait_for(kPollInterval) != std::future_status::ready) {
     const std::string end = world.monitor->end_among(ranks, std::chrono::milliseconds(0));
     if (!end.empty()) throw std::runtime_error(end);
     if (std::chrono::steady_clock::now() > deadline) {
-      throw std::runtime_error(
-          fmt::format("NCCL has not connected within {} ms", world.connect_timeout.count()));
+      throw std::runtime_error(fmt::format(
+          "NCCL has not connected within {} ms: a rank is stopped, or the network between "
+          "GPUs does not work (NCCL_DEBUG=INFO says more)",
+          limit.count()));
     }
   }
   done.get();
-}
-
-/// What NCCL says about arguments that it refuses; empty for other errors.
-std::string misuse_of(const std::exception& error) {
-  const std::string text = plain_message(error);
-  const bool is_misuse = text.find("ncclInvalidUsage") != std::string::npos ||
-                         text.find("ncclInvalidArgument") != std::string::npos;
-  return is_misuse ? text : "";
 }
 
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
@@ -165,18 +159,19 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
                                         .timeout = timeout,
                                         .is_monitored = world.monitor && all_ours});
       // Ranks of Python connect in their first collective.
-      if (world.monitor && all_ours) connect_within(world, ranks, cuda);
+      if (world.monitor && all_ours) {
+        connect_within(std::min(timeout, world.connect_timeout), world, ranks, cuda);
+      }
     }
   } catch (const base::Error&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string misuse = misuse_of(error);
-    if (!misuse.empty()) {
+    std::string why = plain_message(error);
+    if (is_misuse_of_nccl(error)) {
       throw base::UserError(
           fmt::format("rank {} of {} on {}: NCCL refuses the ranks of group '{}': {}",
-                      world.place.rank, world.place.world_size, base::hostname(), name, misuse));
+                      world.place.rank, world.place.world_size, base::hostname(), name, why));
     }
-    std::string why = plain_message(error);
     const std::string end = end_of_member(world, ranks, std::chrono::seconds(1));
     if (!end.empty()) why = end;
     throw base::UnavailableError(
@@ -419,6 +414,14 @@ void destroy_process_group() {
     if (const auto group = made.group.lock()) group->shutdown();
   }
   detail::world().reset();
+}
+
+void throw_if_aborted() {
+  if (!detail::world()) return;
+  for (const detail::MadeGroup& made : detail::world()->made) {
+    const auto group = made.group.lock();
+    if (group) detail::backend_of(group)->require_not_aborted();
+  }
 }
 
 bool is_initialized() {

@@ -325,13 +325,6 @@ Label Backend::label_of(const Call& call) const {
 
 namespace {
 
-/// Whether NCCL found fault with the arguments: with another start nothing changes.
-bool is_misuse(const c10::DistError& error) {
-  const std::string text = error.what_without_backtrace();
-  return text.find("ncclInvalidArgument") != std::string::npos ||
-         text.find("ncclInvalidUsage") != std::string::npos;
-}
-
 /// For an exception being handled about the call's arguments.
 [[noreturn]] void refuse(const Label& label) {
   label.log->refuse(label.call);
@@ -381,7 +374,7 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
     log_->fail(call);
     throw;
   } catch (const c10::DistError& error) {
-    if (!on_streams || is_misuse(error)) refuse(label);
+    if (!on_streams || is_misuse_of_nccl(error)) refuse(label);
     label.rethrow();
   } catch (const c10::Error&) {
     refuse(label);

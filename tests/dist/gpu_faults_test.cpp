@@ -1,0 +1,302 @@
+// Ranks on pretended GPUs (tests/fake_cuda) that fail. Its NCCL does not notice that a peer has
+// died, and waits for it on the GPU: the worst that NCCL does.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/peer_error.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+
+#include "support/environment_guard.h"
+#include "support/multiproc.h"
+#include "support/program.h"
+#include "support/temp_folder.h"
+#include "support/thrown.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using syncbn::base::kExitUnavailable;
+using syncbn::base::kExitUsage;
+using syncbn::base::UserError;
+using syncbn::test::message_of;
+using syncbn::test::RankResult;
+using syncbn::test::run_program;
+using syncbn::test::run_ranks;
+using syncbn::test::run_ranks_and_collect;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Clock = std::chrono::steady_clock;
+
+at::Tensor ones(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
+  return at::ones(sizes, at::TensorOptions(type).device(dist::device()));
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+/// The device's work, then the errors of the group, as a training loop meets them.
+void wait_for(const at::Tensor& tensor) {
+  static_cast<void>(tensor.cpu());
+  dist::throw_if_aborted();
+}
+
+// Jobs of a launcher, which starts the ranks again.
+
+struct Fault {
+  const char* what;
+  const char* place;
+  const char* report;  ///< how the launcher says which rank failed first
+  const char* rank = "1";
+};
+
+std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
+  std::string name =
+      fmt::format("{}_in_{}_of_rank_{}", info.param.what, info.param.place, info.param.rank);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+class GpuFaultTest : public ::testing::TestWithParam<Fault> {};
+
+TEST_P(GpuFaultTest, EndsAllWorkersInTimeAndTheRestartTrains) {
+  const Fault fault = GetParam();
+  const bool stops = std::string(fault.what) == "stop";
+  const syncbn::test::TempFolder folder;
+  const auto launched = run_program(
+      {SYNCBN_BIN_DIR "/syncbn-launch", "--standalone", "--nproc_per_node=2", "--max_restarts=1",
+       SYNCBN_GPU_FAULT_WORKER, fault.what, fault.place, fault.rank, folder.path()});
+  const std::string text = launched.out + launched.err;
+  EXPECT_EQ(launched.exit_code, 0) << text;
+  EXPECT_THAT(launched.out, AllOf(HasSubstr("rank 0 has trained"), HasSubstr("rank 1 has trained")))
+      << text;
+  EXPECT_EQ(count(text, " failed: "), 1 + count(text, "error: rank ")) << text;
+  EXPECT_THAT(launched.err, HasSubstr(fault.report)) << text;
+  EXPECT_LE(count(text, "error: "), 1) << text;
+  // Of both attempts; the timeout of the group is 3 s.
+  const auto took = fs::last_write_time(folder / "restart") - fs::last_write_time(folder / "fault");
+  EXPECT_LT(took, seconds(stops ? 3 + 10 : 10)) << text;
+  fmt::print("{} in {}: {:.1f} s\n", fault.what, fault.place,
+             std::chrono::duration<double>(took).count());
+}
+
+constexpr char kKilled[] = "rank 1 failed: killed by signal 9";
+constexpr char kThrew[] = "rank 1 failed: exit code 70";
+constexpr char kStopped[] = "rank 0 failed: exit code 75";
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuFaultTest,
+    ::testing::Values(Fault{"throw", "forward", kThrew}, Fault{"throw", "backward", kThrew},
+                      Fault{"throw", "checkpoint", kThrew}, Fault{"memory", "forward", kThrew},
+                      Fault{"memory", "backward", kThrew}, Fault{"memory", "checkpoint", kThrew},
+                      Fault{"kill", "set-up", kKilled}, Fault{"kill", "forward", kKilled},
+                      Fault{"kill", "backward", kKilled}, Fault{"kill", "checkpoint", kKilled},
+                      Fault{"throw", "forward", "rank 0 failed: exit code 70", "0"},
+                      Fault{"kill", "backward", "rank 0 failed: killed by signal 9", "0"},
+                      Fault{"stop", "set-up", kStopped}, Fault{"stop", "forward", kStopped},
+                      Fault{"stop", "backward", kStopped}, Fault{"stop", "checkpoint", kStopped}),
+    name_of);
+
+// Ranks that a program starts by itself.
+
+/// Runs two ranks, of which rank 1 is killed before it takes part in an all-reduce.
+/// @return rank 0
+RankResult rank_0_beside_a_killed_one(const std::function<void(at::Tensor&)>& body) {
+  return run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = ones({3});
+    dist::all_reduce(value);
+    wait_for(value);
+    if (rank == 1) ::raise(SIGKILL);
+    body(value);
+  })[0];
+}
+
+TEST(GpuFailureTest, TheCallThatWaitedForADeadRankIsNamedAfterTheWaitForTheGpu) {
+  const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
+    const auto begin = Clock::now();
+    dist::all_reduce(value);
+    const std::string message = message_of<dist::PeerError>([&] { wait_for(value); });
+    EXPECT_THAT(message,
+                AllOf(HasSubstr("rank 0 of 2 on "), HasSubstr("all_reduce #2 of group"),
+                      HasSubstr("rank 1 ("), HasSubstr(") died"), HasSubstr("(NCCL's calls: ")));
+    // Later calls fail for the same reason, and the group can still be left.
+    EXPECT_EQ(message_of<dist::PeerError>([&] { dist::all_reduce(value); }), message);
+    dist::destroy_process_group();
+    EXPECT_LT(Clock::now() - begin, seconds(5));
+  });
+  EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
+}
+
+TEST(GpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {
+  const syncbn::test::Environment sockets("FAKE_NCCL_DEAD_PEER", "remote_error");
+  const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
+    dist::all_reduce(value);
+    EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }), HasSubstr(") died"));
+    const auto begin = Clock::now();
+    dist::destroy_process_group();
+    EXPECT_LT(Clock::now() - begin, seconds(5));
+  });
+  EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
+}
+
+TEST(GpuFailureTest, AbortsThatWaitForEachOtherEnd) {
+  const syncbn::test::Environment waits("FAKE_NCCL_ABORT", "device");
+  const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
+    dist::SyncBatchNorm norm(dist::SyncBatchNormOptions(3).name("norm"));
+    norm->to(dist::device());
+    dist::all_reduce(value);
+    EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }), HasSubstr(") died"));
+  });
+  EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
+}
+
+TEST(GpuFailureTest, AProcessThatNcclDoesNotLetGoSaysWhyAndEnds) {
+  const syncbn::test::Environment hangs("FAKE_NCCL_ABORT", "hang");
+  const auto begin = Clock::now();
+  const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
+    dist::all_reduce(value);
+    static_cast<void>(value.cpu());  // never returns
+  });
+  EXPECT_EQ(rank_0.exit_code, kExitUnavailable) << rank_0.output;
+  EXPECT_THAT(rank_0.output, AllOf(HasSubstr("all_reduce #2 of group"), HasSubstr(") died"),
+                                   HasSubstr("NCCL does not return, so this process ends")));
+  EXPECT_EQ(count(rank_0.output, "died"), 1);
+  EXPECT_LT(Clock::now() - begin, seconds(10));
+}
+
+TEST(GpuFailureTest, ATimeoutOfACallHoldsAndNamesTheRankThatIsMissing) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = ones({3});
+    dist::all_reduce(value);
+    if (rank == 1) {
+      std::this_thread::sleep_for(seconds(4));
+      ::_exit(0);
+    }
+    const auto begin = Clock::now();
+    dist::all_reduce(value, c10d::ReduceOp::SUM, {}, seconds(1));
+    EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }),
+                AllOf(HasSubstr("all_reduce #2 of group"), HasSubstr("timed out after 1000 ms"),
+                      HasSubstr("rank 1 ("), HasSubstr("has not called it")));
+    EXPECT_LT(Clock::now() - begin, seconds(4));
+    EXPECT_GE(Clock::now() - begin, seconds(1));
+  });
+}
+
+TEST(GpuFailureTest, AGroupIsLeftThoughAPeerEndsWithoutLeaving) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = ones({3});
+    dist::all_reduce(value);
+    wait_for(value);
+    if (rank == 1) ::_exit(0);
+    const auto begin = Clock::now();
+    dist::destroy_process_group();
+    EXPECT_LT(Clock::now() - begin, seconds(6));
+  });
+}
+
+// Ranks that disagree.
+
+/// @param body runs on two ranks, and fails with what all of them say
+void expect_disagreement(const std::function<void(int rank)>& body,
+                         const ::testing::Matcher<std::string>& says) {
+  const auto begin = Clock::now();
+  const auto ended = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    body(rank);
+  });
+  EXPECT_LT(Clock::now() - begin, seconds(5));
+  for (const RankResult& rank : ended) {
+    EXPECT_EQ(rank.exit_code, kExitUsage) << rank.output;
+    EXPECT_THAT(rank.output, says);
+  }
+}
+
+dist::SyncBatchNorm layer(const char* name, int64_t channels) {
+  dist::SyncBatchNorm made(dist::SyncBatchNormOptions(channels).name(name));
+  made->to(dist::device());
+  return made;
+}
+
+TEST(GpuDisagreementTest, LayersOfDifferentWidthsAreNamed) {
+  expect_disagreement(
+      [](int rank) {
+        auto norm = layer("norm", 3 + rank);
+        wait_for(norm(ones({4, 3 + rank}) * 2));
+      },
+      AllOf(HasSubstr("SyncBatchNorm layer 'norm' (3 channels, Float)"),
+            HasSubstr("SyncBatchNorm layer 'norm' (4 channels, Float)")));
+}
+
+TEST(GpuDisagreementTest, DifferentLayersOfTheSameShapeAreNamed) {
+  expect_disagreement(
+      [](int rank) {
+        auto first = layer(rank == 0 ? "left" : "right", 3);
+        auto second = layer("second", 3);
+        for (int step = 0; step < 40; ++step) wait_for(second(first(ones({4, 3}))));
+      },
+      AllOf(HasSubstr("the ranks are in different layers"),
+            AnyOf(HasSubstr("rank 0 in layer 'left'"), HasSubstr("rank 1 in layer 'right'"))));
+}
+
+TEST(GpuDisagreementTest, DifferentDtypesOfALayerAreNamed) {
+  expect_disagreement(
+      [](int rank) {
+        auto norm = layer("norm", 3);
+        const auto type = rank == 0 ? at::kFloat : at::kHalf;
+        for (int step = 0; step < 40; ++step) wait_for(norm(ones({4, 3}, type)));
+      },
+      AllOf(HasSubstr("Float"), HasSubstr("Half")));
+}
+
+TEST(GpuDisagreementTest, DifferentCollectivesAreNamed) {
+  expect_disagreement(
+      [](int rank) {
+        at::Tensor value = ones({3 + rank});
+        dist::all_reduce(value);
+        wait_for(value);
+      },
+      AllOf(HasSubstr("all_reduce of Float [3]"), HasSubstr("all_reduce of Float [4]")));
+}
+
+TEST(GpuDisagreementTest, WhatNcclRefusesIsTheUsersMistake) {
+  run_ranks(2, [](int /*rank*/) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = ones({3}, at::kLong);
+    EXPECT_THAT(message_of<UserError>([&] { dist::all_reduce(value, c10d::ReduceOp::BAND); }),
+                AllOf(HasSubstr("was refused"), HasSubstr("BAND")));
+    dist::all_reduce(value);
+    EXPECT_EQ(value[0].item<int64_t>(), 2);
+    dist::destroy_process_group();
+  });
+}
+
+}  // namespace
