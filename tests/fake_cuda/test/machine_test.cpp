@@ -18,11 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/ATen.h>
 #include <ATen/cuda/CUDAEvent.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
